@@ -1,0 +1,1 @@
+"""What the facts mean. Checks are pure: facts, measurements and profile in, findings out."""

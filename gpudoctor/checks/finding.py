@@ -1,0 +1,191 @@
+"""A finding: one judged statement about one subject, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import Missing
+
+
+class Status(str, Enum):
+    """What was found out. The order of `WORST_FIRST` decides a check's status."""
+
+    FAIL = "fail"
+    UNKNOWN = "unknown"
+    WARN = "warn"
+    PASS = "pass"
+    SKIP = "skip"
+
+
+WORST_FIRST = (Status.FAIL, Status.UNKNOWN, Status.WARN, Status.PASS, Status.SKIP)
+
+
+def worst(statuses: Iterable[Status]) -> Status:
+    """The worst status; SKIP where there is none, since nothing was looked at."""
+    return min(statuses, key=WORST_FIRST.index, default=Status.SKIP)
+
+
+class Subject(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a finding is about. A GPU is named by index, UUID and bus id."""
+
+    kind: Literal["gpu", "pair", "link", "rank", "nic", "node"]
+    gpu: int | None = None
+    uuid: str | None = None
+    bus_id: str | None = None
+    gpus: tuple[int, int] | None = None
+    link: int | None = None
+    rank: int | None = None
+    name: str | None = None
+
+    @property
+    def label(self) -> str:
+        """How text names it: "GPU 5 (0000:bb:00.0)", "GPU 3 - GPU 5", "rank 1 (GPU 1)"."""
+        if self.kind == "pair" and self.gpus:
+            return f"GPU {self.gpus[0]} - GPU {self.gpus[1]}"
+        gpu = f"GPU {self.gpu}" if self.gpu is not None else ""
+        if self.kind == "rank":
+            return f"rank {self.rank}" + (f" ({gpu})" if gpu else "")
+        if self.kind == "link":
+            return f"{gpu} link {self.link}"
+        if self.kind == "gpu":
+            return f"{gpu} ({self.bus_id})" if self.bus_id else gpu
+        return self.name or "node"
+
+
+NODE = Subject(kind="node")
+
+
+def of_gpu(gpu: Gpu) -> Subject:
+    uuid = None if isinstance(gpu.uuid, Missing) else gpu.uuid
+    return Subject(kind="gpu", gpu=gpu.index, uuid=uuid, bus_id=gpu.bus_id)
+
+
+def of_link(gpu: Gpu, link: int) -> Subject:
+    uuid = None if isinstance(gpu.uuid, Missing) else gpu.uuid
+    return Subject(kind="link", gpu=gpu.index, uuid=uuid, bus_id=gpu.bus_id, link=link)
+
+
+def of_pair(a: int, b: int) -> Subject:
+    return Subject(kind="pair", gpus=(min(a, b), max(a, b)))
+
+
+def of_rank(rank: int, gpu: int | None = None, uuid: str | None = None) -> Subject:
+    return Subject(kind="rank", rank=rank, gpu=gpu, uuid=uuid)
+
+
+def of_nic(name: str) -> Subject:
+    return Subject(kind="nic", name=name)
+
+
+Number = int | float
+
+
+class Found(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was seen: text for people, and the number with its unit where there is one."""
+
+    text: str
+    value: Number | str | None = None
+    unit: str | None = None
+
+
+class Expected(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What it was judged against, and where that comes from (config, profile, maximum, peers)."""
+
+    text: str
+    op: Literal[">=", "<=", "==", "in", "<", ">"] | None = None
+    value: Number | str | None = None
+    unit: str | None = None
+    source: str | None = None
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """A raw reading that shows it: the call, file or dump, and what stood there."""
+
+    source: str
+    value: str
+
+
+class Advice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One step to take, with a command to copy where there is one."""
+
+    text: str
+    command: str | None = None
+
+
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One judged statement. `reason` says why for skip and unknown.
+
+    `explained_by` is set later, by `faults.py`: the id of the check whose fault explains it.
+    """
+
+    status: Status
+    subject: Subject = NODE
+    found: Found | None = None
+    expected: Expected | None = None
+    evidence: tuple[Evidence, ...] = ()
+    likely: str | None = None
+    advice: tuple[Advice, ...] = ()
+    reason: str | None = None
+    explained_by: str | None = None
+
+
+def ok(subject: Subject, found: Found | str, expected: Expected | None = None, *evidence: Evidence) -> Finding:
+    """Looked, judged, fine."""
+    return Finding(Status.PASS, subject, _found(found), expected, evidence)
+
+
+def warn(
+    subject: Subject,
+    found: Found | str,
+    expected: Expected | str | None,
+    *evidence: Evidence,
+    likely: str | None = None,
+    advice: Iterable[Advice | str] = (),
+) -> Finding:
+    """Works, but costs speed or will cause trouble."""
+    return Finding(Status.WARN, subject, _found(found), _expected(expected), evidence, likely, _advice(advice))
+
+
+def fail(
+    subject: Subject,
+    found: Found | str,
+    expected: Expected | str | None,
+    *evidence: Evidence,
+    likely: str | None = None,
+    advice: Iterable[Advice | str] = (),
+) -> Finding:
+    """Not fit: training would be wrong, much slower, or would not run."""
+    return Finding(Status.FAIL, subject, _found(found), _expected(expected), evidence, likely, _advice(advice))
+
+
+def skip(subject: Subject, reason: str) -> Finding:
+    """Does not apply, was not asked for, or may not be tried here."""
+    return Finding(Status.SKIP, subject, reason=reason)
+
+
+def unknown(subject: Subject, reason: str, *evidence: Evidence, advice: Iterable[Advice | str] = ()) -> Finding:
+    """Tried, and got no answer."""
+    return Finding(Status.UNKNOWN, subject, reason=reason, evidence=evidence, advice=_advice(advice))
+
+
+def unread(subject: Subject, what: str, missing: Missing) -> Finding:
+    """The finding for a fact that is Missing: unknown where it was tried in vain, else skip."""
+    reason = f"{what}: {missing.reason}"
+    return unknown(subject, reason) if missing.kind == "failed" else skip(subject, reason)
+
+
+def _found(found: Found | str) -> Found:
+    return Found(found) if isinstance(found, str) else found
+
+
+def _expected(expected: Expected | str | None) -> Expected | None:
+    return Expected(expected) if isinstance(expected, str) else expected
+
+
+def _advice(advice: Iterable[Advice | str]) -> tuple[Advice, ...]:
+    return tuple(Advice(step) if isinstance(step, str) else step for step in advice)

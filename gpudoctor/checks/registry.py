@@ -1,0 +1,104 @@
+"""The checks there are: @check registers one, `registry()` gives all, `select()` some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.finding import Finding
+from gpudoctor.errors import UserError
+
+Level = Literal["quick", "standard", "full", "burn"]
+LEVELS: tuple[Level, ...] = ("quick", "standard", "full", "burn")
+CheckFunction = Callable[[Case], Iterator[Finding]]
+
+
+class Check(msgspec.Struct, frozen=True):
+    """A named pure function and what there is to say about it.
+
+    `needs_gpu`: without any GPU in the facts the runner skips it. `limits` are its thresholds.
+    `page` is the check's page where it does not lie in `checks/pages/`.
+    """
+
+    id: str
+    title: str
+    level: Level
+    function: CheckFunction
+    needs_gpu: bool = True
+    limits: Mapping[str, Limit] = {}
+    page: str | None = None
+
+    @property
+    def domain(self) -> str:
+        return self.id.partition(".")[0]
+
+
+class DuplicateCheckError(Exception):
+    """Two checks claim one id: a defect in a check package, not the user's error."""
+
+
+_checks: dict[str, Check] = {}
+
+
+def check(
+    id: str,
+    *,
+    title: str,
+    level: Level = "quick",
+    needs_gpu: bool = True,
+    limits: Mapping[str, Limit] | None = None,
+    page: str | None = None,
+) -> Callable[[CheckFunction], CheckFunction]:
+    """Register a check under `domain.name`; a second one under the same id raises DuplicateCheckError."""
+
+    def register(function: CheckFunction) -> CheckFunction:
+        if id in _checks and _checks[id].function.__module__ != function.__module__:
+            raise DuplicateCheckError(f"{id} is registered by {_checks[id].function.__module__} already")
+        _checks[id] = Check(id, title, level, function, needs_gpu, limits or {}, page)
+        return function
+
+    return register
+
+
+def registry() -> tuple[Check, ...]:
+    """Every registered check, grouped by domain in the order a reader wants them."""
+    import gpudoctor.checks.builtin  # noqa: F401  registers on import
+
+    order = {domain: place for place, domain in enumerate(DOMAINS)}
+    return tuple(sorted(_checks.values(), key=lambda c: (order.get(c.domain, len(order)), c.domain)))
+
+
+DOMAINS = ("driver", "gpu", "pcie", "nvlink", "topology", "host", "env", "network", "collective", "train")
+
+
+def matches(check: Check, wanted: str) -> bool:
+    """Whether an id, a domain or a glob names this check."""
+    return wanted in (check.id, check.domain) or fnmatchcase(check.id, wanted)
+
+
+def select(
+    checks: Iterable[Check], wanted: Iterable[str] = (), skipped: Iterable[str] = (), required: Iterable[str] = ()
+) -> tuple[Check, ...]:
+    """The checks asked for (all where none is named) less the skipped ones.
+
+    Raise UserError for a word that names no check, with the nearest names.
+    """
+    everything = tuple(checks)
+    wanted, skipped = tuple(wanted), tuple(skipped)
+    for word in (*wanted, *skipped, *required):
+        if not any(matches(c, word) for c in everything):
+            raise UserError(f"no check is called {word!r}{_nearest(word, everything)}")
+    chosen = [c for c in everything if not wanted or any(matches(c, w) for w in wanted)]
+    return tuple(c for c in chosen if not any(matches(c, s) for s in skipped))
+
+
+def _nearest(word: str, checks: Iterable[Check]) -> str:
+    from difflib import get_close_matches
+
+    names = [c.id for c in checks] + sorted({c.domain for c in checks})
+    close = get_close_matches(word, names, n=3, cutoff=0.5) or [n for n in names if n.endswith("." + word)][:3]
+    return f"; did you mean {' or '.join(close)}?" if close else "; see: gpudoctor list"

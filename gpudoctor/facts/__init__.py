@@ -1,0 +1,1 @@
+"""What is true of a node. Readers read; they never judge."""

@@ -1,0 +1,161 @@
+"""What a probe learnt. A measurement is one more fact: no verdicts here, and no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.facts.gpu import Fact
+from gpudoctor.facts.missing import NOT_READ, Missing
+
+Device = Literal["cuda", "cpu"]
+
+
+class RankInfo(Fact, frozen=True):
+    """One process of the run. `uuid` is the GPU it sat on; None for a CPU rank.
+
+    `pid`s are not kept: they mean nothing later.
+    """
+
+    rank: int
+    device: Device
+    gpu: int | None = None
+    uuid: str | None = None
+    bus_id: str | None = None
+
+
+class ProbeProblem(Fact, frozen=True):
+    """Something that kept a probe from its answer, in the words of the person who must act.
+
+    `kind`: `timeout` (a rank did not come back), `crash` (a rank died), `error` (a rank
+    reported an error), `out-of-memory`, `refused` (a GPU in exclusive mode or in use).
+    `phase` is what the rank was doing: "start", "import torch", "join", "all_reduce of 64 MiB",
+    "train step 12". `waiting` are the ranks that were held up by it. `output` holds the last
+    lines the rank wrote to stderr.
+    """
+
+    probe: Literal["launch", "collective", "train"]
+    kind: Literal["timeout", "crash", "error", "out-of-memory", "refused"]
+    text: str
+    rank: int | None = None
+    phase: str | None = None
+    waiting: tuple[int, ...] = ()
+    output: tuple[str, ...] = ()
+
+
+class Launch(Fact, frozen=True):
+    """How the ranks were run. `method` is fork-server or fresh-interpreters."""
+
+    backend: Literal["nccl", "gloo"]
+    world_size: int
+    ranks: tuple[RankInfo, ...]
+    method: str = "fresh-interpreters"
+    start_s: float | Missing = NOT_READ
+    total_s: float | Missing = NOT_READ
+
+
+class TorchView(Fact, frozen=True):
+    """What torch itself says, asked inside the ranks.
+
+    `visible_uuids` as torch lists them (GPU-... or MIG-...); empty on a CPU-only build.
+    """
+
+    torch: str
+    cuda: str | None = None
+    nccl: str | None = None
+    cuda_available: bool = False
+    device_count: int = 0
+    visible_uuids: tuple[str, ...] | Missing = NOT_READ
+    error: str | None = None
+
+
+class Collective(Fact, frozen=True):
+    """One collective at one size.
+
+    `size_bytes` is nccl-tests' size column; `algbw_gb_s` = size / time, `busbw_gb_s` by
+    nccl-tests' factor (all_reduce: 2(n-1)/n); GB = 1e9 bytes. `time_us` is the median over
+    iterations of the slowest rank. `wrong_elements` per rank; `wrong_ranks` are those whose
+    result was not exactly right, `missing_ranks` those whose contribution was not in the sum.
+    """
+
+    op: str
+    size_bytes: int
+    dtype: str
+    iterations: int
+    time_us: float
+    time_us_mad: float
+    algbw_gb_s: float
+    busbw_gb_s: float
+    wrong_ranks: tuple[int, ...] = ()
+    missing_ranks: tuple[int, ...] = ()
+
+
+class TrainRank(Fact, frozen=True):
+    """What one rank did in the DDP train; times are medians over the measured steps, in ms.
+
+    `compute_ms`: forward and backward where no rank waits for another. `lateness_ms`: how much
+    later than the first rank it came to the collective; `last_in_share`: share of the steps in
+    which it came last. `wait_ms`: time it waited there for others. `data_ms`: fetching a batch.
+    `host_ms`: enqueueing the work. The second block repeats the measurement (reproducibility).
+    """
+
+    rank: int
+    compute_ms: float
+    compute_mad_ms: float
+    compute_again_ms: float
+    lateness_ms: float
+    last_in_share: float
+    wait_ms: float
+    data_ms: float
+    host_ms: float
+    step_ms: float
+    loss_first: float
+    loss_last: float
+    memory_peak_mib: float | Missing = NOT_READ
+    weights_sha256: str = ""
+
+
+class Training(Fact, frozen=True):
+    """The DDP sanity train.
+
+    `solo_step_ms` is the same step on one rank alone while the others wait idle; Missing
+    where that was not run. `contribution_ok`: the 2^r code of every rank was in the sum.
+    `clock_invariant_ok`: lateness + wait was the same on all ranks, without which arrival
+    times say nothing.
+    """
+
+    device: Device
+    world_size: int
+    steps: int
+    batch_per_rank: int
+    parameters: int
+    gradient_bytes: int
+    ranks: tuple[TrainRank, ...]
+    contribution_ok: bool | Missing = NOT_READ
+    gradient_error: float | Missing = NOT_READ
+    clock_invariant_ok: bool | Missing = NOT_READ
+    solo_step_ms: float | Missing = NOT_READ
+    samples_per_s: float | Missing = NOT_READ
+
+
+class Measurements(Fact, frozen=True):
+    """All that the probes of one run learnt.
+
+    `not_run` says for each probe ("collective", "train", "torch") why there is no figure, as
+    the reason a check will give: `absent` where it was not asked for or torch is not
+    installed, `failed` where it was tried. A probe in neither place was never thought of.
+    """
+
+    launch: Launch | None = None
+    torch_view: TorchView | None = None
+    collectives: tuple[Collective, ...] = ()
+    training: Training | None = None
+    problems: tuple[ProbeProblem, ...] = ()
+    not_run: dict[str, Missing] = {}
+    injected: tuple[str, ...] = ()
+
+
+def measurements_from(raw: object) -> Measurements:
+    """Raise msgspec.ValidationError where the object is not Measurements."""
+    return msgspec.convert(raw, Measurements)

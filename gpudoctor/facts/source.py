@@ -1,0 +1,1 @@
+"""Finds out what `--node SOURCE` names, by content, and gives its Node."""

@@ -1,0 +1,1 @@
+"""What is expected of a kind of node: YAML, every number with its source."""

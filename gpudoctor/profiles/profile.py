@@ -1,0 +1,89 @@
+"""What a GPU model and a kind of node should look like, as typed data."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of everything a profile may say; an unknown key in YAML is an error."""
+
+
+class NvlinkSpec(Expectation, frozen=True):
+    """NVLinks of a GPU model. `kind`: switch (all links must be up), mesh, or bridge (optional).
+
+    `gb_s_per_link` is one direction, nominal; `raw_gb_s` what nvidia-smi prints a link;
+    `effective_gb_s` what NCCL's own model counts on.
+    """
+
+    links: int
+    kind: Literal["switch", "mesh", "bridge"]
+    version: str
+    gb_s_per_link: float
+    raw_gb_s: float | None = None
+    effective_gb_s: float | None = None
+
+
+class GpuModel(Expectation, frozen=True):
+    """One GPU model. `patterns` match NVML's product name, anchored, case-insensitive.
+
+    Fields named in `uncertain` may raise a warn at most, never a fail. None: do not judge.
+    """
+
+    name: str
+    patterns: tuple[str, ...]
+    memory_gib: tuple[float, ...] = ()
+    nvml_memory_mib: tuple[int, ...] = ()
+    compute_capability: str | None = None
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+    nvlink: NvlinkSpec | None = None
+    ecc: Literal["yes", "configurable", "no"] | None = None
+    power_limit_w: float | None = None
+    memory_bandwidth_gb_s: float | None = None
+    bf16_tflops: float | None = None
+    uncertain: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+
+
+class BusbwRow(Expectation, frozen=True):
+    """Expected all_reduce bus bandwidth for so many ranks, at large messages."""
+
+    ranks: int
+    busbw_gb_s: float
+    source: str
+    uncertain: bool = False
+
+
+class NodeProfile(Expectation, frozen=True):
+    """A kind of node. Matched by the GPU model's key, the number of GPUs, and their wiring.
+
+    `size_factor` is the fraction of the large-message figure that a healthy node reaches at
+    a message size, as MiB -> fraction.
+    """
+
+    name: str
+    title: str
+    gpu: str
+    gpus: int
+    nvswitch: bool = False
+    nvlink_topology: Literal["switch", "cube-mesh", "pairs", "none"] = "none"
+    all_reduce: tuple[BusbwRow, ...] = ()
+    size_factor: dict[str, float] = {}
+    warn_below: float = 0.90
+    fail_below: float = 0.75
+    sources: tuple[str, ...] = ()
+
+
+class Profile(Expectation, frozen=True):
+    """What this node is judged against. Either part may be None: then peers and maxima judge."""
+
+    name: str
+    matched_by: str
+    node: NodeProfile | None = None
+    gpu: GpuModel | None = None
+
+
+NO_PROFILE = Profile(name="none", matched_by="no profile fits: judged by the GPUs' own maxima and their peers")
