@@ -85,7 +85,7 @@ def of_nic(name: str) -> Subject:
 Number = int | float
 
 
-class Found(msgspec.Struct, frozen=True, omit_defaults=True):
+class Found(msgspec.Struct, frozen=True):
     """What was seen: text for people, and the number with its unit where there is one."""
 
     text: str
@@ -93,7 +93,7 @@ class Found(msgspec.Struct, frozen=True, omit_defaults=True):
     unit: str | None = None
 
 
-class Expected(msgspec.Struct, frozen=True, omit_defaults=True):
+class Expected(msgspec.Struct, frozen=True):
     """What it was judged against, and where that comes from (config, profile, maximum, peers)."""
 
     text: str
@@ -110,14 +110,14 @@ class Evidence(msgspec.Struct, frozen=True):
     value: str
 
 
-class Advice(msgspec.Struct, frozen=True, omit_defaults=True):
+class Advice(msgspec.Struct, frozen=True):
     """One step to take, with a command to copy where there is one."""
 
     text: str
     command: str | None = None
 
 
-class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
+class Finding(msgspec.Struct, frozen=True):
     """One judged statement. `reason` says why for skip and unknown.
 
     `explained_by` is set later, by `faults.py`: the id of the check whose fault explains it.

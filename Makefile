@@ -1,0 +1,39 @@
+# Two commands do all the set-up on a fresh machine with Python 3.10 or newer:
+#   make demo   installs into .venv and runs the main job on a simulated node and real CPU ranks
+#   make test   installs the same way and runs every test
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint coverage clean
+
+demo: $(VENV)/.installed
+	$(BIN)/gpudoctor check --node hgx-h100-8 --backend gloo --ranks 2
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+coverage: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest --cov=gpudoctor/facts --cov=gpudoctor/checks --cov-report=term --cov-fail-under=95 -p no:cacheprovider
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("gpudoctor needs Python 3.10 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ..." if sys.version_info < (3, 10) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch]'
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .coverage

@@ -1,0 +1,63 @@
+"""Known problems that an operator has taken on, until a day and for a reason."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from gpudoctor.checks.finding import Finding, Status, worst
+from gpudoctor.checks.run import CheckResult
+
+
+class Suppression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Set aside warn, fail and unknown findings of `check` (an id or glob).
+
+    `gpu` is a UUID, a bus id or an index; without it every subject is meant. `until` is the
+    last day on which it holds.
+    """
+
+    check: str
+    reason: str
+    until: datetime.date
+    gpu: str | int | None = None
+
+
+def apply_suppressions(
+    results: Iterable[CheckResult], rules: Iterable[Suppression], today: datetime.date
+) -> tuple[tuple[CheckResult, ...], tuple[str, ...]]:
+    """The results with suppressed findings turned to skip (never to pass), and notes on rules that have ended."""
+    rules = tuple(rules)
+    live = [rule for rule in rules if today <= rule.until]
+    ended = tuple(
+        f"suppression of {rule.check} ended on {rule.until} ({rule.reason}): it no longer holds"
+        for rule in rules
+        if today > rule.until
+    )
+    return tuple(_applied(result, live) for result in results), ended
+
+
+def _applied(result: CheckResult, rules: list[Suppression]) -> CheckResult:
+    mine = [rule for rule in rules if fnmatchcase(result.id, rule.check) or result.domain == rule.check]
+    if not mine:
+        return result
+    findings = tuple(_set_aside(finding, mine) for finding in result.findings)
+    return msgspec.structs.replace(result, findings=findings, status=worst(f.status for f in findings))
+
+
+def _set_aside(finding: Finding, rules: list[Suppression]) -> Finding:
+    if finding.status in (Status.PASS, Status.SKIP):
+        return finding
+    for rule in rules:
+        if rule.gpu is None or str(rule.gpu).lower() in _names(finding):
+            was = finding.found.text if finding.found else finding.reason
+            reason = f"suppressed until {rule.until} ({rule.reason}); was {finding.status.value}: {was}"
+            return msgspec.structs.replace(finding, status=Status.SKIP, reason=reason)
+    return finding
+
+
+def _names(finding: Finding) -> set[str]:
+    subject = finding.subject
+    return {str(name).lower() for name in (subject.gpu, subject.uuid, subject.bus_id) if name is not None}

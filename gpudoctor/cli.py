@@ -1,0 +1,212 @@
+"""Arguments to calls; each subcommand imports its room when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpudoctor import __version__
+from gpudoctor.exits import OK, catch_signals, guarded, write_stdout
+
+LEVELS = ("quick", "standard", "full", "burn")
+FORMATS = ("text", "json", "nagios", "prometheus", "junit")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand and give its exit code (0, 1, 2, 3; 128 + n for a signal)."""
+    args = _parser().parse_args(argv)
+    args.argv = list(sys.argv[1:] if argv is None else argv)
+    catch_signals()
+    if args.command == "check":
+        from gpudoctor.examine import check, write_error
+
+        return guarded(lambda: check(args), lambda message: write_error(args, message))
+    return guarded(lambda: int(_COMMANDS[args.command](args)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpudoctor",
+        description="Is this multi-GPU node fit to train on, and if not, which part is at fault?",
+        epilog="exit codes: 0 no failure, 1 a failure, 2 gpudoctor could not do its work, 3 something is unknown",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"gpudoctor {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _check_parser(commands)
+    listing = _command(commands, "list", "every check: id, level, title")
+    listing.add_argument("--json", action="store_true", help="as JSON")
+    explain = _command(commands, "explain", "what a check looks at, why, its thresholds, false alarms, and the fix")
+    explain.add_argument("id", metavar="ID")
+    facts = _command(commands, "facts", "the facts as JSON, unjudged")
+    _source_options(facts)
+    facts.add_argument("--redact", action="store_true", help="replace UUIDs, serials, names of hosts, users, processes")
+    facts.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE, atomically")
+    facts.add_argument("--deadline", type=_seconds, default=None, metavar="SECONDS", help="for reading the facts (10)")
+    _command(commands, "nodes", "the packaged simulated nodes and the faults that can be put on them")
+    schema = _command(commands, "schema", "JSON Schema")
+    schema.add_argument("of", nargs="?", choices=("report", "facts", "config"), default="report")
+    config = _command(commands, "config", "the merged configuration, as YAML")
+    config.add_argument("--config", type=Path, metavar="FILE")
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
+) -> argparse.ArgumentParser:
+    return commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+
+
+def _source_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--node",
+        metavar="SOURCE",
+        help="a facts file, an nvidia-smi dump, a directory of dumps, a bug report, a report JSON, - for stdin, "
+        "or a simulated node's name (see: gpudoctor nodes); without it, this machine",
+    )
+    parser.add_argument(
+        "--fault", action="append", default=[], metavar="NAME[@GPU]", help="put a fault on the node; makes it SIMULATED"
+    )
+
+
+def _check_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    check = _command(commands, "check", "judge the node")
+    check.add_argument("ids", nargs="*", metavar="ID|DOMAIN", help="only these checks (globs too); all without")
+    _source_options(check)
+    check.add_argument(
+        "--level", choices=LEVELS, help="quick reads only; standard (default) adds collectives and a DDP train"
+    )
+    check.add_argument("--skip", action="append", default=[], metavar="ID|DOMAIN", help="leave these out")
+    check.add_argument("--gpu", metavar="LIST", help="judge only these GPUs: indices, UUIDs, bus ids, with commas")
+    check.add_argument("--backend", choices=("auto", "nccl", "gloo"), default="auto", help="gloo: CPU ranks")
+    check.add_argument("--ranks", type=_count, metavar="N", help="number of ranks (default: one a GPU; gloo: 2)")
+    check.add_argument(
+        "--inject", action="append", default=[], metavar="CASE", help="make a probe go wrong, to try alarms"
+    )
+    check.add_argument("--force", action="store_true", help="load GPUs that another process uses")
+    check.add_argument("--profile", metavar="NAME|FILE", help="judge against this profile (default: matched)")
+    check.add_argument("--config", type=Path, metavar="FILE")
+    check.add_argument("--deadline", type=_seconds, metavar="SECONDS", help="for reading the facts (default 10)")
+    check.add_argument("--format", choices=FORMATS, help="default: text")
+    check.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
+    check.add_argument(
+        "--include-facts", action="store_true", help="put the facts into the JSON: it can be judged again"
+    )
+    check.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the report to FILE, atomically")
+    check.add_argument("--fail-on", choices=("fail", "warn", "never"), help="what exits with 1 (default: fail)")
+    check.add_argument(
+        "--require", action="append", default=[], metavar="ID", help="exit 3 where this check gave no verdict"
+    )
+    check.add_argument("-v", "--verbose", action="store_true", help="every finding")
+    check.add_argument("--color", choices=("auto", "always", "never"), default="auto")
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 86400:
+        raise argparse.ArgumentTypeError(f"{text}: between 0 and 86400 seconds")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 64:
+        raise argparse.ArgumentTypeError(f"{text}: between 1 and 64 ranks")
+    return value
+
+
+def _list(args: argparse.Namespace) -> int:
+    from gpudoctor.plugins import all_checks
+
+    checks = all_checks()
+    if args.json:
+        import msgspec
+
+        rows = [{"id": c.id, "level": c.level, "title": c.title} for c in checks]
+        write_stdout(msgspec.json.encode(rows).decode() + "\n")
+        return OK
+    width = max(len(c.id) for c in checks)
+    write_stdout("".join(f"{c.id:<{width}}  {c.level:<8}  {c.title}\n" for c in checks))
+    return OK
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from gpudoctor.checks.registry import select
+    from gpudoctor.plugins import all_checks
+    from gpudoctor.report.pages import page_text
+
+    for check in select(all_checks(), [args.id]):
+        write_stdout(page_text(check))
+    return OK
+
+
+def _facts(args: argparse.Namespace) -> int:
+    import msgspec
+
+    from gpudoctor.examine import read_source
+    from gpudoctor.facts.node import to_json
+    from gpudoctor.facts.redact import redacted
+    from gpudoctor.report.files import write_file
+
+    node = read_source(args.node, args.fault, args.deadline or 10.0).node
+    text = msgspec.json.format(to_json(redacted(node) if args.redact else node), indent=2).decode() + "\n"
+    if args.output is None:
+        write_stdout(text)
+    else:
+        write_file(args.output, text)
+    return OK
+
+
+def _nodes(args: argparse.Namespace) -> int:
+    from gpudoctor.facts.simulated import faults, node_titles
+
+    titles = node_titles()
+    width = max(len(name) for name in titles)
+    lines = ["Simulated nodes (--node NAME):", *(f"  {name:<{width}}  {title}" for name, title in titles.items())]
+    kit = faults()
+    width = max(len(fault.name) for fault in kit)
+    lines += ["", "Faults (--fault NAME[@GPU]), with the check that finds them:"]
+    lines += [f"  {fault.name:<{width}}  {fault.check}: {fault.title}" for fault in kit]
+    write_stdout("\n".join(lines) + "\n")
+    return OK
+
+
+def _schema(args: argparse.Namespace) -> int:
+    import msgspec
+
+    if args.of == "report":
+        from gpudoctor.report.json import report_schema
+
+        schema = report_schema()
+    elif args.of == "facts":
+        from gpudoctor.facts.node import Node
+
+        schema = msgspec.json.schema(Node)
+    else:
+        from gpudoctor.config import Config
+
+        schema = msgspec.json.schema(Config)
+    write_stdout(msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n")
+    return OK
+
+
+def _config(args: argparse.Namespace) -> int:
+    from gpudoctor.config import as_yaml, load_config
+    from gpudoctor.plugins import all_checks
+
+    checks = all_checks()
+    write_stdout(as_yaml(load_config(args.config, os.environ, checks), checks))
+    return OK
+
+
+_COMMANDS = {
+    "list": _list,
+    "explain": _explain,
+    "facts": _facts,
+    "nodes": _nodes,
+    "schema": _schema,
+    "config": _config,
+}

@@ -1,0 +1,228 @@
+"""One `gpudoctor check`: read the facts, run the probes, judge, write the report."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from gpudoctor.checks.registry import Check, matches, select
+from gpudoctor.config import load_config, threshold_overrides
+from gpudoctor.errors import UserError
+from gpudoctor.exits import COULD_NOT, ClosedStdoutError, InterruptedBySignal, say, write_stdout
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Node, Source
+from gpudoctor.plugins import all_checks
+from gpudoctor.report.judge import Question, judge
+from gpudoctor.report.report import (
+    Counts,
+    HostSummary,
+    ProfileSummary,
+    Report,
+    Run,
+    SourceSummary,
+    Tool,
+)
+
+
+class Sourced(msgspec.Struct, frozen=True):
+    """Facts as read, with the measurements of a report that is judged again."""
+
+    node: Node
+    measurements: Measurements | None = None
+
+
+def read_source(name: str | None, faults: list[str], deadline_s: float) -> Sourced:
+    """The facts of this machine or of `--node SOURCE`, with `--fault`s put on them. Raise UserError."""
+    if name is None:
+        if faults:
+            raise UserError("--fault is for simulated nodes and captures: name one with --node (see: gpudoctor nodes)")
+        from gpudoctor.facts.collect import collect_live
+
+        return Sourced(collect_live(deadline_s=deadline_s, progress=_progress()))
+    from gpudoctor.facts.source import load_source
+
+    loaded = load_source(name, stdin=sys.stdin.buffer if name == "-" else None)
+    if not faults:
+        return Sourced(loaded.node, loaded.measurements)
+    from gpudoctor.facts.simulated import apply_faults
+
+    # figures measured on the unbroken node say nothing of the broken one
+    return Sourced(apply_faults(loaded.node, faults))
+
+
+def check(args: argparse.Namespace) -> int:
+    """Run `gpudoctor check`; give its exit code. Raise UserError where it could not do its work."""
+    started, began = _now(), time.monotonic()
+    checks = all_checks()
+    config = load_config(args.config, os.environ, checks)
+    level = args.level or config.level
+    chosen = select(checks, args.ids, required=args.require)
+    left_out = _left_out(chosen, (*config.skip, *args.skip))
+    asked = tuple(c for c in chosen if c not in left_out)
+    question = Question(
+        checks=asked,
+        left_out=left_out,
+        required=(*config.require, *args.require),
+        level=level,
+        gpu=args.gpu,
+        profile=args.profile or (None if config.profile == "auto" else config.profile),
+        fail_on=args.fail_on or config.fail_on,
+        expect=config.expect,
+        limit_overrides=threshold_overrides(config),
+        suppress=config.suppress,
+    )
+    sourced, stopped = Sourced(_nothing_read(args.node)), None
+    measurements: Measurements | None = None
+    try:
+        sourced = read_source(args.node, args.fault, args.deadline or config.deadline_s)
+        from gpudoctor.loading import measure
+
+        measurements = sourced.measurements or measure(sourced.node, asked, level, args, _progress())
+    except InterruptedBySignal as stop:
+        stopped = stop
+        lost = Missing(f"interrupted by {stop}", "failed")
+        measurements = Measurements(not_run=dict.fromkeys(("collective", "train", "torch"), lost))
+    node = sourced.node
+    run = Run(
+        id=_run_id(),
+        started_at=started,
+        duration_s=round(time.monotonic() - began, 3),
+        level=level,
+        source=SourceSummary(node.source.kind, node.source.name, node.source.faults),
+        argv=tuple(args.argv),
+        interrupted=str(stopped) if stopped else None,
+    )
+    report = judge(node, measurements, question, run=run, include_facts=args.include_facts)
+    if stopped is not None:
+        report = msgspec.structs.replace(report, exit_code=stopped.exit_code)
+    return _write(report, args)
+
+
+def write_error(args: argparse.Namespace, message: str) -> int:
+    """What could not be done, in the format asked for: one document on every exit, 2 included."""
+    if _format(args) == "text":
+        return COULD_NOT
+    report = Report(
+        schema="gpudoctor.report/1",
+        tool=Tool(),
+        run=Run(_run_id(), _now(), 0.0, args.level or "standard", _named_source(args.node), tuple(args.argv)),
+        host=HostSummary(None, None, None),
+        gpus=(),
+        profile=ProfileSummary("none", "nothing was judged"),
+        verdict="unknown",
+        exit_code=COULD_NOT,
+        reason="UNKNOWN gpudoctor could not do its work",
+        counts=Counts(),
+        checks=(),
+        faults=(),
+        measurements=Measurements(),
+        error=message,
+    )
+    return _write(report, args)
+
+
+def _write(report: Report, args: argparse.Namespace) -> int:
+    code = report.exit_code
+    if _format(args) == "nagios" and report.run.interrupted is None:
+        from gpudoctor.report.nagios import nagios_code
+
+        code = nagios_code(report)
+    if args.output is not None:
+        from gpudoctor.report.files import OutputError, write_file
+
+        try:
+            write_file(args.output, _render(report, args, to_file=True))
+            return code
+        except OutputError as error:
+            if report.error is None:
+                say(f"error: {error}; the report goes to stdout instead")
+            report, code = msgspec.structs.replace(report, exit_code=COULD_NOT), COULD_NOT
+    try:
+        write_stdout(_render(report, args, to_file=False))
+    except ClosedStdoutError as error:
+        if report.error is None:
+            say(f"error: {error}")
+        return COULD_NOT
+    return code
+
+
+def _render(report: Report, args: argparse.Namespace, *, to_file: bool) -> str:
+    wanted = _format(args)
+    if wanted == "json":
+        from gpudoctor.report.json import render_json
+
+        return render_json(report)
+    if wanted == "nagios":
+        from gpudoctor.report.nagios import render_nagios
+
+        return render_nagios(report)
+    if wanted == "prometheus":
+        from gpudoctor.report.prometheus import render_prometheus
+
+        return render_prometheus(report)
+    if wanted == "junit":
+        from gpudoctor.report.junit import render_junit
+
+        return render_junit(report)
+    from gpudoctor.report.text import render_text, terminal_width, wants_color
+
+    color = wants_color(args.color, os.environ, is_terminal=not to_file and _is_terminal(sys.stdout))
+    return render_text(report, width=terminal_width(), color=color, verbose=args.verbose)
+
+
+def _format(args: argparse.Namespace) -> str:
+    return args.format or "text"
+
+
+def _left_out(chosen: tuple[Check, ...], words: tuple[str, ...]) -> tuple[Check, ...]:
+    if words:
+        select(all_checks(), skipped=words)  # a word that names no check is an error
+    return tuple(c for c in chosen if any(matches(c, word) for word in words))
+
+
+def _named_source(name: str | None) -> SourceSummary:
+    return SourceSummary("live" if name is None else "facts", name or "")
+
+
+def _nothing_read(name: str | None) -> Node:
+    """What is known when a signal came before any fact."""
+    source = _named_source(name)
+    return Node(source=Source(kind=source.kind, name=source.name))
+
+
+def _progress() -> Callable[[str], None] | None:
+    """Says on one line of stderr what goes on, on a terminal only."""
+    if not _is_terminal(sys.stderr):
+        return None
+
+    def show(text: str) -> None:
+        sys.stderr.write(f"\r\x1b[2K{text[:76]}")
+        sys.stderr.flush()
+
+    return show
+
+
+def _is_terminal(stream: object) -> bool:
+    isatty = getattr(stream, "isatty", None)
+    try:
+        return bool(isatty and isatty())
+    except ValueError:
+        return False
+
+
+def _now() -> str:
+    import datetime
+
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def _run_id() -> str:
+    import uuid
+
+    return str(uuid.uuid4())

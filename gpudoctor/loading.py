@@ -1,0 +1,114 @@
+"""Which load to put on which devices: the decision between facts and probes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from gpudoctor.checks.registry import LEVELS, Check, Level
+from gpudoctor.checks.scope import scope_of
+from gpudoctor.errors import UserError
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.node import Node
+
+PROBES = ("collective", "train")
+CPU_RANKS = 2
+# starting ranks (torch, CUDA contexts, NCCL) takes 4 to 10 s on an 8-GPU node; reference: a
+# healthy standard run ends in about half a minute, so twice that means that something hangs
+RUN_DEADLINE_S = 120.0
+PROBE_DEADLINE_S = 60.0
+
+
+def measure(
+    node: Node,
+    checks: tuple[Check, ...],
+    level: Level,
+    args: argparse.Namespace,
+    progress: Callable[[str], None] | None,
+) -> Measurements:
+    """Run the probes that the chosen checks need, where that may be done; else say why not.
+
+    Raise UserError for options that contradict the node (NCCL on a simulated one).
+    """
+    wanted = tuple(probe for probe in PROBES if any(c.domain == probe for c in checks))
+    asks_torch = any(c.id == "env.torch" for c in checks)
+    if not wanted and not asks_torch:
+        return Measurements()
+    backend = _backend(node, args.backend)
+    if LEVELS.index(level) < LEVELS.index("standard"):
+        return _not_run(Missing(f"level {level} puts no load on the node"))
+    if backend is None:
+        return _not_run(Missing(_why_no_devices(node)))
+    if backend == "gloo" and not wanted:
+        return _not_run(Missing("not asked for"))
+    gpus: tuple[Gpu, ...] = ()
+    if backend == "nccl":
+        gpus = _gpus(node, args)
+        busy = None if args.force else _busy(gpus)
+        if busy is not None:
+            return _not_run(Missing(f"{busy}: no load beside it without --force", "denied"))
+        if isinstance(node.software.torch, Missing):
+            return _no_torch()
+    from gpudoctor.probes.launch import ProbePlan, run_probes
+
+    plan = ProbePlan(
+        backend=backend,
+        ranks=len(gpus) if backend == "nccl" else args.ranks or CPU_RANKS,
+        gpus=tuple((gpu.index, known(gpu.uuid) or "", gpu.bus_id) for gpu in gpus),
+        probes=wanted,
+        level=level,
+        inject=tuple(args.inject),
+    )
+    measured = run_probes(plan, deadline_s=RUN_DEADLINE_S, probe_deadline_s=PROBE_DEADLINE_S, progress=progress)
+    if progress is not None:
+        progress("")
+    return measured
+
+
+def _backend(node: Node, asked: str) -> str | None:
+    live = node.source.kind == "live"
+    if asked == "nccl" and not live:
+        raise UserError(
+            f"--backend nccl loads GPUs of this machine, and {node.source.name} is not it; "
+            "--backend gloo measures CPU ranks here"
+        )
+    if asked == "nccl" and not node.gpus:
+        raise UserError("--backend nccl: no GPU here; --backend gloo measures CPU ranks")
+    if asked != "auto":
+        return asked
+    return "nccl" if live and node.gpus else None
+
+
+def _why_no_devices(node: Node) -> str:
+    if node.source.kind == "live":
+        return "no GPU to load; --backend gloo measures CPU ranks"
+    kind = "simulated node" if node.source.kind == "simulated" else node.source.kind
+    return f"a {kind} cannot be put under load; --backend gloo measures CPU ranks of this machine"
+
+
+def _gpus(node: Node, args: argparse.Namespace) -> tuple[Gpu, ...]:
+    scope, _ = scope_of(node, args.gpu)
+    gpus = tuple(gpu for gpu in node.gpus if scope is None or gpu.index in scope)
+    if args.ranks is not None and args.ranks > len(gpus):
+        raise UserError(f"--ranks {args.ranks}: one GPU a rank, and there are {len(gpus)}")
+    return gpus[: args.ranks]
+
+
+def _busy(gpus: tuple[Gpu, ...]) -> str | None:
+    """The first GPU that somebody else computes on, in words."""
+    for gpu in gpus:
+        for process in known(gpu.processes) or ():
+            if "C" in process.kind and not process.is_own:
+                name = known(process.name) or "a process"
+                return f"GPU {gpu.index} is used by {name} (pid {process.pid})"
+    return None
+
+
+def _not_run(why: Missing) -> Measurements:
+    return Measurements(not_run=dict.fromkeys((*PROBES, "torch"), why))
+
+
+def _no_torch() -> Measurements:
+    return _not_run(Missing("PyTorch is not installed: pip install 'gpudoctor-cli[torch]'"))

@@ -1,0 +1,181 @@
+"""From facts and measurements to a report: the one place where the pieces come together."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.checks.case import Case, Expect
+from gpudoctor.checks.faults import Fault, explain
+from gpudoctor.checks.finding import Status
+from gpudoctor.checks.registry import Check, Level, matches, registry
+from gpudoctor.checks.run import CheckResult, run_checks
+from gpudoctor.checks.scope import scope_of
+from gpudoctor.checks.suppress import Suppression, apply_suppressions
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.missing import known
+from gpudoctor.facts.node import Node
+from gpudoctor.profiles.load import profile_for
+from gpudoctor.profiles.profile import Profile
+from gpudoctor.report.report import (
+    GpuSummary,
+    HostSummary,
+    ProfileSummary,
+    Report,
+    Run,
+    SourceSummary,
+    Tool,
+    Verdict,
+    counts_of,
+    verdict_of,
+)
+
+FailOn = Literal["fail", "warn", "never"]
+REASON_LENGTH = 100
+
+
+class Question(msgspec.Struct, frozen=True):
+    """What is asked of a node: which checks, how deep, against what, and what counts as failure."""
+
+    checks: tuple[Check, ...] | None = None
+    left_out: tuple[Check, ...] = ()
+    required: tuple[str, ...] = ()
+    level: Level = "quick"
+    gpu: str | None = None
+    profile: str | None = None
+    fail_on: FailOn = "fail"
+    expect: Expect = Expect()
+    limit_overrides: Mapping[tuple[str, str, str], float] = {}
+    suppress: tuple[Suppression, ...] = ()
+    today: datetime.date | None = None
+
+
+def judge(
+    node: Node,
+    measurements: Measurements | None = None,
+    question: Question | None = None,
+    *,
+    run: Run | None = None,
+    include_facts: bool = False,
+) -> Report:
+    """Judge a node; the same facts and question always give the same findings.
+
+    `run` carries what only the caller knows (id, start, duration, argv). Raise UserError for a
+    GPU that is not there or a profile that does not exist.
+    """
+    question = question or Question()
+    measurements = measurements or Measurements()
+    run = run or Run("", "", 0.0, question.level, SourceSummary(node.source.kind, node.source.name))
+    scope, scope_reason = scope_of(node, question.gpu)
+    profile = profile_for(node, question.profile)
+    case = Case(
+        node=node,
+        measurements=measurements,
+        profile=profile,
+        scope=scope,
+        scope_reason=scope_reason,
+        expect=question.expect,
+        limit_overrides=question.limit_overrides,
+    )
+    checks = registry() if question.checks is None else question.checks
+    results = run_checks(case, checks, level=question.level, clock=time.perf_counter, left_out=question.left_out)
+    ended: tuple[str, ...] = ()
+    if question.suppress:
+        today = question.today or datetime.datetime.now(datetime.timezone.utc).date()
+        results, ended = apply_suppressions(results, question.suppress, today)
+    results, faults = explain(results)
+    verdict = verdict_of(results)
+    code = exit_code(results, verdict, question.fail_on, question.required)
+    notes = (*node.source.notes, *ended, *_scope_note(scope, scope_reason, node))
+    return Report(
+        schema="gpudoctor.report/1",
+        tool=Tool(),
+        run=msgspec.structs.replace(run, notes=(*run.notes, *notes), injected=measurements.injected),
+        host=_host(node),
+        gpus=tuple(_gpu(case, gpu.index) for gpu in node.gpus),
+        profile=_profile(profile),
+        verdict=verdict,
+        exit_code=code,
+        reason=reason_line(results, faults, verdict),
+        counts=counts_of(results),
+        checks=results,
+        faults=faults,
+        measurements=measurements,
+        simulated=node.source.kind == "simulated",
+        facts=node if include_facts else msgspec.UNSET,
+    )
+
+
+def exit_code(results: Iterable[CheckResult], verdict: Verdict, fail_on: FailOn, required: Iterable[str]) -> int:
+    """0, 1 or 3 as DESIGN's table says; a required check that gave no verdict is 3."""
+    results = tuple(results)
+    if verdict == "fail" and fail_on != "never":
+        return 1
+    if fail_on == "warn" and any(result.status is Status.WARN for result in results):
+        return 1
+    silent = [r for r in results if r.status in (Status.SKIP, Status.UNKNOWN)]
+    if any(_named(result, word) for word in required for result in silent):
+        return 3
+    if fail_on == "never":
+        return 0
+    return 3 if verdict == "unknown" else 0
+
+
+def reason_line(results: Iterable[CheckResult], faults: tuple[Fault, ...], verdict: Verdict) -> str:
+    """One line fit for a drain reason: no quotes, no control characters, at most 100 characters."""
+    results = tuple(results)
+    if faults:
+        more = f" (+{len(faults) - 1} more)" if len(faults) > 1 else ""
+        text = f"FAIL {faults[0].check} {faults[0].headline}"
+        room = REASON_LENGTH - len(more)
+        text = (text if len(text) <= room else text[: room - 3] + "...") + more
+    else:
+        named = {
+            "unknown": [r.id for r in results if r.status is Status.UNKNOWN],
+            "warn": [r.id for r in results if r.status is Status.WARN],
+        }.get(verdict)
+        passed = sum(1 for r in results if r.status is Status.PASS)
+        if named:
+            text = f"{verdict.upper()} {', '.join(named)}"
+        elif verdict == "pass":
+            text = f"PASS {passed} of {len(results)} checks, the others do not apply or were not asked for"
+        else:
+            text = "UNKNOWN nothing could be judged"
+        text = text if len(text) <= REASON_LENGTH else text[: REASON_LENGTH - 3] + "..."
+    return "".join(c for c in text if c.isprintable() and c not in "\"'`\\")
+
+
+def _named(result: CheckResult, word: str) -> bool:
+    return matches(Check(result.id, result.title, result.level, lambda case: iter(())), word)
+
+
+def _scope_note(scope: tuple[int, ...] | None, reason: str | None, node: Node) -> tuple[str, ...]:
+    if scope is None or len(scope) == len(node.gpus):
+        return ()
+    which = ", ".join(str(index) for index in scope)
+    return (f"judged GPU {which} of {len(node.gpus)}: {reason}",)
+
+
+def _host(node: Node) -> HostSummary:
+    host, driver = node.host, node.driver
+    return HostSummary(
+        known(host.hostname),
+        known(host.kernel),
+        known(host.virtualization),
+        known(driver.library_version) or known(driver.module_version),
+        known(driver.cuda_version),
+    )
+
+
+def _gpu(case: Case, index: int) -> GpuSummary:
+    gpu = next(gpu for gpu in case.node.gpus if gpu.index == index)
+    in_scope = case.scope is None or index in case.scope
+    return GpuSummary(index, known(gpu.uuid), gpu.bus_id, known(gpu.name), in_scope)
+
+
+def _profile(profile: Profile) -> ProfileSummary:
+    return ProfileSummary(profile.name, profile.matched_by)

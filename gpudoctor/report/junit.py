@@ -1,0 +1,55 @@
+"""The report as JUnit XML, for CI systems that draw test results."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from gpudoctor.checks.faults import headline
+from gpudoctor.checks.finding import Status
+from gpudoctor.checks.run import CheckResult
+from gpudoctor.report.report import Report
+
+
+def render_junit(report: Report) -> str:
+    """One test case per check: fail is a failure, unknown an error, skip a skip; warns pass with a note."""
+    counts = report.counts
+    suite = ElementTree.Element(
+        "testsuite",
+        name=f"gpudoctor {'SIMULATED ' if report.simulated else ''}{_clean(report.run.source.name)}",
+        tests=str(len(report.checks) + (1 if report.error else 0)),
+        failures=str(counts.fail),
+        errors=str(counts.unknown + (1 if report.error else 0)),
+        skipped=str(counts.skip),
+        time=f"{report.run.duration_s:.3f}",
+        timestamp=report.run.started_at,
+        hostname=_clean(report.host.name or ""),
+    )
+    for result in report.checks:
+        _case(suite, result)
+    if report.error:
+        case = ElementTree.SubElement(suite, "testcase", classname="gpudoctor", name="run")
+        ElementTree.SubElement(case, "error", message=_clean(report.error))
+    ElementTree.indent(suite)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def _case(suite: ElementTree.Element, result: CheckResult) -> None:
+    seconds = f"{result.duration_ms / 1000:.6f}"
+    case = ElementTree.SubElement(suite, "testcase", classname=result.domain, name=result.id, time=seconds)
+    lines = [f"{f.status.value}: {headline(f)}" for f in result.findings if f.status is not Status.PASS]
+    text = _clean("\n".join(lines))
+    first = _clean(next((headline(f) for f in result.findings if f.status is result.status), ""))
+    if result.status is Status.FAIL:
+        ElementTree.SubElement(case, "failure", message=first).text = text
+    elif result.status is Status.UNKNOWN:
+        ElementTree.SubElement(case, "error", message=first).text = text
+    elif result.status is Status.SKIP:
+        reason = next((f.reason for f in result.findings if f.reason), "")
+        ElementTree.SubElement(case, "skipped", message=_clean(reason))
+    elif text:
+        ElementTree.SubElement(case, "system-out").text = text
+
+
+def _clean(text: str) -> str:
+    """XML 1.0 has no way to write most control characters, nor lone surrogates."""
+    return "".join(c if c == "\n" or c.isprintable() else "?" for c in text)

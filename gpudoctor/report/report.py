@@ -1,0 +1,130 @@
+"""The report: everything about one run, as data (`gpudoctor.report/1`)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gpudoctor import __version__
+from gpudoctor.checks.faults import Fault
+from gpudoctor.checks.finding import Status
+from gpudoctor.checks.registry import Level
+from gpudoctor.checks.run import CheckResult
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.node import Node, SourceKind
+
+Verdict = Literal["pass", "warn", "fail", "unknown"]
+
+
+class Tool(msgspec.Struct, frozen=True):
+    name: str = "gpudoctor"
+    version: str = __version__
+
+
+class SourceSummary(msgspec.Struct, frozen=True):
+    """Where the facts came from; `faults` are the simulated ones."""
+
+    kind: SourceKind
+    name: str
+    faults: tuple[str, ...] = ()
+
+
+class Run(msgspec.Struct, frozen=True):
+    """This run. `notes` are said to the reader: scope, ended suppressions, unrecognised dumps.
+
+    `injected` names the probe faults asked for with --inject; `interrupted` the signal that
+    ended the run early.
+    """
+
+    id: str
+    started_at: str
+    duration_s: float
+    level: Level
+    source: SourceSummary
+    argv: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    injected: tuple[str, ...] = ()
+    interrupted: str | None = None
+
+
+class HostSummary(msgspec.Struct, frozen=True):
+    """The machine, as far as it is known (null where it is not; the facts say why)."""
+
+    name: str | None
+    kernel: str | None
+    virtualization: str | None
+    driver: str | None = None
+    cuda: str | None = None
+
+
+class GpuSummary(msgspec.Struct, frozen=True):
+    index: int
+    uuid: str | None
+    bus_id: str
+    name: str | None
+    in_scope: bool
+
+
+class ProfileSummary(msgspec.Struct, frozen=True):
+    name: str
+    matched_by: str
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Checks by status."""
+
+    # `pass` is a keyword
+    passed: int = msgspec.field(name="pass", default=0)
+    warn: int = 0
+    fail: int = 0
+    skip: int = 0
+    unknown: int = 0
+
+
+class Report(msgspec.Struct, frozen=True):
+    """One run. `error` is set where gpudoctor could not do its work (exit 2), with nothing judged.
+
+    `reason` is one line of at most 100 characters without quotes, fit for a Slurm drain reason.
+    `facts` are there on request only.
+    """
+
+    schema: Literal["gpudoctor.report/1"]
+    tool: Tool
+    run: Run
+    host: HostSummary
+    gpus: tuple[GpuSummary, ...]
+    profile: ProfileSummary
+    verdict: Verdict
+    exit_code: int
+    reason: str
+    counts: Counts
+    checks: tuple[CheckResult, ...]
+    faults: tuple[Fault, ...]
+    measurements: Measurements
+    simulated: bool = False
+    error: str | None = None
+    facts: Node | msgspec.UnsetType = msgspec.UNSET
+
+
+def verdict_of(results: tuple[CheckResult, ...]) -> Verdict:
+    """The worst status of all; unknown where not a single check could say pass."""
+    statuses = {result.status for result in results}
+    if Status.FAIL in statuses:
+        return "fail"
+    if Status.UNKNOWN in statuses:
+        return "unknown"
+    if Status.WARN in statuses:
+        return "warn"
+    return "pass" if Status.PASS in statuses else "unknown"
+
+
+def counts_of(results: tuple[CheckResult, ...]) -> Counts:
+    statuses = [result.status for result in results]
+    return Counts(
+        passed=statuses.count(Status.PASS),
+        warn=statuses.count(Status.WARN),
+        fail=statuses.count(Status.FAIL),
+        skip=statuses.count(Status.SKIP),
+        unknown=statuses.count(Status.UNKNOWN),
+    )

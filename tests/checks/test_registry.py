@@ -1,0 +1,95 @@
+"""Ids are a promise: they only ever grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpudoctor.checks.case import Case
+from gpudoctor.checks.finding import NODE, Finding, Status, ok
+from gpudoctor.checks.registry import DOMAINS, Check, DuplicateCheckError, check, registry, select
+from gpudoctor.checks.run import run_checks
+from gpudoctor.errors import UserError
+from gpudoctor.facts.node import Node
+from gpudoctor.facts.simulated import load_node
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "check_ids.txt"
+
+
+def test_the_ids_and_levels_are_those_frozen_in_the_golden_list() -> None:
+    lines = [f"{c.id} {c.level}" for c in registry()]
+    assert lines == GOLDEN.read_text().splitlines()
+
+
+def test_domains_come_in_the_order_a_reader_wants_them() -> None:
+    domains = list(dict.fromkeys(c.domain for c in registry()))
+    assert domains == [d for d in DOMAINS if d in domains]
+
+
+def test_a_second_check_under_one_id_is_refused() -> None:
+    taken = registry()[0].id
+    with pytest.raises(DuplicateCheckError, match=taken):
+
+        @check(taken, title="mine")
+        def mine(case: Case) -> Iterator[Finding]:
+            yield ok(NODE, "fine")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["gpu.ecc"], {"gpu.ecc"}),
+        (["host"], {"host.ram-per-gpu", "host.cpu-per-gpu", "host.shm", "host.limits"}),
+        (["*.link-*"], {"pcie.link-width", "pcie.link-speed"}),
+    ],
+)
+def test_an_id_a_domain_and_a_glob_name_checks(words: list[str], expected: set[str]) -> None:
+    assert {c.id for c in select(registry(), words)} == expected
+    assert expected.isdisjoint(c.id for c in select(registry(), skipped=words))
+
+
+@pytest.mark.parametrize(
+    ("word", "nearest"), [("link-width", "pcie.link-width"), ("gpu.ec", "gpu.ecc"), ("hots", "host")]
+)
+def test_an_unknown_name_is_an_error_with_the_nearest_names(word: str, nearest: str) -> None:
+    with pytest.raises(UserError, match=f"(?s){word}.*{nearest}"):
+        select(registry(), [word])
+
+
+def test_on_an_empty_node_not_one_check_passes() -> None:
+    results = run_checks(Case(node=Node()), registry(), level="burn", clock=lambda: 0.0)
+    assert [r.id for r in results if r.status is Status.PASS] == []
+    assert len(results) == len(registry())
+
+
+def test_a_check_that_crashes_is_unknown_and_costs_no_other() -> None:
+    def broken(case: Case) -> Iterator[Finding]:
+        yield ok(NODE, "so far so good")
+        raise ZeroDivisionError("by zero")
+
+    def fine(case: Case) -> Iterator[Finding]:
+        yield ok(NODE, "fine")
+
+    checks = [Check("x.broken", "", "quick", broken), Check("x.fine", "", "quick", fine)]
+    first, second = run_checks(Case(node=load_node("hgx-h100-8")), checks, level="quick", clock=lambda: 0.0)
+    assert first.status is Status.UNKNOWN
+    assert first.findings[0].reason == "the check itself failed: ZeroDivisionError: by zero"
+    assert second.status is Status.PASS
+
+
+def test_a_check_that_finds_nothing_to_say_and_one_above_the_level_are_skipped() -> None:
+    def silent(case: Case) -> Iterator[Finding]:
+        return iter(())
+
+    checks = [Check("x.silent", "", "quick", silent), Check("x.deep", "", "full", silent)]
+    first, second = run_checks(Case(node=load_node("hgx-h100-8")), checks, level="standard", clock=lambda: 0.0)
+    assert first.status is second.status is Status.SKIP
+    assert second.findings[0].reason == "runs at level full; asked for standard"
+
+
+def test_every_check_is_timed() -> None:
+    ticks = iter(range(1000))
+    results = run_checks(Case(node=Node()), registry()[:3], level="quick", clock=lambda: float(next(ticks)))
+    assert [r.duration_ms for r in results] == [1000.0, 1000.0, 1000.0]

@@ -1,0 +1,50 @@
+"""The command line as a user types it, in this process."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from gpudoctor.cli import main
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """stdout as exactly one JSON document."""
+        return json.loads(self.out)
+
+
+Gpudoctor = Callable[..., Outcome]
+
+
+@pytest.fixture
+def gpudoctor(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gpudoctor]:
+    """Run `gpudoctor ...` without the user's own configuration and CUDA variables."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+    for name in ("CUDA_VISIBLE_DEVICES", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+    def run(*argv: str) -> Outcome:
+        try:
+            code = main(argv)
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 2
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

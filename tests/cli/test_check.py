@@ -1,0 +1,212 @@
+"""`gpudoctor check` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gpudoctor.report.json import report_schema
+from tests.cli.conftest import Gpudoctor
+
+
+def check_of(document: Any, check_id: str) -> Any:
+    [found] = [check for check in document["checks"] if check["id"] == check_id]
+    return found
+
+
+def test_a_healthy_simulated_node_passes_and_is_called_simulated(gpudoctor: Gpudoctor) -> None:
+    outcome = gpudoctor("check", "--node", "hgx-h100-8", "--level", "quick")
+    assert outcome.code == 0
+    assert outcome.err == ""
+    assert outcome.out.startswith("SIMULATED node hgx-h100-8")
+    assert "8 x NVIDIA H100 80GB HBM3" in outcome.out
+    assert "144 of 144 links up" in outcome.out
+
+
+def test_a_broken_link_is_one_fault_with_its_gpu_and_what_it_costs(gpudoctor: Gpudoctor) -> None:
+    outcome = gpudoctor("check", "--node", "rtx4090-4", "--fault", "pcie-width-x4@2", "--level", "quick")
+    assert outcome.code == 1
+    block = outcome.out[outcome.out.index("FAIL     pcie.link-width") :]
+    for words in ("GPU 2 (", "x4", "x16", "GB/s", "expected", "likely", "do "):
+        assert words in block
+    assert "1 fault on GPU 2" in outcome.out
+
+
+def test_json_names_the_fault_and_validates(gpudoctor: Gpudoctor) -> None:
+    outcome = gpudoctor("check", "--node", "hgx-h100-8", "--fault", "nvlink-link-down@3", "--level", "quick", "--json")
+    assert outcome.code == 1
+    jsonschema.validate(outcome.json, json.loads(json.dumps(report_schema())))
+    fault = outcome.json["faults"][0]
+    assert (fault["check"], fault["subject"]["gpu"]) == ("nvlink.links", 3)
+    assert outcome.json["exit_code"] == 1
+    assert outcome.json["run"]["source"] == {
+        "kind": "simulated",
+        "name": "hgx-h100-8",
+        "faults": ["nvlink-link-down@3"],
+    }
+
+
+def test_this_machine_is_judged_without_a_traceback_and_never_passed_unseen(gpudoctor: Gpudoctor) -> None:
+    outcome = gpudoctor("check", "--json", "--level", "quick")
+    document = outcome.json
+    assert document["run"]["source"]["kind"] == "live"
+    assert document["simulated"] is False
+    if not document["gpus"]:
+        assert outcome.code == 1
+        assert document["faults"][0]["check"] == "driver.loaded"
+        assert check_of(document, "pcie.link-width")["status"] == "skip"
+    assert check_of(document, "host.limits")["status"] in {"pass", "warn"}
+
+
+def test_ids_domains_and_globs_choose_and_skip_leaves_out_aloud(gpudoctor: Gpudoctor) -> None:
+    base = ("check", "--node", "hgx-h100-8", "--level", "quick", "--json")
+    chosen = gpudoctor(*base, "host", "pcie.link-*").json["checks"]
+    assert {c["id"].split(".")[0] for c in chosen} == {"host", "pcie"}
+    assert len(chosen) == 6
+    left = gpudoctor(*base, "--skip", "host", "--skip", "env").json
+    skipped = [c for c in left["checks"] if c["id"].startswith(("host.", "env."))]
+    assert skipped
+    assert all(c["status"] == "skip" and "--skip" in c["findings"][0]["reason"] for c in skipped)
+
+
+def test_a_required_check_that_gave_no_verdict_exits_with_3(gpudoctor: Gpudoctor) -> None:
+    base = ("check", "--node", "hgx-h100-8", "--level", "quick")
+    assert gpudoctor(*base, "--require", "collective.correct").code == 3
+    assert gpudoctor(*base, "--require", "gpu.ecc").code == 0
+
+
+def test_fail_on_warn_and_never(gpudoctor: Gpudoctor) -> None:
+    warned = ("check", "--node", "hgx-h100-8", "--fault", "persistence-off@1", "--level", "quick")
+    assert gpudoctor(*warned).code == 0
+    assert gpudoctor(*warned, "--fail-on", "warn").code == 1
+    broken = ("check", "--node", "hgx-h100-8", "--fault", "gpu-lost@1", "--level", "quick")
+    assert gpudoctor(*broken, "--fail-on", "never").code == 0
+
+
+def test_the_gpu_option_narrows_the_scope_and_says_so(gpudoctor: Gpudoctor) -> None:
+    base = ("check", "--node", "hgx-h100-8", "--fault", "pcie-width-x8@5", "--level", "quick", "--json")
+    narrowed = gpudoctor(*base, "--gpu", "0,1")
+    assert narrowed.code == 0
+    assert [gpu["in_scope"] for gpu in narrowed.json["gpus"]] == [True, True] + [False] * 6
+    assert any("0, 1 of 8" in note for note in narrowed.json["run"]["notes"])
+    assert gpudoctor(*base, "--gpu", "5").code == 1
+
+
+def test_a_saved_report_is_judged_again_with_its_facts(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    saved = tmp_path / "r.json"
+    base = ("check", "--level", "quick", "--json")
+    first = gpudoctor(*base, "--node", "hgx-h100-8", "--fault", "thermal@2", "--include-facts", "-o", str(saved))
+    assert (first.code, first.out) == (1, "")
+    again = gpudoctor(*base, "--node", str(saved))
+    assert again.code == 1
+    assert again.json["faults"] == json.loads(saved.read_text())["faults"]
+    assert again.json["simulated"] is True
+
+
+def test_facts_written_are_facts_read(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    path = tmp_path / "facts.json"
+    assert gpudoctor("facts", "--node", "hgx-h100-8", "-o", str(path)).code == 0
+    outcome = gpudoctor("check", "--node", str(path), "--level", "quick", "--json")
+    assert outcome.code == 0
+    assert outcome.json["simulated"] is True
+
+
+def test_redacted_facts_name_nobody_and_keep_their_relations(gpudoctor: Gpudoctor) -> None:
+    plain, redacted = (
+        gpudoctor("facts", "--node", "hgx-h100-8").json,
+        gpudoctor("facts", "--node", "hgx-h100-8", "--redact"),
+    )
+    for gpu in plain["gpus"]:
+        assert gpu["uuid"] not in redacted.out
+        assert f'"{gpu["serial"]}"' not in redacted.out
+    assert plain["host"]["hostname"] not in redacted.out
+    uuids = [gpu["uuid"] for gpu in redacted.json["gpus"]]
+    assert len(set(uuids)) == 8
+    assert redacted.json["gpus"][3]["bus_id"] == plain["gpus"][3]["bus_id"]
+
+
+def test_the_callers_variables_are_tried_on_a_simulated_node(
+    gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0,9")
+    outcome = gpudoctor("check", "env", "--node", "hgx-h100-8", "--json")
+    finding = check_of(outcome.json, "env.cuda-visible-devices")["findings"][0]
+    assert outcome.code == 1
+    assert finding["status"] == "fail"
+    assert "twice" in json.dumps(finding)
+
+
+def test_a_threshold_of_the_configuration_is_used(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("thresholds: {host.ram-per-gpu: {floor_gib: 100000}}\n")
+    base = ("check", "host.ram-per-gpu", "--node", "hgx-h100-8", "--level", "quick", "--json")
+    assert gpudoctor(*base).code == 0
+    outcome = gpudoctor(*base, "--config", str(config))
+    assert outcome.code == 1
+    assert outcome.json["checks"][0]["findings"][0]["expected"]["source"] == "configuration"
+
+
+def test_a_suppressed_fault_is_skipped_with_its_reason(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("suppress: [{check: pcie.link-width, gpu: 2, until: 2999-01-01, reason: riser is ordered}]\n")
+    outcome = gpudoctor(
+        "check",
+        "pcie.link-width",
+        "--node",
+        "rtx4090-4",
+        "--fault",
+        "pcie-width-x4@2",
+        "--config",
+        str(config),
+        "--json",
+    )
+    assert outcome.code == 0
+    reasons = [f["reason"] for f in outcome.json["checks"][0]["findings"] if f["status"] == "skip"]
+    assert len(reasons) == 1
+    assert "riser is ordered" in reasons[0]
+
+
+@pytest.mark.parametrize("form", ["nagios", "prometheus", "junit"])
+def test_other_formats_come_on_stdout_or_in_a_file(form: str, gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    base = ("check", "--node", "hgx-h100-8", "--level", "quick", "--format", form)
+    path = tmp_path / "out"
+    assert gpudoctor(*base).out
+    assert gpudoctor(*base, "-o", str(path)).out == ""
+    assert "gpudoctor" in path.read_text().lower()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_list_explain_nodes_and_schema(gpudoctor: Gpudoctor) -> None:
+    listed = gpudoctor("list")
+    assert "pcie.link-width" in listed.out
+    assert len(gpudoctor("list", "--json").json) == len(listed.out.splitlines())
+    assert "## False alarms" in gpudoctor("explain", "pcie.link-width").out
+    nodes = gpudoctor("nodes").out
+    assert "hgx-h100-8" in nodes
+    assert "pcie-width-x8" in nodes
+    for kind in ("report", "facts", "config"):
+        assert gpudoctor("schema", kind).json["$defs"]
+
+
+def test_captures_of_other_peoples_machines(gpudoctor: Gpudoctor, captures: Path) -> None:
+    h100 = gpudoctor("check", "--node", str(captures / "qx-h100.xml"), "--level", "quick", "--json")
+    assert h100.code in {0, 3}
+    assert h100.json["counts"]["fail"] == 0
+    assert len(h100.json["gpus"]) == 8
+    dump = gpudoctor("check", "--node", str(captures / "hgx-h100-dump"), "--level", "quick")
+    assert "144 of 144 links up" in dump.out
+
+
+def test_no_capture_fails(gpudoctor: Gpudoctor, captures: Path) -> None:
+    sources = [path for path in sorted(captures.iterdir()) if path.suffix != ".md"]
+    assert len(sources) >= 11
+    for path in sources:
+        outcome = gpudoctor("check", "--node", str(path), "--level", "quick", "--json")
+        failed = [c["id"] for c in outcome.json["checks"] if c["status"] == "fail"]
+        assert (path.name, failed) == (path.name, [])
+        assert outcome.json["gpus"]
+        assert outcome.json["run"]["source"]["kind"] == "capture"

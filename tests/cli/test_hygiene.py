@@ -1,0 +1,44 @@
+"""What a quick check may import: start-up time is part of the promise."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "textual", "rich", "numpy", "psutil", "pynvml", "defusedxml", "asyncio", "multiprocessing")
+
+
+def modules_after(*argv: str) -> set[str]:
+    """The modules loaded in a fresh interpreter once the command has run."""
+    run = f"from gpudoctor.cli import main; main({list(argv)!r})"
+    code = f"import sys; {run}; print('\\n'.join(sys.modules), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("check", "--level", "quick", "--json", "--node", "hgx-h100-8"),
+        ("check", "--level", "quick", "--format", "nagios", "--node", "hgx-h100-8"),
+        ("list",),
+        ("explain", "pcie.link-width"),
+    ],
+)
+def test_no_heavy_module_is_loaded(argv: tuple[str, ...]) -> None:
+    loaded = modules_after(*argv)
+    assert "gpudoctor.checks.builtin" in loaded
+    assert [name for name in HEAVY if name in loaded] == []
+
+
+def test_the_text_report_loads_rich_but_neither_textual_nor_torch() -> None:
+    loaded = modules_after("check", "--level", "quick", "--node", "hgx-h100-8")
+    assert "rich" in loaded
+    assert not {"textual", "torch", "pynvml"} & loaded
+
+
+def test_a_live_check_leaves_the_driver_binding_to_its_child() -> None:
+    loaded = modules_after("check", "--level", "quick", "--json")
+    assert not {"pynvml", "torch"} & loaded

@@ -1,0 +1,58 @@
+"""Checks of other packages are found, and a broken one is said aloud."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PLUGIN = """
+from gpudoctor.checks.finding import NODE, ok
+from gpudoctor.checks.registry import check
+
+
+@check("site.motd", title="The operator has left no message", needs_gpu=False, page="# site.motd: ours\\n")
+def motd(case):
+    yield ok(NODE, "no message")
+"""
+
+
+def install(folder: Path, code: str) -> dict[str, str]:
+    """Lay a distribution with one plugin where Python finds it; give the environment for that."""
+    (folder / "site_checks.py").write_text(code)
+    info = folder / "site_checks-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: site-checks\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[gpudoctor.checks]\nsite = site_checks\n")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+
+
+def gpudoctor(environ: dict[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpudoctor", *argv], env=environ, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_plugins_check_is_listed_run_and_explained(tmp_path: Path) -> None:
+    environ = install(tmp_path, PLUGIN)
+    assert "site.motd" in gpudoctor(environ, "list").stdout
+    done = gpudoctor(environ, "check", "site", "--node", "hgx-h100-8", "--level", "quick")
+    assert done.returncode == 0
+    assert "site" in done.stdout
+    assert gpudoctor(environ, "explain", "site.motd").stdout.startswith("# site.motd: ours")
+
+
+def test_a_plugin_that_cannot_be_loaded_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    environ = install(tmp_path, "import no_such_module_anywhere\n")
+    done = gpudoctor(environ, "check", "--node", "hgx-h100-8", "--level", "quick", "--json")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "site_checks" in done.stderr
+
+
+def test_a_plugin_may_not_take_the_id_of_another_check(tmp_path: Path) -> None:
+    environ = install(tmp_path, PLUGIN.replace("site.motd", "gpu.ecc"))
+    done = gpudoctor(environ, "list")
+    assert done.returncode == 2
+    assert "gpu.ecc" in done.stderr

@@ -1,0 +1,170 @@
+"""Each format says the same as the report, in its readers' own language."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import jsonschema
+import msgspec
+import pytest
+
+from gpudoctor.facts.node import Node, from_json, to_json
+from gpudoctor.facts.simulated import apply_faults, load_node
+from gpudoctor.report.json import render_json, report_schema
+from gpudoctor.report.judge import FailOn, exit_code, judge
+from gpudoctor.report.junit import render_junit
+from gpudoctor.report.nagios import nagios_code, render_nagios
+from gpudoctor.report.prometheus import render_prometheus
+from gpudoctor.report.report import Report
+from gpudoctor.report.text import render_text
+
+HEALTHY = judge(load_node("hgx-h100-8"))
+BROKEN = judge(apply_faults(load_node("rtx4090-4"), ["pcie-width-x4@2"]))
+EMPTY = judge(Node())
+
+
+@pytest.mark.parametrize("report", [HEALTHY, BROKEN, EMPTY], ids=["healthy", "broken", "empty"])
+def test_json_is_one_document_that_the_shipped_schema_accepts(report: Report) -> None:
+    document = json.loads(render_json(report))
+    jsonschema.validate(document, json.loads(json.dumps(report_schema())))
+    assert document["schema"] == "gpudoctor.report/1"
+    assert document["counts"]["pass"] == sum(1 for c in document["checks"] if c["status"] == "pass")
+
+
+def test_every_key_of_a_finding_is_there_even_where_it_is_null() -> None:
+    finding = json.loads(render_json(BROKEN))["checks"][0]["findings"][0]
+    assert set(finding) == {
+        "status", "subject", "found", "expected", "evidence", "likely", "advice", "reason", "explained_by",
+    }  # fmt: skip
+
+
+def test_facts_in_a_report_are_the_facts_that_were_judged() -> None:
+    node = load_node("hgx-h100-8")
+    document = json.loads(render_json(judge(node, include_facts=True)))
+    assert from_json(json.dumps(document["facts"])) == from_json(to_json(node))
+    assert "facts" not in json.loads(render_json(judge(node)))
+
+
+def test_the_same_facts_give_the_same_findings_again() -> None:
+    node = apply_faults(load_node("hgx-h100-8"), ["nvlink-link-down@3"])
+    first, second = judge(node), judge(from_json(to_json(node)))
+    assert [c.findings for c in first.checks] == [c.findings for c in second.checks]
+    assert first.faults == second.faults
+
+
+def test_nagios_has_its_word_one_line_and_its_own_exit_code() -> None:
+    for report, word, code in ((HEALTHY, "OK", 0), (BROKEN, "CRITICAL", 2), (EMPTY, "UNKNOWN", 3)):
+        line = render_nagios(report)
+        assert line.startswith(f"GPUDOCTOR {word} - ")
+        assert line.count("\n") == 1
+        assert line.count("|") == 1
+        assert nagios_code(report) == code
+    assert "SIMULATED" in render_nagios(HEALTHY)
+    assert nagios_code(msgspec.structs.replace(HEALTHY, error="no")) == 3
+
+
+def test_prometheus_has_one_active_state_per_check_and_gpu() -> None:
+    active: dict[tuple[str, str], list[str]] = {}
+    for line in render_prometheus(BROKEN).splitlines():
+        if line.startswith("gpudoctor_check_status{"):
+            labels = dict(part.split("=", 1) for part in line[line.index("{") + 1 : line.index("}")].split(","))
+            key = (labels["check"].strip('"'), labels["gpu"].strip('"'))
+            active.setdefault(key, [])
+            if line.endswith(" 1"):
+                active[key].append(labels["status"].strip('"'))
+    assert all(len(states) == 1 for states in active.values())
+    assert active["pcie.link-width", "2"] == ["fail"]
+    assert active["pcie.link-width", "1"] == ["pass"]
+
+
+def test_prometheus_escapes_what_a_name_may_hold() -> None:
+    gpu = msgspec.structs.replace(BROKEN.gpus[0], name='a"b\\c\nd\x1b[31m')
+    text = render_prometheus(msgspec.structs.replace(BROKEN, gpus=(gpu,)))
+    assert 'name="a\\"b\\\\c\\nd[31m"' in text
+
+
+def test_junit_counts_and_cases_are_those_of_the_report() -> None:
+    suite = ElementTree.fromstring(render_junit(BROKEN))
+    assert int(suite.attrib["tests"]) == len(BROKEN.checks) == len(suite.findall("testcase"))
+    assert int(suite.attrib["failures"]) == BROKEN.counts.fail == len(suite.findall("testcase/failure"))
+    assert int(suite.attrib["skipped"]) == BROKEN.counts.skip == len(suite.findall("testcase/skipped"))
+    [failed] = [case for case in suite if case.attrib["name"] == "pcie.link-width"]
+    failure = failed.find("failure")
+    assert failure is not None
+    assert "GPU 2" in failure.attrib["message"]
+    assert "SIMULATED" in suite.attrib["name"]
+
+
+def test_junit_stays_xml_with_hostile_names() -> None:
+    host = msgspec.structs.replace(BROKEN.host, name="<x>&\x00\x1b[31m\ud800")
+    suite = ElementTree.fromstring(render_junit(msgspec.structs.replace(BROKEN, host=host)))
+    assert suite.attrib["hostname"] == "<x>&??[31m?"
+
+
+@pytest.mark.parametrize("node", [HEALTHY, BROKEN])
+def test_every_format_says_simulated(node: Report) -> None:
+    for text in (
+        render_text(node, width=80, color=False),
+        render_nagios(node),
+        render_prometheus(node),
+        render_junit(node),
+    ):
+        assert "simulated" in text.lower()
+    assert json.loads(render_json(node))["simulated"] is True
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 120, 200])
+def test_text_keeps_to_the_width_and_names_the_fault(width: int) -> None:
+    text = render_text(BROKEN, width=width, color=False)
+    assert max(len(line) for line in text.splitlines()) <= max(width, 40)
+    assert "FAIL" in text
+    assert "pcie.link-width" in text
+    assert "GPU 2" in text
+    assert "\x1b" not in text
+
+
+def test_colour_only_adds() -> None:
+    import re
+
+    plain = render_text(BROKEN, width=100, color=False)
+    colored = render_text(BROKEN, width=100, color=True)
+    assert "\x1b[" in colored
+    assert [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", colored).splitlines()] == plain.splitlines()
+
+
+def test_a_hostile_name_reaches_no_terminal_raw() -> None:
+    node = load_node("rtx4090-4")
+    gpu = msgspec.structs.replace(node.gpus[0], name="evil\x1b]0;pwned\x07\x9b31m")
+    text = render_text(
+        judge(msgspec.structs.replace(node, gpus=(gpu, *node.gpus[1:]))), width=100, color=False, verbose=True
+    )
+    assert "\\x1b]0;pwned\\x07" in text
+    assert not any((ord(c) < 32 and c != "\n") or 0x7F <= ord(c) < 0xA0 for c in text)
+
+
+def test_a_drain_reason_is_one_short_line_without_quotes() -> None:
+    faults = ["pcie-width-x4@2", "gpu-lost@1", "thermal@0"]
+    for report in (HEALTHY, BROKEN, EMPTY, judge(apply_faults(load_node("rtx4090-4"), faults))):
+        assert 0 < len(report.reason) <= 100
+        assert report.reason.isprintable()
+        assert not set("\"'`\\") & set(report.reason)
+    assert BROKEN.reason.startswith("FAIL pcie.link-width GPU 2 ")
+
+
+@pytest.mark.parametrize(
+    ("report", "fail_on", "required", "code"),
+    [
+        (HEALTHY, "fail", (), 0),
+        (BROKEN, "fail", (), 1),
+        (BROKEN, "warn", (), 1),
+        (BROKEN, "never", (), 0),
+        (EMPTY, "fail", (), 3),
+        (EMPTY, "never", (), 0),
+        (HEALTHY, "fail", ("collective.correct",), 3),
+        (BROKEN, "fail", ("collective.correct",), 1),
+        (HEALTHY, "fail", ("pcie.link-width",), 0),
+    ],
+)
+def test_exit_codes(report: Report, fail_on: FailOn, required: tuple[str, ...], code: int) -> None:
+    assert exit_code(report.checks, report.verdict, fail_on, required) == code
