@@ -47,7 +47,7 @@ class PcieLink(Fact, frozen=True):
 
     `generation_max` is what GPU and slot together can do (NVML MaxPcieLinkGeneration);
     `device_generation_max` the GPU alone; `host_generation_max` the slot. `path` runs from the
-    GPU itself (first) to the root port (last); empty where the bridges are hidden (VM).
+    GPU itself (first) to the root port (last); the GPU alone where the bridges are hidden (VM).
     """
 
     generation: int | Missing = NOT_READ

@@ -96,7 +96,9 @@ class Host(Fact, frozen=True):
     `ram_mib` is RAM without GPU memory; `memory_limit_mib`, `cpu_quota` and the ulimits are
     None where there is no limit. `virtualization` is none, vm (with the hypervisor in
     `hypervisor`) or container (`container` names the engine). `cpus_usable` are those that
-    this process may run on (affinity), before the quota.
+    this process may run on (affinity), before the quota. `cpu_governor` "powersave" is slow
+    under acpi-cpufreq but the normal, dynamic one under `cpu_scaling_driver` intel_pstate and
+    amd-pstate-epp. Different CPUs' different words are joined by commas.
     """
 
     hostname: str | Missing = NOT_READ
@@ -118,6 +120,7 @@ class Host(Fact, frozen=True):
     cpu_quota: float | Missing | None = NOT_READ
     cpu_quota_source: str | Missing = NOT_READ
     cpu_governor: str | Missing = NOT_READ
+    cpu_scaling_driver: str | Missing = NOT_READ
     load_1m: float | Missing = NOT_READ
     shm_mib: int | Missing = NOT_READ
     shm_free_mib: int | Missing = NOT_READ
@@ -267,4 +270,5 @@ def short_bus_id(bus_id: str) -> str:
     """
     domain, _, rest = bus_id.strip().lower().rpartition(":")
     domain, _, bus = domain.rpartition(":")
-    return f"{domain[-4:] if domain else '0000':0>4}:{bus}:{rest}"
+    # virtual roots (VMD) have domains of five digits, NVML pads all to eight
+    return f"{domain.lstrip('0'):0>4}:{bus}:{rest}"

@@ -1,0 +1,152 @@
+"""Limits of memory and CPU time that control groups, version 1 and 2, put on this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.sysfs import read_int, read_text
+
+# Version 1 writes "no limit" as the largest page-aligned signed 64-bit number, which depends on the page size
+_UNLIMITED_BYTES = 1 << 62
+
+
+class CgroupLimit(msgspec.Struct, frozen=True):
+    """The smallest limit on the way up from this process's group, and the file that sets it; None: no limit."""
+
+    value: float | Missing | None
+    source: str | Missing
+
+
+class _Hierarchy(msgspec.Struct, frozen=True):
+    """A mounted hierarchy: which controllers, where, which group is its top, and this process's group in it."""
+
+    controllers: frozenset[str]
+    mount: str
+    top: str
+    group: str
+    version: int
+
+
+def read_memory_limit(root: Path) -> CgroupLimit:
+    """Bytes, from memory.max or memory.limit_in_bytes."""
+    return _smallest(root, "memory", {2: _memory_v2, 1: _memory_v1})
+
+
+def read_cpu_quota(root: Path) -> CgroupLimit:
+    """CPUs worth of time, from cpu.max or cpu.cfs_quota_us."""
+    return _smallest(root, "cpu", {2: _quota_v2, 1: _quota_v1})
+
+
+_Reader = Callable[[Path], "tuple[float | Missing | None, str]"]
+
+
+def _smallest(root: Path, controller: str, readers: dict[int, _Reader]) -> CgroupLimit:
+    groups = read_text(root / "proc/self/cgroup")
+    if isinstance(groups, Missing):
+        return CgroupLimit(groups, groups)
+    known: list[tuple[float, str]] = []
+    unread: Missing | None = None
+    for hierarchy in _hierarchies(root, groups):
+        if controller not in hierarchy.controllers:
+            continue
+        for folder in _way_up(hierarchy):
+            limit, name = readers[hierarchy.version](root / folder.lstrip("/"))
+            if isinstance(limit, Missing):
+                # the top group of version 2 has no limit files, nor has one whose controller is not enabled
+                unread = unread if limit.kind == "absent" else limit
+            elif limit is not None:
+                known.append((limit, f"{folder.rstrip('/')}/{name}"))
+    if known:
+        return CgroupLimit(*min(known))
+    if unread is not None:
+        return CgroupLimit(unread, unread)
+    return CgroupLimit(None, Missing("no limit", "absent"))
+
+
+def _hierarchies(root: Path, groups: str) -> Iterator[_Hierarchy]:
+    """Join /proc/self/cgroup (which group) with /proc/self/mountinfo (where it is to be seen)."""
+    mounts = _mounts(root)
+    for line in groups.splitlines():
+        number, _, rest = line.partition(":")
+        names, _, group = rest.partition(":")
+        if number == "0" and not names:
+            wanted, controllers, version = "cgroup2", frozenset({"memory", "cpu"}), 2
+            standard = "/sys/fs/cgroup"
+        else:
+            controllers, version = frozenset(names.split(",")), 1
+            wanted = next((name for name in sorted(controllers) if name in mounts), "")
+            standard = f"/sys/fs/cgroup/{names}"
+        mount, top = mounts.get(wanted, (standard, "/"))
+        yield _Hierarchy(controllers, mount, top, group, version)
+
+
+def _mounts(root: Path) -> dict[str, tuple[str, str]]:
+    """`cgroup2` or a version 1 controller -> mount point and the group that is seen there."""
+    text = read_text(root / "proc/self/mountinfo")
+    found: dict[str, tuple[str, str]] = {}
+    for line in "" if isinstance(text, Missing) else text.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, kind = left.split(), right.split()
+        if len(fields) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
+            continue
+        top, mount = fields[3], fields[4]
+        for name in ("cgroup2",) if kind[0] == "cgroup2" else kind[2].split(","):
+            found.setdefault(name, (mount, top))
+    return found
+
+
+def _way_up(hierarchy: _Hierarchy) -> Iterator[str]:
+    """The folders from this process's group to the mount point.
+
+    A container may see the host's group name while only its own group is mounted: what is above
+    the mounted group is cut off, and a group outside of it leaves the mount point alone.
+    """
+    group, top = PurePosixPath(hierarchy.group), PurePosixPath(hierarchy.top)
+    inside = group.relative_to(top) if group.is_relative_to(top) else PurePosixPath()
+    if ".." in inside.parts:
+        inside = PurePosixPath()
+    here = PurePosixPath(hierarchy.mount) / inside
+    while True:
+        yield str(here)
+        if here == PurePosixPath(hierarchy.mount):
+            return
+        here = here.parent
+
+
+def _memory_v2(folder: Path) -> tuple[float | Missing | None, str]:
+    text = read_text(folder / "memory.max")
+    if text == "max":
+        return None, "memory.max"
+    return read_int(folder / "memory.max"), "memory.max"
+
+
+def _memory_v1(folder: Path) -> tuple[float | Missing | None, str]:
+    limit = read_int(folder / "memory.limit_in_bytes")
+    if not isinstance(limit, Missing) and not 0 <= limit < _UNLIMITED_BYTES:
+        return None, "memory.limit_in_bytes"
+    return limit, "memory.limit_in_bytes"
+
+
+def _quota_v2(folder: Path) -> tuple[float | Missing | None, str]:
+    text = read_text(folder / "cpu.max")
+    if isinstance(text, Missing):
+        return text, "cpu.max"
+    quota, _, period = text.partition(" ")
+    if quota == "max":
+        return None, "cpu.max"
+    if not quota.isdecimal() or not period.isdecimal() or int(period) == 0:
+        return Missing(f"{folder}/cpu.max reads {text[:40]!r}", "failed"), "cpu.max"
+    return int(quota) / int(period), "cpu.max"
+
+
+def _quota_v1(folder: Path) -> tuple[float | Missing | None, str]:
+    quota, period = read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us")
+    if isinstance(quota, Missing) or isinstance(period, Missing):
+        return (quota if isinstance(quota, Missing) else period), "cpu.cfs_quota_us"
+    if quota < 0 or period <= 0:
+        return None, "cpu.cfs_quota_us"
+    return quota / period, "cpu.cfs_quota_us"

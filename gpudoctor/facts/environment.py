@@ -1,0 +1,91 @@
+"""The environment variables that steer CUDA, NCCL, launchers and the scheduler; no others are kept."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from gpudoctor.facts.node import Environment, Variable
+
+_PREFIXES = ("CUDA_", "NCCL_", "TORCH_NCCL_", "TORCHELASTIC_", "OMPI_COMM_WORLD_")
+# fmt: off
+_NAMES = frozenset((
+    "COMPUTE_PROFILE", "GLOO_SOCKET_IFNAME", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
+    "MASTER_PORT", "NSIGHT_CUDA_DEBUGGER", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NVML_BASED_CUDA_CHECK", "RANK",
+    "TORCH_DISTRIBUTED_DEBUG", "WORLD_SIZE",
+    "SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_GPU", "SLURM_CPUS_PER_TASK", "SLURM_GPUS", "SLURM_GPUS_ON_NODE",
+    "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_GPUS", "SLURM_JOB_ID",
+    "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_LOCALID", "SLURM_MEM_PER_NODE", "SLURM_NNODES",
+    "SLURM_NODEID", "SLURM_NODELIST", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_PROCID",
+    "SLURM_STEP_GPUS", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_TASKS_PER_NODE",
+))
+# fmt: on
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+# Variables that name a file to be read; the libraries may also be bare names that the loader looks up
+_FILES = frozenset({"NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_CONF_FILE"})
+_LIBRARIES = frozenset({"NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "CUDA_INJECTION64_PATH"})
+_MAX_VALUE = 4096
+
+_ASSIGNMENT = re.compile(r"(?:export |declare -x )?([A-Za-z_][A-Za-z0-9_.%()]*)=(.*)", re.DOTALL)
+
+
+def read_environment(environ: Mapping[str, str], root: Path = Path("/")) -> Environment:
+    """The variables of interest, by name; `path_exists` is set where one names a file.
+
+    Names that smell of a secret are never kept. A value longer than 4096 characters is cut.
+    """
+    return Environment(variables=_kept(environ.items(), root))
+
+
+def parse_env_text(text: str) -> Environment:
+    """A captured `env`, `export -p` or /proc/PID/environ; a line without NAME= continues the value above it.
+
+    The files that variables name are another machine's, so `path_exists` stays None.
+    """
+    variables: dict[str, str] = {}
+    last: str | None = None
+    by_line = "\0" not in text
+    for entry in text.split("\n") if by_line else text.split("\0"):
+        match = _ASSIGNMENT.fullmatch(entry.rstrip("\r") if by_line else entry)
+        if match:
+            last = match[1]
+            variables[last] = _unquoted(match[2]) if entry.startswith(("export ", "declare ")) else match[2]
+        elif last is not None and entry and by_line and len(variables[last]) < _MAX_VALUE:
+            variables[last] += f"\n{entry}"
+    return Environment(variables=_kept(variables.items(), None))
+
+
+def _kept(items: Iterable[tuple[str, str]], root: Path | None) -> tuple[Variable, ...]:
+    return tuple(
+        Variable(
+            name=name,
+            value=_clean(value),
+            path_exists=None if root is None else _path_exists(name, value, root),
+        )
+        for name, value in sorted(items)
+        if _is_of_interest(name)
+    )
+
+
+def _is_of_interest(name: str) -> bool:
+    return (name in _NAMES or name.startswith(_PREFIXES)) and not _SECRET.search(name)
+
+
+def _clean(value: str) -> str:
+    """Python keeps bytes that are not UTF-8 as lone surrogates, which JSON cannot hold."""
+    return value[:_MAX_VALUE].encode("utf-8", "replace").decode()
+
+
+def _unquoted(value: str) -> str:
+    quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'"
+    return value[1:-1] if quoted else value
+
+
+def _path_exists(name: str, value: str, root: Path) -> bool | None:
+    if name in _FILES or (name in _LIBRARIES and "/" in value):
+        path = root / value.lstrip("/") if value.startswith("/") else value
+        return os.path.exists(path)  # noqa: PTH110 - Path.exists raises on odd text
+    return None

@@ -1,0 +1,198 @@
+"""The machine around the GPUs: memory, CPUs, limits, shared memory, virtualisation."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from gpudoctor.facts import cgroups
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Host, NumaNode
+from gpudoctor.facts.numa import gpu_memory_free_mib, read_meminfo_mib, read_numa_nodes
+from gpudoctor.facts.sysfs import (
+    format_cpu_list,
+    key_values,
+    list_names,
+    missing_from,
+    parse_cpu_list,
+    read_text,
+)
+from gpudoctor.facts.virtualization import read_virtualization
+
+_CPU = re.compile(r"cpu\d+")
+
+
+def read_host(root: Path) -> Host:
+    """Every fact of `Host`; a fact that cannot be read is Missing and costs no other."""
+    machine = _machine(root)
+    nodes = read_numa_nodes(root, machine)
+    meminfo = root / "proc/meminfo"
+    memory_limit = cgroups.read_memory_limit(root)
+    quota = cgroups.read_cpu_quota(root)
+    total, usable = _cpus(root)
+    shm, shm_free = _shared_memory(root)
+    virtualization = read_virtualization(root)
+    limit = memory_limit.value
+    return Host(
+        hostname=read_text(root / "proc/sys/kernel/hostname"),
+        kernel=read_text(root / "proc/sys/kernel/osrelease"),
+        os_name=_os_name(root),
+        machine=machine,
+        uptime_s=_first_number(root / "proc/uptime"),
+        virtualization=virtualization.kind,
+        hypervisor=virtualization.hypervisor,
+        container=virtualization.container,
+        ram_mib=_without_gpu_memory(read_meminfo_mib(meminfo, "MemTotal"), _gpu_memory_mib(nodes)),
+        ram_available_mib=_without_gpu_memory(
+            read_meminfo_mib(meminfo, "MemAvailable"),
+            0 if isinstance(nodes, Missing) else gpu_memory_free_mib(root, nodes),
+        ),
+        memory_limit_mib=limit if limit is None or isinstance(limit, Missing) else int(limit) // (1 << 20),
+        memory_limit_source=memory_limit.source,
+        numa_nodes=nodes,
+        cpus_total=total,
+        cpus_usable=usable if isinstance(usable, Missing) else len(usable),
+        cpus_usable_list=usable if isinstance(usable, Missing) else format_cpu_list(usable),
+        cpu_quota=quota.value,
+        cpu_quota_source=quota.source,
+        cpu_governor=_one_of_all_cpus(root, "scaling_governor"),
+        cpu_scaling_driver=_one_of_all_cpus(root, "scaling_driver"),
+        load_1m=_first_number(root / "proc/loadavg"),
+        shm_mib=shm,
+        shm_free_mib=shm_free,
+        memlock_kib=_ulimit(root, "Max locked memory", unit=1024),
+        open_files=_ulimit(root, "Max open files"),
+        processes=_ulimit(root, "Max processes"),
+        swap_mib=read_meminfo_mib(meminfo, "SwapTotal"),
+    )
+
+
+def _is_this_machine(root: Path) -> bool:
+    return root == Path("/")
+
+
+def _machine(root: Path) -> str | Missing:
+    """/proc names the architecture only since Linux 6.1; for the running kernel uname does."""
+    if _is_this_machine(root):
+        return os.uname().machine
+    return read_text(root / "proc/sys/kernel/arch")
+
+
+def _os_name(root: Path) -> str | Missing:
+    text = read_text(root / "etc/os-release")
+    if isinstance(text, Missing):
+        text = read_text(root / "usr/lib/os-release")
+    if isinstance(text, Missing):
+        return text
+    for line in text.splitlines():
+        key, _, value = line.partition("=")
+        if key == "PRETTY_NAME":
+            return value.strip().strip("\"'")
+    return Missing("os-release has no PRETTY_NAME", "absent")
+
+
+def _first_number(path: Path) -> float | Missing:
+    text = read_text(path)
+    if isinstance(text, Missing):
+        return text
+    first = text.partition(" ")[0]
+    try:
+        return float(first)
+    except ValueError:
+        return Missing(f"{path}: reads {first[:40]!r}, not a number", "failed")
+
+
+def _gpu_memory_mib(nodes: tuple[NumaNode, ...] | Missing) -> int | Missing:
+    """Memory of the GPU-memory nodes; not known where one of them is not."""
+    if isinstance(nodes, Missing):
+        return 0
+    total = 0
+    for node in nodes:
+        if node.is_gpu_memory:
+            if isinstance(node.memory_mib, Missing):
+                return node.memory_mib
+            total += node.memory_mib
+    return total
+
+
+def _without_gpu_memory(memory_mib: int | Missing, gpu_memory_mib: int | Missing) -> int | Missing:
+    if isinstance(memory_mib, Missing):
+        return memory_mib
+    if isinstance(gpu_memory_mib, Missing):
+        return gpu_memory_mib
+    return max(0, memory_mib - gpu_memory_mib)
+
+
+def _cpus(root: Path) -> tuple[int | Missing, frozenset[int] | Missing]:
+    """How many CPUs are online, and those that this process may run on.
+
+    The kernel's Cpus_allowed_list may name CPUs that are not there, so it is cut to the online ones.
+    """
+    text = read_text(root / "sys/devices/system/cpu/online")
+    online = parse_cpu_list(text) if isinstance(text, str) else None
+    total: int | Missing
+    if online:
+        total = len(online)
+    else:
+        cpuinfo = read_text(root / "proc/cpuinfo")
+        lines = [] if isinstance(cpuinfo, Missing) else cpuinfo.splitlines()
+        count = sum(line.startswith("processor") for line in lines)
+        total = count or Missing("neither /sys nor /proc/cpuinfo counts the CPUs", "absent")
+    if _is_this_machine(root):
+        return total, frozenset(os.sched_getaffinity(0))
+    status = read_text(root / "proc/self/status")
+    if isinstance(status, Missing):
+        return total, status
+    allowed = parse_cpu_list(key_values(status).get("Cpus_allowed_list", ""))
+    if not allowed:
+        return total, Missing("/proc/self/status has no Cpus_allowed_list", "absent")
+    return total, (allowed & online if online else allowed)
+
+
+def _one_of_all_cpus(root: Path, attribute: str) -> str | Missing:
+    """A cpufreq attribute of every CPU: the one value, or the different ones joined by commas."""
+    folder = root / "sys/devices/system/cpu"
+    names = list_names(folder)
+    if isinstance(names, Missing):
+        return names
+    # CPUs that change clocks together share a policy: far fewer files than CPUs on some machines
+    policies = list_names(folder / "cpufreq")
+    paths = (
+        [folder / "cpufreq" / name for name in policies if name.startswith("policy")]
+        if not isinstance(policies, Missing)
+        else [folder / name / "cpufreq" for name in names if _CPU.fullmatch(name)]
+    )
+    readings = [read_text(path / attribute) for path in paths]
+    values = {reading for reading in readings if isinstance(reading, str)}
+    if values:
+        return ",".join(sorted(values))
+    unread = next((reading for reading in readings if isinstance(reading, Missing) and reading.kind != "absent"), None)
+    return unread or Missing("the CPUs' clocks are not under this kernel's control", "absent")
+
+
+def _shared_memory(root: Path) -> tuple[int | Missing, int | Missing]:
+    """Size and free space of /dev/shm in MiB."""
+    try:
+        stats = os.statvfs(root / "dev/shm")
+    except OSError as error:
+        missing = missing_from(error, "/dev/shm")
+        return missing, missing
+    mib = 1 << 20
+    return stats.f_blocks * stats.f_frsize // mib, stats.f_bavail * stats.f_frsize // mib
+
+
+def _ulimit(root: Path, name: str, unit: int = 1) -> int | Missing | None:
+    """The soft limit of this process, which is the one in force; None where it is unlimited."""
+    text = read_text(root / "proc/self/limits")
+    if isinstance(text, Missing):
+        return text
+    for line in text.splitlines():
+        if line.startswith(name):
+            soft = line.removeprefix(name).strip().partition(" ")[0]
+            if soft == "unlimited":
+                return None
+            if soft.isdecimal():
+                return int(soft) // unit
+            return Missing(f"/proc/self/limits: {name} reads {soft[:40]!r}", "failed")
+    return Missing(f"/proc/self/limits has no {name}", "absent")

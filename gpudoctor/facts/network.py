@@ -1,0 +1,161 @@
+"""Network interfaces, InfiniBand and RoCE ports, and the ways to GPUDirect RDMA."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Interface, Network, RdmaPort
+from gpudoctor.facts.pci import BUS_ID, read_numa_node
+from gpudoctor.facts.sysfs import list_names, present, read_int, read_text
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
+_NUMBERED = re.compile(r"^\d+:\s*(\S.*)$")
+_KERNEL = re.compile(r"(\d+)\.(\d+)")
+_DRIVER_MAJOR = re.compile(r"\b(\d{3})\.\d+")
+_PEERMEM = ("nvidia_peermem", "nv_peer_mem")
+# Linux 5.12 brought DMA-BUF to RDMA; NVIDIA's driver exports it since 515, in its open kernel module only
+# (NVIDIA GPU Operator documentation, "GPUDirect RDMA": prerequisites of DMA-BUF)
+_DMABUF_KERNEL = (5, 12)
+_DMABUF_DRIVER = 515
+_MAX_GIDS = 256
+
+
+def read_network(root: Path) -> Network:
+    """Interfaces by name, RDMA ports by device and port.
+
+    A machine without RDMA devices has an empty `rdma_ports`. States come without the kernel's
+    number: ACTIVE, DOWN; LinkUp, Polling, Disabled. `max_rate_gbit_s` is not to be had from sysfs.
+    """
+    return Network(
+        interfaces=_interfaces(root),
+        rdma_ports=_rdma_ports(root),
+        peermem_loaded=_peermem_loaded(root),
+        dmabuf_supported=_dmabuf_supported(root),
+    )
+
+
+def _interfaces(root: Path) -> tuple[Interface, ...] | Missing:
+    folder = root / "sys/class/net"
+    names = list_names(folder)
+    if isinstance(names, Missing):
+        return names
+    return tuple(
+        Interface(
+            name=name,
+            state=read_text(folder / name / "operstate"),
+            mtu=read_int(folder / name / "mtu"),
+            speed_gbit_s=_interface_speed(folder / name),
+        )
+        for name in names
+        if present(folder / name / "operstate")
+    )
+
+
+def _interface_speed(interface: Path) -> float | Missing:
+    """Gbit/s. Where there is none, reading it is an error or gives -1; that is no fault of the interface."""
+    speed = read_int(interface / "speed")
+    # 4294967295 is the kernel's SPEED_UNKNOWN, unsigned
+    if not isinstance(speed, Missing) and 0 < speed < 0xFFFFFFFF:
+        return speed / 1000
+    if not present(interface / "device"):
+        return Missing("a virtual interface has no speed", "unsupported")
+    if read_int(interface / "carrier") != 1:
+        return Missing("no carrier", "absent")
+    return Missing("the adapter does not tell its speed", "unsupported")
+
+
+def _rdma_ports(root: Path) -> tuple[RdmaPort, ...] | Missing:
+    folder = root / "sys/class/infiniband"
+    devices = list_names(folder)
+    if isinstance(devices, Missing):
+        # without the folder there is no RDMA; without /sys/class nobody can tell
+        return () if devices.kind == "absent" and present(root / "sys/class") else devices
+    ports: list[RdmaPort] = []
+    for device in devices:
+        numbers = list_names(folder / device / "ports")
+        for number in () if isinstance(numbers, Missing) else numbers:
+            if number.isdecimal():
+                ports.append(_rdma_port(folder / device, int(number)))
+    return tuple(sorted(ports, key=lambda port: (port.device, port.port)))
+
+
+def _rdma_port(device: Path, number: int) -> RdmaPort:
+    port = device / "ports" / str(number)
+    behind = Path(os.path.realpath(device / "device"))
+    on_pci = BUS_ID.fullmatch(behind.name) is not None
+    return RdmaPort(
+        device=device.name,
+        port=number,
+        state=_numbered_word(port / "state"),
+        physical_state=_numbered_word(port / "phys_state"),
+        link_layer=read_text(port / "link_layer"),
+        rate_gbit_s=_rate(port / "rate"),
+        max_rate_gbit_s=Missing("sysfs does not tell the port's highest rate", "absent"),
+        bus_id=behind.name if on_pci else Missing("not a PCI device", "absent"),
+        numa_node=read_numa_node(behind) if on_pci else Missing("not a PCI device", "absent"),
+        interface=_interface_of(behind, port),
+        link_downed=read_int(port / "counters/link_downed"),
+    )
+
+
+def _numbered_word(path: Path) -> str | Missing:
+    """`4: ACTIVE` -> ACTIVE."""
+    text = read_text(path)
+    if isinstance(text, Missing):
+        return text
+    match = _NUMBERED.match(text)
+    return match[1] if match else Missing(f"{path.name} reads {text[:40]!r}", "failed")
+
+
+def _rate(path: Path) -> float | Missing:
+    """`400 Gb/sec (4X NDR)` -> 400.0."""
+    text = read_text(path)
+    if isinstance(text, Missing):
+        return text
+    match = _RATE.match(text)
+    return float(match[1]) if match else Missing(f"{path.name} reads {text[:40]!r}", "failed")
+
+
+def _interface_of(behind: Path, port: Path) -> str | Missing:
+    """The network interface of the port: named by its GIDs (RoCE), or the device's only one (IPoIB)."""
+    folder = port / "gid_attrs/ndevs"
+    names = list_names(folder)
+    # an unused GID answers EINVAL; the used ones come first
+    for name in () if isinstance(names, Missing) else sorted(names, key=lambda n: (len(n), n))[:_MAX_GIDS]:
+        interface = read_text(folder / name)
+        if isinstance(interface, str) and interface:
+            return interface
+    interfaces = list_names(behind / "net")
+    if not isinstance(interfaces, Missing) and len(interfaces) == 1:
+        return interfaces[0]
+    return Missing("the port has no network interface", "absent")
+
+
+def _peermem_loaded(root: Path) -> bool | Missing:
+    if any(present(root / "sys/module" / name) for name in _PEERMEM):
+        return True
+    modules = read_text(root / "proc/modules")
+    if isinstance(modules, Missing):
+        return modules
+    return any(line.startswith(f"{name} ") for line in modules.splitlines() for name in _PEERMEM)
+
+
+def _dmabuf_supported(root: Path) -> bool | Missing:
+    """Whether an RDMA adapter could map GPU memory without nvidia_peermem: kernel and driver can both do it."""
+    release = read_text(root / "proc/sys/kernel/osrelease")
+    if isinstance(release, Missing):
+        return release
+    driver = read_text(root / "proc/driver/nvidia/version")
+    if isinstance(driver, Missing):
+        return driver
+    kernel, major = _KERNEL.match(release), _DRIVER_MAJOR.search(driver)
+    if kernel is None or major is None:
+        return Missing("the version of the kernel or of the NVIDIA driver cannot be read", "failed")
+    return (
+        (int(kernel[1]), int(kernel[2])) >= _DMABUF_KERNEL
+        and "Open Kernel Module" in driver
+        and int(major[1]) >= _DMABUF_DRIVER
+    )

@@ -1,0 +1,111 @@
+"""Reading /sys and /proc: a value, or Missing with the kind that is true."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from gpudoctor.facts.missing import Missing
+
+# The rest (EINVAL, ENXIO, EIO ...) is what a driver answers for an attribute that it cannot give now
+_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENODEV}
+_DENIED = {errno.EACCES, errno.EPERM}
+_MAX_BYTES = 1 << 20
+
+
+def missing_from(error: OSError, what: str) -> Missing:
+    """The Missing for a failed read: absent where the file is not, denied without permission, else failed."""
+    if error.errno in _ABSENT:
+        return Missing(f"{what}: not there", "absent")
+    if error.errno in _DENIED:
+        return Missing(f"{what}: no permission", "denied")
+    return Missing(f"{what}: {error.strerror or error}", "failed")
+
+
+def present(path: Path) -> bool:
+    """Whether there is anything of that name; False too where it may not be looked for."""
+    return os.path.lexists(path)
+
+
+def read_text(path: Path, max_bytes: int = _MAX_BYTES) -> str | Missing:
+    """The file's text without surrounding blanks; bytes that are not UTF-8 become U+FFFD."""
+    try:
+        with path.open("rb") as file:
+            return file.read(max_bytes).decode("utf-8", "replace").strip()
+    except OSError as error:
+        return missing_from(error, str(path))
+
+
+def read_int(path: Path) -> int | Missing:
+    """The file's one number, decimal or 0x...; other text is `failed` and quoted in the reason."""
+    text = read_text(path)
+    if isinstance(text, Missing):
+        return text
+    try:
+        return int(text, 0)
+    except ValueError:
+        return Missing(f"{path}: reads {text[:80]!r}, not a number", "failed")
+
+
+def list_names(path: Path) -> tuple[str, ...] | Missing:
+    """The names in a folder, sorted."""
+    try:
+        return tuple(sorted(os.listdir(path)))  # noqa: PTH208 - names are wanted, not paths
+    except OSError as error:
+        return missing_from(error, str(path))
+
+
+def link_name(path: Path) -> str | Missing | None:
+    """The last part of what a symbolic link points to; None where there is no link."""
+    try:
+        return os.path.basename(os.readlink(path))  # noqa: PTH115, PTH119 - Path would normalise the target
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return None
+        return missing_from(error, str(path))
+
+
+def key_values(text: str) -> dict[str, str]:
+    """Lines `Key:  value` as /proc/meminfo and /proc/self/status have them; other lines are left out.
+
+    >>> key_values("MemTotal:   16 kB")
+    {'MemTotal': '16 kB'}
+    """
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {key.strip(): value.strip() for key, colon, value in pairs if colon}
+
+
+def parse_cpu_list(text: str) -> frozenset[int] | None:
+    """The numbers of a kernel list such as 0-3,8; None where it is not one.
+
+    >>> sorted(parse_cpu_list("0-2,8"))
+    [0, 1, 2, 8]
+    """
+    cpus: set[int] = set()
+    for part in text.strip().split(","):
+        if not part:
+            continue
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            return None
+        # a list from a stranger's file must not fill the memory
+        if int(last or first) > 1 << 16:
+            return None
+        cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
+
+
+def format_cpu_list(cpus: frozenset[int]) -> str:
+    """The kernel's way to write a set of numbers.
+
+    >>> format_cpu_list(frozenset({0, 1, 2, 8}))
+    '0-2,8'
+    """
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -1,0 +1,129 @@
+"""Whether this is a container, a virtual machine or bare metal, and whose."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.sysfs import present, read_text
+
+_NO_NAME = "unnamed"
+# DMI vendor or product -> the name systemd-detect-virt uses
+_DMI_NAMES = (
+    ("amazon ec2", "amazon"),
+    ("google compute engine", "google"),
+    ("google", "google"),
+    ("virtual machine", "microsoft"),
+    ("vmware", "vmware"),
+    ("virtualbox", "oracle"),
+    ("innotek", "oracle"),
+    ("parallels", "parallels"),
+    ("bhyve", "bhyve"),
+    ("xen", "xen"),
+    ("kvm", "kvm"),
+    ("openstack", "kvm"),
+    ("alibaba cloud", "alibaba"),
+    ("qemu", "qemu"),
+)
+_CGROUP_HINTS = (
+    ("kubepods", "kubernetes"),
+    ("libpod", "podman"),
+    ("docker", "docker"),
+    ("containerd", "containerd"),
+    ("crio-", "cri-o"),
+    ("/lxc", "lxc"),
+    ("/machine.slice/machine-", "systemd-nspawn"),
+)
+_FLAGS = re.compile(r"^flags\s*:(.*)$", re.MULTILINE)
+
+
+class Virtualization(msgspec.Struct, frozen=True):
+    """`kind` says container inside a virtual machine too; `hypervisor` is then still named."""
+
+    kind: Literal["none", "vm", "container"] | Missing
+    hypervisor: str | Missing
+    container: str | Missing
+
+
+def read_virtualization(root: Path) -> Virtualization:
+    """Look for a container's marks first, then for a hypervisor's.
+
+    A hypervisor that does not give its name is "unnamed".
+    """
+    container = _container(root)
+    hypervisor = _hypervisor(root)
+    kind: Literal["none", "vm", "container"] | Missing
+    if container is not None:
+        kind = "container"
+    elif isinstance(hypervisor, Missing):
+        kind = hypervisor
+    else:
+        kind = "none" if hypervisor is None else "vm"
+    return Virtualization(
+        kind=kind,
+        hypervisor=Missing("not a virtual machine", "absent") if hypervisor is None else hypervisor,
+        container=Missing("not a container", "absent") if container is None else container,
+    )
+
+
+def _container(root: Path) -> str | None:
+    """The engine's name, or None where nothing speaks of one."""
+    variables = {**_variables(root / "proc/1/environ"), **_variables(root / "proc/self/environ")}
+    if "KUBERNETES_SERVICE_HOST" in variables or present(root / "var/run/secrets/kubernetes.io"):
+        return "kubernetes"
+    if present(root / "run/.containerenv"):
+        return "podman"
+    if present(root / ".dockerenv"):
+        return "docker"
+    if present(root / ".singularity.d"):
+        return "singularity"
+    named = variables.get("container") or read_text(root / "run/systemd/container")
+    if isinstance(named, str) and named:
+        return named[:40]
+    groups = read_text(root / "proc/1/cgroup")
+    if isinstance(groups, str):
+        return next((engine for hint, engine in _CGROUP_HINTS if hint in groups), None)
+    return None
+
+
+def _variables(path: Path) -> dict[str, str]:
+    text = read_text(path)
+    if isinstance(text, Missing):
+        return {}
+    pairs = (entry.partition("=") for entry in text.split("\0"))
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def _hypervisor(root: Path) -> str | Missing | None:
+    """On x86 the CPU says whether there is one; elsewhere only the firmware's strings do."""
+    capabilities = read_text(root / "proc/xen/capabilities")
+    if isinstance(capabilities, str) and "control_d" in capabilities:
+        return None  # the domain that owns the machine
+    # the first CPU says it all, and hundreds of them take the kernel a while to write
+    cpuinfo = read_text(root / "proc/cpuinfo", max_bytes=1 << 14)
+    if isinstance(cpuinfo, Missing):
+        return cpuinfo
+    name = _firmware_name(root)
+    flags = _FLAGS.search(cpuinfo)
+    if flags is not None:
+        return (name or _NO_NAME) if "hypervisor" in flags[1].split() else None
+    product = read_text(root / "sys/class/dmi/id/product_name")
+    # clouds put their names on bare metal too (m7g.metal)
+    return None if isinstance(product, str) and ".metal" in product else name
+
+
+def _firmware_name(root: Path) -> str | None:
+    kind = read_text(root / "sys/hypervisor/type")
+    if isinstance(kind, str) and kind:
+        return kind
+    release = read_text(root / "proc/sys/kernel/osrelease")
+    if isinstance(release, str) and "wsl" in release.lower():
+        return "wsl"
+    dmi = root / "sys/class/dmi/id"
+    words = [read_text(dmi / name) for name in ("product_name", "sys_vendor", "bios_vendor")]
+    text = "\n".join(word.lower() for word in words if isinstance(word, str))
+    return next((name for mark, name in _DMI_NAMES if mark in text), None)

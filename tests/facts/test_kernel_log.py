@@ -1,0 +1,384 @@
+"""Kernel log lines, verbatim from machines in the field, and the ways to read the log."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpudoctor.facts.kernel_lines import MAX_EVENTS, MAX_REPEATS, parse_kernel_lines, read_kernel_text
+from gpudoctor.facts.kernel_log import read_kernel_log
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import KernelEvent, KernelLog
+from gpudoctor.facts.subprocesses import Completed
+from tests.sysfs_tree import write
+
+LOST = "NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+
+
+def only(*lines: str) -> KernelEvent:
+    (event,) = parse_kernel_lines(lines)
+    return event
+
+
+def events_of(log: KernelLog) -> tuple[KernelEvent, ...]:
+    assert not isinstance(log.events, Missing), log.events
+    return log.events
+
+
+# --- Xid and SXid ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prefix", "time_s"),
+    [
+        ("", None),
+        ("[  123.456789] ", 123.456789),
+        ("[123456.000001] ", 123456.000001),
+        ("[  123.456789][ T1234] ", 123.456789),
+        ("[Thu Nov 14 07:00:14 2024] ", None),
+        ("Nov 14 07:00:14 node12 kernel: ", None),
+        ("Nov 14 07:00:14 node12 kernel: [  123.456789] ", 123.456789),
+        ("2024-11-14T07:00:14.123456+0000 node12 kernel: ", None),
+        ("[  123.456789] node12 kernel: ", 123.456789),
+        ("3,1377,123456789,-;", 123.456789),
+        ("3,1377,123456789,-,caller=T881;", 123.456789),
+        ("kern  :err   : [  123.456789] ", 123.456789),
+        ("<3>[  123.456789] ", 123.456789),
+    ],
+)
+def test_every_form_of_the_log_gives_the_same_event(prefix: str, time_s: float | None) -> None:
+    line = prefix + LOST
+    assert only(line) == KernelEvent(kind="xid", text=line, code=79, bus_id="0000:05:00.0", time_s=time_s)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "bus_id"),
+    [
+        (
+            "NVRM: Xid (PCI:0000:9b:00): 119, pid=2024380, name=nvidia-smi, Timeout after 6s of waiting for RPC "
+            "response from GPU4 GSP! Expected function 103 (GSP_RM_ALLOC) (0x2081 0x4).",
+            119,
+            "0000:9b:00.0",
+        ),
+        (
+            "NVRM: Xid (PCI:0019:01:00): 154, GPU recovery action changed from 0x4 (Drain and Reset) to 0x1 "
+            "(GPU Reset Required)",
+            154,
+            "0019:01:00.0",
+        ),
+        ("NVRM: Xid (PCI:0000:05:00): 94, pid=2503421, name=python3, Ch 00000008", 94, "0000:05:00.0"),
+        (
+            "NVRM: Xid (PCI:0000:05:00): 63, pid=1896, Row Remapper: New row marked for remapping, reset gpu to "
+            "activate.",
+            63,
+            "0000:05:00.0",
+        ),
+        (
+            "NVRM: Xid (PCI:0008:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000)",
+            149,
+            "0008:01:00.0",
+        ),
+        ("NVRM: Xid (PCI:00000000:BB:00): 13, Graphics SM Warp Exception on (GPC 0)", 13, "0000:bb:00.0"),
+        ("NVRM: Xid (PCI:0000:01:00 GPU-I:03): 43, pid=5, name=pt_main_thread, Ch 00000008", 43, "0000:01:00.0"),
+        ("NVRM: Xid (0000:03:00): 31, Ch 00000010, engmask 00000101", 31, "0000:03:00.0"),
+    ],
+)
+def test_xid_lines_of_the_field(line: str, code: int, bus_id: str) -> None:
+    event = only(f"[ 1.5] {line}")
+    assert (event.kind, event.code, event.bus_id, event.fatal) == ("xid", code, bus_id, None)
+
+
+def test_an_sxid_says_itself_whether_it_is_fatal_and_its_detail_lines_are_no_events() -> None:
+    head = "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): "
+    events = parse_kernel_lines(
+        [
+            f"{head}12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
+            f"{head}12028, Severity 0 Engine instance 32 Sub-engine instance 00",
+            f"{head}12028, Data {{0x00000001, 0x00000000}}",
+            f"{head}20034, Fatal, Link 30 LTSSM Fault Up",
+            f"{head}10004, Temperature event",
+        ]
+    )
+    assert [(event.kind, event.code, event.fatal) for event in events] == [
+        ("sxid", 12028, False),
+        ("sxid", 20034, True),
+        ("sxid", 10004, None),
+    ]
+    assert {event.bus_id for event in events} == {"0000:05:00.0"}
+
+
+# --- faults without an Xid ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "bus_id"),
+    [
+        ("NVRM: GPU 0000:29:00.0: GPU has fallen off the bus.", "off-bus", "0000:29:00.0"),
+        ("NVRM: GPU at 0000:29:00.0 has fallen off the bus.", "off-bus", "0000:29:00.0"),
+        ("NVRM: nvCheckOkFailedNoLog: Check failed: GPU lost from the bus [NV_ERR_GPU_IS_LOST]", "off-bus", None),
+        (
+            "NVRM: Rate limiting GSP RPC error prints for GPU at PCI:0000:9b:00 (printing 1 of every 30).  The GPU "
+            "likely needs to be reset.",
+            "gsp",
+            "0000:9b:00.0",
+        ),
+        ("NVRM: _kgspIsHeartbeatTimedOut: Heartbeat timed out", "gsp", None),
+        (
+            "NVRM: knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed to update Rx Detect Link mask!",
+            "nvlink",
+            None,
+        ),
+        (
+            "NVRM: knvlinkDiscoverPostRxDetLinks_GH100: Getting peer0's postRxDetLinkMask failed!",
+            "nvlink",
+            None,
+        ),
+        ("NVRM: GPU 0000:05:00.0: RmInitAdapter failed! (0x62:0xffff:2142)", "rm", "0000:05:00.0"),
+        ("NVRM: nvAssertFailed: Assertion failed: [NV_ERR_RESET_REQUIRED] (0x00000062)", "rm", None),
+        (
+            "pci 0000:03:00.0: 63.008 Gb/s available PCIe bandwidth, limited by 8.0 GT/s PCIe x8 link at "
+            "0000:01:00.0 (capable of 126.016 Gb/s with 16.0 GT/s PCIe x8 link)",
+            "pcie-bandwidth",
+            "0000:03:00.0",
+        ),
+        ("pcieport 0000:00:01.0: AER: Corrected error received: 0000:01:00.0", "aer", "0000:01:00.0"),
+        (
+            "pcieport 0000:00:01.0: AER: Multiple Uncorrected (Non-Fatal) error message received from 0000:01:00.0",
+            "aer",
+            "0000:01:00.0",
+        ),
+        ("pcieport 0000:00:01.0: AER: Corrected error received: id=0008", "aer", "0000:00:01.0"),
+        (
+            "nvidia 0000:01:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)",
+            "aer",
+            "0000:01:00.0",
+        ),
+        ("pcieport 0000:00:01.1: DPC: containment event, status:0x1f01 source:0x0000", "aer", "0000:00:01.1"),
+    ],
+)
+def test_faults_that_come_without_an_xid(line: str, kind: str, bus_id: str | None) -> None:
+    event = only(f"[   77.000001] {line}")
+    assert (event.kind, event.bus_id, event.code, event.time_s) == (kind, bus_id, None, 77.000001)
+
+
+BOOT_LOST = (
+    "[ 9.1] NVRM: The NVIDIA GPU 0000:18:00.0",
+    "[ 9.1] NVRM: (PCI ID: 10de:2901) installed in this system has",
+    "[ 9.1] NVRM: fallen off the bus and is not responding to commands.",
+)
+
+
+def test_a_gpu_lost_at_boot_is_named_three_lines_before_its_fault() -> None:
+    event = only(*BOOT_LOST)
+    assert (event.kind, event.bus_id) == ("off-bus", "0000:18:00.0")
+
+
+def test_a_gpu_too_old_for_the_driver_is_not_blamed_for_another_ones_fall() -> None:
+    event = only(
+        "NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:0fc6)",
+        "NVRM: installed in this system is not supported by the NVIDIA 535 driver",
+        BOOT_LOST[2],
+    )
+    assert (event.kind, event.bus_id) == ("off-bus", None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[ 1.0] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build",
+        "[ 1.0] NVRM: GPU at PCI:0000:05:00: GPU-6a1ff5b1-1b1a-4b1e-8a5b-000000000000",
+        "[ 1.0] pcieport 0000:00:01.0: AER: enabled with IRQ 25",
+        "[ 1.0] acpi PNP0A08:00: _OSC: platform does not support [SHPCHotplug AER]",
+        "[ 1.0] nvidia-nvlink: Nvlink Core is being initialized, major device number 510",
+        "[ 1.0] AER: Corrected error received: id=0008",
+        "[ 1.0] eth0: link becomes ready at 0000:18:00.0",
+        "[ 1.0] NVRM: kgspInitRm: GSP firmware booted",
+        " SUBSYSTEM=pci",
+        "",
+    ],
+)
+def test_ordinary_lines_are_no_events(line: str) -> None:
+    assert parse_kernel_lines([line]) == ()
+
+
+def test_a_daemon_that_quotes_the_kernel_is_not_the_kernel() -> None:
+    assert parse_kernel_lines([f"Nov 14 07:00:14 node12 gpu-agent[812]: saw {LOST}"]) == ()
+    assert only(f"Nov 14 07:00:14 node12 kernel: {LOST}").code == 79
+    assert only(f"Nov 14 07:00:14 node12 imklog[77]: kernel: [ 9.0] {LOST}").code == 79
+
+
+# --- floods and bounds -------------------------------------------------------------------------
+
+
+def test_a_flood_of_one_error_is_cut_and_does_not_push_out_the_lost_gpu() -> None:
+    flood = [f"[{n}.000000] pcieport 0000:00:01.0: AER: Corrected error received: 0000:01:00.0" for n in range(20_000)]
+    log = read_kernel_text("\n".join([*flood, f"[20001.000000] {LOST}"]), "dmesg")
+    events = events_of(log)
+    assert log.truncated
+    assert len(events) == MAX_REPEATS + 1
+    assert events[-1].code == 79
+    assert events[0].time_s == 0.0
+    assert events[-2].time_s == 19_999.0  # the newest of the flood is kept too
+
+
+def test_never_more_events_than_the_bound() -> None:
+    lines = [f"NVRM: Xid (PCI:0000:{n % 256:02x}:00): {n // 256}, x" for n in range(MAX_EVENTS + 500)]
+    log = read_kernel_text("\n".join(lines), "dmesg")
+    assert len(events_of(log)) == MAX_EVENTS
+    assert log.truncated
+
+
+def test_a_short_log_is_whole() -> None:
+    log = read_kernel_text(f"[ 1.0] Linux version 6.8\n[ 2.0] {LOST}", "dmesg.txt")
+    assert (len(events_of(log)), log.truncated, log.source) == (1, False, "dmesg.txt")
+
+
+def test_text_without_a_log_in_it_is_missing_never_a_quiet_log() -> None:
+    assert read_kernel_text(" \n", "dmesg.txt").events == Missing("dmesg.txt is empty", "absent")
+    refused = read_kernel_text("dmesg: read kernel buffer failed: Operation not permitted\n", "dmesg.txt").events
+    assert isinstance(refused, Missing)
+    assert refused.kind == "denied"
+
+
+FRAGMENTS = st.sampled_from(
+    [LOST, "NVRM: ", "SXid (PCI:", "0000:05:00", "AER: ", "[ 1.0] ", "6,1,1,-;", "GSP timeout", "\ud800", "٣", "\x85"]
+)
+
+
+@given(st.lists(st.one_of(st.text(max_size=80), FRAGMENTS), max_size=40).map("".join))
+@settings(max_examples=100, deadline=None)
+def test_no_text_breaks_the_parser(text: str) -> None:
+    for event in parse_kernel_lines(text.splitlines()):
+        assert event.text in text
+        assert event.bus_id is None or event.bus_id.count(":") == 2
+
+
+# --- where the log comes from ------------------------------------------------------------------
+
+KMSG = f"6,0,0,-;Linux version 6.8.0\n SUBSYSTEM=pci\n3,1,9000000,-;{LOST}\n"
+
+
+def test_the_ring_buffer_is_read_whole(tmp_path: Path) -> None:
+    write(tmp_path, {"/dev/kmsg": KMSG})
+    log = read_kernel_log(tmp_path)
+    assert (log.source, log.truncated) == ("/dev/kmsg", False)
+    (event,) = events_of(log)
+    assert (event.code, event.time_s) == (79, 9.0)
+
+
+def test_a_quiet_log_is_an_empty_list_of_events(tmp_path: Path) -> None:
+    write(tmp_path, {"/dev/kmsg": "6,0,0,-;Linux version 6.8.0"})
+    assert read_kernel_log(tmp_path).events == ()
+
+
+def test_a_ring_buffer_that_no_longer_reaches_back_to_boot_is_truncated(tmp_path: Path) -> None:
+    write(tmp_path, {"/dev/kmsg": "6,5123,900,-;eth0: link up"})
+    assert read_kernel_log(tmp_path).truncated
+
+
+@pytest.mark.parametrize("content", ["", "a console, not a kernel log"])
+def test_a_device_without_kernel_records_is_unread_not_quiet(tmp_path: Path, content: str) -> None:
+    write(tmp_path, {"/dev/kmsg": content})
+    log = read_kernel_log(tmp_path)
+    assert log.events == Missing("/dev/kmsg holds no kernel messages", "absent")
+    assert log.source == log.events
+
+
+def test_no_device_is_absent(tmp_path: Path) -> None:
+    assert read_kernel_log(tmp_path).events == Missing("/dev/kmsg: not there", "absent")
+
+
+def test_the_device_gives_a_record_a_read_and_may_have_lost_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"/dev/kmsg": ""})
+    answers: list[bytes | OSError] = [
+        b"6,7,1,-;first\n",
+        BrokenPipeError(errno.EPIPE, "overwritten"),
+        f"3,9,2000000,-;{LOST}\n".encode() + b"\xff\n",
+        BlockingIOError(errno.EAGAIN, "no more"),
+    ]
+
+    def read(file: int, count: int) -> bytes:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(os, "read", read)
+    log = read_kernel_log(tmp_path)
+    assert [event.code for event in events_of(log)] == [79]
+    assert log.truncated
+    assert not answers
+
+
+def test_a_device_that_fails_to_read_is_failed(tmp_path: Path) -> None:
+    (tmp_path / "dev/kmsg").mkdir(parents=True)
+    events = read_kernel_log(tmp_path).events
+    assert events == Missing("/dev/kmsg: Is a directory", "failed")
+
+
+JOURNAL = f"[    0.000000] node12 kernel: Linux version 6.8\n[  123.500000] node12 kernel: {LOST}\n"
+
+
+def restrict(monkeypatch: pytest.MonkeyPatch, answer: Completed | Missing) -> list[list[str]]:
+    """A machine with dmesg_restrict=1 whose journalctl gives this answer; the commands run are given back."""
+    commands: list[list[str]] = []
+
+    def run_command(argv: list[str], **limits: float) -> Completed | Missing:
+        assert limits["deadline_s"] > 0
+        commands.append(argv)
+        return answer
+
+    def refuse(path: object, flags: int) -> int:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("gpudoctor.facts.subprocesses.run_command", run_command)
+    monkeypatch.setattr(os, "open", refuse)
+    return commands
+
+
+def test_where_the_ring_buffer_is_restricted_the_journal_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = restrict(monkeypatch, Completed(0, JOURNAL))
+    log = read_kernel_log(Path("/"))
+    assert log.source == "journalctl -k -b"
+    assert commands[0][:3] == ["journalctl", "-k", "-b"]
+    (event,) = events_of(log)
+    assert (event.code, event.bus_id, event.time_s) == (79, "0000:05:00.0", 123.5)
+    assert not log.truncated
+
+
+def test_a_journal_longer_than_may_be_read_is_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
+    restrict(monkeypatch, Completed(None, JOURNAL, truncated=True))
+    log = read_kernel_log(Path("/"))
+    assert [event.code for event in events_of(log)] == [79]
+    assert log.truncated
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Completed(0, "-- No entries --\n"),
+        Completed(0, "Hint: You are currently not seeing messages from other users.\n"),
+        Completed(1, JOURNAL),
+        Missing("journalctl: not there", "absent"),
+    ],
+    ids=["empty", "another user's", "failed", "not installed"],
+)
+def test_a_journal_without_kernel_lines_leaves_the_log_denied(
+    monkeypatch: pytest.MonkeyPatch, answer: Completed | Missing
+) -> None:
+    restrict(monkeypatch, answer)
+    assert read_kernel_log(Path("/")).events == Missing("/dev/kmsg: no permission", "denied")
+
+
+def test_a_fake_root_never_asks_this_machines_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = restrict(monkeypatch, Completed(0, JOURNAL))
+    events = read_kernel_log(tmp_path).events
+    assert isinstance(events, Missing)
+    assert commands == []

@@ -1,0 +1,87 @@
+"""Container, virtual machine or bare metal: the marks each leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpudoctor.facts.host import read_host
+from gpudoctor.facts.missing import Missing
+from tests.sysfs_tree import write
+
+BARE_CPU = "processor\t: 0\nflags\t\t: fpu vme sse2"
+VM_CPU = "processor\t: 0\nflags\t\t: fpu hypervisor sse2"
+ARM_CPU = "processor\t: 0\nBogoMIPS\t: 2000.00\nFeatures\t: fp asimd"
+
+
+@pytest.mark.parametrize(
+    ("files", "engine"),
+    [
+        ({"/.dockerenv": ""}, "docker"),
+        ({"/run/.containerenv": 'engine="podman-4"'}, "podman"),
+        ({"/.singularity.d/labels.json": "{}"}, "singularity"),
+        ({"/proc/1/environ": "PATH=/bin\0container=lxc\0"}, "lxc"),
+        ({"/run/systemd/container": "systemd-nspawn"}, "systemd-nspawn"),
+        ({"/.dockerenv": "", "/proc/self/environ": "KUBERNETES_SERVICE_HOST=10.0.0.1\0"}, "kubernetes"),
+        ({"/proc/1/cgroup": "4:memory:/kubepods/burstable/pod1/0123"}, "kubernetes"),
+        ({"/proc/1/cgroup": "0::/system.slice/containerd.service/x"}, "containerd"),
+    ],
+)
+def test_a_container_is_known_by_its_marks_and_wins_over_the_machine_around_it(
+    tmp_path: Path, files: dict[str, str], engine: str
+) -> None:
+    write(tmp_path, {"/proc/cpuinfo": VM_CPU, "/sys/class/dmi/id/sys_vendor": "Amazon EC2", **files})
+    host = read_host(tmp_path)
+    assert (host.virtualization, host.container, host.hypervisor) == ("container", engine, "amazon")
+
+
+@pytest.mark.parametrize(
+    ("vendor", "product", "name"),
+    [
+        ("Amazon EC2", "p5.48xlarge", "amazon"),
+        ("Google", "Google Compute Engine", "google"),
+        ("Microsoft Corporation", "Virtual Machine", "microsoft"),
+        ("QEMU", "Standard PC (Q35 + ICH9, 2009)", "qemu"),
+        ("", "", "unnamed"),
+    ],
+)
+def test_a_virtual_machine_is_known_by_the_cpu_and_named_by_the_firmware(
+    tmp_path: Path, vendor: str, product: str, name: str
+) -> None:
+    dmi = "/sys/class/dmi/id"
+    write(tmp_path, {"/proc/cpuinfo": VM_CPU, f"{dmi}/sys_vendor": vendor, f"{dmi}/product_name": product})
+    host = read_host(tmp_path)
+    assert (host.virtualization, host.hypervisor) == ("vm", name)
+    assert host.container == Missing("not a container", "absent")
+
+
+def test_a_bare_machine_of_a_cloud_is_no_virtual_machine(tmp_path: Path) -> None:
+    write(tmp_path, {"/proc/cpuinfo": BARE_CPU, "/sys/class/dmi/id/sys_vendor": "Amazon EC2"})
+    host = read_host(tmp_path)
+    assert host.virtualization == "none"
+    assert host.hypervisor == Missing("not a virtual machine", "absent")
+
+
+@pytest.mark.parametrize(
+    ("vendor", "product", "kind"),
+    [
+        ("QEMU", "KVM Virtual Machine", "vm"),
+        ("Amazon EC2", "g5g.xlarge", "vm"),
+        ("Amazon EC2", "g5g.metal", "none"),
+        ("NVIDIA", "GB200 NVL", "none"),
+    ],
+)
+def test_on_arm_the_firmware_alone_tells(tmp_path: Path, vendor: str, product: str, kind: str) -> None:
+    dmi = "/sys/class/dmi/id"
+    write(tmp_path, {"/proc/cpuinfo": ARM_CPU, f"{dmi}/sys_vendor": vendor, f"{dmi}/product_name": product})
+    assert read_host(tmp_path).virtualization == kind
+
+
+def test_xen_wsl_and_the_xen_host_itself(tmp_path: Path) -> None:
+    write(tmp_path, {"/proc/cpuinfo": VM_CPU, "/proc/sys/kernel/osrelease": "5.15.90.1-microsoft-standard-WSL2"})
+    assert read_host(tmp_path).hypervisor == "wsl"
+    write(tmp_path, {"/sys/hypervisor/type": "xen"})
+    assert read_host(tmp_path).hypervisor == "xen"
+    write(tmp_path, {"/proc/xen/capabilities": "control_d"})
+    assert read_host(tmp_path).virtualization == "none"
