@@ -1,0 +1,150 @@
+"""Reads the live machine: the driver in a child process under deadlines, everything else beside it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec.structs import replace
+
+from gpudoctor.facts.gpu import Fact, Gpu, GpuPair
+from gpudoctor.facts.missing import NOT_READ, Missing
+from gpudoctor.facts.node import Driver, Node, Source, Unanswered
+from gpudoctor.facts.nvml_kernel import read_kernel_module
+
+if TYPE_CHECKING:
+    from gpudoctor.facts.nvml_process import Collected
+
+F = TypeVar("F", bound=Fact)
+
+# what the parent waits beyond the deadline for its own listener
+_SLACK_S = 1.0
+
+
+def collect_live(
+    root: Path = Path("/"),
+    deadline_s: float = 10.0,
+    call_deadline_s: float = 2.0,
+    progress: Callable[[str], None] | None = None,
+    nvml_module: str | None = None,
+) -> Node:
+    """The facts of this machine, never later than the deadline for the driver.
+
+    The driver is called only in a collector process. A call that runs longer than
+    `call_deadline_s` (nvmlInit and the handle lookup: `deadline_s`) becomes an `Unanswered`; what
+    was read before stays, and the leaves that were not reached are Missing (failed) and name
+    that call. Neither pynvml nor torch is imported here. `progress` gets a line for people now
+    and then. `nvml_module`, as module:factory:argument, stands in for pynvml in tests.
+    """
+    driver = read_kernel_module(root)
+    if driver.module_loaded is False:
+        return _merge(root, driver, (), Missing("the driver is not loaded"), _read_host(root))
+    from gpudoctor.facts.nvml_process import Collected, Collector
+
+    collector = Collector(root, nvml_module)
+    answers: list[Collected] = []
+    # a thread that waits on a pipe: the host's readers (journalctl is slow) run meanwhile
+    listener = threading.Thread(
+        target=lambda: answers.append(collector.listen(deadline_s, call_deadline_s, progress)), daemon=True
+    )
+    listener.start()
+    try:
+        host = _read_host(root)
+        listener.join(deadline_s + _SLACK_S)
+    finally:
+        collector.end()
+        listener.join(_SLACK_S)
+        if not listener.is_alive():
+            collector.close()
+    collected = answers[0] if answers else Collected(failure="the collector could not be listened to")
+    return _merge(root, *_complete(collected, driver), host)
+
+
+def _read_host(root: Path) -> dict[str, Any]:
+    """What the readers of everything but the driver tell, by the names that `Node` has for it."""
+    from gpudoctor.facts.environment import read_environment
+    from gpudoctor.facts.host import read_host
+    from gpudoctor.facts.kernel_log import read_kernel_log
+    from gpudoctor.facts.network import read_network
+    from gpudoctor.facts.pci import read_pci
+    from gpudoctor.facts.software import read_software
+
+    return {
+        "pci": read_pci(root),
+        "host": read_host(root),
+        "kernel_log": read_kernel_log(root),
+        "environment": read_environment(os.environ, root),
+        "software": read_software(),
+        "network": read_network(root),
+    }
+
+
+def _merge(
+    root: Path, driver: Driver, gpus: tuple[Gpu, ...], pairs: tuple[GpuPair, ...] | Missing, host: dict[str, Any]
+) -> Node:
+    from gpudoctor.facts.pci import read_path
+
+    placed = []
+    for gpu in sorted(gpus, key=lambda gpu: gpu.bus_id):
+        placed.append(replace(gpu, pcie=replace(gpu.pcie, path=read_path(root, gpu.bus_id))))
+    source = Source(
+        kind="live", name=os.uname().nodename, collected_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    )
+    return Node(source=source, driver=driver, gpus=tuple(placed), pairs=pairs, **host)
+
+
+def _complete(
+    collected: Collected, read_before: Driver
+) -> tuple[Driver, tuple[Gpu, ...], tuple[GpuPair, ...] | Missing]:
+    """What the collector told, with a reason in every place that it did not come to."""
+    driver = collected.driver or read_before
+    why = {call.gpu: f"{call.call}{_where(call.gpu)} {_ended(call)}" for call in reversed(collected.unanswered)}
+    failure = collected.failure or "the collector did not come to it"
+    if collected.failure is not None:
+        driver = fill(driver, Missing(failure, "failed"))
+    gpus = {
+        index: gpu if index in collected.done else fill(gpu, Missing(why.get(index, failure), "failed"))
+        for index, gpu in collected.gpus.items()
+    }
+    errors = dict(collected.handle_errors)
+    for index in range(driver.device_count if isinstance(driver.device_count, int) else 0):
+        if index not in gpus:
+            errors.setdefault(index, why.get(index, failure))
+    driver = replace(
+        driver,
+        handle_errors=tuple(f"index {index}: {words}" for index, words in sorted(errors.items())),
+        unanswered=collected.unanswered,
+    )
+    if driver.init_code != 0:
+        return driver, (), Missing("the driver did not start")
+    told = {(pair.a, pair.b): pair for pair in collected.pairs}
+    pairs = []
+    for a, b in combinations(sorted(gpus), 2):
+        reason = Missing(why.get(a) or why.get(b) or failure, "failed")
+        pairs.append(told.get((a, b)) or fill(GpuPair(a, b), reason))
+    return driver, tuple(gpus.values()), tuple(pairs)
+
+
+def _where(gpu: int | None) -> str:
+    return "" if gpu is None else f" on GPU {gpu}"
+
+
+def _ended(call: Unanswered) -> str:
+    return f"{call.reason} in {call.waited_s:.1f} s" if call.reason == "did not return" else call.reason
+
+
+def fill(fact: F, reason: Missing) -> F:
+    """A copy in which every leaf that nobody read carries the reason."""
+    changed: dict[str, Any] = {}
+    for name in fact.__struct_fields__:
+        value = getattr(fact, name)
+        if value == NOT_READ:
+            changed[name] = reason
+        elif isinstance(value, Fact):
+            changed[name] = fill(value, reason)
+    return replace(fact, **changed)

@@ -1,0 +1,202 @@
+"""The door to the driver: the only module that imports pynvml, with one `call` through which every call goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Any, Protocol
+
+from gpudoctor.facts.gpu import CallError
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.nvml_words import FUNCTION_NOT_FOUND, TAINTING, error_word, missing_for
+
+# NVML_VALUE_TYPE_* -> the member of the union that holds the value
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+_FIELD_VALUES = "nvmlDeviceGetFieldValues"
+# a field id that an older driver has never heard of
+_UNKNOWN_FIELD = 2
+
+Fields = Mapping[tuple[int, int], int | float | Missing]
+
+
+class Crumbs(Protocol):
+    """Where a caller leaves word of what it is doing, so that someone outside can tell if it never returns."""
+
+    def enter(self, call: str, gpu: int | None) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+class NoCrumbs:
+    """For callers nobody watches."""
+
+    def enter(self, call: str, gpu: int | None) -> None:
+        pass
+
+    def leave(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+class DriverError(Exception):
+    """A driver call answered with an error; `code` is NVML's, None where the answer could not be decoded."""
+
+    def __init__(self, call: str, code: int | None, words: str) -> None:
+        super().__init__(f"{call}: {words}")
+        self.call = call
+        self.code = code
+        self.words = words
+
+    @property
+    def missing(self) -> Missing:
+        return missing_for(self.code, self.call) if self.code is not None else Missing(str(self), "failed")
+
+
+def load_pynvml() -> Any:
+    """NVIDIA's own binding; importing it loads no driver library."""
+    import pynvml
+
+    return pynvml
+
+
+class Door:
+    """Calls the driver for one thread: `gpu` and its `handle`, or None for calls about the system.
+
+    `errors` gathers the answers that taint the GPU (15, 16, 999). Doors made by `for_gpu` share
+    the knowledge of which functions this driver does not have, and nothing else.
+    """
+
+    def __init__(self, nvml: Any, crumbs: Crumbs | None = None, gpu: int | None = None) -> None:
+        self.nvml = nvml
+        self.gpu = gpu
+        self.handle: Any = None
+        self.errors: list[CallError] = []
+        self.calls = 0
+        self.slowest_call = ""
+        self.slowest_s = 0.0
+        self._crumbs: Crumbs = crumbs or NoCrumbs()
+        self._absent: set[tuple[str, int]] = set()
+
+    def for_gpu(self, gpu: int, crumbs: Crumbs | None = None) -> Door:
+        """A door for the thread that reads one GPU."""
+        door = Door(self.nvml, crumbs, gpu)
+        door._absent = self._absent
+        return door
+
+    def close(self) -> None:
+        """This thread makes no more calls."""
+        self._crumbs.finish()
+
+    def call(self, name: str, *args: Any) -> Any:
+        """What the driver answers; raise DriverError where it answers with an error."""
+        function = getattr(self.nvml, name, None)
+        if function is None or (name, len(args)) in self._absent:
+            raise DriverError(name, FUNCTION_NOT_FOUND, error_word(FUNCTION_NOT_FOUND))
+        self.calls += 1
+        self._crumbs.enter(name, self.gpu)
+        started = monotonic()
+        try:
+            return function(*args)
+        except self.nvml.NVMLError as error:
+            code = int(error.value)
+            if code == FUNCTION_NOT_FOUND:
+                # by the number of arguments: pynvml calls another function for another one of them
+                self._absent.add((name, len(args)))
+            raise DriverError(name, code, error_word(code)) from None
+        except UnicodeDecodeError as error:
+            raise DriverError(name, None, f"answered bytes that are not text ({error.object[:40]!r})") from None
+        finally:
+            self._crumbs.leave()
+            took_s = monotonic() - started
+            if took_s > self.slowest_s:
+                self.slowest_call, self.slowest_s = name, took_s
+
+    def ask(self, name: str, *args: Any) -> Any:
+        """Like `call` with the GPU's handle in front; an error becomes Missing, and a tainting one is noted."""
+        return self.ask_of(self.handle, name, *args)
+
+    def ask_of(self, handle: Any, name: str, *args: Any) -> Any:
+        """Like `ask`, of another handle of this GPU (a MIG instance) or of none (a call about the system)."""
+        try:
+            return self.call(name, *(() if handle is None else (handle,)), *args)
+        except DriverError as error:
+            self.note(error)
+            return error.missing
+
+    def first(self, *names: str) -> Any:
+        """The answer of the first function that this driver has: newest name first."""
+        answer: Any = missing_for(FUNCTION_NOT_FOUND, "")
+        for name in names:
+            try:
+                return self.call(name, self.handle)
+            except DriverError as error:
+                answer = error.missing
+                if error.code != FUNCTION_NOT_FOUND:
+                    self.note(error)
+                    break
+        return answer
+
+    def number(self, low: int, high: int, name: str, *args: Any) -> int | Missing:
+        """The answer of a getter of one number, `failed` where it is outside of what can be."""
+        answer: int | Missing = in_range(self.ask(name, *args), low, high, name)
+        return answer
+
+    def fields(self, wanted: Sequence[tuple[int, int]]) -> Fields:
+        """Many (field id, scope) in one driver call; each value has its own return code.
+
+        An id this driver does not know is unsupported. 15 and 16 of a single field taint the GPU
+        as those of a call do; 999 of a single field costs only that field.
+        """
+        try:
+            values = self.call(_FIELD_VALUES, self.handle, list(wanted))
+        except DriverError as error:
+            self.note(error)
+            return dict.fromkeys(wanted, error.missing)
+        return {key: self._field(key[0], value) for key, value in zip(wanted, values, strict=True)}
+
+    def _field(self, field: int, value: Any) -> int | float | Missing:
+        name = f"{_FIELD_VALUES}({field})"
+        code = int(value.nvmlReturn)
+        if code:
+            if code != 999:
+                self._note(name, code)
+            return missing_for(3 if code == _UNKNOWN_FIELD else code, name)
+        kind = int(value.valueType)
+        member = _MEMBERS[kind] if kind < len(_MEMBERS) else ""
+        answer = getattr(value.value, member, None)
+        if isinstance(answer, (int, float)):
+            return answer
+        return Missing(f"{name} answered a value of unknown type {kind}", "failed")
+
+    def note(self, error: DriverError) -> None:
+        """Keep an error that taints the GPU; others are the caller's to deal with."""
+        self._note(error.call, error.code)
+
+    def _note(self, name: str, code: int | None) -> None:
+        if code in TAINTING and not any(e.call == name and e.code == code for e in self.errors):
+            self.errors.append(CallError(call=name, code=code, name=error_word(code)))
+
+
+def in_range(value: Any, low: float, high: float, source: str) -> Any:
+    """The number, or Missing with the raw reading where it is outside [low, high].
+
+    NVML marks what it does not know by all bits set, and broken sensors read 0 or 255.
+    """
+    if isinstance(value, Missing):
+        return value
+    if not low <= value <= high:
+        return Missing(f"{source} said {value}, which cannot be", "failed")
+    return value
+
+
+def prefer(value: Any, fallback: Any) -> Any:
+    """The value, else the fallback; where both are Missing the one that is a failure is kept."""
+    if not isinstance(value, Missing):
+        return value
+    if isinstance(fallback, Missing) and value.kind != "unsupported":
+        return value
+    return fallback

@@ -1,0 +1,122 @@
+"""What crosses between the collector process and its parent: messages, and breadcrumbs.
+
+A breadcrumb says which driver call a thread of the collector is in; it lies in shared memory, so
+that it can be read when the collector no longer answers.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from time import monotonic
+
+import msgspec
+
+from gpudoctor.facts.gpu import Gpu, GpuPair
+from gpudoctor.facts.node import Driver
+
+# without persistence mode the driver starts every GPU anew for these: seconds on a healthy node
+SLOW_CALLS = frozenset({"nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"})
+
+SLOTS = 129  # the first thread and 128 GPUs
+_HEAD = struct.Struct(
+    "=dQiI"
+)  # start (monotonic s, or one of the two below), thread id, GPU (-1: none), length of the name
+_FINISHED, _BETWEEN_CALLS = 0.0, -1.0
+_NAME_BYTES = 72
+_SLOT_BYTES = _HEAD.size + _NAME_BYTES
+SIZE_BYTES = SLOTS * _SLOT_BYTES
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line from the collector. A driver or GPU that comes again replaces what came before.
+
+    `done`: no more will come of this GPU. `handle_error`: index and words. `end`: all was said.
+    """
+
+    driver: Driver | None = None
+    gpu: Gpu | None = None
+    done: bool = False
+    pairs: tuple[GpuPair, ...] = ()
+    handle_error: tuple[int, str] | None = None
+    end: bool = False
+
+
+class InFlight(msgspec.Struct, frozen=True):
+    """A call that has not returned; `started_s` is monotonic time, `thread` the id that faulthandler prints."""
+
+    slot: int
+    call: str
+    gpu: int | None
+    started_s: float
+    thread: int
+
+
+def make_memory() -> int:
+    """A file descriptor of zeroed shared memory that has no name: nothing is left behind."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("gpudoctor", 0)
+    else:
+        import tempfile
+
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, SIZE_BYTES)
+    return fd
+
+
+class Slot:
+    """Where one thread leaves word; satisfies `nvml.Crumbs`."""
+
+    def __init__(self, memory: mmap.mmap, slot: int) -> None:
+        self._memory = memory
+        self._place = slot % SLOTS * _SLOT_BYTES
+        self.leave()
+
+    def enter(self, call: str, gpu: int | None) -> None:
+        import threading
+
+        name = call.encode()[:_NAME_BYTES]
+        start = self._place + _HEAD.size
+        self._memory[start : start + len(name)] = name
+        # the start goes in with the head, last: a reader that sees it sees the name too
+        number = -1 if gpu is None else gpu
+        _HEAD.pack_into(self._memory, self._place, monotonic(), threading.get_ident(), number, len(name))
+
+    def leave(self) -> None:
+        struct.pack_into("=d", self._memory, self._place, _BETWEEN_CALLS)
+
+    def finish(self) -> None:
+        struct.pack_into("=d", self._memory, self._place, _FINISHED)
+
+
+class Crumbs:
+    """The shared memory as both sides see it."""
+
+    def __init__(self, fd: int) -> None:
+        self._memory = mmap.mmap(fd, SIZE_BYTES)
+
+    def slot(self, slot: int) -> Slot:
+        return Slot(self._memory, slot)
+
+    def read(self) -> tuple[tuple[InFlight, ...], int]:
+        """The calls that have not returned, and how many threads are between two calls (and so alive)."""
+        found = []
+        between = 0
+        for slot in range(SLOTS):
+            place = slot * _SLOT_BYTES
+            started, thread, gpu, length = _HEAD.unpack_from(self._memory, place)
+            if started == _FINISHED:
+                continue
+            name = self._memory[place + _HEAD.size : place + _HEAD.size + min(length, _NAME_BYTES)]
+            # a slot that changed while it was read belongs to a thread that gets on
+            if started == _BETWEEN_CALLS or _HEAD.unpack_from(self._memory, place)[0] != started:
+                between += 1
+                continue
+            call = name.decode("ascii", "replace")
+            found.append(InFlight(slot, call, None if gpu < 0 else gpu, started, thread))
+        return tuple(found), between
+
+    def close(self) -> None:
+        self._memory.close()

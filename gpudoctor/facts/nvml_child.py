@@ -1,0 +1,106 @@
+"""The collector process: the only one that calls the driver, and so the only one a driver can hang or kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpudoctor.facts.gpu import Gpu, GpuPair
+from gpudoctor.facts.node import Driver
+from gpudoctor.facts.nvml import Crumbs
+from gpudoctor.facts.nvml_channel import Crumbs as SharedCrumbs
+from gpudoctor.facts.nvml_channel import Message
+from gpudoctor.facts.nvml_read import read_nvml
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What the parent asks for: file descriptors of the pipe and the breadcrumbs, its pid, and where to read.
+
+    `nvml` names what stands in for pynvml as module:factory:argument; None is the real one.
+    """
+
+    pipe: int
+    crumbs: int
+    parent_pid: int
+    root: str = "/"
+    nvml: str | None = None
+
+
+class _Sender:
+    """Writes each thing that was read as one JSON line; a `Listener` of `read_nvml`."""
+
+    def __init__(self, order: Order) -> None:
+        self._pipe = order.pipe
+        self._crumbs = SharedCrumbs(order.crumbs)
+        self._lock = threading.Lock()
+        self._encode = msgspec.json.Encoder().encode
+
+    def send(self, message: Message) -> None:
+        line = self._encode(message) + b"\n"
+        with self._lock:
+            while line:
+                line = line[os.write(self._pipe, line) :]
+
+    def driver(self, driver: Driver) -> None:
+        self.send(Message(driver=driver))
+
+    def gpu(self, gpu: Gpu, done: bool) -> None:
+        self.send(Message(gpu=gpu, done=done))
+
+    def handle_error(self, index: int, words: str) -> None:
+        self.send(Message(handle_error=(index, words)))
+
+    def pairs(self, pairs: tuple[GpuPair, ...]) -> None:
+        self.send(Message(pairs=pairs))
+
+    def crumbs(self, slot: int) -> Crumbs:
+        return self._crumbs.slot(slot)
+
+
+def main(argument: str) -> None:
+    """Read NVML as ordered and end the process; never returns."""
+    import faulthandler
+
+    order = msgspec.json.decode(argument, type=Order)
+    _die_with(order.parent_pid)
+    faulthandler.enable(all_threads=True)  # its report names the thread that crashed
+    serve(order)
+    sys.stderr.flush()
+    # not sys.exit: tearing the driver library down may hang, and there is nothing to tidy
+    os._exit(0)
+
+
+def serve(order: Order) -> None:
+    """Read NVML and send all of it, the end included."""
+    nvml = load(order.nvml) if order.nvml else None
+    sender = _Sender(order)
+    driver = read_nvml(sender, nvml, Path(order.root), own_pid=order.parent_pid)
+    sender.send(Message(driver=driver, end=True))
+
+
+def load(spec: str) -> Any:
+    """What module:factory:argument makes."""
+    from importlib import import_module
+
+    module, factory, argument = spec.split(":", 2)
+    return getattr(import_module(module), factory)(argument)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process when its parent ends, however that ends."""
+    import ctypes
+
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    except (OSError, AttributeError):  # not Linux
+        return
+    if os.getppid() != parent:  # it ended before we asked
+        os._exit(0)

@@ -1,0 +1,298 @@
+"""One GPU as NVML tells it, in sections that each fill some leaves of `Gpu`.
+
+At most 60 driver calls a GPU, and five more for each MIG instance: what has a field id is taken
+in one nvmlDeviceGetFieldValues, getters that it made superfluous are called only where it fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from gpudoctor.facts.gpu import EVENT_REASONS, Clocks, Gpu, PcieLink, Power, Thermal, ThrottleTimes, Utilization
+from gpudoctor.facts.missing import NOT_READ, UNSUPPORTED, Missing
+from gpudoctor.facts.nvml import Door, Fields, in_range, prefer
+from gpudoctor.facts.nvml_health import read_ecc, read_memory_repair, read_recovery_action
+from gpudoctor.facts.nvml_links import read_fabric, read_links
+from gpudoctor.facts.nvml_settings import read_cpu_affinity, read_numa_node, read_processes, read_settings
+from gpudoctor.facts.nvml_words import ARCHITECTURES, BRANDS, word
+from gpudoctor.facts.sysfs import key_values, read_text
+
+MIB_SHIFT = 20
+_MAX_MHZ = 20_000
+_MAX_COUNT = (1 << 62) - 1
+_MAX_MW = 10_000_000
+
+# NVML field ids (nvml.h); all stable since they came
+ECC_CURRENT, ECC_PENDING = 1, 2
+RETIRED_SBE, RETIRED_DBE, RETIRED_PENDING = 29, 30, 31
+POLICY_POWER, POLICY_THERMAL, POLICY_SYNC_BOOST = 74, 75, 76
+MEMORY_TEMP = 82
+LINK_COUNT, SWITCH_LINK_COUNT = 91, 147
+PCIE_REPLAY, PCIE_REPLAY_ROLLOVER = 94, 95
+POWER_INSTANT, POWER_MIN, POWER_MAX, POWER_DEFAULT, POWER_CURRENT, POWER_REQUESTED = 186, 187, 188, 189, 190, 192
+MARGIN_SHUTDOWN, MARGIN_SLOWDOWN, MARGIN_MEMORY, MARGIN_GPU_MAX = 193, 194, 195, 196
+RECOVERY_ACTION = 230
+_DEVICE_FIELDS = (
+    *range(ECC_CURRENT, 7),
+    *(RETIRED_SBE, RETIRED_DBE, RETIRED_PENDING),
+    *(POLICY_POWER, POLICY_THERMAL, POLICY_SYNC_BOOST, MEMORY_TEMP, LINK_COUNT),
+    *(PCIE_REPLAY, PCIE_REPLAY_ROLLOVER),
+    *(142, 143, 144, 145, SWITCH_LINK_COUNT),
+    *(POWER_INSTANT, POWER_MIN, POWER_MAX, POWER_DEFAULT, POWER_CURRENT, POWER_REQUESTED),
+    *(MARGIN_SHUTDOWN, MARGIN_SLOWDOWN, MARGIN_MEMORY, MARGIN_GPU_MAX, RECOVERY_ACTION),
+)
+
+
+class System(msgspec.Struct, frozen=True):
+    """What the GPU readers must know of the whole: the driver's version, and where and who we are."""
+
+    driver_version: tuple[int, ...] = ()
+    confidential: bool | Missing = NOT_READ
+    root: Path = Path("/")
+    own_pid: int = 0
+
+
+def read_gpu(door: Door, gpu: Gpu, system: System, on_part: Callable[[Gpu], None]) -> Gpu:
+    """Fill the GPU section by section; `on_part` gets what is known after each, so a hang costs one section.
+
+    One getter that fails costs its own leaf and no other.
+    """
+    gpu = replace(gpu, **_identity(door), minor_number=_minor_number(door, system.root, gpu.bus_id))
+    gpu = replace(gpu, errors=tuple(door.errors))
+    on_part(gpu)
+    wanted = [(field, 0) for field in (*_DEVICE_FIELDS, *_throttle_fields(system.driver_version))]
+    fields = door.fields(wanted)
+    device = system.root / "sys/bus/pci/devices" / gpu.bus_id
+    sections: tuple[Callable[[], dict[str, Any]], ...] = (
+        lambda: {"recovery_action": read_recovery_action(fields), **_memory(door)},
+        lambda: {"pcie": _pcie(door, fields)},
+        lambda: _health(door, fields),
+        lambda: {"clocks": _clocks(door), "throttle_times": _throttle_times(fields, system.driver_version)},
+        lambda: {"thermal": _thermal(door, fields), "power": _power(door, fields)},
+        lambda: {"settings": read_settings(door, system.confidential)},
+        lambda: {"nvlinks": read_links(door, fields[LINK_COUNT, 0], fields[SWITCH_LINK_COUNT, 0])},
+        lambda: {"fabric": read_fabric(door)},
+        lambda: {"processes": read_processes(door, system.root, system.own_pid), "utilization": _utilization(door)},
+        lambda: {"numa_node": read_numa_node(door, device), "cpu_affinity": read_cpu_affinity(door, device)},
+    )
+    for section in sections:
+        gpu = replace(gpu, **section())
+        gpu = replace(gpu, errors=tuple(door.errors))
+        on_part(gpu)
+    return gpu
+
+
+def _identity(door: Door) -> dict[str, Any]:
+    from ctypes import c_uint
+
+    capability = door.ask("nvmlDeviceGetCudaComputeCapability")
+    return {
+        "uuid": door.ask("nvmlDeviceGetUUID"),
+        "name": door.ask("nvmlDeviceGetName"),
+        "brand": word(door.ask("nvmlDeviceGetBrand"), BRANDS),
+        "architecture": word(door.ask("nvmlDeviceGetArchitecture"), ARCHITECTURES),
+        "compute_capability": capability if isinstance(capability, Missing) else "{}.{}".format(*capability),
+        "serial": door.ask("nvmlDeviceGetSerial"),
+        "vbios": door.ask("nvmlDeviceGetVbiosVersion"),
+        "board_part_number": door.ask("nvmlDeviceGetBoardPartNumber"),
+        # an own c_uint: pynvml's default argument is shared between threads
+        "module_id": door.number(0, 4096, "nvmlDeviceGetModuleId", c_uint()),
+    }
+
+
+def _minor_number(door: Door, root: Path, bus_id: str) -> int | Missing:
+    """From /proc where it can be read, which costs no driver call: "Device Minor: 	 0"."""
+    text = read_text(root / "proc/driver/nvidia/gpus" / bus_id / "information")
+    minor = "" if isinstance(text, Missing) else key_values(text).get("Device Minor", "")
+    return int(minor) if minor.isdecimal() else door.number(0, 4096, "nvmlDeviceGetMinorNumber")
+
+
+def _memory(door: Door) -> dict[str, Any]:
+    """Version 2 counts what the driver keeps for itself apart; older drivers put it into `used`."""
+    version = getattr(door.nvml, "nvmlMemory_v2", None)
+    info = door.ask("nvmlDeviceGetMemoryInfo", version) if version else UNSUPPORTED
+    if isinstance(info, Missing):
+        info = prefer(info, door.ask("nvmlDeviceGetMemoryInfo"))
+    if isinstance(info, Missing):
+        return dict.fromkeys(("memory_total_mib", "memory_reserved_mib", "memory_used_mib", "memory_free_mib"), info)
+
+    def mib(name: str, low: int) -> int | Missing:
+        size = in_range(getattr(info, name, UNSUPPORTED), low, _MAX_COUNT, f"nvmlDeviceGetMemoryInfo.{name}")
+        return size if isinstance(size, Missing) else int(size) >> MIB_SHIFT
+
+    return {
+        "memory_total_mib": mib("total", 1 << MIB_SHIFT),
+        "memory_reserved_mib": mib("reserved", 0),
+        "memory_used_mib": mib("used", 0),
+        "memory_free_mib": mib("free", 0),
+    }
+
+
+def _pcie(door: Door, fields: Fields) -> PcieLink:
+    """`host_generation_max` is not NVML's to tell: the hops in /sys show what the slot can do."""
+    replays = in_range(fields[PCIE_REPLAY, 0], 0, _MAX_COUNT, "PCIe replay counter")
+    if isinstance(replays, Missing):
+        replays = prefer(replays, door.number(0, 0xFFFF_FFFE, "nvmlDeviceGetPcieReplayCounter"))
+    return PcieLink(
+        generation=door.number(1, 8, "nvmlDeviceGetCurrPcieLinkGeneration"),
+        generation_max=door.number(1, 8, "nvmlDeviceGetMaxPcieLinkGeneration"),
+        device_generation_max=door.number(1, 8, "nvmlDeviceGetGpuMaxPcieLinkGeneration"),
+        host_generation_max=UNSUPPORTED,
+        width=door.number(1, 32, "nvmlDeviceGetCurrPcieLinkWidth"),
+        width_max=door.number(1, 32, "nvmlDeviceGetMaxPcieLinkWidth"),
+        replays=replays,
+        replay_rollovers=in_range(fields[PCIE_REPLAY_ROLLOVER, 0], 0, _MAX_COUNT, "PCIe replay rollover counter"),
+    )
+
+
+def _health(door: Door, fields: Fields) -> dict[str, Any]:
+    ecc = read_ecc(door, fields)
+    return {"ecc": ecc, "memory_repair": read_memory_repair(door, fields)}
+
+
+def _clocks(door: Door) -> Clocks:
+    def mhz(call: str, clock: int, low: int = 0) -> int | Missing:
+        return door.number(low, _MAX_MHZ, call, clock)
+
+    graphics, sm, memory = 0, 1, 2
+    application = mhz("nvmlDeviceGetApplicationsClock", graphics)
+    # deprecated in newer drivers: one refusal speaks for all four
+    setting: Callable[..., int | Missing] = mhz
+    if isinstance(application, Missing):
+        refusal = application
+
+        def setting(call: str, clock: int) -> int | Missing:
+            return refusal
+
+    # 32 is NVML's own "unknown", which a healthy GPU may answer
+    state = door.ask("nvmlDeviceGetPerformanceState")
+    reasons = door.first("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+    return Clocks(
+        graphics_mhz=mhz("nvmlDeviceGetClockInfo", graphics),
+        sm_mhz=mhz("nvmlDeviceGetClockInfo", sm),
+        memory_mhz=mhz("nvmlDeviceGetClockInfo", memory),
+        graphics_max_mhz=mhz("nvmlDeviceGetMaxClockInfo", graphics, 1),
+        sm_max_mhz=mhz("nvmlDeviceGetMaxClockInfo", sm, 1),
+        memory_max_mhz=mhz("nvmlDeviceGetMaxClockInfo", memory, 1),
+        application_graphics_mhz=application,
+        application_memory_mhz=setting("nvmlDeviceGetApplicationsClock", memory),
+        default_graphics_mhz=setting("nvmlDeviceGetDefaultApplicationsClock", graphics),
+        default_memory_mhz=setting("nvmlDeviceGetDefaultApplicationsClock", memory),
+        performance_state=UNSUPPORTED if state == 32 else in_range(state, 0, 15, "nvmlDeviceGetPerformanceState"),
+        event_reasons=event_reasons(reasons),
+    )
+
+
+def event_reasons(mask: int | Missing) -> tuple[str, ...] | Missing:
+    """Names of the bits that are set; a bit this version does not know is "0x..."."""
+    if isinstance(mask, Missing):
+        return mask
+    bits = (1 << place for place in range(mask.bit_length()) if mask >> place & 1)
+    return tuple(EVENT_REASONS.get(bit, f"{bit:#x}") for bit in bits)
+
+
+def _throttle_fields(driver: tuple[int, ...]) -> tuple[int, ...]:
+    """SW thermal, HW thermal, power brake: 251-253 were given to something else in 580.82."""
+    if driver >= (580, 82):
+        return (269, 270, 271)
+    return (251, 252, 253) if driver >= (570,) else ()
+
+
+def _throttle_times(fields: Fields, driver: tuple[int, ...]) -> ThrottleTimes:
+    """Nanoseconds in NVML. Before 570 there is one counter for all thermal slowdowns: it stands in `sw_thermal_us`."""
+
+    def us(field: int) -> int | Missing:
+        time_ns = in_range(fields[field, 0], 0, _MAX_COUNT, f"throttle time (field {field})")
+        return time_ns if isinstance(time_ns, Missing) else int(time_ns) // 1000
+
+    ids = _throttle_fields(driver)
+    return ThrottleTimes(
+        sw_power_cap_us=us(POLICY_POWER),
+        sync_boost_us=us(POLICY_SYNC_BOOST),
+        sw_thermal_us=us(ids[0] if ids else POLICY_THERMAL),
+        hw_thermal_us=us(ids[1]) if ids else UNSUPPORTED,
+        hw_power_brake_us=us(ids[2]) if ids else UNSUPPORTED,
+    )
+
+
+def _thermal(door: Door, fields: Fields) -> Thermal:
+    """Absolute limits are asked for only where the GPU tells no margins, which replaced them."""
+
+    def margin(field: int) -> int | Missing:
+        value = in_range(fields[field, 0], -200, 200, f"temperature margin (field {field})")
+        return value if isinstance(value, Missing) else int(value)
+
+    memory = fields[MEMORY_TEMP, 0]
+    # boards without the sensor answer 0
+    memory = UNSUPPORTED if memory == 0 else in_range(memory, -50, 200, "memory temperature (field 82)")
+    slowdown = margin(MARGIN_SLOWDOWN)
+    gpu_c = door.number(-50, 200, "nvmlDeviceGetTemperature", 0)
+    if not isinstance(slowdown, Missing):
+        return Thermal(
+            gpu_c=gpu_c,
+            memory_c=memory,
+            slowdown_c=UNSUPPORTED,
+            shutdown_c=UNSUPPORTED,
+            max_operating_c=UNSUPPORTED,
+            memory_max_c=UNSUPPORTED,
+            margin_c=door.number(-200, 200, "nvmlDeviceGetMarginTemperature"),
+            slowdown_margin_c=slowdown,
+            shutdown_margin_c=margin(MARGIN_SHUTDOWN),
+            max_operating_margin_c=margin(MARGIN_GPU_MAX),
+        )
+
+    def limit(kind: int) -> int | Missing:
+        return door.number(1, 200, "nvmlDeviceGetTemperatureThreshold", kind)
+
+    return Thermal(
+        gpu_c=gpu_c,
+        memory_c=memory,
+        shutdown_c=limit(0),
+        slowdown_c=limit(1),
+        memory_max_c=limit(2),
+        max_operating_c=limit(3),
+        margin_c=UNSUPPORTED,
+        slowdown_margin_c=slowdown,
+        shutdown_margin_c=margin(MARGIN_SHUTDOWN),
+        max_operating_margin_c=margin(MARGIN_GPU_MAX),
+    )
+
+
+def _power(door: Door, fields: Fields) -> Power:
+    """Fields since driver 530; before that, and for what a field does not tell, one getter each. NVML says mW."""
+
+    def watts(value: Any, source: str, low: int = 1) -> float | Missing:
+        value = in_range(value, low, _MAX_MW, source)
+        return value if isinstance(value, Missing) else round(value / 1000, 3)
+
+    def read(field: int, call: str, low: int = 1) -> float | Missing:
+        value = watts(fields[field, 0], f"power (field {field})", low)
+        return prefer(value, watts(door.ask(call), call, low)) if isinstance(value, Missing) else value
+
+    minimum, maximum = (watts(fields[field, 0], f"power (field {field})", 0) for field in (POWER_MIN, POWER_MAX))
+    if isinstance(minimum, Missing) or isinstance(maximum, Missing):
+        call = "nvmlDeviceGetPowerManagementLimitConstraints"
+        both = door.ask(call)
+        low, high = (both, both) if isinstance(both, Missing) else both
+        minimum, maximum = prefer(minimum, watts(low, call, 0)), prefer(maximum, watts(high, call, 0))
+    return Power(
+        draw_w=read(POWER_INSTANT, "nvmlDeviceGetPowerUsage", 0),
+        limit_w=read(POWER_CURRENT, "nvmlDeviceGetEnforcedPowerLimit"),
+        requested_limit_w=read(POWER_REQUESTED, "nvmlDeviceGetPowerManagementLimit"),
+        default_limit_w=read(POWER_DEFAULT, "nvmlDeviceGetPowerManagementDefaultLimit"),
+        min_limit_w=minimum,
+        max_limit_w=maximum,
+    )
+
+
+def _utilization(door: Door) -> Utilization:
+    call = "nvmlDeviceGetUtilizationRates"
+    rates = door.ask(call)
+    if isinstance(rates, Missing):
+        return Utilization(gpu_pct=rates, memory_pct=rates)
+    return Utilization(gpu_pct=in_range(rates.gpu, 0, 100, call), memory_pct=in_range(rates.memory, 0, 100, call))

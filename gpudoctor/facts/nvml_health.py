@@ -1,0 +1,121 @@
+"""ECC, row remapping, page retirement and the recovery action, as NVML tells them."""
+
+from __future__ import annotations
+
+from ctypes import byref
+from typing import Any
+
+from gpudoctor.facts.gpu import Ecc, MemoryRepair
+from gpudoctor.facts.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.nvml import Door, Fields, in_range, prefer
+from gpudoctor.facts.nvml_words import RECOVERY_ACTIONS, word
+
+_MAX_COUNT = (1 << 62) - 1
+_CORRECTED, _UNCORRECTED = 0, 1
+_VOLATILE, _AGGREGATE = 0, 1
+_SRAM = 7
+
+
+def read_ecc(door: Door, fields: Fields) -> Ecc:
+    """Mode and totals from field values, else from their getters; nothing more is asked where ECC is unsupported."""
+    enabled, pending = flag(fields[1, 0], "ECC mode"), flag(fields[2, 0], "pending ECC mode")
+    if isinstance(enabled, Missing):
+        mode = door.ask("nvmlDeviceGetEccMode")
+        now, later = (mode, mode) if isinstance(mode, Missing) else mode
+        enabled, pending = prefer(enabled, flag(now, "ECC mode")), prefer(pending, flag(later, "pending ECC mode"))
+    if isinstance(enabled, Missing) and enabled.kind == "unsupported":
+        return Ecc(*[UNSUPPORTED] * len(Ecc.__struct_fields__))
+
+    def total(field: int, error: int, counter: int) -> int | Missing:
+        count = in_range(fields[field, 0], 0, _MAX_COUNT, f"ECC count (field {field})")
+        if isinstance(count, Missing) and enabled is True:
+            return _as_int(prefer(count, door.number(0, _MAX_COUNT, "nvmlDeviceGetTotalEccErrors", error, counter)))
+        return _as_int(count)
+
+    return Ecc(
+        enabled,
+        pending,
+        total(3, _CORRECTED, _VOLATILE),
+        total(4, _UNCORRECTED, _VOLATILE),
+        total(5, _CORRECTED, _AGGREGATE),
+        total(6, _UNCORRECTED, _AGGREGATE),
+        *_sram(door),
+    )
+
+
+def _sram(door: Door) -> tuple[Any, Any, Any]:
+    """Uncorrected errors in SRAM (volatile, aggregate) and whether their threshold is passed (driver 550 and newer)."""
+    call = "nvmlDeviceGetSramEccErrorStatus"
+    made = getattr(door.nvml, "c_nvmlEccSramErrorStatus_v1_t", None)
+    answer: Any = UNSUPPORTED
+    if made is not None:
+        status = made()
+        answer = door.ask(call, byref(status))
+        if not isinstance(answer, Missing):
+            return (
+                in_range(status.volatileUncParity + status.volatileUncSecDed, 0, _MAX_COUNT, call),
+                in_range(status.aggregateUncParity + status.aggregateUncSecDed, 0, _MAX_COUNT, call),
+                flag(status.bThresholdExceeded, "SRAM threshold"),
+            )
+    if answer.kind != "unsupported":
+        return (answer, answer, answer)
+    counter = "nvmlDeviceGetMemoryErrorCounter"
+    return (
+        door.number(0, _MAX_COUNT, counter, _UNCORRECTED, _VOLATILE, _SRAM),
+        door.number(0, _MAX_COUNT, counter, _UNCORRECTED, _AGGREGATE, _SRAM),
+        UNSUPPORTED,
+    )
+
+
+def read_memory_repair(door: Door, fields: Fields) -> MemoryRepair:
+    """Counts and flags from field values; histogram, repair status and unrepairable flag cost a call each."""
+
+    def count(field: int) -> int | Missing:
+        return _as_int(in_range(fields[field, 0], 0, 1 << 31, f"field {field}"))
+
+    remapped = count(142)
+    histogram: Any = UNSUPPORTED
+    repair: Any = UNSUPPORTED
+    unrepairable: Any = UNSUPPORTED
+    # GPUs without row remapping retire pages, and have nothing of the rest
+    if not isinstance(remapped, Missing) or remapped.kind != "unsupported":
+        histogram = door.ask("nvmlDeviceGetRowRemapperHistogram")
+        repair = door.ask("nvmlDeviceGetRepairStatus")
+        unrepairable = door.ask("nvmlDeviceGetUnrepairableMemoryFlag_v1")
+
+    def banks(name: str) -> int | Missing:
+        return histogram if isinstance(histogram, Missing) else int(getattr(histogram, name))
+
+    channel, tpc = (repair, repair) if isinstance(repair, Missing) else repair
+    return MemoryRepair(
+        remapped_corrected=remapped,
+        remapped_uncorrected=count(143),
+        remap_pending=flag(fields[144, 0], "row remap pending"),
+        remap_failed=flag(fields[145, 0], "row remap failure"),
+        banks_max_spare=banks("max"),
+        banks_high_spare=banks("high"),
+        banks_partial_spare=banks("partial"),
+        banks_low_spare=banks("low"),
+        banks_no_spare=banks("none"),
+        retired_single_bit=count(29),
+        retired_double_bit=count(30),
+        retirement_pending=flag(fields[31, 0], "page retirement pending"),
+        channel_repair_pending=flag(channel, "channel repair pending"),
+        tpc_repair_pending=flag(tpc, "TPC repair pending"),
+        unrepairable=flag(unrepairable, "unrepairable memory"),
+    )
+
+
+def read_recovery_action(fields: Fields) -> str | Missing:
+    """Field 230 (driver 565 and newer) in words."""
+    return word(_as_int(fields[230, 0]), RECOVERY_ACTIONS)
+
+
+def flag(value: Any, what: str) -> bool | Missing:
+    """NVML's 0 or 1 as a bool; anything else is `failed`, since it is neither yes nor no."""
+    value = in_range(value, 0, 1, what)
+    return value if isinstance(value, Missing) else bool(value)
+
+
+def _as_int(value: int | float | Missing) -> int | Missing:
+    return value if isinstance(value, Missing) else int(value)

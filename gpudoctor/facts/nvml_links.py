@@ -1,0 +1,289 @@
+"""NVLinks, fabric, and how two GPUs reach each other, as NVML tells them."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from ctypes import byref
+from typing import Any, Literal, cast
+
+from gpudoctor.facts.gpu import Fabric, Gpu, GpuPair, LinkState, NvLink, P2pStatus, PathKind
+from gpudoctor.facts.missing import UNSUPPORTED, Missing, known
+from gpudoctor.facts.node import short_bus_id
+from gpudoctor.facts.nvml import Door, DriverError, Fields, in_range, prefer
+from gpudoctor.facts.nvml_words import (
+    FABRIC_CONFIGURATION,
+    FABRIC_HEALTH,
+    FABRIC_STATES,
+    FUNCTION_NOT_FOUND,
+    LINK_ENDS,
+    LINK_STATES,
+    LINK_VERSIONS,
+    P2P_STATUS,
+    PATHS,
+    error_word,
+    known_word,
+    word,
+)
+
+LinkEnd = Literal["gpu", "switch", "cpu"]
+
+_MAX_LINKS = 36
+_MAX_COUNT = (1 << 62) - 1
+# field ids that take the link as scope (driver 525 and newer)
+_REPLAY, _RECOVERY, _CRC, _SPEED, _STATE, _VERSION = 161, 162, 163, 164, 165, 166
+# Blackwell counts these instead
+_RECEIVE_ERRORS, _RECOVERY_EVENTS = 208, 215
+# older drivers: one id a link; links 0-5 and 6-11 start at two places
+_OLD_SPEED, _OLD_CRC, _OLD_REPLAY, _OLD_RECOVERY = (84, 132), (32, 96), (46, 108), (53, 114)
+_VERSION_MISMATCH = 25
+_HIDDEN = "ffffffff"
+_UP = ("active", "sleep")
+
+
+def read_links(door: Door, count: Any, switch_links: Any) -> tuple[NvLink, ...] | Missing:
+    """All links of one GPU; unsupported where it has none.
+
+    State, version, speed and errors of all links are one call of field values. The remote end
+    has no field: it costs a call for each link that is up, and only where links may lead to
+    GPUs. `switch_links` (field 147, which nvidia-smi's matrix is built on) counts the links that
+    are up and lead to a switch: where that is all of them, no address is asked for.
+    """
+    count = _link_count(door, count)
+    if isinstance(count, Missing):
+        return count
+    numbers = range(count)
+    kinds = (_STATE, _VERSION, _SPEED, _CRC, _REPLAY, _RECOVERY)
+    fields = door.fields([(kind, link) for link in numbers for kind in kinds])
+    states = [_state(door, fields[_STATE, link], link) for link in numbers]
+    if all(isinstance(state, Missing) and state.kind == "unsupported" for state in states):
+        return UNSUPPORTED  # MIG is on, or a board whose links are fused off
+    older = _older_fields(door, fields, numbers)
+    up = [link for link in numbers if states[link] in _UP]
+    version: Any = UNSUPPORTED
+    if up and isinstance(fields[_VERSION, up[0]], Missing):
+        # older drivers: all links of a GPU are of one version, so one call is enough
+        version = door.ask("nvmlDeviceGetNvLinkVersion", up[0])
+    ends = _remote_ends(door, up, switch_links)
+    links = []
+    for link in numbers:
+        state = states[link]
+        if link not in up:
+            ends[link] = (_not_up(state),) * 2
+        speed = prefer(fields[_SPEED, link], older[_SPEED, link])
+        links.append(
+            NvLink(
+                link=link,
+                state=state,
+                version=_link_version(prefer(fields[_VERSION, link], version), link in up, state),
+                speed_gb_s=_speed(speed, link in up, state),
+                remote_kind=ends[link][0],
+                remote_bus_id=ends[link][1],
+                crc_errors=_errors(fields, older, _CRC, link),
+                replay_errors=_errors(fields, older, _REPLAY, link),
+                recovery_errors=_errors(fields, older, _RECOVERY, link),
+            )
+        )
+    return tuple(links)
+
+
+def _link_count(door: Door, count: Any) -> int | Missing:
+    if isinstance(count, Missing) and count.kind == "unsupported":
+        count = 0
+        for link in range(_MAX_LINKS):
+            state = door.ask("nvmlDeviceGetNvLinkState", link)
+            # "not supported" and "invalid argument": there is no such link
+            if isinstance(state, Missing):
+                break
+            count += 1
+    count = in_range(count, 0, _MAX_LINKS, "NVLink count (field 91)")
+    if isinstance(count, Missing):
+        return count
+    return int(count) or UNSUPPORTED
+
+
+def _state(door: Door, value: Any, link: int) -> LinkState | Missing:
+    call = "nvmlDeviceGetNvLinkState"
+    if isinstance(value, Missing):
+        value = prefer(value, door.ask(call, link))
+    return cast("LinkState | Missing", known_word(value, LINK_STATES, call))
+
+
+def _older_fields(door: Door, fields: Fields, numbers: range) -> Fields:
+    """What older drivers and Blackwell hold under other ids, under the ids of today; nothing where all was told."""
+    elsewhere: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for kind, places in ((_SPEED, _OLD_SPEED), (_CRC, _OLD_CRC), (_REPLAY, _OLD_REPLAY), (_RECOVERY, _OLD_RECOVERY)):
+        for link in numbers:
+            value = fields[kind, link]
+            if isinstance(value, Missing) and value.kind == "unsupported":
+                elsewhere[kind, link] = [(places[link // 6] + link % 6, 0)] if link < 12 else []
+    for kind, newer in ((_CRC, _RECEIVE_ERRORS), (_RECOVERY, _RECOVERY_EVENTS)):
+        for link in numbers:
+            if (kind, link) in elsewhere:
+                elsewhere[kind, link].append((newer, link))
+    wanted = [place for others in elsewhere.values() for place in others]
+    answers = door.fields(wanted) if wanted else {}
+    found: dict[tuple[int, int], int | float | Missing] = {
+        (kind, link): UNSUPPORTED for kind in (_SPEED, _CRC, _REPLAY, _RECOVERY) for link in numbers
+    }
+    for key, others in elsewhere.items():
+        for place in others:
+            found[key] = prefer(found[key], answers[place])
+    return found
+
+
+def _not_up(state: LinkState | Missing) -> Missing:
+    return state if isinstance(state, Missing) else Missing(f"the link is {state}")
+
+
+def _link_version(value: Any, is_up: bool, state: LinkState | Missing) -> str | Missing:
+    if not is_up and (isinstance(value, Missing) or value == 0):
+        return _not_up(state)
+    return word(value, LINK_VERSIONS)
+
+
+def _speed(value: Any, is_up: bool, state: LinkState | Missing) -> float | Missing:
+    """MB/s in NVML; GB/s as nvidia-smi prints them."""
+    if not is_up and (isinstance(value, Missing) or value == 0):
+        return _not_up(state)
+    value = in_range(value, 1, 1_000_000, "NVLink speed")
+    return value if isinstance(value, Missing) else round(value / 1000, 3)
+
+
+def _errors(fields: Fields, older: Fields, kind: int, link: int) -> int | Missing:
+    value = in_range(prefer(fields[kind, link], older[kind, link]), 0, _MAX_COUNT, f"NVLink errors (field {kind})")
+    return value if isinstance(value, Missing) else int(value)
+
+
+def _remote_ends(door: Door, up: list[int], switch_links: Any) -> dict[int, tuple[Any, Any]]:
+    """Kind and bus id of the other end of each link that is up."""
+    to_switch = known(switch_links)
+    if up and to_switch is not None and to_switch >= len(up):
+        return dict.fromkeys(up, ("switch", Missing("not asked: the link leads to a switch")))
+    # field 147 is 0: no switch. Only POWER9 has CPUs at the end of an NVLink
+    direct = to_switch == 0 and platform.machine() != "ppc64le"
+    return {link: _remote_end(door, link, direct) for link in up}
+
+
+def _remote_end(door: Door, link: int, direct: bool) -> tuple[LinkEnd | Missing, str | Missing | None]:
+    info = door.ask("nvmlDeviceGetNvLinkRemotePciInfo", link)
+    bus_id = info if isinstance(info, Missing) else str(info.busId)
+    if isinstance(bus_id, str) and bus_id.lower().startswith(_HIDDEN):
+        return "switch", None
+    where = bus_id if isinstance(bus_id, Missing) else short_bus_id(bus_id)
+    if direct:
+        return "gpu", where
+    call = "nvmlDeviceGetNvLinkRemoteDeviceType"
+    kind = door.ask(call, link)
+    if kind == 0xFF:  # NVML's own "unknown"
+        kind = UNSUPPORTED
+    return cast("LinkEnd | Missing", known_word(kind, LINK_ENDS, call)), where
+
+
+def read_fabric(door: Door) -> Fabric:
+    """The newest form that the driver knows; every leaf unsupported where there is no fabric."""
+    forms = (
+        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
+        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
+        ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
+    )
+    missing = UNSUPPORTED
+    for call, form in forms:
+        made = getattr(door.nvml, form, None)
+        if made is None:
+            continue
+        info = made()
+        try:
+            door.call(call, door.handle, byref(info))
+        except DriverError as error:
+            missing = error.missing
+            if error.code in (FUNCTION_NOT_FOUND, _VERSION_MISMATCH):
+                continue
+            door.note(error)
+            break
+        return _fabric(info)
+    return Fabric(*[missing] * len(Fabric.__struct_fields__))
+
+
+def _fabric(info: Any) -> Fabric:
+    if info.state == 0:
+        return Fabric(*[UNSUPPORTED] * len(Fabric.__struct_fields__))
+    done = info.state == 3
+    cluster = bytes(info.clusterUuid).hex()
+    mask = getattr(info, "healthMask", 0)
+    not_done = Missing("the fabric is not completed")
+    bandwidth = {1: "degraded", 2: "full"}.get(mask & 3)
+    return Fabric(
+        state=word(info.state, FABRIC_STATES),
+        # the status means something only once the state is completed
+        status=error_word(info.status) if done else not_done,
+        clique_id=info.cliqueId if done else not_done,
+        cluster_uuid="-".join((cluster[:8], cluster[8:12], cluster[12:16], cluster[16:20], cluster[20:]))
+        if done
+        else not_done,
+        health_summary=word(getattr(info, "healthSummary", 0) or UNSUPPORTED, FABRIC_HEALTH),
+        health_bandwidth=bandwidth or UNSUPPORTED,
+        route_unhealthy=_mask_flag(mask, 4),
+        access_timeout_recovery=_mask_flag(mask, 6),
+        incorrect_configuration=word(mask >> 8 & 0xF or UNSUPPORTED, FABRIC_CONFIGURATION),
+    )
+
+
+def _mask_flag(mask: int, shift: int) -> bool | Missing:
+    return {1: True, 2: False}.get(mask >> shift & 3, UNSUPPORTED)
+
+
+def read_pair(door: Door, one: Gpu, other: Gpu, handles: tuple[Any, Any]) -> GpuPair:
+    """Three calls a pair; `handles` belong to `one` and `other`, in that order."""
+    if other.index < one.index:
+        one, other, handles = other, one, handles[::-1]
+    ancestor = _pair_call(door, "nvmlDeviceGetTopologyCommonAncestor", *handles)
+    # pynvml's NVML_P2P_CAPS_INDEX_READ is a tuple by mistake: 0 is read, 1 is write
+    read, write = (_pair_call(door, "nvmlDeviceGetP2PStatus", *handles, index) for index in (0, 1))
+    return GpuPair(
+        a=one.index,
+        b=other.index,
+        path=cast("PathKind | Missing", known_word(ancestor, PATHS, "nvmlDeviceGetTopologyCommonAncestor")),
+        nvlinks=count_links(one, other),
+        p2p_read=cast("P2pStatus | Missing", known_word(read, P2P_STATUS, "nvmlDeviceGetP2PStatus")),
+        p2p_write=cast("P2pStatus | Missing", known_word(write, P2P_STATUS, "nvmlDeviceGetP2PStatus")),
+    )
+
+
+def _pair_call(door: Door, name: str, *args: Any) -> Any:
+    # not `ask`: an error of a pair must not taint the GPU whose thread happens to ask
+    try:
+        return door.call(name, *args)
+    except DriverError as error:
+        return error.missing
+
+
+def count_links(one: Gpu, other: Gpu) -> int | Missing:
+    """Links between two GPUs that are up: those that name the other end, or through a switch as many as both have."""
+    ways = []
+    for gpu, far in ((one, other), (other, one)):
+        if isinstance(gpu.nvlinks, Missing):
+            if gpu.nvlinks.kind == "unsupported":
+                return 0
+            return gpu.nvlinks
+        ends: Counter[str | None] = Counter()
+        for link in gpu.nvlinks:
+            unread = _unread_end(link)
+            if unread is not None:
+                return unread
+            if link.state in _UP:
+                ends["switch" if link.remote_kind == "switch" else known(link.remote_bus_id)] += 1
+        ways.append((ends["switch"], ends[far.bus_id]))
+    (switch_a, direct_a), (switch_b, direct_b) = ways
+    return min(direct_a, direct_b) or min(switch_a, switch_b)
+
+
+def _unread_end(link: NvLink) -> Missing | None:
+    """Why this link cannot be counted; None where it can (or is not up)."""
+    if isinstance(link.state, Missing):
+        return None if link.state.kind == "unsupported" else link.state
+    if link.state not in _UP or link.remote_kind == "switch":
+        return None
+    if isinstance(link.remote_bus_id, Missing):
+        return link.remote_bus_id
+    return None

@@ -1,0 +1,191 @@
+"""The whole node through NVML: one thread per GPU, every finding handed on as soon as it is there."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from time import monotonic
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from gpudoctor.facts.gpu import Gpu, GpuPair
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Driver, short_bus_id
+from gpudoctor.facts.nvml import Crumbs, Door, DriverError, load_pynvml
+from gpudoctor.facts.nvml_gpu import System, read_gpu
+from gpudoctor.facts.nvml_kernel import read_kernel_module
+from gpudoctor.facts.nvml_links import read_pair
+
+_LIBRARY_NOT_FOUND = 12
+_INIT, _COUNT, _HANDLE = "nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"
+
+
+class Listener(Protocol):
+    """Hears what was read, from any thread, as soon as it is known."""
+
+    def driver(self, driver: Driver) -> None:
+        """The driver as far as it is known; called again whenever more is."""
+
+    def gpu(self, gpu: Gpu, done: bool) -> None:
+        """One GPU as far as it is known; `done` when no more will come."""
+
+    def handle_error(self, index: int, words: str) -> None:
+        """The driver counts this GPU but gives no handle for it."""
+
+    def pairs(self, pairs: tuple[GpuPair, ...]) -> None:
+        """Pairs of GPUs that are both done; each pair comes once."""
+
+    def crumbs(self, slot: int) -> Crumbs:
+        """Where thread `slot` (0 the first, then one per GPU) leaves word of its calls."""
+
+
+def read_nvml(
+    listener: Listener,
+    nvml: Any = None,
+    root: Path = Path("/"),
+    own_pid: int = 0,
+) -> Driver:
+    """Everything NVML tells, to the listener; returns the driver with its statistics.
+
+    `nvml` is a module with pynvml's functions (default: pynvml). It is not called where the
+    kernel module is not loaded. `own_pid`: processes that descend from it are gpudoctor's own.
+    """
+    driver = read_kernel_module(root)
+    listener.driver(driver)
+    if driver.module_loaded is False:
+        return driver
+    door = Door(nvml or load_pynvml(), listener.crumbs(0))
+    driver = _initialise(door, driver)
+    listener.driver(driver)
+    if driver.init_code != 0:
+        return replace(driver, **_statistics([door]))
+    driver, count = _system(door, driver)
+    listener.driver(driver)
+    system = System(_numbers(driver.library_version), _confidential(door), root, own_pid)
+    node = _Readers(listener, door, system)
+    node.run(count)
+    return replace(driver, **_statistics(node.doors))
+
+
+def _initialise(door: Door, driver: Driver) -> Driver:
+    started = monotonic()
+    try:
+        door.call(_INIT)
+    except DriverError as error:
+        code = error.code if error.code is not None else Missing(str(error), "failed")
+        words = error.words
+        version: str | Missing = Missing("the library could not be loaded")
+        if code == _LIBRARY_NOT_FOUND:
+            words += _why_not_loadable()
+        else:
+            version = _nvml_version(door)
+        return replace(driver, init_code=code, init_error=words, init_s=monotonic() - started, library_version=version)
+    return replace(driver, init_code=0, init_s=monotonic() - started)
+
+
+def _why_not_loadable() -> str:
+    """The loader's own words, which pynvml drops: "cannot open", "file too short" (an empty library)."""
+    from ctypes import CDLL
+
+    try:
+        CDLL("libnvidia-ml.so.1")
+    except OSError as error:
+        return f": {error}"
+    return ""
+
+
+def _nvml_version(door: Door) -> str | Missing:
+    """The library's version where nvmlInit failed: NVML 12.535.104.05 is of driver 535.104.05."""
+    version = door.ask_of(None, "nvmlSystemGetNVMLVersion")
+    return version if isinstance(version, Missing) else str(version).partition(".")[2]
+
+
+def _system(door: Door, driver: Driver) -> tuple[Driver, int]:
+    cuda = door.ask_of(None, "nvmlSystemGetCudaDriverVersion_v2")
+    count = door.ask_of(None, _COUNT)
+    driver = replace(
+        driver,
+        library_version=door.ask_of(None, "nvmlSystemGetDriverVersion"),
+        cuda_version=cuda if isinstance(cuda, Missing) else f"{cuda // 1000}.{cuda % 1000 // 10}",
+        device_count=count,
+    )
+    return driver, 0 if isinstance(count, Missing) else count
+
+
+def _confidential(door: Door) -> bool | Missing:
+    state = door.ask_of(None, "nvmlSystemGetConfComputeState")
+    return state if isinstance(state, Missing) else state.ccFeature != 0
+
+
+def _numbers(version: Any) -> tuple[int, ...]:
+    if isinstance(version, Missing):
+        return ()
+    return tuple(int(part) for part in str(version).split(".") if part.isdigit())
+
+
+def _statistics(doors: list[Door]) -> dict[str, Any]:
+    slowest = max(doors, key=lambda door: door.slowest_s)
+    where = "" if slowest.gpu is None else f" on GPU {slowest.gpu}"
+    return {
+        "calls": sum(door.calls for door in doors),
+        "slowest_call": slowest.slowest_call + where if slowest.calls else Missing("no call was made"),
+        "slowest_call_s": slowest.slowest_s if slowest.calls else Missing("no call was made"),
+    }
+
+
+class _Readers:
+    """The threads, one per GPU, and the list of those that are done.
+
+    Whoever finishes asks for the pairs with all that finished before: every pair is asked once,
+    and nobody waits for a GPU that hangs.
+    """
+
+    def __init__(self, listener: Listener, door: Door, system: System) -> None:
+        self.listener = listener
+        self.system = system
+        self.doors = [door]
+        self._done: list[tuple[Gpu, Any]] = []
+        self._lock = threading.Lock()
+
+    def run(self, count: int) -> None:
+        threads = []
+        for index in range(count):
+            door = self.doors[0].for_gpu(index, self.listener.crumbs(index + 1))
+            self.doors.append(door)
+            # daemon: a thread inside a hung call must not keep the process alive
+            threads.append(threading.Thread(target=self._read, args=(door, index), name=f"GPU {index}", daemon=True))
+        for thread in threads:
+            thread.start()
+        self.doors[0].close()
+        for thread in threads:
+            thread.join()
+
+    def _read(self, door: Door, index: int) -> None:
+        try:
+            self._read_gpu(door, index)
+        finally:
+            door.close()
+
+    def _read_gpu(self, door: Door, index: int) -> None:
+        try:
+            door.handle = door.call(_HANDLE, index)
+            pci = door.call("nvmlDeviceGetPciInfo_v3", door.handle)
+        except DriverError as error:
+            code = "" if error.code is None else f" ({error.code})"
+            self.listener.handle_error(index, f"{error.words}{code}")
+            return
+        gpu = Gpu(
+            index=index,
+            bus_id=short_bus_id(str(pci.busId)),
+            pci_device_id=f"0x{pci.pciDeviceId:08x}",
+            pci_subsystem_id=f"0x{pci.pciSubSystemId:08x}",
+        )
+        self.listener.gpu(gpu, False)
+        gpu = read_gpu(door, gpu, self.system, lambda part: self.listener.gpu(part, False))
+        self.listener.gpu(gpu, True)
+        with self._lock:
+            earlier = tuple(self._done)
+            self._done.append((gpu, door.handle))
+        for other, handle in earlier:
+            self.listener.pairs((read_pair(door, gpu, other, (door.handle, handle)),))

@@ -1,0 +1,187 @@
+"""What an operator has set on a GPU, what runs on it, and which CPUs are near it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, cast
+
+from gpudoctor.facts.gpu import ComputeMode, GpuProcess, MigInstance, Settings, Virtualization
+from gpudoctor.facts.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.nvml import Door, in_range
+from gpudoctor.facts.nvml_health import flag
+from gpudoctor.facts.nvml_words import ADDRESSING, COMPUTE_MODES, VIRTUALIZATION, known_word, word
+from gpudoctor.facts.sysfs import format_cpu_list, read_int, read_text
+
+_MASK_BITS = 64
+_MASK_WORDS = 64  # 4096 CPUs
+_NODE_SCOPE = 0
+_MAX_MIG_INSTANCES = 16
+_MPS_SERVER = "nvidia-cuda-mps"
+# comm is cut at 15 characters
+_COMM_LENGTH = 15
+
+
+def read_settings(door: Door, confidential: bool | Missing) -> Settings:
+    """Modes of the GPU; MIG instances cost five calls each and are asked for only where MIG is on."""
+    mig = door.ask("nvmlDeviceGetMigMode")
+    now, later = (mig, mig) if isinstance(mig, Missing) else mig
+    enabled = flag(now, "nvmlDeviceGetMigMode")
+    instances: tuple[MigInstance, ...] | Missing = enabled if isinstance(enabled, Missing) else ()
+    if enabled is True:
+        instances = _mig_instances(door)
+    compute = known_word(door.ask("nvmlDeviceGetComputeMode"), COMPUTE_MODES, "nvmlDeviceGetComputeMode")
+    virtual = known_word(door.ask("nvmlDeviceGetVirtualizationMode"), VIRTUALIZATION, "nvmlDeviceGetVirtualizationMode")
+    return Settings(
+        persistence=flag(door.ask("nvmlDeviceGetPersistenceMode"), "nvmlDeviceGetPersistenceMode"),
+        compute_mode=cast("ComputeMode | Missing", compute),
+        mig_enabled=enabled,
+        mig_pending=flag(later, "nvmlDeviceGetMigMode"),
+        mig_instances=instances,
+        display_attached=flag(door.ask("nvmlDeviceGetDisplayMode"), "nvmlDeviceGetDisplayMode"),
+        display_active=flag(door.ask("nvmlDeviceGetDisplayActive"), "nvmlDeviceGetDisplayActive"),
+        addressing_mode=word(door.ask("nvmlDeviceGetAddressingMode"), ADDRESSING),
+        virtualization=cast("Virtualization | Missing", virtual),
+        confidential_compute=confidential,
+    )
+
+
+def _mig_instances(door: Door) -> tuple[MigInstance, ...] | Missing:
+    count = door.number(0, _MAX_MIG_INSTANCES, "nvmlDeviceGetMaxMigDeviceCount")
+    if isinstance(count, Missing):
+        return count
+    found = []
+    for place in range(count):
+        # slots without an instance answer "not found"
+        handle = door.ask("nvmlDeviceGetMigDeviceHandleByIndex", place)
+        if not isinstance(handle, Missing):
+            found.append(_mig_instance(door, handle))
+    return tuple(found)
+
+
+def _mig_instance(door: Door, handle: Any) -> MigInstance:
+    name = door.ask_of(handle, "nvmlDeviceGetName")
+    attributes = door.ask_of(handle, "nvmlDeviceGetAttributes_v2")
+    memory = attributes if isinstance(attributes, Missing) else int(attributes.memorySizeMB)
+    return MigInstance(
+        uuid=door.ask_of(handle, "nvmlDeviceGetUUID"),
+        # "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+        profile=name if isinstance(name, Missing) else name.rpartition("MIG ")[2],
+        gpu_instance=door.ask_of(handle, "nvmlDeviceGetGpuInstanceId"),
+        compute_instance=door.ask_of(handle, "nvmlDeviceGetComputeInstanceId"),
+        memory_mib=memory,
+    )
+
+
+def read_processes(door: Door, root: Path, own_pid: int) -> tuple[GpuProcess, ...] | Missing:
+    """Processes by pid; names and users from /proc. MPS clients are asked for only where an MPS server is seen."""
+    compute = _running(door, "Compute")
+    if isinstance(compute, Missing):
+        return compute
+    graphics = _running(door, "Graphics")
+    lists = {"C": compute, "G": {} if isinstance(graphics, Missing) else graphics}
+    names = {pid: _process_name(root, pid) for pids in lists.values() for pid in pids}
+    if any(isinstance(name, str) and name.startswith(_MPS_SERVER) for name in names.values()):
+        clients = _running(door, "MPSCompute")
+        lists["M"] = {} if isinstance(clients, Missing) else clients
+        names |= {pid: _process_name(root, pid) for pid in lists["M"]}
+    processes = []
+    for pid, name in sorted(names.items()):
+        kinds = [kind for kind, pids in lists.items() if pid in pids]
+        processes.append(
+            GpuProcess(
+                pid=pid,
+                name=name,
+                kind="+".join(kinds),
+                memory_mib=next(pids[pid] for pids in lists.values() if pid in pids),
+                user=_user(root, pid),
+                is_own=own_pid in _ancestors(root, pid),
+            )
+        )
+    return tuple(processes)
+
+
+def _running(door: Door, kind: str) -> dict[int, int | Missing] | Missing:
+    # never the name without a version: pynvml answers it with an error of another kind
+    call = f"nvmlDeviceGet{kind}RunningProcesses"
+    answer = door.first(f"{call}_v3", f"{call}_v2")
+    if isinstance(answer, Missing):
+        return answer
+    found: dict[int, int | Missing] = {}
+    for process in answer:
+        used = UNSUPPORTED if process.usedGpuMemory is None else in_range(process.usedGpuMemory, 0, 1 << 62, call)
+        found[int(process.pid)] = used if isinstance(used, Missing) else int(used) >> 20
+    return found
+
+
+def _process_name(root: Path, pid: int) -> str | Missing:
+    folder = root / "proc" / str(pid)
+    try:
+        comm = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
+        if len(comm) < _COMM_LENGTH:
+            return comm
+        command = (folder / "cmdline").read_bytes().split(b"\0", 1)[0].decode("utf-8", "replace")
+        full = os.path.basename(command)  # noqa: PTH119 - a command line, not a path
+        return full if full.startswith(comm) else comm
+    except OSError:
+        return Missing(f"no process {pid} is seen here: it ended, or lives in another PID namespace")
+
+
+def _user(root: Path, pid: int) -> str | Missing:
+    import pwd
+
+    try:
+        uid = (root / "proc" / str(pid)).stat().st_uid
+    except OSError:
+        return Missing(f"no process {pid} is seen here: it ended, or lives in another PID namespace")
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _ancestors(root: Path, pid: int) -> set[int]:
+    """The process itself and those it descends from."""
+    line: set[int] = set()
+    while pid > 0 and pid not in line:
+        line.add(pid)
+        try:
+            status = (root / "proc" / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            break
+        parent = re.search(r"^PPid:\s+(\d+)", status, re.MULTILINE)
+        pid = int(parent.group(1)) if parent else 0
+    return line
+
+
+def read_numa_node(door: Door, device: Path) -> int | Missing | None:
+    """The NUMA node nearest to the GPU; None where the firmware or the driver names none.
+
+    From the GPU's folder in /sys, else from the driver. Not nvmlDeviceGetNumaNodeId, which on
+    Grace is the node that the GPU's own memory forms.
+    """
+    node = read_int(device / "numa_node")
+    if not isinstance(node, Missing):
+        return node if node >= 0 else None
+    nodes = _set_bits(door.ask("nvmlDeviceGetMemoryAffinity", _MASK_WORDS, _NODE_SCOPE))
+    if isinstance(nodes, Missing):
+        return nodes
+    return min(nodes) if nodes else None
+
+
+def read_cpu_affinity(door: Door, device: Path) -> str | Missing:
+    """The CPUs near the GPU as a kernel list (0-55,112-167), from /sys, else from the driver."""
+    local = read_text(device / "local_cpulist")
+    if isinstance(local, str) and local:
+        return local
+    cpus = _set_bits(door.ask("nvmlDeviceGetCpuAffinity", _MASK_WORDS))
+    return cpus if isinstance(cpus, Missing) else format_cpu_list(cpus)
+
+
+def _set_bits(masks: Any) -> frozenset[int] | Missing:
+    if isinstance(masks, Missing):
+        return masks
+    return frozenset(
+        place * _MASK_BITS + bit for place, mask in enumerate(masks) for bit in range(_MASK_BITS) if mask >> bit & 1
+    )

@@ -1,0 +1,300 @@
+"""The live machine through the collector process: whatever the driver does, the facts come and nothing stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from msgspec.structs import replace
+
+from gpudoctor.facts.collect import collect_live, fill
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Node
+from tests.conftest import ROOT
+from tests.facts.nvml_nodes import make_node, make_root
+from tests.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
+
+CALL_DEADLINE_S = 0.8
+
+
+@pytest.fixture(autouse=True)
+def _no_process_stays() -> Iterator[None]:
+    yield
+    children = psutil.Process().children(recursive=True)
+    assert children == [], "a collector was left behind"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_root(tmp_path / "root")
+
+
+def collect(root: Path, node: Node, *faults: Fault, maker: str = "", **options: Any) -> Node:
+    spec = write_script(root.parent / "script.json", Script(node, faults))
+    if maker:
+        spec = f"tests.facts.test_collect:{maker}:{spec.rpartition(':')[2]}"
+    options.setdefault("deadline_s", 20.0)
+    options.setdefault("call_deadline_s", 10.0)
+    return collect_live(root, nvml_module=spec, **options)
+
+
+def as_read(gpu: Gpu) -> Gpu:
+    """Without the bridges, which are not the driver's to tell."""
+    return replace(gpu, pcie=replace(gpu.pcie, path=Gpu(0, "").pcie.path))
+
+
+def test_the_facts_of_eight_gpus_come_through_the_collector(root: Path) -> None:
+    told = make_node(8)
+    # NVML's order is not the bus's
+    gpus = tuple(replace(gpu, bus_id=f"0000:{0x80 - gpu.index:02x}:00.0") for gpu in told.gpus)
+    told = replace(told, gpus=gpus)
+    lines: list[str] = []
+    node = collect(root, told, progress=lines.append)
+    assert [as_read(gpu) for gpu in node.gpus] == list(reversed(told.gpus))
+    assert node.pairs == told.pairs
+    assert (node.driver.unanswered, node.driver.handle_errors) == ((), ())
+    assert (node.driver.init_code, node.driver.module_loaded, node.driver.device_count) == (0, True, 8)
+    assert isinstance(node.driver.calls, int)
+    assert node.source.kind == "live"
+    assert node.source.name == os.uname().nodename
+    assert isinstance(node.source.collected_at, str)
+    assert node.source.collected_at.endswith("Z")
+    assert node.host.hostname != node.host.container  # the host's readers ran
+    assert lines
+
+
+def test_a_call_that_hangs_on_one_gpu_costs_neither_the_others_nor_its_own_earlier_facts(root: Path) -> None:
+    told = make_node(8)
+    hang = Fault("nvmlDeviceGetTemperature", gpu=3, hang=True)
+    node = collect(root, told, hang, call_deadline_s=CALL_DEADLINE_S)
+    for gpu in (0, 1, 2, 4, 5, 6, 7):
+        assert as_read(node.gpus[gpu]) == told.gpus[gpu]
+    (unanswered,) = node.driver.unanswered
+    assert (unanswered.call, unanswered.gpu, unanswered.reason) == ("nvmlDeviceGetTemperature", 3, "did not return")
+    assert unanswered.waited_s >= CALL_DEADLINE_S
+    hurt = node.gpus[3]
+    assert (hurt.uuid, hurt.ecc, hurt.clocks) == (told.gpus[3].uuid, told.gpus[3].ecc, told.gpus[3].clocks)
+    reason = f"nvmlDeviceGetTemperature on GPU 3 did not return in {unanswered.waited_s:.1f} s"
+    for leaf in (hurt.thermal.gpu_c, hurt.power.draw_w, hurt.nvlinks, hurt.processes):
+        assert leaf == Missing(reason, "failed")
+    assert not isinstance(node.pairs, Missing)
+    assert len(node.pairs) == 28
+    for pair in node.pairs:
+        expected = Missing(reason, "failed") if 3 in (pair.a, pair.b) else 18
+        assert pair.nvlinks == expected
+
+
+def test_a_gpu_that_hangs_at_once_is_still_named_by_its_bus_id(root: Path) -> None:
+    hang = Fault("nvmlDeviceGetCudaComputeCapability", gpu=1, hang=True)
+    node = collect(root, make_node(2), hang, call_deadline_s=CALL_DEADLINE_S)
+    assert (node.gpus[1].index, node.gpus[1].bus_id) == (1, "0000:19:00.0")
+    assert isinstance(node.gpus[1].uuid, Missing)
+    assert node.gpus[1].uuid.kind == "failed"
+
+
+def test_two_gpus_that_hang_are_both_named(root: Path) -> None:
+    faults = (Fault("nvmlDeviceGetName", gpu=0, hang=True), Fault("nvmlDeviceGetMigMode", gpu=2, hang=True))
+    node = collect(root, make_node(3), *faults, call_deadline_s=CALL_DEADLINE_S)
+    told = {(call.gpu, call.call) for call in node.driver.unanswered}
+    assert told == {(0, "nvmlDeviceGetName"), (2, "nvmlDeviceGetMigMode")}
+    assert node.gpus[0].uuid != node.gpus[2].uuid
+    assert isinstance(node.gpus[2].settings.mig_enabled, Missing)
+    assert "nvmlDeviceGetMigMode on GPU 2" in node.gpus[2].settings.mig_enabled.reason
+
+
+def test_a_handle_lookup_that_hangs_gets_the_whole_deadline_and_costs_only_that_gpu(root: Path) -> None:
+    told = make_node(4)
+    hang = Fault("nvmlDeviceGetHandleByIndex", gpu=1, hang=True)
+    node = collect(root, told, hang, deadline_s=4.0, call_deadline_s=CALL_DEADLINE_S)
+    assert [as_read(gpu) for gpu in node.gpus] == [told.gpus[index] for index in (0, 2, 3)]
+    (error,) = node.driver.handle_errors
+    assert error.startswith("index 1: nvmlDeviceGetHandleByIndex on GPU 1 did not return")
+    assert node.driver.device_count == 4
+
+
+def test_a_driver_that_starts_slowly_is_waited_for(root: Path) -> None:
+    told = make_node(1)
+    slow = Fault("nvmlInit", delay_s=2 * CALL_DEADLINE_S)
+    node = collect(root, told, slow, call_deadline_s=CALL_DEADLINE_S)
+    assert as_read(node.gpus[0]) == told.gpus[0]
+    assert node.driver.unanswered == ()
+    assert isinstance(node.driver.init_s, float)
+    assert node.driver.init_s >= 2 * CALL_DEADLINE_S
+
+
+def test_an_init_that_hangs_ends_at_the_deadline_and_nothing_looks_fine(root: Path) -> None:
+    node = collect(root, make_node(2), Fault("nvmlInit", hang=True), deadline_s=1.5)
+    (unanswered,) = node.driver.unanswered
+    assert (unanswered.call, unanswered.gpu) == ("nvmlInit", None)
+    assert isinstance(node.driver.init_code, Missing)
+    assert node.driver.init_code.kind == "failed"
+    assert "nvmlInit" in node.driver.init_code.reason
+    assert node.gpus == ()
+    assert isinstance(node.pairs, Missing)
+    assert node.driver.module_loaded is True
+
+
+def test_no_time_at_all_leaves_failures_and_no_process(root: Path) -> None:
+    node = collect(root, make_node(2), deadline_s=0.0)
+    assert node.driver.unanswered
+    assert isinstance(node.driver.init_code, Missing)
+    assert node.driver.init_code.kind == "failed"
+    assert node.gpus == ()
+
+
+def test_a_crash_names_the_call_and_the_gpu_that_it_came_from(root: Path) -> None:
+    # the others are kept busy in calls of their own, so that who was in a call is not who crashed
+    others = [Fault("nvmlDeviceGetMigMode", gpu=gpu, hang=True) for gpu in (0, 1, 3)]
+    crash = Fault("nvmlDeviceGetComputeRunningProcesses_v3", gpu=2, crash=True)
+    node = collect(root, make_node(4), crash, *others)
+    (unanswered,) = node.driver.unanswered
+    assert (unanswered.call, unanswered.gpu) == ("nvmlDeviceGetComputeRunningProcesses_v3", 2)
+    assert unanswered.reason == "the collector died by SIGSEGV in nvmlDeviceGetComputeRunningProcesses_v3"
+    crashed = next(gpu for gpu in node.gpus if gpu.index == 2)
+    processes = crashed.processes
+    assert isinstance(processes, Missing)
+    assert "SIGSEGV" in processes.reason
+    assert crashed.power == make_node(4).gpus[2].power
+
+
+def test_seven_handles_of_eight(root: Path) -> None:
+    node = collect(root, make_node(8), Fault("nvmlDeviceGetHandleByIndex", gpu=5, code=15))
+    assert node.driver.handle_errors == ("index 5: GPU is lost (15)",)
+    assert (node.driver.device_count, len(node.gpus)) == (8, 7)
+
+
+def test_an_init_error_is_told_with_its_code(root: Path) -> None:
+    node = collect(root, make_node(2), Fault("nvmlInit", code=18))
+    assert (node.driver.init_code, node.driver.init_error) == (18, "driver/library version mismatch")
+    assert (node.gpus, node.driver.unanswered) == ((), ())
+
+
+def test_a_collector_that_does_not_start_says_why(root: Path) -> None:
+    node = collect_live(root, nvml_module="tests.no_such_module:x:y")
+    (unanswered,) = node.driver.unanswered
+    assert "ended with status 1" in unanswered.reason
+    assert "No module named 'tests.no_such_module'" in unanswered.reason
+    assert isinstance(node.driver.init_code, Missing)
+    assert node.driver.init_code.kind == "failed"
+
+
+def broken(path: str) -> FakeNvml:
+    """A driver whose answer is of a kind that the reader does not expect."""
+    nvml = from_file(path)
+    nvml.nvmlDeviceGetMigMode = lambda handle: 5 if handle.index == 1 else [0, 1]  # type: ignore[attr-defined]
+    return nvml
+
+
+def test_a_reader_that_breaks_leaves_failures_and_never_defaults(root: Path) -> None:
+    told = make_node(2)
+    node = collect(root, told, maker="broken")
+    assert as_read(node.gpus[0]) == told.gpus[0]
+    enabled = node.gpus[1].settings.mig_enabled
+    assert isinstance(enabled, Missing)
+    assert enabled.kind == "failed"
+    assert "TypeError" in enabled.reason
+
+
+class Pausing:
+    """A driver that GPU 1 is busy beside: between two calls, for longer than a call may take."""
+
+    def __init__(self, nvml: FakeNvml) -> None:
+        self._nvml = nvml
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "nvmlDeviceGetPersistenceMode":
+            threading.Event().wait(2 * CALL_DEADLINE_S)
+        return getattr(self._nvml, name)
+
+
+def pausing(path: str) -> Pausing:
+    return Pausing(from_file(path))
+
+
+def test_a_thread_between_two_calls_counts_as_alive_while_another_hangs(root: Path) -> None:
+    told = make_node(2)
+    hang = Fault("nvmlDeviceGetName", gpu=0, hang=True)
+    node = collect(root, told, hang, maker="pausing", call_deadline_s=CALL_DEADLINE_S)
+    assert as_read(node.gpus[1]) == told.gpus[1]
+    assert [call.gpu for call in node.driver.unanswered] == [0]
+
+
+def stubborn(path: str) -> FakeNvml:
+    """A driver under which the process ignores the wish to end."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return from_file(path)
+
+
+def test_a_collector_that_ignores_sigterm_is_killed(root: Path) -> None:
+    hang = Fault("nvmlDeviceGetName", gpu=0, hang=True)
+    node = collect(root, make_node(1), hang, maker="stubborn", call_deadline_s=CALL_DEADLINE_S)
+    assert node.driver.unanswered[0].call == "nvmlDeviceGetName"
+
+
+def test_without_the_kernel_module_no_collector_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    node = collect_live(tmp_path)
+    assert (node.driver.module_loaded, node.driver.init_code) == (False, 9)
+    assert (node.gpus, node.pairs) == ((), Missing("the driver is not loaded"))
+
+
+def run_parent(root: Path, code: str, *faults: Fault) -> subprocess.Popen[str]:
+    spec = write_script(root.parent / "script.json", Script(make_node(2), faults))
+    program = f"from gpudoctor.facts.collect import collect_live\nfrom pathlib import Path\n{code}"
+    argv = [sys.executable, "-c", program, str(root), spec]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environ, cwd=root)
+
+
+def test_the_parent_imports_neither_the_binding_nor_torch(root: Path) -> None:
+    code = (
+        "import sys, json\n"
+        "node = collect_live(Path(sys.argv[1]), nvml_module=sys.argv[2])\n"
+        "print(json.dumps([len(node.gpus), [m for m in ('pynvml', 'torch', 'psutil', 'rich') if m in sys.modules]]))\n"
+    )
+    with run_parent(root, code) as parent:
+        told, _ = parent.communicate(timeout=60)
+    assert json.loads(told) == [2, []]
+
+
+def test_a_collector_does_not_outlive_a_parent_that_is_killed(root: Path) -> None:
+    code = (
+        "import sys\n"
+        "say = lambda words: print(words, flush=True)\n"
+        "collect_live(Path(sys.argv[1]), 60.0, 60.0, progress=say, nvml_module=sys.argv[2])\n"
+    )
+    hang = Fault("nvmlDeviceGetName", hang=True)
+    with run_parent(root, code, hang) as parent:
+        assert parent.stdout is not None
+        for line in parent.stdout:
+            if line.startswith("reading GPUs"):
+                break
+        collectors = psutil.Process(parent.pid).children()
+        assert len(collectors) == 1
+        parent.kill()
+        gone, alive = psutil.wait_procs(collectors, timeout=20)
+        assert (gone, alive) == (collectors, [])
+
+
+def test_fill_replaces_only_what_nobody_read() -> None:
+    reason = Missing("the driver hung", "failed")
+    gpu = fill(Gpu(0, "0000:18:00.0", name="NVIDIA T4", serial=Missing("no serial", "unsupported")), reason)
+    assert (gpu.name, gpu.serial, gpu.uuid, gpu.ecc.enabled) == (
+        "NVIDIA T4",
+        Missing("no serial", "unsupported"),
+        reason,
+        reason,
+    )

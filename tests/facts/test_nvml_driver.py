@@ -1,0 +1,170 @@
+"""Before the GPUs: the kernel module, nvmlInit and its failures; and beside them: who runs on a GPU."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from gpudoctor.facts.gpu import GpuProcess
+from gpudoctor.facts.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.node import Driver
+from gpudoctor.facts.nvml_kernel import read_kernel_module
+from gpudoctor.facts.nvml_read import read_nvml
+from tests.facts.nvml_nodes import Heard, make_node, make_root, read, with_gpu
+from tests.fake_nvml import FakeNvml, Fault
+
+
+def init_error(root: Path, code: int) -> Driver:
+    driver, heard, _ = read(root, make_node(2), Fault("nvmlInit", code=code))
+    assert heard.gpus == {}
+    assert driver.device_count == Driver().device_count
+    return driver
+
+
+def test_without_the_kernel_module_the_driver_is_never_called(tmp_path: Path) -> None:
+    (tmp_path / "sys/module").mkdir(parents=True)
+    heard = Heard()
+    nvml = FakeNvml(make_node(1))
+    driver = read_nvml(heard, nvml, tmp_path)
+    assert (driver.module_loaded, driver.init_code, driver.calls) == (False, 9, 0)
+    assert driver.init_error == "the kernel module nvidia is not loaded"
+    assert not nvml.calls
+    assert heard.drivers == [driver]
+
+
+def test_nouveau_in_the_drivers_place_is_said(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/modules").write_text("nouveau 2310144 4 - Live 0x0\ndrm 1 - - Live 0x0\n")
+    driver = read_kernel_module(tmp_path)
+    assert driver.nouveau_loaded is True
+    assert driver.init_error == "the kernel module nvidia is not loaded; nouveau is loaded instead"
+
+
+def test_a_module_that_is_still_coming_is_not_called_yet(tmp_path: Path) -> None:
+    root = make_root(tmp_path)
+    (root / "sys/module/nvidia/initstate").write_text("coming\n")
+    driver = read_kernel_module(root)
+    assert (driver.module_loaded, driver.init_error) == (False, "the kernel module is coming")
+
+
+def test_the_module_version_comes_from_proc_where_sys_has_none(tmp_path: Path) -> None:
+    told = tmp_path / "proc/driver/nvidia"
+    told.mkdir(parents=True)
+    (told / "version").write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (dvs-builder)\n"
+        "GCC version:  gcc version 12.3.0\n"
+    )
+    driver = read_kernel_module(tmp_path)
+    assert (driver.module_loaded, driver.module_version) == (True, "570.86.15")
+
+
+@pytest.mark.parametrize("device", ["dxg", "nvidiactl"])
+def test_wsl_and_sandboxes_have_no_module_to_see_and_are_asked(device: str, tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / device).touch()
+    node = make_node(1)
+    driver, heard, _ = read(tmp_path, node)
+    assert isinstance(driver.module_loaded, Missing)
+    assert heard.gpus[0] == node.gpus[0]
+
+
+def test_a_stale_device_node_does_not_pass_for_a_driver(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    (tmp_path / "sys/module").mkdir(parents=True)
+    assert read_kernel_module(tmp_path).module_loaded is False
+
+
+def test_a_version_mismatch_tells_both_versions(tmp_path: Path) -> None:
+    root = make_root(tmp_path, version="535.104.05")
+    driver = init_error(root, 18)
+    assert (driver.init_code, driver.init_error) == (18, "driver/library version mismatch")
+    assert (driver.module_version, driver.library_version) == ("535.104.05", "580.95.05")
+
+
+def test_a_library_that_cannot_be_loaded_tells_the_loaders_words(tmp_path: Path) -> None:
+    driver = init_error(make_root(tmp_path), 12)
+    assert driver.init_code == 12
+    assert isinstance(driver.init_error, str)
+    assert driver.init_error.startswith("NVML shared library not found: libnvidia-ml.so.1")
+
+
+def test_a_count_that_fails_leaves_no_gpus_and_says_why(tmp_path: Path) -> None:
+    driver, heard, _ = read(make_root(tmp_path), make_node(2), Fault("nvmlDeviceGetCount", code=999))
+    assert driver.device_count == Missing("nvmlDeviceGetCount: unknown error (999)", "failed")
+    assert heard.gpus == {}
+
+
+def test_the_slowest_call_is_named_with_its_gpu(tmp_path: Path) -> None:
+    slow = Fault("nvmlDeviceGetName", gpu=1, delay_s=0.05)
+    driver, _, _ = read(make_root(tmp_path), make_node(2), slow)
+    assert driver.slowest_call == "nvmlDeviceGetName on GPU 1"
+    assert isinstance(driver.slowest_call_s, float)
+    assert driver.slowest_call_s >= 0.05
+
+
+def test_confidential_computing_is_the_same_for_every_gpu(tmp_path: Path) -> None:
+    node = make_node(2)
+    for index in (0, 1):
+        settings = node.gpus[index].settings
+        node = with_gpu(node, index, settings=type(settings)(confidential_compute=True))
+    _, heard, _ = read(make_root(tmp_path), node)
+    assert [gpu.settings.confidential_compute for gpu in heard.gpus.values()] == [True, True]
+
+
+def add_process(root: Path, pid: int, name: str, parent: int = 1, command: str = "") -> None:
+    folder = root / "proc" / str(pid)
+    folder.mkdir()
+    (folder / "comm").write_text(f"{name[:15]}\n")
+    (folder / "cmdline").write_bytes((command or name).encode() + b"\0-x\0")
+    (folder / "status").write_text(f"Name:\t{name[:15]}\nPPid:\t{parent}\n")
+
+
+def processes(root: Path, *given: GpuProcess, own_pid: int = 0) -> tuple[GpuProcess, ...]:
+    heard = Heard()
+    read_nvml(heard, FakeNvml(with_gpu(make_node(1), 0, processes=given)), root, own_pid)
+    found = heard.gpus[0].processes
+    assert not isinstance(found, Missing)
+    return found
+
+
+def test_processes_have_names_users_kinds_and_memory(tmp_path: Path) -> None:
+    root = make_root(tmp_path)
+    me = pwd.getpwuid(os.getuid()).pw_name
+    add_process(root, 41, "python3")
+    add_process(root, 42, "Xorg")
+    add_process(root, 43, "very-long-trainer-name", command="/opt/very-long-trainer-name")
+    told = (
+        GpuProcess(41, "python3", "C", 512, me),
+        GpuProcess(42, "Xorg", "C+G", 18, me),
+        GpuProcess(43, "very-long-trainer-name", "G", UNSUPPORTED, me),
+    )
+    assert processes(root, *told) == told
+
+
+def test_a_process_of_another_namespace_has_no_name_but_is_there(tmp_path: Path) -> None:
+    (found,) = processes(make_root(tmp_path), GpuProcess(4711, memory_mib=100))
+    assert found.pid == 4711
+    assert isinstance(found.name, Missing)
+    assert "4711" in found.name.reason
+    assert isinstance(found.user, Missing)
+    assert found.memory_mib == 100
+
+
+def test_clients_of_an_mps_server_are_listed(tmp_path: Path) -> None:
+    root = make_root(tmp_path)
+    add_process(root, 50, "nvidia-cuda-mps-server")
+    add_process(root, 51, "python3")
+    found = processes(root, GpuProcess(50, kind="C", memory_mib=30), GpuProcess(51, kind="M", memory_mib=900))
+    assert [(process.pid, process.kind) for process in found] == [(50, "C"), (51, "M")]
+
+
+def test_what_descends_from_gpudoctor_is_its_own(tmp_path: Path) -> None:
+    root = make_root(tmp_path)
+    for pid, parent in ((60, 1), (61, 60), (62, 61), (63, 1)):
+        add_process(root, pid, "python3", parent=parent)
+    found = processes(root, *(GpuProcess(pid, memory_mib=1) for pid in (62, 63)), own_pid=60)
+    assert [(process.pid, process.is_own) for process in found] == [(62, True), (63, False)]
