@@ -1,1 +1,125 @@
 """Finds out what `--node SOURCE` names, by content, and gives its Node."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.node import Node
+
+__all__ = ["Loaded", "SourceError", "load_source"]
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """What a source gives: the node, and a report's measurements where it is one."""
+
+    node: Node
+    measurements: Measurements | None = None
+
+
+def load_source(name: str, *, stdin: BinaryIO | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
+    """The node that `name` stands for.
+
+    In this order: `-` is stdin; an existing file is facts (JSON, YAML), a report, a dump of a
+    vendor tool or a bug report, packed with gzip or not; an existing directory is one of dumps;
+    else it is the name of a packaged simulated node, which takes CUDA_*, NCCL_* and SLURM_* from
+    `environ` (not given: this process's own), so that a setting can be tried on it.
+    Raise SourceError, one line that names the file and the place, for what cannot be read.
+    """
+    if name == "-":
+        stream = stdin or (sys.stdin.buffer if sys.stdin else None)
+        if stream is None:
+            raise SourceError("standard input: it is closed")
+        return _named("standard input", _from_stream(stream))
+    try:
+        mode = Path(name).stat().st_mode
+    except PermissionError:
+        raise SourceError(f"{name}: permission denied") from None
+    except (OSError, ValueError):
+        return Loaded(_simulated(name, os.environ if environ is None else environ))
+    if stat.S_ISDIR(mode):
+        from gpudoctor.facts.captures.directory import node_from_directory
+
+        return Loaded(node_from_directory(name))
+    from gpudoctor.facts.captures.opened import read_file
+
+    try:
+        data = read_file(name)
+    except SourceError as error:
+        raise SourceError(f"{name}: {error}") from None
+    return _named(Path(name).name, _from_bytes(data, name))
+
+
+def _simulated(name: str, environ: Mapping[str, str]) -> Node:
+    from gpudoctor.facts.simulated import load_node, node_names
+
+    names = node_names()
+    if name in names:
+        return load_node(name, environ)
+    if os.sep in name or name.startswith("~"):
+        raise SourceError(f"{name[:300]}: no such file or directory")
+    from difflib import get_close_matches
+
+    near = get_close_matches(name[:100], names, n=3, cutoff=0.4)
+    hint = f"did you mean {', '.join(near)}?" if near else "`gpudoctor nodes` lists the simulated nodes"
+    raise SourceError(f"{name[:100]}: no such file, and no simulated node of that name; {hint}")
+
+
+def _from_stream(stream: BinaryIO) -> Loaded:
+    from gpudoctor.facts.captures.opened import read_stream
+
+    try:
+        data = read_stream(stream)
+    except (SourceError, OSError) as error:
+        raise SourceError(f"standard input: {error}") from None
+    return _from_bytes(data, "standard input")
+
+
+def _from_bytes(data: bytes, name: str) -> Loaded:
+    from gpudoctor.facts.captures.facts_file import is_yaml_facts, load_json, load_yaml
+    from gpudoctor.facts.captures.opened import head_text
+    from gpudoctor.facts.captures.recognise import recognise
+
+    head = head_text(data)
+    try:
+        if head.lstrip().startswith("{"):
+            return Loaded(*load_json(data))
+        kind = recognise(head)
+        if kind is None:
+            if is_yaml_facts(head):
+                return Loaded(*load_yaml(data))
+            raise SourceError(_unrecognised(data, head))
+    except SourceError as error:
+        raise SourceError(f"{name}: {error}") from None
+    from gpudoctor.facts.captures.directory import node_from_dump
+
+    return Loaded(node_from_dump(data, kind, name))
+
+
+def _unrecognised(data: bytes, head: str) -> str:
+    if "\0" in head:
+        return "binary data, no dump"
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return f"neither a known dump nor UTF-8 text (byte {error.start})"
+    if head.lstrip().startswith("<"):
+        return "XML, but not of nvidia-smi -q -x"
+    return "not recognised: neither facts, a report, nor a dump (nvidia-smi -q [-x], topo -m, nvlink, lspci, dmesg ...)"
+
+
+def _named(name: str, loaded: Loaded) -> Loaded:
+    """Say which file the facts were read from. Captures and simulated nodes stay what they are."""
+    source = loaded.node.source
+    if source.kind in ("capture", "simulated"):
+        return loaded
+    source = msgspec.structs.replace(source, kind="facts", name=name)
+    return Loaded(msgspec.structs.replace(loaded.node, source=source), loaded.measurements)

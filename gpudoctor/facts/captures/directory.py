@@ -1,0 +1,90 @@
+"""A file or a directory of dumps -> Node. Each file is known by its content, never by its name."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures.bug_report import add_bug_report
+from gpudoctor.facts.captures.join import Dumps
+from gpudoctor.facts.captures.opened import decoded, head_text, read_file
+from gpudoctor.facts.captures.recognise import HEAD_BYTES, Kind, recognise
+from gpudoctor.facts.node import Node
+
+MAX_FILES = 1000
+_GZIP = b"\x1f\x8b"
+
+
+def node_from_dump(data: bytes, kind: Kind, path: str) -> Node:
+    """The node of one dump of a known kind. Raise SourceError that names `path`."""
+    name = Path(path).name
+    dumps = Dumps()
+    _add(dumps, data, kind, path, name)
+    return dumps.node(name)
+
+
+def node_from_directory(path: str) -> Node:
+    """The dumps in a directory, joined. Files that are none are named in `Source.notes`.
+
+    Subdirectories and hidden files are passed over. Raise SourceError, naming the file, for a
+    broken dump, for two that contradict each other, and for a directory without any.
+    """
+    name = Path(path).resolve().name or path
+    try:
+        with os.scandir(path) as entries:
+            found = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(found) > MAX_FILES:
+        raise SourceError(f"{path}: {len(found)} files; a directory of dumps has at most {MAX_FILES}")
+    dumps = Dumps()
+    for entry in found:
+        data, note = _dump_in(entry.path)
+        if data is None:
+            dumps.notes.append(f"{entry.name}: {note}")
+            continue
+        kind = recognise(head_text(data))
+        if kind is None:
+            dumps.notes.append(f"{entry.name}: not recognised as a dump")
+            continue
+        _add(dumps, data, kind, entry.path, entry.name)
+    if not dumps.files:
+        raise SourceError(f"{path}: no dump in this directory (nvidia-smi -q [-x], topo -m, nvlink -s, lspci -vvv ...)")
+    return dumps.node(name)
+
+
+def _dump_in(path: str) -> tuple[bytes | None, str]:
+    """The content of a file that may be a dump; else None and why. A large file is no dump by its head."""
+    try:
+        mode = Path(path).stat().st_mode
+        if stat.S_ISDIR(mode):
+            return None, "a directory, not looked into"
+        if not stat.S_ISREG(mode):
+            return None, "not a regular file"
+        with Path(path).open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError as error:
+        return None, f"cannot be read: {error.strerror}"
+    if not head.strip():
+        return None, "empty"
+    packed = head.startswith(_GZIP)
+    if not packed and recognise(head_text(head)) is None:
+        return None, "not recognised as a dump"
+    try:
+        return read_file(path), ""
+    except SourceError as error:
+        if packed:  # what a broken archive would have held, nobody can tell
+            return None, str(error)
+        raise SourceError(f"{path}: {error}") from None
+
+
+def _add(dumps: Dumps, data: bytes, kind: Kind, path: str, name: str) -> None:
+    try:
+        if kind == "bug-report":
+            add_bug_report(dumps, data, name)
+        else:
+            dumps.add(kind, decoded(data), name)
+    except SourceError as error:
+        raise SourceError(f"{path}: {error}") from None

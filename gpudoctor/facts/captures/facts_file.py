@@ -1,0 +1,128 @@
+"""Facts that gpudoctor wrote itself: facts JSON or YAML, and reports, from files nobody vouches for."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.node import Node
+
+FACTS = "gpudoctor.facts/1"
+REPORT = "gpudoctor.report/1"
+_YAML_SCHEMA = re.compile(r"^[\"']?schema[\"']?\s*:\s*[\"']?gpudoctor\.", re.MULTILINE)
+_DEEPEST = 32  # facts nest 6 levels
+_MOST_YAML_EVENTS = 2_000_000
+
+Loaded = tuple[Node, Measurements | None]
+
+
+class _Schema(msgspec.Struct):
+    schema: str = ""
+
+
+class _Report(msgspec.Struct):
+    facts: Node | None = None
+    measurements: Measurements | None = None
+
+
+def is_yaml_facts(head: str) -> bool:
+    """Whether the text looks like facts as YAML: it says so in its `schema` key."""
+    return _YAML_SCHEMA.search(head) is not None
+
+
+def load_json(data: bytes) -> Loaded:
+    """Facts JSON or a report. Raise SourceError with the place ($.gpus[2].index) and what is wrong."""
+    try:
+        text = data.decode("utf-8-sig")
+        schema = msgspec.json.decode(text, type=_Schema).schema
+        _known(schema)
+        if schema == FACTS:
+            return _checked(msgspec.json.decode(text, type=Node)), None
+        report = msgspec.json.decode(text, type=_Report)
+    except UnicodeDecodeError as error:
+        raise SourceError(f"not UTF-8 at byte {error.start}") from None
+    except RecursionError:
+        raise SourceError("nested too deeply") from None
+    except msgspec.ValidationError as error:
+        raise SourceError(str(error)) from None
+    except msgspec.DecodeError as error:
+        said = str(error)
+        raise SourceError(f"cut off: {said}" if "truncated" in said else f"broken JSON: {said}") from None
+    if report.facts is None:
+        raise SourceError("a report without facts: make it with `gpudoctor check --json --include-facts`")
+    return _checked(report.facts), report.measurements
+
+
+def load_yaml(data: bytes) -> Loaded:
+    """Facts as YAML: plain data only. Raise SourceError for aliases, tags, depth, and wrong types.
+
+    Aliases are refused altogether: facts have no use for them, and bombs are made of them.
+    """
+    import yaml
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        text = data.decode("utf-8-sig")
+        _plain(yaml.parse(text, Loader=loader))
+        raw = yaml.load(text, Loader=loader)
+        schema = raw.get("schema") if isinstance(raw, dict) else None
+        if schema == REPORT:
+            raise SourceError("a report is read as JSON, not as YAML")
+        _known(str(schema))
+        return _checked(msgspec.convert(raw, Node)), None
+    except UnicodeDecodeError as error:
+        raise SourceError(f"not UTF-8 at byte {error.start}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "somewhere"
+        raise SourceError(f"broken YAML at {place}: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise SourceError(f"broken YAML: {' '.join(str(error).split())[:200]}") from None
+    except (RecursionError, ValueError, TypeError) as error:
+        # msgspec.ValidationError is a ValueError; YAML's own constructors raise the other ones
+        quote = " (quote what looks like a number or date)" if "Expected `str" in str(error) else ""
+        raise SourceError(f"{' '.join(str(error).split())[:300]}{quote}") from None
+
+
+def _plain(events: Any) -> None:
+    import yaml
+
+    depth = 0
+    for count, event in enumerate(events):
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            raise SourceError(f"line {line}: YAML aliases are refused")
+        if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
+            depth += 1
+        elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
+            depth -= 1
+        if depth > _DEEPEST:
+            raise SourceError(f"line {line}: nested deeper than {_DEEPEST} levels")
+        if count > _MOST_YAML_EVENTS:
+            raise SourceError(f"line {line}: too many values for facts")
+
+
+def _known(schema: str) -> None:
+    if schema in (FACTS, REPORT):
+        return
+    if schema.startswith("gpudoctor."):
+        raise SourceError(f"its schema is {schema[:60]!r}; this version reads {FACTS} and {REPORT}")
+    raise SourceError(f"neither facts nor a report: the key 'schema' must be {FACTS!r} or {REPORT!r}")
+
+
+def _checked(node: Node) -> Node:
+    """What types cannot say: one GPU an index, one GPU a bus id."""
+    indices: set[int] = set()
+    bus_ids: set[str] = set()
+    for place, gpu in enumerate(node.gpus):
+        if gpu.index in indices:
+            raise SourceError(f"index {gpu.index} is there twice - at `$.gpus[{place}].index`")
+        if gpu.bus_id in bus_ids:
+            raise SourceError(f"bus id {gpu.bus_id[:40]} is there twice - at `$.gpus[{place}].bus_id`")
+        indices.add(gpu.index)
+        bus_ids.add(gpu.bus_id)
+    return node

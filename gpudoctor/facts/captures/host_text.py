@@ -1,0 +1,93 @@
+"""The host's side of a capture: `free`, /proc/meminfo, `df /dev/shm`, the driver's /proc entry."""
+
+from __future__ import annotations
+
+import re
+
+from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Host
+
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)(B|[KMGT]i?B?)?", re.IGNORECASE)
+_KERNEL_MODULE = re.compile(r"NVRM version: .{0,120}?Kernel Module\D{0,60}?(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")
+_MEMINFO = re.compile(r"^(MemTotal|MemAvailable|SwapTotal):\s+(\d{1,15}) kB", re.MULTILINE)
+_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+_ODD = Missing("not understood", "failed")
+
+
+def parse_free(text: str) -> Host:
+    """RAM and swap from `free`, in whatever unit it was asked for. Raise SourceError without a Mem: line.
+
+    `free` does not print its unit (but for -h), so it is told by what a machine can have, 1 GiB
+    to 16 TiB, and, where that leaves two, by pages: bytes are all multiples of 1024, KiB of 4.
+    """
+    columns: list[str] = []
+    rows: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        words = line.split()
+        if words[:2] == ["total", "used"]:
+            columns = words
+        elif words and words[0] in ("Mem:", "Swap:"):
+            rows.setdefault(words[0], words[1:])
+    if not columns or not rows.get("Mem:"):
+        raise SourceError("no header and 'Mem:' line of free")
+    memory = dict(zip(columns, rows["Mem:"], strict=False))
+    plain = [int(cell[:18]) for cell in memory.values() if cell.isdecimal()]
+    unit_bytes = _unit_bytes(plain)
+    swap = rows.get("Swap:", [])
+    return Host(
+        ram_mib=_mib(memory.get("total"), unit_bytes),
+        ram_available_mib=_mib(memory.get("available"), unit_bytes),
+        swap_mib=_mib(swap[0] if swap else None, unit_bytes),
+    )
+
+
+def parse_meminfo(text: str) -> Host:
+    """RAM and swap from /proc/meminfo. Raise SourceError without MemTotal."""
+    found = {name: int(kib) // 1024 for name, kib in _MEMINFO.findall(text)}
+    if "MemTotal" not in found:
+        raise SourceError("no MemTotal line")
+    return Host(
+        ram_mib=found["MemTotal"],
+        ram_available_mib=found.get("MemAvailable", _ODD),
+        swap_mib=found.get("SwapTotal", _ODD),
+    )
+
+
+def parse_df(text: str) -> Host:
+    """The size of /dev/shm from `df`, with any of -h, -k, -m. Raise SourceError where it has no such line."""
+    unit_bytes = 1024
+    for line in text.splitlines():
+        words = line.split()
+        if words[:1] == ["Filesystem"] and len(words) > 3:
+            unit_bytes = 1024**2 if words[1].startswith(("1M", "1048576")) else 1024
+        elif len(words) == 6 and words[5] == "/dev/shm":
+            return Host(shm_mib=_mib(words[1], unit_bytes), shm_free_mib=_mib(words[3], unit_bytes))
+    raise SourceError("no line for /dev/shm")
+
+
+def kernel_module_version(text: str) -> str | None:
+    """The driver's version in /proc/driver/nvidia/version; None where it is not there."""
+    match = _KERNEL_MODULE.search(text)
+    return match.group(1) if match else None
+
+
+def _unit_bytes(numbers: list[int]) -> int:
+    total = max(numbers, default=0)
+    if total >= 16 * 1024**3 or (total >= 4 * 1024**3 and all(number % 1024 == 0 for number in numbers)):
+        return 1
+    if total >= 1024**2 and all(number % 4 == 0 for number in numbers):
+        return 1024
+    return 1024**3 if total < 4096 else 1024**2
+
+
+def _mib(cell: str | None, unit_bytes: int) -> int | Missing:
+    match = _SIZE.fullmatch(cell or "")
+    if match is None:
+        return _ODD
+    letter = (match.group(2) or "").lower()[:1]
+    if letter:
+        unit_bytes = 1024 ** _POWERS.get(letter, 0)
+    elif cell == "0":
+        return 0
+    return round(float(match.group(1)) * unit_bytes / 1024**2)

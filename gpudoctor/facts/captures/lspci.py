@@ -1,0 +1,185 @@
+"""`lspci -vv` (or -vvv): the PCIe path of each GPU, and the NVIDIA functions on the bus."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from gpudoctor.facts.captures import ABSENT, SourceError
+from gpudoctor.facts.gpu import PcieHop
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import PciDevice, short_bus_id
+
+# "18:00.0 3D controller [0302]: NVIDIA Corporation GH100 [10de:2330] (rev a1)"; the numbers come with -nn
+HEADER = re.compile(
+    r"((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) ([^:\[]{1,60}?)(?: \[([0-9a-f]{4})\])?: (.{0,300})", re.I
+)
+_IDS = re.compile(r"\[([0-9a-f]{4}):([0-9a-f]{4})\]", re.IGNORECASE)
+_BUSES = re.compile(r"\s+Bus: primary=([0-9a-f]{2}), secondary=([0-9a-f]{2}), subordinate=([0-9a-f]{2})", re.I)
+_SPEED = re.compile(r"Speed (\d{1,3}(?:\.\d)?)GT/s")
+_WIDTH = re.compile(r"Width x(\d{1,2})")
+_NUMA = re.compile(r"\s+NUMA node: (-?\d{1,4})")
+_DRIVER = re.compile(r"\s+Kernel driver in use: (\S{1,60})")
+# lspci's words for the classes that matter here, as sysfs numbers them
+_CLASSES = {
+    "vga compatible controller": "0x030000",
+    "3d controller": "0x030200",
+    "display controller": "0x038000",
+    "pci bridge": "0x060400",
+    "host bridge": "0x060000",
+    "bridge": "0x068000",
+    "audio device": "0x040300",
+    "infiniband controller": "0x020700",
+    "ethernet controller": "0x020000",
+    "usb controller": "0x0c0330",
+    "serial bus controller": "0x0c8000",
+}
+_GPU_CLASSES = ("0x0300", "0x0302")
+_DEVICE_CLASSES = (*_GPU_CLASSES, "0x0680")  # with NVSwitch; audio and USB functions of a card are left out
+_DENIED = Missing("lspci was not run as root", "denied")
+
+
+class Function(msgspec.Struct):
+    """One PCI function of the dump."""
+
+    bus_id: str
+    name: str
+    pci_class: str | Missing
+    vendor_id: str | Missing = ABSENT
+    device_id: str | Missing = ABSENT
+    driver: str | None = None
+    numa_node: int | Missing | None = ABSENT
+    secondary: int = -1  # buses behind a bridge, from secondary to subordinate
+    subordinate: int = -1
+    hop: PcieHop | None = None
+
+    @property
+    def is_nvidia(self) -> bool:
+        return self.vendor_id == "0x10de" or self.name.startswith("NVIDIA")
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.is_nvidia and isinstance(self.pci_class, str) and self.pci_class.startswith(_GPU_CLASSES)
+
+
+class PciTree(msgspec.Struct):
+    """All functions of the dump by bus id."""
+
+    functions: dict[str, Function]
+
+    @property
+    def gpus(self) -> list[Function]:
+        return sorted((f for f in self.functions.values() if f.is_gpu), key=lambda f: f.bus_id)
+
+    @property
+    def nvidia_devices(self) -> tuple[PciDevice, ...]:
+        return tuple(
+            PciDevice(f.bus_id, f.pci_class, f.device_id, f.driver, f.numa_node)
+            for f in sorted(self.functions.values(), key=lambda f: f.bus_id)
+            if f.is_nvidia and not isinstance(f.pci_class, Missing) and f.pci_class.startswith(_DEVICE_CLASSES)
+        )
+
+    def path(self, bus_id: str) -> tuple[PcieHop, ...] | Missing:
+        """From the function itself to its root port, by the bus numbers of the bridges."""
+        function = self.functions.get(bus_id)
+        if function is None or function.hop is None or function.hop.width == ABSENT:
+            return ABSENT  # a plain `lspci` lists the function, but not its link
+        hops = [function.hop]
+        domain, bus = bus_id.split(":")[0], int(bus_id.split(":")[1], 16)
+        above = [
+            f
+            for f in self.functions.values()
+            if f.bus_id.startswith(f"{domain}:") and 0 < f.secondary <= bus <= f.subordinate
+        ]
+        # the nearest bridge has the fewest buses behind it
+        for bridge in sorted(above, key=lambda f: (-f.secondary, f.subordinate)):
+            if bridge.hop is not None:
+                hops.append(bridge.hop)
+        return tuple(hops)
+
+
+def parse_lspci(text: str) -> PciTree:
+    """Read the dump. Raise SourceError where there is no function in it."""
+    functions: dict[str, Function] = {}
+    current: Function | None = None
+    body: list[str] = []
+    for line in text.splitlines():
+        if not line or line[0].isspace():
+            body.append(line)
+            continue
+        header = HEADER.match(line)
+        if current is not None:
+            _fill(current, body)
+        body, current = [], None
+        if header is not None:
+            current = _function(header)
+            functions.setdefault(current.bus_id, current)
+    if current is not None:
+        _fill(current, body)
+    if not functions:
+        raise SourceError("no line like '18:00.0 3D controller: NVIDIA Corporation ...'")
+    return PciTree(functions)
+
+
+def _function(header: re.Match[str]) -> Function:
+    bus_id, words, number, name = header.groups()
+    ids = _IDS.search(name)
+    return Function(
+        bus_id=short_bus_id(bus_id if bus_id.count(":") == 2 else "0000:" + bus_id),
+        name=_IDS.sub("", name).partition(" (rev ")[0].strip(),
+        pci_class=f"0x{number.lower()}00" if number else _CLASSES.get(words.lower(), ABSENT),
+        vendor_id="0x" + ids.group(1).lower() if ids else "0x10de" if name.startswith("NVIDIA") else ABSENT,
+        device_id="0x" + ids.group(2).lower() if ids else ABSENT,
+    )
+
+
+def _fill(function: Function, body: list[str]) -> None:
+    links: dict[str, str] = {}
+    acs: bool | None = None
+    denied = False
+    for line in body:
+        told = line.strip()
+        if told.startswith(("LnkCap:", "LnkSta:")):
+            links.setdefault(told[:6], told)
+        elif told.startswith("ACSCtl:"):
+            acs = "ReqRedir+" in told or "CmpltRedir+" in told
+        elif "<access denied>" in told:
+            denied = True
+        elif buses := _BUSES.match(line):
+            function.secondary, function.subordinate = int(buses.group(2), 16), int(buses.group(3), 16)
+        elif numa := _NUMA.match(line):
+            node = int(numa.group(1))
+            function.numa_node = node if node >= 0 else None
+        elif driver := _DRIVER.match(line):
+            function.driver = driver.group(1)
+    missing = _DENIED if denied else ABSENT
+    can, now = links.get("LnkCap"), links.get("LnkSta")
+    function.hop = PcieHop(
+        bus_id=function.bus_id,
+        vendor_id=function.vendor_id,
+        device_id=function.device_id,
+        pci_class=function.pci_class,
+        speed_gt_s=_speed(now, missing),
+        max_speed_gt_s=_speed(can, missing),
+        width=_width(now, missing),
+        max_width=_width(can, missing),
+        aer_correctable=ABSENT,
+        aer_nonfatal=ABSENT,
+        aer_fatal=ABSENT,
+        acs_redirect=acs if acs is not None else _DENIED if denied else False if can else ABSENT,
+    )
+
+
+def _speed(line: str | None, missing: Missing) -> float | Missing:
+    if line is None:
+        return missing
+    match = _SPEED.search(line)
+    return float(match.group(1)) if match else Missing("lspci shows no link speed", "failed")
+
+
+def _width(line: str | None, missing: Missing) -> int | Missing:
+    if line is None:
+        return missing
+    match = _WIDTH.search(line)
+    return int(match.group(1)) if match else Missing("lspci shows no link width", "failed")

@@ -1,0 +1,89 @@
+"""Opens what strangers sent: bounded in size before and while it is read, packed or not."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures.recognise import HEAD_BYTES, recognise
+
+MAX_BYTES = 64 * 1024 * 1024
+MAX_BUG_REPORT_BYTES = 256 * 1024 * 1024
+_GZIP = b"\x1f\x8b"
+
+
+def head_text(data: bytes) -> str:
+    """The first 64 KiB as text, for recognising only: odd bytes are replaced."""
+    return data[:HEAD_BYTES].decode("utf-8-sig", errors="replace")
+
+
+def read_file(path: str) -> bytes:
+    """The file's content, unpacked. Raise SourceError, without its name, where it is no plain file,
+    empty, too large (64 MiB; a bug report 256 MiB), unreadable, or a broken .gz."""
+    try:
+        info = Path(path).stat()
+        if not stat.S_ISREG(info.st_mode):
+            raise SourceError("not a regular file (a pipe or device): use - to read from stdin")
+        if info.st_size == 0:
+            raise SourceError("the file is empty")
+        if info.st_size > MAX_BUG_REPORT_BYTES:
+            raise _too_large(MAX_BUG_REPORT_BYTES)
+        with Path(path).open("rb") as file:
+            return read_stream(file, info.st_size)
+    except OSError as error:
+        raise SourceError(f"cannot be read: {error.strerror or error}") from None
+
+
+def read_stream(stream: BinaryIO, size: int = 0) -> bytes:
+    """All of the stream, unpacked, never more than the limits. Raise SourceError as `read_file`.
+
+    `size` is the known size, to refuse it before reading; 0 where it is not known.
+    """
+    head = stream.read(HEAD_BYTES)
+    packed = head.startswith(_GZIP)
+    limit = MAX_BUG_REPORT_BYTES if packed else _limit(head)
+    if size > limit:
+        raise _too_large(limit)
+    data = head + stream.read(limit + 1 - len(head))
+    if len(data) > limit:
+        raise _too_large(limit)
+    if packed:
+        data = _unpacked(data)
+    if not data.strip():
+        raise SourceError("there is nothing in it")
+    return data
+
+
+def decoded(data: bytes) -> str:
+    """A recognised dump as text. Odd bytes are replaced: names in dumps come from firmware."""
+    return data.decode("utf-8-sig", errors="replace")
+
+
+def _limit(head: bytes) -> int:
+    return MAX_BUG_REPORT_BYTES if recognise(head_text(head)) == "bug-report" else MAX_BYTES
+
+
+def _unpacked(data: bytes) -> bytes:
+    """What the .gz holds, stopping as soon as it grows past its limit."""
+    import gzip
+    import io
+    import zlib
+
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            head = file.read(HEAD_BYTES)
+            limit = _limit(head)
+            unpacked = head + file.read(limit + 1 - len(head))
+    except EOFError:
+        raise SourceError("cut off: the .gz ends before its end mark") from None
+    except (gzip.BadGzipFile, zlib.error, ValueError) as error:
+        raise SourceError(f"broken .gz: {error}") from None
+    if len(unpacked) > limit:
+        raise _too_large(limit, "unpacked ")
+    return unpacked
+
+
+def _too_large(limit: int, what: str = "") -> SourceError:
+    return SourceError(f"{what}larger than {limit // 1024**2} MiB: not a dump that gpudoctor reads")

@@ -1,0 +1,218 @@
+"""One GPU of an `nvidia-smi -q` dump, XML or text, as facts: old and new names side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar, get_args
+
+import msgspec
+
+from gpudoctor.facts.captures import ABSENT
+from gpudoctor.facts.captures.smi_health import (
+    clocks_of,
+    ecc_of,
+    memory_repair_of,
+    power_of,
+    thermal_of,
+    throttle_times_of,
+)
+from gpudoctor.facts.captures.values import Values, call_errors
+from gpudoctor.facts.gpu import (
+    ComputeMode,
+    Fabric,
+    Gpu,
+    GpuProcess,
+    MigInstance,
+    PcieLink,
+    Settings,
+    Utilization,
+    Virtualization,
+)
+from gpudoctor.facts.missing import Missing
+
+_RECOVERY = {
+    "none": "none",
+    "reset": "gpu-reset",
+    "gpu reset": "gpu-reset",
+    "gpu reset required": "gpu-reset",
+    "reboot": "node-reboot",
+    "node reboot": "node-reboot",
+    "node reboot required": "node-reboot",
+    "drain p2p": "drain-p2p",
+    "drain and reset": "drain-and-reset",
+}
+_VIRTUALIZATION: dict[str, Virtualization] = {
+    "none": "none",
+    "pass-through": "passthrough",
+    "vgpu": "vgpu",
+    "host vgpu": "host-vgpu",
+    "host vsga": "host-vsga",
+}
+
+
+_COMPUTE_MODES: dict[str, ComputeMode] = {mode: mode for mode in get_args(ComputeMode)}
+
+W = TypeVar("W")
+
+
+class GpuDump(msgspec.Struct):
+    """A GPU's section, flat: normalised path -> text, and the two things that repeat."""
+
+    bus_id: str
+    values: dict[str, str] = {}
+    processes: list[dict[str, str]] = []
+    mig_devices: list[dict[str, str]] = []
+
+
+def gpu_from(dump: GpuDump, index: int) -> Gpu:
+    """The facts of one GPU; what the section does not hold is `ABSENT`."""
+    v = Values(dump.values)
+    return Gpu(
+        index=index,
+        bus_id=dump.bus_id,
+        uuid=v.text("uuid", "gpu_uuid"),
+        name=v.text("product_name"),
+        brand=v.text("product_brand"),
+        architecture=v.text("product_architecture"),
+        pci_device_id=_pci_id(v.text("pci/pci_device_id", "pci/device_id")),
+        pci_subsystem_id=_pci_id(v.text("pci/pci_sub_system_id", "pci/sub_system_id")),
+        serial=v.text("serial", "serial_number"),
+        vbios=v.text("vbios_version"),
+        board_part_number=v.text("board_part_number"),
+        minor_number=v.whole("minor_number"),
+        module_id=v.whole("platforminfo/module_id", "platform_info/module_id", "gpu_module_id", "module_id"),
+        errors=call_errors(dump.values),
+        recovery_action=_recovery(v),
+        memory_total_mib=v.whole("fb_memory_usage/total"),
+        memory_reserved_mib=v.whole("fb_memory_usage/reserved"),
+        memory_used_mib=v.whole("fb_memory_usage/used"),
+        memory_free_mib=v.whole("fb_memory_usage/free"),
+        pcie=_pcie(v),
+        fabric=_fabric(v),
+        ecc=ecc_of(v),
+        memory_repair=memory_repair_of(v),
+        clocks=clocks_of(v),
+        throttle_times=throttle_times_of(v),
+        thermal=thermal_of(v),
+        power=power_of(v),
+        settings=_settings(v, dump.mig_devices),
+        processes=_processes(v, dump.processes),
+        utilization=Utilization(
+            gpu_pct=v.whole("utilization/gpu_util", "utilization/gpu"),
+            memory_pct=v.whole("utilization/memory_util", "utilization/memory"),
+        ),
+    )
+
+
+def _pcie(v: Values) -> PcieLink:
+    generation, width = "pci/pci_gpu_link_info/pcie_gen/", "pci/pci_gpu_link_info/link_widths/"
+    in_text, width_in_text = "pci/gpu_link_info/pcie_generation/", "pci/gpu_link_info/link_width/"
+    return PcieLink(
+        generation=v.whole(generation + "current_link_gen", in_text + "current"),
+        generation_max=v.whole(generation + "max_link_gen", in_text + "max"),
+        device_generation_max=v.whole(generation + "max_device_link_gen", in_text + "device_max"),
+        host_generation_max=v.whole(generation + "max_host_link_gen", in_text + "host_max"),
+        width=v.whole(width + "current_link_width", width_in_text + "current"),
+        width_max=v.whole(width + "max_link_width", width_in_text + "max"),
+        replays=v.whole("pci/replay_counter", "pci/replays_since_reset"),
+        replay_rollovers=v.whole("pci/replay_rollover_counter", "pci/replay_number_rollovers"),
+        path=ABSENT,
+    )
+
+
+def _fabric(v: Values) -> Fabric:
+    state = _lower(v.text("fabric/state"))
+    return Fabric(
+        state=state if isinstance(state, Missing) else state.replace(" ", "-"),
+        status=_lower(v.text("fabric/status")),
+        clique_id=v.whole("fabric/cliqueid", "fabric/clique_id"),
+        cluster_uuid=v.text("fabric/clusteruuid", "fabric/cluster_uuid"),
+        health_summary=_lower(v.text("fabric/health/summary")),
+        health_bandwidth=_lower(v.text("fabric/health/bandwidth")),
+        route_unhealthy=v.flag("fabric/health/route_unhealthy"),
+        access_timeout_recovery=v.flag("fabric/health/access_timeout_recovery"),
+        incorrect_configuration=_lower(v.text("fabric/health/incorrect_configuration")),
+    )
+
+
+def _settings(v: Values, mig_devices: list[dict[str, str]]) -> Settings:
+    compute = _lower(v.text("compute_mode"))
+    if not isinstance(compute, Missing):
+        compute = compute.replace("_", "-")
+    mode = _lower(v.text("gpu_virtualization_mode/virtualization_mode"))
+    mig = v.flag("mig_mode/current_mig", "mig_mode/current")
+    addressing = v.text("addressing_mode")
+    return Settings(
+        persistence=v.flag("persistence_mode"),
+        compute_mode=_one_of(compute, _COMPUTE_MODES),
+        mig_enabled=mig,
+        mig_pending=v.flag("mig_mode/pending_mig", "mig_mode/pending"),
+        mig_instances=mig if isinstance(mig, Missing) else tuple(_mig_instance(Values(d)) for d in mig_devices),
+        display_attached=v.flag("display_attached", "display_mode"),
+        display_active=v.flag("display_active"),
+        addressing_mode=addressing if isinstance(addressing, Missing) else addressing.lower(),
+        virtualization=_one_of(mode, _VIRTUALIZATION),
+    )
+
+
+def _mig_instance(v: Values) -> MigInstance:
+    return MigInstance(
+        uuid=v.text("uuid"),
+        gpu_instance=v.whole("gpu_instance_id"),
+        compute_instance=v.whole("compute_instance_id"),
+        memory_mib=v.whole("fb_memory_usage/total"),
+    )
+
+
+def _processes(v: Values, listed: list[dict[str, str]]) -> tuple[GpuProcess, ...] | Missing:
+    if not listed:
+        said = v.text("processes", "compute_processes")
+        if isinstance(said, Missing):
+            return said
+        return () if said.lower() == "none" else Missing(f"not understood: {said[:60]!r}", "failed")
+    found = []
+    for fields in listed:
+        p = Values(fields)
+        pid, kind = p.whole("pid", "process_id"), p.text("type")
+        if isinstance(pid, Missing):
+            return pid
+        found.append(
+            GpuProcess(
+                pid=pid,
+                name=p.text("process_name", "name"),
+                kind="C" if isinstance(kind, Missing) else kind,
+                memory_mib=p.whole("used_memory", "used_gpu_memory"),
+            )
+        )
+    return tuple(found)
+
+
+def _recovery(v: Values) -> str | Missing:
+    """The recovery action; older drivers (up to 565) tell only two flags of it."""
+    said = v.text("gpu_recovery_action")
+    if not isinstance(said, Missing):
+        return _RECOVERY.get(said.lower(), f"value {said}")
+    reset = v.flag("gpu_reset_status/reset_required")
+    drain = v.flag("gpu_reset_status/drain_and_reset_recommended")
+    if reset is True:
+        return "gpu-reset"
+    if drain is True:
+        return "drain-and-reset"
+    if reset is False and drain is False:
+        return "none"
+    return next((m for m in (said, reset, drain) if isinstance(m, Missing) and m != ABSENT), ABSENT)
+
+
+def _one_of(word: str | Missing, words: Mapping[str, W]) -> W | Missing:
+    if isinstance(word, Missing):
+        return word
+    return words.get(word) or Missing(f"not understood: {word[:60]!r}", "failed")
+
+
+def _pci_id(text: str | Missing) -> str | Missing:
+    """NVML's packed id, device then vendor: 0x233010de."""
+    return text if isinstance(text, Missing) else "0x" + text.lower().removeprefix("0x")
+
+
+def _lower(text: str | Missing) -> str | Missing:
+    return text if isinstance(text, Missing) else text.lower()

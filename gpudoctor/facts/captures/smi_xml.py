@@ -1,0 +1,113 @@
+"""`nvidia-smi -q -x`: the XML dump, schema v10 to v13 (drivers 390 to 595)."""
+
+from __future__ import annotations
+
+from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures.smi_dump import SmiDump, smi_dump
+from gpudoctor.facts.captures.smi_gpu import GpuDump
+from gpudoctor.facts.captures.values import normal_name
+
+_ROOT = "nvidia_smi_log"
+_DEEPEST = 32  # nvidia-smi nests 7 levels; a stranger's file may nest a million
+_LISTS = {"processes/process_info": "processes", "mig_devices/mig_device": "mig_devices"}
+
+
+def parse_smi_xml(text: str) -> SmiDump:
+    """Read the dump. Raise SourceError, with line and column, for what is broken, cut or hostile.
+
+    nvidia-smi's own DOCTYPE line is allowed; entity declarations are refused and no DTD is
+    ever fetched. Text before the XML (warnings of nvidia-smi) is kept for its handle errors.
+    """
+    from xml.parsers.expat import ErrorString, errors
+
+    from defusedxml.common import DefusedXmlException
+    from defusedxml.ElementTree import DefusedXMLParser, ParseError
+
+    start = min(
+        (at for at in (text.find("<?xml"), text.find("<!DOCTYPE"), text.find("<" + _ROOT)) if at >= 0), default=0
+    )
+    end = text.rfind(f"</{_ROOT}>")
+    end = end + len(_ROOT) + 3 if end >= 0 else len(text)
+    sections = _Sections()
+    parser = DefusedXMLParser(target=sections, forbid_dtd=False, forbid_entities=True, forbid_external=True)
+    try:
+        parser.feed(text[start:end])
+        parser.close()
+    except DefusedXmlException as error:
+        raise SourceError(f"XML with entities or external parts is refused ({type(error).__name__})") from None
+    except ParseError as error:
+        line, column = error.position
+        line += text.count("\n", 0, start)
+        unfinished = (errors.XML_ERROR_NO_ELEMENTS, errors.XML_ERROR_UNCLOSED_TOKEN)
+        if ErrorString(error.code) in (*unfinished, errors.XML_ERROR_UNCLOSED_CDATA_SECTION):
+            raise SourceError(f"cut off at line {line}: the XML ends inside <{sections.place}>") from None
+        raise SourceError(f"broken XML at line {line}, column {column}: {str(error).partition(':')[0]}") from None
+    if not sections.gpus and "attached_gpus" not in sections.top:
+        raise SourceError(f"<{_ROOT}> holds no GPU")
+    return smi_dump(sections.top, sections.gpus, text[:start] + text[end:])
+
+
+class _Sections:
+    """An XML target that keeps no tree: values go flat into the GPU that is open."""
+
+    def __init__(self) -> None:
+        self.top: dict[str, str] = {}
+        self.gpus: list[GpuDump] = []
+        self._path: list[str] = []  # below the root, or below <gpu>
+        self._depth = 0
+        self._in_gpu = False
+        self._text: list[str] = []
+        self._record: dict[str, str] | None = None
+        self._record_depth = 0
+
+    @property
+    def place(self) -> str:
+        return self._path[-1] if self._path else "gpu" if self._in_gpu else _ROOT
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        self._depth += 1
+        self._text.clear()
+        if self._depth > _DEEPEST:
+            raise SourceError(f"XML nested deeper than {_DEEPEST} levels")
+        if self._depth == 1:
+            if tag != _ROOT:
+                raise SourceError(f"XML of something else: <{tag[:40]}>, not <{_ROOT}>")
+        elif self._depth == 2 and tag == "gpu":
+            self._in_gpu = True
+            self.gpus.append(GpuDump(attributes.get("id", "")))
+        else:
+            self._path.append(normal_name(tag))
+            kind = _LISTS.get("/".join(self._path)) if self._in_gpu else None
+            if kind is not None:
+                self._record, self._record_depth = {}, len(self._path)
+                getattr(self.gpus[-1], kind).append(self._record)
+
+    def data(self, text: str) -> None:
+        self._text.append(text)
+
+    def end(self, tag: str) -> None:
+        self._depth -= 1
+        if self._depth == 1 and self._in_gpu and not self._path:
+            self._in_gpu = False
+        elif self._path:
+            self._keep("".join(self._text).strip(), tag)
+            self._path.pop()
+        self._text.clear()
+
+    def _keep(self, text: str, tag: str) -> None:
+        depth = len(self._path)
+        if self._record is not None:
+            if depth > self._record_depth and text:
+                self._record["/".join(self._path[self._record_depth :])] = text
+            elif depth == self._record_depth:
+                self._record = None
+            return
+        if self._in_gpu:
+            # an empty list of processes is an answer; any other empty element is none
+            if text or tag == "processes":
+                self.gpus[-1].values["/".join(self._path)] = text or "None"
+        elif depth == 1 and text:
+            self.top["/".join(self._path)] = text
+
+    def close(self) -> None:
+        return None

@@ -1,0 +1,322 @@
+"""Dumps of one machine joined: directories, bug reports, and what is on the host's side of them."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpudoctor.facts.captures import ABSENT
+from gpudoctor.facts.captures.host_text import parse_df, parse_free, parse_meminfo
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.node import Node
+from gpudoctor.facts.source import SourceError, load_source
+
+DUMPS = Path(__file__).parent / "dumps"
+XID = "[  912.345678] NVRM: Xid (PCI:0000:18:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+FREE = (
+    "               total        used        free      shared  buff/cache   available\n"
+    "Mem:      2113396736    33554432  2000000000       12340    79842304  2060000000\n"
+    "Swap:        8388604           0     8388604\n"
+)
+ENV = "PATH=/usr/bin\nHOME=/root\nCUDA_VISIBLE_DEVICES=0,1\nNCCL_P2P_DISABLE=1\n"
+RULER = "\n____________________________________________\n\n"
+
+
+def node_of(path: Path) -> Node:
+    return load_source(str(path)).node
+
+
+@pytest.fixture
+def hgx(captures: Path, tmp_path: Path) -> Path:
+    """A writable copy of the real directory of dumps."""
+    folder = tmp_path / "hgx"
+    folder.mkdir()
+    for file in (captures / "hgx-h100-dump").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def test_the_real_directory_is_one_node_of_eight_gpus_with_all_links(captures: Path) -> None:
+    node = node_of(captures / "hgx-h100-dump")
+    assert node.source.kind == "capture"
+    assert node.source.name == "hgx-h100-dump"
+    assert len(node.source.files) == 6
+    assert node.source.notes == ()
+    assert len(node.gpus) == 8
+    for gpu in node.gpus:
+        assert not isinstance(gpu.nvlinks, Missing)
+        assert [link.state for link in gpu.nvlinks] == ["active"] * 18
+        assert {link.speed_gb_s for link in gpu.nvlinks} == {26.562}
+        assert {(link.remote_kind, link.remote_bus_id) for link in gpu.nvlinks} == {("switch", None)}
+        assert {(link.crc_errors, link.replay_errors, link.recovery_errors) for link in gpu.nvlinks} == {(0, 0, 0)}
+    assert not isinstance(node.pairs, Missing)
+    assert len(node.pairs) == 28
+    assert {(pair.nvlinks, pair.p2p_read, pair.p2p_write) for pair in node.pairs} == {(18, "OK", ABSENT)}
+    assert [gpu.numa_node for gpu in node.gpus] == [0] * 4 + [1] * 4
+
+
+def test_what_no_dump_holds_is_not_in_this_capture(captures: Path) -> None:
+    node = node_of(captures / "hgx-h100-dump")
+    for value in (node.host.ram_mib, node.kernel_log.events, node.environment.variables, node.pci.nvidia_devices):
+        assert value == ABSENT
+    assert node.gpus[0].pcie.path == ABSENT
+    assert node.network.rdma_ports == ABSENT
+
+
+def test_host_dumps_join_the_node_whatever_their_names(hgx: Path) -> None:
+    (hgx / "a").write_text(FREE)
+    (hgx / "b").write_text(ENV)
+    (hgx / "c.xml").write_text("[    0.000000] Linux version 6.8\n" + XID + "\n")
+    (hgx / "d").write_text(
+        "Filesystem      Size  Used Avail Use% Mounted on\ntmpfs           504G  1.0G  503G   1% /dev/shm\n"
+    )
+    node = node_of(hgx)
+    assert node.host.ram_mib == 2113396736 // 1024
+    assert node.host.shm_mib == 504 * 1024
+    assert node.environment.get("NCCL_P2P_DISABLE") == "1"
+    assert not isinstance(node.kernel_log.events, Missing)
+    assert [(event.code, event.bus_id) for event in node.kernel_log.events] == [(79, "0000:18:00.0")]
+    assert node.kernel_log.source == "c.xml"
+
+
+def test_files_that_are_no_dump_are_named_and_harm_nothing(hgx: Path) -> None:
+    (hgx / "notes.md").write_text("# what we saw\n")
+    (hgx / "empty").write_text("")
+    (hgx / "photo.png").write_bytes(b"\x89PNG\0\0\0")
+    (hgx / "broken.gz").write_bytes(b"\x1f\x8b\x08oh no")
+    (hgx / "inner").mkdir()
+    os.mkfifo(hgx / "pipe")
+    (hgx / "gone").symlink_to(hgx / "nowhere")
+    (hgx / ".hidden").write_text("x")
+    notes = node_of(hgx).source.notes
+    assert [note.partition(":")[0] for note in notes] == [
+        "broken.gz", "empty", "gone", "inner", "notes.md", "photo.png", "pipe",
+    ]  # fmt: skip
+    assert "notes.md: not recognised as a dump" in notes
+
+
+def test_links_are_joined_by_uuid_even_where_the_order_differs(hgx: Path) -> None:
+    status = (hgx / "nvlink-status.txt").read_text()
+    swapped = status.replace("GPU 0:", "GPU X:").replace("GPU 5:", "GPU 0:").replace("GPU X:", "GPU 5:")
+    blocks = swapped.split("GPU 5:")
+    (hgx / "nvlink-status.txt").write_text(
+        blocks[0] + "GPU 5:" + blocks[1].replace("Link 7: 26.562 GB/s", "Link 7: <inactive>", 1)
+    )
+    (hgx / "nvlink-errors.txt").unlink()
+    (hgx / "nvlink-remote.txt").unlink()
+    down = [
+        gpu.index
+        for gpu in node_of(hgx).gpus
+        if not isinstance(gpu.nvlinks, Missing) and any(link.state == "inactive" for link in gpu.nvlinks)
+    ]
+    assert down == [0]
+
+
+def test_alike_redacted_uuids_are_joined_by_index(hgx: Path) -> None:
+    for file in hgx.iterdir():
+        text = file.read_text()
+        for number in range(8):
+            text = text.replace(f"GPU-01000100-0000-0000-0000-00000000000{number}", "GPU-0")
+        if file.name == "nvlink-status.txt":
+            text = text.replace("26.562", "13.0", 18)
+        file.write_text(text)
+    node = node_of(hgx)
+    speeds = [known(gpu.nvlinks)[0].speed_gb_s for gpu in node.gpus]  # type: ignore[index]
+    assert speeds == [13.0] + [26.562] * 7
+
+
+def test_remote_ends_that_are_gpus_or_shared_addresses_are_told_apart(hgx: Path) -> None:
+    remote = (hgx / "nvlink-remote.txt").read_text()
+    remote = remote.replace("FFFFFFFF:FF:FF.0", "00000000:1B:00.0", 1).replace("FFFFFFFF:FF:FF.0", "00000000:C1:00.0")
+    (hgx / "nvlink-remote.txt").write_text(remote)
+    links = known(node_of(hgx).gpus[0].nvlinks)
+    assert links is not None
+    assert (links[0].remote_kind, links[0].remote_bus_id) == ("gpu", "0000:1b:00.0")
+    assert (links[1].remote_kind, links[1].remote_bus_id) == ("switch", "0000:c1:00.0")
+
+
+def test_writes_are_told_from_reads_by_the_files_name(hgx: Path) -> None:
+    shutil.copy(hgx / "topo-p2p-r.txt", hgx / "topo-p2p-w.txt")
+    pairs = known(node_of(hgx).pairs)
+    assert pairs is not None
+    assert {(pair.p2p_read, pair.p2p_write) for pair in pairs} == {("OK", "OK")}
+
+
+def test_two_contradictory_dumps_are_an_error_that_names_both(hgx: Path, captures: Path) -> None:
+    shutil.copy(captures / "smi-q-8x-h100-sxm.txt", hgx / "other.txt")
+    with pytest.raises(SourceError, match=r"hgx/other.txt: contradicts nvidia-smi-q.xml \(driver 565.57.01 here, 550"):
+        node_of(hgx)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("0000-000000000003", "0000-0000000000ff"), "GPU 0000:"),
+        (("00000000:1A:00.0", "00000000:FA:00.0"), "is in one only"),
+    ],
+)
+def test_other_gpus_in_a_second_dump_contradict_the_first(hgx: Path, change: tuple[str, str], said: str) -> None:
+    (hgx / "z.xml").write_text((hgx / "nvidia-smi-q.xml").read_text().replace(*change))
+    with pytest.raises(SourceError, match=said):
+        node_of(hgx)
+
+
+def test_a_failed_nvidia_smi_contradicts_one_that_worked(hgx: Path) -> None:
+    (hgx / "z.txt").write_text("Failed to initialize NVML: Driver/library version mismatch\n")
+    with pytest.raises(SourceError, match="one shows GPUs, the other failed"):
+        node_of(hgx)
+
+
+def test_two_agreeing_dumps_are_one_node_with_a_note(hgx: Path) -> None:
+    shutil.copy(hgx / "nvidia-smi-q.xml", hgx / "z.xml")
+    node = node_of(hgx)
+    assert len(node.gpus) == 8
+    assert node.source.notes == ("z.xml and nvidia-smi-q.xml both hold nvidia-smi -q: z.xml is used",)
+
+
+def test_a_second_other_dump_is_passed_over_with_a_note(hgx: Path) -> None:
+    (hgx / "y.txt").write_text(ENV)
+    (hgx / "z.txt").write_text(ENV.replace("0,1", "3"))
+    node = node_of(hgx)
+    assert node.environment.get("CUDA_VISIBLE_DEVICES") == "0,1"
+    assert node.source.notes == ("z.txt: a second env dump, not used",)
+
+
+def test_lspci_in_a_directory_gives_its_path_to_the_gpu_of_that_bus_id(captures: Path, tmp_path: Path) -> None:
+    shutil.copy(DUMPS / "lspci-2-gpus.txt", tmp_path)
+    shutil.copy(captures / "smi-q-8x-h100-sxm.txt", tmp_path)
+    node = node_of(tmp_path)
+    path = known(node.gpus[0].pcie.path)
+    assert path is not None
+    assert [hop.bus_id for hop in path][-1] == "0000:15:01.0"
+    assert (node.gpus[0].numa_node, node.gpus[0].pcie.width) == (0, 16)
+    assert node.gpus[1].pcie.path == ABSENT, "the dump does not list 0000:2a:00.0"
+
+
+def test_links_and_lspci_without_nvidia_smi_are_joined_by_order(tmp_path: Path) -> None:
+    shutil.copy(DUMPS / "lspci-2-gpus.txt", tmp_path)
+    (tmp_path / "n").write_text(
+        "GPU 0: H100 (UUID: GPU-a)\n\t Link 0: 26 GB/s\nGPU 1: H100 (UUID: GPU-b)\n\t Link 0: <inactive>\n"
+    )
+    node = node_of(tmp_path)
+    assert [(gpu.bus_id, gpu.uuid, gpu.name) for gpu in node.gpus] == [
+        ("0000:18:00.0", "GPU-a", "H100"),
+        ("0000:19:00.0", "GPU-b", "H100"),
+    ]
+
+
+def test_a_passed_through_gpu_says_that_the_host_is_a_vm(captures: Path) -> None:
+    assert node_of(captures / "qx-h100.xml").host.virtualization == "vm"
+    assert node_of(captures / "smi-q-8x-h100-sxm.txt").host.virtualization == ABSENT
+
+
+def test_free_on_a_grace_node_is_not_its_ram(captures: Path, tmp_path: Path) -> None:
+    shutil.copy(captures / "qx-gb200.xml", tmp_path)
+    (tmp_path / "free").write_text(FREE)
+    ram = node_of(tmp_path).host.ram_mib
+    assert isinstance(ram, Missing)
+    assert "GPU memory" in ram.reason
+
+
+@pytest.mark.parametrize(
+    ("cells", "swap", "mib"),
+    [
+        ("2113396736 33554432 2000000000", "8388604", 2063864),  # no flag: KiB
+        ("2164118257664 34359738368 2048000000000", "8589930496", 2063864),  # -b
+        ("2063863 32767 1953125", "8191", 2063863),  # -m
+        ("2015 31 1907", "7", 2015 * 1024),  # -g
+        ("2.0Ti 31Gi 1.9Ti", "8.0Gi", 2 * 1024 * 1024),  # -h
+        ("15988 1203 9001", "2047", 15988),  # a 16 GiB machine, -m
+        ("16371712 1232896 9217024", "0", 15988),  # the same, no flag
+    ],
+)
+def test_free_is_read_in_every_unit_it_may_have(cells: str, swap: str, mib: int) -> None:
+    host = parse_free(f"        total        used        free\nMem:   {cells}\nSwap:  {swap} 0 0\n")
+    assert host.ram_mib == mib
+    assert not isinstance(host.swap_mib, Missing)
+
+
+def test_free_meminfo_and_df_refuse_what_they_cannot_read() -> None:
+    assert parse_meminfo("MemTotal:       16371712 kB\nMemAvailable:    1048576 kB\n").ram_available_mib == 1024
+    assert isinstance(parse_free("  total used free\nMem: lots 1 2\n").ram_mib, Missing)
+    assert parse_df("Filesystem 1M-blocks Used Available Use% Mounted on\ntmpfs 64 0 64 0% /dev/shm\n").shm_mib == 64
+    for parse, text in ((parse_free, "Mem: 1\n"), (parse_meminfo, "MemFree: 1 kB\n"), (parse_df, "tmpfs /run\n")):
+        with pytest.raises(SourceError):
+            parse(text)
+
+
+def bug_report(captures: Path, *sections: str) -> str:
+    smi = (captures / "smi-q-8x-h100-sxm.txt").read_text()
+    head = "Start of NVIDIA bug report log file.  Please include this file, along\n\nnvidia-bug-report.sh Version: 3\n"
+    parts = (head, f"/usr/bin/nvidia-smi --query\n\n{smi}", *sections, "End of NVIDIA bug report log file.\n")
+    return RULER.join(parts)
+
+
+@pytest.fixture
+def report(captures: Path) -> str:
+    return bug_report(
+        captures,
+        "*** /proc/driver/nvidia/./version\n\nNVRM version: NVIDIA UNIX x86_64 Kernel Module  565.57.01  Thu Oct 10\n",
+        "/usr/bin/lspci -nn -vvv\n\n" + (DUMPS / "lspci-2-gpus.txt").read_text(),
+        "/usr/bin/journalctl -b -1\n\n"
+        + "".join(f"Nov 1{n} 07:00:14 n1 kernel: NVRM: Xid (PCI:0000:2a:00): {n}, DBE\n" for n in range(40, 49)),
+        "/usr/bin/dmesg\n\n[    0.000000] Linux version 6.8\n" + XID + "\n" + XID.replace("79", "119") + "\n",
+        "/usr/bin/journalctl -b -0\n\n"
+        + "Nov 14 07:00:13 n1 kernel: x\n" * 9
+        + "Nov 14 07:00:14 n1 kernel: "
+        + XID[15:]
+        + "\n",
+        "*** /proc/meminfo\n\nMemTotal:       2113396736 kB\nMemFree:        1 kB\n",
+        "/usr/bin/nvidia-smi --query --unit\n\n==============NVSMI LOG==============\n\nAttached Units : 0\n",
+        "something else\n\nwhatever\n",
+    )
+
+
+def check_bug_report(node: Node) -> None:
+    assert len(node.gpus) == 8
+    assert node.driver.module_version == "565.57.01"
+    assert node.host.ram_mib == 2113396736 // 1024
+    assert not isinstance(node.kernel_log.events, Missing)
+    assert [event.code for event in node.kernel_log.events] == [79, 119], "once each, and nothing of an earlier boot"
+    path = known(node.gpus[0].pcie.path)
+    assert path is not None
+    assert len(path) == 4
+
+
+def test_a_bug_report_is_read_section_by_section(report: str, tmp_path: Path) -> None:
+    (tmp_path / "nvidia-bug-report.log").write_text(report)
+    node = node_of(tmp_path / "nvidia-bug-report.log")
+    check_bug_report(node)
+    assert node.source.files == ("nvidia-bug-report.log",)
+
+
+def test_a_packed_bug_report_reads_the_same_alone_and_in_a_directory(report: str, tmp_path: Path) -> None:
+    path = tmp_path / "nvidia-bug-report.log.gz"
+    path.write_bytes(gzip.compress(report.encode()))
+    check_bug_report(node_of(path))
+    check_bug_report(node_of(tmp_path))
+
+
+def test_a_bug_report_with_a_broken_section_says_so(captures: Path, tmp_path: Path) -> None:
+    path = tmp_path / "report"
+    path.write_text(bug_report(captures, "/usr/bin/nvidia-smi topo -m\n\n\tGPU0\tGPU1\nGPU0\t X \tSYS\n"))
+    assert "the topology section was not read: cut off" in node_of(path).source.notes[0]
+    path.write_text(bug_report(captures).partition("GPU 00000000:2A:00.0")[0] + "GPU 00000000:2A:00.0\n")
+    with pytest.raises(SourceError, match="report: nvidia-smi section: cut off"):
+        node_of(path)
+    path.write_text("Start of NVIDIA bug report log file.\n" + RULER + "nothing\n")
+    with pytest.raises(SourceError, match="without any section"):
+        node_of(path)
+
+
+def test_a_directory_without_a_dump_or_with_too_many_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no dump in this directory"):
+        node_of(tmp_path)
+    for number in range(1001):
+        (tmp_path / str(number)).touch()
+    with pytest.raises(SourceError, match="1001 files"):
+        node_of(tmp_path)

@@ -1,0 +1,197 @@
+"""topo, nvlink and lspci: how GPUs reach each other and the root."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpudoctor.facts.captures import ABSENT, SourceError
+from gpudoctor.facts.captures.lspci import parse_lspci
+from gpudoctor.facts.captures.nvlink import parse_nvlink
+from gpudoctor.facts.captures.topology import parse_p2p, parse_topology
+from gpudoctor.facts.gpu import NvLink, PcieHop
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Node
+from gpudoctor.facts.source import load_source
+
+DUMPS = Path(__file__).parent / "dumps"
+
+
+def node_of(name: str) -> Node:
+    return load_source(str(DUMPS / name)).node
+
+
+def test_the_real_matrix_is_read_through_its_terminal_escapes(captures: Path) -> None:
+    topology = parse_topology((captures / "hgx-h100-dump" / "topo-m.txt").read_text())
+    assert len(topology.pairs) == 28
+    assert {pair.nvlinks for pair in topology.pairs} == {18}
+    assert {pair.path for pair in topology.pairs} == {ABSENT}
+    assert [topology.places[gpu].numa_node for gpu in range(8)] == [0] * 4 + [1] * 4
+    assert topology.places[7].cpu_affinity == "64-127"
+
+
+def test_nic_columns_are_passed_over_and_paths_are_told_from_nvlinks() -> None:
+    topology = parse_topology((DUMPS / "topo-m-nics.txt").read_text())
+    assert [(p.a, p.b, p.nvlinks) for p in topology.pairs] == [(0, 1, 4), (0, 2, 0), (1, 2, 0)]
+    assert [p.path for p in topology.pairs] == [ABSENT, "SYS", "PXB"]
+    assert topology.places[0].cpu_affinity == "0-15,32-47"
+    assert [topology.places[gpu].numa_node for gpu in range(3)] == [0, 1, ABSENT]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("\tPXB\t X \tSYS", "\tNV2\t X \tSYS"), "line 4: GPU1 and GPU2 differ"),
+        (("GPU2\tSYS", "GPX2\tSYS"), "no row for GPU2"),
+        (("GPU1\tNV4", "GPU0\tNV4"), "line 3: GPU0 has two rows"),
+        (("\tNV4\tSYS\tPIX", "\tWOW\tSYS\tPIX"), "line 2: 'WOW' is no connection"),
+        (("\tGPU1\tGPU2", " GPU1 GPU2"), "tabs lost"),
+    ],
+)
+def test_a_broken_matrix_is_refused_with_its_place(change: tuple[str, str], said: str) -> None:
+    text = (DUMPS / "topo-m-nics.txt").read_text()
+    assert change[0] in text
+    broken = text.replace(*change)
+    with pytest.raises(SourceError) as error:
+        parse_topology(broken if "tabs" not in said else broken.replace("GPU0\t", "GPU0 ").replace("\033[4mGPU0", ""))
+    assert said in str(error.value)
+
+
+def test_a_matrix_row_that_ends_early_is_cut_off() -> None:
+    with pytest.raises(SourceError, match="cut off at line 3: the row of GPU1 ends early"):
+        parse_topology("\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\n")
+
+
+def test_peer_to_peer_of_the_real_node_is_ok_for_every_pair(captures: Path) -> None:
+    statuses = parse_p2p((captures / "hgx-h100-dump" / "topo-p2p-r.txt").read_text())
+    assert len(statuses) == 28
+    assert set(statuses.values()) == {"OK"}
+
+
+def test_the_worse_direction_of_a_pair_counts() -> None:
+    assert parse_p2p(" \tGPU0\tGPU1\n GPU0\tX\tOK\n GPU1\tCNS\tX\n") == {(0, 1): "CNS"}
+    with pytest.raises(SourceError, match="line 2: 'FINE' is no peer-to-peer status"):
+        parse_p2p(" \tGPU0\tGPU1\n GPU0\tX\tFINE\n GPU1\tCNS\tX\n")
+
+
+def links_of(text: str) -> list[tuple[NvLink, ...] | Missing]:
+    return [gpu.nvlinks for gpu in parse_nvlink(text)]
+
+
+def test_an_inactive_link_is_inactive_and_the_others_keep_their_speed() -> None:
+    links = links_of((DUMPS / "nvlink-status-mixed.txt").read_text())[0]
+    assert not isinstance(links, Missing)
+    assert [(link.link, link.state, link.speed_gb_s) for link in links] == [
+        (0, "active", 25.781),
+        (1, "inactive", ABSENT),
+        (2, "active", 25.781),
+    ]
+
+
+def test_all_links_inactive_takes_their_number_from_a_peer_of_the_same_model() -> None:
+    links = links_of((DUMPS / "nvlink-status-mixed.txt").read_text())
+    assert not isinstance(links[1], Missing)
+    assert [link.state for link in links[1]] == ["inactive"] * 3
+    assert isinstance(links[2], Missing)
+    assert links[2].kind == "unsupported", "no word of links: a GPU without NVLink"
+    assert isinstance(links[3], Missing)
+    assert links[3].kind == "absent", "inactive, but nothing says how many"
+
+
+def test_error_counters_and_remote_ends_are_read() -> None:
+    header = "GPU 0: X (UUID: GPU-1)\n"
+    text = (
+        header
+        + "\t Link 0: Replay Errors: 4\n\t Link 0: Recovery Errors: 5\n\t Link 0: CRC Errors: 6\n"
+        + "\t Link 1: Replay Errors: N/A\n\t Link 1: CRC FLIT Error: what\n"
+        + "\t Link 0: Remote Device 00000000:B2:00.0: Link 3\n\t Link 1: Remote Device FFFFFFFF:FF:FF.0: Link 0\n"
+        + "\t Link 1: Something new\n"
+    )
+    links = links_of(text)[0]
+    assert not isinstance(links, Missing)
+    first, second = links
+    assert (first.replay_errors, first.recovery_errors, first.crc_errors) == (4, 5, 6)
+    assert (first.remote_bus_id, first.remote_kind) == ("0000:b2:00.0", ABSENT)
+    assert isinstance(second.replay_errors, Missing)
+    assert second.replay_errors.kind == "unsupported"
+    assert isinstance(second.crc_errors, Missing)
+    assert second.crc_errors.kind == "failed"
+    assert (second.remote_bus_id, second.remote_kind) == (None, "switch")
+
+
+def test_a_text_without_gpus_is_no_nvlink_dump() -> None:
+    with pytest.raises(SourceError, match="no line like 'GPU 0"):
+        parse_nvlink("Link 0: 25 GB/s\n")
+
+
+@pytest.fixture
+def pci() -> Node:
+    return node_of("lspci-2-gpus.txt")
+
+
+def path_of(node: Node, index: int) -> tuple[PcieHop, ...]:
+    path = node.gpus[index].pcie.path
+    assert not isinstance(path, Missing)
+    return path
+
+
+def test_the_path_runs_from_the_gpu_to_its_root_port(pci: Node) -> None:
+    assert [hop.bus_id for hop in path_of(pci, 0)] == ["0000:18:00.0", "0000:17:00.0", "0000:16:00.0", "0000:15:01.0"]
+    assert [hop.bus_id for hop in path_of(pci, 1)] == ["0000:19:00.0", "0000:17:01.0", "0000:16:00.0", "0000:15:01.0"]
+
+
+def test_each_hop_tells_its_speed_and_width_now_and_at_most(pci: Node) -> None:
+    gpu, downstream, upstream, root = path_of(pci, 1)
+    assert (gpu.width, gpu.max_width, downstream.width) == (8, 16, 8)
+    assert (upstream.speed_gt_s, upstream.max_speed_gt_s) == (16.0, 32.0)
+    assert (root.speed_gt_s, root.width, root.pci_class) == (32.0, 16, "0x060400")
+    assert path_of(pci, 0)[0].speed_gt_s == 2.5
+    assert gpu.aer_correctable == ABSENT, "lspci shows flags, not counts"
+
+
+def test_acs_redirect_is_told_by_its_plus_sign(pci: Node) -> None:
+    assert [hop.acs_redirect for hop in path_of(pci, 0)] == [False, True, False, False]
+
+
+def test_nvidia_devices_are_gpus_and_switches_with_driver_and_numa_node(pci: Node) -> None:
+    devices = pci.pci.nvidia_devices
+    assert not isinstance(devices, Missing)
+    assert [(d.bus_id, d.pci_class, d.driver) for d in devices] == [
+        ("0000:18:00.0", "0x030200", "nvidia"),
+        ("0000:19:00.0", "0x030200", None),
+        ("0000:1a:00.0", "0x068000", "nvidia-nvswitch"),
+    ]
+    assert [d.numa_node for d in devices] == [0, None, ABSENT]
+    assert [d.device_id for d in devices] == ["0x2330", ABSENT, ABSENT]
+
+
+def test_a_dump_of_lspci_alone_gives_gpus_by_bus_id_and_claims_no_driver(pci: Node) -> None:
+    assert [(gpu.index, gpu.bus_id) for gpu in pci.gpus] == [(0, "0000:18:00.0"), (1, "0000:19:00.0")]
+    assert {gpu.name for gpu in pci.gpus} == {"NVIDIA Corporation GH100 [H100 SXM5 80GB]"}
+    assert pci.driver.init_code == ABSENT
+
+
+def test_lspci_without_root_is_denied_and_plain_lspci_tells_no_path() -> None:
+    denied = parse_lspci("18:00.0 3D controller: NVIDIA Corporation X\n\tCapabilities: <access denied>\n")
+    path = denied.path("0000:18:00.0")
+    assert not isinstance(path, Missing)
+    assert isinstance(path[0].width, Missing)
+    assert (path[0].width.kind, path[0].acs_redirect) == ("denied", path[0].width)
+    assert parse_lspci("18:00.0 3D controller: NVIDIA Corporation X\n").path("0000:18:00.0") == ABSENT
+    assert denied.path("0000:99:00.0") == ABSENT
+
+
+def test_a_link_of_unknown_speed_has_failed_to_tell_it() -> None:
+    text = (
+        "18:00.0 3D controller: NVIDIA Corporation X\n\t\tLnkCap: Speed unknown, Width x16\n\t\tLnkSta: Speed 8GT/s\n"
+    )
+    path = parse_lspci(text).path("0000:18:00.0")
+    assert not isinstance(path, Missing)
+    hop = path[0]
+    assert isinstance(hop.max_speed_gt_s, Missing)
+    assert isinstance(hop.width, Missing)
+    assert (hop.speed_gt_s, hop.max_width) == (8.0, 16)
+    assert (hop.max_speed_gt_s.kind, hop.width.kind) == ("failed", "failed")
+    with pytest.raises(SourceError, match="no line like"):
+        parse_lspci("nothing\n")

@@ -1,0 +1,359 @@
+"""What `--node SOURCE` names, and the one clear line for what it cannot be."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpudoctor.facts.captures.opened import read_stream
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.measurements import Measurements, TorchView
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Driver, Host, Node, Source, to_json
+from gpudoctor.facts.source import SourceError, load_source
+
+NODE = Node(
+    source=Source(kind="live", name="here"),
+    driver=Driver(init_code=0),
+    gpus=(Gpu(0, "0000:18:00.0", name="X"), Gpu(1, "0000:19:00.0", serial=Missing("no", "denied"))),
+    host=Host(ram_mib=65536),
+)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str | bytes], str]:
+    def write(content: str | bytes) -> str:
+        path = tmp_path / "file"
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return str(path)
+
+    return write
+
+
+Write = Callable[[str | bytes], str]
+
+
+def said(name: str) -> str:
+    """The one line of the error that loading `name` raises."""
+    with pytest.raises(SourceError) as error:
+        load_source(name)
+    line = str(error.value)
+    assert "\n" not in line
+    assert "Traceback" not in line
+    return line
+
+
+def as_yaml(node: Node) -> str:
+    return yaml.safe_dump(json.loads(to_json(node)))
+
+
+def test_facts_json_gives_the_same_node_and_a_live_one_is_facts_now(write: Write) -> None:
+    loaded = load_source(write(to_json(NODE)))
+    assert loaded.node.gpus == NODE.gpus
+    assert loaded.node.host.ram_mib == 65536
+    assert (loaded.node.source.kind, loaded.node.source.name) == ("facts", "file")
+    assert loaded.measurements is None
+
+
+def test_facts_yaml_gives_the_same_node(write: Write) -> None:
+    assert load_source(write(as_yaml(NODE))).node == load_source(write(to_json(NODE))).node
+
+
+@pytest.mark.parametrize("kind", ["simulated", "capture"])
+def test_a_simulated_node_and_a_capture_stay_what_they_are_when_copied(write: Write, kind: str) -> None:
+    source = msgspec.convert({"kind": kind, "name": "hgx-h100-8", "faults": ["f@1"]}, Source)
+    assert load_source(write(to_json(Node(source=source)))).node.source == source
+
+
+def report(**parts: object) -> str:
+    return json.dumps({"schema": "gpudoctor.report/1", "verdict": "pass", **parts})
+
+
+def test_a_report_gives_its_facts_and_measurements(write: Write) -> None:
+    measured = Measurements(torch_view=TorchView("2.6.0"))
+    body = report(facts=json.loads(to_json(NODE)), measurements=json.loads(msgspec.json.encode(measured)))
+    loaded = load_source(write(body))
+    assert loaded.node.gpus == NODE.gpus
+    assert loaded.measurements == measured
+
+
+def test_a_report_without_facts_says_how_to_get_them(write: Write) -> None:
+    assert "--include-facts" in said(write(report()))
+
+
+def test_stdin_is_read_for_a_dash() -> None:
+    loaded = load_source("-", stdin=io.BytesIO(to_json(NODE)))
+    assert loaded.node.source.name == "standard input"
+    with pytest.raises(SourceError, match="standard input: there is nothing in it"):
+        load_source("-", stdin=io.BytesIO(b""))
+
+
+def test_a_closed_stdin_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert said("-") == "standard input: it is closed"
+
+
+def test_a_dump_on_stdin_is_recognised(captures: Path) -> None:
+    with (captures / "qx-l40s.xml").open("rb") as stream:
+        node = load_source("-", stdin=stream).node
+    assert (node.source.kind, node.source.name, len(node.gpus)) == ("capture", "standard input", 1)
+
+
+def test_a_packed_dump_or_facts_file_is_unpacked(captures: Path, write: Write) -> None:
+    plain = (captures / "qx-t4.xml").read_bytes()
+    assert load_source(write(gzip.compress(plain))).node.gpus[0].name == "Tesla T4"
+    assert load_source(write(gzip.compress(to_json(NODE)))).node.gpus == NODE.gpus
+
+
+def test_a_name_that_is_no_file_is_a_simulated_node() -> None:
+    node = load_source("hgx-h100-8", environ={"CUDA_VISIBLE_DEVICES": "1"}).node
+    assert (node.source.kind, node.source.name, len(node.gpus)) == ("simulated", "hgx-h100-8", 8)
+    assert node.environment.get("CUDA_VISIBLE_DEVICES") == "1"
+
+
+def test_an_existing_file_wins_over_a_node_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hgx-h100-8").write_bytes(to_json(NODE))
+    monkeypatch.chdir(tmp_path)
+    assert load_source("hgx-h100-8").node.source.kind == "facts"
+
+
+def test_a_name_that_is_nothing_is_answered_with_the_nearest_nodes() -> None:
+    assert "did you mean hgx-h100-8" in said("hgx-h100")
+    assert "gpudoctor nodes" in said("qqqqqqqq")
+    assert said("./nowhere/file.xml") == "./nowhere/file.xml: no such file or directory"
+    assert "no such file" in said("a" * 5000)
+    assert "no such file" in said("nul\0byte")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", "the file is empty"),
+        (" \n\n", "there is nothing in it"),
+        (b"\x7fELF\0\0\x01\xff", "binary data"),
+        (b"caf\xe9 is not a dump", "nor UTF-8 text (byte 3)"),
+        ("just some words\n", "not recognised"),
+        ("<html></html>", "XML, but not of nvidia-smi"),
+        (b"\x1f\x8bnope, this is no archive", "broken .gz"),
+        (gzip.compress(b"x" * 99999)[:60], "the .gz ends before its end mark"),
+        ("{", "cut off: Input data was truncated"),
+        ('{"schema": "gpudoctor.facts/1", "gpus": [{]}', "broken JSON"),
+        ('{"a": 1}', "the key 'schema' must be"),
+        ('{"schema": "gpudoctor.facts/2"}', "'gpudoctor.facts/2'; this version reads"),
+        ('{"schema": "gpudoctor.facts/1", "gpus": 3}', "Expected `array`, got `int` - at `$.gpus`"),
+        (b'{"schema": "gpudoctor.facts/1", "x": "\xff"}', "not UTF-8 at byte 38"),
+        ('{"schema": "gpudoctor.facts/1", "x": ' + "[" * 100_000, "nested too deeply"),
+        ("schema: gpudoctor.facts/1\ngpus: 3\n", "Expected `array`, got `int` - at `$.gpus`"),
+        ("schema: gpudoctor.facts/1\ngpus: [{index: 0, bus_id: 0000:18:00.0}]\n", "quote what looks like a number"),
+        ("schema: gpudoctor.facts/1\ngpus: [\n", "broken YAML at line 3, column 1"),
+        ("schema: gpudoctor.facts/1\nx: !!python/object/apply:os.system [ls]\n", "broken YAML at line 2, column 4"),
+        ("schema: gpudoctor.facts/1\na: &a [x]\nb: [*a, *a]\n", "line 3: YAML aliases are refused"),
+        ("schema: gpudoctor.facts/1\nx: " + "[" * 50, "line 2: nested deeper than 32"),
+        ("schema: gpudoctor.facts/1\nx: " + "[" * 50_000, "line 2: nested deeper than 32"),
+        ("schema: gpudoctor.report/1\n", "a report is read as JSON"),
+        ("schema: gpudoctor.other/1\n", "this version reads"),
+        ("schema: gpudoctor.facts/1\nx: 2026-99-99\n", "month"),
+        (b"schema: gpudoctor.facts/1\nx: \xff\n", "not UTF-8 at byte 29"),
+        ("schema: gpudoctor.facts/1\nx: \x07\n", "broken YAML"),
+    ],
+)
+def test_bad_content_is_one_line_with_the_file_and_the_place(write: Write, content: str | bytes, expected: str) -> None:
+    path = write(content)
+    line = said(path)
+    assert line.startswith(f"{path}: ")
+    assert expected in line
+
+
+def test_a_wrong_type_deep_inside_is_named_by_its_path(write: Write) -> None:
+    raw = json.loads(to_json(NODE))
+    raw["gpus"][1]["index"] = "one"
+    assert "`$.gpus[1].index`" in said(write(json.dumps(raw)))
+    assert "`$.gpus[1].index`" in said(write(yaml.safe_dump(raw)))
+    assert "`$.facts.gpus[1].index`" in said(write(report(facts=raw)))
+
+
+@pytest.mark.parametrize(("key", "value"), [("index", 0), ("bus_id", "0000:18:00.0")])
+def test_two_gpus_that_are_one_are_refused(write: Write, key: str, value: object) -> None:
+    raw = json.loads(to_json(NODE))
+    raw["gpus"][1][key] = value
+    line = said(write(json.dumps(raw)))
+    assert "is there twice" in line
+    assert f"$.gpus[1].{key}" in line
+
+
+def test_an_alias_bomb_ends_at_its_first_alias(write: Write) -> None:
+    rows = ["schema: gpudoctor.facts/1", "a0: &a0 [x, x]"]
+    rows += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    assert "line 3: YAML aliases are refused" in said(write("\n".join(rows)))
+
+
+LAUGHS = (
+    '<?xml version="1.0"?><!DOCTYPE nvidia_smi_log [{}]>'
+    "<nvidia_smi_log><attached_gpus>{}</attached_gpus></nvidia_smi_log>"
+)
+
+
+@pytest.mark.parametrize(
+    ("declared", "used"),
+    [
+        ('<!ENTITY a "ha">', "&a;"),
+        ('<!ENTITY a "ha"><!ENTITY b "&a;&a;">', "1"),
+        ('<!ENTITY a SYSTEM "file:///etc/passwd">', "&a;"),
+        ('<!ENTITY % a SYSTEM "http://localhost/x.dtd"> %a;', "1"),
+    ],
+)
+def test_xml_entities_are_refused(write: Write, declared: str, used: str) -> None:
+    assert "XML with entities or external parts is refused" in said(write(LAUGHS.format(declared, used)))
+
+
+def test_nvidia_smis_own_doctype_is_allowed_and_never_fetched(write: Write, captures: Path) -> None:
+    text = (captures / "qx-l40s.xml").read_text()
+    assert 'SYSTEM "nvsmi_device' in text
+    assert load_source(write(text.replace("nvsmi_device", "file:///etc/passwd"))).node.gpus[0].name == "NVIDIA L40S"
+
+
+def test_xml_cut_in_the_middle_says_where(write: Write, captures: Path) -> None:
+    lines = (captures / "qx-h100.xml").read_text().splitlines()
+    end = next(number for number, line in enumerate(lines) if "<ecc_errors>" in line) + 1
+    assert f"cut off at line {end}" in said(write("\n".join(lines[:end])))
+    assert "inside <ecc_errors>" in said(write("\n".join(lines[:end])))
+    broken = "\n".join(lines).replace("</ecc_errors>", "</oops>", 1)
+    assert "broken XML at line" in said(write(broken))
+
+
+def test_odd_bytes_inside_a_known_dump_are_replaced(write: Write, captures: Path) -> None:
+    data = (captures / "qx-l40s.xml").read_bytes().replace(b"NVIDIA L40S", b"NVIDIA L40\xff")
+    assert load_source(write(data)).node.gpus[0].name == "NVIDIA L40\ufffd"
+    bom = b"\xef\xbb\xbf" + to_json(NODE)
+    assert load_source(write(bom)).node.gpus == NODE.gpus
+
+
+def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "huge"
+    with path.open("wb") as file:
+        file.truncate(1_000_000_000)
+    assert said(str(path)) == f"{path}: larger than 256 MiB: not a dump that gpudoctor reads"
+    with path.open("wb") as file:
+        file.write(b'{"schema": "gpudoctor.facts/1"')
+        file.truncate(64 * 1024 * 1024 + 1)
+    assert "larger than 64 MiB" in said(str(path))
+
+
+class Endless(io.RawIOBase):
+    """A stream that never ends, and knows how much was taken from it."""
+
+    taken = 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        assert size >= 0, "an endless stream must be read in bounds"
+        self.taken += size
+        return b"[    0.000000] x\n" * (size // 17) + b"x" * (size % 17)
+
+
+def test_an_endless_stdin_is_read_no_further_than_the_limit() -> None:
+    stream = Endless()
+    with pytest.raises(SourceError, match="standard input: larger than 64 MiB"):
+        load_source("-", stdin=stream)  # type: ignore[arg-type]
+    assert stream.taken == 64 * 1024 * 1024 + 1
+
+
+def test_a_size_that_is_known_is_refused_after_the_head() -> None:
+    stream = Endless()
+    with pytest.raises(SourceError, match="larger than 64 MiB"):
+        read_stream(stream, size=64 * 1024 * 1024 + 1)  # type: ignore[arg-type]
+    assert stream.taken == 64 * 1024
+
+
+def test_a_gzip_bomb_is_stopped_when_it_grows_past_the_limit(write: Write) -> None:
+    packer = zlib.compressobj(9, wbits=31)
+    packed = b"".join(packer.compress(b"[    0.000000] x\n" * 61681) for _ in range(70)) + packer.flush()
+    assert len(packed) < 1_000_000
+    assert "unpacked larger than 64 MiB" in said(write(packed))
+
+
+def test_pipes_devices_and_unreadable_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "not a regular file" in said(str(tmp_path / "pipe"))
+    assert "not a regular file" in said("/dev/zero")
+
+    def forbidden(self: Path, *args: object, **kwargs: object) -> object:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "secret").write_text("{}")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", forbidden)
+        assert said(str(tmp_path / "secret")).endswith("secret: cannot be read: Permission denied")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", forbidden)
+        assert said("secret") == "secret: permission denied"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", forbidden)
+        assert said(str(tmp_path)).endswith("cannot be read: Permission denied")
+
+
+REAL = (
+    "qx-l40s.xml",
+    "smi-q-gtx680.txt",
+    "smi-q-2x-rtx3090.txt",
+    "hgx-h100-dump/topo-m.txt",
+    "hgx-h100-dump/topo-p2p-r.txt",
+    "hgx-h100-dump/nvlink-status.txt",
+    "hgx-h100-dump/nvlink-errors.txt",
+    "hgx-h100-dump/nvlink-remote.txt",
+)
+OWN = ("lspci-2-gpus.txt", "smi-q-v100-390.txt", "smi-q-mig.xml", "topo-m-nics.txt")
+
+
+def only_source_errors(data: bytes) -> None:
+    line = ""
+    try:
+        to_json(load_source("-", stdin=io.BytesIO(data)).node)
+    except SourceError as error:
+        line = str(error)
+    assert "\n" not in line
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_mutated_and_cut_dumps_raise_nothing_but_source_errors(captures: Path, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(REAL + OWN))
+    folder = captures if name in REAL else Path(__file__).parent / "dumps"
+    content = bytearray((folder / name).read_bytes())
+    for _ in range(data.draw(st.integers(0, 6))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at : at + data.draw(st.integers(0, 40))] = data.draw(
+            st.one_of(
+                st.binary(max_size=8),
+                st.sampled_from(
+                    [b"GPU is lost", b"[N/A]", b"-", b"9" * 30, b"\n", b"\t", b" : ", b"<", b"&x;", b"\xff"]
+                ),
+            )
+        )
+    end = data.draw(st.one_of(st.none(), st.integers(0, len(content))))
+    only_source_errors(bytes(content[:end]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_mutated_facts_raise_nothing_but_source_errors(data: st.DataObject) -> None:
+    content = bytearray(to_json(NODE) if data.draw(st.booleans()) else as_yaml(NODE).encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(content)))
+        content[at : at + data.draw(st.integers(0, 5))] = data.draw(
+            st.one_of(
+                st.binary(max_size=4), st.sampled_from([b"[", b"{", b"]", b"- ", b"!!", b"*a", b"1e999", b"null"])
+            )
+        )
+    only_source_errors(bytes(content))
