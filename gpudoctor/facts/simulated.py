@@ -1,0 +1,122 @@
+"""Simulated nodes: packaged YAML in, the same `Node` out that a real machine would give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import yaml
+
+from gpudoctor.errors import UserError
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Environment, Node, Source, Variable
+from gpudoctor.facts.simulated_wiring import Wired, wire
+
+if TYPE_CHECKING:
+    from gpudoctor.facts.simulated_faults import Fault
+
+FOLDER = Path(__file__).parent / "nodes"
+CALLER_PREFIXES = ("CUDA_", "NCCL_", "SLURM_")
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def node_names() -> tuple[str, ...]:
+    """Names of the packaged nodes; files that start with `_` are parts that nodes share."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("[!_]*.yaml")))
+
+
+def node_titles() -> dict[str, str]:
+    """Name -> one line on what the node is, for `gpudoctor nodes`.
+
+    Reads only the first line of each file, which is always `title:`.
+    """
+    titles = {}
+    for name in node_names():
+        with (FOLDER / f"{name}.yaml").open(encoding="utf-8") as file:
+            titles[name] = str(yaml.load(file.readline(), Loader=_Loader)["title"])
+    return titles
+
+
+def load_node(name: str, environ: Mapping[str, str] | None = None) -> Node:
+    """The packaged node of that name.
+
+    `environ` is the caller's environment: its CUDA_*, NCCL_* and SLURM_* variables are laid over
+    the node's own, so that a setting can be tried on it. Raise UserError for an unknown name.
+    """
+    if name not in node_names():
+        from gpudoctor.facts.simulated_faults import nearest
+
+        raise UserError(f"no simulated node is called {name!r}{nearest(name, node_names(), 'gpudoctor nodes')}")
+    body = _read(name)
+    body.pop("title")
+    wired: Wired = wire(body.pop("gpus", []), body.pop("pairs", {}), name, _read)
+    pci = body.setdefault("pci", {})
+    pci["nvidia_devices"] = [*wired.pci_devices, *pci.get("nvidia_devices", [])]
+    driver = body.setdefault("driver", {})
+    driver.setdefault("device_count", len(wired.gpus))
+    node = msgspec.convert(body, Node, strict=False)
+    return msgspec.structs.replace(
+        node,
+        source=Source(kind="simulated", name=name, collected_at=Missing("simulated"), notes=node.source.notes),
+        gpus=wired.gpus,
+        pairs=wired.pairs,
+        environment=_with_callers(node.environment, environ),
+    )
+
+
+# The fault kit is imported where a fault is asked for: a plain node must load fast.
+
+
+def faults() -> tuple[Fault, ...]:
+    """Every fault of the kit, in the order of its file."""
+    from gpudoctor.facts import simulated_faults
+
+    return simulated_faults.faults()
+
+
+def fault_names() -> tuple[str, ...]:
+    """Names of the faults, sorted."""
+    return tuple(sorted(fault.name for fault in faults()))
+
+
+def apply_faults(node: Node, specs: Iterable[str]) -> Node:
+    """The node with every fault applied; see `simulated_faults.apply_faults` for specs and errors."""
+    specs = tuple(specs)
+    if not specs:
+        return node
+    from gpudoctor.facts import simulated_faults
+
+    return simulated_faults.apply_faults(node, specs)
+
+
+def _with_callers(own: Environment, environ: Mapping[str, str] | None) -> Environment:
+    taken = {key: value for key, value in (environ or {}).items() if key.startswith(CALLER_PREFIXES)}
+    variables = {} if isinstance(own.variables, Missing) else {variable.name: variable for variable in own.variables}
+    if taken:
+        from gpudoctor.facts.environment import read_environment
+
+        read = read_environment(taken, Path("/")).variables
+        variables |= {variable.name: variable for variable in (() if isinstance(read, Missing) else read)}
+    ordered: tuple[Variable, ...] = tuple(variables[key] for key in sorted(variables))
+    return Environment(variables=ordered)
+
+
+def _read(name: str) -> dict[str, Any]:
+    """The YAML of a node or of a shared part, laid over the parts that it `extends`."""
+    body: dict[str, Any] = yaml.load((FOLDER / f"{name}.yaml").read_bytes(), Loader=_Loader)
+    merged: dict[str, Any] = {}
+    for part in body.pop("extends", []):
+        merged = _laid_over(merged, _read(part))
+    return _laid_over(merged, body)
+
+
+def _laid_over(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    for key, value in over.items():
+        below = under.get(key)
+        # a Missing in YAML is a whole value, never merged into what it replaces
+        mergeable = isinstance(value, dict) and isinstance(below, dict) and "missing" not in value
+        under[key] = _laid_over(below, value) if mergeable else value  # type: ignore[arg-type]
+    return under

@@ -1,0 +1,216 @@
+"""What a fault needs of a node before it can happen there, and the sentence that says why it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from gpudoctor.facts.gpu import Gpu, GpuPair
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.node import Node
+from gpudoctor.facts.simulated_edits import Target
+
+Condition = Callable[[Node, Target], bool]
+
+
+def why_not(needs: Iterable[str], node: Node, target: Target) -> str | None:
+    """The reason of the first condition that does not hold; None where all hold."""
+    return next((reason for need in needs for holds, reason in [CONDITIONS[need]] if not holds(node, target)), None)
+
+
+def _gpu(node: Node, target: Target) -> Gpu:
+    return next(gpu for gpu in node.gpus if gpu.index == target.gpu)
+
+
+def _of_gpu(test: Callable[[Gpu], bool]) -> Condition:
+    """On the target; without one, on every GPU of the node."""
+
+    def holds(node: Node, target: Target) -> bool:
+        if target.gpu is None:
+            return bool(node.gpus) and all(test(gpu) for gpu in node.gpus)
+        return test(_gpu(node, target))
+
+    return holds
+
+
+def _active_links(gpu: Gpu) -> int:
+    links = () if isinstance(gpu.nvlinks, Missing) else gpu.nvlinks
+    return sum(link.state == "active" for link in links)
+
+
+def _switched(gpu: Gpu) -> bool:
+    return not isinstance(gpu.nvlinks, Missing) and any(link.remote_kind == "switch" for link in gpu.nvlinks)
+
+
+def _far_ends(gpu: Gpu) -> set[str | None]:
+    links = () if isinstance(gpu.nvlinks, Missing) else gpu.nvlinks
+    return {known(link.remote_bus_id) for link in links}
+
+
+def _redirects_nothing(gpu: Gpu) -> bool:
+    return not isinstance(gpu.pcie.path, Missing) and any(hop.acs_redirect is False for hop in gpu.pcie.path)
+
+
+def _is_grace(gpu: Gpu) -> bool:
+    name = known(gpu.name) or ""
+    return any(word in name for word in ("GH200", "GB200", "GB300", "GB10"))
+
+
+def _pairs(node: Node) -> tuple[GpuPair, ...]:
+    return () if isinstance(node.pairs, Missing) else node.pairs
+
+
+def _hops(gpu: Gpu) -> int:
+    return 0 if isinstance(gpu.pcie.path, Missing) else len(gpu.pcie.path)
+
+
+def _pair(node: Node, target: Target) -> GpuPair | None:
+    return next((pair for pair in _pairs(node) if (pair.a, pair.b) == (target.gpu, target.other)), None)
+
+
+def _same_model(node: Node, target: Target) -> bool:
+    return len({known(gpu.name) for gpu in node.gpus}) == 1
+
+
+def _ram_nodes(node: Node) -> int:
+    nodes = () if isinstance(node.host.numa_nodes, Missing) else node.host.numa_nodes
+    return sum(not numa.is_gpu_memory for numa in nodes)
+
+
+def _ports(node: Node) -> int:
+    return 0 if isinstance(node.network.rdma_ports, Missing) else len(node.network.rdma_ports)
+
+
+def _active_ports(node: Node, target: Target) -> bool:
+    ports = () if isinstance(node.network.rdma_ports, Missing) else node.network.rdma_ports
+    return bool(ports) and all(port.state == "ACTIVE" for port in ports)
+
+
+def _is_virtual(node: Node) -> bool:
+    virtual = any(known(gpu.settings.virtualization) not in ("none", None) for gpu in node.gpus)
+    return known(node.host.virtualization) == "vm" or virtual
+
+
+CONDITIONS: dict[str, tuple[Condition, str]] = {
+    "driver": (lambda n, t: n.driver.init_code == 0, "its driver is not loaded"),
+    "gpus": (lambda n, t: bool(n.gpus), "it shows no GPU"),
+    "two-gpus": (lambda n, t: len(n.gpus) >= 2, "it has fewer than two GPUs"),
+    "three-alike": (
+        lambda n, t: len(n.gpus) >= 3 and _same_model(n, t),
+        "it takes three GPUs of one model to tell the odd one",
+    ),
+    "bare-metal": (
+        lambda n, t: known(n.host.virtualization) not in ("vm", "container"),
+        "it is a virtual machine or a container",
+    ),
+    "no-vm": (lambda n, t: not _is_virtual(n), "the hypervisor of a virtual machine hides it"),
+    "x16": (_of_gpu(lambda g: (known(g.pcie.width) or 0) >= 16), "the link of this GPU is not x16"),
+    "fast-link": (
+        _of_gpu(lambda g: (known(g.pcie.generation_max) or 0) >= 3),
+        "the link of this GPU is slow by design",
+    ),
+    "slot": (
+        _of_gpu(lambda g: isinstance(g.pcie.path, Missing) or _hops(g) >= 2),
+        "the bridges above the GPU are hidden",
+    ),
+    "pcie-switch": (_of_gpu(lambda g: _hops(g) >= 4), "there is no PCIe switch above the GPU"),
+    "acs-known": (
+        _of_gpu(_redirects_nothing),
+        "its bridges hide whether they redirect, or do so by design",
+    ),
+    "iommu-known": (lambda n, t: n.pci.iommu in ("off", "passthrough"), "its IOMMU is translated by design, or hidden"),
+    "pcie-host": (_of_gpu(lambda g: not _is_grace(g)), "the host link of this GPU is NVLink-C2C, not PCIe"),
+    "any-p2p": (
+        lambda n, t: any(p.p2p_read == "OK" for p in _pairs(n)),
+        "no two of its GPUs reach each other directly anyway",
+    ),
+    "not-bridged": (
+        _of_gpu(lambda g: len(_far_ends(g)) != 1 or None in _far_ends(g) or _switched(g)),
+        "without its bridge the card is as it may be bought",
+    ),
+    "replays": (_of_gpu(lambda g: isinstance(g.pcie.replays, int)), "this GPU does not count replays"),
+    "nvlink": (_of_gpu(lambda g: _active_links(g) > 0), "these GPUs have no NVLink"),
+    "nvlink-5": (
+        _of_gpu(lambda g: _active_links(g) > 0 and known(g.architecture) == "Blackwell"),
+        "these GPUs have no NVLink 5",
+    ),
+    "nvswitch": (_of_gpu(_switched), "these GPUs have no NVSwitch between them"),
+    "switch-seen": (
+        lambda n, t: (
+            not isinstance(n.pci.nvidia_devices, Missing)
+            and any(d.pci_class.startswith("0x0680") for d in n.pci.nvidia_devices)
+        ),
+        "it shows no NVSwitch on its PCI bus",
+    ),
+    "mesh": (lambda n, t: (p := _pair(n, t)) is not None and bool(known(p.nvlinks)), "no NVLink joins these two GPUs"),
+    "p2p": (
+        lambda n, t: (p := _pair(n, t)) is not None and p.p2p_read == "OK",
+        "these two GPUs have no peer-to-peer access anyway",
+    ),
+    "fabric": (_of_gpu(lambda g: known(g.fabric.state) is not None), "these GPUs have no fabric"),
+    "fabric-health": (
+        _of_gpu(lambda g: known(g.fabric.health_summary) is not None),
+        "these GPUs do not tell the health of the fabric",
+    ),
+    "ecc": (
+        _of_gpu(lambda g: g.ecc.enabled is True and known(g.ecc.uncorrected_volatile) is not None),
+        "this GPU has no ECC, or it is off",
+    ),
+    "sram-ecc": (
+        _of_gpu(lambda g: known(g.ecc.sram_uncorrected_volatile) is not None),
+        "this GPU does not count SRAM errors",
+    ),
+    "sram-threshold": (
+        _of_gpu(lambda g: known(g.ecc.sram_threshold_exceeded) is not None),
+        "this GPU has no SRAM threshold",
+    ),
+    "row-remap": (_of_gpu(lambda g: known(g.memory_repair.remap_pending) is not None), "this GPU does not remap rows"),
+    "retired-pages": (
+        _of_gpu(lambda g: known(g.memory_repair.retirement_pending) is not None),
+        "this GPU does not retire pages",
+    ),
+    "repair": (
+        _of_gpu(lambda g: known(g.memory_repair.channel_repair_pending) is not None),
+        "this GPU does not repair channels",
+    ),
+    "recovery": (
+        _of_gpu(lambda g: known(g.recovery_action) is not None),
+        "this GPU or driver tells no recovery action",
+    ),
+    "clocks": (
+        _of_gpu(lambda g: known(g.clocks.sm_max_mhz) is not None and known(g.clocks.event_reasons) is not None),
+        "this GPU does not tell its clocks",
+    ),
+    "thermal": (
+        _of_gpu(
+            lambda g: (
+                known(g.thermal.gpu_c) is not None
+                and (known(g.thermal.slowdown_c) is not None or known(g.thermal.slowdown_margin_c) is not None)
+            )
+        ),
+        "this GPU tells no temperature limits",
+    ),
+    "power": (_of_gpu(lambda g: known(g.power.default_limit_w) is not None), "this GPU tells no power limits"),
+    "persistence": (_of_gpu(lambda g: g.settings.persistence is True), "persistence mode is off already, or not told"),
+    "mig-off": (_of_gpu(lambda g: g.settings.mig_enabled is False), "MIG is on already, or this model has none"),
+    "not-mig": (_of_gpu(lambda g: g.settings.mig_enabled is not True), "MIG is on"),
+    "memory-told": (_of_gpu(lambda g: known(g.memory_total_mib) is not None), "this GPU tells no memory figures"),
+    "idle": (_of_gpu(lambda g: g.processes == ()), "the GPU is in use already, or processes are not told"),
+    "numa": (
+        lambda n, t: _ram_nodes(n) >= 2 and known(_gpu(n, t).numa_node) is not None,
+        "it has one NUMA node, or hides them",
+    ),
+    "log": (
+        lambda n, t: not (isinstance(n.kernel_log.events, Missing) and n.kernel_log.events.kind == "denied"),
+        "its kernel log may not be read",
+    ),
+    "ib": (_active_ports, "it has no active InfiniBand or RoCE ports"),
+    "two-ports": (lambda n, t: _ports(n) >= 2, "it has fewer than two InfiniBand or RoCE ports"),
+    # NCCL maps about 10 MB a rank in /dev/shm, and all traffic where there is no peer-to-peer (NCCL issue 342)
+    "shm-needed": (
+        lambda n, t: (
+            len(n.gpus) >= 7 or any(p.p2p_read not in ("OK", None) and not known(p.nvlinks) for p in _pairs(n))
+        ),
+        "its few GPUs reach each other without /dev/shm",
+    ),
+    "torch": (lambda n, t: bool(known(n.software.torch_cuda)), "no torch with CUDA is installed there"),
+}

@@ -1,0 +1,149 @@
+"""The fault kit: named faults that patch a node the way the real fault would leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from gpudoctor.errors import UserError
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.node import Node
+from gpudoctor.facts.simulated_edits import Target
+
+FAULTS_FILE = Path(__file__).parent / "faults.yaml"
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """A fault that can be tried on a node.
+
+    `kind` is what it strikes: a `gpu`, a `pair` of GPUs, a `link` of a GPU, or the `node`.
+    `check` must answer with `status` where the fault is applied (the best known rule for it);
+    `level` is the first that runs that check. `needs` are conditions on the node and the target
+    (see `simulated_conditions`). `given` says what the judge must be told for the fault to show:
+    `expect-gpus`, the number of GPUs from the configuration.
+    """
+
+    name: str
+    title: str
+    kind: Literal["gpu", "pair", "link", "node"]
+    check: str
+    status: Literal["fail", "warn", "unknown", "pass"]
+    level: Literal["quick", "standard"] = "quick"
+    needs: tuple[str, ...] = ()
+    given: Literal["expect-gpus"] | None = None
+    patch: Mapping[str, Any] = {}
+
+    def happens_on(self, node: Node, spec: str | None = None) -> bool:
+        """Whether it can occur on that node (on the target of `spec`, else the default one)."""
+        from gpudoctor.facts.simulated_conditions import why_not
+
+        try:
+            return why_not(self.needs, node, _target(self, node, spec)) is None
+        except UserError:
+            return False
+
+
+@lru_cache(maxsize=1)
+def faults() -> tuple[Fault, ...]:
+    """Every fault of the kit, in the order of the file."""
+    import yaml
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    rows: dict[str, dict[str, Any]] = yaml.load(FAULTS_FILE.read_bytes(), Loader=loader)
+    made = []
+    for name, row in rows.items():
+        check, status = row.pop("trips").split()
+        head: dict[str, Any] = {key: row.pop(key) for key in ("title", "kind", "level", "needs", "given") if key in row}
+        fault: dict[str, Any] = {"name": name, "check": check, "status": status, **head, "patch": row}
+        made.append(msgspec.convert(fault, Fault))
+    return tuple(made)
+
+
+def apply_faults(node: Node, specs: Iterable[str]) -> Node:
+    """The node with every fault applied in order; it says SIMULATED from then on, whatever it was.
+
+    A spec is `NAME`, or `NAME@GPU` with NVML's index, `NAME@A-B` for a pair, `NAME@GPU:LINK` for a
+    link. Without a target: the last GPU, the last two GPUs, link 0 of the last GPU. Raise
+    UserError for an unknown fault, GPU, pair or link, and for a fault that cannot occur there.
+    """
+    specs = tuple(specs)
+    for spec in specs:
+        node = _applied(node, spec)
+    source = replace(node.source, kind="simulated", faults=(*node.source.faults, *specs))
+    return replace(node, source=source)
+
+
+def _applied(node: Node, spec: str) -> Node:
+    from gpudoctor.facts.simulated_conditions import why_not
+    from gpudoctor.facts.simulated_patches import patched
+
+    name = spec.partition("@")[0]
+    fault = next((fault for fault in faults() if fault.name == name), None)
+    if fault is None:
+        raise UserError(
+            f"no fault is called {name!r}{nearest(name, tuple(f.name for f in faults()), 'gpudoctor nodes')}"
+        )
+    target = _target(fault, node, spec)
+    reason = why_not(fault.needs, node, target)
+    if reason is not None:
+        raise UserError(f"{fault.name} cannot happen on {node.source.name or 'this node'}: {reason}")
+    return patched(node, target, fault.patch)
+
+
+def _target(fault: Fault, node: Node, spec: str | None) -> Target:
+    _, at, where = spec.partition("@") if spec else ("", "", "")
+    if at and not where:
+        raise UserError(f"no GPU stands after the @ of {spec!r}")
+    if fault.kind == "node":
+        if where:
+            raise UserError(f"{fault.name} strikes the whole node: write it without @{where}")
+        return Target()
+    if not node.gpus:
+        raise UserError(f"{fault.name} cannot happen on {node.source.name or 'this node'}: it shows no GPU")
+    last = max(gpu.index for gpu in node.gpus)
+    if fault.kind == "pair":
+        a, dash, b = where.partition("-")
+        if where and not dash:
+            raise UserError(f"{fault.name} strikes two GPUs: write {fault.name}@A-B, for example {fault.name}@0-1")
+        if not where and len(node.gpus) < 2:
+            raise UserError(f"{fault.name} cannot happen on {node.source.name or 'this node'}: it has one GPU")
+        first, second = (_gpu(node, a, spec), _gpu(node, b, spec)) if where else _last_two(node)
+        if first.index == second.index:
+            raise UserError(f"{fault.name} strikes two GPUs, not GPU {first.index} twice")
+        return Target(gpu=min(first.index, second.index), other=max(first.index, second.index))
+    index, colon, link = where.partition(":")
+    gpu = _gpu(node, index, spec) if where else _gpu(node, str(last), spec)
+    if fault.kind != "link":
+        if colon:
+            raise UserError(f"{spec}: there is no link to strike: write {fault.name}@{gpu.index}")
+        return Target(gpu=gpu.index)
+    links = gpu.nvlinks if isinstance(gpu.nvlinks, tuple) else ()
+    if colon and (not link.isdecimal() or int(link) >= max(len(links), 1)):
+        raise UserError(f"{spec}: GPU {gpu.index} has the links 0 to {max(len(links), 1) - 1}, not {link!r}")
+    return Target(gpu=gpu.index, link=int(link) if colon else 0)
+
+
+def _gpu(node: Node, word: str, spec: str | None) -> Gpu:
+    known_ones = ", ".join(str(index) for index in sorted(gpu.index for gpu in node.gpus))
+    for gpu in node.gpus:
+        if word == str(gpu.index):
+            return gpu
+    raise UserError(f"{spec}: there is no GPU {word!r}; this node has GPU {known_ones}")
+
+
+def _last_two(node: Node) -> tuple[Gpu, Gpu]:
+    ordered = sorted(node.gpus, key=lambda gpu: gpu.index)
+    return ordered[-2], ordered[-1]
+
+
+def nearest(word: str, names: tuple[str, ...], where: str) -> str:
+    """The tail of a message about an unknown name: what was perhaps meant, or where to look."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, names, n=3, cutoff=0.5) or [n for n in names if word and word in n][:3]
+    return f"; did you mean {' or '.join(close)}?" if close else f"; see: {where}"

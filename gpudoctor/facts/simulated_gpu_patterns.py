@@ -1,0 +1,236 @@
+"""Worked patterns of faults of a GPU: what a list of leaves cannot say, because it depends on the node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from gpudoctor.facts.gpu import CallError, Gpu, GpuProcess
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.node import Node, Unanswered
+from gpudoctor.facts.simulated_edits import Pattern, Target, change, each, on_slot, struck_gpu
+from gpudoctor.facts.simulated_wiring import GT_S, put
+
+
+def _without_gpu(node: Node, target: Target) -> Node:
+    """The driver no longer counts the GPU; NVML's indices close up behind it."""
+    left = tuple(gpu for gpu in node.gpus if gpu.index != target.gpu)
+    order = {gpu.index: new for new, gpu in enumerate(sorted(left, key=lambda gpu: gpu.index))}
+    gpus = tuple(replace(gpu, index=order[gpu.index]) for gpu in left)
+    if not isinstance(node.pairs, Missing):
+        pairs = (pair for pair in node.pairs if target.gpu not in (pair.a, pair.b))
+        node = replace(node, pairs=tuple(replace(pair, a=order[pair.a], b=order[pair.b]) for pair in pairs))
+    return replace(node, gpus=gpus, driver=replace(node.driver, device_count=len(gpus)))
+
+
+def _off_pci(node: Node, target: Target) -> Node:
+    gone = struck_gpu(node, target).bus_id
+    if not isinstance(node.pci.nvidia_devices, Missing):
+        devices = tuple(device for device in node.pci.nvidia_devices if device.bus_id != gone)
+        node = put(node, "pci.nvidia_devices", devices)
+    return _without_gpu(node, target)
+
+
+def _lost(node: Node, target: Target) -> Node:
+    """About 25 getters fail with 15; identity, PCIe, NVLink and throttle reasons keep answering old values."""
+    gone = Missing("GPU is lost (15)", "failed")
+    calls = (
+        "nvmlDeviceGetTemperature",
+        "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetMemoryInfo_v2",
+        "nvmlDeviceGetEccMode",
+    )
+    hop = {
+        "width": Missing("current_link_width reads '63'", "failed"),
+        "speed_gt_s": Missing("current_link_speed reads 'Unknown'", "failed"),
+    }
+    node = each(node, lambda g: _on_own_hop(g, hop) if g.index == target.gpu else g)
+    leaves = (
+        "thermal.gpu_c",
+        "thermal.memory_c",
+        "thermal.margin_c",
+        "power.draw_w",
+        "memory_used_mib",
+        "memory_free_mib",
+        "ecc.enabled",
+        "ecc.pending",
+        "ecc.uncorrected_volatile",
+        "utilization.gpu_pct",
+        "utilization.memory_pct",
+        "processes",
+    )
+    failed = {"missing": gone.missing, "kind": gone.kind}
+    node = change(node, target, dict.fromkeys(leaves, failed))
+    return change(node, target, {"errors": tuple(CallError(call, 15, "GPU is lost") for call in calls)})
+
+
+def _on_own_hop(gpu: Gpu, leaves: Mapping[str, Any]) -> Gpu:
+    if isinstance(gpu.pcie.path, Missing) or not gpu.pcie.path:
+        return gpu
+    return put(gpu, "pcie.path", (replace(gpu.pcie.path[0], **leaves), *gpu.pcie.path[1:]))
+
+
+def _hang(node: Node, target: Target) -> Node:
+    """One call never comes back; what was to be asked after it was not asked."""
+    call = Unanswered("nvmlDeviceGetFieldValues", target.gpu, 10.0)
+    node = replace(node, driver=replace(node.driver, unanswered=(*node.driver.unanswered, call)))
+    silent = {"missing": "nvmlDeviceGetFieldValues did not return within 10 s", "kind": "failed"}
+    leaves = (
+        "recovery_action",
+        "processes",
+        "utilization.gpu_pct",
+        "utilization.memory_pct",
+        "thermal.memory_c",
+        "nvlinks",
+    )
+    return change(node, target, dict.fromkeys(leaves, silent))
+
+
+def _hot(node: Node, target: Target) -> Node:
+    """20 C above the others at the same power, still below its limits."""
+    others = [known(gpu.thermal.gpu_c) or 30 for gpu in node.gpus if gpu.index != target.gpu]
+    gpu = struck_gpu(node, target)
+    now = known(gpu.thermal.gpu_c) or 30
+    hot = sorted(others)[len(others) // 2] + 20
+    leaves: dict[str, Any] = {"thermal.gpu_c": hot}
+    margin = known(gpu.thermal.margin_c)
+    if margin is not None:
+        leaves["thermal.margin_c"] = max(margin - (hot - now), 5)
+    return change(node, target, leaves)
+
+
+def _overheated(node: Node, target: Target) -> Node:
+    """At the slowdown point: the hardware halves the clocks, and the counters grow."""
+    gpu = struck_gpu(node, target)
+    thermal = gpu.thermal
+    slowdown = known(thermal.slowdown_c)
+    start = known(thermal.slowdown_margin_c)
+    leaves: dict[str, Any] = {"thermal.gpu_c": slowdown + 1 if slowdown is not None else 90}
+    if start is not None:
+        leaves |= {"thermal.margin_c": start - 1}
+    if known(thermal.memory_c) is not None:
+        leaves |= {"thermal.memory_c": 98}
+    node = change(
+        node,
+        target,
+        {**leaves, "throttle_times.hw_thermal_us": 93_551_200, "throttle_times.sw_thermal_us": 412_903_118},
+    )
+    return _slowed(node, target)
+
+
+def _slowed(node: Node, target: Target) -> Node:
+    """Busy at half the clock: what a hardware slowdown looks like."""
+    half = (known(struck_gpu(node, target).clocks.sm_max_mhz) or 1980) // 2
+    busy = {"clocks.sm_mhz": half, "clocks.graphics_mhz": half, "clocks.performance_state": 0}
+    return change(node, target, busy)
+
+
+def _locked(node: Node, target: Target) -> Node:
+    """All GPUs work at full clocks but this one, which somebody locked at a fifth."""
+    for gpu in node.gpus:
+        most = known(gpu.clocks.sm_max_mhz) or 1980
+        clock = most // 5 if gpu.index == target.gpu else most
+        node = change(
+            _awake(node, Target(gpu.index)), Target(gpu.index), {"clocks.sm_mhz": clock, "clocks.graphics_mhz": clock}
+        )
+    return node
+
+
+def _awake(node: Node, target: Target) -> Node:
+    """At work for the user's own job: full clocks, and a PCIe link that left its sleep."""
+    gpu = struck_gpu(node, target)
+    most = known(gpu.clocks.sm_max_mhz) or 1980
+    memory = known(gpu.clocks.memory_max_mhz)
+    busy: dict[str, Any] = {"clocks.sm_mhz": most, "clocks.graphics_mhz": most, "clocks.performance_state": 0}
+    if gpu.clocks.event_reasons == ("idle",):
+        busy["clocks.event_reasons"] = ()
+    if memory is not None:
+        busy["clocks.memory_mhz"] = memory
+    if known(gpu.utilization.gpu_pct) is not None:
+        busy |= {"utilization.gpu_pct": 98, "utilization.memory_pct": 40}
+    if gpu.processes == ():
+        owner = GpuProcess(pid=70_000 + gpu.index, name="python3", memory_mib=4_096, user="ada", is_own=True)
+        busy["processes"] = (owner,)
+    return _at_generation(change(node, target, busy), target, known(gpu.pcie.generation_max))
+
+
+def _at_generation(node: Node, target: Target, generation: int | None) -> Node:
+    if generation is None:
+        return node
+    node = change(node, target, {"pcie.generation": generation})
+    return each(node, lambda g: on_slot(g, {"speed_gt_s": GT_S[generation]}) if g.index == target.gpu else g)
+
+
+def _half_power(node: Node, target: Target) -> Node:
+    gpu = struck_gpu(node, target)
+    default = known(gpu.power.default_limit_w) or 300.0
+    limit = max(round(default * 0.6), known(gpu.power.min_limit_w) or 0.0)
+    return change(node, target, {"power.limit_w": limit, "power.requested_limit_w": limit})
+
+
+def _busy_slow_link(node: Node, target: Target) -> Node:
+    """Every GPU copies; the others' links woke up, this one stayed at generation 1."""
+    for gpu in node.gpus:
+        node = _awake(node, Target(gpu.index))
+    return _at_generation(node, target, 1)
+
+
+def _other_model(node: Node, target: Target) -> Node:
+    """A smaller relative of the model in one slot: name, memory, PCI ids, clocks and power differ."""
+    gpu = struck_gpu(node, target)
+    memory = known(gpu.memory_total_mib) or 24_576
+    limit = known(gpu.power.default_limit_w) or 300.0
+    clock = known(gpu.clocks.sm_max_mhz) or 1_980
+    leaves: dict[str, Any] = {
+        "name": "NVIDIA RTX A6000",
+        "pci_device_id": "0x223010de",
+        "pci_subsystem_id": "0x145910de",
+        "vbios": "94.02.5C.00.02",
+        "memory_total_mib": memory // 2,
+        "power.limit_w": limit * 0.75,
+        "power.requested_limit_w": limit * 0.75,
+        "power.default_limit_w": limit * 0.75,
+        "power.max_limit_w": limit * 0.75,
+        "clocks.sm_max_mhz": clock - 200,
+        "clocks.graphics_max_mhz": clock - 200,
+    }
+    return change(node, target, leaves)
+
+
+def _leak(node: Node, target: Target) -> Node:
+    """Memory in use and nobody who owns it: what a zombie or an unseen process leaves."""
+    gpu = struck_gpu(node, target)
+    total = known(gpu.memory_total_mib) or 24_576
+    used = total // 2
+    return change(node, target, {"memory_used_mib": used, "memory_free_mib": total - used, "processes": ()})
+
+
+def _stranger(node: Node, target: Target) -> Node:
+    gpu = struck_gpu(node, target)
+    total = known(gpu.memory_total_mib) or 24_576
+    used = total // 3
+    process = GpuProcess(pid=31_337, name="/opt/miner/bin/xmr", memory_mib=used - 40, user="nobody")
+    busy = {"utilization.gpu_pct": 99, "utilization.memory_pct": 60}
+    return change(
+        node, target, {"memory_used_mib": used, "memory_free_mib": total - used, "processes": (process,), **busy}
+    )
+
+
+GPU_PATTERNS: dict[str, Pattern] = {
+    "without-gpu": _without_gpu,
+    "off-pci": _off_pci,
+    "lost": _lost,
+    "hang": _hang,
+    "hot": _hot,
+    "overheated": _overheated,
+    "slowed": _slowed,
+    "locked": _locked,
+    "awake": _awake,
+    "half-power": _half_power,
+    "busy-slow-link": _busy_slow_link,
+    "other-model": _other_model,
+    "leak": _leak,
+    "stranger": _stranger,
+}

@@ -1,0 +1,104 @@
+"""Worked patterns of faults in the driver, the host, the network and the software."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.node import Node
+from gpudoctor.facts.simulated_edits import Pattern, Target, struck_gpu
+from gpudoctor.facts.simulated_wiring import put
+
+
+def _no_gpus(node: Node, target: Target) -> Node:
+    gone = Missing("the driver did not start")
+    driver = replace(node.driver, device_count=gone, cuda_version=gone, slowest_call=gone, slowest_call_s=gone)
+    return replace(node, gpus=(), pairs=gone, driver=replace(driver, calls=0))
+
+
+def _no_driver(node: Node, target: Target) -> Node:
+    devices = node.pci.nvidia_devices
+    if not isinstance(devices, Missing):
+        driver = "nouveau" if node.driver.nouveau_loaded is True else None
+        devices = tuple(replace(device, driver=driver) for device in devices)
+        node = put(node, "pci.nvidia_devices", devices)
+    return _no_gpus(node, target)
+
+
+def _handle_denied(node: Node, target: Target) -> Node:
+    """The driver counts the GPU but gives no handle: the device file may not be opened."""
+    count, told = (
+        node.driver.device_count,
+        f"GPU {target.gpu}: nvmlDeviceGetHandleByIndex: insufficient permissions (4)",
+    )
+    node = replace(node, gpus=tuple(gpu for gpu in node.gpus if gpu.index != target.gpu))
+    if not isinstance(node.pairs, Missing):
+        node = replace(node, pairs=tuple(pair for pair in node.pairs if target.gpu not in (pair.a, pair.b)))
+    return replace(node, driver=replace(node.driver, device_count=count, handle_errors=(told,)))
+
+
+def _far_cpus(node: Node, target: Target) -> Node:
+    """The process may run on the CPUs of the other socket only."""
+    numa = node.host.numa_nodes
+    near = known(struck_gpu(node, target).numa_node)
+    if isinstance(numa, Missing):
+        return node
+    far = [entry for entry in numa if entry.node != near and not entry.is_gpu_memory][-1]
+    count = sum(_span(part) for part in far.cpus.split(","))
+    return replace(node, host=replace(node.host, cpus_usable_list=far.cpus, cpus_usable=count))
+
+
+def _span(part: str) -> int:
+    first, _, last = part.partition("-")
+    return int(last or first) - int(first) + 1
+
+
+def _small_ram(node: Node, target: Target) -> Node:
+    """Half of the 16 GiB a GPU that multi-GPU training wants."""
+    ram = 8 * 1024 * max(len(node.gpus), 1)
+    return replace(node, host=replace(node.host, ram_mib=ram, ram_available_mib=ram - 2_048))
+
+
+def _small_cgroup(node: Node, target: Target) -> Node:
+    limit = 8 * 1024 * max(len(node.gpus), 1)
+    source = "/sys/fs/cgroup/memory.max"
+    return replace(node, host=replace(node.host, memory_limit_mib=limit, memory_limit_source=source))
+
+
+def _port(node: Node, **leaves: Any) -> Node:
+    """The last RDMA port differs from the others."""
+    ports = node.network.rdma_ports
+    if isinstance(ports, Missing):
+        return node
+    changed = (*ports[:-1], replace(ports[-1], **leaves))
+    return replace(node, network=replace(node.network, rdma_ports=changed))
+
+
+def _port_down(node: Node, target: Target) -> Node:
+    return _port(node, state="DOWN", physical_state="Polling", rate_gbit_s=10.0, link_downed=1)
+
+
+def _port_slow(node: Node, target: Target) -> Node:
+    ports = node.network.rdma_ports
+    full = 400.0 if isinstance(ports, Missing) else known(ports[-1].max_rate_gbit_s) or 400.0
+    return _port(node, rate_gbit_s=full / 4)
+
+
+def _two_copies(node: Node, target: Target) -> Node:
+    copies = (*node.software.nccl_copies, "/usr/lib/x86_64-linux-gnu/libnccl.so.2.19.3")
+    return replace(node, software=replace(node.software, nccl_copies=copies))
+
+
+HOST_PATTERNS: dict[str, Pattern] = {
+    "no-gpus": _no_gpus,
+    "no-driver": _no_driver,
+    "handle-denied": _handle_denied,
+    "far-cpus": _far_cpus,
+    "small-ram": _small_ram,
+    "small-cgroup": _small_cgroup,
+    "port-down": _port_down,
+    "port-slow": _port_slow,
+    "two-nccl-copies": _two_copies,
+}

@@ -1,0 +1,189 @@
+"""From the compact YAML of a simulated node to its GPUs, their PCIe paths, NVLinks and pairs.
+
+A group of GPUs shares a template; what differs stands in columns, one value per GPU. Leaves that
+no line mentions are "not supported", as a live collection that asked for everything would have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+from zlib import crc32
+
+import msgspec
+from msgspec.structs import replace
+
+from gpudoctor.facts.gpu import Gpu, GpuPair, NvLink, P2pStatus, PathKind, PcieHop
+from gpudoctor.facts.missing import NOT_READ, UNSUPPORTED, Missing, known
+
+GT_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
+
+_NOT_A_BRIDGE = Missing("not a bridge", "unsupported")
+
+S = TypeVar("S", bound=msgspec.Struct)
+Row = dict[str, Any]
+
+
+class Wired(msgspec.Struct, frozen=True):
+    """The part of a node that hangs on its GPUs."""
+
+    gpus: tuple[Gpu, ...]
+    pairs: tuple[GpuPair, ...] | Missing
+    pci_devices: tuple[Row, ...]
+
+
+def wire(groups: list[Row], pairs: Row, name: str, read: Callable[[str], Row]) -> Wired:
+    """Build the GPUs of every group, in NVML order; `read` gives a template by name."""
+    gpus: list[Gpu] = []
+    devices: list[Row] = []
+    links: Row = {}
+    for group in groups:
+        template = read(group["template"])
+        pci_class = template.pop("pci_class")
+        links = {**template.pop("nvlinks", {}), **group.get("nvlinks", {})}
+        has_serial = template.pop("has_serial", False)
+        model = msgspec.convert({"index": 0, "bus_id": "", **template}, Gpu, strict=False)
+        model = with_unsupported(model)
+        for place, bus_id in enumerate(group["each"]["bus_id"]):
+            gpu = _identified(model, len(gpus), bus_id, name, has_serial)
+            for leaf, column in group["each"].items():
+                gpu = put(gpu, leaf, column[place] if isinstance(column, list) else column)
+            gpu = _with_open_links(gpu, links, group.get("unlinked", 0))
+            gpus.append(_with_path(gpu, group.get("path"), place, pci_class))
+            devices.append(_pci_device(gpus[-1], pci_class))
+    matrix = _matrix(pairs.get("nvlinks", 0), len(gpus))
+    wired_gpus = tuple(_with_links(gpu, links, matrix[gpu.index], gpus) for gpu in gpus)
+    if "missing" in pairs:
+        return Wired(wired_gpus, msgspec.convert(pairs, Missing), tuple(devices))
+    made = tuple(_pair(a, b, matrix[a.index][b.index], pairs) for a in gpus for b in gpus if a.index < b.index)
+    return Wired(wired_gpus, made, tuple(devices))
+
+
+def put(struct: S, path: str, value: Any) -> S:
+    """A copy with the leaf at a dotted path set; the value is converted to the leaf's type.
+
+    Raise AttributeError for a path that names no leaf and msgspec.ValidationError for a value
+    that does not fit it.
+    """
+    head, _, rest = path.partition(".")
+    if rest:
+        return replace(struct, **{head: put(getattr(struct, head), rest, value)})
+    if isinstance(value, (dict, list)):
+        types = {field.name: field.type for field in msgspec.structs.fields(struct)}
+        value = msgspec.convert(value, types[head])
+    getattr(struct, head)
+    return replace(struct, **{head: value})
+
+
+def with_unsupported(struct: S) -> S:
+    """A copy in which every leaf that nobody set is `UNSUPPORTED` instead of not read."""
+    changed: dict[str, Any] = {}
+    for name in struct.__struct_fields__:
+        value = getattr(struct, name)
+        if value is NOT_READ:
+            changed[name] = UNSUPPORTED
+        elif isinstance(value, msgspec.Struct) and not isinstance(value, Missing):
+            changed[name] = with_unsupported(value)
+    return replace(struct, **changed) if changed else struct
+
+
+def _identified(model: Gpu, index: int, bus_id: str, name: str, has_serial: bool) -> Gpu:
+    # "fa4e" and a hash of the node's name: distinct, prefixes can be tried, and nobody takes it for real
+    uuid = f"GPU-{index:02x}fa4e00-{crc32(name.encode()) & 0xFFFF:04x}-4000-8000-{index:012x}"
+    serial = f"{index + 1:013d}" if has_serial else UNSUPPORTED
+    return replace(model, index=index, bus_id=bus_id, uuid=uuid, serial=serial, minor_number=index)
+
+
+def _with_path(gpu: Gpu, rows: list[Row] | None, place: int, pci_class: str) -> Gpu:
+    """The hops from the GPU up; a row of `path` is one bridge per GPU, linked like the GPU where it says no more."""
+    if rows is None:
+        return gpu
+    pcie = gpu.pcie
+    now, most = known(pcie.generation) or 1, known(pcie.generation_max) or 1
+    width, max_width = known(pcie.width) or 1, known(pcie.width_max) or 1
+    counters: Row = {"aer_correctable": 0, "aer_nonfatal": 0, "aer_fatal": 0}
+    link = {"speed_gt_s": GT_S[now], "max_speed_gt_s": GT_S[most], "width": width, "max_width": max_width, **counters}
+    device_most = known(pcie.device_generation_max) or most
+    own: Row = {"vendor_id": "0x10de", "device_id": _device_id(gpu), "pci_class": pci_class, **link}
+    hops = [
+        PcieHop(gpu.bus_id, acs_redirect=_NOT_A_BRIDGE, **{**own, "max_speed_gt_s": GT_S[device_most]}),
+    ]
+    for row in rows:
+        bus_id = row["bus_id"][place] if isinstance(row["bus_id"], list) else row["bus_id"]
+        hop = {"pci_class": "0x060400", "acs_redirect": False, **link, **row, "bus_id": bus_id}
+        hops.append(msgspec.convert(hop, PcieHop))
+    return put(gpu, "pcie.path", tuple(hops))
+
+
+def _device_id(gpu: Gpu) -> str:
+    """sysfs shows 0x2330 where NVML packs device and vendor as 0x233010de."""
+    packed = known(gpu.pci_device_id)
+    return packed[:6].lower() if packed else "0x0000"
+
+
+def _pci_device(gpu: Gpu, pci_class: str) -> Row:
+    numa = gpu.numa_node
+    return {
+        "bus_id": gpu.bus_id,
+        "pci_class": pci_class,
+        "device_id": _device_id(gpu),
+        "driver": "nvidia",
+        "numa_node": {"missing": numa.missing, "kind": numa.kind} if isinstance(numa, Missing) else numa,
+    }
+
+
+def _matrix(given: int | str, count: int) -> list[list[int]]:
+    """NVLinks between each two GPUs: one number for all, or a square of numbers as text."""
+    if isinstance(given, int):
+        return [[0 if a == b else given for b in range(count)] for a in range(count)]
+    return [[int(cell) if cell.isdigit() else 0 for cell in line.split()] for line in given.strip().splitlines()]
+
+
+def _with_links(gpu: Gpu, spec: Row, row: list[int], gpus: list[Gpu]) -> Gpu:
+    """NVLinks: `remotes` are [bus id or null, how many] per switch; without it the matrix says."""
+    if not spec.get("remote_kind") or not (any(row) or "remotes" in spec):
+        return gpu
+    if "remotes" in spec:
+        ends = [remote for remote, count in spec["remotes"] for _ in range(count)]
+    else:
+        ends = [gpus[peer].bus_id for peer, count in enumerate(row) for _ in range(count)]
+    errors = {"crc_errors": 0, "replay_errors": 0, "recovery_errors": 0, **spec.get("errors", {})}
+    made = (
+        NvLink(
+            link=link,
+            state=spec.get("state", "active"),
+            version=spec["version"],
+            speed_gb_s=spec["speed_gb_s"],
+            remote_kind=spec["remote_kind"],
+            remote_bus_id=end,
+            **errors,
+        )
+        for link, end in enumerate(ends)
+    )
+    return replace(gpu, nvlinks=tuple(made))
+
+
+def _with_open_links(gpu: Gpu, spec: Row, count: int) -> Gpu:
+    """Links that end in a connector with nothing on it: a card made for a bridge that has none."""
+    if not count:
+        return gpu
+    return replace(gpu, nvlinks=tuple(NvLink(link, "inactive", spec["version"], UNSUPPORTED) for link in range(count)))
+
+
+def _pair(a: Gpu, b: Gpu, nvlinks: int, spec: Row) -> GpuPair:
+    """`path` is for two GPUs of one NUMA node, `p2p` for linked pairs where `p2p_unlinked` is given."""
+    p2p: P2pStatus = spec["p2p"]
+    if not nvlinks and "p2p_unlinked" in spec:
+        p2p = spec["p2p_unlinked"]
+    return GpuPair(a.index, b.index, _path_kind(a, b, spec["path"]), nvlinks, p2p, p2p)
+
+
+def _path_kind(a: Gpu, b: Gpu, same_numa: PathKind) -> PathKind:
+    paths = (a.pcie.path, b.pcie.path)
+    bridges = [() if isinstance(path, Missing) else path[1:] for path in paths]
+    shared = {hop.bus_id for hop in bridges[0]} & {hop.bus_id for hop in bridges[1]}
+    if shared:
+        return "PIX" if len(bridges[0]) <= 3 else "PXB"
+    if a.numa_node != b.numa_node:
+        return "SYS"
+    return same_numa
