@@ -1,0 +1,221 @@
+"""Finds the profile that a node is judged against: packaged, matched by what the GPUs are, or the user's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpudoctor.errors import UserError
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.node import Node
+from gpudoctor.profiles.peers import compute_gpus, majority
+from gpudoctor.profiles.profile import NO_PROFILE, GpuModel, NodeProfile, Profile
+
+_FOLDER = Path(__file__).parent
+_VENDOR = re.compile(r"(nvidia\s+)?(.*)", re.IGNORECASE | re.DOTALL)
+
+
+class IndexEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A line of names.yaml: NVML names of a model, and the node kinds made of so many of it."""
+
+    names: tuple[str, ...]
+    nodes: dict[int, str] = {}
+
+
+def profile_for(node: Node, wanted: str | None = None) -> Profile:
+    """The profile to judge `node` against.
+
+    `wanted` is a packaged name (a node kind or a GPU model), the path of a YAML file, or None
+    or "auto": then the GPU's name says the model, and model and count the kind of node. A node
+    kind is left out where anything speaks against it (MIG, no bridge, links hidden by a VM):
+    a profile must not make an odd node look broken. Raise UserError for a name or file that
+    cannot be used.
+    """
+    if wanted is None or wanted == "auto":
+        return _matched(node)
+    if wanted.endswith((".yaml", ".yml")) or "/" in wanted or Path(wanted).is_file():
+        return _from_file(Path(wanted))
+    return _packaged(wanted)
+
+
+def profile_names() -> tuple[str, ...]:
+    """Every packaged name that `--profile` takes: node kinds first, then GPU models."""
+    entries = [(key, entry) for family in _index().values() for key, entry in family.items()]
+    kinds = sorted(kind for _, entry in entries for kind in entry.nodes.values())
+    return (*kinds, *sorted(key for key, _ in entries))
+
+
+def gpu_models() -> dict[str, GpuModel]:
+    """Every packaged GPU model by its key."""
+    return {key: _model(key) for family in _index().values() for key in family}
+
+
+@cache
+def model_key(product_name: str, memory_mib: int | None = None) -> str | None:
+    """The key of the GPU model that NVML calls so; None for one that is not packaged.
+
+    The whole name must match, whatever its case: "L4" is not "L40S", and a MIG or vGPU name is
+    no model. Where several models carry one name, the memory decides (3 % tolerance).
+    """
+    vendorless = _VENDOR.fullmatch(product_name.strip())
+    name = vendorless.group(2) if vendorless else product_name
+    found = [
+        key
+        for family in _index().values()
+        for key, entry in family.items()
+        if any(_matches(pattern, name) for pattern in entry.names)
+    ]
+    if len(found) > 1 and memory_mib is not None:
+        fitting = [key for key in found if _fits(_model(key), memory_mib)]
+        found = fitting or found
+    return found[0] if found else None
+
+
+def _matches(pattern: str, name: str) -> bool:
+    # the literal start is compared first: compiling sixty expressions costs more than reading them
+    literal = re.split(r"[\\(\[.?*+|]", pattern, maxsplit=1)[0]
+    if not name.lower().startswith(literal.lower()):
+        return False
+    return re.fullmatch(pattern, name, re.IGNORECASE) is not None
+
+
+def _fits(model: GpuModel, memory_mib: int) -> bool:
+    return any(abs(memory_mib - seen) <= 0.03 * seen for seen in model.nvml_memory_mib)
+
+
+def _matched(node: Node) -> Profile:
+    gpus = compute_gpus(node.gpus)
+    keys = [model_key(g.name, known(g.memory_total_mib)) for g in gpus if not isinstance(g.name, Missing)]
+    key = majority(keys)
+    if key is None:
+        return NO_PROFILE
+    model = _model(key)
+    alike = all(k == key for k in keys)
+    kind = _entry_of(key).nodes.get(len(gpus)) if alike else None
+    candidate = _node_profile(kind) if kind else None
+    if candidate is None or _contradiction(node, candidate) is not None:
+        return Profile(name=key, matched_by="GPU name", gpu=model)
+    return Profile(name=candidate.name, matched_by="GPU name and count", node=candidate, gpu=model)
+
+
+def _contradiction(node: Node, kind: NodeProfile) -> str | None:
+    """What speaks against this kind of node although model and count fit."""
+    gpus = compute_gpus(node.gpus)
+    if any(known(gpu.settings.mig_enabled) for gpu in gpus):
+        return "MIG is on"
+    links = [link for gpu in gpus for link in known(gpu.nvlinks) or ()]
+    joined = any(known(link.state) in ("active", "sleep") for link in links) or any(
+        known(pair.nvlinks) for pair in known(node.pairs) or ()
+    )
+    if kind.nvlink_topology == "pairs" and not joined:
+        return "no NVLink bridge is seen"
+    virtual = known(node.host.virtualization) == "vm" or any(
+        known(gpu.settings.virtualization) == "passthrough" for gpu in gpus
+    )
+    if kind.nvlink_topology in ("switch", "cube-mesh") and virtual and links and not joined:
+        return "a virtual machine without NVLink"
+    return None
+
+
+def _packaged(name: str) -> Profile:
+    matched_by = "asked for by name"
+    for family in _index().values():
+        for key, entry in family.items():
+            if key == name:
+                return Profile(name=key, matched_by=matched_by, gpu=_model(key))
+            if name in entry.nodes.values():
+                return Profile(name=name, matched_by=matched_by, node=_node_profile(name), gpu=_model(key))
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, profile_names(), n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(profile_names()[:8])} ..."
+    raise UserError(f"no profile is called {name!r}; {hint} A file of your own must end in .yaml")
+
+
+class _UserProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A profile file: a packaged model's key or a model of one's own, a node kind, or both."""
+
+    name: str | None = None
+    gpu: str | GpuModel | None = None
+    node: NodeProfile | None = None
+
+
+def _from_file(path: Path) -> Profile:
+    import yaml
+
+    try:
+        raw = _parse(path.read_bytes().decode())
+    except OSError as error:
+        raise UserError(f"profile {path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"profile {path}: is not UTF-8 text") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise UserError(f"profile {path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    if isinstance(raw, dict) and isinstance(raw.get("node"), dict) and "name" in raw:
+        raw["node"].setdefault("name", raw["name"])
+    try:
+        own = msgspec.convert(raw, _UserProfile)
+    except msgspec.ValidationError as error:
+        words, _, place = str(error).partition(" - at `$")
+        key = place.strip("`.") or "the top level"
+        raise UserError(f"profile {path}: {key}: {words} (see the packaged ones: --profile hgx-h100-8)") from None
+    if own.gpu is None and own.node is None:
+        raise UserError(f"profile {path}: says nothing: it needs a key `gpu` or `node`")
+    gpu = own.gpu
+    if gpu is None and own.node is not None and _is_model(own.node.gpu):
+        gpu = own.node.gpu
+    if isinstance(gpu, str):
+        if not _is_model(gpu):
+            raise UserError(f"profile {path}: gpu: no model is called {gpu!r}; take a key such as h100-sxm")
+        gpu = _model(gpu)
+    return Profile(name=own.name or path.stem, matched_by=f"asked for: {path}", node=own.node, gpu=gpu)
+
+
+def _is_model(key: str) -> bool:
+    return any(key in family for family in _index().values())
+
+
+@cache
+def _index() -> Mapping[str, Mapping[str, IndexEntry]]:
+    raw = _parse((_FOLDER / "names.yaml").read_text())
+    return msgspec.convert(raw, dict[str, dict[str, IndexEntry]], strict=False)
+
+
+def _entry_of(key: str) -> IndexEntry:
+    return next(family[key] for family in _index().values() if key in family)
+
+
+@cache
+def _model(key: str) -> GpuModel:
+    family = next(name for name, models in _index().items() if key in models)
+    return msgspec.convert({**_slice(family, "gpus", key), "patterns": _entry_of(key).names}, GpuModel)
+
+
+def _node_profile(name: str) -> NodeProfile:
+    family = next(
+        family for family, models in _index().items() if any(name in entry.nodes.values() for entry in models.values())
+    )
+    return msgspec.convert({**_slice(family, "nodes", name), "name": name}, NodeProfile)
+
+
+def _slice(family: str, section: str, key: str) -> dict[str, Any]:
+    """One entry of a family file, without parsing the others: a run needs two of eighty."""
+    text = (_FOLDER / f"{family}.yaml").read_text()
+    start = text.index(f"\n  {key}:\n", text.index(f"{section}:\n"))
+    end = re.compile(r"\n {0,2}\S|\Z").search(text, start + len(key) + 5)
+    entry: dict[str, Any] = _parse(text[start : end.start() if end else None])[key]
+    return entry
+
+
+def _parse(text: str) -> Any:
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(text, Loader=loader)

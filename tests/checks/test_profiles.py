@@ -1,0 +1,242 @@
+"""Profiles: which one a node gets, and what its numbers are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gpudoctor.errors import UserError
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.node import Node
+from gpudoctor.profiles import load
+from gpudoctor.profiles.load import gpu_models, model_key, profile_for, profile_names
+from tests.checks.wired import ABSENT, on_gpus, on_pairs, simulated
+
+FOLDER = Path(load.__file__).parent
+
+
+def of(name: str, count: int = 1) -> Node:
+    return Node(gpus=tuple(Gpu(i, f"0000:{i + 1:02x}:00.0", name=name) for i in range(count)))
+
+
+@pytest.mark.parametrize(
+    ("product", "key"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("nvidia l40s", "l40s"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA L40", "l40"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA H800", "h800-sxm"),
+        ("NVIDIA H800 PCIe", "h800-pcie"),
+        ("NVIDIA B300 SXM6 AC", "b300"),
+        ("NVIDIA GH200 480GB", "gh200-96"),
+        ("GeForce RTX 2080 Ti", "rtx2080ti"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA GeForce RTX 4090 D", "rtx4090d"),
+        ("NVIDIA A10G", "a10g"),
+        ("NVIDIA L20X", None),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", None),
+        ("GRID A100-40C", None),
+        ("GeForce GTX 680", None),
+        ("", None),
+    ],
+)
+def test_a_model_is_known_by_its_whole_name_in_any_case(product: str, key: str | None) -> None:
+    assert model_key(product) == key
+
+
+def test_memory_decides_between_models_of_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = {"hopper": {k: load.IndexEntry(("Twin",)) for k in ("h100-sxm", "h200-sxm")}}
+    monkeypatch.setattr(load, "_index", lambda: index)
+    uncached = model_key.__wrapped__
+    assert uncached("NVIDIA Twin", 143771) == "h200-sxm"
+    assert uncached("NVIDIA Twin", 81559) == "h100-sxm"
+    assert uncached("NVIDIA Twin", 40000) == "h100-sxm"
+
+
+@pytest.mark.parametrize(
+    ("node", "name", "has_kind"),
+    [
+        ("hgx-h100-8", "hgx-h100-8", True),
+        ("hgx-h200-8", "hgx-h200-8", True),
+        ("hgx-b200-8", "hgx-b200-8", True),
+        ("dgx-a100-8", "dgx-a100-8", True),
+        ("dgx1-v100-8", "dgx1-v100-8", True),
+        ("gb200-tray-4", "gb200-tray-4", True),
+        ("gh200-1", "gh200-1", True),
+        ("h100-nvl-2", "h100-nvl-2", True),
+        ("rtx3090-nvlink-2", "rtx3090-nvlink-2", True),
+        ("rtx4090-4", "rtx4090-4", True),
+        ("l40s-8", "l40s-8", True),
+        ("t4-cloud-4", "t4-4", True),
+        ("hgx-h100-vm-8", "hgx-h100-8", True),
+        ("display-plus-a100", "a100-pcie-2", True),
+        ("container-2-of-8", "h100-sxm", False),
+        ("a100-mig-8", "a100-sxm4-80gb", False),
+        ("h100-pcie-2-unbridged", "h100-pcie", False),
+        ("workstation-mixed", "rtx4090", False),
+        ("cpu-only", "none", False),
+        ("vgpu-guest-1", "none", False),
+    ],
+)
+def test_each_simulated_node_gets_the_profile_of_its_kind(node: str, name: str, has_kind: bool) -> None:
+    profile = profile_for(simulated(node))
+    assert profile.name == name
+    assert (profile.node is not None) is has_kind
+
+
+def test_cards_without_their_bridge_are_not_the_bridged_kind() -> None:
+    bridged = simulated("rtx3090-nvlink-2")
+    bare = on_pairs(on_gpus(bridged, nvlinks=()), lambda pair: replace(pair, nvlinks=0, path="SYS"))
+    profile = profile_for(bare)
+    assert (profile.name, profile.node) == ("rtx3090", None)
+
+
+def test_a_virtual_machine_whose_links_are_all_down_is_not_the_switched_kind() -> None:
+    def down(gpu: Gpu) -> object:
+        assert isinstance(gpu.nvlinks, tuple)
+        return tuple(replace(link, state="inactive") for link in gpu.nvlinks)
+
+    node = on_gpus(simulated("hgx-h100-vm-8"), nvlinks=down)
+    node = on_pairs(node, lambda pair: replace(pair, nvlinks=0, path="PHB"))
+    assert profile_for(node).node is None
+
+
+def test_a_capture_that_says_nothing_of_nvlink_does_not_speak_against_the_kind() -> None:
+    node = on_gpus(simulated("hgx-h100-vm-8"), nvlinks=ABSENT)
+    assert profile_for(replace(node, pairs=ABSENT)).name == "hgx-h100-8"
+
+
+def test_two_models_have_no_majority_and_a_lost_gpu_without_a_name_does_not_change_the_kind() -> None:
+    mixed = Node(gpus=(*of("NVIDIA L4").gpus, replace(of("NVIDIA L40S").gpus[0], index=1)))
+    assert profile_for(mixed).name == "none"
+    assert profile_for(on_gpus(simulated("hgx-h100-8"), 3, name=ABSENT)).name == "hgx-h100-8"
+
+
+def test_a_profile_can_be_asked_for_by_kind_or_by_model() -> None:
+    asked = profile_for(Node(), "hgx-h100-8")
+    assert asked.node is not None
+    assert asked.gpu is not None
+    assert (asked.node.gpus, asked.gpu.name, asked.matched_by) == (8, "H100 SXM5 80GB", "asked for by name")
+    assert profile_for(Node(), "l40s").node is None
+    assert profile_for(of("NVIDIA L4"), "auto").name == "l4"
+
+
+def test_an_unknown_name_gives_the_nearest() -> None:
+    with pytest.raises(UserError, match="no profile is called 'hgx-h100'; did you mean hgx-h100-8"):
+        profile_for(Node(), "hgx-h100")
+    with pytest.raises(UserError, match="there are: a100-pcie-2"):
+        profile_for(Node(), "zzzzzz")
+
+
+def written(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_file_may_describe_a_node_of_a_packaged_model(tmp_path: Path) -> None:
+    text = """
+name: my-box
+node: {title: Our box, gpu: h100-sxm, gpus: 4, nvlink_topology: switch,
+       all_reduce: [{ranks: 4, busbw_gb_s: 350, source: measured in May}]}
+"""
+    profile = profile_for(Node(), written(tmp_path, text))
+    assert profile.node is not None
+    assert profile.gpu is not None
+    assert (profile.name, profile.node.name, profile.gpu.name) == ("my-box", "my-box", "H100 SXM5 80GB")
+    assert profile.node.all_reduce[0].busbw_gb_s == 350
+
+
+def test_a_file_may_describe_a_model_of_its_own(tmp_path: Path) -> None:
+    profile = profile_for(Node(), written(tmp_path, "gpu: {name: X100, patterns: [X100], pcie_width: 8}"))
+    assert profile.gpu is not None
+    assert (profile.name, profile.gpu.pcie_width, profile.node) == ("mine", 8, None)
+    assert profile_for(Node(), written(tmp_path, "gpu: l40s")).gpu == gpu_models()["l40s"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gpu: {name: X100, patterns: [X], watts: 3}", ["gpu", "watts"]),
+        ("node: {name: a, title: b, gpu: l4, gpus: many}", ["node.gpus", "int"]),
+        ("nodes: {}", ["the top level", "nodes"]),
+        ("[1, 2", ["line", "not valid YAML"]),
+        ("a: !!python/object/apply:os.system [id]", ["not valid YAML"]),
+        ("just words", ["the top level"]),
+        ("", ["the top level"]),
+        ("name: x", ["needs a key `gpu` or `node`"]),
+        ("gpu: h100", ["no model is called 'h100'"]),
+    ],
+)
+def test_a_broken_file_is_one_line_that_names_file_and_key(tmp_path: Path, text: str, words: list[str]) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(UserError) as caught:
+        profile_for(Node(), path)
+    message = str(caught.value)
+    assert message.startswith(f"profile {path}")
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_a_file_that_is_absent_or_no_text_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        profile_for(Node(), str(tmp_path / "absent.yaml"))
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="not UTF-8"):
+        profile_for(Node(), str(tmp_path / "binary.yaml"))
+
+
+def test_every_packaged_entry_is_valid_and_the_index_agrees_with_the_files() -> None:
+    names = set(profile_names())
+    models = gpu_models()
+    for family, entries in load._index().items():
+        whole = load._parse((FOLDER / f"{family}.yaml").read_text())
+        assert list(whole["gpus"]) == list(entries)
+        kinds = {name: (key, count) for key, e in entries.items() for count, name in e.nodes.items()}
+        assert set(kinds) == set(whole.get("nodes", {}))
+        for name, (key, count) in kinds.items():
+            kind = profile_for(Node(), name).node
+            assert kind is not None
+            assert (kind.gpu, kind.gpus, name in names) == (key, count, True)
+            assert load._slice(family, "nodes", name) == whole["nodes"][name]
+        for key in entries:
+            assert load._slice(family, "gpus", key) == whole["gpus"][key]
+    assert len(models) == 62
+
+
+def test_every_number_judged_has_a_source_that_is_explained() -> None:
+    page = (FOLDER / "names.yaml").read_text()
+    for key, model in gpu_models().items():
+        for field, ids in (entry.split("=") for entry in ", ".join(model.sources).split(", ") if entry):
+            assert hasattr(model, field) or field in ("pcie", "nvlink"), (key, field)
+            for source in ids.split("+"):
+                assert f"#   {source} " in page, (key, source)
+    for name in profile_names():
+        node = profile_for(Node(), name).node
+        for row in node.all_reduce if node else ():
+            assert row.source
+            assert row.ranks <= (node.gpus if node else 0)
+            assert row.busbw_gb_s > 0
+
+
+def test_the_numbers_of_the_common_nodes_are_those_of_their_sources() -> None:
+    h100, h200 = profile_for(Node(), "hgx-h100-8"), profile_for(Node(), "hgx-h200-8")
+    assert h100.gpu is not None
+    assert h100.gpu.nvlink is not None
+    assert (h100.gpu.nvlink.links, h100.gpu.nvlink.raw_gb_s, h100.gpu.power_limit_w) == (18, 26.5625, 700)
+    assert h200.node is not None
+    assert {row.ranks: row.busbw_gb_s for row in h200.node.all_reduce} == {8: 473, 7: 460, 6: 436, 5: 414, 4: 363}
+    assert h200.node.size_factor["256"] == 0.82
+    assert gpu_models()["gb10"].uncertain[-1] == "ecc"
+
+
+def test_real_dumps_are_matched(captures: Path) -> None:
+    from gpudoctor.facts.source import load_source
+
+    wanted = {"hgx-h100-dump": "hgx-h100-8", "smi-q-8x-rtx4090.txt": "rtx4090-8", "qx-h100.xml": "hgx-h100-8"}
+    assert {name: profile_for(load_source(str(captures / name)).node).name for name in wanted} == wanted
