@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
 import msgspec
 
@@ -12,9 +10,8 @@ from gpudoctor.facts.gpu import Gpu, GpuPair
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import Node
+from gpudoctor.profiles.peers import compute_gpus
 from gpudoctor.profiles.profile import NO_PROFILE, Profile
-
-T = TypeVar("T")
 
 
 class Limit(msgspec.Struct, frozen=True):
@@ -25,7 +22,7 @@ class Limit(msgspec.Struct, frozen=True):
     source: str
 
 
-class Expect(msgspec.Struct, frozen=True):
+class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the operator's configuration says this node must have. None: not said."""
 
     gpus: int | None = None
@@ -57,19 +54,8 @@ class Case(msgspec.Struct, frozen=True):
 
     @property
     def compute_gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs in scope less those that only drive a display beside bigger ones.
-
-        A GPU counts as display-only when a display is active or attached on it and it has less
-        than half the memory of the largest GPU in scope (a T400 beside an A100).
-        """
-        largest = max((known(g.memory_total_mib) or 0 for g in self.gpus), default=0)
-
-        def display_only(gpu: Gpu) -> bool:
-            shows = known(gpu.settings.display_active) is True
-            memory = known(gpu.memory_total_mib)
-            return shows and memory is not None and memory * 2 < largest
-
-        return tuple(gpu for gpu in self.gpus if not display_only(gpu))
+        """The GPUs in scope less those that only drive a display beside bigger ones."""
+        return compute_gpus(self.gpus)
 
     @property
     def pairs(self) -> tuple[GpuPair, ...]:
@@ -93,18 +79,3 @@ class Case(msgspec.Struct, frozen=True):
         """Where `limit` took its number from, in words for `Expected.source`."""
         default = self.limits[check_id][name]
         return default.source if self.limit(check_id, name, gpu) == default.value else "configuration"
-
-
-def majority(values: Iterable[T]) -> T | None:
-    """The value more than half share; None without one. Values must be hashable.
-
-    >>> majority([16, 16, 8])
-    16
-    >>> majority([16, 8]) is None
-    True
-    """
-    items = list(values)
-    if not items:
-        return None
-    value, count = Counter(items).most_common(1)[0]
-    return value if count * 2 > len(items) else None

@@ -1,1 +1,187 @@
-"""Checks of collective."""
+"""collective.*: sums over all ranks, whether they are right and how fast they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.expected_busbw import Bound, expected_busbw
+from gpudoctor.checks.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    fail,
+    ok,
+    skip,
+    unknown,
+    warn,
+)
+from gpudoctor.checks.probe_outcome import (
+    absent,
+    judged_problems,
+    not_judged,
+    on_gpus,
+    problems_of,
+    rank_gpu,
+    rank_subject,
+    ranks_in_words,
+)
+from gpudoctor.checks.registry import check
+from gpudoctor.facts.measurements import Collective
+from gpudoctor.facts.missing import known
+
+CORRECT = "collective.correct"
+BANDWIDTH = "collective.bandwidth"
+
+
+@check(CORRECT, title="Sums over all ranks are exactly right", level="standard", needs_gpu=False)
+def correct(case: Case) -> Iterator[Finding]:
+    """Fail every rank whose sum is wrong or whose part is missing; a hung or dead rank too."""
+    yield from judged_problems(case, "collective")
+    done = case.measurements.collectives
+    if not done:
+        if not problems_of(case, "collective"):
+            yield absent(case, "collective", "collectives")
+        return
+    wrong = [c for c in done if c.wrong_ranks or c.missing_ranks]
+    # a part that is missing makes every sum wrong: the rank that did not give it is the one to name
+    culprits = {rank for c in wrong for rank in (c.missing_ranks or c.wrong_ranks)}
+    for rank in sorted(culprits):
+        yield _wrong(case, rank, wrong)
+    if wrong or problems_of(case, "collective"):
+        return
+    count = _ranks(case)
+    who = ranks_in_words(case, count)
+    sizes = sorted({c.size_bytes for c in done})
+    if count == 1:
+        yield skip(NODE, f"{who}: one rank has nothing to sum with")
+        return
+    ops = ", ".join(dict.fromkeys(c.op for c in done))
+    span = size_text(sizes[0]) if len(sizes) == 1 else f"{size_text(sizes[0])} to {size_text(sizes[-1])}"
+    yield ok(NODE, f"{ops} of {span} exactly right on {who}", Expected("0 wrong elements", "==", 0))
+
+
+def _ranks(case: Case) -> int:
+    return case.measurements.launch.world_size if case.measurements.launch else 0
+
+
+def _wrong(case: Case, rank: int, wrong: list[Collective]) -> Finding:
+    left_out = [c for c in wrong if rank in c.missing_ranks]
+    bad = [c for c in wrong if rank in c.wrong_ranks]
+    parts = []
+    if left_out:
+        parts.append(f"its part was missing from {_names(left_out)}")
+    if bad:
+        parts.append(f"it got a wrong result of {_names(bad)}")
+    translated = case.node.pci.iommu == "translated"
+    return fail(
+        rank_subject(case, rank),
+        "; ".join(parts),
+        "the exact sum on every rank",
+        *(Evidence("probe", f"{c.op} {size_text(c.size_bytes)} {c.dtype}: wrong on {c.wrong_ranks}") for c in wrong),
+        likely="the IOMMU or ACS redirects peer-to-peer writes"
+        if translated
+        else "a link or memory of this rank's GPU corrupts data"
+        if on_gpus(case)
+        else "faulty memory or CPU, or a broken build of torch",
+        advice=(
+            Advice("Run it again: a wrong sum must never happen.", "gpudoctor check collective"),
+            Advice("Look at links and memory of the GPU.", "gpudoctor check nvlink gpu.ecc gpu.xid pcie.acs"),
+            Advice("Until it is found, take the node out of training."),
+        ),
+    )
+
+
+def _names(done: list[Collective]) -> str:
+    return ", ".join(f"{c.op} {size_text(c.size_bytes)}" for c in done)
+
+
+def size_text(size_bytes: int) -> str:
+    """A message size as people write it: "64 MiB", "1 KiB"."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.3g} {unit}"
+    return f"{size_bytes} B"
+
+
+@check(
+    BANDWIDTH,
+    title="all_reduce reaches the bandwidth that this kind of node has",
+    level="standard",
+    needs_gpu=False,
+    limits={
+        "warn_share": Limit(0.90, "of the expected", "SuperBench's rule, loosened for a single run of one node"),
+        "fail_share": Limit(0.75, "of the expected", "gpudoctor's own choice: a lost link or lost in-switch sums"),
+        "nvlink_share": Limit(0.60, "of the slowest NVLink path", "gpudoctor's own choice, without a profile's figure"),
+        "pcie_p2p_share": Limit(0.30, "of the slowest PCIe link", "gpudoctor's own; 20 of 32 GB/s seen on A100 PCIe"),
+        "host_memory_share": Limit(0.06, "of the slowest PCIe link", "gpudoctor's own; 5 GB/s seen on 8 RTX 4090"),
+    },
+)
+def bandwidth(case: Case) -> Iterator[Finding]:
+    """Judge the largest all_reduce against the profile, else against the slowest link in the way."""
+    done = [c for c in case.measurements.collectives if c.op == "all_reduce"]
+    if not done:
+        if problems_of(case, "collective"):
+            yield from not_judged(case, "collective", "all_reduce bandwidth", CORRECT)
+        else:
+            yield absent(case, "collective", "all_reduce bandwidth")
+        return
+    yield from not_judged(case, "collective", "all_reduce at larger sizes", CORRECT)
+    largest = max(done, key=lambda c: c.size_bytes)
+    who, size = ranks_in_words(case, _ranks(case)), size_text(largest.size_bytes)
+    figure = f"all_reduce {size} at {largest.busbw_gb_s:.3g} GB/s busbw"
+    if not on_gpus(case):
+        yield skip(NODE, f"{who}: {figure}, not judged")
+        return
+    if _ranks(case) < 2:
+        yield skip(NODE, f"{who}: one rank has nothing to exchange")
+        return
+    bound = expected_busbw(case, _ranks(case), largest.size_bytes)
+    evidence = tuple(Evidence("probe", f"{size_text(c.size_bytes)}: {c.busbw_gb_s:.3g} GB/s busbw") for c in done)
+    if isinstance(bound, str):
+        yield skip(NODE, f"{who}: {figure}, not judged: {bound}")
+        return
+    yield _judged(case, largest, bound, f"{figure} on {who}", evidence)
+
+
+def _judged(case: Case, done: Collective, bound: Bound, text: str, evidence: tuple[Evidence, ...]) -> Finding:
+    found = Found(text, round(done.busbw_gb_s, 2), "GB/s")
+    floor = bound.expected_gb_s * bound.warn_ratio
+    expected = Expected(f"at least {floor:.3g} GB/s: {bound.text}", ">=", round(floor, 2), "GB/s", bound.source)
+    if done.busbw_gb_s >= floor:
+        return ok(NODE, found, expected, *evidence)
+    others = _strangers(case)
+    if others:
+        return unknown(NODE, f"{text}, below {floor:.3g} GB/s; but {others}: too disturbed to judge", *evidence)
+    confidential = [g for g in case.gpus if known(g.settings.confidential_compute) is True]
+    if confidential:
+        return skip(NODE, f"{text}: confidential computing encrypts the traffic, and no figure is known for it")
+    worse = bound.fail_ratio is not None and done.busbw_gb_s < bound.expected_gb_s * bound.fail_ratio
+    judge = fail if worse else warn
+    return judge(
+        NODE,
+        found,
+        expected,
+        *evidence,
+        likely="a link that is down or narrow, in-switch sums that are off, or a setting that closes a path",
+        advice=(
+            Advice("Look at links and settings first.", "gpudoctor check nvlink pcie env.nccl -v"),
+            Advice("See which paths NCCL takes.", "NCCL_DEBUG=INFO gpudoctor check collective"),
+        ),
+    )
+
+
+def _strangers(case: Case) -> str | None:
+    """Compute processes of others on the GPUs measured, in words."""
+    ranks = range(_ranks(case))
+    measured = [gpu for rank in ranks if (gpu := rank_gpu(case, rank)) is not None]
+    pids = [
+        f"pid {p.pid} on GPU {gpu.index}"
+        for gpu in measured
+        for p in (known(gpu.processes) or ())
+        if not p.is_own and "C" in p.kind
+    ]
+    return f"{', '.join(pids[:3])} used the GPUs too" if pids else None

@@ -1,1 +1,5 @@
-"""Checks of environment."""
+"""The env.* checks, in the order a report shows them."""
+
+from __future__ import annotations
+
+from gpudoctor.checks import cuda_visibility, nccl_settings, torch_build  # noqa: F401  register on import

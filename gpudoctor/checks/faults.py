@@ -14,13 +14,22 @@ from gpudoctor.checks.run import CheckResult
 class Rule(msgspec.Struct, frozen=True):
     """A bad finding of `cause` explains findings of `effects` (ids or globs).
 
-    `anywhere`: whatever the subject; else only where both concern the same GPU, or the effect
-    concerns the whole node.
+    `anywhere`: whatever the subject; else only where both concern the same GPU, or one of them
+    the whole node. `found`: only effects whose found value is one of these.
     """
 
     cause: str
     effects: tuple[str, ...]
     anywhere: bool = False
+    found: tuple[str, ...] = ()
+
+    def explains(self, check_id: str, finding: Finding) -> bool:
+        value = finding.found.value if finding.found else None
+        return any(fnmatchcase(check_id, effect) for effect in self.effects) and (not self.found or value in self.found)
+
+
+# what gpu.lost finds where the GPU answers and asks for a reset: the error that came first explains that
+RECOVERY_ACTIONS = ("gpu-reset", "node-reboot", "drain-p2p", "drain-and-reset")
 
 
 # In the order of depth: an earlier cause wins over a later one.
@@ -29,6 +38,9 @@ RULES = (
     Rule("driver.loaded", ("driver.*", "gpu.*", "nvlink.*", "env.*", "collective.*", "train.*"), anywhere=True),
     Rule("driver.responsive", ("driver.loaded", "gpu.*", "pcie.*", "nvlink.*", "topology.*", "env.torch")),
     Rule("gpu.count", ("driver.responsive", "gpu.xid", "gpu.lost", "env.torch", "env.cuda-visible-devices")),
+    Rule("gpu.memory-repair", ("gpu.lost",), found=RECOVERY_ACTIONS),
+    Rule("gpu.ecc", ("gpu.lost",), found=RECOVERY_ACTIONS),
+    Rule("gpu.xid", ("gpu.lost",), found=RECOVERY_ACTIONS),
     Rule("gpu.lost", ("gpu.*", "pcie.*", "nvlink.*", "topology.*", "env.torch", "collective.*", "train.*")),
     Rule("nvlink.fabric", ("nvlink.links", "nvlink.topology", "nvlink.errors", "gpu.xid", "collective.*", "train.*")),
     Rule("nvlink.links", ("nvlink.topology", "nvlink.errors", "gpu.xid", "collective.bandwidth", "train.scaling")),
@@ -99,7 +111,7 @@ def _cause(
     check_id: str, finding: Finding, bad: list[tuple[str, Finding]], causes: dict[int, tuple[str, Finding]]
 ) -> tuple[str, Finding] | None:
     for rule in RULES:
-        if rule.cause == check_id or not any(fnmatchcase(check_id, effect) for effect in rule.effects):
+        if rule.cause == check_id or not rule.explains(check_id, finding):
             continue
         for cause_id, cause in bad:
             if cause_id != rule.cause or not (rule.anywhere or _same_gpu(cause, finding)):
@@ -128,9 +140,9 @@ def _same_gpu(cause: Finding, effect: Finding) -> bool:
     return bool(mine & theirs)
 
 
-def _gpus(subject: Subject) -> set[int]:
-    gpus = set(subject.gpus or ())
-    return gpus | {subject.gpu} if subject.gpu is not None else gpus
+def _gpus(subject: Subject) -> set[int | str]:
+    """Names of the GPUs concerned: index and bus id, since a GPU the driver does not show has only the latter."""
+    return {name for name in (*(subject.gpus or ()), subject.gpu, subject.bus_id) if name is not None}
 
 
 def _explains(

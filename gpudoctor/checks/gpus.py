@@ -1,1 +1,121 @@
-"""Checks of gpus."""
+"""Are all GPUs there?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.case import Case
+from gpudoctor.checks.driver import INIT_OK, pci_gpus
+from gpudoctor.checks.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    Subject,
+    fail,
+    ok,
+    skip,
+    unread,
+    warn,
+)
+from gpudoctor.checks.registry import check
+from gpudoctor.checks.trust import narrowed
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.node import PciDevice
+from gpudoctor.profiles.peers import compute_gpus
+
+
+@check("gpu.count", title="Every GPU of the node is shown by the driver", needs_gpu=False)
+def count(case: Case) -> Iterator[Finding]:
+    """PCI bus, driver and expectation must agree; a smaller scope is said, not failed."""
+    node = case.node
+    said = known(node.driver.device_count)
+    shown = said if said is not None else len(node.gpus) or None
+    code = node.driver.init_code
+    if shown is None:
+        if not isinstance(code, Missing) and code != INIT_OK:
+            yield skip(NODE, "the driver does not answer: judged by the driver checks")
+        else:
+            missing = node.driver.device_count
+            yield unread(NODE, "the driver's number of GPUs", missing if isinstance(missing, Missing) else Missing("?"))
+        return
+    gpus = pci_gpus(node)
+    on_bus = None if isinstance(gpus, Missing) else tuple(d for d in gpus if not _handed_on(case, d))
+    limited = narrowed(case)
+    problems = (*_gone(case, shown, on_bus, limited), *_expected(case, shown, limited))
+    yield from problems
+    if shown == 0 and not problems:
+        advice = [Advice("See what is on the bus.", "lspci -d 10de:")]
+        yield fail(NODE, Found("the driver shows no GPU", 0, "GPUs"), "at least one GPU", advice=advice)
+    elif not problems and said is None and on_bus is None and case.expect.gpus is None:
+        yield skip(NODE, f"{shown} GPUs in this capture: neither the driver's count nor the PCI bus to compare with")
+    elif not problems:
+        text = f"{shown} GPU{'s' * (shown != 1)}"
+        if limited and on_bus is not None and len(on_bus) > shown:
+            text += f" of the {len(on_bus)} on the PCI bus: {limited}"
+        elif limited:
+            text += f", as seen {limited}" if limited.startswith("inside") else f", as seen with: {limited}"
+        elif on_bus is not None and len(on_bus) == shown:
+            text += ", as many as on the PCI bus"
+        yield ok(NODE, Found(text, shown, "GPUs"), None, Evidence("number of GPUs, driver", str(shown)))
+
+
+def _handed_on(case: Case, device: PciDevice) -> bool:
+    """Given to a virtual machine, or a virtual function of a GPU that hosts vGPUs: not missing."""
+    driver = known(device.driver) or ""
+    if "vfio" in driver:
+        return True
+    hosts = {g.bus_id.rpartition(":")[0] for g in case.node.gpus if known(g.settings.virtualization) == "host-vgpu"}
+    shown = {g.bus_id for g in case.node.gpus}
+    return device.bus_id not in shown and device.bus_id.rpartition(":")[0] in hosts
+
+
+def _gone(case: Case, shown: int, on_bus: tuple[PciDevice, ...] | None, limited: str | None) -> Iterator[Finding]:
+    if on_bus is None or limited or len(on_bus) <= shown:
+        return
+    known_ids = {g.bus_id for g in case.node.gpus}
+    models = [str(known(g.pci_device_id) or "").lower() for g in case.node.gpus]
+    for device in on_bus:
+        if device.bus_id in known_ids:
+            continue
+        model = (known(device.device_id) or "").lower().removeprefix("0x")
+        # an unbound GPU of a model that no other GPU here has may simply be too old for this driver
+        foreign = known(device.driver) is None and bool(models) and not any(model in m for m in models)
+        yield (warn if foreign and model else fail)(
+            Subject(kind="gpu", bus_id=device.bus_id),
+            Found(f"on the PCI bus, but not shown by the driver ({shown} of {len(on_bus)} GPUs)", shown, "GPUs"),
+            Expected(f"{len(on_bus)} GPUs", "==", len(on_bus), "GPUs", "PCI bus"),
+            Evidence("number of GPUs, driver", str(shown)),
+            Evidence(f"PCI function {device.bus_id}", f"driver {known(device.driver) or 'none bound'}"),
+            likely="a model that this driver does not support"
+            if foreign and model
+            else "the GPU fell off the bus or did not start with the driver",
+            advice=[
+                Advice("Read why it was refused.", f"dmesg | grep -i -e {device.bus_id} -e 'fallen off'"),
+                "Drain the node and power-cycle it (a plain reboot may not bring the GPU back).",
+                "Still gone: reseat the GPU or its riser, then open a hardware case.",
+            ],
+        )
+
+
+def _expected(case: Case, shown: int, limited: str | None) -> Iterator[Finding]:
+    wanted, source = case.expect.gpus, "configuration"
+    if wanted is None and case.profile.node is not None:
+        # a profile counts the GPUs that compute; a card that drives the display comes on top
+        beside = len(case.node.gpus) - len(compute_gpus(case.node.gpus))
+        wanted, source = case.profile.node.gpus + beside, f"profile {case.profile.name}"
+    if wanted is None or wanted == shown or (limited and shown < wanted):
+        return
+    few = shown < wanted
+    yield (fail if few else warn)(
+        NODE,
+        Found(f"{shown} GPU{'s' * (shown != 1)} where {wanted} are expected", shown, "GPUs"),
+        Expected(f"{wanted} GPUs", "==", wanted, "GPUs", source),
+        Evidence("number of GPUs, driver", str(shown)),
+        likely="a GPU is not even on the PCI bus" if few else "the configuration is not this node's",
+        advice=[Advice("See what is on the bus.", "lspci -d 10de:"), "Power-cycle the node; still gone: hardware case."]
+        if few
+        else ["Correct the expected number of GPUs in the configuration."],
+    )

@@ -1,1 +1,263 @@
-"""Checks of health."""
+"""Is each GPU alive, and is its memory sound?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    Subject,
+    fail,
+    of_gpu,
+    ok,
+    skip,
+    unknown,
+    unread,
+    warn,
+)
+from gpudoctor.checks.registry import check
+from gpudoctor.checks.trust import denied, untrusted
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import Missing, known
+
+# What a GPU asks for and whether that makes it unfit; source: NVML, field 230 (GPU recovery action)
+_RECOVERY = {
+    "gpu-reset": ("the GPU needs a reset", True),
+    "node-reboot": ("the GPU needs the node rebooted", True),
+    "drain-p2p": ("the GPU asks that its peer-to-peer traffic be drained", False),
+    "drain-and-reset": ("the GPU asks to be drained and reset", True),
+}
+
+
+def reset_advice(gpu: Gpu) -> list[Advice]:
+    """Drain, reset, and what to do if that does not help."""
+    return [
+        Advice(
+            "Drain the node, end the processes on the GPU, and reset it.", f"nvidia-smi --gpu-reset -i {gpu.bus_id}"
+        ),
+        Advice("On an NVSwitch node reset all GPUs together, or reboot.", "reboot"),
+        Advice("It comes back: open a hardware case with the report.", "nvidia-bug-report.sh"),
+    ]
+
+
+def _lost_advice() -> list[Advice]:
+    return [
+        Advice("Drain the node; jobs on this GPU are dead or will hang."),
+        Advice("Read how it went.", "dmesg | grep -i -e xid -e 'fallen off'"),
+        Advice("Power-cycle the node (off for 30 s): a lost GPU rarely survives a plain reboot."),
+        Advice("Lost again: reseat the board and its power, then open a hardware case.", "nvidia-bug-report.sh"),
+    ]
+
+
+@check("gpu.lost", title="No GPU is lost or needs a reset")
+def lost(case: Case) -> Iterator[Finding]:
+    """Judge each GPU's driver errors and the recovery it asks for; a GPU that said nothing is no pass."""
+    told = {gpu.bus_id for gpu in case.gpus if gpu.errors}
+    for words in case.node.driver.handle_errors:
+        if any(bus_id in words.lower() for bus_id in told):
+            continue  # a capture names the lost GPU both ways; it is judged below
+        subject = _named(words)
+        if denied(words):
+            yield skip(subject, f"a GPU that this process may not use: {words}")
+        else:
+            yield fail(
+                subject,
+                f"the driver gives no handle for a GPU: {words}",
+                "a handle for every GPU",
+                Evidence("GPU handle", words),
+                likely="the GPU fell off the bus, or did not start",
+                advice=_lost_advice(),
+            )
+    for gpu in case.gpus:
+        yield _alive(case, gpu)
+
+
+def _named(words: str) -> Subject:
+    """The GPU that a handle error names by index or bus id; the node where it names none."""
+    bus = re.search(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", words.lower())
+    index = re.search(r"\bGPU (\d{1,3})\b", words)
+    if not bus and not index:
+        return NODE
+    return Subject(kind="gpu", gpu=int(index[1]) if index else None, bus_id=bus[0] if bus else None)
+
+
+def _alive(case: Case, gpu: Gpu) -> Finding:
+    subject = of_gpu(gpu)
+    if gpu.errors:
+        answers = sorted({f"{error.name} ({error.code})" for error in gpu.errors})
+        return fail(
+            subject,
+            f"driver calls on it answer: {', '.join(answers)}",
+            "every call answered",
+            *(Evidence(error.call, f"{error.code} {error.name}") for error in gpu.errors[:5]),
+            likely="the GPU fell off the bus"
+            if any(error.code == 15 for error in gpu.errors)
+            else "the GPU or its processor (GSP) stopped; a reset or a power cycle may bring it back",
+            advice=_lost_advice(),
+        )
+    hung = next((u for u in case.node.driver.unanswered if u.gpu == gpu.index), None)
+    if hung:
+        evidence = Evidence(hung.call, "no answer")
+        return unknown(subject, f"{hung.call} {hung.reason} within {hung.waited_s:g} s", evidence)
+    action = gpu.recovery_action
+    if isinstance(action, Missing):
+        live = (gpu.memory_used_mib, gpu.thermal.gpu_c, gpu.power.draw_w, gpu.utilization.gpu_pct)
+        failed = next((v for v in (action, *live) if isinstance(v, Missing) and v.kind == "failed"), None)
+        if failed:
+            return unread(subject, "signs of life", failed)
+        if all(isinstance(value, Missing) for value in live):
+            return unread(subject, "signs of life", action)
+        return ok(subject, "answers; no call reported it lost", None, Evidence("recovery action", action.reason))
+    evidence = Evidence("recovery action", action)
+    if action == "none":
+        return ok(subject, "answers, and asks for no recovery", None, evidence)
+    words, unfit = _RECOVERY.get(action, (f"the GPU asks for a recovery unknown to this version: {action}", False))
+    return (fail if unfit else warn)(
+        subject,
+        Found(words, action),
+        Expected("none", "==", "none", source="the GPU itself"),
+        evidence,
+        likely="an earlier error (see gpu.xid, gpu.ecc) left the GPU in a state that only this clears",
+        advice=reset_advice(gpu) if action != "node-reboot" else [Advice("Drain the node and reboot it.", "reboot")],
+    )
+
+
+@check(
+    "gpu.ecc",
+    title="No uncorrected memory errors since the driver was loaded",
+    limits={
+        "uncorrected": Limit(0, "errors", "any volatile uncorrected error killed or corrupted work (DCGM, GCM)"),
+        "corrected": Limit(10_000_000, "errors", "lowest figure at which operators act (10 to 50 million)"),
+        "sram_uncorrected_lifetime": Limit(4, "errors", "SRAM cannot be repaired; operators replace above 4"),
+    },
+)
+def ecc(case: Case) -> Iterator[Finding]:
+    """Judge volatile counters and the SRAM threshold; lifetime counts are said, and judged for SRAM alone."""
+    for gpu in case.gpus:
+        if doubt := untrusted(gpu):
+            yield unknown(of_gpu(gpu), doubt)
+        else:
+            yield from _ecc(case, gpu)
+
+
+def _ecc(case: Case, gpu: Gpu) -> Iterator[Finding]:
+    subject, facts = of_gpu(gpu), gpu.ecc
+    enabled, pending = known(facts.enabled), known(facts.pending)
+    if enabled is not None and pending is not None and enabled != pending:
+        yield warn(
+            subject,
+            f"ECC is {_on(enabled)}, and will be {_on(pending)} after the next reboot",
+            "no change waiting",
+            Evidence("ECC mode, current and pending", f"{_on(enabled)}, {_on(pending)}"),
+            likely="someone changed the mode and did not reset the GPU since",
+            advice=[
+                Advice("Reboot, or reset the GPU, to let it take effect.", f"nvidia-smi --gpu-reset -i {gpu.bus_id}")
+            ],
+        )
+    if enabled is False:
+        if case.profile.gpu is not None and case.profile.gpu.ecc == "yes" and "ecc" not in case.profile.gpu.uncertain:
+            yield warn(
+                subject,
+                "ECC is off: memory errors go unseen",
+                Expected("ECC on", source=f"profile {case.profile.name}"),
+                Evidence("ECC mode, current", "off"),
+                likely="switched off by hand",
+                advice=[Advice("Switch it on and reboot.", f"nvidia-smi -i {gpu.bus_id} -e 1")],
+            )
+        else:
+            yield skip(subject, "ECC is off: errors are not counted")
+        return
+    count = facts.uncorrected_volatile
+    if known(facts.sram_threshold_exceeded) is True:
+        yield _ecc_fail(gpu, "the SRAM error threshold is exceeded", "SRAM threshold exceeded", "yes", replace=True)
+    if isinstance(count, Missing):
+        yield unread(
+            subject,
+            "uncorrected memory errors",
+            count if enabled or count.kind == "failed" else _why(facts.enabled, count),
+        )
+        return
+    sram = known(facts.sram_uncorrected_volatile) or 0
+    bad = max(count, sram)
+    if bad > case.limit("gpu.ecc", "uncorrected", gpu):
+        where = f" ({sram} in SRAM)" if sram else ""
+        text = f"{bad} uncorrected memory error{'s' * (bad > 1)} since the driver was loaded{where}"
+        yield _ecc_fail(gpu, Found(text, bad, "errors"), "ECC uncorrected, volatile", str(bad), replace=False)
+        return
+    worn = tuple(_worn(case, gpu))
+    yield from worn
+    if worn or known(facts.sram_threshold_exceeded) is True:
+        return
+    if isinstance(facts.sram_threshold_exceeded, Missing) and facts.sram_threshold_exceeded.kind == "failed":
+        yield unread(subject, "SRAM error threshold", facts.sram_threshold_exceeded)
+    lifetime = known(facts.uncorrected_aggregate)
+    said = f" ({lifetime} in its lifetime)" if lifetime else ""
+    yield ok(
+        subject,
+        Found(f"no uncorrected errors{said}", bad, "errors"),
+        None,
+        Evidence("ECC uncorrected, volatile", str(bad)),
+    )
+
+
+def _on(mode: bool) -> str:
+    return "on" if mode else "off"
+
+
+def _why(enabled: bool | Missing, count: Missing) -> Missing:
+    """The mode's reason says more than the counter's: no ECC on this model."""
+    return enabled if isinstance(enabled, Missing) and enabled.kind != "absent" else count
+
+
+def _ecc_fail(gpu: Gpu, found: Found | str, source: str, value: str, *, replace: bool) -> Finding:
+    steps = [Advice("Drain the node; results of jobs that ran on this GPU are suspect.")]
+    if replace:
+        steps.append(
+            Advice("Open a hardware case: SRAM cannot be repaired, the GPU is to be replaced.", "nvidia-bug-report.sh")
+        )
+    else:
+        steps += reset_advice(gpu)
+    return fail(
+        of_gpu(gpu),
+        found,
+        Expected("none", "==", 0, "errors", "any uncorrected error ends or corrupts work"),
+        Evidence(source, value),
+        likely="failing GPU memory; SRAM on the die"
+        if replace
+        else "a memory cell failed; a reset swaps the row (see gpu.memory-repair)",
+        advice=steps,
+    )
+
+
+def _worn(case: Case, gpu: Gpu) -> Iterator[Finding]:
+    facts = gpu.ecc
+    for name, words, value in (
+        ("corrected", "corrected memory errors since the driver was loaded", known(facts.corrected_volatile)),
+        (
+            "sram_uncorrected_lifetime",
+            "uncorrected SRAM errors in its lifetime",
+            # the GPU's own threshold flag, where it can be read, is the authority
+            known(facts.sram_uncorrected_aggregate) if isinstance(facts.sram_threshold_exceeded, Missing) else None,
+        ),
+    ):
+        limit = case.limit("gpu.ecc", name, gpu)
+        if value is None or value <= limit:
+            continue
+        yield warn(
+            of_gpu(gpu),
+            Found(f"{value} {words}", value, "errors"),
+            Expected(f"at most {limit:.0f}", "<=", limit, "errors", case.limit_source("gpu.ecc", name, gpu)),
+            Evidence(f"ECC: {words}", str(value)),
+            likely="memory that is wearing out; correcting at a high rate also costs speed",
+            advice=[
+                Advice("Watch whether the count grows under load.", f"nvidia-smi -q -d ECC -i {gpu.bus_id}"),
+                Advice("It grows fast, or the GPU is slower than its peers: open a hardware case."),
+            ],
+        )

@@ -1,1 +1,245 @@
-"""Checks of host."""
+"""host.*: whether the machine around the GPUs can feed them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    fail,
+    ok,
+    skip,
+    unread,
+    warn,
+)
+from gpudoctor.checks.registry import check
+from gpudoctor.facts.missing import Missing, known
+
+_OURS = "gpudoctor's own choice"
+_SHM = "NCCL issues 290 and 342 (docker's 64 MiB); AMD Primus preflight asks 8 GiB for 8 GPUs"
+
+
+@check(
+    "host.ram-per-gpu",
+    title="There is enough RAM for each GPU",
+    needs_gpu=False,
+    limits={
+        "floor_gib": Limit(16, "GiB a GPU", "rule of thumb of multi-GPU guides: 2 GPUs 32, 4 GPUs 64, 8 GPUs 128 GiB"),
+        "gpu_memory_share": Limit(1.0, "of the GPU's memory", "recommendation: a checkpoint of the GPU fits into RAM"),
+        "nominal_share": Limit(0.94, "of the size", "firmware and kernel keep some: 64 GiB show as 62.7 GiB"),
+    },
+)
+def ram_per_gpu(case: Case) -> Iterator[Finding]:
+    """Fail below the floor and warn below the GPUs' own memory, after any cgroup limit."""
+    host, id_ = case.node.host, "host.ram-per-gpu"
+    if isinstance(host.ram_mib, Missing):
+        yield unread(NODE, "RAM", host.ram_mib)
+        return
+    ram_mib, source = host.ram_mib, "RAM"
+    limit_mib = known(host.memory_limit_mib)
+    evidence = [Evidence("host", f"RAM {_gib(host.ram_mib)}")]
+    if limit_mib is not None:
+        where = known(host.memory_limit_source) or "cgroup memory limit"
+        evidence.append(Evidence(where, _gib(limit_mib)))
+        if limit_mib < ram_mib:
+            ram_mib, source = limit_mib, where
+    gpus = case.compute_gpus
+    if not gpus:
+        yield skip(NODE, f"no GPU to share it: {_gib(ram_mib)} ({source})")
+        return
+    tolerance = case.limit(id_, "nominal_share")
+    each_gib = ram_mib / 1024 / len(gpus)
+    floor_gib = case.limit(id_, "floor_gib", gpus[0])
+    memory_mib = max((known(gpu.memory_total_mib) or 0 for gpu in gpus), default=0)
+    own_gib = memory_mib / 1024 * case.limit(id_, "gpu_memory_share", gpus[0])
+    shared = "1 GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs"
+    found = Found(
+        f"{each_gib:.1f} GiB of RAM a GPU ({_gib(ram_mib)}, {source}, for {shared})", round(each_gib, 1), "GiB"
+    )
+    advice = (
+        Advice("Give the job or container more memory, where a limit holds it down.", "cat /sys/fs/cgroup/memory.max"),
+        Advice("Use fewer data loader workers and no pinned copies of the data set, or add RAM."),
+    )
+    held = f"the limit ({source}) holds it below the machine's {_gib(host.ram_mib)}" if source != "RAM" else None
+    if each_gib < floor_gib * tolerance:
+        expected = Expected(
+            f"at least {floor_gib:g} GiB a GPU: {floor_gib * len(gpus):g} GiB for {shared}",
+            ">=",
+            floor_gib,
+            "GiB",
+            case.limit_source(id_, "floor_gib", gpus[0]),
+        )
+        yield fail(NODE, found, expected, *evidence, likely=held or "too little RAM for so many GPUs", advice=advice)
+    elif each_gib < own_gib * tolerance:
+        expected = Expected(
+            f"at least the GPU's own memory, {own_gib:.0f} GiB",
+            ">=",
+            round(own_gib, 1),
+            "GiB",
+            case.limit_source(id_, "gpu_memory_share", gpus[0]),
+        )
+        likely = held or "data loading, pinned buffers and checkpoints will compete for RAM"
+        yield warn(NODE, found, expected, *evidence, likely=likely, advice=advice)
+    else:
+        yield ok(NODE, found, Expected(f"at least {floor_gib:g} GiB a GPU", ">=", floor_gib, "GiB"), *evidence)
+
+
+@check(
+    "host.cpu-per-gpu",
+    title="There are enough CPUs for each GPU",
+    needs_gpu=False,
+    limits={
+        "fail_cpus": Limit(1, "CPUs a GPU", f"{_OURS}: one process a GPU, each with a launching thread"),
+        "warn_cpus": Limit(4, "CPUs a GPU", f"{_OURS}: launching thread, NCCL proxy thread, two data loader workers"),
+    },
+)
+def cpu_per_gpu(case: Case) -> Iterator[Finding]:
+    """Judge the CPUs this process may use, by affinity and by cgroup quota, whichever is less."""
+    host, id_ = case.node.host, "host.cpu-per-gpu"
+    if isinstance(host.cpus_usable, Missing):
+        if isinstance(host.cpus_total, Missing):
+            yield unread(NODE, "usable CPUs", host.cpus_usable)
+            return
+        usable, source = float(host.cpus_total), "CPUs of the machine; affinity not known"
+    else:
+        usable, source = float(host.cpus_usable), "CPU affinity"
+        if host.cpus_usable == known(host.cpus_total):
+            source = "all CPUs of the machine"
+    evidence = [Evidence("host", f"{usable:g} CPUs ({source}) of {known(host.cpus_total) or '?'}")]
+    quota = known(host.cpu_quota)
+    if quota is not None:
+        where = known(host.cpu_quota_source) or "cgroup CPU quota"
+        evidence.append(Evidence(where, f"{quota:g} CPUs"))
+        if quota < usable:
+            usable, source = quota, where
+    gpus = case.compute_gpus
+    if not gpus:
+        yield skip(NODE, f"no GPU to share them: {usable:g} CPUs ({source})")
+        return
+    each = usable / len(gpus)
+    shared = "1 GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs"
+    found = Found(f"{each:.3g} CPUs a GPU ({usable:g} for {shared}; {source})", round(each, 2), "CPUs")
+    for name, judge in (("fail_cpus", fail), ("warn_cpus", warn)):
+        limit = case.limit(id_, name, gpus[0])
+        if each < limit:
+            source_of_limit = case.limit_source(id_, name, gpus[0])
+            yield judge(
+                NODE,
+                found,
+                Expected(f"at least {limit:g} CPUs a GPU", ">=", limit, "CPUs", source_of_limit),
+                *evidence,
+                likely="the job or container was given few CPUs" if "affinity" in source or quota else None,
+                advice=(
+                    Advice("Ask the scheduler for more CPUs for each GPU.", "srun --cpus-per-gpu=8 ..."),
+                    Advice("In a container, raise the CPU limit.", "docker run --cpus=..."),
+                ),
+            )
+            return
+    yield ok(NODE, found, Expected(f"at least {case.limit(id_, 'warn_cpus', gpus[0]):g} CPUs a GPU"), *evidence)
+
+
+@check(
+    "host.shm",
+    title="/dev/shm is large enough for NCCL and data loaders",
+    needs_gpu=False,
+    limits={
+        "fail_without_p2p_mib": Limit(1024, "MiB", f"{_SHM}; without peer-to-peer all traffic between GPUs passes it"),
+        "fail_per_gpu_mib": Limit(
+            10, "MiB a GPU", "NCCL maps 9.6 MB a rank there, whatever the transport (NCCL issue 342)"
+        ),
+        "warn_per_gpu_mib": Limit(1024, "MiB a GPU", f"{_SHM}: 1 GiB a GPU"),
+        "warn_most_mib": Limit(8192, "MiB", _SHM),
+    },
+)
+def shared_memory(case: Case) -> Iterator[Finding]:
+    """Fail where NCCL could not start, warn where data loaders would run out."""
+    host, id_ = case.node.host, "host.shm"
+    if isinstance(host.shm_mib, Missing):
+        yield unread(NODE, "/dev/shm", host.shm_mib)
+        return
+    count = len(case.compute_gpus)
+    wanted_mib = min(case.limit(id_, "warn_per_gpu_mib") * max(count, 1), case.limit(id_, "warn_most_mib"))
+    needed_mib = case.limit(id_, "fail_per_gpu_mib") * count if count > 1 else 0.0
+    through_shm = any(known(p.p2p_read) not in (None, "OK") and not known(p.nvlinks) for p in case.pairs)
+    if through_shm:
+        needed_mib = max(needed_mib, case.limit(id_, "fail_without_p2p_mib"))
+    found = Found(f"/dev/shm is {_size(host.shm_mib)}", host.shm_mib, "MiB")
+    evidence = (Evidence("statvfs /dev/shm", f"{host.shm_mib} MiB"),)
+    likely = "docker and Kubernetes give a container 64 MiB unless told otherwise" if host.shm_mib <= 64 else None
+    advice = (
+        Advice("Docker:", f"docker run --ipc=host ...   # or --shm-size={max(1, round(wanted_mib / 1024))}g"),
+        Advice('Kubernetes: mount an emptyDir with medium "Memory" at /dev/shm.'),
+        Advice("On the machine itself:", f"mount -o remount,size={max(1, round(wanted_mib / 1024))}G /dev/shm"),
+    )
+    if host.shm_mib < needed_mib:
+        why = "these GPUs have no peer-to-peer, so NCCL moves all data through it" if through_shm else "NCCL's own need"
+        name = "fail_without_p2p_mib" if through_shm else "fail_per_gpu_mib"
+        text = f"at least {_size(needed_mib)}: {why}"
+        expected = Expected(text, ">=", needed_mib, "MiB", case.limit_source(id_, name))
+        yield fail(NODE, found, expected, *evidence, likely=likely, advice=advice)
+    elif host.shm_mib < wanted_mib:
+        text = f"at least {_size(wanted_mib)} for data loader workers"
+        expected = Expected(text, ">=", wanted_mib, "MiB", case.limit_source(id_, "warn_per_gpu_mib"))
+        yield warn(NODE, found, expected, *evidence, likely=likely, advice=advice)
+    else:
+        yield ok(NODE, found, Expected(f"at least {_size(wanted_mib)}", ">=", wanted_mib, "MiB"), *evidence)
+
+
+@check(
+    "host.limits",
+    title="The user limits leave room for training",
+    needs_gpu=False,
+    limits={
+        "memlock_kib": Limit(16 * 1024 * 1024, "KiB", "AWS asks at least 16 GiB of lockable memory for RDMA"),
+        "open_files": Limit(1024, "files", f"{_OURS}: the smallest limit that distributions ship"),
+        "processes": Limit(4096, "processes", f"{_OURS}: 8 ranks with their loaders and thread pools"),
+    },
+)
+def user_limits(case: Case) -> Iterator[Finding]:
+    """Warn about low limits; locked memory counts only where an RDMA port is active."""
+    host = case.node.host
+    yield _limit(case, "open_files", "open files (ulimit -n)", host.open_files, "ulimit -n 65536")
+    yield _limit(case, "processes", "processes (ulimit -u)", host.processes, "ulimit -u 65536")
+    ports = known(case.node.network.rdma_ports)
+    if ports is None:
+        yield skip(NODE, "locked memory (ulimit -l): matters for RDMA only, and the RDMA ports are not known")
+    elif not any("ACTIVE" in (known(p.state) or "").upper() for p in ports):
+        yield skip(NODE, "locked memory (ulimit -l): matters for RDMA only, and no RDMA port is active")
+    else:
+        yield _limit(case, "memlock_kib", "lockable memory (ulimit -l)", host.memlock_kib, "ulimit -l unlimited")
+
+
+def _limit(case: Case, name: str, what: str, value: int | Missing | None, command: str) -> Finding:
+    if isinstance(value, Missing):
+        return unread(NODE, what, value)
+    limit = case.limit("host.limits", name)
+    unit = "KiB" if name == "memlock_kib" else name.replace("_", " ")
+    if value is None:
+        return ok(NODE, f"{what}: unlimited")
+    found = Found(f"{what}: {value}" + (" KiB" if unit == "KiB" else ""), value, unit)
+    expected = Expected(f"at least {limit:.0f}", ">=", limit, unit, case.limit_source("host.limits", name))
+    evidence = Evidence("getrlimit", str(value))
+    if value >= limit:
+        return ok(NODE, found, expected, evidence)
+    likely = "a low limit of the shell, the service or the container"
+    if name == "memlock_kib":
+        likely += "; a process with CAP_IPC_LOCK (root) is not held by it"
+    steps = (
+        Advice("Raise it for this shell,", command),
+        Advice("in /etc/security/limits.conf or the service's Limit... settings for good."),
+    )
+    return warn(NODE, found, expected, evidence, likely=likely, advice=steps)
+
+
+def _gib(mib: float) -> str:
+    return f"{mib / 1024:.1f} GiB"
+
+
+def _size(mib: float) -> str:
+    return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.3g} GiB"

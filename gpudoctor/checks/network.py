@@ -1,1 +1,158 @@
-"""Checks of network."""
+"""network.*: the adapters that carry training between nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, Found, of_nic, ok, skip, unread, warn
+from gpudoctor.checks.registry import check
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.node import RdmaPort
+from gpudoctor.profiles.peers import majority
+
+ID = "network.infiniband"
+
+
+@check(
+    ID,
+    title="RDMA ports are up at full rate, and GPUs can reach them",
+    needs_gpu=False,
+    limits={"sibling_ports": Limit(3, "ports", "gpudoctor's own: where the maximum is not known, so many outvote one")},
+)
+def infiniband(case: Case) -> Iterator[Finding]:
+    """Warn about a port that is down or slower while most of its siblings are not."""
+    ports = case.node.network.rdma_ports
+    if isinstance(ports, Missing):
+        yield unread(NODE, "RDMA ports", ports)
+        return
+    if not ports:
+        yield skip(NODE, "no InfiniBand or RoCE adapter here")
+        return
+    active = [port for port in ports if _active(port)]
+    if not active:
+        unread_state = next((p.state for p in ports if isinstance(p.state, Missing)), None)
+        if unread_state is not None:
+            yield unread(NODE, "RDMA port state", unread_state)
+        else:
+            yield skip(NODE, f"none of the {len(ports)} RDMA ports is in use ({_states(ports)})")
+        return
+    odd = [*_down(ports), *_slow(active, case.limit(ID, "sibling_ports"))]
+    yield from odd
+    if not odd:
+        rates = sorted({known(p.rate_gbit_s) or 0 for p in active} - {0})
+        speed = " at " + " and ".join(f"{rate:g} Gbit/s" for rate in rates) if rates else ""
+        unused = len(ports) - len(active)
+        text = f"{len(active)} RDMA ports active{speed}" + (f", {unused} unused" if unused else "")
+        yield ok(NODE, Found(text, len(active), "ports"), None, *(_evidence(port) for port in active))
+    yield from _gpudirect(case)
+
+
+def _active(port: RdmaPort) -> bool:
+    return "ACTIVE" in (known(port.state) or "").upper()
+
+
+def _label(port: RdmaPort) -> str:
+    return f"{port.device} port {port.port}"
+
+
+def _states(ports: tuple[RdmaPort, ...]) -> str:
+    return ", ".join(sorted({known(port.state) or "state not known" for port in ports}))
+
+
+def _evidence(port: RdmaPort) -> Evidence:
+    words = [known(port.state), known(port.physical_state), known(port.link_layer)]
+    rate = known(port.rate_gbit_s)
+    words.append(f"{rate:g} Gbit/s" if rate is not None else None)
+    return Evidence(f"/sys/class/infiniband/{port.device}/ports/{port.port}", ", ".join(word for word in words if word))
+
+
+def _down(ports: tuple[RdmaPort, ...]) -> Iterator[Finding]:
+    """Ports that are not active while more than half of their kind are.
+
+    A kind is link layer, port number and maximum rate: the second ports of dual-port adapters
+    are often left without a cable, all of them.
+    """
+    for port in ports:
+        if _active(port) or isinstance(port.state, Missing):
+            continue
+        kind = [p for p in ports if _kind(p) == _kind(port)]
+        up = sum(map(_active, kind))
+        if up * 2 <= len(kind):
+            continue
+        initialising = "INIT" in port.state.upper()
+        yield warn(
+            of_nic(port.device),
+            Found(f"{_label(port)} is {port.state} ({known(port.physical_state) or 'physical state not known'})"),
+            Expected(f"active, as {up} of {len(kind)} ports of its kind are", "==", "ACTIVE", source="peers"),
+            _evidence(port),
+            likely="the link is up, but no subnet manager has set up the port"
+            if initialising
+            else "no cable, a dead cable or transceiver, or the switch port is off",
+            advice=(
+                Advice("Look at the port and its counters.", f"ibstat {port.device}"),
+                Advice("Reseat or swap the cable, and look at the switch's side of it."),
+            ),
+        )
+
+
+def _kind(port: RdmaPort) -> tuple[object, ...]:
+    return known(port.link_layer), port.port, known(port.max_rate_gbit_s)
+
+
+def _slow(active: list[RdmaPort], siblings: float) -> Iterator[Finding]:
+    for port in active:
+        rate, most = known(port.rate_gbit_s), known(port.max_rate_gbit_s)
+        if rate is None:
+            continue
+        peers = [p for p in active if p is not port and known(p.link_layer) == known(port.link_layer)]
+        if most is not None:
+            # its own class: an adapter that could do as much, and does more
+            rates = [r for p in peers if known(p.max_rate_gbit_s) == most and (r := known(p.rate_gbit_s)) is not None]
+            usual = max(rates, default=rate) if rate < most else rate
+        else:
+            rates = [r for p in peers if (r := known(p.rate_gbit_s)) is not None]
+            alike = majority(rates) if len(set(rates)) == 1 and len(rates) >= siblings else None
+            usual = alike if alike is not None else rate
+        if rate < usual:
+            yield warn(
+                of_nic(port.device),
+                Found(f"{_label(port)} runs at {rate:g} Gbit/s", rate, "Gbit/s"),
+                Expected(f"{usual:g} Gbit/s, as its peers run at", ">=", usual, "Gbit/s", "peers"),
+                _evidence(port),
+                likely="the link came up at a lower speed or with fewer lanes: a bad cable or transceiver",
+                advice=(
+                    Advice("Look at speed and width that the link agreed on.", f"ibstatus {port.device}:{port.port}"),
+                    Advice("Reseat or swap the cable and reset the port."),
+                ),
+            )
+
+
+def _gpudirect(case: Case) -> Iterator[Finding]:
+    """Either way does: nvidia_peermem, or dma-buf in the kernel and driver."""
+    if not case.gpus:
+        return
+    if all("geforce" in (known(gpu.name) or "").lower() for gpu in case.gpus):
+        yield skip(NODE, "GPUDirect RDMA: GeForce GPUs do not have it")
+        return
+    network = case.node.network
+    ways = (("nvidia_peermem", network.peermem_loaded), ("dma-buf", network.dmabuf_supported))
+    possible = [name for name, state in ways if state is True]
+    if possible:
+        yield ok(NODE, f"GPUDirect RDMA possible ({' and '.join(possible)})")
+        return
+    for name, state in ways:
+        if isinstance(state, Missing):
+            yield unread(NODE, f"GPUDirect RDMA by {name}", state)
+            return
+    yield warn(
+        NODE,
+        "GPUDirect RDMA is not possible: nvidia_peermem is not loaded and there is no dma-buf support",
+        "one of the two, where RDMA ports are in use",
+        Evidence("/proc/modules", "no nvidia_peermem"),
+        likely="traffic between nodes is copied through host memory",
+        advice=(
+            Advice("Load the module,", "modprobe nvidia_peermem"),
+            Advice("or use the open kernel modules on Linux 5.12 or later, which have dma-buf."),
+        ),
+    )

@@ -1,1 +1,269 @@
-"""Checks of nvlink."""
+"""The NVLinks of each GPU: how many are up, and how fast they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    fail,
+    of_gpu,
+    ok,
+    skip,
+    warn,
+)
+from gpudoctor.checks.nvlink_state import UP, links_up, model_of, not_judged, real_links
+from gpudoctor.checks.registry import check
+from gpudoctor.facts.gpu import Gpu, NvLink
+from gpudoctor.facts.missing import known
+from gpudoctor.profiles.peers import majority
+from gpudoctor.profiles.profile import GpuModel, NvlinkSpec
+
+
+@check(
+    "nvlink.links",
+    title="Every NVLink that should be up is up, at full speed",
+    limits={
+        "bridge_links": Limit(4, "links", "an NVLink bridge of an A100, A30 or H100 card joins four (product briefs)"),
+        "speed_share": Limit(
+            0.9, "of the nominal line rate", "nvidia-smi rounds and versions differ by a few percent (ours)"
+        ),
+    },
+)
+def links(case: Case) -> Iterator[Finding]:
+    """Count each GPU's links that are up against the model's number, else against the peers'."""
+    judged: list[Gpu] = []
+    findings: list[Finding] = []
+    for gpu in case.gpus:
+        finding = not_judged(case, gpu) or _links_of(case, gpu)
+        findings.append(finding)
+        if finding.status.value in ("pass", "warn", "fail"):
+            judged.append(gpu)
+    dead = [f for f in findings if f.found is not None and f.found.value == 0 and f.status.value in ("fail", "warn")]
+    if len(dead) > 1 and len(dead) == len(judged):
+        yield _all_down(dead)
+        findings = [f for f in findings if f not in dead]
+    yield from findings
+    total = sum(len(real_links(gpu)) for gpu in judged)
+    up = sum(links_up(gpu) for gpu in judged)
+    if judged and up == total and all(f.status.value in ("pass", "skip") for f in findings):
+        yield ok(NODE, Found(f"{up} of {total} links up", up, "links"))
+
+
+def _links_of(case: Case, gpu: Gpu) -> Finding:
+    model = model_of(case, gpu)
+    spec = model.nvlink if model is not None else None
+    if spec is None:
+        finding = _by_peers(case, gpu)
+    elif spec.kind == "bridge":
+        finding = _bridged(case, gpu, spec)
+    elif spec.kind == "mesh" and case.profile.node is None:
+        # a part of a mesh (a cloud instance with four of eight) has open ends by design
+        finding = _by_peers(case, gpu)
+    else:
+        finding = _all_of(case, gpu, spec)
+    if finding.status.value == "fail" and model is not None and _uncertain(model):
+        finding = warn(of_gpu(gpu), finding.found or "", finding.expected, *finding.evidence, likely=finding.likely)
+    return finding if finding.status.value != "pass" else _speed_of(case, gpu, spec) or finding
+
+
+def _all_of(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
+    up, subject = links_up(gpu), of_gpu(gpu)
+    expected = Expected(f"{spec.links} of {spec.links}: all that the model has", "==", spec.links, "links", "profile")
+    if up >= spec.links:
+        return ok(subject, _count(gpu, spec.links), expected)
+    siblings = [peer for peer in case.gpus if peer is not gpu]
+    if up == 0 and not any(links_up(peer) for peer in siblings):
+        if not siblings:
+            return skip(subject, "the only GPU here: none of its links has another end")
+        if known(case.node.host.virtualization) == "vm" or known(gpu.settings.virtualization) in (
+            "passthrough",
+            "vgpu",
+        ):
+            return warn(
+                subject,
+                _count(gpu, spec.links),
+                expected,
+                *_down_evidence(gpu),
+                likely="the virtual machine was given these GPUs without their NVSwitches",
+                advice=("Ask the provider for an instance with NVLink: collectives run over PCIe here.",),
+            )
+    return _down(gpu, spec.links, expected)
+
+
+def _bridged(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
+    up, subject = links_up(gpu), of_gpu(gpu)
+    whole = min(int(case.limit("nvlink.links", "bridge_links", gpu)), spec.links)
+    partners = _partners(case, gpu)
+    joined = max((links_up(partner) for partner in partners), default=0)
+    expected = Expected(f"{spec.links} of {spec.links} over its bridge", "==", spec.links, "links", "profile")
+    if up == 0 and joined == 0:
+        return _without_bridge(case, gpu, spec)
+    if up >= spec.links:
+        return ok(subject, _count(gpu, spec.links), expected)
+    if up < joined or up % whole:
+        return _down(gpu, spec.links, expected)
+    return warn(
+        subject,
+        _count(gpu, spec.links),
+        expected,
+        *_down_evidence(gpu),
+        likely=f"only {up // whole} of {spec.links // whole} bridges sit on this pair",
+        advice=("Power off and look: every slot for a bridge should carry one, seated flat on both cards.",),
+    )
+
+
+def _without_bridge(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
+    same = [g for g in case.gpus if known(g.name) == known(gpu.name)]
+    bare = [g for g in same if real_links(g) and links_up(g) == 0]
+    found = Found("no NVLink bridge: no link is up", 0, "links")
+    wanted = case.profile.node
+    if wanted is not None and wanted.nvlink_topology == "pairs":
+        return _down(
+            gpu, spec.links, Expected(f"{spec.links}: {wanted.name} is bridged", "==", spec.links, "links", "profile")
+        )
+    events = known(case.node.kernel_log.events) or ()
+    if logged := next((event for event in events if event.kind == "nvlink"), None):
+        return warn(
+            of_gpu(gpu),
+            found,
+            Expected("links up, or none there: the kernel log speaks of NVLinks that failed", source="kernel log"),
+            Evidence("kernel log", logged.text),
+            *_down_evidence(gpu),
+            likely="a bridge is there, but its links failed to train",
+            advice=_ADVICE,
+        )
+    if len(bare) == len(same) or len(bare) < 2:
+        return ok(of_gpu(gpu), found, Expected("a bridge is optional on this model", source="profile"))
+    return warn(
+        of_gpu(gpu),
+        found,
+        Expected("a bridge like the other pairs have", source="peers"),
+        *_down_evidence(gpu),
+        likely="this pair was never bridged, or its bridge came loose",
+        advice=("Power off and look whether the bridge of this pair is there and seated on both cards.",),
+    )
+
+
+def _partners(case: Case, gpu: Gpu) -> list[Gpu]:
+    """The GPUs whose links lead here: by their own word, by the matrix, or because there is no other."""
+    others = [peer for peer in case.gpus if peer is not gpu and known(peer.name) == known(gpu.name)]
+    ends = {known(link.remote_bus_id) for link in known(gpu.nvlinks) or ()}
+    named = [
+        peer
+        for peer in others
+        if peer.bus_id in ends or any(known(link.remote_bus_id) == gpu.bus_id for link in known(peer.nvlinks) or ())
+    ]
+    bonded = {
+        pair.b if pair.a == gpu.index else pair.a
+        for pair in case.pairs
+        if gpu.index in (pair.a, pair.b) and (known(pair.nvlinks) or 0) > 0
+    }
+    found = [peer for peer in others if peer in named or peer.index in bonded]
+    return found or (others if len(others) == 1 else [])
+
+
+def _by_peers(case: Case, gpu: Gpu) -> Finding:
+    up, subject = links_up(gpu), of_gpu(gpu)
+    same = [g for g in case.gpus if known(g.name) == known(gpu.name) and real_links(g)]
+    usual, most = majority(links_up(g) for g in same), max(links_up(g) for g in same)
+    found = _count(gpu, len(real_links(gpu)))
+    if usual is None or up >= usual:
+        if up == most or usual is not None:
+            return ok(subject, found, Expected("as many as the peers of the same model", source="peers"))
+        return warn(
+            subject,
+            found,
+            Expected(f"{most}, as on another GPU of this model", ">=", most, "links", "peers"),
+            *_down_evidence(gpu),
+            likely="a link is down, or this machine wires its GPUs unevenly: no profile knows it",
+            advice=_ADVICE,
+        )
+    return _down(gpu, len(real_links(gpu)), Expected(f"{usual}, as on most GPUs here", ">=", usual, "links", "peers"))
+
+
+def _down(gpu: Gpu, of: int, expected: Expected) -> Finding:
+    disabled = sum(known(link.state) == "disabled" for link in real_links(gpu))
+    likely = (
+        "links are switched off by a driver setting (NVreg_NvLinkDisable) or by the fabric manager"
+        if disabled
+        else "the links failed to train: NVLink hardware, a bridge or baseboard contact, or a stopped fabric manager"
+    )
+    return fail(of_gpu(gpu), _count(gpu, of), expected, *_down_evidence(gpu), likely=likely, advice=_ADVICE)
+
+
+def _all_down(dead: list[Finding]) -> Finding:
+    judge = fail if any(f.status.value == "fail" for f in dead) else warn
+    return judge(
+        NODE,
+        Found(f"no NVLink is up on any of {len(dead)} GPUs", 0, "links"),
+        dead[0].expected,
+        *dead[0].evidence,
+        likely=dead[0].likely,
+        advice=dead[0].advice,
+    )
+
+
+def _speed_of(case: Case, gpu: Gpu, spec: NvlinkSpec | None) -> Finding | None:
+    """A finding where an active link is slower than nominal, or than most links here; else None."""
+    speeds = {link.link: speed for link in real_links(gpu) if (speed := _speed(link)) is not None}
+    if not speeds:
+        return None
+    usual = majority(s for g in case.gpus for link in real_links(g) if (s := _speed(link)) is not None)
+    nominal = spec.raw_gb_s if spec is not None else None
+    reference = max(n for n in (usual, nominal, 0.0) if n is not None)
+    if not reference:
+        return None
+    share = case.limit("nvlink.links", "speed_share", gpu)
+    slow = {link: speed for link, speed in speeds.items() if speed < share * reference}
+    if not slow:
+        return None
+    # a whole node below nominal is more likely a wrong number than so many slow links
+    judge = fail if usual is not None and min(slow.values()) < share * usual else warn
+    return judge(
+        of_gpu(gpu),
+        Found(f"{len(slow)} of {len(speeds)} links slow: {min(slow.values())} GB/s", min(slow.values()), "GB/s"),
+        Expected(
+            f"{reference} GB/s a link", ">=", round(share * reference, 3), "GB/s", "profile" if nominal else "peers"
+        ),
+        *(Evidence(f"NVLink {link} speed", f"{speed} GB/s") for link, speed in slow.items()),
+        likely="the link trained at a lower rate: signal quality of the bridge, baseboard or switch",
+        advice=_ADVICE,
+    )
+
+
+def _speed(link: NvLink) -> float | None:
+    return known(link.speed_gb_s) if known(link.state) == "active" else None
+
+
+def _count(gpu: Gpu, of: int) -> Found:
+    return Found(f"{links_up(gpu)} of {of} links up", links_up(gpu), "links")
+
+
+def _down_evidence(gpu: Gpu) -> tuple[Evidence, ...]:
+    by_state: dict[str, list[int]] = {}
+    for link in real_links(gpu):
+        state = known(link.state)
+        if state is not None and state not in UP:
+            by_state.setdefault(state, []).append(link.link)
+    return tuple(
+        Evidence("nvmlDeviceGetNvLinkState", f"{state}: link{'s' if len(at) > 1 else ''} {', '.join(map(str, at))}")
+        for state, at in by_state.items()
+    )
+
+
+def _uncertain(model: GpuModel) -> bool:
+    return "nvlink" in model.uncertain or "nvlink.links" in model.uncertain
+
+
+_ADVICE = (
+    Advice("See the links' own words:", "nvidia-smi nvlink --status"),
+    Advice("Look for Xid 74, 144 to 150 and SXid lines:", "sudo dmesg | grep -iE 'xid|nvlink'"),
+    "Drain the node and reset the GPUs or reboot; links that stay down need a hardware case.",
+)

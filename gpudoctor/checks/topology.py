@@ -1,1 +1,78 @@
-"""Checks of topology."""
+"""Whether the CPUs of this process lie near the GPUs it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.case import Case
+from gpudoctor.checks.finding import Advice, Evidence, Expected, Finding, of_gpu, ok, skip, unknown, unread, warn
+from gpudoctor.checks.registry import check
+from gpudoctor.checks.trust import untrusted
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.node import NumaNode
+
+
+@check("topology.numa", title="Every GPU has CPUs of this process near it")
+def numa(case: Case) -> Iterator[Finding]:
+    """Warn of a GPU on whose NUMA node this process may use no CPU. Never a failure: far still works."""
+    for gpu in case.gpus:
+        yield _near(case, gpu)
+
+
+def _near(case: Case, gpu: Gpu) -> Finding:
+    subject, host = of_gpu(gpu), case.node.host
+    if reason := untrusted(gpu):
+        return unknown(subject, reason)
+    if isinstance(gpu.numa_node, Missing):
+        return unread(subject, "NUMA node of the GPU", gpu.numa_node)
+    if gpu.numa_node is None or gpu.numa_node < 0:
+        return skip(subject, "the kernel names no NUMA node for it: one node, or hidden by a virtual machine")
+    if isinstance(host.cpus_usable_list, Missing):
+        return unread(subject, "CPUs that this process may use", host.cpus_usable_list)
+    if isinstance(host.numa_nodes, Missing):
+        return unread(subject, "NUMA nodes of the host", host.numa_nodes)
+    home = next((node for node in host.numa_nodes if node.node == gpu.numa_node), None)
+    if home is None:
+        return skip(subject, f"NUMA node {gpu.numa_node} is not shown by the host")
+    local, usable = cpu_numbers(home.cpus), cpu_numbers(host.cpus_usable_list)
+    if home.is_gpu_memory or not local:
+        return skip(subject, f"NUMA node {home.node} is GPU memory and has no CPUs of its own")
+    shared = local & usable
+    nearby = _adapters(case, home)
+    if shared:
+        adapters = f", with {nearby}" if nearby else ""
+        return ok(subject, f"{len(shared)} CPUs of this process on its NUMA node {home.node}{adapters}")
+    return warn(
+        subject,
+        f"none of the {len(usable)} CPUs of this process is on its NUMA node {home.node}",
+        Expected(f"at least one of {home.cpus}", source="NUMA node of the GPU"),
+        Evidence(f"/sys/bus/pci/devices/{gpu.bus_id}/numa_node", str(home.node)),
+        Evidence("sched_getaffinity", host.cpus_usable_list),
+        likely="the job's cpuset or a taskset binds it to another socket: copies to the GPU cross between sockets",
+        advice=(
+            Advice(
+                "Ask the scheduler for CPUs near the GPUs; in Slurm:", "srun --gpus-per-task=1 --gpu-bind=closest ..."
+            ),
+            Advice("Or bind by hand:", f"numactl --cpunodebind={home.node} --membind={home.node} ..."),
+        ),
+    )
+
+
+def _adapters(case: Case, home: NumaNode) -> str:
+    ports = known(case.node.network.rdma_ports) or ()
+    return ", ".join(dict.fromkeys(port.device for port in ports if known(port.numa_node) == home.node))
+
+
+def cpu_numbers(cpus: str) -> set[int]:
+    """The CPUs of a kernel CPU list; what is no number is left out.
+
+    >>> sorted(cpu_numbers("0-2,8"))
+    [0, 1, 2, 8]
+    """
+    found: set[int] = set()
+    for part in cpus.split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isdigit() and (last.isdigit() or not last):
+            found.update(range(int(first), int(last or first) + 1))
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpudoctor.checks.faults import RULES, explain
-from gpudoctor.checks.finding import NODE, Finding, Status, Subject, fail, ok, of_pair, unknown, warn, worst
+from gpudoctor.checks.finding import NODE, Finding, Status, Subject, fail, of_pair, ok, unknown, warn, worst
 from gpudoctor.checks.registry import matches, registry
 from gpudoctor.checks.run import CheckResult
 

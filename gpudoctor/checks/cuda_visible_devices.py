@@ -1,0 +1,270 @@
+"""What CUDA makes of CUDA_VISIBLE_DEVICES: a pure parser, with its reasons in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from gpudoctor.facts.gpu import Gpu, MigInstance
+from gpudoctor.facts.missing import Missing, known
+
+# what C's strtoul takes from the front of an entry; anything behind it is ignored
+_NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
+_MIG_OF_GPU = re.compile(r"MIG-(GPU-[^/]+)/([0-9]+)/([0-9]+)")
+_HIDES_ALL = ("", "NoDevFiles")
+
+
+class Visible(msgspec.Struct, frozen=True):
+    """Which GPUs a CUDA process sees, in CUDA's order.
+
+    `visible` holds NVML indices and `uuids`, in step with it, what CUDA opens there: the GPU's
+    UUID or that of its MIG instance; None where it was not read. The GPUs that are not visible
+    are in `hidden_on_purpose` (the list leaves them out) or `hidden_by_mistake` (the list
+    names them and CUDA does not show them). `cut_at` is the entry at which CUDA stopped reading;
+    `problems` say what is wrong with the list, `notes` what is worth knowing about a right one.
+    `order_uncertain`: some GPUs are hidden, and the indices count in CUDA's fastest-first order,
+    which on this mix of GPUs need not be NVML's. `unresolved` says why the facts do not suffice to tell; nothing else
+    counts then.
+    """
+
+    value: str | None
+    visible: tuple[int, ...] = ()
+    uuids: tuple[str | None, ...] = ()
+    hidden_on_purpose: tuple[int, ...] = ()
+    hidden_by_mistake: tuple[int, ...] = ()
+    cut_at: str | None = None
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    order_uncertain: bool = False
+    unresolved: str | None = None
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        return tuple(sorted((*self.hidden_on_purpose, *self.hidden_by_mistake)))
+
+    @property
+    def hides_all(self) -> bool:
+        """Whether no GPU is left although there are some."""
+        return not self.visible and bool(self.hidden) and self.unresolved is None
+
+
+class _Bad(msgspec.Struct, frozen=True):
+    """Why an entry names no device. `harmless`: the usual way to end a list, not a slip."""
+
+    why: str
+    harmless: bool = False
+    unresolved: bool = False
+
+
+class _Device(msgspec.Struct, frozen=True):
+    gpu: Gpu
+    mig: MigInstance | None = None
+
+
+def resolve(value: str | None, gpus: Sequence[Gpu], device_order: str | None = None) -> Visible:
+    """What a CUDA process sees with this value on a node with these GPUs; never raises.
+
+    `gpus` are all GPUs of the node, `device_order` is CUDA_DEVICE_ORDER. Rules: the environment
+    variables chapter of the CUDA programming guide (order, cut at the first invalid entry, UUID
+    prefixes, MIG names), MIG user guide (one instance a process, and then no other GPU), and
+    torch.cuda for what the guide leaves out (numbers read like strtoul, a repeated entry empties
+    the list, repeats are looked for before entries are looked up).
+    """
+    ordered = tuple(sorted(gpus, key=lambda gpu: gpu.bus_id))
+    if value is None:
+        every = tuple(_open(gpu) for gpu in ordered)
+        return _seen(None, ordered, [d for d in every if isinstance(d, _Device)], named=set(), notes=[])
+    if value.strip() in _HIDES_ALL or not ordered:
+        return Visible(value, hidden_on_purpose=tuple(sorted(gpu.index for gpu in ordered)))
+    entries = value.split(",")
+    # CUDA takes the kind of the whole list from its first entry
+    if value.startswith(("GPU-", "MIG-")):
+        found = [_by_uuid(entry, value[:4], ordered) for entry in entries]
+        keys: list[object] = [
+            (d.gpu.index, d.mig.uuid if d.mig else None) if isinstance(d, _Device) else d for d in found
+        ]
+        by_index = False
+    else:
+        numbers = [_number(entry) for entry in entries]
+        found = [n if isinstance(n, _Bad) else _by_index(n, ordered) for n in numbers]
+        keys = list(numbers)
+        by_index = True
+    return _read(value, entries, found, keys, ordered, by_index and _mixed(ordered) and device_order != "PCI_BUS_ID")
+
+
+def _read(
+    value: str,
+    entries: list[str],
+    found: list[_Device | _Bad],
+    keys: list[object],
+    ordered: tuple[Gpu, ...],
+    order_uncertain: bool,
+) -> Visible:
+    """Walk the list as CUDA does: up to the first bad entry, and not at all where one repeats."""
+    named = {d.gpu.index for d in found if isinstance(d, _Device)}
+    stop = next((i for i, device in enumerate(found) if isinstance(device, _Bad)), len(found))
+    # torch looks for repeats before it knows how many GPUs there are: up to the first non-number
+    readable = next((i for i, key in enumerate(keys) if isinstance(key, _Bad)), len(keys))
+    repeated = next((i for i in range(readable) if keys[i] in keys[:i]), None)
+    bad = found[stop] if stop < len(found) else None
+    if isinstance(bad, _Bad) and bad.unresolved:
+        return Visible(value, unresolved=bad.why)
+    if repeated is not None:
+        problems = [f"{_shown(entries[repeated])} appears twice, and CUDA then shows no GPU at all"]
+        problems += [b.why for b in found[:readable] if isinstance(b, _Bad)]
+        return Visible(
+            value,
+            hidden_on_purpose=tuple(sorted(gpu.index for gpu in ordered if gpu.index not in named)),
+            hidden_by_mistake=tuple(sorted(named)),
+            problems=tuple(dict.fromkeys(problems)),
+        )
+    devices = [d for d in found[:stop] if isinstance(d, _Device)]
+    if not isinstance(bad, _Bad):
+        return _seen(value, ordered, devices, named, [], order_uncertain=order_uncertain)
+    lost = named - {d.gpu.index for d in devices}
+    if bad.harmless and not lost:
+        note = f"the list ends at {_shown(entries[stop])}"
+        return _seen(
+            value,
+            ordered,
+            devices,
+            named if devices else set(),
+            [note] if devices else [],
+            order_uncertain=order_uncertain,
+            cut_at=entries[stop],
+        )
+    return _seen(
+        value,
+        ordered,
+        devices,
+        named,
+        [],
+        order_uncertain=order_uncertain,
+        cut_at=entries[stop],
+        problems=[f"CUDA stops at {_shown(entries[stop])}: {bad.why}"],
+    )
+
+
+def _seen(
+    value: str | None,
+    ordered: tuple[Gpu, ...],
+    devices: list[_Device],
+    named: set[int],
+    notes: list[str],
+    *,
+    order_uncertain: bool = False,
+    cut_at: str | None = None,
+    problems: Sequence[str] = (),
+) -> Visible:
+    """The answer for these devices, after MIG's rule: one instance, and no other GPU beside it."""
+    first = next((d for d in devices if d.mig is not None), None)
+    if first is not None and len(devices) > 1:
+        devices = [first]
+        notes = [*notes, f"a CUDA process uses one MIG instance and nothing else: the one on GPU {first.gpu.index}"]
+        named = named & {first.gpu.index}
+    visible = tuple(d.gpu.index for d in devices)
+    hidden = [gpu.index for gpu in ordered if gpu.index not in visible]
+    return Visible(
+        value,
+        visible=visible,
+        uuids=tuple(known(d.mig.uuid if d.mig else d.gpu.uuid) for d in devices),
+        hidden_on_purpose=tuple(sorted(i for i in hidden if i not in named)),
+        hidden_by_mistake=tuple(sorted(i for i in hidden if i in named)),
+        cut_at=cut_at,
+        problems=tuple(problems),
+        notes=tuple(notes),
+        order_uncertain=order_uncertain and bool(visible) and bool(hidden),
+    )
+
+
+def _number(entry: str) -> int | _Bad:
+    match = _NUMBER.match(entry)
+    if match is None:
+        if not entry.strip():
+            return _Bad("the entry is empty", harmless=True)
+        if entry.strip().startswith(("GPU-", "MIG-")):
+            return _Bad("a list that starts with an index cannot hold UUIDs")
+        return _Bad("it is not a number, nor a UUID as nvidia-smi -L prints it")
+    sign, digits = match.groups()
+    # more digits than any device number has; int() itself refuses thousands of them
+    number = int(digits) if len(digits) <= 18 else 10**18
+    if sign == "-" and number:
+        return _Bad("negative numbers end the list", harmless=True)
+    return number
+
+
+def _by_index(number: int, ordered: tuple[Gpu, ...]) -> _Device | _Bad:
+    if number >= len(ordered):
+        return _Bad(f"{_shown(str(number))} does not exist on a node with {_range(len(ordered))}")
+    return _open(ordered[number])
+
+
+def _by_uuid(entry: str, prefix: str, ordered: tuple[Gpu, ...]) -> _Device | _Bad:
+    if not entry.startswith(prefix):
+        if not entry.strip():
+            return _Bad("the entry is empty", harmless=True)
+        if entry.strip().startswith(prefix):
+            return _Bad("there is a blank before the UUID")
+        return _Bad(f"a list that starts with a {prefix}UUID can hold nothing else")
+    return _by_gpu_uuid(entry, ordered) if prefix == "GPU-" else _by_mig_uuid(entry, ordered)
+
+
+def _by_gpu_uuid(entry: str, ordered: tuple[Gpu, ...]) -> _Device | _Bad:
+    matching = [gpu for gpu in ordered if (known(gpu.uuid) or "").startswith(entry)]
+    if len(matching) == 1:
+        return _open(matching[0])
+    if matching:
+        which = ", ".join(f"GPU {gpu.index}" for gpu in matching)
+        return _Bad(f"the prefix fits more than one GPU ({which})")
+    if any(isinstance(gpu.uuid, Missing) for gpu in ordered):
+        return _Bad("the UUIDs of the GPUs are not all known", unresolved=True)
+    return _Bad("no GPU of this node has this UUID")
+
+
+def _by_mig_uuid(entry: str, ordered: tuple[Gpu, ...]) -> _Device | _Bad:
+    legacy = _MIG_OF_GPU.fullmatch(entry)
+    gaps = False
+    for gpu in ordered:
+        instances = gpu.settings.mig_instances
+        if isinstance(instances, Missing):
+            gaps = gaps or known(gpu.settings.mig_enabled) is not False
+            continue
+        for mig in instances:
+            place = (str(known(mig.gpu_instance)), str(known(mig.compute_instance)))
+            if mig.uuid == entry or (legacy and known(gpu.uuid) == legacy[1] and place == (legacy[2], legacy[3])):
+                return _Device(gpu, mig)
+            gaps = gaps or isinstance(mig.uuid, Missing)
+    if gaps:
+        return _Bad("the MIG instances of the GPUs are not all known", unresolved=True)
+    return _Bad("no MIG instance of this node has this name")
+
+
+def _open(gpu: Gpu) -> _Device | _Bad:
+    """The GPU, or its first instance where MIG is on: the rest of it cannot be used then."""
+    if known(gpu.settings.mig_enabled) is not True:
+        return _Device(gpu)
+    instances = gpu.settings.mig_instances
+    if isinstance(instances, Missing):
+        return _Device(gpu, MigInstance())
+    if not instances:
+        return _Bad(f"GPU {gpu.index} is in MIG mode and has no instance")
+    return _Device(gpu, instances[0])
+
+
+def _mixed(gpus: tuple[Gpu, ...]) -> bool:
+    """Whether fastest-first may differ from bus order: not all GPUs are known to be one model."""
+    return len({known(gpu.name) for gpu in gpus}) > 1
+
+
+def _range(count: int) -> str:
+    return "GPU 0 only" if count == 1 else f"GPUs 0-{count - 1}"
+
+
+def _shown(entry: str) -> str:
+    """An entry as a message shows it; long ones are cut, empty and odd ones are quoted."""
+    text = entry.strip()
+    if not text.isprintable() or not text:
+        text = repr(entry)
+    return text if len(text) <= 48 else text[:45] + "..."

@@ -1,0 +1,127 @@
+"""How fast all_reduce should be on a node: by its profile, else by its slowest link."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import log2
+
+import msgspec
+
+from gpudoctor.checks.case import Case
+from gpudoctor.checks.probe_outcome import rank_gpu
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import known
+
+ID = "collective.bandwidth"
+
+# GB/s a lane and direction after line coding; PCI-SIG base specifications
+PCIE_LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+# below this the latency of a message counts, not the links
+SMALLEST_JUDGED_BYTES = 16 * 2**20
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """An expected busbw and the ratios below which it is a warn or a fail (None: never a fail)."""
+
+    expected_gb_s: float
+    warn_ratio: float
+    fail_ratio: float | None
+    text: str
+    source: str
+
+
+def expected_busbw(case: Case, ranks: int, size_bytes: int) -> Bound | str:
+    """The bound for so many ranks at this size; a str says why there is none."""
+    if size_bytes < SMALLEST_JUDGED_BYTES:
+        return "the message is too small to show the links"
+    gpus = [gpu for rank in range(ranks) if (gpu := rank_gpu(case, rank)) is not None]
+    if len(gpus) < ranks:
+        return "it is not known which GPUs took part"
+    if any(known(gpu.settings.mig_enabled) is True for gpu in gpus):
+        return "no figure is known for MIG instances"
+    return _by_profile(case, ranks, size_bytes) or _by_links(case, gpus, size_bytes)
+
+
+def size_factor(factors: dict[str, float], size_bytes: int) -> float | None:
+    """The share of the large-message figure at this size, between the table's sizes in log scale.
+
+    None below the smallest size of the table. `factors` maps MiB to share.
+    """
+    points = sorted((float(mib), share) for mib, share in factors.items())
+    mib = size_bytes / 2**20
+    if not points or mib < points[0][0]:
+        return None
+    for (low, low_share), (high, high_share) in pairwise(points):
+        if mib <= high:
+            return low_share + (high_share - low_share) * (log2(mib) - log2(low)) / (log2(high) - log2(low))
+    return points[-1][1]
+
+
+def _by_profile(case: Case, ranks: int, size_bytes: int) -> Bound | None:
+    node = case.profile.node
+    row = next((r for r in node.all_reduce if r.ranks == ranks), None) if node else None
+    if node is None or row is None:
+        return None
+    share = size_factor(node.size_factor, size_bytes)
+    if share is None:
+        # no curve: only the largest messages come near the figure, and that closely nobody knows
+        if size_bytes < 2**30:
+            return None
+        share = 1.0
+    configured = {name: case.limit_source(ID, name) == "configuration" for name in ("warn_share", "fail_share")}
+    warn_ratio = case.limit(ID, "warn_share") if configured["warn_share"] else node.warn_below
+    fail_ratio = case.limit(ID, "fail_share") if configured["fail_share"] else node.fail_below
+    weak = row.uncertain or not node.size_factor
+    return Bound(
+        row.busbw_gb_s * share,
+        warn_ratio,
+        None if weak else fail_ratio,
+        f"{warn_ratio:.0%} of {row.busbw_gb_s * share:.3g} GB/s, what {node.title} reaches with {ranks} GPUs",
+        f"profile {node.name}: {row.source}",
+    )
+
+
+def _by_links(case: Case, gpus: list[Gpu], size_bytes: int) -> Bound | str:
+    """A loose bound that can only warn: the slowest link that the ring has to pass."""
+    nvlink = _nvlink_gb_s(case, gpus)
+    if nvlink is not None:
+        return _loose(case, "nvlink_share", nvlink, "the GPU with the fewest NVLinks")
+    links = [_pcie_gb_s(gpu) for gpu in gpus]
+    slowest = min((gb_s for gb_s in links if gb_s is not None), default=None)
+    if slowest is None or None in links:
+        return "neither a profile nor the links say what to expect"
+    inside = {gpu.index for gpu in gpus}
+    pairs = [p for p in case.pairs if {p.a, p.b} <= inside]
+    complete = len(pairs) == len(inside) * (len(inside) - 1) // 2
+    if complete and all(known(p.p2p_read) == "OK" and known(p.path) in ("PIX", "PXB") for p in pairs):
+        return _loose(case, "pcie_p2p_share", slowest, "the slowest PCIe link, peer to peer")
+    # NCCL itself goes through host memory where GPUs do not share a switch
+    return _loose(case, "host_memory_share", slowest, "the slowest PCIe link, by way of host memory")
+
+
+def _loose(case: Case, name: str, link_gb_s: float, what: str) -> Bound:
+    ratio = case.limit(ID, name)
+    text = f"{ratio:.0%} of {link_gb_s:.3g} GB/s, {what}; no profile has a figure, so this is a loose bound"
+    return Bound(link_gb_s, ratio, None, text, f"the links of these GPUs; {case.limit_source(ID, name)}")
+
+
+def _nvlink_gb_s(case: Case, gpus: list[Gpu]) -> float | None:
+    """One direction of the weakest GPU's NVLinks, where every pair is joined by them; else None."""
+    spec = case.profile.gpu.nvlink if case.profile.gpu else None
+    inside = {gpu.index for gpu in gpus}
+    pairs = [p for p in case.pairs if {p.a, p.b} <= inside]
+    complete = len(pairs) == len(inside) * (len(inside) - 1) // 2 and len(inside) > 1
+    if spec is None or not complete or not all(known(p.nvlinks) for p in pairs):
+        return None
+    each_gb_s = spec.effective_gb_s or spec.gb_s_per_link * 0.8
+    active = [sum(link.state == "active" for link in (known(gpu.nvlinks) or ())) for gpu in gpus]
+    return min(active) * each_gb_s if min(active, default=0) else None
+
+
+def _pcie_gb_s(gpu: Gpu) -> float | None:
+    """One direction of the GPU's link at the generation it reaches under load; width as it is."""
+    generation = known(gpu.pcie.generation_max)
+    width = known(gpu.pcie.width)
+    if generation not in PCIE_LANE_GB_S or not width:
+        return None
+    return PCIE_LANE_GB_S[generation] * width

@@ -1,0 +1,172 @@
+"""Are the compute GPUs alike?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+
+import msgspec
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    fail,
+    of_gpu,
+    ok,
+    skip,
+    unknown,
+    unread,
+    warn,
+)
+from gpudoctor.checks.registry import check
+from gpudoctor.checks.trust import untrusted
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.profiles.peers import majority
+
+
+class Attribute(msgspec.Struct, frozen=True):
+    """What should be the same; `grave` where a difference makes every step wait for the slowest."""
+
+    words: str
+    read: Callable[[Gpu], Hashable]
+    grave: bool = False
+
+
+_MODEL = Attribute("model", lambda g: g.name, grave=True)
+_MEMORY = Attribute("memory (MiB)", lambda g: g.memory_total_mib, grave=True)
+_BOARD = (
+    Attribute("PCI device id", lambda g: g.pci_device_id),
+    Attribute("PCI subsystem id", lambda g: g.pci_subsystem_id),
+    Attribute("VBIOS", lambda g: g.vbios),
+    Attribute("default power limit (W)", lambda g: g.power.default_limit_w),
+    Attribute("maximum SM clock (MHz)", lambda g: g.clocks.sm_max_mhz),
+    Attribute("maximum memory clock (MHz)", lambda g: g.clocks.memory_max_mhz),
+)
+
+
+@check(
+    "gpu.identical",
+    title="The compute GPUs are alike",
+    limits={"memory_pct": Limit(3, "%", "equal boards differ by less; ECC on GDDR memory takes about 6 %")},
+)
+def identical(case: Case) -> Iterator[Finding]:
+    """Compare each attribute with the majority; name the odd one out, or both sides of a tie."""
+    gpus: list[Gpu] = []
+    for gpu in case.compute_gpus:
+        if doubt := untrusted(gpu):
+            yield unknown(of_gpu(gpu), doubt)
+        elif isinstance(gpu.name, Missing):
+            yield unread(of_gpu(gpu), "model name", gpu.name)
+        else:
+            gpus.append(gpu)
+    if len(gpus) < 2:
+        if len(case.compute_gpus) == 1:
+            yield skip(NODE, "one GPU: nothing to compare")
+        return
+    # ids, clocks and power limits of another model differ as a matter of course: one difference, not eight
+    mixed = len({gpu.name for gpu in gpus}) > 1
+    attributes = (_MODEL, _MEMORY) if mixed else (_MEMORY, *_BOARD)
+    odd: dict[int, list[tuple[Attribute, object, object]]] = {}
+    ties: list[tuple[Attribute, dict[Hashable, list[int]]]] = []
+    for attribute in attributes:
+        values = _values(case, attribute, gpus)
+        usual = majority(values.values())
+        if usual is not None:
+            for index, value in values.items():
+                if value != usual:
+                    odd.setdefault(index, []).append((attribute, value, usual))
+        elif len(values) > 1:
+            sides: dict[Hashable, list[int]] = {}
+            for index, value in values.items():
+                sides.setdefault(value, []).append(index)
+            ties.append((attribute, sides))
+    if ties:
+        yield _tie(case, ties)
+    for gpu in gpus:
+        if gpu.index in odd:
+            yield _odd_one(case, gpu, odd[gpu.index])
+        elif not ties:
+            size = known(gpu.memory_total_mib)
+            yield ok(of_gpu(gpu), f"{gpu.name}{f', {size} MiB' if size else ''}, like its peers")
+        for attribute in attributes:
+            value = attribute.read(gpu)
+            if isinstance(value, Missing) and value.kind == "failed":
+                yield unread(of_gpu(gpu), attribute.words, value)
+
+
+def _values(case: Case, attribute: Attribute, gpus: list[Gpu]) -> dict[int, Hashable]:
+    """The known values by GPU; memory within the tolerance of the middle one counts as the same size."""
+    values = {g.index: v for g in gpus if not isinstance(v := attribute.read(g), Missing)}
+    if attribute is not _MEMORY or not values:
+        return values
+    sizes = sorted(v for v in values.values() if isinstance(v, int))
+    usual = sizes[len(sizes) // 2]
+    limit = case.limit("gpu.identical", "memory_pct")
+    return {i: usual if abs(v - usual) * 100 <= limit * usual else v for i, v in values.items() if isinstance(v, int)}
+
+
+def _by_ecc(case: Case, differing: list[Attribute]) -> bool:
+    """ECC on for some GPUs only explains a difference in memory that the models do not."""
+    modes = {known(g.ecc.enabled) for g in case.compute_gpus}
+    grave = [a for a in differing if a.grave]
+    return grave == [_MEMORY] and modes == {True, False}
+
+
+def _tie(case: Case, ties: list[tuple[Attribute, dict[Hashable, list[int]]]]) -> Finding:
+    differing = [attribute for attribute, _ in ties]
+    return _finding(
+        case,
+        differing,
+        None,
+        "the GPUs differ in "
+        + "; in ".join(
+            f"{attribute.words}: " + ", ".join(f"{value} ({_names(indices)})" for value, indices in sides.items())
+            for attribute, sides in ties
+        ),
+        Expected("the same on all GPUs", source="peers"),
+    )
+
+
+def _odd_one(case: Case, gpu: Gpu, differences: list[tuple[Attribute, object, object]]) -> Finding:
+    return _finding(
+        case,
+        [attribute for attribute, _, _ in differences],
+        gpu,
+        ", ".join(f"{attribute.words} {value}" for attribute, value, _ in differences),
+        Expected(", ".join(f"{a.words} {usual}" for a, _, usual in differences), source="majority of the peers"),
+        *(Evidence(attribute.words, str(value)) for attribute, value, _ in differences),
+    )
+
+
+def _finding(
+    case: Case, differing: list[Attribute], gpu: Gpu | None, text: str, expected: Expected, *evidence: Evidence
+) -> Finding:
+    by_ecc = _by_ecc(case, differing)
+    grave = any(attribute.grave for attribute in differing) and not by_ecc
+    if by_ecc:
+        likely = "ECC is on for some GPUs only, and takes its share of their memory"
+        advice = [Advice("Give all GPUs the same ECC mode, then reboot.", "nvidia-smi -e 1")]
+    elif grave:
+        likely = "GPUs of different models: every step waits for the slowest, and the smallest memory is the limit"
+        advice = [
+            Advice("Train on the GPUs that are alike; leave the others out.", "export CUDA_VISIBLE_DEVICES=..."),
+            Advice("Plan to make the node uniform: one model, one memory size."),
+        ]
+    else:
+        likely = "a board of another make or revision, or one whose firmware was not updated with the others"
+        advice = [
+            Advice(
+                "Bring all boards to the same firmware.", "nvidia-smi --query-gpu=index,name,vbios_version --format=csv"
+            ),
+            Advice("See whether it costs speed.", "gpudoctor check compute train --level full"),
+        ]
+    subject = of_gpu(gpu) if gpu else NODE
+    return (fail if grave else warn)(subject, text, expected, *evidence, likely=likely, advice=advice)
+
+
+def _names(indices: list[int]) -> str:
+    return f"GPU{'s' * (len(indices) > 1)} {', '.join(map(str, indices))}"

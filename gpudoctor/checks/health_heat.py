@@ -1,0 +1,124 @@
+"""Is a GPU too hot, by its own limits or beside its peers?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.finding import Advice, Evidence, Expected, Finding, Found, fail, of_gpu, ok, unknown, unread, warn
+from gpudoctor.checks.registry import check
+from gpudoctor.checks.trust import untrusted
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import Missing, known
+
+_ADVICE = [
+    Advice("Look at fans, airflow, dust and room temperature.", "ipmitool sdr type temperature; ipmitool sdr type fan"),
+    Advice("One GPU hot among cool ones at the same power: its heat sink or thermal paste; open a hardware case."),
+]
+
+
+@check(
+    "gpu.temperature",
+    title="No GPU is too hot",
+    limits={
+        "over_peers_c": Limit(10, "C", "above the peers' median at equal load (field rule)"),
+        "equal_load_pct": Limit(15, "%", "of the peers' median power: more apart is not equal load"),
+    },
+)
+def temperature(case: Case) -> Iterator[Finding]:
+    """Against the GPU's own limits (absolute or as margins), its memory's, and its peers at equal load."""
+    for gpu in case.gpus:
+        if doubt := untrusted(gpu):
+            yield unknown(of_gpu(gpu), doubt)
+            continue
+        now = gpu.thermal.gpu_c
+        over = _over_limit(gpu)
+        if over is not None:
+            yield over
+        elif isinstance(now, Missing):
+            yield unread(of_gpu(gpu), "temperature", now)
+        else:
+            yield _beside_peers(case, gpu, now)
+
+
+def _margins(gpu: Gpu) -> bool:
+    """Whether the margins make sense: the slowdown point lies below the 0 of the scale."""
+    slowdown = known(gpu.thermal.slowdown_margin_c)
+    return known(gpu.thermal.margin_c) is not None and slowdown is not None and slowdown < 0
+
+
+def _over_limit(gpu: Gpu) -> Finding | None:
+    thermal = gpu.thermal
+    now, memory = known(thermal.gpu_c), known(thermal.memory_c)
+    margin = known(thermal.margin_c) if _margins(gpu) else None
+    # (is unfit, reading, over it, limit, words); the first that holds is told
+    for unfit, value, limit, words, reverse in (
+        (True, margin, known(thermal.slowdown_margin_c), "margin to its slowdown point", True),
+        (True, now, known(thermal.slowdown_c), "slowdown point", False),
+        (False, margin, known(thermal.max_operating_margin_c), "margin to its highest operating point", True),
+        (False, now, known(thermal.max_operating_c), "highest operating point", False),
+        (False, memory, known(thermal.memory_max_c), "memory's highest operating point", False),
+    ):
+        if value is None or limit is None or (not reverse and limit <= 0):
+            continue
+        # slowdown begins at its point; the operating points may be reached, not passed
+        hot = (value <= limit if unfit else value < limit) if reverse else (value >= limit if unfit else value > limit)
+        if not hot:
+            continue
+        text = f"{value} C left, {words} is {limit} C" if reverse else f"{value} C, {words} is {limit} C"
+        return (fail if unfit else warn)(
+            of_gpu(gpu),
+            Found(text, value, "C"),
+            Expected(
+                f"{'above' if reverse else 'below'} {limit} C",
+                ">" if reverse else "<",
+                limit,
+                "C",
+                "the GPU's own limit",
+            ),
+            Evidence("GPU temperature", f"{now} C" if now is not None else "not read"),
+            Evidence(words, f"{limit} C"),
+            likely="cooling: airflow, a fan, coolant, dust, or a bad thermal interface",
+            advice=_ADVICE,
+        )
+    return None
+
+
+def _beside_peers(case: Case, gpu: Gpu, now: int) -> Finding:
+    peers = [p for p in case.gpus if p.index != gpu.index and p.name == gpu.name and not untrusted(p)]
+    alike = [p for p in peers if _equal_load(case, gpu, p)]
+    degrees = sorted(c for p in alike if (c := known(p.thermal.gpu_c)) is not None)
+    evidence = Evidence("GPU temperature", f"{now} C")
+    # two GPUs cannot tell which one is the odd one
+    if len(degrees) >= 2:
+        usual = degrees[len(degrees) // 2]
+        limit = case.limit("gpu.temperature", "over_peers_c", gpu)
+        if now - usual > limit:
+            return warn(
+                of_gpu(gpu),
+                Found(f"{now} C, {now - usual} C hotter than its peers at equal load", now, "C"),
+                Expected(f"at most {usual + limit:g} C", "<=", usual + limit, "C", "median of the peers at equal load"),
+                evidence,
+                Evidence("temperatures of the peers", ", ".join(f"{c} C" for c in degrees)),
+                likely="a bad thermal interface or heat sink, or a place with little air",
+                advice=_ADVICE,
+            )
+    limits = [known(gpu.thermal.slowdown_c), known(gpu.thermal.max_operating_c)]
+    if _margins(gpu) or any(c is not None and c > 0 for c in limits):
+        return ok(of_gpu(gpu), Found(f"{now} C, within its limits", now, "C"), None, evidence)
+    if len(degrees) >= 2:
+        return ok(
+            of_gpu(gpu), Found(f"{now} C, like its peers (its own limits are not known)", now, "C"), None, evidence
+        )
+    missing = gpu.thermal.slowdown_c
+    return unread(
+        of_gpu(gpu), "temperature limits", missing if isinstance(missing, Missing) else Missing("make no sense")
+    )
+
+
+def _equal_load(case: Case, gpu: Gpu, peer: Gpu) -> bool:
+    """Within the tolerance of the peer's power; where power is not known, both idle."""
+    mine, theirs = known(gpu.power.draw_w), known(peer.power.draw_w)
+    if mine is not None and theirs is not None:
+        return abs(mine - theirs) * 100 <= case.limit("gpu.temperature", "equal_load_pct", gpu) * max(mine, theirs)
+    return all("idle" in (known(g.clocks.event_reasons) or ()) for g in (gpu, peer))

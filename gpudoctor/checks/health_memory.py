@@ -1,0 +1,144 @@
+"""Has the GPU's memory repaired itself, and can it still?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.finding import Advice, Evidence, Expected, Finding, Found, fail, of_gpu, ok, unknown, unread, warn
+from gpudoctor.checks.health import reset_advice
+from gpudoctor.checks.registry import check
+from gpudoctor.checks.trust import untrusted
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import Missing, known
+
+_REPLACE = [
+    Advice("Drain the node."),
+    Advice("Open a hardware case: this GPU can no longer repair its memory.", "nvidia-bug-report.sh"),
+]
+
+
+@check(
+    "gpu.memory-repair",
+    title="Memory repair is not waiting, not failed, and has spares left",
+    limits={
+        "remapped_uncorrected": Limit(512, "rows", "DCGM: uncorrectable remaps at which a GPU is worn out"),
+        "retired_pages": Limit(63, "pages", "DCGM: 64 retired pages are the most a GPU can hold"),
+        "retired_double_bit": Limit(15, "pages", "DCGM: double-bit retirements worth a look"),
+    },
+)
+def memory_repair(case: Case) -> Iterator[Finding]:
+    """Row remapping (Ampere and newer) and page retirement (Volta and older); waiting repairs only warn."""
+    for gpu in case.gpus:
+        if doubt := untrusted(gpu):
+            yield unknown(of_gpu(gpu), doubt)
+            continue
+        problems = (*_broken(case, gpu), *_waiting(gpu), *_worn(case, gpu))
+        yield from problems
+        missing = _missing(gpu)
+        if missing is not None and not problems:
+            yield unread(of_gpu(gpu), "row remapping and page retirement", missing)
+        elif not problems:
+            yield _fine(gpu)
+
+
+def _missing(gpu: Gpu) -> Missing | None:
+    """Why nothing can be passed: the failure flag of whichever repair this model has was not read."""
+    repair = gpu.memory_repair
+    read = (repair.remap_failed, repair.remap_pending, repair.retired_double_bit, repair.retirement_pending)
+    failed = next((v for v in read if isinstance(v, Missing) and v.kind == "failed"), None)
+    if failed:
+        return failed
+    if known(repair.remap_failed) is not None or known(repair.retired_double_bit) is not None:
+        return None
+    missing = [v for v in (repair.remap_failed, repair.retired_double_bit) if isinstance(v, Missing)]
+    # "unsupported" or "denied" says more than "not in this capture"
+    return next((m for m in missing if m.kind != "absent"), missing[0])
+
+
+def _fine(gpu: Gpu) -> Finding:
+    repair = gpu.memory_repair
+    rows = sum(v for v in (known(repair.remapped_corrected), known(repair.remapped_uncorrected)) if v)
+    pages = sum(v for v in (known(repair.retired_single_bit), known(repair.retired_double_bit)) if v)
+    text = "no repair waiting or failed"
+    text += (
+        f"; {rows} row{'s' * (rows != 1)} remapped in its life"
+        if rows
+        else f"; {pages} page{'s' * (pages != 1)} retired in its life"
+        if pages
+        else ""
+    )
+    evidence = Evidence("remapped rows, retired pages", f"{rows}, {pages}")
+    return ok(of_gpu(gpu), Found(text, rows + pages, "repairs"), None, evidence)
+
+
+def _broken(case: Case, gpu: Gpu) -> Iterator[Finding]:
+    repair = gpu.memory_repair
+    retired = sum(v for v in (known(repair.retired_single_bit), known(repair.retired_double_bit)) if v)
+    limit = case.limit("gpu.memory-repair", "retired_pages", gpu)
+    for is_so, words, source, value in (
+        (known(repair.remap_failed) is True, "a row could not be remapped", "row remap failure", "yes"),
+        (known(repair.unrepairable) is True, "memory that cannot be repaired", "unrepairable memory", "yes"),
+        (retired >= limit, f"{retired} memory pages retired, the most it can hold", "retired pages", str(retired)),
+    ):
+        if is_so:
+            yield fail(
+                of_gpu(gpu),
+                words,
+                Expected("repairs that succeed, and room for more", source="the GPU itself"),
+                Evidence(source, value),
+                likely="the spare memory for this bank is used up",
+                advice=_REPLACE,
+            )
+
+
+def _waiting(gpu: Gpu) -> Iterator[Finding]:
+    repair = gpu.memory_repair
+    waiting = [
+        words
+        for words, flag in (
+            ("row remap", repair.remap_pending),
+            ("page retirement", repair.retirement_pending),
+            ("memory channel repair", repair.channel_repair_pending),
+            ("TPC repair", repair.tpc_repair_pending),
+        )
+        if known(flag) is True
+    ]
+    if waiting:
+        yield warn(
+            of_gpu(gpu),
+            f"{' and '.join(waiting)} waits for a reset",
+            Expected("nothing waiting", source="the GPU itself"),
+            *(Evidence(f"{words} pending", "yes") for words in waiting),
+            likely="a memory cell failed; running work stays correct, the repair happens at the next reset",
+            advice=[Advice("Finish the running job first: the data is safe."), *reset_advice(gpu)],
+        )
+
+
+def _worn(case: Case, gpu: Gpu) -> Iterator[Finding]:
+    repair = gpu.memory_repair
+    for name, words, value in (
+        ("remapped_uncorrected", "rows remapped after uncorrected errors", known(repair.remapped_uncorrected)),
+        ("retired_double_bit", "pages retired after double-bit errors", known(repair.retired_double_bit)),
+    ):
+        limit = case.limit("gpu.memory-repair", name, gpu)
+        if value is not None and value >= limit:
+            source = case.limit_source("gpu.memory-repair", name, gpu)
+            yield warn(
+                of_gpu(gpu),
+                Found(f"{value} {words}", value, "repairs"),
+                Expected(f"fewer than {limit:.0f}", "<", limit, "repairs", source),
+                Evidence(words, str(value)),
+                likely="worn memory: its next failure may find no spare",
+                advice=[Advice("Plan to replace the GPU; open a hardware case.", "nvidia-bug-report.sh")],
+            )
+    banks = known(repair.banks_no_spare)
+    if banks and known(repair.remap_failed) is not True:
+        yield warn(
+            of_gpu(gpu),
+            Found(f"{banks} memory bank{'s' * (banks > 1)} with no spare row left", banks, "banks"),
+            Expected("a spare row in every bank", "==", 0, "banks", "the GPU itself"),
+            Evidence("row remap histogram, banks without spares", str(banks)),
+            likely="the next failure in such a bank cannot be repaired",
+            advice=[Advice("Plan to replace the GPU; open a hardware case.", "nvidia-bug-report.sh")],
+        )

@@ -1,0 +1,254 @@
+"""Is a GPU held back: slowed by its hardware, power-capped, or locked to low clocks?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.finding import (
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    fail,
+    of_gpu,
+    ok,
+    skip,
+    unknown,
+    unread,
+    warn,
+)
+from gpudoctor.checks.registry import check
+from gpudoctor.checks.trust import untrusted
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.profiles.peers import majority
+
+# Clock event reasons that mean harm; every other bit (idle, application clocks, power cap,
+# sync boost, display) is how a healthy GPU works. Source: nvml.h, nvmlClocksEventReasons
+_HARMFUL = {
+    "hw-slowdown": ("the hardware slows it to half speed or less", "heat, power delivery, or an external brake signal"),
+    "hw-thermal": ("the hardware slows it for heat", "cooling: airflow, a fan, coolant, or a bad thermal interface"),
+    "hw-power-brake": (
+        "the power supply's brake signal slows it",
+        "power: a failed or overloaded PSU, or a rack limit",
+    ),
+}
+_SOFT = {
+    "sw-thermal": ("the driver slows it for heat", "cooling at its limit: airflow, a fan, coolant, room temperature")
+}
+
+
+@check(
+    "gpu.throttle",
+    title="No GPU is slowed down by heat or by its power supply",
+    limits={"share_pct": Limit(1, "%", "of the time since boot; less is the noise of short events")},
+)
+def throttle(case: Case) -> Iterator[Finding]:
+    """Test the harmful clock event bits, and the time spent slowed by the hardware."""
+    for gpu in case.gpus:
+        reasons = gpu.clocks.event_reasons
+        if doubt := untrusted(gpu):
+            yield unknown(of_gpu(gpu), doubt)
+        elif isinstance(reasons, Missing):
+            yield unread(of_gpu(gpu), "clock event reasons", reasons)
+        else:
+            yield _throttled(case, gpu, reasons)
+
+
+def _throttled(case: Case, gpu: Gpu, reasons: tuple[str, ...]) -> Finding:
+    evidence = Evidence("clock event reasons", ", ".join(reasons) or "none")
+    advice = [
+        Advice(
+            "Look at temperatures, power and clocks under load.",
+            f"nvidia-smi -i {gpu.bus_id} -q -d PERFORMANCE,TEMPERATURE,POWER",
+        ),
+        Advice("Look for fan and PSU events.", "ipmitool sel list | tail; ipmitool sdr type fan"),
+    ]
+    for table, judge in ((_HARMFUL, fail), (_SOFT, warn)):
+        active = [name for name in table if name in reasons]
+        if active:
+            # the narrower bits say why; hw-slowdown alone only says that
+            active = [name for name in active if name != "hw-slowdown"] or active
+            return judge(
+                of_gpu(gpu),
+                "; ".join(f"{table[name][0]} ({name})" for name in active),
+                Expected("none of the slowdown reasons", source="clock event bits 0x8, 0x20, 0x40, 0x80"),
+                evidence,
+                likely="; ".join(table[name][1] for name in active),
+                advice=advice,
+            )
+    share = _slowed_share(case, gpu)
+    limit = case.limit("gpu.throttle", "share_pct", gpu)
+    if share is not None and share > limit:
+        return warn(
+            of_gpu(gpu),
+            Found(
+                f"slowed by the hardware for {share:.1f} % of the time since boot, though not now", round(share, 2), "%"
+            ),
+            Expected(f"at most {limit:g} %", "<=", limit, "%", case.limit_source("gpu.throttle", "share_pct", gpu)),
+            evidence,
+            Evidence("time slowed by heat, by power brake (us)", f"{_us(gpu)}"),
+            likely="cooling or power that fails under load",
+            advice=advice,
+        )
+    return ok(of_gpu(gpu), f"not slowed down (reasons: {', '.join(reasons) or 'none'})", None, evidence)
+
+
+def _us(gpu: Gpu) -> int:
+    times = gpu.throttle_times
+    return (known(times.hw_thermal_us) or 0) + (known(times.hw_power_brake_us) or 0)
+
+
+def _slowed_share(case: Case, gpu: Gpu) -> float | None:
+    """Percent of the time since boot that the hardware slowed this GPU: a lower bound of its share."""
+    uptime_s = known(case.node.host.uptime_s)
+    return _us(gpu) / 1e6 / uptime_s * 100 if uptime_s else None
+
+
+@check(
+    "gpu.power-limit",
+    title="No GPU is capped below its default power",
+    limits={"share_pct": Limit(1, "%", "rounding of the limit by the driver")},
+)
+def power_limit(case: Case) -> Iterator[Finding]:
+    """Compare the enforced limit with the GPU's default, and with its peers; a cap only ever warns."""
+    for gpu in case.gpus:
+        limit_w = gpu.power.limit_w
+        if doubt := untrusted(gpu):
+            yield unknown(of_gpu(gpu), doubt)
+        elif isinstance(limit_w, Missing):
+            yield unread(of_gpu(gpu), "enforced power limit", limit_w)
+        else:
+            yield _capped(case, gpu, limit_w)
+
+
+def _capped(case: Case, gpu: Gpu, limit_w: float) -> Finding:
+    default_w, source = known(gpu.power.default_limit_w), "the GPU's own default"
+    if default_w is None and case.profile.gpu is not None and "power_limit_w" not in case.profile.gpu.uncertain:
+        default_w, source = case.profile.gpu.power_limit_w, f"profile {case.profile.name}"
+    peers_w = majority(known(g.power.limit_w) for g in _peers(case, gpu))
+    slack = 1 - case.limit("gpu.power-limit", "share_pct", gpu) / 100
+    evidence = Evidence("power limit, enforced", f"{limit_w:g} W")
+    for wanted_w, where in ((default_w, source), (peers_w, "majority of the peers")):
+        if wanted_w and limit_w < wanted_w * slack:
+            lost = (1 - limit_w / wanted_w) * 100
+            return warn(
+                of_gpu(gpu),
+                Found(f"capped at {limit_w:g} W, {lost:.0f} % below {where}", limit_w, "W"),
+                Expected(f"{wanted_w:g} W", ">=", wanted_w, "W", where),
+                evidence,
+                likely="a power cap set by an operator or a power manager; it slows this GPU under load",
+                advice=[
+                    Advice("Not meant? Set the limit back.", f"nvidia-smi -i {gpu.bus_id} -pl {wanted_w:g}"),
+                    Advice("Meant? Give all GPUs of the node the same cap, so that none waits for another."),
+                ],
+            )
+    if default_w is None and peers_w is None:
+        return skip(of_gpu(gpu), f"capped at {limit_w:g} W; neither its default nor peers to compare with")
+    text = f"{limit_w:g} W, its default" if default_w else f"{limit_w:g} W, as its peers"
+    return ok(of_gpu(gpu), Found(text, limit_w, "W"), None, evidence)
+
+
+def _peers(case: Case, gpu: Gpu) -> tuple[Gpu, ...]:
+    """The other trusted GPUs of the same model in scope."""
+    return tuple(g for g in case.gpus if g.index != gpu.index and g.name == gpu.name and not untrusted(g))
+
+
+@check(
+    "gpu.clocks",
+    title="No GPU is locked to low clocks",
+    limits={
+        "application_pct": Limit(95, "%", "of the default application clock; steps of the clock table are smaller"),
+        "busy_pct": Limit(50, "%", "of the maximum: a busy GPU without a reason to slow down runs far above it"),
+        "busy_from_pct": Limit(50, "%", "utilisation from which the clocks of this moment may be judged"),
+    },
+)
+def clocks(case: Case) -> Iterator[Finding]:
+    """Judge the clock settings always, the clocks of this moment only on a GPU that is not idle."""
+    for gpu in case.gpus:
+        if doubt := untrusted(gpu):
+            yield unknown(of_gpu(gpu), doubt)
+        else:
+            yield _lowered(case, gpu) or _slow_now(case, gpu) or _clocks_fine(gpu)
+
+
+def _lowered(case: Case, gpu: Gpu) -> Finding | None:
+    """Application clocks set below the GPU's default."""
+    share = case.limit("gpu.clocks", "application_pct", gpu) / 100
+    for what, mhz, default_mhz in (
+        ("graphics", known(gpu.clocks.application_graphics_mhz), known(gpu.clocks.default_graphics_mhz)),
+        ("memory", known(gpu.clocks.application_memory_mhz), known(gpu.clocks.default_memory_mhz)),
+    ):
+        if mhz and default_mhz and mhz < default_mhz * share:
+            return warn(
+                of_gpu(gpu),
+                Found(
+                    f"application {what} clock set to {mhz} MHz, {(1 - mhz / default_mhz) * 100:.0f} % below default",
+                    mhz,
+                    "MHz",
+                ),
+                Expected(f"{default_mhz} MHz", ">=", default_mhz, "MHz", "the GPU's own default"),
+                Evidence(f"application clock, {what}", f"{mhz} MHz"),
+                likely="clocks set by hand or by a job that did not put them back",
+                advice=[
+                    Advice("Put the clocks back.", f"nvidia-smi -i {gpu.bus_id} -rac; nvidia-smi -i {gpu.bus_id} -rgc")
+                ],
+            )
+    return None
+
+
+def _excused(gpu: Gpu) -> bool:
+    """Idle, or slowed for a reason that another check judges."""
+    reasons = known(gpu.clocks.event_reasons)
+    excuses = {"idle", "sw-power-cap", "sync-boost", "display-clocks", *_HARMFUL, *_SOFT}
+    return reasons is None or bool(excuses & set(reasons))
+
+
+def _slow_now(case: Case, gpu: Gpu) -> Finding | None:
+    now, top = known(gpu.clocks.sm_mhz), known(gpu.clocks.sm_max_mhz)
+    share = case.limit("gpu.clocks", "busy_pct", gpu) / 100
+    if not now or not top or _excused(gpu) or now >= top * share:
+        return None
+    running = [known(p.clocks.sm_mhz) or 0 for p in _peers(case, gpu) if not _excused(p)]
+    if running and max(running) < top * share:
+        return None
+    busy = known(gpu.utilization.gpu_pct)
+    state = known(gpu.clocks.performance_state)
+    # between two kernels a healthy GPU may show a low clock for a moment: only one at work is unfit
+    certain = busy is not None and busy >= case.limit("gpu.clocks", "busy_from_pct", gpu)
+    return (fail if certain else warn)(
+        of_gpu(gpu),
+        Found(f"runs at {now} of {top} MHz with no reason to slow down", now, "MHz"),
+        Expected(
+            f"at least {share * 100:.0f} % of its maximum when not idle",
+            ">=",
+            top * share,
+            "MHz",
+            "peers" if running else case.limit_source("gpu.clocks", "busy_pct", gpu),
+        ),
+        Evidence("SM clock", f"{now} MHz" + (f" in P{state}" if state is not None else "")),
+        Evidence("utilisation", f"{busy} %" if busy is not None else "not read"),
+        Evidence("clock event reasons", ", ".join(known(gpu.clocks.event_reasons) or ()) or "none"),
+        likely="clocks locked low (nvidia-smi -lgc), or a GPU stuck in a low power state",
+        advice=[
+            Advice("Unlock the clocks.", f"nvidia-smi -i {gpu.bus_id} -rgc; nvidia-smi -i {gpu.bus_id} -rmc"),
+            Advice("Still low under load: reset the GPU.", f"nvidia-smi --gpu-reset -i {gpu.bus_id}"),
+        ],
+    )
+
+
+def _clocks_fine(gpu: Gpu) -> Finding:
+    settings = known(gpu.clocks.application_graphics_mhz), known(gpu.clocks.default_graphics_mhz)
+    now, top, reasons = gpu.clocks.sm_mhz, known(gpu.clocks.sm_max_mhz), known(gpu.clocks.event_reasons)
+    if isinstance(now, Missing) and None in settings:
+        return unread(of_gpu(gpu), "SM clock", now)
+    resting = reasons is None or "idle" in reasons
+    if None not in settings:
+        said = "; idle, so its clock now says nothing" if resting else f"; {known(now)} MHz now"
+        return ok(of_gpu(gpu), f"application clock {settings[0]} MHz, its default{said}")
+    if resting or top is None:
+        why = "it is idle" if reasons is not None and "idle" in reasons else "whether it is idle is not known"
+        return skip(of_gpu(gpu), f"clocks say nothing now: {why}")
+    return ok(of_gpu(gpu), Found(f"{known(now)} of {top} MHz", known(now), "MHz"))

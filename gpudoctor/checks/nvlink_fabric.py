@@ -1,0 +1,154 @@
+"""The NVSwitch fabric as each GPU sees it: registered, and in what health."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    fail,
+    of_gpu,
+    ok,
+    skip,
+    unknown,
+    unread,
+    warn,
+)
+from gpudoctor.checks.nvlink_state import links_up
+from gpudoctor.checks.registry import check
+from gpudoctor.checks.trust import untrusted
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import Missing, known
+
+# compute trays whose NVLink domain spans several machines
+_MULTI_NODE = re.compile(r"\bGB[23]00\b", re.IGNORECASE)
+
+
+@check(
+    "nvlink.fabric",
+    title="The NVSwitch fabric has registered every GPU and is healthy",
+    limits={"settling_s": Limit(600, "s since boot", "the fabric manager is still at work shortly after boot (ours)")},
+)
+def fabric(case: Case) -> Iterator[Finding]:
+    """Fail a GPU that the fabric has not taken in or serves badly; skip where there is no fabric."""
+    findings = [_fabric_of(case, gpu) for gpu in case.gpus]
+    bad = [f for f in findings if f.status.value in ("fail", "warn")]
+    alike = {(f.status, f.found.text if f.found else "") for f in bad}
+    if len(bad) > 1 and len(bad) == len(findings) and len(alike) == 1:
+        first = bad[0]
+        judge = fail if first.status.value == "fail" else warn
+        text = first.found.text if first.found else ""
+        yield judge(
+            NODE,
+            f"all {len(bad)} GPUs: {text}",
+            first.expected,
+            *first.evidence,
+            likely=first.likely,
+            advice=first.advice,
+        )
+        return
+    yield from findings
+
+
+def _fabric_of(case: Case, gpu: Gpu) -> Finding:
+    subject, seen = of_gpu(gpu), gpu.fabric
+    if reason := untrusted(gpu):
+        return unknown(subject, reason)
+    if isinstance(seen.state, Missing):
+        return unread(subject, "fabric", seen.state)
+    state, status = seen.state.lower(), known(seen.status)
+    expected = Expected("completed, success", source="nvmlDeviceGetGpuFabricInfo")
+    evidence = [Evidence("nvidia-smi -q, Fabric", f"state {state}, status {status or 'not shown'}")]
+    if state != "completed":
+        return _unregistered(case, gpu, state, expected, evidence)
+    if isinstance(seen.status, Missing):
+        return unread(subject, "fabric completed, but its status", seen.status)
+    if seen.status.lower() != "success":
+        return fail(
+            subject,
+            f"registration ended with: {seen.status}",
+            expected,
+            *evidence,
+            likely="the fabric manager could not give this GPU its share of the fabric",
+            advice=_MANAGER,
+        )
+    return _health(gpu, expected, evidence)
+
+
+def _unregistered(case: Case, gpu: Gpu, state: str, expected: Expected, evidence: list[Evidence]) -> Finding:
+    subject = of_gpu(gpu)
+    if known(gpu.settings.mig_enabled):
+        return skip(subject, f"fabric {state}: MIG is on, its instances use no NVLink")
+    if len(case.node.gpus) == 1 and not links_up(gpu):
+        return skip(subject, f"fabric {state}: the only GPU here has no NVLink peer")
+    uptime = known(case.node.host.uptime_s)
+    settling = state == "in-progress" and uptime is not None and uptime < case.limit("nvlink.fabric", "settling_s")
+    return (warn if settling else fail)(
+        subject,
+        f"registration {state}",
+        expected,
+        *evidence,
+        likely="the node has just booted: the fabric manager is still at work"
+        if settling
+        else "the fabric manager is not running, too old for the driver, or stuck: CUDA will not start (error 802)",
+        advice=("Wait a few minutes and check again.", *_MANAGER) if settling else _MANAGER,
+    )
+
+
+def _health(gpu: Gpu, expected: Expected, evidence: list[Evidence]) -> Finding:
+    subject, seen = of_gpu(gpu), gpu.fabric
+    bandwidth, summary = (known(seen.health_bandwidth) or "").lower(), (known(seen.health_summary) or "").lower()
+    wrong = (known(seen.incorrect_configuration) or "").lower()
+    worse, concerns = [], []
+    if bandwidth == "degraded":
+        concerns.append("bandwidth degraded")
+    if known(seen.route_unhealthy) is True:
+        worse.append("an unhealthy route")
+    if summary == "unhealthy":
+        worse.append("unhealthy")
+    if wrong not in ("", "none", "not supported", "n/a", "false"):
+        worse.append(f"wrong configuration: {wrong}")
+    if known(seen.access_timeout_recovery) is True:
+        concerns.append("recovering from access timeouts")
+    if summary == "limited capacity":
+        concerns.append("limited capacity")
+    if worse or concerns:
+        evidence.append(Evidence("nvidia-smi -q, Fabric, Health", ", ".join(worse + concerns)))
+        return (fail if worse else warn)(
+            subject,
+            f"registered, but {', '.join(worse + concerns)}",
+            Expected("full bandwidth, healthy routes", source="nvmlDeviceGetGpuFabricInfoV"),
+            *evidence,
+            likely="an NVSwitch, a trunk link or a port of this GPU is out: traffic takes fewer links",
+            advice=_MANAGER,
+        )
+    if _MULTI_NODE.search(known(gpu.name) or "") and _no_domain(gpu):
+        evidence.append(Evidence("clique id, cluster UUID", f"{known(seen.clique_id)}, {known(seen.cluster_uuid)}"))
+        return warn(
+            subject,
+            "registered in no NVLink domain (clique or cluster is zero)",
+            Expected("a clique id and a cluster UUID", source="azhpc-images#506"),
+            *evidence,
+            likely="IMEX or the NVLink domain is not set up: other trays are reached over the network only",
+            advice=(Advice("Look at the domain service:", "systemctl status nvidia-imex"), *_MANAGER),
+        )
+    return ok(subject, "completed, success", expected, *evidence)
+
+
+def _no_domain(gpu: Gpu) -> bool:
+    uuid = known(gpu.fabric.cluster_uuid)
+    zero_uuid = uuid is not None and not uuid.replace("-", "").strip("0")
+    return known(gpu.fabric.clique_id) == 0 or zero_uuid
+
+
+_MANAGER = (
+    Advice("On a node with its own NVSwitches:", "systemctl status nvidia-fabricmanager"),
+    "Its version must equal the driver's. Restart it with no job running, then reset the GPUs or reboot.",
+    Advice("Look for switch errors:", "sudo dmesg | grep -i sxid"),
+)

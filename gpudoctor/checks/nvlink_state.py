@@ -1,0 +1,61 @@
+"""What the NVLink checks share: which links are real, which are up, and which GPUs cannot be judged."""
+
+from __future__ import annotations
+
+import re
+
+from gpudoctor.checks.case import Case
+from gpudoctor.checks.finding import Finding, of_gpu, skip, unknown, unread
+from gpudoctor.checks.trust import untrusted
+from gpudoctor.facts.gpu import Gpu, NvLink
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.profiles.profile import GpuModel
+
+UP = ("active", "sleep")  # asleep is a power state, not a fault (nvml.h, NVML_NVLINK_STATE_SLEEP)
+
+
+def not_judged(case: Case, gpu: Gpu) -> Finding | None:
+    """The finding where the links of this GPU cannot be judged, with the reason; None where they can."""
+    subject = of_gpu(gpu)
+    if reason := untrusted(gpu):
+        return unknown(subject, reason)
+    if known(gpu.settings.mig_enabled):
+        return skip(subject, "MIG is on: its instances have no NVLink")
+    if isinstance(gpu.nvlinks, Missing):
+        return unread(subject, "NVLink", gpu.nvlinks)
+    model = model_of(case, gpu)
+    if not gpu.nvlinks:
+        if model is not None and model.nvlink is None:
+            return skip(subject, f"the {model.name} has no NVLink")
+        return skip(subject, "no NVLink is shown for this GPU")
+    tried = next(
+        (link.state for link in gpu.nvlinks if isinstance(link.state, Missing) and link.state.kind == "failed"), None
+    )
+    if tried is not None:
+        return unread(subject, "state of an NVLink", tried)
+    if not real_links(gpu):
+        state = gpu.nvlinks[0].state
+        return unread(subject, "state of the NVLinks", state if isinstance(state, Missing) else Missing("not known"))
+    return None
+
+
+def real_links(gpu: Gpu) -> list[NvLink]:
+    """The links whose state is known."""
+    return [link for link in known(gpu.nvlinks) or () if not isinstance(link.state, Missing)]
+
+
+def links_up(gpu: Gpu) -> int:
+    """How many links carry data or could at once."""
+    return sum(known(link.state) in UP for link in real_links(gpu))
+
+
+def model_of(case: Case, gpu: Gpu) -> GpuModel | None:
+    """The profile's GPU model where it speaks of this GPU; a mixed node has others beside it."""
+    model, name = case.profile.gpu, known(gpu.name)
+    if model is None or name is None:
+        return None
+    names = {known(peer.name) for peer in case.compute_gpus}
+    if names == {name}:
+        return model
+    bare = re.sub(r"^nvidia\s+", "", name, flags=re.IGNORECASE)
+    return model if any(re.fullmatch(p, bare, re.IGNORECASE) for p in model.patterns) else None

@@ -1,0 +1,293 @@
+"""The GPU-to-GPU matrix: as symmetric as the way these GPUs are wired, and peer-to-peer allowed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from gpudoctor.checks.case import Case
+from gpudoctor.checks.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    Subject,
+    fail,
+    of_gpu,
+    of_pair,
+    ok,
+    skip,
+    unknown,
+    unread,
+    warn,
+)
+from gpudoctor.checks.nvlink_state import model_of
+from gpudoctor.checks.registry import check
+from gpudoctor.checks.trust import untrusted
+from gpudoctor.facts.gpu import Gpu, GpuPair
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.profiles.peers import majority
+
+Kind = str  # switch, mesh, pairs or pcie
+
+# nvidia-smi topo -p2p: all of these are wrong between GPUs that NVLink joins; over PCIe all but DR are by design
+_BROKEN_P2P = {
+    "DR": "disabled by a registry key",
+    "NS": "not supported",
+    "TNS": "topology not supported",
+    "CNS": "not supported by the chipset",
+    "GNS": "not supported by the GPU",
+}
+
+
+@check("nvlink.topology", title="Every GPU reaches every other as it should")
+def topology(case: Case) -> Iterator[Finding]:
+    """Judge the matrix by its kind; name the odd GPU, or the odd pair."""
+    for gpu in case.gpus:
+        if reason := untrusted(gpu):
+            yield unknown(of_gpu(gpu), reason)
+    gpus = [gpu for gpu in case.compute_gpus if not untrusted(gpu)]
+    if len(gpus) < 2:
+        yield skip(NODE, "fewer than two GPUs to join")
+        return
+    if any(known(gpu.settings.mig_enabled) for gpu in gpus):
+        yield skip(NODE, "MIG is on: its instances reach no other GPU")
+        return
+    if isinstance(case.node.pairs, Missing):
+        yield unread(NODE, "GPU-to-GPU matrix", case.node.pairs)
+        return
+    inside = {gpu.index for gpu in gpus}
+    pairs = [p for p in case.pairs if {p.a, p.b} <= inside and not _blank(p)]
+    expected_pairs = len(gpus) * (len(gpus) - 1) // 2
+    if len(pairs) < expected_pairs:
+        yield skip(NODE, f"only {len(pairs)} of {expected_pairs} pairs are known")
+        return
+    bad = _wiring(case, pairs, gpus)
+    named = {finding.subject for finding in bad}
+    # links that are down take peer-to-peer with them: one statement for one subject
+    bad += [finding for finding in _peer_to_peer(pairs, gpus) if finding.subject not in named]
+    yield from bad
+    if not bad:
+        yield ok(NODE, Found(f"{len(pairs)} pairs, {_census(pairs)}", len(pairs), "pairs"))
+
+
+def _blank(pair: GpuPair) -> bool:
+    return isinstance(pair.nvlinks, Missing) and isinstance(pair.path, Missing)
+
+
+def _bond(pair: GpuPair) -> int:
+    return known(pair.nvlinks) or 0
+
+
+def _census(pairs: list[GpuPair]) -> str:
+    kinds = Counter(f"NV{_bond(p)}" if _bond(p) else known(p.path) or "PCIe" for p in pairs)
+    if len(kinds) == 1:
+        return f"all {next(iter(kinds))}: symmetric"
+    return ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common()) + ": as symmetric as this wiring is"
+
+
+def _kind(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> Kind:
+    node = case.profile.node
+    if node is not None and node.nvlink_topology != "none":
+        return "mesh" if node.nvlink_topology == "cube-mesh" else node.nvlink_topology
+    model = model_of(case, gpus[0])
+    if model is not None and model.nvlink is not None and model.nvlink.kind == "switch":
+        return "switch"
+    if not any(_bond(pair) for pair in pairs):
+        return "pcie"
+    if model is not None and model.nvlink is not None:
+        return "pairs" if model.nvlink.kind == "bridge" else "open mesh"
+    return "switch" if all(_bond(pair) for pair in pairs) else "open mesh"
+
+
+def _wiring(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> list[Finding]:
+    kind = _kind(case, pairs, gpus)
+    by_index = {gpu.index: gpu for gpu in gpus}
+    if kind == "switch":
+        return _odd_bonds(case, pairs, by_index)
+    if kind == "mesh":
+        return _odd_mesh(pairs, by_index)
+    if kind == "pairs":
+        return _odd_bridges(case, pairs, by_index)
+    # PCIe alone, or part of a mesh: how the board groups its slots is the platform's choice
+    return []
+
+
+def _odd_bonds(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[Finding]:
+    bonds = [_bond(pair) for pair in pairs]
+    if not any(bonds):
+        return [_no_bond(case, pairs, list(gpus.values()))]
+    full, source = max(bonds), "peers"
+    model = model_of(case, next(iter(gpus.values())))
+    switched = any(known(link.remote_kind) == "switch" for gpu in gpus.values() for link in known(gpu.nvlinks) or ())
+    if switched and model is not None and model.nvlink is not None and "nvlink" not in model.uncertain:
+        # through switches every pair shares all the links of a GPU
+        full, source = max(full, model.nvlink.links), "profile"
+    odd = [pair for pair in pairs if _bond(pair) < full]
+    return [
+        fail(
+            subject,
+            Found(f"{_names(members)} over {_kinds(members)}", min(_bond(p) for p in members), "links"),
+            Expected(f"NV{full}: all the links, between every two GPUs", "==", full, "links", source),
+            *_matrix_evidence(members),
+            likely="NVLinks of this GPU are down" if subject.kind == "gpu" else "NVLinks between these two are down",
+            advice=_ADVICE,
+        )
+        for subject, members in _culprits(odd, gpus)
+    ]
+
+
+def _no_bond(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> Finding:
+    """No pair of a model that is made for NVSwitches has NVLink: a fault on bare metal, a choice in a VM."""
+    virtual = known(case.node.host.virtualization) == "vm" or any(
+        known(gpu.settings.virtualization) in ("passthrough", "vgpu") for gpu in gpus
+    )
+    model = model_of(case, gpus[0])
+    certain = not virtual and (model is None or "nvlink" not in model.uncertain)
+    return (fail if certain else warn)(
+        NODE,
+        Found(f"no NVLink between any two GPUs ({_kinds(pairs)})", 0, "links"),
+        Expected("NVLink between every two", source="profile"),
+        *_matrix_evidence(pairs),
+        likely="NVLink is off or every link is down: the driver's options, the fabric manager or the baseboard"
+        if not virtual
+        else "the virtual machine was given these GPUs without their NVSwitches",
+        advice=_ADVICE,
+    )
+
+
+def _odd_mesh(pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[Finding]:
+    rows = {i: tuple(sorted(_bond(p) for p in pairs if i in (p.a, p.b))) for i in gpus}
+    usual = majority(rows.values())
+    if usual is None:
+        return []
+    odd = [i for i, row in rows.items() if row != usual and sum(row) < sum(usual)]
+    if not odd:
+        return []
+    subject = of_pair(*odd) if len(odd) == 2 else of_gpu(gpus[odd[0]]) if len(odd) == 1 else NODE
+    wanted = " ".join(f"NV{n}" for n in reversed(usual) if n)
+    return [
+        fail(
+            subject,
+            "; ".join(
+                f"GPU {i} has " + (" ".join(f"NV{n}" for n in reversed(rows[i]) if n) or "no NVLink") for i in odd
+            ),
+            Expected(f"{wanted} from every GPU, as the others have", source="peers"),
+            *_matrix_evidence([p for p in pairs if p.a in odd or p.b in odd]),
+            likely="NVLinks between these GPUs are down",
+            advice=_ADVICE,
+        )
+    ]
+
+
+def _odd_bridges(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[Finding]:
+    bonded = [pair for pair in pairs if _bond(pair)]
+    model = model_of(case, next(iter(gpus.values())))
+    full = max([_bond(pair) for pair in bonded], default=0)
+    if model is not None and model.nvlink is not None and "nvlink.links" not in model.uncertain:
+        # a card of a four-way bridge splits its links over three partners
+        partners = max((sum(i in (p.a, p.b) for p in bonded) for i in gpus), default=1)
+        full = max(full, model.nvlink.links // max(partners, 1))
+    findings = []
+    for pair in bonded:
+        if _bond(pair) < full:
+            # a bridge joins four links: a multiple of that is a missing bridge, anything else links that are down
+            broken = _bond(pair) % min(4, full) != 0
+            findings.append(
+                (fail if broken else warn)(
+                    of_pair(pair.a, pair.b),
+                    Found(f"NV{_bond(pair)}", _bond(pair), "links"),
+                    Expected(f"NV{full}: all that a bridged pair of this model has", ">=", full, "links", "profile"),
+                    *_matrix_evidence([pair]),
+                    likely="links of the bridge are down"
+                    if broken
+                    else "not every bridge slot of this pair carries a bridge",
+                    advice=_ADVICE,
+                )
+            )
+    return findings
+
+
+def _peer_to_peer(pairs: list[GpuPair], gpus: list[Gpu]) -> list[Finding]:
+    by_index = {gpu.index: gpu for gpu in gpus}
+    findings = []
+    # a dead NVLink leaves its pair with a PCIe path: joined is also who has bonds with everybody else
+    bonded = {i for p in pairs if _bond(p) for i in (p.a, p.b)}
+    broken = [p for p in pairs if _status(p) in _BROKEN_P2P and _bond(p)]
+    off = [p for p in pairs if _status(p) == "DR" and p not in broken]
+    for subject, members in _culprits(broken, by_index):
+        findings.append(
+            fail(
+                subject,
+                f"{_names(members)}: peer-to-peer {_BROKEN_P2P[_status(members[0]) or 'NS']} over {_kinds(members)}",
+                Expected("OK: NVLink joins these GPUs", "==", "OK", source="nvidia-smi topo -p2p r"),
+                *_matrix_evidence(members),
+                likely="peer-to-peer was switched off, or the links failed under it: NCCL falls back to host memory",
+                advice=_P2P_ADVICE,
+            )
+        )
+    for subject, members in _culprits(off, by_index):
+        judge = fail if {i for p in members for i in (p.a, p.b)} & bonded else warn
+        findings.append(
+            judge(
+                subject,
+                f"{_names(members)}: peer-to-peer {_BROKEN_P2P['DR']}",
+                Expected("OK", "==", "OK", source="nvidia-smi topo -p2p r"),
+                *_matrix_evidence(members),
+                likely="somebody switched peer-to-peer off in the driver's options",
+                advice=_P2P_ADVICE,
+            )
+        )
+    return findings
+
+
+def _status(pair: GpuPair) -> str | None:
+    """The worse of read and write: OK only where both are."""
+    words = [known(pair.p2p_read), known(pair.p2p_write)]
+    return next((w for w in words if w is not None and w != "OK"), "OK" if "OK" in words else None)
+
+
+def _culprits(bad: Iterable[GpuPair], gpus: dict[int, Gpu]) -> list[tuple[Subject, list[GpuPair]]]:
+    """The fewest subjects that explain the bad pairs: a GPU in two or more of them, else the pair."""
+    left, found = list(bad), []
+    while left:
+        index, hits = Counter(i for p in left for i in (p.a, p.b)).most_common(1)[0]
+        if hits < 2:
+            found += [(of_pair(p.a, p.b), [p]) for p in left]
+            break
+        members = [p for p in left if index in (p.a, p.b)]
+        found.append((of_gpu(gpus[index]), members))
+        left = [p for p in left if p not in members]
+    return found
+
+
+def _names(pairs: list[GpuPair]) -> str:
+    return f"GPU {pairs[0].a} - GPU {pairs[0].b}" if len(pairs) == 1 else f"{len(pairs)} pairs"
+
+
+def _kinds(pairs: list[GpuPair]) -> str:
+    return ", ".join(sorted({f"NV{_bond(p)}" if _bond(p) else known(p.path) or "PCIe" for p in pairs}))
+
+
+def _matrix_evidence(pairs: list[GpuPair]) -> list[Evidence]:
+    return [
+        Evidence(
+            f"nvidia-smi topo, GPU{p.a} - GPU{p.b}",
+            (f"NV{_bond(p)}" if _bond(p) else known(p.path) or "?") + f", p2p {_status(p) or 'not shown'}",
+        )
+        for p in pairs[:8]
+    ]
+
+
+_ADVICE = (
+    Advice("See the matrix and the links:", "nvidia-smi topo -m; nvidia-smi nvlink --status"),
+    Advice("Look for Xid 74 and SXid lines:", "sudo dmesg | grep -iE 'xid|nvlink'"),
+    "Drain the node and reset the GPUs or reboot; links that stay down need a hardware case.",
+)
+_P2P_ADVICE = (
+    Advice("See which pairs may talk:", "nvidia-smi topo -p2p r"),
+    Advice("Look for driver options that switch it off:", "grep -r . /etc/modprobe.d | grep -i nvidia"),
+    "Remove the option, reload the driver with no job running, and check again.",
+)

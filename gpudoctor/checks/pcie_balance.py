@@ -1,0 +1,199 @@
+"""The lanes that several GPUs share out between them, and the errors counted on their links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.counters import out_of_line
+from gpudoctor.checks.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    fail,
+    of_gpu,
+    ok,
+    skip,
+    unknown,
+    unread,
+    warn,
+)
+from gpudoctor.checks.pcie_rates import generation_reachable, hidden_bridges, link_gb_s, names_of, on_c2c, slot_above
+from gpudoctor.checks.registry import check
+from gpudoctor.checks.trust import untrusted
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import Missing, known
+
+# lanes that each GPU should get, widest first; more GPUs than here: x8 each
+_IDEAL: dict[int, tuple[int, ...]] = {2: (16, 8), 3: (16, 8, 8), 4: (8, 8, 8, 8)}
+
+
+@check(
+    "pcie.balance",
+    title="The PCIe lanes are split well between the GPUs",
+    limits={
+        "enough_lanes": Limit(8, "lanes", "rule of the field: 2 GPUs x16/x8, 3 x16/x8/x8, 4 and more x8 each"),
+        "enough_gb_s": Limit(15.75, "GB/s", "line rate of Gen4 x8 = Gen3 x16: adequate for most training"),
+    },
+)
+def balance(case: Case) -> Iterator[Finding]:
+    """Warn where the platform gives a GPU fewer lanes than the usual split and less than enough GB/s."""
+    gpus = [gpu for gpu in case.compute_gpus if not untrusted(gpu)]
+    for gpu in case.compute_gpus:
+        if reason := untrusted(gpu):
+            yield unknown(of_gpu(gpu), reason)
+    if len(gpus) < 2:
+        yield skip(NODE, "fewer than two GPUs to share lanes")
+        return
+    if any(on_c2c(gpu) for gpu in gpus):
+        yield skip(NODE, "the host link of these GPUs is NVLink-C2C, not PCIe")
+        return
+    unseen = [(gpu, gpu.pcie.width) for gpu in gpus if isinstance(gpu.pcie.width, Missing)]
+    if unseen:
+        for gpu, missing in unseen:
+            yield unread(of_gpu(gpu), "PCIe link width", missing)
+        return
+    yield _split(case, gpus)
+
+
+def _split(case: Case, gpus: list[Gpu]) -> Finding:
+    widest_first = sorted(gpus, key=lambda gpu: (-_lanes(gpu), gpu.index))
+    floor = int(case.limit("pcie.balance", "enough_lanes"))
+    enough = case.limit("pcie.balance", "enough_gb_s")
+    ideal = [max(floor, lanes) if floor < 8 else lanes for lanes in _IDEAL.get(len(gpus), ())]
+    ideal = ideal or [floor] * len(gpus)
+    short = [
+        gpu
+        for gpu, lanes in zip(widest_first, ideal, strict=True)
+        if _lanes(gpu) < lanes and (_worth(gpu) or 0.0) < enough
+    ]
+    split = " / ".join(f"x{_lanes(gpu)}" for gpu in gpus)
+    rates = [_worth(gpu) for gpu in gpus]
+    seen = sorted({rate for rate in rates if rate is not None})
+    spread = (
+        f": {seen[0]} GB/s each way" if len(seen) == 1 else f": {seen[0]} to {seen[-1]} GB/s each way" if seen else ""
+    )
+    found = Found(split + spread, min(_lanes(gpu) for gpu in gpus), "lanes")
+    usual = " / ".join(f"x{lanes}" for lanes in ideal)
+    expected = Expected(
+        f"{usual} or better, or {enough} GB/s each way",
+        ">=",
+        floor,
+        "lanes",
+        case.limit_source("pcie.balance", "enough_lanes"),
+    )
+    if not short:
+        return ok(NODE, found, expected)
+    degraded = [gpu for gpu in short if _below_slot(case, gpu)]
+    if degraded:
+        return skip(NODE, f"{split}: {names_of(degraded)} below what the slot gives, see pcie.link-width")
+    subject = of_gpu(short[0]) if len(short) == 1 else NODE
+    return warn(
+        subject,
+        found,
+        expected,
+        *(Evidence(f"{gpu.label}", f"x{_lanes(gpu)}, {_worth(gpu) or 'unknown'} GB/s each way") for gpu in gpus),
+        likely="the board has too few lanes for so many GPUs, or shares them with another slot or an M.2 drive",
+        advice=(
+            "Look up in the board's manual how slots and M.2 drives share lanes, and move cards or drives.",
+            Advice("See what hangs where:", "sudo lspci -tv"),
+        ),
+    )
+
+
+def _below_slot(case: Case, gpu: Gpu) -> bool:
+    """Whether the link trained narrower than its visible slot: a fault of the link, not the platform's split."""
+    slot = slot_above(gpu) if hidden_bridges(case, gpu) is None else None
+    wide = known(slot.max_width) if slot else None
+    own = known(gpu.pcie.width_max)
+    return wide is not None and own is not None and _lanes(gpu) < min(wide, own)
+
+
+def _lanes(gpu: Gpu) -> int:
+    return known(gpu.pcie.width) or 0
+
+
+def _worth(gpu: Gpu) -> float | None:
+    generation = generation_reachable(gpu) or known(gpu.pcie.generation_max) or known(gpu.pcie.generation)
+    return link_gb_s(generation, _lanes(gpu)) if generation else None
+
+
+@check(
+    "pcie.errors",
+    title="No GPU's PCIe link counts errors out of line with its peers",
+    limits={
+        "floor_errors": Limit(1000, "errors", "healthy H100 nodes show up to about 200 lifetime replays a GPU (ours)"),
+        "peers_ratio": Limit(
+            100, "times the peers' median", "two orders of magnitude: lifetime counts differ by chance (ours)"
+        ),
+    },
+)
+def errors(case: Case) -> Iterator[Finding]:
+    """Fatal errors fail and non-fatal ones warn; corrected ones count only far above the peers'."""
+    for gpu in case.gpus:
+        if reason := untrusted(gpu):
+            yield unknown(of_gpu(gpu), reason)
+        else:
+            yield _errors_of(case, gpu)
+
+
+def _errors_of(case: Case, gpu: Gpu) -> Finding:
+    subject, path = of_gpu(gpu), known(gpu.pcie.path) or ()
+    # a bridge may be shared with other devices: what it counted alone speaks for no fault of this GPU
+    fatal = [(hop, hop.aer_fatal) for hop in path if known(hop.aer_fatal)]
+    nonfatal = [(hop, hop.aer_nonfatal) for hop in path[:1] if known(hop.aer_nonfatal)]
+    if fatal or nonfatal:
+        kind, hits = ("fatal", fatal) if fatal else ("non-fatal", nonfatal)
+        places = [(f"/sys/bus/pci/devices/{hop.bus_id}/aer_dev_{kind.replace('-', '')}", n) for hop, n in hits]
+        total = sum(known(n) or 0 for _, n in hits)
+        own = any(hop.bus_id == path[0].bus_id for hop, _ in hits)
+        return (fail if fatal and own else warn)(
+            subject,
+            Found(f"{total} {kind} PCIe errors since boot" + ("" if own else " on the bridges above"), total, "errors"),
+            Expected("none", "==", 0, "errors", "PCIe advanced error reporting"),
+            *(Evidence(place, str(n)) for place, n in places),
+            likely="the link lost data that it could not repair: riser, slot, cable, power or the GPU itself",
+            advice=_LOOK,
+        )
+    counts = {
+        "replays": [known(peer.pcie.replays) for peer in case.gpus],
+        "corrected errors": [_corrected(peer) for peer in case.gpus],
+    }
+    counted = {"replays": known(gpu.pcie.replays), "corrected errors": _corrected(gpu)}
+    seen = {name: count for name, count in counted.items() if count is not None}
+    if not seen:
+        replays = gpu.pcie.replays
+        return unread(subject, "PCIe error counters", replays if isinstance(replays, Missing) else Missing("not known"))
+    floor, ratio = case.limit("pcie.errors", "floor_errors", gpu), case.limit("pcie.errors", "peers_ratio", gpu)
+    place = case.gpus.index(gpu)
+    for name, count in seen.items():
+        peers = [n for i, n in enumerate(counts[name]) if i != place and n is not None]
+        bound = out_of_line(count, peers, floor, ratio)
+        if bound is not None:
+            return warn(
+                subject,
+                Found(f"{count} {name} since driver load", count, "errors"),
+                Expected(f"below {bound:.0f}, {ratio:.0f} times what the peers count", "<", bound, "errors", "peers"),
+                Evidence("nvmlDeviceGetPcieReplayCounter" if name == "replays" else "aer_dev_correctable", str(count)),
+                Evidence("the peers", ", ".join(str(n) for n in peers) or "none to compare"),
+                likely="the link sends much again: a riser, cable or contact at the edge of what it can carry",
+                advice=_LOOK,
+            )
+    words = " and ".join(f"{count} {name}" for name, count in seen.items())
+    note = "" if not any(seen.values()) else ": lifetime counts, in line with the peers; a rate needs load"
+    return ok(subject, Found(words + note, max(seen.values()), "errors"))
+
+
+def _corrected(gpu: Gpu) -> int | None:
+    path = known(gpu.pcie.path)
+    return known(path[0].aer_correctable) if path else None
+
+
+_LOOK = (
+    Advice("See the kernel's words:", "sudo dmesg | grep -iE 'AER|pcieport'"),
+    "Reseat the GPU and its riser or cable; move it to another slot and see whether the errors follow it.",
+    "They follow the GPU: open a hardware case for it. They stay: for the board or riser.",
+)

@@ -1,0 +1,103 @@
+"""What a PCIe link is worth: generation and lanes in GB/s, and where a GPU's slot and host come into it."""
+
+from __future__ import annotations
+
+import re
+
+from gpudoctor.checks.case import Case
+from gpudoctor.facts.gpu import Gpu, PcieHop
+from gpudoctor.facts.missing import Missing, known
+
+# GT/s a lane -> generation; PCI Express Base Specification
+_GENERATIONS: dict[float, int] = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
+# share of the bits that carry data: 8b/10b up to Gen2, 128b/130b up to Gen5, 242 of 256 bytes a FLIT in Gen6
+_ENCODING: dict[int, float] = {1: 0.8, 2: 0.8, 3: 128 / 130, 4: 128 / 130, 5: 128 / 130, 6: 242 / 256}
+
+# NVIDIA Grace superchips and GB10: the CPU reaches the GPU over NVLink-C2C and PCIe is narrow or idle by design
+_C2C_NAME = re.compile(r"\b(GH200|GB200|GB300|GB10)\b", re.IGNORECASE)
+
+
+def generation_of(speed_gt_s: float) -> int | None:
+    """The PCIe generation that signals at this many GT/s a lane; None for a speed of no generation.
+
+    >>> generation_of(16.0)
+    4
+    """
+    return _GENERATIONS.get(round(speed_gt_s, 1))
+
+
+def link_gb_s(generation: int, lanes: int) -> float | None:
+    """Line rate in GB/s (1e9) each way, before packet overhead; None for an unknown generation.
+
+    >>> link_gb_s(4, 8)
+    15.75
+    """
+    for speed, known_generation in _GENERATIONS.items():
+        if known_generation == generation:
+            return round(speed * _ENCODING[generation] / 8 * lanes, 2)
+    return None
+
+
+def describe(generation: int | None, lanes: int) -> str:
+    """How text names a link: "PCIe Gen4 x8"."""
+    return f"PCIe Gen{generation} x{lanes}" if generation else f"PCIe x{lanes}"
+
+
+def generation_reachable(gpu: Gpu) -> int | None:
+    """The generation that GPU and slot can run together, as far as it is known."""
+    both = known(gpu.pcie.generation_max)
+    if both is not None:
+        return both
+    device, host = known(gpu.pcie.device_generation_max), known(gpu.pcie.host_generation_max)
+    return None if device is None or host is None else min(device, host)
+
+
+def slot_above(gpu: Gpu) -> PcieHop | None:
+    """The bridge port right above the GPU: its width is the slot's. None where it is not shown."""
+    path = known(gpu.pcie.path)
+    return path[1] if path is not None and len(path) > 1 else None
+
+
+def hidden_bridges(case: Case, gpu: Gpu) -> str | None:
+    """Why the bridges above the GPU say nothing here; None where they can be believed."""
+    passed_on = known(gpu.settings.virtualization)
+    if passed_on in ("passthrough", "vgpu"):
+        return "the GPU is passed into a virtual machine: its bridges are not the real ones"
+    if known(case.node.host.virtualization) == "vm":
+        return "in a virtual machine the bridges are not the real ones"
+    if isinstance(gpu.pcie.path, Missing):
+        return f"the bridges above it: {gpu.pcie.path.reason}"
+    if len(gpu.pcie.path) < 2:
+        return "no bridge above it is visible"
+    return None
+
+
+def on_c2c(gpu: Gpu) -> bool:
+    """Whether the CPU reaches this GPU over NVLink-C2C, so that its PCIe link carries no load."""
+    return _C2C_NAME.search(known(gpu.name) or "") is not None
+
+
+def idling(gpu: Gpu, busy_percent: float) -> bool | None:
+    """Whether the link may be slowed down because nothing uses it; None where nothing tells.
+
+    NVIDIA lowers the generation outside P0 to P2 (`nvidia-smi --help-query-gpu`,
+    pcie.link.gen.current); a desktop's redraws below `busy_percent` do not count as use.
+    """
+    state = known(gpu.clocks.performance_state)
+    if state is not None and state > 2:
+        return True
+    busy = known(gpu.utilization.gpu_pct)
+    if busy is not None and busy >= busy_percent:
+        return False
+    reasons = known(gpu.clocks.event_reasons)
+    if reasons is not None:
+        return "idle" in reasons or (state is None and busy is None)
+    return None if busy is None else True
+
+
+def names_of(gpus: list[Gpu]) -> str:
+    """ "GPU 3", "GPUs 0, 1 and 2": for sentences."""
+    numbers = [str(gpu.index) for gpu in gpus]
+    if len(numbers) == 1:
+        return f"GPU {numbers[0]}"
+    return f"GPUs {', '.join(numbers[:-1])} and {numbers[-1]}"

@@ -1,0 +1,268 @@
+"""What lies above the GPU on the bus: switches and root ports, and where they send peer traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from gpudoctor.checks.case import Case
+from gpudoctor.checks.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    Subject,
+    fail,
+    of_gpu,
+    ok,
+    skip,
+    unknown,
+    unread,
+    warn,
+)
+from gpudoctor.checks.pcie_rates import describe, generation_of, hidden_bridges, link_gb_s, names_of, on_c2c
+from gpudoctor.checks.registry import check
+from gpudoctor.checks.trust import untrusted
+from gpudoctor.facts.gpu import Gpu, PcieHop
+from gpudoctor.facts.missing import Missing, known
+
+
+class Hop(msgspec.Struct, frozen=True):
+    """A link above the GPU: its two ends, what it runs at and what both ends could do."""
+
+    child: PcieHop
+    parent: PcieHop
+    width: int | None
+    width_possible: int | None
+    speed_gt_s: float | None
+    speed_possible_gt_s: float | None
+
+    @property
+    def narrow(self) -> bool:
+        return self.width is not None and self.width_possible is not None and self.width < self.width_possible
+
+    @property
+    def slow(self) -> bool:
+        now, possible = self.speed_gt_s, self.speed_possible_gt_s
+        return now is not None and possible is not None and now < possible
+
+
+@check("pcie.upstream", title="Every link above the GPUs, up to the root, is at full width and speed")
+def upstream(case: Case) -> Iterator[Finding]:
+    """Name the first bad hop above each GPU, once per bridge with all the GPUs behind it."""
+    bad: dict[str, tuple[Hop, list[Gpu]]] = {}
+    rest: list[Gpu] = []
+    for gpu in case.gpus:
+        if reason := untrusted(gpu):
+            yield unknown(of_gpu(gpu), reason)
+        elif on_c2c(gpu):
+            yield skip(of_gpu(gpu), "the host link of this GPU is NVLink-C2C, not PCIe")
+        elif (reason := hidden_bridges(case, gpu)) is not None:
+            path = gpu.pcie.path
+            yield unread(of_gpu(gpu), "bridges", path) if isinstance(path, Missing) else skip(of_gpu(gpu), reason)
+        elif hop := _first_bad(gpu):
+            bad.setdefault(hop.child.bus_id, (hop, []))[1].append(gpu)
+        else:
+            rest.append(gpu)
+    for hop, behind in bad.values():
+        yield _bad_hop(case, hop, behind, rest)
+    for gpu in rest:
+        yield _clean(gpu)
+
+
+def links_above(gpu: Gpu) -> list[Hop]:
+    """The links above the GPU's own, nearest first.
+
+    The path alternates: two ends of a link, then the inside of a switch, then the next link.
+    """
+    path = known(gpu.pcie.path) or ()
+    return [_hop(path[i], path[i + 1]) for i in range(2, len(path) - 1, 2)]
+
+
+def _hop(child: PcieHop, parent: PcieHop) -> Hop:
+    width, speed = known(child.width), known(child.speed_gt_s)
+    widths, speeds = (
+        (known(child.max_width), known(parent.max_width)),
+        (
+            known(child.max_speed_gt_s),
+            known(parent.max_speed_gt_s),
+        ),
+    )
+    return Hop(
+        child,
+        parent,
+        known(parent.width) if width is None else width,
+        None if None in widths else min(n for n in widths if n is not None),
+        known(parent.speed_gt_s) if speed is None else speed,
+        None if None in speeds else min(n for n in speeds if n is not None),
+    )
+
+
+def _first_bad(gpu: Gpu) -> Hop | None:
+    return next((hop for hop in links_above(gpu) if hop.narrow or (hop.slow and not _own_link_idles(gpu))), None)
+
+
+def _own_link_idles(gpu: Gpu) -> bool:
+    """Below its own maximum the whole way up may be resting; at its maximum a slower hop above is no rest."""
+    now, most = known(gpu.pcie.generation), known(gpu.pcie.generation_max)
+    return now is None or most is None or now < most
+
+
+def _bad_hop(case: Case, hop: Hop, behind: list[Gpu], rest: list[Gpu]) -> Finding:
+    now_generation = generation_of(hop.speed_gt_s) if hop.speed_gt_s else None
+    full_generation = generation_of(hop.speed_possible_gt_s) if hop.speed_possible_gt_s else None
+    lanes, full_lanes = hop.width or 0, hop.width_possible or hop.width or 0
+    has = link_gb_s(now_generation, lanes) if now_generation else None
+    could = link_gb_s(full_generation, full_lanes) if full_generation else None
+    name = f"the link above {names_of(behind)}"
+    found = Found(
+        f"{describe(now_generation, lanes)} from {hop.child.bus_id} up to {hop.parent.bus_id}",
+        lanes if hop.narrow else hop.speed_gt_s,
+        "lanes" if hop.narrow else "GT/s",
+    )
+    expected = Expected(
+        f"{describe(full_generation, full_lanes)}: what both ends can do",
+        ">=",
+        hop.width_possible if hop.narrow else hop.speed_possible_gt_s,
+        "lanes" if hop.narrow else "GT/s",
+        "slot maximum",
+    )
+    what = "width" if hop.narrow else "speed"
+    evidence = [
+        Evidence(f"/sys/bus/pci/devices/{end.bus_id}/current_link_{what}", _reading(end, hop.narrow))
+        for end in (hop.child, hop.parent)
+    ]
+    if has is not None and could is not None:
+        evidence.append(
+            Evidence("what it costs", f"{has} GB/s each way instead of {could}, shared by {names_of(behind)}")
+        )
+    # every hop of the node slowed alike is a BIOS setting, not a part that failed
+    everywhere = not hop.narrow and not rest and len(case.gpus) > 1 and _all_slowed(case, hop)
+    subject = of_gpu(behind[0]) if len(behind) == 1 else Subject("node", bus_id=hop.child.bus_id, name=name)
+    if len(behind) == 2:
+        subject = Subject("pair", gpus=(behind[0].index, behind[1].index), bus_id=hop.child.bus_id, name=name)
+    return (warn if everywhere else fail)(
+        subject,
+        found,
+        expected,
+        *evidence,
+        likely="the BIOS holds every slot at a lower generation"
+        if everywhere
+        else "a switch uplink or root port trained below what it can do: a bad contact, cable, backplane or retimer",
+        advice=(
+            Advice("See both ends of the link:", f"sudo lspci -vvs {hop.child.bus_id} | grep -i lnk"),
+            "Power the node off for 30 seconds and start it; check again with: gpudoctor check pcie.upstream",
+            "Still so: it is the board, backplane or cable, not the GPU. Open a hardware case naming the bridge.",
+        ),
+    )
+
+
+def _all_slowed(case: Case, hop: Hop) -> bool:
+    slowed = [_first_bad(gpu) for gpu in case.gpus]
+    return all(other is not None and other.speed_gt_s == hop.speed_gt_s and not other.narrow for other in slowed)
+
+
+def _reading(end: PcieHop, width: bool) -> str:
+    now, most = (
+        (known(end.width), known(end.max_width)) if width else (known(end.speed_gt_s), known(end.max_speed_gt_s))
+    )
+    return f"{now} (maximum {most})"
+
+
+def _clean(gpu: Gpu) -> Finding:
+    links = links_above(gpu)
+    if not links:
+        return ok(of_gpu(gpu), "sits right on a root port: no link above its own")
+    unseen = [hop for hop in links if hop.width is None or hop.width_possible is None]
+    if unseen:
+        end = unseen[0].child
+        fact = next((f for f in (end.width, end.max_width, unseen[0].parent.max_width) if isinstance(f, Missing)), None)
+        return unread(of_gpu(gpu), f"width of the link above {end.bus_id}", fact or Missing("not known"))
+    if any(hop.slow for hop in links):
+        return ok(of_gpu(gpu), f"{len(links)} link(s) above at full width; their speed is at rest, as the GPU's own is")
+    return ok(of_gpu(gpu), f"{len(links)} link(s) above at full width and speed")
+
+
+@check("pcie.acs", title="Nothing sends peer-to-peer traffic through the root complex")
+def acs(case: Case) -> Iterator[Finding]:
+    """Warn of ACS redirect above a GPU and of a translating IOMMU, on bare metal with several GPUs."""
+    reason = _acs_does_not_matter(case)
+    if reason is not None:
+        yield skip(NODE, reason)
+        return
+    for gpu in case.gpus:
+        yield _redirect_above(case, gpu)
+    yield _iommu(case)
+
+
+def _acs_does_not_matter(case: Case) -> str | None:
+    node, gpus = case.node, case.gpus
+    if len(gpus) < 2:
+        return "one GPU: no peer-to-peer traffic to redirect"
+    if known(node.host.virtualization) == "vm" or any(
+        known(g.settings.virtualization) in ("passthrough", "vgpu") for g in gpus
+    ):
+        return "in a virtual machine the host decides; isolation is there by design"
+    if any(known(g.settings.virtualization) in ("host-vgpu", "host-vsga") for g in gpus):
+        return "this host runs virtual machines: isolation is there by design"
+    if any(known(g.settings.confidential_compute) for g in gpus):
+        return "confidential computing isolates the GPUs by design"
+    if known(node.host.machine) == "aarch64" or any(on_c2c(g) for g in gpus):
+        return "on Arm and Grace the IOMMU is always on, by design"
+    # on other GPUs the same answer may be the work of ACS or the IOMMU
+    geforce = all("geforce" in (known(g.name) or "").lower() for g in gpus)
+    reads = [known(pair.p2p_read) for pair in case.pairs]
+    if geforce and reads and all(status in ("CNS", "GNS", "NS") for status in reads):
+        return "these GPUs have no peer-to-peer over PCIe, so there is nothing to redirect"
+    return None
+
+
+def _redirect_above(case: Case, gpu: Gpu) -> Finding:
+    subject = of_gpu(gpu)
+    if reason := untrusted(gpu):
+        return unknown(subject, reason)
+    if (reason := hidden_bridges(case, gpu)) is not None:
+        path = gpu.pcie.path
+        return unread(subject, "bridges", path) if isinstance(path, Missing) else skip(subject, reason)
+    bridges = (known(gpu.pcie.path) or ())[1:]
+    on = [hop for hop in bridges if known(hop.acs_redirect) is True]
+    if on:
+        names = ", ".join(hop.bus_id for hop in on)
+        return warn(
+            subject,
+            f"ACS redirect is on above it ({names})",
+            Expected("off, so that GPUs under one switch reach each other directly", source="nccl#2079, NCCL docs"),
+            *(Evidence(f"ACS control of {hop.bus_id}", "request or completion redirect set") for hop in on),
+            likely="the BIOS or kernel turned Access Control Services on, as for virtual machines",
+            advice=(
+                "Turn ACS (or VT-d / AMD-Vi, where no VM needs it) off in the BIOS.",
+                Advice("Until the next boot:", f"sudo setpci -s {on[0].bus_id} ECAP_ACS+0x6.w=0000"),
+                Advice("Then see that peer-to-peer works:", "gpudoctor check link.peer --level full"),
+            ),
+        )
+    unseen = next((hop.acs_redirect for hop in bridges if isinstance(hop.acs_redirect, Missing)), None)
+    if unseen is not None and all(isinstance(hop.acs_redirect, Missing) for hop in bridges):
+        return unread(subject, "ACS of the bridges above it", unseen)
+    return ok(subject, "no ACS redirect above it" + (" where it could be read" if unseen else ""))
+
+
+def _iommu(case: Case) -> Finding:
+    iommu = case.node.pci.iommu
+    if isinstance(iommu, Missing):
+        return unread(NODE, "IOMMU", iommu)
+    if iommu != "translated":
+        return ok(NODE, Found(f"IOMMU {iommu}", iommu), Expected("off or passthrough", "in", "off, passthrough"))
+    return warn(
+        NODE,
+        Found("IOMMU translates", "translated"),
+        Expected("off or passthrough", "in", "off, passthrough", source="NCCL docs, PCI access control services"),
+        Evidence("/sys/kernel/iommu_groups/*/type", "DMA"),
+        likely="peer-to-peer over PCIe goes through address translation: slow, and hangs are known (nccl-tests#117)",
+        advice=(
+            Advice("Add to the kernel command line and reboot:", "iommu=pt"),
+            "Or turn VT-d / AMD-Vi off in the BIOS where no virtual machine needs it.",
+        ),
+    )

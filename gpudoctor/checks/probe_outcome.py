@@ -1,0 +1,135 @@
+"""What became of a probe: why it gave no figure, and on what it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.case import Case
+from gpudoctor.checks.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Finding,
+    Subject,
+    fail,
+    of_rank,
+    skip,
+    unknown,
+    unread,
+)
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.measurements import ProbeProblem, RankInfo
+
+NOT_MEASURED = "not measured in this run"
+
+
+def problems_of(case: Case, probe: str) -> tuple[ProbeProblem, ...]:
+    """What went wrong in the probe itself or in the launch that it needs."""
+    return tuple(p for p in case.measurements.problems if p.probe in (probe, "launch"))
+
+
+def absent(case: Case, probe: str, what: str) -> Finding:
+    """Why there is no figure: the reason of the probe, of torch, or that nobody asked for it."""
+    for name in (probe, "torch"):
+        missing = case.measurements.not_run.get(name)
+        if missing is not None:
+            return unread(NODE, what, missing)
+    return skip(NODE, f"{what}: {NOT_MEASURED}")
+
+
+def judged_problems(case: Case, probe: str) -> Iterator[Finding]:
+    """One finding for each problem: for the check that answers whether the probe worked.
+
+    A rank on a GPU that hung or died is a `fail`: a training would have met the same. On CPU
+    ranks, and for errors that torch reported itself, the node is not convicted: `unknown`. A GPU
+    that is in use, or full, was not tried: `skip`, `unknown`.
+    """
+    for problem in problems_of(case, probe):
+        yield _judged(case, problem)
+
+
+def not_judged(case: Case, probe: str, what: str, told_by: str) -> Iterator[Finding]:
+    """The same problems for the checks that lack a figure for them: never a pass, told once."""
+    for problem in problems_of(case, probe):
+        if problem.kind == "refused":
+            yield skip(_subject(case, problem), f"{what}: {problem.text}")
+        else:
+            yield unknown(_subject(case, problem), f"{what}: not measured, {problem.text} (see {told_by})")
+
+
+def on_gpus(case: Case) -> bool:
+    """Whether the ranks sat on GPUs."""
+    launch = case.measurements.launch
+    return launch is not None and (launch.backend == "nccl" or any(r.device == "cuda" for r in launch.ranks))
+
+
+def ranks_in_words(case: Case, count: int) -> str:
+    """How text names those who measured: "2 CPU ranks (gloo)", "8 GPUs"."""
+    if on_gpus(case):
+        return "1 GPU" if count == 1 else f"{count} GPUs"
+    backend = case.measurements.launch.backend if case.measurements.launch else "gloo"
+    return f"{count} CPU rank{'s' if count != 1 else ''} ({backend})"
+
+
+def rank_info(case: Case, rank: int) -> RankInfo | None:
+    launch = case.measurements.launch
+    return next((info for info in launch.ranks if info.rank == rank), None) if launch else None
+
+
+def rank_gpu(case: Case, rank: int) -> Gpu | None:
+    """The GPU a rank sat on, found by UUID, then bus id: a rank's own index is not NVML's."""
+    info = rank_info(case, rank)
+    if info is None or info.device != "cuda":
+        return None
+    for gpu in case.node.gpus:
+        if (info.uuid is not None and gpu.uuid == info.uuid) or (info.bus_id is not None and gpu.bus_id == info.bus_id):
+            return gpu
+    return next((g for g in case.node.gpus if info.uuid is None and info.bus_id is None and g.index == info.gpu), None)
+
+
+def rank_subject(case: Case, rank: int) -> Subject:
+    info = rank_info(case, rank)
+    gpu = rank_gpu(case, rank)
+    return of_rank(rank, gpu.index if gpu else None, info.uuid if info else None)
+
+
+def _subject(case: Case, problem: ProbeProblem) -> Subject:
+    return NODE if problem.rank is None else rank_subject(case, problem.rank)
+
+
+def _judged(case: Case, problem: ProbeProblem) -> Finding:
+    subject = _subject(case, problem)
+    who = "the launch" if problem.rank is None else f"rank {problem.rank}"
+    text = problem.text
+    # a probe that writes whole sentences is not told twice
+    if problem.rank is not None and not text.startswith("rank"):
+        text = f"{who}{f' in {problem.phase}' if problem.phase else ''}: {text}"
+    if " wait" in text:
+        pass
+    elif len(problem.waiting) == 1:
+        text += f"; rank {problem.waiting[0]} was held up by it"
+    elif problem.waiting:
+        text += f"; ranks {', '.join(map(str, problem.waiting))} were held up by it"
+    evidence = tuple(Evidence(f"stderr of {who}", line) for line in problem.output[-5:])
+    if problem.kind == "refused":
+        return skip(subject, problem.text)
+    if problem.kind == "out-of-memory":
+        steps = (Advice("See what holds the memory.", "nvidia-smi --query-compute-apps=pid,used_memory --format=csv"),)
+        return unknown(subject, text, *evidence, advice=steps)
+    look = (
+        Advice("Look for Xid and bus errors of the time.", "gpudoctor check gpu.xid gpu.lost pcie nvlink"),
+        Advice("See what NCCL says.", "NCCL_DEBUG=INFO gpudoctor check collective"),
+    )
+    if problem.kind == "error" or not on_gpus(case):
+        return unknown(subject, text, *evidence, advice=look if on_gpus(case) else ())
+    hung = problem.kind == "timeout"
+    return fail(
+        subject,
+        text,
+        "every rank comes back in time" if hung else "every rank ends by itself",
+        *evidence,
+        likely="a GPU, link or driver that does not answer; or IOMMU/ACS in the way of peer-to-peer"
+        if hung
+        else "the GPU or its driver took the process down",
+        advice=look,
+    )

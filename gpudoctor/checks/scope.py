@@ -1,0 +1,104 @@
+"""Which GPUs of a node are judged: those asked for, those of the job, or all."""
+
+from __future__ import annotations
+
+from gpudoctor.checks.cuda_visible_devices import resolve
+from gpudoctor.errors import UserError
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import known
+from gpudoctor.facts.node import Node, short_bus_id
+
+# the step is the narrower of the two
+SLURM_GPUS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+
+
+def scope_of(node: Node, wanted: str | None) -> tuple[tuple[int, ...] | None, str | None]:
+    """The NVML indices to judge and the reason in words; (None, None) for all of them.
+
+    In this order: `wanted` (--gpu: indices, ranges, UUIDs or unique prefixes, bus ids); a valid
+    CUDA_VISIBLE_DEVICES that shows some of the GPUs; without that variable, as in a Slurm
+    prolog, the job's GPUs. A broken CUDA_VISIBLE_DEVICES never narrows the scope, since it says
+    nothing about which GPUs are meant. Raise UserError for a --gpu that names no GPU here.
+    """
+    if wanted is not None:
+        return _wanted(node, wanted), f"--gpu {wanted.strip()}"
+    value = node.environment.get("CUDA_VISIBLE_DEVICES")
+    if value is not None:
+        seen = resolve(value, node.gpus, node.environment.get("CUDA_DEVICE_ORDER"))
+        broken = seen.unresolved or seen.problems or seen.order_uncertain
+        if broken or not seen.visible or not seen.hidden:
+            return None, None
+        return _sorted(node, set(seen.visible)), f"CUDA_VISIBLE_DEVICES={value}"
+    for name in SLURM_GPUS:
+        listed = indices(node.environment.get(name))
+        # a job confined to its GPUs sees only those, numbered anew from 0
+        if listed is not None and len(node.gpus) > len(listed):
+            chosen = _sorted(node, {gpu.index for gpu in node.gpus} & listed)
+            if chosen:
+                return chosen, f"{name}={node.environment.get(name)}"
+    return None, None
+
+
+def indices(text: str | None) -> set[int] | None:
+    """The set of a list like "0,2,4-7"; None where it is unset, empty or not such a list.
+
+    >>> sorted(indices("0,2,4-6") or ())
+    [0, 2, 4, 5, 6]
+    >>> indices("GPU-1234") is None
+    True
+    """
+    if not text or not text.strip():
+        return None
+    chosen: set[int] = set()
+    for item in text.split(","):
+        first, dash, last = item.strip().partition("-")
+        last = last if dash else first
+        if not (_is_index(first) and _is_index(last)):
+            return None
+        chosen.update(range(int(first), int(last) + 1))
+    return chosen
+
+
+def _is_index(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 4
+
+
+def _wanted(node: Node, wanted: str) -> tuple[int, ...]:
+    chosen: set[int] = set()
+    for item in (part.strip() for part in wanted.split(",")):
+        if not item:
+            raise UserError(f"--gpu {wanted!r}: an empty entry; give indices, UUIDs or bus ids, as in --gpu 0,3")
+        chosen |= _named(node, item)
+    return _sorted(node, chosen)
+
+
+def _named(node: Node, item: str) -> set[int]:
+    listed = indices(item)
+    if listed is not None:
+        missing = sorted(listed - {gpu.index for gpu in node.gpus})
+        if missing or not listed:
+            raise UserError(f"--gpu {item}: there is no GPU {missing[0] if missing else item} here; {_existing(node)}")
+        return listed
+    fitting = [gpu for gpu in node.gpus if _is_called(gpu, item)]
+    if not fitting:
+        raise UserError(f"--gpu {item}: no GPU here has this index, UUID or bus id; {_existing(node)}")
+    if len(fitting) > 1:
+        raise UserError(f"--gpu {item}: fits GPU {' and '.join(str(g.index) for g in fitting)}; give more of the UUID")
+    return {fitting[0].index}
+
+
+def _is_called(gpu: Gpu, item: str) -> bool:
+    word = item.lower()
+    if word.startswith("gpu-"):
+        return len(word) > 4 and (known(gpu.uuid) or "").lower().startswith(word)
+    return ":" in word and short_bus_id(word) == gpu.bus_id.lower()
+
+
+def _existing(node: Node) -> str:
+    if not node.gpus:
+        return "this node shows no GPU"
+    return "it has " + ", ".join(gpu.label for gpu in node.gpus)
+
+
+def _sorted(node: Node, chosen: set[int]) -> tuple[int, ...]:
+    return tuple(gpu.index for gpu in node.gpus if gpu.index in chosen)

@@ -1,0 +1,204 @@
+"""env.torch: whether torch fits the driver and sees the GPUs that it should."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.cuda_visible_devices import resolve
+from gpudoctor.checks.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    fail,
+    of_gpu,
+    ok,
+    skip,
+    unknown,
+    unread,
+    warn,
+)
+from gpudoctor.checks.probe_outcome import rank_gpu
+from gpudoctor.checks.registry import check
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.measurements import TorchView
+from gpudoctor.facts.missing import Missing, known
+
+ID = "env.torch"
+INSTALL = "pip install 'gpudoctor-cli[torch]'"
+_WHEELS = Advice("Install a build for your driver's CUDA: https://pytorch.org/get-started", "nvidia-smi | head -4")
+
+
+@check(
+    ID,
+    title="torch fits the driver and sees every GPU it may use",
+    level="standard",
+    limits={"oldest_version": Limit(2.4, "torch version", "gpudoctor's probes are made for torch 2.4 and later")},
+)
+def torch_build(case: Case) -> Iterator[Finding]:
+    """Judge the build of torch against the driver, and what it saw against the GPUs."""
+    view = _own_view(case)
+    torch = view.torch if view else case.node.software.torch
+    if isinstance(torch, Missing):
+        if torch.kind == "absent" and case.node.source.kind != "capture":
+            yield skip(NODE, f"torch: {torch.reason}; to check it too: {INSTALL}")
+        else:
+            yield unread(NODE, "torch", torch)
+        return
+    yield from _build(case, torch, view.cuda if view else case.node.software.torch_cuda)
+    if view is not None:
+        yield from _sight(case, view)
+    elif case.node.source.kind == "live":
+        why = case.measurements.not_run.get("torch", Missing("torch was not started in this run"))
+        yield unread(NODE, "which GPUs torch sees", why)
+    copies = case.node.software.nccl_copies
+    if len(copies) > 1:
+        yield warn(
+            NODE,
+            Found(f"{len(copies)} copies of NCCL", len(copies), "copies"),
+            "one copy of libnccl",
+            *(Evidence("libnccl", copy) for copy in copies),
+            likely="which of them is loaded depends on the search path; two in one process crash or hang",
+            advice=(Advice("Keep torch's own copy, and take the others off LD_LIBRARY_PATH.", "pip list | grep nccl"),),
+        )
+
+
+def _own_view(case: Case) -> TorchView | None:
+    """What torch said on this very machine; a simulated node has nothing to do with it."""
+    return case.measurements.torch_view if case.node.source.kind == "live" else None
+
+
+def _build(case: Case, torch: str, cuda: str | Missing | None) -> Iterator[Finding]:
+    evidence = Evidence("torch", torch)
+    oldest = case.limit(ID, "oldest_version")
+    version = _version(torch)
+    if version is not None and version < (_version(f"{oldest:g}") or (0, 0)):
+        yield warn(
+            NODE,
+            f"torch {torch}",
+            Expected(f"torch {oldest:g} or later", ">=", oldest, None, case.limit_source(ID, "oldest_version")),
+            evidence,
+            likely="an old environment",
+            advice=(Advice("Update torch.", "pip install -U torch"),),
+        )
+    if isinstance(cuda, Missing):
+        yield unread(NODE, "torch's CUDA", cuda)
+        return
+    if cuda is None:
+        yield fail(
+            NODE,
+            f"torch {torch} is a CPU-only build",
+            "a build with CUDA, on a node with GPUs",
+            evidence,
+            likely="pip took the CPU wheel: the wrong index, or a platform without CUDA wheels",
+            advice=(_WHEELS, Advice("Then reinstall.", "pip install --force-reinstall torch")),
+        )
+        return
+    driver = case.node.driver.cuda_version
+    if isinstance(driver, Missing):
+        yield unread(NODE, f"torch {torch} is built for CUDA {cuda}; the driver's CUDA version", driver)
+        return
+    yield _fits(torch, cuda, driver, evidence)
+
+
+def _fits(torch: str, cuda: str, driver: str, evidence: Evidence) -> Finding:
+    """A driver runs programs of its own CUDA version and older, and from 11 on of its whole major."""
+    built, offered = _version(cuda), _version(driver)
+    shown = (evidence, Evidence("driver", f"CUDA {driver}"))
+    if built is None or offered is None:
+        return unknown(NODE, f"cannot compare torch's CUDA {cuda!r} with the driver's {driver!r}", *shown)
+    text = f"torch {torch} is built for CUDA {cuda}, the driver offers CUDA {driver}"
+    if built <= offered:
+        return ok(NODE, text, None, *shown)
+    if built[0] == offered[0] >= 11:
+        return ok(NODE, f"{text}: minor version compatibility carries it", None, *shown)
+    return fail(
+        NODE,
+        text,
+        Expected(f"CUDA {driver} or older", "<=", driver, None, "CUDA compatibility guide"),
+        *shown,
+        likely="the driver is too old for this torch: CUDA error 35, and no GPU is found",
+        advice=(Advice(f"Take a torch build for CUDA {offered[0]}, or update the driver."), _WHEELS),
+    )
+
+
+def _sight(case: Case, view: TorchView) -> Iterator[Finding]:
+    launch = case.measurements.launch
+    evidence = [Evidence("torch.cuda.device_count()", str(view.device_count))]
+    if view.error:
+        evidence.append(Evidence("torch.cuda", view.error))
+    on_gpus = launch is None or launch.backend == "nccl"
+    if view.cuda is None or (not on_gpus and not view.error):
+        if view.cuda is not None:
+            yield skip(NODE, "which GPUs torch sees: the ranks ran on CPUs")
+        return
+    given = _given(case)
+    expected = Expected(f"{len(given)} GPUs", "==", len(given), "GPUs", "the driver, and what the job may use")
+    if given and (view.error or not view.cuda_available):
+        yield fail(
+            NODE,
+            Found("torch cannot open the GPUs", view.device_count, "GPUs"),
+            expected,
+            *evidence,
+            likely=view.error or "CUDA did not initialise, though the driver answers",
+            advice=(Advice("See what CUDA says.", "python -c 'import torch; torch.cuda.init()'"),),
+        )
+        return
+    unseen = _unseen(given, view)
+    if view.device_count == len(given) and not unseen:
+        of_all = f"{view.device_count} of {len(case.node.gpus)} GPUs"
+        yield ok(NODE, f"torch sees {of_all}, all that it was given", None, *evidence)
+        return
+    if case.measurements.problems:
+        # a rank that ended early told nothing of its GPU
+        yield unknown(NODE, f"which GPUs torch sees: {case.measurements.problems[0].text}", *evidence)
+        return
+    likely = "the device cgroup or device files of this session, or a GPU that CUDA cannot open"
+    advice = (Advice("Compare the two lists.", "nvidia-smi -L; python -m torch.utils.collect_env"),)
+    text = f"torch sees {view.device_count} GPUs"
+    if not unseen:
+        found = Found(text, view.device_count, "GPUs")
+        yield fail(NODE, found, expected, *evidence, likely=likely, advice=advice)
+    for gpu in unseen:
+        found = Found(f"{text}: not this one", view.device_count, "GPUs")
+        yield fail(of_gpu(gpu), found, expected, *evidence, likely=likely, advice=advice)
+
+
+def _given(case: Case) -> tuple[Gpu, ...]:
+    """The GPUs that torch should see: those the ranks sat on, else what CUDA_VISIBLE_DEVICES shows of the scope."""
+    launch = case.measurements.launch
+    if launch is not None and launch.ranks:
+        return tuple(gpu for info in launch.ranks if (gpu := rank_gpu(case, info.rank)) is not None)
+    environment = case.node.environment
+    seen = resolve(environment.get("CUDA_VISIBLE_DEVICES"), case.node.gpus, environment.get("CUDA_DEVICE_ORDER"))
+    return tuple(gpu for gpu in case.gpus if gpu.index in seen.visible)
+
+
+def _unseen(given: tuple[Gpu, ...], view: TorchView) -> tuple[Gpu, ...]:
+    """GPUs that torch should list and does not, where both sides know UUIDs; MIG is not compared."""
+    listed = known(view.visible_uuids)
+    if not listed or any(uuid.startswith("MIG-") for uuid in listed):
+        return ()
+    bare = {uuid.lower().removeprefix("gpu-") for uuid in listed}
+    return tuple(
+        gpu
+        for gpu in given
+        if (uuid := known(gpu.uuid)) is not None
+        and uuid.lower().removeprefix("gpu-") not in bare
+        and known(gpu.settings.mig_enabled) is not True
+    )
+
+
+def _version(text: str) -> tuple[int, int] | None:
+    """The first two numbers of a version.
+
+    >>> _version("2.13.0+cpu")
+    (2, 13)
+    """
+    parts = text.split("+")[0].split(".")
+    major, minor = parts[0], parts[1] if len(parts) > 1 else "0"
+    digits = minor[: len(minor) - len(minor.lstrip("0123456789"))] or "0"
+    return (int(major), int(digits)) if major.isascii() and major.isdigit() else None

@@ -1,0 +1,48 @@
+"""Whether the readings of a GPU may be believed, and whether all GPUs are in sight at all."""
+
+from __future__ import annotations
+
+from gpudoctor.checks.case import Case
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import known
+
+# NVML return codes that taint everything else the GPU answers, worst first; source: nvml.h, nvmlReturn_t
+_TAINT_WORDS = {15: "lost", 16: "waiting for a reset", 999: "answering with driver errors"}
+
+
+def untrusted(gpu: Gpu) -> str | None:
+    """Why no reading of this GPU may be judged, in words for `unknown(...)`; None where it may.
+
+    A GPU is untrusted once a driver call on it answered 15 (lost), 16 (reset required) or 999
+    (unknown error): what it answers besides may be stale or nonsense.
+    """
+    if not gpu.errors:
+        return None
+    order = list(_TAINT_WORDS)
+    error = min(gpu.errors, key=lambda e: order.index(e.code) if e.code in order else len(order))
+    words = _TAINT_WORDS.get(error.code, "answering with driver errors")
+    return f"the GPU is {words} ({error.code}, {error.call}): its readings cannot be trusted"
+
+
+def narrowed(case: Case) -> str | None:
+    """Why this process may see fewer GPUs than the node has, in words; None where it sees all.
+
+    A container, NVIDIA_VISIBLE_DEVICES with a list, or a driver that denies some handles (a
+    device cgroup, as Slurm sets one): fewer GPUs are then the scope, not a fault.
+    """
+    node = case.node
+    engine = known(node.host.container)
+    if engine or known(node.host.virtualization) == "container":
+        return f"inside a container ({engine or 'unknown engine'})"
+    visible = node.environment.get("NVIDIA_VISIBLE_DEVICES")
+    if visible not in (None, "", "all", "void", "none"):
+        return f"NVIDIA_VISIBLE_DEVICES={visible}"
+    if any(denied(words) for words in node.driver.handle_errors):
+        return "the driver denies this process some GPUs (device cgroup or permissions)"
+    return None
+
+
+def denied(handle_error: str) -> bool:
+    """Whether a GPU's handle was refused for lack of permission (NVML 4, or 17 from a device cgroup)."""
+    words = handle_error.lower()
+    return any(sign in words for sign in ("permission", "operating system", "(4)", "(17)", "code 4", "code 17"))

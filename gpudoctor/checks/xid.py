@@ -1,0 +1,146 @@
+"""The catalogue of Xid and SXid codes: what each says, and what it asks for.
+
+Source of the codes and of the action behind each bucket: NVIDIA, "Analyzing Xid Errors with the
+Xid Catalog" (docs.nvidia.com/deploy/xid-errors, driver 590 edition), and the Fabric Manager user
+guide for SXids. Where the catalogue is silent on Volta and older, the safer bucket is taken.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Bucket = Literal["hardware", "reset", "watch", "application", "info", "unknown"]
+
+# Worst first. hardware: the node needs hands; reset: the GPU is unfit until it is reset;
+# watch: works, a person should look; application: a program's own fault; info: nothing to do.
+BUCKETS: tuple[Bucket, ...] = ("hardware", "reset", "unknown", "watch", "application", "info")
+
+ADVICE: dict[Bucket, str] = {
+    "hardware": "Drain the node and power-cycle it; if the code returns, reseat the board and open a hardware case.",
+    "reset": "Drain the node and reset the GPU (all GPUs together on an NVSwitch node), or reboot.",
+    "unknown": "Look the code up in NVIDIA's Xid catalogue, and watch whether it returns.",
+    "watch": "Watch whether it returns under load; if it does, open a hardware case.",
+    "application": "Tell the job's owner: a program did this, most often an illegal memory access.",
+    "info": "Nothing to do.",
+}
+
+
+class Xid(msgspec.Struct, frozen=True):
+    """One code: its bucket, and its meaning in words fit for a report."""
+
+    code: int
+    bucket: Bucket
+    words: str
+
+    @property
+    def advice(self) -> str:
+        return OWN_ADVICE.get(self.code) or ADVICE[self.bucket]
+
+
+OWN_ADVICE: dict[int, str] = {
+    54: "Power the node off and check the auxiliary power cables of this board.",
+    62: "Drain the node and reset the GPU; update driver and firmware if it returns.",
+    63: "Nothing yet: the new row is used after the next reset (see gpu.memory-repair).",
+    64: "Drain the node and open a hardware case: the memory could not be repaired.",
+    74: "Look at nvlink.links and nvlink.errors; reset all GPUs of the fabric together; check the bridge or baseboard.",
+    79: "Drain the node and power-cycle it (off for 30 s); if it returns: reseat it, then hardware case.",
+    92: "See gpu.ecc; a GPU that corrects at a high rate is slower and wears out.",
+    94: "Restart the job that died; reset the GPU when it is idle (see gpu.memory-repair).",
+    119: "Drain the node and reset the GPU; if it returns, update the driver, or open a hardware case.",
+    120: "Drain the node and reset the GPU; if it returns, update the driver.",
+    121: "Watch the C2C link; reset both GPU and host if it returns.",
+}
+
+
+def _entries() -> dict[int, Xid]:
+    rows: list[tuple[Bucket, str, tuple[int, ...]]] = [
+        ("hardware", "GPU has fallen off the bus", (79,)),
+        ("hardware", "auxiliary power is not connected", (54,)),
+        ("hardware", "a memory row could not be remapped", (64,)),
+        ("hardware", "GPU memory interface failed to train", (57,)),
+        ("hardware", "GPU memory error", (58,)),
+        ("hardware", "PCIe link timed out for good", (167,)),
+        ("hardware", "part of the GPU memory had to be given up", (168,)),
+        ("reset", "GPU stopped processing", (46,)),
+        ("reset", "double-bit ECC error", (48,)),
+        ("reset", "internal micro-controller halted", (61, 62, 169)),
+        ("reset", "NVLink error", (74,)),
+        ("reset", "uncontained memory error", (95,)),
+        ("reset", "context switch timed out", (109,)),
+        ("reset", "security fault", (110,)),
+        ("reset", "the GPU's own processor (GSP) did not answer", (119,)),
+        ("reset", "the GPU's own processor (GSP) failed", (120,)),
+        ("reset", "NVLink failed to train", (136,)),
+        ("reset", "unrecoverable ECC error", (140,)),
+        ("reset", "GPU failed to initialise", (143,)),
+        ("reset", "NVLink error found by software", (155,)),
+        ("reset", "a GPU resource was retired", (156,)),
+        ("reset", "GPU timed out for good", (158,)),
+        ("reset", "uncorrectable DRAM error", (171,)),
+        ("reset", "uncorrectable SRAM error", (172,)),
+        ("watch", "high rate of corrected memory errors", (92,)),
+        ("watch", "InfoROM wear limit exceeded", (93,)),
+        ("watch", "C2C link error", (121,)),
+        ("watch", "NVLink 5 error", tuple(range(144, 151))),
+        ("watch", "a GPU resource could not be retired", (157,)),
+        ("watch", "a channel could not be retired", (161,)),
+        ("watch", "power smoothing circuitry is wearing out", (164, 165)),
+        ("watch", "NVLink encryption error", (166, 170)),
+        ("watch", "key rotation error", (151,)),
+        ("watch", "vGPU failed to start", (78,)),
+        ("application", "GPU stopped processing a channel", (8, 43)),
+        ("application", "invalid or corrupted commands from a program", (11, 25, 32, 80)),
+        ("application", "exception in a kernel", (13,)),
+        # the memory itself is judged by gpu.ecc and gpu.memory-repair; this asks only for the program to be restarted
+        ("application", "contained memory error: the program was ended", (94,)),
+        ("application", "GPU memory page fault", (31,)),
+        ("application", "driver firmware call refused", (37, 38, 66, 67)),
+        ("application", "copy engine exception", (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136))),
+        ("application", "fault during a context switch", (44,)),
+        ("application", "a program's channels were removed", (45,)),
+        ("application", "video engine exception", (60, 68, 83, 84, 88, 89, 96, 97, 98, 142)),
+        ("application", "class error in a kernel's commands", (69,)),
+        ("application", "JPEG engine exception", (82, *range(99, 106))),
+        ("application", "optical flow engine exception", (86, 139)),
+        ("application", "access to a peer's memory over NVLink refused", (108, 137)),
+        ("application", "CUDA fast path error", (141,)),
+        ("application", "deep-learning accelerator error", (152, 153)),
+        ("application", "coherent access error", (159,)),
+        ("info", "a memory row or page was marked for repair", (63,)),
+        ("info", "management test message", (106, 107)),
+        ("info", "a channel was retired", (160,)),
+        ("info", "power smoothing circuitry switched", (162, 163)),
+        ("info", "the recovery the GPU asks for changed", (154,)),
+    ]
+    return {code: Xid(code, bucket, words) for bucket, words, codes in rows for code in codes}
+
+
+XIDS: dict[int, Xid] = _entries()
+
+
+def xid(code: int) -> Xid:
+    """The entry of a code; bucket `unknown` for one that the catalogue does not hold or calls unused."""
+    return XIDS.get(code) or Xid(code, "unknown", "not in the catalogue")
+
+
+# NVSwitch heat events: judged as a warning whatever the line says of itself
+SXID_THERMAL = frozenset({10004, 10005})
+
+# Fatal to the links or the whole switch; used only where the line does not say "Fatal" or "Non-fatal" itself
+SXID_FATAL = frozenset(
+    {10003, 10006, 10007, 10008, 11001, 11009, 11013, *range(11017, 11021), *range(11028, 11031), 12001, 12002}
+    | {12020, 12022, *range(12024, 12028), *range(12030, 12033), *range(12035, 12048, 2), 14001, 14002, 14008}
+    | {14010, 14017, 14018, 15001, 15009, 15010, 15012, 15013, 15015, 15017, 15019, 18020, 19004, *range(19013, 19016)}
+    | {19021, 19036, 19037, *range(19046, 19049), 19053, 19054, 19056, 19058, 19060, 19061, 19063, 19064, 19066, 19067}
+    | {12048, 19069, 19070, 19080, 19083, 19084, *range(20004, 20008), 20034, *range(20036, 20039), 22003, 22011, 22012}
+    | set(range(23001, 23018))
+)
+
+
+def sxid_fatal(code: int | None, said: bool | None) -> bool | None:
+    """Whether an NVSwitch error is fatal: as the line says, else by the list; None where neither tells."""
+    if said is not None:
+        return said
+    return True if code in SXID_FATAL else None

@@ -1,0 +1,64 @@
+"""Runs one check as the runner does, and small GPUs to run it on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpudoctor.checks.case import Case
+from gpudoctor.checks.finding import Finding
+from gpudoctor.checks.registry import registry
+from gpudoctor.checks.run import CheckResult, run_checks
+from gpudoctor.facts.gpu import Gpu, GpuPair, Settings
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.node import Environment, Node, Variable
+
+
+def judge(check_id: str, node: Node, measurements: Measurements | None = None, **case: Any) -> CheckResult:
+    """The result of one check at the highest level, with the limits that the runner fills in."""
+    [check] = [c for c in registry() if c.id == check_id]
+    full = Case(node=node, measurements=measurements or Measurements(), **case)
+    [result] = run_checks(full, [check], level="burn", clock=lambda: 0.0)
+    return result
+
+
+def text_of(finding: Finding) -> str:
+    """All words of a finding, to look for what it says."""
+    parts = [finding.reason, finding.likely, finding.found.text if finding.found else None]
+    parts.append(finding.expected.text if finding.expected else None)
+    parts += [f"{e.source} {e.value}" for e in finding.evidence]
+    parts += [f"{a.text} {a.command}" for a in finding.advice]
+    return " | ".join(part for part in parts if part)
+
+
+def words(result: CheckResult) -> str:
+    return " || ".join(text_of(finding) for finding in result.findings)
+
+
+def uuid_of(index: int) -> str:
+    return f"GPU-{index}{index}{index}{index}0000-1111-2222-3333-444455556666"
+
+
+def gpu(index: int, name: str = "NVIDIA H100 80GB HBM3", **facts: Any) -> Gpu:
+    settings = facts.pop("settings", Settings(mig_enabled=False))
+    memory = facts.pop("memory_total_mib", 81559)
+    return Gpu(
+        index=index,
+        bus_id=f"0000:{0x10 + index:02x}:00.0",
+        uuid=facts.pop("uuid", uuid_of(index)),
+        name=name,
+        memory_total_mib=memory,
+        settings=settings,
+        **facts,
+    )
+
+
+def gpus(count: int, name: str = "NVIDIA H100 80GB HBM3", **facts: Any) -> tuple[Gpu, ...]:
+    return tuple(gpu(index, name, **facts) for index in range(count))
+
+
+def pairs(count: int, **facts: Any) -> tuple[GpuPair, ...]:
+    return tuple(GpuPair(a, b, **facts) for a in range(count) for b in range(a + 1, count))
+
+
+def env(**variables: str) -> Environment:
+    return Environment(variables=tuple(Variable(name, value) for name, value in variables.items()))

@@ -1,0 +1,205 @@
+"""gpu.count and gpu.identical."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpudoctor.checks.case import Case, Expect
+from gpudoctor.facts.node import Driver, Environment, Node, PciBus, Variable
+from gpudoctor.profiles.profile import NodeProfile, Profile
+from tests.checks.gpu_nodes import (
+    FAILED,
+    UNSUPPORTED,
+    bus_id,
+    eight,
+    findings,
+    h100,
+    node,
+    only,
+    pci,
+    put,
+    seven_of_eight,
+    status,
+    text,
+    texts,
+)
+
+# gpu.count
+
+
+def test_bus_and_driver_agree() -> None:
+    assert texts(findings("gpu.count", eight())) == ["8 GPUs, as many as on the PCI bus"]
+
+
+def test_a_gpu_that_the_driver_does_not_show_is_named_by_its_bus_id() -> None:
+    finding = only("gpu.count", seven_of_eight())
+    assert finding.status.value == "fail"
+    assert finding.subject.bus_id == bus_id(5)
+    assert "7 of 8" in text(finding)
+
+
+@pytest.mark.parametrize(
+    ("leaves", "reason"),
+    [
+        ({"host__container": "docker"}, "inside a container (docker)"),
+        ({"host__virtualization": "container"}, "inside a container"),
+        ({"environment": Environment((Variable("NVIDIA_VISIBLE_DEVICES", "0,1"),))}, "NVIDIA_VISIBLE_DEVICES=0,1"),
+        ({"driver__handle_errors": ("GPU 5: insufficient permissions (4)",)}, "denies this process"),
+    ],
+)
+def test_a_smaller_scope_is_said_and_not_failed(leaves: dict[str, Any], reason: str) -> None:
+    [finding] = findings("gpu.count", seven_of_eight(**leaves))
+    assert finding.status.value == "pass"
+    assert reason in text(finding)
+
+
+def test_all_gpus_asked_for_of_the_container_runtime_is_no_excuse() -> None:
+    everything = Environment((Variable("NVIDIA_VISIBLE_DEVICES", "all"),))
+    assert status("gpu.count", seven_of_eight(environment=everything)) == "fail"
+
+
+def test_gpus_handed_to_virtual_machines_are_not_missing() -> None:
+    bus = PciBus(nvidia_devices=tuple(pci(i, "vfio-pci" if i == 5 else "nvidia") for i in range(8)))
+    assert status("gpu.count", seven_of_eight(pci=bus)) == "pass"
+
+
+def test_virtual_functions_of_a_vgpu_host_are_not_missing() -> None:
+    host = h100(0, settings__virtualization="host-vgpu")
+    function = put(pci(0, None), bus_id="0000:10:00.4")
+    assert status("gpu.count", node(host, pci=PciBus(nvidia_devices=(pci(0), function)))) == "pass"
+
+
+def test_an_unbound_gpu_of_another_model_may_be_too_old_for_the_driver() -> None:
+    old = put(pci(5, None), device_id="0x1180")
+    bus = PciBus(nvidia_devices=(*(pci(i) for i in range(8) if i != 5), old))
+    assert status("gpu.count", seven_of_eight(pci=bus)) == "warn"
+    same_model = PciBus(nvidia_devices=tuple(pci(i, None if i == 5 else "nvidia") for i in range(8)))
+    assert status("gpu.count", seven_of_eight(pci=same_model)) == "fail"
+
+
+def test_the_configured_number_is_expected_even_where_the_bus_agrees_with_the_driver() -> None:
+    subject = node(*(h100(i) for i in range(7)))
+    finding = only("gpu.count", Case(node=subject, expect=Expect(gpus=8)))
+    assert finding.status.value == "fail"
+    assert finding.expected is not None
+    assert (finding.expected.value, finding.expected.source) == (8, "configuration")
+    assert status("gpu.count", Case(node=subject, expect=Expect(gpus=7))) == "pass"
+
+
+def test_more_gpus_than_configured_only_warns() -> None:
+    assert status("gpu.count", Case(node=eight(), expect=Expect(gpus=4))) == "warn"
+
+
+def test_the_profiles_number_is_expected_unless_a_container_narrows_the_view() -> None:
+    profile = Profile("hgx-h100-8", "asked for", node=NodeProfile("hgx-h100-8", "HGX", "h100", 8))
+    two = node(h100(0), h100(1))
+    finding = only("gpu.count", Case(node=two, profile=profile))
+    assert finding.expected is not None
+    assert finding.expected.source == "profile hgx-h100-8"
+    assert status("gpu.count", Case(node=put(two, host__container="docker"), profile=profile)) == "pass"
+
+
+def test_a_loaded_driver_that_shows_no_gpu_fails() -> None:
+    assert text(only("gpu.count", node())) == "the driver shows no GPU"
+
+
+def test_a_driver_that_does_not_answer_is_left_to_the_driver_checks() -> None:
+    assert status("gpu.count", Node(driver=Driver(init_code=9))) == "skip"
+    assert status("gpu.count", Node(driver=Driver(init_code=0, device_count=FAILED))) == "unknown"
+
+
+def test_without_a_bus_the_driver_alone_is_said_with_the_scope() -> None:
+    subject = node(h100(0), pci=PciBus(), host__container="podman")
+    assert texts(findings("gpu.count", subject)) == ["1 GPU, as seen inside a container (podman)"]
+    assert texts(findings("gpu.count", node(h100(0), pci=PciBus()))) == ["1 GPU"]
+
+
+# gpu.identical
+
+
+def test_eight_alike_pass_each() -> None:
+    found = findings("gpu.identical", eight())
+    assert [f.status.value for f in found] == ["pass"] * 8
+
+
+@pytest.mark.parametrize(
+    ("leaf", "value", "expected"),
+    [
+        ("name", "NVIDIA A100-SXM4-80GB", "fail"),
+        ("memory_total_mib", 40000, "fail"),
+        ("memory_total_mib", 80000, "pass"),
+        ("vbios", "96.00.74.00.09", "warn"),
+        ("pci_subsystem_id", "165810DE", "warn"),
+        ("pci_device_id", "233110DE", "warn"),
+        ("power__default_limit_w", 650.0, "warn"),
+        ("clocks__sm_max_mhz", 1755, "warn"),
+        ("clocks__memory_max_mhz", 1593, "warn"),
+    ],
+)
+def test_the_odd_one_out_is_named_by_majority(leaf: str, value: object, expected: str) -> None:
+    subject = eight(**{leaf: value})
+    assert status("gpu.identical", subject) == expected
+    if expected != "pass":
+        finding = only("gpu.identical", subject)
+        assert finding.subject.gpu == 5
+        assert str(value) in text(finding)
+        assert finding.expected is not None
+        assert finding.expected.source == "majority of the peers"
+
+
+def test_another_model_is_one_difference_and_not_eight() -> None:
+    odd = h100(2, name="NVIDIA GeForce RTX 4080", memory_total_mib=16376, vbios="1", clocks__sm_max_mhz=2505)
+    finding = only("gpu.identical", node(h100(0), h100(1), odd))
+    assert text(finding) == "model NVIDIA GeForce RTX 4080, memory (MiB) 16376"
+
+
+def test_a_tie_names_both_sides_once() -> None:
+    subject = node(h100(0, name="NVIDIA A100-PCIE-40GB", memory_total_mib=40960), h100(1, name="NVIDIA RTX A6000"))
+    finding = only("gpu.identical", subject)
+    assert finding.status.value == "fail"
+    assert finding.subject.kind == "node"
+    assert "NVIDIA A100-PCIE-40GB (GPU 0)" in text(finding)
+    assert "NVIDIA RTX A6000 (GPU 1)" in text(finding)
+
+
+def test_two_against_two_names_the_gpus_of_each_side() -> None:
+    subject = node(*(h100(i, vbios="1" if i < 2 else "2") for i in range(4)))
+    finding = only("gpu.identical", subject)
+    assert finding.status.value == "warn"
+    assert "1 (GPUs 0, 1)" in text(finding)
+
+
+def test_memory_that_ecc_took_is_a_warning() -> None:
+    subject = node(*(h100(i) for i in range(3)), h100(3, memory_total_mib=76000, ecc__enabled=False))
+    finding = only("gpu.identical", subject)
+    assert finding.status.value == "warn"
+    assert "ECC" in (finding.likely or "")
+
+
+def test_a_small_gpu_that_drives_the_display_is_left_out() -> None:
+    t400 = h100(2, name="NVIDIA T400 4GB", memory_total_mib=4096, settings__display_active=True)
+    assert status("gpu.identical", node(h100(0), h100(1), t400)) == "pass"
+
+
+def test_one_gpu_has_nothing_to_compare() -> None:
+    [finding] = findings("gpu.identical", node(h100()))
+    assert finding.status.value == "skip"
+    assert finding.reason == "one GPU: nothing to compare"
+
+
+def test_unread_attributes_are_not_differences_but_a_failed_one_is_unknown() -> None:
+    assert status("gpu.identical", eight(vbios=UNSUPPORTED)) == "pass"
+    finding = only("gpu.identical", eight(vbios=FAILED))
+    assert (finding.status.value, finding.subject.gpu) == ("unknown", 5)
+
+
+def test_a_gpu_without_a_name_is_no_pass() -> None:
+    assert status("gpu.identical", node(h100(0, name=FAILED), h100(1, name=FAILED))) == "unknown"
+    assert status("gpu.identical", node(h100(0, name=UNSUPPORTED), h100(1, name=UNSUPPORTED))) == "skip"
+
+
+def test_the_memory_tolerance_can_be_configured() -> None:
+    override = {("gpu.identical", "memory_pct", ""): 0.5}
+    assert status("gpu.identical", Case(node=eight(memory_total_mib=80000), limit_overrides=override)) == "fail"

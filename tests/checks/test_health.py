@@ -1,0 +1,157 @@
+"""gpu.ecc and gpu.memory-repair, and what holds for every check of a GPU's health."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpudoctor.checks.case import Case
+from gpudoctor.facts.missing import Missing
+from gpudoctor.profiles.profile import GpuModel, Profile
+from tests.checks.gpu_nodes import (
+    DENIED,
+    FAILED,
+    UNSUPPORTED,
+    eight,
+    findings,
+    h100,
+    node,
+    only,
+    status,
+    text,
+    texts,
+)
+
+ABSENT = Missing("not in this capture")
+
+
+@pytest.mark.parametrize(
+    ("check", "essential"),
+    [
+        ("gpu.ecc", "ecc__uncorrected_volatile"),
+        ("gpu.throttle", "clocks__event_reasons"),
+        ("gpu.temperature", "thermal__gpu_c"),
+        ("gpu.power-limit", "power__limit_w"),
+    ],
+)
+@pytest.mark.parametrize(("missing", "expected"), [(ABSENT, "skip"), (DENIED, "skip"), (FAILED, "unknown")])
+def test_without_its_essential_fact_a_check_never_passes(
+    check: str, essential: str, missing: Missing, expected: str
+) -> None:
+    assert status(check, node(h100(**{essential: missing}))) == expected
+
+
+@pytest.mark.parametrize(
+    "check",
+    ["gpu.ecc", "gpu.memory-repair", "gpu.throttle", "gpu.temperature", "gpu.power-limit", "gpu.clocks"],
+)
+def test_every_healthy_gpu_passes_by_name(check: str) -> None:
+    found = findings(check, eight())
+    assert [(f.subject.gpu, f.status.value) for f in found] == [(i, "pass") for i in range(8)]
+    assert all(text(f) for f in found)
+
+
+# gpu.ecc
+
+
+def test_one_uncorrected_error_fails_the_gpu_that_has_it() -> None:
+    finding = only("gpu.ecc", eight(ecc__uncorrected_volatile=1))
+    assert (finding.status.value, finding.subject.gpu) == ("fail", 5)
+    assert text(finding) == "1 uncorrected memory error since the driver was loaded"
+    assert any(step.command and "--gpu-reset" in step.command for step in finding.advice)
+
+
+def test_an_uncorrected_sram_error_counts_too() -> None:
+    assert "3 in SRAM" in text(only("gpu.ecc", eight(ecc__sram_uncorrected_volatile=3)))
+
+
+def test_the_sram_threshold_means_replacement() -> None:
+    finding = only("gpu.ecc", eight(ecc__sram_threshold_exceeded=True))
+    assert finding.status.value == "fail"
+    assert any("replaced" in step.text for step in finding.advice)
+
+
+def test_lifetime_counts_are_said_and_not_judged() -> None:
+    found = findings("gpu.ecc", node(h100(ecc__uncorrected_aggregate=12)))
+    assert texts(found) == ["no uncorrected errors (12 in its lifetime)"]
+    assert found[0].status.value == "pass"
+
+
+@pytest.mark.parametrize(
+    ("leaves", "expected"),
+    [
+        ({"ecc__corrected_volatile": 10_000_000}, "pass"),
+        ({"ecc__corrected_volatile": 10_000_001}, "warn"),
+        ({"ecc__sram_uncorrected_aggregate": 9}, "pass"),
+        ({"ecc__sram_uncorrected_aggregate": 4, "ecc__sram_threshold_exceeded": UNSUPPORTED}, "pass"),
+        ({"ecc__sram_uncorrected_aggregate": 5, "ecc__sram_threshold_exceeded": UNSUPPORTED}, "warn"),
+        ({"ecc__sram_threshold_exceeded": UNSUPPORTED}, "pass"),
+        ({"ecc__sram_threshold_exceeded": FAILED}, "unknown"),
+        ({"ecc__pending": False}, "warn"),
+        ({"ecc__pending": False, "ecc__uncorrected_volatile": 1}, "fail"),
+        ({"ecc__enabled": False, "ecc__pending": False}, "skip"),
+        ({"ecc__enabled": UNSUPPORTED, "ecc__uncorrected_volatile": UNSUPPORTED}, "skip"),
+    ],
+)
+def test_wear_warns_and_what_is_off_is_skipped(leaves: dict[str, Any], expected: str) -> None:
+    assert status("gpu.ecc", node(h100(**leaves))) == expected
+
+
+def test_a_model_without_ecc_gives_the_modes_reason() -> None:
+    no_ecc = Missing("this model has no ECC", "unsupported")
+    [finding] = findings("gpu.ecc", node(h100(ecc__enabled=no_ecc, ecc__uncorrected_volatile=ABSENT)))
+    assert finding.reason == "uncorrected memory errors: this model has no ECC"
+
+
+@pytest.mark.parametrize(("uncertain", "expected"), [((), "warn"), (("ecc",), "skip")])
+def test_ecc_off_on_a_model_that_always_has_it_warns(uncertain: tuple[str, ...], expected: str) -> None:
+    model = GpuModel("h100", ("h100",), ecc="yes", uncertain=uncertain)
+    profile = Profile("hgx-h100-8", "GPU name", gpu=model)
+    subject = node(h100(ecc__enabled=False, ecc__pending=False))
+    assert status("gpu.ecc", Case(node=subject, profile=profile)) == expected
+
+
+# gpu.memory-repair
+
+
+@pytest.mark.parametrize(
+    ("leaves", "expected", "words"),
+    [
+        ({"remap_failed": True}, "fail", "could not be remapped"),
+        ({"unrepairable": True}, "fail", "cannot be repaired"),
+        ({"retired_single_bit": 50, "retired_double_bit": 13}, "fail", "63 memory pages"),
+        ({"retired_single_bit": 50, "retired_double_bit": 12}, "pass", "62 pages retired"),
+        ({"remap_pending": True}, "warn", "row remap waits"),
+        ({"retirement_pending": True}, "warn", "page retirement waits"),
+        ({"channel_repair_pending": True, "tpc_repair_pending": True}, "warn", "channel repair and TPC repair"),
+        ({"remapped_uncorrected": 512}, "warn", "512 rows"),
+        ({"remapped_uncorrected": 511}, "pass", "511 rows remapped"),
+        ({"retired_double_bit": 15}, "warn", "15 pages"),
+        ({"banks_no_spare": 1}, "warn", "1 memory bank with no spare"),
+        ({"remapped_corrected": 1}, "pass", "1 row remapped"),
+    ],
+)
+def test_memory_repair_waits_wears_or_fails(leaves: dict[str, Any], expected: str, words: str) -> None:
+    found = findings("gpu.memory-repair", node(h100(**{f"memory_repair__{k}": v for k, v in leaves.items()})))
+    assert [f.status.value for f in found] == [expected]
+    assert words in text(found[0])
+
+
+def test_a_failed_remap_is_told_once_though_its_bank_has_no_spares() -> None:
+    finding = only("gpu.memory-repair", eight(memory_repair__remap_failed=True, memory_repair__banks_no_spare=1))
+    assert (finding.status.value, finding.subject.gpu) == ("fail", 5)
+
+
+@pytest.mark.parametrize(
+    ("leaves", "expected"),
+    [
+        ({"remap_failed": UNSUPPORTED, "remap_pending": UNSUPPORTED}, "skip"),
+        ({"remap_failed": UNSUPPORTED, "remap_pending": UNSUPPORTED, "retired_double_bit": 0}, "pass"),
+        ({"remap_failed": FAILED}, "unknown"),
+        ({"remap_pending": FAILED}, "unknown"),
+    ],
+)
+def test_a_model_repairs_rows_or_retires_pages_or_neither(leaves: dict[str, Any], expected: str) -> None:
+    subject = node(h100(**{f"memory_repair__{k}": v for k, v in leaves.items()}))
+    assert status("gpu.memory-repair", subject) == expected

@@ -1,0 +1,229 @@
+"""Healthy nodes, however odd, raise no alarm: every row of the list of false-alarm traps has a node here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from gpudoctor.checks.finding import Status
+from gpudoctor.facts.gpu import GpuProcess
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Interface, Node
+from gpudoctor.facts.simulated import load_node, node_names
+from gpudoctor.facts.simulated_wiring import put
+from gpudoctor.report.judge import Question, judge
+from tests.checks.simulated_nodes import findings, healthy_report, packaged
+
+# the two nodes that are not fit, on purpose
+DELIBERATE_FAILS = {
+    ("workstation-mixed", "gpu.identical"): "an RTX 4080 beside two RTX 4090 is what this node is for",
+    ("cpu-only", "driver.loaded"): "there is no GPU and no driver, and nothing may pretend otherwise",
+}
+ACCEPTED_WARNS = {
+    (
+        "t4-cloud-4",
+        "pcie.link-width",
+    ): "x8 of x16 by the host's wiring, which the guest cannot see: worth a look, no fault",
+    ("a10g-cloud-1", "pcie.link-width"): "as on t4-cloud-4",
+    ("lifetime-counters", "gpu.in-use"): "its GPUs are at work: a load test must not start there",
+}
+
+
+@pytest.mark.parametrize("name", node_names())
+def test_a_healthy_node_fails_nothing(name: str) -> None:
+    failed = {check for check, _ in findings(healthy_report(name), Status.FAIL)}
+    assert failed == {check for node, check in DELIBERATE_FAILS if node == name}
+
+
+@pytest.mark.parametrize("name", node_names())
+def test_a_healthy_node_warns_only_for_listed_reasons(name: str) -> None:
+    warned = {check for check, _ in findings(healthy_report(name), Status.WARN)}
+    assert warned == {check for node, check in ACCEPTED_WARNS if node == name}
+
+
+@pytest.mark.parametrize("name", node_names())
+def test_nothing_about_a_healthy_node_is_unknown(name: str) -> None:
+    assert findings(healthy_report(name), Status.UNKNOWN) == []
+
+
+def test_the_mixed_workstation_names_the_rtx_4080() -> None:
+    report = healthy_report("workstation-mixed")
+    assert [(fault.check, fault.subject.gpu) for fault in report.faults] == [("gpu.identical", 2)]
+
+
+def test_of_an_empty_node_nothing_passes() -> None:
+    for level in ("quick", "standard"):
+        report = judge(Node(), question=Question(level=level))
+        assert findings(report, Status.PASS) == []
+        assert report.verdict != "pass"
+
+
+def each_gpu(node: Node, **leaves: object) -> Node:
+    """A copy with dotted leaves set on every GPU; `__` stands for the dot."""
+    gpus = node.gpus
+    for leaf, value in leaves.items():
+        gpus = tuple(put(gpu, leaf.replace("__", "."), value) for gpu in gpus)
+    return replace(node, gpus=gpus)
+
+
+def sleeping_links(node: Node) -> Node:
+    gpus = []
+    for gpu in node.gpus:
+        assert isinstance(gpu.nvlinks, tuple)
+        gpus.append(replace(gpu, nvlinks=tuple(replace(link, state="sleep") for link in gpu.nvlinks)))
+    return replace(node, gpus=tuple(gpus))
+
+
+def x8_slots(node: Node) -> Node:
+    """Every slot is wired for 8 lanes, and the card runs at them."""
+    gpus = []
+    for gpu in node.gpus:
+        assert isinstance(gpu.pcie.path, tuple)
+        own, *bridges = gpu.pcie.path
+        path = (replace(own, width=8), *(replace(hop, width=8, max_width=8) for hop in bridges))
+        gpus.append(put(put(gpu, "pcie.width", 8), "pcie.path", path))
+    return replace(node, gpus=tuple(gpus))
+
+
+def one_idle_port_down(node: Node) -> Node:
+    """An Ethernet port of an adapter that nobody cabled."""
+    ports = node.network.rdma_ports
+    assert isinstance(ports, tuple)
+    unused = replace(
+        ports[0], device="mlx5_8", link_layer="Ethernet", state="DOWN", physical_state="Disabled", interface="ens9"
+    )
+    return replace(node, network=replace(node.network, rdma_ports=(*ports, unused)))
+
+
+def dmabuf_only(node: Node) -> Node:
+    return replace(node, network=replace(node.network, peermem_loaded=False, dmabuf_supported=True))
+
+
+def desktop(node: Node) -> Node:
+    gpu = node.gpus[0]
+    shown = (
+        GpuProcess(1893, "/usr/lib/xorg/Xorg", "G", 187, "root"),
+        GpuProcess(2215, "/usr/bin/gnome-shell", "G", 96, "ada"),
+    )
+    gpu = put(
+        put(replace(gpu, processes=shown, memory_used_mib=285), "settings.display_active", True),
+        "settings.display_attached",
+        True,
+    )
+    return replace(node, gpus=(gpu, *node.gpus[1:]))
+
+
+def scoped_to_a_job(node: Node) -> Node:
+    """A Slurm job owns GPUs 0 and 1; another job computes on the others."""
+    other = (GpuProcess(4711, "python3", "C", 60_000, "eve"),)
+    gpus = tuple(replace(gpu, processes=other, memory_used_mib=60_100) if gpu.index > 1 else gpu for gpu in node.gpus)
+    job = load_node("hgx-h100-8", {"SLURM_JOB_GPUS": "0,1", "CUDA_VISIBLE_DEVICES": "0,1"}).environment
+    return replace(node, gpus=gpus, environment=job)
+
+
+def quiet_switch(node: Node) -> Node:
+    """A second interface without a cable beside the one in use."""
+    interfaces = node.network.interfaces
+    assert isinstance(interfaces, tuple)
+    return replace(node, network=replace(node.network, interfaces=(*interfaces, Interface("eno2", "down", 1500))))
+
+
+# trap number -> (what it is, the node, how it differs from the packaged one)
+TRAPS: dict[str, tuple[str, Callable[[Node], Node]]] = {
+    "1 idle link at generation 1": ("rtx4090-8", lambda n: n),
+    "1 half of the links awake": (
+        "rtx4090-8",
+        lambda n: replace(n, gpus=(put(n.gpus[0], "pcie.generation", 4), *n.gpus[1:])),
+    ),
+    "2 slots of 8 lanes by design": ("rtx4090-4", x8_slots),
+    "2 all L40S on x8 slots": ("l40s-8", x8_slots),
+    "3 bridges hidden in a VM": ("t4-cloud-4", lambda n: n),
+    "3 no sysfs in the container": (
+        "container-2-of-8",
+        lambda n: each_gpu(n, pcie__path={"missing": "no /sys/bus/pci here"}),
+    ),
+    "4 no NVLink by design": ("l40s-8", lambda n: n),
+    "4 twelve links down without a bridge": ("h100-pcie-2-unbridged", lambda n: n),
+    "5 bridges in pairs": ("h100-nvl-4", lambda n: n),
+    "6 NVLinks asleep": ("hgx-h100-8", sleeping_links),
+    "7 lifetime counters": ("lifetime-counters", lambda n: n),
+    "8 software power cap at full load": ("lifetime-counters", lambda n: n),
+    "9 benign clock reasons": (
+        "hgx-h100-8",
+        lambda n: each_gpu(n, clocks__event_reasons=["application-clocks", "sync-boost"]),
+    ),
+    "9 display clocks on a desktop": ("rtx4090-4", lambda n: each_gpu(n, clocks__event_reasons=["display-clocks"])),
+    "10 microseconds of throttling": (
+        "hgx-h100-8",
+        lambda n: each_gpu(n, throttle_times__hw_thermal_us=19, throttle_times__hw_power_brake_us=3),
+    ),
+    "11 MIG": ("a100-mig-8", lambda n: n),
+    "12 vGPU guest": ("vgpu-guest-1", lambda n: n),
+    "13 GeForce": ("rtx4090-4", lambda n: n),
+    "13 another board partner's power limit": (
+        "rtx4090-4",
+        lambda n: each_gpu(
+            n, power__limit_w=480, power__default_limit_w=480, power__requested_limit_w=480, power__max_limit_w=600
+        ),
+    ),
+    "14 container with a subset": ("container-2-of-8", lambda n: n),
+    "15 cgroup limits": ("container-2-of-8", lambda n: n),
+    "16 Grace": ("gh200-1", lambda n: n),
+    "16 GB10 without memory figures": ("gb10-1", lambda n: n),
+    "16 GB10 whose driver shows the machine's memory": (
+        "gb10-1",
+        lambda n: each_gpu(n, memory_total_mib=122_570, memory_used_mib=8_370, memory_free_mib=114_200),
+    ),
+    "17 GB200 tray": ("gb200-tray-4", lambda n: n),
+    "18 no fabric": ("l40s-8", lambda n: n),
+    "19 fastest first on a mixed machine": (
+        "display-plus-a100",
+        lambda n: replace(n, environment=load_node("cpu-only", {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}).environment),
+    ),
+    "20 display GPU beside compute GPUs": ("display-plus-a100", lambda n: n),
+    "20 a desktop on one of them": ("rtx4090-4", desktop),
+    "21 persistence off in a VM": ("hgx-h100-vm-8", lambda n: each_gpu(n, settings__persistence=False)),
+    "21 persistence off in a container": ("container-2-of-8", lambda n: each_gpu(n, settings__persistence=False)),
+    "22 Xids of applications": ("lifetime-counters", lambda n: n),
+    "23 repaired long ago": ("hgx-h100-8", lambda n: each_gpu(n, ecc__uncorrected_aggregate=3)),
+    "24 row remap pending": ("hgx-h100-8", lambda n: each_gpu(n, memory_repair__remap_pending=True)),
+    "25 air-cooled and warm, all alike": ("rtx4090-8", lambda n: each_gpu(n, thermal__gpu_c=74, thermal__margin_c=10)),
+    "26 an uncabled Ethernet port": ("hgx-h100-8", one_idle_port_down),
+    "26 dma-buf instead of nvidia_peermem": ("hgx-h100-8", dmabuf_only),
+    "27 IOMMU translated in a confidential VM": ("confidential-h100", lambda n: n),
+    "27 ACS on Grace": ("gb200-tray-4", lambda n: n),
+    "32 confidential computing": ("confidential-h100", lambda n: n),
+    "33 ECC change pending": ("rtx4090-4", lambda n: each_gpu(n, ecc__pending=True)),
+    "34 a slow driver without persistence": (
+        "rtx4090-8",
+        lambda n: replace(
+            each_gpu(n, settings__persistence=False), driver=replace(n.driver, init_s=7.5, slowest_call_s=2.4)
+        ),
+    ),
+    "35 other jobs on a shared node": ("hgx-h100-8", scoped_to_a_job),
+    "36 kernel log for root only": ("dmesg-restricted", lambda n: n),
+    "an interface without a cable": ("rtx4090-4", quiet_switch),
+}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_a_trap_for_naive_checks_is_no_failure_here(trap: str) -> None:
+    name, variation = TRAPS[trap]
+    report = judge(variation(packaged(name)))
+    failed = [(check, f.subject.label, f.found) for check, f in findings(report, Status.FAIL)]
+    assert failed == []
+
+
+def test_a_kernel_log_that_may_not_be_read_is_no_pass() -> None:
+    report = healthy_report("dmesg-restricted")
+    assert next(check.status for check in report.checks if check.id == "gpu.xid") is Status.SKIP
+
+
+def test_facts_that_a_vm_hides_are_no_pass() -> None:
+    node = packaged("t4-cloud-4")
+    assert isinstance(node.pci.iommu, Missing)
+    statuses = {check.id: check.status for check in healthy_report("t4-cloud-4").checks}
+    assert statuses["pcie.upstream"] is Status.SKIP
+    assert statuses["pcie.acs"] is Status.SKIP

@@ -1,0 +1,197 @@
+"""The host.* checks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpudoctor.checks.finding import Status
+from gpudoctor.checks.run import CheckResult
+from gpudoctor.facts.gpu import Settings
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Host, Network, Node, RdmaPort
+from tests.checks.one_check import gpu, gpus, judge, pairs, words
+
+RAM, CPU, SHM, LIMITS = "host.ram-per-gpu", "host.cpu-per-gpu", "host.shm", "host.limits"
+GIB = 1024
+
+
+def host(check: str, count: int = 4, node: dict[str, Any] | None = None, **facts: Any) -> CheckResult:
+    cards = gpus(count, "NVIDIA GeForce RTX 4090", memory_total_mib=(node or {}).pop("memory", 24564))
+    return judge(check, Node(gpus=cards, host=Host(**facts), **(node or {})))
+
+
+@pytest.mark.parametrize("check", [RAM, CPU, SHM, LIMITS])
+def test_an_empty_node_passes_nothing(check: str) -> None:
+    assert judge(check, Node()).status is Status.SKIP
+    assert judge(check, Node(gpus=gpus(2))).status is Status.SKIP
+
+
+@pytest.mark.parametrize(
+    ("check", "fact"), [(RAM, "ram_mib"), (CPU, "cpus_usable"), (SHM, "shm_mib"), (LIMITS, "open_files")]
+)
+def test_a_reading_that_failed_is_unknown(check: str, fact: str) -> None:
+    failed = Missing("read error", "failed")
+    facts: dict[str, Any] = {fact: failed, **({"cpus_total": failed} if check == CPU else {})}
+    assert host(check, **facts).status is Status.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("count", "ram_gib", "status"),
+    [
+        (2, 31.2, Status.WARN),  # 32 GiB of modules: the floor, though below the GPUs' own memory
+        (4, 62.7, Status.WARN),
+        (8, 125.6, Status.WARN),
+        (4, 55.0, Status.FAIL),
+        (4, 128.0, Status.PASS),
+        (4, 94.0, Status.PASS),
+        (8, 64.0, Status.FAIL),
+    ],
+)
+def test_ram_is_judged_for_each_gpu(count: int, ram_gib: float, status: Status) -> None:
+    result = host(RAM, count, ram_mib=int(ram_gib * GIB))
+    assert result.status is status
+    assert f"for {count} GPUs" in words(result)
+
+
+def test_the_floor_is_given_for_the_whole_node() -> None:
+    assert "64 GiB for 4 GPUs" in words(host(RAM, ram_mib=30 * GIB))
+
+
+def test_a_cgroup_limit_counts_and_is_named() -> None:
+    facts: dict[str, Any] = {
+        "ram_mib": 512 * GIB,
+        "memory_limit_mib": 32 * GIB,
+        "memory_limit_source": "cgroup v2 memory.max",
+    }
+    result = host(RAM, **facts)
+    assert result.status is Status.FAIL
+    assert "cgroup v2 memory.max" in words(result)
+    assert "512.0 GiB" in words(result)
+
+
+def test_no_limit_and_a_limit_above_the_ram_change_nothing() -> None:
+    for limit in (None, 600 * GIB):
+        result = host(RAM, ram_mib=512 * GIB, memory_limit_mib=limit)
+        assert (result.status, "512.0 GiB, RAM" in words(result)) == (Status.PASS, True)
+
+
+def test_without_the_gpus_own_memory_the_floor_still_judges() -> None:
+    assert host(RAM, node={"memory": Missing("unified", "unsupported")}, ram_mib=100 * GIB).status is Status.PASS
+
+
+def test_only_gpus_in_scope_share_the_ram() -> None:
+    node = Node(gpus=gpus(8, memory_total_mib=16 * GIB), host=Host(ram_mib=64 * GIB, cpus_usable=16))
+    assert judge(RAM, node, scope=(0, 1)).status is Status.PASS
+    assert judge(CPU, node, scope=(0, 1)).status is Status.PASS
+
+
+def test_a_display_gpu_takes_no_share() -> None:
+    display = gpu(1, "NVIDIA T400", memory_total_mib=4096, settings=Settings(display_active=True))
+    node = Node(gpus=(gpu(0, memory_total_mib=24564), display), host=Host(ram_mib=31 * GIB))
+    assert judge(RAM, node).status is Status.PASS
+
+
+def test_without_gpus_ram_and_cpus_are_reported_and_not_shared() -> None:
+    node = Node(host=Host(ram_mib=62 * GIB, cpus_usable=2))
+    assert (judge(RAM, node).status, "62.0 GiB" in words(judge(RAM, node))) == (Status.SKIP, True)
+    assert (judge(CPU, node).status, "2 CPUs" in words(judge(CPU, node))) == (Status.SKIP, True)
+
+
+@pytest.mark.parametrize(
+    ("facts", "status", "said"),
+    [
+        ({"cpus_usable": 64, "cpus_total": 64}, Status.PASS, "all CPUs of the machine"),
+        ({"cpus_usable": 16, "cpus_total": 64}, Status.PASS, "CPU affinity"),
+        ({"cpus_usable": 15, "cpus_total": 64}, Status.WARN, "CPU affinity"),
+        ({"cpus_usable": 4, "cpus_total": 64}, Status.WARN, "1 CPUs a GPU"),
+        ({"cpus_usable": 3}, Status.FAIL, "0.75 CPUs a GPU"),
+        ({"cpus_usable": 64, "cpu_quota": 1.0, "cpu_quota_source": "cpu.max"}, Status.FAIL, "cpu.max"),
+        ({"cpus_usable": 64, "cpu_quota": None}, Status.PASS, "64 for 4"),
+        ({"cpus_usable": 16, "cpu_quota": 32.0}, Status.PASS, "16 for 4"),
+        ({"cpus_total": 64}, Status.PASS, "affinity not known"),
+    ],
+)
+def test_cpus_are_the_lesser_of_affinity_and_quota(facts: dict[str, Any], status: Status, said: str) -> None:
+    result = host(CPU, **facts)
+    assert result.status is status
+    assert said in words(result)
+
+
+# /dev/shm
+
+NO_P2P = pairs(4, nvlinks=0, p2p_read="CNS")
+P2P = pairs(4, nvlinks=0, p2p_read="OK")
+NVLINK = pairs(8, nvlinks=18, p2p_read="OK")
+
+
+@pytest.mark.parametrize(
+    ("count", "joined", "shm_mib", "status"),
+    [
+        (4, NO_P2P, 64, Status.FAIL),
+        (4, NO_P2P, 1000, Status.FAIL),
+        (4, NO_P2P, 2048, Status.WARN),
+        (4, P2P, 64, Status.WARN),
+        (4, P2P, 32, Status.FAIL),
+        (8, NVLINK, 64, Status.FAIL),
+        (8, NVLINK, 1024, Status.WARN),
+        (8, NVLINK, 8192, Status.PASS),
+        (1, (), 64, Status.WARN),
+        (1, (), 1024, Status.PASS),
+        (0, (), 64, Status.WARN),
+        (0, (), 4096, Status.PASS),
+        (2, Missing("not in this capture"), 64, Status.WARN),
+    ],
+)
+def test_shm_is_judged_by_what_must_pass_through_it(count: int, joined: Any, shm_mib: int, status: Status) -> None:
+    result = judge(SHM, Node(gpus=gpus(count), pairs=joined, host=Host(shm_mib=shm_mib)))
+    assert result.status is status
+    if status is not Status.PASS:
+        assert "--ipc=host" in words(result)
+
+
+def test_dockers_default_is_recognised() -> None:
+    assert "64 MiB unless told otherwise" in words(host(SHM, shm_mib=64))
+    assert "unless told otherwise" not in words(host(SHM, shm_mib=512))
+
+
+# limits
+
+
+def test_unlimited_and_ample_limits_pass_without_a_gpu() -> None:
+    node = Node(host=Host(open_files=1024, processes=None), network=Network(rdma_ports=()))
+    result = judge(LIMITS, node)
+    assert result.status is Status.PASS
+    assert "no RDMA port is active" in words(result)
+
+
+@pytest.mark.parametrize("facts", [{"open_files": 256}, {"processes": 1024}])
+def test_a_low_limit_warns_with_the_command(facts: dict[str, Any]) -> None:
+    result = judge(LIMITS, Node(host=Host(**facts)))
+    assert (result.status, "ulimit -" in words(result)) == (Status.WARN, True)
+
+
+@pytest.mark.parametrize(
+    ("memlock_kib", "state", "status"),
+    [
+        (64, "4: ACTIVE", Status.WARN),
+        (None, "4: ACTIVE", Status.PASS),
+        (16 * 1024 * 1024, "ACTIVE", Status.PASS),
+        (64, "1: DOWN", Status.SKIP),
+        (Missing("denied", "denied"), "ACTIVE", Status.SKIP),
+    ],
+)
+def test_locked_memory_matters_with_active_rdma_only(memlock_kib: Any, state: str, status: Status) -> None:
+    ports = (RdmaPort("mlx5_0", 1, state=state),)
+    node = Node(host=Host(memlock_kib=memlock_kib), network=Network(rdma_ports=ports))
+    assert judge(LIMITS, node).status is status
+
+
+def test_a_configured_limit_is_in_force_and_named_as_such() -> None:
+    node = Node(gpus=gpus(2, "NVIDIA L4", memory_total_mib=23034), host=Host(ram_mib=48 * GIB))
+    assert judge(RAM, node).status is Status.PASS
+    result = judge(RAM, node, limit_overrides={(RAM, "floor_gib", "L4"): 64.0})
+    assert result.status is Status.FAIL
+    assert result.findings[0].expected is not None
+    assert result.findings[0].expected.source == "configuration"

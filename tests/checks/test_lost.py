@@ -1,0 +1,149 @@
+"""gpu.lost, and that no other check believes a lost GPU or an unread one."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpudoctor.facts.gpu import CallError, Gpu
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Node, Unanswered
+from tests.checks.gpu_nodes import (
+    FAILED,
+    UNSUPPORTED,
+    bad,
+    bus_id,
+    eight,
+    findings,
+    h100,
+    node,
+    only,
+    put,
+    seven_of_eight,
+    status,
+    text,
+)
+
+LOST = (CallError("nvmlDeviceGetTemperature", 15, "GPU is lost"),)
+
+
+# gpu.lost
+
+
+def test_a_gpu_that_asks_for_nothing_is_alive() -> None:
+    assert status("gpu.lost", eight()) == "pass"
+
+
+@pytest.mark.parametrize(("code", "name"), [(15, "GPU is lost"), (16, "Reset required"), (999, "Unknown Error")])
+def test_a_tainting_answer_fails_that_gpu(code: int, name: str) -> None:
+    finding = only("gpu.lost", eight(errors=(CallError("nvmlDeviceGetPowerUsage", code, name),)))
+    assert (finding.status.value, finding.subject.gpu) == ("fail", 5)
+    assert f"{name} ({code})" in text(finding)
+    assert finding.evidence[0].source == "nvmlDeviceGetPowerUsage"
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        ("gpu-reset", "fail"),
+        ("node-reboot", "fail"),
+        ("drain-and-reset", "fail"),
+        ("drain-p2p", "warn"),
+        ("value 9", "warn"),
+    ],
+)
+def test_the_recovery_a_gpu_asks_for_is_judged(action: str, expected: str) -> None:
+    finding = only("gpu.lost", eight(recovery_action=action))
+    assert (finding.status.value, finding.subject.gpu) == (expected, 5)
+    assert finding.advice
+
+
+def test_a_handle_error_fails_and_names_the_gpu_it_names() -> None:
+    words = "GPU 5: nvmlDeviceGetHandleByIndex: GPU is lost (15)"
+    finding = only("gpu.lost", seven_of_eight(driver__handle_errors=(words,)))
+    assert (finding.status.value, finding.subject.gpu) == ("fail", 5)
+    nameless = only("gpu.lost", seven_of_eight(driver__handle_errors=("Unknown Error",)))
+    assert nameless.subject.kind == "node"
+
+
+def test_a_denied_handle_is_scope_and_not_a_fault() -> None:
+    subject = seven_of_eight(driver__handle_errors=("GPU 5: insufficient permissions (4)",))
+    assert bad("gpu.lost", subject) == ()
+    assert "skip" in {f.status.value for f in findings("gpu.lost", subject)}
+
+
+def test_a_capture_that_names_the_lost_gpu_twice_gives_one_fault() -> None:
+    words = f"Unable to determine the device handle for GPU{bus_id(5)}: GPU is lost."
+    assert len(bad("gpu.lost", put(eight(errors=LOST), driver__handle_errors=(words,)))) == 1
+
+
+def test_a_hung_gpu_is_unknown() -> None:
+    subject = put(eight(), driver__unanswered=(Unanswered("nvmlDeviceGetPowerUsage", 5, 10.0),))
+    finding = only("gpu.lost", subject)
+    assert (finding.status.value, finding.subject.gpu) == ("unknown", 5)
+
+
+def test_a_driver_without_recovery_actions_passes_on_signs_of_life() -> None:
+    assert status("gpu.lost", node(h100(recovery_action=UNSUPPORTED))) == "pass"
+
+
+SILENT = {
+    "recovery_action": Missing("not in this capture"),
+    "memory_used_mib": Missing("not in this capture"),
+    "thermal__gpu_c": Missing("not in this capture"),
+    "power__draw_w": Missing("not in this capture"),
+    "utilization__gpu_pct": Missing("not in this capture"),
+}
+
+
+def test_a_gpu_that_said_nothing_is_no_pass() -> None:
+    assert status("gpu.lost", node(h100(**SILENT))) == "skip"
+    assert status("gpu.lost", node(h100(**{**SILENT, "thermal__gpu_c": FAILED}))) == "unknown"
+
+
+# the guard
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "gpu.identical",
+        "gpu.ecc",
+        "gpu.memory-repair",
+        "gpu.throttle",
+        "gpu.temperature",
+        "gpu.power-limit",
+        "gpu.clocks",
+        "gpu.settings",
+        "gpu.in-use",
+    ],
+)
+def test_readings_of_a_lost_gpu_are_never_judged_while_its_peers_are(check: str) -> None:
+    found = findings(check, eight(errors=LOST, ecc__uncorrected_volatile=7, clocks__event_reasons=("hw-thermal",)))
+    of_lost = [f for f in found if f.subject.gpu == 5]
+    assert [f.status.value for f in of_lost] == ["unknown"]
+    assert "GPU 5 (0000:15:00.0) is lost (15" in text(of_lost[0])
+    assert {f.status.value for f in found if f.subject.gpu != 5} == {"pass"}
+
+
+CHECKS = (
+    "gpu.count",
+    "gpu.identical",
+    "gpu.lost",
+    "gpu.ecc",
+    "gpu.memory-repair",
+    "gpu.xid",
+    "gpu.throttle",
+    "gpu.temperature",
+    "gpu.power-limit",
+    "gpu.clocks",
+    "gpu.settings",
+    "gpu.in-use",
+)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_nothing_read_is_never_a_pass(check: str) -> None:
+    assert status(check, Node()) == "skip"
+    silent = Node(gpus=(Gpu(0, bus_id(0)), Gpu(1, bus_id(1))))
+    # GPUs that are listed are not yet GPUs that were counted
+    assert status(check, silent) == "skip"

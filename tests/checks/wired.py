@@ -1,0 +1,96 @@
+"""Simulated nodes with leaves changed, judged as a run would judge them: profile matched, limits filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from gpudoctor.checks.finding import Finding, Status
+from gpudoctor.checks.run import CheckResult
+from gpudoctor.facts.gpu import CallError, Gpu, GpuPair, PcieHop
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Node
+from gpudoctor.facts.simulated import load_node
+from gpudoctor.facts.simulated_faults import apply_faults
+from gpudoctor.facts.simulated_wiring import put
+from gpudoctor.profiles.load import profile_for
+from tests.checks.one_check import judge, text_of
+
+FAILED = Missing("the call answered with an error", "failed")
+ABSENT = Missing("not in this capture", "absent")
+
+
+def simulated(name: str, *faults: str, **leaves: Any) -> Node:
+    """A packaged node with faults, and leaves of the node changed (`a__b` for a.b)."""
+    node = apply_faults(load_node(name, {}), faults)
+    for path, value in leaves.items():
+        node = put(node, path.replace("__", "."), value)
+    return node
+
+
+def on_gpus(node: Node, where: int | None = None, **leaves: Any) -> Node:
+    """Leaves changed on one GPU, or on all; a callable gets the GPU."""
+
+    def changed(gpu: Gpu) -> Gpu:
+        for path, value in leaves.items():
+            made = value(gpu) if callable(value) else value
+            gpu = put(gpu, path.replace("__", "."), made)
+        return gpu
+
+    return replace(node, gpus=tuple(changed(g) if where in (None, g.index) else g for g in node.gpus))
+
+
+def hops(change: Mapping[int, Mapping[str, Any]]) -> Callable[[Gpu], tuple[PcieHop, ...]]:
+    """For `on_gpus(pcie__path=...)`: leaves changed on the hops at these places."""
+
+    def made(gpu: Gpu) -> tuple[PcieHop, ...]:
+        path = gpu.pcie.path
+        assert not isinstance(path, Missing)
+        return tuple(replace(hop, **change.get(place, {})) for place, hop in enumerate(path))
+
+    return made
+
+
+def on_pairs(node: Node, change: Callable[[GpuPair], GpuPair]) -> Node:
+    assert not isinstance(node.pairs, Missing)
+    return replace(node, pairs=tuple(change(pair) for pair in node.pairs))
+
+
+def lost(node: Node, gpu: int) -> Node:
+    return on_gpus(node, gpu, errors=(CallError("nvmlDeviceGetUtilizationRates", 15, "GPU is lost"),))
+
+
+def judged(check_id: str, node: Node, **case: Any) -> CheckResult:
+    case.setdefault("profile", profile_for(node))
+    return judge(check_id, node, **case)
+
+
+def of_gpu(result: CheckResult, gpu: int) -> Finding:
+    [finding] = [f for f in result.findings if f.subject.kind == "gpu" and f.subject.gpu == gpu]
+    return finding
+
+
+def bad(result: CheckResult) -> list[Finding]:
+    return [f for f in result.findings if f.status in (Status.FAIL, Status.WARN, Status.UNKNOWN)]
+
+
+def only(result: CheckResult) -> Finding:
+    [finding] = result.findings
+    return finding
+
+
+def found(finding: Finding) -> str:
+    assert finding.found is not None
+    return finding.found.text
+
+
+def expected(finding: Finding) -> str:
+    assert finding.expected is not None
+    return finding.expected.text
+
+
+def says(finding: Finding, *words: str) -> bool:
+    text = text_of(finding)
+    return all(word in text for word in words)
