@@ -10,10 +10,14 @@ the ratio is above --max.
 from __future__ import annotations
 
 import argparse
+import compileall
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+import gpudoctor
 
 FLOOR = "import pynvml, msgspec; print(msgspec.json.encode({'gpus': list(range(8))}).decode())"
 CHECK = ["-m", "gpudoctor", "check", "--level", "quick", "--json", "--node", "hgx-h100-8"]
@@ -31,6 +35,8 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--max", type=float, default=2.0)
     args = parser.parse_args()
+    # as pip leaves an installed package: a run from source would time the compiler
+    compileall.compile_dir(Path(gpudoctor.__file__).parent, quiet=1)
     wall_s(["-c", FLOOR]), wall_s(CHECK)  # fill the caches
     pairs = [(wall_s(["-c", FLOOR]), wall_s(CHECK)) for _ in range(args.runs)]
     floor, check = (statistics.median(column) for column in zip(*pairs, strict=True))

@@ -78,6 +78,7 @@ def threshold_overrides(config: Config) -> dict[tuple[str, str, str], float]:
 def _wrong_names(config: Config, checks: tuple[Check, ...]) -> Iterator[tuple[str, str]]:
     """Places in a configuration that name a check or threshold which does not exist, and what to say."""
     by_id = {check.id: check for check in checks}
+    names = [*by_id, *{check.domain for check in checks}]
     for check_id, limits in config.thresholds.items():
         if check_id not in by_id:
             yield f"thresholds.{check_id}", f"no check is called that{_nearest(check_id, by_id)}"
@@ -95,10 +96,10 @@ def _wrong_names(config: Config, checks: tuple[Check, ...]) -> Iterator[tuple[st
     for key, words in (("skip", config.skip), ("require", config.require)):
         for word in words:
             if not any(matches(check, word) for check in checks):
-                yield key, f"no check is called {word!r}{_nearest(word, by_id)}"
+                yield key, f"no check is called {word!r}{_nearest(word, names)}"
     for number, rule in enumerate(config.suppress):
         if not any(matches(check, rule.check) for check in checks):
-            yield f"suppress[{number}].check", f"no check is called {rule.check!r}{_nearest(rule.check, by_id)}"
+            yield f"suppress[{number}].check", f"no check is called {rule.check!r}{_nearest(rule.check, names)}"
         if not rule.reason.strip():
             yield f"suppress[{number}].reason", "a reason is wanted"
 

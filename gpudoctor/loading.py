@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import Literal
 
 from gpudoctor.checks.registry import LEVELS, Check, Level
 from gpudoctor.checks.scope import scope_of
@@ -13,7 +14,9 @@ from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import Node
 
-PROBES = ("collective", "train")
+Probe = Literal["collective", "train"]
+Backend = Literal["nccl", "gloo"]
+PROBES: tuple[Probe, ...] = ("collective", "train")
 CPU_RANKS = 2
 # starting ranks (torch, CUDA contexts, NCCL) takes 4 to 10 s on an 8-GPU node; reference: a
 # healthy standard run ends in about half a minute, so twice that means that something hangs
@@ -67,7 +70,7 @@ def measure(
     return measured
 
 
-def _backend(node: Node, asked: str) -> str | None:
+def _backend(node: Node, asked: Backend | Literal["auto"]) -> Backend | None:
     live = node.source.kind == "live"
     if asked == "nccl" and not live:
         raise UserError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gpudoctor.checks.finding import Finding, Status, worst
 from gpudoctor.checks.run import CheckResult
@@ -18,7 +18,7 @@ STATES = tuple(status.value for status in Status)
 def render_prometheus(report: Report) -> str:
     """Metrics with low cardinality: no pids, no messages. A simulated node carries simulated="true"."""
     mark = {"simulated": "true"} if report.simulated else {}
-    families = (
+    families: tuple[tuple[str, str, Iterable[Sample]], ...] = (
         ("gpudoctor_check_status", "Status of each check on each GPU (state set).", _statuses(report)),
         ("gpudoctor_faults", "Faults: failed findings that nothing else explains.", [({}, len(report.faults))]),
         ("gpudoctor_gpu_info", "The GPUs of the node.", _gpus(report)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 
 from rich.console import Console, Group, RenderableType
@@ -10,20 +10,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gpudoctor.checks.faults import headline
-from gpudoctor.checks.finding import Evidence, Finding, Status, Subject, worst
+from gpudoctor.checks.finding import WORST_FIRST, Status, worst
 from gpudoctor.checks.run import CheckResult
-from gpudoctor.exits import printable
+from gpudoctor.report.blocks import STYLES, grouped_label, plain, problems, status_word
 from gpudoctor.report.figures import figure_lines
 from gpudoctor.report.report import Report
 
-STYLES = {
-    Status.PASS: "green",
-    Status.WARN: "yellow",
-    Status.FAIL: "bold red",
-    Status.SKIP: "dim",
-    Status.UNKNOWN: "bold magenta",
-}
 NARROWEST = 40
 
 
@@ -53,8 +45,8 @@ def _parts(report: Report, verbose: bool) -> Iterator[RenderableType]:
     figures = figure_lines(report.measurements)
     if figures:
         yield Text("")
-        yield from (Padding(_text(line), (0, 0, 0, 2)) for line in figures)
-    yield from _problems(report)
+        yield from (Padding(plain(line), (0, 0, 0, 2)) for line in figures)
+    yield from problems(report)
     yield Text("")
     yield from _tail(report)
 
@@ -74,20 +66,20 @@ def _head(report: Report) -> Iterator[Text]:
     if report.simulated:
         faults = report.run.source.faults
         what = f"SIMULATED node {report.run.source.name}" + (f" with {', '.join(faults)}" if faults else "")
-        yield _text(f"{what}: invented values, no real GPU was looked at", "bold yellow")
+        yield plain(f"{what}: invented values, no real GPU was looked at", "bold yellow")
     elif report.run.source.kind != "live":
-        yield _text(f"Read from {report.run.source.kind} {report.run.source.name}: that machine, not this one")
+        yield plain(f"Read from {report.run.source.kind} {report.run.source.name}: that machine, not this one")
     if report.run.injected:
-        yield _text(f"INJECTED {', '.join(report.run.injected)}: the probes were made to go wrong", "bold yellow")
+        yield plain(f"INJECTED {', '.join(report.run.injected)}: the probes were made to go wrong", "bold yellow")
     if report.run.interrupted:
-        yield _text(f"INTERRUPTED by {report.run.interrupted}: what was known until then", "bold yellow")
-    yield _text(" | ".join(parts), "bold")
+        yield plain(f"INTERRUPTED by {report.run.interrupted}: what was known until then", "bold yellow")
+    yield plain(" | ".join(parts), "bold")
     against = report.profile.matched_by
     if report.profile.name != "none":
-        against = f"Judged against profile {report.profile.name} ({against})"
-    yield _text(f"{against[:1].upper()}{against[1:]}. {len(report.checks)} checks, level {report.run.level}.")
+        against = f"Judged against profile {report.profile.name} (matched by {against})"
+    yield plain(f"{against[:1].upper()}{against[1:]}. {len(report.checks)} checks, level {report.run.level}.")
     for note in report.run.notes:
-        yield _text(f"Note: {note}")
+        yield plain(f"Note: {note}")
 
 
 def _domains(report: Report, verbose: bool) -> RenderableType:
@@ -98,7 +90,7 @@ def _domains(report: Report, verbose: bool) -> RenderableType:
     for domain, group in groupby(report.checks, key=lambda result: result.domain):
         results = list(group)
         status = worst(result.status for result in results)
-        table.add_row(_status(status), _text(domain), _text(_domain_words(results, status)))
+        table.add_row(status_word(status), plain(domain), plain(_domain_words(results, status)))
     return Padding(table, (0, 0, 0, 2))
 
 
@@ -109,21 +101,36 @@ def _domain_words(results: list[CheckResult], status: Status) -> str:
     plural = "check" if len(results) == 1 else "checks"
     if status is Status.SKIP:
         reasons = list(dict.fromkeys(_reason(r) for r in results))
-        more = f" (and {len(reasons) - 1} more reasons)" if len(reasons) > 1 else ""
+        others = len(reasons) - 1
+        more = f" (and {others} more reason{'s' * (others > 1)})" if others else ""
         return f"{len(results)} {plural}: {reasons[0]}{more}"
     bad = [r for r in looked if r.status is not Status.PASS]
     tail = f", {skipped} skipped" if skipped else ""
     if not bad:
-        summary = next((f.found.text for r in results for f in r.findings if f.found and f.found.unit == "links"), "")
+        summary = _links_up(results)
         return f"{len(looked)} {'check' if len(looked) == 1 else 'checks'}{tail}" + (f"   {summary}" if summary else "")
     ok = len(looked) - len(bad)
-    named = ", ".join(f"{r.id.partition('.')[2]}{_who(r)}" for r in bad)
-    return f"{ok} of {len(looked)} ok{tail}   {named}"
+    return f"{ok} of {len(looked)} ok{tail}   {'; '.join(_by_subject(bad))}"
 
 
-def _who(result: CheckResult) -> str:
-    labels = _grouped_label(f.subject for f in result.findings if f.status is result.status)
-    return f": {labels}" if labels and labels != "node" else ""
+def _by_subject(bad: list[CheckResult]) -> list[str]:
+    """ "GPU 2: lost, xid and 9 more" for each GPU (or set of them) that checks name, worst first."""
+    groups: dict[str, list[str]] = {}
+    for result in sorted(bad, key=lambda r: WORST_FIRST.index(r.status)):
+        label = grouped_label(f.subject for f in result.findings if f.status is result.status)
+        groups.setdefault(label, []).append(result.id.partition(".")[2])
+    lines = []
+    for label, names in groups.items():
+        more = f" and {len(names) - 3} more" if len(names) > 4 else ""
+        shown = ", ".join(names if not more else names[:3])
+        lines.append(f"{shown}{more}" if label == "node" else f"{label}: {shown}{more}")
+    return lines
+
+
+def _links_up(results: list[CheckResult]) -> str:
+    """ "144 of 144 links up", which a reader wants to see even where all is well."""
+    nodes = (f for r in results for f in r.findings if f.subject.kind == "node" and f.found)
+    return next((f.found.text for f in nodes if f.found and f.found.unit == "links"), "")
 
 
 def _reason(result: CheckResult) -> str:
@@ -133,137 +140,46 @@ def _reason(result: CheckResult) -> str:
 def _findings(report: Report) -> Iterator[RenderableType]:
     for result in report.checks:
         yield Text("")
-        yield Text.assemble(_status(result.status), "  ", _text(result.id, "bold"), "  ", _text(result.title))
+        yield Text.assemble(status_word(result.status), "  ", plain(result.id, "bold"), "  ", plain(result.title))
         for finding in result.findings:
             text = finding.found.text if finding.found else finding.reason or ""
             row = Table.grid(padding=(0, 2))
             row.add_column(no_wrap=True)
             row.add_column(no_wrap=True, max_width=28)
             row.add_column(overflow="fold", ratio=1)
-            row.add_row(_status(finding.status), _text(finding.subject.label), _text(text))
+            row.add_row(status_word(finding.status), plain(finding.subject.label), plain(text))
             yield Padding(row, (0, 0, 0, 2))
-
-
-def _problems(report: Report) -> Iterator[RenderableType]:
-    """Faults first, then what is unknown, then warnings; the same words on several GPUs make one block."""
-    for status in (Status.FAIL, Status.UNKNOWN, Status.WARN):
-        for result in report.checks:
-            roots = [f for f in result.findings if f.status is status and f.explained_by is None]
-            blocks: dict[object, list[Finding]] = {}
-            for finding in roots:
-                blocks.setdefault(_same_words(finding), []).append(finding)
-            for findings in blocks.values():
-                yield Text("")
-                yield from _block(result.id, findings, _explained(report, result.id, findings))
-
-
-def _same_words(finding: Finding) -> object:
-    found = finding.found.text if finding.found else finding.reason
-    return found, finding.expected.text if finding.expected else None, finding.likely
-
-
-def _block(check_id: str, findings: list[Finding], explains: list[str]) -> Iterator[RenderableType]:
-    first = findings[0]
-    label = _grouped_label(f.subject for f in findings) if len(findings) > 1 else first.subject.label
-    yield Text.assemble(_status(first.status), "  ", _text(check_id, "bold"), "   ", _text(label))
-    rows: list[tuple[str, str]] = []
-    if first.found:
-        rows.append(("found", first.found.text))
-    if first.reason:
-        rows.append(("reason", first.reason))
-    if first.expected:
-        source = f" ({first.expected.source})" if first.expected.source else ""
-        rows.append(("expected", f"{first.expected.text}{source}"))
-    rows += _labelled("evidence", [_evidence(e) for e in first.evidence])
-    if first.likely:
-        rows.append(("likely", first.likely))
-    steps = [a.text + (f"  {a.command}" if a.command else "") for a in first.advice]
-    rows += _labelled("do", [f"{n}. {step}" if len(steps) > 1 else step for n, step in enumerate(steps, 1)])
-    rows += _labelled("explains", explains)
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold", ratio=1)
-    for name, value in rows:
-        table.add_row(_text(name, "dim"), _text(value))
-    yield Padding(table, (0, 0, 0, 2))
-
-
-def _explained(report: Report, check_id: str, findings: list[Finding]) -> list[str]:
-    if findings[0].status is Status.FAIL:
-        subjects = [f.subject for f in findings]
-        return list(
-            dict.fromkeys(
-                line for fault in report.faults if fault.check == check_id and fault.subject in subjects
-                for line in fault.explains
-            )
-        )  # fmt: skip
-    return [
-        f"{result.id} {f.status.value}: {headline(f)}"
-        for result in report.checks
-        for f in result.findings
-        if f.explained_by == check_id and f.status is not Status.FAIL
-    ]
-
-
-def _labelled(name: str, lines: Iterable[str]) -> list[tuple[str, str]]:
-    return [(name if n == 0 else "", line) for n, line in enumerate(lines)]
-
-
-def _evidence(evidence: Evidence) -> str:
-    return f"{evidence.source} = {evidence.value}"
-
-
-def _grouped_label(subjects: Iterable[Subject]) -> str:
-    """ "GPU 0-3, 5" for GPUs; other labels in a row, the first few of many."""
-    kept = list(subjects)
-    gpus = sorted({s.gpu for s in kept if s.kind == "gpu" and s.gpu is not None})
-    others = list(dict.fromkeys(s.label for s in kept if s.kind != "gpu"))
-    shown = others[:4] + ([f"{len(others) - 4} more"] if len(others) > 4 else [])
-    return ", ".join(([f"GPU {_ranges(gpus)}"] if gpus else []) + shown)
-
-
-def _ranges(numbers: list[int]) -> str:
-    """
-    >>> _ranges([0, 1, 2, 5])
-    '0-2, 5'
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _tail(report: Report) -> Iterator[Text]:
     counts = report.counts
     faults = f"{len(report.faults)} {'fault' if len(report.faults) == 1 else 'faults'}"
-    gpus = _grouped_label(fault.subject for fault in report.faults)
+    gpus = grouped_label(fault.subject for fault in report.faults)
     on = f" on {gpus}" if gpus and gpus != "node" else ""
     failed = f" ({counts.fail} {'check' if counts.fail == 1 else 'checks'} failed)" if counts.fail else ""
-    yield _text(
+    yield plain(
         f"{faults}{on}{failed}, {counts.passed} passed, {counts.warn} {'warning' if counts.warn == 1 else 'warnings'}, "
         f"{counts.skip} skipped, {counts.unknown} unknown.  {report.run.duration_s:.1f} s"
     )
-    verdict = {"pass": "fit to train on", "warn": "works; look at the warnings", "fail": "not fit to train on"}
-    words = verdict.get(report.verdict, "not known: what could not be read is not a pass")
-    style = STYLES[Status(report.verdict)]
-    yield Text.assemble(_text(report.verdict.upper(), style), _text(f"  {words}"))
+    yield Text.assemble(plain(report.verdict.upper(), STYLES[Status(report.verdict)]), plain(f"  {_verdict(report)}"))
     worst_check = next(
         (r.id for status in (Status.FAIL, Status.UNKNOWN, Status.WARN) for r in report.checks if r.status is status), ""
     )
     if worst_check:
-        yield _text(f"Next:  gpudoctor explain {worst_check}  |  gpudoctor check {worst_check.partition('.')[0]} -v")
+        yield plain(f"Next:  gpudoctor explain {worst_check}  |  gpudoctor check {worst_check.partition('.')[0]} -v")
 
 
-def _status(status: Status) -> Text:
-    return Text(f"{status.value.upper():<7}", style=STYLES[status])
-
-
-def _text(text: str, style: str = "") -> Text:
-    """Words from outside, made harmless: a name may hold escape sequences."""
-    return Text(printable(text), style=style)
+def _verdict(report: Report) -> str:
+    """What the verdict means; a node that was not put under load is not called fit."""
+    training = report.measurements.training
+    if report.verdict == "pass" and training is not None and training.device == "cuda":
+        return "fit to train on"
+    words = {
+        "pass": f"nothing wrong in the {report.counts.passed} checks that could look; no GPU was put under load",
+        "warn": "works; look at the warnings",
+        "fail": "not fit to train on",
+    }
+    return words.get(report.verdict, "not known: what could not be read is not a pass")
 
 
 def terminal_width() -> int:

@@ -1,0 +1,135 @@
+"""The blocks of the text report: each fault, unknown and warning with found, expected, evidence, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from gpudoctor.checks.faults import headline
+from gpudoctor.checks.finding import Evidence, Expected, Finding, Status, Subject
+from gpudoctor.exits import printable
+from gpudoctor.report.report import Report
+
+STYLES = {
+    Status.PASS: "green",
+    Status.WARN: "yellow",
+    Status.FAIL: "bold red",
+    Status.SKIP: "dim",
+    Status.UNKNOWN: "bold magenta",
+}
+
+
+def problems(report: Report) -> Iterator[RenderableType]:
+    """Faults first, then what is unknown, then warnings; the same words on several GPUs make one block."""
+    for status in (Status.FAIL, Status.UNKNOWN, Status.WARN):
+        for result in report.checks:
+            roots = [f for f in result.findings if f.status is status and f.explained_by is None]
+            blocks: dict[object, list[Finding]] = {}
+            for finding in roots:
+                blocks.setdefault(_same_words(finding), []).append(finding)
+            for findings in blocks.values():
+                yield Text("")
+                yield from _block(result.id, findings, _explained(report, result.id, findings))
+
+
+def _same_words(finding: Finding) -> object:
+    found = finding.found.text if finding.found else finding.reason
+    return found, finding.expected.text if finding.expected else None, finding.likely
+
+
+def _block(check_id: str, findings: list[Finding], explains: list[str]) -> Iterator[RenderableType]:
+    first = findings[0]
+    label = grouped_label(f.subject for f in findings) if len(findings) > 1 else first.subject.label
+    who = "" if label == "node" else f"   {label}"
+    yield Text.assemble(status_word(first.status), "  ", plain(check_id, "bold"), plain(who))
+    rows: list[tuple[str, str]] = []
+    if first.found:
+        rows.append(("found", first.found.text))
+    if first.reason:
+        rows.append(("reason", first.reason))
+    if first.expected:
+        rows.append(("expected", _expected(first.expected)))
+    rows += _labelled("evidence", [_evidence(e) for e in first.evidence])
+    if first.likely:
+        rows.append(("likely", first.likely))
+    steps = [a.text + (f"  {a.command}" if a.command else "") for a in first.advice]
+    rows += _labelled("do", [f"{n}. {step}" if len(steps) > 1 else step for n, step in enumerate(steps, 1)])
+    rows += _labelled("explains", explains)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold", ratio=1)
+    for name, value in rows:
+        table.add_row(plain(name, "dim"), plain(value))
+    yield Padding(table, (0, 0, 0, 2))
+
+
+def _explained(report: Report, check_id: str, findings: list[Finding]) -> list[str]:
+    """What the block accounts for: failures and warnings line by line, unknowns in one line."""
+    if findings[0].status is Status.FAIL:
+        subjects = [f.subject for f in findings]
+        mine = [fault for fault in report.faults if fault.check == check_id and fault.subject in subjects]
+        lines = list(dict.fromkeys(line for fault in mine for line in fault.explains))
+    else:
+        lines = [
+            f"{result.id} {f.status.value}: {headline(f)}"
+            for result in report.checks
+            for f in result.findings
+            if f.explained_by == check_id and f.status is not Status.FAIL
+        ]
+    blind = list(dict.fromkeys(line.split()[0] for line in lines if line.split()[1] == "unknown:"))
+    if len(blind) < 3:
+        return lines
+    seen = [line for line in lines if line.split()[1] != "unknown:"]
+    return [*seen, f"{len(blind)} checks that got no answer: {', '.join(blind)}"]
+
+
+def _labelled(name: str, lines: Iterable[str]) -> list[tuple[str, str]]:
+    return [(name if n == 0 else "", line) for n, line in enumerate(lines)]
+
+
+def _expected(expected: Expected) -> str:
+    """The expectation and where it comes from, unless its own words say so already."""
+    text, source = expected.text, expected.source
+    if not source or all(word in text.lower() for word in source.lower().split()):
+        return text
+    return f"{text} ({source})"
+
+
+def _evidence(evidence: Evidence) -> str:
+    return f"{evidence.source} = {evidence.value}"
+
+
+def grouped_label(subjects: Iterable[Subject]) -> str:
+    """ "GPU 0-3, 5" for GPUs; other labels in a row, the first few of many."""
+    kept = list(subjects)
+    gpus = sorted({s.gpu for s in kept if s.kind == "gpu" and s.gpu is not None})
+    others = list(dict.fromkeys(s.label for s in kept if s.kind != "gpu"))
+    shown = others[:4] + ([f"{len(others) - 4} more"] if len(others) > 4 else [])
+    return ", ".join(([f"GPU {_ranges(gpus)}"] if gpus else []) + shown)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """
+    >>> _ranges([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def status_word(status: Status) -> Text:
+    return Text(f"{status.value.upper():<7}", style=STYLES[status])
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Words from outside, made harmless: a name may hold escape sequences."""
+    return Text(printable(text), style=style)
