@@ -39,9 +39,9 @@ def _walk(value: Any, key: str, stand_ins: dict[str, str], host: str) -> Any:
         if "missing" in value:
             return value
         return {k: _walk(v, k, stand_ins, host) for k, v in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [_walk(item, key, stand_ins, host) for item in value]
-    if not isinstance(value, str):
+    if not isinstance(value, str) or key == "kind":
         return value
     if key in _SECRET_KEYS:
         return "redacted"
