@@ -14,7 +14,7 @@ from gpudoctor.checks.registry import Check, matches, select
 from gpudoctor.config import load_config, threshold_overrides
 from gpudoctor.errors import UserError
 from gpudoctor.exits import COULD_NOT, ClosedStdoutError, InterruptedBySignal, say, write_stdout
-from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Node, Source
 from gpudoctor.plugins import all_checks
@@ -79,15 +79,17 @@ def check(args: argparse.Namespace) -> int:
     )
     sourced, stopped = Sourced(_nothing_read(args.node)), None
     measurements: Measurements | None = None
+    partial: list[Measurements] = []
     try:
         sourced = read_source(args.node, args.fault, args.deadline or config.deadline_s)
         from gpudoctor.loading import measure
 
-        measurements = sourced.measurements or measure(sourced.node, asked, level, args, _progress())
+        measurements = sourced.measurements if args.backend == "auto" else None
+        if measurements is None:
+            measurements = measure(sourced.node, asked, level, args, _progress(), partial.append)
     except InterruptedBySignal as stop:
         stopped = stop
-        lost = Missing(f"interrupted by {stop}", "failed")
-        measurements = Measurements(not_run=dict.fromkeys(("collective", "train", "torch"), lost))
+        measurements = _cut_short(partial[0] if partial else Measurements(), f"interrupted by {stop}")
     node = sourced.node
     run = Run(
         id=_run_id(),
@@ -194,6 +196,14 @@ def _nothing_read(name: str | None) -> Node:
     """What is known when a signal came before any fact."""
     source = _named_source(name)
     return Node(source=Source(kind=source.kind, name=source.name))
+
+
+def _cut_short(partial: Measurements, why: str) -> Measurements:
+    """What had been measured; nothing of it is a pass, since what was to follow is not known."""
+    have = {"collective": bool(partial.collectives), "train": partial.training is not None, "torch": partial.torch_view}
+    lost = {probe: Missing(why, "failed") for probe, done in have.items() if not done}
+    problem = ProbeProblem("launch", "error", why)
+    return msgspec.structs.replace(partial, not_run=lost, problems=(*partial.problems, problem))
 
 
 def _progress() -> Callable[[str], None] | None:

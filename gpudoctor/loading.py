@@ -22,6 +22,7 @@ CPU_RANKS = 2
 # healthy standard run ends in about half a minute, so twice that means that something hangs
 RUN_DEADLINE_S = 120.0
 PROBE_DEADLINE_S = 60.0
+CPU_PROBE_DEADLINE_S = 30.0  # a probe on CPU ranks takes 3 s; ten times that on a busy machine
 
 
 def measure(
@@ -30,22 +31,19 @@ def measure(
     level: Level,
     args: argparse.Namespace,
     progress: Callable[[str], None] | None,
+    on_interrupt: Callable[[Measurements], None],
 ) -> Measurements:
     """Run the probes that the chosen checks need, where that may be done; else say why not.
 
     Raise UserError for options that contradict the node (NCCL on a simulated one).
     """
     wanted = tuple(probe for probe in PROBES if any(c.domain == probe for c in checks))
-    asks_torch = any(c.id == "env.torch" for c in checks)
-    if not wanted and not asks_torch:
-        return Measurements()
     backend = _backend(node, args.backend)
-    if LEVELS.index(level) < LEVELS.index("standard"):
-        return _not_run(Missing(f"level {level} puts no load on the node"))
-    if backend is None:
-        return _not_run(Missing(_why_no_devices(node)))
-    if backend == "gloo" and not wanted:
-        return _not_run(Missing("not asked for"))
+    why_not = _why_not(node, checks, level, backend)
+    if why_not is not None or backend is None:
+        if args.inject:
+            raise UserError(f"--inject makes a probe go wrong, and none runs here: {why_not}")
+        return _not_run(Missing(why_not or ""))
     gpus: tuple[Gpu, ...] = ()
     if backend == "nccl":
         gpus = _gpus(node, args)
@@ -64,10 +62,25 @@ def measure(
         level=level,
         inject=tuple(args.inject),
     )
-    measured = run_probes(plan, deadline_s=RUN_DEADLINE_S, probe_deadline_s=PROBE_DEADLINE_S, progress=progress)
+    limit_s = PROBE_DEADLINE_S if backend == "nccl" else CPU_PROBE_DEADLINE_S
+    measured = run_probes(
+        plan, deadline_s=RUN_DEADLINE_S, probe_deadline_s=limit_s, progress=progress, on_interrupt=on_interrupt
+    )
     if progress is not None:
         progress("")
     return measured
+
+
+def _why_not(node: Node, checks: tuple[Check, ...], level: Level, backend: Backend | None) -> str | None:
+    """Why no rank is to be started at all, in words; None where some are."""
+    if LEVELS.index(level) < LEVELS.index("standard"):
+        return f"level {level} puts no load on the node"
+    if not any(c.domain in PROBES or c.id == "env.torch" for c in checks):
+        return "not asked for"
+    if backend is None:
+        return _why_no_devices(node)
+    # what torch sees of GPUs is worth a start of its own; what CPU ranks see of it is not
+    return "not asked for" if backend == "gloo" and not any(c.domain in PROBES for c in checks) else None
 
 
 def _backend(node: Node, asked: Backend | Literal["auto"]) -> Backend | None:

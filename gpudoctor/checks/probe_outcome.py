@@ -21,6 +21,14 @@ from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.measurements import ProbeProblem, RankInfo
 
 NOT_MEASURED = "not measured in this run"
+_LOOK_AT_GPUS = (
+    Advice("Look for Xid and bus errors of the time.", "gpudoctor check gpu.xid gpu.lost pcie nvlink"),
+    Advice("See what NCCL says.", "NCCL_DEBUG=INFO gpudoctor check collective"),
+)
+_LOOK_AT_HOST = (
+    Advice("See whether the kernel ended it for want of memory.", "dmesg | grep -i -e oom -e killed"),
+    Advice("Run it again while the machine is quiet.", "gpudoctor check collective train --backend gloo"),
+)
 
 
 def problems_of(case: Case, probe: str) -> tuple[ProbeProblem, ...]:
@@ -40,9 +48,9 @@ def absent(case: Case, probe: str, what: str) -> Finding:
 def judged_problems(case: Case, probe: str) -> Iterator[Finding]:
     """One finding for each problem: for the check that answers whether the probe worked.
 
-    A rank on a GPU that hung or died is a `fail`: a training would have met the same. On CPU
-    ranks, and for errors that torch reported itself, the node is not convicted: `unknown`. A GPU
-    that is in use, or full, was not tried: `skip`, `unknown`.
+    A rank that died, or hung while others waited for it, is a `fail`: a training would have met
+    the same. CPU ranks that are all slow together, and errors that torch reported itself, convict
+    nobody: `unknown`. A GPU that is in use, or full, was not tried: `skip`, `unknown`.
     """
     for problem in problems_of(case, probe):
         yield _judged(case, problem)
@@ -101,35 +109,29 @@ def _judged(case: Case, problem: ProbeProblem) -> Finding:
     subject = _subject(case, problem)
     who = "the launch" if problem.rank is None else f"rank {problem.rank}"
     text = problem.text
-    # a probe that writes whole sentences is not told twice
-    if problem.rank is not None and not text.startswith("rank"):
-        text = f"{who}{f' in {problem.phase}' if problem.phase else ''}: {text}"
-    if " wait" in text:
-        pass
-    elif len(problem.waiting) == 1:
-        text += f"; rank {problem.waiting[0]} was held up by it"
-    elif problem.waiting:
-        text += f"; ranks {', '.join(map(str, problem.waiting))} were held up by it"
     evidence = tuple(Evidence(f"stderr of {who}", line) for line in problem.output[-5:])
     if problem.kind == "refused":
         return skip(subject, problem.text)
     if problem.kind == "out-of-memory":
         steps = (Advice("See what holds the memory.", "nvidia-smi --query-compute-apps=pid,used_memory --format=csv"),)
         return unknown(subject, text, *evidence, advice=steps)
-    look = (
-        Advice("Look for Xid and bus errors of the time.", "gpudoctor check gpu.xid gpu.lost pcie nvlink"),
-        Advice("See what NCCL says.", "NCCL_DEBUG=INFO gpudoctor check collective"),
-    )
-    if problem.kind == "error" or not on_gpus(case):
-        return unknown(subject, text, *evidence, advice=look if on_gpus(case) else ())
+    look = _LOOK_AT_GPUS if on_gpus(case) else _LOOK_AT_HOST
+    if problem.kind == "error" or (problem.rank is None and not on_gpus(case)):
+        return unknown(subject, text, *evidence, advice=look)
     hung = problem.kind == "timeout"
     return fail(
         subject,
         text,
         "every rank comes back in time" if hung else "every rank ends by itself",
         *evidence,
-        likely="a GPU, link or driver that does not answer; or IOMMU/ACS in the way of peer-to-peer"
-        if hung
-        else "the GPU or its driver took the process down",
+        likely=_likely(case, hung),
         advice=look,
     )
+
+
+def _likely(case: Case, hung: bool) -> str:
+    if not on_gpus(case):
+        return "the host: memory, CPUs, or the installation of torch (no GPU took part)"
+    if hung:
+        return "a GPU, link or driver that does not answer; or IOMMU/ACS in the way of peer-to-peer"
+    return "the GPU or its driver took the process down"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import isfinite
 
 from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, Found, fail, ok, unknown
+from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, Found, fail, ok, unknown, unread
 from gpudoctor.checks.probe_outcome import absent, judged_problems, problems_of, rank_subject, ranks_in_words
 from gpudoctor.checks.registry import check
 from gpudoctor.facts.measurements import Training
-from gpudoctor.facts.missing import known
+from gpudoctor.facts.missing import Missing, known
 from gpudoctor.profiles.peers import majority
 
 SYNC = "train.sync"
@@ -47,7 +47,7 @@ def sync(case: Case) -> Iterator[Finding]:
 
 def _in_step(case: Case, training: Training) -> Finding:
     who = ranks_in_words(case, training.world_size)
-    first, last = _mean([r.loss_first for r in training.ranks]), _mean([r.loss_last for r in training.ranks])
+    first, last = _mean(r.loss_first for r in training.ranks), _mean(r.loss_last for r in training.ranks)
     agree = "weights equal on all ranks, " if training.world_size > 1 else ""
     text = f"{training.steps} DDP steps on {who}: {agree}loss {first:.3g} to {last:.3g}"
     return ok(NODE, text, None, Evidence("weights SHA-256", training.ranks[0].weights_sha256[:16]))
@@ -87,6 +87,8 @@ def _gradients(case: Case, training: Training) -> Iterator[Finding]:
             advice=steps,
         )
     error, limit = known(training.gradient_error), case.limit(SYNC, "gradient_error")
+    if isinstance(training.gradient_error, Missing) and training.gradient_error.kind == "failed":
+        yield unread(NODE, "gradient against one rank's own", training.gradient_error)
     # not "error > limit": NaN must not slip through
     if error is not None and not error <= limit:
         yield fail(
@@ -100,19 +102,24 @@ def _gradients(case: Case, training: Training) -> Iterator[Finding]:
 
 
 def _losses(case: Case, training: Training) -> Iterator[Finding]:
-    bad = [r for r in training.ranks if not (isfinite(r.loss_first) and isfinite(r.loss_last))]
+    bad = [r for r in training.ranks if r.loss_first is None or r.loss_last is None]
+    # NaN reaches every rank with the next gradient: it began where it showed first
+    began = min((r.nonfinite_step for r in bad if r.nonfinite_step is not None), default=None)
     for rank in bad:
+        if rank.nonfinite_step != began:
+            continue
+        when = f" in step {began}" if began is not None else ""
         yield fail(
             rank_subject(case, rank.rank),
-            f"its loss went from {rank.loss_first:g} to {rank.loss_last:g}",
+            f"its loss was no finite number any more{when}",
             "a finite loss",
-            Evidence("probe", f"loss {rank.loss_first:g} -> {rank.loss_last:g}"),
+            Evidence("first step with a loss that is not finite", str(began) if began is not None else "not known"),
             likely="a wrong result in arithmetic or memory: this small train cannot diverge by itself",
-            advice=(Advice("Run it again, then the compute checks.", "gpudoctor check compute --level full"),),
+            advice=(Advice("Run it again, and look for memory errors.", "gpudoctor check train gpu.ecc gpu.xid"),),
         )
     if bad:
         return
-    first, last = _mean([r.loss_first for r in training.ranks]), _mean([r.loss_last for r in training.ranks])
+    first, last = _mean(r.loss_first for r in training.ranks), _mean(r.loss_last for r in training.ranks)
     if last >= first:
         yield fail(
             NODE,
@@ -124,5 +131,6 @@ def _losses(case: Case, training: Training) -> Iterator[Finding]:
         )
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def _mean(values: Iterable[float | None]) -> float:
+    known_values = [value for value in values if value is not None]
+    return sum(known_values) / len(known_values)

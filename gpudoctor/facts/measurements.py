@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
-
 from gpudoctor.facts.gpu import Fact
 from gpudoctor.facts.missing import NOT_READ, Missing
 
@@ -97,7 +95,10 @@ class TrainRank(Fact, frozen=True):
     `compute_ms`: forward and backward where no rank waits for another. `lateness_ms`: how much
     later than the first rank it came to the collective; `last_in_share`: share of the steps in
     which it came last. `wait_ms`: time it waited there for others. `data_ms`: fetching a batch.
-    `host_ms`: enqueueing the work. The second block repeats the measurement (reproducibility).
+    `host_ms`: enqueueing the work. `loss_first` and `loss_last` are None where they were not
+    finite (JSON has no NaN). The second block repeats the measurement (reproducibility).
+    `nonfinite_step`: the first real step whose loss was not finite here; NaN spreads to all ranks
+    with the next gradient, so that the rank with the smallest one is where it began.
     """
 
     rank: int
@@ -110,10 +111,11 @@ class TrainRank(Fact, frozen=True):
     data_ms: float
     host_ms: float
     step_ms: float
-    loss_first: float
-    loss_last: float
+    loss_first: float | None
+    loss_last: float | None
     memory_peak_mib: float | Missing = NOT_READ
     weights_sha256: str = ""
+    nonfinite_step: int | None = None
 
 
 class Training(Fact, frozen=True):
@@ -154,8 +156,3 @@ class Measurements(Fact, frozen=True):
     problems: tuple[ProbeProblem, ...] = ()
     not_run: dict[str, Missing] = {}
     injected: tuple[str, ...] = ()
-
-
-def measurements_from(raw: object) -> Measurements:
-    """Raise msgspec.ValidationError where the object is not Measurements."""
-    return msgspec.convert(raw, Measurements)

@@ -33,10 +33,14 @@ def _training_lines(training: Training) -> list[str]:
     lines += [
         f"    rank {rank.rank}: compute {rank.compute_ms:.2f} ms, wait {rank.wait_ms:.2f} ms, "
         f"data {rank.data_ms:.2f} ms, step {rank.step_ms:.2f} ms, "
-        f"loss {rank.loss_first:.3f} -> {rank.loss_last:.3f}"
+        f"loss {_loss(rank.loss_first)} -> {_loss(rank.loss_last)}"
         for rank in training.ranks
     ]
     return lines
+
+
+def _loss(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.3f}"
 
 
 def _size(size_bytes: int) -> str:

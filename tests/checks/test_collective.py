@@ -85,8 +85,8 @@ def test_a_translating_iommu_is_the_likely_cause_of_wrong_sums() -> None:
 @pytest.mark.parametrize(
     ("kind", "gpu_status", "cpu_status"),
     [
-        ("timeout", Status.FAIL, Status.UNKNOWN),
-        ("crash", Status.FAIL, Status.UNKNOWN),
+        ("timeout", Status.FAIL, Status.FAIL),
+        ("crash", Status.FAIL, Status.FAIL),
         ("error", Status.UNKNOWN, Status.UNKNOWN),
         ("out-of-memory", Status.UNKNOWN, Status.UNKNOWN),
         ("refused", Status.SKIP, Status.SKIP),
@@ -98,11 +98,16 @@ def test_a_problem_is_judged_by_its_kind_and_never_a_pass(kind: Any, gpu_status:
     assert result.status is gpu_status
     assert result.findings[0].subject.rank == 1
     if kind != "refused":
-        assert "rank 1 in all_reduce of 64 MiB" in words(result)
-        assert "ranks 0, 2 were held up" in words(result)
+        assert odd[0].text in words(result)
     assert judge(CORRECT, HGX, on_cpus(2, problems=odd)).status is cpu_status
     other = judge(BANDWIDTH, HGX, on_gpus(8, problems=odd))
     assert other.status is (Status.SKIP if kind == "refused" else Status.UNKNOWN)
+
+
+def test_cpu_ranks_that_are_all_slow_together_convict_nobody() -> None:
+    slow = problem("timeout", rank=None)
+    assert judge(CORRECT, HGX, on_cpus(2, problems=(slow,))).status is Status.UNKNOWN
+    assert judge(CORRECT, HGX, on_gpus(8, problems=(slow,))).status is Status.FAIL
 
 
 def test_a_launch_that_failed_as_a_whole_is_told_by_the_node() -> None:

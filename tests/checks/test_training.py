@@ -93,10 +93,7 @@ def test_a_rank_that_is_gone_is_told_by_sync_and_is_unknown_elsewhere(kind: Any,
     lost = Measurements(launch=trained(*EVEN).launch, problems=gone)
     sync = judge(SYNC, FOUR, lost)
     assert (sync.status, sync.findings[0].subject.gpu) == (status, 2)
-    assert "rank 2 in train step 12" in words(sync)
-    told = (ProbeProblem("train", kind, "rank 2 hung in train step 12", rank=2, waiting=(0,)),)
-    once = words(judge(SYNC, FOUR, Measurements(problems=told)))
-    assert "rank 2 hung in train step 12; rank 0 was held up by it" in once
+    assert "no answer for 30 s" in words(sync)
     for check in (BALANCE, MEMORY, SCALING):
         other = judge(check, FOUR, lost)
         assert (other.status, "see train.sync" in words(other)) == (Status.UNKNOWN, True)
@@ -123,10 +120,16 @@ def test_ranks_that_did_not_report_are_unknown() -> None:
     assert judge(SYNC, FOUR, trained(world_size=4)).status is Status.UNKNOWN
 
 
-@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_names_its_rank(loss: float) -> None:
-    result = judge(SYNC, FOUR, trained(*EVEN[:3], rank(3, loss_last=loss)))
+def test_a_loss_that_is_not_finite_names_the_rank_where_it_began() -> None:
+    spread = [rank(r, loss_last=None, nonfinite_step=8) for r in range(3)]
+    result = judge(SYNC, FOUR, trained(*spread, rank(3, loss_last=None, nonfinite_step=7)))
     assert only(result, Status.FAIL).subject.rank == 3
+    assert "step 7" in words(result)
+
+
+def test_a_gradient_that_could_not_be_compared_is_unknown() -> None:
+    lost = Missing("not finite", "failed")
+    assert judge(SYNC, FOUR, trained(*EVEN, gradient_error=lost)).status is Status.UNKNOWN
 
 
 def test_a_loss_that_did_not_fall_fails() -> None:

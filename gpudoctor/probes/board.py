@@ -1,0 +1,59 @@
+"""How far each rank is, in memory that parent and ranks share.
+
+A line on a pipe wakes the parent and would disturb what is being measured on a small machine; a
+store to shared memory does not, and it can still be read after the rank has died.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+import msgspec
+
+_FIELDS = 3  # moves, step, blocked
+_BYTES_PER_FIELD = 8
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """Where one rank stands.
+
+    `moves` counts every beginning of a phase and every entry into and return from a wait for other
+    ranks. All ranks make the same moves, so the rank with the fewest is the one that is behind.
+    """
+
+    moves: int
+    step: int
+    blocked: bool
+
+
+class Board:
+    """One row of counters a rank; only its own rank writes a row."""
+
+    def __init__(self, path: Path, ranks: int) -> None:
+        size = ranks * _FIELDS * _BYTES_PER_FIELD
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(descriptor, size)
+            self._memory = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        self._cells = memoryview(self._memory).cast("q")
+
+    def standing(self, rank: int) -> Standing:
+        moves, step, blocked = self._cells[rank * _FIELDS : (rank + 1) * _FIELDS]
+        return Standing(moves, step, bool(blocked))
+
+    def move(self, rank: int, *, blocked: bool) -> None:
+        at = rank * _FIELDS
+        self._cells[at] += 1
+        self._cells[at + 2] = blocked
+
+    def begin_step(self, rank: int, step: int) -> None:
+        """Steps count from 1; 0 means that the phase has none."""
+        self._cells[rank * _FIELDS + 1] = step
+
+    def close(self) -> None:
+        self._cells.release()
+        self._memory.close()

@@ -1,0 +1,95 @@
+"""Who keeps the others waiting: pure functions over what is known of each rank."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from gpudoctor.facts.measurements import ProbeProblem
+from gpudoctor.probes.board import Standing
+from gpudoctor.probes.messages import Trouble, Where
+
+
+class RankState(msgspec.Struct):
+    """What the parent knows of one rank. `status` is its exit code or minus its signal; None while it runs."""
+
+    number: int
+    probe: Where = "launch"
+    phase: str = "start"
+    standing: Standing = Standing(0, 0, False)
+    trouble: Trouble | None = None
+    left: bool = False
+    status: int | None = None
+    output: tuple[str, ...] = ()
+
+    @property
+    def doing(self) -> str:
+        return f"{self.phase} {self.standing.step}" if self.standing.step else self.phase
+
+    @property
+    def died(self) -> bool:
+        return self.status is not None and not self.left and self.trouble is None
+
+
+def timeout_problem(states: Sequence[RankState], limit_s: float) -> ProbeProblem:
+    """The ranks that are behind all others are the ones that hang; who is further waits for them."""
+    unfinished = [state for state in states if not state.left and state.status is None]
+    if not unfinished:
+        return ProbeProblem("launch", "timeout", f"the ranks did not end within {limit_s:g} s")
+    least = min(state.standing.moves for state in unfinished)
+    behind = [state for state in unfinished if state.standing.moves == least]
+    waiting = tuple(state.number for state in unfinished if state.standing.moves > least)
+    first = behind[0]
+    if not waiting and len(behind) > 1:
+        text = f"no rank left {first.doing} within {limit_s:g} s: all of them are in it"
+        return ProbeProblem(first.probe, "timeout", text, phase=first.doing, output=first.output)
+    text = f"{rank_list(s.number for s in behind)} did not leave {first.doing} within {limit_s:g} s"
+    if waiting:
+        text += f"; {rank_list(waiting)} {'wait' if len(waiting) > 1 else 'waits'} for {_pronoun(len(behind))}"
+    return ProbeProblem(first.probe, "timeout", text, first.number, first.doing, waiting, first.output)
+
+
+def failure_problem(states: Sequence[RankState]) -> ProbeProblem | None:
+    """The one failure that explains the others, or None where no rank failed.
+
+    A rank that died, or that failed by itself, breaks the connections of all: the others then fail
+    too, while waiting. Those are `waiting`, not faults of their own.
+    """
+    dead = [state for state in states if state.died]
+    by_itself = [state for state in states if state.trouble is not None and not state.trouble.blocked]
+    while_waiting = [state for state in states if state.trouble is not None and state.trouble.blocked]
+    culprits = dead or by_itself or while_waiting
+    if not culprits:
+        return None
+    first = culprits[0]
+    waiting = tuple(s.number for s in states if s not in culprits and not s.left)
+    if first.trouble is None:
+        text = f"{rank_list(s.number for s in culprits)} died in {first.doing}: {_how_it_ended(first)}"
+        return ProbeProblem(first.probe, "crash", text, first.number, first.doing, waiting, first.output)
+    text = f"{rank_list(s.number for s in culprits)} failed in {first.doing}: {first.trouble.text}"
+    return ProbeProblem(first.probe, first.trouble.kind, text, first.number, first.doing, waiting, first.output)
+
+
+def rank_list(numbers: Iterable[int]) -> str:
+    """Ranks as people write them: rank 1; ranks 0, 2, 3."""
+    listed = sorted(numbers)
+    return f"rank{'s' if len(listed) > 1 else ''} {', '.join(str(n) for n in listed)}"
+
+
+def _pronoun(count: int) -> str:
+    return "it" if count == 1 else "them"
+
+
+def _how_it_ended(state: RankState) -> str:
+    status = state.status or 0
+    if status >= 0:
+        last = f" ({state.output[-1]})" if state.output else ""
+        return f"exit code {status}{last}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hint = ", as the kernel does when memory runs out" if -status == signal.SIGKILL else ""
+    return f"ended by {name}{hint}"

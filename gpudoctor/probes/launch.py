@@ -1,0 +1,217 @@
+"""Starts the ranks, reads what they learn, and ends them without fail.
+
+This process never imports torch and never touches CUDA: a driver that hangs must not hang gpudoctor.
+Between it and the ranks stands the starter (starter.py), which reaps them; every process has a
+parent-death signal, so that none outlives this one, however it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.probes.board import Board
+from gpudoctor.probes.messages import AnyMessage, Job
+from gpudoctor.probes.outcome import Outcome
+from gpudoctor.probes.plan import ProbePlan, checked
+from gpudoctor.probes.starter import TERM_GRACE_S, boot
+
+__all__ = ["ProbePlan", "run_probes"]
+
+_KILL_GRACE_S = 2.0
+_FAILURE_GRACE_S = 1.0  # after one rank failed: the time for the others to notice and say so
+_READ_BYTES = 1 << 16
+
+
+def run_probes(
+    plan: ProbePlan,
+    *,
+    deadline_s: float,
+    probe_deadline_s: float,
+    progress: Callable[[str], None] | None = None,
+    on_interrupt: Callable[[Measurements], None] | None = None,
+    python: str = sys.executable,
+) -> Measurements:
+    """Run the plan's probes in rank processes and return what was learnt.
+
+    What goes wrong in a rank is a problem in the Measurements, never an exception. `deadline_s`
+    bounds the whole run, start of the ranks included; `probe_deadline_s` each probe; ending ranks
+    that do not obey may take 3 s more. `progress` is called with each phase that begins. `python` is
+    the interpreter for the ranks. On any exception in this process (KeyboardInterrupt, one raised by
+    a signal handler) the ranks are ended and the private directory is removed before it goes on;
+    `on_interrupt` gets what was learnt until then.
+    Raises UserError where the plan itself is wrong.
+    """
+    injections = checked(plan)
+    folder = Path(tempfile.mkdtemp(prefix="gpudoctor-"))
+    try:
+        job = Job(
+            backend=plan.backend,
+            world_size=plan.ranks,
+            probes=plan.probes,
+            folder=str(folder),
+            group_timeout_s=deadline_s + 10.0,
+            gpu_uuids=tuple(uuid for _, uuid, _ in plan.gpus),
+            level=plan.level,
+            injections=injections,
+        )
+        board = Board(folder / "board", plan.ranks)
+        outcome = Outcome(plan, folder, board, progress)
+        with closing(board), _started(job, python) as children:
+            try:
+                _watch(children, outcome, time.monotonic() + deadline_s, deadline_s, probe_deadline_s)
+            except BaseException:
+                if on_interrupt is not None:
+                    on_interrupt(outcome.measurements())
+                raise
+            outcome.conclude()
+        outcome.note_stuck(children.stuck)
+        return outcome.measurements()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Children:
+    """The starter, and the reading ends of its and every rank's pipe."""
+
+    def __init__(self, process: subprocess.Popen[bytes], pipes: list[int]) -> None:
+        self.process = process
+        self.stuck = False
+        self._buffers = dict.fromkeys(pipes, b"")
+        self._selector = selectors.DefaultSelector()
+        for number, pipe in enumerate(pipes):
+            # the first pipe is the starter's, the next that of rank 0
+            self._selector.register(pipe, selectors.EVENT_READ, number - 1)
+
+    @property
+    def talking(self) -> bool:
+        return bool(self._selector.get_map())
+
+    def lines(self, wait_s: float) -> Iterator[tuple[int, bytes | None]]:
+        """(rank, line) as they come within `wait_s`; -1 is the starter; None is the end of a pipe."""
+        for key, _ in self._selector.select(max(0.0, wait_s)):
+            data = os.read(key.fd, _READ_BYTES)
+            if not data:
+                self._selector.unregister(key.fd)
+                os.close(key.fd)
+                yield key.data, None
+                continue
+            *whole, self._buffers[key.fd] = (self._buffers[key.fd] + data).split(b"\n")
+            for line in whole:
+                yield key.data, line
+
+    def end(self) -> None:
+        """End the ranks and the starter; sets `stuck` where the kernel will not let one go."""
+        try:
+            self.process.terminate()  # the starter ends and reaps its ranks on this signal
+            self.process.wait(TERM_GRACE_S + _KILL_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self.stuck = True
+        finally:
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, 9)
+            for key in list(self._selector.get_map().values()):
+                os.close(key.fd)
+            self._selector.close()
+        if self.stuck:
+            try:
+                self.process.wait(_KILL_GRACE_S)
+            except subprocess.TimeoutExpired:
+                return
+
+
+@contextmanager
+def _started(job: Job, python: str) -> Iterator[_Children]:
+    """The running children; on leaving, however, all of them have been ended."""
+    readers, writers = [], []
+    for _ in range(job.world_size + 1):
+        reader, writer = os.pipe()
+        readers.append(reader)
+        writers.append(writer)
+    order = {
+        "parent": os.getpid(),
+        "control_fd": writers[0],
+        "rank_fds": writers[1:],
+        # CUDA may not be in use when a process forks, which only a CPU run can promise
+        "method": "fork-server" if job.backend == "gloo" else "fresh-interpreters",
+        "job": msgspec.to_builtins(job),
+    }
+    with (Path(job.folder) / "starter.stderr").open("wb") as output:
+        process = _popen([python, "-c", boot("starter"), json.dumps(order)], writers, output, job)
+    children = _Children(process, readers)
+    try:
+        yield children
+    finally:
+        children.end()
+
+
+def _popen(command: list[str], writers: list[int], output: IO[bytes], job: Job) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=_environment(job),
+            pass_fds=writers,
+            start_new_session=True,  # Ctrl-C in the terminal is this process's to handle
+        )
+    finally:
+        for writer in writers:
+            os.close(writer)
+
+
+def _environment(job: Job) -> dict[str, str]:
+    environment = dict(os.environ)
+    environment.pop("PYTHONWARNINGS", None)
+    environment["GLOO_SOCKET_IFNAME"] = "lo"
+    environment["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would be measured too
+    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks for GPUs without opening them
+    # One thread a rank: the threads of several ranks would fight for the cores. They must not
+    # start at import either, or the starter could not fork.
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        environment[name] = "1"
+    if job.backend == "nccl":
+        environment.setdefault("NCCL_DEBUG", "WARN")
+        environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "3"  # a rank that sticks in NCCL dies by itself
+    return environment
+
+
+def _watch(children: _Children, outcome: Outcome, deadline: float, deadline_s: float, probe_deadline_s: float) -> None:
+    """Take in what the children say until they have ended, failed, or run out of time."""
+    decoder = msgspec.json.Decoder(AnyMessage)
+    probe_deadlines: dict[str, float] = {}
+    give_up_at: float | None = None
+    while children.talking:
+        now = time.monotonic()
+        for probe in outcome.running:
+            probe_deadlines.setdefault(probe, now + probe_deadline_s)
+        probe_limit = min((probe_deadlines[probe] for probe in outcome.running), default=deadline)
+        if give_up_at is None and outcome.broken:
+            give_up_at = now + _FAILURE_GRACE_S
+        limit = min(deadline, probe_limit) if give_up_at is None else give_up_at
+        if now >= limit:
+            if give_up_at is None:
+                outcome.time_out(probe_deadline_s if probe_limit < deadline else deadline_s)
+            return
+        for rank, line in children.lines(limit - now):
+            if line is None:
+                outcome.pipe_ended(rank)
+            else:
+                try:
+                    outcome.take(rank, decoder.decode(line))
+                except msgspec.DecodeError:
+                    outcome.garbled(rank)

@@ -1,0 +1,139 @@
+"""What the processes of a run say to the parent, one JSON line each."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.facts.measurements import TorchView
+from gpudoctor.probes.plan import Injection, Probe
+
+Where = Literal["launch", "collective", "train"]
+
+
+class Job(msgspec.Struct, frozen=True):
+    """All that a rank is told at its start; `folder` is the run's private directory, `gpu_uuids` each rank's GPU."""
+
+    backend: Literal["nccl", "gloo"]
+    world_size: int
+    probes: tuple[Probe, ...]
+    folder: str
+    group_timeout_s: float
+    gpu_uuids: tuple[str, ...] = ()
+    level: str = "standard"
+    injections: tuple[Injection, ...] = ()
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """One line on a pipe."""
+
+
+class Started(Message, frozen=True):
+    """The starter has started every rank."""
+
+    method: Literal["fork-server", "fresh-interpreters"]
+
+
+class NoTorch(Message, frozen=True):
+    """torch is not there (`absent`) or does not load (`failed`)."""
+
+    text: str
+    kind: Literal["absent", "failed"]
+
+
+class Exited(Message, frozen=True):
+    """A rank ended; `status` is its exit code, or minus the signal that ended it."""
+
+    rank: int
+    status: int
+
+
+class Phase(Message, frozen=True):
+    """What a rank begins to do."""
+
+    probe: Where
+    text: str
+
+
+class TorchSeen(Message, frozen=True):
+    """What torch says inside one rank."""
+
+    view: TorchView
+
+
+class CannotRun(Message, frozen=True):
+    """This torch cannot run the probes at all; nothing is wrong with the node."""
+
+    text: str
+
+
+class Trouble(Message, frozen=True):
+    """The rank cannot go on. `blocked`: it was waiting for other ranks when it happened."""
+
+    kind: Literal["error", "out-of-memory", "refused"]
+    text: str
+    blocked: bool
+
+
+class CollectiveSample(Message, frozen=True):
+    """One rank's figures of one collective at one size: time of one operation in each batch, in us."""
+
+    op: str
+    size_bytes: int
+    dtype: str
+    batch_us: tuple[float, ...]
+    operations_per_batch: int
+    wrong_elements: int
+    missing_ranks: tuple[int, ...]
+
+
+class Block(msgspec.Struct, frozen=True):
+    """One block of measured train steps on one rank, one entry a step; clock: CLOCK_MONOTONIC."""
+
+    compute_ms: tuple[float, ...]
+    host_ms: tuple[float, ...]
+    data_ms: tuple[float, ...]
+    arrived_ns: tuple[int, ...]
+    left_ns: tuple[int, ...]
+    step_ms: tuple[float, ...]
+
+
+class TrainSample(Message, frozen=True):
+    """One rank's DDP train. `losses` holds every real step; None where the loss was not finite."""
+
+    batch_per_rank: int
+    parameters: int
+    gradient_bytes: int
+    blocks: tuple[Block, ...]
+    losses: tuple[float | None, ...]
+    weights_sha256: str
+    contribution_ok: bool | None
+    gradient_error: float | None = None
+    solo_step_ms: float | None = None
+    memory_peak_mib: float | None = None
+
+
+class Finished(Message, frozen=True):
+    """The rank is through with one probe."""
+
+    probe: Probe
+
+
+class Left(Message, frozen=True):
+    """The rank has said all and goes."""
+
+
+AnyMessage = (
+    Started
+    | NoTorch
+    | Exited
+    | Phase
+    | TorchSeen
+    | CannotRun
+    | Trouble
+    | CollectiveSample
+    | TrainSample
+    | Finished
+    | Left
+)

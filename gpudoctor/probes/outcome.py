@@ -1,0 +1,236 @@
+"""What a run has brought so far, and what it adds up to."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gpudoctor.facts.measurements import Collective, Launch, Measurements, ProbeProblem, RankInfo, TorchView, Training
+from gpudoctor.facts.missing import NOT_READ, Missing
+from gpudoctor.probes import messages
+from gpudoctor.probes.board import Board
+from gpudoctor.probes.diagnosis import RankState, failure_problem, timeout_problem
+from gpudoctor.probes.merge import merged_collectives, merged_training
+from gpudoctor.probes.plan import Probe, ProbePlan
+
+INSTALL_TORCH = "PyTorch is not installed: pip install 'gpudoctor-cli[torch]'"
+
+_TAIL_BYTES = 1 << 16
+_LAST_LINES = 5
+_WARNINGS = 10
+
+
+class Outcome:
+    """Takes in the messages of one run; `measurements()` is what they amount to, finished or not."""
+
+    def __init__(self, plan: ProbePlan, folder: Path, board: Board, progress: Callable[[str], None] | None) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._board = board
+        self._progress = progress
+        self._began = time.monotonic()
+        self._states = [RankState(number) for number in range(plan.ranks)]
+        self._views: dict[int, TorchView] = {}
+        self._collectives: dict[int, list[messages.CollectiveSample]] = {}
+        self._trains: dict[int, messages.TrainSample] = {}
+        self._finished: dict[str, set[int]] = {}
+        self._begun: list[Probe] = []
+        self._joined: set[int] = set()
+        self._start_s: float | Missing = NOT_READ
+        self._phases: set[str] = set()
+        self._method: str | None = None
+        self._no_torch: messages.NoTorch | None = None
+        self._cannot_run: str | None = None
+        self._starter_ended = False
+        self._problems: list[ProbeProblem] = []
+
+    @property
+    def running(self) -> list[Probe]:
+        """The probes that some rank has begun and not all have finished."""
+        return [probe for probe in self._begun if len(self._finished.get(probe, ())) < self._plan.ranks]
+
+    @property
+    def broken(self) -> bool:
+        """Whether the run cannot come to its end any more, or is at it."""
+        return (
+            self._starter_ended
+            or self._no_torch is not None
+            or self._cannot_run is not None
+            or all(state.left for state in self._states)
+            or any(state.died or state.trouble is not None for state in self._states)
+        )
+
+    def take(self, rank: int, message: messages.AnyMessage) -> None:
+        """Take in one message of a rank, or of the starter (-1)."""
+        match message:
+            case messages.Phase(probe=probe, text=text):
+                self._enter(self._states[rank], probe, text)
+            case messages.TorchSeen(view=view):
+                self._views[rank] = view
+            case messages.CollectiveSample():
+                self._collectives.setdefault(rank, []).append(message)
+            case messages.TrainSample():
+                self._trains[rank] = message
+            case messages.Finished(probe=finished):
+                self._finished.setdefault(finished, set()).add(rank)
+            case messages.Left():
+                self._states[rank].left = True
+            case messages.Trouble():
+                self._states[rank].trouble = message
+            case messages.CannotRun(text=text):
+                self._cannot_run = text
+            case messages.Exited(rank=ended, status=status):
+                self._states[ended].status = status
+            case messages.Started(method=method):
+                self._method = method
+            case messages.NoTorch():
+                self._no_torch = message
+
+    def garbled(self, rank: int) -> None:
+        """A line could not be read: whatever the process does now, its figures are not to be had."""
+        if rank < 0:
+            self._starter_ended = True
+        elif self._states[rank].trouble is None:
+            self._states[rank].trouble = messages.Trouble("error", "its report could not be read", blocked=False)
+
+    def pipe_ended(self, rank: int) -> None:
+        """A process closed its pipe: it is gone, or nearly."""
+        if rank < 0:
+            self._starter_ended = True
+
+    def time_out(self, limit_s: float) -> None:
+        """Note who hangs; to be called while the ranks are still as they were."""
+        self._look()
+        if self._method is None:
+            text = f"the ranks did not start within {limit_s:g} s: importing torch did not end"
+            self._problems.append(ProbeProblem("launch", "timeout", text, phase="import torch"))
+            return
+        failure = failure_problem(self._states)
+        self._problems.append(failure or timeout_problem(self._states, limit_s))
+
+    def conclude(self) -> None:
+        """Note why the run ended early, if it did; to be called before the ranks are ended."""
+        self._look()
+        if self._problems or self._no_torch is not None or self._cannot_run is not None:
+            return
+        failure = failure_problem(self._states)
+        if failure is not None:
+            self._problems.append(failure)
+        elif self._method is None or not all(state.left for state in self._states):
+            output = _evidence(self._folder / "starter.stderr")
+            last = f": {output[-1]}" if output else ""
+            text = f"the process that starts the ranks died{last}"
+            self._problems.append(ProbeProblem("launch", "crash", text, phase="start", output=output))
+
+    def note_stuck(self, stuck: bool) -> None:
+        """Say that a process could not be ended: the mark of a driver that hangs."""
+        if stuck:
+            text = "a rank could not be ended by SIGKILL: it is stuck in the kernel, most likely in the GPU driver"
+            self._problems.append(ProbeProblem("launch", "timeout", text, phase="end"))
+
+    def measurements(self) -> Measurements:
+        """Everything that was learnt."""
+        collectives = merged_collectives(self._collectives, self._plan.ranks)
+        training = merged_training(self._trains, self._plan.ranks, "cuda" if self._plan.backend == "nccl" else "cpu")
+        return Measurements(
+            launch=self._launch(),
+            torch_view=self._torch_view(),
+            collectives=collectives,
+            training=training,
+            problems=tuple(self._problems),
+            not_run=self._not_run(collectives, training),
+            injected=self._plan.inject,
+        )
+
+    def _enter(self, state: RankState, probe: messages.Where, text: str) -> None:
+        state.probe, state.phase = probe, text
+        if probe != "launch" and probe not in self._begun:
+            self._begun.append(probe)
+        if text == "joined":
+            self._joined.add(state.number)
+            if len(self._joined) == self._plan.ranks:
+                self._start_s = time.monotonic() - self._began
+        if self._progress is not None and text not in self._phases:
+            self._phases.add(text)
+            self._progress(text)
+
+    def _look(self) -> None:
+        for state in self._states:
+            state.standing = self._board.standing(state.number)
+            state.output = _evidence(self._folder / f"rank-{state.number}.stderr")
+
+    def _launch(self) -> Launch | None:
+        if self._method is None:
+            return None
+        gpus = self._plan.gpus
+        ranks = tuple(
+            RankInfo(rank, "cuda", *gpus[rank]) if gpus and self._plan.backend == "nccl" else RankInfo(rank, "cpu")
+            for rank in range(self._plan.ranks)
+        )
+        total_s = time.monotonic() - self._began
+        return Launch(self._plan.backend, self._plan.ranks, ranks, self._method, self._start_s, total_s)
+
+    def _torch_view(self) -> TorchView | None:
+        if not self._views:
+            return None
+        views = [self._views[rank] for rank in sorted(self._views)]
+        if self._plan.backend == "gloo":
+            return views[0]
+        # Each rank was given one GPU by its UUID: what torch sees is what all of them saw.
+        unread = [view.visible_uuids for view in views if isinstance(view.visible_uuids, Missing)]
+        opened = [uuid for view in views if not isinstance(view.visible_uuids, Missing) for uuid in view.visible_uuids]
+        return TorchView(
+            torch=views[0].torch,
+            cuda=views[0].cuda,
+            nccl=views[0].nccl,
+            cuda_available=all(view.cuda_available for view in views),
+            device_count=sum(view.device_count for view in views),
+            visible_uuids=unread[0] if unread else tuple(opened),
+            error=next((view.error for view in views if view.error is not None), None),
+        )
+
+    def _not_run(self, collectives: tuple[Collective, ...], training: Training | None) -> dict[str, Missing]:
+        reasons: dict[str, Missing] = {}
+        if self._no_torch is not None:
+            text = INSTALL_TORCH if self._no_torch.kind == "absent" else self._no_torch.text
+            reasons["torch"] = Missing(text, self._no_torch.kind)
+        elif self._torch_view() is None:
+            reasons["torch"] = Missing(self._why(None), "failed")
+        have: dict[Probe, bool] = {"collective": bool(collectives), "train": training is not None}
+        for probe, done in have.items():
+            if not done:
+                reasons[probe] = self._reason(probe)
+        return reasons
+
+    def _reason(self, probe: Probe) -> Missing:
+        if probe not in self._plan.probes:
+            return Missing("not asked for")
+        if self._no_torch is not None:
+            text = INSTALL_TORCH if self._no_torch.kind == "absent" else self._no_torch.text
+            return Missing(text, self._no_torch.kind)
+        if self._cannot_run is not None:
+            return Missing(self._cannot_run)
+        if probe == "collective" and self._plan.ranks == 1 and not self._problems:
+            return Missing("one rank has nobody to reduce with")
+        return Missing(self._why(probe), "failed")
+
+    def _why(self, probe: Probe | None) -> str:
+        if not self._problems:
+            return "the ranks brought no figures"
+        text = self._problems[0].text
+        return text if probe is None or probe in self._begun else f"not reached: {text}"
+
+
+def _evidence(path: Path) -> tuple[str, ...]:
+    """NCCL's warnings and the last lines of what a process wrote; empty where it wrote nothing."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ()
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    warnings = [line for line in lines[:-_LAST_LINES] if "NCCL WARN" in line][-_WARNINGS:]
+    return (*warnings, *lines[-_LAST_LINES:])

@@ -1,0 +1,105 @@
+"""What is asked of the probes: a plan, and the faults to inject into it."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.errors import UserError
+
+Probe = Literal["collective", "train"]
+InjectionKind = Literal["hang-rank", "die-rank", "slow-rank", "wrong-sum", "nan", "desync"]
+
+# What follows the rank, for each kind; None: nothing does.
+_SHAPES: dict[str, str | None] = {
+    "hang-rank": "PHASE",
+    "die-rank": "PHASE",
+    "slow-rank": "FACTOR",
+    "wrong-sum": None,
+    "nan": "train",
+    "desync": None,
+}
+_PHASES = ("join", "all_reduce", "train")
+_MAX_FACTOR = 10.0
+
+
+class ProbePlan(msgspec.Struct, frozen=True):
+    """Which probes to run on how many ranks.
+
+    `gpus` holds (NVML index, UUID, bus id) of each rank's GPU, in rank order, for nccl; it is
+    empty for gloo. `inject` holds faults as the command line spells them.
+    """
+
+    backend: Literal["nccl", "gloo"]
+    ranks: int
+    gpus: tuple[tuple[int, str, str], ...] = ()
+    probes: tuple[Probe, ...] = ("collective", "train")
+    level: str = "standard"
+    inject: tuple[str, ...] = ()
+
+
+class Injection(msgspec.Struct, frozen=True):
+    """One fault made on purpose in one rank; `phase` is join, all_reduce or train."""
+
+    kind: InjectionKind
+    rank: int
+    phase: str | None = None
+    factor: float | None = None
+
+
+def injections_of(plan: ProbePlan) -> tuple[Injection, ...]:
+    """The plan's faults, parsed; UserError names the one that is wrong and how to write it."""
+    return tuple(parse_injection(text, plan.ranks) for text in plan.inject)
+
+
+def parse_injection(text: str, ranks: int) -> Injection:
+    """Read KIND=RANK[:DETAIL], for example slow-rank=1:1.3; raises UserError."""
+    kind, equals, rest = text.partition("=")
+    if kind not in _SHAPES:
+        raise UserError(f"--inject {text}: no such case; known: {', '.join(_spelling(k) for k in _SHAPES)}")
+    number, colon, detail = rest.partition(":")
+    shape = _SHAPES[kind]
+    if not equals or not (number.isascii() and number.isdigit()) or bool(colon) != (shape is not None):
+        raise UserError(f"--inject {text}: write it as {_spelling(kind)}")
+    rank = int(number)
+    if rank >= ranks:
+        raise UserError(f"--inject {text}: there is no rank {rank}; this run has ranks 0 to {ranks - 1}")
+    if shape == "PHASE" and detail not in _PHASES:
+        raise UserError(f"--inject {text}: no phase {detail!r}; known: {', '.join(_PHASES)}")
+    if shape == "train" and detail != "train":
+        raise UserError(f"--inject {text}: write it as {_spelling(kind)}")
+    return msgspec.convert(
+        {
+            "kind": kind,
+            "rank": rank,
+            "phase": detail if shape in ("PHASE", "train") else None,
+            "factor": _factor(text, detail) if shape == "FACTOR" else None,
+        },
+        Injection,
+    )
+
+
+def _factor(text: str, detail: str) -> float:
+    try:
+        factor = float(detail)
+    except ValueError:
+        factor = math.nan
+    if not 1.0 < factor <= _MAX_FACTOR:
+        raise UserError(f"--inject {text}: the factor must be a number over 1 and at most {_MAX_FACTOR:g}, like 1.3")
+    return factor
+
+
+def _spelling(kind: str) -> str:
+    shape = _SHAPES[kind]
+    return f"{kind}=RANK" if shape is None else f"{kind}=RANK:{shape}"
+
+
+def checked(plan: ProbePlan) -> tuple[Injection, ...]:
+    """The plan's faults, after the plan itself was found sound; raises UserError."""
+    if plan.ranks < 1:
+        raise UserError(f"--ranks {plan.ranks}: at least one rank is needed")
+    if plan.backend == "nccl" and len(plan.gpus) != plan.ranks:
+        raise UserError(f"nccl needs one GPU a rank: {plan.ranks} ranks were asked for and {len(plan.gpus)} GPUs given")
+    return injections_of(plan)

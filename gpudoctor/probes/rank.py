@@ -1,0 +1,274 @@
+"""What one rank runs: it joins the process group once, then runs what was asked, then goes."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from gpudoctor.facts.measurements import TorchView
+from gpudoctor.facts.missing import Missing
+from gpudoctor.probes import messages
+from gpudoctor.probes.board import Board
+from gpudoctor.probes.messages import Job, Where
+from gpudoctor.probes.plan import Injection, InjectionKind
+from gpudoctor.probes.starter import tie_to_parent
+
+OLDEST_TORCH = (2, 4)
+_cuda: Any = torch.cuda  # not annotated everywhere
+
+
+class CannotRunError(Exception):
+    """This torch cannot run the probes; the text says why and what to install."""
+
+
+class Rank:
+    """What a probe may use: who it is, where to report, how to wait for the others.
+
+    `device` is where tensors live. Whatever makes this rank wait for another goes inside
+    `blocked()`, so that the parent can tell who hangs from who waits.
+    """
+
+    def __init__(self, number: int, job: Job, fd: int) -> None:
+        self.number = number
+        self.job = job
+        self.world_size = job.world_size
+        self.on_gpu = job.backend == "nccl"
+        self.device = torch.device("cuda", 0) if self.on_gpu else torch.device("cpu")
+        self.waiting = False
+        self._fd = fd
+        self._probe: Where = "launch"
+        self._board = Board(Path(job.folder) / "board", job.world_size)
+        self._token = torch.zeros(1)
+
+    def send(self, message: messages.Message) -> None:
+        """Write one line to the parent, whole."""
+        line = memoryview(msgspec.json.encode(message) + b"\n")
+        while line:
+            line = line[os.write(self._fd, line) :]
+
+    def phase(self, text: str, probe: Where | None = None) -> None:
+        """Say what begins now; without `probe`, still within the same one."""
+        self._probe = probe or self._probe
+        self._board.begin_step(self.number, 0)
+        self._board.move(self.number, blocked=False)
+        self.send(messages.Phase(self._probe, text))
+
+    def step(self, step: int) -> None:
+        """Say which step of the phase begins, counted from 1."""
+        self._board.begin_step(self.number, step)
+
+    @contextmanager
+    def blocked(self) -> Iterator[None]:
+        """Around a call that returns only when other ranks have made theirs."""
+        self._board.move(self.number, blocked=True)
+        self.waiting = True
+        yield  # after an exception `waiting` stays: it happened while waiting for others
+        self.waiting = False
+        self._board.move(self.number, blocked=False)
+
+    def barrier(self) -> None:
+        """Wait for every rank on the CPU; a waiting rank leaves its GPU idle."""
+        with self.blocked():
+            dist.all_reduce(self._token)
+
+    def synchronize(self) -> None:
+        """Wait until this rank's own GPU has done all it was given."""
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+    def from_rank_zero(self, value: int) -> int:
+        """The value that rank 0 has."""
+        shared = torch.tensor([value if self.number == 0 else 0], dtype=torch.int64)
+        with self.blocked():
+            dist.all_reduce(shared)
+        return int(shared.item())
+
+    def smallest(self, value: int) -> int:
+        """The smallest value that any rank has."""
+        shared = torch.tensor([value], dtype=torch.int64)
+        with self.blocked():
+            dist.all_reduce(shared, op=dist.ReduceOp.MIN)
+        return int(shared.item())
+
+    def injected(self, kind: InjectionKind) -> Injection | None:
+        """The fault of that kind that this rank is to play, if any."""
+        return next((i for i in self.job.injections if i.kind == kind and i.rank == self.number), None)
+
+    def stumble(self, phase: str) -> None:
+        """Where a rank that was told to hang or die in this phase does so."""
+        for injection in self.job.injections:
+            if injection.rank != self.number or injection.phase != phase:
+                continue
+            if injection.kind == "die-rank":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if injection.kind == "hang-rank":
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # like a rank stuck in native code
+                while True:
+                    signal.pause()
+
+
+def main() -> None:
+    """A rank in a fresh interpreter; argv[1] is its seat as JSON."""
+    take_seat(json.loads(sys.argv[1]))
+
+
+def take_seat(seat: dict[str, Any]) -> NoReturn:
+    """Be the rank that `seat` describes, and end the process."""
+    tie_to_parent(seat["parent"], signal.SIGKILL)
+    job = msgspec.convert(seat["job"], Job)
+    number: int = seat["rank"]
+    _own_output(Path(job.folder) / f"rank-{number}.stderr")
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
+    os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(job.world_size))
+    torch.set_num_threads(1)
+    rank = Rank(number, job, seat["fd"])
+    try:
+        _join(rank)
+        probes = _probes()
+        for probe in job.probes:
+            probes[probe](rank)
+            rank.send(messages.Finished(probe))
+    except CannotRunError as error:
+        rank.send(messages.CannotRun(str(error)))
+        os._exit(0)
+    except (RuntimeError, ValueError, OSError, ImportError) as error:
+        traceback.print_exc()
+        rank.send(_trouble(error, rank.waiting))
+        sys.stderr.flush()
+        os._exit(1)
+    _leave(rank)
+
+
+def _own_output(path: Path) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def _probes() -> dict[str, Callable[[Rank], None]]:
+    from gpudoctor.probes.collectives import run_collectives
+    from gpudoctor.probes.training import run_training
+
+    return {"collective": run_collectives, "train": run_training}
+
+
+def _join(rank: Rank) -> None:
+    rank.phase("ask torch", "launch")
+    view = _torch_view(rank)
+    rank.send(messages.TorchSeen(view))
+    _require_usable(rank, view)
+    rank.phase("join")
+    rank.stumble("join")
+    with rank.blocked():
+        dist.init_process_group(
+            # gloo beside NCCL: a rank that waits on the CPU does not spin on its GPU
+            "cuda:nccl,cpu:gloo" if rank.on_gpu else "gloo",
+            init_method=f"file://{rank.job.folder}/store",  # no port that another run could hold
+            rank=rank.number,
+            world_size=rank.world_size,
+            timeout=datetime.timedelta(seconds=rank.job.group_timeout_s),
+        )
+        dist.all_reduce(torch.zeros(1, device=rank.device))  # NCCL makes its communicator at the first call
+        rank.synchronize()
+    rank.barrier()
+    rank.phase("joined")
+
+
+def _torch_view(rank: Rank) -> TorchView:
+    cuda = torch.version.cuda
+    uuids: tuple[str, ...] | Missing = () if cuda is None else Missing("CPU ranks do not open the GPUs")
+    error: str | None = None
+    if rank.on_gpu and cuda is not None:
+        try:
+            uuids = _opened_uuids()
+        except RuntimeError as failure:
+            error = _first_line(failure)
+            uuids = Missing(error, "failed")
+    nccl = None
+    if cuda is not None and dist.is_nccl_available():
+        nccl = ".".join(str(part) for part in _cuda.nccl.version())
+    return TorchView(
+        torch=str(torch.__version__),
+        cuda=cuda,
+        nccl=nccl,
+        cuda_available=torch.cuda.is_available(),
+        device_count=torch.cuda.device_count(),
+        visible_uuids=uuids,
+        error=error,
+    )
+
+
+def _opened_uuids() -> tuple[str, ...] | Missing:
+    found = []
+    for index in range(torch.cuda.device_count()):
+        uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+        if uuid is None:
+            return Missing("this torch does not tell UUIDs", "unsupported")
+        found.append(str(uuid) if str(uuid).startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+    return tuple(found)
+
+
+def _require_usable(rank: Rank, view: TorchView) -> None:
+    """Raise where this torch cannot do the job, or not on this rank's GPU."""
+    version = tuple(int(part) for part in view.torch.split("+")[0].split(".")[:2])
+    if version < OLDEST_TORCH:
+        raise CannotRunError(f"torch {view.torch} is too old for the probes: 2.4 or newer is needed")
+    if not dist.is_available():
+        raise CannotRunError(f"this torch ({view.torch}) was built without torch.distributed")
+    if not rank.on_gpu:
+        return
+    if view.cuda is None:
+        raise CannotRunError(f"this torch ({view.torch}) has no CUDA: install a CUDA build of torch")
+    if not dist.is_nccl_available():
+        raise CannotRunError(f"this torch ({view.torch}) was built without NCCL")
+    wanted = rank.job.gpu_uuids[rank.number]
+    if view.error is not None:
+        raise RuntimeError(view.error)
+    if view.device_count != 1:
+        raise RuntimeError(f"torch sees {view.device_count} GPUs where CUDA_VISIBLE_DEVICES names one, {wanted}")
+    if isinstance(view.visible_uuids, tuple) and wanted.startswith("GPU-") and view.visible_uuids != (wanted,):
+        raise RuntimeError(f"torch opened {view.visible_uuids[0]} where {wanted} was asked for")
+    architectures = torch.cuda.get_arch_list()
+    major, minor = torch.cuda.get_device_capability()
+    oldest = min((int(a.removeprefix("sm_").rstrip("af")) for a in architectures if a.startswith("sm_")), default=0)
+    if oldest > major * 10 + minor:
+        raise CannotRunError(f"this torch ({view.torch}) has no code for a GPU of compute capability {major}.{minor}")
+    torch.zeros(1, device=rank.device)  # makes the context: the place where a GPU in exclusive mode refuses
+
+
+def _trouble(error: Exception, blocked: bool) -> messages.Trouble:
+    text = _first_line(error)
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return messages.Trouble("out-of-memory", text, blocked)
+    if "busy or unavailable" in text or "exclusive" in text.lower():
+        return messages.Trouble("refused", f"the GPU does not accept another process ({text})", blocked)
+    return messages.Trouble("error", text, blocked)
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _leave(rank: Rank) -> NoReturn:
+    """Say goodbye first: destroying the group may hang after a fault, and the results are out by then.
+
+    A gloo rank that falls off its end with the group alive is aborted by the C++ runtime, which
+    would look like a crash.
+    """
+    rank.send(messages.Left())
+    dist.destroy_process_group()
+    sys.stderr.flush()
+    os._exit(0)

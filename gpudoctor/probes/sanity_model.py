@@ -1,0 +1,90 @@
+"""The model and the data of the sanity train: small enough to be quick, real enough to learn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
+
+from gpudoctor.probes.rank import Rank
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+_SEED = 20
+_OUTPUTS = 16
+_POOL_BATCHES = 4
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """The size of the train for one kind of device; `target_ms` is what one rank should compute a step."""
+
+    inputs: int
+    width: int
+    hidden_layers: int
+    target_ms: float
+    batch_max: int
+    learning_rate: float
+    bfloat16: bool
+
+
+def shape_for(rank: Rank) -> Shape:
+    """A few million multiplications for a CPU rank; about 53 M parameters (210 MB of gradients) for a GPU.
+
+    Every rank must come to the same answer, so that it is the smallest GPU that decides.
+    """
+    if not rank.on_gpu:
+        return Shape(128, 256, 2, target_ms=12.0, batch_max=4096, learning_rate=1e-3, bfloat16=False)
+    free_gib = rank.smallest(int(torch.cuda.mem_get_info()[0]) >> 30)
+    bfloat16 = bool(rank.smallest(int(torch.cuda.get_device_capability()[0] >= 8)))
+    if free_gib < 12:
+        return Shape(512, 2048, 3, target_ms=25.0, batch_max=2048, learning_rate=5e-4, bfloat16=bfloat16)
+    return Shape(512, 4096, 3, target_ms=25.0, batch_max=16384, learning_rate=5e-4, bfloat16=bfloat16)
+
+
+def build_model(shape: Shape, device: torch.device) -> nn.Module:
+    """The same weights on every rank."""
+    torch.manual_seed(_SEED)
+    layers: list[nn.Module] = [nn.Linear(shape.inputs, shape.width), nn.ReLU()]
+    for _ in range(shape.hidden_layers):
+        layers += [nn.Linear(shape.width, shape.width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(shape.width, _OUTPUTS)).to(device)
+
+
+class Data:
+    """A pool of samples that a teacher has labelled, so that there is something to learn.
+
+    Every rank makes the same pool on its own device, and takes its shard by DistributedSampler.
+    """
+
+    def __init__(self, shape: Shape, batch: int, world_size: int, device: torch.device) -> None:
+        self._batch = batch
+        self._world_size = world_size
+        generator = torch.Generator(device=device).manual_seed(_SEED)
+        samples = batch * world_size * _POOL_BATCHES
+        inputs = torch.randn(samples, shape.inputs, device=device, generator=generator)
+        teacher = torch.randn(shape.inputs, _OUTPUTS, device=device, generator=generator)
+        self._pool = TensorDataset(inputs, inputs @ teacher / shape.inputs**0.5)
+
+    def first_batch_of(self, rank_number: int) -> Batch:
+        """The first batch of any rank's shard, without moving on."""
+        return next(self._epoch(rank_number, 0))
+
+    def batches(self, rank_number: int) -> Iterator[Batch]:
+        """Batches of one rank's shard, epoch after epoch, without end."""
+        epoch = 0
+        while True:
+            yield from self._epoch(rank_number, epoch)
+            epoch += 1
+
+    def _epoch(self, rank_number: int, epoch: int) -> Iterator[Batch]:
+        sampler: Any = DistributedSampler(  # annotated as yielding samples, where it yields indices
+            self._pool, num_replicas=self._world_size, rank=rank_number, seed=_SEED
+        )
+        sampler.set_epoch(epoch)
+        # Whole batches are indexed at once: collating sample by sample would take longer than the step.
+        whole_batches = BatchSampler(sampler, self._batch, drop_last=True)
+        yield from map(tuple, DataLoader(self._pool, sampler=whole_batches, batch_size=None))

@@ -1,0 +1,160 @@
+"""The process between gpudoctor and its ranks: starts them, reaps them, ends them.
+
+Forking ranks from one process that has imported torch makes the import cost once instead of once
+a rank. It is done only while this process has a single thread and CUDA was not touched, which are
+the conditions under which fork is safe. Until torch was found here, only the standard library is
+imported: the interpreter may have nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from typing import Any
+
+# Runs in a bare interpreter: `-m` would put the working directory first on sys.path, where a
+# user's own torch.py or random.py would be imported instead of the real one.
+BOOT = "import sys; sys.path[:1] = []; sys.path.append({root!r}); from gpudoctor.probes.{module} import main; main()"
+
+TERM_GRACE_S = 1.0
+_PR_SET_PDEATHSIG = 1
+_GUARDED = {signal.SIGTERM, signal.SIGCHLD}
+
+
+def boot(module: str) -> str:
+    """The source that a new interpreter runs to be `module` of this package."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH120, PTH100
+    return BOOT.format(root=root, module=module)
+
+
+def tie_to_parent(parent: int, sent: signal.Signals) -> None:
+    """Have the kernel send `sent` to this process when its parent dies; end now if it is dead already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(sent), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main() -> None:
+    """Serve one run; argv[1] is the order as JSON (see launch.py)."""
+    order: dict[str, Any] = json.loads(sys.argv[1])
+    tie_to_parent(order["parent"], signal.SIGTERM)
+    control: int = order["control_fd"]
+    method = _load_torch(order, control)
+    if method is None:
+        return
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is inherited as ignored, ranks could not be reaped
+    signal.pthread_sigmask(signal.SIG_BLOCK, _GUARDED)
+    fds: list[int] = order["rank_fds"]
+    ranks: dict[int, int] = {}
+    for rank, fd in enumerate(fds):
+        seat = {"rank": rank, "fd": fd, "parent": os.getpid(), "job": order["job"]}
+        start = _fork_rank if method == "fork-server" else _spawn_rank
+        ranks[start(seat, [control, *fds[rank + 1 :]])] = rank
+        os.close(fd)  # the rank alone holds it now: its end is the end of the pipe
+    _tell(control, {"type": "Started", "method": method})
+    _attend(ranks, control)
+    if os.getppid() != order["parent"]:
+        shutil.rmtree(order["job"]["folder"], ignore_errors=True)
+
+
+def _load_torch(order: dict[str, Any], control: int) -> str | None:
+    """The way in which ranks are to be started, or None where there is no torch to start them with."""
+    if importlib.util.find_spec("torch") is None:
+        _tell(control, {"type": "NoTorch", "text": "PyTorch is not installed", "kind": "absent"})
+        return None
+    if order["method"] != "fork-server":
+        return str(order["method"])
+    gc.disable()  # a third of the time of importing torch is garbage collection that finds nothing
+    try:
+        import torch
+
+        import gpudoctor.probes.rank  # noqa: F401
+
+        if "train" in order["job"]["probes"]:
+            import torch._dynamo  # DDP imports it at the first use: once here, not once a rank
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        _tell(control, {"type": "NoTorch", "text": f"torch does not load: {_first_line(error)}", "kind": "failed"})
+        return None
+    gc.freeze()
+    gc.enable()
+    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
+    cuda: Any = torch.cuda  # not annotated everywhere
+    return "fork-server" if threads == 1 and not cuda.is_initialized() else "fresh-interpreters"
+
+
+def _fork_rank(seat: dict[str, Any], not_mine: list[int]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        for fd in not_mine:
+            os.close(fd)
+        from gpudoctor.probes import rank
+
+        rank.take_seat(seat)
+    finally:  # whatever happens, a rank must never return into the starter's own code
+        if sys.exc_info()[0] is not None:
+            traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _spawn_rank(seat: dict[str, Any], _not_mine: list[int]) -> int:
+    command = [sys.executable, "-c", boot("rank"), json.dumps(seat)]
+    environment = dict(os.environ)
+    if seat["job"]["gpu_uuids"]:  # by UUID: a torch ordinal is not an NVML index
+        environment["CUDA_VISIBLE_DEVICES"] = seat["job"]["gpu_uuids"][seat["rank"]]
+    return subprocess.Popen(command, env=environment, pass_fds=[seat["fd"]], stdin=subprocess.DEVNULL).pid
+
+
+def _attend(ranks: dict[int, int], control: int) -> None:
+    """Reap ranks and report each end; on SIGTERM end them, by SIGKILL where SIGTERM does not do."""
+    kill_at: float | None = None
+    told_to_end = False
+    while True:
+        _reap(ranks, control)
+        if not ranks:
+            return
+        wait_s = 3600.0 if kill_at is None else max(0.0, kill_at - time.monotonic())
+        got = signal.sigtimedwait(_GUARDED, wait_s)
+        if got is not None and got.si_signo == signal.SIGTERM and not told_to_end:
+            told_to_end = True
+            _signal_all(ranks, signal.SIGTERM)
+            kill_at = time.monotonic() + TERM_GRACE_S
+        elif kill_at is not None and time.monotonic() >= kill_at:
+            _signal_all(ranks, signal.SIGKILL)
+            kill_at = None
+
+
+def _reap(ranks: dict[int, int], control: int) -> None:
+    while ranks:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        rank = ranks.pop(pid)
+        _tell(control, {"type": "Exited", "rank": rank, "status": os.waitstatus_to_exitcode(status)})
+
+
+def _signal_all(ranks: dict[int, int], number: signal.Signals) -> None:
+    for pid in ranks:  # only this process reaps them, so no pid here can belong to another process
+        os.kill(pid, number)
+
+
+def _tell(control: int, message: dict[str, Any]) -> None:
+    try:
+        os.write(control, json.dumps(message).encode() + b"\n")
+    except BrokenPipeError:
+        return  # the parent is gone; the kernel has told us, or will in a moment
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

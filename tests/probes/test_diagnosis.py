@@ -1,0 +1,70 @@
+"""Who is named when ranks hang, die or fail together."""
+
+from __future__ import annotations
+
+from gpudoctor.probes.board import Standing
+from gpudoctor.probes.diagnosis import RankState, failure_problem, timeout_problem
+from gpudoctor.probes.messages import Trouble
+
+
+def _state(number: int, moves: int, phase: str = "all_reduce of 64 MiB", step: int = 0) -> RankState:
+    return RankState(number, "collective", phase, Standing(moves, step, blocked=True))
+
+
+def test_the_rank_behind_all_others_hangs_and_the_others_wait() -> None:
+    states = [_state(0, 12), _state(1, 12), _state(2, 12), _state(3, 11)]
+    problem = timeout_problem(states, 20.0)
+    assert problem.text == "rank 3 did not leave all_reduce of 64 MiB within 20 s; ranks 0, 1, 2 wait for it"
+    assert (problem.rank, problem.waiting, problem.kind) == (3, (0, 1, 2), "timeout")
+
+
+def test_where_all_ranks_are_in_the_same_call_nobody_is_named() -> None:
+    problem = timeout_problem([_state(0, 12), _state(1, 12)], 20.0)
+    assert problem.text == "no rank left all_reduce of 64 MiB within 20 s: all of them are in it"
+    assert (problem.rank, problem.waiting) == (None, ())
+
+
+def test_several_ranks_behind_are_all_named() -> None:
+    problem = timeout_problem([_state(0, 3, "join"), _state(1, 3, "join"), _state(2, 4, "join")], 5.0)
+    assert problem.text == "ranks 0, 1 did not leave join within 5 s; rank 2 waits for them"
+
+
+def test_a_rank_that_has_left_neither_hangs_nor_waits() -> None:
+    gone = _state(0, 99)
+    gone.left = True
+    problem = timeout_problem([gone, _state(1, 12, "train step", 7)], 5.0)
+    assert (problem.rank, problem.phase, problem.waiting) == (1, "train step 7", ())
+
+
+def test_a_rank_that_died_explains_the_errors_of_those_that_waited_for_it() -> None:
+    dead, held_up = _state(1, 11), _state(0, 12)
+    dead.status = -9
+    held_up.trouble = Trouble("error", "Connection closed by peer", blocked=True)
+    problem = failure_problem([held_up, dead])
+    assert problem is not None
+    assert (problem.kind, problem.rank, problem.waiting) == ("crash", 1, (0,))
+    assert "SIGKILL" in problem.text
+
+
+def test_a_rank_that_failed_by_itself_explains_those_that_failed_while_waiting() -> None:
+    full, held_up = _state(1, 11), _state(0, 12)
+    full.trouble = Trouble("out-of-memory", "CUDA out of memory", blocked=False)
+    held_up.trouble = Trouble("error", "Connection reset by peer", blocked=True)
+    problem = failure_problem([held_up, full])
+    assert problem is not None
+    assert (problem.kind, problem.rank, problem.waiting) == ("out-of-memory", 1, (0,))
+
+
+def test_a_crash_is_told_with_the_last_line_that_the_rank_wrote() -> None:
+    dead = _state(0, 3)
+    dead.status, dead.output = 1, ("Traceback (most recent call last):", "KeyError: 'x'")
+    problem = failure_problem([dead])
+    assert problem is not None
+    assert problem.text == "rank 0 died in all_reduce of 64 MiB: exit code 1 (KeyError: 'x')"
+    assert problem.output == dead.output
+
+
+def test_ranks_that_run_or_have_left_are_no_failure() -> None:
+    gone = _state(0, 99)
+    gone.left, gone.status = True, 0
+    assert failure_problem([gone, _state(1, 5)]) is None

@@ -1,0 +1,146 @@
+"""However a run ends, nothing of it is left; and what it could not do it says."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import venv
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.probes.launch import ProbePlan, run_probes
+from gpudoctor.probes.outcome import INSTALL_TORCH
+from tests.probes.conftest import DEADLINE_S, measure
+
+_HUNG_RUN = """
+import signal, sys, tempfile
+from gpudoctor.probes.launch import ProbePlan, run_probes
+tempfile.tempdir = sys.argv[1]
+def stop(number, frame):
+    raise SystemExit(143)
+signal.signal(signal.SIGTERM, stop)
+plan = ProbePlan("gloo", 2, probes=("collective",), inject=("hang-rank=1:all_reduce",))
+run_probes(plan, deadline_s=120, probe_deadline_s=120, progress=lambda text: print(text, flush=True))
+"""
+
+
+def _hung_run(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """A run in a process of its own, at the moment when its rank 1 hangs, and all of its children."""
+    run = subprocess.Popen([sys.executable, "-c", _HUNG_RUN, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    for line in run.stdout:
+        if "16 MiB" in line:
+            break
+    children = psutil.Process(run.pid).children(recursive=True)
+    assert len(children) == 3, "the starter and two ranks"
+    return run, children
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_no_rank_and_no_folder_outlives_the_parent(number: signal.Signals, private_folders: Path) -> None:
+    run, children = _hung_run(private_folders)
+    run.send_signal(number)
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert alive == []
+    run.communicate()
+    assert run.returncode == {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143}[number]
+    assert list(private_folders.iterdir()) == []
+
+
+def test_ranks_die_with_their_starter_which_is_told_as_a_crash(private_folders: Path) -> None:
+    seen: list[str] = []
+
+    def kill_the_starter(text: str) -> None:
+        seen.append(text)
+        if "16 MiB" in text:
+            [starter] = psutil.Process().children()
+            ranks.extend(starter.children())
+            starter.kill()
+
+    ranks: list[psutil.Process] = []
+    plan = ProbePlan("gloo", 2, probes=("collective",), inject=("hang-rank=1:all_reduce",))
+    found = run_probes(plan, deadline_s=DEADLINE_S, probe_deadline_s=DEADLINE_S, progress=kill_the_starter)
+    assert len(ranks) == 2
+    assert psutil.wait_procs(ranks, timeout=5)[1] == []
+    [problem] = found.problems
+    assert (problem.probe, problem.kind) == ("launch", "crash")
+    assert seen.count("all_reduce of 16 MiB") == 1
+
+
+def test_two_runs_at_once_do_not_meet(private_folders: Path) -> None:
+    found: list[Measurements] = []
+
+    def one_run() -> None:
+        plan = ProbePlan("gloo", 2, probes=("collective",))
+        found.append(run_probes(plan, deadline_s=DEADLINE_S, probe_deadline_s=DEADLINE_S))
+
+    threads = [threading.Thread(target=one_run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [(m.problems, len(m.collectives)) for m in found] == [((), 3), ((), 3)]
+    assert all(c.wrong_ranks == () for m in found for c in m.collectives)
+    assert list(private_folders.iterdir()) == []
+
+
+def test_without_torch_every_probe_says_how_to_install_it(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    python = tmp_path / "bare" / "bin" / "python"
+    found = run_probes(ProbePlan("gloo", 2), deadline_s=DEADLINE_S, probe_deadline_s=30.0, python=str(python))
+    assert set(found.not_run) == {"torch", "collective", "train"}
+    assert {(missing.reason, missing.kind) for missing in found.not_run.values()} == {(INSTALL_TORCH, "absent")}
+    assert found.problems == ()
+    assert found.launch is None
+
+
+def test_a_torch_that_does_not_load_is_a_failure_and_not_an_absence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudnn.so.9: cannot open shared object file')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = measure(ProbePlan("gloo", 2))
+    assert "libcudnn.so.9" in found.not_run["torch"].reason
+    assert {missing.kind for missing in found.not_run.values()} == {"failed"}
+
+
+def test_a_torch_without_cuda_cannot_run_nccl_and_says_so() -> None:
+    gpus = ((0, "GPU-aa", "0000:18:00.0"), (1, "GPU-bb", "0000:2a:00.0"))
+    found = measure(ProbePlan("nccl", 2, gpus=gpus, probes=("collective",)))
+    if found.torch_view is not None and found.torch_view.cuda is not None:
+        pytest.skip("this torch has CUDA")
+    assert "has no CUDA" in found.not_run["collective"].reason
+    assert found.launch is not None
+    assert found.launch.method == "fresh-interpreters"
+    assert [rank.uuid for rank in found.launch.ranks] == ["GPU-aa", "GPU-bb"]
+
+
+def test_a_users_own_torch_py_in_the_working_directory_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('the wrong torch')\n")
+    monkeypatch.chdir(tmp_path)
+    assert measure(ProbePlan("gloo", 1, probes=("collective",))).torch_view is not None
+
+
+def test_an_import_that_does_not_end_is_told_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("import signal\nsignal.pause()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    [problem] = measure(ProbePlan("gloo", 2), deadline_s=2.0).problems
+    assert (problem.probe, problem.kind, problem.phase) == ("launch", "timeout", "import torch")
+
+
+def test_one_rank_has_nobody_to_reduce_with_but_can_train() -> None:
+    found = measure(ProbePlan("gloo", ranks=1))
+    assert found.not_run["collective"].reason == "one rank has nobody to reduce with"
+    assert found.training is not None
+    first, last = found.training.ranks[0].loss_first, found.training.ranks[0].loss_last
+    assert first is not None
+    assert last is not None
+    assert last < first
+    assert found.problems == ()

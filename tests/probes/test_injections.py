@@ -1,0 +1,117 @@
+"""Faults made on purpose: each is found, and pinned on the rank that has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpudoctor.errors import UserError
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.missing import Missing
+from gpudoctor.probes.launch import ProbePlan, run_probes
+from tests.probes.conftest import measure
+
+
+def test_a_rank_that_hangs_in_a_collective_is_named_with_those_who_wait_for_it(private_folders: Path) -> None:
+    plan = ProbePlan("gloo", ranks=4, inject=("hang-rank=1:all_reduce",))
+    found = measure(plan, probe_deadline_s=5.0)
+    [problem] = found.problems
+    assert (problem.probe, problem.kind, problem.rank) == ("collective", "timeout", 1)
+    assert problem.phase == "all_reduce of 16 MiB"
+    assert problem.waiting == (0, 2, 3)
+    assert problem.text == ("rank 1 did not leave all_reduce of 16 MiB within 5 s; ranks 0, 2, 3 wait for it")
+    assert [c.size_bytes for c in found.collectives] == [4012, 1 << 20], "what was delivered before is kept"
+    assert all(c.busbw_gb_s == pytest.approx(c.algbw_gb_s * 1.5) for c in found.collectives)
+    assert found.training is None
+    assert found.not_run["train"] == Missing(f"not reached: {problem.text}", "failed")
+    assert found.injected == ("hang-rank=1:all_reduce",)
+    assert list(private_folders.iterdir()) == []
+
+
+def test_a_rank_that_hangs_in_the_train_is_named_with_its_step() -> None:
+    plan = ProbePlan("gloo", ranks=2, probes=("train",), inject=("hang-rank=0:train",))
+    [problem] = measure(plan, probe_deadline_s=5.0).problems
+    assert (problem.probe, problem.kind, problem.rank, problem.waiting) == ("train", "timeout", 0, (1,))
+    assert problem.phase == "train step 6"
+
+
+def test_a_rank_that_dies_is_one_crash_and_the_others_are_only_held_up() -> None:
+    plan = ProbePlan("gloo", ranks=2, inject=("die-rank=1:train",))
+    found = measure(plan)
+    [problem] = found.problems
+    assert (problem.probe, problem.kind, problem.rank, problem.waiting) == ("train", "crash", 1, (0,))
+    assert "SIGKILL" in problem.text
+    assert len(found.collectives) == 3, "the probe before is not lost"
+    assert found.not_run["train"].kind == "failed"
+
+
+@pytest.fixture(scope="module")
+def three_faults() -> Measurements:
+    """Faults that do not meddle with one another, in one run."""
+    return measure(ProbePlan("gloo", ranks=2, inject=("wrong-sum=0", "slow-rank=1:4", "desync=1")))
+
+
+def test_wrong_sums_are_pinned_on_the_rank_that_has_them(three_faults: Measurements) -> None:
+    assert three_faults.problems == ()
+    assert len(three_faults.collectives) == 3
+    assert {c.wrong_ranks for c in three_faults.collectives} == {(0,)}
+
+
+def test_a_slow_rank_computes_longer_and_arrives_later(three_faults: Measurements) -> None:
+    assert three_faults.training is not None
+    fast, slow = three_faults.training.ranks
+    assert slow.compute_ms > 2 * fast.compute_ms
+    assert slow.compute_again_ms > 2 * fast.compute_again_ms
+    assert slow.last_in_share > 0.8
+    assert slow.lateness_ms > fast.lateness_ms
+    assert fast.wait_ms > slow.wait_ms
+    assert fast.step_ms > 2 * fast.compute_ms, "in a real step the fast rank takes as long as the slow one"
+
+
+def test_a_rank_with_other_weights_shows_in_its_checksum(three_faults: Measurements) -> None:
+    assert three_faults.training is not None
+    first, second = (rank.weights_sha256 for rank in three_faults.training.ranks)
+    assert first != second
+
+
+def test_a_nan_is_traced_to_the_rank_where_it_began() -> None:
+    found = measure(ProbePlan("gloo", ranks=2, probes=("train",), inject=("nan=0:train",)))
+    training = found.training
+    assert training is not None
+    assert found.not_run == {"collective": Missing("not asked for")}
+    began, followed = (rank.nonfinite_step for rank in training.ranks)
+    assert began is not None
+    assert followed == began + 1
+    assert all(rank.loss_first is not None and rank.loss_last is None for rank in training.ranks)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Measurements) == found, "JSON has no NaN"
+
+
+@pytest.mark.parametrize(
+    ("text", "way_out"),
+    [
+        ("slow-rank=1", "slow-rank=RANK:FACTOR"),
+        ("slow-rank=1:fast", "a number over 1"),
+        ("slow-rank=1:nan", "a number over 1"),
+        ("slow-rank=1:1", "a number over 1"),
+        ("hang-rank=0:lunch", "join, all_reduce, train"),
+        ("hang-rank=x:train", "hang-rank=RANK:PHASE"),
+        ("wrong-sum=0:now", "wrong-sum=RANK"),
+        ("wrong-sum=2", "ranks 0 to 1"),
+        ("nan=0:all_reduce", "nan=RANK:train"),
+        ("melt=0", "known: hang-rank"),
+        ("", "known: hang-rank"),
+    ],
+)
+def test_a_case_that_cannot_be_injected_is_the_users_to_mend(text: str, way_out: str) -> None:
+    with pytest.raises(UserError) as caught:
+        run_probes(ProbePlan("gloo", ranks=2, inject=(text,)), deadline_s=1.0, probe_deadline_s=1.0)
+    assert f"--inject {text}:" in str(caught.value)
+    assert way_out in str(caught.value)
+
+
+@pytest.mark.parametrize("plan", [ProbePlan("gloo", ranks=0), ProbePlan("nccl", ranks=2, gpus=((0, "GPU-a", "b"),))])
+def test_a_plan_that_cannot_be_run_is_the_users_to_mend(plan: ProbePlan) -> None:
+    with pytest.raises(UserError, match=r"needed|needs"):
+        run_probes(plan, deadline_s=1.0, probe_deadline_s=1.0)
