@@ -124,6 +124,14 @@ class Answers:
         major, minor = give(self._gpu(handle).compute_capability).split(".")
         return int(major), int(minor)
 
+    def nvmlDeviceGetModuleId(self, handle: FakeHandle, into: Any) -> int:
+        """Given a reference, pynvml fills it and gives the return code instead of raising it."""
+        number = self._gpu(handle).module_id
+        if isinstance(number, Missing):
+            return _CODES[number.kind]
+        into._obj.value = number
+        return 0
+
     # memory and PCIe
 
     def nvmlDeviceGetMemoryInfo(self, handle: FakeHandle, version: int | None = None) -> Any:
@@ -309,6 +317,8 @@ class Answers:
         health = known(fabric.health_summary)
         if hasattr(info, "healthSummary") and health:
             info.healthSummary = _number(health, words.FABRIC_HEALTH)
+        if not hasattr(info, "healthMask"):
+            return 0
         info.healthMask = (
             {None: 0, "degraded": 1, "full": 2}[known(fabric.health_bandwidth)]
             | _tristate(fabric.route_unhealthy) << 4
@@ -317,6 +327,8 @@ class Answers:
         if known(fabric.incorrect_configuration) is not None:
             info.healthMask |= _number(fabric.incorrect_configuration, words.FABRIC_CONFIGURATION) << 8
         return 0
+
+    nvmlDeviceGetGpuFabricInfo = nvmlDeviceGetGpuFabricInfoV
 
     def _pair(self, one: FakeHandle, other: FakeHandle) -> GpuPair:
         a, b = sorted((one.index, other.index))

@@ -12,7 +12,6 @@ LEAVES = {
     "nvmlDeviceGetVbiosVersion": "vbios",
     "nvmlDeviceGetBoardPartNumber": "board_part_number",
     "nvmlDeviceGetMinorNumber": "minor_number",
-    "nvmlDeviceGetModuleId": "module_id",
     "nvmlDeviceGetCurrPcieLinkGeneration": "pcie.generation",
     "nvmlDeviceGetMaxPcieLinkGeneration": "pcie.generation_max",
     "nvmlDeviceGetGpuMaxPcieLinkGeneration": "pcie.device_generation_max",

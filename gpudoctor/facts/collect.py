@@ -46,7 +46,11 @@ def collect_live(
         return _merge(root, driver, (), Missing("the driver is not loaded"), _read_host(root))
     from gpudoctor.facts.nvml_process import Collected, Collector
 
-    collector = Collector(root, nvml_module)
+    try:
+        collector = Collector(root, nvml_module)
+    except OSError as error:  # no more processes or files may be opened, or Python itself is gone
+        nothing = Collected(f"the collector could not be started: {error.strerror or error}")
+        return _merge(root, *_complete(nothing, driver), _read_host(root))
     answers: list[Collected] = []
     # a thread that waits on a pipe: the host's readers (journalctl is slow) run meanwhile
     listener = threading.Thread(

@@ -21,6 +21,7 @@ from gpudoctor.facts.sysfs import (
 from gpudoctor.facts.virtualization import read_virtualization
 
 _CPU = re.compile(r"cpu\d+")
+_NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,15})?")
 
 
 def read_host(root: Path) -> Host:
@@ -97,10 +98,9 @@ def _first_number(path: Path) -> float | Missing:
     if isinstance(text, Missing):
         return text
     first = text.partition(" ")[0]
-    try:
-        return float(first)
-    except ValueError:
+    if not _NUMBER.fullmatch(first):
         return Missing(f"{path}: reads {first[:40]!r}, not a number", "failed")
+    return float(first)
 
 
 def _gpu_memory_mib(nodes: tuple[NumaNode, ...] | Missing) -> int | Missing:

@@ -16,7 +16,7 @@ _FIELD_VALUES = "nvmlDeviceGetFieldValues"
 # a field id that an older driver has never heard of
 _UNKNOWN_FIELD = 2
 
-Fields = Mapping[tuple[int, int], int | float | Missing]
+Fields = Mapping[tuple[int, int], int | Missing]
 
 
 class Crumbs(Protocol):
@@ -158,7 +158,7 @@ class Door:
             return dict.fromkeys(wanted, error.missing)
         return {key: self._field(key[0], value) for key, value in zip(wanted, values, strict=True)}
 
-    def _field(self, field: int, value: Any) -> int | float | Missing:
+    def _field(self, field: int, value: Any) -> int | Missing:
         name = f"{_FIELD_VALUES}({field})"
         code = int(value.nvmlReturn)
         if code:
@@ -168,9 +168,11 @@ class Door:
         kind = int(value.valueType)
         member = _MEMBERS[kind] if kind < len(_MEMBERS) else ""
         answer = getattr(value.value, member, None)
-        if isinstance(answer, (int, float)):
+        if isinstance(answer, float) and answer.is_integer():
+            answer = int(answer)
+        if isinstance(answer, int):
             return answer
-        return Missing(f"{name} answered a value of unknown type {kind}", "failed")
+        return Missing(f"{name} answered {answer!r} of type {kind}, no whole number", "failed")
 
     def note(self, error: DriverError) -> None:
         """Keep an error that taints the GPU; others are the caller's to deal with."""

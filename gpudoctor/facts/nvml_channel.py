@@ -54,15 +54,19 @@ class InFlight(msgspec.Struct, frozen=True):
 
 
 def make_memory() -> int:
-    """A file descriptor of zeroed shared memory that has no name: nothing is left behind."""
-    if hasattr(os, "memfd_create"):
+    """A file descriptor of zeroed shared memory that has no name: nothing is left behind. Raise OSError."""
+    try:
         fd = os.memfd_create("gpudoctor", 0)
-    else:
+    except (AttributeError, OSError):  # not Linux; or an old kernel, or a sandbox that forbids it
         import tempfile
 
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
-    os.ftruncate(fd, SIZE_BYTES)
+    try:
+        os.ftruncate(fd, SIZE_BYTES)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 

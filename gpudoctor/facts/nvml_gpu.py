@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from gpudoctor.facts.gpu import EVENT_REASONS, Clocks, Gpu, PcieLink, Power, Thermal, ThrottleTimes, Utilization
 from gpudoctor.facts.missing import NOT_READ, UNSUPPORTED, Missing
 from gpudoctor.facts.nvml import Door, Fields, in_range, prefer
+from gpudoctor.facts.nvml_fabric import read_fabric
 from gpudoctor.facts.nvml_health import read_ecc, read_memory_repair, read_recovery_action
-from gpudoctor.facts.nvml_links import read_fabric, read_links
+from gpudoctor.facts.nvml_identity import read_identity
+from gpudoctor.facts.nvml_links import read_links
 from gpudoctor.facts.nvml_settings import read_cpu_affinity, read_numa_node, read_processes, read_settings
-from gpudoctor.facts.nvml_words import ARCHITECTURES, BRANDS, word
-from gpudoctor.facts.sysfs import key_values, read_text
 
 MIB_SHIFT = 20
 _MAX_MHZ = 20_000
@@ -62,7 +62,7 @@ def read_gpu(door: Door, gpu: Gpu, system: System, on_part: Callable[[Gpu], None
 
     One getter that fails costs its own leaf and no other.
     """
-    gpu = replace(gpu, **_identity(door), minor_number=_minor_number(door, system.root, gpu.bus_id))
+    gpu = replace(gpu, **read_identity(door, system.root, gpu.bus_id))
     gpu = replace(gpu, errors=tuple(door.errors))
     on_part(gpu)
     wanted = [(field, 0) for field in (*_DEVICE_FIELDS, *_throttle_fields(system.driver_version))]
@@ -85,31 +85,6 @@ def read_gpu(door: Door, gpu: Gpu, system: System, on_part: Callable[[Gpu], None
         gpu = replace(gpu, errors=tuple(door.errors))
         on_part(gpu)
     return gpu
-
-
-def _identity(door: Door) -> dict[str, Any]:
-    from ctypes import c_uint
-
-    capability = door.ask("nvmlDeviceGetCudaComputeCapability")
-    return {
-        "uuid": door.ask("nvmlDeviceGetUUID"),
-        "name": door.ask("nvmlDeviceGetName"),
-        "brand": word(door.ask("nvmlDeviceGetBrand"), BRANDS),
-        "architecture": word(door.ask("nvmlDeviceGetArchitecture"), ARCHITECTURES),
-        "compute_capability": capability if isinstance(capability, Missing) else "{}.{}".format(*capability),
-        "serial": door.ask("nvmlDeviceGetSerial"),
-        "vbios": door.ask("nvmlDeviceGetVbiosVersion"),
-        "board_part_number": door.ask("nvmlDeviceGetBoardPartNumber"),
-        # an own c_uint: pynvml's default argument is shared between threads
-        "module_id": door.number(0, 4096, "nvmlDeviceGetModuleId", c_uint()),
-    }
-
-
-def _minor_number(door: Door, root: Path, bus_id: str) -> int | Missing:
-    """From /proc where it can be read, which costs no driver call: "Device Minor: 	 0"."""
-    text = read_text(root / "proc/driver/nvidia/gpus" / bus_id / "information")
-    minor = "" if isinstance(text, Missing) else key_values(text).get("Device Minor", "")
-    return int(minor) if minor.isdecimal() else door.number(0, 4096, "nvmlDeviceGetMinorNumber")
 
 
 def _memory(door: Door) -> dict[str, Any]:
@@ -224,7 +199,10 @@ def _thermal(door: Door, fields: Fields) -> Thermal:
     """Absolute limits are asked for only where the GPU tells no margins, which replaced them."""
 
     def margin(field: int) -> int | Missing:
-        value = in_range(fields[field, 0], -200, 200, f"temperature margin (field {field})")
+        value = fields[field, 0]
+        if not isinstance(value, Missing) and value >= 1 << 31:
+            value -= 1 << (32 if value < 1 << 32 else 64)  # a negative number told as an unsigned one
+        value = in_range(value, -200, 200, f"temperature margin (field {field})")
         return value if isinstance(value, Missing) else int(value)
 
     memory = fields[MEMORY_TEMP, 0]

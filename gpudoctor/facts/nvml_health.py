@@ -27,10 +27,10 @@ def read_ecc(door: Door, fields: Fields) -> Ecc:
         return Ecc(*[UNSUPPORTED] * len(Ecc.__struct_fields__))
 
     def total(field: int, error: int, counter: int) -> int | Missing:
-        count = in_range(fields[field, 0], 0, _MAX_COUNT, f"ECC count (field {field})")
+        count: int | Missing = in_range(fields[field, 0], 0, _MAX_COUNT, f"ECC count (field {field})")
         if isinstance(count, Missing) and enabled is True:
-            return _as_int(prefer(count, door.number(0, _MAX_COUNT, "nvmlDeviceGetTotalEccErrors", error, counter)))
-        return _as_int(count)
+            count = prefer(count, door.number(0, _MAX_COUNT, "nvmlDeviceGetTotalEccErrors", error, counter))
+        return count
 
     return Ecc(
         enabled,
@@ -71,7 +71,8 @@ def read_memory_repair(door: Door, fields: Fields) -> MemoryRepair:
     """Counts and flags from field values; histogram, repair status and unrepairable flag cost a call each."""
 
     def count(field: int) -> int | Missing:
-        return _as_int(in_range(fields[field, 0], 0, 1 << 31, f"field {field}"))
+        told: int | Missing = in_range(fields[field, 0], 0, 1 << 31, f"field {field}")
+        return told
 
     remapped = count(142)
     histogram: Any = UNSUPPORTED
@@ -108,14 +109,10 @@ def read_memory_repair(door: Door, fields: Fields) -> MemoryRepair:
 
 def read_recovery_action(fields: Fields) -> str | Missing:
     """Field 230 (driver 565 and newer) in words."""
-    return word(_as_int(fields[230, 0]), RECOVERY_ACTIONS)
+    return word(fields[230, 0], RECOVERY_ACTIONS)
 
 
 def flag(value: Any, what: str) -> bool | Missing:
     """NVML's 0 or 1 as a bool; anything else is `failed`, since it is neither yes nor no."""
     value = in_range(value, 0, 1, what)
     return value if isinstance(value, Missing) else bool(value)
-
-
-def _as_int(value: int | float | Missing) -> int | Missing:
-    return value if isinstance(value, Missing) else int(value)

@@ -1,27 +1,21 @@
-"""NVLinks, fabric, and how two GPUs reach each other, as NVML tells them."""
+"""NVLinks, and how two GPUs reach each other, as NVML tells them."""
 
 from __future__ import annotations
 
 import platform
 from collections import Counter
-from ctypes import byref
 from typing import Any, Literal, cast
 
-from gpudoctor.facts.gpu import Fabric, Gpu, GpuPair, LinkState, NvLink, P2pStatus, PathKind
+from gpudoctor.facts.gpu import Gpu, GpuPair, LinkState, NvLink, P2pStatus, PathKind
 from gpudoctor.facts.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.node import short_bus_id
 from gpudoctor.facts.nvml import Door, DriverError, Fields, in_range, prefer
 from gpudoctor.facts.nvml_words import (
-    FABRIC_CONFIGURATION,
-    FABRIC_HEALTH,
-    FABRIC_STATES,
-    FUNCTION_NOT_FOUND,
     LINK_ENDS,
     LINK_STATES,
     LINK_VERSIONS,
     P2P_STATUS,
     PATHS,
-    error_word,
     known_word,
     word,
 )
@@ -36,7 +30,7 @@ _REPLAY, _RECOVERY, _CRC, _SPEED, _STATE, _VERSION = 161, 162, 163, 164, 165, 16
 _RECEIVE_ERRORS, _RECOVERY_EVENTS = 208, 215
 # older drivers: one id a link; links 0-5 and 6-11 start at two places
 _OLD_SPEED, _OLD_CRC, _OLD_REPLAY, _OLD_RECOVERY = (84, 132), (32, 96), (46, 108), (53, 114)
-_VERSION_MISMATCH = 25
+_INVALID_ARGUMENT = 2
 _HIDDEN = "ffffffff"
 _UP = ("active", "sleep")
 
@@ -91,10 +85,14 @@ def _link_count(door: Door, count: Any) -> int | Missing:
     if isinstance(count, Missing) and count.kind == "unsupported":
         count = 0
         for link in range(_MAX_LINKS):
-            state = door.ask("nvmlDeviceGetNvLinkState", link)
-            # "not supported" and "invalid argument": there is no such link
-            if isinstance(state, Missing):
-                break
+            try:
+                door.call("nvmlDeviceGetNvLinkState", door.handle, link)
+            except DriverError as error:
+                # "not supported" and "invalid argument": there is no such link
+                if error.missing.kind == "unsupported" or error.code == _INVALID_ARGUMENT:
+                    break
+                door.note(error)
+                return error.missing
             count += 1
     count = in_range(count, 0, _MAX_LINKS, "NVLink count (field 91)")
     if isinstance(count, Missing):
@@ -123,7 +121,7 @@ def _older_fields(door: Door, fields: Fields, numbers: range) -> Fields:
                 elsewhere[kind, link].append((newer, link))
     wanted = [place for others in elsewhere.values() for place in others]
     answers = door.fields(wanted) if wanted else {}
-    found: dict[tuple[int, int], int | float | Missing] = {
+    found: dict[tuple[int, int], int | Missing] = {
         (kind, link): UNSUPPORTED for kind in (_SPEED, _CRC, _REPLAY, _RECOVERY) for link in numbers
     }
     for key, others in elsewhere.items():
@@ -178,59 +176,6 @@ def _remote_end(door: Door, link: int, direct: bool) -> tuple[LinkEnd | Missing,
     if kind == 0xFF:  # NVML's own "unknown"
         kind = UNSUPPORTED
     return cast("LinkEnd | Missing", known_word(kind, LINK_ENDS, call)), where
-
-
-def read_fabric(door: Door) -> Fabric:
-    """The newest form that the driver knows; every leaf unsupported where there is no fabric."""
-    forms = (
-        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
-        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
-        ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
-    )
-    missing = UNSUPPORTED
-    for call, form in forms:
-        made = getattr(door.nvml, form, None)
-        if made is None:
-            continue
-        info = made()
-        try:
-            door.call(call, door.handle, byref(info))
-        except DriverError as error:
-            missing = error.missing
-            if error.code in (FUNCTION_NOT_FOUND, _VERSION_MISMATCH):
-                continue
-            door.note(error)
-            break
-        return _fabric(info)
-    return Fabric(*[missing] * len(Fabric.__struct_fields__))
-
-
-def _fabric(info: Any) -> Fabric:
-    if info.state == 0:
-        return Fabric(*[UNSUPPORTED] * len(Fabric.__struct_fields__))
-    done = info.state == 3
-    cluster = bytes(info.clusterUuid).hex()
-    mask = getattr(info, "healthMask", 0)
-    not_done = Missing("the fabric is not completed")
-    bandwidth = {1: "degraded", 2: "full"}.get(mask & 3)
-    return Fabric(
-        state=word(info.state, FABRIC_STATES),
-        # the status means something only once the state is completed
-        status=error_word(info.status) if done else not_done,
-        clique_id=info.cliqueId if done else not_done,
-        cluster_uuid="-".join((cluster[:8], cluster[8:12], cluster[12:16], cluster[16:20], cluster[20:]))
-        if done
-        else not_done,
-        health_summary=word(getattr(info, "healthSummary", 0) or UNSUPPORTED, FABRIC_HEALTH),
-        health_bandwidth=bandwidth or UNSUPPORTED,
-        route_unhealthy=_mask_flag(mask, 4),
-        access_timeout_recovery=_mask_flag(mask, 6),
-        incorrect_configuration=word(mask >> 8 & 0xF or UNSUPPORTED, FABRIC_CONFIGURATION),
-    )
-
-
-def _mask_flag(mask: int, shift: int) -> bool | Missing:
-    return {1: True, 2: False}.get(mask >> shift & 3, UNSUPPORTED)
 
 
 def read_pair(door: Door, one: Gpu, other: Gpu, handles: tuple[Any, Any]) -> GpuPair:

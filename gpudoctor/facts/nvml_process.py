@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import monotonic
 
@@ -21,8 +21,10 @@ from gpudoctor.facts.nvml_channel import SLOW_CALLS, Crumbs, InFlight, Message, 
 
 _TICK_S = 0.05
 _GRACE_S = 0.3
+_SLACK_S = 0.5
 _MAX_LINE_BYTES = 16 << 20
 _MAX_WORDS = 300
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 _BOOT = "import sys; sys.path[:] = sys.argv[2].split(chr(0x1f)); from gpudoctor.facts.nvml_child import main; "
 _PROGRAM = _BOOT + "main(sys.argv[1])"
 
@@ -64,33 +66,31 @@ class Collector:
     """The process, in its own session and process group.
 
     `end` and then `close` must be called; `end` waits only for a moment for a process that will not die.
+    Raise OSError where the process cannot be started.
     """
 
     def __init__(self, root: Path, nvml: str | None = None) -> None:
         self._started_s = monotonic()
-        memory = make_memory()
-        self._errors = make_memory()
-        read_end, write_end = os.pipe()
-        order = {"pipe": write_end, "crumbs": memory, "parent_pid": os.getpid(), "root": str(root), "nvml": nvml}
-        try:
+        with ExitStack() as opened, ExitStack() as kept:
+            memory = make_memory()
+            opened.callback(os.close, memory)
+            self._errors = make_memory()
+            kept.callback(os.close, self._errors)
+            self._pipe, write_end = os.pipe()
+            kept.callback(os.close, self._pipe)
+            opened.callback(os.close, write_end)
+            self._crumbs = Crumbs(memory)
+            kept.callback(self._crumbs.close)
+            order = {"pipe": write_end, "crumbs": memory, "parent_pid": os.getpid(), "root": str(root), "nvml": nvml}
             self._process = subprocess.Popen(
-                # our own path, so that no file in the working directory can pose as a module
-                [sys.executable, "-c", _PROGRAM, msgspec.json.encode(order).decode(), "\x1f".join(sys.path)],
+                [sys.executable, "-c", _PROGRAM, msgspec.json.encode(order).decode(), "\x1f".join(_import_path())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
                 pass_fds=(write_end, memory),
                 start_new_session=True,
             )
-            self._crumbs = Crumbs(memory)
-        except OSError:
-            os.close(read_end)
-            os.close(self._errors)
-            raise
-        finally:
-            os.close(write_end)
-            os.close(memory)
-        self._pipe = read_end
+            kept.pop_all()
         self._rest = b""
 
     @property
@@ -110,19 +110,24 @@ class Collector:
             calls, between = self._crumbs.read()
             if now - self._started_s > deadline_s or (not between and _all_hang(calls, now, call_deadline_s)):
                 # what was written until now is still taken
-                while self._take(collected, 0.0):
-                    pass
+                with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                    while monotonic() < now + _SLACK_S and self._take(collected, 0.0):
+                        pass
                 if not collected.ended:
                     self._give_up(collected, calls, now, deadline_s, call_deadline_s)
                 return collected
             if progress is not None and (words := _progress(collected, calls, now)) != said:
                 progress(words)
                 said = words
-            if self._take(collected, _TICK_S) is None:
-                if not collected.ended:
-                    self._died(collected)
-                    return collected
-                break
+            try:
+                open_still = self._take(collected, _TICK_S) is not None
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                # whoever wrote it: nothing that follows can be trusted
+                collected.failure = f"the collector sent something that is no message: {error}"[:_MAX_WORDS]
+                return collected
+            if not open_still and not collected.ended:
+                self._died(collected)
+                return collected
         if collected.gpus.keys() - collected.done:
             collected.failure = f"a reader stopped early: {self._last_words()}"
         return collected
@@ -135,6 +140,8 @@ class Collector:
         if not data:
             return None
         *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _MAX_LINE_BYTES:
+            raise msgspec.DecodeError("a line without an end")
         for line in lines:
             collected.take(msgspec.json.decode(line, type=Message))
         return True
@@ -142,33 +149,34 @@ class Collector:
     def _give_up(
         self, collected: Collected, calls: tuple[InFlight, ...], now: float, deadline_s: float, call_deadline_s: float
     ) -> None:
-        out_of_time = now - self._started_s > deadline_s
-        if not calls:
-            collected.failure = f"the collector did not finish in {deadline_s:g} s"
-            collected.unanswered = (Unanswered("collector", None, now - self._started_s),)
+        collected.unanswered = tuple(
+            Unanswered(call.call, call.gpu, round(now - call.started_s, 3))
+            for call in calls
+            if now - call.started_s > call_deadline_s
+        )
+        if not collected.unanswered:
+            # no call is to blame: a slow disk, a machine without a moment to spare, a short deadline
+            busy = f" (it is in {calls[0].call})" if calls else ""
+            collected.failure = f"the collector did not finish in {deadline_s:g} s{busy}"
             return
-        unanswered = []
-        for call in calls:
-            waited_s = now - call.started_s
-            hung = waited_s > call_deadline_s or not out_of_time
-            reason = "did not return" if hung else f"was not done when {deadline_s:g} s were over"
-            unanswered.append(Unanswered(call.call, call.gpu, round(waited_s, 3), reason))
-        collected.unanswered = tuple(unanswered)
-        first = unanswered[0]
+        first = collected.unanswered[0]
         where = "" if first.gpu is None else f" on GPU {first.gpu}"
         collected.failure = f"{first.call}{where} {first.reason} in {first.waited_s:.1f} s"
 
     def _died(self, collected: Collected) -> None:
-        """The pipe ended before the last message: the process crashed, or was killed."""
+        """The pipe ended before the last message: the process crashed in the driver, failed, or was killed.
+
+        Only a crash is laid at the door of the driver's calls.
+        """
         try:
             status: int | None = self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
-            status = None
+            status = None  # it is still on its way out: writing a core, or inside the driver
         errors = self._read_errors()
         calls, _ = self._crumbs.read()
-        if status is not None and status < 0:
-            name = _signal_name(-status)
-            how = f"the collector died by {name}"
+        how = f"the collector died by {_signal_name(-status)}" if status is not None and status < 0 else ""
+        if status is None or -status in _CRASHES:
+            how = how or "the collector died"
             # faulthandler: Current thread 0x00007f... (most recent call first):
             current = re.search(r"^Current thread 0x([0-9a-f]+)", errors, re.MULTILINE)
             thread = int(current.group(1), 16) if current else None
@@ -180,8 +188,7 @@ class Collector:
             ) or (Unanswered("collector", None, now - self._started_s, how),)
             collected.failure = collected.unanswered[0].reason
             return
-        collected.failure = f"the collector ended with status {status}: {self._last_words()}"
-        collected.unanswered = (Unanswered("collector", None, monotonic() - self._started_s, collected.failure),)
+        collected.failure = how or f"the collector ended with status {status}: {self._last_words()}"
 
     def _last_words(self) -> str:
         return self._read_errors().strip().rpartition("\n")[2][:_MAX_WORDS] or "it said nothing"
@@ -214,6 +221,19 @@ class Collector:
         # in the kernel and not to be killed: its parent's end, or the driver's, will free it
         self._process.returncode = -signal.SIGKILL
         return False
+
+
+def _import_path() -> list[str]:
+    """Our own path without the working directory, so that no file in it can pose as a module.
+
+    Where gpudoctor itself lies in the working directory (a checkout), that stays.
+    """
+    home = Path(__file__).resolve().parents[2]
+    try:
+        here = Path().resolve()
+    except OSError:  # the working directory was removed
+        return [entry for entry in sys.path if Path(entry).is_absolute()]
+    return [entry for entry in sys.path if (place := Path(entry).resolve()) != here or place == home]
 
 
 def _all_hang(calls: tuple[InFlight, ...], now: float, call_deadline_s: float) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from gpudoctor.facts.gpu import ComputeMode, GpuProcess, MigInstance, Settings, Virtualization
 from gpudoctor.facts.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.nvml import Door, in_range
+from gpudoctor.facts.nvml import Door, DriverError, in_range
 from gpudoctor.facts.nvml_health import flag
 from gpudoctor.facts.nvml_words import ADDRESSING, COMPUTE_MODES, VIRTUALIZATION, known_word, word
 from gpudoctor.facts.sysfs import format_cpu_list, read_int, read_text
@@ -18,6 +18,7 @@ _MASK_BITS = 64
 _MASK_WORDS = 64  # 4096 CPUs
 _NODE_SCOPE = 0
 _MAX_MIG_INSTANCES = 16
+_NO_INSTANCE = (2, 6)  # invalid argument, not found: this slot is empty
 _MPS_SERVER = "nvidia-cuda-mps"
 # comm is cut at 15 characters
 _COMM_LENGTH = 15
@@ -52,12 +53,17 @@ def _mig_instances(door: Door) -> tuple[MigInstance, ...] | Missing:
     if isinstance(count, Missing):
         return count
     found = []
+    refused: Missing | None = None
     for place in range(count):
-        # slots without an instance answer "not found"
-        handle = door.ask("nvmlDeviceGetMigDeviceHandleByIndex", place)
-        if not isinstance(handle, Missing):
-            found.append(_mig_instance(door, handle))
-    return tuple(found)
+        try:
+            handle = door.call("nvmlDeviceGetMigDeviceHandleByIndex", door.handle, place)
+        except DriverError as error:
+            if error.code not in _NO_INSTANCE:
+                door.note(error)
+                refused = error.missing
+            continue
+        found.append(_mig_instance(door, handle))
+    return refused if refused is not None and not found else tuple(found)
 
 
 def _mig_instance(door: Door, handle: Any) -> MigInstance:
@@ -136,7 +142,7 @@ def _user(root: Path, pid: int) -> str | Missing:
     except OSError:
         return Missing(f"no process {pid} is seen here: it ended, or lives in another PID namespace")
     try:
-        return pwd.getpwuid(uid).pw_name
+        return pwd.getpwuid(uid).pw_name.encode("utf-8", "replace").decode()
     except KeyError:
         return str(uid)
 

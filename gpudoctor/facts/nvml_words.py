@@ -97,6 +97,9 @@ RECOVERY_ACTIONS: Mapping[int, str] = {
     2: "node-reboot",
     3: "drain-p2p",
     4: "drain-and-reset",
+    5: "recover-imex-domain",
+    6: "bus-reset",
+    7: "system-reboot",
 }
 
 LINK_STATES: Mapping[int, str] = {0: "inactive", 1: "active", 2: "sleep", 3: "disabled"}

@@ -12,6 +12,7 @@ from gpudoctor.facts.missing import Missing
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENODEV}
 _DENIED = {errno.EACCES, errno.EPERM}
 _MAX_BYTES = 1 << 20
+_MAX_DIGITS = 5  # the largest machines have some thousand CPUs
 
 
 def missing_from(error: OSError, what: str) -> Missing:
@@ -90,7 +91,7 @@ def parse_cpu_list(text: str) -> frozenset[int] | None:
         if not first.isdecimal() or (dash and not last.isdecimal()):
             return None
         # a list from a stranger's file must not fill the memory
-        if int(last or first) > 1 << 16:
+        if len(first) > _MAX_DIGITS or len(last) > _MAX_DIGITS:
             return None
         cpus.update(range(int(first), int(last or first) + 1))
     return frozenset(cpus)

@@ -2,55 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from msgspec.structs import replace
 
 from gpudoctor.facts.collect import collect_live, fill
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
-from tests.conftest import ROOT
+from tests.facts.live_nodes import CALL_DEADLINE_S, as_read, collect
 from tests.facts.nvml_nodes import make_node, make_root
-from tests.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
+from tests.fake_nvml import FakeNvml, Fault, from_file
 
-CALL_DEADLINE_S = 0.8
-
-
-@pytest.fixture(autouse=True)
-def _no_process_stays() -> Iterator[None]:
-    yield
-    children = psutil.Process().children(recursive=True)
-    assert children == [], "a collector was left behind"
+pytestmark = pytest.mark.usefixtures("no_process_stays")
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return make_root(tmp_path / "root")
-
-
-def collect(root: Path, node: Node, *faults: Fault, maker: str = "", **options: Any) -> Node:
-    spec = write_script(root.parent / "script.json", Script(node, faults))
-    if maker:
-        spec = f"tests.facts.test_collect:{maker}:{spec.rpartition(':')[2]}"
-    options.setdefault("deadline_s", 20.0)
-    options.setdefault("call_deadline_s", 10.0)
-    return collect_live(root, nvml_module=spec, **options)
-
-
-def as_read(gpu: Gpu) -> Gpu:
-    """Without the bridges, which are not the driver's to tell."""
-    return replace(gpu, pcie=replace(gpu.pcie, path=Gpu(0, "").pcie.path))
 
 
 def test_the_facts_of_eight_gpus_come_through_the_collector(root: Path) -> None:
@@ -133,7 +107,7 @@ def test_a_driver_that_starts_slowly_is_waited_for(root: Path) -> None:
 
 
 def test_an_init_that_hangs_ends_at_the_deadline_and_nothing_looks_fine(root: Path) -> None:
-    node = collect(root, make_node(2), Fault("nvmlInit", hang=True), deadline_s=1.5)
+    node = collect(root, make_node(2), Fault("nvmlInit", hang=True), deadline_s=1.5, call_deadline_s=CALL_DEADLINE_S)
     (unanswered,) = node.driver.unanswered
     assert (unanswered.call, unanswered.gpu) == ("nvmlInit", None)
     assert isinstance(node.driver.init_code, Missing)
@@ -144,11 +118,21 @@ def test_an_init_that_hangs_ends_at_the_deadline_and_nothing_looks_fine(root: Pa
     assert node.driver.module_loaded is True
 
 
-def test_no_time_at_all_leaves_failures_and_no_process(root: Path) -> None:
-    node = collect(root, make_node(2), deadline_s=0.0)
-    assert node.driver.unanswered
+def test_a_deadline_too_short_to_tell_a_hang_blames_no_call_but_names_the_one_it_was_in(root: Path) -> None:
+    node = collect(root, make_node(2), Fault("nvmlInit", hang=True), deadline_s=1.0)
+    assert node.driver.unanswered == ()
     assert isinstance(node.driver.init_code, Missing)
     assert node.driver.init_code.kind == "failed"
+    assert "nvmlInit" in node.driver.init_code.reason
+
+
+def test_no_time_at_all_leaves_failures_and_no_process(root: Path) -> None:
+    node = collect(root, make_node(2), deadline_s=0.0)
+    assert node.driver.unanswered == (), "no call is to blame"
+    assert isinstance(node.driver.init_code, Missing)
+    assert node.driver.init_code.kind == "failed"
+    assert isinstance(node.driver.calls, Missing)
+    assert node.driver.calls.kind == "failed"
     assert node.gpus == ()
 
 
@@ -181,11 +165,12 @@ def test_an_init_error_is_told_with_its_code(root: Path) -> None:
 
 def test_a_collector_that_does_not_start_says_why(root: Path) -> None:
     node = collect_live(root, nvml_module="tests.no_such_module:x:y")
-    (unanswered,) = node.driver.unanswered
-    assert "ended with status 1" in unanswered.reason
-    assert "No module named 'tests.no_such_module'" in unanswered.reason
-    assert isinstance(node.driver.init_code, Missing)
-    assert node.driver.init_code.kind == "failed"
+    assert node.driver.unanswered == (), "the driver is not to blame"
+    for leaf in (node.driver.init_code, node.driver.calls):
+        assert isinstance(leaf, Missing)
+        assert leaf.kind == "failed"
+        assert "ended with status 1" in leaf.reason
+        assert "No module named 'tests.no_such_module'" in leaf.reason
 
 
 def broken(path: str) -> FakeNvml:
@@ -197,7 +182,7 @@ def broken(path: str) -> FakeNvml:
 
 def test_a_reader_that_breaks_leaves_failures_and_never_defaults(root: Path) -> None:
     told = make_node(2)
-    node = collect(root, told, maker="broken")
+    node = collect(root, told, maker="tests.facts.test_collect:broken")
     assert as_read(node.gpus[0]) == told.gpus[0]
     enabled = node.gpus[1].settings.mig_enabled
     assert isinstance(enabled, Missing)
@@ -224,7 +209,7 @@ def pausing(path: str) -> Pausing:
 def test_a_thread_between_two_calls_counts_as_alive_while_another_hangs(root: Path) -> None:
     told = make_node(2)
     hang = Fault("nvmlDeviceGetName", gpu=0, hang=True)
-    node = collect(root, told, hang, maker="pausing", call_deadline_s=CALL_DEADLINE_S)
+    node = collect(root, told, hang, maker="tests.facts.test_collect:pausing", call_deadline_s=CALL_DEADLINE_S)
     assert as_read(node.gpus[1]) == told.gpus[1]
     assert [call.gpu for call in node.driver.unanswered] == [0]
 
@@ -237,7 +222,7 @@ def stubborn(path: str) -> FakeNvml:
 
 def test_a_collector_that_ignores_sigterm_is_killed(root: Path) -> None:
     hang = Fault("nvmlDeviceGetName", gpu=0, hang=True)
-    node = collect(root, make_node(1), hang, maker="stubborn", call_deadline_s=CALL_DEADLINE_S)
+    node = collect(root, make_node(1), hang, maker="tests.facts.test_collect:stubborn", call_deadline_s=CALL_DEADLINE_S)
     assert node.driver.unanswered[0].call == "nvmlDeviceGetName"
 
 
@@ -249,44 +234,6 @@ def test_without_the_kernel_module_no_collector_is_started(tmp_path: Path, monke
     node = collect_live(tmp_path)
     assert (node.driver.module_loaded, node.driver.init_code) == (False, 9)
     assert (node.gpus, node.pairs) == ((), Missing("the driver is not loaded"))
-
-
-def run_parent(root: Path, code: str, *faults: Fault) -> subprocess.Popen[str]:
-    spec = write_script(root.parent / "script.json", Script(make_node(2), faults))
-    program = f"from gpudoctor.facts.collect import collect_live\nfrom pathlib import Path\n{code}"
-    argv = [sys.executable, "-c", program, str(root), spec]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environ, cwd=root)
-
-
-def test_the_parent_imports_neither_the_binding_nor_torch(root: Path) -> None:
-    code = (
-        "import sys, json\n"
-        "node = collect_live(Path(sys.argv[1]), nvml_module=sys.argv[2])\n"
-        "print(json.dumps([len(node.gpus), [m for m in ('pynvml', 'torch', 'psutil', 'rich') if m in sys.modules]]))\n"
-    )
-    with run_parent(root, code) as parent:
-        told, _ = parent.communicate(timeout=60)
-    assert json.loads(told) == [2, []]
-
-
-def test_a_collector_does_not_outlive_a_parent_that_is_killed(root: Path) -> None:
-    code = (
-        "import sys\n"
-        "say = lambda words: print(words, flush=True)\n"
-        "collect_live(Path(sys.argv[1]), 60.0, 60.0, progress=say, nvml_module=sys.argv[2])\n"
-    )
-    hang = Fault("nvmlDeviceGetName", hang=True)
-    with run_parent(root, code, hang) as parent:
-        assert parent.stdout is not None
-        for line in parent.stdout:
-            if line.startswith("reading GPUs"):
-                break
-        collectors = psutil.Process(parent.pid).children()
-        assert len(collectors) == 1
-        parent.kill()
-        gone, alive = psutil.wait_procs(collectors, timeout=20)
-        assert (gone, alive) == (collectors, [])
 
 
 def test_fill_replaces_only_what_nobody_read() -> None:

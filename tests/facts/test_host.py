@@ -306,3 +306,21 @@ def test_this_machine_is_read_without_a_failure() -> None:
     assert host.cpus_usable == len(os.sched_getaffinity(0))
     assert isinstance(host.ram_mib, int)
     assert host.ram_mib > 100
+
+
+@pytest.mark.parametrize("told", ["inf", "nan", "9" * 5000, "-1.0"])
+def test_an_uptime_that_cannot_be_is_failed(told: str, tmp_path: Path) -> None:
+    write(tmp_path, {"/proc/uptime": f"{told} 1.0"})
+    assert kind_of(read_host(tmp_path).uptime_s) == "failed"
+
+
+def test_five_hundred_cpus_of_which_some_are_offline(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "/sys/devices/system/cpu/online": "0-127,256-511",
+            "/proc/self/status": "Cpus_allowed_list:\t0-1023",
+        },
+    )
+    host = read_host(tmp_path)
+    assert (host.cpus_total, host.cpus_usable, host.cpus_usable_list) == (384, 384, "0-127,256-511")

@@ -311,8 +311,8 @@ def test_a_board_without_memory_sensor_reads_zero_and_that_is_no_temperature(roo
 
 
 def test_an_unknown_recovery_action_keeps_its_value(root: Path) -> None:
-    _, heard, _ = read(root, make_node(1), Fault("nvmlDeviceGetFieldValues", field=230, value=6))
-    assert heard.gpus[0].recovery_action == "value 6"
+    _, heard, _ = read(root, make_node(1), Fault("nvmlDeviceGetFieldValues", field=230, value=9))
+    assert heard.gpus[0].recovery_action == "value 9"
 
 
 def test_ecc_of_a_gpu_without_it_asks_for_nothing_more(root: Path) -> None:

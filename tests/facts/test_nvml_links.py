@@ -87,7 +87,16 @@ def test_a_switch_that_hides_its_address_is_a_switch_without_one(root: Path) -> 
 def test_an_older_form_of_the_fabric_is_read_where_the_newest_is_not_known(root: Path) -> None:
     # code 25: the driver does not know this version of the struct
     _, heard, nvml = read(root, make_node(1), Fault("nvmlDeviceGetGpuFabricInfoV", code=25))
-    assert heard.gpus[0].fabric.state == UNSUPPORTED
+    told = make_gpu(0).fabric
+    got = heard.gpus[0].fabric
+    assert (got.state, got.status, got.clique_id, got.cluster_uuid) == (
+        told.state,
+        told.status,
+        told.clique_id,
+        told.cluster_uuid,
+    )
+    # the oldest form has no health
+    assert (got.health_summary, got.health_bandwidth, got.route_unhealthy) == (UNSUPPORTED,) * 3
     assert nvml.calls["nvmlDeviceGetGpuFabricInfoV", 0] == 2
     assert nvml.calls["nvmlDeviceGetGpuFabricInfo", 0] == 1
 

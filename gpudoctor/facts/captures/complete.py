@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpudoctor.facts.captures import ABSENT
+from gpudoctor.facts.captures import ABSENT, SourceError
 from gpudoctor.facts.captures.lspci import PciTree
 from gpudoctor.facts.captures.nvlink import LinkDump
 from gpudoctor.facts.captures.topology import Pair, Topology
@@ -21,17 +21,25 @@ def with_links(gpus: tuple[Gpu, ...], links: list[LinkDump], *, whole: bool) -> 
     """Each GPU with its links: by UUID where that names one GPU, else by index.
 
     `whole` says that `gpus` are all of the machine's: then an address that is no GPU's and that
-    several GPUs link to is a switch.
+    several GPUs link to is a switch. Raise SourceError where the UUIDs are of another machine.
     """
     if not links:
         return gpus
     uuids = [gpu.uuid for gpu in gpus]
     by_uuid = {link.uuid: link for link in links}
     by_index = {link.index: link for link in links}
+    # redacted dumps may name all GPUs alike, or not at all: there the order must do
+    named = len({uuid for uuid in uuids if isinstance(uuid, str)}) == len(gpus) and len(by_uuid) == len(by_index)
     made: list[Gpu] = []
     for gpu in gpus:
         found = by_uuid.get(gpu.uuid) if isinstance(gpu.uuid, str) and uuids.count(gpu.uuid) == 1 else None
-        found = found or by_index.get(gpu.index)
+        if found is None:
+            found = by_index.get(gpu.index)
+            if found is not None and named:
+                raise SourceError(
+                    f"GPU {gpu.index} is {gpu.uuid} in nvidia-smi -q and {found.uuid} in nvidia-smi nvlink: "
+                    "keep the dumps of one machine only"
+                )
         made.append(msgspec.structs.replace(gpu, nvlinks=found.nvlinks) if found else gpu)
     return _with_remote_kinds(tuple(made), whole)
 

@@ -52,7 +52,10 @@ def node_from_directory(path: str) -> Node:
         _add(dumps, data, kind, entry.path, entry.name)
     if not dumps.files:
         raise SourceError(f"{path}: no dump in this directory (nvidia-smi -q [-x], topo -m, nvlink -s, lspci -vvv ...)")
-    return dumps.node(name)
+    try:
+        return dumps.node(name)
+    except SourceError as error:
+        raise SourceError(f"{path}: {error}") from None
 
 
 def _dump_in(path: str) -> tuple[bytes | None, str]:

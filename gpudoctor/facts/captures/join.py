@@ -64,11 +64,19 @@ class Dumps:
             self.files.append(file)
 
     def node(self, name: str) -> Node:
-        """The node. Leaves that no dump holds are Missing, "not in this capture"."""
+        """The node. Leaves that no dump holds are Missing, "not in this capture".
+
+        Raise SourceError where the dumps cannot be of one machine.
+        """
         smi = self._smi[1] if self._smi else SmiDump(Driver(), ())
         self.notes.extend(smi.notes)
         gpus = smi.gpus or placeholder_gpus(self._tree, list(self._links.values()), self._topology, self._p2p)
         partial = any("the dump shows" in note for note in smi.notes)
+        if smi.gpus and not partial and self._topology and self._topology.places.keys() != {g.index for g in gpus}:
+            shown = len(self._topology.places)
+            raise SourceError(
+                f"nvidia-smi -q shows {len(gpus)} GPUs and topo -m {shown}: keep the dumps of one machine only"
+            )
         gpus = with_links(gpus, list(self._links.values()), whole=bool(smi.gpus) and not partial)
         gpus = tuple(self._placed(gpu) for gpu in gpus)
         host = without_gpu_memory(self._host, gpus)

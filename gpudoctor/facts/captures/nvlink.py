@@ -7,6 +7,7 @@ import re
 import msgspec
 
 from gpudoctor.facts.captures import ABSENT, SourceError
+from gpudoctor.facts.captures.values import missing_word
 from gpudoctor.facts.gpu import NvLink
 from gpudoctor.facts.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.node import short_bus_id
@@ -119,6 +120,9 @@ def _with(link: NvLink, told: str) -> NvLink:
         if _HIDDEN in bus_id:
             return msgspec.structs.replace(link, remote_kind="switch", remote_bus_id=None)
         return msgspec.structs.replace(link, remote_bus_id=bus_id)
+    refused = missing_word(told)
+    if refused is not None and refused is not ABSENT:
+        return msgspec.structs.replace(link, state=refused)
     count = _ERRORS.match(told)
     if count is not None:
         value = (count.group(2) or "").strip()

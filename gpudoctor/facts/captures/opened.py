@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -12,11 +13,12 @@ from gpudoctor.facts.captures.recognise import HEAD_BYTES, recognise
 MAX_BYTES = 64 * 1024 * 1024
 MAX_BUG_REPORT_BYTES = 256 * 1024 * 1024
 _GZIP = b"\x1f\x8b"
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def head_text(data: bytes) -> str:
     """The first 64 KiB as text, for recognising only: odd bytes are replaced."""
-    return data[:HEAD_BYTES].decode("utf-8-sig", errors="replace")
+    return decoded(data[:HEAD_BYTES])
 
 
 def read_file(path: str) -> bytes:
@@ -57,8 +59,9 @@ def read_stream(stream: BinaryIO, size: int = 0) -> bytes:
 
 
 def decoded(data: bytes) -> str:
-    """A recognised dump as text. Odd bytes are replaced: names in dumps come from firmware."""
-    return data.decode("utf-8-sig", errors="replace")
+    """A dump as text without its colours. Odd bytes are replaced: names in dumps come from firmware."""
+    text = data.decode("utf-8-sig", errors="replace")
+    return _COLOURS.sub("", text) if "\x1b" in text else text
 
 
 def _limit(head: bytes) -> int:

@@ -26,7 +26,7 @@ Kind = Literal[
 
 _XML = re.compile(r"<(?:!DOCTYPE )?nvidia_smi_log[\s>]")
 _BUG_REPORT = re.compile(r"NVIDIA bug report log file|nvidia-bug-report\.sh Version")
-_MATRIX = re.compile(r"^[^\S\n]*(?:\x1b\[4m)?GPU\d+\t", re.MULTILINE)
+_MATRIX = re.compile(r"^[^\S\n]*GPU\d+\t", re.MULTILINE)
 _P2P_CELL = re.compile(r"\t(?:OK|CNS|GNS|TNS|NS|DR|U)[\t\n]")
 _NVLINK_GPU = re.compile(r"^GPU \d+: .{0,200}\(UUID: ", re.MULTILINE)
 _NVLINK = re.compile(r"^[ \t]+Link \d+: |all links are inActive", re.MULTILINE)
@@ -40,7 +40,8 @@ _MEMINFO = re.compile(r"^MemTotal:\s+\d+ kB", re.MULTILINE)
 _DF = re.compile(r"^Filesystem\s[^\n]*Mounted on$", re.MULTILINE)
 _DF_SHM = re.compile(r" /dev/shm$", re.MULTILINE)
 _KERNEL_LINE = re.compile(
-    r"(?:<\d+>)?\[ *\d+\.\d{3,9}\] |\[\w{3} \w{3} +\d+ [\d:]{8} \d{4}\] |\d{1,3},\d+,\d+,|.{0,80}? kernel: "
+    r"(?:<\d+>|[a-z]+ *:[a-z]+ *: )?(?:\[ *\d+\.\d{3,9}\] |\[\w{3} \w{3} +\d+ [\d:]{8} \d{4}\] )"
+    r"|\d{1,3},\d+,\d+,|.{0,80}? kernel: "
 )
 _ASSIGNMENT = re.compile(r"(?:export |declare -x )?[A-Za-z_]\w*=")
 _USUAL_NAME = re.compile(

@@ -8,7 +8,7 @@ from gpudoctor.facts.captures import ABSENT
 from gpudoctor.facts.gpu import CallError
 from gpudoctor.facts.missing import Missing
 
-_NUMBER = re.compile(r"[-+]?\d{1,18}(?:\.\d{1,9})?(?![\w.])|[-+]?\d{1,18}(?=x\b)")
+_NUMBER = re.compile(r"[-+]?\d{1,18}(?:\.\d{1,9})?(?![\w.,])|[-+]?\d{1,18}(?=x\b)")
 _TRUE = frozenset({"yes", "true", "enabled", "active", "on"})
 _FALSE = frozenset({"no", "false", "disabled", "not active", "inactive", "off"})
 _UNSUPPORTED = frozenset(

@@ -1,0 +1,95 @@
+"""The NVSwitch fabric as NVML tells it.
+
+The structs are nvml.h's own, laid out here: those of pynvml before 12.570 are of a wrong size,
+and the names differ from one release to the next.
+"""
+
+from __future__ import annotations
+
+from ctypes import Structure, byref, c_uint, c_uint8, c_uint32, sizeof
+from typing import Any
+
+from gpudoctor.facts.gpu import Fabric
+from gpudoctor.facts.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.nvml import Door, DriverError
+from gpudoctor.facts.nvml_words import (
+    FABRIC_CONFIGURATION,
+    FABRIC_HEALTH,
+    FABRIC_STATES,
+    FUNCTION_NOT_FOUND,
+    error_word,
+    word,
+)
+
+_VERSION_MISMATCH = 25
+_UUID_BYTES = 16
+_COMMON: list[tuple[str, Any]] = [
+    ("clusterUuid", c_uint8 * _UUID_BYTES),
+    ("status", c_uint),
+    ("cliqueId", c_uint32),
+    ("state", c_uint8),  # one byte and padding, not the 32 bits that pynvml has
+]
+
+
+class _FabricInfo(Structure):
+    _fields_ = _COMMON
+
+
+class _FabricInfoV2(Structure):
+    _fields_ = [("version", c_uint), *_COMMON, ("healthMask", c_uint32)]
+
+
+class _FabricInfoV3(Structure):
+    _fields_ = [("version", c_uint), *_COMMON, ("healthMask", c_uint32), ("healthSummary", c_uint8)]
+
+
+_FORMS: tuple[tuple[str, type[Structure], int], ...] = (
+    ("nvmlDeviceGetGpuFabricInfoV", _FabricInfoV3, sizeof(_FabricInfoV3) | 3 << 24),
+    ("nvmlDeviceGetGpuFabricInfoV", _FabricInfoV2, sizeof(_FabricInfoV2) | 2 << 24),
+    ("nvmlDeviceGetGpuFabricInfo", _FabricInfo, 0),
+)
+
+
+def read_fabric(door: Door) -> Fabric:
+    """The newest form that the driver knows; every leaf unsupported where there is no fabric."""
+    missing = UNSUPPORTED
+    for call, made, version in _FORMS:
+        info = made(version=version) if version else made()
+        try:
+            door.call(call, door.handle, byref(info))
+        except DriverError as error:
+            missing = error.missing
+            if error.code in (FUNCTION_NOT_FOUND, _VERSION_MISMATCH):
+                continue
+            door.note(error)
+            break
+        return _fabric(info)
+    return Fabric(*[missing] * len(Fabric.__struct_fields__))
+
+
+def _fabric(info: Any) -> Fabric:
+    if info.state == 0:
+        return Fabric(*[UNSUPPORTED] * len(Fabric.__struct_fields__))
+    done = info.state == 3
+    cluster = bytes(info.clusterUuid).hex()
+    mask = getattr(info, "healthMask", 0)
+    not_done = Missing("the fabric is not completed")
+    bandwidth = {1: "degraded", 2: "full"}.get(mask & 3)
+    return Fabric(
+        state=word(info.state, FABRIC_STATES),
+        # the status means something only once the state is completed
+        status=error_word(info.status) if done else not_done,
+        clique_id=info.cliqueId if done else not_done,
+        cluster_uuid="-".join((cluster[:8], cluster[8:12], cluster[12:16], cluster[16:20], cluster[20:]))
+        if done
+        else not_done,
+        health_summary=word(getattr(info, "healthSummary", 0) or UNSUPPORTED, FABRIC_HEALTH),
+        health_bandwidth=bandwidth or UNSUPPORTED,
+        route_unhealthy=_mask_flag(mask, 4),
+        access_timeout_recovery=_mask_flag(mask, 6),
+        incorrect_configuration=word(mask >> 8 & 0xF or UNSUPPORTED, FABRIC_CONFIGURATION),
+    )
+
+
+def _mask_flag(mask: int, shift: int) -> bool | Missing:
+    return {1: True, 2: False}.get(mask >> shift & 3, UNSUPPORTED)

@@ -1,0 +1,138 @@
+"""Dumps as they really arrive: coloured, wrapped in noise, of other line ends, mixed up; and words nobody expects."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.node import Node, Source
+from gpudoctor.facts.source import SourceError, load_source
+
+XID = "NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+NOISE = b'[sudo] password for ops: \nDefaulted container "train" out of: train, sidecar\n'
+
+
+def node_of(data: bytes) -> Node:
+    return replace(load_source("-", stdin=io.BytesIO(data)).node, source=Source())
+
+
+@pytest.mark.parametrize("file", ["qx-h100.xml", "smi-q-8x-h100-sxm.txt", "hgx-h100-dump/topo-m.txt"])
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda data: data.replace(b"\n", b"\r\n"),
+        lambda data: b"\xef\xbb\xbf" + data,
+        lambda data: NOISE + data,
+        lambda data: data + b"\nConnection to node12 closed.\n",
+    ],
+    ids=["crlf", "bom", "noise before", "noise after"],
+)
+def test_what_wraps_a_dump_does_not_change_it(captures: Path, file: str, wrapped: object) -> None:
+    data = (captures / file).read_bytes()
+    assert callable(wrapped)
+    assert node_of(wrapped(data)) == node_of(data)
+
+
+@pytest.mark.parametrize("file", ["qx-h100.xml", "smi-q-8x-h100-sxm.txt"])
+def test_two_dumps_in_one_file_are_refused(captures: Path, file: str) -> None:
+    with pytest.raises(SourceError, match=r"junk after|more than one"):
+        node_of((captures / file).read_bytes() * 2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"\x1b[32m[    0.000000] \x1b[0m\x1b[33mLinux\x1b[0m\n\x1b[32m[    5.1234] \x1b[0m\x1b[31m{XID}\x1b[0m\n",
+        f"kern  :info  : [Fri Aug  1 12:00:00 2025] Linux\nkern  :warn  : [Fri Aug  1 12:00:00 2025] {XID}\n",
+    ],
+    ids=["colours", "facility and level"],
+)
+def test_a_kernel_log_is_known_in_every_dress_of_dmesg(text: str) -> None:
+    (event,) = known(node_of(text.encode()).kernel_log.events) or ()
+    assert (event.kind, event.code, event.bus_id) == ("xid", 79, "0000:05:00.0")
+    assert "\x1b" not in event.text
+
+
+def test_a_link_whose_state_nvidia_smi_cannot_read_is_not_left_out_of_the_judgement() -> None:
+    dump = (
+        b"GPU 0: NVIDIA H100 (UUID: GPU-1)\n\t Link 0: 26.562 GB/s\n\t Link 1: Unknown Error\n\t Link 2: <inactive>\n"
+    )
+    links = known(node_of(dump).gpus[0].nvlinks)
+    assert links is not None
+    assert [link.state for link in links] == [
+        "active",
+        Missing("nvidia-smi says Unknown Error", "failed"),
+        "inactive",
+    ]
+
+
+def test_a_number_with_a_comma_is_not_cut_at_it(captures: Path) -> None:
+    text = (captures / "smi-q-8x-h100-sxm.txt").read_text().replace("81559 MiB", "81,559 MiB")
+    total = node_of(text.encode()).gpus[0].memory_total_mib
+    assert isinstance(total, Missing)
+    assert (total.kind, "81,559" in total.reason) == ("failed", True)
+
+
+def test_links_of_another_machine_are_refused(captures: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    shutil.copy(captures / "qx-h100.xml", folder)
+    shutil.copy(captures / "hgx-h100-dump/nvlink-status.txt", folder)
+    with pytest.raises(SourceError, match=r"mixed: GPU 0 is GPU-.* in nvidia-smi nvlink: keep the dumps of"):
+        load_source(str(folder))
+
+
+def test_a_matrix_of_another_machine_is_refused(captures: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    shutil.copy(captures / "qx-l40s.xml", folder)
+    shutil.copy(captures / "hgx-h100-dump/topo-m.txt", folder)
+    with pytest.raises(SourceError, match=r"mixed: nvidia-smi -q shows 1 GPUs and topo -m 8: keep the dumps of one"):
+        load_source(str(folder))
+
+
+MIG_TEXT = """
+    MIG Mode
+        Current                           : Enabled
+        Pending                           : Enabled
+    MIG Device
+        Index                             : 0
+        GPU Instance ID                   : 1
+        Compute Instance ID               : 0
+        Device Attributes
+            Shared
+                Multiprocessor count      : 14
+        ECC Errors
+            Volatile
+                SRAM Uncorrectable        : 0
+        FB Memory Usage
+            Total                         : 4864 MiB
+            Used                          : 2 MiB
+    MIG Device
+        Index                             : 1
+        GPU Instance ID                   : 2
+        Compute Instance ID               : 0
+        FB Memory Usage
+            Total                         : 9856 MiB
+"""
+
+
+def test_the_mig_devices_of_a_text_dump_are_told_apart(captures: Path) -> None:
+    text = (captures / "smi-q-8x-h100-sxm.txt").read_text()
+    head, mode, tail = text.partition("    MIG Mode\n")
+    tail = tail.split("\n", 2)[2]
+    assert mode
+    settings = node_of((head + MIG_TEXT.lstrip("\n") + tail).encode()).gpus[0].settings
+    assert (settings.mig_enabled, settings.mig_pending) == (True, True)
+    instances = known(settings.mig_instances)
+    assert instances is not None
+    assert [(mig.gpu_instance, mig.compute_instance, mig.memory_mib) for mig in instances] == [
+        (1, 0, 4864),
+        (2, 0, 9856),
+    ]
+    assert node_of(text.encode()).gpus[1:] == node_of((head + MIG_TEXT.lstrip("\n") + tail).encode()).gpus[1:]
