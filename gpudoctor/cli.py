@@ -12,6 +12,7 @@ from gpudoctor import __version__
 from gpudoctor.exits import OK, catch_signals, guarded, write_stdout
 
 LEVELS = ("quick", "standard", "full", "burn")
+MAX_RANKS = 64
 FORMATS = ("text", "json", "nagios", "prometheus", "junit")
 
 
@@ -105,17 +106,19 @@ def _check_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < 86400:
-        raise argparse.ArgumentTypeError(f"{text}: between 0 and 86400 seconds")
+        raise argparse.ArgumentTypeError(f"{text!r}: a number of seconds above 0 and below 86400 is wanted")
     return value
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 64:
-        raise argparse.ArgumentTypeError(f"{text}: between 1 and 64 ranks")
-    return value
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_RANKS:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 to {MAX_RANKS} is wanted")
+    return int(text)
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -202,6 +202,9 @@ def version_match(case: Case) -> Iterator[Finding]:
         yield unread(NODE, "user library version", driver.library_version)
 
 
+_STARTS_THE_GPU = ("nvmlInit", "nvmlDeviceGetHandle")
+
+
 @check(
     "driver.responsive",
     title="Every driver call answered in time",
@@ -209,6 +212,7 @@ def version_match(case: Case) -> Iterator[Finding]:
     limits={
         "init_s": Limit(10, "s", "8 GPUs without persistence mode take 2 to 10 s to start; more is a sick driver"),
         "call_s": Limit(5, "s", "calls of more than 5 s come before a hang (field reports)"),
+        "hung_start_s": Limit(30, "s", "a driver that takes longer to start is hung (AMD Primus: 30 to 60 s)"),
     },
 )
 def responsive(case: Case) -> Iterator[Finding]:
@@ -216,9 +220,21 @@ def responsive(case: Case) -> Iterator[Finding]:
     driver = case.node.driver
     for hung in driver.unanswered:
         where = f" on GPU {hung.gpu}" if hung.gpu is not None else ""
+        returned = f" within {hung.waited_s:g} s" if hung.reason == "did not return" else ""
+        text = f"{hung.call}{where} {hung.reason}{returned}"
+        start_s = case.limit("driver.responsive", "hung_start_s")
+        if returned and hung.call.startswith(_STARTS_THE_GPU) and hung.waited_s < start_s:
+            # without persistence mode it wakes the GPU, which healthy nodes may take long for
+            yield unknown(
+                _subject(case, hung.gpu),
+                f"{text}; a driver that has to wake its GPUs may need more",
+                Evidence(hung.call, f"{hung.reason} ({hung.waited_s:g} s)"),
+                advice=[Advice("Give it time.", f"gpudoctor check driver --level quick --deadline {start_s + 10:g}")],
+            )
+            continue
         yield fail(
             _subject(case, hung.gpu),
-            Found(f"{hung.call}{where} {hung.reason} within {hung.waited_s:g} s", hung.waited_s, "s"),
+            Found(text, hung.waited_s, "s"),
             Expected("an answer before the deadline", "<=", hung.waited_s, "s", "deadline of the reader"),
             Evidence(hung.call, f"{hung.reason} ({hung.waited_s:g} s)"),
             likely="the driver or the GPU's own processor (GSP) hangs; every tool that asks will hang with it",

@@ -9,65 +9,99 @@ import msgspec
 
 from gpudoctor.checks.finding import WORST_FIRST, Finding, Status, Subject, worst
 from gpudoctor.checks.run import CheckResult
+from gpudoctor.checks.xid import BUS_CODES, LINK_CODES, MEMORY_CODES
 
 
 class Rule(msgspec.Struct, frozen=True):
     """A bad finding of `cause` explains findings of `effects` (ids or globs).
 
-    `anywhere`: whatever the subject; else only where both concern the same GPU, or one of them
-    the whole node. `found`: only effects whose found value is one of these.
+    `anywhere`: whatever the subject; else only where both concern the same GPU, see `_concerns`.
+    `found` and `because`: only effects, and only causes, whose found value is one of these.
+    `gaps`: only effects that are unknown, since what could not be measured has no cause of its own.
     """
 
     cause: str
     effects: tuple[str, ...]
     anywhere: bool = False
-    found: tuple[str, ...] = ()
+    found: tuple[str | int, ...] = ()
+    because: tuple[str, ...] = ()
+    gaps: bool = False
 
     def explains(self, check_id: str, finding: Finding) -> bool:
-        value = finding.found.value if finding.found else None
-        return any(fnmatchcase(check_id, effect) for effect in self.effects) and (not self.found or value in self.found)
+        if self.gaps and finding.status is not Status.UNKNOWN:
+            return False
+        of_this_kind = not self.found or finding.status is Status.UNKNOWN or _value(finding) in self.found
+        return of_this_kind and any(fnmatchcase(check_id, effect) for effect in self.effects)
+
+    def begins_with(self, check_id: str, finding: Finding) -> bool:
+        """Whether a bad finding is a cause in the sense of this rule."""
+        return check_id == self.cause and (not self.because or _value(finding) in self.because)
+
+
+def _value(finding: Finding) -> float | str | None:
+    return finding.found.value if finding.found else None
 
 
 # what gpu.lost finds where the GPU answers and asks for a reset: the error that came first explains that
-RECOVERY_ACTIONS = ("gpu-reset", "node-reboot", "drain-p2p", "drain-and-reset")
+RECOVERY_ACTIONS = ("gpu-reset", "node-reboot", "drain-p2p", "drain-and-reset", "bus-reset", "system-reboot")
+# how a probe ends whose ranks cannot start or meet: never by a wrong result
+ENDS = ("timeout", "crash")
+# checks of the whole node that add up single GPUs, so that one bad GPU may be all there is to them
+SUMS = ("env.*", "collective.*", "train.*", "pcie.balance", "nvlink.topology")
 
 
 # In the order of depth: an earlier cause wins over a later one.
 RULES = (
-    Rule("driver.version-match", ("driver.loaded", "driver.responsive", "gpu.*", "env.torch"), anywhere=True),
-    Rule("driver.loaded", ("driver.*", "gpu.*", "nvlink.*", "env.*", "collective.*", "train.*"), anywhere=True),
+    Rule("driver.version-match", ("driver.*", "gpu.count", "gpu.lost", "env.torch"), anywhere=True),
+    Rule("driver.version-match", ("gpu.*",), anywhere=True, gaps=True),
+    Rule("driver.loaded", ("driver.*", "gpu.count", "gpu.lost", "env.torch"), anywhere=True),
+    Rule("driver.loaded", ("env.cuda-visible-devices", "collective.*", "train.*"), anywhere=True),
+    Rule("driver.loaded", ("gpu.*", "nvlink.*"), anywhere=True, gaps=True),
     Rule("driver.responsive", ("driver.loaded", "gpu.*", "pcie.*", "nvlink.*", "topology.*", "env.torch")),
-    Rule("gpu.count", ("driver.responsive", "gpu.xid", "gpu.lost", "env.torch", "env.cuda-visible-devices")),
+    Rule("gpu.count", ("driver.responsive", "gpu.xid", "gpu.lost", "env.torch")),
+    # a list made for all GPUs is cut short where one is gone; one that shows none is a slip of its own
+    Rule("gpu.count", ("env.cuda-visible-devices",), found=tuple(range(1, 64))),
     Rule("gpu.memory-repair", ("gpu.lost",), found=RECOVERY_ACTIONS),
     Rule("gpu.ecc", ("gpu.lost",), found=RECOVERY_ACTIONS),
     Rule("gpu.xid", ("gpu.lost",), found=RECOVERY_ACTIONS),
     Rule("gpu.lost", ("gpu.*", "pcie.*", "nvlink.*", "topology.*", "env.torch", "collective.*", "train.*")),
-    Rule("nvlink.fabric", ("nvlink.links", "nvlink.topology", "nvlink.errors", "gpu.xid", "collective.*", "train.*")),
-    Rule("nvlink.links", ("nvlink.topology", "nvlink.errors", "gpu.xid", "collective.bandwidth", "train.scaling")),
-    Rule("nvlink.errors", ("gpu.xid", "collective.bandwidth")),
+    Rule("nvlink.fabric", ("nvlink.links", "nvlink.topology", "nvlink.errors", "collective.*", "train.scaling")),
+    Rule("nvlink.fabric", ("train.sync",), found=ENDS),
+    Rule("nvlink.links", ("nvlink.topology", "nvlink.errors", "collective.bandwidth", "train.scaling")),
+    Rule("nvlink.fabric", ("gpu.xid",), found=LINK_CODES),
+    Rule("nvlink.links", ("gpu.xid",), found=LINK_CODES),
+    Rule("nvlink.errors", ("gpu.xid",), found=LINK_CODES),
+    Rule("nvlink.errors", ("collective.bandwidth",)),
     Rule("nvlink.topology", ("collective.bandwidth", "collective.correct")),
-    Rule("gpu.memory-repair", ("gpu.ecc", "gpu.xid")),
-    Rule("gpu.ecc", ("gpu.xid", "gpu.memory-repair", "train.sync", "collective.correct")),
-    Rule("gpu.xid", ("gpu.throttle", "nvlink.errors", "collective.correct", "train.sync")),
-    Rule("pcie.upstream", ("pcie.link-width", "pcie.link-speed", "pcie.balance", "collective.bandwidth")),
-    Rule("pcie.link-width", ("pcie.balance", "pcie.upstream", "gpu.xid", "collective.bandwidth", "train.*")),
-    Rule("pcie.link-speed", ("pcie.balance", "collective.bandwidth", "train.*")),
-    Rule("pcie.errors", ("gpu.xid",)),
+    Rule("gpu.memory-repair", ("gpu.ecc",)),
+    Rule("gpu.memory-repair", ("gpu.xid",), found=MEMORY_CODES),
+    Rule("gpu.ecc", ("gpu.xid",), found=MEMORY_CODES),
+    Rule("gpu.ecc", ("gpu.memory-repair", "train.sync", "collective.correct")),
+    Rule("gpu.xid", ("nvlink.errors", "collective.correct", "train.sync")),
+    Rule("pcie.upstream", ("collective.bandwidth",)),
+    Rule("pcie.link-width", ("pcie.balance", "collective.bandwidth", "train.balance", "train.scaling")),
+    Rule("pcie.link-speed", ("pcie.balance", "collective.bandwidth", "train.balance", "train.scaling")),
+    Rule("pcie.errors", ("gpu.xid",), found=BUS_CODES),
     Rule("pcie.acs", ("collective.*",), anywhere=True),
-    Rule("gpu.temperature", ("gpu.throttle", "gpu.clocks", "gpu.xid", "train.balance")),
+    Rule("gpu.temperature", ("gpu.throttle", "gpu.clocks", "train.balance")),
     Rule("gpu.throttle", ("gpu.clocks", "gpu.temperature", "train.balance")),
     Rule("gpu.power-limit", ("gpu.identical", "gpu.clocks", "gpu.throttle", "train.balance")),
     Rule("gpu.clocks", ("gpu.throttle", "gpu.identical", "train.balance")),
-    Rule("gpu.identical", ("gpu.power-limit", "gpu.settings", "pcie.*", "nvlink.topology", "train.*")),
-    Rule("gpu.settings", ("gpu.identical", "nvlink.*", "topology.*", "env.torch", "collective.*", "train.*")),
+    Rule("gpu.identical", ("pcie.balance", "nvlink.topology", "train.memory", "train.scaling")),
+    Rule("gpu.settings", ("env.torch", "collective.*", "train.*"), because=("prohibited", "MIG")),
+    Rule("gpu.settings", ("gpu.identical",), because=("ECC", "MIG")),
     Rule("gpu.in-use", ("train.*", "collective.bandwidth")),
-    Rule("host.shm", ("collective.*", "train.*"), anywhere=True),
+    Rule("host.shm", ("collective.bandwidth", "train.scaling"), anywhere=True),
+    Rule("host.shm", ("collective.*", "train.*"), anywhere=True, found=ENDS),
     Rule("host.cpu-per-gpu", ("train.balance", "train.scaling"), anywhere=True),
-    Rule("env.cuda-visible-devices", ("env.torch", "collective.*", "train.*"), anywhere=True),
-    Rule("env.nccl", ("collective.*", "train.*"), anywhere=True),
-    Rule("env.torch", ("collective.*", "train.*"), anywhere=True),
-    Rule("collective.correct", ("collective.bandwidth", "train.*"), anywhere=True),
-    Rule("train.sync", ("train.*",), anywhere=True),
+    Rule("env.cuda-visible-devices", ("env.torch",), anywhere=True),
+    Rule("env.cuda-visible-devices", ("collective.*", "train.*"), anywhere=True, found=ENDS),
+    Rule("env.nccl", ("collective.bandwidth", "train.scaling"), anywhere=True),
+    Rule("env.nccl", ("collective.*", "train.*"), anywhere=True, found=ENDS),
+    Rule("env.torch", ("collective.*", "train.*"), anywhere=True, found=ENDS),
+    Rule("collective.correct", ("collective.bandwidth", "train.sync", "train.scaling"), anywhere=True),
+    Rule("collective.correct", ("train.*",), anywhere=True, gaps=True),
+    Rule("train.sync", ("train.*",), anywhere=True, gaps=True),
 )
 
 
@@ -114,7 +148,9 @@ def _cause(
         if rule.cause == check_id or not rule.explains(check_id, finding):
             continue
         for cause_id, cause in bad:
-            if cause_id != rule.cause or not (rule.anywhere or _same_gpu(cause, finding)):
+            if not rule.begins_with(cause_id, cause) or not (
+                rule.anywhere or _concerns(rule, cause, check_id, finding)
+            ):
                 continue
             severe = WORST_FIRST.index(cause.status) <= WORST_FIRST.index(finding.status)
             if severe and not _leads_to(cause, finding, causes):
@@ -131,18 +167,29 @@ def _leads_to(start: Finding, end: Finding, causes: dict[int, tuple[str, Finding
     return False
 
 
-def _same_gpu(cause: Finding, effect: Finding) -> bool:
-    mine, theirs = _gpus(cause.subject), _gpus(effect.subject)
-    if cause.subject.kind == "node":
-        return True
+def _concerns(rule: Rule, cause: Finding, check_id: str, effect: Finding) -> bool:
+    """Whether cause and effect speak of the same thing, so that the one may explain the other.
+
+    Both name the same GPU, or both the node. A cause on the node explains of a single GPU only
+    what could not be read there, and how its rank fared. A single GPU explains of the node
+    only what adds up GPUs, and by its NVLinks what a switch logged.
+    """
+    of_node = cause.subject.kind == "node"
     if effect.subject.kind == "node":
-        return bool(mine)
-    return bool(mine & theirs)
+        same = of_node and cause.subject.name == effect.subject.name
+        links = rule.cause.startswith("nvlink.") and check_id == "gpu.xid"
+        return same or links or any(fnmatchcase(check_id, each) for each in SUMS)
+    if of_node:
+        return effect.status is Status.UNKNOWN or effect.subject.kind == "rank"
+    return _same_gpu(cause.subject, effect.subject)
 
 
-def _gpus(subject: Subject) -> set[int | str]:
-    """Names of the GPUs concerned: index and bus id, since a GPU the driver does not show has only the latter."""
-    return {name for name in (*(subject.gpus or ()), subject.gpu, subject.bus_id) if name is not None}
+def _same_gpu(one: Subject, other: Subject) -> bool:
+    """By index; by bus id where one of them is a GPU that the driver does not show, which has no index."""
+    ours, theirs = ({*(s.gpus or ()), *(() if s.gpu is None else (s.gpu,))} for s in (one, other))
+    if ours and theirs:
+        return bool(ours & theirs)
+    return one.bus_id is not None and one.bus_id == other.bus_id
 
 
 def _explains(

@@ -17,11 +17,12 @@ from gpudoctor.checks.finding import (
     fail,
     ok,
     skip,
+    unknown,
     unread,
     warn,
 )
 from gpudoctor.checks.registry import check
-from gpudoctor.checks.trust import narrowed
+from gpudoctor.checks.trust import denied, narrowed
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import PciDevice
 from gpudoctor.profiles.peers import compute_gpus
@@ -46,11 +47,17 @@ def count(case: Case) -> Iterator[Finding]:
     limited = narrowed(case)
     problems = (*_gone(case, shown, on_bus, limited), *_expected(case, shown, limited))
     yield from problems
+    silent = shown - len(node.gpus) - sum(denied(words) for words in node.driver.handle_errors)
+    if silent > 0:
+        yield unknown(NODE, f"the driver counts {shown} GPUs, and only {len(node.gpus)} of them told anything")
+        return
     if shown == 0 and not problems:
         advice = [Advice("See what is on the bus.", "lspci -d 10de:")]
         yield fail(NODE, Found("the driver shows no GPU", 0, "GPUs"), "at least one GPU", advice=advice)
     elif not problems and said is None and on_bus is None and case.expect.gpus is None:
         yield skip(NODE, f"{shown} GPUs in this capture: neither the driver's count nor the PCI bus to compare with")
+    elif not problems and case.expect.gpus is None and isinstance(gpus, Missing) and gpus.kind == "failed":
+        yield unread(NODE, f"{shown} GPUs; the PCI bus to compare with", gpus)
     elif not problems:
         text = f"{shown} GPU{'s' * (shown != 1)}"
         if limited and on_bus is not None and len(on_bus) > shown:

@@ -22,6 +22,7 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
+from gpudoctor.checks.nvlink_state import model_of
 from gpudoctor.checks.registry import check
 from gpudoctor.checks.trust import denied, untrusted
 from gpudoctor.facts.gpu import Gpu
@@ -33,7 +34,11 @@ _RECOVERY = {
     "node-reboot": ("the GPU needs the node rebooted", True),
     "drain-p2p": ("the GPU asks that its peer-to-peer traffic be drained", False),
     "drain-and-reset": ("the GPU asks to be drained and reset", True),
+    "recover-imex-domain": ("the GPU asks that its IMEX domain be recovered", False),
+    "bus-reset": ("the GPU needs a reset of its bus", True),
+    "system-reboot": ("the GPU needs the system rebooted", True),
 }
+_REBOOTS = ("node-reboot", "bus-reset", "system-reboot")
 
 
 def reset_advice(gpu: Gpu) -> list[Advice]:
@@ -125,7 +130,7 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
         Expected("none", "==", "none", source="the GPU itself"),
         evidence,
         likely="an earlier error (see gpu.xid, gpu.ecc) left the GPU in a state that only this clears",
-        advice=reset_advice(gpu) if action != "node-reboot" else [Advice("Drain the node and reboot it.", "reboot")],
+        advice=reset_advice(gpu) if action not in _REBOOTS else [Advice("Drain the node and reboot it.", "reboot")],
     )
 
 
@@ -162,7 +167,8 @@ def _ecc(case: Case, gpu: Gpu) -> Iterator[Finding]:
             ],
         )
     if enabled is False:
-        if case.profile.gpu is not None and case.profile.gpu.ecc == "yes" and "ecc" not in case.profile.gpu.uncertain:
+        model = model_of(case, gpu)
+        if model is not None and model.ecc == "yes" and "ecc" not in model.uncertain:
             yield warn(
                 subject,
                 "ECC is off: memory errors go unseen",
@@ -195,8 +201,14 @@ def _ecc(case: Case, gpu: Gpu) -> Iterator[Finding]:
     yield from worn
     if worn or known(facts.sram_threshold_exceeded) is True:
         return
-    if isinstance(facts.sram_threshold_exceeded, Missing) and facts.sram_threshold_exceeded.kind == "failed":
-        yield unread(subject, "SRAM error threshold", facts.sram_threshold_exceeded)
+    for what, value in (
+        ("SRAM error threshold", facts.sram_threshold_exceeded),
+        ("corrected memory errors", facts.corrected_volatile),
+        ("ECC mode after the next reboot", facts.pending),
+    ):
+        if isinstance(value, Missing) and value.kind == "failed":
+            yield unread(subject, what, value)
+            return
     lifetime = known(facts.uncorrected_aggregate)
     said = f" ({lifetime} in its lifetime)" if lifetime else ""
     yield ok(

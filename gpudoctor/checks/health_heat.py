@@ -85,7 +85,8 @@ def _over_limit(gpu: Gpu) -> Finding | None:
 
 
 def _beside_peers(case: Case, gpu: Gpu, now: int) -> Finding:
-    peers = [p for p in case.gpus if p.index != gpu.index and p.name == gpu.name and not untrusted(p)]
+    name = known(gpu.name)
+    peers = [p for p in case.gpus if p is not gpu and name and known(p.name) == name and not untrusted(p)]
     alike = [p for p in peers if _equal_load(case, gpu, p)]
     degrees = sorted(c for p in alike if (c := known(p.thermal.gpu_c)) is not None)
     evidence = Evidence("GPU temperature", f"{now} C")

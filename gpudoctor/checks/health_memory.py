@@ -18,6 +18,20 @@ _REPLACE = [
 ]
 
 
+_JUDGED = (
+    "remap_failed",
+    "remap_pending",
+    "remapped_uncorrected",
+    "banks_no_spare",
+    "retired_double_bit",
+    "retired_single_bit",
+    "retirement_pending",
+    "channel_repair_pending",
+    "tpc_repair_pending",
+    "unrepairable",
+)
+
+
 @check(
     "gpu.memory-repair",
     title="Memory repair is not waiting, not failed, and has spares left",
@@ -45,7 +59,7 @@ def memory_repair(case: Case) -> Iterator[Finding]:
 def _missing(gpu: Gpu) -> Missing | None:
     """Why nothing can be passed: the failure flag of whichever repair this model has was not read."""
     repair = gpu.memory_repair
-    read = (repair.remap_failed, repair.remap_pending, repair.retired_double_bit, repair.retirement_pending)
+    read = (getattr(repair, field) for field in _JUDGED)
     failed = next((v for v in read if isinstance(v, Missing) and v.kind == "failed"), None)
     if failed:
         return failed

@@ -19,6 +19,7 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
+from gpudoctor.checks.nvlink_state import model_of
 from gpudoctor.checks.registry import check
 from gpudoctor.checks.trust import untrusted
 from gpudoctor.facts.gpu import Gpu
@@ -126,8 +127,9 @@ def power_limit(case: Case) -> Iterator[Finding]:
 
 def _capped(case: Case, gpu: Gpu, limit_w: float) -> Finding:
     default_w, source = known(gpu.power.default_limit_w), "the GPU's own default"
-    if default_w is None and case.profile.gpu is not None and "power_limit_w" not in case.profile.gpu.uncertain:
-        default_w, source = case.profile.gpu.power_limit_w, f"profile {case.profile.name}"
+    model = model_of(case, gpu)
+    if default_w is None and model is not None and "power_limit_w" not in model.uncertain:
+        default_w, source = model.power_limit_w, f"profile {case.profile.name}"
     peers_w = majority(known(g.power.limit_w) for g in _peers(case, gpu))
     slack = 1 - case.limit("gpu.power-limit", "share_pct", gpu) / 100
     evidence = Evidence("power limit, enforced", f"{limit_w:g} W")
@@ -152,8 +154,9 @@ def _capped(case: Case, gpu: Gpu, limit_w: float) -> Finding:
 
 
 def _peers(case: Case, gpu: Gpu) -> tuple[Gpu, ...]:
-    """The other trusted GPUs of the same model in scope."""
-    return tuple(g for g in case.gpus if g.index != gpu.index and g.name == gpu.name and not untrusted(g))
+    """The other trusted GPUs in scope that are known to be of the same model."""
+    name = known(gpu.name)
+    return tuple(g for g in case.gpus if g is not gpu and name and known(g.name) == name and not untrusted(g))
 
 
 @check(
@@ -242,10 +245,11 @@ def _slow_now(case: Case, gpu: Gpu) -> Finding | None:
 def _clocks_fine(gpu: Gpu) -> Finding:
     settings = known(gpu.clocks.application_graphics_mhz), known(gpu.clocks.default_graphics_mhz)
     now, top, reasons = gpu.clocks.sm_mhz, known(gpu.clocks.sm_max_mhz), known(gpu.clocks.event_reasons)
-    if isinstance(now, Missing) and None in settings:
+    # some drivers answer 0 where the model has no application clocks
+    if isinstance(now, Missing) and not all(settings):
         return unread(of_gpu(gpu), "SM clock", now)
     resting = reasons is None or "idle" in reasons
-    if None not in settings:
+    if all(settings):
         said = "; idle, so its clock now says nothing" if resting else f"; {known(now)} MHz now"
         return ok(of_gpu(gpu), f"application clock {settings[0]} MHz, its default{said}")
     if resting or top is None:

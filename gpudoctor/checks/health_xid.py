@@ -25,7 +25,7 @@ from gpudoctor.checks.finding import (
 )
 from gpudoctor.checks.registry import check
 from gpudoctor.checks.trust import narrowed, untrusted
-from gpudoctor.checks.xid import BUCKETS, SXID_THERMAL, Bucket, sxid_fatal, xid
+from gpudoctor.checks.xid import BUCKETS, LINK_CODES, SXID_THERMAL, Bucket, sxid_fatal, xid
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import KernelEvent
@@ -127,7 +127,8 @@ def _judge(events: Iterable[KernelEvent], gpu: Gpu | None) -> list[Judged]:
         if (item.bucket == "reset" and (settled or fit_now)) or (item.bucket == "hardware" and settled):
             item = msgspec.structs.replace(item, bucket="watch", words=f"{item.words} (settled since)")
         judged.append(item)
-    return sorted(judged, key=lambda item: BUCKETS.index(item.bucket))
+    # of equally bad ones the one that a bad link cannot explain comes first: it is what faults.py looks at
+    return sorted(judged, key=lambda item: (BUCKETS.index(item.bucket), item.event.code in LINK_CODES))
 
 
 def _target(event: KernelEvent) -> int | None:

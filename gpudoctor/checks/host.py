@@ -43,6 +43,7 @@ def ram_per_gpu(case: Case) -> Iterator[Finding]:
         return
     ram_mib, source = host.ram_mib, "RAM"
     limit_mib = known(host.memory_limit_mib)
+    limit_unread = _not_told(host.memory_limit_mib)
     evidence = [Evidence("host", f"RAM {_gib(host.ram_mib)}")]
     if limit_mib is not None:
         where = known(host.memory_limit_source) or "cgroup memory limit"
@@ -76,6 +77,8 @@ def ram_per_gpu(case: Case) -> Iterator[Finding]:
             case.limit_source(id_, "floor_gib", gpus[0]),
         )
         yield fail(NODE, found, expected, *evidence, likely=held or "too little RAM for so many GPUs", advice=advice)
+    elif limit_unread:
+        yield unread(NODE, f"{found.text}, but the memory limit of the job or container", limit_unread)
     elif each_gib < own_gib * tolerance:
         expected = Expected(
             f"at least the GPU's own memory, {own_gib:.0f} GiB",
@@ -102,11 +105,13 @@ def ram_per_gpu(case: Case) -> Iterator[Finding]:
 def cpu_per_gpu(case: Case) -> Iterator[Finding]:
     """Judge the CPUs this process may use, by affinity and by cgroup quota, whichever is less."""
     host, id_ = case.node.host, "host.cpu-per-gpu"
+    affinity_unread = None
     if isinstance(host.cpus_usable, Missing):
         if isinstance(host.cpus_total, Missing):
             yield unread(NODE, "usable CPUs", host.cpus_usable)
             return
         usable, source = float(host.cpus_total), "CPUs of the machine; affinity not known"
+        affinity_unread = _not_told(host.cpus_usable)
     else:
         usable, source = float(host.cpus_usable), "CPU affinity"
         if host.cpus_usable == known(host.cpus_total):
@@ -141,7 +146,16 @@ def cpu_per_gpu(case: Case) -> Iterator[Finding]:
                 ),
             )
             return
+    for what, missing in (("CPU affinity", affinity_unread), ("CPU quota", _not_told(host.cpu_quota))):
+        if missing:
+            yield unread(NODE, f"{found.text}, but the {what}", missing)
+            return
     yield ok(NODE, found, Expected(f"at least {case.limit(id_, 'warn_cpus', gpus[0]):g} CPUs a GPU"), *evidence)
+
+
+def _not_told(limit: object) -> Missing | None:
+    """A limit that was asked for in vain: it may be lower than all that is known, so nothing passes."""
+    return limit if isinstance(limit, Missing) and limit.kind in ("failed", "denied") else None
 
 
 @check(
@@ -242,4 +256,4 @@ def _gib(mib: float) -> str:
 
 
 def _size(mib: float) -> str:
-    return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.3g} GiB"
+    return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:,.0f} GiB" if mib >= 102400 else f"{mib / 1024:.3g} GiB"

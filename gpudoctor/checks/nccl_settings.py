@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from gpudoctor.checks.case import Case
-from gpudoctor.checks.finding import NODE, Advice, Evidence, Finding, fail, ok, skip, unread, warn
+from gpudoctor.checks.finding import NODE, Advice, Evidence, Finding, fail, ok, unread, warn
 from gpudoctor.checks.registry import check
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import Environment, Variable
@@ -30,7 +30,7 @@ def nccl_settings(case: Case) -> Iterator[Finding]:
         *_launcher(environment),
     ]
     yield from findings
-    if any(f.status.value in ("fail", "warn") for f in findings):
+    if any(f.status.value in ("fail", "warn", "unknown") for f in findings):
         return
     named = [v.name for v in environment.starting("NCCL_")]
     text = f"{len(named)} NCCL settings, none harmful: {', '.join(sorted(named))}" if named else "no NCCL settings"
@@ -121,7 +121,7 @@ def _interfaces(case: Case) -> Iterator[Finding]:
         if variable is None or not variable.value.strip():
             continue
         if isinstance(names, Missing):
-            yield skip(NODE, f"{variable_name}={variable.value}: interfaces {names.reason}")
+            yield unread(NODE, f"{variable_name}={variable.value}: network interfaces", names)
         elif not _selected(variable.value, names, exact):
             yield fail(
                 NODE,

@@ -20,8 +20,9 @@ from gpudoctor.checks.finding import (
 )
 from gpudoctor.checks.nvlink_state import UP, links_up, model_of, not_judged, real_links
 from gpudoctor.checks.registry import check
+from gpudoctor.checks.trust import untrusted
 from gpudoctor.facts.gpu import Gpu, NvLink
-from gpudoctor.facts.missing import known
+from gpudoctor.facts.missing import Missing, known
 from gpudoctor.profiles.peers import majority
 from gpudoctor.profiles.profile import GpuModel, NvlinkSpec
 
@@ -41,7 +42,7 @@ def links(case: Case) -> Iterator[Finding]:
     judged: list[Gpu] = []
     findings: list[Finding] = []
     for gpu in case.gpus:
-        finding = not_judged(case, gpu) or _links_of(case, gpu)
+        finding = _none_shown(case, gpu) or not_judged(case, gpu) or _links_of(case, gpu)
         findings.append(finding)
         if finding.status.value in ("pass", "warn", "fail"):
             judged.append(gpu)
@@ -54,6 +55,19 @@ def links(case: Case) -> Iterator[Finding]:
     up = sum(links_up(gpu) for gpu in judged)
     if judged and up == total and all(f.status.value in ("pass", "skip") for f in findings):
         yield ok(NODE, Found(f"{up} of {total} links up", up, "links"))
+
+
+def _none_shown(case: Case, gpu: Gpu) -> Finding | None:
+    """A GPU made for NVSwitches whose driver knows of no link, beside one of its kind whose links are up."""
+    model, none = model_of(case, gpu), gpu.nvlinks
+    absent = not none if not isinstance(none, Missing) else none.kind == "unsupported"
+    if not absent or untrusted(gpu) or known(gpu.settings.mig_enabled) or model is None or _uncertain(model):
+        return None
+    peers = [peer for peer in case.gpus if known(peer.name) == known(gpu.name) and links_up(peer)]
+    if model.nvlink is None or model.nvlink.kind != "switch" or not peers:
+        return None
+    links = model.nvlink.links
+    return _down(gpu, links, Expected(f"{links} of {links}: all that the model has", "==", links, "links", "profile"))
 
 
 def _links_of(case: Case, gpu: Gpu) -> Finding:

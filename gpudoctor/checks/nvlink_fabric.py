@@ -40,13 +40,15 @@ def fabric(case: Case) -> Iterator[Finding]:
     findings = [_fabric_of(case, gpu) for gpu in case.gpus]
     bad = [f for f in findings if f.status.value in ("fail", "warn")]
     alike = {(f.status, f.found.text if f.found else "") for f in bad}
-    if len(bad) > 1 and len(bad) == len(findings) and len(alike) == 1:
+    rest = [f for f in findings if f.status.value in ("skip", "unknown")]
+    if len(bad) > 1 and len(bad) + len(rest) == len(findings) and len(alike) == 1:
         first = bad[0]
         judge = fail if first.status.value == "fail" else warn
         text = first.found.text if first.found else ""
+        yield from rest
         yield judge(
             NODE,
-            f"all {len(bad)} GPUs: {text}",
+            f"all {len(bad)} GPUs{' that answer' if rest else ''}: {text}",
             first.expected,
             *first.evidence,
             likely=first.likely,
@@ -138,6 +140,10 @@ def _health(gpu: Gpu, expected: Expected, evidence: list[Evidence]) -> Finding:
             likely="IMEX or the NVLink domain is not set up: other trays are reached over the network only",
             advice=(Advice("Look at the domain service:", "systemctl status nvidia-imex"), *_MANAGER),
         )
+    health = (seen.health_summary, seen.health_bandwidth, seen.route_unhealthy, seen.incorrect_configuration)
+    failed = next((v for v in health if isinstance(v, Missing) and v.kind == "failed"), None)
+    if failed:
+        return unread(subject, "health of the fabric", failed)
     return ok(subject, "completed, success", expected, *evidence)
 
 

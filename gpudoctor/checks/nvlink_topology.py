@@ -69,7 +69,11 @@ def topology(case: Case) -> Iterator[Finding]:
     # links that are down take peer-to-peer with them: one statement for one subject
     bad += [finding for finding in _peer_to_peer(pairs, gpus) if finding.subject not in named]
     yield from bad
-    if not bad:
+    read = (word for pair in pairs for word in (pair.p2p_read, pair.p2p_write))
+    failed = next((word for word in read if isinstance(word, Missing) and word.kind == "failed"), None)
+    if failed:
+        yield unread(NODE, "peer-to-peer status", failed)
+    elif not bad:
         yield ok(NODE, Found(f"{len(pairs)} pairs, {_census(pairs)}", len(pairs), "pairs"))
 
 

@@ -164,8 +164,8 @@ def _errors_of(case: Case, gpu: Gpu) -> Finding:
     }
     counted = {"replays": known(gpu.pcie.replays), "corrected errors": _corrected(gpu)}
     seen = {name: count for name, count in counted.items() if count is not None}
-    if not seen:
-        replays = gpu.pcie.replays
+    replays = gpu.pcie.replays
+    if not seen or (isinstance(replays, Missing) and replays.kind == "failed"):
         return unread(subject, "PCIe error counters", replays if isinstance(replays, Missing) else Missing("not known"))
     floor, ratio = case.limit("pcie.errors", "floor_errors", gpu), case.limit("pcie.errors", "peers_ratio", gpu)
     place = case.gpus.index(gpu)

@@ -87,12 +87,10 @@ def idling(gpu: Gpu, busy_percent: float) -> bool | None:
     if state is not None and state > 2:
         return True
     busy = known(gpu.utilization.gpu_pct)
-    if busy is not None and busy >= busy_percent:
-        return False
+    if busy is not None:
+        return busy < busy_percent
     reasons = known(gpu.clocks.event_reasons)
-    if reasons is not None:
-        return "idle" in reasons or (state is None and busy is None)
-    return None if busy is None else True
+    return None if reasons is None else "idle" in reasons or state is None
 
 
 def names_of(gpus: list[Gpu]) -> str:

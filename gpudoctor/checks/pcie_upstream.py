@@ -176,11 +176,17 @@ def _clean(gpu: Gpu) -> Finding:
     links = links_above(gpu)
     if not links:
         return ok(of_gpu(gpu), "sits right on a root port: no link above its own")
-    unseen = [hop for hop in links if hop.width is None or hop.width_possible is None]
-    if unseen:
-        end = unseen[0].child
-        fact = next((f for f in (end.width, end.max_width, unseen[0].parent.max_width) if isinstance(f, Missing)), None)
-        return unread(of_gpu(gpu), f"width of the link above {end.bus_id}", fact or Missing("not known"))
+    for hop in links:
+        end, parent = hop.child, hop.parent
+        widths = (end.width, end.max_width, parent.max_width)
+        speeds = (end.speed_gt_s, end.max_speed_gt_s, parent.max_speed_gt_s)
+        for what, now, possible, facts in (
+            ("width", hop.width, hop.width_possible, widths),
+            ("speed", hop.speed_gt_s, hop.speed_possible_gt_s, speeds),
+        ):
+            if now is None or possible is None:
+                fact = next((f for f in facts if isinstance(f, Missing)), Missing("not known"))
+                return unread(of_gpu(gpu), f"{what} of the link above {end.bus_id}", fact)
     if any(hop.slow for hop in links):
         return ok(of_gpu(gpu), f"{len(links)} link(s) above at full width; their speed is at rest, as the GPU's own is")
     return ok(of_gpu(gpu), f"{len(links)} link(s) above at full width and speed")
@@ -244,7 +250,7 @@ def _redirect_above(case: Case, gpu: Gpu) -> Finding:
             ),
         )
     unseen = next((hop.acs_redirect for hop in bridges if isinstance(hop.acs_redirect, Missing)), None)
-    if unseen is not None and all(isinstance(hop.acs_redirect, Missing) for hop in bridges):
+    if unseen is not None and (unseen.kind == "failed" or all(isinstance(h.acs_redirect, Missing) for h in bridges)):
         return unread(subject, "ACS of the bridges above it", unseen)
     return ok(subject, "no ACS redirect above it" + (" where it could be read" if unseen else ""))
 

@@ -10,6 +10,7 @@ from gpudoctor.checks.finding import (
     Advice,
     Evidence,
     Finding,
+    Found,
     Subject,
     fail,
     of_rank,
@@ -21,6 +22,8 @@ from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.measurements import ProbeProblem, RankInfo
 
 NOT_MEASURED = "not measured in this run"
+# reading torch from a cold network disk can take minutes, which no GPU is to blame for
+_BEFORE_ANY_GPU = ("start", "import torch")
 _LOOK_AT_GPUS = (
     Advice("Look for Xid and bus errors of the time.", "gpudoctor check gpu.xid gpu.lost pcie nvlink"),
     Advice("See what NCCL says.", "NCCL_DEBUG=INFO gpudoctor check collective"),
@@ -116,12 +119,13 @@ def _judged(case: Case, problem: ProbeProblem) -> Finding:
         steps = (Advice("See what holds the memory.", "nvidia-smi --query-compute-apps=pid,used_memory --format=csv"),)
         return unknown(subject, text, *evidence, advice=steps)
     look = _LOOK_AT_GPUS if on_gpus(case) else _LOOK_AT_HOST
-    if problem.kind == "error" or (problem.rank is None and not on_gpus(case)):
+    no_gpu_yet = problem.kind == "timeout" and problem.phase in _BEFORE_ANY_GPU
+    if problem.kind == "error" or no_gpu_yet or (problem.rank is None and not on_gpus(case)):
         return unknown(subject, text, *evidence, advice=look)
     hung = problem.kind == "timeout"
     return fail(
         subject,
-        text,
+        Found(text, problem.kind),
         "every rank comes back in time" if hung else "every rank ends by itself",
         *evidence,
         likely=_likely(case, hung),

@@ -61,9 +61,13 @@ def deviations(training: Training, group: Sequence[TrainRank], thresholds: Thres
 def _deviation(training: Training, rank: TrainRank, others: list[TrainRank], limits: Thresholds) -> Deviation:
     usual_ms = _middle([r.compute_ms for r in others])
     ratio = _over(rank.compute_ms, usual_ms)
-    again = _over(rank.compute_again_ms, _middle([r.compute_again_ms for r in others]))
+    usual_again_ms = _middle([r.compute_again_ms for r in others])
+    again = _over(rank.compute_again_ms, usual_again_ms)
+    noise_ms = max(limits.least_excess_ms, 3 * rank.compute_mad_ms)
     clocks_agree = known(training.clock_invariant_ok) is True
     if ratio < limits.warn_ratio:
+        if again >= limits.warn_ratio and rank.compute_again_ms - usual_again_ms >= noise_ms:
+            return Deviation(rank, ratio, again, "noisy", f"a second block showed {again:.2f} x")
         usual_lateness_ms = _middle([r.lateness_ms for r in others])
         late_ms = rank.lateness_ms - usual_lateness_ms
         least_ms = max(limits.least_excess_ms, (limits.warn_ratio - 1) * usual_ms)
@@ -72,7 +76,7 @@ def _deviation(training: Training, rank: TrainRank, others: list[TrainRank], lim
             return Deviation(rank, ratio, again, "late", f"{late_ms:.1f} ms after the others")
         return Deviation(rank, ratio, again, "even")
     lacking = []
-    if rank.compute_ms - usual_ms < max(limits.least_excess_ms, 3 * rank.compute_mad_ms):
+    if rank.compute_ms - usual_ms < noise_ms:
         lacking.append(f"the difference is within its own noise (MAD {rank.compute_mad_ms:.2g} ms)")
     if rank.last_in_share < limits.last_share:
         lacking.append(f"it came last in {rank.last_in_share:.0%} of the steps only")

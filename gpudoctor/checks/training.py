@@ -120,6 +120,9 @@ def _uneven(case: Case, training: Training, deviation: Deviation) -> Finding:
     peers = [g for r in training.ranks if r is not rank and (g := rank_gpu(case, r.rank)) is not None]
     reasons = causes(gpu, peers) if gpu else []
     if deviation.verdict == "late":
+        if training.device == "cpu":
+            why = f"computes like the others, but comes {deviation.why} to the collective"
+            return skip(subject, f"too noisy to judge: it {why}; CPU ranks share their cores")
         return warn(
             subject,
             f"computes like the others, but comes {deviation.why} to the collective",

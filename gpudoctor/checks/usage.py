@@ -76,9 +76,12 @@ def _as_set(gpu: Gpu) -> Finding:
     mode, persistence, mig = gpu.settings.compute_mode, gpu.settings.persistence, gpu.settings.mig_enabled
     if isinstance(mode, Missing):
         return unread(of_gpu(gpu), "compute mode", mode)
-    failed = next((v for v in (persistence, mig) if isinstance(v, Missing) and v.kind == "failed"), None)
-    if failed:
-        return unread(of_gpu(gpu), "persistence mode or MIG mode", failed)
+    instances = gpu.settings.mig_instances if known(mig) else None
+    for what, value in (("persistence mode", persistence), ("MIG mode", mig), ("MIG instances", instances)):
+        if isinstance(value, Missing) and value.kind == "failed":
+            return unread(of_gpu(gpu), what, value)
+    if isinstance(gpu.ecc.enabled, Missing) and gpu.ecc.enabled.kind == "failed":
+        return unread(of_gpu(gpu), "ECC mode", gpu.ecc.enabled)
     seen = [f"compute mode {mode}"]
     seen += [
         f"{words} {'on' if value else 'off'}"
@@ -92,7 +95,7 @@ def _prohibited(gpu: Gpu) -> Iterator[Finding]:
     if known(gpu.settings.compute_mode) == "prohibited":
         yield fail(
             of_gpu(gpu),
-            "compute mode is prohibited: no CUDA program can use this GPU",
+            Found("compute mode is prohibited: no CUDA program can use this GPU", "prohibited"),
             Expected("default or exclusive-process", "in", "default, exclusive-process", source="CUDA"),
             Evidence("compute mode", "prohibited"),
             likely="set by an operator to keep jobs away",
@@ -169,13 +172,16 @@ def _mixture(gpus: list[Gpu], what: str) -> Iterator[tuple[int | None, Finding]]
     )
     expected = Expected("the same on all GPUs", source="peers" if usual is None else "majority of the peers")
     if usual is None:
-        yield None, judge(NODE, sides, expected, Evidence(f"{what} mode", sides), likely=likely, advice=advice)
+        yield (
+            None,
+            judge(NODE, Found(sides, what), expected, Evidence(f"{what} mode", sides), likely=likely, advice=advice),
+        )
         return
     for gpu in gpus:
         if modes.get(gpu.index, usual) != usual:
             words = f"{what} is {'off' if usual else 'on'}, and {'on' if usual else 'off'} on the other GPUs"
             evidence = Evidence(f"{what} mode", sides)
-            yield gpu.index, judge(of_gpu(gpu), words, expected, evidence, likely=likely, advice=advice)
+            yield gpu.index, judge(of_gpu(gpu), Found(words, what), expected, evidence, likely=likely, advice=advice)
 
 
 def _unified(case: Case, gpu: Gpu) -> bool:
@@ -242,6 +248,8 @@ def _used_by(case: Case, gpu: Gpu, processes: tuple[GpuProcess, ...]) -> Finding
                 Advice("None? Reset the GPU when it is idle.", f"nvidia-smi --gpu-reset -i {gpu.bus_id}"),
             ],
         )
+    if not processes and isinstance(gpu.memory_used_mib, Missing) and gpu.memory_used_mib.kind == "failed":
+        return unread(of_gpu(gpu), "memory in use", gpu.memory_used_mib)
     text = "no other process" if not processes else f"only {', '.join(_name(p) for p in processes)}"
     return ok(of_gpu(gpu), text + (f", {used} MiB in use" if used is not None else ""), None)
 

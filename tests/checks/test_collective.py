@@ -117,6 +117,14 @@ def test_a_launch_that_failed_as_a_whole_is_told_by_the_node() -> None:
     assert judge(BANDWIDTH, HGX, Measurements(problems=(launch,))).status is Status.UNKNOWN
 
 
+@pytest.mark.parametrize("phase", ["start", "import torch"])
+def test_torch_that_does_not_load_in_time_is_no_fault_of_a_gpu(phase: str) -> None:
+    cold = ProbeProblem("launch", "timeout", "no rank left import torch within 120 s", phase=phase)
+    assert judge(CORRECT, HGX, on_gpus(8, problems=(cold,))).status is Status.UNKNOWN
+    joining = ProbeProblem("launch", "timeout", "no rank left join within 120 s", phase="join")
+    assert judge(CORRECT, HGX, on_gpus(8, problems=(joining,))).status is Status.FAIL
+
+
 def test_a_problem_of_the_train_is_none_of_the_collectives() -> None:
     train = ProbeProblem("train", "crash", "it died", rank=1)
     assert judge(CORRECT, HGX, on_gpus(8, all_reduce(), problems=(train,))).status is Status.PASS

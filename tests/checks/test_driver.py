@@ -138,6 +138,24 @@ def test_a_hung_initialisation_is_the_nodes() -> None:
     assert only("driver.responsive", Node(driver=driver)).subject.kind == "node"
 
 
+@pytest.mark.parametrize("call", ["nvmlInit_v2", "nvmlDeviceGetHandleByIndex_v2"])
+def test_a_start_that_may_just_be_cold_is_unknown_until_it_has_had_its_time(call: str) -> None:
+    def judged(waited_s: float, reason: str = "did not return") -> str:
+        return status(
+            "driver.responsive", Node(driver=Driver(init_code=0, unanswered=(Unanswered(call, 3, waited_s, reason),)))
+        )
+
+    assert judged(10.0) == "unknown"
+    assert judged(30.0) == "fail"
+    assert judged(0.1, "the collector died by SIGSEGV in it") == "fail"
+
+
+def test_a_collector_that_died_is_told_without_a_deadline() -> None:
+    died = Unanswered("nvmlDeviceGetName", 1, 0.003, "ended by SIGSEGV")
+    finding = only("driver.responsive", node(h100(0), h100(1), driver__unanswered=(died,)))
+    assert text(finding) == "nvmlDeviceGetName on GPU 1 ended by SIGSEGV"
+
+
 def test_a_hung_gpu_that_was_never_described_keeps_its_index() -> None:
     driver = Driver(init_code=0, unanswered=(Unanswered("nvmlDeviceGetHandleByIndex_v2", 3, 10.0),))
     assert only("driver.responsive", Node(driver=driver)).subject.gpu == 3

@@ -196,7 +196,7 @@ def test_gloo_wants_whole_names() -> None:
 def test_interfaces_that_are_not_known_are_not_judged() -> None:
     result = nccl(NCCL_SOCKET_IFNAME="foo")
     assert Status.FAIL not in {f.status for f in result.findings}
-    assert "interfaces not read" in words(result)
+    assert "network interfaces: not read" in words(result)
 
 
 def test_an_adapter_that_does_not_exist_warns() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpudoctor.checks.faults import RULES, explain
-from gpudoctor.checks.finding import NODE, Finding, Status, Subject, fail, of_pair, ok, unknown, warn, worst
+from gpudoctor.checks.finding import NODE, Finding, Found, Status, Subject, fail, of_pair, ok, unknown, warn, worst
 from gpudoctor.checks.registry import matches, registry
 from gpudoctor.checks.run import CheckResult
 
@@ -87,3 +89,95 @@ def test_a_passing_finding_is_never_explained() -> None:
     assert results[1].findings[0].explained_by is None
     assert results[1].status is Status.PASS
     assert len(faults) == 1
+
+
+def test_a_fault_of_the_whole_node_hides_no_fault_of_a_single_gpu() -> None:
+    switch = Subject("node", name="NVSwitch 0000:05:00.0")
+    bridge = Subject("node", bus_id="0000:97:01.0", name="the link above GPUs 4, 5 and 6")
+    _, faults = explain(
+        [
+            result("gpu.count", fail(NODE, "8 GPUs where 9 are expected", "9")),
+            result("gpu.identical", fail(NODE, "two models", "one")),
+            result("gpu.lost", fail(gpu(5), "lost (15)", "answers")),
+            result(
+                "gpu.xid", fail(switch, Found("SXid 20034", 20034), "none"), fail(gpu(2), Found("Xid 79", 79), "none")
+            ),
+            result("gpu.throttle", fail(gpu(3), "brake", "none")),
+            result("pcie.link-width", fail(gpu(1), "x4", "x16")),
+            result("pcie.upstream", fail(bridge, "x8", "x16")),
+            result("nvlink.fabric", fail(NODE, "not started", "completed")),
+            result("nvlink.links", fail(gpu(3), "17 of 18", "18")),
+        ]
+    )
+    assert [(f.check, f.subject.gpu, f.explains) for f in faults] == [
+        ("gpu.count", None, ()),
+        ("gpu.identical", None, ()),
+        ("gpu.lost", 5, ()),
+        ("gpu.xid", None, ()),
+        ("gpu.xid", 2, ()),
+        ("gpu.throttle", 3, ()),
+        ("pcie.link-width", 1, ()),
+        ("pcie.upstream", None, ()),
+        ("nvlink.fabric", None, ()),
+        ("nvlink.links", 3, ()),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cause", "code", "explained"),
+    [
+        ("nvlink.links", 74, True),
+        ("nvlink.links", 79, False),
+        ("nvlink.links", 48, False),
+        ("gpu.ecc", 95, True),
+        ("gpu.ecc", 119, False),
+        ("pcie.errors", 79, True),
+        ("pcie.link-width", 79, False),
+        ("gpu.temperature", 62, False),
+    ],
+)
+def test_an_xid_is_explained_only_by_what_it_speaks_of(cause: str, code: int, explained: bool) -> None:
+    _, faults = explain(
+        [
+            result("gpu.xid", fail(gpu(3), Found(f"Xid {code}", code), "none")),
+            result(cause, fail(gpu(3), "broken", "whole")),
+        ]
+    )
+    assert [f.check for f in faults] == ([cause] if explained else ["gpu.xid", cause])
+
+
+def test_a_setting_explains_ranks_that_hang_and_never_wrong_sums_or_a_slow_gpu() -> None:
+    hung = fail(Subject("rank", rank=1, gpu=1), Found("did not come back", "timeout"), "it comes back")
+    wrong = fail(Subject("rank", rank=2, gpu=2), "it got a wrong result", "the exact sum")
+    slow = fail(Subject("rank", rank=6, gpu=6), Found("1.4 x", 1.4), "1.0 x")
+    results, faults = explain(
+        [
+            result("env.nccl", fail(NODE, "NCCL_SOCKET_IFNAME=foo", "an interface")),
+            result("collective.correct", hung, wrong),
+            result("train.balance", slow, unknown(NODE, "not measured")),
+        ]
+    )
+    assert [(f.check, f.subject.rank) for f in faults] == [
+        ("env.nccl", None),
+        ("collective.correct", 2),
+        ("train.balance", 6),
+    ]
+    assert results[1].findings[0].explained_by == "env.nccl"
+    assert results[2].findings[1].explained_by is not None
+
+
+def test_settings_explain_only_by_what_keeps_programs_out() -> None:
+    def faults_beside(value: str | None) -> list[str]:
+        torch = result("env.torch", fail(gpu(2), "not seen", "seen"))
+        return [f.check for f in explain([result("gpu.settings", fail(gpu(2), Found("set", value), "not")), torch])[1]]
+
+    assert faults_beside("prohibited") == ["gpu.settings"]
+    assert faults_beside(None) == ["gpu.settings", "env.torch"]
+
+
+def test_gpus_whose_bus_ids_a_dump_has_blotted_out_are_told_apart_by_index() -> None:
+    def blotted(index: int) -> Subject:
+        return Subject("gpu", gpu=index, uuid="GPU-REDACTED", bus_id="0000:00:00.0")
+
+    lost, narrow = result("gpu.lost", fail(blotted(1), "lost", "here")), fail(blotted(2), "x8", "x16")
+    assert [f.subject.gpu for f in explain([lost, result("pcie.link-width", narrow)])[1]] == [1, 2]

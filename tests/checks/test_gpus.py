@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gpudoctor.checks.case import Case, Expect
+from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Driver, Environment, Node, PciBus, Variable
 from gpudoctor.profiles.profile import NodeProfile, Profile
 from tests.checks.gpu_nodes import (
@@ -203,3 +204,16 @@ def test_a_gpu_without_a_name_is_no_pass() -> None:
 def test_the_memory_tolerance_can_be_configured() -> None:
     override = {("gpu.identical", "memory_pct", ""): 0.5}
     assert status("gpu.identical", Case(node=eight(memory_total_mib=80000), limit_overrides=override)) == "fail"
+
+
+def test_gpus_that_the_driver_counts_and_that_told_nothing_are_no_pass() -> None:
+    node = put(eight(), driver__device_count=9, pci__nvidia_devices=Missing("not in this capture"))
+    assert text(only("gpu.count", node)) == "the driver counts 9 GPUs, and only 8 of them told anything"
+    one_denied = put(node, driver__handle_errors=("GPU 8: no permission (4)",))
+    assert status("gpu.count", one_denied) == "pass"
+
+
+def test_a_bus_that_was_read_in_vain_leaves_the_count_open_unless_it_is_configured() -> None:
+    node = put(eight(), pci__nvidia_devices=FAILED)
+    assert status("gpu.count", node) == "unknown"
+    assert status("gpu.count", Case(node=node, expect=Expect(gpus=8))) == "pass"

@@ -208,6 +208,11 @@ def test_a_lowered_memory_clock_is_seen_too() -> None:
 NO_SETTINGS = {"clocks__application_graphics_mhz": UNSUPPORTED, "clocks__application_memory_mhz": UNSUPPORTED}
 
 
+def test_application_clocks_of_0_are_none() -> None:
+    nothing = dict.fromkeys(("clocks__application_graphics_mhz", "clocks__default_graphics_mhz"), 0)
+    assert status("gpu.clocks", node(h100(**nothing))) == "skip"
+
+
 def test_an_idle_gpu_without_clock_settings_is_skipped() -> None:
     [finding] = findings("gpu.clocks", node(h100(**NO_SETTINGS)))
     assert (finding.status.value, finding.reason) == ("skip", "clocks say nothing now: it is idle")
@@ -224,3 +229,19 @@ def test_an_idle_gpu_without_clock_settings_is_skipped() -> None:
 )
 def test_without_settings_the_clock_of_now_is_the_essential_fact(leaves: dict[str, Any], expected: str) -> None:
     assert status("gpu.clocks", node(h100(**{**NO_SETTINGS, **leaves}))) == expected
+
+
+def test_gpus_whose_models_are_not_known_are_nobodys_peers() -> None:
+    unnamed = {"name": Missing("blotted out"), "power__default_limit_w": Missing("not supported", "unsupported")}
+    three = [h100(i, **unnamed) for i in range(2)] + [h100(2, **unnamed, power__limit_w=350.0, thermal__gpu_c=60)]
+    assert status("gpu.power-limit", node(*three)) == "skip"
+    assert status("gpu.temperature", node(*three)) == "pass"
+
+
+def test_the_profile_of_the_majority_says_nothing_of_another_model_beside_it() -> None:
+    model = GpuModel(name="H100", patterns=("H100 80GB HBM3",), power_limit_w=700, ecc="yes")
+    bare = {"power__default_limit_w": Missing("not supported", "unsupported")}
+    other = h100(2, name="NVIDIA L4", **bare, power__limit_w=72.0, ecc__enabled=False, ecc__pending=False)
+    mixed = Case(node=node(h100(0, **bare), h100(1, **bare), other), profile=Profile("h100", "name", gpu=model))
+    assert bad("gpu.power-limit", mixed) == ()
+    assert bad("gpu.ecc", mixed) == ()

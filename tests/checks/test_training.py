@@ -220,6 +220,23 @@ def test_a_late_rank_that_computes_like_the_others_is_a_matter_of_its_host() -> 
     assert judge(BALANCE, FOUR, trained(*EVEN[:3], late, clock_invariant_ok=False)).status is Status.PASS
 
 
+def test_a_late_cpu_rank_is_noise_of_a_shared_machine() -> None:
+    late = rank(1, lateness_ms=6.0, last_in_share=1.0)
+    result = judge(BALANCE, FOUR, trained(rank(0), late, device="cpu"))
+    assert result.status is Status.PASS
+    assert only(result, Status.SKIP).subject.rank == 1
+    assert "CPU ranks share their cores" in words(result)
+
+
+def test_a_rank_that_is_slow_only_in_the_second_block_is_no_pass() -> None:
+    turning = rank(3, compute_again_ms=32.0)
+    result = judge(BALANCE, FOUR, trained(*EVEN[:3], turning))
+    assert result.status is Status.UNKNOWN
+    assert only(result, Status.UNKNOWN).subject.rank == 3
+    assert "a second block showed 1.60 x" in words(result)
+    assert judge(BALANCE, FOUR, trained(*EVEN[:3], rank(3, compute_again_ms=21.5))).status is Status.PASS
+
+
 def straggler_with(**facts: Any) -> CheckResult:
     peers: dict[str, Any] = {
         "clocks": Clocks(sm_mhz=1900, sm_max_mhz=1980, event_reasons=()),
