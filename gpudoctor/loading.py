@@ -13,6 +13,7 @@ from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import Node
+from gpudoctor.profiles.peers import compute_gpus
 
 Probe = Literal["collective", "train"]
 Backend = Literal["nccl", "gloo"]
@@ -46,7 +47,11 @@ def measure(
         return _not_run(Missing(why_not or ""))
     gpus: tuple[Gpu, ...] = ()
     if backend == "nccl":
-        gpus = _gpus(node, args)
+        in_scope = _in_scope(node, args)
+        fit = tuple(gpu for gpu in in_scope if _unfit(gpu) is None)
+        if not fit:
+            return _not_run(Missing(_unfit(in_scope[0]) or "", "unsupported"))
+        gpus = _as_many_as_asked(fit, args)
         busy = None if args.force else _busy(gpus)
         if busy is not None:
             return _not_run(Missing(f"{busy}: no load beside it without --force", "denied"))
@@ -104,9 +109,20 @@ def _why_no_devices(node: Node) -> str:
     return f"a {kind} cannot be put under load; --backend gloo measures CPU ranks of this machine"
 
 
-def _gpus(node: Node, args: argparse.Namespace) -> tuple[Gpu, ...]:
+def _in_scope(node: Node, args: argparse.Namespace) -> tuple[Gpu, ...]:
     scope, _ = scope_of(node, args.gpu)
-    gpus = tuple(gpu for gpu in node.gpus if scope is None or gpu.index in scope)
+    return compute_gpus(tuple(gpu for gpu in node.gpus if scope is None or gpu.index in scope))
+
+
+def _unfit(gpu: Gpu) -> str | None:
+    """Why no rank can sit on this GPU, in words; what is wrong with it is for its own checks to say."""
+    if known(gpu.settings.mig_enabled) is True:
+        return f"GPU {gpu.index} is divided by MIG: NCCL and DDP want whole GPUs"
+    # CUDA is told by UUID which GPU a rank gets
+    return None if known(gpu.uuid) else f"GPU {gpu.index} tells no UUID"
+
+
+def _as_many_as_asked(gpus: tuple[Gpu, ...], args: argparse.Namespace) -> tuple[Gpu, ...]:
     if args.ranks is not None and args.ranks > len(gpus):
         raise UserError(f"--ranks {args.ranks}: one GPU a rank, and there are {len(gpus)}")
     return gpus[: args.ranks]

@@ -29,13 +29,14 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class Board:
-    """One row of counters a rank; only its own rank writes a row."""
+    """One row of counters a rank; only its own rank writes a row. Raises OSError where there is no room for it."""
 
     def __init__(self, path: Path, ranks: int) -> None:
         size = ranks * _FIELDS * _BYTES_PER_FIELD
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(descriptor, size)
+            # not ftruncate: on a full disk the first store to a hole would kill the rank with SIGBUS
+            os.posix_fallocate(descriptor, 0, size)
             self._memory = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)

@@ -51,6 +51,14 @@ def timeout_problem(states: Sequence[RankState], limit_s: float) -> ProbeProblem
     return ProbeProblem(first.probe, "timeout", text, first.number, first.doing, waiting, first.output)
 
 
+def slow_problem(states: Sequence[RankState], limit_s: float) -> ProbeProblem:
+    """No rank hangs, but time ran out: that convicts nobody, since a busy machine does the same."""
+    unfinished = [state for state in states if not state.left and state.status is None] or list(states)
+    last = min(unfinished, key=lambda state: state.standing.moves)
+    text = f"not done within {limit_s:g} s: no rank hangs, but they are slow (in {last.doing}); a busy machine?"
+    return ProbeProblem(last.probe, "error", text, phase=last.doing)
+
+
 def failure_problem(states: Sequence[RankState]) -> ProbeProblem | None:
     """The one failure that explains the others, or None where no rank failed.
 

@@ -11,6 +11,7 @@ import json
 import os
 import selectors
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,15 +26,21 @@ import msgspec
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.probes.board import Board
 from gpudoctor.probes.messages import AnyMessage, Job
-from gpudoctor.probes.outcome import Outcome
-from gpudoctor.probes.plan import ProbePlan, checked
+from gpudoctor.probes.outcome import Outcome, nothing_started
+from gpudoctor.probes.plan import ProbePlan, checked, injections_of
 from gpudoctor.probes.starter import TERM_GRACE_S, boot
 
 __all__ = ["ProbePlan", "run_probes"]
 
-_KILL_GRACE_S = 2.0
+_KILL_GRACE_S = 10.0  # the driver takes seconds to release a GPU whose process was killed; no fault yet
 _FAILURE_GRACE_S = 1.0  # after one rank failed: the time for the others to notice and say so
 _READ_BYTES = 1 << 16
+# Settings of OpenMP and its like that would bind all ranks to the same core, or have their threads fight for cores
+_THREADING = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_")
+
+
+class _CannotStartError(Exception):
+    """The machine lacks what the ranks need before they can start: disk, processes, file descriptors."""
 
 
 def run_probes(
@@ -49,14 +56,29 @@ def run_probes(
 
     What goes wrong in a rank is a problem in the Measurements, never an exception. `deadline_s`
     bounds the whole run, start of the ranks included; `probe_deadline_s` each probe; ending ranks
-    that do not obey may take 3 s more. `progress` is called with each phase that begins. `python` is
-    the interpreter for the ranks. On any exception in this process (KeyboardInterrupt, one raised by
-    a signal handler) the ranks are ended and the private directory is removed before it goes on;
-    `on_interrupt` gets what was learnt until then.
+    that do not obey may take 2 s more, or 11 s where the driver does not let one go. `progress` is
+    called with each phase that begins. `python` is the interpreter for the ranks. On any exception in
+    this process (KeyboardInterrupt, one raised by a signal handler) the ranks are ended and the
+    private directory is removed before it goes on; `on_interrupt` gets what was learnt until then.
     Raises UserError where the plan itself is wrong.
     """
-    injections = checked(plan)
-    folder = Path(tempfile.mkdtemp(prefix="gpudoctor-"))
+    checked(plan)
+    try:
+        return _run(plan, deadline_s, probe_deadline_s, progress, on_interrupt, python)
+    except _CannotStartError as error:
+        return nothing_started(plan, str(error))
+
+
+def _run(
+    plan: ProbePlan,
+    deadline_s: float,
+    probe_deadline_s: float,
+    progress: Callable[[str], None] | None,
+    on_interrupt: Callable[[Measurements], None] | None,
+    python: str,
+) -> Measurements:
+    with _needed():
+        folder = Path(tempfile.mkdtemp(prefix="gpudoctor-"))
     try:
         job = Job(
             backend=plan.backend,
@@ -66,9 +88,10 @@ def run_probes(
             group_timeout_s=deadline_s + 10.0,
             gpu_uuids=tuple(uuid for _, uuid, _ in plan.gpus),
             level=plan.level,
-            injections=injections,
+            injections=injections_of(plan),
         )
-        board = Board(folder / "board", plan.ranks)
+        with _needed():
+            board = Board(folder / "board", plan.ranks)
         outcome = Outcome(plan, folder, board, progress)
         with closing(board), _started(job, python) as children:
             try:
@@ -84,12 +107,25 @@ def run_probes(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextmanager
+def _needed() -> Iterator[None]:
+    """Around what must succeed before any rank can run."""
+    try:
+        yield
+    except OSError as error:
+        raise _CannotStartError(str(error)) from error
+
+
 class _Children:
-    """The starter, and the reading ends of its and every rank's pipe."""
+    """The starter, and the reading ends of its and every rank's pipe.
+
+    `stuck`, after the end: the kernel did not let a process go.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], pipes: list[int]) -> None:
         self.process = process
         self.stuck = False
+        self._has_ranks = False
         self._buffers = dict.fromkeys(pipes, b"")
         self._selector = selectors.DefaultSelector()
         for number, pipe in enumerate(pipes):
@@ -110,37 +146,61 @@ class _Children:
                 yield key.data, None
                 continue
             *whole, self._buffers[key.fd] = (self._buffers[key.fd] + data).split(b"\n")
+            self._has_ranks |= bool(whole) and key.data < 0
             for line in whole:
                 yield key.data, line
 
     def end(self) -> None:
-        """End the ranks and the starter; sets `stuck` where the kernel will not let one go."""
+        """End the ranks and the starter."""
         try:
+            self.process.send_signal(signal.SIGCONT)  # where somebody stopped it
             self.process.terminate()  # the starter ends and reaps its ranks on this signal
-            self.process.wait(TERM_GRACE_S + _KILL_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self.stuck = True
+            if not self._ends_within(TERM_GRACE_S + (_KILL_GRACE_S if self._has_ranks else 0.0)):
+                self.stuck = self._has_ranks
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.stuck = not self._ends_within(_KILL_GRACE_S) or self.stuck
         finally:
             if self.process.poll() is None:
-                os.killpg(self.process.pid, 9)
+                os.killpg(self.process.pid, signal.SIGKILL)
             for key in list(self._selector.get_map().values()):
                 os.close(key.fd)
             self._selector.close()
-        if self.stuck:
-            try:
-                self.process.wait(_KILL_GRACE_S)
-            except subprocess.TimeoutExpired:
-                return
+
+    def _ends_within(self, limit_s: float) -> bool:
+        try:
+            self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
 
 @contextmanager
 def _started(job: Job, python: str) -> Iterator[_Children]:
     """The running children; on leaving, however, all of them have been ended."""
-    readers, writers = [], []
-    for _ in range(job.world_size + 1):
-        reader, writer = os.pipe()
-        readers.append(reader)
-        writers.append(writer)
+    readers: list[int] = []
+    writers: list[int] = []
+    try:
+        with _needed(), (Path(job.folder) / "starter.stderr").open("wb") as output:
+            for _ in range(job.world_size + 1):
+                reader, writer = os.pipe()
+                readers.append(reader)
+                writers.append(writer)
+            process = _popen(python, job, writers, output)
+    except _CannotStartError:
+        for reader in readers:
+            os.close(reader)
+        raise
+    finally:
+        for writer in writers:
+            os.close(writer)
+    children = _Children(process, readers)
+    try:
+        yield children
+    finally:
+        children.end()
+
+
+def _popen(python: str, job: Job, writers: list[int], output: IO[bytes]) -> subprocess.Popen[bytes]:
     order = {
         "parent": os.getpid(),
         "control_fd": writers[0],
@@ -149,34 +209,21 @@ def _started(job: Job, python: str) -> Iterator[_Children]:
         "method": "fork-server" if job.backend == "gloo" else "fresh-interpreters",
         "job": msgspec.to_builtins(job),
     }
-    with (Path(job.folder) / "starter.stderr").open("wb") as output:
-        process = _popen([python, "-c", boot("starter"), json.dumps(order)], writers, output, job)
-    children = _Children(process, readers)
-    try:
-        yield children
-    finally:
-        children.end()
-
-
-def _popen(command: list[str], writers: list[int], output: IO[bytes], job: Job) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=_environment(job),
-            pass_fds=writers,
-            start_new_session=True,  # Ctrl-C in the terminal is this process's to handle
-        )
-    finally:
-        for writer in writers:
-            os.close(writer)
+    return subprocess.Popen(
+        [python, "-c", boot("main"), json.dumps(order)],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=_environment(job),
+        pass_fds=writers,
+        start_new_session=True,  # Ctrl-C in the terminal is this process's to handle
+    )
 
 
 def _environment(job: Job) -> dict[str, str]:
-    environment = dict(os.environ)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_THREADING)}
     environment.pop("PYTHONWARNINGS", None)
+    environment["TMPDIR"] = job.folder  # torch._inductor, which DDP imports, makes a directory there
     environment["GLOO_SOCKET_IFNAME"] = "lo"
     environment["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would be measured too
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks for GPUs without opening them

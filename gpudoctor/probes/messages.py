@@ -69,9 +69,9 @@ class CannotRun(Message, frozen=True):
 
 
 class Trouble(Message, frozen=True):
-    """The rank cannot go on. `blocked`: it was waiting for other ranks when it happened."""
+    """The rank cannot go on. `blocked`: it was waiting for other ranks when it happened; `crash`: hardware failed."""
 
-    kind: Literal["error", "out-of-memory", "refused"]
+    kind: Literal["crash", "error", "out-of-memory", "refused"]
     text: str
     blocked: bool
 

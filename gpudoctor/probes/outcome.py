@@ -11,7 +11,7 @@ from gpudoctor.facts.measurements import Collective, Launch, Measurements, Probe
 from gpudoctor.facts.missing import NOT_READ, Missing
 from gpudoctor.probes import messages
 from gpudoctor.probes.board import Board
-from gpudoctor.probes.diagnosis import RankState, failure_problem, timeout_problem
+from gpudoctor.probes.diagnosis import RankState, failure_problem, slow_problem, timeout_problem
 from gpudoctor.probes.merge import merged_collectives, merged_training
 from gpudoctor.probes.plan import Probe, ProbePlan
 
@@ -20,6 +20,7 @@ INSTALL_TORCH = "PyTorch is not installed: pip install 'gpudoctor-cli[torch]'"
 _TAIL_BYTES = 1 << 16
 _LAST_LINES = 5
 _WARNINGS = 10
+_STILL_S = 1.0  # a rank that makes no move for so long hangs; one that does is only slow
 
 
 class Outcome:
@@ -85,6 +86,9 @@ class Outcome:
                 self._states[ended].status = status
             case messages.Started(method=method):
                 self._method = method
+                if method == "fresh-interpreters":
+                    for state in self._states:
+                        state.phase = "import torch" if state.phase == "start" else state.phase
             case messages.NoTorch():
                 self._no_torch = message
 
@@ -107,8 +111,12 @@ class Outcome:
             text = f"the ranks did not start within {limit_s:g} s: importing torch did not end"
             self._problems.append(ProbeProblem("launch", "timeout", text, phase="import torch"))
             return
-        failure = failure_problem(self._states)
-        self._problems.append(failure or timeout_problem(self._states, limit_s))
+        before = [state.standing.moves for state in self._states]
+        time.sleep(_STILL_S)
+        self._look()
+        moving = [state.standing.moves for state in self._states] != before
+        problem = slow_problem(self._states, limit_s) if moving else timeout_problem(self._states, limit_s)
+        self._problems.append(failure_problem(self._states) or problem)
 
     def conclude(self) -> None:
         """Note why the run ended early, if it did; to be called before the ranks are ended."""
@@ -221,6 +229,16 @@ class Outcome:
             return "the ranks brought no figures"
         text = self._problems[0].text
         return text if probe is None or probe in self._begun else f"not reached: {text}"
+
+
+def nothing_started(plan: ProbePlan, why: str) -> Measurements:
+    """The outcome where this machine could not start a single rank."""
+    text = f"no rank could be started: {why}"
+    not_run = {probe: Missing("not asked for") for probe in ("collective", "train") if probe not in plan.probes}
+    for name in ("torch", *plan.probes):
+        not_run[name] = Missing(text, "failed")
+    problem = ProbeProblem("launch", "error", text, phase="start")
+    return Measurements(problems=(problem,), not_run=not_run, injected=plan.inject)
 
 
 def _evidence(path: Path) -> tuple[str, ...]:

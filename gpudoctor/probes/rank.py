@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,9 +24,11 @@ from gpudoctor.probes.board import Board
 from gpudoctor.probes.messages import Job, Where
 from gpudoctor.probes.plan import Injection, InjectionKind
 from gpudoctor.probes.starter import tie_to_parent
+from gpudoctor.probes.trouble import FAILURES, in_one_line, trouble
 
 OLDEST_TORCH = (2, 4)
 _cuda: Any = torch.cuda  # not annotated everywhere
+_dist: Any = dist
 
 
 class CannotRunError(Exception):
@@ -88,6 +90,10 @@ class Rank:
         if self.on_gpu:
             torch.cuda.synchronize()
 
+    def clock_ns(self) -> int:
+        """The clock of this rank's own work on the host: on a CPU rank it stands still while others have the core."""
+        return time.monotonic_ns() if self.on_gpu else time.thread_time_ns()
+
     def from_rank_zero(self, value: int) -> int:
         """The value that rank 0 has."""
         shared = torch.tensor([value if self.number == 0 else 0], dtype=torch.int64)
@@ -119,11 +125,6 @@ class Rank:
                     signal.pause()
 
 
-def main() -> None:
-    """A rank in a fresh interpreter; argv[1] is its seat as JSON."""
-    take_seat(json.loads(sys.argv[1]))
-
-
 def take_seat(seat: dict[str, Any]) -> NoReturn:
     """Be the rank that `seat` describes, and end the process."""
     tie_to_parent(seat["parent"], signal.SIGKILL)
@@ -143,9 +144,9 @@ def take_seat(seat: dict[str, Any]) -> NoReturn:
     except CannotRunError as error:
         rank.send(messages.CannotRun(str(error)))
         os._exit(0)
-    except (RuntimeError, ValueError, OSError, ImportError) as error:
+    except FAILURES as error:
         traceback.print_exc()
-        rank.send(_trouble(error, rank.waiting))
+        rank.send(trouble(error, rank.waiting))
         sys.stderr.flush()
         os._exit(1)
     _leave(rank)
@@ -169,17 +170,21 @@ def _join(rank: Rank) -> None:
     rank.phase("ask torch", "launch")
     view = _torch_view(rank)
     rank.send(messages.TorchSeen(view))
-    _require_usable(rank, view)
+    require_usable(rank, view)
     rank.phase("join")
     rank.stumble("join")
     with rank.blocked():
+        timeout = datetime.timedelta(seconds=rank.job.group_timeout_s)
+        # A file: no port that another run could hold, and no host name to resolve.
+        store = _dist.FileStore(f"{rank.job.folder}/store", rank.world_size)
+        store.set_timeout(timeout)
         dist.init_process_group(
             # gloo beside NCCL: a rank that waits on the CPU does not spin on its GPU
             "cuda:nccl,cpu:gloo" if rank.on_gpu else "gloo",
-            init_method=f"file://{rank.job.folder}/store",  # no port that another run could hold
+            store=store,
             rank=rank.number,
             world_size=rank.world_size,
-            timeout=datetime.timedelta(seconds=rank.job.group_timeout_s),
+            timeout=timeout,
         )
         dist.all_reduce(torch.zeros(1, device=rank.device))  # NCCL makes its communicator at the first call
         rank.synchronize()
@@ -194,11 +199,11 @@ def _torch_view(rank: Rank) -> TorchView:
     if rank.on_gpu and cuda is not None:
         try:
             uuids = _opened_uuids()
-        except RuntimeError as failure:
-            error = _first_line(failure)
+        except (RuntimeError, torch.cuda.DeferredCudaCallError) as failure:
+            error = in_one_line(failure)
             uuids = Missing(error, "failed")
     nccl = None
-    if cuda is not None and dist.is_nccl_available():
+    if cuda is not None and dist.is_available() and dist.is_nccl_available():
         nccl = ".".join(str(part) for part in _cuda.nccl.version())
     return TorchView(
         torch=str(torch.__version__),
@@ -221,7 +226,7 @@ def _opened_uuids() -> tuple[str, ...] | Missing:
     return tuple(found)
 
 
-def _require_usable(rank: Rank, view: TorchView) -> None:
+def require_usable(rank: Rank, view: TorchView) -> None:
     """Raise where this torch cannot do the job, or not on this rank's GPU."""
     version = tuple(int(part) for part in view.torch.split("+")[0].split(".")[:2])
     if version < OLDEST_TORCH:
@@ -241,34 +246,23 @@ def _require_usable(rank: Rank, view: TorchView) -> None:
         raise RuntimeError(f"torch sees {view.device_count} GPUs where CUDA_VISIBLE_DEVICES names one, {wanted}")
     if isinstance(view.visible_uuids, tuple) and wanted.startswith("GPU-") and view.visible_uuids != (wanted,):
         raise RuntimeError(f"torch opened {view.visible_uuids[0]} where {wanted} was asked for")
-    architectures = torch.cuda.get_arch_list()
-    major, minor = torch.cuda.get_device_capability()
-    oldest = min((int(a.removeprefix("sm_").rstrip("af")) for a in architectures if a.startswith("sm_")), default=0)
-    if oldest > major * 10 + minor:
-        raise CannotRunError(f"this torch ({view.torch}) has no code for a GPU of compute capability {major}.{minor}")
-    torch.zeros(1, device=rank.device)  # makes the context: the place where a GPU in exclusive mode refuses
-
-
-def _trouble(error: Exception, blocked: bool) -> messages.Trouble:
-    text = _first_line(error)
-    if isinstance(error, torch.cuda.OutOfMemoryError):
-        return messages.Trouble("out-of-memory", text, blocked)
-    if "busy or unavailable" in text or "exclusive" in text.lower():
-        return messages.Trouble("refused", f"the GPU does not accept another process ({text})", blocked)
-    return messages.Trouble("error", text, blocked)
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    try:
+        # Makes the context, where a GPU in exclusive mode refuses, and runs a kernel.
+        float(torch.ones(1, device=rank.device).add(1))
+    except RuntimeError as error:
+        if "no kernel image" not in str(error):
+            raise
+        major, minor = torch.cuda.get_device_capability()
+        text = f"this torch ({view.torch}) has no code for a GPU of compute capability {major}.{minor}"
+        rank.send(messages.TorchSeen(msgspec.structs.replace(view, error=text)))
+        raise CannotRunError(text) from error
 
 
 def _leave(rank: Rank) -> NoReturn:
-    """Say goodbye first: destroying the group may hang after a fault, and the results are out by then.
-
-    A gloo rank that falls off its end with the group alive is aborted by the C++ runtime, which
-    would look like a crash.
-    """
+    """Say goodbye, and be gone without taking anything down: that takes time, and may hang or abort."""
     rank.send(messages.Left())
-    dist.destroy_process_group()
+    if rank.on_gpu:
+        with suppress(RuntimeError):
+            rank.barrier()  # memory of this rank's GPU may not go while another GPU still reads it
     sys.stderr.flush()
     os._exit(0)

@@ -17,6 +17,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 _SEED = 20
 _OUTPUTS = 16
 _POOL_BATCHES = 4
+_DRAWN_SAMPLES = 1 << 14  # more would take seconds to draw on one core; larger pools repeat them
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -63,10 +64,12 @@ class Data:
     def __init__(self, shape: Shape, batch: int, world_size: int, device: torch.device) -> None:
         self._batch = batch
         self._world_size = world_size
-        generator = torch.Generator(device=device).manual_seed(_SEED)
+        # Not a generator on the device: GPUs of different models give different numbers for one seed.
+        generator = torch.Generator().manual_seed(_SEED)
+        teacher = torch.randn(shape.inputs, _OUTPUTS, generator=generator).to(device)
         samples = batch * world_size * _POOL_BATCHES
-        inputs = torch.randn(samples, shape.inputs, device=device, generator=generator)
-        teacher = torch.randn(shape.inputs, _OUTPUTS, device=device, generator=generator)
+        drawn = torch.randn(min(samples, _DRAWN_SAMPLES), shape.inputs, generator=generator).to(device)
+        inputs = drawn.repeat(-(-samples // len(drawn)), 1)[:samples]
         self._pool = TensorDataset(inputs, inputs @ teacher / shape.inputs**0.5)
 
     def first_batch_of(self, rank_number: int) -> Batch:

@@ -23,17 +23,21 @@ from typing import Any
 
 # Runs in a bare interpreter: `-m` would put the working directory first on sys.path, where a
 # user's own torch.py or random.py would be imported instead of the real one.
-BOOT = "import sys; sys.path[:1] = []; sys.path.append({root!r}); from gpudoctor.probes.{module} import main; main()"
+BOOT = (
+    "import sys; sys.path[:1] = filter(None, sys.path[:1]); sys.path.append({root!r}); "
+    "from gpudoctor.probes.starter import {function}; {function}()"
+)
 
 TERM_GRACE_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _GUARDED = {signal.SIGTERM, signal.SIGCHLD}
+_spawned: list[subprocess.Popen[bytes]] = []  # kept: a Popen that nobody holds may be reaped by the next one
 
 
-def boot(module: str) -> str:
-    """The source that a new interpreter runs to be `module` of this package."""
+def boot(function: str) -> str:
+    """The source that a new interpreter runs to call `function` of this module."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH120, PTH100
-    return BOOT.format(root=root, module=module)
+    return BOOT.format(root=root, function=function)
 
 
 def tie_to_parent(parent: int, sent: signal.Signals) -> None:
@@ -47,12 +51,14 @@ def main() -> None:
     """Serve one run; argv[1] is the order as JSON (see launch.py)."""
     order: dict[str, Any] = json.loads(sys.argv[1])
     tie_to_parent(order["parent"], signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: _go_early(order))
     control: int = order["control_fd"]
     method = _load_torch(order, control)
     if method is None:
         return
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is inherited as ignored, ranks could not be reaped
     signal.pthread_sigmask(signal.SIG_BLOCK, _GUARDED)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what the ranks inherit
     fds: list[int] = order["rank_fds"]
     ranks: dict[int, int] = {}
     for rank, fd in enumerate(fds):
@@ -62,6 +68,29 @@ def main() -> None:
         os.close(fd)  # the rank alone holds it now: its end is the end of the pipe
     _tell(control, {"type": "Started", "method": method})
     _attend(ranks, control)
+    _tidy(order)
+
+
+def rank_main() -> None:
+    """Be a rank in a fresh interpreter; argv[1] is its seat as JSON."""
+    seat: dict[str, Any] = json.loads(sys.argv[1])
+    tie_to_parent(seat["parent"], signal.SIGKILL)  # before torch: its import may take long, or not end
+    try:
+        from gpudoctor.probes import rank
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        traceback.print_exc()
+        _tell(seat["fd"], {"type": "NoTorch", "text": f"torch does not load: {_first_line(error)}", "kind": "failed"})
+        sys.exit(1)
+    rank.take_seat(seat)
+
+
+def _go_early(order: dict[str, Any]) -> None:
+    _tidy(order)
+    os._exit(1)
+
+
+def _tidy(order: dict[str, Any]) -> None:
+    """Remove the private directory where the parent died without doing so."""
     if os.getppid() != order["parent"]:
         shutil.rmtree(order["job"]["folder"], ignore_errors=True)
 
@@ -109,11 +138,13 @@ def _fork_rank(seat: dict[str, Any], not_mine: list[int]) -> int:
 
 
 def _spawn_rank(seat: dict[str, Any], _not_mine: list[int]) -> int:
-    command = [sys.executable, "-c", boot("rank"), json.dumps(seat)]
+    command = [sys.executable, "-c", boot("rank_main"), json.dumps(seat)]
     environment = dict(os.environ)
     if seat["job"]["gpu_uuids"]:  # by UUID: a torch ordinal is not an NVML index
         environment["CUDA_VISIBLE_DEVICES"] = seat["job"]["gpu_uuids"][seat["rank"]]
-    return subprocess.Popen(command, env=environment, pass_fds=[seat["fd"]], stdin=subprocess.DEVNULL).pid
+    process = subprocess.Popen(command, env=environment, pass_fds=[seat["fd"]], stdin=subprocess.DEVNULL)
+    _spawned.append(process)
+    return process.pid
 
 
 def _attend(ranks: dict[int, int], control: int) -> None:

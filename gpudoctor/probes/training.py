@@ -15,7 +15,6 @@ import math
 import statistics
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +26,7 @@ from gpudoctor.probes.collectives import contributions_to_the_sum
 from gpudoctor.probes.messages import Block, TrainSample
 from gpudoctor.probes.rank import Rank
 from gpudoctor.probes.sanity_model import Batch, Data, Shape, build_model, shape_for
+from gpudoctor.probes.stopwatch import Stopwatch, ms_since
 
 BLOCKS = 2
 STEPS_PER_BLOCK = 15
@@ -85,19 +85,19 @@ class _Work:
     def __call__(self, module: nn.Module, batch: Batch, *, with_others: bool = False) -> torch.Tensor:
         """One forward and backward; `with_others` where the backward exchanges gradients."""
         self._dawdle(batch)
-        start_ns = time.monotonic_ns()
+        start_ns = self._rank.clock_ns()
         with torch.autocast(self._rank.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
             loss = mse_loss(module(batch[0]).float(), batch[1])
         torch.autograd.backward(loss)
         if self._slowness and not with_others:
             self._rank.synchronize()
-            self._usual_s = _ms_since(start_ns) / 1e3
+            self._usual_s = (self._rank.clock_ns() - start_ns) / 1e9
         return loss.detach()
 
     def _dawdle(self, batch: Batch) -> None:
         """Be busy before the work, not after it: in a real step the others would not wait for what comes after."""
-        end_s = time.monotonic() + self._slowness * self._usual_s
-        while time.monotonic() < end_s:
+        end_ns = self._rank.clock_ns() + self._slowness * self._usual_s * 1e9
+        while self._rank.clock_ns() < end_ns:
             if self._rank.on_gpu:
                 torch.mm(batch[0].T, batch[0])
                 self._rank.synchronize()
@@ -173,13 +173,13 @@ class _Train:
         fetched = time.monotonic_ns()
         batch = next(self._batches)
         rank.synchronize()
-        data_ms = _ms_since(fetched)
+        data_ms = ms_since(fetched)
 
         rank.barrier()
-        clock = _Stopwatch(rank)
+        clock = Stopwatch(rank)
         with self._ddp.no_sync():
             self._work(self._ddp, batch)
-        compute_ms, host_ms = clock.stop()
+        alone = clock.stop()
         gradient = _flat_gradient(self._model)
         rank.synchronize()
         self._optimizer.zero_grad()
@@ -193,36 +193,14 @@ class _Train:
         if self._step == self._nan_at:
             batch = (batch[0] * math.nan, batch[1])
         rank.barrier()
-        clock = _Stopwatch(rank)
+        clock = Stopwatch(rank)
         with rank.blocked():
             self.losses.append(self._work(self._ddp, batch, with_others=True))
             self._optimizer.step()
-            step_ms, _ = clock.stop()
+            whole = clock.stop()
         self._optimizer.zero_grad()
         self._step += 1
-        return compute_ms, host_ms, data_ms, arrived_ns, left_ns, step_ms
-
-
-class _Stopwatch:
-    """Time of work on the device: CUDA events on a GPU, the clock on a CPU."""
-
-    def __init__(self, rank: Rank) -> None:
-        self._events: tuple[Any, Any] | None = None
-        if rank.on_gpu:
-            cuda: Any = torch.cuda  # not annotated everywhere
-            self._events = (cuda.Event(enable_timing=True), cuda.Event(enable_timing=True))
-            self._events[0].record()
-        self._start_ns = time.monotonic_ns()
-
-    def stop(self) -> tuple[float, float]:
-        """Milliseconds on the device, and milliseconds until the host had given all the work out."""
-        host_ms = _ms_since(self._start_ns)
-        if self._events is None:
-            return host_ms, host_ms
-        start, end = self._events
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)), host_ms
+        return alone.worked_ms, alone.host_ms, data_ms, arrived_ns, left_ns, whole.passed_ms
 
 
 def _calibrated_batch(rank: Rank, shape: Shape, model: nn.Module) -> int:
@@ -234,10 +212,10 @@ def _calibrated_batch(rank: Rank, shape: Shape, model: nn.Module) -> int:
         batch = Data(shape, size, 1, rank.device).first_batch_of(0)
         times_ms = []
         for _ in range(5):
-            clock = _Stopwatch(rank)
+            clock = Stopwatch(rank)
             work(model, batch)
-            times_ms.append(clock.stop()[0])
-        found_ms = min(times_ms[2:])  # not the median: on a busy machine it would count who else runs
+            times_ms.append(clock.stop().worked_ms)
+        found_ms = statistics.median(times_ms[2:])
         if 0.8 <= found_ms / shape.target_ms <= 1.25:
             break
         size = max(32, min(shape.batch_max, 32 * round(size * shape.target_ms / found_ms / 32)))
@@ -262,12 +240,11 @@ def _steps_alone(
     for _ in range(3 + _SOLO_STEPS):
         batch = next(batches)
         rank.synchronize()
-        clock = _Stopwatch(rank)
+        clock = Stopwatch(rank)
         work(model, batch)
         optimizer.step()
-        step_ms, _ = clock.stop()
+        yield clock.stop().passed_ms
         optimizer.zero_grad()
-        yield step_ms
 
 
 def _flat_gradient(model: nn.Module) -> torch.Tensor:
@@ -286,7 +263,3 @@ def _sha256(parameters: list[nn.Parameter]) -> str:
 def _finite(loss: torch.Tensor) -> float | None:
     value = float(loss)
     return value if math.isfinite(value) else None
-
-
-def _ms_since(start_ns: int) -> float:
-    return (time.monotonic_ns() - start_ns) / 1e6

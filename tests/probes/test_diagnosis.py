@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpudoctor.probes.board import Standing
-from gpudoctor.probes.diagnosis import RankState, failure_problem, timeout_problem
+from gpudoctor.probes.diagnosis import RankState, failure_problem, slow_problem, timeout_problem
 from gpudoctor.probes.messages import Trouble
 
 
@@ -16,6 +16,12 @@ def test_the_rank_behind_all_others_hangs_and_the_others_wait() -> None:
     problem = timeout_problem(states, 20.0)
     assert problem.text == "rank 3 did not leave all_reduce of 64 MiB within 20 s; ranks 0, 1, 2 wait for it"
     assert (problem.rank, problem.waiting, problem.kind) == (3, (0, 1, 2), "timeout")
+
+
+def test_ranks_that_still_move_are_slow_and_nobody_hangs() -> None:
+    problem = slow_problem([_state(0, 40, "train step", 9), _state(1, 39, "train step", 8)], 30.0)
+    assert (problem.kind, problem.rank, problem.phase) == ("error", None, "train step 8")
+    assert "no rank hangs" in problem.text
 
 
 def test_where_all_ranks_are_in_the_same_call_nobody_is_named() -> None:

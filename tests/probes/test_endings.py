@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import threading
 import venv
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.missing import Missing
 from gpudoctor.probes.launch import ProbePlan, run_probes
 from gpudoctor.probes.outcome import INSTALL_TORCH
 from tests.probes.conftest import DEADLINE_S, measure
@@ -70,6 +73,88 @@ def test_ranks_die_with_their_starter_which_is_told_as_a_crash(private_folders: 
     [problem] = found.problems
     assert (problem.probe, problem.kind) == ("launch", "crash")
     assert seen.count("all_reduce of 16 MiB") == 1
+
+
+def test_a_starter_that_somebody_stopped_is_not_taken_for_a_driver_that_hangs(private_folders: Path) -> None:
+    def stop_the_starter(text: str) -> None:
+        if "16 MiB" in text:
+            [starter] = psutil.Process().children()
+            starter.suspend()
+
+    plan = ProbePlan("gloo", 2, probes=("collective",), inject=("hang-rank=1:all_reduce",))
+    found = run_probes(plan, deadline_s=DEADLINE_S, probe_deadline_s=3.0, progress=stop_the_starter)
+    assert psutil.Process().children() == []
+    assert [(problem.probe, problem.rank) for problem in found.problems] == [("collective", 1)]
+    assert list(private_folders.iterdir()) == []
+
+
+def test_a_parent_that_is_killed_while_torch_loads_leaves_nothing(
+    tmp_path: Path, private_folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = tmp_path / "loading"
+    (tmp_path / "torch.py").write_text(f"import time\nopen({str(marker)!r}, 'w').close()\ntime.sleep(60)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    run = subprocess.Popen([sys.executable, "-c", _HUNG_RUN, str(private_folders)], stdout=subprocess.DEVNULL)
+    while not marker.exists():
+        assert run.poll() is None
+    children = psutil.Process(run.pid).children(recursive=True)
+    run.kill()
+    run.wait()
+    assert len(children) == 1, "the starter"
+    assert psutil.wait_procs(children, timeout=5)[1] == []
+    assert list(private_folders.iterdir()) == []
+
+
+def test_a_machine_on_which_nothing_can_start_is_unknown_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, private_folders: Path
+) -> None:
+    def no_process(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    found = measure(ProbePlan("gloo", 2, probes=("train",)))
+    [problem] = found.problems
+    assert (problem.probe, problem.kind, problem.rank) == ("launch", "error", None)
+    assert "Resource temporarily unavailable" in problem.text
+    assert found.not_run["train"] == found.not_run["torch"] == Missing(problem.text, "failed")
+    assert found.not_run["collective"] == Missing("not asked for")
+    assert list(private_folders.iterdir()) == []
+
+
+def test_a_full_disk_is_met_before_a_rank_could_die_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    [problem] = measure(ProbePlan("gloo", 2)).problems
+    assert (problem.kind, "No space left" in problem.text) == ("error", True)
+
+
+def test_a_torch_that_does_not_load_in_gpu_ranks_is_no_crash_of_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = measure(ProbePlan("nccl", 2, gpus=((0, "GPU-aa", "a"), (1, "GPU-bb", "b"))))
+    assert found.problems == ()
+    assert "libcudart.so.13" in found.not_run["collective"].reason
+    assert {missing.kind for missing in found.not_run.values()} == {"failed"}
+
+
+def test_settings_of_openmp_do_not_put_all_ranks_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("OMP_PROC_BIND", "true"), ("GOMP_CPU_AFFINITY", "0"), ("OMP_NUM_THREADS", "8")):
+        monkeypatch.setenv(name, value)
+    seen: dict[str, str] = {}
+    start: Any = subprocess.Popen
+
+    def noted(*arguments: object, env: dict[str, str], **options: object) -> object:
+        seen.update(env)
+        return start(*arguments, env=env, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", noted)
+    measure(ProbePlan("gloo", 1, probes=("collective",)))
+    assert seen["OMP_NUM_THREADS"] == "1"
+    assert not {"OMP_PROC_BIND", "GOMP_CPU_AFFINITY"} & set(seen)
 
 
 def test_two_runs_at_once_do_not_meet(private_folders: Path) -> None:

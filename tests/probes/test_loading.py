@@ -1,0 +1,75 @@
+"""Which GPUs get a rank: decided on facts alone; the launcher is faked."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+import pytest
+
+from gpudoctor.checks.registry import registry
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Source
+from gpudoctor.facts.simulated import load_node
+from gpudoctor.loading import measure
+from gpudoctor.probes import launch
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[launch.ProbePlan]:
+    taken: list[launch.ProbePlan] = []
+
+    def run_probes(plan: launch.ProbePlan, **_: object) -> Measurements:
+        taken.append(plan)
+        return Measurements()
+
+    monkeypatch.setattr(launch, "run_probes", run_probes)
+    return taken
+
+
+def _asked(name: str, *, ranks: int | None = None, **changes: Gpu) -> Measurements:
+    """Ask for the standard level on a live node like the simulated one, some GPUs of which are changed."""
+    node = load_node(name)
+    gpus = tuple(changes.get(f"gpu{gpu.index}", gpu) for gpu in node.gpus)
+    software = msgspec.structs.replace(node.software, torch="2.9.1")
+    live = msgspec.structs.replace(node, source=Source("live", "here"), gpus=gpus, software=software)
+    args = argparse.Namespace(backend="auto", gpu=None, ranks=ranks, inject=[], force=False)
+    return measure(live, registry(), "standard", args, None, lambda _: None)
+
+
+def _gpu(name: str, index: int) -> Gpu:
+    return load_node(name).gpus[index]
+
+
+def test_every_whole_gpu_gets_a_rank_by_its_uuid(plans: list[launch.ProbePlan]) -> None:
+    _asked("hgx-h100-8")
+    [plan] = plans
+    assert (plan.backend, plan.ranks) == ("nccl", 8)
+    assert [gpu[:2] for gpu in plan.gpus] == [(gpu.index, gpu.uuid) for gpu in load_node("hgx-h100-8").gpus]
+
+
+def test_gpus_divided_by_mig_are_not_loaded_and_say_so(plans: list[launch.ProbePlan]) -> None:
+    found = _asked("a100-mig-8")
+    if plans:  # the node may have whole GPUs too
+        whole = {gpu.uuid for gpu in load_node("a100-mig-8").gpus if gpu.settings.mig_enabled is not True}
+        assert {gpu[1] for gpu in plans[0].gpus} == whole
+    else:
+        assert found.not_run["collective"].kind == "unsupported"
+        assert "divided by MIG" in found.not_run["collective"].reason
+
+
+def test_a_gpu_that_tells_no_uuid_is_left_out(plans: list[launch.ProbePlan]) -> None:
+    lost = msgspec.structs.replace(_gpu("hgx-h100-8", 3), uuid=Missing("GPU is lost", "failed"))
+    _asked("hgx-h100-8", gpu3=lost)
+    [plan] = plans
+    assert [gpu[0] for gpu in plan.gpus] == [0, 1, 2, 4, 5, 6, 7]
+
+
+def test_a_small_gpu_for_the_display_gets_no_rank(plans: list[launch.ProbePlan]) -> None:
+    gpu = _gpu("rtx4090-4", 1)
+    settings = msgspec.structs.replace(gpu.settings, display_active=True)
+    _asked("rtx4090-4", gpu1=msgspec.structs.replace(gpu, memory_total_mib=2048, settings=settings))
+    [plan] = plans
+    assert [gpu[0] for gpu in plan.gpus] == [0, 2, 3]
