@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Literal
 
+from gpudoctor.checks.cuda_visible_devices import resolve
 from gpudoctor.checks.registry import LEVELS, Check, Level
 from gpudoctor.checks.scope import scope_of
 from gpudoctor.errors import UserError
@@ -23,6 +24,8 @@ CPU_RANKS = 2
 # healthy standard run ends in about half a minute, so twice that means that something hangs
 RUN_DEADLINE_S = 120.0
 PROBE_DEADLINE_S = 60.0
+UNSEEN_MIB = 2000  # an idle GPU shows at most the driver's own reserve, up to 1.5 GB with old drivers
+UNSEEN_PCT = 20
 CPU_PROBE_DEADLINE_S = 30.0  # a probe on CPU ranks takes 3 s; ten times that on a busy machine
 
 
@@ -52,6 +55,9 @@ def measure(
         if not fit:
             return _not_run(Missing(_unfit(in_scope[0]) or "", "unsupported"))
         gpus = _as_many_as_asked(fit, args)
+        danger = _danger(node, gpus)
+        if danger is not None:
+            return _not_run(Missing(f"{danger}: no load on such a node", "denied"))
         busy = None if args.force else _busy(gpus)
         if busy is not None:
             return _not_run(Missing(f"{busy}: no load beside it without --force", "denied"))
@@ -128,13 +134,31 @@ def _as_many_as_asked(gpus: tuple[Gpu, ...], args: argparse.Namespace) -> tuple[
     return gpus[: args.ranks]
 
 
+def _danger(node: Node, gpus: tuple[Gpu, ...]) -> str | None:
+    """Why any load would only hang, or go against what the user set, in words."""
+    if node.driver.unanswered:
+        return f"the driver does not answer ({node.driver.unanswered[0].call})"
+    for gpu in gpus:
+        if gpu.errors:
+            return f"GPU {gpu.index} does not answer ({gpu.errors[0].name}); --gpu names those to measure without it"
+    setting = node.environment.get("CUDA_VISIBLE_DEVICES")
+    if resolve(setting, node.gpus, node.environment.get("CUDA_DEVICE_ORDER")).hides_all:
+        return f"CUDA_VISIBLE_DEVICES={setting} hides every GPU"
+    return None
+
+
 def _busy(gpus: tuple[Gpu, ...]) -> str | None:
     """The first GPU that somebody else computes on, in words."""
     for gpu in gpus:
-        for process in known(gpu.processes) or ():
-            if "C" in process.kind and not process.is_own:
+        processes = [p for p in known(gpu.processes) or () if "C" in p.kind]
+        for process in processes:
+            if not process.is_own:
                 name = known(process.name) or "a process"
                 return f"GPU {gpu.index} is used by {name} (pid {process.pid})"
+        # in a container, or where the list cannot be read, the work shows in memory and utilisation only
+        used_mib, busy_pct = known(gpu.memory_used_mib) or 0, known(gpu.utilization.gpu_pct) or 0
+        if not processes and (used_mib > UNSEEN_MIB or busy_pct > UNSEEN_PCT):
+            return f"GPU {gpu.index} is {busy_pct} % busy with {used_mib} MiB in use by a process that is not seen here"
     return None
 
 

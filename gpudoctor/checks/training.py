@@ -245,6 +245,11 @@ def scaling(case: Case) -> Iterator[Finding]:
     if training.device == "cpu":
         yield skip(NODE, f"{text}, not judged")
         return
+    if not _direct(case, training):
+        yield skip(
+            NODE, f"{text}, not judged: gradients of GPUs without NVLink or peer-to-peer pass through host memory"
+        )
+        return
     limit = _good(case, training.world_size)
     gradient = f"gradients of {training.gradient_bytes / 1e6:.0f} MB a step"
     found = Found(f"{text} ({gradient})", round(efficiency, 3), "ratio")
@@ -266,6 +271,13 @@ def scaling(case: Case) -> Iterator[Finding]:
             Advice("Where the paths are as they should be: larger batches or gradient accumulation hide it."),
         ),
     )
+
+
+def _direct(case: Case, training: Training) -> bool:
+    """Whether every two GPUs of the run may reach each other directly; yes where that is not known."""
+    gpus = {gpu.index for rank in training.ranks if (gpu := rank_gpu(case, rank.rank)) is not None}
+    pairs = [pair for pair in case.pairs if {pair.a, pair.b} <= gpus]
+    return all(known(pair.nvlinks) or known(pair.p2p_read) in ("OK", None) for pair in pairs)
 
 
 def _good(case: Case, ranks: int) -> float:

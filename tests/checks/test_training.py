@@ -8,7 +8,7 @@ import pytest
 
 from gpudoctor.checks.finding import Finding, Status
 from gpudoctor.checks.run import CheckResult
-from gpudoctor.facts.gpu import Clocks, Gpu, GpuProcess, PcieLink, Power, Thermal
+from gpudoctor.facts.gpu import Clocks, Gpu, GpuPair, GpuProcess, PcieLink, Power, Thermal
 from gpudoctor.facts.measurements import Launch, Measurements, ProbeProblem, RankInfo, Training, TrainRank
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Node
@@ -339,6 +339,18 @@ def test_scaling_says_speed_up_and_gradient_size() -> None:
     text = words(judge(SCALING, FOUR, trained(*EVEN)))
     assert "3.84 x one rank, efficiency 96%" in text
     assert "236 MB" in text
+
+
+def test_gpus_without_a_direct_path_are_reported_and_not_judged() -> None:
+    def node(p2p: Any, nvlinks: int = 0) -> Node:
+        return Node(gpus=gpus(2), pairs=(GpuPair(0, 1, p2p_read=p2p, nvlinks=nvlinks),))
+
+    slow = trained(rank(0, step_ms=40.0), rank(1, step_ms=40.0), solo_step_ms=10.0)
+    result = judge(SCALING, node("CNS"), slow)
+    assert result.status is Status.SKIP
+    assert "host memory" in words(result)
+    for direct in (node("OK"), node("NS", 18), node(Missing("not read"))):
+        assert judge(SCALING, direct, slow).status is Status.WARN
 
 
 def test_scaling_on_cpu_ranks_is_reported_only() -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import msgspec
 import pytest
 
 from gpudoctor.checks.registry import registry
-from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.gpu import CallError, Gpu, GpuProcess, Utilization
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Source
+from gpudoctor.facts.node import Driver, Environment, Source, Unanswered, Variable
 from gpudoctor.facts.simulated import load_node
 from gpudoctor.loading import measure
 from gpudoctor.probes import launch
@@ -41,6 +42,52 @@ def _asked(name: str, *, ranks: int | None = None, **changes: Gpu) -> Measuremen
 
 def _gpu(name: str, index: int) -> Gpu:
     return load_node(name).gpus[index]
+
+
+@pytest.mark.parametrize(
+    ("leaves", "words"),
+    [
+        ({"processes": (GpuProcess(4711, "python", memory_mib=9000),)}, "GPU 3 is used by python (pid 4711)"),
+        ({"memory_used_mib": 40_000}, "a process that is not seen here"),
+        ({"utilization": Utilization(gpu_pct=97)}, "97 % busy"),
+        ({"errors": (CallError("nvmlDeviceGetName", 15, "GPU is lost"),)}, "GPU 3 does not answer (GPU is lost)"),
+    ],
+)
+def test_a_gpu_in_use_or_in_trouble_is_not_put_under_load(
+    leaves: dict[str, Any], words: str, plans: list[launch.ProbePlan]
+) -> None:
+    found = _asked("hgx-h100-8", gpu3=msgspec.structs.replace(_gpu("hgx-h100-8", 3), **leaves))
+    assert plans == []
+    assert found.not_run["train"].kind == "denied"
+    assert words in found.not_run["train"].reason
+
+
+def test_the_driver_and_the_display_may_hold_a_little_memory(plans: list[launch.ProbePlan]) -> None:
+    own = GpuProcess(1, "gpudoctor", memory_mib=500, is_own=True)
+    desktop = GpuProcess(2, "Xorg", kind="G", memory_mib=300)
+    _asked(
+        "hgx-h100-8", gpu3=msgspec.structs.replace(_gpu("hgx-h100-8", 3), memory_used_mib=900, processes=(own, desktop))
+    )
+    assert len(plans) == 1
+
+
+def _refused(monkeypatch: pytest.MonkeyPatch, **leaves: Any) -> str:
+    """Why a live node like hgx-h100-8 with these leaves gets no load, even with --force."""
+    monkeypatch.setattr(launch, "run_probes", lambda *_, **__: pytest.fail("ranks were started"))
+    live = msgspec.structs.replace(load_node("hgx-h100-8"), source=Source("live", "here"), **leaves)
+    args = argparse.Namespace(backend="auto", gpu=None, ranks=None, inject=[], force=True)
+    return measure(live, registry(), "standard", args, None, lambda _: None).not_run["collective"].reason
+
+
+@pytest.mark.parametrize("value", ["", "-1", "0,0"])
+def test_gpus_that_the_user_hides_are_not_loaded(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = Environment(variables=(Variable("CUDA_VISIBLE_DEVICES", value),))
+    assert "hides every GPU" in _refused(monkeypatch, environment=hidden)
+
+
+def test_a_driver_that_hangs_gets_no_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    hung = Driver(unanswered=(Unanswered("nvmlDeviceGetName", 3, 2.0),))
+    assert "does not answer (nvmlDeviceGetName)" in _refused(monkeypatch, driver=hung)
 
 
 def test_every_whole_gpu_gets_a_rank_by_its_uuid(plans: list[launch.ProbePlan]) -> None:
