@@ -181,10 +181,11 @@ def _schema(args: argparse.Namespace) -> int:
     import msgspec
 
     if args.of == "report":
-        from gpudoctor.report.json import report_schema
+        from gpudoctor.report.json import shipped_schema
 
-        schema = report_schema()
-    elif args.of == "facts":
+        write_stdout(shipped_schema())
+        return OK
+    if args.of == "facts":
         from gpudoctor.facts.node import Node
 
         schema = msgspec.json.schema(Node)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from gpudoctor.report.report import Report
@@ -12,8 +14,12 @@ def render_json(report: Report) -> str:
     return msgspec.json.encode(report).decode() + "\n"
 
 
-def report_schema() -> dict[str, object]:
-    """JSON Schema of the report, made from the structs themselves."""
-    schema = msgspec.json.schema(Report)
-    schema["$id"] = "gpudoctor.report/1"
-    return schema
+def schema_from_structs() -> str:
+    """JSON Schema of the report as the structs have it; `schema.json` is this text, kept by a test."""
+    schema = {"$id": "gpudoctor.report/1", **msgspec.json.schema(Report)}
+    return msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n"
+
+
+def shipped_schema() -> str:
+    """JSON Schema of the report as it ships beside this module."""
+    return (Path(__file__).parent / "schema.json").read_text(encoding="utf-8")
