@@ -18,14 +18,41 @@ FORMATS = ("text", "json", "nagios", "prometheus", "junit")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and give its exit code (0, 1, 2, 3; 128 + n for a signal)."""
-    args = _parser().parse_args(argv)
-    args.argv = list(sys.argv[1:] if argv is None else argv)
-    catch_signals()
-    if args.command == "check":
-        from gpudoctor.examine import check, write_error
+    asked: list[argparse.Namespace] = []
 
-        return guarded(lambda: check(args), lambda message: write_error(args, message))
-    return guarded(lambda: int(_COMMANDS[args.command](args)))
+    def run() -> int:
+        catch_signals()
+        given = list(sys.argv[1:] if argv is None else argv)
+        args = _parsed(given)
+        # an argument need not be UTF-8, a report has to be
+        args.argv = [word.encode("utf-8", "backslashreplace").decode() for word in given]
+        asked.append(args)
+        if args.command != "check":
+            return _COMMANDS[args.command](args)
+        from gpudoctor.examine import check
+
+        return check(args)
+
+    def on_error(message: str, code: int) -> int:
+        if not asked or asked[0].command != "check":
+            return code
+        from gpudoctor.examine import write_error
+
+        return write_error(asked[0], message, code)
+
+    return guarded(run, on_error)
+
+
+def _parsed(given: list[str]) -> argparse.Namespace:
+    parser = _parser()
+    args = parser.parse_args(given)
+    for name, value in vars(args).items():
+        # some versions of argparse make an empty list of `--node=--`
+        if (value == [] and name in ("node", "gpu", "profile", "config", "output")) or (
+            isinstance(value, list) and [] in value
+        ):
+            parser.error(f"argument --{name}: '--' is no value for it")
+    return args
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,11 +13,20 @@ import msgspec
 from gpudoctor.checks.registry import Check, matches, select
 from gpudoctor.config import load_config, threshold_overrides
 from gpudoctor.errors import UserError
-from gpudoctor.exits import COULD_NOT, ClosedStdoutError, InterruptedBySignal, say, write_stdout
+from gpudoctor.exits import (
+    COULD_NOT,
+    ClosedStdoutError,
+    InterruptedBySignal,
+    hold_signals,
+    printable,
+    say,
+    write_stdout,
+)
 from gpudoctor.facts.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Node, Source
 from gpudoctor.plugins import all_checks
+from gpudoctor.report.files import OutputError, write_file
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.report import (
     Counts,
@@ -47,7 +56,7 @@ def read_source(name: str | None, faults: list[str], deadline_s: float) -> Sourc
         return Sourced(collect_live(deadline_s=deadline_s, progress=_progress()))
     from gpudoctor.facts.source import load_source
 
-    loaded = load_source(name, stdin=sys.stdin.buffer if name == "-" else None)
+    loaded = load_source(name, stdin=sys.stdin.buffer if name == "-" and sys.stdin else None)
     if not faults:
         return Sourced(loaded.node, loaded.measurements)
     from gpudoctor.facts.simulated import apply_faults
@@ -62,13 +71,16 @@ def check(args: argparse.Namespace) -> int:
     checks = all_checks()
     config = load_config(args.config, os.environ, checks)
     level = args.level or config.level
-    chosen = select(checks, args.ids, required=args.require)
+    required = (*config.require, *args.require)
+    chosen = select(checks, args.ids, required=required)
+    # what is required is run too: a check that nobody ran gives no verdict
+    chosen = tuple(c for c in checks if c in chosen or any(matches(c, word) for word in required))
     left_out = _left_out(chosen, (*config.skip, *args.skip))
     asked = tuple(c for c in chosen if c not in left_out)
     question = Question(
         checks=asked,
         left_out=left_out,
-        required=(*config.require, *args.require),
+        required=required,
         level=level,
         gpu=args.gpu,
         profile=args.profile or (None if config.profile == "auto" else config.profile),
@@ -77,7 +89,7 @@ def check(args: argparse.Namespace) -> int:
         limit_overrides=threshold_overrides(config),
         suppress=config.suppress,
     )
-    sourced, stopped = Sourced(_nothing_read(args.node)), None
+    sourced = Sourced(_nothing_read(args.node))
     measurements: Measurements | None = None
     partial: list[Measurements] = []
     try:
@@ -87,8 +99,10 @@ def check(args: argparse.Namespace) -> int:
         measurements = sourced.measurements if args.backend == "auto" else None
         if measurements is None:
             measurements = measure(sourced.node, asked, level, args, _progress(), partial.append)
+        signals = hold_signals()
     except InterruptedBySignal as stop:
-        stopped = stop
+        signals = hold_signals()
+        signals.append(stop.number)
         measurements = _cut_short(partial[0] if partial else Measurements(), f"interrupted by {stop}")
     node = sourced.node
     run = Run(
@@ -98,21 +112,26 @@ def check(args: argparse.Namespace) -> int:
         level=level,
         source=SourceSummary(node.source.kind, node.source.name, node.source.faults),
         argv=tuple(args.argv),
-        notes=(f"no check runs at level {level} only yet: what level standard has is all there is",)
-        if level in ("full", "burn")
-        else (),
-        interrupted=str(stopped) if stopped else None,
+        notes=(f"level {level} adds nothing to standard yet",) if level in ("full", "burn") else (),
     )
     report = judge(node, measurements, question, run=run, include_facts=args.include_facts)
-    if stopped is not None:
-        report = msgspec.structs.replace(report, exit_code=stopped.exit_code)
+    if signals:
+        signal = InterruptedBySignal(signals[0])
+        run = msgspec.structs.replace(report.run, interrupted=str(signal))
+        report = msgspec.structs.replace(report, run=run, exit_code=signal.exit_code)
     return _write(report, args)
 
 
-def write_error(args: argparse.Namespace, message: str) -> int:
-    """What could not be done, in the format asked for: one document on every exit, 2 included."""
+def write_error(args: argparse.Namespace, message: str, code: int) -> int:
+    """What could not be done, in the format asked for: one document on every exit, 2 included.
+
+    As text it stands on stderr already; a file asked for gets it too, so that no old report
+    lies there as if it were this run's.
+    """
     if _format(args) == "text":
-        return COULD_NOT
+        if _to_file(args):
+            write_file(args.output, f"gpudoctor could not judge this node: {printable(message)}\n")
+        return code
     report = Report(
         schema="gpudoctor.report/1",
         tool=Tool(),
@@ -121,13 +140,13 @@ def write_error(args: argparse.Namespace, message: str) -> int:
         gpus=(),
         profile=ProfileSummary("none", "nothing was judged"),
         verdict="unknown",
-        exit_code=COULD_NOT,
+        exit_code=code,
         reason="UNKNOWN gpudoctor could not do its work",
         counts=Counts(),
         checks=(),
         faults=(),
         measurements=Measurements(),
-        error=message,
+        error=printable(message),
     )
     return _write(report, args)
 
@@ -138,9 +157,7 @@ def _write(report: Report, args: argparse.Namespace) -> int:
         from gpudoctor.report.nagios import nagios_code
 
         code = nagios_code(report)
-    if args.output is not None:
-        from gpudoctor.report.files import OutputError, write_file
-
+    if _to_file(args):
         try:
             write_file(args.output, _render(report, args, to_file=True))
             return code
@@ -177,8 +194,13 @@ def _render(report: Report, args: argparse.Namespace, *, to_file: bool) -> str:
         return render_junit(report)
     from gpudoctor.report.text import render_text, terminal_width, wants_color
 
-    color = wants_color(args.color, os.environ, is_terminal=not to_file and _is_terminal(sys.stdout))
+    # FORCE_COLOR is about what a person watches: a file gets colour on --color always only
+    color = wants_color(args.color, {} if to_file else os.environ, is_terminal=not to_file and _is_terminal(sys.stdout))
     return render_text(report, width=terminal_width(), color=color, verbose=args.verbose)
+
+
+def _to_file(args: argparse.Namespace) -> bool:
+    return args.output is not None and str(args.output) != "-"
 
 
 def _format(args: argparse.Namespace) -> str:
@@ -192,7 +214,7 @@ def _left_out(chosen: tuple[Check, ...], words: tuple[str, ...]) -> tuple[Check,
 
 
 def _named_source(name: str | None) -> SourceSummary:
-    return SourceSummary("live" if name is None else "facts", name or "")
+    return SourceSummary("live" if name is None else "facts", printable(name or ""))
 
 
 def _nothing_read(name: str | None) -> Node:

@@ -25,6 +25,9 @@ class InterruptedBySignal(BaseException):
         self.exit_code = 128 + number
 
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 def catch_signals() -> None:
     """Turn SIGINT, SIGTERM and SIGHUP into InterruptedBySignal in the main thread.
 
@@ -33,25 +36,40 @@ def catch_signals() -> None:
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
-        ignore_signals()
+        for ending in _ENDING:
+            signal.signal(ending, signal.SIG_IGN)
         raise InterruptedBySignal(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _ENDING:
         signal.signal(number, handle)
 
 
-def ignore_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+def hold_signals() -> list[int]:
+    """From here on note the first signal in the list that is given back, so that the report comes out whole.
+
+    A second one ends the process at once, since stdout may be a pipe that nobody reads.
+    """
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        for ending in _ENDING:
+            signal.signal(ending, signal.SIG_DFL)
+
+    for number in _ENDING:
+        signal.signal(number, note)
+    return noted
 
 
 def say(message: str) -> None:
     """One line to stderr; a closed stderr is nobody's error."""
+    if sys.stderr is None:
+        return
     try:
         sys.stderr.write(f"gpudoctor: {printable(message)}\n")
         sys.stderr.flush()
     except (OSError, ValueError):
-        pass
+        return
 
 
 def printable(text: str) -> str:
@@ -59,24 +77,26 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text.replace("\n", " "))
 
 
-def guarded(command: Callable[[], int], on_error: Callable[[str], int] | None = None) -> int:
+def guarded(command: Callable[[], int], on_error: Callable[[str, int], int]) -> int:
     """Run a command and give its exit code, whatever happens in it.
 
-    `on_error` gets the one line that went to stderr, makes a document of it in the format asked
-    for, and gives the exit code of that format.
+    `on_error` gets the one line that went to stderr and the exit code, makes a document of it in
+    the format asked for, and gives the exit code of that format.
     """
 
-    def could_not(message: str) -> int:
-        say(f"error: {message}")
-        return COULD_NOT if on_error is None else on_error(message)
+    def could_not(message: str, code: int = COULD_NOT) -> int:
+        say(f"error: {message}" if code == COULD_NOT else message)
+        try:
+            return on_error(message, code)
+        except Exception:  # the line on stderr has said it; a verdict's exit code must not come of it
+            return code
 
     try:
         return command()
     except UserError as error:
         return could_not(str(error))
     except InterruptedBySignal as stop:
-        say(f"interrupted by {stop}")
-        return stop.exit_code
+        return could_not(f"interrupted by {stop}", stop.exit_code)
     except Exception as error:  # a defect of ours must not look like a verdict (exit 1) nor print a traceback
         if os.environ.get("GPUDOCTOR_TRACEBACK"):
             raise

@@ -111,7 +111,7 @@ def _backend(node: Node, asked: Backend | Literal["auto"]) -> Backend | None:
 def _why_no_devices(node: Node) -> str:
     if node.source.kind == "live":
         return "no GPU to load; --backend gloo measures CPU ranks"
-    kind = "simulated node" if node.source.kind == "simulated" else node.source.kind
+    kind = {"simulated": "simulated node", "facts": "node read from a facts file"}.get(node.source.kind, "capture")
     return f"a {kind} cannot be put under load; --backend gloo measures CPU ranks of this machine"
 
 

@@ -28,15 +28,21 @@ class Suppression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def apply_suppressions(
     results: Iterable[CheckResult], rules: Iterable[Suppression], today: datetime.date
 ) -> tuple[tuple[CheckResult, ...], tuple[str, ...]]:
-    """The results with suppressed findings turned to skip (never to pass), and notes on rules that have ended."""
+    """The results with suppressed findings turned to skip (never to pass), and what a reader must be told of it."""
     rules = tuple(rules)
     live = [rule for rule in rules if today <= rule.until]
-    ended = tuple(
+    notes = [
         f"suppression of {rule.check} ended on {rule.until} ({rule.reason}): it no longer holds"
         for rule in rules
         if today > rule.until
-    )
-    return tuple(_applied(result, live) for result in results), ended
+    ]
+    before = tuple(results)
+    after = tuple(_applied(result, live) for result in before)
+    for old, new in zip(before, after, strict=True):
+        for was, now in zip(old.findings, new.findings, strict=True):
+            if now.status is not was.status:
+                notes.append(f"{new.id}, {now.subject.label}: {now.reason}")
+    return after, tuple(notes)
 
 
 def _applied(result: CheckResult, rules: list[Suppression]) -> CheckResult:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 from gpudoctor.errors import UserError
@@ -19,6 +18,8 @@ def write_file(path: Path, text: str) -> None:
     A device or pipe (/dev/stderr, a FIFO) is written to as it is. Mode follows the umask, as
     for any file a command writes; node_exporter must be able to read it.
     """
+    import tempfile  # not at the top: it costs start-up time
+
     try:
         if path.exists() and not path.is_file():
             if path.is_dir():
@@ -38,6 +39,8 @@ def write_file(path: Path, text: str) -> None:
         except BaseException:
             os.unlink(temporary)  # noqa: PTH108
             raise
+    except RuntimeError:  # what Path.resolve says of links that lead in a circle
+        raise OutputError(f"{path}: cannot write: too many levels of symbolic links") from None
     except OSError as error:
         raise OutputError(f"{path}: cannot write: {error.strerror or error}") from None
 

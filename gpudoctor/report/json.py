@@ -11,7 +11,12 @@ from gpudoctor.report.report import Report
 
 def render_json(report: Report) -> str:
     """One line of JSON, ending in a newline; `jq .` makes it pretty, logs want it on one line."""
-    return msgspec.json.encode(report).decode() + "\n"
+    try:
+        return msgspec.json.encode(report).decode() + "\n"
+    except UnicodeEncodeError:  # a name that is not UTF-8; the standard library escapes it
+        import json
+
+        return json.dumps(msgspec.to_builtins(report)) + "\n"
 
 
 def schema_from_structs() -> str:

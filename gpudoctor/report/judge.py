@@ -83,14 +83,18 @@ def judge(
     )
     checks = registry() if question.checks is None else question.checks
     results = run_checks(case, checks, level=question.level, clock=time.perf_counter, left_out=question.left_out)
-    ended: tuple[str, ...] = ()
+    suppressed: tuple[str, ...] = ()
     if question.suppress:
         today = question.today or datetime.datetime.now(datetime.timezone.utc).date()
-        results, ended = apply_suppressions(results, question.suppress, today)
+        results, suppressed = apply_suppressions(results, question.suppress, today)
     results, faults = explain(results)
+    lacking = without_verdict(results, question.required)
     verdict = verdict_of(results)
-    code = exit_code(results, verdict, question.fail_on, question.required)
-    notes = (*node.source.notes, *ended, *_scope_note(scope, scope_reason, node))
+    if lacking and verdict != "fail":
+        verdict = "unknown"
+    code = exit_code(results, verdict, question.fail_on, bool(lacking))
+    wanted = tuple(f"required, and without a verdict: {result.id}" for result in lacking)
+    notes = (*node.source.notes, *suppressed, *wanted, *_scope_note(scope, scope_reason, node))
     return Report(
         schema="gpudoctor.report/1",
         tool=Tool(),
@@ -100,7 +104,7 @@ def judge(
         profile=_profile(profile),
         verdict=verdict,
         exit_code=code,
-        reason=reason_line(results, faults, verdict),
+        reason=reason_line(results, faults, verdict, lacking),
         counts=counts_of(results),
         checks=results,
         faults=faults,
@@ -110,43 +114,52 @@ def judge(
     )
 
 
-def exit_code(results: Iterable[CheckResult], verdict: Verdict, fail_on: FailOn, required: Iterable[str]) -> int:
-    """0, 1 or 3 as DESIGN's table says; a required check that gave no verdict is 3."""
-    results = tuple(results)
+def without_verdict(results: Iterable[CheckResult], required: Iterable[str]) -> tuple[CheckResult, ...]:
+    """The required checks (ids, domains, globs) that were skipped or got no answer."""
+    words = tuple(required)
+    silent = (r for r in results if r.status in (Status.SKIP, Status.UNKNOWN))
+    return tuple(r for r in silent if any(_named(r, word) for word in words))
+
+
+def exit_code(results: Iterable[CheckResult], verdict: Verdict, fail_on: FailOn, lacking: bool) -> int:
+    """0, 1 or 3 as DESIGN's table says; `lacking`: a required check gave no verdict."""
     if verdict == "fail" and fail_on != "never":
         return 1
     if fail_on == "warn" and any(result.status is Status.WARN for result in results):
         return 1
-    silent = [r for r in results if r.status in (Status.SKIP, Status.UNKNOWN)]
-    if any(_named(result, word) for word in required for result in silent):
+    if lacking:
         return 3
-    if fail_on == "never":
-        return 0
-    return 3 if verdict == "unknown" else 0
+    return 3 if verdict == "unknown" and fail_on != "never" else 0
 
 
-def reason_line(results: Iterable[CheckResult], faults: tuple[Fault, ...], verdict: Verdict) -> str:
+def reason_line(
+    results: Iterable[CheckResult], faults: tuple[Fault, ...], verdict: Verdict, lacking: tuple[CheckResult, ...] = ()
+) -> str:
     """One line fit for a drain reason: no quotes, no control characters, at most 100 characters."""
     results = tuple(results)
     if faults:
         more = f" (+{len(faults) - 1} more)" if len(faults) > 1 else ""
-        text = f"FAIL {faults[0].check} {faults[0].headline}"
-        room = REASON_LENGTH - len(more)
-        text = (text if len(text) <= room else text[: room - 3] + "...") + more
+        text = _cut(f"FAIL {faults[0].check} {faults[0].headline}", REASON_LENGTH - len(more)) + more
     else:
-        named = {
-            "unknown": [r.id for r in results if r.status is Status.UNKNOWN],
-            "warn": [r.id for r in results if r.status is Status.WARN],
-        }.get(verdict)
-        passed = sum(1 for r in results if r.status is Status.PASS)
-        if named:
-            text = f"{verdict.upper()} {', '.join(named)}"
-        elif verdict == "pass":
-            text = f"PASS {passed} of {len(results)} checks, the others do not apply or were not asked for"
-        else:
-            text = "UNKNOWN nothing could be judged"
-        text = text if len(text) <= REASON_LENGTH else text[: REASON_LENGTH - 3] + "..."
+        text = _cut(_quiet_reason(results, verdict, lacking), REASON_LENGTH)
     return "".join(c for c in text if c.isprintable() and c not in "\"'`\\")
+
+
+def _quiet_reason(results: tuple[CheckResult, ...], verdict: Verdict, lacking: tuple[CheckResult, ...]) -> str:
+    """The reason of a run without a fault."""
+    unknown = [r.id for r in results if r.status is Status.UNKNOWN]
+    if lacking:
+        return f"UNKNOWN required but without a verdict: {', '.join(r.id for r in lacking)}"
+    if verdict == "unknown":
+        return f"UNKNOWN {', '.join(unknown)}" if unknown else "UNKNOWN nothing could be judged"
+    if verdict == "warn":
+        return f"WARN {', '.join(r.id for r in results if r.status is Status.WARN)}"
+    passed = sum(1 for r in results if r.status is Status.PASS)
+    return f"PASS {passed} of {len(results)} checks, {len(results) - passed} not judged"
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def _named(result: CheckResult, word: str) -> bool:

@@ -20,7 +20,8 @@ def render_prometheus(report: Report) -> str:
     mark = {"simulated": "true"} if report.simulated else {}
     families: tuple[tuple[str, str, Iterable[Sample]], ...] = (
         ("gpudoctor_check_status", "Status of each check on each GPU (state set).", _statuses(report)),
-        ("gpudoctor_faults", "Faults: failed findings that nothing else explains.", [({}, len(report.faults))]),
+        # no number of faults where nothing was judged: 0 would look healthy
+        ("gpudoctor_faults", "Faults: failed findings that nothing else explains.", _faults(report)),
         ("gpudoctor_gpu_info", "The GPUs of the node.", _gpus(report)),
         ("gpudoctor_collective_busbw_bytes_per_second", "Measured bus bandwidth.", _collectives(report)),
         ("gpudoctor_ddp_compute_seconds", "Compute time of a DDP step on each rank.", _ranks(report)),
@@ -35,6 +36,11 @@ def render_prometheus(report: Report) -> str:
             lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
             lines += [f"{name}{_labels({**labels, **mark})} {_number(value)}" for labels, value in samples]
     return "\n".join(lines) + "\n"
+
+
+def _faults(report: Report) -> Iterator[Sample]:
+    if report.error is None:
+        yield {}, len(report.faults)
 
 
 def _statuses(report: Report) -> Iterator[Sample]:

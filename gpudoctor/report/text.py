@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import groupby
+from io import StringIO
+from itertools import groupby, zip_longest
+from shlex import quote
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -22,6 +24,7 @@ NARROWEST = 40
 def render_text(report: Report, *, width: int, color: bool, verbose: bool = False) -> str:
     """The whole report, laid out for `width` columns; colour only adds, the status word is always there."""
     console = Console(
+        file=StringIO(),
         width=max(width, NARROWEST),
         force_terminal=color,
         no_color=not color,
@@ -66,7 +69,7 @@ def _head(report: Report) -> Iterator[Text]:
     if report.simulated:
         faults = report.run.source.faults
         what = f"SIMULATED node {report.run.source.name}" + (f" with {', '.join(faults)}" if faults else "")
-        yield plain(f"{what}: invented values, no real GPU was looked at", "bold yellow")
+        yield plain(f"{what}: made up, no verdict on a real machine", "bold yellow")
     elif report.run.source.kind != "live":
         yield plain(f"Read from {report.run.source.kind} {report.run.source.name}: that machine, not this one")
     if report.run.injected:
@@ -142,7 +145,7 @@ def _findings(report: Report) -> Iterator[RenderableType]:
         yield Text("")
         yield Text.assemble(status_word(result.status), "  ", plain(result.id, "bold"), "  ", plain(result.title))
         for finding in result.findings:
-            text = finding.found.text if finding.found else finding.reason or ""
+            text = finding.reason or (finding.found.text if finding.found else "")
             row = Table.grid(padding=(0, 2))
             row.add_column(no_wrap=True)
             row.add_column(no_wrap=True, max_width=28)
@@ -166,7 +169,8 @@ def _tail(report: Report) -> Iterator[Text]:
         (r.id for status in (Status.FAIL, Status.UNKNOWN, Status.WARN) for r in report.checks if r.status is status), ""
     )
     if worst_check:
-        yield plain(f"Next:  gpudoctor explain {worst_check}  |  gpudoctor check {worst_check.partition('.')[0]} -v")
+        again = f"gpudoctor check {worst_check.partition('.')[0]} -v{_same_node(report.run.argv)}"
+        yield plain(f"Next:  gpudoctor explain {worst_check}  |  {again}")
 
 
 def _verdict(report: Report) -> str:
@@ -175,11 +179,26 @@ def _verdict(report: Report) -> str:
     if report.verdict == "pass" and training is not None and training.device == "cuda":
         return "fit to train on"
     words = {
-        "pass": f"nothing wrong in the {report.counts.passed} checks that could look; no GPU was put under load",
+        "pass": f"nothing wrong in {_checks(report.counts.passed)} that could look; no GPU was put under load",
         "warn": "works; look at the warnings",
         "fail": "not fit to train on",
     }
-    return words.get(report.verdict, "not known: what could not be read is not a pass")
+    return words.get(report.verdict, "not known: what got no answer is not a pass")
+
+
+def _checks(count: int) -> str:
+    return "the 1 check" if count == 1 else f"the {count} checks"
+
+
+def _same_node(argv: tuple[str, ...]) -> str:
+    """The options of this run that say which node it was about, to be typed again."""
+    kept = []
+    for word, value in zip_longest(argv, argv[1:], fillvalue=""):
+        if word in ("--node", "--fault", "--gpu", "--profile", "--config"):
+            kept.append(f"{word} {quote(value)}")
+        elif word.startswith(("--node=", "--fault=", "--gpu=", "--profile=", "--config=")):
+            kept.append(quote(word))
+    return "".join(f" {option}" for option in kept)
 
 
 def terminal_width() -> int:

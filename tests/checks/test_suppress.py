@@ -25,7 +25,7 @@ def test_a_suppressed_finding_is_skipped_with_the_reason_the_day_and_what_it_was
     assert [f.status for f in result.findings] == [Status.SKIP, Status.PASS, Status.UNKNOWN]
     assert result.findings[0].reason == "suppressed until 2026-05-01 (riser is ordered); was fail: x8"
     assert result.status is Status.UNKNOWN
-    assert notes == ()
+    assert notes == (f"pcie.link-width, GPU 5 (0000:bb:00.0): {result.findings[0].reason}",)
 
 
 def test_the_day_after_its_last_it_no_longer_holds_and_says_so() -> None:

@@ -12,7 +12,7 @@ import pytest
 from gpudoctor.facts.node import Node, from_json, to_json
 from gpudoctor.facts.simulated import apply_faults, load_node
 from gpudoctor.report.json import render_json, schema_from_structs, shipped_schema
-from gpudoctor.report.judge import FailOn, exit_code, judge
+from gpudoctor.report.judge import FailOn, exit_code, judge, without_verdict
 from gpudoctor.report.junit import render_junit
 from gpudoctor.report.nagios import nagios_code, render_nagios
 from gpudoctor.report.prometheus import render_prometheus
@@ -173,4 +173,5 @@ def test_a_drain_reason_is_one_short_line_without_quotes() -> None:
     ],
 )
 def test_exit_codes(report: Report, fail_on: FailOn, required: tuple[str, ...], code: int) -> None:
-    assert exit_code(report.checks, report.verdict, fail_on, required) == code
+    lacking = without_verdict(report.checks, required)
+    assert exit_code(report.checks, report.verdict, fail_on, bool(lacking)) == code

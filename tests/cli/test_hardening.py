@@ -1,0 +1,166 @@
+"""What a saboteur found: exit codes that must not lie, whatever happens around the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Gpudoctor
+
+QUICK = ("check", "--level", "quick", "--node", "hgx-h100-8")
+GPUDOCTOR = f"{sys.executable} -m gpudoctor"
+
+
+def shell(command: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["/bin/sh", "-c", command], capture_output=True, timeout=60, check=False)
+
+
+def test_a_required_check_is_run_even_where_others_were_asked_for(gpudoctor: Gpudoctor) -> None:
+    outcome = gpudoctor("check", "pcie", "--level", "quick", "--node", "hgx-h100-8", "--require", "gpu.ecc", "--json")
+    assert outcome.code == 0
+    assert "gpu.ecc" in [check["id"] for check in outcome.json["checks"]]
+    broken = gpudoctor("check", "pcie", *QUICK[1:], "--require", "gpu.ecc", "--fault", "ecc-uncorrected@1")
+    assert broken.code == 1
+
+
+@pytest.mark.parametrize("form", ["text", "json", "nagios"])
+def test_a_required_check_without_a_verdict_is_told_in_every_format(form: str, gpudoctor: Gpudoctor) -> None:
+    outcome = gpudoctor(*QUICK, "--require", "train.sync", "--format", form)
+    assert outcome.code == 3
+    assert "train.sync" in outcome.out
+    assert "PASS  " not in outcome.out.splitlines()[-1]
+    if form == "json":
+        assert outcome.json["verdict"] == "unknown"
+        assert outcome.json["reason"] == "UNKNOWN required but without a verdict: train.sync"
+
+
+def test_a_suppressed_fault_stays_visible(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("suppress: [{check: pcie.link-width, until: 2999-01-01, reason: ticket 4711}]\n")
+    outcome = gpudoctor(*QUICK, "--fault", "pcie-width-x8@6", "--config", str(config))
+    assert outcome.code == 0
+    assert "Note: pcie.link-width, GPU 6" in outcome.out
+    assert "ticket 4711" in outcome.out
+    verbose = gpudoctor(*QUICK, "--fault", "pcie-width-x8@6", "--config", str(config), "-v")
+    assert "suppressed until 2999-01-01" in verbose.out[verbose.out.index("PASS     pcie.link-width") :]
+
+
+@pytest.mark.parametrize("redirect", ["2>&-", ">&- 2>&-", "2>/dev/full"])
+def test_a_closed_stderr_does_not_turn_an_error_into_a_verdict(redirect: str) -> None:
+    assert shell(f"{GPUDOCTOR} check no-such-check {redirect}").returncode == 2
+
+
+@pytest.mark.parametrize("option", ["--node", "--gpu", "--profile", "--config"])
+def test_an_argument_that_is_not_utf8_is_an_error_with_a_document(option: str) -> None:
+    raw = os.fsencode("/tmp/") + b"\xff.xml"
+    done = subprocess.run(
+        [sys.executable, "-m", "gpudoctor", *QUICK, "--json", option, raw], capture_output=True, check=False
+    )
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr
+    assert b"internal error" not in done.stderr
+    assert json.loads(done.stdout)["exit_code"] == 2
+
+
+def test_output_onto_a_circle_of_links_is_an_error_and_the_report_still_comes(
+    gpudoctor: Gpudoctor, tmp_path: Path
+) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    outcome = gpudoctor(*QUICK, "--json", "-o", str(loop))
+    assert outcome.code == 2
+    assert outcome.json["verdict"] == "pass"
+
+
+def test_output_to_a_dash_is_stdout_and_a_file_gets_colour_only_on_demand(
+    gpudoctor: Gpudoctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert gpudoctor(*QUICK, "-o", "-").out.startswith("SIMULATED")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    gpudoctor(*QUICK, "-o", "plain.txt")
+    gpudoctor(*QUICK, "-o", "colored.txt", "--color", "always")
+    assert "\x1b[" not in Path("plain.txt").read_text()
+    assert "\x1b[" in Path("colored.txt").read_text()
+
+
+@pytest.mark.parametrize("form", ["text", "json", "prometheus"])
+def test_no_old_report_is_left_where_this_run_could_not_judge(form: str, gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    path = tmp_path / "report"
+    path.write_text("PASS  all is well\n")
+    assert gpudoctor("check", "--node", "nothing-such", "--format", form, "-o", str(path)).code == 2
+    assert "PASS" not in path.read_text()
+    assert "gpudoctor_faults" not in path.read_text()
+
+
+def test_stdin_that_is_closed_is_named() -> None:
+    done = shell(f"{GPUDOCTOR} check --level quick --node - <&-")
+    assert done.returncode == 2
+    assert b"internal error" not in done.stderr
+    assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--node=--", "--gpu=--", "--config=--", "--fault=--", "--skip=--"])
+def test_two_dashes_are_no_value(option: str, gpudoctor: Gpudoctor) -> None:
+    outcome = gpudoctor(*QUICK, option)
+    assert outcome.code == 2
+    assert "Traceback" not in outcome.err
+    assert "internal error" not in outcome.err
+
+
+def test_what_to_run_next_is_about_the_same_node(gpudoctor: Gpudoctor) -> None:
+    outcome = gpudoctor(*QUICK, "--fault", "pcie-width-x8@6")
+    last = " ".join(outcome.out[outcome.out.index("Next:") :].split())
+    assert last.endswith("gpudoctor check pcie -v --node hgx-h100-8 --fault pcie-width-x8@6")
+
+
+STARTUP = """
+import os, signal, sys
+import gpudoctor.exits as exits
+real = exits.catch_signals
+def caught():
+    real()
+    os.kill(os.getpid(), signal.{name})
+exits.catch_signals = caught
+import gpudoctor.cli
+gpudoctor.cli.catch_signals = caught
+sys.exit(gpudoctor.cli.main({argv!r}))
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_at_the_very_start_is_no_traceback_and_no_verdict(name: str, code: int) -> None:
+    script = STARTUP.format(name=name, argv=[*QUICK, "--json"])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.returncode == code
+    assert b"Traceback" not in done.stderr
+
+
+JUDGING = """
+import os, signal, sys
+import gpudoctor.cli, gpudoctor.examine as examine
+real = examine.{at}
+def interrupted(*args, **options):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return real(*args, **options)
+examine.{at} = interrupted
+sys.exit(gpudoctor.cli.main({argv!r}))
+"""
+
+
+@pytest.mark.parametrize("at", ["all_checks", "load_config", "read_source", "judge"])
+def test_a_signal_at_any_later_point_gives_one_whole_document_that_says_so(at: str) -> None:
+    script = JUDGING.format(at=at, argv=[*QUICK, "--json"])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.returncode == 128 + signal.SIGTERM
+    document = json.loads(done.stdout)
+    assert document["exit_code"] == 143
+    assert document["run"]["interrupted"] == "SIGTERM" or "SIGTERM" in document["error"]
+    assert b"Traceback" not in done.stderr
