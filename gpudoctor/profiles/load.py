@@ -38,9 +38,17 @@ def profile_for(node: Node, wanted: str | None = None) -> Profile:
     """
     if wanted is None or wanted == "auto":
         return _matched(node)
-    if wanted.endswith((".yaml", ".yml")) or "/" in wanted or Path(wanted).is_file():
+    if wanted.endswith((".yaml", ".yml")) or "/" in wanted or _is_file(wanted):
         return _from_file(Path(wanted))
     return _packaged(wanted)
+
+
+def _is_file(name: str) -> bool:
+    # Path.is_file raises for a name that is too long, or a folder that may not be entered
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def profile_names() -> tuple[str, ...]:
@@ -132,9 +140,9 @@ def _packaged(name: str) -> Profile:
                 return Profile(name=name, matched_by=matched_by, node=_node_profile(name), gpu=_model(key))
     from difflib import get_close_matches
 
-    close = get_close_matches(name, profile_names(), n=3, cutoff=0.4)
+    close = get_close_matches(name[:100], profile_names(), n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(profile_names()[:8])} ..."
-    raise UserError(f"no profile is called {name!r}; {hint} A file of your own must end in .yaml")
+    raise UserError(f"no profile is called {name[:100]!r}; {hint} A file of your own must end in .yaml")
 
 
 class _UserProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -146,36 +154,38 @@ class _UserProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _from_file(path: Path) -> Profile:
-    import yaml
+    from gpudoctor.yaml_file import YamlFileError, read_yaml
 
     try:
-        raw = _parse(path.read_bytes().decode())
-    except OSError as error:
-        raise UserError(f"profile {path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"profile {path}: is not UTF-8 text") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        raise UserError(f"profile {path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
-    if isinstance(raw, dict) and isinstance(raw.get("node"), dict) and "name" in raw:
-        raw["node"].setdefault("name", raw["name"])
-    try:
-        own = msgspec.convert(raw, _UserProfile)
-    except msgspec.ValidationError as error:
-        words, _, place = str(error).partition(" - at `$")
-        key = place.strip("`.") or "the top level"
-        raise UserError(f"profile {path}: {key}: {words} (see the packaged ones: --profile hgx-h100-8)") from None
-    if own.gpu is None and own.node is None:
-        raise UserError(f"profile {path}: says nothing: it needs a key `gpu` or `node`")
-    gpu = own.gpu
-    if gpu is None and own.node is not None and _is_model(own.node.gpu):
-        gpu = own.node.gpu
-    if isinstance(gpu, str):
-        if not _is_model(gpu):
-            raise UserError(f"profile {path}: gpu: no model is called {gpu!r}; take a key such as h100-sxm")
-        gpu = _model(gpu)
+        file = read_yaml(path)
+        raw = file.data
+        if isinstance(raw, dict) and isinstance(raw.get("node"), dict) and "name" in raw:
+            raw["node"].setdefault("name", raw["name"])
+        own = file.convert(raw, _UserProfile)
+        if own.gpu is None and own.node is None:
+            raise file.error((), "says nothing: it needs a key `gpu` or `node`")
+        gpu = own.gpu
+        if gpu is None and own.node is not None and _is_model(own.node.gpu):
+            gpu = own.node.gpu
+        if isinstance(gpu, str):
+            if not _is_model(gpu):
+                raise file.error(("gpu",), f"no model is called {gpu!r}; take a key such as h100-sxm")
+            gpu = _model(gpu)
+        elif gpu is not None:
+            for number, pattern in enumerate(gpu.patterns):
+                if not _is_expression(pattern):
+                    raise file.error(("gpu", "patterns", number), f"{pattern!r} is no regular expression")
+    except YamlFileError as error:
+        raise UserError(f"profile {error}") from None
     return Profile(name=own.name or path.stem, matched_by=f"asked for: {path}", node=own.node, gpu=gpu)
+
+
+def _is_expression(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return True
 
 
 def _is_model(key: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -163,9 +164,23 @@ def test_a_file_may_describe_a_model_of_its_own(tmp_path: Path) -> None:
     [
         ("gpu: {name: X100, patterns: [X], watts: 3}", ["gpu", "watts"]),
         ("node: {name: a, title: b, gpu: l4, gpus: many}", ["node.gpus", "int"]),
-        ("nodes: {}", ["the top level", "nodes"]),
+        ("nodes: {}", ["line 1: nodes: unknown key"]),
         ("[1, 2", ["line", "not valid YAML"]),
-        ("a: !!python/object/apply:os.system [id]", ["not valid YAML"]),
+        ("a: !!python/object/apply:os.system [id]", ["line 1", "tags are not allowed", "python"]),
+        ("a: &x 1\nb: *x", ["line 2", "aliases"]),
+        ("[" * 200_000, ["line 1", "nested deeper"]),
+        ("\nnode: " + "{a: " * 20_000, ["line 2", "nested deeper"]),
+        ("name: 2027-13-45", ["line 1: name: 2027-13-45 is no number or date"]),
+        ("gpu:\n  power_limit_w: " + "9" * 4001, ["line 2: gpu.power_limit_w: 999"]),
+        ("gpu: !!float abc", ["line 1", "tags are not allowed"]),
+        ("gpu:\n  power_limit_w: .nan", ["line 2: gpu.power_limit_w: .nan: a number from 0"]),
+        ("node:\n  gpus: -8", ["line 2: node.gpus: -8: a number from 0"]),
+        ("name: a\ngpu: l4\ngpu: t4", ["line 3: gpu: this key is there twice, first in line 2"]),
+        (
+            "node: {name: a, title: b, gpu: l4, gpus: 1,\n  size_factor: {'1': 1, '2': x}}",
+            ["line 2: node.size_factor.2"],
+        ),
+        ("gpu: {name: X, patterns: [a, '(']}", ["line 1: gpu.patterns[1]: '(' is no regular expression"]),
         ("just words", ["the top level"]),
         ("", ["the top level"]),
         ("name: x", ["needs a key `gpu` or `node`"]),
@@ -189,6 +204,25 @@ def test_a_file_that_is_absent_or_no_text_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="not UTF-8"):
         profile_for(Node(), str(tmp_path / "binary.yaml"))
+
+
+def test_a_pipe_a_device_and_a_huge_file_are_never_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with (tmp_path / "huge.yaml").open("wb") as file:
+        file.truncate(1 << 40)
+    for name, words in {
+        str(tmp_path / "pipe.yaml"): "not a regular file",
+        "/dev/zero": "not a regular file",
+        str(tmp_path / "huge.yaml"): "larger than 1 MiB",
+        "a\0.yaml": "not the name of a file",
+    }.items():
+        with pytest.raises(UserError, match=f"profile {name}: {words}"):
+            profile_for(Node(), name)
+
+
+def test_a_name_too_long_for_a_file_is_no_profile() -> None:
+    with pytest.raises(UserError, match=r"no profile is called 'x{100}'"):
+        profile_for(Node(), "x" * 5000)
 
 
 def test_every_packaged_entry_is_valid_and_the_index_agrees_with_the_files() -> None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -88,13 +93,136 @@ def test_a_file_that_is_no_text_or_too_large_is_refused(content: bytes, tmp_path
         load_config(path, {"HOME": str(tmp_path)}, registry(), system_file=NOWHERE)
 
 
-def test_deep_nesting_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
-        load("expect: " + "[" * 20000, tmp_path)
+DEEP = "thresholds:\n  gpu.temperature:\n    "
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: 1\nexpect: " + "[" * 60000, "line 2: nested deeper than 32 levels"),
+        ("expect: " + "{a: " * 60000, "line 1: nested deeper than 32 levels"),
+        ("- " * 60000, "line 1: nested deeper than 32 levels"),
+        ("skip: [" + "a, " * 60000 + "]", "line 1: too many values"),
+        ("profile: 1" + ":59" * 9000, "line 1: a value of more than 4096 characters"),
+        ("%TAG !a! b\n---\nlevel: quick\n", "line 1: YAML tags are not allowed"),
+        (
+            "level: quick\nsuppress:\n  - until: 2027-13-45\n",
+            "line 3: suppress[0].until: 2027-13-45 is no number or date",
+        ),
+        ("suppress: [{until: 2020-99-99}]", "line 1: suppress[0].until: 2020-99-99 is no"),
+        ("\ndeadline_s: " + "9" * 4001, "line 2: deadline_s: 999"),
+        ("deadline_s: 1" + ":59" * 1000 + ".5", "line 1: deadline_s: 1:59:59"),
+        ("\ndeadline_s: !!float abc", "line 2: YAML tags are not allowed here: tag:yaml.org,2002:float"),
+        ("deadline_s: 0", "line 1: deadline_s: Expected `float` > 0"),
+        ("deadline_s: -1", "line 1: deadline_s: -1: a number from 0"),
+        ("deadline_s: .nan", "line 1: deadline_s: .nan: a number from 0"),
+        ("deadline_s: 1e12", "line 1: deadline_s: Expected `float`"),
+        ("expect:\n  gpus: -1", "line 2: expect.gpus: -1: a number from 0"),
+        ("expect:\n  gpus: true", "line 2: expect.gpus: Expected `int | null`, got `bool`"),
+        ("level: quick\nexpect: {gpus: 8}\nlevel: full", "line 3: level: this key is there twice, first in line 1"),
+        ("expect:\n  gpus: 8\n  'gpus': 4", "line 3: expect.gpus: this key is there twice, first in line 2"),
+        ("level: quick\n1: 2", "line 2: the top level: the key 1 must be text"),
+        ("expect:\n  no: 2", "line 2: expect: the key no must be text"),
+        ("expect:\n  [a]: 2", "line 2: expect: a key is text"),
+        ("<<: {level: quick}", "line 1: the top level: the key << must be text"),
+        (DEEP + "high_c: .inf", "line 3: thresholds.gpu.temperature.high_c: .inf: a number from 0"),
+        (DEEP + "high_c: .nan", "line 3: thresholds.gpu.temperature.high_c: .nan: a number from 0"),
+        (DEEP + "high_c: -3", "line 3: thresholds.gpu.temperature.high_c: -3: a number from 0"),
+        (DEEP + "a: 1\n    b: x", "line 4: thresholds.gpu.temperature.b: Expected `float | object`, got `str`"),
+        (DEEP + "models:\n      H.[1]:\n        b: x", "line 5: thresholds.gpu.temperature.models.H.[1].b: Expected"),
+        (DEEP + "a: 1\n    b: x\nlevel: fast\nsuppress: 7", "line 4: thresholds.gpu.temperature.b: Expected"),
+        ("skip:\n  - gpu.ecc\n  - hots", "line 3: skip[1]: no check is called 'hots'"),
+        ("level: quick\n---\nlevel: full", "line 2: not valid YAML: but found another document"),
+        ("level: quick\nprofile: a\x07", "line 2: not valid YAML: control characters"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_line_and_key(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(text, tmp_path)
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'gpudoctor.yaml'}")
+    assert words in message
+    assert "\n" not in message
+    assert len(message) < 700
+
+
+def test_a_long_key_is_cut(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"line 1: k{196} \.\.\.: unknown key") as caught:
+        load(f"{'k' * 1000}: 1", tmp_path)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_pipe_a_device_a_folder_and_a_huge_file_are_never_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(1 << 40)
+    for name, words in {
+        tmp_path / "pipe": "not a regular file",
+        tmp_path / "folder": "not a regular file",
+        Path("/dev/zero"): "not a regular file",
+        tmp_path / "huge": "larger than 1 MiB",
+    }.items():
+        with pytest.raises(ConfigError, match=f"{name}: {words}"):
+            load_config(name, {"HOME": str(tmp_path)}, registry(), system_file=NOWHERE)
+
+
+def test_a_configuration_can_be_masked_with_dev_null(tmp_path: Path) -> None:
+    assert load_config(Path("/dev/null"), {"HOME": str(tmp_path)}, registry(), system_file=NOWHERE) == Config()
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, method: str, path: Path) -> None:
+    """The tests may run as root, whom no mode keeps out."""
+    real = getattr(Path, method)
+
+    def refuse(self: Path, *args: Any, **kwargs: Any) -> Any:
+        if self == path:
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, method, refuse)
+
+
+def test_a_home_that_may_not_be_entered_is_as_if_without_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing(monkeypatch, "stat", tmp_path / ".config" / "gpudoctor" / "config.yaml")
+    assert load_config(None, {"HOME": str(tmp_path)}, registry(), system_file=NOWHERE) == Config()
+
+
+def test_a_users_file_that_is_there_and_cannot_be_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = tmp_path / ".config" / "gpudoctor" / "config.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("level: quick\n")
+    refusing(monkeypatch, "open", mine)
+    with pytest.raises(ConfigError, match=r"config\.yaml: cannot be read: Permission denied"):
+        load_config(None, {"HOME": str(tmp_path)}, registry(), system_file=NOWHERE)
+
+
+def test_without_a_file_no_yaml_is_imported() -> None:
+    code = (
+        "import sys, pathlib; from gpudoctor.config import load_config;"
+        "load_config(None, {'HOME': '/nonexistent'}, (), pathlib.Path('/nonexistent'));"
+        "print('yaml' in sys.modules, 'gpudoctor.yaml_file' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["False", "False"]
+
+
+def test_the_command_line_ends_with_2_and_one_line(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("suppress: [{until: 2027-13-45}]\n")
+    ended = gpudoctor("config", "--config", str(mine))
+    assert ended.code == 2
+    assert ended.out == ""
+    assert len(ended.err.splitlines()) == 1
+    assert "mine.yaml, line 1: suppress[0].until: 2027-13-45" in ended.err
 
 
 def test_a_missing_explicit_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"gone\.yaml: No such file"):
+    with pytest.raises(ConfigError, match=r"gone\.yaml: cannot be read: No such file"):
         load_config(tmp_path / "gone.yaml", {"HOME": str(tmp_path)}, registry(), system_file=NOWHERE)
 
 
