@@ -56,6 +56,8 @@ def _width_of(case: Case, gpu: Gpu) -> Finding:
     own_max = _own_max(gpu)
     if isinstance(own_max, Missing):
         return unread(subject, "PCIe link width that the GPU can do", own_max)
+    if min(link.width, own_max) <= 0:
+        return unknown(subject, f"PCIe link width: the answer, {link.width} of {own_max} lanes, is none")
     width, generation = link.width, generation_reachable(gpu) or known(link.generation)
     found = Found(describe(generation, width), width, "lanes")
     wider = [peer for peer in _peers(case, gpu) if (known(peer.pcie.width) or 0) > width]
@@ -193,6 +195,8 @@ def _speed_of(case: Case, gpu: Gpu) -> Finding:
     if isinstance(link.generation, Missing):
         return unread(subject, "PCIe generation", link.generation)
     now, most = link.generation, generation_reachable(gpu)
+    if min(now, now if most is None else most) <= 0:
+        return unknown(subject, f"PCIe generation: the answer, {now} of {most}, is none")
     device = known(link.device_generation_max)
     if most is None and device is not None and now >= device:
         most = device

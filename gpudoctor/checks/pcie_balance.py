@@ -56,6 +56,11 @@ def balance(case: Case) -> Iterator[Finding]:
         for gpu, missing in unseen:
             yield unread(of_gpu(gpu), "PCIe link width", missing)
         return
+    senseless = [gpu for gpu in gpus if _lanes(gpu) <= 0]
+    if senseless:
+        for gpu in senseless:
+            yield unknown(of_gpu(gpu), f"PCIe link width: the answer, {_lanes(gpu)} lanes, is none")
+        return
     yield _split(case, gpus)
 
 

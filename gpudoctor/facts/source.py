@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -11,11 +12,14 @@ from typing import BinaryIO
 
 import msgspec
 
-from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures import SourceError, printable
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.node import Node
 
 __all__ = ["Loaded", "SourceError", "load_source"]
+
+
+_NO_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -34,16 +38,26 @@ def load_source(name: str, *, stdin: BinaryIO | None = None, environ: Mapping[st
     `environ` (not given: this process's own), so that a setting can be tried on it.
     Raise SourceError, one line that names the file and the place, for what cannot be read.
     """
+    try:
+        return _load(name, stdin, environ)
+    except SourceError as error:
+        raise SourceError(printable(str(error))) from None
+
+
+def _load(name: str, stdin: BinaryIO | None, environ: Mapping[str, str] | None) -> Loaded:
+    if not name:
+        raise SourceError("the source is an empty name: give a file, a directory, a simulated node, or - for stdin")
     if name == "-":
         stream = stdin or (sys.stdin.buffer if sys.stdin else None)
         if stream is None:
-            raise SourceError("standard input: it is closed")
+            raise SourceError("standard input is closed")
         return _named("standard input", _from_stream(stream))
     try:
         mode = Path(name).stat().st_mode
-    except PermissionError:
-        raise SourceError(f"{name}: permission denied") from None
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        said = None if getattr(error, "errno", None) in _NO_FILE else getattr(error, "strerror", None)
+        if said and not _is_node(name):
+            raise SourceError(f"{name}: {said.lower()}") from None
         return Loaded(_simulated(name, os.environ if environ is None else environ))
     if stat.S_ISDIR(mode):
         from gpudoctor.facts.captures.directory import node_from_directory
@@ -55,7 +69,13 @@ def load_source(name: str, *, stdin: BinaryIO | None = None, environ: Mapping[st
         data = read_file(name)
     except SourceError as error:
         raise SourceError(f"{name}: {error}") from None
-    return _named(Path(name).name, _from_bytes(data, name))
+    return _named(printable(Path(name).name), _from_bytes(data, name))
+
+
+def _is_node(name: str) -> bool:
+    from gpudoctor.facts.simulated import node_names
+
+    return name in node_names()
 
 
 def _simulated(name: str, environ: Mapping[str, str]) -> Node:
@@ -78,7 +98,11 @@ def _from_stream(stream: BinaryIO) -> Loaded:
 
     try:
         data = read_stream(stream)
-    except (SourceError, OSError) as error:
+    except OSError as error:
+        raise SourceError(f"standard input: cannot be read: {error.strerror or error}") from None
+    except ValueError:  # Python's word for a stream that was closed
+        raise SourceError("standard input is closed") from None
+    except SourceError as error:
         raise SourceError(f"standard input: {error}") from None
     return _from_bytes(data, "standard input")
 

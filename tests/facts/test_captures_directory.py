@@ -320,3 +320,29 @@ def test_a_directory_without_a_dump_or_with_too_many_files_is_refused(tmp_path: 
         (tmp_path / str(number)).touch()
     with pytest.raises(SourceError, match="1001 files"):
         node_of(tmp_path)
+
+
+def test_a_directory_in_which_no_dump_shows_gpus_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "env").write_text(ENV)
+    (tmp_path / "dmesg").write_text("[    0.000000] Linux version 6.8\n" + XID + "\n")
+    (tmp_path / "lspci").write_text("00:00.0 Host bridge: Intel Corporation 440FX\n")
+    with pytest.raises(SourceError, match="no dump in this directory that shows GPUs"):
+        node_of(tmp_path)
+    shutil.copy(DUMPS / "lspci-2-gpus.txt", tmp_path / "a")
+    assert len(node_of(tmp_path).gpus) == 2
+
+
+def test_of_many_files_that_are_no_dumps_ten_are_named(hgx: Path) -> None:
+    for number in range(25):
+        (hgx / f"note{number:02}").write_text("words\n")
+    notes = node_of(hgx).source.notes
+    assert len(notes) == 11
+    assert notes[-1] == "and 15 more files that were not read"
+
+
+def test_file_names_that_are_no_text_are_made_printable(hgx: Path) -> None:
+    (hgx / os.fsdecode(b"\xff.log")).write_text("words\n")
+    (hgx / "topo-m.txt").rename(hgx / os.fsdecode(b"\xfe.txt"))
+    source = node_of(hgx).source
+    assert source.notes == ("\\udcff.log: not recognised as a dump",)
+    assert "\\udcfe.txt" in source.files

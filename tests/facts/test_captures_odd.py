@@ -136,3 +136,54 @@ def test_the_mig_devices_of_a_text_dump_are_told_apart(captures: Path) -> None:
         (2, 0, 9856),
     ]
     assert node_of(text.encode()).gpus[1:] == node_of((head + MIG_TEXT.lstrip("\n") + tail).encode()).gpus[1:]
+
+
+@pytest.mark.parametrize("file", ["nvlink-status.txt", "nvlink-errors.txt"])
+def test_nvlink_text_cut_off_inside_its_last_gpu_is_never_links_that_are_down(captures: Path, file: str) -> None:
+    text = (captures / "hgx-h100-dump" / file).read_text().rstrip("\n") + "\n"
+    lines = text.splitlines(keepends=True)
+    last = max(number for number, line in enumerate(lines) if line.startswith("GPU 7"))
+    for end in range(last + 1, len(lines)):
+        with pytest.raises(SourceError, match=r"cut off after line \d+: \d+ lines of links"):
+            node_of("".join(lines[:end]).encode())
+    for cut in range(1, 40):
+        with pytest.raises(SourceError, match="cut off after line"):
+            node_of(text[:-cut].encode())
+
+
+def test_a_last_gpu_that_shows_its_inactive_links_or_has_none_is_whole() -> None:
+    one = "GPU 0: H100 (UUID: GPU-1)\n\t Link 0: 26 GB/s\n\t Link 1: <inactive>\n"
+    other = one.replace("GPU 0", "GPU 1").replace("GPU-1", "GPU-2").replace("26 GB/s", "<inactive>")
+    assert len(known(node_of((one + other).encode()).gpus[1].nvlinks) or ()) == 2
+    node_of((one + "GPU 1: T4 (UUID: GPU-2)\n").encode())
+    with pytest.raises(SourceError, match="cut off"):
+        node_of((one + "GPU 1: H100 (UUID: GPU-2)\n").encode())
+
+
+@pytest.mark.parametrize("file", ["smi-q-8x-h100-sxm.txt", "hgx-h100-dump/topo-m.txt"])
+def test_a_dump_without_its_last_line_end_is_cut_off(captures: Path, file: str) -> None:
+    with pytest.raises(SourceError, match="the last line has no end"):
+        node_of((captures / file).read_bytes()[:-1])
+
+
+def test_a_dump_that_counts_gpus_and_shows_none_is_cut_off(captures: Path) -> None:
+    with pytest.raises(SourceError, match="counts 8 GPUs and shows none"):
+        node_of(b"<nvidia_smi_log><attached_gpus>8</attached_gpus></nvidia_smi_log>")
+    head = (captures / "smi-q-8x-h100-sxm.txt").read_bytes().partition(b"\nGPU 0000")[0]
+    with pytest.raises(SourceError, match="counts 8 GPUs and shows none"):
+        node_of(head + b"\n")
+
+
+def test_a_negative_width_in_a_dump_is_a_failed_reading(captures: Path) -> None:
+    data = (captures / "qx-h100.xml").read_bytes()
+    width = node_of(data.replace(b"<current_link_width>16x", b"<current_link_width>-16x")).gpus[0].pcie.width
+    assert isinstance(width, Missing)
+    assert (width.kind, "-16" in width.reason) == ("failed", True)
+
+
+def test_a_text_of_megabytes_is_clipped(captures: Path) -> None:
+    data = (captures / "qx-l40s.xml").read_bytes().replace(b"NVIDIA L40S", b"N" * 5_000_000)
+    name = known(node_of(data).gpus[0].name) or ""
+    assert (len(name), name[-4:]) == (1000, "N...")
+    log = node_of(f"[    1.000000] a\n[    5.123456] {XID} {'x' * 5000}\n".encode()).kernel_log
+    assert len((known(log.events) or ())[0].text) == 1000

@@ -56,7 +56,7 @@ def said(name: str) -> str:
 
 
 def as_yaml(node: Node) -> str:
-    return yaml.safe_dump(json.loads(to_json(node)))
+    return yaml.safe_dump(json.loads(to_json(node)), explicit_end=True)
 
 
 def test_facts_json_gives_the_same_node_and_a_live_one_is_facts_now(write: Write) -> None:
@@ -102,7 +102,7 @@ def test_stdin_is_read_for_a_dash() -> None:
 
 def test_a_closed_stdin_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    assert said("-") == "standard input: it is closed"
+    assert said("-") == "standard input is closed"
 
 
 def test_a_dump_on_stdin_is_recognised(captures: Path) -> None:
@@ -149,6 +149,9 @@ def test_a_name_that_is_nothing_is_answered_with_the_nearest_nodes() -> None:
         (b"\x1f\x8bnope, this is no archive", "broken .gz"),
         (gzip.compress(b"x" * 99999)[:60], "the .gz ends before its end mark"),
         ("{", "cut off: Input data was truncated"),
+        ('{"schema": "gpudoctor.facts/1", "x": "\\ud800"}', "broken JSON"),
+        ("schema: gpudoctor.facts/1\ngpus: []", "line 2: cut off? the last line has no end"),
+        ("schema: gpudoctor.facts/1\ngpus: []\n", "line 3: cut off? nothing shows that it is whole"),
         ('{"schema": "gpudoctor.facts/1", "gpus": [{]}', "broken JSON"),
         ('{"a": 1}', "the key 'schema' must be"),
         ('{"schema": "gpudoctor.facts/2"}', "'gpudoctor.facts/2'; this version reads"),
@@ -251,6 +254,19 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     assert "larger than 64 MiB" in said(str(path))
 
 
+@pytest.mark.parametrize("sort_keys", [True, False])
+def test_facts_of_a_whole_node_as_yaml_are_read_and_no_part_of_them_is(write: Write, sort_keys: bool) -> None:
+    node = load_source("rtx3090-nvlink-2", environ={}).node
+    text = yaml.safe_dump(json.loads(to_json(node)), sort_keys=sort_keys)
+    assert load_source(write(text)).node == node
+    lines = text.splitlines(keepends=True)
+    last_key = max(number for number, line in enumerate(lines) if not line.startswith((" ", "-")))
+    for end in range(0, last_key + 1, 7):
+        assert said(write("".join(lines[:end])))
+    assert said(write("".join(lines[:last_key])))
+    assert "the last line has no end" in said(write(text[:-1]))
+
+
 class Endless(io.RawIOBase):
     """A stream that never ends, and knows how much was taken from it."""
 
@@ -293,11 +309,13 @@ def test_pipes_devices_and_unreadable_files_are_refused(tmp_path: Path, monkeypa
 
     (tmp_path / "secret").write_text("{}")
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", forbidden)
+        patch.setattr(os, "open", forbidden)
         assert said(str(tmp_path / "secret")).endswith("secret: cannot be read: Permission denied")
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "stat", forbidden)
+        stat = Path.stat
+        patch.setattr(Path, "stat", lambda path: stat(path) if path.is_absolute() else forbidden(path))
         assert said("secret") == "secret: permission denied"
+        assert load_source("hgx-h100-8").node.source.kind == "simulated", "no file is looked at for it"
     with monkeypatch.context() as patch:
         patch.setattr(os, "scandir", forbidden)
         assert said(str(tmp_path)).endswith("cannot be read: Permission denied")

@@ -5,7 +5,25 @@ from __future__ import annotations
 from gpudoctor.errors import UserError
 from gpudoctor.facts.missing import Missing
 
+MOST_GPUS = 1024  # no machine has so many, and each is compared with all of its peers
+LONGEST_TEXT = 1000
 ABSENT = Missing("not in this capture", "absent")
+
+
+def clipped(text: str) -> str:
+    """A string out of a dump, at most 1,000 characters: a stranger's name may be megabytes long."""
+    if not text.isascii():
+        text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "..."
+
+
+def printable(name: str) -> str:
+    r"""A file's name as one line of UTF-8, whatever bytes the file system holds.
+
+    >>> printable("caf\udce9"), printable("a\nb")
+    ('caf\\udce9', 'a\\nb')
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 class SourceError(UserError):

@@ -51,6 +51,6 @@ def _sections(data: bytes) -> Iterator[bytes]:
         if ruler < 0:
             ruler = len(data)
         if ruler > start:
-            yield data[start:ruler]
+            yield data[start : ruler + 1]  # with the line end that the ruler's own match starts at
         line_end = data.find(b"\n", ruler + 1)
         start = len(data) if line_end < 0 else line_end

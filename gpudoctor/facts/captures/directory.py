@@ -6,20 +6,22 @@ import os
 import stat
 from pathlib import Path
 
-from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures import SourceError, printable
 from gpudoctor.facts.captures.bug_report import add_bug_report
 from gpudoctor.facts.captures.join import Dumps
-from gpudoctor.facts.captures.opened import decoded, head_text, read_file
+from gpudoctor.facts.captures.opened import decoded, head_text, open_plain, read_file
 from gpudoctor.facts.captures.recognise import HEAD_BYTES, Kind, recognise
 from gpudoctor.facts.node import Node
 
 MAX_FILES = 1000
+MAX_NAMED = 10  # of the files that are no dumps
+_PSEUDO = ("/proc", "/sys", "/dev")
 _GZIP = b"\x1f\x8b"
 
 
 def node_from_dump(data: bytes, kind: Kind, path: str) -> Node:
     """The node of one dump of a known kind. Raise SourceError that names `path`."""
-    name = Path(path).name
+    name = printable(Path(path).name)
     dumps = Dumps()
     _add(dumps, data, kind, path, name)
     return dumps.node(name)
@@ -31,7 +33,10 @@ def node_from_directory(path: str) -> Node:
     Subdirectories and hidden files are passed over. Raise SourceError, naming the file, for a
     broken dump, for two that contradict each other, and for a directory without any.
     """
-    name = Path(path).resolve().name or path
+    real = os.path.realpath(path)
+    if real.startswith(tuple(f"{root}/" for root in _PSEUDO)) or real in _PSEUDO:
+        raise SourceError(f"{path}: files that the kernel makes up, no directory of dumps")
+    name = printable(Path(real).name or path)
     try:
         with os.scandir(path) as entries:
             found = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
@@ -40,18 +45,26 @@ def node_from_directory(path: str) -> Node:
     if len(found) > MAX_FILES:
         raise SourceError(f"{path}: {len(found)} files; a directory of dumps has at most {MAX_FILES}")
     dumps = Dumps()
+    passed_over: list[str] = []
     for entry in found:
+        shown = printable(entry.name)
         data, note = _dump_in(entry.path)
         if data is None:
-            dumps.notes.append(f"{entry.name}: {note}")
+            passed_over.append(f"{shown}: {note}")
             continue
         kind = recognise(head_text(data))
         if kind is None:
-            dumps.notes.append(f"{entry.name}: not recognised as a dump")
+            passed_over.append(f"{shown}: not recognised as a dump")
             continue
-        _add(dumps, data, kind, entry.path, entry.name)
-    if not dumps.files:
-        raise SourceError(f"{path}: no dump in this directory (nvidia-smi -q [-x], topo -m, nvlink -s, lspci -vvv ...)")
+        _add(dumps, data, kind, entry.path, shown)
+    dumps.notes.extend(passed_over[:MAX_NAMED])
+    if len(passed_over) > MAX_NAMED:
+        dumps.notes.append(f"and {len(passed_over) - MAX_NAMED} more files that were not read")
+    if not dumps.shows_gpus:
+        raise SourceError(
+            f"{path}: no dump in this directory that shows GPUs or their driver "
+            "(nvidia-smi -q [-x], topo -m, nvlink -s, lspci -vvv ...)"
+        )
     try:
         return dumps.node(name)
     except SourceError as error:
@@ -61,13 +74,16 @@ def node_from_directory(path: str) -> Node:
 def _dump_in(path: str) -> tuple[bytes | None, str]:
     """The content of a file that may be a dump; else None and why. A large file is no dump by its head."""
     try:
-        mode = Path(path).stat().st_mode
+        info = Path(path).stat()
+        mode = info.st_mode
         if stat.S_ISDIR(mode):
             return None, "a directory, not looked into"
         if not stat.S_ISREG(mode):
             return None, "not a regular file"
-        with Path(path).open("rb") as file:
-            head = file.read(HEAD_BYTES)
+        if info.st_size == 0:
+            return None, "empty"
+        with open_plain(path) as file:
+            head = file.read(HEAD_BYTES) or b""
     except OSError as error:
         return None, f"cannot be read: {error.strerror}"
     if not head.strip():

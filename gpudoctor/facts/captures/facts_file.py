@@ -7,13 +7,18 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures import MOST_GPUS, SourceError
+from gpudoctor.facts.captures.plausible import plausible
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.node import Node
 
 FACTS = "gpudoctor.facts/1"
 REPORT = "gpudoctor.report/1"
 _YAML_SCHEMA = re.compile(r"^[\"']?schema[\"']?\s*:\s*[\"']?gpudoctor\.", re.MULTILINE)
+_YAML_END = re.compile(r"^\.\.\.\s*\Z", re.MULTILINE)
+_HALF_PAIR = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
 _DEEPEST = 32  # facts nest 6 levels
 _MOST_YAML_EVENTS = 2_000_000
 
@@ -51,10 +56,15 @@ def load_json(data: bytes) -> Loaded:
         raise SourceError(str(error)) from None
     except msgspec.DecodeError as error:
         said = str(error)
-        raise SourceError(f"cut off: {said}" if "truncated" in said else f"broken JSON: {said}") from None
+        raise SourceError(f"cut off: {said}" if _cut(text, said) else f"broken JSON: {said}") from None
     if report.facts is None:
         raise SourceError("a report without facts: make it with `gpudoctor check --json --include-facts`")
     return _checked(report.facts), report.measurements
+
+
+def _cut(text: str, said: str) -> bool:
+    """msgspec calls half a surrogate pair, as in "\\ud800", truncated too."""
+    return "truncated" in said and not _HALF_PAIR.search(text)
 
 
 def load_yaml(data: bytes) -> Loaded:
@@ -73,7 +83,9 @@ def load_yaml(data: bytes) -> Loaded:
         if schema == REPORT:
             raise SourceError("a report is read as JSON, not as YAML")
         _known(str(schema))
-        return _checked(msgspec.convert(raw, Node)), None
+        node = _checked(msgspec.convert(raw, Node))
+        _whole(text, raw)
+        return node, None
     except UnicodeDecodeError as error:
         raise SourceError(f"not UTF-8 at byte {error.start}") from None
     except yaml.MarkedYAMLError as error:
@@ -86,6 +98,19 @@ def load_yaml(data: bytes) -> Loaded:
         # msgspec.ValidationError is a ValueError; YAML's own constructors raise the other ones
         quote = " (quote what looks like a number or date)" if "Expected `str" in str(error) else ""
         raise SourceError(f"{' '.join(str(error).split())[:300]}{quote}") from None
+
+
+def _whole(text: str, raw: dict[str, Any]) -> None:
+    """YAML has no end of its own: cut between two lines it is good YAML, of a node with less in it.
+
+    Facts that gpudoctor wrote end with `network`; converted by a tool that sorts the keys, with
+    `source`: with both there, nothing that is judged can be cut off. Other facts need the end mark.
+    """
+    if _YAML_END.search(text) or (text.endswith("\n") and "source" in raw and "network" in raw):
+        return
+    line = text.count("\n") + 1
+    said = "the last line has no end" if not text.endswith("\n") else "nothing shows that it is whole"
+    raise SourceError(f"line {line}: cut off? {said}; if it is whole, end it with a line of three dots, ...")
 
 
 def _plain(events: Any) -> None:
@@ -115,7 +140,9 @@ def _known(schema: str) -> None:
 
 
 def _checked(node: Node) -> Node:
-    """What types cannot say: one GPU an index, one GPU a bus id."""
+    """What types cannot say: one GPU an index, one GPU a bus id, numbers that can be."""
+    if len(node.gpus) > MOST_GPUS:
+        raise SourceError(f"more than {MOST_GPUS} GPUs: not the facts of one machine - at `$.gpus`")
     indices: set[int] = set()
     bus_ids: set[str] = set()
     for place, gpu in enumerate(node.gpus):
@@ -125,4 +152,4 @@ def _checked(node: Node) -> Node:
             raise SourceError(f"bus id {gpu.bus_id[:40]} is there twice - at `$.gpus[{place}].bus_id`")
         indices.add(gpu.index)
         bus_ids.add(gpu.bus_id)
-    return node
+    return plausible(node)

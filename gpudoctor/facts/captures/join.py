@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures import MOST_GPUS, SourceError
 from gpudoctor.facts.captures.complete import pairs_of, placeholder_gpus, say_absent, with_links, without_gpu_memory
 from gpudoctor.facts.captures.lspci import PciTree, parse_lspci
 from gpudoctor.facts.captures.nvlink import LinkDump, merge_links, parse_nvlink
+from gpudoctor.facts.captures.plausible import plausible
 from gpudoctor.facts.captures.recognise import Kind
 from gpudoctor.facts.captures.smi_dump import SmiDump, init_failure
 from gpudoctor.facts.captures.smi_text import parse_smi_text
@@ -20,6 +21,8 @@ from gpudoctor.facts.gpu import Gpu, P2pStatus
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Driver, Environment, Host, KernelLog, Node, PciBus, Source
 
+# printed line by line to its end: a last line without an end is half a line
+_BY_LINES = ("smi-text", "nvlink", "topology", "p2p", "lspci", "free", "meminfo", "df")
 _WRITES = re.compile(r"p2p[-_ ]?w|write", re.IGNORECASE)
 
 
@@ -45,6 +48,10 @@ class Dumps:
         A second dump of a kind must agree with the first (`nvidia-smi -q`) or is passed over
         with a note.
         """
+        if kind in _BY_LINES and not text.endswith("\n"):
+            raise SourceError(
+                f"cut off after line {text.count(chr(10))}: the last line has no end (if it is whole, add a line end)"
+            )
         if kind in ("smi-xml", "smi-text", "smi-failure"):
             self._add_smi(kind, text, file)
         elif kind == "nvlink":
@@ -63,6 +70,12 @@ class Dumps:
         if file not in self.files:
             self.files.append(file)
 
+    @property
+    def shows_gpus(self) -> bool:
+        """Whether a dump speaks of the GPUs or their driver: an environment alone says nothing of a node."""
+        driver = self._smi or self._topology or self._p2p or self._links or self._module_version
+        return bool(driver or (self._tree and self._tree.nvidia_devices))
+
     def node(self, name: str) -> Node:
         """The node. Leaves that no dump holds are Missing, "not in this capture".
 
@@ -71,6 +84,8 @@ class Dumps:
         smi = self._smi[1] if self._smi else SmiDump(Driver(), ())
         self.notes.extend(smi.notes)
         gpus = smi.gpus or placeholder_gpus(self._tree, list(self._links.values()), self._topology, self._p2p)
+        if len(gpus) > MOST_GPUS:
+            raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
         partial = any("the dump shows" in note for note in smi.notes)
         if smi.gpus and not partial and self._topology and self._topology.places.keys() != {g.index for g in gpus}:
             shown = len(self._topology.places)
@@ -96,7 +111,7 @@ class Dumps:
             environment=self._environment or Environment(),
         )
         source = Source("capture", name, smi.collected_at, files=tuple(self.files), notes=tuple(self.notes))
-        return msgspec.structs.replace(say_absent(node), source=source)
+        return msgspec.structs.replace(plausible(say_absent(node)), source=source)
 
     def _add_smi(self, kind: Kind, text: str, file: str) -> None:
         if kind == "smi-failure":

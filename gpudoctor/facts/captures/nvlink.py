@@ -41,7 +41,7 @@ class LinkDump(msgspec.Struct):
 
 
 def parse_nvlink(text: str) -> list[LinkDump]:
-    """The GPUs in the dump's order. Raise SourceError where it names none.
+    """The GPUs in the dump's order. Raise SourceError where it names none, or ends inside one.
 
     `--status`, `-e` and `-R` may stand in one text; what a link's lines do not tell is
     `ABSENT`. Where nvidia-smi says only that all links are inactive, a peer of the same model
@@ -49,12 +49,16 @@ def parse_nvlink(text: str) -> list[LinkDump]:
     """
     gpus: dict[tuple[int, str], LinkDump] = {}
     current: LinkDump | None = None
-    for raw in text.splitlines():
+    blocks: list[_Block] = []
+    last = ""
+    for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip()
+        last = line or last
         header = _GPU.match(line)
         if header is not None:
             index, uuid = int(header.group(1)), header.group(3)
             current = gpus.setdefault((index, uuid), LinkDump(index, header.group(2), uuid))
+            blocks.append(_Block(current.name, number))
             continue
         if current is None:
             continue
@@ -64,11 +68,15 @@ def parse_nvlink(text: str) -> list[LinkDump]:
         link = _LINK.match(line)
         if link is None:
             continue
-        number = int(link.group(1))
-        known_so_far = current.links.get(number) or _unread_link(number)
-        current.links[number] = _with(known_so_far, link.group(2).strip())
+        told = link.group(2).strip()
+        blocks[-1].count(told, number)
+        place = int(link.group(1))
+        known_so_far = current.links.get(place) or _unread_link(place)
+        current.links[place] = _with(known_so_far, told)
     if not gpus:
         raise SourceError("no line like 'GPU 0: NAME (UUID: GPU-...)'")
+    if _LINK.match(last) or _GPU.match(last):
+        _refuse_cut(blocks)
     found = list(gpus.values())
     for gpu in found:
         if gpu.all_inactive and not gpu.links:
@@ -76,6 +84,34 @@ def parse_nvlink(text: str) -> list[LinkDump]:
             for number in peer.links if peer else ():
                 gpu.links[number] = msgspec.structs.replace(_unread_link(number), state="inactive")
     return found
+
+
+class _Block(msgspec.Struct):
+    """A GPU's header and the lines of links below it: one option's answer for that GPU."""
+
+    name: str
+    last_line: int
+    option: str | None = None  # None as long as no link tells
+    lines: int = 0
+
+    def count(self, told: str, line: int) -> None:
+        self.option = self.option or ("errors" if _ERRORS.match(told) else "remote" if _REMOTE.match(told) else "state")
+        self.lines += 1
+        self.last_line = line
+
+
+def _refuse_cut(blocks: list[_Block]) -> None:
+    """nvidia-smi lists every link of a GPU, up or down: fewer lines than a like GPU's are a text cut off."""
+    last = blocks[-1]
+    # the remote ends of links that are down may be left out
+    if last.option == "remote":
+        return
+    like = [b.lines for b in blocks[:-1] if b.name == last.name and (last.option or b.option) == b.option]
+    if last.lines < max(like, default=0):
+        raise SourceError(
+            f"cut off after line {last.last_line}: {last.lines} lines of links for the last GPU, "
+            f"{max(like)} for one of the same model before it"
+        )
 
 
 def merge_links(one: LinkDump, other: LinkDump) -> None:

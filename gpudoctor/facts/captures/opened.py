@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from pathlib import Path
@@ -21,6 +22,11 @@ def head_text(data: bytes) -> str:
     return decoded(data[:HEAD_BYTES])
 
 
+def open_plain(path: str) -> BinaryIO:
+    """Open without ever waiting for a writer: what claims to be a plain file may be the kernel's own log."""
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+
+
 def read_file(path: str) -> bytes:
     """The file's content, unpacked. Raise SourceError, without its name, where it is no plain file,
     empty, too large (64 MiB; a bug report 256 MiB), unreadable, or a broken .gz."""
@@ -29,10 +35,10 @@ def read_file(path: str) -> bytes:
         if not stat.S_ISREG(info.st_mode):
             raise SourceError("not a regular file (a pipe or device): use - to read from stdin")
         if info.st_size == 0:
-            raise SourceError("the file is empty")
+            raise SourceError("the file is empty (is it one of /proc? then pipe it in, with - as the source)")
         if info.st_size > MAX_BUG_REPORT_BYTES:
             raise _too_large(MAX_BUG_REPORT_BYTES)
-        with Path(path).open("rb") as file:
+        with open_plain(path) as file:
             return read_stream(file, info.st_size)
     except OSError as error:
         raise SourceError(f"cannot be read: {error.strerror or error}") from None
@@ -43,12 +49,12 @@ def read_stream(stream: BinaryIO, size: int = 0) -> bytes:
 
     `size` is the known size, to refuse it before reading; 0 where it is not known.
     """
-    head = stream.read(HEAD_BYTES)
+    head = stream.read(HEAD_BYTES) or b""  # None: nothing there yet, and none to wait for
     packed = head.startswith(_GZIP)
     limit = MAX_BUG_REPORT_BYTES if packed else _limit(head)
     if size > limit:
         raise _too_large(limit)
-    data = head + stream.read(limit + 1 - len(head))
+    data = head + (stream.read(limit + 1 - len(head)) or b"")
     if len(data) > limit:
         raise _too_large(limit)
     if packed:

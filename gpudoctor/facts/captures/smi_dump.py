@@ -45,6 +45,8 @@ def smi_dump(top: dict[str, str], gpus: list[GpuDump], outside: str = "") -> Smi
     handle_errors = tuple(line.strip() for line in _HANDLE.findall(outside))
     attached = v.whole("attached_gpus")
     notes: tuple[str, ...] = ()
+    if not isinstance(attached, Missing) and attached > 0 and not gpus and not handle_errors:
+        raise SourceError(f"cut off: the dump counts {attached} GPUs and shows none of them")
     if not isinstance(attached, Missing) and len(gpus) < attached and not handle_errors:
         # `-i 0` shows one GPU of eight and still counts eight: no ground to call seven lost
         notes = (f"the dump shows {len(gpus)} of {attached} GPUs",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
 from gpudoctor.facts.captures.smi_dump import SmiDump, smi_dump
 from gpudoctor.facts.captures.smi_gpu import GpuDump
 from gpudoctor.facts.captures.values import normal_name, taint
@@ -30,6 +30,8 @@ def parse_smi_text(text: str) -> SmiDump:
         if indent == 0:
             path = []
             if line.startswith(_GPU) and value is None and ":" in line and " " not in line[4:]:
+                if len(gpus) >= MOST_GPUS:
+                    raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
                 gpus.append(GpuDump(line[4:]))
                 last = number
             elif value is not None and not gpus:
@@ -58,7 +60,7 @@ def _split(line: str) -> tuple[str, str | None]:
     if line.endswith(" :"):
         return line[:-2], ""
     label, colon, value = line.partition(" : ")
-    return (label, value.strip()) if colon else (line, None)
+    return (label, clipped(value.strip())) if colon else (line, None)
 
 
 def _keep(gpu: GpuDump, path: list[str], value: str | None) -> None:

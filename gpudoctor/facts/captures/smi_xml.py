@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
 from gpudoctor.facts.captures.smi_dump import SmiDump, smi_dump
 from gpudoctor.facts.captures.smi_gpu import GpuDump
 from gpudoctor.facts.captures.values import normal_name
@@ -62,7 +62,7 @@ class _Sections:
 
     @property
     def place(self) -> str:
-        return self._path[-1] if self._path else "gpu" if self._in_gpu else _ROOT
+        return self._path[-1][:60] if self._path else "gpu" if self._in_gpu else _ROOT
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         self._depth += 1
@@ -73,6 +73,8 @@ class _Sections:
             if tag != _ROOT:
                 raise SourceError(f"XML of something else: <{tag[:40]}>, not <{_ROOT}>")
         elif self._depth == 2 and tag == "gpu":
+            if len(self.gpus) >= MOST_GPUS:
+                raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
             self._in_gpu = True
             self.gpus.append(GpuDump(attributes.get("id", "")))
         else:
@@ -90,7 +92,7 @@ class _Sections:
         if self._depth == 1 and self._in_gpu and not self._path:
             self._in_gpu = False
         elif self._path:
-            self._keep("".join(self._text).strip(), tag)
+            self._keep(clipped("".join(self._text).strip()), tag)
             self._path.pop()
         self._text.clear()
 
