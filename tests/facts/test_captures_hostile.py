@@ -105,3 +105,11 @@ def test_the_kernels_own_folders_are_no_dumps() -> None:
 def test_a_link_of_no_lanes_or_generation_is_unknown_to_the_checks(check: str, wrong: dict[str, Any]) -> None:
     findings = judged(check, on_gpus(simulated("rtx4090-4"), **wrong)).findings
     assert {finding.status for finding in findings} == {"unknown"}
+
+
+@pytest.mark.parametrize("value", ["!!bool foo", '!!int ""', "!!timestamp x", "!!python/object/apply:os.system [id]"])
+def test_a_yaml_tag_is_refused_before_its_constructor_can_trip(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "facts.yaml"
+    path.write_text(f"schema: gpudoctor.facts/1\nsource: {{name: {value}}}\nnetwork: {{}}\n...\n")
+    with pytest.raises(SourceError, match=r"line 2: YAML tags are refused"):
+        load_source(str(path))

@@ -94,7 +94,7 @@ def load_yaml(data: bytes) -> Loaded:
         raise SourceError(f"broken YAML at {place}: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise SourceError(f"broken YAML: {' '.join(str(error).split())[:200]}") from None
-    except (RecursionError, ValueError, TypeError) as error:
+    except (RecursionError, ValueError, TypeError, OverflowError) as error:
         # msgspec.ValidationError is a ValueError; YAML's own constructors raise the other ones
         quote = " (quote what looks like a number or date)" if "Expected `str" in str(error) else ""
         raise SourceError(f"{' '.join(str(error).split())[:300]}{quote}") from None
@@ -121,6 +121,9 @@ def _plain(events: Any) -> None:
         line = event.start_mark.line + 1
         if isinstance(event, yaml.AliasEvent):
             raise SourceError(f"line {line}: YAML aliases are refused")
+        if getattr(event, "tag", None) is not None:
+            # python objects are no data, and YAML's own tags make its constructors raise what they like
+            raise SourceError(f"line {line}: YAML tags are refused ({event.tag.rpartition(':')[2][:40]})")
         if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
             depth += 1
         elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
