@@ -64,7 +64,8 @@ def _deviation(training: Training, rank: TrainRank, others: list[TrainRank], lim
     usual_again_ms = _middle([r.compute_again_ms for r in others])
     again = _over(rank.compute_again_ms, usual_again_ms)
     noise_ms = max(limits.least_excess_ms, 3 * rank.compute_mad_ms)
-    clocks_agree = known(training.clock_invariant_ok) is True
+    # CPU ranks are put in order by CPU time, which needs no common clock
+    clocks_agree = training.device == "cpu" or known(training.clock_invariant_ok) is True
     if ratio < limits.warn_ratio:
         if again >= limits.warn_ratio and rank.compute_again_ms - usual_again_ms >= noise_ms:
             return Deviation(rank, ratio, again, "noisy", f"a second block showed {again:.2f} x")

@@ -21,6 +21,7 @@ class RankState(msgspec.Struct):
     standing: Standing = Standing(0, 0, False)
     trouble: Trouble | None = None
     left: bool = False
+    stopped: bool = False
     status: int | None = None
     output: tuple[str, ...] = ()
 
@@ -38,13 +39,22 @@ def timeout_problem(states: Sequence[RankState], limit_s: float) -> ProbeProblem
     unfinished = [state for state in states if not state.left and state.status is None]
     if not unfinished:
         return ProbeProblem("launch", "timeout", f"the ranks did not end within {limit_s:g} s")
+    halted = [state for state in unfinished if state.stopped]
+    if halted:  # by somebody's signal: nothing that the node did
+        names = rank_list(s.number for s in halted)
+        text = f"{names} {'is' if len(halted) == 1 else 'are'} stopped (SIGSTOP) in {halted[0].doing}"
+        waiting = tuple(s.number for s in unfinished if not s.stopped)
+        return ProbeProblem(halted[0].probe, "error", text, halted[0].number, halted[0].doing, waiting)
     least = min(state.standing.moves for state in unfinished)
     behind = [state for state in unfinished if state.standing.moves == least]
     waiting = tuple(state.number for state in unfinished if state.standing.moves > least)
     first = behind[0]
-    if not waiting and len(behind) > 1:
+    if not waiting and len(behind) > 1 and first.phase != "import torch":
         text = f"no rank left {first.doing} within {limit_s:g} s: all of them are in it"
         return ProbeProblem(first.probe, "timeout", text, phase=first.doing, output=first.output)
+    if first.phase == "import torch":
+        text = f"importing torch did not end within {limit_s:g} s in {rank_list(s.number for s in behind)}"
+        return ProbeProblem("launch", "timeout", text, phase=first.phase, output=first.output)
     text = f"{rank_list(s.number for s in behind)} did not leave {first.doing} within {limit_s:g} s"
     if waiting:
         text += f"; {rank_list(waiting)} {'wait' if len(waiting) > 1 else 'waits'} for {_pronoun(len(behind))}"
@@ -75,7 +85,11 @@ def failure_problem(states: Sequence[RankState]) -> ProbeProblem | None:
     waiting = tuple(s.number for s in states if s not in culprits and not s.left)
     if first.trouble is None:
         text = f"{rank_list(s.number for s in culprits)} died in {first.doing}: {_how_it_ended(first)}"
-        return ProbeProblem(first.probe, "crash", text, first.number, first.doing, waiting, first.output)
+        # who ends by itself before there was a probe was kept from beginning, and says nothing of a GPU
+        kept = first.probe == "launch" and (first.status or 0) >= 0
+        return ProbeProblem(
+            first.probe, "error" if kept else "crash", text, first.number, first.doing, waiting, first.output
+        )
     text = f"{rank_list(s.number for s in culprits)} failed in {first.doing}: {first.trouble.text}"
     return ProbeProblem(first.probe, first.trouble.kind, text, first.number, first.doing, waiting, first.output)
 

@@ -2,7 +2,7 @@
 
 This process never imports torch and never touches CUDA: a driver that hangs must not hang gpudoctor.
 Between it and the ranks stands the starter (starter.py), which reaps them; every process has a
-parent-death signal, so that none outlives this one, however it ends.
+parent-death signal, and a guardian removes the run's directory, however this process ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -35,6 +35,9 @@ __all__ = ["ProbePlan", "run_probes"]
 _KILL_GRACE_S = 10.0  # the driver takes seconds to release a GPU whose process was killed; no fault yet
 _FAILURE_GRACE_S = 1.0  # after one rank failed: the time for the others to notice and say so
 _READ_BYTES = 1 << 16
+_SPARE_DESCRIPTORS = 4  # what removing a directory takes
+# Until every rank has torch: many times what a warm disk takes, and no longer than users wait
+_IMPORT_LIMIT_S = {"nccl": 60.0, "gloo": 45.0}
 # Settings of OpenMP and its like that would bind all ranks to the same core, or have their threads fight for cores
 _THREADING = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_")
 
@@ -77,9 +80,7 @@ def _run(
     on_interrupt: Callable[[Measurements], None] | None,
     python: str,
 ) -> Measurements:
-    with _needed():
-        folder = Path(tempfile.mkdtemp(prefix="gpudoctor-"))
-    try:
+    with _private_folder() as (folder, life):
         job = Job(
             backend=plan.backend,
             world_size=plan.ranks,
@@ -93,7 +94,7 @@ def _run(
         with _needed():
             board = Board(folder / "board", plan.ranks)
         outcome = Outcome(plan, folder, board, progress)
-        with closing(board), _started(job, python) as children:
+        with closing(board), _started(job, life, python) as children:
             try:
                 _watch(children, outcome, time.monotonic() + deadline_s, deadline_s, probe_deadline_s)
             except BaseException:
@@ -103,8 +104,29 @@ def _run(
             outcome.conclude()
         outcome.note_stuck(children.stuck)
         return outcome.measurements()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _private_folder() -> Iterator[tuple[Path, int]]:
+    """The run's own directory, and the reading end of a pipe that ends when this process does or the run is over."""
+    with ExitStack() as life, ExitStack() as spares:
+        with _needed():
+            # Closed before the removal, which needs some even where the run used up all. Those below 3
+            # fill gaps that the caller left: a pipe there would be taken for standard input or output.
+            above = 0
+            while above < _SPARE_DESCRIPTORS:
+                descriptor = os.open(os.devnull, os.O_RDONLY)
+                spares.callback(os.close, descriptor)
+                above += descriptor > 2
+            reader, writer = os.pipe()
+            for end in (reader, writer):
+                life.callback(os.close, end)
+            folder = Path(tempfile.mkdtemp(prefix="gpudoctor-"))
+        try:
+            yield folder, reader
+        finally:
+            spares.close()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -122,15 +144,12 @@ class _Children:
     `stuck`, after the end: the kernel did not let a process go.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], pipes: list[int]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], pipes: list[int], selector: selectors.BaseSelector) -> None:
         self.process = process
         self.stuck = False
         self._has_ranks = False
         self._buffers = dict.fromkeys(pipes, b"")
-        self._selector = selectors.DefaultSelector()
-        for number, pipe in enumerate(pipes):
-            # the first pipe is the starter's, the next that of rank 0
-            self._selector.register(pipe, selectors.EVENT_READ, number - 1)
+        self._selector = selector
 
     @property
     def talking(self) -> bool:
@@ -175,34 +194,36 @@ class _Children:
 
 
 @contextmanager
-def _started(job: Job, python: str) -> Iterator[_Children]:
+def _started(job: Job, life: int, python: str) -> Iterator[_Children]:
     """The running children; on leaving, however, all of them have been ended."""
     readers: list[int] = []
     writers: list[int] = []
-    try:
-        with _needed(), (Path(job.folder) / "starter.stderr").open("wb") as output:
-            for _ in range(job.world_size + 1):
-                reader, writer = os.pipe()
-                readers.append(reader)
-                writers.append(writer)
-            process = _popen(python, job, writers, output)
-    except _CannotStartError:
-        for reader in readers:
-            os.close(reader)
-        raise
-    finally:
-        for writer in writers:
-            os.close(writer)
-    children = _Children(process, readers)
+    with ExitStack() as undo:
+        try:
+            with _needed(), (Path(job.folder) / "starter.stderr").open("wb") as output:
+                selector = undo.enter_context(selectors.DefaultSelector())
+                for rank in range(-1, job.world_size):  # -1 is the starter
+                    reader, writer = os.pipe()
+                    undo.callback(os.close, reader)
+                    readers.append(reader)
+                    writers.append(writer)
+                    selector.register(reader, selectors.EVENT_READ, rank)
+                process = _popen(python, job, life, writers, output)
+        finally:
+            for writer in writers:
+                os.close(writer)
+        undo.pop_all()
+    children = _Children(process, readers, selector)
     try:
         yield children
     finally:
         children.end()
 
 
-def _popen(python: str, job: Job, writers: list[int], output: IO[bytes]) -> subprocess.Popen[bytes]:
+def _popen(python: str, job: Job, life: int, writers: list[int], output: IO[bytes]) -> subprocess.Popen[bytes]:
     order = {
         "parent": os.getpid(),
+        "life_fd": life,
         "control_fd": writers[0],
         "rank_fds": writers[1:],
         # CUDA may not be in use when a process forks, which only a CPU run can promise
@@ -215,7 +236,7 @@ def _popen(python: str, job: Job, writers: list[int], output: IO[bytes]) -> subp
         stdout=output,
         stderr=output,
         env=_environment(job),
-        pass_fds=writers,
+        pass_fds=[life, *writers],
         start_new_session=True,  # Ctrl-C in the terminal is this process's to handle
     )
 
@@ -242,17 +263,21 @@ def _watch(children: _Children, outcome: Outcome, deadline: float, deadline_s: f
     decoder = msgspec.json.Decoder(AnyMessage)
     probe_deadlines: dict[str, float] = {}
     give_up_at: float | None = None
+    import_limit_s = min(deadline_s, _IMPORT_LIMIT_S[outcome.backend])
+    import_deadline = time.monotonic() + import_limit_s
     while children.talking:
-        now = time.monotonic()
+        now, phase_limit_s = time.monotonic(), probe_deadline_s
         for probe in outcome.running:
             probe_deadlines.setdefault(probe, now + probe_deadline_s)
-        probe_limit = min((probe_deadlines[probe] for probe in outcome.running), default=deadline)
+        phase_deadline = min((probe_deadlines[probe] for probe in outcome.running), default=deadline)
         if give_up_at is None and outcome.broken:
             give_up_at = now + _FAILURE_GRACE_S
-        limit = min(deadline, probe_limit) if give_up_at is None else give_up_at
+        if outcome.importing:
+            phase_deadline, phase_limit_s = import_deadline, import_limit_s
+        limit = min(deadline, phase_deadline) if give_up_at is None else give_up_at
         if now >= limit:
             if give_up_at is None:
-                outcome.time_out(probe_deadline_s if probe_limit < deadline else deadline_s)
+                outcome.time_out(phase_limit_s if phase_deadline < deadline else deadline_s)
             return
         for rank, line in children.lines(limit - now):
             if line is None:

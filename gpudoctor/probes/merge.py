@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from gpudoctor.facts.measurements import Collective, Device, Training, TrainRank
 from gpudoctor.facts.missing import Missing
@@ -57,7 +58,9 @@ def merged_training(samples: Mapping[int, TrainSample], world_size: int, device:
     zero = row[0]
     arrivals = _by_step(row, "arrived_ns")
     departures = _by_step(row, "left_ns")
-    ranks = tuple(_train_rank(rank, sample, arrivals, departures) for rank, sample in enumerate(row))
+    # On a shared CPU the scheduler decides who arrives last, so there the CPU time of the step does.
+    order = _by_step(row, "compute_ms") if device == "cpu" else arrivals
+    ranks = tuple(_train_rank(rank, sample, order, arrivals, departures) for rank, sample in enumerate(row))
     slowest_step_s = max(rank.step_ms for rank in ranks) / 1e3
     contributions = [sample.contribution_ok for sample in row]
     return Training(
@@ -80,14 +83,18 @@ def merged_training(samples: Mapping[int, TrainSample], world_size: int, device:
     )
 
 
-def _by_step(row: Sequence[TrainSample], field: str) -> list[tuple[int, ...]]:
-    """For each step the stamps of all ranks, in rank order; CLOCK_MONOTONIC is one for the whole node."""
+def _by_step(row: Sequence[TrainSample], field: str) -> list[tuple[Any, ...]]:
+    """For each step the figures or stamps of all ranks, in rank order; CLOCK_MONOTONIC is one for the whole node."""
     columns = [[stamp for block in sample.blocks for stamp in getattr(block, field)] for sample in row]
     return list(zip(*columns, strict=True))
 
 
 def _train_rank(
-    rank: int, sample: TrainSample, arrivals: list[tuple[int, ...]], departures: list[tuple[int, ...]]
+    rank: int,
+    sample: TrainSample,
+    order: list[tuple[Any, ...]],
+    arrivals: list[tuple[int, ...]],
+    departures: list[tuple[int, ...]],
 ) -> TrainRank:
     first, *others = sample.blocks
     # The last to arrive waits only for the transfer itself.
@@ -101,7 +108,7 @@ def _train_rank(
         compute_mad_ms=median_deviation(first.compute_ms),
         compute_again_ms=statistics.median(t for block in others for t in block.compute_ms),
         lateness_ms=statistics.median((arrived[rank] - min(arrived)) / 1e6 for arrived in arrivals),
-        last_in_share=sum(arrived[rank] == max(arrived) for arrived in arrivals) / len(arrivals),
+        last_in_share=sum(step[rank] == max(step) for step in order) / len(order),
         wait_ms=statistics.median(waits_ms),
         data_ms=_median_of(sample, "data_ms"),
         host_ms=_median_of(sample, "host_ms"),

@@ -33,6 +33,13 @@ class Started(Message, frozen=True):
     """The starter has started every rank."""
 
     method: Literal["fork-server", "fresh-interpreters"]
+    pids: tuple[int, ...] = ()
+
+
+class CannotStart(Message, frozen=True):
+    """The machine let the starter make no process, or no file."""
+
+    text: str
 
 
 class NoTorch(Message, frozen=True):
@@ -126,6 +133,7 @@ class Left(Message, frozen=True):
 
 AnyMessage = (
     Started
+    | CannotStart
     | NoTorch
     | Exited
     | Phase

@@ -44,6 +44,8 @@ class Outcome:
         self._method: str | None = None
         self._no_torch: messages.NoTorch | None = None
         self._cannot_run: str | None = None
+        self._cannot_start: str | None = None
+        self._pids: tuple[int, ...] = ()
         self._starter_ended = False
         self._problems: list[ProbeProblem] = []
 
@@ -53,10 +55,20 @@ class Outcome:
         return [probe for probe in self._begun if len(self._finished.get(probe, ())) < self._plan.ranks]
 
     @property
+    def backend(self) -> str:
+        return self._plan.backend
+
+    @property
+    def importing(self) -> bool:
+        """Whether torch is not there yet in every rank."""
+        return self._method is None or any(state.phase in ("start", "import torch") for state in self._states)
+
+    @property
     def broken(self) -> bool:
         """Whether the run cannot come to its end any more, or is at it."""
         return (
             self._starter_ended
+            or self._cannot_start is not None
             or self._no_torch is not None
             or self._cannot_run is not None
             or all(state.left for state in self._states)
@@ -84,8 +96,10 @@ class Outcome:
                 self._cannot_run = text
             case messages.Exited(rank=ended, status=status):
                 self._states[ended].status = status
-            case messages.Started(method=method):
-                self._method = method
+            case messages.CannotStart(text=text):
+                self._cannot_start = text
+            case messages.Started(method=method, pids=pids):
+                self._method, self._pids = method, pids
                 if method == "fresh-interpreters":
                     for state in self._states:
                         state.phase = "import torch" if state.phase == "start" else state.phase
@@ -108,7 +122,7 @@ class Outcome:
         """Note who hangs; to be called while the ranks are still as they were."""
         self._look()
         if self._method is None:
-            text = f"the ranks did not start within {limit_s:g} s: importing torch did not end"
+            text = f"importing torch did not end within {limit_s:g} s"
             self._problems.append(ProbeProblem("launch", "timeout", text, phase="import torch"))
             return
         before = [state.standing.moves for state in self._states]
@@ -124,7 +138,10 @@ class Outcome:
         if self._problems or self._no_torch is not None or self._cannot_run is not None:
             return
         failure = failure_problem(self._states)
-        if failure is not None:
+        if self._cannot_start is not None:
+            text = f"the ranks could not be started: {self._cannot_start}"
+            self._problems.append(ProbeProblem("launch", "error", text, phase="start"))
+        elif failure is not None:
             self._problems.append(failure)
         elif self._method is None or not all(state.left for state in self._states):
             output = _evidence(self._folder / "starter.stderr")
@@ -166,6 +183,9 @@ class Outcome:
 
     def _look(self) -> None:
         for state in self._states:
+            state.stopped = (
+                state.status is None and state.number < len(self._pids) and _stopped(self._pids[state.number])
+            )
             state.standing = self._board.standing(state.number)
             state.output = _evidence(self._folder / f"rank-{state.number}.stderr")
 
@@ -239,6 +259,14 @@ def nothing_started(plan: ProbePlan, why: str) -> Measurements:
         not_run[name] = Missing(text, "failed")
     problem = ProbeProblem("launch", "error", text, phase="start")
     return Measurements(problems=(problem,), not_run=not_run, injected=plan.inject)
+
+
+def _stopped(pid: int) -> bool:
+    """Whether somebody has stopped the process; proc(5), the third field of stat."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] in ("T", "t")
+    except OSError:
+        return False
 
 
 def _evidence(path: Path) -> tuple[str, ...]:

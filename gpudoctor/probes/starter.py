@@ -29,6 +29,7 @@ BOOT = (
 )
 
 TERM_GRACE_S = 1.0
+_CLEARING_TRIES = 200  # 10 s: as long as a driver may take to let a process go
 _PR_SET_PDEATHSIG = 1
 _GUARDED = {signal.SIGTERM, signal.SIGCHLD}
 _spawned: list[subprocess.Popen[bytes]] = []  # kept: a Popen that nobody holds may be reaped by the next one
@@ -50,25 +51,62 @@ def tie_to_parent(parent: int, sent: signal.Signals) -> None:
 def main() -> None:
     """Serve one run; argv[1] is the order as JSON (see launch.py)."""
     order: dict[str, Any] = json.loads(sys.argv[1])
-    tie_to_parent(order["parent"], signal.SIGTERM)
-    signal.signal(signal.SIGTERM, lambda _number, _frame: _go_early(order))
     control: int = order["control_fd"]
-    method = _load_torch(order, control)
-    if method is None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        _fork_guardian(order)  # first of all: the parent may be dead already
+        tie_to_parent(order["parent"], signal.SIGTERM)
+        method = _load_torch(order, control)
+        if method is not None:
+            _start_and_attend(order, control, method)
+    except OSError as error:
+        _tell(control, {"type": "CannotStart", "text": _first_line(error)})
+
+
+def _fork_guardian(order: dict[str, Any]) -> None:
+    """Leave a process that holds nothing but the pipe that ends with the parent, and then clears up.
+
+    It cannot be this one: nothing interrupts the import of torch.
+    """
+    starter, life, folder = os.getpid(), order["life_fd"], order["job"]["folder"]
+    if os.fork():
+        os.close(life)
         return
+    try:
+        os.setsid()  # out of the group that it ends
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        for fd in (0, 1, 2, order["control_fd"], *order["rank_fds"]):
+            os.close(fd)
+        os.read(life, 1)  # nobody writes: it returns when the parent is gone, or through
+        if os.getppid() == starter:  # else its number may be another's by now
+            os.killpg(starter, signal.SIGKILL)
+        for _ in range(_CLEARING_TRIES):  # what was killed may end a little later
+            shutil.rmtree(folder, ignore_errors=True)
+            if os.getppid() != starter and not os.path.exists(folder):  # noqa: PTH110
+                break
+            time.sleep(0.05)
+    finally:
+        os._exit(0)
+
+
+def _start_and_attend(order: dict[str, Any], control: int, method: str) -> None:
+    """Start every rank, and stay until all have ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is inherited as ignored, ranks could not be reaped
     signal.pthread_sigmask(signal.SIG_BLOCK, _GUARDED)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what the ranks inherit
     fds: list[int] = order["rank_fds"]
     ranks: dict[int, int] = {}
-    for rank, fd in enumerate(fds):
-        seat = {"rank": rank, "fd": fd, "parent": os.getpid(), "job": order["job"]}
-        start = _fork_rank if method == "fork-server" else _spawn_rank
-        ranks[start(seat, [control, *fds[rank + 1 :]])] = rank
-        os.close(fd)  # the rank alone holds it now: its end is the end of the pipe
-    _tell(control, {"type": "Started", "method": method})
+    try:
+        for rank, fd in enumerate(fds):
+            seat = {"rank": rank, "fd": fd, "parent": os.getpid(), "job": order["job"]}
+            start = _fork_rank if method == "fork-server" else _spawn_rank
+            ranks[start(seat, [control, *fds[rank + 1 :]])] = rank
+            os.close(fd)  # the rank alone holds it now: its end is the end of the pipe
+    except OSError:
+        _signal_all(ranks, signal.SIGKILL)  # they would wait for the others
+        raise
+    _tell(control, {"type": "Started", "method": method, "pids": list(ranks)})
     _attend(ranks, control)
-    _tidy(order)
 
 
 def rank_main() -> None:
@@ -82,17 +120,6 @@ def rank_main() -> None:
         _tell(seat["fd"], {"type": "NoTorch", "text": f"torch does not load: {_first_line(error)}", "kind": "failed"})
         sys.exit(1)
     rank.take_seat(seat)
-
-
-def _go_early(order: dict[str, Any]) -> None:
-    _tidy(order)
-    os._exit(1)
-
-
-def _tidy(order: dict[str, Any]) -> None:
-    """Remove the private directory where the parent died without doing so."""
-    if os.getppid() != order["parent"]:
-        shutil.rmtree(order["job"]["folder"], ignore_errors=True)
 
 
 def _load_torch(order: dict[str, Any], control: int) -> str | None:
@@ -171,8 +198,9 @@ def _reap(ranks: dict[int, int], control: int) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        rank = ranks.pop(pid)
-        _tell(control, {"type": "Exited", "rank": rank, "status": os.waitstatus_to_exitcode(status)})
+        rank = ranks.pop(pid, None)
+        if rank is not None:  # else the guardian
+            _tell(control, {"type": "Exited", "rank": rank, "status": os.waitstatus_to_exitcode(status)})
 
 
 def _signal_all(ranks: dict[int, int], number: signal.Signals) -> None:

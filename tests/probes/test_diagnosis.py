@@ -70,6 +70,14 @@ def test_a_crash_is_told_with_the_last_line_that_the_rank_wrote() -> None:
     assert problem.output == dead.output
 
 
+def test_a_rank_that_ends_by_itself_before_any_probe_is_no_crash_of_a_gpu() -> None:
+    for status, kind in ((1, "error"), (-11, "crash")):
+        early = RankState(0, status=status)
+        problem = failure_problem([early, RankState(1)])
+        assert problem is not None
+        assert (problem.kind, problem.rank) == (kind, 0)
+
+
 def test_ranks_that_run_or_have_left_are_no_failure() -> None:
     gone = _state(0, 99)
     gone.left, gone.status = True, 0

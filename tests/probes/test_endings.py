@@ -9,13 +9,14 @@ import sys
 import threading
 import venv
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pytest
 
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import Missing
+from gpudoctor.probes import launch
 from gpudoctor.probes.launch import ProbePlan, run_probes
 from gpudoctor.probes.outcome import INSTALL_TORCH
 from tests.probes.conftest import DEADLINE_S, measure
@@ -40,7 +41,7 @@ def _hung_run(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]
         if "16 MiB" in line:
             break
     children = psutil.Process(run.pid).children(recursive=True)
-    assert len(children) == 3, "the starter and two ranks"
+    assert len(children) == 4, "the starter, its guardian and two ranks"
     return run, children
 
 
@@ -68,7 +69,7 @@ def test_ranks_die_with_their_starter_which_is_told_as_a_crash(private_folders: 
     ranks: list[psutil.Process] = []
     plan = ProbePlan("gloo", 2, probes=("collective",), inject=("hang-rank=1:all_reduce",))
     found = run_probes(plan, deadline_s=DEADLINE_S, probe_deadline_s=DEADLINE_S, progress=kill_the_starter)
-    assert len(ranks) == 2
+    assert len(ranks) == 3, "two ranks and the guardian"
     assert psutil.wait_procs(ranks, timeout=5)[1] == []
     [problem] = found.problems
     assert (problem.probe, problem.kind) == ("launch", "crash")
@@ -92,7 +93,8 @@ def test_a_parent_that_is_killed_while_torch_loads_leaves_nothing(
     tmp_path: Path, private_folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marker = tmp_path / "loading"
-    (tmp_path / "torch.py").write_text(f"import time\nopen({str(marker)!r}, 'w').close()\ntime.sleep(60)\n")
+    deaf = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"  # as native code is
+    (tmp_path / "torch.py").write_text(f"{deaf}open({str(marker)!r}, 'w').close()\nsignal.pause()\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     run = subprocess.Popen([sys.executable, "-c", _HUNG_RUN, str(private_folders)], stdout=subprocess.DEVNULL)
     while not marker.exists():
@@ -100,9 +102,106 @@ def test_a_parent_that_is_killed_while_torch_loads_leaves_nothing(
     children = psutil.Process(run.pid).children(recursive=True)
     run.kill()
     run.wait()
-    assert len(children) == 1, "the starter"
+    assert len(children) == 2, "the starter and its guardian"
     assert psutil.wait_procs(children, timeout=5)[1] == []
     assert list(private_folders.iterdir()) == []
+
+
+def test_a_parent_that_is_killed_as_soon_as_it_has_a_child_leaves_nothing(private_folders: Path) -> None:
+    for _ in range(3):
+        run = subprocess.Popen([sys.executable, "-c", _HUNG_RUN, str(private_folders)], stdout=subprocess.DEVNULL)
+        while not (children := psutil.Process(run.pid).children()):
+            assert run.poll() is None
+        assert len(list(private_folders.iterdir())) == 1
+        run.kill()
+        run.wait()
+        assert psutil.wait_procs(children, timeout=5)[1] == []
+        while list(private_folders.iterdir()):  # the guardian is at it; for ever would be the end of this test
+            assert _guardians(private_folders)
+
+
+def _guardians(folder: Path) -> list[int]:
+    found = psutil.process_iter(["cmdline"])
+    return [process.pid for process in found if any(str(folder) in word for word in process.info["cmdline"] or ())]
+
+
+_WITH_FEW_FILES = """
+import os, resource, sys, tempfile
+from gpudoctor.probes.launch import ProbePlan, run_probes
+tempfile.tempdir = sys.argv[1]
+tempfile.gettempdir()
+for limit in range(3, 12):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    found = run_probes(ProbePlan("gloo", 2), deadline_s=120, probe_deadline_s=120)
+    print([(p.probe, p.kind, "Too many open files" in p.text) for p in found.problems], found.not_run["train"].kind)
+"""
+
+
+def test_a_limit_of_a_few_open_files_is_unknown_and_leaves_no_folder(private_folders: Path) -> None:
+    command = [sys.executable, "-c", _WITH_FEW_FILES, str(private_folders)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert set(run.stdout.splitlines()) == {"[('launch', 'error', True)] failed"}
+    assert list(private_folders.iterdir()) == []
+
+
+_WITHOUT_STANDARD_FILES = """
+import os, sys, tempfile
+from gpudoctor.probes.launch import ProbePlan, run_probes
+tempfile.tempdir = sys.argv[1]
+for fd in (0, 1, 2):
+    os.close(fd)
+found = run_probes(ProbePlan("gloo", 2, probes=("collective",)), deadline_s=120, probe_deadline_s=120)
+os._exit(0 if len(found.collectives) == 3 and not found.problems else 3)
+"""
+
+
+def test_closed_standard_files_are_no_reason_not_to_run(private_folders: Path) -> None:
+    assert (
+        subprocess.run([sys.executable, "-c", _WITHOUT_STANDARD_FILES, str(private_folders)], check=False).returncode
+        == 0
+    )
+    assert list(private_folders.iterdir()) == []
+
+
+def test_a_starter_that_can_make_no_process_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_folders: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\ndef fork():\n    raise BlockingIOError(11, 'Resource temporarily unavailable')\nos.fork = fork\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    [problem] = measure(ProbePlan("gloo", 2)).problems
+    assert (problem.probe, problem.kind) == ("launch", "error")
+    assert "could not be started: [Errno 11] Resource temporarily unavailable" in problem.text
+
+
+def test_a_folder_that_is_removed_under_the_ranks_convicts_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_folders: Path
+) -> None:
+    real = next(path for path in sys.path if (Path(path) / "torch" / "__init__.py").exists())
+    (tmp_path / "torch.py").write_text(
+        "import os, shutil, sys\nshutil.rmtree(os.environ['TMPDIR'])\nsys.path.remove(os.path.dirname(__file__))\n"
+        f"del sys.modules['torch']\nsys.path.insert(0, {real!r})\nimport torch\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    [problem] = measure(ProbePlan("gloo", 2, probes=("collective",))).problems
+    assert (problem.probe, problem.kind) == ("launch", "error")
+    assert list(private_folders.iterdir()) == []
+
+
+def test_a_rank_that_was_stopped_by_a_signal_is_told_as_such() -> None:
+    def stop_rank_one(text: str) -> None:
+        if "16 MiB" in text:
+            [starter] = psutil.Process().children()
+            # in the order of their start: the guardian, rank 0, rank 1
+            sorted(starter.children(), key=lambda process: process.pid)[-1].suspend()
+
+    plan = ProbePlan("gloo", 2, probes=("collective",), inject=("hang-rank=0:all_reduce",))
+    found = run_probes(plan, deadline_s=DEADLINE_S, probe_deadline_s=3.0, progress=stop_rank_one)
+    [problem] = found.problems
+    assert (problem.kind, problem.rank, problem.waiting) == ("error", 1, (0,))
+    assert "rank 1 is stopped (SIGSTOP)" in problem.text
 
 
 def test_a_machine_on_which_nothing_can_start_is_unknown_and_no_traceback(
@@ -213,11 +312,17 @@ def test_a_users_own_torch_py_in_the_working_directory_is_not_imported(
     assert measure(ProbePlan("gloo", 1, probes=("collective",))).torch_view is not None
 
 
-def test_an_import_that_does_not_end_is_told_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["gloo", "nccl"])
+def test_an_import_that_does_not_end_has_a_limit_of_its_own(
+    method: Literal["gloo", "nccl"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "torch.py").write_text("import signal\nsignal.pause()\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    [problem] = measure(ProbePlan("gloo", 2), deadline_s=2.0).problems
+    monkeypatch.setitem(launch._IMPORT_LIMIT_S, method, 2.0)
+    gpus = ((0, "GPU-aa", "a"), (1, "GPU-bb", "b")) if method == "nccl" else ()
+    [problem] = measure(ProbePlan(method, 2, gpus=gpus)).problems
     assert (problem.probe, problem.kind, problem.phase) == ("launch", "timeout", "import torch")
+    assert problem.text.startswith("importing torch did not end within 2 s")
 
 
 def test_one_rank_has_nobody_to_reduce_with_but_can_train() -> None:

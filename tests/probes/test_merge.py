@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpudoctor.facts.measurements import Device
 from gpudoctor.facts.missing import Missing
 from gpudoctor.probes.merge import merged_collectives, merged_training
 from gpudoctor.probes.messages import Block, CollectiveSample, TrainSample
@@ -37,6 +38,7 @@ def test_only_sizes_that_every_rank_delivered_count() -> None:
 
 
 _MS = 1_000_000
+_DEVICES: tuple[Device, ...] = ("cpu", "cuda")
 
 
 def _train(arrived_ms: float, left_ms: float, compute_ms: float, contribution_ok: bool | None = True) -> TrainSample:
@@ -74,6 +76,12 @@ def test_the_rank_that_comes_last_waits_least() -> None:
     assert training.clock_invariant_ok is True
     assert training.steps == 4
     assert training.samples_per_s == pytest.approx(2 * 64 / 0.018)
+
+
+def test_the_scheduler_does_not_decide_which_cpu_rank_is_last() -> None:
+    by_device = {d: merged_training({0: _train(10, 20, 12), 1: _train(16, 20, 10)}, 2, d) for d in _DEVICES}
+    shares = {d: [rank.last_in_share for rank in t.ranks] for d, t in by_device.items() if t is not None}
+    assert shares == {"cpu": [1.0, 0.0], "cuda": [0.0, 1.0]}
 
 
 def test_arrival_times_say_nothing_where_ranks_do_not_leave_together() -> None:
