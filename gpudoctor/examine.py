@@ -225,7 +225,13 @@ def _nothing_read(name: str | None) -> Node:
 
 def _cut_short(partial: Measurements, why: str) -> Measurements:
     """What had been measured; nothing of it is a pass, since what was to follow is not known."""
-    have = {"collective": bool(partial.collectives), "train": partial.training is not None, "torch": partial.torch_view}
+    have = {
+        "collective": bool(partial.collectives),
+        "link": bool(partial.host_links),
+        "compute": bool(partial.compute),
+        "train": partial.training is not None,
+        "torch": partial.torch_view,
+    }
     lost = {probe: Missing(why, "failed") for probe, done in have.items() if not done}
     problem = ProbeProblem("launch", "error", why)
     return msgspec.structs.replace(partial, not_run=lost, problems=(*partial.problems, problem))

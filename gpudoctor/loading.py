@@ -11,14 +11,12 @@ from gpudoctor.checks.registry import LEVELS, Check, Level
 from gpudoctor.checks.scope import scope_of
 from gpudoctor.errors import UserError
 from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.measurements import PROBES, Measurements, Probe
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import Node
 from gpudoctor.profiles.peers import compute_gpus
 
-Probe = Literal["collective", "train"]
 Backend = Literal["nccl", "gloo"]
-PROBES: tuple[Probe, ...] = ("collective", "train")
 CPU_RANKS = 2
 # starting ranks (torch, CUDA contexts, NCCL) takes 4 to 10 s on an 8-GPU node; reference: a
 # healthy standard run ends in about half a minute, so twice that means that something hangs
@@ -41,9 +39,9 @@ def measure(
 
     Raise UserError for options that contradict the node (NCCL on a simulated one).
     """
-    wanted = tuple(probe for probe in PROBES if any(c.domain == probe for c in checks))
+    wanted = tuple(probe for probe in PROBES if any(c.domain == probe and _within(c, level) for c in checks))
     backend = _backend(node, args.backend)
-    why_not = _why_not(node, checks, level, backend)
+    why_not = _why_not(node, checks, wanted, level, backend)
     if why_not is not None or backend is None:
         if args.inject:
             raise UserError(f"--inject makes a probe go wrong, and none runs here: {why_not}")
@@ -82,16 +80,22 @@ def measure(
     return measured
 
 
-def _why_not(node: Node, checks: tuple[Check, ...], level: Level, backend: Backend | None) -> str | None:
+def _within(check: Check, level: Level) -> bool:
+    return LEVELS.index(check.level) <= LEVELS.index(level)
+
+
+def _why_not(
+    node: Node, checks: tuple[Check, ...], wanted: tuple[Probe, ...], level: Level, backend: Backend | None
+) -> str | None:
     """Why no rank is to be started at all, in words; None where some are."""
     if LEVELS.index(level) < LEVELS.index("standard"):
         return f"level {level} puts no load on the node"
-    if not any(c.domain in PROBES or c.id == "env.torch" for c in checks):
+    if not wanted and not any(c.id == "env.torch" for c in checks):
         return "not asked for"
     if backend is None:
         return _why_no_devices(node)
     # what torch sees of GPUs is worth a start of its own; what CPU ranks see of it is not
-    return "not asked for" if backend == "gloo" and not any(c.domain in PROBES for c in checks) else None
+    return "not asked for" if backend == "gloo" and not wanted else None
 
 
 def _backend(node: Node, asked: Backend | Literal["auto"]) -> Backend | None:

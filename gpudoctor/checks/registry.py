@@ -72,7 +72,10 @@ def registry() -> tuple[Check, ...]:
     return tuple(sorted(_checks.values(), key=lambda c: (order.get(c.domain, len(order)), c.domain)))
 
 
-DOMAINS = ("driver", "gpu", "pcie", "nvlink", "topology", "host", "env", "network", "collective", "train")
+DOMAINS = (
+    *("driver", "gpu", "pcie", "nvlink", "topology", "host", "env", "network"),
+    *("collective", "link", "compute", "train", "burn"),
+)
 
 
 def matches(check: Check, wanted: str) -> bool:

@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Literal
 
 from gpudoctor.facts.gpu import Fact
+from gpudoctor.facts.measured_compute import ComputeRank
+from gpudoctor.facts.measured_links import HostLink, PeerLink
 from gpudoctor.facts.missing import NOT_READ, Missing
+from gpudoctor.facts.telemetry import Telemetry
 
 Device = Literal["cuda", "cpu"]
+Probe = Literal["collective", "link", "compute", "train"]
+PROBES: tuple[Probe, ...] = ("collective", "link", "compute", "train")  # in the order in which they run
 
 
 class RankInfo(Fact, frozen=True):
@@ -33,7 +38,7 @@ class ProbeProblem(Fact, frozen=True):
     lines the rank wrote to stderr.
     """
 
-    probe: Literal["launch", "collective", "train"]
+    probe: Literal["launch", "collective", "link", "compute", "train"]
     kind: Literal["timeout", "crash", "error", "out-of-memory", "refused"]
     text: str
     rank: int | None = None
@@ -144,15 +149,20 @@ class Training(Fact, frozen=True):
 class Measurements(Fact, frozen=True):
     """All that the probes of one run learnt.
 
-    `not_run` says for each probe ("collective", "train", "torch") why there is no figure, as
+    `not_run` says for each probe (those of `PROBES`, and "torch") why there is no figure, as
     the reason a check will give: `absent` where it was not asked for or torch is not
     installed, `failed` where it was tried. A probe in neither place was never thought of.
+    Of a probe that ran in several rounds (level burn) these are the figures of the last one.
     """
 
     launch: Launch | None = None
     torch_view: TorchView | None = None
     collectives: tuple[Collective, ...] = ()
+    host_links: tuple[HostLink, ...] = ()
+    peer_links: tuple[PeerLink, ...] = ()
+    compute: tuple[ComputeRank, ...] = ()
     training: Training | None = None
+    telemetry: tuple[Telemetry, ...] = ()
     problems: tuple[ProbeProblem, ...] = ()
     not_run: dict[str, Missing] = {}
     injected: tuple[str, ...] = ()

@@ -89,6 +89,7 @@ def _run(
             group_timeout_s=deadline_s + 10.0,
             gpu_uuids=tuple(uuid for _, uuid, _ in plan.gpus),
             level=plan.level,
+            duration_s=plan.duration_s,
             injections=injections_of(plan),
         )
         with _needed():

@@ -6,10 +6,12 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.facts.measurements import TorchView
-from gpudoctor.probes.plan import Injection, Probe
+from gpudoctor.facts.measured_compute import ComputeRank
+from gpudoctor.facts.measured_links import HostLink, PeerLink
+from gpudoctor.facts.measurements import Probe, TorchView
+from gpudoctor.probes.plan import Injection
 
-Where = Literal["launch", "collective", "train"]
+Where = Literal["launch", "collective", "link", "compute", "train"]
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -22,6 +24,7 @@ class Job(msgspec.Struct, frozen=True):
     group_timeout_s: float
     gpu_uuids: tuple[str, ...] = ()
     level: str = "standard"
+    duration_s: float | None = None
     injections: tuple[Injection, ...] = ()
 
 
@@ -121,10 +124,24 @@ class TrainSample(Message, frozen=True):
     memory_peak_mib: float | None = None
 
 
+class LinkSample(Message, frozen=True):
+    """What one rank measured of its GPU's links; nothing on a CPU rank, which has none."""
+
+    host: HostLink | None = None
+    peers: tuple[PeerLink, ...] = ()
+
+
+class ComputeSample(Message, frozen=True):
+    """What one rank's device computed."""
+
+    compute: ComputeRank
+
+
 class Finished(Message, frozen=True):
-    """The rank is through with one probe."""
+    """The rank is through with one probe, in the round (counted from 0) that it says."""
 
     probe: Probe
+    round: int = 0
 
 
 class Left(Message, frozen=True):
@@ -141,6 +158,8 @@ AnyMessage = (
     | CannotRun
     | Trouble
     | CollectiveSample
+    | LinkSample
+    | ComputeSample
     | TrainSample
     | Finished
     | Left

@@ -7,13 +7,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gpudoctor.facts.measurements import Collective, Launch, Measurements, ProbeProblem, RankInfo, TorchView, Training
+from gpudoctor.facts.measurements import (
+    PROBES,
+    Launch,
+    Measurements,
+    Probe,
+    ProbeProblem,
+    RankInfo,
+    TorchView,
+)
 from gpudoctor.facts.missing import NOT_READ, Missing
 from gpudoctor.probes import messages
 from gpudoctor.probes.board import Board
 from gpudoctor.probes.diagnosis import RankState, failure_problem, slow_problem, timeout_problem
 from gpudoctor.probes.merge import merged_collectives, merged_training
-from gpudoctor.probes.plan import Probe, ProbePlan
+from gpudoctor.probes.plan import ProbePlan
 
 INSTALL_TORCH = "PyTorch is not installed: pip install 'gpudoctor-cli[torch]'"
 
@@ -35,6 +43,8 @@ class Outcome:
         self._states = [RankState(number) for number in range(plan.ranks)]
         self._views: dict[int, TorchView] = {}
         self._collectives: dict[int, list[messages.CollectiveSample]] = {}
+        self._links: dict[int, messages.LinkSample] = {}
+        self._computes: dict[int, messages.ComputeSample] = {}
         self._trains: dict[int, messages.TrainSample] = {}
         self._finished: dict[str, set[int]] = {}
         self._begun: list[Probe] = []
@@ -84,6 +94,10 @@ class Outcome:
                 self._views[rank] = view
             case messages.CollectiveSample():
                 self._collectives.setdefault(rank, []).append(message)
+            case messages.LinkSample():
+                self._links[rank] = message
+            case messages.ComputeSample():
+                self._computes[rank] = message
             case messages.TrainSample():
                 self._trains[rank] = message
             case messages.Finished(probe=finished):
@@ -159,13 +173,23 @@ class Outcome:
         """Everything that was learnt."""
         collectives = merged_collectives(self._collectives, self._plan.ranks)
         training = merged_training(self._trains, self._plan.ranks, "cuda" if self._plan.backend == "nccl" else "cpu")
+        links = [self._links[rank] for rank in sorted(self._links)]
+        have: dict[Probe, bool] = {
+            "collective": bool(collectives),
+            "link": any(sample.host is not None for sample in links),
+            "compute": bool(self._computes),
+            "train": training is not None,
+        }
         return Measurements(
             launch=self._launch(),
             torch_view=self._torch_view(),
             collectives=collectives,
+            host_links=tuple(sample.host for sample in links if sample.host is not None),
+            peer_links=tuple(peer for sample in links for peer in sample.peers),
+            compute=tuple(self._computes[rank].compute for rank in sorted(self._computes)),
             training=training,
             problems=tuple(self._problems),
-            not_run=self._not_run(collectives, training),
+            not_run=self._not_run(have),
             injected=self._plan.inject,
         )
 
@@ -219,14 +243,13 @@ class Outcome:
             error=next((view.error for view in views if view.error is not None), None),
         )
 
-    def _not_run(self, collectives: tuple[Collective, ...], training: Training | None) -> dict[str, Missing]:
+    def _not_run(self, have: dict[Probe, bool]) -> dict[str, Missing]:
         reasons: dict[str, Missing] = {}
         if self._no_torch is not None:
             text = INSTALL_TORCH if self._no_torch.kind == "absent" else self._no_torch.text
             reasons["torch"] = Missing(text, self._no_torch.kind)
         elif self._torch_view() is None:
             reasons["torch"] = Missing(self._why(None), "failed")
-        have: dict[Probe, bool] = {"collective": bool(collectives), "train": training is not None}
         for probe, done in have.items():
             if not done:
                 reasons[probe] = self._reason(probe)
@@ -242,6 +265,8 @@ class Outcome:
             return Missing(self._cannot_run)
         if probe == "collective" and self._plan.ranks == 1 and not self._problems:
             return Missing("one rank has nobody to reduce with")
+        if probe == "link" and self._plan.backend == "gloo" and not self._problems:
+            return Missing("CPU ranks have no link to a GPU")
         return Missing(self._why(probe), "failed")
 
     def _why(self, probe: Probe | None) -> str:
@@ -254,7 +279,7 @@ class Outcome:
 def nothing_started(plan: ProbePlan, why: str) -> Measurements:
     """The outcome where this machine could not start a single rank."""
     text = f"no rank could be started: {why}"
-    not_run = {probe: Missing("not asked for") for probe in ("collective", "train") if probe not in plan.probes}
+    not_run: dict[str, Missing] = {probe: Missing("not asked for") for probe in PROBES if probe not in plan.probes}
     for name in ("torch", *plan.probes):
         not_run[name] = Missing(text, "failed")
     problem = ProbeProblem("launch", "error", text, phase="start")

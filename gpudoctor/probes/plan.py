@@ -8,8 +8,8 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.errors import UserError
+from gpudoctor.facts.measurements import Probe
 
-Probe = Literal["collective", "train"]
 InjectionKind = Literal["hang-rank", "die-rank", "slow-rank", "wrong-sum", "nan", "desync"]
 
 # What follows the rank, for each kind; None: nothing does.
@@ -29,7 +29,8 @@ class ProbePlan(msgspec.Struct, frozen=True):
     """Which probes to run on how many ranks.
 
     `gpus` holds (NVML index, UUID, bus id) of each rank's GPU, in rank order, for nccl; it is
-    empty for gloo. `inject` holds faults as the command line spells them.
+    empty for gloo. `duration_s`: repeat all probes until so much time has passed (level burn); None:
+    once. `inject` holds faults as the command line spells them.
     """
 
     backend: Literal["nccl", "gloo"]
@@ -37,6 +38,7 @@ class ProbePlan(msgspec.Struct, frozen=True):
     gpus: tuple[tuple[int, str, str], ...] = ()
     probes: tuple[Probe, ...] = ("collective", "train")
     level: str = "standard"
+    duration_s: float | None = None
     inject: tuple[str, ...] = ()
 
 

@@ -161,9 +161,11 @@ def _own_output(path: Path) -> None:
 
 def _probes() -> dict[str, Callable[[Rank], None]]:
     from gpudoctor.probes.collectives import run_collectives
+    from gpudoctor.probes.compute import run_compute
+    from gpudoctor.probes.links import run_links
     from gpudoctor.probes.training import run_training
 
-    return {"collective": run_collectives, "train": run_training}
+    return {"collective": run_collectives, "link": run_links, "compute": run_compute, "train": run_training}
 
 
 def _join(rank: Rank) -> None:

@@ -29,7 +29,10 @@ def training(run: Measurements) -> Training:
 
 def test_a_healthy_run_has_no_problem_and_nothing_that_was_not_run(run: Measurements) -> None:
     assert run.problems == ()
-    assert run.not_run == {}
+    assert {probe: why.missing for probe, why in run.not_run.items()} == {
+        "link": "not asked for",
+        "compute": "not asked for",
+    }
     assert run.injected == ()
 
 
