@@ -101,6 +101,12 @@ class Answers:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
         return FakeHandle(index)
 
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeHandle:
+        for gpu in self.gpus.values():
+            if gpu.uuid == uuid:
+                return FakeHandle(gpu.index)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
     # identity
 
     def nvmlDeviceGetPciInfo_v3(self, handle: FakeHandle) -> Any:

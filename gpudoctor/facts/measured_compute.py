@@ -20,7 +20,9 @@ class ComputeRank(Fact, frozen=True):
 
     Bandwidths count bytes read plus bytes written, GB = 1e9 bytes. `fingerprints` are the SHA-256
     of the results of the same fixed-seed train step, one for each repeat: equal work gives equal
-    bits. `pattern_bytes` were written, read back and compared; `pattern_wrong_bytes` differed.
+    bits. `pattern_bytes` were written, read back and compared; `pattern_wrong_bytes` differed;
+    `pattern_passes` is how many patterns were. `multiprocessors` of the device: GPUs of one name that
+    differ in it compute by other algorithms.
     """
 
     rank: int
@@ -30,3 +32,5 @@ class ComputeRank(Fact, frozen=True):
     fingerprints: tuple[str, ...] = ()
     pattern_bytes: int | Missing = NOT_READ
     pattern_wrong_bytes: int | Missing = NOT_READ
+    pattern_passes: int = 0
+    multiprocessors: int | Missing = NOT_READ

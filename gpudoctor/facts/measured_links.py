@@ -10,7 +10,8 @@ class HostLink(Fact, frozen=True):
     """Pinned copies between host memory and one rank's GPU, in GB/s (1e9 bytes); median of the repeats.
 
     `alone`: no other GPU copied meanwhile; `together`: all did. `size_bytes` of one copy.
-    `wrong_bytes`: how many came back changed from host to GPU to host.
+    `wrong_bytes`: how many came back changed from host to GPU to host. `near_cpus`: whether the copying
+    process ran on CPUs near the GPU (its NUMA node); Missing where nothing says which those are.
     """
 
     rank: int
@@ -20,6 +21,7 @@ class HostLink(Fact, frozen=True):
     h2d_together_gb_s: float | Missing = NOT_READ
     d2h_together_gb_s: float | Missing = NOT_READ
     wrong_bytes: int = 0
+    near_cpus: bool | Missing = NOT_READ
 
 
 class PeerLink(Fact, frozen=True):

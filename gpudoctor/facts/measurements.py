@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+from gpudoctor.facts.burn import Burn
 from gpudoctor.facts.gpu import Fact
 from gpudoctor.facts.measured_compute import ComputeRank
 from gpudoctor.facts.measured_links import HostLink, PeerLink
 from gpudoctor.facts.missing import NOT_READ, Missing
+from gpudoctor.facts.node import Unanswered
 from gpudoctor.facts.telemetry import Telemetry
 
 Device = Literal["cuda", "cpu"]
@@ -94,6 +96,24 @@ class Collective(Fact, frozen=True):
     missing_ranks: tuple[int, ...] = ()
 
 
+class PairBandwidth(Fact, frozen=True):
+    """Send and receive between two ranks at the same time, while the others idle; `a` < `b` are ranks.
+
+    `busbw_gb_s` is that of one direction (nccl-tests' sendrecv: size / time; GB = 1e9 bytes);
+    `time_us` the median over batches of the slower of the two, of the better pass where there were
+    several. `wrong_ranks` are those of the two that did not receive exactly what was sent.
+    """
+
+    a: int
+    b: int
+    size_bytes: int
+    iterations: int
+    time_us: float
+    time_us_mad: float
+    busbw_gb_s: float
+    wrong_ranks: tuple[int, ...] = ()
+
+
 class TrainRank(Fact, frozen=True):
     """What one rank did in the DDP train; times are medians over the measured steps, in ms.
 
@@ -104,6 +124,9 @@ class TrainRank(Fact, frozen=True):
     finite (JSON has no NaN). The second block repeats the measurement (reproducibility).
     `nonfinite_step`: the first real step whose loss was not finite here; NaN spreads to all ranks
     with the next gradient, so that the rank with the smallest one is where it began.
+    `cycles_ms`: compute time in each comparison of the ranks: a block of steps on a GPU; on CPU
+    ranks one turn over all cores (`Training.rotated`). `slowest_data_share`: share of the steps in
+    which its batch came last. `solo_compute_ms`: the same compute while all others idle.
     """
 
     rank: int
@@ -121,14 +144,37 @@ class TrainRank(Fact, frozen=True):
     memory_peak_mib: float | Missing = NOT_READ
     weights_sha256: str = ""
     nonfinite_step: int | None = None
+    cycles_ms: tuple[float, ...] = ()
+    slowest_data_share: float | Missing = NOT_READ
+    solo_compute_ms: float | Missing = NOT_READ
+
+
+class BucketStep(Fact, frozen=True):
+    """The plain DDP step with gradient buckets of this size; mean of one step, in ms."""
+
+    bucket_cap_mb: float
+    step_ms: float
+
+
+class Swap(Fact, frozen=True):
+    """Compute time of the slowest rank and a middle one, on their own GPUs and on each other's."""
+
+    suspect: int
+    partner: int
+    suspect_ms: float
+    partner_ms: float
+    suspect_on_partners_gpu_ms: float
+    partner_on_suspects_gpu_ms: float
 
 
 class Training(Fact, frozen=True):
     """The DDP sanity train.
 
-    `solo_step_ms` is the same step on one rank alone while the others wait idle; Missing
-    where that was not run. `contribution_ok`: the 2^r code of every rank was in the sum.
-    `clock_invariant_ok`: lateness + wait was the same on all ranks, without which arrival
+    `steady_step_ms`: a plain step, back to back with others, as a user's train runs it; `samples_per_s`
+    of all ranks follows from it. `solo_step_ms` is the same step on one rank alone while the others wait idle; Missing
+    where that was not run. `rotated`: the CPU ranks took turns on the same cores, so that a
+    difference in compute time is the rank's and not its core's. `contribution_ok`: the 2^r code
+    of every rank was in the sum. `clock_invariant_ok`: lateness + wait was the same on all ranks, without which arrival
     times say nothing.
     """
 
@@ -144,25 +190,36 @@ class Training(Fact, frozen=True):
     clock_invariant_ok: bool | Missing = NOT_READ
     solo_step_ms: float | Missing = NOT_READ
     samples_per_s: float | Missing = NOT_READ
+    steady_step_ms: float | Missing = NOT_READ
+    rotated: bool = False
+    buckets: tuple[BucketStep, ...] = ()
+    swap: Swap | None = None
 
 
 class Measurements(Fact, frozen=True):
     """All that the probes of one run learnt.
 
-    `not_run` says for each probe (those of `PROBES`, and "torch") why there is no figure, as
+    `not_run` says for each probe (those of `PROBES`, "torch", and "peer" for the copies between
+    GPUs, which are a part of "link"; and a collective that torch's backend lacks) why there is no figure, as
     the reason a check will give: `absent` where it was not asked for or torch is not
     installed, `failed` where it was tried. A probe in neither place was never thought of.
-    Of a probe that ran in several rounds (level burn) these are the figures of the last one.
+    Of a probe that ran in several rounds (level burn) these are the figures of the last complete
+    one; but what says whether a result was right is the worst of all rounds. `burn` has the course.
+    `unanswered` are the driver calls of the sampler that never returned; "telemetry" in `not_run` says
+    why there was no sampler.
     """
 
     launch: Launch | None = None
     torch_view: TorchView | None = None
     collectives: tuple[Collective, ...] = ()
+    pairs: tuple[PairBandwidth, ...] = ()
     host_links: tuple[HostLink, ...] = ()
     peer_links: tuple[PeerLink, ...] = ()
     compute: tuple[ComputeRank, ...] = ()
     training: Training | None = None
     telemetry: tuple[Telemetry, ...] = ()
+    burn: Burn | None = None
     problems: tuple[ProbeProblem, ...] = ()
     not_run: dict[str, Missing] = {}
+    unanswered: tuple[Unanswered, ...] = ()
     injected: tuple[str, ...] = ()

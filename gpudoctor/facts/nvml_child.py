@@ -70,7 +70,7 @@ def main(argument: str) -> None:
     import faulthandler
 
     order = msgspec.json.decode(argument, type=Order)
-    _die_with(order.parent_pid)
+    die_with(order.parent_pid)
     faulthandler.enable(all_threads=True)  # its report names the thread that crashed
     serve(order)
     sys.stderr.flush()
@@ -94,7 +94,7 @@ def load(spec: str) -> Any:
     return getattr(import_module(module), factory)(argument)
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Have the kernel end this process when its parent ends, however that ends."""
     import ctypes
 

@@ -65,19 +65,19 @@ def read_gpu(door: Door, gpu: Gpu, system: System, on_part: Callable[[Gpu], None
     gpu = replace(gpu, **read_identity(door, system.root, gpu.bus_id))
     gpu = replace(gpu, errors=tuple(door.errors))
     on_part(gpu)
-    wanted = [(field, 0) for field in (*_DEVICE_FIELDS, *_throttle_fields(system.driver_version))]
+    wanted = [(field, 0) for field in (*_DEVICE_FIELDS, *throttle_fields(system.driver_version))]
     fields = door.fields(wanted)
     device = system.root / "sys/bus/pci/devices" / gpu.bus_id
     sections: tuple[Callable[[], dict[str, Any]], ...] = (
-        lambda: {"recovery_action": read_recovery_action(fields), **_memory(door)},
+        lambda: {"recovery_action": read_recovery_action(fields), **read_memory(door)},
         lambda: {"pcie": _pcie(door, fields)},
         lambda: _health(door, fields),
-        lambda: {"clocks": _clocks(door), "throttle_times": _throttle_times(fields, system.driver_version)},
+        lambda: {"clocks": _clocks(door), "throttle_times": throttle_times(fields, system.driver_version)},
         lambda: {"thermal": _thermal(door, fields), "power": _power(door, fields)},
         lambda: {"settings": read_settings(door, system.confidential)},
         lambda: {"nvlinks": read_links(door, fields[LINK_COUNT, 0], fields[SWITCH_LINK_COUNT, 0])},
         lambda: {"fabric": read_fabric(door)},
-        lambda: {"processes": read_processes(door, system.root, system.own_pid), "utilization": _utilization(door)},
+        lambda: {"processes": read_processes(door, system.root, system.own_pid), "utilization": read_utilization(door)},
         lambda: {"numa_node": read_numa_node(door, device), "cpu_affinity": read_cpu_affinity(door, device)},
     )
     for section in sections:
@@ -87,7 +87,7 @@ def read_gpu(door: Door, gpu: Gpu, system: System, on_part: Callable[[Gpu], None
     return gpu
 
 
-def _memory(door: Door) -> dict[str, Any]:
+def read_memory(door: Door) -> dict[str, Any]:
     """Version 2 counts what the driver keeps for itself apart; older drivers put it into `used`."""
     version = getattr(door.nvml, "nvmlMemory_v2", None)
     info = door.ask("nvmlDeviceGetMemoryInfo", version) if version else UNSUPPORTED
@@ -171,21 +171,21 @@ def event_reasons(mask: int | Missing) -> tuple[str, ...] | Missing:
     return tuple(EVENT_REASONS.get(bit, f"{bit:#x}") for bit in bits)
 
 
-def _throttle_fields(driver: tuple[int, ...]) -> tuple[int, ...]:
+def throttle_fields(driver: tuple[int, ...]) -> tuple[int, ...]:
     """SW thermal, HW thermal, power brake: 251-253 were given to something else in 580.82."""
     if driver >= (580, 82):
         return (269, 270, 271)
     return (251, 252, 253) if driver >= (570,) else ()
 
 
-def _throttle_times(fields: Fields, driver: tuple[int, ...]) -> ThrottleTimes:
+def throttle_times(fields: Fields, driver: tuple[int, ...]) -> ThrottleTimes:
     """Nanoseconds in NVML. Before 570 there is one counter for all thermal slowdowns: it stands in `sw_thermal_us`."""
 
     def us(field: int) -> int | Missing:
         time_ns = in_range(fields[field, 0], 0, _MAX_COUNT, f"throttle time (field {field})")
         return time_ns if isinstance(time_ns, Missing) else int(time_ns) // 1000
 
-    ids = _throttle_fields(driver)
+    ids = throttle_fields(driver)
     return ThrottleTimes(
         sw_power_cap_us=us(POLICY_POWER),
         sync_boost_us=us(POLICY_SYNC_BOOST),
@@ -268,7 +268,7 @@ def _power(door: Door, fields: Fields) -> Power:
     )
 
 
-def _utilization(door: Door) -> Utilization:
+def read_utilization(door: Door) -> Utilization:
     call = "nvmlDeviceGetUtilizationRates"
     rates = door.ask(call)
     if isinstance(rates, Missing):

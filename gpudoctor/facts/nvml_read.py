@@ -62,7 +62,7 @@ def read_nvml(
         return replace(driver, **_statistics([door]))
     driver, count = _system(door, driver)
     listener.driver(driver)
-    system = System(_numbers(driver.library_version), _confidential(door), root, own_pid)
+    system = System(version_numbers(driver.library_version), _confidential(door), root, own_pid)
     node = _Readers(listener, door, system)
     node.run(count)
     return replace(driver, **_statistics(node.doors))
@@ -118,7 +118,7 @@ def _confidential(door: Door) -> bool | Missing:
     return state if isinstance(state, Missing) else state.ccFeature != 0
 
 
-def _numbers(version: Any) -> tuple[int, ...]:
+def version_numbers(version: Any) -> tuple[int, ...]:
     if isinstance(version, Missing):
         return ()
     return tuple(int(part) for part in str(version).split(".") if part.isdigit())

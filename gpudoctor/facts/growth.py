@@ -1,0 +1,62 @@
+"""What grew between two readings of one node: pure functions, no verdicts."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from gpudoctor.facts.burn import GpuCounters
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.node import KernelEvent, KernelLog, Node
+
+_GONE = Missing("the driver did not show this GPU any more after the load", "failed")
+
+
+def counter_growth(before: Node, after: Node) -> tuple[GpuCounters, ...]:
+    """By how much each GPU's counters grew, for all GPUs of the first reading."""
+    again = {gpu.bus_id: gpu for gpu in after.gpus}
+    return tuple(_of_gpu(gpu, again.get(gpu.bus_id)) for gpu in before.gpus)
+
+
+def _of_gpu(before: Gpu, after: Gpu | None) -> GpuCounters:
+    if after is not None and known(after.uuid) not in (None, known(before.uuid)):
+        after = None
+    growth: dict[str, int] = {}
+    unread: dict[str, Missing] = {}
+    now = _counters(after) if after is not None else {}
+    for name, first in _counters(before).items():
+        second = now.get(name, _GONE)
+        if isinstance(first, Missing) or isinstance(second, Missing):
+            reasons = [m for m in (second, first) if isinstance(m, Missing)]
+            unread[name] = next((m for m in reasons if m.kind == "failed"), reasons[0])
+        elif second < first:
+            unread[name] = Missing(f"went back from {first} to {second}: was the GPU reset?", "failed")
+        else:
+            growth[name] = second - first
+    errors = after.errors if after is not None else ()
+    return GpuCounters(before.index, known(before.uuid), before.bus_id, growth, unread, errors)
+
+
+def _counters(gpu: Gpu) -> dict[str, int | Missing]:
+    return {
+        "pcie_replays": gpu.pcie.replays,
+        "ecc_corrected": gpu.ecc.corrected_volatile,
+        "ecc_uncorrected": gpu.ecc.uncorrected_volatile,
+    }
+
+
+def new_events(before: KernelLog, after: KernelLog) -> tuple[KernelEvent, ...] | Missing:
+    """What the kernel logged between two readings; Missing where they do not compare."""
+    if isinstance(after.events, Missing):
+        return after.events
+    if isinstance(before.events, Missing):
+        return before.events
+    if before.source != after.source:
+        return Missing("read from another place after the load", "failed")
+    told = Counter(event.text for event in before.events)  # the text bears the time, in most logs
+    fresh = []
+    for event in after.events:
+        told[event.text] -= 1
+        if told[event.text] < 0:
+            fresh.append(event)
+    return tuple(fresh)

@@ -1,0 +1,227 @@
+"""The sampling process: asks the driver for a little, again and again, and sleeps most of the time.
+
+One thread for all GPUs: several would only queue at the driver's lock, where the ranks queue too.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.nvml import Crumbs, Door, DriverError, in_range, load_pynvml, prefer
+from gpudoctor.facts.nvml_channel import Crumbs as SharedCrumbs
+from gpudoctor.facts.nvml_child import die_with, load
+from gpudoctor.facts.nvml_gpu import (
+    PCIE_REPLAY,
+    POLICY_POWER,
+    POLICY_SYNC_BOOST,
+    POLICY_THERMAL,
+    POWER_INSTANT,
+    event_reasons,
+    read_memory,
+    read_utilization,
+    throttle_fields,
+    throttle_times,
+)
+from gpudoctor.facts.nvml_read import version_numbers
+from gpudoctor.facts.samples import EVENTS, NAMES, Said, Sample
+
+_MAX_MHZ = 20_000
+_MAX_MW = 10_000_000
+_MAX_COUNT = (1 << 62) - 1
+_ECC_CORRECTED, _ECC_UNCORRECTED = 3, 4  # NVML field ids: volatile totals
+_COUNTER_FIELDS = {"pcie_replays": PCIE_REPLAY, "ecc_corrected": _ECC_CORRECTED, "ecc_uncorrected": _ECC_UNCORRECTED}
+_TIMERS = {
+    "sw-power-cap": "sw_power_cap_us",
+    "sync-boost": "sync_boost_us",
+    "sw-thermal": "sw_thermal_us",
+    "hw-thermal": "hw_thermal_us",
+    "hw-power-brake": "hw_power_brake_us",
+}
+_SLOW_EVERY = 5  # ticks: what changes slowly, or costs more
+_REST = 4.0  # of the time that a tick took, at least: the driver is there for the ranks
+
+
+class SampleOrder(msgspec.Struct, frozen=True):
+    """What the parent asks for.
+
+    `out`: a file descriptor for the lines; `stop`: one whose end means stop; `gpus`: NVML index and
+    UUID of each. `nvml` names what stands in for pynvml as module:factory:argument.
+    """
+
+    out: int
+    stop: int
+    crumbs: int
+    parent_pid: int
+    gpus: tuple[tuple[int, str], ...]
+    interval_s: float
+    nvml: str | None = None
+
+
+class GpuSampler:
+    """Reads one GPU, cheaply; what it does not have is not asked for again."""
+
+    def __init__(self, door: Door, driver: tuple[int, ...]) -> None:
+        self._door = door
+        self._driver = driver
+        self._refused: set[str] = set()
+        timers = throttle_fields(driver) or (POLICY_THERMAL,)
+        self._fast = [(field, 0) for field in (POWER_INSTANT, POLICY_POWER, POLICY_SYNC_BOOST, *timers)]
+
+    def sample(self, whole: bool) -> Sample:
+        """What changes fast; the `whole` also tells what changes slowly."""
+        door, gpu = self._door, self._door.gpu or 0
+        self._readings: dict[str, float] = {}
+        self._unread: dict[str, Missing] = {}
+        at_s = monotonic()
+        fields = door.fields(self._fast)
+        self._take("power_w", lambda: self._power(fields[POWER_INSTANT, 0]))
+        self._take("sm_mhz", lambda: door.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 1))
+        self._take("temperature_c", lambda: door.number(-50, 200, "nvmlDeviceGetTemperature", 0))
+        self._take("utilization_pct", lambda: read_utilization(door).gpu_pct)
+        # each GPU's link may be loaded for less than a second
+        self._take("pcie_generation", lambda: door.number(1, 8, "nvmlDeviceGetCurrPcieLinkGeneration"))
+        events = self._events()
+        counters: dict[str, int] = {}
+        if whole:
+            self._take("memory_mhz", lambda: door.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 2))
+            self._take("memory_used_mib", lambda: read_memory(door)["memory_used_mib"])
+            self._take("pcie_width", lambda: door.number(1, 32, "nvmlDeviceGetCurrPcieLinkWidth"))
+            counters = self._counters()
+        times = throttle_times(fields, self._driver)
+        timers_ms = {
+            reason: us / 1000 for reason, leaf in _TIMERS.items() if not isinstance(us := getattr(times, leaf), Missing)
+        }
+        return Sample(at_s, gpu, self._readings, events, timers_ms, counters, self._unread)
+
+    def _take(self, name: str, ask: Callable[[], float | Missing]) -> None:
+        if name in self._refused:
+            return
+        value = ask()
+        if isinstance(value, Missing):
+            self._miss(name, value)
+        else:
+            self._readings[name] = value
+
+    def _miss(self, name: str, why: Missing) -> None:
+        self._unread[name] = why
+        if why.kind != "failed":
+            self._refused.add(name)
+
+    def _power(self, instant_mw: Any) -> float | Missing:
+        """The power of this moment; older drivers tell only the mean of a second."""
+        value = in_range(instant_mw, 0, _MAX_MW, f"power (field {POWER_INSTANT})")
+        if isinstance(value, Missing):
+            value = prefer(value, self._door.number(0, _MAX_MW, "nvmlDeviceGetPowerUsage"))
+        return value if isinstance(value, Missing) else round(value / 1000, 1)
+
+    def _events(self) -> tuple[str, ...] | None:
+        if EVENTS in self._refused:
+            return None
+        names = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+        events = event_reasons(self._door.first(*names))
+        if isinstance(events, Missing):
+            self._miss(EVENTS, events)
+            return None
+        return events
+
+    def _counters(self) -> dict[str, int]:
+        wanted = {name: field for name, field in _COUNTER_FIELDS.items() if name not in self._refused}
+        fields = self._door.fields([(field, 0) for field in wanted.values()]) if wanted else {}
+        counted: dict[str, int] = {}
+        for name, field in wanted.items():
+            value = in_range(fields[field, 0], 0, _MAX_COUNT, f"{name} (field {field})")
+            if isinstance(value, Missing):
+                self._miss(name, value)
+            else:
+                counted[name] = int(value)
+        return counted
+
+
+def sample_until(
+    stopped: Callable[[float], bool],
+    send: Callable[[Said], None],
+    nvml: Any,
+    gpus: tuple[tuple[int, str], ...],
+    interval_s: float,
+    crumbs: Crumbs | None = None,
+) -> None:
+    """Sample the GPUs (NVML index and UUID) until `stopped(seconds)` says so after waiting so long.
+
+    A whole sample of each comes first and last, so that counters can be compared. It rests for at
+    least `_REST` times as long as the driver was busy with it.
+    """
+    door = Door(nvml, crumbs)
+    try:
+        door.call("nvmlInit")
+    except DriverError as error:
+        send(Said(failure=f"the sampler could not start the driver's library: {error}"))
+        return
+    driver = version_numbers(door.ask_of(None, "nvmlSystemGetDriverVersion"))
+    doors = [door]
+    samplers = []
+    for index, uuid in gpus:
+        own = door.for_gpu(index, crumbs)
+        try:
+            own.handle = own.call("nvmlDeviceGetHandleByUUID", uuid)
+        except DriverError as error:
+            send(Said(sample=Sample(monotonic(), index, unread=dict.fromkeys(NAMES, error.missing))))
+            continue
+        doors.append(own)
+        samplers.append(GpuSampler(own, driver))
+    tick, over = 0, False
+    while not over:
+        started_s = monotonic()
+        for sampler in samplers:
+            send(Said(sample=sampler.sample(whole=tick % _SLOW_EVERY == 0)))
+        over = stopped(max(interval_s, (monotonic() - started_s) * _REST))
+        tick += 1
+    for sampler in samplers:
+        send(Said(sample=sampler.sample(whole=True)))
+    slowest = max(doors, key=lambda one: one.slowest_s)
+    send(
+        Said(
+            end=True,
+            calls=sum(one.calls for one in doors),
+            slowest_call=slowest.slowest_call,
+            slowest_s=slowest.slowest_s,
+        )
+    )
+    door.close()
+
+
+def main(argument: str) -> None:
+    """Sample as ordered and end the process; never returns."""
+    import faulthandler
+
+    order = msgspec.json.decode(argument, type=SampleOrder)
+    die_with(order.parent_pid)
+    faulthandler.enable(all_threads=True)  # its report names the thread that crashed
+    serve(order)
+    sys.stderr.flush()
+    # not sys.exit: tearing the driver library down may hang, and there is nothing to tidy
+    os._exit(0)
+
+
+def serve(order: SampleOrder) -> None:
+    """Sample until the descriptor `stop` is at its end."""
+    nvml = load(order.nvml) if order.nvml else load_pynvml()
+    encode = msgspec.json.Encoder().encode
+
+    def send(said: Said) -> None:
+        line = encode(said) + b"\n"
+        while line:
+            line = line[os.write(order.out, line) :]
+
+    def stopped(wait_s: float) -> bool:
+        return bool(select.select([order.stop], [], [], wait_s)[0])
+
+    slot = SharedCrumbs(order.crumbs).slot(0)
+    sample_until(stopped, send, nvml, order.gpus, order.interval_s, slot)

@@ -1,0 +1,156 @@
+"""Starts a child process that may call the driver, sees what became of it, and ends it without fail."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from time import monotonic
+
+import msgspec
+
+from gpudoctor.facts.node import Unanswered
+from gpudoctor.facts.nvml_channel import Crumbs, make_memory
+
+GRACE_S = 0.3
+MAX_WORDS = 300
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[2].split(chr(0x1f)); from gpudoctor.facts.{} import main; main(sys.argv[1])"
+)
+
+
+class DriverProcess:
+    """The process, in its own session and process group, with breadcrumbs and what it wrote to stderr.
+
+    It runs `main` of a module of this package with the order as JSON, to which `crumbs` (a file
+    descriptor) and `parent_pid` are added. `name` is how words call it. `end` and then `close` must
+    be called; `end` waits only for a moment for a process that will not die. Raise OSError where the
+    process cannot be started.
+    """
+
+    def __init__(self, name: str, module: str, order: Mapping[str, object], pass_fds: Sequence[int]) -> None:
+        self.name = name
+        self.started_s = monotonic()
+        with ExitStack() as opened, ExitStack() as kept:
+            memory = make_memory()
+            opened.callback(os.close, memory)
+            self._errors = make_memory()
+            kept.callback(os.close, self._errors)
+            self.crumbs = Crumbs(memory)
+            kept.callback(self.crumbs.close)
+            whole = {**order, "crumbs": memory, "parent_pid": os.getpid()}
+            argument = msgspec.json.encode(whole).decode()
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM.format(module), argument, "\x1f".join(_import_path())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                pass_fds=(*pass_fds, memory),
+                start_new_session=True,
+            )
+            kept.pop_all()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ends_within(self, wait_s: float) -> int | None:
+        """The exit status, or None where it still runs after so long."""
+        try:
+            return self._process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def post_mortem(self, wait_s: float = GRACE_S) -> tuple[tuple[Unanswered, ...], str]:
+        """Why it ended before it had said all: the calls it died in, and words.
+
+        Only a crash is laid at the door of the driver's calls; one that is still on its way out after
+        `wait_s` (writing a core, or inside the driver) counts as one.
+        """
+        status = self.ends_within(wait_s)
+        errors = self._read_errors()
+        calls, _ = self.crumbs.read()
+        how = f"the {self.name} died by {_signal_name(-status)}" if status is not None and status < 0 else ""
+        if status is None or -status in _CRASHES:
+            how = how or f"the {self.name} died"
+            # faulthandler: Current thread 0x00007f... (most recent call first):
+            current = re.search(r"^Current thread 0x([0-9a-f]+)", errors, re.MULTILINE)
+            thread = int(current.group(1), 16) if current else None
+            guilty = tuple(call for call in calls if call.thread == thread) or calls
+            now = monotonic()
+            unanswered = tuple(
+                Unanswered(call.call, call.gpu, round(now - call.started_s, 3), f"{how} in {call.call}")
+                for call in guilty
+            ) or (Unanswered(self.name, None, now - self.started_s, how),)
+            return unanswered, unanswered[0].reason
+        return (), how or f"the {self.name} ended with status {status}: {self.last_words()}"
+
+    def late_calls(self, call_deadline_s: float) -> tuple[Unanswered, ...]:
+        """The calls that have not returned for longer than the deadline."""
+        now = monotonic()
+        return tuple(
+            Unanswered(call.call, call.gpu, round(now - call.started_s, 3))
+            for call in self.crumbs.read()[0]
+            if now - call.started_s > call_deadline_s
+        )
+
+    def last_words(self) -> str:
+        """The last line that it wrote to stderr."""
+        return self._read_errors().strip().rpartition("\n")[2][:MAX_WORDS] or "it said nothing"
+
+    def _read_errors(self) -> str:
+        # the memory is zeroed and longer than what was written
+        size = os.fstat(self._errors).st_size
+        tail = os.pread(self._errors, 1 << 16, max(0, size - (1 << 16)))
+        return tail.rstrip(b"\0").decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """Let go of the memory, once nobody looks."""
+        os.close(self._errors)
+        self.crumbs.close()
+
+    def end(self) -> bool:
+        """End the process and its group; True where nothing is left of it."""
+        if self._process.returncode is not None:  # already reaped: its number may be another's
+            return True
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            # a child that has said all ends by itself; this only hurries one that has not
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            if self.ends_within(GRACE_S) is not None:
+                return True
+        # in the kernel and not to be killed: its parent's end, or the driver's, will free it
+        self._process.returncode = -signal.SIGKILL
+        return False
+
+
+def words_of(call: Unanswered) -> str:
+    """A call that did not return, as people read it."""
+    where = "" if call.gpu is None else f" on GPU {call.gpu}"
+    return f"{call.call}{where} {call.reason} in {call.waited_s:.1f} s"
+
+
+def _import_path() -> list[str]:
+    """Our own path without the working directory, so that no file in it can pose as a module.
+
+    Where gpudoctor itself lies in the working directory (a checkout), that stays.
+    """
+    home = Path(__file__).resolve().parents[2]
+    try:
+        here = Path().resolve()
+    except OSError:  # the working directory was removed
+        return [entry for entry in sys.path if Path(entry).is_absolute()]
+    return [entry for entry in sys.path if (place := Path(entry).resolve()) != here or place == home]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,133 @@
+"""Watches GPUs while something else loads them: starts the sampling process, and ends it without fail.
+
+What it says lies in memory that this process can read at any time: nothing waits for anything, and
+whatever happens to the sampler, what it had sampled stays.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from time import monotonic
+
+import msgspec
+
+from gpudoctor.facts.node import Unanswered
+from gpudoctor.facts.nvml_channel import make_memory
+from gpudoctor.facts.nvml_spawn import MAX_WORDS, DriverProcess, words_of
+from gpudoctor.facts.samples import Recording, Said, Sample
+
+INTERVAL_S = 0.2
+_MOST_TICKS = 5000  # a long load is sampled more seldom: 5000 samples of 8 GPUs are some 10 MB
+# ranks that start, or are killed, hold the driver's lock for seconds on a healthy node
+CALL_DEADLINE_S = 10.0
+_TICK_S = 0.05
+_SLACK_S = 1.0
+
+
+def interval_for(load_s: float) -> float:
+    """Seconds between two samples for a load of this length."""
+    return max(INTERVAL_S, load_s / _MOST_TICKS)
+
+
+class Sampler:
+    """The sampling process. `stop` must be called; `recording` may be called at any time, before or after.
+
+    `gpus` are NVML indices and UUIDs. A call that has not returned for `call_deadline_s` when the
+    sampler is stopped counts as unanswered, and the process is abandoned. `nvml` (module:factory:argument)
+    stands in for pynvml in tests. Raise OSError where the process cannot be started.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[tuple[int, str]],
+        interval_s: float = INTERVAL_S,
+        call_deadline_s: float = CALL_DEADLINE_S,
+        nvml: str | None = None,
+    ) -> None:
+        self._gpus = tuple(gpus)
+        self._call_deadline_s = call_deadline_s
+        self._final: Recording | None = None
+        with ExitStack() as kept:
+            self._lines = make_memory()
+            kept.callback(os.close, self._lines)
+            stop, self._stop = os.pipe()
+            kept.callback(os.close, self._stop)
+            try:
+                order = {
+                    "out": self._lines,
+                    "stop": stop,
+                    "gpus": self._gpus,
+                    "interval_s": interval_s,
+                    "nvml": nvml,
+                }
+                self._process = DriverProcess("sampler", "nvml_sampler", order, (self._lines, stop))
+            finally:
+                os.close(stop)
+            kept.pop_all()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def recording(self) -> Recording:
+        """What was sampled until now, or, after `stop`, all of it."""
+        return self._final or self._recorded()
+
+    def stop(self, patience_s: float | None = None) -> None:
+        """Have it take a last sample, and end it; at once where it is at rest, else when its call is overdue.
+
+        `patience_s`: where there is no time to wait for a call that is late.
+        """
+        if self._final is not None:
+            return
+        if patience_s is None:
+            patience_s = self._call_deadline_s + _SLACK_S
+        unanswered: tuple[Unanswered, ...] = ()
+        failure: str | None = "the sampler was ended early"
+        os.close(self._stop)
+        try:
+            unanswered, failure = self._wait(patience_s)
+        finally:
+            ended = self._process.end()
+            if not ended and failure is None:
+                failure = "the sampler could not be ended: it is stuck in the kernel"
+            self._final = self._recorded(unanswered, failure)
+            os.close(self._lines)
+            self._process.close()
+
+    def _wait(self, patience_s: float) -> tuple[tuple[Unanswered, ...], str | None]:
+        """Until the process has ended; else the calls that are to blame, and words."""
+        limit = monotonic() + patience_s
+        while self._process.ends_within(_TICK_S) is None:
+            unanswered = self._process.late_calls(self._call_deadline_s)
+            if unanswered:
+                return unanswered, words_of(unanswered[0])
+            if monotonic() > limit:
+                return (), f"the sampler did not end in {patience_s:g} s"
+        _, words, over = self._read()
+        return ((), words) if over else self._process.post_mortem()
+
+    def _recorded(self, unanswered: tuple[Unanswered, ...] = (), failure: str | None = None) -> Recording:
+        samples, words, _ = self._read()
+        return Recording(self._gpus, samples, failure or words, unanswered)
+
+    def _read(self) -> tuple[list[Sample], str | None, bool]:
+        """The samples until now, why there will be no more, and whether all was said."""
+        # the memory is zeroed and longer than what was written; the last line may be half written
+        written = os.pread(self._lines, os.fstat(self._lines).st_size, 0).rstrip(b"\0")
+        indices = {index for index, _ in self._gpus}
+        decoder = msgspec.json.Decoder(Said)
+        samples: list[Sample] = []
+        for line in written.split(b"\n")[:-1]:
+            try:
+                said = decoder.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                # whoever wrote it: nothing that follows can be trusted
+                return samples, f"the sampler wrote something that is no sample: {error}"[:MAX_WORDS], True
+            if said.sample is not None and said.sample.gpu in indices:
+                samples.append(said.sample)
+            if said.end or said.failure is not None:
+                return samples, said.failure, True
+        return samples, None, False

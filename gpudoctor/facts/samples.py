@@ -1,0 +1,152 @@
+"""What the sampler reads of each GPU at one moment, and what many such moments amount to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Unanswered
+from gpudoctor.facts.telemetry import GpuUnderLoad, Spread, Telemetry
+
+READINGS = (
+    *("utilization_pct", "sm_mhz", "memory_mhz", "power_w", "temperature_c", "memory_used_mib"),
+    *("pcie_generation", "pcie_width"),
+)
+COUNTERS = ("pcie_replays", "ecc_corrected", "ecc_uncorrected")
+EVENTS = "event_reasons"
+# what each name stands for in a sample, and so what can be missing from a summary
+NAMES = (*READINGS, EVENTS, *COUNTERS)
+
+
+class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One GPU at `at_s` (CLOCK_MONOTONIC).
+
+    `events`: the clock event reasons that were set; None where they were not asked for.
+    `timers_ms`: the driver's timers of them since it was loaded. `counters`: since the driver was
+    loaded. `unread`: why something was not to be had; what is unsupported or denied is told once,
+    and not asked for again.
+    """
+
+    at_s: float
+    gpu: int
+    readings: dict[str, float] = {}
+    events: tuple[str, ...] | None = None
+    timers_ms: dict[str, float] = {}
+    counters: dict[str, int] = {}
+    unread: dict[str, Missing] = {}
+
+
+class Said(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of the sampler: a sample; why there will be none; or the end, with its slowest call."""
+
+    sample: Sample | None = None
+    failure: str | None = None
+    end: bool = False
+    calls: int = 0
+    slowest_call: str = ""
+    slowest_s: float = 0.0
+
+
+class Recording:
+    """All samples of one run, as far as they came.
+
+    `failure` says why there are not more, None where sampling went on to the end; `unanswered`
+    are the driver calls that never returned.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[tuple[int, str]],
+        samples: Iterable[Sample],
+        failure: str | None = None,
+        unanswered: tuple[Unanswered, ...] = (),
+    ) -> None:
+        self.failure = failure
+        self.unanswered = unanswered
+        self._uuids = dict(gpus)
+        self._samples: dict[int, list[Sample]] = {index: [] for index, _ in gpus}
+        for sample in samples:
+            self._samples[sample.gpu].append(sample)
+
+    def telemetry(self, during: str, begin_s: float, end_s: float) -> Telemetry:
+        """What was sampled from `begin_s` to `end_s` (CLOCK_MONOTONIC), under the probe's name."""
+        last_s = max((samples[-1].at_s for samples in self._samples.values() if samples), default=begin_s)
+        ended = self.failure if last_s < end_s else None
+        return Telemetry(during, round(end_s - begin_s, 3), self.between(begin_s, end_s), ended)
+
+    def between(self, begin_s: float, end_s: float) -> tuple[GpuUnderLoad, ...]:
+        """Every GPU in any window of time, summarised; GPUs that were not sampled in it have 0 samples."""
+        return tuple(self._summary(index, begin_s, end_s) for index in self._samples)
+
+    def series(self, gpu: int, name: str) -> list[tuple[float, float]]:
+        """(CLOCK_MONOTONIC, value) of one reading of one GPU (NVML index), in the order of time."""
+        return [(sample.at_s, sample.readings[name]) for sample in self._samples[gpu] if name in sample.readings]
+
+    def _summary(self, index: int, begin_s: float, end_s: float) -> GpuUnderLoad:
+        samples = [sample for sample in self._samples[index] if begin_s <= sample.at_s <= end_s]
+        readings: dict[str, list[float]] = {}
+        for sample in samples:
+            for name, value in sample.readings.items():
+                readings.setdefault(name, []).append(value)
+        told = [sample.events for sample in samples if sample.events is not None]
+        reasons = dict.fromkeys(reason for events in told for reason in events)
+        counters = _growth(self._samples[index], begin_s, end_s)
+        seen = {*readings, *counters, *((EVENTS,) if told else ())}
+        taken = [sample for sample in samples if sample.readings or sample.events is not None]
+        return GpuUnderLoad(
+            index=index,
+            uuid=self._uuids[index],
+            samples=len(taken),
+            readings={name: _spread(readings[name]) for name in READINGS if name in readings},
+            unread=self._unread(index, seen, begin_s, end_s),
+            event_share={r: round(sum(r in events for events in told) / len(told), 4) for r in reasons},
+            event_ms=_time_in(samples),
+            counters=counters,
+            sampled_s=round(taken[-1].at_s - taken[0].at_s, 3) if taken else 0.0,
+        )
+
+    def _unread(self, index: int, seen: set[str], begin_s: float, end_s: float) -> dict[str, Missing]:
+        """Why something was not read, or was no longer to be had at the end of the window."""
+        unread: dict[str, Missing] = {}
+        for sample in self._samples[index]:
+            if sample.at_s > end_s:
+                break
+            for name in (*sample.readings, *sample.counters, *((EVENTS,) if sample.events is not None else ())):
+                unread.pop(name, None)
+            lasting = {n: m for n, m in sample.unread.items() if m.kind != "failed" or sample.at_s >= begin_s}
+            unread.update(lasting)
+        why = Missing("not sampled while it ran") if self.failure is None else Missing(self.failure, "failed")
+        return {name: unread.get(name, why) for name in NAMES if name in unread or name not in seen}
+
+
+def _growth(samples: Sequence[Sample], begin_s: float, end_s: float) -> dict[str, int]:
+    """Growth of the counters, from the last reading before the window to the first one after it."""
+    grown = {}
+    for name in COUNTERS:
+        told = [(sample.at_s, sample.counters[name]) for sample in samples if name in sample.counters]
+        if len(told) < 2 or told[-1][0] < begin_s or told[0][0] > end_s:
+            continue
+        before = [count for at_s, count in told if at_s <= begin_s] or [told[0][1]]
+        after = [count for at_s, count in told if at_s >= end_s] or [told[-1][1]]
+        # a counter that went back was reset: what it shows came after that
+        grown[name] = after[0] - before[-1] if after[0] >= before[-1] else after[0]
+    return grown
+
+
+def _time_in(samples: Sequence[Sample]) -> dict[str, float]:
+    """Growth of the driver's timers between the first and the last reading of each."""
+    first: dict[str, float] = {}
+    last: dict[str, float] = {}
+    for sample in samples:
+        for name, ms in sample.timers_ms.items():
+            first.setdefault(name, ms)
+            last[name] = ms
+    return {name: round(last[name] - first[name], 3) for name in first if last[name] > first[name]}
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    from statistics import median  # not at the top: it costs start-up time
+
+    return Spread(min(values), median(values), max(values))
