@@ -1,4 +1,4 @@
-"""all_reduce at a few sizes: is the sum right on every rank, and how fast does it come."""
+"""The collective probe: are the results right on every rank, and how fast do they come."""
 
 from __future__ import annotations
 
@@ -8,20 +8,50 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from gpudoctor.probes.messages import CollectiveSample
+from gpudoctor.probes.collective_ops import (
+    FLOAT_BYTES,
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    NotOfferedError,
+    Operation,
+    ReduceScatter,
+    SendRecv,
+)
+from gpudoctor.probes.collective_pairs import run_pairs
+from gpudoctor.probes.messages import CollectiveSample, NotOffered
+from gpudoctor.probes.plan import FULL_LEVELS
 from gpudoctor.probes.rank import Rank
 
-KIB, MIB = 1 << 10, 1 << 20
-_FLOAT_BYTES = 4
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-# The first size is small and odd: it takes other code paths than large aligned ones.
-CPU_SIZES = (1003 * _FLOAT_BYTES, 1 * MIB, 16 * MIB)
-GPU_SIZES = (1003 * _FLOAT_BYTES, 8 * MIB, 64 * MIB, 256 * MIB)
-
-# A prime: no chunk of a ring is a multiple of it, so that a chunk summed in the wrong place shows.
-_PERIOD = 1021
 _CODED_RANKS_MAX = 24  # 2^0 + ... + 2^23 is exact in float32
 _BFLOAT_RANKS_MAX = 8  # 255 is exact in bfloat16
+_OPERATIONS_MAX, _BATCHES_MIN, _BATCHES_MAX = 20, 3, 15
+_SLOW_S = 0.05  # no larger size after one where an operation took so long: over PCIe 256 MiB may take 90 ms
+
+
+class Sweep(msgspec.Struct, frozen=True):
+    """The sizes of one operation, from small to large, and the time that it may take.
+
+    `size_s` is for the batches of one size, `batch_s` for one batch; after `box_s` no size is begun.
+    """
+
+    sizes: tuple[int, ...]
+    size_s: float
+    batch_s: float
+    box_s: float
+
+
+# The first size is small and odd: it takes other code paths than large aligned ones.
+_SMALL = 1003 * FLOAT_BYTES
+_CPU_SUM = Sweep((_SMALL, MIB, 16 * MIB), size_s=0.32, batch_s=0.08, box_s=10.0)
+_CPU_OTHER = Sweep((_SMALL, MIB, 16 * MIB), size_s=0.05, batch_s=0.01, box_s=1.0)
+_GPU_SUM = Sweep((_SMALL, 8 * MIB, 64 * MIB, 256 * MIB), size_s=1.2, batch_s=0.05, box_s=10.0)
+_GPU_SUM_FULL = Sweep((*_GPU_SUM.sizes, GIB), size_s=1.2, batch_s=0.05, box_s=15.0)
+_GPU_OTHER = Sweep((_SMALL, 64 * MIB, 256 * MIB), size_s=0.4, batch_s=0.05, box_s=3.0)
+_CPU_PAIR_BYTES, _GPU_PAIR_BYTES = 1 * MIB, 64 * MIB
 
 
 class Contributions(msgspec.Struct, frozen=True):
@@ -31,32 +61,39 @@ class Contributions(msgspec.Struct, frozen=True):
     missing_ranks: tuple[int, ...] = ()
 
 
-class _Pace(msgspec.Struct, frozen=True):
+class Pace(msgspec.Struct, frozen=True):
+    """How many operations a batch and how many batches; `once_s` is what one operation took at first."""
+
     operations: int
     batches: int
+    once_s: float
 
 
 def run_collectives(rank: Rank) -> None:
-    """Measure all_reduce in float32 at sizes that fit the device; nothing to do for one rank."""
+    """Measure all_reduce in float32, and at level full the other collectives and every pair; nothing for one rank."""
     if rank.world_size == 1:
         return
     rank.phase("choose sizes", "collective")
-    fitting = _sizes(rank)
-    contributions: Contributions | None = None
-    for index, size in enumerate(fitting):
-        rank.phase(f"all_reduce of {size_text(size)}")
-        if index == len(fitting) - 1:
-            rank.stumble("all_reduce")
-        if index == 0:
-            contributions = contributions_to_the_sum(rank)
-        rank.send(_measure(rank, size, contributions if index == 0 else None))
+    # two buffers, what the result is compared with, and room for NCCL's own
+    largest = rank.smallest(int(torch.cuda.mem_get_info()[0]) // 4) if rank.on_gpu else GIB
+    everything = rank.job.level in FULL_LEVELS
+    if rank.on_gpu:
+        _run_sweep(rank, AllReduce, _GPU_SUM_FULL if everything else _GPU_SUM, largest)
+    else:
+        _run_sweep(rank, AllReduce, _CPU_SUM, largest)
+    if everything:
+        _run_others(rank, largest)
+    if rank.on_gpu:
+        torch.cuda.empty_cache()  # the probes that follow fit themselves to the memory that is free
 
 
-def size_text(size_bytes: int) -> str:
-    """A size as people write it: 64 MiB, 4012 B."""
-    if size_bytes % MIB == 0:
-        return f"{size_bytes // MIB} MiB"
-    return f"{size_bytes // KIB} KiB" if size_bytes % KIB == 0 else f"{size_bytes} B"
+def _run_others(rank: Rank, largest: int) -> None:
+    for operation in (AllGather, ReduceScatter, Broadcast, AllToAll, SendRecv):
+        try:
+            _run_sweep(rank, operation, _GPU_OTHER if rank.on_gpu else _CPU_OTHER, largest)
+        except NotOfferedError as error:
+            rank.send(NotOffered(operation.name, str(error)))
+    run_pairs(rank, min(largest, _GPU_PAIR_BYTES) if rank.on_gpu else _CPU_PAIR_BYTES)
 
 
 def contributions_to_the_sum(rank: Rank) -> Contributions | None:
@@ -84,83 +121,60 @@ def contributions_to_the_sum(rank: Rank) -> Contributions | None:
     return Contributions(ok, tuple(sorted(missing)))
 
 
-def share(rank_number: int, count: int, device: torch.device) -> torch.Tensor:
-    """What one rank gives: whole numbers below the period, another sequence on each rank."""
-    return _repeated(_period_of(rank_number, device), count)
+def _run_sweep(rank: Rank, kind: type[Operation], sweep: Sweep, largest: int) -> None:
+    """One operation at one size after the other, as long as time, memory and the speed of the links allow."""
+    began = time.monotonic()
+    sizes = [size for size in sweep.sizes if size <= largest]
+    for size in sizes:
+        rank.phase(f"{kind.name} of {size_text(size)}")
+        if size == sizes[-1]:
+            rank.stumble(kind.name)
+        contributions = contributions_to_the_sum(rank) if kind is AllReduce and size == sizes[0] else None
+        pace = _measure(rank, kind(rank, size), sweep, contributions)
+        left_s = sweep.box_s - (time.monotonic() - began)
+        if size != sizes[-1] and not rank.from_rank_zero(left_s > 0 and (pace.once_s < _SLOW_S or not rank.on_gpu)):
+            rank.stumble(kind.name)  # told to do so in the largest size, which this one turned out to be
+            return
 
 
-def exact_sum(world_size: int, count: int, device: torch.device) -> torch.Tensor:
-    """What the sum of all shares must be; exact in float32 for any number of ranks in one node."""
-    period = torch.stack([_period_of(r, device) for r in range(world_size)]).sum(0)
-    return _repeated(period, count)
-
-
-def _period_of(rank_number: int, device: torch.device) -> torch.Tensor:
-    position = torch.arange(_PERIOD, device=device)
-    return ((position * (rank_number + 1) + 7 * rank_number) % _PERIOD).float()
-
-
-def _repeated(period: torch.Tensor, count: int) -> torch.Tensor:
-    return period.repeat(count // _PERIOD + 1)[:count].contiguous()
-
-
-def _sizes(rank: Rank) -> list[int]:
-    if not rank.on_gpu:
-        return list(CPU_SIZES)
-    largest = rank.smallest(int(torch.cuda.mem_get_info()[0]) // 4)  # three buffers and room for NCCL's own
-    return [size for size in GPU_SIZES if size <= largest]
-
-
-def _measure(rank: Rank, size: int, contributions: Contributions | None) -> CollectiveSample:
-    """Time batches of operations, enqueued back to back and waited for once, as nccl-tests does."""
-    count = size // _FLOAT_BYTES
-    mine = share(rank.number, count, rank.device)
-    buffer = torch.empty_like(mine)
-    wrong = _wrong_elements(rank, mine, buffer)
-    pace = _pace(rank, mine, buffer)
-    batch_us = []
-    for _ in range(pace.batches):
-        batch_us.append(_batch_s(rank, mine, buffer, pace.operations) / pace.operations * 1e6)
-    wrong = max(wrong, _wrong_elements(rank, mine, buffer))
+def _measure(rank: Rank, operation: Operation, sweep: Sweep, contributions: Contributions | None) -> Pace:
+    wrong = operation.wrong_elements()
+    pace = _pace(rank, operation, sweep)
+    batch_s = [_batch_s(rank, operation, pace.operations) for _ in range(pace.batches)]
+    wrong = max(wrong, operation.wrong_elements())
     if contributions is not None and not contributions.ok:
         wrong = max(wrong, 1)
-    return CollectiveSample(
-        op="all_reduce",
-        size_bytes=size,
-        dtype="float32",
-        batch_us=tuple(batch_us),
-        operations_per_batch=pace.operations,
-        wrong_elements=wrong,
-        missing_ranks=contributions.missing_ranks if contributions is not None else (),
+    rank.send(
+        CollectiveSample(
+            op=operation.name,
+            size_bytes=operation.size_bytes,
+            dtype="float32",
+            batch_us=tuple(seconds / pace.operations * 1e6 for seconds in batch_s),
+            operations_per_batch=pace.operations,
+            wrong_elements=wrong,
+            missing_ranks=contributions.missing_ranks if contributions is not None else (),
+        )
     )
+    return pace
 
 
-def _wrong_elements(rank: Rank, mine: torch.Tensor, buffer: torch.Tensor) -> int:
-    buffer.copy_(mine)
-    with rank.blocked():
-        dist.all_reduce(buffer)
-        rank.synchronize()
-    if rank.injected("wrong-sum"):
-        buffer[buffer.numel() // 2] += 1.0
-    return int((buffer != exact_sum(rank.world_size, buffer.numel(), rank.device)).sum().item())
+def _pace(rank: Rank, operation: Operation, sweep: Sweep) -> Pace:
+    """What fits the time that one size may take; the same on all ranks."""
+    once_s = max(1, rank.from_rank_zero(int(_batch_s(rank, operation, 2) / 2 * 1e9))) / 1e9
+    operations = max(1, min(_OPERATIONS_MAX, int(sweep.batch_s / once_s)))
+    batches = max(_BATCHES_MIN, min(_BATCHES_MAX, int(sweep.size_s / (operations * once_s))))
+    return Pace(operations, batches, once_s)
 
 
-def _pace(rank: Rank, mine: torch.Tensor, buffer: torch.Tensor) -> _Pace:
-    """How many operations a batch and how many batches fit the time that one size may take."""
-    budget_s, batch_s = (1.2, 0.05) if rank.on_gpu else (0.3, 0.02)
-    once_s = rank.from_rank_zero(int(_batch_s(rank, mine, buffer, 2) / 2 * 1e9)) / 1e9
-    operations = max(1, min(20, int(batch_s / once_s)))
-    return _Pace(operations, max(3, min(15, int(budget_s / (operations * once_s)))))
-
-
-def _batch_s(rank: Rank, mine: torch.Tensor, buffer: torch.Tensor, operations: int) -> float:
-    # Summing in place grows the numbers each time: start afresh so that they stay finite.
-    buffer.copy_(mine)
+def _batch_s(rank: Rank, operation: Operation, operations: int) -> float:
+    operation.refresh()
     rank.synchronize()
     rank.barrier()
-    with rank.blocked():
-        start = time.monotonic_ns()
-        for _ in range(operations):
-            dist.all_reduce(buffer)
-        rank.synchronize()
-        return (time.monotonic_ns() - start) / 1e9
+    return operation.timed_s(operations)
+
+
+def size_text(size_bytes: int) -> str:
+    """A size as people write it: 64 MiB, 4012 B."""
+    if size_bytes % MIB == 0:
+        return f"{size_bytes // MIB} MiB"
+    return f"{size_bytes // KIB} KiB" if size_bytes % KIB == 0 else f"{size_bytes} B"

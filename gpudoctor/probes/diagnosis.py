@@ -9,6 +9,7 @@ import msgspec
 
 from gpudoctor.facts.measurements import ProbeProblem
 from gpudoctor.probes.board import Standing
+from gpudoctor.probes.error_words import telling_line
 from gpudoctor.probes.messages import Trouble, Where
 
 
@@ -66,7 +67,7 @@ def slow_problem(states: Sequence[RankState], limit_s: float) -> ProbeProblem:
     unfinished = [state for state in states if not state.left and state.status is None] or list(states)
     last = min(unfinished, key=lambda state: state.standing.moves)
     text = f"not done within {limit_s:g} s: no rank hangs, but they are slow (in {last.doing}); a busy machine?"
-    return ProbeProblem(last.probe, "error", text, phase=last.doing)
+    return ProbeProblem(last.probe, "error", text, phase=last.doing, output=last.output)
 
 
 def failure_problem(states: Sequence[RankState]) -> ProbeProblem | None:
@@ -87,9 +88,10 @@ def failure_problem(states: Sequence[RankState]) -> ProbeProblem | None:
         text = f"{rank_list(s.number for s in culprits)} died in {first.doing}: {_how_it_ended(first)}"
         # who ends by itself before there was a probe was kept from beginning, and says nothing of a GPU
         kept = first.probe == "launch" and (first.status or 0) >= 0
-        return ProbeProblem(
-            first.probe, "error" if kept else "crash", text, first.number, first.doing, waiting, first.output
-        )
+        # the watchdog of NCCL aborts a process in whose GPU it met an error, and says which
+        told = telling_line(first.output) if first.status == -signal.SIGABRT else None
+        kind = "error" if kept else told[1].kind if told else "crash"
+        return ProbeProblem(first.probe, kind, text, first.number, first.doing, waiting, first.output)
     text = f"{rank_list(s.number for s in culprits)} failed in {first.doing}: {first.trouble.text}"
     return ProbeProblem(first.probe, first.trouble.kind, text, first.number, first.doing, waiting, first.output)
 
@@ -113,5 +115,10 @@ def _how_it_ended(state: RankState) -> str:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
-    hint = ", as the kernel does when memory runs out" if -status == signal.SIGKILL else ""
-    return f"ended by {name}{hint}"
+    if status == -signal.SIGKILL:
+        return f"ended by {name}, as the kernel does when memory runs out"
+    told = telling_line(state.output) if status == -signal.SIGABRT else None
+    if told is None:
+        return f"ended by {name}"
+    line, meaning = told
+    return f"ended by {name}: {meaning.plain} ({line})" if meaning.plain else f"ended by {name} ({line})"

@@ -7,11 +7,9 @@ parent-death signal, and a guardian removes the run's directory, however this pr
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
@@ -28,18 +25,19 @@ from gpudoctor.probes.board import Board
 from gpudoctor.probes.messages import AnyMessage, Job
 from gpudoctor.probes.outcome import Outcome, nothing_started
 from gpudoctor.probes.plan import ProbePlan, checked, injections_of
-from gpudoctor.probes.starter import TERM_GRACE_S, boot
+from gpudoctor.probes.seats import Seats
+from gpudoctor.probes.starting import end, order_for, start
 
 __all__ = ["ProbePlan", "run_probes"]
 
-_KILL_GRACE_S = 10.0  # the driver takes seconds to release a GPU whose process was killed; no fault yet
 _FAILURE_GRACE_S = 1.0  # after one rank failed: the time for the others to notice and say so
 _READ_BYTES = 1 << 16
 _SPARE_DESCRIPTORS = 4  # what removing a directory takes
 # Until every rank has torch: many times what a warm disk takes, and no longer than users wait
 _IMPORT_LIMIT_S = {"nccl": 60.0, "gloo": 45.0}
-# Settings of OpenMP and its like that would bind all ranks to the same core, or have their threads fight for cores
-_THREADING = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_")
+
+
+OnMessage = Callable[[int, AnyMessage], None]
 
 
 class _CannotStartError(Exception):
@@ -54,20 +52,27 @@ def run_probes(
     progress: Callable[[str], None] | None = None,
     on_interrupt: Callable[[Measurements], None] | None = None,
     python: str = sys.executable,
+    seats: Seats | None = None,
+    on_message: OnMessage | None = None,
 ) -> Measurements:
     """Run the plan's probes in rank processes and return what was learnt.
 
     What goes wrong in a rank is a problem in the Measurements, never an exception. `deadline_s`
     bounds the whole run, start of the ranks included; `probe_deadline_s` each probe; ending ranks
     that do not obey may take 2 s more, or 11 s where the driver does not let one go. `progress` is
-    called with each phase that begins. `python` is the interpreter for the ranks. On any exception in
+    called with each phase that begins. `python` is the interpreter for the ranks. `seats`: the processes
+    that an engine has started on this node; they host the ranks but the first. On any exception in
     this process (KeyboardInterrupt, one raised by a signal handler) the ranks are ended and the
     private directory is removed before it goes on; `on_interrupt` gets what was learnt until then.
+    `on_message` hears what each rank says, when it comes (-1 is the starter).
     Raises UserError where the plan itself is wrong.
     """
     checked(plan)
     try:
-        return _run(plan, deadline_s, probe_deadline_s, progress, on_interrupt, python)
+        if seats is not None and seats.missing:
+            who = f"{'processes' if len(seats.missing) > 1 else 'process'} {', '.join(map(str, seats.missing))}"
+            raise _CannotStartError(f"{seats.engine} started {seats.ranks} processes here, and {who} did not come")
+        return _run(plan, deadline_s, probe_deadline_s, progress, on_interrupt, python, seats, on_message)
     except _CannotStartError as error:
         return nothing_started(plan, str(error))
 
@@ -79,6 +84,8 @@ def _run(
     progress: Callable[[str], None] | None,
     on_interrupt: Callable[[Measurements], None] | None,
     python: str,
+    seats: Seats | None,
+    on_message: OnMessage | None,
 ) -> Measurements:
     with _private_folder() as (folder, life):
         job = Job(
@@ -88,6 +95,7 @@ def _run(
             folder=str(folder),
             group_timeout_s=deadline_s + 10.0,
             gpu_uuids=tuple(uuid for _, uuid, _ in plan.gpus),
+            gpu_bus_ids=tuple(bus_id for _, _, bus_id in plan.gpus),
             level=plan.level,
             duration_s=plan.duration_s,
             injections=injections_of(plan),
@@ -95,9 +103,9 @@ def _run(
         with _needed():
             board = Board(folder / "board", plan.ranks)
         outcome = Outcome(plan, folder, board, progress)
-        with closing(board), _started(job, life, python) as children:
+        with closing(board), _started(job, life, python, seats) as children:
             try:
-                _watch(children, outcome, time.monotonic() + deadline_s, deadline_s, probe_deadline_s)
+                _watch(children, outcome, time.monotonic() + deadline_s, deadline_s, probe_deadline_s, on_message)
             except BaseException:
                 if on_interrupt is not None:
                     on_interrupt(outcome.measurements())
@@ -140,14 +148,21 @@ def _needed() -> Iterator[None]:
 
 
 class _Children:
-    """The starter, and the reading ends of its and every rank's pipe.
+    """The starter, those in the other processes of an engine, and the reading ends of their and every rank's pipe.
 
     `stuck`, after the end: the kernel did not let a process go.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], pipes: list[int], selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        seats: Seats | None,
+        pipes: list[int],
+        selector: selectors.BaseSelector,
+    ) -> None:
         self.process = process
         self.stuck = False
+        self._seats = seats
         self._has_ranks = False
         self._buffers = dict.fromkeys(pipes, b"")
         self._selector = selector
@@ -157,7 +172,7 @@ class _Children:
         return bool(self._selector.get_map())
 
     def lines(self, wait_s: float) -> Iterator[tuple[int, bytes | None]]:
-        """(rank, line) as they come within `wait_s`; -1 is the starter; None is the end of a pipe."""
+        """(rank, line) as they come within `wait_s`; -1 - n is the starter of rank n; None is the end of a pipe."""
         for key, _ in self._selector.select(max(0.0, wait_s)):
             data = os.read(key.fd, _READ_BYTES)
             if not data:
@@ -171,95 +186,62 @@ class _Children:
                 yield key.data, line
 
     def end(self) -> None:
-        """End the ranks and the starter."""
+        """End the ranks and their starters."""
         try:
-            self.process.send_signal(signal.SIGCONT)  # where somebody stopped it
-            self.process.terminate()  # the starter ends and reaps its ranks on this signal
-            if not self._ends_within(TERM_GRACE_S + (_KILL_GRACE_S if self._has_ranks else 0.0)):
-                self.stuck = self._has_ranks
-                os.killpg(self.process.pid, signal.SIGKILL)
-                self.stuck = not self._ends_within(_KILL_GRACE_S) or self.stuck
+            if self._seats is not None:
+                self._seats.let_go()
+            self.stuck = end(self.process, has_ranks=self._has_ranks)
+            if self._seats is not None:
+                self.stuck |= not self._seats.ended()
         finally:
-            if self.process.poll() is None:
-                os.killpg(self.process.pid, signal.SIGKILL)
             for key in list(self._selector.get_map().values()):
                 os.close(key.fd)
             self._selector.close()
 
-    def _ends_within(self, limit_s: float) -> bool:
-        try:
-            self.process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
 
 @contextmanager
-def _started(job: Job, life: int, python: str) -> Iterator[_Children]:
+def _started(job: Job, life: int, python: str, seats: Seats | None) -> Iterator[_Children]:
     """The running children; on leaving, however, all of them have been ended."""
+    everyone = list(range(job.world_size))
+    guests = everyone[1:] if seats is not None else []
+    # CUDA may not be in use when a process forks, which only a CPU run can promise; for one rank it is not worth it
+    method = "fork-server" if job.backend == "gloo" and seats is None else "fresh-interpreters"
     readers: list[int] = []
-    writers: list[int] = []
+    writers: dict[int, int] = {}
     with ExitStack() as undo:
         try:
             with _needed(), (Path(job.folder) / "starter.stderr").open("wb") as output:
                 selector = undo.enter_context(selectors.DefaultSelector())
-                for rank in range(-1, job.world_size):  # -1 is the starter
-                    reader, writer = os.pipe()
+                for source in (-1, *(-1 - rank for rank in guests), *everyone):
+                    reader, writers[source] = os.pipe()
                     undo.callback(os.close, reader)
                     readers.append(reader)
-                    writers.append(writer)
-                    selector.register(reader, selectors.EVENT_READ, rank)
-                process = _popen(python, job, life, writers, output)
+                    selector.register(reader, selectors.EVENT_READ, source)
+                mine = [rank for rank in everyone if rank not in guests]
+                ends = [writers[rank] for rank in mine]
+                process = start(order_for(job, mine, method), life, writers[-1], ends, output, python)
+                if seats is not None:
+                    for rank in guests:
+                        seats.give(rank, order_for(job, [rank], method), life, writers[-1 - rank], writers[rank])
         finally:
-            for writer in writers:
+            for writer in writers.values():
                 os.close(writer)
         undo.pop_all()
-    children = _Children(process, readers, selector)
+    children = _Children(process, seats, readers, selector)
     try:
         yield children
     finally:
         children.end()
 
 
-def _popen(python: str, job: Job, life: int, writers: list[int], output: IO[bytes]) -> subprocess.Popen[bytes]:
-    order = {
-        "parent": os.getpid(),
-        "life_fd": life,
-        "control_fd": writers[0],
-        "rank_fds": writers[1:],
-        # CUDA may not be in use when a process forks, which only a CPU run can promise
-        "method": "fork-server" if job.backend == "gloo" else "fresh-interpreters",
-        "job": msgspec.to_builtins(job),
-    }
-    return subprocess.Popen(
-        [python, "-c", boot("main"), json.dumps(order)],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        env=_environment(job),
-        pass_fds=[life, *writers],
-        start_new_session=True,  # Ctrl-C in the terminal is this process's to handle
-    )
-
-
-def _environment(job: Job) -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(_THREADING)}
-    environment.pop("PYTHONWARNINGS", None)
-    environment["TMPDIR"] = job.folder  # torch._inductor, which DDP imports, makes a directory there
-    environment["GLOO_SOCKET_IFNAME"] = "lo"
-    environment["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would be measured too
-    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks for GPUs without opening them
-    # One thread a rank: the threads of several ranks would fight for the cores. They must not
-    # start at import either, or the starter could not fork.
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        environment[name] = "1"
-    if job.backend == "nccl":
-        environment.setdefault("NCCL_DEBUG", "WARN")
-        environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "3"  # a rank that sticks in NCCL dies by itself
-    return environment
-
-
-def _watch(children: _Children, outcome: Outcome, deadline: float, deadline_s: float, probe_deadline_s: float) -> None:
+def _watch(
+    children: _Children,
+    outcome: Outcome,
+    deadline: float,
+    deadline_s: float,
+    probe_deadline_s: float,
+    on_message: OnMessage | None,
+) -> None:
     """Take in what the children say until they have ended, failed, or run out of time."""
     decoder = msgspec.json.Decoder(AnyMessage)
     probe_deadlines: dict[str, float] = {}
@@ -285,6 +267,10 @@ def _watch(children: _Children, outcome: Outcome, deadline: float, deadline_s: f
                 outcome.pipe_ended(rank)
             else:
                 try:
-                    outcome.take(rank, decoder.decode(line))
+                    message = decoder.decode(line)
                 except msgspec.DecodeError:
                     outcome.garbled(rank)
+                    continue
+                outcome.take(rank, message)
+                if on_message is not None:
+                    on_message(rank, message)

@@ -2,11 +2,172 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+import torch
+
+from gpudoctor.facts.measured_links import HostLink
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.sysfs import parse_cpu_list
+from gpudoctor.probes.device_memory import free_bytes, give_back, numbered, out_of_memory, power_of_two
 from gpudoctor.probes.messages import LinkSample
+from gpudoctor.probes.peer_copies import measure_peers
 from gpudoctor.probes.rank import Rank
+
+MIB = 1 << 20
+# nvbandwidth's method: some copies to warm up, then as many as are timed, and their median
+_WARM_UP, _TIMED = 4, 16
+_LARGEST, _SMALLEST = 256 * MIB, 16 * MIB
+
+_DEVICES = Path("/sys/bus/pci/devices")
+_cuda: Any = torch.cuda  # not annotated everywhere
 
 
 def run_links(rank: Rank) -> None:
     """Measure this rank's links, and send one LinkSample; an empty one from a CPU rank."""
     rank.phase("prepare links", "link")
-    rank.send(LinkSample())
+    if not rank.on_gpu:
+        rank.send(LinkSample())
+        return
+    with _near_its_gpu(rank) as near:
+        host = _host_link(rank, near)
+    give_back(rank)
+    peers, no_peers = measure_peers(rank)
+    give_back(rank)
+    rank.send(LinkSample(host, peers, no_peers))
+
+
+class _Buffers(msgspec.Struct, frozen=True):
+    """What is copied from the host, where it goes on the GPU, and where it comes back to."""
+
+    sent: torch.Tensor
+    device: torch.Tensor
+    returned: torch.Tensor
+
+
+class _Rates(msgspec.Struct, frozen=True):
+    h2d_gb_s: float
+    d2h_gb_s: float
+
+
+def _host_link(rank: Rank, near: bool | Missing) -> HostLink:
+    buffers = _buffers(rank)
+    rank.phase("copies between host and GPU, one GPU at a time")
+    alone: _Rates | None = None
+    for turn in range(rank.world_size):
+        if turn == rank.number:
+            alone = _rates(buffers)
+        rank.barrier()  # on the CPU: the others' GPUs are idle meanwhile
+    assert alone is not None
+    together: _Rates | None = None
+    if rank.world_size > 1:
+        rank.phase("copies between host and GPU, all at once")
+        rank.barrier()
+        together = _rates(buffers)
+    rank.phase("verify copies")
+    # the GPU first gets other bytes, so that what comes back has made both ways
+    buffers.device.zero_()
+    buffers.device.copy_(buffers.sent)
+    buffers.returned.zero_()
+    buffers.returned.copy_(buffers.device)
+    rank.synchronize()
+    wrong = int((buffers.returned.view(torch.uint8) != buffers.sent.view(torch.uint8)).sum())
+    one = Missing("one GPU: there are no others to copy at the same time")
+    return HostLink(
+        rank=rank.number,
+        size_bytes=buffers.sent.nbytes,
+        h2d_alone_gb_s=alone.h2d_gb_s,
+        d2h_alone_gb_s=alone.d2h_gb_s,
+        h2d_together_gb_s=together.h2d_gb_s if together else one,
+        d2h_together_gb_s=together.d2h_gb_s if together else one,
+        wrong_bytes=wrong,
+        near_cpus=near,
+    )
+
+
+def _buffers(rank: Rank) -> _Buffers:
+    """As large as GPU and host memory allow, and equally large on all ranks."""
+    # a tenth of what is free: two pinned buffers a rank, and pinned memory cannot be swapped out
+    of_host = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 10 // rank.world_size
+    size = max(_SMALLEST, power_of_two(_LARGEST, rank.smallest(min(of_host, free_bytes(rank) // 4))))
+    while True:
+        buffers = _allocated(rank, size)
+        if rank.smallest(int(buffers is not None)) and buffers is not None:
+            return buffers
+        if size <= _SMALLEST:
+            raise RuntimeError(f"out of memory: not even {2 * size // MIB} MiB of pinned host memory were to be had")
+        buffers = None
+        size //= 2
+
+
+def _allocated(rank: Rank, size: int) -> _Buffers | None:
+    count = size // 4
+    try:
+        sent = torch.empty(count, dtype=torch.int32, pin_memory=True)
+        returned = torch.empty(count, dtype=torch.int32, pin_memory=True)
+        device = torch.empty(count, dtype=torch.int32, device=rank.device)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        return None
+    sent.copy_(numbered(count, rank.number, torch.device("cpu")))
+    return _Buffers(sent, device, returned)
+
+
+def _rates(buffers: _Buffers) -> _Rates:
+    return _Rates(_copy_gb_s(buffers.device, buffers.sent), _copy_gb_s(buffers.returned, buffers.device))
+
+
+def _copy_gb_s(target: torch.Tensor, source: torch.Tensor) -> float:
+    """Median over the copies, all given out at once, with an event between any two."""
+    for _ in range(_WARM_UP):
+        target.copy_(source, non_blocking=True)
+    marks = [_cuda.Event(enable_timing=True) for _ in range(_TIMED + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        target.copy_(source, non_blocking=True)
+        mark.record()
+    marks[-1].synchronize()
+    times_ms = [start.elapsed_time(end) for start, end in pairwise(marks)]
+    return float(source.nbytes / median(times_ms) / 1e6)
+
+
+@contextmanager
+def _near_its_gpu(rank: Rank) -> Iterator[bool | Missing]:
+    """Run on the CPUs next to this rank's GPU, so that the pinned memory is there too; says whether that can be.
+
+    From another socket the figure would be that of the way between the sockets.
+    """
+    allowed = os.sched_getaffinity(0)
+    near = _near_cpus(rank)
+    if isinstance(near, Missing):
+        yield near
+        return
+    usable = near & allowed
+    if not usable:
+        yield False
+        return
+    os.sched_setaffinity(0, usable)
+    try:
+        yield True
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def _near_cpus(rank: Rank) -> frozenset[int] | Missing:
+    bus_ids = rank.job.gpu_bus_ids
+    if rank.number >= len(bus_ids):
+        return Missing("the GPU's bus id is not known")
+    path = _DEVICES / bus_ids[rank.number] / "local_cpulist"
+    try:
+        cpus = parse_cpu_list(path.read_text())
+    except OSError as error:
+        return Missing(f"{path}: {error.strerror}")
+    return cpus if cpus else Missing(f"{path} names no CPUs")

@@ -7,47 +7,17 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpudoctor.facts.measurements import Collective, Device, Training, TrainRank
+from gpudoctor.facts.measurements import BucketStep, Device, Training, TrainRank
 from gpudoctor.facts.missing import Missing
-from gpudoctor.probes.messages import CollectiveSample, TrainSample
+from gpudoctor.probes.messages import TrainSample
 
 # Where lateness + wait differs by more than both of these between ranks, arrival times say
 # nothing: probes.md of the design's reference, section 3.3.
 INVARIANT_SHARE = 0.10
 INVARIANT_MS = 0.3
 
+_NOT_MEASURED = Missing("not measured", "failed")
 _ENDS = 3  # losses averaged at the beginning and at the end
-
-
-def merged_collectives(samples: Mapping[int, Sequence[CollectiveSample]], world_size: int) -> tuple[Collective, ...]:
-    """One Collective for each size that every rank delivered.
-
-    The time of a batch is that of its slowest rank; algbw = size / time, and busbw of all_reduce =
-    algbw x 2(n-1)/n (nccl-tests, doc/PERFORMANCE.md).
-    """
-    if len(samples) < world_size:
-        return ()
-    rows = zip(*(samples[rank] for rank in range(world_size)), strict=False)
-    return tuple(_collective(row, world_size) for row in rows)
-
-
-def _collective(row: Sequence[CollectiveSample], world_size: int) -> Collective:
-    first = row[0]
-    slowest_us = [max(times) for times in zip(*(sample.batch_us for sample in row), strict=True)]
-    time_us = statistics.median(slowest_us)
-    algbw = first.size_bytes / time_us / 1e3
-    return Collective(
-        op=first.op,
-        size_bytes=first.size_bytes,
-        dtype=first.dtype,
-        iterations=len(slowest_us) * first.operations_per_batch,
-        time_us=time_us,
-        time_us_mad=median_deviation(slowest_us),
-        algbw_gb_s=algbw,
-        busbw_gb_s=algbw * 2 * (world_size - 1) / world_size,
-        wrong_ranks=tuple(rank for rank, sample in enumerate(row) if sample.wrong_elements),
-        missing_ranks=tuple(sorted({rank for sample in row for rank in sample.missing_ranks})),
-    )
 
 
 def merged_training(samples: Mapping[int, TrainSample], world_size: int, device: Device) -> Training | None:
@@ -60,8 +30,9 @@ def merged_training(samples: Mapping[int, TrainSample], world_size: int, device:
     departures = _by_step(row, "left_ns")
     # On a shared CPU the scheduler decides who arrives last, so there the CPU time of the step does.
     order = _by_step(row, "compute_ms") if device == "cpu" else arrivals
-    ranks = tuple(_train_rank(rank, sample, order, arrivals, departures) for rank, sample in enumerate(row))
-    slowest_step_s = max(rank.step_ms for rank in ranks) / 1e3
+    fetches = _by_step(row, "data_ms")
+    ranks = tuple(_train_rank(rank, sample, order, arrivals, departures, fetches) for rank, sample in enumerate(row))
+    steady_ms = max((sample.steady_step_ms or 0.0 for sample in row), default=0.0)
     contributions = [sample.contribution_ok for sample in row]
     return Training(
         device=device,
@@ -78,9 +49,19 @@ def merged_training(samples: Mapping[int, TrainSample], world_size: int, device:
         if zero.gradient_error is not None and math.isfinite(zero.gradient_error)
         else Missing("the gradient was not finite", "failed"),
         clock_invariant_ok=_invariant(arrivals, departures) if world_size > 1 else Missing("one rank waits for nobody"),
-        solo_step_ms=zero.solo_step_ms if zero.solo_step_ms is not None else Missing("not measured", "failed"),
-        samples_per_s=world_size * zero.batch_per_rank / slowest_step_s,
+        solo_step_ms=zero.solo_step_ms if zero.solo_step_ms is not None else _NOT_MEASURED,
+        samples_per_s=world_size * zero.batch_per_rank / steady_ms * 1e3 if steady_ms else _NOT_MEASURED,
+        steady_step_ms=steady_ms or _NOT_MEASURED,
+        rotated=all(sample.rotated for sample in row),
+        buckets=_buckets(row),
+        swap=zero.swap,
     )
+
+
+def _buckets(row: Sequence[TrainSample]) -> tuple[BucketStep, ...]:
+    """A step is over when the slowest rank has done it."""
+    tried = zip(*(sample.buckets for sample in row), strict=True)
+    return tuple(max(steps, key=lambda step: step.step_ms) for steps in tried)
 
 
 def _by_step(row: Sequence[TrainSample], field: str) -> list[tuple[Any, ...]]:
@@ -95,8 +76,9 @@ def _train_rank(
     order: list[tuple[Any, ...]],
     arrivals: list[tuple[int, ...]],
     departures: list[tuple[int, ...]],
+    fetches: list[tuple[float, ...]],
 ) -> TrainRank:
-    first, *others = sample.blocks
+    compute, compute_mad, again = _compute(sample)
     # The last to arrive waits only for the transfer itself.
     waits_ms = []
     for arrived, left in zip(arrivals, departures, strict=True):
@@ -104,9 +86,9 @@ def _train_rank(
         waits_ms.append((durations[rank] - min(durations)) / 1e6)
     return TrainRank(
         rank=rank,
-        compute_ms=statistics.median(first.compute_ms),
-        compute_mad_ms=median_deviation(first.compute_ms),
-        compute_again_ms=statistics.median(t for block in others for t in block.compute_ms),
+        compute_ms=compute,
+        compute_mad_ms=compute_mad,
+        compute_again_ms=again,
         lateness_ms=statistics.median((arrived[rank] - min(arrived)) / 1e6 for arrived in arrivals),
         last_in_share=sum(step[rank] == max(step) for step in order) / len(order),
         wait_ms=statistics.median(waits_ms),
@@ -120,7 +102,24 @@ def _train_rank(
         if sample.memory_peak_mib is not None
         else Missing("CPU ranks have no memory of their own"),
         weights_sha256=sample.weights_sha256,
+        cycles_ms=tuple(round(ms, 4) for ms in sample.cycles_ms),
+        slowest_data_share=sum(step[rank] == max(step) for step in fetches) / len(fetches),
+        solo_compute_ms=sample.solo_compute_ms if sample.solo_compute_ms is not None else _NOT_MEASURED,
     )
+
+
+def _compute(sample: TrainSample) -> tuple[float, float, float]:
+    """Median and MAD of the compute time, and the median of the repetition, in ms.
+
+    Of the turns over the cores the second half is the repetition, of a GPU's blocks all but the first.
+    """
+    if sample.rotated and len(sample.cycles_ms) > 1:
+        half = len(sample.cycles_ms) // 2
+        first, again = sample.cycles_ms[:half], sample.cycles_ms[half:]
+        return statistics.median(first), median_deviation(sample.cycles_ms), statistics.median(again)
+    block, *others = sample.blocks
+    repeated = statistics.median(t for other in others for t in other.compute_ms)
+    return statistics.median(block.compute_ms), median_deviation(block.compute_ms), repeated
 
 
 def _median_of(sample: TrainSample, field: str) -> float:

@@ -8,14 +8,18 @@ import msgspec
 
 from gpudoctor.facts.measured_compute import ComputeRank
 from gpudoctor.facts.measured_links import HostLink, PeerLink
-from gpudoctor.facts.measurements import Probe, TorchView
+from gpudoctor.facts.measurements import BucketStep, Probe, Swap, TorchView
+from gpudoctor.facts.missing import Missing
 from gpudoctor.probes.plan import Injection
 
 Where = Literal["launch", "collective", "link", "compute", "train"]
 
 
 class Job(msgspec.Struct, frozen=True):
-    """All that a rank is told at its start; `folder` is the run's private directory, `gpu_uuids` each rank's GPU."""
+    """All that a rank is told at its start; `folder` is the run's private directory.
+
+    `gpu_uuids` and `gpu_bus_ids` name each rank's GPU.
+    """
 
     backend: Literal["nccl", "gloo"]
     world_size: int
@@ -23,6 +27,7 @@ class Job(msgspec.Struct, frozen=True):
     folder: str
     group_timeout_s: float
     gpu_uuids: tuple[str, ...] = ()
+    gpu_bus_ids: tuple[str, ...] = ()
     level: str = "standard"
     duration_s: float | None = None
     injections: tuple[Injection, ...] = ()
@@ -98,6 +103,24 @@ class CollectiveSample(Message, frozen=True):
     missing_ranks: tuple[int, ...]
 
 
+class PairSample(Message, frozen=True):
+    """One rank's figures of send and receive with another, as in CollectiveSample; `a` < `b`, one is this rank."""
+
+    a: int
+    b: int
+    size_bytes: int
+    batch_us: tuple[float, ...]
+    operations_per_batch: int
+    wrong_elements: int
+
+
+class NotOffered(Message, frozen=True):
+    """The backend of this torch does not have one collective."""
+
+    op: str
+    text: str
+
+
 class Block(msgspec.Struct, frozen=True):
     """One block of measured train steps on one rank, one entry a step; clock: CLOCK_MONOTONIC."""
 
@@ -110,7 +133,10 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class TrainSample(Message, frozen=True):
-    """One rank's DDP train. `losses` holds every real step; None where the loss was not finite."""
+    """One rank's DDP train. `losses` holds every real step; None where the loss was not finite.
+
+    `cycles_ms`, `rotated` and the further times as in TrainRank and Training.
+    """
 
     batch_per_rank: int
     parameters: int
@@ -122,13 +148,23 @@ class TrainSample(Message, frozen=True):
     gradient_error: float | None = None
     solo_step_ms: float | None = None
     memory_peak_mib: float | None = None
+    cycles_ms: tuple[float, ...] = ()
+    rotated: bool = False
+    steady_step_ms: float | None = None
+    solo_compute_ms: float | None = None
+    buckets: tuple[BucketStep, ...] = ()
+    swap: Swap | None = None
 
 
 class LinkSample(Message, frozen=True):
-    """What one rank measured of its GPU's links; nothing on a CPU rank, which has none."""
+    """What one rank measured of its GPU's links; nothing on a CPU rank, which has none.
+
+    `no_peers`: why there are no copies to other GPUs.
+    """
 
     host: HostLink | None = None
     peers: tuple[PeerLink, ...] = ()
+    no_peers: Missing | None = None
 
 
 class ComputeSample(Message, frozen=True):
@@ -158,6 +194,8 @@ AnyMessage = (
     | CannotRun
     | Trouble
     | CollectiveSample
+    | PairSample
+    | NotOffered
     | LinkSample
     | ComputeSample
     | TrainSample

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from gpudoctor.facts.measurements import (
     PROBES,
     Launch,
@@ -19,13 +21,13 @@ from gpudoctor.facts.measurements import (
 from gpudoctor.facts.missing import NOT_READ, Missing
 from gpudoctor.probes import messages
 from gpudoctor.probes.board import Board
+from gpudoctor.probes.course import Course
 from gpudoctor.probes.diagnosis import RankState, failure_problem, slow_problem, timeout_problem
-from gpudoctor.probes.merge import merged_collectives, merged_training
 from gpudoctor.probes.plan import ProbePlan
 
 INSTALL_TORCH = "PyTorch is not installed: pip install 'gpudoctor-cli[torch]'"
 
-_TAIL_BYTES = 1 << 16
+_TAIL_BYTES = 1 << 20  # with NCCL_DEBUG=INFO of the user's, warnings may stand far from the end
 _LAST_LINES = 5
 _WARNINGS = 10
 _STILL_S = 1.0  # a rank that makes no move for so long hangs; one that does is only slow
@@ -34,7 +36,14 @@ _STILL_S = 1.0  # a rank that makes no move for so long hangs; one that does is 
 class Outcome:
     """Takes in the messages of one run; `measurements()` is what they amount to, finished or not."""
 
-    def __init__(self, plan: ProbePlan, folder: Path, board: Board, progress: Callable[[str], None] | None) -> None:
+    def __init__(
+        self,
+        plan: ProbePlan,
+        folder: Path,
+        board: Board,
+        progress: Callable[[str], None] | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._plan = plan
         self._folder = folder
         self._board = board
@@ -42,27 +51,23 @@ class Outcome:
         self._began = time.monotonic()
         self._states = [RankState(number) for number in range(plan.ranks)]
         self._views: dict[int, TorchView] = {}
-        self._collectives: dict[int, list[messages.CollectiveSample]] = {}
-        self._links: dict[int, messages.LinkSample] = {}
-        self._computes: dict[int, messages.ComputeSample] = {}
-        self._trains: dict[int, messages.TrainSample] = {}
-        self._finished: dict[str, set[int]] = {}
-        self._begun: list[Probe] = []
+        self._course = Course(plan, clock)
+        self._not_offered: dict[str, Missing] = {}
         self._joined: set[int] = set()
         self._start_s: float | Missing = NOT_READ
-        self._phases: set[str] = set()
+        self._phases: set[tuple[int, str]] = set()
         self._method: str | None = None
         self._no_torch: messages.NoTorch | None = None
         self._cannot_run: str | None = None
         self._cannot_start: str | None = None
-        self._pids: tuple[int, ...] = ()
+        self._pids: dict[int, int] = {}
         self._starter_ended = False
         self._problems: list[ProbeProblem] = []
 
     @property
-    def running(self) -> list[Probe]:
-        """The probes that some rank has begun and not all have finished."""
-        return [probe for probe in self._begun if len(self._finished.get(probe, ())) < self._plan.ranks]
+    def running(self) -> list[str]:
+        """The probes that some rank has begun and not all have finished; in a later round, with the round."""
+        return self._course.running
 
     @property
     def backend(self) -> str:
@@ -86,22 +91,24 @@ class Outcome:
         )
 
     def take(self, rank: int, message: messages.AnyMessage) -> None:
-        """Take in one message of a rank, or of the starter (-1)."""
+        """Take in one message of a rank, or of the starter of rank n (-1 - n)."""
         match message:
             case messages.Phase(probe=probe, text=text):
                 self._enter(self._states[rank], probe, text)
             case messages.TorchSeen(view=view):
                 self._views[rank] = view
-            case messages.CollectiveSample():
-                self._collectives.setdefault(rank, []).append(message)
-            case messages.LinkSample():
-                self._links[rank] = message
-            case messages.ComputeSample():
-                self._computes[rank] = message
-            case messages.TrainSample():
-                self._trains[rank] = message
+            case (
+                messages.CollectiveSample()
+                | messages.PairSample()
+                | messages.LinkSample()
+                | messages.ComputeSample()
+                | messages.TrainSample()
+            ):
+                self._course.take(rank, message)
+            case messages.NotOffered(op=op, text=text):
+                self._not_offered[op] = Missing(text, "unsupported")
             case messages.Finished(probe=finished):
-                self._finished.setdefault(finished, set()).add(rank)
+                self._course.finish(rank, finished)
             case messages.Left():
                 self._states[rank].left = True
             case messages.Trouble():
@@ -113,7 +120,8 @@ class Outcome:
             case messages.CannotStart(text=text):
                 self._cannot_start = text
             case messages.Started(method=method, pids=pids):
-                self._method, self._pids = method, pids
+                self._method = self._plan.engine or method
+                self._pids.update(zip(self._started_by(rank), pids, strict=False))
                 if method == "fresh-interpreters":
                     for state in self._states:
                         state.phase = "import torch" if state.phase == "start" else state.phase
@@ -129,8 +137,18 @@ class Outcome:
 
     def pipe_ended(self, rank: int) -> None:
         """A process closed its pipe: it is gone, or nearly."""
-        if rank < 0:
+        lost = [state for state in map(self._states.__getitem__, self._started_by(rank)) if state.status is None]
+        if rank < 0 and lost:
             self._starter_ended = True
+            for state in lost if self._plan.engine else ():
+                text = f"the process that {self._plan.engine} started for it is gone"
+                state.trouble = state.trouble or messages.Trouble("error", text, blocked=False)
+
+    def _started_by(self, source: int) -> list[int]:
+        """The ranks of a starter: all of them, but one where an engine has started a process for each."""
+        if source >= 0:
+            return []
+        return [-1 - source] if self._plan.engine else list(range(self._plan.ranks))
 
     def time_out(self, limit_s: float) -> None:
         """Note who hangs; to be called while the ranks are still as they were."""
@@ -171,45 +189,40 @@ class Outcome:
 
     def measurements(self) -> Measurements:
         """Everything that was learnt."""
-        collectives = merged_collectives(self._collectives, self._plan.ranks)
-        training = merged_training(self._trains, self._plan.ranks, "cuda" if self._plan.backend == "nccl" else "cpu")
-        links = [self._links[rank] for rank in sorted(self._links)]
+        found = self._course.measured()
         have: dict[Probe, bool] = {
-            "collective": bool(collectives),
-            "link": any(sample.host is not None for sample in links),
-            "compute": bool(self._computes),
-            "train": training is not None,
+            "collective": bool(found.collectives),
+            "link": bool(found.host_links),
+            "compute": bool(found.compute),
+            "train": found.training is not None,
         }
-        return Measurements(
+        return msgspec.structs.replace(
+            found,
             launch=self._launch(),
             torch_view=self._torch_view(),
-            collectives=collectives,
-            host_links=tuple(sample.host for sample in links if sample.host is not None),
-            peer_links=tuple(peer for sample in links for peer in sample.peers),
-            compute=tuple(self._computes[rank].compute for rank in sorted(self._computes)),
-            training=training,
             problems=tuple(self._problems),
-            not_run=self._not_run(have),
+            not_run=self._not_run(have) | found.not_run | self._not_offered,
             injected=self._plan.inject,
         )
 
     def _enter(self, state: RankState, probe: messages.Where, text: str) -> None:
         state.probe, state.phase = probe, text
-        if probe != "launch" and probe not in self._begun:
-            self._begun.append(probe)
+        if probe != "launch":
+            self._course.begin(state.number, probe)
         if text == "joined":
             self._joined.add(state.number)
             if len(self._joined) == self._plan.ranks:
                 self._start_s = time.monotonic() - self._began
-        if self._progress is not None and text not in self._phases:
-            self._phases.add(text)
-            self._progress(text)
+                self._course.meet()
+        told = (self._course.round_of(state.number), text)
+        if self._progress is not None and told not in self._phases:
+            self._phases.add(told)
+            where = self._course.where(state.number) if probe != "launch" else None
+            self._progress(text if where is None else f"{where}: {text}")
 
     def _look(self) -> None:
         for state in self._states:
-            state.stopped = (
-                state.status is None and state.number < len(self._pids) and _stopped(self._pids[state.number])
-            )
+            state.stopped = state.status is None and state.number in self._pids and _stopped(self._pids[state.number])
             state.standing = self._board.standing(state.number)
             state.output = _evidence(self._folder / f"rank-{state.number}.stderr")
 
@@ -230,16 +243,20 @@ class Outcome:
         views = [self._views[rank] for rank in sorted(self._views)]
         if self._plan.backend == "gloo":
             return views[0]
-        # Each rank was given one GPU by its UUID: what torch sees is what all of them saw.
+        # Each rank was given its GPU by UUID, and for link copies the others too: torch sees what all of them saw.
         unread = [view.visible_uuids for view in views if isinstance(view.visible_uuids, Missing)]
         opened = [uuid for view in views if not isinstance(view.visible_uuids, Missing) for uuid in view.visible_uuids]
+        seen = tuple(dict.fromkeys(opened))
+        counts = [view.device_count for view in views]
+        # without UUIDs: each saw its own, or one saw what all did
+        count = max(counts) if max(counts) > 1 else sum(counts)
         return TorchView(
             torch=views[0].torch,
             cuda=views[0].cuda,
             nccl=views[0].nccl,
             cuda_available=all(view.cuda_available for view in views),
-            device_count=sum(view.device_count for view in views),
-            visible_uuids=unread[0] if unread else tuple(opened),
+            device_count=len(seen) if seen and not unread else count,
+            visible_uuids=unread[0] if unread else seen,
             error=next((view.error for view in views if view.error is not None), None),
         )
 
@@ -273,7 +290,7 @@ class Outcome:
         if not self._problems:
             return "the ranks brought no figures"
         text = self._problems[0].text
-        return text if probe is None or probe in self._begun else f"not reached: {text}"
+        return text if probe is None or self._course.began(probe) else f"not reached: {text}"
 
 
 def nothing_started(plan: ProbePlan, why: str) -> Measurements:
@@ -295,7 +312,7 @@ def _stopped(pid: int) -> bool:
 
 
 def _evidence(path: Path) -> tuple[str, ...]:
-    """NCCL's warnings and the last lines of what a process wrote; empty where it wrote nothing."""
+    """NCCL's warnings, errors of CUDA, and the last lines of what a process wrote; empty where it wrote nothing."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -303,5 +320,5 @@ def _evidence(path: Path) -> tuple[str, ...]:
     except OSError:
         return ()
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    warnings = [line for line in lines[:-_LAST_LINES] if "NCCL WARN" in line][-_WARNINGS:]
+    warnings = [line for line in lines[:-_LAST_LINES] if "NCCL WARN" in line or "CUDA error: " in line][-_WARNINGS:]
     return (*warnings, *lines[-_LAST_LINES:])

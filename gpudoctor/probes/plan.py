@@ -9,10 +9,13 @@ import msgspec
 
 from gpudoctor.errors import UserError
 from gpudoctor.facts.measurements import Probe
+from gpudoctor.probes.engine import Engine
 
-InjectionKind = Literal["hang-rank", "die-rank", "slow-rank", "wrong-sum", "nan", "desync"]
+InjectionKind = Literal[
+    "hang-rank", "die-rank", "slow-rank", "wrong-sum", "nan", "desync", "slow-data", "oom", "wrong-bits"
+]
 
-# What follows the rank, for each kind; None: nothing does.
+# What follows the rank, for each kind; None: nothing does; [ ]: it may be left out.
 _SHAPES: dict[str, str | None] = {
     "hang-rank": "PHASE",
     "die-rank": "PHASE",
@@ -20,8 +23,24 @@ _SHAPES: dict[str, str | None] = {
     "wrong-sum": None,
     "nan": "train",
     "desync": None,
+    "slow-data": "[FACTOR]",
+    "oom": None,
+    "wrong-bits": None,
 }
-_PHASES = ("join", "all_reduce", "train")
+FULL_LEVELS = ("full", "burn")  # those that measure every collective and every pair
+# Where a rank can hang or die, and the probe that comes by there.
+_PHASES: dict[str, Probe | None] = {
+    "join": None,
+    "all_reduce": "collective",
+    "all_gather": "collective",
+    "reduce_scatter": "collective",
+    "broadcast": "collective",
+    "all_to_all": "collective",
+    "sendrecv": "collective",
+    "pairs": "collective",
+    "train": "train",
+}
+_FULL_PHASES = tuple(name for name, probe in _PHASES.items() if probe == "collective" and name != "all_reduce")
 _MAX_FACTOR = 10.0
 
 
@@ -30,7 +49,8 @@ class ProbePlan(msgspec.Struct, frozen=True):
 
     `gpus` holds (NVML index, UUID, bus id) of each rank's GPU, in rank order, for nccl; it is
     empty for gloo. `duration_s`: repeat all probes until so much time has passed (level burn); None:
-    once. `inject` holds faults as the command line spells them.
+    once. `inject` holds faults as the command line spells them. `engine`: what started a process for each rank;
+    None: gpudoctor itself.
     """
 
     backend: Literal["nccl", "gloo"]
@@ -40,10 +60,11 @@ class ProbePlan(msgspec.Struct, frozen=True):
     level: str = "standard"
     duration_s: float | None = None
     inject: tuple[str, ...] = ()
+    engine: Engine | None = None
 
 
 class Injection(msgspec.Struct, frozen=True):
-    """One fault made on purpose in one rank; `phase` is join, all_reduce or train."""
+    """One fault made on purpose in one rank; `phase` is one of `_PHASES`; train is the only one for oom."""
 
     kind: InjectionKind
     rank: int
@@ -63,7 +84,8 @@ def parse_injection(text: str, ranks: int) -> Injection:
         raise UserError(f"--inject {text}: no such case; known: {', '.join(_spelling(k) for k in _SHAPES)}")
     number, colon, detail = rest.partition(":")
     shape = _SHAPES[kind]
-    if not equals or not (number.isascii() and number.isdigit()) or bool(colon) != (shape is not None):
+    well_formed = shape == "[FACTOR]" or bool(colon) == (shape is not None)
+    if not equals or not (number.isascii() and number.isdigit()) or not well_formed:
         raise UserError(f"--inject {text}: write it as {_spelling(kind)}")
     rank = int(number)
     if rank >= ranks:
@@ -72,12 +94,13 @@ def parse_injection(text: str, ranks: int) -> Injection:
         raise UserError(f"--inject {text}: no phase {detail!r}; known: {', '.join(_PHASES)}")
     if shape == "train" and detail != "train":
         raise UserError(f"--inject {text}: write it as {_spelling(kind)}")
+    phase = detail if shape in ("PHASE", "train") else None
     return msgspec.convert(
         {
             "kind": kind,
             "rank": rank,
-            "phase": detail if shape in ("PHASE", "train") else None,
-            "factor": _factor(text, detail) if shape == "FACTOR" else None,
+            "phase": "train" if kind == "oom" else phase,
+            "factor": _factor(text, detail) if shape == "FACTOR" or (shape == "[FACTOR]" and colon) else None,
         },
         Injection,
     )
@@ -95,7 +118,9 @@ def _factor(text: str, detail: str) -> float:
 
 def _spelling(kind: str) -> str:
     shape = _SHAPES[kind]
-    return f"{kind}=RANK" if shape is None else f"{kind}=RANK:{shape}"
+    if shape is None:
+        return f"{kind}=RANK"
+    return f"{kind}=RANK[:{shape[1:]}" if shape.startswith("[") else f"{kind}=RANK:{shape}"
 
 
 def checked(plan: ProbePlan) -> tuple[Injection, ...]:
@@ -104,4 +129,21 @@ def checked(plan: ProbePlan) -> tuple[Injection, ...]:
         raise UserError(f"--ranks {plan.ranks}: at least one rank is needed")
     if plan.backend == "nccl" and len(plan.gpus) != plan.ranks:
         raise UserError(f"nccl needs one GPU a rank: {plan.ranks} ranks were asked for and {len(plan.gpus)} GPUs given")
-    return injections_of(plan)
+    injections = injections_of(plan)
+    for text, injection in zip(plan.inject, injections, strict=True):
+        why = _not_come_by(plan, injection.phase)
+        if why is not None:
+            raise UserError(f"--inject {text}: no rank comes by {injection.phase}: {why}")
+    return injections
+
+
+def _not_come_by(plan: ProbePlan, phase: str | None) -> str | None:
+    """Why a fault in this phase would never happen, in words."""
+    probe = _PHASES.get(phase or "join")
+    if probe is not None and probe not in plan.probes:
+        return f"the {probe} probe is not run"
+    if probe == "collective" and plan.ranks == 1:
+        return "one rank has nobody to exchange with; --ranks 2"
+    if phase in _FULL_PHASES and plan.level not in FULL_LEVELS:
+        return f"it is measured at --level full, and this is {plan.level}"
+    return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import gc
+import itertools
 import os
 import signal
 import sys
@@ -23,10 +25,12 @@ from gpudoctor.probes import messages
 from gpudoctor.probes.board import Board
 from gpudoctor.probes.messages import Job, Where
 from gpudoctor.probes.plan import Injection, InjectionKind
-from gpudoctor.probes.starter import tie_to_parent
+from gpudoctor.probes.starter import tie_to_parent, visible_gpus
 from gpudoctor.probes.trouble import FAILURES, in_one_line, trouble
 
 OLDEST_TORCH = (2, 4)
+_SHORTEST_ROUND_S = 0.1
+_MORE_THAN_ANY_MEMORY = 1 << 50  # bytes: also more than a process can address
 _cuda: Any = torch.cuda  # not annotated everywhere
 _dist: Any = dist
 
@@ -49,6 +53,7 @@ class Rank:
         self.on_gpu = job.backend == "nccl"
         self.device = torch.device("cuda", 0) if self.on_gpu else torch.device("cpu")
         self.waiting = False
+        self.batch: int | None = None  # of the train, found in the first round: a GPU that slows may not get less
         self._fd = fd
         self._probe: Where = "launch"
         self._board = Board(Path(job.folder) / "board", job.world_size)
@@ -113,12 +118,14 @@ class Rank:
         return next((i for i in self.job.injections if i.kind == kind and i.rank == self.number), None)
 
     def stumble(self, phase: str) -> None:
-        """Where a rank that was told to hang or die in this phase does so."""
+        """Where a rank that was told to hang, die or run out of memory in this phase does so."""
         for injection in self.job.injections:
             if injection.rank != self.number or injection.phase != phase:
                 continue
             if injection.kind == "die-rank":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if injection.kind == "oom":
+                torch.empty(_MORE_THAN_ANY_MEMORY, dtype=torch.uint8, device=self.device)
             if injection.kind == "hang-rank":
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # like a rank stuck in native code
                 while True:
@@ -137,10 +144,7 @@ def take_seat(seat: dict[str, Any]) -> NoReturn:
     rank = Rank(number, job, seat["fd"])
     try:
         _join(rank)
-        probes = _probes()
-        for probe in job.probes:
-            probes[probe](rank)
-            rank.send(messages.Finished(probe))
+        _run_rounds(rank, _probes())
     except CannotRunError as error:
         rank.send(messages.CannotRun(str(error)))
         os._exit(0)
@@ -150,6 +154,26 @@ def take_seat(seat: dict[str, Any]) -> NoReturn:
         sys.stderr.flush()
         os._exit(1)
     _leave(rank)
+
+
+def _run_rounds(rank: Rank, probes: dict[str, Callable[[Rank], None]]) -> None:
+    """Run all probes asked for; again until the duration is over, where there is one."""
+    job, began = rank.job, time.monotonic()
+    for round_number in itertools.count():
+        round_began = time.monotonic()
+        for probe in job.probes:
+            probes[probe](rank)
+            rank.send(messages.Finished(probe, round_number))
+        if job.duration_s is None or not job.probes:
+            return
+        # One clock decides for all: a rank that began another round alone would wait for ever.
+        if not rank.from_rank_zero(time.monotonic() - began < job.duration_s):
+            return
+        # where a probe has nothing to do (the links of CPU ranks), rounds would only flood the parent
+        time.sleep(max(0.0, _SHORTEST_ROUND_S - (time.monotonic() - round_began)))
+        gc.collect()  # DDP keeps itself alive in circles
+        if rank.on_gpu:
+            torch.cuda.empty_cache()  # probes fit themselves to the memory that is free
 
 
 def _own_output(path: Path) -> None:
@@ -242,11 +266,12 @@ def require_usable(rank: Rank, view: TorchView) -> None:
     if not dist.is_nccl_available():
         raise CannotRunError(f"this torch ({view.torch}) was built without NCCL")
     wanted = rank.job.gpu_uuids[rank.number]
+    given = len(visible_gpus(rank.number, rank.job.gpu_uuids, rank.job.probes))
     if view.error is not None:
         raise RuntimeError(view.error)
-    if view.device_count != 1:
-        raise RuntimeError(f"torch sees {view.device_count} GPUs where CUDA_VISIBLE_DEVICES names one, {wanted}")
-    if isinstance(view.visible_uuids, tuple) and wanted.startswith("GPU-") and view.visible_uuids != (wanted,):
+    if not 1 <= view.device_count <= given:  # a device cgroup may hide the others' GPUs from this process
+        raise RuntimeError(f"torch sees {view.device_count} GPUs where CUDA_VISIBLE_DEVICES names {given} ({wanted})")
+    if isinstance(view.visible_uuids, tuple) and wanted.startswith("GPU-") and view.visible_uuids[0] != wanted:
         raise RuntimeError(f"torch opened {view.visible_uuids[0]} where {wanted} was asked for")
     try:
         # Makes the context, where a GPU in exclusive mode refuses, and runs a kernel.

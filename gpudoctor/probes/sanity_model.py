@@ -38,7 +38,7 @@ def shape_for(rank: Rank) -> Shape:
     Every rank must come to the same answer, so that it is the smallest GPU that decides.
     """
     if not rank.on_gpu:
-        return Shape(128, 256, 2, target_ms=8.0, batch_max=4096, learning_rate=1e-3, bfloat16=False)
+        return Shape(128, 256, 2, target_ms=3.0, batch_max=4096, learning_rate=1e-3, bfloat16=False)
     free_gib = rank.smallest(int(torch.cuda.mem_get_info()[0]) >> 30)
     bfloat16 = bool(rank.smallest(int(torch.cuda.get_device_capability()[0] >= 8)))
     if free_gib < 12:

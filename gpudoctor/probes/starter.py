@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 # Runs in a bare interpreter: `-m` would put the working directory first on sys.path, where a
@@ -97,10 +98,10 @@ def _start_and_attend(order: dict[str, Any], control: int, method: str) -> None:
     fds: list[int] = order["rank_fds"]
     ranks: dict[int, int] = {}
     try:
-        for rank, fd in enumerate(fds):
+        for place, (rank, fd) in enumerate(zip(order["ranks"], fds, strict=True)):
             seat = {"rank": rank, "fd": fd, "parent": os.getpid(), "job": order["job"]}
             start = _fork_rank if method == "fork-server" else _spawn_rank
-            ranks[start(seat, [control, *fds[rank + 1 :]])] = rank
+            ranks[start(seat, [control, *fds[place + 1 :]])] = rank
             os.close(fd)  # the rank alone holds it now: its end is the end of the pipe
     except OSError:
         _signal_all(ranks, signal.SIGKILL)  # they would wait for the others
@@ -168,10 +169,17 @@ def _spawn_rank(seat: dict[str, Any], _not_mine: list[int]) -> int:
     command = [sys.executable, "-c", boot("rank_main"), json.dumps(seat)]
     environment = dict(os.environ)
     if seat["job"]["gpu_uuids"]:  # by UUID: a torch ordinal is not an NVML index
-        environment["CUDA_VISIBLE_DEVICES"] = seat["job"]["gpu_uuids"][seat["rank"]]
+        visible = visible_gpus(seat["rank"], seat["job"]["gpu_uuids"], seat["job"]["probes"])
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
     process = subprocess.Popen(command, env=environment, pass_fds=[seat["fd"]], stdin=subprocess.DEVNULL)
     _spawned.append(process)
     return process.pid
+
+
+def visible_gpus(rank: int, uuids: Sequence[str], probes: Sequence[str]) -> list[str]:
+    """The GPUs that CUDA shows a rank, its own first: all of the run where it is to copy to the others, else one."""
+    others = [uuid for number, uuid in enumerate(uuids) if number != rank] if "link" in probes else []
+    return [uuids[rank], *others]
 
 
 def _attend(ranks: dict[int, int], control: int) -> None:
@@ -179,7 +187,7 @@ def _attend(ranks: dict[int, int], control: int) -> None:
     kill_at: float | None = None
     told_to_end = False
     while True:
-        _reap(ranks, control)
+        _reap(ranks, None if told_to_end else control)  # an end that we bring about is nothing that a rank did
         if not ranks:
             return
         wait_s = 3600.0 if kill_at is None else max(0.0, kill_at - time.monotonic())
@@ -193,13 +201,13 @@ def _attend(ranks: dict[int, int], control: int) -> None:
             kill_at = None
 
 
-def _reap(ranks: dict[int, int], control: int) -> None:
+def _reap(ranks: dict[int, int], control: int | None) -> None:
     while ranks:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
         rank = ranks.pop(pid, None)
-        if rank is not None:  # else the guardian
+        if rank is not None and control is not None:  # else the guardian
             _tell(control, {"type": "Exited", "rank": rank, "status": os.waitstatus_to_exitcode(status)})
 
 

@@ -82,3 +82,34 @@ def test_ranks_that_run_or_have_left_are_no_failure() -> None:
     gone = _state(0, 99)
     gone.left, gone.status = True, 0
     assert failure_problem([gone, _state(1, 5)]) is None
+
+
+def test_a_watchdog_that_ends_a_process_says_what_it_met() -> None:
+    dead = _state(2, 11)
+    dead.status = -6
+    dead.output = (
+        "[rank2]:[E1121 ProcessGroupNCCL.cpp:2068] NCCL watchdog thread terminated with exception: "
+        "CUDA error: uncorrectable ECC error encountered",
+        "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x57",
+    )
+    problem = failure_problem([dead])
+    assert problem is not None
+    assert (problem.kind, problem.rank) == ("crash", 2)
+    assert "ended by SIGABRT: the GPU met an error in its memory that ECC cannot correct" in problem.text
+    dead.output = ("[rank2]: CUDA error: device-side assert triggered",)
+    problem = failure_problem([dead])
+    assert problem is not None
+    assert problem.kind == "error", "a defect of software, however it ended"
+    dead.status = -11
+    problem = failure_problem([dead])
+    assert problem is not None
+    assert problem.kind == "crash"
+
+
+def test_a_gpus_own_error_explains_those_that_failed_while_waiting_for_it() -> None:
+    broken, held_up = _state(3, 12), _state(0, 12)
+    broken.trouble = Trouble("crash", "the GPU stopped in the middle of the work", blocked=False)
+    held_up.trouble = Trouble("error", "NCCL: remote process exited", blocked=True)
+    problem = failure_problem([held_up, broken])
+    assert problem is not None
+    assert (problem.kind, problem.rank, problem.waiting) == ("crash", 3, (0,))

@@ -237,7 +237,7 @@ def test_a_torch_that_does_not_load_in_gpu_ranks_is_no_crash_of_a_gpu(
     found = measure(ProbePlan("nccl", 2, gpus=((0, "GPU-aa", "a"), (1, "GPU-bb", "b"))))
     assert found.problems == ()
     assert "libcudart.so.13" in found.not_run["collective"].reason
-    assert {missing.kind for missing in found.not_run.values()} == {"failed"}
+    assert {found.not_run[name].kind for name in ("torch", "collective", "train")} == {"failed"}
 
 
 def test_settings_of_openmp_do_not_put_all_ranks_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,6 +254,29 @@ def test_settings_of_openmp_do_not_put_all_ranks_on_one_core(monkeypatch: pytest
     measure(ProbePlan("gloo", 1, probes=("collective",)))
     assert seen["OMP_NUM_THREADS"] == "1"
     assert not {"OMP_PROC_BIND", "GOMP_CPU_AFFINITY"} & set(seen)
+
+
+def test_a_rank_that_sticks_in_nccl_dies_by_itself_whatever_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT", "TORCH_NCCL_DUMP_ON_TIMEOUT"):
+        monkeypatch.setenv(name, "1")  # no watchdog; and one that waits a minute before it acts
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    seen: dict[str, str] = {}
+
+    def no_process(*_: object, env: dict[str, str], **__: object) -> None:
+        seen.update(env)
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    run_probes(ProbePlan("nccl", 1, gpus=((0, "GPU-aa", "a"),)), deadline_s=50.0, probe_deadline_s=20.0)
+    watchdog = {name: value for name, value in seen.items() if name.startswith("TORCH_NCCL_") and value != "0"}
+    assert watchdog == {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+        "TORCH_NCCL_ENABLE_MONITORING": "1",
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "60",
+    }
+    assert "NCCL_BLOCKING_WAIT" not in seen
+    assert seen["NCCL_DEBUG"] == "INFO", "what the user wants to see of NCCL is the user's"
 
 
 def test_two_runs_at_once_do_not_meet(private_folders: Path) -> None:
@@ -277,8 +300,8 @@ def test_without_torch_every_probe_says_how_to_install_it(tmp_path: Path) -> Non
     venv.create(tmp_path / "bare", with_pip=False)
     python = tmp_path / "bare" / "bin" / "python"
     found = run_probes(ProbePlan("gloo", 2), deadline_s=DEADLINE_S, probe_deadline_s=30.0, python=str(python))
-    assert set(found.not_run) == {"torch", "collective", "train"}
-    assert {(missing.reason, missing.kind) for missing in found.not_run.values()} == {(INSTALL_TORCH, "absent")}
+    asked = [found.not_run[name] for name in ("torch", "collective", "train")]
+    assert asked == [Missing(INSTALL_TORCH, "absent")] * 3
     assert found.problems == ()
     assert found.launch is None
 
@@ -290,7 +313,7 @@ def test_a_torch_that_does_not_load_is_a_failure_and_not_an_absence(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = measure(ProbePlan("gloo", 2))
     assert "libcudnn.so.9" in found.not_run["torch"].reason
-    assert {missing.kind for missing in found.not_run.values()} == {"failed"}
+    assert {found.not_run[name].kind for name in ("torch", "collective", "train")} == {"failed"}
 
 
 def test_a_torch_without_cuda_cannot_run_nccl_and_says_so() -> None:

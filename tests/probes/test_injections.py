@@ -11,6 +11,7 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import Missing
 from gpudoctor.probes.launch import ProbePlan, run_probes
+from gpudoctor.probes.plan import Injection, parse_injection
 from tests.probes.conftest import measure
 
 
@@ -47,6 +48,19 @@ def test_a_rank_that_dies_is_one_crash_and_the_others_are_only_held_up() -> None
     assert found.not_run["train"].kind == "failed"
 
 
+def test_memory_that_runs_out_is_told_as_such_and_the_others_are_only_held_up() -> None:
+    [problem] = measure(ProbePlan("gloo", ranks=2, probes=("train",), inject=("oom=1",))).problems
+    assert (problem.probe, problem.kind, problem.rank, problem.waiting) == ("train", "out-of-memory", 1, (0,))
+    assert "rank 1 failed in train step" in problem.text
+    assert "the host has no memory left" in problem.text
+    assert any("can't allocate memory" in line for line in problem.output)
+
+
+@pytest.mark.parametrize(("text", "factor"), [("slow-data=1", None), ("slow-data=1:2.5", 2.5)])
+def test_the_factor_of_slow_data_may_be_left_out(text: str, factor: float | None) -> None:
+    assert parse_injection(text, 2) == Injection("slow-data", 1, factor=factor)
+
+
 @pytest.fixture(scope="module")
 def three_faults() -> Measurements:
     """Faults that do not meddle with one another, in one run."""
@@ -80,7 +94,8 @@ def test_a_nan_is_traced_to_the_rank_where_it_began() -> None:
     found = measure(ProbePlan("gloo", ranks=2, probes=("train",), inject=("nan=0:train",)))
     training = found.training
     assert training is not None
-    assert found.not_run == {"collective": Missing("not asked for")}
+    assert found.not_run["collective"] == Missing("not asked for")
+    assert "train" not in found.not_run
     began, followed = (rank.nonfinite_step for rank in training.ranks)
     assert began is not None
     assert followed == began + 1
@@ -95,10 +110,15 @@ def test_a_nan_is_traced_to_the_rank_where_it_began() -> None:
         ("slow-rank=1:fast", "a number over 1"),
         ("slow-rank=1:nan", "a number over 1"),
         ("slow-rank=1:1", "a number over 1"),
-        ("hang-rank=0:lunch", "join, all_reduce, train"),
+        ("hang-rank=0:lunch", "known: join, all_reduce"),
         ("hang-rank=x:train", "hang-rank=RANK:PHASE"),
         ("wrong-sum=0:now", "wrong-sum=RANK"),
         ("wrong-sum=2", "ranks 0 to 1"),
+        ("oom=1:train", "oom=RANK"),
+        ("oom=2", "ranks 0 to 1"),
+        ("slow-data=1:", "a number over 1"),
+        ("slow-data", "slow-data=RANK[:FACTOR]"),
+        ("slow-data=1:0.5", "a number over 1"),
         ("nan=0:all_reduce", "nan=RANK:train"),
         ("melt=0", "known: hang-rank"),
         ("", "known: hang-rank"),

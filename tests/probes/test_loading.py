@@ -15,7 +15,7 @@ from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Driver, Environment, Source, Unanswered, Variable
 from gpudoctor.facts.simulated import load_node
 from gpudoctor.loading import measure
-from gpudoctor.probes import launch
+from gpudoctor.probes import launch, sampled
 
 
 @pytest.fixture
@@ -26,7 +26,11 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[launch.ProbePlan]:
         taken.append(plan)
         return Measurements()
 
+    def no_driver(*_: object) -> None:
+        raise OSError("there is no driver to sample")
+
     monkeypatch.setattr(launch, "run_probes", run_probes)
+    monkeypatch.setattr(sampled, "Sampler", no_driver)
     return taken
 
 

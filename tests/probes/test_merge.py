@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from gpudoctor.facts.measurements import Device
+from gpudoctor.facts.measurements import BucketStep, Device
 from gpudoctor.facts.missing import Missing
-from gpudoctor.probes.merge import merged_collectives, merged_training
-from gpudoctor.probes.messages import Block, CollectiveSample, TrainSample
-
-
-def _collective(
-    *batch_us: float, size: int = 1_000_000, wrong: int = 0, missing: tuple[int, ...] = ()
-) -> CollectiveSample:
-    return CollectiveSample("all_reduce", size, "float32", batch_us, 10, wrong, missing)
-
-
-def test_a_collective_takes_as_long_as_its_slowest_rank_in_each_batch() -> None:
-    fast, slow = _collective(10.0, 90.0, 30.0), _collective(20.0, 40.0, 50.0)
-    [found] = merged_collectives({0: [fast], 1: [slow], 2: [fast], 3: [fast]}, 4)
-    assert (found.time_us, found.time_us_mad, found.iterations) == (50.0, 30.0, 30)
-    assert found.algbw_gb_s == pytest.approx(20.0)  # 1 MB in 50 us
-    assert found.busbw_gb_s == pytest.approx(30.0)  # x 2(n-1)/n = 1.5
-
-
-def test_ranks_with_wrong_results_and_ranks_left_out_of_the_sum_are_told_apart() -> None:
-    samples = {0: [_collective(1.0, missing=(2,))], 1: [_collective(1.0, wrong=3)], 2: [_collective(1.0)]}
-    [found] = merged_collectives(samples, 3)
-    assert (found.wrong_ranks, found.missing_ranks) == ((1,), (2,))
-
-
-def test_only_sizes_that_every_rank_delivered_count() -> None:
-    both = [_collective(1.0), _collective(2.0, size=2_000_000)]
-    assert [c.size_bytes for c in merged_collectives({0: both, 1: both[:1]}, 2)] == [1_000_000]
-    assert merged_collectives({0: both}, 2) == ()
-    assert merged_collectives({}, 2) == ()
-
+from gpudoctor.probes.core_turns import precise_enough
+from gpudoctor.probes.merge import merged_training
+from gpudoctor.probes.messages import Block, TrainSample
 
 _MS = 1_000_000
 _DEVICES: tuple[Device, ...] = ("cpu", "cuda")
@@ -62,6 +36,8 @@ def _train(arrived_ms: float, left_ms: float, compute_ms: float, contribution_ok
         gradient_error=1e-7,
         solo_step_ms=9.0,
         memory_peak_mib=None,
+        steady_step_ms=compute_ms + 4,
+        solo_compute_ms=compute_ms - 1,
     )
 
 
@@ -75,7 +51,8 @@ def test_the_rank_that_comes_last_waits_least() -> None:
     assert (last.loss_first, last.loss_last) == (3.0, 0.5)
     assert training.clock_invariant_ok is True
     assert training.steps == 4
-    assert training.samples_per_s == pytest.approx(2 * 64 / 0.018)
+    assert training.steady_step_ms == 20.0
+    assert training.samples_per_s == pytest.approx(2 * 64 / 0.020)
 
 
 def test_the_scheduler_does_not_decide_which_cpu_rank_is_last() -> None:
@@ -111,3 +88,40 @@ def test_a_loss_that_was_not_finite_stays_so_and_is_dated() -> None:
     assert training.ranks[0].nonfinite_step == 3
     assert training.ranks[0].loss_last is None
     assert isinstance(training.clock_invariant_ok, Missing)
+
+
+def test_turns_over_the_cores_are_the_compute_time_of_cpu_ranks() -> None:
+    turns = (4.0, 4.2, 3.8, 5.0, 5.2, 4.8)
+    sample = msgspec.structs.replace(_train(10, 20, 10), cycles_ms=turns, rotated=True)
+    training = merged_training({0: sample, 1: sample}, 2, "cpu")
+    assert training is not None
+    assert training.rotated
+    assert training.ranks[0].cycles_ms == turns
+    assert (training.ranks[0].compute_ms, training.ranks[0].compute_again_ms) == (4.0, 5.0)
+
+
+def test_one_rank_that_took_no_turns_spoils_the_comparison() -> None:
+    sample = _train(10, 20, 10)
+    turned = msgspec.structs.replace(sample, cycles_ms=(1.0,), rotated=True)
+    training = merged_training({0: sample, 1: turned}, 2, "cpu")
+    assert training is not None
+    assert not training.rotated
+
+
+def test_a_step_with_a_bucket_size_is_over_when_the_slowest_rank_is_through() -> None:
+    quick, slow = (
+        msgspec.structs.replace(_train(10, 20, 10), buckets=(BucketStep(1, a), BucketStep(25, b)))
+        for a, b in ((3.0, 9.0), (4.0, 8.0))
+    )
+    training = merged_training({0: quick, 1: slow}, 2, "cuda")
+    assert training is not None
+    assert training.buckets == (BucketStep(1, 4.0), BucketStep(25, 9.0))
+
+
+def test_ranks_are_compared_until_the_ratio_is_known_well_enough() -> None:
+    steady = [4.0, 4.02, 3.98, 4.01, 3.99, 4.0]
+    wild = [4.0, 6.0, 3.0, 5.0, 2.5, 7.0]
+    assert precise_enough([steady, steady])
+    assert precise_enough([wild, wild])  # what all share is no difference
+    assert not precise_enough([steady, wild])
+    assert precise_enough([wild])

@@ -52,10 +52,93 @@ def test_an_error_is_sorted_and_told_in_its_most_telling_line(text: str, kind: s
     assert "enforce fail" not in found.text
 
 
-def test_memory_that_runs_out_is_no_plain_error() -> None:
-    assert trouble(torch.cuda.OutOfMemoryError("CUDA out of memory."), blocked=True) == Trouble(
-        "out-of-memory", "CUDA out of memory.", True
+_FULL = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.02 GiB "
+    "is free. {who}Of the allocated memory 9.08 GiB is allocated by PyTorch, and 9.35 GiB is reserved by PyTorch."
+)
+_SELF = "Including non-PyTorch memory, this process has {gib} GiB memory in use. "
+
+
+def _gpu_with_1_gib_free(monkeypatch: pytest.MonkeyPatch, *, reserved_gib: float = 0.0) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 79 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: int(reserved_gib * 2**30))
+
+
+def test_memory_that_a_rank_used_up_by_itself_is_its_own_doing(monkeypatch: pytest.MonkeyPatch) -> None:
+    _gpu_with_1_gib_free(monkeypatch)
+    error = torch.cuda.OutOfMemoryError(_FULL.format(who=_SELF.format(gib=77.4)))
+    assert trouble(error, blocked=True) == Trouble(
+        "out-of-memory",
+        "CUDA out of memory. Tried to allocate 2.00 GiB. It has a total capacity of 79.11 GiB of which 1.02 GiB "
+        "is free.",
+        blocked=False,
     )
+
+
+def test_memory_that_others_hold_is_not_the_nodes_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    _gpu_with_1_gib_free(monkeypatch)
+    stranger = "Process 4711 has 70.00 GiB memory in use. "
+    found = trouble(torch.cuda.OutOfMemoryError(_FULL.format(who=stranger + _SELF.format(gib=7.5))), blocked=False)
+    assert found.kind == "error"
+    assert found.text.startswith("70.5 GiB of the GPU's memory are held by others (CUDA out of memory.")
+
+
+@pytest.mark.parametrize(("reserved_gib", "kind"), [(74.0, "out-of-memory"), (7.0, "error")])
+def test_where_torch_does_not_say_what_it_holds_its_allocator_does(
+    reserved_gib: float, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _gpu_with_1_gib_free(monkeypatch, reserved_gib=reserved_gib)
+    assert trouble(RuntimeError("NCCL error: x\nLast error:\nCuda failure 2 'out of memory'"), False).kind == kind
+
+
+def test_a_host_without_memory_is_told_as_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    _gpu_with_1_gib_free(monkeypatch)
+    assert trouble(MemoryError(), blocked=True).text == "the host has no memory left (MemoryError)"
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 50, dtype=torch.uint8)
+    found = trouble(caught.value, blocked=False)
+    assert found.kind == "out-of-memory"
+    assert found.text.startswith("the host has no memory left (err == 0. DefaultCPUAllocator: can't allocate")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ("CUDA error: uncorrectable NVLink error detected during the execution", "crash", "an NVLink of the GPU"),
+        ("CUDA error: an illegal memory access was encountered\nCUDA kernel", "crash", "memory that is not its own"),
+        ("CUDA error: unspecified launch failure", "crash", "stopped in the middle"),
+        ("CUDA error: misaligned address", "crash", "an address that cannot be"),
+        ("CUDA error: an illegal instruction was encountered", "crash", "does not exist"),
+        ("Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized", "crash", "fabricmanager"),
+        ("CUDA error: device-side assert triggered", "error", "refused its input"),
+        ("CUDA error: the launch timed out and was terminated", "error", "drives a screen"),
+        ("CUDA error: all CUDA-capable devices are busy or unavailable", "refused", "exclusive mode"),
+        ("CUDA driver version is insufficient for CUDA runtime version", "error", "the driver is too old"),
+        (
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            "out-of-memory",
+            "no memory left",
+        ),
+        (
+            "NCCL error in: /x/NCCLUtils.cpp:77, invalid usage\nLast error:\n"
+            "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10",
+            "error",
+            "two ranks were given the same GPU (NCCL: Duplicate GPU detected",
+        ),
+        (
+            "NCCL error in: /x/NCCLUtils.cpp:77, unhandled cuda error\nLast error:\n"
+            "Cuda failure 214 'uncorrectable ECC error encountered'",
+            "crash",
+            "an error in its memory that ECC cannot correct (NCCL: Cuda failure 214",
+        ),
+    ],
+)
+def test_what_hardware_did_is_told_from_what_software_did(text: str, kind: str, words: str) -> None:
+    found = trouble(RuntimeError(text), blocked=True)
+    assert found.kind == kind
+    assert words in found.text
+    assert found.blocked is (kind == "error"), "what a GPU did shows where its rank waits, and is not the others' doing"
 
 
 class _OneGpu(rank.Rank):

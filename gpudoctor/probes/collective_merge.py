@@ -1,0 +1,102 @@
+"""The ranks' samples of the collectives, put together: pure functions, without torch."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from gpudoctor.facts.measurements import Collective, PairBandwidth
+from gpudoctor.probes.merge import median_deviation
+from gpudoctor.probes.messages import CollectiveSample, PairSample
+
+
+def busbw_factor(op: str, world_size: int) -> float:
+    """What algbw is multiplied by to get busbw; nccl-tests, doc/PERFORMANCE.md. KeyError for what it does not have.
+
+    >>> busbw_factor("all_reduce", 4), busbw_factor("all_gather", 4), busbw_factor("sendrecv", 4)
+    (1.5, 0.75, 1.0)
+    """
+    share_of_others = (world_size - 1) / world_size
+    return {
+        "all_reduce": 2 * share_of_others,
+        "all_gather": share_of_others,
+        "reduce_scatter": share_of_others,
+        "all_to_all": share_of_others,
+        "broadcast": 1.0,
+        "sendrecv": 1.0,
+    }[op]
+
+
+def merged_collectives(samples: Mapping[int, Sequence[CollectiveSample]], world_size: int) -> tuple[Collective, ...]:
+    """One Collective for each operation and size that every rank delivered.
+
+    The time of a batch is that of its slowest rank; algbw = size / time, busbw = algbw x nccl-tests' factor.
+    """
+    if len(samples) < world_size:
+        return ()
+    rows = zip(*(samples[rank] for rank in range(world_size)), strict=False)
+    return tuple(_collective(row, world_size) for row in rows)
+
+
+def _collective(row: Sequence[CollectiveSample], world_size: int) -> Collective:
+    first = row[0]
+    slowest_us = _slowest_us(row)
+    time_us = statistics.median(slowest_us)
+    algbw = first.size_bytes / time_us / 1e3
+    return Collective(
+        op=first.op,
+        size_bytes=first.size_bytes,
+        dtype=first.dtype,
+        iterations=len(slowest_us) * first.operations_per_batch,
+        time_us=time_us,
+        time_us_mad=median_deviation(slowest_us),
+        algbw_gb_s=algbw,
+        busbw_gb_s=algbw * busbw_factor(first.op, world_size),
+        wrong_ranks=tuple(rank for rank, sample in enumerate(row) if sample.wrong_elements),
+        missing_ranks=tuple(sorted({rank for sample in row for rank in sample.missing_ranks})),
+    )
+
+
+def merged_pairs(samples: Mapping[int, Sequence[PairSample]]) -> tuple[PairBandwidth, ...]:
+    """One PairBandwidth for each pair that both its ranks delivered: the figures of the better pass, by rank.
+
+    A result that was wrong in any pass stays wrong.
+    """
+    mine = {rank: _by_pair(its) for rank, its in samples.items()}
+    pairs = sorted({pair for its in mine.values() for pair in its})
+    return tuple(
+        _pair(list(zip(mine[a][a, b], mine[b][a, b], strict=False)))
+        for a, b in pairs
+        if (a, b) in mine.get(a, {}) and (a, b) in mine.get(b, {})
+    )
+
+
+def _by_pair(samples: Sequence[PairSample]) -> dict[tuple[int, int], list[PairSample]]:
+    found: dict[tuple[int, int], list[PairSample]] = {}
+    for sample in samples:
+        found.setdefault((sample.a, sample.b), []).append(sample)
+    return found
+
+
+def _pair(passes: Sequence[tuple[PairSample, PairSample]]) -> PairBandwidth:
+    best = min(passes, key=lambda row: statistics.median(_slowest_us(row)))
+    first = best[0]
+    slowest_us = _slowest_us(best)
+    time_us = statistics.median(slowest_us)
+    wrong = {
+        rank for row in passes for rank, sample in zip((first.a, first.b), row, strict=True) if sample.wrong_elements
+    }
+    return PairBandwidth(
+        a=first.a,
+        b=first.b,
+        size_bytes=first.size_bytes,
+        iterations=len(slowest_us) * first.operations_per_batch,
+        time_us=time_us,
+        time_us_mad=median_deviation(slowest_us),
+        busbw_gb_s=first.size_bytes / time_us / 1e3,
+        wrong_ranks=tuple(sorted(wrong)),
+    )
+
+
+def _slowest_us(row: Sequence[CollectiveSample] | Sequence[PairSample]) -> list[float]:
+    return [max(times) for times in zip(*(sample.batch_us for sample in row), strict=True)]

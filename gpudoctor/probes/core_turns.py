@@ -1,0 +1,113 @@
+"""The compute time of CPU ranks, measured so that it says something of the rank and not of its core.
+
+Two cores of one machine are not equally fast: turbo clocks, the other thread of the core, other
+virtual machines. A rank that happens to sit on the slower one is not slow. So the ranks take turns:
+in each cycle every rank computes once on every core, all at the same time, and the cycle's figure is
+the geometric mean over the cores. It is the swap of two GPUs between two processes, for cores.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from gpudoctor.probes.rank import Rank
+from gpudoctor.probes.train_steps import Train
+
+_STEPS = 8
+_SETTLING = 2  # steps after a move to another core, whose caches know nothing of this rank
+_BLOCKS = 24
+_ROUNDS_MAX = 3
+_BUDGET_S = 4.0
+_PRECISION = 0.012  # relative; half of it at most is what 2 standard errors leave of the 10 % that count
+
+
+class Turns(msgspec.Struct, frozen=True):
+    """This rank's time in each cycle, in ms; `rotated`: every rank had every core once in each."""
+
+    cycles_ms: tuple[float, ...]
+    rotated: bool
+
+
+def take_turns(rank: Rank, train: Train) -> Turns:
+    """Measure cycles until they agree well enough, or the time is up."""
+    cores = _common_cores(rank)
+    layouts = max(1, len(cores))
+    cycles: list[float] = []
+    began = time.monotonic()
+    with _own_affinity():
+        for _ in range(_ROUNDS_MAX):
+            for _ in range(max(6, _BLOCKS // layouts)):
+                cycles.append(_cycle(rank, train, cores))
+            late = rank.from_rank_zero(int(time.monotonic() - began > _BUDGET_S))
+            if late or precise_enough(_of_all_ranks(rank, cycles)):
+                break
+    return Turns(tuple(cycles), rotated=bool(cores))
+
+
+def precise_enough(cycles_ms: Sequence[Sequence[float]]) -> bool:
+    """Whether each rank's ratio to the others' median is known to about 1 %; `cycles_ms` by rank."""
+    for number, mine in enumerate(cycles_ms):
+        others = [cycles for other, cycles in enumerate(cycles_ms) if other != number]
+        if not others:
+            return True
+        ratios = [math.log(own / statistics.median(usual)) for own, *usual in zip(mine, *others, strict=True)]
+        middle = statistics.median(ratios)
+        deviation = statistics.median(abs(ratio - middle) for ratio in ratios)
+        # MAD x 1.4826 estimates the standard deviation, and that of a median of n is 1.25 x as large / sqrt(n)
+        if 1.4826 * deviation * 1.25 / math.sqrt(len(ratios)) > _PRECISION:
+            return False
+    return True
+
+
+def _cycle(rank: Rank, train: Train, cores: list[int]) -> float:
+    logs = []
+    for turn in range(max(1, len(cores))):
+        if cores:
+            os.sched_setaffinity(0, {cores[(rank.number + turn) % len(cores)]})
+        times_ms = sorted(train.compute_ms(_STEPS)[_SETTLING:])
+        # the lower quartile: what disturbs a step only ever makes it longer
+        logs.append(math.log(max(times_ms[len(times_ms) // 4], 1e-6)))
+    return math.exp(statistics.fmean(logs))
+
+
+def _common_cores(rank: Rank) -> list[int]:
+    """As many cores as there are ranks, if there are so many; empty where the ranks may not use the same ones."""
+    try:
+        usable = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, usable)  # allowed at all?
+    except (AttributeError, OSError):  # not Linux; forbidden
+        usable = []
+    known = zlib.crc32(repr(usable).encode())
+    if rank.smallest(known) != -rank.smallest(-known) or not usable:
+        return []
+    wanted = min(rank.world_size, len(usable))
+    return [usable[place * len(usable) // wanted] for place in range(wanted)]
+
+
+@contextmanager
+def _own_affinity() -> Iterator[None]:
+    """Give this thread its cores back afterwards."""
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
+    try:
+        yield
+    finally:
+        if before:
+            os.sched_setaffinity(0, before)
+
+
+def _of_all_ranks(rank: Rank, cycles: list[float]) -> list[list[float]]:
+    mine = torch.tensor(cycles, dtype=torch.float64)
+    everybody = [torch.zeros_like(mine) for _ in range(rank.world_size)]
+    with rank.blocked():
+        dist.all_gather(everybody, mine)
+    return [[float(value) for value in theirs] for theirs in everybody]

@@ -1,0 +1,157 @@
+"""Where each rank is in the rounds of a run, and what every round has brought so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from gpudoctor.facts.burn import Burn
+from gpudoctor.facts.measurements import Device, Measurements, Probe
+from gpudoctor.facts.missing import Missing
+from gpudoctor.probes import messages
+from gpudoctor.probes.collective_merge import merged_collectives, merged_pairs
+from gpudoctor.probes.merge import merged_training
+from gpudoctor.probes.plan import ProbePlan
+from gpudoctor.probes.rounds import Round, over_rounds, series_of, wrong_results
+
+WRONG_KEPT = 50
+
+Sample = (
+    messages.CollectiveSample
+    | messages.PairSample
+    | messages.LinkSample
+    | messages.ComputeSample
+    | messages.TrainSample
+)
+
+
+class _Samples(msgspec.Struct):
+    """All that was said in one round that is not over, by rank."""
+
+    collectives: dict[int, list[messages.CollectiveSample]] = {}
+    pairs: dict[int, list[messages.PairSample]] = {}
+    links: dict[int, messages.LinkSample] = {}
+    computes: dict[int, messages.ComputeSample] = {}
+    trains: dict[int, messages.TrainSample] = {}
+    begun: list[Probe] = []
+    finished: dict[Probe, set[int]] = {}
+    ended_s: dict[Probe, float] = {}
+
+
+class Course:
+    """Takes in samples as they come; ranks may be a round apart in what was heard of them."""
+
+    def __init__(self, plan: ProbePlan, clock: Callable[[], float] = time.monotonic) -> None:
+        self._plan = plan
+        self._clock = clock
+        self._met_at = clock()
+        self._round_of = [0] * plan.ranks
+        self._over: list[Round] = []
+        self._under_way: dict[int, _Samples] = {}
+
+    def meet(self) -> None:
+        """All ranks have joined: their time counts from now."""
+        self._met_at = self._clock()
+
+    @property
+    def running(self) -> list[str]:
+        """What some rank has begun and not all have finished: probes, with their round from the second on."""
+        return [
+            probe if number == 0 else f"{probe}, round {number + 1}"
+            for number, samples in sorted(self._under_way.items())
+            for probe in samples.begun
+            if len(samples.finished.get(probe, ())) < self._plan.ranks
+        ]
+
+    def where(self, rank: int) -> str | None:
+        """Round and time left for people; None where there is one round only."""
+        duration_s = self._plan.duration_s
+        if duration_s is None:
+            return None
+        left_s = int(duration_s - (self._clock() - self._met_at))
+        left = f"{left_s // 60} min {left_s % 60} s left" if left_s > 0 else "the last one"
+        return f"round {self._round_of[rank] + 1}, {left}"
+
+    def round_of(self, rank: int) -> int:
+        """The round that a rank is in, counted from 0."""
+        return self._round_of[rank]
+
+    def begin(self, rank: int, probe: Probe) -> None:
+        """A rank begins a probe, or a further phase of it."""
+        samples = self._samples_of(rank)
+        if probe not in samples.begun:
+            samples.begun.append(probe)
+
+    def take(self, rank: int, sample: Sample) -> None:
+        """A rank has measured something."""
+        samples = self._samples_of(rank)
+        if isinstance(sample, messages.CollectiveSample):
+            samples.collectives.setdefault(rank, []).append(sample)
+        elif isinstance(sample, messages.PairSample):
+            samples.pairs.setdefault(rank, []).append(sample)
+        elif isinstance(sample, messages.LinkSample):
+            samples.links[rank] = sample
+        elif isinstance(sample, messages.ComputeSample):
+            samples.computes[rank] = sample
+        else:
+            samples.trains[rank] = sample
+
+    def finish(self, rank: int, probe: Probe) -> None:
+        """A rank is through with a probe; with the last one of the plan it goes on to the next round."""
+        number, samples = self._round_of[rank], self._samples_of(rank)
+        samples.finished.setdefault(probe, set()).add(rank)
+        if len(samples.finished[probe]) == self._plan.ranks:
+            samples.ended_s[probe] = self._clock() - self._met_at
+        if probe == self._plan.probes[-1]:
+            self._round_of[rank] += 1
+            if probe in samples.ended_s:
+                self._over.append(self._merged(self._under_way.pop(number)))
+
+    def began(self, probe: Probe) -> bool:
+        """Whether any rank has ever begun the probe."""
+        return bool(self._over) or any(probe in samples.begun for samples in self._under_way.values())
+
+    def measured(self) -> Measurements:
+        """What all rounds add up to, the one under way included."""
+        found = over_rounds(self._rounds())
+        return found if self._plan.duration_s is None else msgspec.structs.replace(found, burn=self._burn())
+
+    def _burn(self) -> Burn:
+        rounds, wrong = self._rounds(), wrong_results(self._rounds())
+        burn = Burn(
+            asked_s=self._plan.duration_s or 0.0,
+            duration_s=max(self._over[-1].ended_s.values()) if self._over else 0.0,
+            rounds=len(self._over),
+            series=series_of(rounds),
+            wrong=wrong[:WRONG_KEPT],
+            wrong_count=len(wrong),
+        )
+        if self._plan.backend == "nccl":
+            return burn
+        none = Missing("CPU ranks put no load on a GPU")
+        return msgspec.structs.replace(burn, counted_s=none, counters=none, kernel_events=none)
+
+    def _samples_of(self, rank: int) -> _Samples:
+        return self._under_way.setdefault(self._round_of[rank], _Samples())
+
+    def _rounds(self) -> list[Round]:
+        under_way = [self._merged(samples) for _, samples in sorted(self._under_way.items())]
+        return [*self._over, *under_way] or [self._merged(_Samples())]
+
+    def _merged(self, samples: _Samples) -> Round:
+        ranks = self._plan.ranks
+        device: Device = "cuda" if self._plan.backend == "nccl" else "cpu"
+        links = [samples.links[rank] for rank in sorted(samples.links)]
+        no_peers = [link.no_peers for link in links if link.no_peers is not None]
+        measured = Measurements(
+            collectives=merged_collectives(samples.collectives, ranks),
+            pairs=merged_pairs(samples.pairs),
+            host_links=tuple(link.host for link in links if link.host is not None),
+            peer_links=tuple(peer for link in links for peer in link.peers),
+            compute=tuple(samples.computes[rank].compute for rank in sorted(samples.computes)),
+            training=merged_training(samples.trains, ranks, device),
+            not_run={"peer": no_peers[0]} if no_peers else {},
+        )
+        return Round(measured, samples.ended_s)

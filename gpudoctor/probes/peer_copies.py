@@ -1,0 +1,194 @@
+"""Copies from this rank's GPU to each of the others: one way, both ways at once, and verified.
+
+Each rank sees the GPUs of all (starter.py), its own first, and copies while the others wait. That
+takes a context of every rank on every GPU, some hundred MiB each, which stay until the rank ends.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import msgspec
+import torch
+
+from gpudoctor.facts.measured_links import PeerLink
+from gpudoctor.facts.missing import Missing
+from gpudoctor.probes.device_memory import free_bytes, numbered, out_of_memory, power_of_two
+from gpudoctor.probes.rank import Rank
+from gpudoctor.probes.trouble import in_one_line
+
+MIB = 1 << 20
+_LARGEST = 256 * MIB
+_LARGEST_BY_HOST = 64 * MIB  # without peer-to-peer, where each copy takes several ms
+_WARM_UP, _MOST, _FEWEST = 2, 16, 3
+_ALL_PAIRS_S = 12.0  # what the copies of all pairs together may take
+_SMALLEST = MIB
+
+_cuda: Any = torch.cuda  # not annotated everywhere
+
+
+class _Pair(msgspec.Struct, frozen=True):
+    """Equal buffers on this rank's GPU and on another."""
+
+    here: torch.Tensor
+    there: torch.Tensor
+    size_bytes: int
+
+
+def measure_peers(rank: Rank) -> tuple[tuple[PeerLink, ...], Missing | None]:
+    """This rank's copies to every other GPU; or why there are none, on any rank."""
+    if rank.world_size == 1:
+        return (), Missing("one GPU: there is no other to copy to")
+    rank.phase("open the other GPUs")
+    why_not = _open_others(rank)
+    if not rank.smallest(int(why_not is None)):
+        return (), why_not or Missing("another rank could not open all GPUs")
+    give_s = _ALL_PAIRS_S / (rank.world_size * (rank.world_size - 1) * 1.5)
+    free = rank.smallest(_free_on_all(rank))
+    links: list[PeerLink] = []
+    no_mapping: Missing | None = None
+    for source in range(rank.world_size):
+        for target in range(rank.world_size):
+            if source == target:
+                continue
+            rank.phase(f"copies from rank {source}'s GPU to rank {target}'s")
+            if source == rank.number:
+                try:
+                    links.append(_link(rank, target, free, give_s))
+                except RuntimeError as error:
+                    # without NVSwitch a GPU maps eight peers at most: how CUDA is made, and no fault
+                    if "peer mapping resources" not in str(error):
+                        raise
+                    no_mapping = Missing(f"CUDA maps no more peers on one GPU: {in_one_line(error)}", "unsupported")
+            rank.barrier()
+    return tuple(links), no_mapping
+
+
+def device_of(rank_number: int, target: int) -> torch.device:
+    """Another rank's GPU as this rank's torch counts: its own is 0, the others follow in the order of ranks.
+
+    >>> [device_of(2, other).index for other in (0, 1, 3)]
+    [1, 2, 3]
+    """
+    return torch.device("cuda", target + 1 if target < rank_number else target)
+
+
+def _open_others(rank: Rank) -> Missing | None:
+    """Make this rank's context on the other GPUs; a GPU in exclusive mode refuses, which is no fault."""
+    seen = torch.cuda.device_count()
+    if seen < rank.world_size:
+        return Missing(f"this process may open {seen} of the {rank.world_size} GPUs only", "denied")
+    for device in range(1, rank.world_size):
+        try:
+            torch.zeros(1, device=torch.device("cuda", device))
+        except RuntimeError as error:
+            text = in_one_line(error)
+            if "busy or unavailable" in str(error).lower():
+                return Missing(f"a GPU does not accept a second process (exclusive mode): {text}", "denied")
+            if out_of_memory(error):
+                return Missing(f"no memory for a second process on a GPU: {text}", "denied")
+            raise
+    return None
+
+
+def _free_on_all(rank: Rank) -> int:
+    others = (int(_cuda.mem_get_info(device)[0]) for device in range(1, rank.world_size))
+    return min(free_bytes(rank), *others)
+
+
+def _link(rank: Rank, target: int, free: int, give_s: float) -> PeerLink:
+    there = device_of(rank.number, target)
+    p2p = bool(_cuda.can_device_access_peer(0, there.index))
+    pair = _pair(rank, there, power_of_two(_LARGEST if p2p else _LARGEST_BY_HOST, free // 8))
+    pair.here.copy_(numbered(len(pair.here), rank.number, rank.device))
+    pair.there.zero_()
+    _wait(rank, there)
+    gb_s, copies = _one_way(pair, give_s)
+    _wait(rank, there)
+    # made where it has to arrive: what is compared has not come over the link
+    wrong = int((pair.there != numbered(len(pair.there), rank.number, there)).sum())
+    if rank.number < target:
+        both: float | Missing = _both_ways(rank, pair, there, copies)
+    else:
+        both = Missing("measured from the other end")
+    link = PeerLink(rank.number, target, pair.size_bytes, gb_s, both, p2p, wrong)
+    del pair
+    torch.cuda.empty_cache()  # on both GPUs: the next rank wants them
+    return link
+
+
+def _pair(rank: Rank, there: torch.device, size: int) -> _Pair:
+    while True:
+        count = size // 4
+        here: torch.Tensor | None = None  # what a failed try had is given back first
+        try:
+            here = torch.empty(count, dtype=torch.int32, device=rank.device)
+            return _Pair(here, torch.empty(count, dtype=torch.int32, device=there), size)
+        except torch.cuda.OutOfMemoryError:
+            if size <= _SMALLEST:
+                raise
+            size //= 2
+
+
+def _wait(rank: Rank, there: torch.device) -> None:
+    torch.cuda.synchronize(rank.device)
+    torch.cuda.synchronize(there)
+
+
+def _one_way(pair: _Pair, give_s: float) -> tuple[float, int]:
+    """GB/s, the median of the copies, and how many there were; torch copies on the source's current stream."""
+    trial_ms = _copies_ms(pair, _WARM_UP)
+    copies = max(_FEWEST, min(_MOST, int(give_s * 1e3 / max(trial_ms[-1], 1e-3))))
+    return float(pair.size_bytes / median(_copies_ms(pair, copies)) / 1e6), copies
+
+
+def _copies_ms(pair: _Pair, copies: int) -> list[float]:
+    marks = [_cuda.Event(enable_timing=True) for _ in range(copies + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        pair.there.copy_(pair.here, non_blocking=True)
+        mark.record()
+    marks[-1].synchronize()
+    return [start.elapsed_time(end) for start, end in pairwise(marks)]
+
+
+def _both_ways(rank: Rank, pair: _Pair, there: torch.device, copies: int) -> float | Missing:
+    """GB/s of both directions together, until the slower one is done.
+
+    torch makes a copy wait for the current streams of both its devices: each direction has a pair
+    of streams to itself, or the two would take turns.
+    """
+    try:
+        back_from = torch.empty_like(pair.there)
+        back_to = torch.empty_like(pair.here)
+    except torch.cuda.OutOfMemoryError:
+        return Missing("no memory for a second pair of buffers")
+    out = (_cuda.Stream(rank.device), _cuda.Stream(there))
+    back = (_cuda.Stream(rank.device), _cuda.Stream(there))
+    _wait(rank, there)
+    events: dict[str, list[Any]] = {"out": [], "back": []}
+
+    def copy(way: str, marked: bool) -> None:
+        target, source = (pair.there, pair.here) if way == "out" else (back_to, back_from)
+        here, other = out if way == "out" else back
+        with _cuda.stream(here), _cuda.stream(other), torch.cuda.device(source.device):
+            if marked and not events[way]:
+                events[way].append(_mark())
+            target.copy_(source, non_blocking=True)
+            if marked:
+                events[way].append(_mark())
+
+    for number in range(copies + 1):
+        for way in ("out", "back"):
+            copy(way, marked=number > 0)
+    _wait(rank, there)
+    slower_ms = max(float(marks[0].elapsed_time(marks[-1])) for marks in events.values())
+    return 2 * pair.size_bytes * copies / slower_ms / 1e6
+
+
+def _mark() -> Any:
+    event = _cuda.Event(enable_timing=True)
+    event.record()
+    return event

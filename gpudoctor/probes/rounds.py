@@ -1,0 +1,264 @@
+"""The rounds of a run put together: pure functions. One round is the rule; only a burn has more."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from gpudoctor.facts.burn import Series, WrongResult
+from gpudoctor.facts.gpu import Fact
+from gpudoctor.facts.measured_compute import ComputeRank
+from gpudoctor.facts.measurements import Collective, Measurements, Probe, Training, TrainRank
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.telemetry import Spread
+from gpudoctor.probes.diagnosis import rank_list
+
+# Drift is the last minute against the first half minute: probes.md of the design's reference, section 5.2
+EARLY_S, LATE_S = 30.0, 60.0
+
+# What a collective is told apart by is all the rest
+_FIGURES = ("iterations", "time_us", "time_us_mad", "algbw_gb_s", "busbw_gb_s", "wrong_ranks", "missing_ranks")
+
+F = TypeVar("F", bound=Fact)
+Point = tuple[float, float]  # seconds since the ranks met, value
+Key = tuple[str, str, int | None]  # metric, unit, rank
+
+
+class Round(msgspec.Struct, frozen=True):
+    """What one round brought. `ended_s`: when all ranks were through with a probe, in seconds since they met."""
+
+    measured: Measurements
+    ended_s: dict[Probe, float]
+
+
+def over_rounds(rounds: Sequence[Round]) -> Measurements:
+    """The figures of the last round that all ranks went through with, probe by probe.
+
+    What tells right from wrong is the worst of all rounds, begun ones included: a wrong result
+    is not undone by a right one that comes later.
+    """
+    every = [r.measured for r in rounds]
+    if len(every) == 1:
+        return every[0]
+
+    def last(probe: Probe) -> Measurements:
+        return next((r.measured for r in reversed(rounds) if probe in r.ended_s), every[0])
+
+    link = last("link")
+    return msgspec.structs.replace(
+        link,
+        collectives=_folded(
+            last("collective").collectives,
+            [c for m in every for c in m.collectives if c.wrong_ranks or c.missing_ranks],
+            tuple(field for field in Collective.__struct_fields__ if field not in _FIGURES),
+            _all_ranks("wrong_ranks", "missing_ranks"),
+        ),
+        pairs=_folded(
+            last("collective").pairs,
+            [p for m in every for p in m.pairs if p.wrong_ranks],
+            ("a", "b", "size_bytes"),
+            _all_ranks("wrong_ranks"),
+        ),
+        host_links=_folded(
+            link.host_links, [h for m in every for h in m.host_links if h.wrong_bytes], ("rank",), _most("wrong_bytes")
+        ),
+        peer_links=_folded(
+            link.peer_links,
+            [p for m in every for p in m.peer_links if p.wrong_elements],
+            ("source", "target"),
+            _most("wrong_elements"),
+        ),
+        compute=_folded(last("compute").compute, [c for m in every for c in m.compute], ("rank",), _computed),
+        training=_training(last("train").training, [m.training for m in every if m.training is not None]),
+    )
+
+
+def _folded(
+    shown: Sequence[F], others: Iterable[F], identity: tuple[str, ...], fold: Callable[[F, F], F]
+) -> tuple[F, ...]:
+    """`shown`, with what `others` say of the same thing folded in; what is not shown at all is added."""
+    rows = list(shown)
+    for other in others:
+        same = [i for i, row in enumerate(rows) if all(getattr(row, f) == getattr(other, f) for f in identity)]
+        for place in same:
+            rows[place] = fold(rows[place], other)
+        if not same:
+            rows.append(other)
+    return tuple(rows)
+
+
+def _most(field: str) -> Callable[[F, F], F]:
+    def fold(shown: F, other: F) -> F:
+        most: dict[str, Any] = {field: max(getattr(shown, field), getattr(other, field))}
+        return msgspec.structs.replace(shown, **most)
+
+    return fold
+
+
+def _all_ranks(*fields: str) -> Callable[[F, F], F]:
+    def fold(shown: F, other: F) -> F:
+        union = {field: tuple(sorted({*getattr(shown, field), *getattr(other, field)})) for field in fields}
+        return msgspec.structs.replace(shown, **union)
+
+    return fold
+
+
+def _computed(shown: ComputeRank, other: ComputeRank) -> ComputeRank:
+    """Equal work gives equal bits in every round: a fingerprint that differs in any of them is kept."""
+    differing = tuple(f for f in dict.fromkeys(other.fingerprints) if f not in shown.fingerprints)
+    worse = other if _wrong_bytes(other) > _wrong_bytes(shown) else shown
+    return msgspec.structs.replace(
+        shown,
+        fingerprints=shown.fingerprints + differing,
+        pattern_bytes=worse.pattern_bytes,
+        pattern_wrong_bytes=worse.pattern_wrong_bytes,
+        pattern_passes=worse.pattern_passes,
+    )
+
+
+def _wrong_bytes(device: ComputeRank) -> int:
+    return 0 if isinstance(device.pattern_wrong_bytes, Missing) else device.pattern_wrong_bytes
+
+
+def _training(shown: Training | None, every: Sequence[Training]) -> Training | None:
+    if shown is None:
+        return None
+    unequal = next((t for t in every if _weights_differ(t)), shown)
+    unlearnt = next((t for t in every if not _learnt(t)), shown)
+    ranks = []
+    for rank in shown.ranks:
+        losses = _of_rank(unlearnt, rank)
+        ranks.append(
+            msgspec.structs.replace(
+                rank,
+                weights_sha256=_of_rank(unequal, rank).weights_sha256,
+                loss_first=losses.loss_first,
+                loss_last=losses.loss_last,
+                nonfinite_step=losses.nonfinite_step,
+            )
+        )
+    errors = [t.gradient_error for t in every]
+    failed = [e for e in errors if isinstance(e, Missing) and e.kind == "failed"]
+    numbers = [e for e in errors if not isinstance(e, Missing)]
+    return msgspec.structs.replace(
+        shown,
+        ranks=tuple(ranks),
+        contribution_ok=False if any(t.contribution_ok is False for t in every) else shown.contribution_ok,
+        gradient_error=failed[0] if failed else max(numbers) if numbers else shown.gradient_error,
+    )
+
+
+def _of_rank(training: Training, rank: TrainRank) -> TrainRank:
+    return next((r for r in training.ranks if r.rank == rank.rank), rank)
+
+
+def _weights_differ(training: Training) -> bool:
+    """Whether ranks ended with weights of their own."""
+    return len({rank.weights_sha256 for rank in training.ranks}) > 1
+
+
+def _learnt(training: Training) -> bool:
+    """Whether every loss was finite, and lower at the end on the mean of all ranks."""
+    pairs = [(r.loss_first, r.loss_last) for r in training.ranks]
+    rises = [last - first for first, last in pairs if first is not None and last is not None]
+    return len(rises) == len(pairs) and sum(rises) < 0
+
+
+def series_of(rounds: Sequence[Round]) -> tuple[Series, ...]:
+    """Each figure that came at least twice: its first half minute, and its last minute."""
+    points: dict[Key, list[Point]] = {}
+    for each in rounds:
+        for key, probe, value in _figures(each.measured):
+            if probe in each.ended_s:
+                points.setdefault(key, []).append((each.ended_s[probe], value))
+    return tuple(_series(key, course) for key, course in points.items() if len(course) > 1)
+
+
+def _series(key: Key, course: Sequence[Point]) -> Series:
+    metric, unit, rank = key
+    first_s, end_s = course[0][0], course[-1][0]
+    early_until_s, late_from_s = EARLY_S, end_s - LATE_S
+    if end_s < EARLY_S + LATE_S:
+        early_until_s, late_from_s = first_s, course[-2][0]
+    early = [value for at_s, value in course if at_s <= max(early_until_s, first_s)]
+    late = [value for at_s, value in course if at_s > max(late_from_s, first_s)] or [course[-1][1]]
+    return Series(metric, unit, rank, len(course), _spread(early), _spread(late))
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(min(values), statistics.median(values), max(values))
+
+
+def _figures(measured: Measurements) -> Iterator[tuple[Key, Probe, float]]:
+    """The figures that must not change while nothing changes, with the probe that each comes from."""
+    sums = [c for c in measured.collectives if c.op == "all_reduce"]
+    if sums:
+        largest = max(sums, key=lambda c: c.size_bytes)
+        # by its size: where less memory is free, another size is the largest
+        size_mib = largest.size_bytes / 2**20
+        yield (f"all_reduce {size_mib:.4g} MiB {largest.dtype}", "GB/s", None), "collective", largest.busbw_gb_s
+    for link in measured.host_links:
+        yield ("host to device", "GB/s", link.rank), "link", link.h2d_alone_gb_s
+        yield ("device to host", "GB/s", link.rank), "link", link.d2h_alone_gb_s
+    for device in measured.compute:
+        for gemm in device.gemms:
+            yield (f"gemm {gemm.dtype} {gemm.size}", "TFLOP/s", device.rank), "compute", gemm.tflops
+        if not isinstance(device.copy_gb_s, Missing):
+            yield ("memory copy", "GB/s", device.rank), "compute", device.copy_gb_s
+    if measured.training is not None:
+        # a sample, not a step: each round finds anew how large a batch takes the time wanted
+        batch = measured.training.batch_per_rank
+        for rank in measured.training.ranks:
+            yield ("train compute a sample", "us", rank.rank), "train", rank.compute_ms * 1000 / batch
+            yield ("train step a sample", "us", rank.rank), "train", rank.step_ms * 1000 / batch
+
+
+def wrong_results(rounds: Sequence[Round]) -> tuple[WrongResult, ...]:
+    """What was not exactly right, round by round; by what it is, not by any tolerance."""
+    found = []
+    before: dict[int, tuple[str, ...]] = {}
+    for number, each in enumerate(rounds):
+        texts = [*_wrong(each.measured), *_changed_bits(each.measured, before)]
+        at_s = max((*each.ended_s.values(), *rounds[max(0, number - 1)].ended_s.values()), default=0.0)
+        found += [WrongResult(number, round(at_s, 1), text) for text in texts]
+    return tuple(found)
+
+
+def _changed_bits(measured: Measurements, before: dict[int, tuple[str, ...]]) -> Iterator[str]:
+    """Ranks that did the same work as in an earlier round and got other bits; `before` is kept up to date."""
+    for device in measured.compute:
+        if not device.fingerprints:
+            continue
+        first = before.setdefault(device.rank, device.fingerprints)
+        if len(set(first) | set(device.fingerprints)) > 1:
+            yield f"equal work gave different bits on rank {device.rank}"
+
+
+def _wrong(measured: Measurements) -> Iterator[str]:
+    for c in measured.collectives:
+        if c.wrong_ranks or c.missing_ranks:
+            what = "without the part of" if c.missing_ranks else "wrong on"
+            yield f"{c.op} of {c.size_bytes} B {c.dtype} {what} {rank_list(c.missing_ranks or c.wrong_ranks)}"
+    for pair in measured.pairs:
+        if pair.wrong_ranks:
+            yield f"what ranks {pair.a} and {pair.b} sent each other was wrong on {rank_list(pair.wrong_ranks)}"
+    for link in measured.host_links:
+        if link.wrong_bytes:
+            yield f"{link.wrong_bytes} bytes came back changed from the GPU of rank {link.rank}"
+    for peer in measured.peer_links:
+        if peer.wrong_elements:
+            yield f"{peer.wrong_elements} elements changed from rank {peer.source} to rank {peer.target}"
+    for device in measured.compute:
+        if _wrong_bytes(device):
+            yield f"{_wrong_bytes(device)} bytes of memory changed on rank {device.rank}"
+    training = measured.training
+    if training is not None:
+        if _weights_differ(training):
+            yield "the ranks ended the train with different weights"
+        if training.contribution_ok is False:
+            yield "the summed gradient did not hold every rank's part"
+        if not _learnt(training):
+            yield "the loss of the train was not finite, or did not fall"

@@ -1,0 +1,99 @@
+"""The starter (starter.py) and its ranks as seen by the process that runs it: its settings, its start, its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import IO, Any
+
+import msgspec
+
+from gpudoctor.probes.messages import Job
+from gpudoctor.probes.starter import TERM_GRACE_S, boot
+
+KILL_GRACE_S = 10.0  # the driver takes seconds to release a GPU whose process was killed; no fault yet
+# Settings of OpenMP and its like that would bind all ranks to the same core, or have their threads fight for cores
+_THREADING = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_")
+# With these of a user's the watchdog would not run, or would be measured too, or would wait to write a dump
+_NO_WATCHDOG = ("BLOCKING_WAIT", "DESYNC_DEBUG", "NAN_CHECK", "ENABLE_TIMING", "DUMP_ON_TIMEOUT", "PROPAGATE_ERROR")
+
+
+def order_for(job: Job, ranks: list[int], method: str) -> dict[str, Any]:
+    """What a starter is told; the file descriptors are added where it is started."""
+    return {"ranks": ranks, "method": method, "job": msgspec.to_builtins(job)}
+
+
+def start(
+    order: dict[str, Any], life: int, control: int, rank_fds: list[int], output: IO[bytes], python: str = sys.executable
+) -> subprocess.Popen[bytes]:
+    """Start a starter that holds the ends given: life to read, control and one a rank to write. Raise OSError."""
+    whole = {"parent": os.getpid(), "life_fd": life, "control_fd": control, "rank_fds": rank_fds, **order}
+    return subprocess.Popen(
+        [python, "-c", boot("main"), json.dumps(whole)],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=_environment(msgspec.convert(order["job"], Job)),
+        pass_fds=[life, control, *rank_fds],
+        start_new_session=True,  # Ctrl-C in the terminal is the parent's to handle
+    )
+
+
+def end(process: subprocess.Popen[bytes], *, has_ranks: bool) -> bool:
+    """End a starter and its ranks; whether the kernel did not let a rank go."""
+    stuck = False
+    try:
+        process.send_signal(signal.SIGCONT)  # where somebody stopped it
+        process.terminate()  # the starter ends and reaps its ranks on this signal
+        if not _ends_within(process, TERM_GRACE_S + (KILL_GRACE_S if has_ranks else 0.0)):
+            os.killpg(process.pid, signal.SIGKILL)
+            stuck = not _ends_within(process, KILL_GRACE_S) or has_ranks
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return stuck
+
+
+def _ends_within(process: subprocess.Popen[bytes], limit_s: float) -> bool:
+    try:
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _environment(job: Job) -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_THREADING)}
+    environment.pop("PYTHONWARNINGS", None)
+    environment["TMPDIR"] = job.folder  # torch._inductor, which DDP imports, makes a directory there
+    environment["GLOO_SOCKET_IFNAME"] = "lo"
+    environment["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would be measured too
+    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks for GPUs without opening them
+    # One thread a rank: the threads of several ranks would fight for the cores. They must not
+    # start at import either, or the starter could not fork.
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        environment[name] = "1"
+    if job.backend == "nccl":
+        environment.setdefault("NCCL_DEBUG", "WARN")
+        _set_watchdog(environment, job.group_timeout_s)
+        if "compute" in job.probes:
+            # cuBLAS reads it at its start: without a workspace of fixed size its bits may differ from run to run
+            environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    return environment
+
+
+def _set_watchdog(environment: dict[str, str], limit_s: float) -> None:
+    """Have a rank that sticks in NCCL, or whose watchdog sticks in CUDA, die by itself soon after the deadline.
+
+    Names and meanings: torch's list of ProcessGroupNCCL variables; those without TORCH_ are older spellings.
+    """
+    for name in _NO_WATCHDOG:
+        environment.pop(f"NCCL_{name}", None)
+        environment[f"TORCH_NCCL_{name}"] = "0"
+    environment.pop("NCCL_ASYNC_ERROR_HANDLING", None)
+    environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "3"  # end the process, without tidying up, which may hang
+    environment["TORCH_NCCL_ENABLE_MONITORING"] = "1"  # who watches the watchdog
+    environment["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = str(int(limit_s))

@@ -1,0 +1,83 @@
+"""When the rounds of a burn end: one rank decides for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+
+from gpudoctor.facts.measurements import Measurements, Probe
+from gpudoctor.facts.missing import Missing
+from gpudoctor.probes import messages
+from gpudoctor.probes.launch import ProbePlan
+from gpudoctor.probes.messages import Finished
+from tests.probes.conftest import measure
+
+
+class Seat:
+    """Stands for a Rank in the loop of rounds: notes what it sends, and hears what rank 0 would decide."""
+
+    def __init__(self, duration_s: float | None, probes: tuple[Probe, ...], decisions: Iterator[int]) -> None:
+        self.job = messages.Job("gloo", 1, probes, "", 10.0, duration_s=duration_s)
+        self.on_gpu = False
+        self.sent: list[Finished] = []
+        self.asked: list[int] = []
+        self._decisions = decisions
+
+    def send(self, message: Finished) -> None:
+        self.sent.append(message)
+        assert len(self.sent) < 20, "rounds without end"
+
+    def from_rank_zero(self, value: int) -> int:
+        self.asked.append(int(value))
+        return next(self._decisions)
+
+
+def _rounds(seat: Seat, clock: Callable[[], float], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    rank_module = pytest.importorskip("gpudoctor.probes.rank", reason="PyTorch is not installed")
+    monkeypatch.setattr(rank_module.time, "monotonic", clock)
+    monkeypatch.setattr(rank_module.time, "sleep", lambda _: None)
+    rank_module._run_rounds(seat, {"collective": lambda _: None, "train": lambda _: None})
+    return [(message.probe, message.round) for message in seat.sent]
+
+
+def test_rank_zero_decides_whether_there_is_another_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This rank's own clock never reaches the duration; what counts is what rank 0 says."""
+    seat = Seat(5.0, ("collective", "train"), iter([1, 1, 0]))
+    told = _rounds(seat, lambda: 0.0, monkeypatch)
+    assert told == [(probe, number) for number in range(3) for probe in ("collective", "train")]
+    assert seat.asked == [1, 1, 1]
+
+
+def test_a_rank_that_is_rank_zero_says_when_the_duration_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def passing() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    seat = Seat(5.0, ("collective",), iter([1, 1, 0]))
+    _rounds(seat, passing, monkeypatch)
+    assert seat.asked == [1, 0, 0]  # asked 2, 5 and 8 s after the beginning: 5 s are over at the second
+
+
+@pytest.mark.parametrize(("duration_s", "probes"), [(None, ("train",)), (600.0, ())])
+def test_without_a_duration_or_a_probe_there_is_no_second_round(
+    duration_s: float | None, probes: tuple[Probe, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seat = Seat(duration_s, probes, iter(()))
+    assert _rounds(seat, lambda: 0.0, monkeypatch) == [(probe, 0) for probe in probes]
+
+
+def test_real_ranks_make_rounds_together_until_the_time_is_over() -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    plan = ProbePlan("gloo", 2, probes=("collective",), duration_s=2.0, inject=("wrong-sum=1",))
+    found = measure(plan)
+    assert found.problems == ()
+    assert found.burn is not None
+    assert found.burn.rounds >= 1
+    assert all(c.wrong_ranks == (1,) for c in found.collectives)
+    assert {wrong.round for wrong in found.burn.wrong} == set(range(found.burn.rounds))
+    assert found.burn.counters == Missing("CPU ranks put no load on a GPU")
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Measurements) == found
