@@ -1,7 +1,12 @@
 """Imports every module of built-in checks, so that they register."""
 
 from gpudoctor.checks import (  # noqa: F401
+    burn,
+    burn_counters,
     collective,
+    collective_pairs,
+    compute_bits,
+    compute_speed,
     driver,
     environment,
     gpus,
@@ -12,6 +17,8 @@ from gpudoctor.checks import (  # noqa: F401
     health_speed,
     health_xid,
     host,
+    link_host,
+    link_peer,
     network,
     nvlink,
     nvlink_errors,
@@ -21,6 +28,10 @@ from gpudoctor.checks import (  # noqa: F401
     pcie_balance,
     pcie_upstream,
     topology,
-    training,
+    train_balance,
+    train_memory,
+    train_scaling,
+    train_sync,
     usage,
+    utilization,
 )

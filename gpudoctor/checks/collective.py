@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from gpudoctor.checks.case import Case, Limit
 from gpudoctor.checks.expected_busbw import Bound, expected_busbw
 from gpudoctor.checks.finding import (
@@ -17,6 +19,7 @@ from gpudoctor.checks.finding import (
     ok,
     skip,
     unknown,
+    unread,
     warn,
 )
 from gpudoctor.checks.probe_outcome import (
@@ -33,44 +36,69 @@ from gpudoctor.checks.registry import check
 from gpudoctor.facts.measurements import Collective
 from gpudoctor.facts.missing import known
 
+# nccl-tests' names
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv")
 CORRECT = "collective.correct"
 BANDWIDTH = "collective.bandwidth"
+_SHOWN = 8  # of many wrong results
+
+
+class _Wrong(msgspec.Struct, frozen=True):
+    """One measurement, by what went wrong in it."""
+
+    what: str
+    size_bytes: int
+    wrong_ranks: tuple[int, ...]
+    missing_ranks: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return f"{self.what} {size_text(self.size_bytes)}"
 
 
 @check(CORRECT, title="Sums over all ranks are exactly right", level="standard", needs_gpu=False)
 def correct(case: Case) -> Iterator[Finding]:
-    """Fail every rank whose sum is wrong or whose part is missing; a hung or dead rank too."""
+    """Fail every rank whose result is wrong or whose part is missing; a hung or dead rank too."""
     yield from judged_problems(case, "collective")
     done = case.measurements.collectives
     if not done:
         if not problems_of(case, "collective"):
             yield absent(case, "collective", "collectives")
         return
-    wrong = [c for c in done if c.wrong_ranks or c.missing_ranks]
+    wrong = [_Wrong(c.op, c.size_bytes, c.wrong_ranks, c.missing_ranks) for c in done]
+    wrong += [
+        _Wrong(f"sendrecv of ranks {p.a} and {p.b}", p.size_bytes, p.wrong_ranks) for p in case.measurements.pairs
+    ]
+    wrong = [each for each in wrong if each.wrong_ranks or each.missing_ranks]
     # a part that is missing makes every sum wrong: the rank that did not give it is the one to name
-    culprits = {rank for c in wrong for rank in (c.missing_ranks or c.wrong_ranks)}
+    culprits = {rank for each in wrong for rank in (each.missing_ranks or each.wrong_ranks)}
     for rank in sorted(culprits):
         yield _wrong(case, rank, wrong)
     if wrong or problems_of(case, "collective"):
         return
-    count = _ranks(case)
+    count = rank_count(case)
     who = ranks_in_words(case, count)
-    sizes = sorted({c.size_bytes for c in done})
     if count == 1:
         yield skip(NODE, f"{who}: one rank has nothing to sum with")
         return
+    for op in OPERATIONS:
+        missing = case.measurements.not_run.get(op)
+        if missing is not None:
+            yield unread(NODE, op, missing)
+    sizes = sorted({c.size_bytes for c in done})
     ops = ", ".join(dict.fromkeys(c.op for c in done))
     span = size_text(sizes[0]) if len(sizes) == 1 else f"{size_text(sizes[0])} to {size_text(sizes[-1])}"
     yield ok(NODE, f"{ops} of {span} exactly right on {who}", Expected("0 wrong elements", "==", 0))
 
 
-def _ranks(case: Case) -> int:
+def rank_count(case: Case) -> int:
+    """How many ranks took part."""
     return case.measurements.launch.world_size if case.measurements.launch else 0
 
 
-def _wrong(case: Case, rank: int, wrong: list[Collective]) -> Finding:
-    left_out = [c for c in wrong if rank in c.missing_ranks]
-    bad = [c for c in wrong if rank in c.wrong_ranks]
+def _wrong(case: Case, rank: int, wrong: list[_Wrong]) -> Finding:
+    left_out = [each for each in wrong if rank in each.missing_ranks]
+    bad = [each for each in wrong if rank in each.wrong_ranks]
     parts = []
     if left_out:
         parts.append(f"its part was missing from {_names(left_out)}")
@@ -80,23 +108,24 @@ def _wrong(case: Case, rank: int, wrong: list[Collective]) -> Finding:
     return fail(
         rank_subject(case, rank),
         "; ".join(parts),
-        "the exact sum on every rank",
-        *(Evidence("probe", f"{c.op} {size_text(c.size_bytes)} {c.dtype}: wrong on {c.wrong_ranks}") for c in wrong),
+        "the exact result on every rank",
+        *(Evidence("probe", f"{each.text}: wrong on {each.wrong_ranks}") for each in wrong[:_SHOWN]),
         likely="the IOMMU or ACS redirects peer-to-peer writes"
         if translated
         else "a link or memory of this rank's GPU corrupts data"
         if on_gpus(case)
         else "faulty memory or CPU, or a broken build of torch",
         advice=(
-            Advice("Run it again: a wrong sum must never happen.", "gpudoctor check collective"),
+            Advice("Run it again: a wrong result must never happen.", "gpudoctor check collective"),
             Advice("Look at links and memory of the GPU.", "gpudoctor check nvlink gpu.ecc gpu.xid pcie.acs"),
             Advice("Until it is found, take the node out of training."),
         ),
     )
 
 
-def _names(done: list[Collective]) -> str:
-    return ", ".join(f"{c.op} {size_text(c.size_bytes)}" for c in done)
+def _names(wrong: list[_Wrong]) -> str:
+    more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+    return ", ".join(each.text for each in wrong[:_SHOWN]) + more
 
 
 def size_text(size_bytes: int) -> str:
@@ -131,16 +160,19 @@ def bandwidth(case: Case) -> Iterator[Finding]:
         return
     yield from not_judged(case, "collective", "all_reduce at larger sizes", CORRECT)
     largest = max(done, key=lambda c: c.size_bytes)
-    who, size = ranks_in_words(case, _ranks(case)), size_text(largest.size_bytes)
+    who, size = ranks_in_words(case, rank_count(case)), size_text(largest.size_bytes)
     figure = f"all_reduce {size} at {largest.busbw_gb_s:.3g} GB/s busbw"
     if not on_gpus(case):
         yield skip(NODE, f"{who}: {figure}, not judged")
         return
-    if _ranks(case) < 2:
+    if rank_count(case) < 2:
         yield skip(NODE, f"{who}: one rank has nothing to exchange")
         return
-    bound = expected_busbw(case, _ranks(case), largest.size_bytes)
-    evidence = tuple(Evidence("probe", f"{size_text(c.size_bytes)}: {c.busbw_gb_s:.3g} GB/s busbw") for c in done)
+    bound = expected_busbw(case, rank_count(case), largest.size_bytes)
+    others = [c for c in case.measurements.collectives if c.op != "all_reduce"]
+    evidence = tuple(
+        Evidence("probe", f"{c.op} {size_text(c.size_bytes)}: {c.busbw_gb_s:.3g} GB/s busbw") for c in (*done, *others)
+    )
     if isinstance(bound, str):
         yield skip(NODE, f"{who}: {figure}, not judged: {bound}")
         return
@@ -153,7 +185,7 @@ def _judged(case: Case, done: Collective, bound: Bound, text: str, evidence: tup
     expected = Expected(f"at least {floor:.3g} GB/s: {bound.text}", ">=", round(floor, 2), "GB/s", bound.source)
     if done.busbw_gb_s >= floor:
         return ok(NODE, found, expected, *evidence)
-    others = _strangers(case)
+    others = strangers(case)
     if others:
         return unknown(NODE, f"{text}, below {floor:.3g} GB/s; but {others}: too disturbed to judge", *evidence)
     confidential = [g for g in case.gpus if known(g.settings.confidential_compute) is True]
@@ -174,9 +206,9 @@ def _judged(case: Case, done: Collective, bound: Bound, text: str, evidence: tup
     )
 
 
-def _strangers(case: Case) -> str | None:
+def strangers(case: Case) -> str | None:
     """Compute processes of others on the GPUs measured, in words."""
-    ranks = range(_ranks(case))
+    ranks = range(rank_count(case))
     measured = [gpu for rank in ranks if (gpu := rank_gpu(case, rank)) is not None]
     pids = [
         f"pid {p.pid} on GPU {gpu.index}"

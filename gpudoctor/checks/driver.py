@@ -218,7 +218,8 @@ _STARTS_THE_GPU = ("nvmlInit", "nvmlDeviceGetHandle")
 def responsive(case: Case) -> Iterator[Finding]:
     """Fail for each call that did not return; warn where the driver is slow."""
     driver = case.node.driver
-    for hung in driver.unanswered:
+    unanswered = (*driver.unanswered, *case.measurements.unanswered)
+    for hung in unanswered:
         where = f" on GPU {hung.gpu}" if hung.gpu is not None else ""
         returned = f" within {hung.waited_s:g} s" if hung.reason == "did not return" else ""
         text = f"{hung.call}{where} {hung.reason}{returned}"
@@ -249,7 +250,7 @@ def responsive(case: Case) -> Iterator[Finding]:
         )
     slow = tuple(_slow(case))
     yield from slow
-    if driver.unanswered or slow:
+    if unanswered or slow:
         return
     calls = driver.calls
     if isinstance(calls, Missing):

@@ -22,6 +22,7 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
+from gpudoctor.checks.load_harm import grown_under_load
 from gpudoctor.checks.nvlink_state import model_of
 from gpudoctor.checks.registry import check
 from gpudoctor.checks.trust import denied, untrusted
@@ -179,6 +180,12 @@ def _ecc(case: Case, gpu: Gpu) -> Iterator[Finding]:
             )
         else:
             yield skip(subject, "ECC is off: errors are not counted")
+        return
+    grown = grown_under_load(case, gpu, "ecc_uncorrected")
+    if grown is not None:
+        text = f"{grown[0]} uncorrected memory error{'s' * (grown[0] > 1)} under load (during {grown[1]})"
+        source = "ECC uncorrected, volatile, growth"
+        yield _ecc_fail(gpu, Found(text, grown[0], "errors"), source, str(grown[0]), replace=False)
         return
     count = facts.uncorrected_volatile
     if known(facts.sram_threshold_exceeded) is True:

@@ -19,9 +19,11 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
+from gpudoctor.checks.load_harm import slowed_under_load
 from gpudoctor.checks.nvlink_state import model_of
 from gpudoctor.checks.registry import check
 from gpudoctor.checks.trust import untrusted
+from gpudoctor.checks.under_load import percent
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.profiles.peers import majority
@@ -44,7 +46,11 @@ _SOFT = {
 @check(
     "gpu.throttle",
     title="No GPU is slowed down by heat or by its power supply",
-    limits={"share_pct": Limit(1, "%", "of the time since boot; less is the noise of short events")},
+    limits={
+        "share_pct": Limit(1, "%", "of the time since boot; less is the noise of short events"),
+        "load_warn_pct": Limit(1, "%", "of a probe's time; less is the noise of short events (ours)"),
+        "load_fail_pct": Limit(10, "%", "of a probe's time: the work takes visibly longer (ours, to be calibrated)"),
+    },
 )
 def throttle(case: Case) -> Iterator[Finding]:
     """Test the harmful clock event bits, and the time spent slowed by the hardware."""
@@ -80,6 +86,9 @@ def _throttled(case: Case, gpu: Gpu, reasons: tuple[str, ...]) -> Finding:
                 likely="; ".join(table[name][1] for name in active),
                 advice=advice,
             )
+    slowed = _slowed_by_load(case, gpu, advice)
+    if slowed is not None:
+        return slowed
     share = _slowed_share(case, gpu)
     limit = case.limit("gpu.throttle", "share_pct", gpu)
     if share is not None and share > limit:
@@ -95,6 +104,32 @@ def _throttled(case: Case, gpu: Gpu, reasons: tuple[str, ...]) -> Finding:
             advice=advice,
         )
     return ok(of_gpu(gpu), f"not slowed down (reasons: {', '.join(reasons) or 'none'})", None, evidence)
+
+
+def _slowed_by_load(case: Case, gpu: Gpu, advice: list[Advice]) -> Finding | None:
+    """What was set while the probes ran; the hardware's own reasons fail, the driver's warn."""
+    for table in (_HARMFUL, _SOFT):
+        slowed = slowed_under_load(case, gpu, tuple(table))
+        name = "load_warn_pct"
+        if (
+            slowed is not None
+            and table is _HARMFUL
+            and slowed.share * 100 > case.limit("gpu.throttle", "load_fail_pct")
+        ):
+            name = "load_fail_pct"
+        limit = case.limit("gpu.throttle", name, gpu)
+        if slowed is None or slowed.share * 100 <= limit:
+            continue
+        words, likely = table[slowed.reason]
+        return (fail if name == "load_fail_pct" else warn)(
+            of_gpu(gpu),
+            Found(f"{words} under load ({slowed.reason}), {percent(slowed.share)} of {slowed.during}", slowed.reason),
+            Expected(f"at most {limit:g} %", "<=", limit, "%", case.limit_source("gpu.throttle", name, gpu)),
+            Evidence(f"clock event reasons during {slowed.during}", f"{slowed.reason} {percent(slowed.share)}"),
+            likely=likely,
+            advice=advice,
+        )
+    return None
 
 
 def _us(gpu: Gpu) -> int:

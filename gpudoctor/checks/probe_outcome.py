@@ -52,8 +52,9 @@ def judged_problems(case: Case, probe: str) -> Iterator[Finding]:
     """One finding for each problem: for the check that answers whether the probe worked.
 
     A rank that died, or hung while others waited for it, is a `fail`: a training would have met
-    the same. CPU ranks that are all slow together, and errors that torch reported itself, convict
-    nobody: `unknown`. A GPU that is in use, or full, was not tried: `skip`, `unknown`.
+    the same; a rank whose memory ran out by itself too, since the probes ask for little. CPU ranks
+    that are all slow together, and errors that torch reported itself, convict nobody: `unknown`, as
+    does memory that others hold. A GPU that accepts no process was not tried: `skip`.
     """
     for problem in problems_of(case, probe):
         yield _judged(case, problem)
@@ -112,12 +113,11 @@ def _judged(case: Case, problem: ProbeProblem) -> Finding:
     subject = _subject(case, problem)
     who = "the launch" if problem.rank is None else f"rank {problem.rank}"
     text = problem.text
-    evidence = tuple(Evidence(f"stderr of {who}", line) for line in problem.output[-5:])
+    evidence = tuple(Evidence(f"stderr of {who}", line) for line in problem.output)
     if problem.kind == "refused":
         return skip(subject, problem.text)
     if problem.kind == "out-of-memory":
-        steps = (Advice("See what holds the memory.", "nvidia-smi --query-compute-apps=pid,used_memory --format=csv"),)
-        return unknown(subject, text, *evidence, advice=steps)
+        return _out_of_memory(case, problem, evidence)
     look = _LOOK_AT_GPUS if on_gpus(case) else _LOOK_AT_HOST
     no_gpu_yet = problem.kind == "timeout" and problem.phase in _BEFORE_ANY_GPU
     if problem.kind == "error" or no_gpu_yet or (problem.rank is None and not on_gpus(case)):
@@ -130,6 +130,21 @@ def _judged(case: Case, problem: ProbeProblem) -> Finding:
         *evidence,
         likely=_likely(case, hung),
         advice=look,
+    )
+
+
+def _out_of_memory(case: Case, problem: ProbeProblem, evidence: tuple[Evidence, ...]) -> Finding:
+    on_gpu = on_gpus(case) and "the host" not in problem.text
+    holder = "nvidia-smi --query-compute-apps=pid,used_memory --format=csv" if on_gpu else "ps aux --sort=-rss | head"
+    return fail(
+        _subject(case, problem),
+        Found(problem.text, problem.kind),
+        "memory for a train that needs little of it",
+        *evidence,
+        likely="memory that was not given back by a process that ended, or a GPU too small to train on"
+        if on_gpu
+        else "other processes fill the memory of the host, or the job's limit is too low",
+        advice=(Advice("See what holds the memory.", holder),),
     )
 
 

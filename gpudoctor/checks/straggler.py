@@ -7,9 +7,13 @@ from typing import Literal
 
 import msgspec
 
+from gpudoctor.checks.under_load import causes_under_load
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.measurements import Training, TrainRank
 from gpudoctor.facts.missing import known
+from gpudoctor.facts.telemetry import GpuUnderLoad
+
+_LEAST_TURNS = 6
 
 _SLOWING = {
     "hw-slowdown": "the hardware slows it down",
@@ -20,20 +24,23 @@ _SLOWING = {
 
 
 class Thresholds(msgspec.Struct, frozen=True):
-    """Ratios to the others' median, the smallest excess that counts, and the share of steps come last."""
+    """Ratios to the others' median, the smallest excess that counts, and the share of steps come last.
+
+    `least_data_ms` is the smallest excess in fetching a batch.
+    """
 
     warn_ratio: float
     fail_ratio: float
     least_excess_ms: float
     last_share: float
+    least_data_ms: float
 
 
 class Deviation(msgspec.Struct, frozen=True):
     """How one rank compares with the rest of its group.
 
     `verdict`: `even`, `warn` and `fail` (confirmed), `late` (computes like the others, but comes
-    last to the collective), or `noisy`: slower by the ratio, without the confirmation that
-    `why` says is lacking.
+    last to the collective), or `noisy`: what `why` says keeps it from being judged.
     """
 
     rank: TrainRank
@@ -48,24 +55,51 @@ class Deviation(msgspec.Struct, frozen=True):
         return self.rank.host_ms >= 0.9 * self.rank.compute_ms
 
 
-def deviations(training: Training, group: Sequence[TrainRank], thresholds: Thresholds) -> tuple[Deviation, ...]:
-    """Each rank of a group of alike GPUs against the median of the others in it.
+class SlowData(msgspec.Struct, frozen=True):
+    """A rank that gets its batches late; `ratio` is that of fetching and computing to the others' median."""
 
-    A ratio counts only where the excess is beyond noise (the least excess, and 3 x its own MAD),
+    rank: TrainRank
+    usual_ms: float
+    ratio: float
+    verdict: Literal["warn", "fail"]
+
+
+def deviations(training: Training, group: Sequence[TrainRank], limits: Thresholds) -> tuple[Deviation, ...]:
+    """Each rank of a group of alike devices against the median of the others in it.
+
+    On GPUs a ratio counts only where the excess is beyond noise (the least excess, and 3 x its own MAD),
     the rank came last in most steps, a second block shows it again, and the clocks of the
     ranks were comparable. Source: simulation of 20 000 runs, false alarms at most 0.01 % at 1.10.
+    CPU ranks are compared turn by turn over the same cores instead (`_by_turns`).
     """
-    return tuple(_deviation(training, rank, [r for r in group if r is not rank], thresholds) for rank in group)
+    deviation = _by_turns if training.device == "cpu" else _by_blocks
+    return tuple(deviation(training, rank, [r for r in group if r is not rank], limits) for rank in group)
 
 
-def _deviation(training: Training, rank: TrainRank, others: list[TrainRank], limits: Thresholds) -> Deviation:
+def slow_data(group: Sequence[TrainRank], limits: Thresholds) -> tuple[SlowData, ...]:
+    """The ranks whose batches come so late that the others would wait for them."""
+    found = []
+    for rank in group:
+        others = [r for r in group if r is not rank]
+        usual_ms = _middle([r.data_ms for r in others])
+        ratio = _over(rank.data_ms + rank.compute_ms, _middle([r.data_ms + r.compute_ms for r in others]))
+        computes = _over(rank.compute_ms, _middle([r.compute_ms for r in others]))
+        if (
+            min(ratio, ratio / max(computes, 1.0)) >= limits.warn_ratio
+            and rank.data_ms - usual_ms >= limits.least_data_ms
+            and (known(rank.slowest_data_share) or 0.0) >= limits.last_share
+        ):
+            found.append(SlowData(rank, usual_ms, ratio, "fail" if ratio >= limits.fail_ratio else "warn"))
+    return tuple(found)
+
+
+def _by_blocks(training: Training, rank: TrainRank, others: list[TrainRank], limits: Thresholds) -> Deviation:
     usual_ms = _middle([r.compute_ms for r in others])
     ratio = _over(rank.compute_ms, usual_ms)
     usual_again_ms = _middle([r.compute_again_ms for r in others])
     again = _over(rank.compute_again_ms, usual_again_ms)
     noise_ms = max(limits.least_excess_ms, 3 * rank.compute_mad_ms)
-    # CPU ranks are put in order by CPU time, which needs no common clock
-    clocks_agree = training.device == "cpu" or known(training.clock_invariant_ok) is True
+    clocks_agree = known(training.clock_invariant_ok) is True
     if ratio < limits.warn_ratio:
         if again >= limits.warn_ratio and rank.compute_again_ms - usual_again_ms >= noise_ms:
             return Deviation(rank, ratio, again, "noisy", f"a second block showed {again:.2f} x")
@@ -90,30 +124,84 @@ def _deviation(training: Training, rank: TrainRank, others: list[TrainRank], lim
     return Deviation(rank, ratio, again, "fail" if min(ratio, again) >= limits.fail_ratio else "warn")
 
 
+def _by_turns(training: Training, rank: TrainRank, others: list[TrainRank], limits: Thresholds) -> Deviation:
+    """CPU ranks: the median ratio over the turns, and how sure it is.
+
+    A core's own speed cancels in each turn, in which every rank had every core. The uncertainty is
+    two standard errors of the median: 2 x 1.25 x 1.4826 MAD / sqrt(turns).
+    """
+    from math import exp, log, sqrt  # not at the top: it costs start-up time
+
+    turns = zip(rank.cycles_ms, *(r.cycles_ms for r in others), strict=False)
+    logs = [log(own / _middle(usual)) for own, *usual in turns if own > 0 and min(usual) > 0]
+    if not training.rotated or len(logs) < _LEAST_TURNS:
+        ratio = _over(rank.compute_ms, _middle([r.compute_ms for r in others]))
+        again = _over(rank.compute_again_ms, _middle([r.compute_again_ms for r in others]))
+        return Deviation(rank, ratio, again, "noisy", "the ranks could not take turns on the same cores")
+    middle = _middle(logs)
+    ratio, again = exp(middle), exp(_middle(logs[len(logs) // 2 :]))
+    unsure = 2 * 1.25 * 1.4826 * _middle([abs(value - middle) for value in logs]) / sqrt(len(logs))
+    lower, upper = exp(middle - unsure), exp(middle + unsure)
+    if upper < limits.warn_ratio:
+        return Deviation(rank, ratio, again, "even")
+    slowest = sum(value > 0 for value in logs) / len(logs)
+    half_way = (1 + limits.warn_ratio) / 2
+    if ratio >= limits.warn_ratio and min(lower, again) >= half_way and slowest >= limits.last_share:
+        return Deviation(rank, ratio, again, "fail" if ratio >= limits.fail_ratio else "warn")
+    why = (
+        f"that is {lower:.2f} to {upper:.2f} x, again {again:.2f} x, and slowest in {slowest:.0%} of {len(logs)} turns"
+    )
+    return Deviation(rank, ratio, again, "noisy", why)
+
+
 def _over(value_ms: float, usual_ms: float) -> float:
     return value_ms / usual_ms if usual_ms > 0 else 1.0
 
 
-def causes(gpu: Gpu, peers: Sequence[Gpu]) -> list[str]:
-    """What the facts of a GPU show that could make it slower than its peers, in words."""
+def causes(
+    gpu: Gpu,
+    peers: Sequence[Gpu],
+    under_load: GpuUnderLoad | None = None,
+    peers_under_load: Sequence[GpuUnderLoad] = (),
+) -> list[str]:
+    """What the facts of a GPU show that could make it slower than its peers, in words, the surest first.
+
+    What was sampled under load (`load_of` in checks/under_load) stands for what was read of the
+    idle GPU, as far as it goes. Peers of another model are not compared with.
+    """
+    peers = [p for p in peers if known(p.name) == known(gpu.name)]
+    loads = [load for load in peers_under_load if any(load.index == p.index for p in peers)]
     found = []
     strangers = [p for p in (known(gpu.processes) or ()) if not p.is_own and "C" in p.kind]
     if strangers:
         found.append(f"pid {', '.join(str(p.pid) for p in strangers[:3])} computes on it too")
-    found += [words for bit, words in _SLOWING.items() if bit in (known(gpu.clocks.event_reasons) or ())]
+    told: set[str] = set()
+    if under_load is not None and under_load.samples:
+        found += causes_under_load(gpu, peers, under_load, loads)
+        told = {name for name in under_load.readings if any(name in load.readings for load in loads)}
+    if under_load is None or not under_load.samples or "event_reasons" in under_load.unread:
+        found += [words for bit, words in _SLOWING.items() if bit in (known(gpu.clocks.event_reasons) or ())]
     comparisons = (
-        ("clock", "MHz", gpu.clocks.sm_mhz, [p.clocks.sm_mhz for p in peers], -0.05),
-        ("maximum clock", "MHz", gpu.clocks.sm_max_mhz, [p.clocks.sm_max_mhz for p in peers], -0.02),
-        ("power limit", "W", gpu.power.limit_w, [p.power.limit_w for p in peers], -0.02),
-        ("PCIe width", "lanes", gpu.pcie.width, [p.pcie.width for p in peers], -0.02),
+        ("sm_mhz", "clock", "MHz", gpu.clocks.sm_mhz, [p.clocks.sm_mhz for p in peers], -0.05),
+        ("", "maximum clock", "MHz", gpu.clocks.sm_max_mhz, [p.clocks.sm_max_mhz for p in peers], -0.02),
+        ("", "power limit", "W", gpu.power.limit_w, [p.power.limit_w for p in peers], -0.02),
+        ("pcie_width", "PCIe width", "lanes", gpu.pcie.width, [p.pcie.width for p in peers], -0.02),
     )
-    for what, unit, value, others, margin in comparisons:
+    for name, what, unit, value, others, margin in comparisons:
         own, usual = known(value), _median([v for v in map(known, others) if v is not None])
-        if own is not None and usual and own < usual * (1 + margin):
+        if name not in told and own is not None and usual and own < usual * (1 + margin):
             found.append(f"its {what} is {own:g} {unit}, the others have {usual:g}")
     hot, usual_c = known(gpu.thermal.gpu_c), _median([t for p in peers if (t := known(p.thermal.gpu_c)) is not None])
-    if hot is not None and usual_c is not None and hot >= usual_c + 10:
+    if "temperature_c" not in told and hot is not None and usual_c is not None and hot >= usual_c + 10:
         found.append(f"it is at {hot} C, the others at {usual_c:g} C")
+    nodes = {known(p.numa_node) for p in peers}
+    if (
+        known(gpu.numa_node) is not None
+        and len(peers) > 1
+        and len(nodes) == 1
+        and nodes.isdisjoint({None, gpu.numa_node})
+    ):
+        found.append(f"it is on NUMA node {gpu.numa_node}, the others on {nodes.pop()}")
     return found
 
 

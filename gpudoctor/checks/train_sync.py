@@ -7,13 +7,28 @@ from math import isfinite
 
 from gpudoctor.checks.case import Case, Limit
 from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, Found, fail, ok, unknown, unread
-from gpudoctor.checks.probe_outcome import absent, judged_problems, problems_of, rank_subject, ranks_in_words
+from gpudoctor.checks.probe_outcome import (
+    absent,
+    judged_problems,
+    not_judged,
+    problems_of,
+    rank_subject,
+    ranks_in_words,
+)
 from gpudoctor.checks.registry import check
 from gpudoctor.facts.measurements import Training
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.profiles.peers import majority
 
 SYNC = "train.sync"
+
+
+def no_training(case: Case, what: str) -> Iterator[Finding]:
+    """Why there is no training to look at, for the checks other than train.sync."""
+    if problems_of(case, "train"):
+        yield from not_judged(case, "train", what, SYNC)
+    else:
+        yield absent(case, "train", what)
 
 
 @check(

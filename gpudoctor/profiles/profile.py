@@ -30,6 +30,8 @@ class GpuModel(Expectation, frozen=True):
     """One GPU model. `patterns` match NVML's product name, anchored, case-insensitive.
 
     Fields named in `uncertain` may raise a warn at most, never a fail. None: do not judge.
+    `bf16_tflops` and `fp16_tflops` are the data sheet's dense rates; `achieved_bf16_tflops` is the best that
+    anybody measured. `inline_ecc`: with ECC on, its check bits take a part of the memory bandwidth (GDDR).
     """
 
     name: str
@@ -46,6 +48,9 @@ class GpuModel(Expectation, frozen=True):
     bf16_tflops: float | None = None
     uncertain: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    achieved_bf16_tflops: float | None = None
+    fp16_tflops: float | None = None
+    inline_ecc: bool = False
 
 
 class BusbwRow(Expectation, frozen=True):

@@ -9,7 +9,7 @@ import pytest
 from gpudoctor.checks.expected_busbw import size_factor
 from gpudoctor.checks.finding import Status
 from gpudoctor.facts.gpu import Gpu, GpuProcess, NvLink, PcieLink, Settings
-from gpudoctor.facts.measurements import Collective, Launch, Measurements, ProbeProblem, RankInfo
+from gpudoctor.facts.measurements import Collective, Launch, Measurements, PairBandwidth, ProbeProblem, RankInfo
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Node, PciBus
 from gpudoctor.profiles.profile import BusbwRow, GpuModel, NodeProfile, NvlinkSpec, Profile
@@ -76,6 +76,29 @@ def test_a_missing_part_names_the_rank_that_did_not_give_it_and_nobody_else() ->
     assert "its part was missing" in words(result)
 
 
+def test_a_wrong_result_names_operation_size_and_rank() -> None:
+    gathered = Collective("all_gather", 64 * MIB, "float32", 20, 100.0, 1.0, 5.0, 5.0, wrong_ranks=(2,))
+    result = judge(CORRECT, HGX, on_gpus(8, all_reduce(), gathered))
+    [bad] = result.findings
+    assert (bad.status, bad.subject.rank, bad.subject.gpu) == (Status.FAIL, 2, 2)
+    assert "it got a wrong result of all_gather 64 MiB" in words(result)
+
+
+def test_a_wrong_result_between_two_ranks_names_the_one_that_got_it() -> None:
+    pairs = (PairBandwidth(1, 6, 64 * MIB, 15, 100.0, 1.0, 300.0, wrong_ranks=(6,)),)
+    result = judge(CORRECT, HGX, on_gpus(8, all_reduce(), pairs=pairs))
+    assert [f.subject.rank for f in result.findings] == [6]
+    assert "wrong result of sendrecv of ranks 1 and 6 64 MiB" in words(result)
+
+
+def test_an_operation_that_the_backend_lacks_is_skipped_and_not_passed() -> None:
+    lacking = {"reduce_scatter": Missing("Gloo does not support reduce_scatter", "unsupported")}
+    result = judge(CORRECT, Node(), on_cpus(2, all_reduce(1.9, 1), not_run=lacking))
+    statuses = [finding.status for finding in result.findings]
+    assert statuses == [Status.SKIP, Status.PASS]
+    assert "reduce_scatter: Gloo does not support reduce_scatter" in words(result)
+
+
 def test_a_translating_iommu_is_the_likely_cause_of_wrong_sums() -> None:
     node = Node(gpus=gpus(2), pci=PciBus(iommu="translated"))
     assert "IOMMU" in words(judge(CORRECT, node, on_gpus(2, all_reduce(wrong_ranks=(1,)))))
@@ -88,7 +111,7 @@ def test_a_translating_iommu_is_the_likely_cause_of_wrong_sums() -> None:
         ("timeout", Status.FAIL, Status.FAIL),
         ("crash", Status.FAIL, Status.FAIL),
         ("error", Status.UNKNOWN, Status.UNKNOWN),
-        ("out-of-memory", Status.UNKNOWN, Status.UNKNOWN),
+        ("out-of-memory", Status.FAIL, Status.FAIL),
         ("refused", Status.SKIP, Status.SKIP),
     ],
 )
@@ -155,6 +178,13 @@ def test_the_profile_judges_at_the_size_that_was_measured(busbw: float, status: 
     result = judge(BANDWIDTH, HGX, on_gpus(8, all_reduce(9.0, 16), all_reduce(busbw)), profile=hgx_profile())
     assert result.status is status
     assert "profile hgx-h100-8: Azure guide" in str(result.findings[0].expected)
+
+
+def test_other_operations_are_evidence_beside_the_verdict_on_all_reduce() -> None:
+    gathered = Collective("all_gather", 256 * MIB, "float32", 20, 100.0, 1.0, 5.0, 3.5)
+    result = judge(BANDWIDTH, HGX, on_gpus(8, all_reduce(423.0), gathered), profile=hgx_profile())
+    assert result.status is Status.PASS
+    assert "all_gather 256 MiB: 3.5 GB/s busbw" in words(result)
 
 
 def test_configured_ratios_win_over_the_profile() -> None:

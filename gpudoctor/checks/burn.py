@@ -1,0 +1,250 @@
+"""burn.drift: whether the load that was repeated for minutes became slower, and on which GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    fail,
+    ok,
+    skip,
+    unknown,
+    warn,
+)
+from gpudoctor.checks.probe_outcome import absent, on_gpus, rank_gpu, rank_subject, ranks_in_words
+from gpudoctor.checks.registry import check
+from gpudoctor.checks.straggler import causes, shared_with
+from gpudoctor.checks.under_load import load_of, middle, percent
+from gpudoctor.facts.burn import Burn, Series
+from gpudoctor.facts.missing import known
+
+DRIFT = "burn.drift"
+_RULE = "SuperBench's rule for a run against an earlier one of its own"
+# The probe in which each figure was taken, and whether the GPU alone makes it: no host, no other GPU takes part
+_PROBES = (
+    ("all_reduce", "collective", False),
+    ("host to device", "link", False),
+    ("device to host", "link", False),
+    ("gemm", "compute", True),
+    ("memory copy", "compute", True),
+    ("train compute", "train", True),
+    ("train step", "train", False),
+)
+
+
+class Drift(msgspec.Struct, frozen=True):
+    """How one figure changed, as a share of its speed (0.1: a tenth of it was lost).
+
+    `alone`: the same figure of its peers did not change with it. `steady`: early and late values
+    do not overlap, so that it is no chance.
+    """
+
+    series: Series
+    loss: float
+    steady: bool
+    alone: bool
+
+    @property
+    def words(self) -> str:
+        early, late = self.series.early.median, self.series.late.median
+        change = f"{percent(self.loss)} slower" if self.loss >= 0 else f"{percent(-self.loss)} faster"
+        return f"{self.series.metric} {change} ({early:.4g} to {late:.4g} {self.series.unit})"
+
+
+def ended_early(case: Case, what: str) -> Iterator[Finding]:
+    """One finding for each problem that broke the burn off: what it would have shown later is not known."""
+    for problem in case.measurements.problems:
+        subject = NODE if problem.rank is None else rank_subject(case, problem.rank)
+        if problem.kind == "refused":
+            yield skip(subject, f"{what}: {problem.text}")
+        else:
+            yield unknown(subject, f"{what}: the burn did not come to its end, {problem.text}")
+
+
+def length_in_words(seconds: float) -> str:
+    """
+    >>> length_in_words(41.7), length_in_words(600.2)
+    ('42 s', '10.0 min')
+    """
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+@check(
+    DRIFT,
+    title="Sustained load does not make the GPUs slower",
+    level="burn",
+    needs_gpu=False,
+    limits={
+        "warn_loss": Limit(0.05, "of the speed", _RULE),
+        "fail_loss": Limit(0.10, "of the speed", f"{_RULE}; on one GPU, not on all"),
+        "least_s": Limit(90, "s", "first half minute and last minute may not be the same one"),
+    },
+)
+def drift(case: Case) -> Iterator[Finding]:
+    """Compare the last minute with the first half minute, for each rank and figure."""
+    burn = case.measurements.burn
+    if burn is None:
+        yield absent(case, "burn", "drift under load")
+        return
+    yield from ended_early(case, "drift under load")
+    who = ranks_in_words(case, case.measurements.launch.world_size if case.measurements.launch else 0)
+    rounds = f"{burn.rounds} round{'s' if burn.rounds != 1 else ''} in {length_in_words(burn.duration_s)}"
+    drifts = [_drift(case, series, burn.series) for series in burn.series]
+    if not on_gpus(case):
+        worst = max(drifts, key=lambda d: d.loss, default=None)
+        most = f"; most changed: {_of_rank(worst)}{worst.words}" if worst else ""
+        yield skip(NODE, f"{who}: {rounds}{most}, not judged")
+        return
+    too_little = _too_little(case, burn, rounds)
+    if too_little is not None:
+        yield too_little
+        return
+    warn_loss = case.limit(DRIFT, "warn_loss")
+    found = [d for d in drifts if d.loss >= warn_loss]
+    yield from _judged(case, [d for d in found if d.steady])
+    noisy = [d for d in found if not d.steady]
+    for rank in sorted({-1 if d.series.rank is None else d.series.rank for d in noisy}):
+        subject = NODE if rank < 0 else rank_subject(case, rank)
+        texts = "; ".join(d.words for d in noisy if d.series.rank == (None if rank < 0 else rank))
+        yield unknown(subject, f"too noisy to judge: {texts}, but early and late values overlap")
+    if not found and not case.measurements.problems:
+        worst = max(drifts, key=lambda d: d.loss)
+        text = f"{who}, {rounds}: most changed is {_of_rank(worst)}{worst.words}"
+        yield ok(NODE, Found(text, round(worst.loss, 3), "share"), _expected(case, "warn_loss"))
+
+
+def _too_little(case: Case, burn: Burn, rounds: str) -> Finding | None:
+    """Why nothing can be said of drift; None where it can."""
+    least_s = case.limit(DRIFT, "least_s")
+    if burn.asked_s < least_s:
+        return skip(NODE, f"drift under load: {rounds}; {least_s:g} s at least tell anything (--duration)")
+    if burn.duration_s < least_s or burn.rounds < 2 or not burn.series:
+        return unknown(NODE, f"drift under load: {rounds} of the {burn.asked_s:g} s asked for are too few to compare")
+    return None
+
+
+def _drift(case: Case, series: Series, every: Sequence[Series]) -> Drift:
+    others = [
+        _loss(other)
+        for other in every
+        if (other.metric, other.unit) == (series.metric, series.unit)
+        and None not in (series.rank, other.rank)
+        and other.rank != series.rank
+        and _model(case, other) == _model(case, series)
+    ]
+    usual = middle(others)
+    alone = usual is not None and usual < case.limit(DRIFT, "warn_loss")
+    early, late = series.early, series.late
+    steady = late.low > early.high if _in_time(series) else late.high < early.low
+    return Drift(series, _loss(series), steady, alone)
+
+
+def _model(case: Case, series: Series) -> str | None:
+    gpu = rank_gpu(case, series.rank) if series.rank is not None else None
+    return known(gpu.name) if gpu else None
+
+
+def _in_time(series: Series) -> bool:
+    return series.unit in ("us", "ms")
+
+
+def _loss(series: Series) -> float:
+    """The share of its speed that was lost: 0.1 where a rate fell by a tenth, or a time grew by a ninth."""
+    early, late = series.early.median, series.late.median
+    before, after = (late, early) if _in_time(series) else (early, late)
+    return 1 - after / before if before > 0 else 0.0
+
+
+def _judged(case: Case, drifts: Sequence[Drift]) -> Iterator[Finding]:
+    """One finding for each rank that became slower by itself, and one for what became slower everywhere."""
+    for rank in sorted({d.series.rank for d in drifts if d.alone and d.series.rank is not None}):
+        yield _slower(case, rank, [d for d in drifts if d.alone and d.series.rank == rank])
+    together: dict[str, list[Drift]] = {}
+    for each in drifts:
+        if not each.alone:
+            together.setdefault(each.series.metric, []).append(each)
+    if together:
+        worst = [max(each, key=lambda d: d.loss) for each in together.values()]
+        most = max(worst, key=lambda d: d.loss)
+        yield warn(
+            NODE,
+            Found("; ".join(f"{_of_rank(d)}{d.words}" for d in worst), round(most.loss, 3), "share"),
+            _expected(case, "warn_loss"),
+            *(_evidence(d) for d in worst),
+            likely="no GPU stands out: all of them warm up, or share what slows them (air, power, host)",
+            advice=(
+                Advice("See whether it goes on.", "gpudoctor check --level burn --duration 30m"),
+                Advice("Look at temperatures and power under load.", "gpudoctor check gpu.temperature gpu.throttle -v"),
+            ),
+        )
+
+
+def _slower(case: Case, rank: int, drifts: Sequence[Drift]) -> Finding:
+    gpu = rank_gpu(case, rank)
+    worst = max(drifts, key=lambda d: d.loss)
+    own = [d for d in drifts if _probe(d)[1] and d.loss >= case.limit(DRIFT, "fail_loss", gpu)]
+    kind: Literal["fail_loss", "warn_loss"] = "fail_loss" if own and not (gpu and shared_with(gpu)) else "warn_loss"
+    judge = fail if kind == "fail_loss" else warn
+    reasons = _causes(case, rank, _probe(worst)[0])
+    return judge(
+        rank_subject(case, rank),
+        Found("; ".join(d.words for d in drifts), round(worst.loss, 3), "share"),
+        _expected(case, kind),
+        *(_evidence(d) for d in drifts),
+        likely="; ".join(reasons) or "no reading explains it: most often cooling that does not keep up",
+        advice=(
+            Advice("Look at its temperature, power and clocks.", "gpudoctor check gpu.temperature gpu.throttle -v"),
+            Advice("Look at its fans, heat sink and air flow; then swap it with another GPU."),
+        ),
+    )
+
+
+def _probe(drift: Drift) -> tuple[str, bool]:
+    return next((probe, own) for start, probe, own in _PROBES if drift.series.metric.startswith(start))
+
+
+def _causes(case: Case, rank: int, during: str) -> list[str]:
+    """What changed on this GPU while it was under load, and what sets it apart from its peers."""
+    gpu = rank_gpu(case, rank)
+    if gpu is None:
+        return []
+    launch = case.measurements.launch
+    peers = [g for info in (launch.ranks if launch else ()) if (g := rank_gpu(case, info.rank)) not in (None, gpu)]
+    others = [g for g in peers if g is not None]
+    found = []
+    whole = load_of(case, gpu, "burn")
+    heat = whole.readings.get("temperature_c") if whole else None
+    if heat is not None and heat.high - heat.low >= 10:
+        found.append(f"its temperature rose from {heat.low:.0f} to {heat.high:.0f} C")
+    loads = [load for other in others if (load := load_of(case, other, during)) is not None]
+    return found + causes(gpu, others, load_of(case, gpu, during), loads)
+
+
+def _evidence(drift: Drift) -> Evidence:
+    series = drift.series
+    early, late = (f"{s.low:.4g} to {s.high:.4g}" for s in (series.early, series.late))
+    return Evidence(
+        f"{_of_rank(drift)}{series.metric}",
+        f"first half minute {early}, last minute {late} {series.unit} ({series.values} values)",
+    )
+
+
+def _of_rank(drift: Drift) -> str:
+    return "" if drift.series.rank is None else f"rank {drift.series.rank} "
+
+
+def _expected(case: Case, name: str) -> Expected:
+    limit = case.limit(DRIFT, name)
+    return Expected(
+        f"less than {percent(limit)} slower at the end", "<", limit, "share", case.limit_source(DRIFT, name)
+    )

@@ -1,0 +1,180 @@
+"""burn.counters: errors that the GPUs and the kernel counted while the load was repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+
+import msgspec
+
+from gpudoctor.checks.burn import ended_early, length_in_words
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    Status,
+    fail,
+    of_gpu,
+    ok,
+    unknown,
+    unread,
+    warn,
+)
+from gpudoctor.checks.probe_outcome import absent, rank_gpu
+from gpudoctor.checks.registry import check
+from gpudoctor.facts.burn import Burn, GpuCounters
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import NOT_READ, Missing, known
+from gpudoctor.facts.node import KernelLog
+
+COUNTERS = "burn.counters"
+_WORDS = {
+    "ecc_uncorrected": "uncorrected memory errors",
+    "ecc_corrected": "corrected memory errors",
+    "pcie_replays": "PCIe replays",
+}
+# GT/s a lane; PCI Express Base Specification. One bit in 10^12 may be wrong, and a wrong one is sent again
+_GT_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
+_BIT_ERROR_RATIO = 1e-12
+_LEAST_S = 60.0  # over less a few replays by chance would make a high rate
+
+
+@check(
+    COUNTERS,
+    title="Nothing counts errors under sustained load",
+    level="burn",
+    needs_gpu=False,
+    limits={
+        "uncorrected": Limit(0, "errors", "any uncorrected error killed or corrupted work (DCGM, GCM)"),
+        "corrected": Limit(0, "errors", "under minutes of load a sound GPU corrects none (ours)"),
+        "replay_rate": Limit(1.0, "of the bit error rate allowed", "DCGM: 10^-12 a bit, PCI Express specification"),
+    },
+)
+def counters(case: Case) -> Iterator[Finding]:
+    """Judge what grew between the readings before and after the load; what was not read is no pass."""
+    burn = case.measurements.burn
+    if burn is None:
+        yield absent(case, "burn", "error counters under load")
+        return
+    if isinstance(burn.counters, Missing):
+        yield unread(NODE, "error counters under load", burn.counters)
+        return
+    yield from ended_early(case, "error counters under load")
+    logged = [*_logged(case, burn)]
+    yield from logged
+    quiet = not any(f.subject.kind == "node" and f.status in (Status.FAIL, Status.UNKNOWN) for f in logged)
+    named = {f.subject.gpu for f in logged}
+    for gpu in _measured(case):
+        counted = next((c for c in burn.counters if c.bus_id == gpu.bus_id), None)
+        if counted is None:
+            yield unknown(of_gpu(gpu), "error counters under load: not read before and after it")
+            continue
+        bad = [*_grown(case, gpu, counted, burn)]
+        yield from bad
+        missing = [unread(of_gpu(gpu), _WORDS[name], why) for name, why in counted.unread.items()]
+        yield from missing
+        silent = quiet and gpu.index not in named and not case.measurements.problems
+        if silent and counted.growth and not bad and not any(f.status is Status.UNKNOWN for f in missing):
+            yield _fine(gpu, counted, burn)
+
+
+def _measured(case: Case) -> list[Gpu]:
+    """The GPUs that ranks sat on."""
+    launch = case.measurements.launch
+    return [gpu for info in (launch.ranks if launch else ()) if (gpu := rank_gpu(case, info.rank)) is not None]
+
+
+def _passed_s(burn: Burn) -> float:
+    seconds = known(burn.counted_s)
+    return burn.duration_s if seconds is None else seconds
+
+
+def _fine(gpu: Gpu, counted: GpuCounters, burn: Burn) -> Finding:
+    grown = ", ".join(f"{counted.growth[name]} {words}" for name, words in _WORDS.items() if name in counted.growth)
+    log = "" if isinstance(burn.kernel_events, Missing) else ", no new Xid that matters"
+    return ok(of_gpu(gpu), f"in {length_in_words(_passed_s(burn))}: {grown}{log}")
+
+
+def _grown(case: Case, gpu: Gpu, counted: GpuCounters, burn: Burn) -> Iterator[Finding]:
+    subject, length = of_gpu(gpu), length_in_words(_passed_s(burn))
+    if counted.errors:
+        error = counted.errors[0]
+        yield fail(
+            subject,
+            Found(f"after the load it answers {error.name} ({error.code})", error.code),
+            "a GPU that answers as before",
+            Evidence(error.call, f"{error.code} {error.name}"),
+            likely="it was lost, or stopped and waits for a reset, under load: power, heat, slot, or the GPU itself",
+            advice=_SEE,
+        )
+    uncorrected, limit = counted.growth.get("ecc_uncorrected", 0), case.limit(COUNTERS, "uncorrected", gpu)
+    if uncorrected > limit:
+        yield fail(
+            subject,
+            Found(f"{uncorrected} uncorrected memory errors in {length} of load", uncorrected, "errors"),
+            Expected("none", "<=", limit, "errors", case.limit_source(COUNTERS, "uncorrected", gpu)),
+            Evidence("ECC uncorrected, volatile", f"+{uncorrected}"),
+            likely="a memory cell failed under load",
+            advice=(Advice("Drain the node; then see what repair the GPU asks for.", "gpudoctor check gpu"), *_SEE),
+        )
+    corrected, limit = counted.growth.get("ecc_corrected", 0), case.limit(COUNTERS, "corrected", gpu)
+    if corrected > limit:
+        yield warn(
+            subject,
+            Found(f"{corrected} corrected memory errors in {length} of load", corrected, "errors"),
+            Expected("none", "<=", limit, "errors", case.limit_source(COUNTERS, "corrected", gpu)),
+            Evidence("ECC corrected, volatile", f"+{corrected}"),
+            likely="memory at the edge: correcting at a high rate costs speed, and comes before worse",
+            advice=(Advice("Repeat the burn; open a hardware case where the count grows each time."),),
+        )
+    yield from _replays(case, gpu, counted, burn)
+
+
+def _replays(case: Case, gpu: Gpu, counted: GpuCounters, burn: Burn) -> Iterator[Finding]:
+    replays = counted.growth.get("pcie_replays", 0)
+    rate = replays * 60 / max(_LEAST_S, _passed_s(burn))
+    gt_s = _GT_S.get(known(gpu.pcie.generation_max) or 0, _GT_S[5])
+    lanes = known(gpu.pcie.width) or known(gpu.pcie.width_max) or 16
+    allowed = ceil(case.limit(COUNTERS, "replay_rate", gpu) * gt_s * 1e9 * lanes * 60 * _BIT_ERROR_RATIO)
+    if rate > allowed:
+        yield warn(
+            of_gpu(gpu),
+            Found(f"{rate:.0f} PCIe replays a minute under load ({replays} in all)", round(rate, 1), "per minute"),
+            Expected(
+                f"at most {allowed} a minute", "<=", allowed, "per minute", case.limit_source(COUNTERS, "replay_rate")
+            ),
+            Evidence("nvmlDeviceGetPcieReplayCounter", f"+{replays}"),
+            likely="the link sends much again: a riser, cable or contact at the edge of what it can carry",
+            advice=(Advice("Reseat the GPU and its riser or cable, and see whether the errors follow it."), *_SEE),
+        )
+
+
+def _logged(case: Case, burn: Burn) -> list[Finding]:
+    """What gpu.xid would say of the lines that came during the load, less its passes."""
+    if isinstance(burn.kernel_events, Missing):
+        return [unread(NODE, "kernel log of the load", burn.kernel_events)]
+    from gpudoctor.checks.health_xid import xids  # not at the top: the order of import is the order of the report
+
+    # what the GPUs said before the load settles nothing that came after
+    before = tuple(msgspec.structs.replace(gpu, recovery_action=NOT_READ) for gpu in case.node.gpus)
+    log = KernelLog(events=burn.kernel_events, source=case.node.kernel_log.source)
+    node = msgspec.structs.replace(case.node, gpus=before, kernel_log=log)
+    found = xids(msgspec.structs.replace(case, node=node))
+    return [_during(f) for f in found if f.status is not Status.PASS]
+
+
+def _during(finding: Finding) -> Finding:
+    if finding.found is None:
+        return finding
+    found = msgspec.structs.replace(finding.found, text=f"under load: {finding.found.text}")
+    return msgspec.structs.replace(finding, found=found)
+
+
+_SEE = (
+    Advice("See the kernel's words.", "sudo dmesg -T | grep -iE 'xid|AER|nvrm' | tail"),
+    Advice("It returns in a second burn: open a hardware case.", "nvidia-bug-report.sh"),
+)

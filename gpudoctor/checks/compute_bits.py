@@ -1,0 +1,178 @@
+"""compute.exact and compute.pattern: whether what is computed, and what is stored, is right to the last bit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from gpudoctor.checks.case import Case
+from gpudoctor.checks.finding import NODE, Advice, Evidence, Finding, Found, fail, ok, unknown, unread
+from gpudoctor.checks.probe_outcome import (
+    absent,
+    judged_problems,
+    not_judged,
+    on_gpus,
+    problems_of,
+    rank_subject,
+    ranks_in_words,
+)
+from gpudoctor.checks.registry import check
+from gpudoctor.checks.siblings import by_model, silent
+from gpudoctor.facts.measured_compute import ComputeRank
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.profiles.peers import majority
+
+EXACT, PATTERN = "compute.exact", "compute.pattern"
+_ON_GPUS = (
+    Advice("Take the GPU out of training at once: a model trained on it cannot be trusted."),
+    Advice("Run it again, and look for memory errors.", "gpudoctor check compute gpu.ecc gpu.memory-repair gpu.xid"),
+)
+_ON_CPUS = (
+    Advice("Take the machine out of training until its memory and CPUs were tested (memtest86+)."),
+    Advice("Look for machine checks.", "sudo dmesg | grep -i -e mce -e edac"),
+)
+
+
+@check(EXACT, title="Equal work gives equal bits on every device", level="full", needs_gpu=False)
+def exact(case: Case) -> Iterator[Finding]:
+    """Fail the rank whose repeats differ, and the one that differs from most of its model; a dead or hung rank too."""
+    yield from judged_problems(case, "compute")
+    done = case.measurements.compute
+    if not done:
+        if not problems_of(case, "compute"):
+            yield absent(case, "compute", "bit-exactness")
+        return
+    told = [each for each in done if each.fingerprints]
+    yield from silent(case, "compute", (each.rank for each in told), "bit-exactness")
+    unsteady = [each for each in told if len(set(each.fingerprints)) > 1]
+    for each in unsteady:
+        yield _unsteady(case, each)
+    steady = {each.rank: each for each in told if each not in unsteady}
+    broken = bool(unsteady) or bool(problems_of(case, "compute"))
+    for group in _alike(case, list(steady.values())):
+        yield from _compared(case, group, broken)
+
+
+def _alike(case: Case, ranks: Sequence[ComputeRank]) -> list[list[ComputeRank]]:
+    """By model, and by the number of multiprocessors: libraries choose their algorithms by it."""
+    groups = []
+    for numbers in by_model(case, [each.rank for each in ranks]):
+        members = [each for each in ranks if each.rank in numbers]
+        for count in dict.fromkeys(known(each.multiprocessors) for each in members):
+            groups.append([each for each in members if known(each.multiprocessors) == count])
+    return groups
+
+
+def _advice(case: Case) -> tuple[Advice, ...]:
+    return _ON_GPUS if on_gpus(case) else _ON_CPUS
+
+
+def _unsteady(case: Case, each: ComputeRank) -> Finding:
+    kinds = len(set(each.fingerprints))
+    return fail(
+        rank_subject(case, each.rank),
+        Found(
+            f"the same train step gave {kinds} different results in {len(each.fingerprints)} repeats", kinds, "results"
+        ),
+        "one result: the same bits each time",
+        *(Evidence(f"repeat {n}", sha[:16]) for n, sha in enumerate(each.fingerprints, 1)),
+        likely="the device computes wrong now and then: defective hardware, overclocking, or too little voltage"
+        if on_gpus(case)
+        else "defective memory or CPU",
+        advice=_advice(case),
+    )
+
+
+def _compared(case: Case, group: Sequence[ComputeRank], others_failed: bool) -> Iterator[Finding]:
+    # every repeat of a steady rank is the same: its first stands for all
+    results = {each.rank: each.fingerprints[0] for each in group}
+    who = ranks_in_words(case, len(group))
+    repeats = min(len(each.fingerprints) for each in group)
+    if len(group) == 1:
+        subject = rank_subject(case, group[0].rank)
+        why = "one rank alone" if len(case.measurements.compute) == 1 else "the only one of its model"
+        if repeats < 2:
+            yield unknown(subject, f"bit-exactness: {why}, and one repeat says nothing")
+            return
+        text = f"{repeats} repeats, the same bits; {why}: an error that is always the same cannot be told"
+        if not others_failed:
+            yield ok(subject, Found(text, 1, "results"))
+        return
+    if len(set(results.values())) == 1:
+        if not others_failed:
+            yield ok(NODE, Found(f"{who}: the same bits on every rank, {repeats} repeats each", 1, "results"))
+        return
+    usual = majority(results.values())  # of two that differ there is none
+    evidence = tuple(Evidence(f"rank {rank}", sha[:16]) for rank, sha in results.items())
+    if usual is None:
+        names = ", ".join(rank_subject(case, rank).label for rank in results)
+        count = Counter(results.values())
+        yield fail(
+            NODE,
+            Found(f"{len(count)} different results of the same train step on {names}", len(count), "results"),
+            "the same bits on every device of one model",
+            *evidence,
+            likely="one of them computes wrong, each time alike; which one, two results that differ do not tell",
+            advice=_advice(case),
+        )
+        return
+    for rank, sha in results.items():
+        if sha != usual:
+            yield fail(
+                rank_subject(case, rank),
+                Found("computes other bits than the others of its model, each time the same", "differs"),
+                f"the result of {sum(s == usual for s in results.values())} others",
+                *evidence,
+                likely="the device computes wrong without an error: silent data corruption"
+                if on_gpus(case)
+                else "another kind of CPU core, or a defective one",
+                advice=_advice(case),
+            )
+
+
+@check(PATTERN, title="Memory keeps what is written to it", level="full", needs_gpu=False)
+def pattern(case: Case) -> Iterator[Finding]:
+    """Fail a rank with any byte that came back changed."""
+    done = case.measurements.compute
+    if not done:
+        if problems_of(case, "compute"):
+            yield from not_judged(case, "compute", "memory pattern", EXACT)
+        else:
+            yield absent(case, "compute", "memory pattern")
+        return
+    yield from not_judged(case, "compute", "memory pattern", EXACT)
+    yield from silent(case, "compute", (each.rank for each in done), "memory pattern")
+    sound = []
+    for each in done:
+        subject = rank_subject(case, each.rank)
+        covered, wrong = each.pattern_bytes, each.pattern_wrong_bytes
+        if isinstance(covered, Missing):
+            yield unread(subject, "memory pattern", covered)
+        elif isinstance(wrong, Missing):
+            yield unread(subject, "memory pattern", wrong)
+        elif wrong:
+            yield fail(
+                subject,
+                Found(f"{wrong} bytes of {_size(covered)} came back changed", wrong, "bytes"),
+                "every byte as it was written",
+                Evidence("patterns", f"{each.pattern_passes} written to {covered} bytes"),
+                likely="defective memory of the GPU" if on_gpus(case) else "defective memory of the host",
+                advice=_advice(case),
+            )
+        elif not covered or not each.pattern_passes:
+            yield unknown(subject, "memory pattern: nothing was compared")
+        else:
+            sound.append(each)
+    if len(sound) == len(done) and not problems_of(case, "compute"):
+        least = min(known(each.pattern_bytes) or 0 for each in sound)
+        passes = min(each.pattern_passes for each in sound)
+        text = f"{ranks_in_words(case, len(sound))}: {passes} patterns over {_size(least)} each, every byte right"
+        yield ok(NODE, Found(text, 0, "wrong bytes"))
+
+
+def _size(count: int) -> str:
+    """
+    >>> _size(64 << 20), _size(68 << 30)
+    ('64 MiB', '68 GiB')
+    """
+    return f"{count / 2**30:.3g} GiB" if count >= 1 << 30 else f"{count / 2**20:.3g} MiB"

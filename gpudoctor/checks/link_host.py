@@ -1,0 +1,230 @@
+"""link.host: pinned copies between host memory and each GPU, against what the PCIe link can carry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.pcie_rates import describe, generation_reachable, hidden_bridges, link_gb_s, names_of, on_c2c
+from gpudoctor.checks.probe_outcome import absent, judged_problems, problems_of, rank_gpu, rank_subject
+from gpudoctor.checks.registry import check
+from gpudoctor.checks.siblings import against_others, by_model, silent, strangers
+from gpudoctor.checks.under_load import highest_of, load_of
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.measured_links import HostLink
+from gpudoctor.facts.missing import Missing, known
+
+HOST = "link.host"
+_UNPROVEN_GENERATION = 6  # nobody has published what a copy reaches there: at most a warn
+
+
+class _Bar(msgspec.Struct, frozen=True):
+    """One yardstick: the share reached, the limits for it, and what it is a share of."""
+
+    share: float
+    of_gb_s: float
+    limit: str
+    what: str
+    may_fail: bool
+
+
+@check(
+    HOST,
+    title="Copies between host and GPU are as fast as the link allows",
+    level="full",
+    needs_gpu=False,
+    limits={
+        "warn_share": Limit(
+            0.72, "of the link's rate", "healthy links: 0.73 (Gen3) to 0.88 (Gen5), Azure, nvbandwidth"
+        ),
+        "fail_share": Limit(0.60, "of the link's rate", "below all floors of AzNHC, which are 0.60 to 0.76"),
+        "peer_warn_share": Limit(0.85, "of the others' median", "gpudoctor's own choice: alike links differ by 5 %"),
+        "peer_fail_share": Limit(0.60, "of the others' median", "gpudoctor's own choice"),
+    },
+)
+def host(case: Case) -> Iterator[Finding]:
+    """Judge the slower direction of each GPU, copying alone, by its link and by its peers on equal links."""
+    yield from judged_problems(case, "link")
+    links = case.measurements.host_links
+    if not links:
+        if not problems_of(case, "link"):
+            yield absent(case, "link", "copies between host and GPU")
+        return
+    for link in links:
+        yield _judged(case, link, links)
+    yield from silent(case, "link", (link.rank for link in links), "copies between host and GPU")
+
+
+def _judged(case: Case, link: HostLink, links: Sequence[HostLink]) -> Finding:
+    subject, gpu = rank_subject(case, link.rank), rank_gpu(case, link.rank)
+    text = f"host to GPU {link.h2d_alone_gb_s:.3g} GB/s, GPU to host {link.d2h_alone_gb_s:.3g} GB/s"
+    evidence = _evidence(case, link, gpu)
+    if link.wrong_bytes:
+        return fail(
+            subject,
+            Found(f"{link.wrong_bytes} bytes came back changed from the GPU", link.wrong_bytes, "bytes"),
+            "every byte as it was sent",
+            *evidence,
+            likely="the PCIe link, the GPU's memory or the host's memory corrupts data",
+            advice=(
+                Advice("Look for link and memory errors.", "gpudoctor check pcie.errors gpu.ecc gpu.xid"),
+                Advice("Take the GPU out of training until it is found: reseat it, then swap it."),
+            ),
+        )
+    if gpu is None:
+        return unknown(subject, f"{text}, not judged: it is not known which GPU this was", *evidence)
+    if known(gpu.settings.confidential_compute) is True:
+        return skip(subject, f"{text}, not judged: confidential computing encrypts every copy")
+    in_use = _link_in_use(case, gpu, link)
+    bars = _bars(case, link, links, gpu, in_use)
+    lower = _lower_generation(case, gpu, in_use, links)
+    found = Found(text, round(_slower(link), 2), "GB/s")
+    bad = [(bar, kind) for bar in bars if (kind := _verdict(case, bar, gpu)) != "ok"]
+    if (bad or lower) and (others := strangers(case, link.rank)):
+        return unknown(subject, f"{text}: slow, but {others}: too disturbed to judge", *evidence)
+    if bad:
+        bar, kind = min(bad, key=lambda one: (one[1] != "fail", one[0].share))
+        judge = fail if kind == "fail" else warn
+        return judge(
+            subject,
+            found,
+            _expected(case, bar, gpu, kind),
+            *evidence,
+            likely=_likely(case, link, gpu),
+            advice=_steps(gpu),
+        )
+    if lower is not None:
+        # where the bridges are not the real ones, neither is what the slot is said to do
+        judge = fail if lower.startswith("the others") and hidden_bridges(case, gpu) is None else warn
+        named = describe(*in_use) if in_use else "PCIe"
+        return judge(subject, Found(f"{named} under load ({text})"), lower, *evidence, advice=_steps(gpu))
+    if not bars:
+        why = "neither the link nor a GPU of the same model beside it says what to expect"
+        return skip(subject, f"{text}, not judged: {why}")
+    return ok(subject, found, _expected(case, bars[0], gpu, "warn"), *evidence)
+
+
+def _slower(link: HostLink) -> float:
+    return min(link.h2d_alone_gb_s, link.d2h_alone_gb_s)
+
+
+def _link_in_use(case: Case, gpu: Gpu, link: HostLink) -> tuple[int, int] | None:
+    """Generation and lanes while it copied; None where nothing says so, or what does is disproved by the figures.
+
+    Sampling once in a while may have met the link only at rest, where it is slowed down.
+    """
+    if on_c2c(gpu):
+        return None
+    load = load_of(case, gpu, "link")
+    sampled, lanes = (highest_of(load, n) if load else None for n in ("pcie_generation", "pcie_width"))
+    width = known(gpu.pcie.width)
+    fastest = max(link.h2d_alone_gb_s, link.d2h_alone_gb_s)
+    tries = ((sampled, lanes or width), (sampled, width), (generation_reachable(gpu), width))
+    for generation, count in tries:
+        if generation and count:
+            carries = link_gb_s(int(generation), int(count))
+            if carries is not None and fastest <= carries:
+                return int(generation), int(count)
+    return None
+
+
+def _bars(
+    case: Case, link: HostLink, links: Sequence[HostLink], gpu: Gpu, in_use: tuple[int, int] | None
+) -> list[_Bar]:
+    bars = []
+    # from another socket the way between the sockets is measured too
+    may_fail = link.near_cpus is not False
+    carries = link_gb_s(*in_use) if in_use else None
+    if in_use and carries:
+        proven = in_use[0] < _UNPROVEN_GENERATION
+        bars.append(_Bar(_slower(link) / carries, carries, "", f"{describe(*in_use)} carries", may_fail and proven))
+    group = next(ranks for ranks in by_model(case, [other.rank for other in links]) if link.rank in ranks)
+    alike = {
+        other.rank: _slower(other)
+        for other in links
+        if other.rank in group
+        and (peer := rank_gpu(case, other.rank)) is not None
+        and _link_in_use(case, peer, other) == in_use
+    }
+    ratio = against_others(link.rank, alike)
+    if ratio is not None:
+        bars.append(_Bar(ratio, _slower(link) / ratio, "peer_", "the others of this model reach", may_fail))
+    return bars
+
+
+def _verdict(case: Case, bar: _Bar, gpu: Gpu) -> str:
+    if bar.may_fail and bar.share < case.limit(HOST, f"{bar.limit}fail_share", gpu):
+        return "fail"
+    return "warn" if bar.share < case.limit(HOST, f"{bar.limit}warn_share", gpu) else "ok"
+
+
+def _expected(case: Case, bar: _Bar, gpu: Gpu, kind: str) -> Expected:
+    name = f"{bar.limit}{kind}_share"
+    limit = case.limit(HOST, name, gpu)
+    floor = bar.of_gb_s * limit
+    text = f"at least {floor:.3g} GB/s: {limit:.0%} of the {bar.of_gb_s:.3g} GB/s that {bar.what}"
+    return Expected(text, ">=", round(floor, 2), "GB/s", case.limit_source(HOST, name, gpu))
+
+
+def _lower_generation(case: Case, gpu: Gpu, in_use: tuple[int, int] | None, links: Sequence[HostLink]) -> str | None:
+    """What the link should have come up to under load, where it did not; begins with "the others" where they did."""
+    reachable = generation_reachable(gpu)
+    if in_use is None or reachable is None or in_use[0] >= reachable:
+        return None
+    others = [
+        theirs[0]
+        for other in links
+        if (peer := rank_gpu(case, other.rank)) is not None
+        and peer.name == gpu.name
+        and peer.index != gpu.index
+        and (theirs := _link_in_use(case, peer, other)) is not None
+    ]
+    if others and min(others) >= reachable:
+        return f"the others run at Gen{min(others)} under load, and so can GPU and slot here"
+    return f"Gen{reachable}, which GPU and slot can do"
+
+
+def _evidence(case: Case, link: HostLink, gpu: Gpu | None) -> tuple[Evidence, ...]:
+    mib = link.size_bytes / 2**20
+    shown = [Evidence("alone", f"{link.h2d_alone_gb_s:.2f} GB/s in, {link.d2h_alone_gb_s:.2f} GB/s out ({mib:g} MiB)")]
+    inward, outward = link.h2d_together_gb_s, link.d2h_together_gb_s
+    if not isinstance(inward, Missing) and not isinstance(outward, Missing):
+        sharing = _sharing(case, gpu) if gpu else ""
+        shown.append(Evidence("all GPUs at once", f"{inward:.2f} GB/s in, {outward:.2f} GB/s out{sharing}"))
+    if link.near_cpus is False:
+        shown.append(Evidence("CPUs", "none of those near the GPU may be used: copied from another NUMA node"))
+    load = load_of(case, gpu, "link") if gpu else None
+    if load is not None and load.counters.get("pcie_replays"):
+        shown.append(Evidence("PCIe replays while it copied", str(load.counters["pcie_replays"])))
+    return tuple(shown)
+
+
+def _sharing(case: Case, gpu: Gpu) -> str:
+    """With whom it shares a bridge, and so the way to the host: all at once they have to be slower."""
+    bridges = {hop.bus_id for hop in (known(gpu.pcie.path) or ())[1:]}
+    others = [
+        other
+        for other in case.gpus
+        if other.index != gpu.index and bridges & {hop.bus_id for hop in (known(other.pcie.path) or ())[1:]}
+    ]
+    return f"; shares its way to the host with {names_of(others)}" if others else ""
+
+
+def _likely(case: Case, link: HostLink, gpu: Gpu) -> str:
+    if link.near_cpus is False:
+        return "the copies crossed from another CPU socket: this job may not use CPUs near the GPU"
+    load = load_of(case, gpu, "link")
+    if load is not None and load.counters.get("pcie_replays"):
+        return "the link repeats packets: a bad contact, riser or cable"
+    return "a bad contact, riser or slot; host memory with few channels; or the IOMMU in the way"
+
+
+def _steps(gpu: Gpu) -> tuple[Advice, ...]:
+    return (
+        Advice("Look at the link and everything above it.", "gpudoctor check pcie topology -v"),
+        Advice("See what was negotiated.", f"sudo lspci -vvs {gpu.bus_id} | grep -e LnkCap -e LnkSta"),
+        Advice("Reseat the card or its riser; swap it with another and see whether the slowness moves."),
+    )

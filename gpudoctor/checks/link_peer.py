@@ -1,0 +1,243 @@
+"""link.peer: copies between every two GPUs, whether they arrive right, and how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    Status,
+    Subject,
+    fail,
+    of_gpu,
+    of_pair,
+    ok,
+    skip,
+    unknown,
+    unread,
+    warn,
+)
+from gpudoctor.checks.link_host import HOST
+from gpudoctor.checks.peer_classes import Joined, joined_pairs
+from gpudoctor.checks.probe_outcome import absent, not_judged, problems_of, ranks_in_words
+from gpudoctor.checks.registry import check
+from gpudoctor.checks.siblings import strangers
+from gpudoctor.checks.under_load import middle
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import known
+
+PEER = "link.peer"
+_WHAT = "copies between GPUs"
+_LEAST_TO_COMPARE = 3
+_STEPS = (
+    Advice("Look at the links between the GPUs, and at what stands in the way.", "gpudoctor check nvlink pcie -v"),
+    Advice("See the matrix that the driver knows.", "nvidia-smi topo -m; nvidia-smi topo -p2p r"),
+)
+
+
+class _Slow(msgspec.Struct, frozen=True):
+    """A pair below a limit: which one, and what the limit is a share of."""
+
+    pair: Joined
+    kind: Status
+    limit: str
+    of_gb_s: float
+    what: str
+
+
+@check(
+    PEER,
+    title="Every GPU reaches every other fast, and every byte arrives right",
+    level="full",
+    needs_gpu=False,
+    limits={
+        "nvlink_warn_share": Limit(
+            0.75, "of the line rate", "copies reach 0.80 to 0.92 of it; AzNHC's floors 0.74, 0.78"
+        ),
+        "nvlink_fail_share": Limit(0.60, "of the line rate", "gpudoctor's own choice: below every published figure"),
+        "class_warn_share": Limit(0.90, "of the other pairs of its kind", "gpudoctor's own: such pairs differ by 3 %"),
+        "class_fail_share": Limit(0.75, "of the other pairs of its kind", "gpudoctor's own: a quarter of the links"),
+    },
+)
+def peer(case: Case) -> Iterator[Finding]:
+    """Fail wrong data and closed NVLink paths; judge the rate by the NVLinks' line rate and by alike pairs."""
+    yield from not_judged(case, "link", _WHAT, HOST)
+    links, broken = case.measurements.peer_links, problems_of(case, "link")
+    why_not = case.measurements.not_run.get("peer")
+    if not links:
+        if why_not is not None:
+            yield unread(NODE, _WHAT, why_not)
+        elif not broken:
+            launch = case.measurements.launch
+            alone = launch is not None and launch.world_size == 1 and bool(case.measurements.host_links)
+            yield skip(NODE, f"{_WHAT}: one GPU, there is no other") if alone else absent(case, "link", _WHAT)
+        return
+    count = len({link.source for link in links} | {link.target for link in links})
+    launch = case.measurements.launch
+    expected = launch.world_size * (launch.world_size - 1) if launch else count * (count - 1)
+    if len(links) < expected and not broken:
+        text = f"{len(links)} of {expected} directions were measured"
+        yield unknown(NODE, text) if why_not is None else skip(NODE, f"{text}: {why_not.reason}")
+    pairs = joined_pairs(case, links)
+    if sum(len(pair.links) for pair in pairs) < len(links):
+        yield unknown(NODE, f"{_WHAT}: of some ranks it is not known which GPU they had")
+    bad = [pair for pair in pairs if pair.wrong_elements]
+    for pair in bad:
+        yield _wrong(pair)
+    if not bad and pairs and not broken:
+        text = f"{ranks_in_words(case, count)}: every byte of {len(links)} copies arrived right"
+        yield ok(NODE, Found(text, 0, "wrong elements"))
+    closed = [pair for pair in pairs if pair.nvlinks and pair.p2p_off and not _confidential(case, pair)]
+    for pair in closed:
+        yield _closed(pair)
+    yield from _speeds(case, [pair for pair in pairs if pair not in closed and pair not in bad])
+
+
+def _confidential(case: Case, pair: Joined) -> bool:
+    gpus = (gpu for gpu in case.node.gpus if gpu.index in pair.gpus)
+    return any(known(gpu.settings.confidential_compute) is True for gpu in gpus)
+
+
+def _wrong(pair: Joined) -> Finding:
+    total = sum(link.size_bytes // 4 for link in pair.links)
+    return fail(
+        of_pair(*pair.gpus),
+        Found(
+            f"{pair.wrong_elements} of {total} elements arrived changed ({pair.kind})", pair.wrong_elements, "elements"
+        ),
+        "every element as it was sent",
+        *_figures(pair),
+        likely="the IOMMU or ACS redirects peer-to-peer writes, or a link or memory corrupts data",
+        advice=(
+            Advice("Look at what stands between them.", "gpudoctor check pcie.acs pcie.errors nvlink gpu.ecc"),
+            Advice("Until it is found, take the node out of training: gradients would arrive wrong."),
+        ),
+    )
+
+
+def _closed(pair: Joined) -> Finding:
+    return fail(
+        of_pair(*pair.gpus),
+        Found(f"CUDA lets them not reach each other, though {pair.nvlinks} NVLinks join them", "P2P off"),
+        "peer-to-peer over NVLink",
+        *_figures(pair),
+        likely="the fabric manager does not run, or a driver setting switches peer-to-peer off",
+        advice=(
+            Advice("Look at the fabric.", "gpudoctor check nvlink; systemctl status nvidia-fabricmanager"),
+            *_STEPS,
+        ),
+    )
+
+
+def _speeds(case: Case, pairs: Sequence[Joined]) -> Iterator[Finding]:
+    for kind in dict.fromkeys(pair.alike for pair in pairs):
+        members = [pair for pair in pairs if pair.alike == kind]
+        rates = [pair.gb_s for pair in members]
+        span = f"{min(rates):.3g}" if len(rates) == 1 else f"{min(rates):.3g} to {max(rates):.3g}"
+        pairs_text = f"{len(members)} pair{'s' if len(members) > 1 else ''} over {members[0].kind}: {span} GB/s one way"
+        if any(_confidential(case, pair) for pair in members):
+            yield skip(NODE, f"{pairs_text}, not judged: confidential computing encrypts the traffic")
+            continue
+        judged = members[0].line_gb_s is not None or len(members) >= _LEAST_TO_COMPARE
+        if not judged:
+            yield skip(NODE, f"{pairs_text}, not judged: too few pairs of this kind to compare")
+            continue
+        slow = [found for pair in members if (found := _slow(case, pair, members)) is not None]
+        if slow:
+            yield from _told(case, slow, members)
+        else:
+            yield ok(NODE, Found(pairs_text, round(min(rates), 1), "GB/s"), _expectation(case, members))
+
+
+def _slow(case: Case, pair: Joined, members: Sequence[Joined]) -> _Slow | None:
+    yardsticks = []
+    if pair.line_gb_s:
+        yardsticks.append(("nvlink", pair.line_gb_s, f"their {pair.nvlinks} NVLinks carry", pair.certain))
+    usual = middle(other.gb_s for other in members if other is not pair)
+    if usual and len(members) >= _LEAST_TO_COMPARE:
+        # through the CPUs' own fabric alike pairs may differ by how the board is made
+        yardsticks.append(("class", usual, f"the other pairs over {pair.kind} reach", pair.direct))
+    worst: _Slow | None = None
+    for name, of_gb_s, what, may_fail in yardsticks:
+        share = pair.gb_s / of_gb_s
+        if may_fail and share < case.limit(PEER, f"{name}_fail_share"):
+            return _Slow(pair, Status.FAIL, f"{name}_fail_share", of_gb_s, what)
+        if worst is None and share < case.limit(PEER, f"{name}_warn_share"):
+            worst = _Slow(pair, Status.WARN, f"{name}_warn_share", of_gb_s, what)
+    return worst
+
+
+def _told(case: Case, slow: Sequence[_Slow], members: Sequence[Joined]) -> Iterator[Finding]:
+    """One finding for each slow pair; where one GPU is in all of them, and slow to every other, one for that GPU."""
+    common = set.intersection(*(set(found.pair.gpus) for found in slow))
+    for index in common if len(slow) > 1 else ():
+        whole = sum(index in pair.gpus for pair in members) == len(slow)
+        gpu = next((gpu for gpu in case.node.gpus if gpu.index == index), None)
+        if whole and gpu is not None:
+            worst = min(slow, key=lambda found: (found.kind is not Status.FAIL, found.pair.gb_s))
+            text = f"copies to and from all {len(slow)} others are slow: {worst.pair.gb_s:.3g} GB/s"
+            yield _finding(case, of_gpu(gpu), worst, text, [e for found in slow for e in _figures(found.pair)], [gpu])
+            return
+    for found in slow:
+        ends = [gpu for gpu in case.node.gpus if gpu.index in found.pair.gpus]
+        text = f"{found.pair.gb_s:.3g} GB/s one way over {found.pair.kind}"
+        yield _finding(case, of_pair(*found.pair.gpus), found, text, _figures(found.pair), ends)
+
+
+def _finding(
+    case: Case, subject: Subject, slow: _Slow, text: str, evidence: Sequence[Evidence], gpus: Sequence[Gpu]
+) -> Finding:
+    launch = case.measurements.launch
+    ranks = [info.rank for info in launch.ranks if info.uuid in {known(gpu.uuid) for gpu in gpus}] if launch else []
+    others = next((words for rank in ranks if (words := strangers(case, rank))), None)
+    if others:
+        return unknown(subject, f"{text}: slow, but {others}: too disturbed to judge", *evidence)
+    limit = case.limit(PEER, slow.limit)
+    floor = limit * slow.of_gb_s
+    expected = Expected(
+        f"at least {floor:.3g} GB/s: {limit:.0%} of the {slow.of_gb_s:.3g} GB/s that {slow.what}",
+        ">=",
+        round(floor, 2),
+        "GB/s",
+        case.limit_source(PEER, slow.limit),
+    )
+    judge = fail if slow.kind is Status.FAIL else warn
+    likely = (
+        "an NVLink is down or retries, or a bridge sits badly"
+        if slow.pair.nvlinks
+        else "a narrow or bad PCIe link of one of them, or traffic that goes up to the CPU (ACS, IOMMU)"
+    )
+    found = Found(text, round(slow.pair.gb_s, 2), "GB/s")
+    return judge(subject, found, expected, *evidence, likely=likely, advice=_STEPS)
+
+
+def _expectation(case: Case, members: Sequence[Joined]) -> Expected:
+    line = members[0].line_gb_s
+    if line is None:
+        share = case.limit(PEER, "class_warn_share")
+        return Expected(f"each at least {share:.0%} of the others", source=case.limit_source(PEER, "class_warn_share"))
+    floor = line * case.limit(PEER, "nvlink_warn_share")
+    text = f"at least {floor:.3g} GB/s, of a line rate of {line:g} GB/s"
+    return Expected(text, ">=", round(floor, 2), "GB/s", case.limit_source(PEER, "nvlink_warn_share"))
+
+
+def _figures(pair: Joined) -> list[Evidence]:
+    shown = []
+    for link in pair.links:
+        both = known(link.both_ways_gb_s)
+        text = f"{link.gb_s:.2f} GB/s" + (f", both ways {both:.2f} GB/s" if both is not None else "")
+        p2p = (
+            {True: ", P2P on", False: ", P2P off"}.get(known(link.p2p) is True, "")
+            if known(link.p2p) is not None
+            else ""
+        )
+        shown.append(Evidence(f"copy from rank {link.source} to rank {link.target}", text + p2p))
+    return shown

@@ -1,0 +1,78 @@
+"""Ranks whose GPUs are of one model: what one of them reaches is the yardstick for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from gpudoctor.checks.case import Case
+from gpudoctor.checks.finding import Finding, unknown
+from gpudoctor.checks.probe_outcome import on_gpus, problems_of, rank_gpu, rank_subject
+from gpudoctor.checks.straggler import causes
+from gpudoctor.checks.under_load import load_of, middle
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import known
+
+
+def silent(case: Case, probe: str, measured: Iterable[int], what: str) -> Iterator[Finding]:
+    """An `unknown` for each rank that brought no figures, where no problem of the probe says why."""
+    launch, have = case.measurements.launch, set(measured)
+    if launch is None or problems_of(case, probe):
+        return
+    for rank in range(launch.world_size):
+        if rank not in have:
+            yield unknown(rank_subject(case, rank), f"{what}: this rank brought no figures")
+
+
+def by_model(case: Case, ranks: Iterable[int]) -> list[tuple[int, ...]]:
+    """The ranks grouped by their GPU's name, memory and PCI id: models of one name may differ in the others.
+
+    CPU ranks are all alike; a GPU that the facts do not hold is like no other.
+    """
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for rank in ranks:
+        gpu = rank_gpu(case, rank)
+        unlike = (rank,) if on_gpus(case) else ()
+        key = (known(gpu.name), known(gpu.memory_total_mib), known(gpu.pci_device_id)) if gpu else unlike
+        groups.setdefault(key, []).append(rank)
+    return [tuple(group) for group in groups.values()]
+
+
+def against_others(rank: int, figures: Mapping[int, float]) -> float | None:
+    """This rank's figure over the median of the others'; None where there are no others."""
+    usual = middle(value for other, value in figures.items() if other != rank)
+    return figures[rank] / usual if usual else None
+
+
+def reasons(case: Case, rank: int, group: Sequence[int], during: str) -> list[str]:
+    """What facts and telemetry show that could make this rank's GPU slower than the rest of its group."""
+    gpu = rank_gpu(case, rank)
+    if gpu is None:
+        return []
+    peers = _others(case, rank, group)
+    loads = [load for peer in peers if (load := load_of(case, peer, during)) is not None]
+    return causes(gpu, peers, load_of(case, gpu, during), loads)
+
+
+def strangers(case: Case, rank: int) -> str | None:
+    """Who else computes on this rank's GPU, in words: its figures say nothing then."""
+    gpu = rank_gpu(case, rank)
+    others = [p for p in (known(gpu.processes) or ()) if not p.is_own and "C" in p.kind] if gpu else []
+    return f"pid {', '.join(str(p.pid) for p in others[:3])} uses the GPU too" if others else None
+
+
+def set_slower(case: Case, rank: int, group: Sequence[int]) -> str | None:
+    """A setting that makes this GPU slow on purpose, in words; it has a check of its own."""
+    gpu = rank_gpu(case, rank)
+    if gpu is None:
+        return None
+    limit_w, usual_w = known(gpu.power.limit_w), known(gpu.power.default_limit_w)
+    for peer in _others(case, rank, group):
+        usual_w = max(usual_w or 0.0, known(peer.power.limit_w) or 0.0)
+    if limit_w is not None and usual_w and limit_w < usual_w * 0.98:
+        return f"its power limit is set to {limit_w:g} W, where {usual_w:g} W are usual"
+    set_clocks = {"application-clocks", "display-clocks"} & set(known(gpu.clocks.event_reasons) or ())
+    return "its clocks are held down by a setting" if set_clocks else None
+
+
+def _others(case: Case, rank: int, group: Sequence[int]) -> list[Gpu]:
+    return [gpu for other in group if other != rank and (gpu := rank_gpu(case, other)) is not None]

@@ -1,0 +1,184 @@
+"""train.balance: which rank is slower than the others, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.probe_outcome import not_judged, rank_gpu, rank_subject, ranks_in_words
+from gpudoctor.checks.registry import check
+from gpudoctor.checks.straggler import Deviation, SlowData, Thresholds, causes, deviations, shared_with, slow_data
+from gpudoctor.checks.train_sync import SYNC, no_training
+from gpudoctor.checks.under_load import load_of
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.measurements import Training, TrainRank
+from gpudoctor.facts.missing import known
+
+BALANCE = "train.balance"
+_SIMULATED = "simulation of 20 000 runs: false alarms at most 0.01 % at 1.10"
+_LIMITS = ("warn_ratio", "fail_ratio", "excess_ms", "last_in_share", "data_excess_ms")
+
+
+@check(
+    BALANCE,
+    title="No rank is slower than the others",
+    level="standard",
+    needs_gpu=False,
+    limits={
+        "warn_ratio": Limit(1.10, "of the others' median", _SIMULATED),
+        "fail_ratio": Limit(1.20, "of the others' median", _SIMULATED),
+        "excess_ms": Limit(1.0, "ms", "differences below this are scheduling noise"),
+        "last_in_share": Limit(0.8, "of the steps", "an innocent rank comes last in 1 of n steps; at most 40 % seen"),
+        "data_excess_ms": Limit(3.0, "ms", "gpudoctor's own choice: about as long as a scheduler keeps a process off"),
+    },
+)
+def balance(case: Case) -> Iterator[Finding]:
+    """Name the rank whose compute or data time stands out, with its cause where facts show one."""
+    training = case.measurements.training
+    if training is None:
+        yield from no_training(case, "balance of the ranks")
+        return
+    yield from not_judged(case, "train", "balance of the ranks", SYNC)
+    if len(training.ranks) < 2:
+        yield skip(NODE, f"{ranks_in_words(case, len(training.ranks))}: nothing to compare with")
+        return
+    limits = Thresholds(*(case.limit(BALANCE, name) for name in _LIMITS))
+    even: list[Deviation] = []
+    clean = True
+    for group in _groups(case, training):
+        if len(group) == 1:
+            yield skip(rank_subject(case, group[0].rank), "the only GPU of its model here: nothing to compare with")
+            continue
+        for late in slow_data(group, limits):
+            yield _late_data(case, late)
+            clean = False
+        for deviation in deviations(training, group, limits):
+            if deviation.verdict == "even":
+                even.append(deviation)
+                continue
+            # beside a rank that could not be judged, the others' evenness is no pass
+            clean = clean and deviation.verdict != "noisy"
+            yield _uneven(case, training, deviation)
+    if even and clean:
+        yield _evenness(case, training, even, limits)
+
+
+def _groups(case: Case, training: Training) -> list[list[TrainRank]]:
+    """Ranks by GPU model: different models are compared only with their like."""
+    groups: dict[str | None, list[TrainRank]] = {}
+    for rank in training.ranks:
+        gpu = rank_gpu(case, rank.rank)
+        groups.setdefault(known(gpu.name) if gpu else None, []).append(rank)
+    return list(groups.values())
+
+
+def _evenness(case: Case, training: Training, even: list[Deviation], limits: Thresholds) -> Finding:
+    slowest = max(even, key=lambda d: d.ratio)
+    which = "every rank" if len(even) == len(training.ranks) else f"{len(even)} of {len(training.ranks)} ranks"
+    text = f"{which} within {max(slowest.ratio, 1.0):.2f} x of the others' compute time"
+    who = ranks_in_words(case, training.world_size)
+    return ok(
+        NODE, Found(f"{who}: {text}", round(slowest.ratio, 3), "ratio"), Expected(f"below {limits.warn_ratio:g} x")
+    )
+
+
+def _late_data(case: Case, late: SlowData) -> Finding:
+    rank = late.rank
+    name = f"{late.verdict}_ratio"
+    limit = case.limit(BALANCE, name)
+    text = (
+        f"waits {rank.data_ms:.1f} ms for each batch, the others {late.usual_ms:.1f} ms: {late.ratio:.2f} x their step"
+    )
+    return (fail if late.verdict == "fail" else warn)(
+        rank_subject(case, rank.rank),
+        Found(text, round(late.ratio, 3), "ratio"),
+        Expected(f"below {limit:g} x", "<", limit, "ratio", case.limit_source(BALANCE, name)),
+        Evidence("data", f"{rank.data_ms:.2f} ms a batch, the last to have it in {_share(rank)} of the steps"),
+        Evidence("compute", f"{rank.compute_ms:.2f} ms a step"),
+        likely="slow data: its loader, the storage it reads from, or the CPUs that it may use",
+        advice=_host_steps(),
+    )
+
+
+def _share(rank: TrainRank) -> str:
+    share = known(rank.slowest_data_share)
+    return "an unknown share" if share is None else f"{share:.0%}"
+
+
+def _uneven(case: Case, training: Training, deviation: Deviation) -> Finding:
+    rank, gpu = deviation.rank, rank_gpu(case, deviation.rank.rank)
+    subject = rank_subject(case, rank.rank)
+    evidence = (
+        Evidence("compute", f"{rank.compute_ms:.2f} ms, again {rank.compute_again_ms:.2f} ms"),
+        Evidence("came last", f"{rank.last_in_share:.0%} of the steps, {rank.lateness_ms:.2f} ms after the first"),
+        Evidence("host", f"enqueueing {rank.host_ms:.2f} ms, fetching a batch {rank.data_ms:.2f} ms"),
+        *_swap(training, rank),
+    )
+    text = f"computes {deviation.ratio:.2f} x as long as the others ({rank.compute_ms:.1f} ms a step)"
+    if deviation.verdict == "noisy":
+        reason = f"too noisy to judge: it {text}, but {deviation.why}"
+        return unknown(subject, reason, *evidence, advice=("Repeat it while nothing else runs on the node.",))
+    if deviation.verdict == "late":
+        return warn(
+            subject,
+            f"computes like the others, but comes {deviation.why} to the collective",
+            "all ranks arrive together",
+            *evidence,
+            likely="its process is held up on the host: data loading, CPU affinity, or another process on its cores",
+            advice=_host_steps(),
+        )
+    name = f"{deviation.verdict}_ratio"
+    limit = case.limit(BALANCE, name, gpu)
+    judge = fail if deviation.verdict == "fail" and not (gpu and shared_with(gpu)) else warn
+    likely, on_host = _why(case, training, deviation, gpu)
+    advice = (
+        Advice("Look at its clocks, temperature, power and link.", "gpudoctor check gpu pcie -v"),
+        Advice("Swap it with another GPU, or take it out of the job, and see whether the slowness moves."),
+    )
+    return judge(
+        subject,
+        Found(text, round(deviation.ratio, 3), "ratio"),
+        Expected(f"below {limit:g} x", "<", limit, "ratio", case.limit_source(BALANCE, name, gpu)),
+        *evidence,
+        likely=likely,
+        advice=_host_steps() if on_host else advice,
+    )
+
+
+def _why(case: Case, training: Training, deviation: Deviation, gpu: Gpu | None) -> tuple[str, bool]:
+    """The likely cause, and whether it is to be looked for on the host."""
+    number = deviation.rank.rank
+    if gpu is None:
+        return "the host is slow for this rank: few or busy CPUs, or a CPU quota", True
+    peers = [g for r in training.ranks if r.rank != number and (g := rank_gpu(case, r.rank)) is not None]
+    loads = [load for peer in peers if (load := load_of(case, peer, "train")) is not None]
+    reasons = causes(gpu, peers, load_of(case, gpu, "train"), loads)
+    swap = training.swap if training.swap is not None and training.swap.suspect == number else None
+    if swap is not None and swap.suspect_on_partners_gpu_ms >= swap.suspect_ms * 0.95:
+        return "it stays slow on another GPU: its process is slow on the host (few or busy CPUs, far NUMA node)", True
+    if reasons:
+        return "; ".join(reasons), False
+    if swap is not None and swap.partner_on_suspects_gpu_ms >= swap.suspect_ms * 0.95:
+        return "another process is as slow on it: the GPU itself is slow, and no reading explains it", False
+    if deviation.host_bound:
+        return "the host is slow for this rank: few or busy CPUs, or a CPU quota", True
+    return "no reading explains it: the GPU itself is slow", False
+
+
+def _swap(training: Training, rank: TrainRank) -> tuple[Evidence, ...]:
+    swap = training.swap
+    if swap is None or swap.suspect != rank.rank:
+        return ()
+    text = (
+        f"on the GPU of rank {swap.partner} it takes {swap.suspect_on_partners_gpu_ms:.2f} ms, "
+        f"and rank {swap.partner} on its GPU {swap.partner_on_suspects_gpu_ms:.2f} ms (own: {swap.partner_ms:.2f} ms)"
+    )
+    return (Evidence("GPUs swapped", text),)
+
+
+def _host_steps() -> tuple[Advice, ...]:
+    return (
+        Advice("See what runs on its CPUs.", "gpudoctor check host topology -v"),
+        Advice("Give every rank its own cores, near its GPU, and enough of them."),
+    )

@@ -1,0 +1,66 @@
+"""train.memory: whether every rank uses the same amount of GPU memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
+from gpudoctor.checks.probe_outcome import not_judged, rank_subject, ranks_in_words
+from gpudoctor.checks.registry import check
+from gpudoctor.checks.train_sync import SYNC, no_training
+from gpudoctor.facts.missing import Missing
+
+MEMORY = "train.memory"
+
+
+@check(
+    MEMORY,
+    title="Every rank uses the same amount of GPU memory",
+    level="standard",
+    needs_gpu=False,
+    limits={
+        "spread_share": Limit(0.02, "of the median", "equal work allocates equally; 2 % for fragmentation"),
+        "spread_mib": Limit(256, "MiB", "gpudoctor's own choice: NCCL's buffers differ a little by rank"),
+    },
+)
+def memory(case: Case) -> Iterator[Finding]:
+    """Warn where a rank's peak is off the others' median by more than the larger of the two limits."""
+    training = case.measurements.training
+    if training is None:
+        yield from no_training(case, "memory of the ranks")
+        return
+    yield from not_judged(case, "train", "memory of the ranks", SYNC)
+    if training.device == "cpu":
+        yield skip(NODE, f"{ranks_in_words(case, training.world_size)}: no GPU memory to compare")
+        return
+    if len(training.ranks) < 2:
+        yield skip(NODE, "one rank: nothing to compare with")
+        return
+    peaks: dict[int, float] = {}
+    for rank in training.ranks:
+        if isinstance(rank.memory_peak_mib, Missing):
+            yield unread(rank_subject(case, rank.rank), "peak memory", rank.memory_peak_mib)
+        else:
+            peaks[rank.rank] = rank.memory_peak_mib
+    if len(peaks) < 2:
+        return
+    from statistics import median  # not at the top: it costs start-up time
+
+    usual_mib = median(peaks.values())
+    room_mib = max(case.limit(MEMORY, "spread_share") * usual_mib, case.limit(MEMORY, "spread_mib"))
+    odd = {rank: mib for rank, mib in peaks.items() if abs(mib - usual_mib) > room_mib}
+    for number, mib in odd.items():
+        yield warn(
+            rank_subject(case, number),
+            Found(f"{mib:.0f} MiB at peak", round(mib), "MiB"),
+            Expected(f"{usual_mib:.0f} MiB, within {room_mib:.0f} MiB", "==", round(usual_mib), "MiB", "other ranks"),
+            Evidence("torch.cuda.max_memory_allocated", f"{mib:.0f} MiB"),
+            likely="work or buffers of other ranks on this GPU",
+            advice=(
+                Advice("See which processes sit on it.", "nvidia-smi"),
+                Advice("In your own code load checkpoints with map_location to the rank's own device."),
+            ),
+        )
+    if not odd:
+        yield ok(NODE, Found(f"{usual_mib:.0f} MiB at peak on every rank", round(usual_mib), "MiB"))

@@ -1,0 +1,187 @@
+"""train.scaling and train.bucket: what the step loses when all ranks work together, and to what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import log2
+
+import msgspec
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, unread, warn
+from gpudoctor.checks.probe_outcome import not_judged, rank_gpu, ranks_in_words
+from gpudoctor.checks.registry import check
+from gpudoctor.checks.train_sync import SYNC, no_training
+from gpudoctor.facts.measurements import Training
+from gpudoctor.facts.missing import Missing, known
+
+SCALING, BUCKET = "train.scaling", "train.bucket"
+_DEFAULT_BUCKET_MB = 25
+
+
+class Split(msgspec.Struct, frozen=True):
+    """Where the efficiency goes: their product is the efficiency, exactly.
+
+    `concurrency`: a rank's compute time alone, over that while all compute (shared power, memory,
+    cores); `balance`: mean over the slowest rank's compute time; `communication`: the rest, which
+    is what exchanging gradients adds to a step.
+    """
+
+    concurrency: float
+    balance: float
+    communication: float
+
+
+def split_of(training: Training, efficiency: float) -> Split | None:
+    """The efficiency taken apart; None where the solo times of the ranks are not known.
+
+    With C the compute time and T the step time, alone or with all: T_alone / T_all =
+    [mean C_alone / mean C_all] x [mean C_all / max C_all] x [(max C_all / T_all) / (mean C_alone / T_alone)].
+    The first two factors as in the POP efficiency model.
+    """
+    solo_ms = [ms for r in training.ranks if (ms := known(r.solo_compute_ms))]
+    together_ms = [r.compute_ms for r in training.ranks]
+    if len(solo_ms) < len(training.ranks) or min(together_ms, default=0.0) <= 0:
+        return None
+    mean_ms = sum(together_ms) / len(together_ms)
+    concurrency = sum(solo_ms) / len(solo_ms) / mean_ms
+    balance = mean_ms / max(together_ms)
+    return Split(concurrency, balance, efficiency / (concurrency * balance))
+
+
+@check(
+    SCALING,
+    title="All GPUs together are worth nearly their number",
+    level="standard",
+    needs_gpu=False,
+    limits={
+        "efficiency_2": Limit(0.95, "efficiency", "rule of thumb: 2 GPUs 1.9 x"),
+        "efficiency_4": Limit(0.88, "efficiency", "rule of thumb: 4 GPUs 3.5 x"),
+        "efficiency_8": Limit(0.81, "efficiency", "rule of thumb: 8 GPUs 6.5 x"),
+    },
+)
+def scaling(case: Case) -> Iterator[Finding]:
+    """Warn where a step with all ranks takes much longer than the same step on one rank alone."""
+    training = case.measurements.training
+    if training is None:
+        yield from no_training(case, "scaling")
+        return
+    yield from not_judged(case, "train", "scaling", SYNC)
+    who = ranks_in_words(case, training.world_size)
+    if training.world_size < 2 or not training.ranks:
+        yield skip(NODE, f"{who}: nothing to scale")
+        return
+    if isinstance(training.solo_step_ms, Missing):
+        yield unread(NODE, "the step on one rank alone", training.solo_step_ms)
+        return
+    step_ms = _step_ms(training)
+    if step_ms <= 0:
+        yield unknown(NODE, "scaling: the steps took no time, so nothing was measured")
+        return
+    efficiency = training.solo_step_ms / step_ms
+    text = f"{who}: {efficiency * training.world_size:.2f} x one rank, efficiency {efficiency:.0%}"
+    if (split := split_of(training, efficiency)) is not None:
+        text += (
+            f" = concurrency {split.concurrency:.2f} x balance {split.balance:.2f}"
+            f" x communication {split.communication:.2f}"
+        )
+    gradient = f"gradients of {training.gradient_bytes / 1e6:.3g} MB a step"
+    if training.device == "cpu":
+        yield skip(NODE, f"{text} ({gradient}), not judged")
+        return
+    if not _direct(case, training):
+        yield skip(
+            NODE, f"{text}, not judged: gradients of GPUs without NVLink or peer-to-peer pass through host memory"
+        )
+        return
+    limit = _good(case, training.world_size)
+    found = Found(f"{text} ({gradient})", round(efficiency, 3), "ratio")
+    expected = Expected(
+        f"at least {limit:.0%}", ">=", round(limit, 3), "ratio", case.limit_source(SCALING, "efficiency_2")
+    )
+    data_ms = max(r.data_ms for r in training.ranks)
+    evidence = (
+        Evidence("probe", f"step {step_ms:.2f} ms, alone {training.solo_step_ms:.2f} ms, {gradient}"),
+        Evidence("data loading", f"{data_ms:.2f} ms a batch, {data_ms / step_ms:.0%} of a step"),
+    )
+    if efficiency >= limit:
+        yield ok(NODE, found, expected, *evidence)
+        return
+    yield warn(NODE, found, expected, *evidence, likely=_likely(split), advice=_ADVICE)
+
+
+_ADVICE = (
+    Advice("Look at the paths and the slowest rank.", "gpudoctor check nvlink pcie env.nccl train.balance -v"),
+    Advice("Where the paths are as they should be: larger batches or gradient accumulation hide it."),
+)
+
+
+def _likely(split: Split | None) -> str:
+    """The largest of the three losses, in words."""
+    if split is None:
+        return "the GPUs wait for each other's gradients: a slow path between them, or one slow rank"
+    least = min(split.concurrency, split.balance, split.communication)
+    if least == split.concurrency:
+        return "each GPU computes slower while the others do: shared power, cooling, or host CPUs"
+    if least == split.balance:
+        return "one rank is slower than the others, and all wait for it"
+    return "the GPUs wait for each other's gradients: a slow path between them"
+
+
+def _step_ms(training: Training) -> float:
+    """The plain step; in reports of older versions only the measured one is known."""
+    from statistics import median  # not at the top: it costs start-up time
+
+    steady_ms = known(training.steady_step_ms)
+    return median(r.step_ms for r in training.ranks) if steady_ms is None else steady_ms
+
+
+def _direct(case: Case, training: Training) -> bool:
+    """Whether every two GPUs of the run may reach each other directly; yes where that is not known."""
+    gpus = {gpu.index for rank in training.ranks if (gpu := rank_gpu(case, rank.rank)) is not None}
+    pairs = [pair for pair in case.pairs if {pair.a, pair.b} <= gpus]
+    return all(known(pair.nvlinks) or known(pair.p2p_read) in ("OK", None) for pair in pairs)
+
+
+def _good(case: Case, ranks: int) -> float:
+    """The efficiency to expect, between 2, 4 and 8 ranks in log scale; that of 8 beyond."""
+    two, four, eight = (case.limit(SCALING, name) for name in ("efficiency_2", "efficiency_4", "efficiency_8"))
+    if ranks >= 8:
+        return eight
+    if ranks >= 4:
+        return four + (eight - four) * (log2(ranks) - 2)
+    return two + (four - two) * (log2(ranks) - 1)
+
+
+@check(
+    BUCKET,
+    title="Whether the size of DDP's gradient buckets matters here",
+    level="full",
+    needs_gpu=False,
+    limits={"gain": Limit(0.05, "of the step", "gpudoctor's own choice: less is not worth a setting")},
+)
+def bucket(case: Case) -> Iterator[Finding]:
+    """Say which bucket_cap_mb is fastest, and by how much; it is advice, never a fault."""
+    training = case.measurements.training
+    if training is None:
+        yield from no_training(case, "bucket size")
+        return
+    yield from not_judged(case, "train", "bucket size", SYNC)
+    steps_ms = {step.bucket_cap_mb: step.step_ms for step in training.buckets}
+    if training.world_size < 2 or len(steps_ms) < 2 or _DEFAULT_BUCKET_MB not in steps_ms:
+        yield skip(NODE, "bucket sizes were not tried in this run")
+        return
+    gradient_mb = training.gradient_bytes / 1e6
+    tried = ", ".join(f"{size:g} MB {ms:.2f} ms" for size, ms in steps_ms.items())
+    text = f"{ranks_in_words(case, training.world_size)}: {tried} a step, gradients of {gradient_mb:.3g} MB"
+    if training.device == "cpu":
+        yield skip(NODE, f"{text}, not judged")
+        return
+    best = min(steps_ms, key=steps_ms.__getitem__)
+    gain = 1 - steps_ms[best] / steps_ms[_DEFAULT_BUCKET_MB]
+    if gain < case.limit(BUCKET, "gain"):
+        yield ok(NODE, Found(f"{text}: it does not matter here", round(gain, 3), "ratio"))
+        return
+    yield ok(
+        NODE, Found(f"{text}: bucket_cap_mb={best:g} saves {gain:.0%} of a step of this model", round(gain, 3), "ratio")
+    )

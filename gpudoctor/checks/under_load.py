@@ -1,0 +1,133 @@
+"""What telemetry under load says of one GPU against its peers: the causes of its slowness, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gpudoctor.checks.case import Case
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import known
+from gpudoctor.facts.telemetry import GpuUnderLoad, Telemetry
+
+# Clock event reasons that slow a GPU down; source: nvml.h. hw-slowdown is set with either of the narrower ones
+_SLOWING = {
+    "hw-thermal": "HW thermal slowdown",
+    "hw-power-brake": "HW power brake",
+    "sw-thermal": "SW thermal slowdown",
+    "hw-slowdown": "HW slowdown",
+}
+_NARROWER = ("hw-thermal", "hw-power-brake")
+# Benign by themselves: every GPU at full load may show them. Only one GPU that shows them stands out
+_BENIGN = {
+    "sw-power-cap": "SW power cap",
+    "application-clocks": "application clocks setting",
+    "sync-boost": "sync boost",
+    "display-clocks": "display clock setting",
+}
+# Below this share above the peers a reason explains no rank that is 10 % slower: the clock halves at most times
+_LEAST_SHARE = 0.05
+_ALONE_SHARE, _PEERS_SHARE = 0.5, 0.1
+_HOTTER_C = 10
+
+
+def telemetry_of(case: Case, during: str) -> Telemetry | None:
+    """What was sampled while this probe ran (of several rounds, the last); None where nothing was."""
+    return next((t for t in reversed(case.measurements.telemetry) if t.during == during), None)
+
+
+def load_of(case: Case, gpu: Gpu, during: str) -> GpuUnderLoad | None:
+    """One GPU while this probe ran; None where it was not sampled."""
+    telemetry = telemetry_of(case, during)
+    sampled = telemetry.gpus if telemetry else ()
+    uuid = known(gpu.uuid)
+    return next((g for g in sampled if g.samples and (g.uuid == uuid if uuid else g.index == gpu.index)), None)
+
+
+def causes_under_load(gpu: Gpu, peers: Sequence[Gpu], own: GpuUnderLoad, others: Sequence[GpuUnderLoad]) -> list[str]:
+    """What slowed this GPU and not its peers while all were under load; the surest cause first.
+
+    `gpu` and `peers` bring the power limits, `own` and `others` what was sampled of them.
+    """
+    found = [*_slowdowns(own, others), *_lone_settings(gpu, peers, own, others)]
+    for name, what, unit in (("sm_mhz", "clock", "MHz"), ("memory_mhz", "memory clock", "MHz")):
+        value, usual = median_of(own, name), middle(median_of(other, name) for other in others)
+        if value is not None and usual and value < usual * 0.95:
+            found.append(f"its {what} was {value:.0f} {unit} under load, the others' {usual:.0f} {unit}")
+    hot, usual_c = median_of(own, "temperature_c"), middle(median_of(other, "temperature_c") for other in others)
+    if hot is not None and usual_c is not None and hot >= usual_c + _HOTTER_C:
+        found.append(f"it was at {hot:.0f} C under load, the others at {usual_c:.0f} C")
+    for name, what in (("pcie_generation", "PCIe generation"), ("pcie_width", "PCIe width")):
+        # the best that was seen: between two copies the link may rest at less
+        best, usual = highest_of(own, name), middle(highest_of(other, name) for other in others)
+        if best is not None and usual and best < usual:
+            found.append(f"its {what} under load was {best:.0f}, the others' {usual:.0f}")
+    return found
+
+
+def _slowdowns(own: GpuUnderLoad, others: Sequence[GpuUnderLoad]) -> list[str]:
+    shares = {reason: event_share(own, reason) for reason in _SLOWING}
+    if any(shares[reason] >= shares["hw-slowdown"] / 2 for reason in _NARROWER if shares[reason] > 0):
+        shares["hw-slowdown"] = 0.0
+    return [
+        f"{words} active {percent(shares[reason])} of the time{_beside(reason, others)}"
+        for reason, words in _SLOWING.items()
+        if shares[reason] - (middle(event_share(other, reason) for other in others) or 0.0) >= _LEAST_SHARE
+    ]
+
+
+def _beside(reason: str, others: Sequence[GpuUnderLoad]) -> str:
+    usual = middle(event_share(other, reason) for other in others)
+    return f" (the others {percent(usual)})" if usual else ""
+
+
+def _lone_settings(gpu: Gpu, peers: Sequence[Gpu], own: GpuUnderLoad, others: Sequence[GpuUnderLoad]) -> list[str]:
+    """Benign reasons that only this GPU shows; a power cap counts sooner where its limit is lower."""
+    if not others:
+        return []
+    limit_w, usual_w = known(gpu.power.limit_w), middle(known(p.power.limit_w) for p in peers)
+    lower = limit_w is not None and usual_w is not None and limit_w < usual_w * 0.98
+    found = []
+    for reason, words in _BENIGN.items():
+        share, usual = event_share(own, reason), [event_share(other, reason) for other in others]
+        if reason == "sw-power-cap" and lower and share >= (middle(usual) or 0.0) + _LEAST_SHARE:
+            found.append(f"{words} active {percent(share)} of the time")  # the limits are told beside it
+        elif share >= _ALONE_SHARE and max(usual) <= _PEERS_SHARE:
+            found.append(f"{words} active {percent(share)} of the time, on this GPU only")
+    return found
+
+
+def event_share(gpu: GpuUnderLoad, reason: str) -> float:
+    """Share of the time in which a clock event reason was set: of the samples, or by the driver's timer if more."""
+    by_timer = gpu.event_ms.get(reason, 0.0) / (gpu.sampled_s * 1000) if gpu.sampled_s > 0 else 0.0
+    return min(1.0, max(gpu.event_share.get(reason, 0.0), by_timer))
+
+
+def percent(share: float) -> str:
+    """Two digits, and never a full hundred or nothing that is not quite.
+
+    >>> percent(0.917), percent(0.997), percent(1.0), percent(0.004)
+    ('92 %', '99 %', '100 %', '0.4 %')
+    """
+    if 0 < share < 0.01:
+        return f"{share * 100:.1g} %"
+    return f"{min(share * 100, 99.0) if share < 1 else 100.0:.0f} %"
+
+
+def median_of(gpu: GpuUnderLoad, name: str) -> float | None:
+    """The median of one reading; None where it was not read."""
+    spread = gpu.readings.get(name)
+    return spread.median if spread else None
+
+
+def highest_of(gpu: GpuUnderLoad, name: str) -> float | None:
+    """The highest of one reading; None where it was not read."""
+    spread = gpu.readings.get(name)
+    return spread.high if spread else None
+
+
+def middle(values: Iterable[float | None]) -> float | None:
+    """The median of those that are known; None where none is."""
+    from statistics import median  # not at the top: it costs start-up time
+
+    told = [value for value in values if value is not None]
+    return median(told) if told else None

@@ -1,0 +1,166 @@
+"""train.utilization: what a user looks for in nvidia-smi: all GPUs alike and busy, with little fluctuation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, Found, of_gpu, ok, skip, unknown, warn
+from gpudoctor.checks.finding import unread as not_read
+from gpudoctor.checks.probe_outcome import absent, not_judged, on_gpus, problems_of, ranks_in_words
+from gpudoctor.checks.registry import check
+from gpudoctor.checks.train_sync import SYNC
+from gpudoctor.checks.under_load import highest_of, median_of, middle, telemetry_of
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.telemetry import GpuUnderLoad, Telemetry
+
+UTILIZATION = "train.utilization"
+_BUSY = "utilization_pct"
+_CALL = "nvmlDeviceGetUtilizationRates"
+Watched = tuple[Gpu, GpuUnderLoad]
+
+
+@check(
+    UTILIZATION,
+    title="Every GPU is as busy as the others during the train",
+    level="standard",
+    limits={
+        "apart_pct": Limit(20, "points", "from the others' median; NVML's figure itself jumps by 10 (ours)"),
+        "least_samples": Limit(5, "samples", "NVML's figure is a mean over up to 1 s: fewer say nothing"),
+    },
+)
+def utilization(case: Case) -> Iterator[Finding]:
+    """Warn of a GPU that stands out; never fail, since a GPU that waits in NCCL shows 100 % too."""
+    telemetry = telemetry_of(case, "train")
+    if telemetry is None or problems_of(case, "train"):
+        yield from _nothing_watched(case)
+        return
+    watched, unseen = [], False
+    for load in telemetry.gpus:
+        gpu = next((g for g in case.node.gpus if _is(g, load)), None)
+        if gpu is None:
+            continue
+        gap = _gap(case, gpu, load)
+        if gap is not None:
+            unseen = True
+            yield gap
+        else:
+            watched.append((gpu, load))
+    if telemetry.ended is not None:
+        yield unknown(NODE, f"utilisation: not sampled to the end of the train: {telemetry.ended}")
+        return
+    groups: dict[str | None, list[Watched]] = {}
+    for gpu, load in watched:
+        groups.setdefault(known(gpu.name), []).append((gpu, load))
+    for group in groups.values():
+        yield from _compared(case, telemetry, group, unseen)
+
+
+def _is(gpu: Gpu, load: GpuUnderLoad) -> bool:
+    return gpu.uuid == load.uuid if load.uuid and known(gpu.uuid) else gpu.index == load.index
+
+
+def _nothing_watched(case: Case) -> Iterator[Finding]:
+    what = "utilisation of the GPUs"
+    launch = case.measurements.launch
+    if problems_of(case, "train"):
+        yield from not_judged(case, "train", what, SYNC)
+    elif launch is not None and not on_gpus(case):
+        yield skip(NODE, f"{ranks_in_words(case, launch.world_size)}: no GPU was under load")
+    elif "telemetry" in case.measurements.not_run:
+        yield not_read(NODE, what, case.measurements.not_run["telemetry"])
+    else:
+        yield absent(case, "train", what)
+
+
+def _gap(case: Case, gpu: Gpu, load: GpuUnderLoad) -> Finding | None:
+    """Why this GPU's utilisation cannot be judged; None where it can."""
+    missing = load.unread.get(_BUSY)
+    if missing is not None and (missing.kind == "failed" or _BUSY not in load.readings):
+        return not_read(of_gpu(gpu), "utilisation under load", missing)
+    if _BUSY not in load.readings:
+        return not_read(of_gpu(gpu), "utilisation under load", Missing("not sampled while it ran"))
+    if load.samples < case.limit(UTILIZATION, "least_samples", gpu):
+        return skip(of_gpu(gpu), f"the train was too short to watch: {load.samples} samples")
+    return None
+
+
+def _compared(case: Case, telemetry: Telemetry, group: Sequence[Watched], unseen: bool) -> Iterator[Finding]:
+    busy = [median_of(load, _BUSY) or 0.0 for _, load in group]
+    if len(group) == 1:
+        yield skip(of_gpu(group[0][0]), f"{busy[0]:.0f} % busy; no other GPU of its model to compare with")
+        return
+    limit = case.limit(UTILIZATION, "apart_pct")
+    usual = [middle(busy[:place] + busy[place + 1 :]) or 0.0 for place in range(len(busy))]
+    odd = [place for place in range(len(busy)) if abs(busy[place] - usual[place]) > limit]
+    if len(group) == 2:
+        odd = [min(odd, key=lambda place: busy[place])] if odd else []  # of two, the idler one is odd
+    elif len(odd) * 2 > len(group):
+        yield _uneven(case, group, busy)
+        return
+    for place in odd:
+        yield _apart(case, telemetry, group[place], busy[place], usual[place])
+    if not odd and not unseen:
+        text = f"{len(group)} GPUs alike: {_span(busy)} % busy{_memory(group)}{_steadiness(group)}"
+        yield ok(NODE, Found(text, round(min(busy), 1), "%"), Expected(f"within {limit:g} points of each other"))
+
+
+def _apart(case: Case, telemetry: Telemetry, watched: Watched, busy: float, usual: float) -> Finding:
+    gpu, load = watched
+    limit = case.limit(UTILIZATION, "apart_pct", gpu)
+    spread = load.readings[_BUSY]
+    steps = (
+        Advice("See which rank is slower, and why.", "gpudoctor check train -v"),
+        Advice("See what runs on its CPUs, and on the GPU itself.", "gpudoctor check host topology gpu.in-use -v"),
+    )
+    return warn(
+        of_gpu(gpu),
+        Found(f"{busy:.0f} % busy during the train, the others {usual:.0f} %", round(busy, 1), "%"),
+        Expected(
+            f"within {limit:g} points of the others",
+            ">=" if busy < usual else "<=",
+            round(usual - limit if busy < usual else usual + limit, 1),
+            "%",
+            case.limit_source(UTILIZATION, "apart_pct", gpu),
+        ),
+        Evidence(
+            _CALL, f"median {busy:.0f} %, {spread.low:.0f} to {spread.high:.0f} % in {telemetry.duration_s:.1f} s"
+        ),
+        likely="its host does not feed it: few or busy CPUs, slow data"
+        if busy < usual
+        else "it computes while the others wait: look at its rank in train.balance",
+        advice=steps,
+    )
+
+
+def _uneven(case: Case, group: Sequence[Watched], busy: Sequence[float]) -> Finding:
+    each = ", ".join(f"GPU {gpu.index} {value:.0f} %" for (gpu, _), value in zip(group, busy, strict=True))
+    limit = case.limit(UTILIZATION, "apart_pct")
+    return warn(
+        NODE,
+        Found(f"the GPUs are unevenly busy during the train: {_span(busy)} %", round(min(busy), 1), "%"),
+        Expected(f"within {limit:g} points of each other"),
+        Evidence(_CALL, each),
+        likely="the work is not spread evenly, or the host feeds only some of the GPUs",
+        advice=(Advice("See which ranks wait, and for whom.", "gpudoctor check train host topology -v"),),
+    )
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _memory(group: Sequence[Watched]) -> str:
+    used = [most / 1024 for _, load in group if (most := highest_of(load, "memory_used_mib")) is not None]
+    if not used:
+        return ""
+    low, high = f"{min(used):.1f}", f"{max(used):.1f}"
+    return f", {low if low == high else f'{low} to {high}'} GiB used"
+
+
+def _steadiness(group: Sequence[Watched]) -> str:
+    """How far the figure of a GPU moved at most."""
+    widest = max(load.readings[_BUSY].high - load.readings[_BUSY].low for _, load in group)
+    return f", fluctuating by up to {widest:.0f} points"
