@@ -105,8 +105,12 @@ def _check_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     check.add_argument("ids", nargs="*", metavar="ID|DOMAIN", help="only these checks (globs too); all without")
     _source_options(check)
     check.add_argument(
-        "--level", choices=LEVELS, help="quick reads only; standard (default) adds collectives and a DDP train"
+        "--level",
+        choices=LEVELS,
+        help="quick reads only; standard (default) adds collectives and a DDP train; full adds links, compute and "
+        "memory; burn repeats full",
     )
+    check.add_argument("--duration", metavar="TIME", help="of level burn: 90s, 10m (default), 1h, or seconds")
     check.add_argument("--skip", action="append", default=[], metavar="ID|DOMAIN", help="leave these out")
     check.add_argument("--gpu", metavar="LIST", help="judge only these GPUs: indices, UUIDs, bus ids, with commas")
     check.add_argument("--backend", choices=("auto", "nccl", "gloo"), default="auto", help="gloo: CPU ranks")

@@ -30,14 +30,16 @@ class ConfigError(UserError):
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an operator may set. Every key has its default here; command-line options win over it.
 
-    `thresholds` maps a check id to its limits, and under `models` a part of a GPU's name to
-    limits for that model. `suppress` lists known problems with a reason and a last day.
+    `burn_duration_s` is how long level burn repeats the load. `thresholds` maps a check id to its
+    limits, and under `models` a part of a GPU's name to limits for that model. `suppress` lists
+    known problems with a reason and a last day.
     """
 
     level: Level = "standard"
     profile: str = "auto"
     fail_on: Literal["fail", "warn", "never"] = "fail"
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 10.0
+    burn_duration_s: Annotated[float, msgspec.Meta(ge=10, le=86400)] = 600.0
     skip: tuple[str, ...] = ()
     require: tuple[str, ...] = ()
     expect: Expect = Expect()

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,6 +16,7 @@ from gpudoctor.config import load_config, threshold_overrides
 from gpudoctor.errors import UserError
 from gpudoctor.exits import (
     COULD_NOT,
+    OK,
     ClosedStdoutError,
     InterruptedBySignal,
     hold_signals,
@@ -26,6 +28,7 @@ from gpudoctor.facts.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Node, Source
 from gpudoctor.plugins import all_checks
+from gpudoctor.probes.engine import Place, place_of
 from gpudoctor.report.files import OutputError, write_file
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.report import (
@@ -37,6 +40,9 @@ from gpudoctor.report.report import (
     SourceSummary,
     Tool,
 )
+
+if TYPE_CHECKING:
+    from gpudoctor.probes.seats import Seats
 
 
 class Sourced(msgspec.Struct, frozen=True):
@@ -89,21 +95,30 @@ def check(args: argparse.Namespace) -> int:
         limit_overrides=threshold_overrides(config),
         suppress=config.suppress,
     )
+    from gpudoctor.loading import burn_duration_s, count_again, measure, puts_load
+
+    duration_s = burn_duration_s(args.duration, level, config.burn_duration_s)
+    place, loaded = place_of(os.environ), puts_load(asked, level)
+    if place is not None and place.rank:
+        return _host_rank(place) if loaded else OK
+    seats = _seats(place) if loaded else None
     sourced = Sourced(_nothing_read(args.node))
     measurements: Measurements | None = None
     partial: list[Measurements] = []
     try:
         sourced = read_source(args.node, args.fault, args.deadline or config.deadline_s)
-        from gpudoctor.loading import measure
-
         measurements = sourced.measurements if args.backend == "auto" else None
         if measurements is None:
-            measurements = measure(sourced.node, asked, level, args, _progress(), partial.append)
+            measurements = measure(sourced.node, asked, level, args, _progress(), partial.append, duration_s, seats)
+            partial.append(measurements)
+            measurements = count_again(sourced.node, measurements, args.deadline or config.deadline_s, _progress())
         signals = hold_signals()
     except InterruptedBySignal as stop:
         signals = hold_signals()
         signals.append(stop.number)
         measurements = _cut_short(partial[0] if partial else Measurements(), f"interrupted by {stop}")
+    if seats is not None and not signals:
+        seats.close()
     node = sourced.node
     run = Run(
         id=_run_id(),
@@ -112,7 +127,6 @@ def check(args: argparse.Namespace) -> int:
         level=level,
         source=SourceSummary(node.source.kind, node.source.name, node.source.faults),
         argv=tuple(args.argv),
-        notes=(f"level {level} adds nothing to standard yet",) if level in ("full", "burn") else (),
     )
     report = judge(node, measurements, question, run=run, include_facts=args.include_facts)
     if signals:
@@ -120,6 +134,29 @@ def check(args: argparse.Namespace) -> int:
         run = msgspec.structs.replace(report.run, interrupted=str(signal))
         report = msgspec.structs.replace(report, run=run, exit_code=signal.exit_code)
     return _write(report, args)
+
+
+def _seats(place: Place | None) -> Seats | None:
+    """The places of the ranks where an engine has started this process as the first of several."""
+    if place is None:
+        return None
+    from gpudoctor.probes.seats import Seats
+
+    return Seats(place)
+
+
+def _host_rank(place: Place) -> int:
+    """Be one of the others: they host ranks, and it is the first that checks and reports."""
+    from gpudoctor.probes.seats import host_rank
+
+    try:
+        why_not = host_rank(place)
+    except InterruptedBySignal as stop:
+        return stop.exit_code
+    if why_not is None:
+        return OK
+    say(f"error: {why_not}")
+    return COULD_NOT
 
 
 def write_error(args: argparse.Namespace, message: str, code: int) -> int:

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from gpudoctor.checks.cuda_visible_devices import resolve
 from gpudoctor.checks.registry import LEVELS, Check, Level
 from gpudoctor.checks.scope import scope_of
 from gpudoctor.errors import UserError
+from gpudoctor.facts.burn import NOT_READ_AGAIN
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.measurements import PROBES, Measurements, Probe
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import Node
 from gpudoctor.profiles.peers import compute_gpus
+from gpudoctor.seating import seated_gpus
+
+if TYPE_CHECKING:
+    from gpudoctor.probes.seats import Seats
 
 Backend = Literal["nccl", "gloo"]
 CPU_RANKS = 2
 # starting ranks (torch, CUDA contexts, NCCL) takes 4 to 10 s on an 8-GPU node; reference: a
-# healthy standard run ends in about half a minute, so twice that means that something hangs
-RUN_DEADLINE_S = 120.0
-PROBE_DEADLINE_S = 60.0
+# healthy standard run ends in about half a minute, a full one in about one, so that a few times
+# as long means that something hangs. A burn adds its duration: the last round may begin at its end.
+RUN_DEADLINE_S: dict[Level, float] = {"standard": 120.0, "full": 300.0, "burn": 300.0}
+PROBE_DEADLINE_S: dict[Level, float] = {"standard": 60.0, "full": 120.0, "burn": 120.0}
 UNSEEN_MIB = 2000  # an idle GPU shows at most the driver's own reserve, up to 1.5 GB with old drivers
 UNSEEN_PCT = 20
-CPU_PROBE_DEADLINE_S = 30.0  # a probe on CPU ranks takes 3 s; ten times that on a busy machine
+# a probe on CPU ranks takes 3 s, at level full up to 10; many times that on a busy machine
+CPU_PROBE_DEADLINE_S: dict[Level, float] = {"standard": 30.0, "full": 90.0, "burn": 90.0}
+SHORTEST_BURN_S, LONGEST_BURN_S = 10.0, 86400.0
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 def measure(
@@ -34,12 +46,20 @@ def measure(
     args: argparse.Namespace,
     progress: Callable[[str], None] | None,
     on_interrupt: Callable[[Measurements], None],
+    duration_s: float | None = None,
+    seats: Seats | None = None,
 ) -> Measurements:
     """Run the probes that the chosen checks need, where that may be done; else say why not.
 
-    Raise UserError for options that contradict the node (NCCL on a simulated one).
+    `duration_s`: again and again for so long (level burn). `seats`: the processes that an engine
+    has started on this node; they host the ranks but the first. Raise UserError for options that
+    contradict the node (NCCL on a simulated one) or the engine.
     """
-    wanted = tuple(probe for probe in PROBES if any(c.domain == probe and _within(c, level) for c in checks))
+    wanted = _wanted(checks, level)
+    if seats is not None and not seats.gather():
+        seats = None  # the engine's variables were inherited: it started one process, which called gpudoctor
+    if seats is not None and args.ranks not in (None, seats.ranks):
+        raise UserError(f"--ranks {args.ranks}: {seats.engine} started {seats.ranks} ranks here; leave --ranks out")
     backend = _backend(node, args.backend)
     why_not = _why_not(node, checks, wanted, level, backend)
     if why_not is not None or backend is None:
@@ -52,7 +72,14 @@ def measure(
         fit = tuple(gpu for gpu in in_scope if _unfit(gpu) is None)
         if not fit:
             return _not_run(Missing(_unfit(in_scope[0]) or "", "unsupported"))
-        gpus = _as_many_as_asked(fit, args)
+        if seats is None or seats.missing:
+            gpus = _as_many_as_asked(fit, args)
+        else:
+            seated = seated_gpus(node, seats.visible)
+            why = seated if isinstance(seated, str) else next(filter(None, map(_unfit, seated)), None)
+            if why is not None or isinstance(seated, str):
+                return _not_run(Missing(f"{seats.engine} started {seats.ranks} ranks here; {why}", "denied"))
+            gpus = seated
         danger = _danger(node, gpus)
         if danger is not None:
             return _not_run(Missing(f"{danger}: no load on such a node", "denied"))
@@ -62,22 +89,84 @@ def measure(
         if isinstance(node.software.torch, Missing):
             return _no_torch()
     from gpudoctor.probes.launch import ProbePlan, run_probes
+    from gpudoctor.probes.sampled import sampling
 
     plan = ProbePlan(
         backend=backend,
-        ranks=len(gpus) if backend == "nccl" else args.ranks or CPU_RANKS,
+        ranks=seats.ranks if seats is not None else len(gpus) if backend == "nccl" else args.ranks or CPU_RANKS,
         gpus=tuple((gpu.index, known(gpu.uuid) or "", gpu.bus_id) for gpu in gpus),
         probes=wanted,
         level=level,
+        duration_s=duration_s if wanted else None,
         inject=tuple(args.inject),
+        engine=seats.engine if seats is not None else None,
     )
-    limit_s = PROBE_DEADLINE_S if backend == "nccl" else CPU_PROBE_DEADLINE_S
-    measured = run_probes(
-        plan, deadline_s=RUN_DEADLINE_S, probe_deadline_s=limit_s, progress=progress, on_interrupt=on_interrupt
-    )
+    limits_s = PROBE_DEADLINE_S if backend == "nccl" else CPU_PROBE_DEADLINE_S
+    with sampling(plan) as sampled:
+        measured = run_probes(
+            plan,
+            deadline_s=RUN_DEADLINE_S[level] + (plan.duration_s or 0.0),
+            probe_deadline_s=limits_s[level],
+            progress=progress,
+            on_interrupt=lambda partial: on_interrupt(sampled.added_to(partial)),
+            on_message=sampled.hear,
+            seats=seats,
+        )
+    measured = sampled.added_to(measured)
     if progress is not None:
         progress("")
     return measured
+
+
+def burn_duration_s(asked: str | None, level: Level, usual_s: float) -> float | None:
+    """How long a burn lasts: as `--duration` says, else `usual_s`; None at every other level.
+
+    Takes plain seconds, 90s, 10m, 1h. Raise UserError for nonsense, and for a duration of no burn.
+    """
+    if asked is None:
+        return usual_s if level == "burn" else None
+    if level != "burn":
+        raise UserError(f"--duration {asked}: only --level burn lasts as long as it is told to; this is {level}")
+    number, unit = (asked[:-1], asked[-1]) if asked[-1:] in ("s", "m", "h") else (asked, "")
+    # no float(): it takes nan, 1e9 and 1_0
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,3})?", number):
+        raise UserError(f"--duration {asked!r}: write it as 10m, 90s, 1h or in seconds")
+    duration_s = float(number) * _SECONDS[unit]
+    if not SHORTEST_BURN_S <= duration_s <= LONGEST_BURN_S:
+        raise UserError(f"--duration {asked}: from {SHORTEST_BURN_S:g}s to {LONGEST_BURN_S / 3600:g}h can be asked for")
+    return duration_s
+
+
+def count_again(
+    node: Node, measured: Measurements, deadline_s: float, progress: Callable[[str], None] | None
+) -> Measurements:
+    """After a burn of this machine's GPUs: what their counters and the kernel log say now, against `node`."""
+    burn = measured.burn
+    if burn is None or burn.counters != NOT_READ_AGAIN:
+        return measured
+    from gpudoctor.facts.collect import collect_live
+    from gpudoctor.facts.growth import counter_growth, new_events
+
+    after = collect_live(deadline_s=deadline_s, progress=progress)
+    passed_s = known(measured.launch.total_s) if measured.launch else None
+    burn = msgspec.structs.replace(
+        burn,
+        counted_s=burn.duration_s if passed_s is None else passed_s,
+        counters=counter_growth(node, after),
+        kernel_events=new_events(node.kernel_log, after.kernel_log),
+    )
+    return msgspec.structs.replace(measured, burn=burn)
+
+
+def puts_load(checks: tuple[Check, ...], level: Level) -> bool:
+    """Whether these checks want ranks at all, whatever the node is."""
+    return bool(_wanted(checks, level)) or any(c.id == "env.torch" and _within(c, level) for c in checks)
+
+
+def _wanted(checks: tuple[Check, ...], level: Level) -> tuple[Probe, ...]:
+    wanted = tuple(probe for probe in PROBES if any(c.domain == probe and _within(c, level) for c in checks))
+    # what a burn repeats, where nothing is named, is everything
+    return wanted or (PROBES if any(c.domain == "burn" and _within(c, level) for c in checks) else ())
 
 
 def _within(check: Check, level: Level) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from io import StringIO
 from itertools import groupby, zip_longest
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpudoctor.checks.finding import WORST_FIRST, Status, worst
+from gpudoctor.checks.registry import LEVELS, Level
 from gpudoctor.checks.run import CheckResult
 from gpudoctor.report.blocks import STYLES, grouped_label, plain, problems, status_word
 from gpudoctor.report.figures import figure_lines
@@ -90,28 +92,43 @@ def _domains(report: Report, verbose: bool) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold", ratio=1)
-    for domain, group in groupby(report.checks, key=lambda result: result.domain):
+    higher = [r for r in report.checks if _above(r, report.run.level)]
+    asked = (r for r in report.checks if r not in higher)
+    for domain, group in groupby(asked, key=lambda result: result.domain):
         results = list(group)
         status = worst(result.status for result in results)
         table.add_row(status_word(status), plain(domain), plain(_domain_words(results, status)))
+    if higher:
+        counts = Counter(r.level for r in higher)
+        where = ", ".join(f"{level} ({counts[level]})" for level in LEVELS if counts[level])
+        words = f"{_count_of(len(higher))} of level {where}: asked for {report.run.level}"
+        table.add_row(status_word(Status.SKIP), plain("higher"), plain(words))
     return Padding(table, (0, 0, 0, 2))
+
+
+def _above(result: CheckResult, level: Level) -> bool:
+    """Whether a check was not run since its level is above the one asked for."""
+    return result.status is Status.SKIP and LEVELS.index(result.level) > LEVELS.index(level)
+
+
+def _count_of(count: int) -> str:
+    return f"{count} {'check' if count == 1 else 'checks'}"
 
 
 def _domain_words(results: list[CheckResult], status: Status) -> str:
     """ "3 of 4 ok: link-width fail (GPU 5)" or "7 checks" or "5 checks: why they were skipped"."""
     looked = [r for r in results if r.status is not Status.SKIP]
     skipped = len(results) - len(looked)
-    plural = "check" if len(results) == 1 else "checks"
     if status is Status.SKIP:
         reasons = list(dict.fromkeys(_reason(r) for r in results))
         others = len(reasons) - 1
         more = f" (and {others} more reason{'s' * (others > 1)})" if others else ""
-        return f"{len(results)} {plural}: {reasons[0]}{more}"
+        return f"{_count_of(len(results))}: {reasons[0]}{more}"
     bad = [r for r in looked if r.status is not Status.PASS]
     tail = f", {skipped} skipped" if skipped else ""
     if not bad:
         summary = _links_up(results)
-        return f"{len(looked)} {'check' if len(looked) == 1 else 'checks'}{tail}" + (f"   {summary}" if summary else "")
+        return f"{_count_of(len(looked))}{tail}" + (f"   {summary}" if summary else "")
     ok = len(looked) - len(bad)
     return f"{ok} of {len(looked)} ok{tail}   {'; '.join(_by_subject(bad))}"
 
@@ -159,7 +176,7 @@ def _tail(report: Report) -> Iterator[Text]:
     faults = f"{len(report.faults)} {'fault' if len(report.faults) == 1 else 'faults'}"
     gpus = grouped_label(fault.subject for fault in report.faults)
     on = f" on {gpus}" if gpus and gpus != "node" else ""
-    failed = f" ({counts.fail} {'check' if counts.fail == 1 else 'checks'} failed)" if counts.fail else ""
+    failed = f" ({_count_of(counts.fail)} failed)" if counts.fail else ""
     yield plain(
         f"{faults}{on}{failed}, {counts.passed} passed, {counts.warn} {'warning' if counts.warn == 1 else 'warnings'}, "
         f"{counts.skip} skipped, {counts.unknown} unknown.  {report.run.duration_s:.1f} s"

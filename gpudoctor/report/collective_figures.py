@@ -1,0 +1,89 @@
+"""What the collectives measured, in lines for people: a table by size, and the pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log2
+
+from gpudoctor.facts.measurements import Collective, Measurements, PairBandwidth
+
+_MATRIX_RANKS_MAX = 8
+
+
+def collective_lines(measurements: Measurements) -> list[str]:
+    """A line for each operation, with busbw and time at each size, and the pairs; empty where none was measured."""
+    return [*_operation_lines(measurements.collectives), *_pair_lines(measurements.pairs)]
+
+
+def _operation_lines(done: Sequence[Collective]) -> list[str]:
+    if not done:
+        return []
+    columns = sorted({_column(row) for row in done})
+    titles = [_title([row.size_bytes for row in done if _column(row) == column]) for column in columns]
+    lines = [f"  collectives in {done[0].dtype}: busbw in GB/s (median time of the slowest rank)"]
+    lines.append("    " + " " * 14 + "".join(f"{title:>15}" for title in titles))
+    for op in dict.fromkeys(row.op for row in done):
+        cells = {_column(row): f"{_figure(row.busbw_gb_s)} ({_time(row.time_us)})" for row in done if row.op == op}
+        lines.append(f"    {op:<14}" + "".join(f"{cells.get(column, '-'):>15}" for column in columns))
+    return lines
+
+
+def _column(row: Collective) -> int:
+    # sizes that must divide among the ranks are a few bytes apart
+    return round(log2(row.size_bytes))
+
+
+def _title(sizes: Sequence[int]) -> str:
+    return size_text(max(sizes)) if len(set(sizes)) == 1 else f"about {size_text(1 << round(log2(max(sizes))))}"
+
+
+def _pair_lines(pairs: Sequence[PairBandwidth]) -> list[str]:
+    if not pairs:
+        return []
+    rates = {(pair.a, pair.b): pair.busbw_gb_s for pair in pairs}
+    ranks = sorted({rank for pair in rates for rank in pair})
+    title = f"  sendrecv of {size_text(pairs[0].size_bytes)} between two ranks, GB/s each way"
+    if len(ranks) > _MATRIX_RANKS_MAX or len(ranks) == 2:
+        slowest = min(rates, key=lambda pair: rates[pair])
+        span = f"{_figure(min(rates.values()))} to {_figure(max(rates.values()))}" if len(rates) > 1 else ""
+        words = f"{len(rates)} pairs: {span}, slowest {slowest[0]} - {slowest[1]}" if span else _figure(rates[slowest])
+        return [f"{title}: {words}"]
+    lines = [f"{title}:", "    " + "".join(f"{rank:>8}" for rank in ("", *ranks[1:]))]
+    for a in ranks[:-1]:
+        cells = ("" if b <= a else _figure(rates[a, b]) if (a, b) in rates else "-" for b in ranks[1:])
+        lines.append("    " + "".join(f"{cell:>8}" for cell in (str(a), *cells)).rstrip())
+    return lines
+
+
+def _figure(value: float) -> str:
+    """
+    >>> _figure(0.0004), _figure(0.0521), _figure(1.234), _figure(45.61), _figure(481.4)
+    ('<0.01', '0.05', '1.23', '45.6', '481')
+    """
+    if 0 < value < 0.01:
+        return "<0.01"
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _time(us: float) -> str:
+    """
+    >>> _time(12.34), _time(123.4), _time(1234.5), _time(2.5e6)
+    ('12 us', '123 us', '1.2 ms', '2.5 s')
+    >>> _time(12_345.6), _time(9_960.0)
+    ('12 ms', '10 ms')
+    """
+    for unit, factor in (("s", 1e6), ("ms", 1e3)):
+        if us >= factor:
+            return f"{us / factor:.1f} {unit}" if us < 9.95 * factor else f"{us / factor:.0f} {unit}"
+    return f"{us:.0f} us"
+
+
+def size_text(size_bytes: int) -> str:
+    """
+    >>> size_text(1 << 20), size_text(4012), size_text(1 << 30)
+    ('1 MiB', '4012 B', '1 GiB')
+    """
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes >= factor and size_bytes % factor == 0:
+            return f"{size_bytes // factor} {unit}"
+    return f"{size_bytes / (1 << 20):.2f} MiB" if size_bytes >= 1 << 20 else f"{size_bytes} B"
