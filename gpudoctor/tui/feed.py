@@ -1,0 +1,27 @@
+"""Where the lines of `gpudoctor watch` come from, and what is told when they do not come."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpudoctor.facts.watched import WatchLine
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """The source ended, could not be started, or says nothing; `since_s` is Unix time."""
+
+    why: str
+    since_s: float
+
+
+class Feed(Protocol):
+    """A source of lines. `lines` goes on for ever, whatever happens, until `close`, which never waits."""
+
+    label: str
+
+    def lines(self) -> AsyncIterator[WatchLine | Trouble]: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,174 @@
+"""All that the screen shows, in one place: handlers change it, widgets only draw it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpudoctor.checks.finding import Finding, Status
+from gpudoctor.checks.registry import Level
+from gpudoctor.facts.node import Node
+from gpudoctor.facts.watched import GpuTick, HostTick, Opening, ProcessTick, Tick
+from gpudoctor.report.report import Report
+
+HISTORY_TICKS = 600
+LOG_LINES = 2000
+LogKind = Literal["kernel", "driver", "run", "note"]
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One event, at Unix time; `kind` says whose it is."""
+
+    at_s: float
+    kind: LogKind
+    text: str
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """One `gpudoctor check` that the screen has run; `report` is None where it gave none, and `error` says why."""
+
+    at_s: float
+    words: tuple[str, ...]
+    level: Level
+    report: Report | None
+    error: str | None = None
+
+
+@dataclass
+class Running:
+    """The check that runs now: what was asked, since when (Unix time), and what it said last."""
+
+    words: tuple[str, ...]
+    level: Level
+    since_s: float
+    progress: str = ""
+
+
+@dataclass
+class Playback:
+    """Of a recorded stream: from when to when (Unix time), where it is, and how it moves."""
+
+    begin_s: float
+    end_s: float
+    at_s: float
+    speed: float = 1.0
+    paused: bool = False
+
+
+@dataclass
+class State:
+    """What is known now.
+
+    `label` names the source in the header, `simulated` whether it is made up. `latest` merges the
+    ticks of each GPU, so that what is read seldom stays. `lost` are GPUs of the facts that the last
+    tick did not hold. `trouble`: why nothing comes, with its begin (Unix time).
+    `report` is the newest judgement, `base` the one it is compared with where the user loaded one.
+    """
+
+    label: str = ""
+    simulated: bool = False
+    read_only: bool = False
+    opening: Opening | None = None
+    tick: Tick | None = None
+    latest: dict[int, GpuTick] = field(default_factory=dict)
+    lost: frozenset[int] = frozenset()
+    host: HostTick | None = None
+    processes: tuple[ProcessTick, ...] | None = None
+    history: dict[tuple[int, str], deque[tuple[float, float]]] = field(default_factory=dict)
+    log: deque[LogLine] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
+    trouble: str | None = None
+    trouble_since_s: float | None = None
+    report: Report | None = None
+    base: Report | None = None
+    runs: list[FinishedRun] = field(default_factory=list)
+    running: Running | None = None
+    playback: Playback | None = None
+    selected_gpu: int = 0
+
+    @property
+    def node(self) -> Node | None:
+        return self.opening.node if self.opening is not None else None
+
+    def open(self, opening: Opening) -> None:
+        """Take the facts; of another node than before nothing is kept."""
+        self.opening = opening
+        self.simulated = opening.node.source.kind == "simulated"
+        indices = [gpu.index for gpu in opening.node.gpus]
+        if self.selected_gpu not in indices:
+            self.selected_gpu = indices[0] if indices else 0
+
+    def take(self, tick: Tick) -> None:
+        """Add one moment: the newest readings, the history, kernel lines, and whether the driver answers."""
+        self.tick = tick
+        for sample in tick.gpus:
+            self.latest[sample.gpu] = _merged(self.latest.get(sample.gpu), sample)
+            for name, value in sample.readings.items():
+                series = self.history.setdefault((sample.gpu, name), deque(maxlen=HISTORY_TICKS))
+                series.append((tick.at_s, value))
+        if self.node is not None and tick.silence is None:
+            self.lost = frozenset(gpu.index for gpu in self.node.gpus) - {sample.gpu for sample in tick.gpus}
+        self.host = tick.host or self.host
+        self.processes = self.processes if tick.processes is None else tick.processes
+        for event in tick.kernel:
+            self.log.append(LogLine(tick.at_s, "kernel", event.text))
+        if tick.silence is None:
+            self.answered(tick.at_s)
+        else:
+            self.silent(f"driver not answering: {tick.silence.why}", tick.silence.since_s)
+
+    def silent(self, why: str, since_s: float) -> None:
+        """Nothing comes any more; the first reason and time stay until something does."""
+        if self.trouble is None:
+            self.log.append(LogLine(since_s, "driver", why))
+            self.trouble_since_s = since_s
+        self.trouble = why
+
+    def answered(self, at_s: float) -> None:
+        """Something came again."""
+        if self.trouble is not None:
+            self.log.append(LogLine(at_s, "driver", "answers again"))
+        self.trouble = self.trouble_since_s = None
+
+    def findings_of(self, gpu: int) -> list[tuple[str, Finding]]:
+        """(check id, finding) of all that concerns this GPU (NVML index), worst first, without passes and skips."""
+        if self.report is None:
+            return []
+        found = [
+            (check.id, finding)
+            for check in self.report.checks
+            for finding in check.findings
+            if finding.status in _BAD and gpu in (finding.subject.gpu, *(finding.subject.gpus or ()))
+        ]
+        return sorted(found, key=lambda row: (_BAD.index(row[1].status), row[1].explained_by is not None))
+
+    def health_of(self, gpu: int) -> str:
+        """One word: FAIL, unknown, warn, ok; LOST where the driver no longer tells of it; "-" before any judgement."""
+        if gpu in self.lost:
+            return "LOST"
+        found = self.findings_of(gpu)
+        if found:
+            return {Status.FAIL: "FAIL", Status.UNKNOWN: "unknown", Status.WARN: "warn"}[found[0][1].status]
+        return "-" if self.report is None else "ok"
+
+
+_BAD = (Status.FAIL, Status.UNKNOWN, Status.WARN)
+
+
+def _merged(before: GpuTick | None, now: GpuTick) -> GpuTick:
+    if before is None:
+        return now
+    # what is told again is no longer unread, and what fails now is no longer known
+    unread = {name: why for name, why in {**before.unread, **now.unread}.items() if name not in now.readings}
+    readings = {name: value for name, value in {**before.readings, **now.readings}.items() if name not in unread}
+    return GpuTick(
+        gpu=now.gpu,
+        readings=readings,
+        events=before.events if now.events is None else now.events,
+        counters={**before.counters, **now.counters},
+        links_up=before.links_up if now.links_up is None else now.links_up,
+        links=before.links if now.links is None else now.links,
+        unread=unread,
+    )
