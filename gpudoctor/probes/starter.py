@@ -115,12 +115,26 @@ def rank_main() -> None:
     seat: dict[str, Any] = json.loads(sys.argv[1])
     tie_to_parent(seat["parent"], signal.SIGKILL)  # before torch: its import may take long, or not end
     try:
-        from gpudoctor.probes import rank
+        _import_torch(seat["job"]["probes"])
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         traceback.print_exc()
         _tell(seat["fd"], {"type": "NoTorch", "text": f"torch does not load: {_first_line(error)}", "kind": "failed"})
         sys.exit(1)
+    gc.enable()
+    from gpudoctor.probes import rank
+
     rank.take_seat(seat)
+
+
+def _import_torch(probes: Sequence[str]) -> None:
+    """Import all that the ranks will need; the garbage collector is off afterwards."""
+    gc.disable()  # a third of the time of importing torch is garbage collection that finds nothing
+    import torch
+
+    import gpudoctor.probes.rank  # noqa: F401
+
+    if "train" in probes:
+        import torch._dynamo  # noqa: F401 - DDP imports it at its first use, in the time of the probe
 
 
 def _load_torch(order: dict[str, Any], control: int) -> str | None:
@@ -130,19 +144,15 @@ def _load_torch(order: dict[str, Any], control: int) -> str | None:
         return None
     if order["method"] != "fork-server":
         return str(order["method"])
-    gc.disable()  # a third of the time of importing torch is garbage collection that finds nothing
     try:
-        import torch
-
-        import gpudoctor.probes.rank  # noqa: F401
-
-        if "train" in order["job"]["probes"]:
-            import torch._dynamo  # DDP imports it at the first use: once here, not once a rank
+        _import_torch(order["job"]["probes"])
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         _tell(control, {"type": "NoTorch", "text": f"torch does not load: {_first_line(error)}", "kind": "failed"})
         return None
     gc.freeze()
     gc.enable()
+    import torch
+
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
     cuda: Any = torch.cuda  # not annotated everywhere
     return "fork-server" if threads == 1 and not cuda.is_initialized() else "fresh-interpreters"
