@@ -74,7 +74,7 @@ class FakeNvml:
     ) -> None:
         self.calls: Counter[tuple[str, int | None]] = Counter()
         self.unknown: set[str] = set()
-        self._answers = Answers(node)
+        self.answers = Answers(node)
         self._faults = faults
         self._absent = absent
         self._last_field = last_field
@@ -103,7 +103,7 @@ class FakeNvml:
                     return answer
         if name == "nvmlDeviceGetFieldValues":
             return self._fields(*args)
-        answer_to = self._answers.to(name)
+        answer_to = self.answers.to(name)
         if answer_to is None:
             self.unknown.add(name)
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -132,7 +132,7 @@ class FakeNvml:
                 value.nvmlReturn = fault.code
                 continue
             try:
-                number = fault.value if fault is not None else self._answers.field(handle, field, scope)
+                number = fault.value if fault is not None else self.answers.field(handle, field, scope)
             except pynvml.NVMLError as error:
                 value.nvmlReturn = error.value
                 continue

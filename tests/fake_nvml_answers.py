@@ -56,6 +56,9 @@ class Answers:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.gpus = {gpu.index: gpu for gpu in node.gpus}
+        # traffic is no fact: KB/s by counter (0 sent, 1 received), and KiB by (GPU, field 138 sent or 139 received)
+        self.pcie_kb_s = {0: 1_250_000, 1: 2_500_000}
+        self.nvlink_kib: dict[tuple[int, int], int] = {}
 
     def _gpu(self, handle: FakeHandle) -> Gpu:
         return self.gpus[handle.index]
@@ -149,6 +152,10 @@ class Answers:
         if version:
             info.reserved = give(gpu.memory_reserved_mib) << 20
         return info
+
+    def nvmlDeviceGetPcieThroughput(self, handle: FakeHandle, counter: int) -> int:
+        give(self._gpu(handle).pcie.generation)
+        return self.pcie_kb_s[counter]
 
     # health
 
@@ -357,6 +364,10 @@ class Answers:
         links: tuple[NvLink, ...] = () if isinstance(gpu.nvlinks, Missing) else gpu.nvlinks
         if field == 91:
             return len(links)
+        if field in (138, 139):
+            if not links or scope != 0xFFFF_FFFF:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            return self.nvlink_kib.get((handle.index, field), 0)
         if field == 147:
             return sum(link.remote_kind == "switch" and link.state in _UP for link in links)
         if field == 230:

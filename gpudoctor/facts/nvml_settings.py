@@ -82,16 +82,16 @@ def _mig_instance(door: Door, handle: Any) -> MigInstance:
 
 def read_processes(door: Door, root: Path, own_pid: int) -> tuple[GpuProcess, ...] | Missing:
     """Processes by pid; names and users from /proc. MPS clients are asked for only where an MPS server is seen."""
-    compute = _running(door, "Compute")
+    compute = running(door, "Compute")
     if isinstance(compute, Missing):
         return compute
-    graphics = _running(door, "Graphics")
+    graphics = running(door, "Graphics")
     lists = {"C": compute, "G": {} if isinstance(graphics, Missing) else graphics}
-    names = {pid: _process_name(root, pid) for pids in lists.values() for pid in pids}
+    names = {pid: process_name(root, pid) for pids in lists.values() for pid in pids}
     if any(isinstance(name, str) and name.startswith(_MPS_SERVER) for name in names.values()):
-        clients = _running(door, "MPSCompute")
+        clients = running(door, "MPSCompute")
         lists["M"] = {} if isinstance(clients, Missing) else clients
-        names |= {pid: _process_name(root, pid) for pid in lists["M"]}
+        names |= {pid: process_name(root, pid) for pid in lists["M"]}
     processes = []
     for pid, name in sorted(names.items()):
         kinds = [kind for kind, pids in lists.items() if pid in pids]
@@ -108,7 +108,8 @@ def read_processes(door: Door, root: Path, own_pid: int) -> tuple[GpuProcess, ..
     return tuple(processes)
 
 
-def _running(door: Door, kind: str) -> dict[int, int | Missing] | Missing:
+def running(door: Door, kind: str) -> dict[int, int | Missing] | Missing:
+    """MiB of each process (pid) of a kind: Compute, Graphics, MPSCompute."""
     # never the name without a version: pynvml answers it with an error of another kind
     call = f"nvmlDeviceGet{kind}RunningProcesses"
     answer = door.first(f"{call}_v3", f"{call}_v2")
@@ -121,7 +122,8 @@ def _running(door: Door, kind: str) -> dict[int, int | Missing] | Missing:
     return found
 
 
-def _process_name(root: Path, pid: int) -> str | Missing:
+def process_name(root: Path, pid: int) -> str | Missing:
+    """What the process is called: its program's name, whole where the kernel cut it."""
     folder = root / "proc" / str(pid)
     try:
         comm = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()

@@ -32,8 +32,9 @@ class Loaded(msgspec.Struct, frozen=True):
 def load_source(name: str, *, stdin: BinaryIO | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
     """The node that `name` stands for.
 
-    In this order: `-` is stdin; an existing file is facts (JSON, YAML), a report, a dump of a
-    vendor tool or a bug report, packed with gzip or not; an existing directory is one of dumps;
+    In this order: `-` is stdin; an existing file is facts (JSON, YAML), a report, a stream of
+    `gpudoctor watch` (its first facts), a dump of a vendor tool or a bug report, packed with gzip
+    or not; an existing directory is one of dumps;
     else it is the name of a packaged simulated node, which takes CUDA_*, NCCL_* and SLURM_* from
     `environ` (not given: this process's own), so that a setting can be tried on it.
     Raise SourceError, one line that names the file and the place, for what cannot be read.
@@ -64,7 +65,10 @@ def _load(name: str, stdin: BinaryIO | None, environ: Mapping[str, str] | None) 
 
         return Loaded(node_from_directory(name))
     from gpudoctor.facts.captures.opened import read_file
+    from gpudoctor.facts.watch_file import is_stream_file, node_of_file
 
+    if is_stream_file(name):
+        return _named(printable(Path(name).name), Loaded(node_of_file(name)))
     try:
         data = read_file(name)
     except SourceError as error:
@@ -110,9 +114,14 @@ def _from_stream(stream: BinaryIO) -> Loaded:
 def _from_bytes(data: bytes, name: str) -> Loaded:
     from gpudoctor.facts.captures.facts_file import is_yaml_facts, load_json, load_yaml
     from gpudoctor.facts.captures.opened import head_text
-    from gpudoctor.facts.captures.recognise import recognise
+    from gpudoctor.facts.captures.recognise import HEAD_BYTES, recognise
 
     head = head_text(data)
+    if head.lstrip().startswith("{"):
+        from gpudoctor.facts.watch_file import is_stream, node_of_stream
+
+        if is_stream(data[:HEAD_BYTES]):
+            return Loaded(node_of_stream(data, name))
     try:
         if head.lstrip().startswith("{"):
             return Loaded(*load_json(data))

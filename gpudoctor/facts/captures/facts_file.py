@@ -46,7 +46,7 @@ def load_json(data: bytes) -> Loaded:
         schema = msgspec.json.decode(text, type=_Schema).schema
         _known(schema)
         if schema == FACTS:
-            return _checked(msgspec.json.decode(text, type=Node)), None
+            return checked(msgspec.json.decode(text, type=Node)), None
         report = msgspec.json.decode(text, type=_Report)
     except UnicodeDecodeError as error:
         raise SourceError(f"not UTF-8 at byte {error.start}") from None
@@ -59,7 +59,7 @@ def load_json(data: bytes) -> Loaded:
         raise SourceError(f"cut off: {said}" if _cut(text, said) else f"broken JSON: {said}") from None
     if report.facts is None:
         raise SourceError("a report without facts: make it with `gpudoctor check --json --include-facts`")
-    return _checked(report.facts), report.measurements
+    return checked(report.facts), report.measurements
 
 
 def _cut(text: str, said: str) -> bool:
@@ -83,7 +83,7 @@ def load_yaml(data: bytes) -> Loaded:
         if schema == REPORT:
             raise SourceError("a report is read as JSON, not as YAML")
         _known(str(schema))
-        node = _checked(msgspec.convert(raw, Node))
+        node = checked(msgspec.convert(raw, Node))
         _whole(text, raw)
         return node, None
     except UnicodeDecodeError as error:
@@ -142,7 +142,7 @@ def _known(schema: str) -> None:
     raise SourceError(f"neither facts nor a report: the key 'schema' must be {FACTS!r} or {REPORT!r}")
 
 
-def _checked(node: Node) -> Node:
+def checked(node: Node) -> Node:
     """What types cannot say: one GPU an index, one GPU a bus id, numbers that can be."""
     if len(node.gpus) > MOST_GPUS:
         raise SourceError(f"more than {MOST_GPUS} GPUs: not the facts of one machine - at `$.gpus`")

@@ -1,0 +1,245 @@
+"""Asks the driver now and then, through a process that may hang or die: what it told, or that it is silent."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from time import monotonic
+
+import msgspec
+
+from gpudoctor.facts.nvml_spawn import MAX_WORDS, DriverProcess
+from gpudoctor.facts.watch_channel import PATIENT_CALLS, Answer
+from gpudoctor.facts.watched import Silence
+
+CALL_DEADLINE_S = 2.0
+START_DEADLINE_S = 30.0
+LONGEST_BACKOFF_S = 60.0
+_MAX_LINE_BYTES = 16 << 20
+_MAX_STUCK = 3  # readers that sit in the kernel and cannot be ended: no more are put beside them
+_POLL_S = 0.02
+
+
+class DriverWatch:
+    """The driver as `gpudoctor watch` sees it. `close` must be called; it waits only for a moment.
+
+    `gpus`: NVML index and UUID of each (None where it is not known); none: all that the driver
+    counts. A call that has not returned for `call_deadline_s` (those that start a GPU:
+    `start_deadline_s`) ends its process, which is started again after `first_backoff_s`, then
+    twice as long each time. `nvml` (module:factory:argument) stands in for pynvml in tests.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[tuple[int, str | None]],
+        interval_s: float = 1.0,
+        nvml: str | None = None,
+        call_deadline_s: float = CALL_DEADLINE_S,
+        start_deadline_s: float = START_DEADLINE_S,
+        first_backoff_s: float = 1.0,
+    ) -> None:
+        self._order = {"gpus": tuple(gpus), "interval_s": interval_s, "nvml": nvml}
+        self._interval_s = interval_s
+        self._call_deadline_s = call_deadline_s
+        self._start_deadline_s = start_deadline_s
+        self._first_backoff_s = first_backoff_s
+        self._reader: _Reader | None = None
+        self._failures = 0
+        self._next_start_s = 0.0
+        self._stuck: list[int] = []
+        self._silent_since_s: float | None = None
+        self._hung: tuple[str, float] | None = None
+        self._words = ""
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that calls the driver; None while there is none."""
+        return None if self._reader is None else self._reader.process.pid
+
+    def read(self) -> tuple[Answer | None, Silence | None]:
+        """What the GPUs tell now; or, after at most `call_deadline_s`, that the driver is silent, and why."""
+        if self._reader is None and not self._start():
+            return None, self._silence()
+        reader = self._reader
+        assert reader is not None
+        try:
+            # once it is silent the ticks must go on in their time
+            patience_s = self._call_deadline_s if self._silent_since_s is None else min(self._interval_s / 2, 1.0)
+            answer = reader.answer(patience_s, self._call_deadline_s)
+        except _EndedError as ended:
+            self._gave_up(reader, str(ended))
+            return None, self._silence()
+        if answer is None:
+            self._look_at(reader)
+            return None, self._silence()
+        if answer.failure is not None:
+            self._gave_up(reader, answer.failure[:MAX_WORDS])
+            return None, self._silence()
+        if monotonic() - reader.process.started_s > LONGEST_BACKOFF_S:
+            self._failures = 0
+        self._silent_since_s, self._hung, self._words = None, None, ""
+        return answer, None
+
+    def close(self) -> None:
+        """End the process."""
+        if self._reader is not None:
+            self._end(self._reader)
+        # one that was only slow to die is gone by now
+        self._stuck = [pid for pid in self._stuck if _still_there(pid)]
+
+    def _start(self) -> bool:
+        if monotonic() < self._next_start_s:
+            return False
+        self._stuck = [pid for pid in self._stuck if _still_there(pid)]
+        if len(self._stuck) >= _MAX_STUCK:
+            return False
+        try:
+            self._reader = _Reader(self._order)
+        except OSError as error:
+            self._failed(f"the reader of the driver could not be started: {error.strerror or error}", monotonic())
+            return False
+        return True
+
+    def _look_at(self, reader: _Reader) -> None:
+        """Why there is no answer yet; the process is given up where a call is overdue."""
+        now = monotonic()
+        calls = [*reader.process.late_calls(0.0)]
+        late = max(calls, key=lambda call: call.waited_s, default=None)
+        if late is None:
+            took_s = now - reader.asked_s
+            self._silent(f"the reader of the driver has not answered for {took_s:.0f} s", reader.asked_s)
+            if took_s > self._start_deadline_s:
+                self._gave_up(reader, f"the reader of the driver did not answer in {took_s:.0f} s")
+            return
+        where = late.call if late.gpu is None else f"{late.call} on GPU {late.gpu}"
+        limit_s = self._start_deadline_s if late.call in PATIENT_CALLS else self._call_deadline_s
+        if late.waited_s < min(limit_s, self._call_deadline_s):
+            # many calls, each slow, or one that has only just begun
+            took_s = now - reader.asked_s
+            self._silent(f"the driver has not told all for {took_s:.0f} s (now in {where})", reader.asked_s)
+            return
+        self._hung = (where, self._hung[1]) if self._hung and self._hung[0] == where else (where, now - late.waited_s)
+        self._silent("", self._hung[1])
+        if late.waited_s >= limit_s:
+            self._end(reader)
+            self._put_off()
+
+    def _gave_up(self, reader: _Reader, words: str) -> None:
+        started_s = reader.asked_s
+        self._end(reader)
+        self._failed(words, started_s)
+
+    def _failed(self, words: str, since_s: float) -> None:
+        self._hung = None
+        delay_s = self._put_off()
+        self._silent(f"{words}; asked again in {delay_s:g} s", since_s)
+
+    def _put_off(self) -> float:
+        delay_s = min(LONGEST_BACKOFF_S, self._first_backoff_s * 2.0 ** min(self._failures, 16))
+        self._failures += 1
+        self._next_start_s = monotonic() + delay_s
+        return delay_s
+
+    def _end(self, reader: _Reader) -> None:
+        if not reader.end():
+            self._stuck.append(reader.process.pid)
+        self._reader = None
+
+    def _silent(self, words: str, since_s: float) -> None:
+        self._words = words
+        if self._silent_since_s is None:
+            self._silent_since_s = time.time() - (monotonic() - since_s)
+
+    def _silence(self) -> Silence:
+        words = self._words
+        if self._hung is not None:
+            where, started_s = self._hung
+            words = f"{where} has not returned for {monotonic() - started_s:.0f} s"
+        if len(self._stuck) >= _MAX_STUCK:
+            words += f"; {_MAX_STUCK} readers are stuck in the kernel, and no more is started"
+        return Silence(round(self._silent_since_s or time.time(), 3), words)
+
+
+class _EndedError(Exception):
+    """The process ended, or said what is no answer; in words."""
+
+
+class _Reader:
+    """The process and its two pipes; it is asked again only when it has answered."""
+
+    def __init__(self, order: dict[str, object]) -> None:
+        self.asked_s = monotonic()
+        self._asked = False
+        self._rest = b""
+        with ExitStack() as kept, ExitStack() as theirs:
+            requests, self._requests = os.pipe()
+            theirs.callback(os.close, requests)
+            kept.callback(os.close, self._requests)
+            self._out, out = os.pipe()
+            theirs.callback(os.close, out)
+            kept.callback(os.close, self._out)
+            whole = {**order, "requests": requests, "out": out}
+            self.process = DriverProcess("reader", "nvml_watcher", whole, (requests, out))
+            self._pipes = kept.pop_all()
+
+    def answer(self, patience_s: float, call_deadline_s: float) -> Answer | None:
+        """The answer to what was asked, now or before; None where there is none in time.
+
+        Ends its patience early where a call is overdue. Raise _EndedError.
+        """
+        if not self._asked:
+            self.asked_s = monotonic()
+            try:
+                os.write(self._requests, b".")
+            except BrokenPipeError:
+                raise _EndedError(self._what_became()) from None
+            self._asked = True
+        until_s = monotonic() + patience_s
+        while True:
+            left_s = until_s - monotonic()
+            if select.select([self._out], [], [], max(0.0, min(left_s, call_deadline_s / 2)))[0]:
+                answer = self._take()
+                if answer is not None:
+                    self._asked = False
+                    return answer
+            elif left_s <= 0:
+                return None
+
+    def _take(self) -> Answer | None:
+        data = os.read(self._out, 1 << 16)
+        if not data:
+            raise _EndedError(self._what_became())
+        line, end, rest = (self._rest + data).partition(b"\n")
+        if len(line) > _MAX_LINE_BYTES or rest:
+            raise _EndedError("the reader of the driver said more than it was asked")
+        if not end:
+            self._rest = line
+            return None
+        self._rest = b""
+        try:
+            return msgspec.json.decode(line, type=Answer)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise _EndedError(
+                f"the reader of the driver sent something that is no answer: {error}"[:MAX_WORDS]
+            ) from None
+
+    def _what_became(self) -> str:
+        return self.process.post_mortem()[1]
+
+    def end(self) -> bool:
+        """End the process; False where it sits in the kernel and will not."""
+        self._pipes.close()
+        ended = self.process.end()
+        self.process.close()
+        return ended
+
+
+def _still_there(pid: int) -> bool:
+    """Whether a process of ours that could not be ended still is; reaps it where it has ended."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == 0
+    except ChildProcessError:
+        return False

@@ -1,0 +1,52 @@
+"""New lines of the kernel log, as they come."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gpudoctor.facts.kernel_lines import parse_kernel_lines
+from gpudoctor.facts.node import KernelEvent
+
+_MOST_RECORDS = 2000  # a tick; what is left comes with the next one
+_MOST_EVENTS = 200
+
+
+class KernelTail:
+    """Events since it was made; none where /dev/kmsg may not be read (the facts have said so). `close` it."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._device: int | None = None
+        try:
+            self._device = os.open(root / "dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+            os.lseek(self._device, 0, os.SEEK_END)
+        except OSError:
+            self.close()
+
+    def read(self) -> tuple[KernelEvent, ...]:
+        """What came since the last time; never waits."""
+        if self._device is None:
+            return ()
+        parts: list[bytes] = []
+        for _ in range(_MOST_RECORDS):
+            try:
+                part = os.read(self._device, 1 << 16)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:
+                continue  # the kernel overwrote what was to be read next; go on with what is left
+            except OSError:
+                self.close()
+                break
+            if not part:
+                break
+            parts.append(part)
+        if not parts:
+            return ()
+        return parse_kernel_lines(b"".join(parts).decode("utf-8", "replace").splitlines())[-_MOST_EVENTS:]
+
+    def close(self) -> None:
+        """Let go of the device."""
+        if self._device is not None:
+            os.close(self._device)
+            self._device = None

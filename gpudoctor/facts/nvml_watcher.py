@@ -1,0 +1,238 @@
+"""The reader process of `gpudoctor watch`: asks the driver for as much as is due, each time it is told to.
+
+One thread for all GPUs, and it is never asked again before it has answered: nothing piles up at
+the driver's lock, where the job's own processes queue too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from gpudoctor.facts.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.nvml import Crumbs, Door, DriverError, in_range, load_pynvml
+from gpudoctor.facts.nvml_channel import Crumbs as SharedCrumbs
+from gpudoctor.facts.nvml_child import die_with, load
+from gpudoctor.facts.nvml_gpu import LINK_COUNT, POWER_INSTANT, SWITCH_LINK_COUNT, read_memory, read_utilization
+from gpudoctor.facts.nvml_links import read_links
+from gpudoctor.facts.nvml_read import version_numbers
+from gpudoctor.facts.nvml_sampler import GpuSampler
+from gpudoctor.facts.nvml_settings import process_name, running
+from gpudoctor.facts.watch_cadence import Due, due
+from gpudoctor.facts.watch_channel import Answer, OnGpu, WatchOrder
+from gpudoctor.facts.watched import GpuTick
+
+_ALL_LINKS = 0xFFFF_FFFF  # as scope: the sum over a GPU's links
+_NVLINK = {"nvlink_tx_gb_s": (138, _ALL_LINKS), "nvlink_rx_gb_s": (139, _ALL_LINKS)}
+_POWER = (POWER_INSTANT, 0)
+_PCIE = {"pcie_tx_gb_s": 0, "pcie_rx_gb_s": 1}
+_MAX_COUNT = (1 << 62) - 1
+_MAX_KB_S = 1_000_000_000
+_MAX_MHZ = 20_000
+_KIB = 1024
+_UP = ("active", "sleep")
+_MPS_SERVER = "nvidia-cuda-mps"
+
+
+class GpuWatcher(GpuSampler):
+    """Reads one GPU; what it does not have is told once and not asked for again."""
+
+    def __init__(self, door: Door, driver: tuple[int, ...]) -> None:
+        super().__init__(door, driver)
+        self._wanted = [_POWER, *_NVLINK.values()]
+        self._carried: dict[str, tuple[float, int]] = {}
+        self._mps: dict[int, bool] = {}
+
+    def tick(self, due: Due) -> tuple[GpuTick | None, list[OnGpu] | None]:
+        """What the GPU tells now, None where it no longer answers; and its processes where they are due."""
+        door = self._door
+        self._readings: dict[str, float] = {}
+        self._unread: dict[str, Missing] = {}
+        self._take("utilization_pct", lambda: read_utilization(door).gpu_pct)
+        self._take("memory_used_mib", lambda: read_memory(door)["memory_used_mib"])
+        self._take("temperature_c", lambda: door.number(-50, 200, "nvmlDeviceGetTemperature", 0))
+        self._read_fields()
+        self._take("sm_mhz", lambda: door.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 1))
+        events = self._events()
+        if due.pcie:
+            self._take("pcie_generation", lambda: door.number(1, 8, "nvmlDeviceGetCurrPcieLinkGeneration"))
+            self._take("pcie_width", lambda: door.number(1, 32, "nvmlDeviceGetCurrPcieLinkWidth"))
+            for name, counter in _PCIE.items():
+                self._take(name, lambda counter=counter: self._pcie_gb_s(counter))  # type: ignore[misc]
+        if due.slow:
+            self._take("memory_mhz", lambda: door.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 2))
+        counters = self._counters() if due.slow else {}
+        processes = self._processes() if due.slow else None
+        links = self._links() if due.links else None
+        if not self._readings and any(why.kind == "failed" for why in self._unread.values()):
+            return None, None
+        up, count = links or (None, None)
+        tick = GpuTick(door.gpu or 0, self._readings, events, counters, up, count, self._unread)
+        return tick, processes
+
+    def _read_fields(self) -> None:
+        """Power of this moment, and what the NVLinks carried since the last time: one call."""
+        at_s = monotonic()
+        fields = self._door.fields(self._wanted) if self._wanted else {}
+        self._wanted = [k for k in self._wanted if not isinstance(v := fields[k], Missing) or v.kind == "failed"]
+        self._take("power_w", lambda: self._power(fields.get(_POWER, UNSUPPORTED)))
+        for name, key in _NVLINK.items():
+            if key not in fields:
+                continue
+            total = in_range(fields[key], 0, _MAX_COUNT, f"{name} (field {key[0]})")
+            if isinstance(total, Missing):
+                self._miss(name, total)
+                continue
+            before_s, before = self._carried.get(name, (at_s, 0))
+            self._carried[name] = (at_s, int(total))
+            # a counter that went back was reset: what was carried since then is not known
+            if at_s > before_s and total >= before:
+                self._readings[name] = round((total - before) * _KIB / 1e9 / (at_s - before_s), 3)
+
+    def _pcie_gb_s(self, counter: int) -> float | Missing:
+        kb_s = self._door.number(0, _MAX_KB_S, "nvmlDeviceGetPcieThroughput", counter)
+        return kb_s if isinstance(kb_s, Missing) else round(kb_s / 1e6, 3)
+
+    def _running(self, kind: str) -> dict[int, int | Missing]:
+        if kind in self._refused:
+            return {}
+        found = running(self._door, kind)
+        if isinstance(found, Missing):
+            if found.kind != "failed":
+                self._refused.add(kind)
+            return {}
+        return found
+
+    def _processes(self) -> list[OnGpu] | None:
+        if "processes" in self._refused:
+            return None
+        compute = running(self._door, "Compute")
+        if isinstance(compute, Missing):
+            self._miss("processes", compute)
+            return None
+        lists = {"C": compute, "G": self._running("Graphics")}
+        if any(self._is_mps(pid) for pid in compute):
+            lists["M"] = self._running("MPSCompute")
+        self._mps = {pid: is_mps for pid, is_mps in self._mps.items() if pid in compute}
+        found = []
+        for pid in sorted({pid for pids in lists.values() for pid in pids}):
+            kinds = [kind for kind, pids in lists.items() if pid in pids]
+            used = next(pids[pid] for pids in lists.values() if pid in pids)
+            memory_mib = None if isinstance(used, Missing) else used
+            found.append(OnGpu(self._door.gpu or 0, pid, "+".join(kinds), memory_mib))
+        return found
+
+    def _is_mps(self, pid: int) -> bool:
+        if pid not in self._mps:
+            name = process_name(Path("/"), pid)
+            self._mps[pid] = isinstance(name, str) and name.startswith(_MPS_SERVER)
+        return self._mps[pid]
+
+    def _links(self) -> tuple[int, int] | None:
+        """How many NVLinks are up, of how many."""
+        if "nvlinks" in self._refused:
+            return None
+        fields = self._door.fields([(LINK_COUNT, 0), (SWITCH_LINK_COUNT, 0)])
+        links = read_links(self._door, fields[LINK_COUNT, 0], fields[SWITCH_LINK_COUNT, 0])
+        if isinstance(links, Missing):
+            self._miss("nvlinks", links)
+            return None
+        unread = next((link.state for link in links if isinstance(link.state, Missing)), None)
+        if unread is not None:
+            self._miss("nvlinks", unread)
+            return None
+        return sum(link.state in _UP for link in links), len(links)
+
+
+class Watcher:
+    """Reads all GPUs. Raise DriverError where the driver's library does not start."""
+
+    def __init__(
+        self,
+        nvml: Any,
+        gpus: tuple[tuple[int, str | None], ...] = (),
+        interval_s: float = 1.0,
+        crumbs: Crumbs | None = None,
+    ) -> None:
+        self._interval_s = interval_s
+        self._crumbs = crumbs
+        self._door = Door(nvml, crumbs)
+        self._door.call("nvmlInit")
+        self._driver = version_numbers(self._door.ask_of(None, "nvmlSystemGetDriverVersion"))
+        self._gpus = gpus or tuple((index, None) for index in range(self._door.call("nvmlDeviceGetCount")))
+        self._watchers: dict[int, GpuWatcher] = {}
+        self._number = 0
+
+    def answer(self) -> Answer:
+        """The next answer: what is due of every GPU that answers."""
+        started_s = monotonic()
+        number, self._number = self._number, self._number + 1
+        ticks: list[GpuTick] = []
+        processes: list[OnGpu] | None = None
+        for place, (index, uuid) in enumerate(self._gpus):
+            now = due(number, self._interval_s, place)
+            watcher = self._watchers.get(index)
+            if watcher is None:
+                # a GPU that gave no handle is asked again when its links would be
+                watcher = self._opened(index, uuid) if now.links else None
+                if watcher is None:
+                    continue
+                self._watchers[index] = watcher
+            tick, found = watcher.tick(now)
+            if tick is not None:
+                ticks.append(tick)
+            if found is not None:
+                processes = [*(processes or ()), *found]
+        cost_ms = round((monotonic() - started_s) * 1000, 2)
+        return Answer(tuple(ticks), None if processes is None else tuple(processes), cost_ms)
+
+    def _opened(self, index: int, uuid: str | None) -> GpuWatcher | None:
+        door = self._door.for_gpu(index, self._crumbs)
+        try:
+            if uuid is None:
+                door.handle = door.call("nvmlDeviceGetHandleByIndex", index)
+            else:
+                door.handle = door.call("nvmlDeviceGetHandleByUUID", uuid)
+        except DriverError:
+            return None
+        return GpuWatcher(door, self._driver)
+
+
+def main(argument: str) -> None:
+    """Answer as ordered and end the process; never returns."""
+    import faulthandler
+
+    order = msgspec.json.decode(argument, type=WatchOrder)
+    die_with(order.parent_pid)
+    faulthandler.enable(all_threads=True)  # its report names the thread that crashed
+    serve(order)
+    sys.stderr.flush()
+    # not sys.exit: tearing the driver library down may hang, and there is nothing to tidy
+    os._exit(0)
+
+
+def serve(order: WatchOrder) -> None:
+    """Answer every request until the descriptor `requests` is at its end, or the driver does not start."""
+    nvml = load(order.nvml) if order.nvml else load_pynvml()
+    encode = msgspec.json.Encoder().encode
+    watcher: Watcher | None = None
+
+    def send(answer: Answer) -> None:
+        line = encode(answer) + b"\n"
+        while line:
+            line = line[os.write(order.out, line) :]
+
+    crumbs = SharedCrumbs(order.crumbs).slot(0)
+    while os.read(order.requests, 1):
+        if watcher is None:
+            try:
+                watcher = Watcher(nvml, order.gpus, order.interval_s, crumbs)
+            except DriverError as error:
+                send(Answer(failure=f"the driver's library did not start: {error}"))
+                return
+        send(watcher.answer())

@@ -1,0 +1,252 @@
+"""A training job made up for a simulated node: what its GPUs would show, as a pure function of time.
+
+A torchrun job of one rank a GPU starts at 0 s and saves a checkpoint every 90 s. A GPU that is slowed
+down makes all wait: the collectives keep their utilisation up, while power and traffic fall.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, floor
+from zlib import crc32
+
+import msgspec
+
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.node import Node
+from gpudoctor.facts.watched import ProcessTick
+
+PERIOD_S, CHECKPOINT_S = 90.0, 5.0
+_POWER_S, _HEAT_S = 2.0, 25.0  # how fast power and temperature follow
+_NOISE_S = 3.0
+_LOST = (15,)
+_SLOWING = frozenset({"hw-slowdown", "sw-thermal", "hw-thermal", "hw-power-brake"})
+_HOT_C = 80
+_LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+_PCIE_SHARE, _NVLINK_SHARE, _MEMORY_SHARE = 0.8, 0.28, 0.74
+_FULL_CLOCK = 0.95  # of the maximum: what a busy GPU holds
+_FIRST_PID = 4_190_000
+_UP = ("active", "sleep")
+
+
+def is_lost(gpu: Gpu) -> bool:
+    """Whether the driver no longer reaches this GPU."""
+    return any(error.code in _LOST for error in gpu.errors)
+
+
+class Job(msgspec.Struct, frozen=True):
+    """The job on a node: its ranks' GPUs (NVML indices), and what the slowest of them leaves to all."""
+
+    ranks: tuple[int, ...]
+    stalled: bool
+    speed: float
+    nvlink_gb_s: float
+    pcie_gb_s: float
+
+
+def job_of(node: Node) -> Job:
+    """The job that fits the node: on the large GPUs that a program may use as a whole."""
+    told = [gpu for gpu in node.gpus if _fits(gpu)]
+    most = max((known(gpu.memory_total_mib) or 0 for gpu in told), default=0)
+    members = [gpu for gpu in told if (known(gpu.memory_total_mib) or 0) >= most / 2]
+    alive = [gpu for gpu in members if not is_lost(gpu)]
+    return Job(
+        ranks=tuple(sorted(gpu.index for gpu in alive)),
+        stalled=len(alive) < len(members),
+        speed=min((_clock_share(gpu) for gpu in alive), default=1.0),
+        nvlink_gb_s=min((_nvlink_gb_s(gpu) for gpu in alive), default=0.0) if len(alive) > 1 else 0.0,
+        pcie_gb_s=min((pcie_gb_s(gpu) for gpu in alive), default=0.0),
+    )
+
+
+def _fits(gpu: Gpu) -> bool:
+    settings = gpu.settings
+    return settings.mig_enabled is not True and settings.compute_mode != "prohibited"
+
+
+def _is_idle(gpu: Gpu) -> bool:
+    """Whether the facts show the GPU at rest: its clocks and its link will wake."""
+    reasons = known(gpu.clocks.event_reasons)
+    return (known(gpu.utilization.gpu_pct) or 0) < 50 if reasons is None else "idle" in reasons
+
+
+def _limit_share(gpu: Gpu) -> float:
+    limit, default = known(gpu.power.limit_w), known(gpu.power.default_limit_w)
+    return limit / default if limit and default else 1.0
+
+
+def _clock_share(gpu: Gpu) -> float:
+    """Of the maximum SM clock, what the GPU holds under load."""
+    now, most = known(gpu.clocks.sm_mhz), known(gpu.clocks.sm_max_mhz)
+    if now and most and now < 0.9 * most and (_slowing(gpu) or not _is_idle(gpu)):
+        return now / most
+    capped = _limit_share(gpu)
+    return _FULL_CLOCK if capped >= 0.9 else 0.5 + 0.5 * capped
+
+
+def _slowing(gpu: Gpu) -> bool:
+    return bool(_SLOWING & set(known(gpu.clocks.event_reasons) or ()))
+
+
+def _nvlink_gb_s(gpu: Gpu) -> float:
+    """Line rate of the links that are up, each way."""
+    links = known(gpu.nvlinks) or ()
+    return sum(known(link.speed_gb_s) or 0.0 for link in links if link.state in _UP)
+
+
+def _generation(gpu: Gpu) -> int | None:
+    """The link's generation once it is awake."""
+    now, most = known(gpu.pcie.generation), known(gpu.pcie.generation_max)
+    return most if most is not None and _is_idle(gpu) else now
+
+
+def pcie_gb_s(gpu: Gpu) -> float:
+    """What the awake link carries each way, of 1e9 bytes."""
+    generation, width = _generation(gpu), known(gpu.pcie.width)
+    return _LANE_GB_S.get(generation or 0, 0.0) * (width or 0) * _PCIE_SHARE
+
+
+def readings_at(gpu: Gpu, job: Job, seconds: float) -> dict[str, float]:
+    """What the GPU shows so long after the job's start; an idle one of no job what its facts say."""
+    clocks, power = gpu.clocks, gpu.power
+    in_job = gpu.index in job.ranks
+    saving = in_job and not job.stalled and _since_checkpoint(seconds) < 0
+    full_w = _full_w(gpu, job)
+    rest_w, rest_c = known(power.draw_w) or 0.0, known(gpu.thermal.gpu_c) or 30
+    warm = _level(seconds, _HEAT_S) if in_job else 0.0
+    busy = _level(seconds, _POWER_S) if in_job else 0.0
+
+    def noise(name: str, spread: float) -> float:
+        return (smooth_noise(f"{gpu.bus_id} {name}", seconds) - 0.5) * 2 * spread
+
+    shown: dict[str, float] = {
+        "utilization_pct": known(gpu.utilization.gpu_pct) or 0,
+        "memory_used_mib": known(gpu.memory_used_mib) or 0,
+        "temperature_c": rest_c + round(noise("temperature", 0.6) + warm * (_full_c(gpu, full_w) - rest_c)),
+        "power_w": round(max(rest_w + busy * (full_w - rest_w), 0.0) * (1 + noise("power", 0.03)), 1),
+        "sm_mhz": known(clocks.sm_mhz) or 0,
+        "memory_mhz": known(clocks.memory_mhz) or 0,
+        "pcie_generation": known(gpu.pcie.generation) or 0,
+        "pcie_width": known(gpu.pcie.width) or 0,
+        "pcie_rx_gb_s": 0.0,
+        "pcie_tx_gb_s": 0.0,
+        "nvlink_rx_gb_s": 0.0,
+        "nvlink_tx_gb_s": 0.0,
+    }
+    limit_w = known(power.limit_w)
+    if limit_w:
+        shown["power_w"] = min(shown["power_w"], round(limit_w * 1.01, 1))
+    if not in_job:
+        return shown
+    most_mhz = known(clocks.sm_max_mhz) or 0
+    sm_mhz = _clock_share(gpu) * most_mhz * (1 + noise("clock", 0.012))
+    own_mib = min(shown["memory_used_mib"] + job_memory_mib(gpu), 0.98 * (known(gpu.memory_total_mib) or 0))
+    shown |= {
+        "utilization_pct": 100 if job.stalled else round(11 + noise("save", 8) if saving else 95 + noise("util", 4)),
+        "memory_used_mib": round(own_mib),
+        "sm_mhz": 15 * round(min(sm_mhz, most_mhz) / 15),
+        "memory_mhz": known(clocks.memory_max_mhz) or shown["memory_mhz"],
+        "pcie_generation": _generation(gpu) or 0,
+    }
+    if not job.stalled:
+        shown |= _traffic(gpu, job, saving, noise("traffic", 0.15), noise("input", 0.2))
+    return shown
+
+
+def _traffic(gpu: Gpu, job: Job, saving: bool, swing: float, input_swing: float) -> dict[str, float]:
+    """Gradients over NVLink, else PCIe, as fast as the slowest link; data and checkpoints over PCIe."""
+    pace = job.speed / _FULL_CLOCK
+    most = pcie_gb_s(gpu)
+    nvlink = 0.0 if saving else job.nvlink_gb_s * _NVLINK_SHARE * pace * (1 + swing)
+    gradients = 0.0
+    if not saving and not job.nvlink_gb_s and len(job.ranks) > 1:
+        gradients = job.pcie_gb_s * 0.6 * pace * (1 + swing)
+    data = 0.05 if saving else 1.8 * pace * (1 + input_swing)
+    return {
+        "pcie_rx_gb_s": round(min(most, gradients + data), 3),
+        "pcie_tx_gb_s": round(min(most, gradients + (6.0 if saving else 0.3) * (1 + input_swing)), 3),
+        "nvlink_rx_gb_s": round(nvlink, 3),
+        "nvlink_tx_gb_s": round(nvlink * (1 + 0.02 * swing), 3),
+    }
+
+
+def _full_w(gpu: Gpu, job: Job) -> float:
+    """Power under the job once it has settled: less where the ranks wait for a slow one."""
+    limit_w = known(gpu.power.limit_w) or 300.0
+    if job.stalled:
+        return limit_w * 0.4
+    if _limit_share(gpu) < 0.9:
+        return limit_w * 0.99
+    return limit_w * (0.35 + 0.5 * min(job.speed / _FULL_CLOCK, 1.0))
+
+
+def _full_c(gpu: Gpu, full_w: float) -> float:
+    """Temperature under the job, below where the GPU would slow itself down; one that is too hot stays so."""
+    now_c = known(gpu.thermal.gpu_c) or 30
+    if now_c >= _HOT_C:
+        return now_c
+    margin_c, slowdown_c = known(gpu.thermal.margin_c), known(gpu.thermal.slowdown_c)
+    most_c = now_c + margin_c if margin_c is not None else slowdown_c if slowdown_c is not None else 90
+    limit_w = known(gpu.power.limit_w) or 300.0
+    return min(now_c + 42 * full_w / limit_w, max(most_c - 4, now_c))
+
+
+def events_at(gpu: Gpu, job: Job) -> tuple[str, ...]:
+    """The clock event reasons: a GPU at work is not idle, one with a low limit is held down by it."""
+    reasons = known(gpu.clocks.event_reasons) or ()
+    if gpu.index not in job.ranks:
+        return reasons
+    reasons = tuple(reason for reason in reasons if reason != "idle")
+    capped = _limit_share(gpu) < 0.9 and not job.stalled and "sw-power-cap" not in reasons
+    return (*reasons, "sw-power-cap") if capped else reasons
+
+
+def job_memory_mib(gpu: Gpu) -> int:
+    """What a rank holds on this GPU."""
+    return round((known(gpu.memory_total_mib) or 0) * _MEMORY_SHARE)
+
+
+def ranks_at(gpus: Sequence[Gpu], job: Job, seconds: float) -> tuple[ProcessTick, ...]:
+    """The job's processes; nobody can take them for real ones."""
+    shown = {gpu.index: gpu for gpu in gpus}
+    return tuple(
+        ProcessTick(
+            gpu=index,
+            pid=_FIRST_PID + rank,
+            name="simulated-rank",
+            user="simulated",
+            memory_mib=None if isinstance(shown[index].memory_used_mib, Missing) else job_memory_mib(shown[index]),
+            cpu_pct=round(110 + 60 * smooth_noise(f"cpu {rank}", seconds), 1),
+            command=f"torchrun --nproc-per-node {len(job.ranks)} simulated_train.py",
+            job="torchrun",
+            rank=rank,
+        )
+        for rank, index in enumerate(job.ranks)
+        if index in shown
+    )
+
+
+def _since_checkpoint(seconds: float) -> float:
+    """Seconds since the last checkpoint ended; negative while one is being saved."""
+    phase = seconds % PERIOD_S
+    return phase - PERIOD_S if phase >= PERIOD_S - CHECKPOINT_S else phase
+
+
+def _level(seconds: float, follows_s: float) -> float:
+    """0 (at rest) to 1 (at work) of what follows the load so slowly: up since the start, down at each checkpoint."""
+    begun = 1 - exp(-seconds / follows_s)
+    since_s = _since_checkpoint(seconds)
+    if since_s < 0:
+        return begun * exp(-(since_s + CHECKPOINT_S) / follows_s)
+    if seconds < PERIOD_S:
+        return begun
+    return begun * (1 - (1 - exp(-CHECKPOINT_S / follows_s)) * exp(-since_s / follows_s))
+
+
+def smooth_noise(seed: str, seconds: float) -> float:
+    """0 to 1, smooth in time, the same whenever it is asked for."""
+    place = seconds / _NOISE_S
+    step = floor(place)
+    low, high = (crc32(f"{seed} {at}".encode()) / 0xFFFF_FFFF for at in (step, step + 1))
+    return low + (high - low) * (place - step)

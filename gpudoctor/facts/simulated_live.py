@@ -1,0 +1,178 @@
+"""Live values of a node that is not here: a simulated one plays a training job, a capture stays as it was taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpudoctor.facts.gpu import Gpu, GpuProcess
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.node import Node
+from gpudoctor.facts.simulated_job import (
+    Job,
+    events_at,
+    is_lost,
+    job_of,
+    ranks_at,
+    readings_at,
+    smooth_noise,
+)
+from gpudoctor.facts.watch_cadence import Due, due
+from gpudoctor.facts.watched import GpuTick, HostTick, ProcessTick, Silence, Tick
+
+_SLOW = frozenset({"memory_mhz"})
+_PCIE = frozenset({"pcie_generation", "pcie_width", "pcie_rx_gb_s", "pcie_tx_gb_s"})
+_UP = ("active", "sleep")
+_STORM = 1000  # a counter of so many is one that grows
+_NO_JOB = Job((), False, 1.0, 0.0, 0.0)
+_CPUS_A_RANK = 6
+_RANK_RAM_MIB = 14_336
+
+
+def ticks_of(node: Node, number: int, at_s: float, interval_s: float = 1.0) -> Tick:
+    """The tick of this number (from 0) at a Unix time; the same for the same arguments.
+
+    What the facts do not hold is told as unread in the first tick. Where the facts name a driver
+    call that did not return there are no GPUs, but a silence; lost GPUs are left out.
+    """
+    seconds = number * interval_s
+    plays = node.source.kind == "simulated"
+    silence = _silence(node, at_s - seconds, at_s)
+    job = job_of(node) if plays and silence is None and _answers(node) else _NO_JOB
+    host = _host_playing(node, job, seconds) if plays else _host(node)
+    if silence is not None:
+        return Tick(at_s=at_s, host=host, silence=silence)
+    gpus = [gpu for gpu in node.gpus if not is_lost(gpu)] if _answers(node) else []
+    ticks = []
+    for place, gpu in enumerate(gpus):
+        ticks.append(_gpu(gpu, job, due(number, interval_s, place), number, interval_s, plays))
+    processes = None
+    told = bool(job.ranks) or any(not isinstance(gpu.processes, Missing) for gpu in gpus)
+    if told and due(number, interval_s).slow:
+        processes = (*_held(gpus, job), *ranks_at(gpus, job, seconds))
+    return Tick(at_s=at_s, gpus=tuple(ticks), host=host, processes=processes)
+
+
+def _answers(node: Node) -> bool:
+    code = known(node.driver.init_code)
+    return node.driver.module_loaded is not False and code in (None, 0)
+
+
+def _silence(node: Node, begin_s: float, at_s: float) -> Silence | None:
+    if not node.driver.unanswered:
+        return None
+    call = node.driver.unanswered[0]
+    since_s = begin_s - call.waited_s
+    where = call.call if call.gpu is None else f"{call.call} on GPU {call.gpu}"
+    return Silence(round(since_s, 3), f"{where} has not returned for {at_s - since_s:.0f} s")
+
+
+def _gpu(gpu: Gpu, job: Job, now: Due, number: int, interval_s: float, plays: bool) -> GpuTick:
+    facts = _readings_told(gpu, plays)
+    shown: Mapping[str, float | Missing] = readings_at(gpu, job, number * interval_s) if plays else facts
+    unread: dict[str, Missing] = {name: value for name, value in facts.items() if isinstance(value, Missing)}
+    reasons = gpu.clocks.event_reasons
+    if isinstance(reasons, Missing):
+        unread["event_reasons"] = reasons
+    counters: dict[str, int] = {}
+    for name, count in _counters_told(gpu).items():
+        if isinstance(count, Missing):
+            unread[name] = count
+        elif now.slow:
+            counters[name] = count + (7 * number if plays and count >= _STORM else 0)
+    if isinstance(gpu.nvlinks, Missing):
+        unread["nvlinks"] = gpu.nvlinks
+    if isinstance(gpu.processes, Missing):
+        unread["processes"] = gpu.processes
+    links = known(gpu.nvlinks) if now.links else None
+    left_out = {*unread, *(() if now.slow else _SLOW), *(() if now.pcie else _PCIE)}
+    readings = {
+        name: float(value) for name, value in shown.items() if name not in left_out and not isinstance(value, Missing)
+    }
+    return GpuTick(
+        gpu=gpu.index,
+        readings=readings,
+        events=None if isinstance(reasons, Missing) else events_at(gpu, job),
+        counters=counters,
+        links_up=None if links is None else sum(link.state in _UP for link in links),
+        links=None if links is None else len(links),
+        unread=unread if number == 0 else {},
+    )
+
+
+def _readings_told(gpu: Gpu, plays: bool) -> dict[str, float | Missing]:
+    """What the facts hold, by the names of `WATCHED`; traffic is no fact, so a capture has none."""
+    pcie, links = gpu.pcie.generation, gpu.nvlinks
+    traffic: float | Missing = 0.0 if plays else Missing("facts do not hold traffic")
+    on_pcie = pcie if isinstance(pcie, Missing) else traffic
+    on_nvlink = links if isinstance(links, Missing) else traffic
+    return {
+        "utilization_pct": gpu.utilization.gpu_pct,
+        "memory_used_mib": gpu.memory_used_mib,
+        "temperature_c": gpu.thermal.gpu_c,
+        "power_w": gpu.power.draw_w,
+        "sm_mhz": gpu.clocks.sm_mhz,
+        "memory_mhz": gpu.clocks.memory_mhz,
+        "pcie_generation": pcie,
+        "pcie_width": gpu.pcie.width,
+        **dict.fromkeys(("pcie_rx_gb_s", "pcie_tx_gb_s"), on_pcie),
+        **dict.fromkeys(("nvlink_rx_gb_s", "nvlink_tx_gb_s"), on_nvlink),
+    }
+
+
+def _counters_told(gpu: Gpu) -> dict[str, int | Missing]:
+    return {
+        "pcie_replays": gpu.pcie.replays,
+        "ecc_corrected": gpu.ecc.corrected_volatile,
+        "ecc_uncorrected": gpu.ecc.uncorrected_volatile,
+    }
+
+
+def _held(gpus: list[Gpu], job: Job) -> tuple[ProcessTick, ...]:
+    """The processes of the facts; the job's own ranks stand for gpudoctor's user's."""
+    found = []
+    for gpu in gpus:
+        for process in known(gpu.processes) or ():
+            if not (process.is_own and gpu.index in job.ranks):
+                found.append(_process(gpu, process))
+    return tuple(found)
+
+
+def _process(gpu: Gpu, process: GpuProcess) -> ProcessTick:
+    return ProcessTick(
+        gpu=gpu.index,
+        pid=process.pid,
+        name=known(process.name),
+        kind=process.kind,
+        user=known(process.user),
+        memory_mib=known(process.memory_mib),
+    )
+
+
+def _host(node: Node) -> HostTick:
+    """As the facts have it; how busy the CPUs are is no fact."""
+    host = node.host
+    ram, available, limit = known(host.ram_mib), known(host.ram_available_mib), known(host.memory_limit_mib)
+    used = None if ram is None or available is None else float(max(0, ram - available))
+    if limit is not None and (ram is None or limit < ram):
+        ram, used = limit, None
+    return HostTick(cpus=known(host.cpus_total), ram_used_mib=used, ram_total_mib=ram, load_1min=known(host.load_1m))
+
+
+def _host_playing(node: Node, job: Job, seconds: float) -> HostTick:
+    """The job's share of the host on top: data loading, and its memory."""
+    host = _host(node)
+    cpus = known(node.host.cpus_usable) or host.cpus
+    if cpus is None:
+        return host
+    busy = min(0.92, (1 + _CPUS_A_RANK * len(job.ranks)) / cpus)
+    cpu_pct = 100 * busy * (0.9 + 0.2 * smooth_noise("host cpu", seconds))
+    used, total = host.ram_used_mib, host.ram_total_mib
+    if total is not None:
+        used = min((used or 0.0) + _RANK_RAM_MIB * len(job.ranks), 0.8 * total)
+    return HostTick(
+        cpu_pct=round(min(cpu_pct, 100.0), 1),
+        cpus=host.cpus,
+        ram_used_mib=None if used is None else round(used),
+        ram_total_mib=total,
+        load_1min=round(busy * cpus * (1 + 0.05 * smooth_noise("host load", seconds / 20)), 2),
+    )

@@ -1,0 +1,285 @@
+"""Recorded streams: what `gpudoctor watch > FILE` wrote, read a moment at a time.
+
+A day of 8 GPUs is some 150 MB: what is kept in memory is where each line starts, and its time.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Annotated, BinaryIO, Literal
+
+import msgspec
+
+from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures.facts_file import checked
+from gpudoctor.facts.captures.opened import open_plain
+from gpudoctor.facts.captures.recognise import HEAD_BYTES
+from gpudoctor.facts.node import Node
+from gpudoctor.facts.watched import Opening, Tick
+
+MAX_LINE_BYTES = 16 << 20
+MAX_FILE_BYTES = 4 << 30
+_GZIP = b"\x1f\x8b"
+# in a string its quotes would be escaped, so no fact can be taken for it
+_LINE_OF_STREAM = re.compile(rb'"kind"\s*:\s*"(?:opening|tick)"')
+
+
+class _Glance(msgspec.Struct):
+    """As much of a line as the index needs; a time that can be shown (until the year 5138)."""
+
+    kind: Literal["opening", "tick"]
+    at_s: Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
+
+
+_glance = msgspec.json.Decoder(_Glance).decode
+_opening = msgspec.json.Decoder(Opening).decode
+_tick = msgspec.json.Decoder(Tick).decode
+
+
+class Recording:
+    """A recorded stream, open until `close`. Its ticks are numbered from 0 to `count` - 1.
+
+    `opening` is the first one; `openings` says of each which tick follows it. `begin_s` and
+    `end_s` are the Unix times of the first and the last tick, of the opening where there is none.
+    Times never go back: a clock that was set back shows as a moment that lasts.
+    """
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        """Index the open file; raise SourceError, one line that names the file and the line."""
+        self._file = file
+        self._name = name
+        self._offsets = array("Q")
+        self._lines = array("L")
+        self._times = array("d")
+        self._opening_offsets: list[int] = []
+        self._opening_lines: list[int] = []
+        positions: list[int] = []
+        offset = 0
+        for number, line in enumerate(_lines(file, name), 1):
+            seen = self._seen(line, number)
+            if seen is not None and seen.kind == "opening":
+                positions.append(len(self._times))
+                self._opening_offsets.append(offset)
+                self._opening_lines.append(number)
+            elif seen is not None:
+                if not positions:
+                    raise _no_opening(name, number)
+                last_s = self._times[-1] if self._times else 0.0
+                self._offsets.append(offset)
+                self._lines.append(number)
+                self._times.append(max(seen.at_s, last_s))
+            offset += len(line)
+        if not positions:
+            raise SourceError(f"{name}: line 1: cut off before the end of the opening")
+        self.openings: tuple[int, ...] = tuple(positions)
+        self.opening: Opening = self.opening_at(0)
+        self.count = len(self._times)
+        self.begin_s: float = self._times[0] if self.count else self.opening.at_s
+        self.end_s: float = self._times[-1] if self.count else self.opening.at_s
+
+    def _seen(self, line: bytes, number: int) -> _Glance | None:
+        """None for a blank line, and for a last one that was still being written."""
+        if not line.strip():
+            return None
+        try:
+            # without its end: what was cut off before it is called so
+            return _glance(line.rstrip())
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            if not line.endswith(b"\n"):
+                return None
+            raise _broken(self._name, number, error) from None
+
+    def tick(self, number: int) -> Tick:
+        """The tick of this number. Raise IndexError outside of the recording, SourceError where it is none."""
+        if not 0 <= number < self.count:
+            raise IndexError(number)
+        try:
+            return _tick(self._line(self._offsets[number]))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise _broken(self._name, self._lines[number], error) from None
+
+    def time_of(self, number: int) -> float:
+        """Unix time of a tick, without reading it. Raise IndexError outside of the recording."""
+        if not 0 <= number < self.count:
+            raise IndexError(number)
+        return self._times[number]
+
+    def number_at(self, at_s: float) -> int:
+        """The last tick at or before this Unix time; 0 before the first one (and where there is none)."""
+        return max(0, bisect_right(self._times, at_s) - 1)
+
+    def between(self, first: int, last: int) -> Iterator[Tick]:
+        """The ticks from number `first` to number `last`, both included, as far as there are such."""
+        for number in range(max(0, first), min(self.count, last + 1)):
+            yield self.tick(number)
+
+    def opening_at(self, number: int) -> Opening:
+        """The facts that held at this tick: the last opening before it. Raise SourceError where it is none."""
+        place = max(0, bisect_right(self.openings, number) - 1)
+        line = self._line(self._opening_offsets[place])
+        return _checked_opening(line, self._name, self._opening_lines[place])
+
+    def _line(self, offset: int) -> bytes:
+        try:
+            self._file.seek(offset)
+            return self._file.readline(MAX_LINE_BYTES + 1).rstrip()
+        except OSError as error:
+            raise _unreadable(self._name, error) from None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+def is_stream(head: bytes) -> bool:
+    """Whether a file that starts with these (unpacked) bytes is a recorded stream."""
+    return head.lstrip()[:1] == b"{" and _LINE_OF_STREAM.search(head) is not None
+
+
+def is_stream_file(path: str) -> bool:
+    """Whether this plain file, packed with gzip or not, is a recorded stream; False where it cannot be read."""
+    try:
+        return _is_regular(path) and is_stream(_head(path))
+    except OSError:
+        return False
+
+
+def read_stream(path: str) -> Recording:
+    """The recorded stream in a file, plain or packed with gzip. Raise SourceError, which names file and line."""
+    try:
+        with ExitStack() as kept:
+            file = _opened(path)
+            kept.callback(file.close)
+            recording = Recording(file, path)
+            kept.pop_all()
+            return recording
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def node_of_stream(data: bytes, name: str) -> Node:
+    """The facts in the first line of a stream. Raise SourceError."""
+    return _checked_opening(data.lstrip().partition(b"\n")[0], name, 1).node
+
+
+def node_of_file(path: str) -> Node:
+    """The facts in the first line of a recorded stream; what follows is not read. Raise SourceError."""
+    try:
+        return node_of_stream(_head(path, MAX_LINE_BYTES + 1), path)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _checked_opening(line: bytes, name: str, number: int) -> Opening:
+    if len(line) > MAX_LINE_BYTES:
+        raise SourceError(f"{name}: line {number}: longer than {MAX_LINE_BYTES >> 20} MiB")
+    try:
+        if _glance(line).kind != "opening":
+            raise _no_opening(name, number)
+        opening = _opening(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _broken(name, number, error) from None
+    try:
+        return msgspec.structs.replace(opening, node=checked(opening.node))
+    except SourceError as error:
+        raise SourceError(f"{name}: line {number}: {error}") from None
+
+
+def _unreadable(name: str, error: OSError) -> SourceError:
+    return SourceError(f"{name}: cannot be read: {error.strerror or error}")
+
+
+def _no_opening(name: str, number: int) -> SourceError:
+    return SourceError(
+        f"{name}: line {number}: a stream of gpudoctor watch starts with its opening: keep its first line"
+    )
+
+
+def _broken(name: str, number: int, error: Exception) -> SourceError:
+    said = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())[:200]
+    if isinstance(error, UnicodeDecodeError):
+        said = f"not UTF-8 at byte {error.start}"
+    elif isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
+        said = f"cut off: {said}" if "truncated" in said else f"broken JSON: {said}"
+    return SourceError(f"{name}: line {number}: {said}")
+
+
+def _is_regular(path: str) -> bool:
+    import os
+    import stat
+
+    return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - a path as the user typed it
+
+
+def _head(path: str, size: int = HEAD_BYTES) -> bytes:
+    """The first line, or as much of it as is asked for, unpacked. Raise OSError."""
+    with open_plain(path) as file:
+        packed = file.read(len(_GZIP)) == _GZIP
+        file.seek(0)
+        if not packed:
+            return file.readline(size)
+        import gzip
+        import zlib
+
+        try:
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                return unpacked.readline(size)
+        except (EOFError, zlib.error) as error:
+            raise OSError(f"broken .gz: {error}") from None
+
+
+def _opened(path: str) -> BinaryIO:
+    """The file, unpacked into one without a name where it is packed. Raise OSError, SourceError."""
+    if not _is_regular(path):
+        raise SourceError(f"{path}: not a regular file")
+    file = open_plain(path)
+    if file.read(len(_GZIP)) != _GZIP:
+        file.seek(0)
+        return file
+    with file:
+        file.seek(0)
+        return _unpacked(file, path)
+
+
+def _unpacked(file: BinaryIO, path: str) -> BinaryIO:
+    """The stream in a .gz; one that is still being written, or was cut off, as far as it goes."""
+    import gzip
+    import tempfile
+    import zlib
+
+    whole: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    size = 0
+    try:
+        with gzip.GzipFile(fileobj=file) as packed:
+            while part := packed.read1(1 << 20):
+                size += len(part)
+                if size > MAX_FILE_BYTES:
+                    raise SourceError(f"{path}: unpacked larger than {MAX_FILE_BYTES >> 30} GiB")
+                whole.write(part)
+    except EOFError:
+        pass  # like a last line that is half written
+    except (gzip.BadGzipFile, zlib.error) as error:
+        whole.close()
+        raise SourceError(f"{path}: broken .gz: {error}") from None
+    except BaseException:
+        whole.close()
+        raise
+    whole.seek(0)
+    return whole
+
+
+def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
+    size = 0
+    number = 0
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        size += len(line)
+        if len(line) > MAX_LINE_BYTES:
+            raise SourceError(f"{name}: line {number}: longer than {MAX_LINE_BYTES >> 20} MiB")
+        if size > MAX_FILE_BYTES:
+            raise SourceError(f"{name}: larger than {MAX_FILE_BYTES >> 30} GiB")
+        yield line

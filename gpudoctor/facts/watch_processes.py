@@ -1,0 +1,174 @@
+"""Who is behind the pids on the GPUs: name, user, CPU time, command, and the job that started it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpudoctor.facts.sysfs import read_text
+from gpudoctor.facts.watch_channel import OnGpu
+from gpudoctor.facts.watched import ProcessTick
+
+if TYPE_CHECKING:
+    import psutil
+
+MAX_COMMAND = 200
+_MAX_ANCESTORS = 4
+_TORCHRUN = re.compile(r"(?:^|[\s/])(?:torchrun(?:\s|$)|torch\.distributed\.(?:run|launch|elastic)\b)")
+_MPIRUN = re.compile(r"(?:^|/)(?:mpirun|mpiexec|orterun|prterun)(?:\s|$)")
+_SLURM_GROUP = re.compile(r"/job_(\d{1,12})(?:/|$)", re.MULTILINE)
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMIX_RANK", "PMI_RANK")
+_VARIABLES = frozenset({*_RANKS, "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RAY_JOB_ID"})
+
+
+class Job(msgspec.Struct, frozen=True):
+    """What holds a process, in words, and the process's rank there."""
+
+    name: str | None = None
+    rank: int | None = None
+
+
+def job_of(environ: Mapping[str, str] | None, group: str, commands: Iterable[str]) -> Job:
+    """The job, from the process's environment (None: may not be read), cgroup, and command lines.
+
+    `commands` are its own and those of its ancestors, nearest first. Launcher and batch system are
+    both named: "torchrun, Slurm 4711".
+
+    >>> job_of({"RANK": "3", "TORCHELASTIC_RUN_ID": "x"}, "/slurm/uid_7/job_4711/step_0", [])
+    Job(name='torchrun, Slurm 4711', rank=3)
+    """
+    known = environ or {}
+    own, *above = [*commands] or [""]
+    names = []
+    if "TORCHELASTIC_RUN_ID" in known or any(_TORCHRUN.search(command) for command in above):
+        names.append("torchrun")
+    elif "OMPI_COMM_WORLD_RANK" in known or any(_MPIRUN.search(command) for command in above):
+        names.append("mpirun")
+    if "RAY_JOB_ID" in known or own.startswith("ray::"):
+        names.append("Ray")
+    in_group = _SLURM_GROUP.search(group)
+    number = known.get("SLURM_JOB_ID") or (in_group[1] if in_group else "")
+    if number.isdecimal() and len(number) <= 12:
+        names.append(f"Slurm {number}")
+    ranks = (known.get(name, "") for name in _RANKS)
+    rank = next((int(text) for text in ranks if text.isdecimal() and len(text) <= 7), None)
+    return Job(", ".join(names) or None, rank)
+
+
+class ProcessReader:
+    """Joins the driver's pids with what the system tells of them; what does not change is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Known] = {}
+
+    def read(self, on_gpus: Iterable[OnGpu]) -> tuple[ProcessTick, ...]:
+        """All of them; what may not be read is None. CPU in percent of one CPU, since the last time."""
+        on_gpus = tuple(on_gpus)
+        pids = {one.pid for one in on_gpus}
+        self._known = {pid: self._same(pid) for pid in pids}
+        cpu = {pid: known.cpu_pct() for pid, known in self._known.items()}
+        return tuple(
+            ProcessTick(
+                gpu=one.gpu,
+                pid=one.pid,
+                name=(known := self._known[one.pid]).name,
+                kind=one.kind,
+                user=known.user,
+                memory_mib=one.memory_mib,
+                cpu_pct=cpu[one.pid],
+                command=known.command,
+                job=known.job.name,
+                rank=known.job.rank,
+            )
+            for one in on_gpus
+        )
+
+    def _same(self, pid: int) -> _Known:
+        known = self._known.get(pid)
+        # a pid may be another process's by now
+        return known if known is not None and known.is_running() else _Known(pid)
+
+
+class _Known:
+    """One process, as far as it may be read."""
+
+    def __init__(self, pid: int) -> None:
+        import psutil
+
+        self.name: str | None = None
+        self.user: str | None = None
+        self.command: str | None = None
+        self.job = Job()
+        self._process: psutil.Process | None = None
+        try:
+            self._process = process = psutil.Process(pid)
+            with process.oneshot():
+                self.name = _line(process.name(), MAX_COMMAND)
+                self.user = _line(process.username(), MAX_COMMAND)
+        except (psutil.Error, OSError, KeyError):
+            # ended, or in another PID namespace
+            return
+        own = _command(process)
+        self.command = None if own is None else _line(own, MAX_COMMAND)
+        self.job = job_of(_environ(process), _group(pid), (own or "", *_above(process)))
+        self.cpu_pct()
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.is_running()
+
+    def cpu_pct(self) -> float | None:
+        import psutil
+
+        if self._process is None:
+            return None
+        try:
+            return self._process.cpu_percent(None)
+        except (psutil.Error, OSError):
+            return None
+
+
+def _line(text: str, most: int) -> str:
+    """One line that a terminal can show: names and commands come from strangers."""
+    text = text[:most].encode("utf-8", "replace").decode()
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _command(process: psutil.Process) -> str | None:
+    import psutil
+
+    try:
+        words = process.cmdline()
+    except (psutil.Error, OSError):
+        return None
+    return " ".join(words) or None
+
+
+def _above(process: psutil.Process) -> list[str]:
+    import psutil
+
+    try:
+        ancestors = process.parents()[:_MAX_ANCESTORS]
+    except (psutil.Error, OSError):
+        return []
+    return [_command(ancestor) or "" for ancestor in ancestors]
+
+
+def _environ(process: psutil.Process) -> dict[str, str] | None:
+    """The variables that name a job, and no others."""
+    import psutil
+
+    try:
+        environ = process.environ()
+    except (psutil.Error, OSError):
+        return None
+    return {name: value for name, value in environ.items() if name in _VARIABLES}
+
+
+def _group(pid: int) -> str:
+    from pathlib import Path
+
+    text = read_text(Path(f"/proc/{pid}/cgroup"))
+    return text if isinstance(text, str) else ""
