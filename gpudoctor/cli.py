@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpudoctor import __version__
+from gpudoctor.errors import UserError
 from gpudoctor.exits import OK, catch_signals, guarded, write_stdout
 
 LEVELS = ("quick", "standard", "full", "burn")
 MAX_RANKS = 64
-FORMATS = ("text", "json", "nagios", "prometheus", "junit")
+FORMATS = ("text", "json", "nagios", "prometheus", "junit", "html")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     facts.add_argument("--redact", action="store_true", help="replace UUIDs, serials, names of hosts, users, processes")
     facts.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE, atomically")
     facts.add_argument("--deadline", type=_seconds, default=None, metavar="SECONDS", help="for reading the facts (10)")
+    _watch_parser(commands)
+    _tui_parser(commands)
     _command(commands, "nodes", "the packaged simulated nodes and the faults that can be put on them")
     schema = _command(commands, "schema", "JSON Schema")
     schema.add_argument("of", nargs="?", choices=("report", "facts", "config"), default="report")
@@ -125,7 +128,7 @@ def _check_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     check.add_argument("--format", choices=FORMATS, help="default: text")
     check.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
     check.add_argument(
-        "--include-facts", action="store_true", help="put the facts into the JSON: it can be judged again"
+        "--include-facts", action="store_true", help="put the facts as JSON into JSON (it can be judged again) and HTML"
     )
     check.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the report to FILE, atomically")
     check.add_argument("--fail-on", choices=("fail", "warn", "never"), help="what exits with 1 (default: fail)")
@@ -133,7 +136,61 @@ def _check_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "--require", action="append", default=[], metavar="ID", help="exit 3 where this check gave no verdict"
     )
     check.add_argument("-v", "--verbose", action="store_true", help="every finding")
+    check.add_argument(
+        "--progress",
+        action="store_true",
+        help="say on stderr what goes on, as JSON lines (progress, rank, probe, left_s); ends when nobody reads them",
+    )
     check.add_argument("--color", choices=("auto", "always", "never"), default="auto")
+
+
+def _watch_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    watch = _command(commands, "watch", "live values as JSON lines: the facts once, then a sample at each interval")
+    _source_options(watch)
+    watch.add_argument(
+        "--interval", type=_interval, default=1.0, metavar="SECONDS", help="between samples: 0.2 to 3600 (default 1)"
+    )
+
+
+def _tui_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    tui = _command(commands, "tui", "the live view, with verdicts")
+    tui.add_argument(
+        "--node",
+        metavar="SOURCE",
+        help="as for check; also a recorded stream of gpudoctor watch, and ssh:HOST for another machine",
+    )
+    tui.add_argument(
+        "--fault", action="append", default=[], metavar="NAME[@GPU]", help="put a fault on the node; makes it SIMULATED"
+    )
+    tui.add_argument(
+        "--interval", type=_interval, default=1.0, metavar="SECONDS", help="between samples: 0.2 to 3600 (default 1)"
+    )
+    tui.add_argument("--theme", metavar="NAME", help="dark (default), light or colour-blind; NO_COLOR is honoured")
+    tui.add_argument("--config", type=Path, metavar="FILE", help="for the checks that are run")
+    tui.add_argument(
+        "--serve",
+        nargs="?",
+        const="127.0.0.1:8080",
+        metavar="HOST:PORT",
+        help="show it in web browsers instead, read-only (default address: 127.0.0.1:8080)",
+    )
+    tui.add_argument(
+        "--serve-token",
+        metavar="TOKEN",
+        help="wanted of every browser; needed for any address but loopback; better in GPUDOCTOR_SERVE_TOKEN, "
+        "since ps shows arguments",
+    )
+    tui.add_argument("--read-only", action="store_true", help=argparse.SUPPRESS)
+
+
+def _interval(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.2 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number of seconds from 0.2 to 3600 is wanted")
+    return value
 
 
 def _seconds(text: str) -> float:
@@ -237,11 +294,31 @@ def _config(args: argparse.Namespace) -> int:
     return OK
 
 
+def _watch(args: argparse.Namespace) -> int:
+    from gpudoctor.watching import watch
+
+    return watch(args)
+
+
+def _tui(args: argparse.Namespace) -> int:
+    if args.serve is not None:
+        from gpudoctor.tui.serve import serve
+
+        return serve(args)
+    if args.serve_token is not None:
+        raise UserError("--serve-token goes with --serve")
+    from gpudoctor.tui.start import start
+
+    return start(args)
+
+
 _COMMANDS = {
     "list": _list,
     "explain": _explain,
     "facts": _facts,
     "nodes": _nodes,
+    "watch": _watch,
+    "tui": _tui,
     "schema": _schema,
     "config": _config,
 }

@@ -52,14 +52,19 @@ class Sourced(msgspec.Struct, frozen=True):
     measurements: Measurements | None = None
 
 
-def read_source(name: str | None, faults: list[str], deadline_s: float) -> Sourced:
-    """The facts of this machine or of `--node SOURCE`, with `--fault`s put on them. Raise UserError."""
+def read_source(
+    name: str | None, faults: list[str], deadline_s: float, progress: Callable[[str], None] | None = None
+) -> Sourced:
+    """The facts of this machine or of `--node SOURCE`, with `--fault`s put on them. Raise UserError.
+
+    `progress` gets a line for people now and then; without it a terminal on stderr does.
+    """
     if name is None:
         if faults:
             raise UserError("--fault is for simulated nodes and captures: name one with --node (see: gpudoctor nodes)")
         from gpudoctor.facts.collect import collect_live
 
-        return Sourced(collect_live(deadline_s=deadline_s, progress=_progress()))
+        return Sourced(collect_live(deadline_s=deadline_s, progress=progress or _progress()))
     from gpudoctor.facts.source import load_source
 
     loaded = load_source(name, stdin=sys.stdin.buffer if name == "-" and sys.stdin else None)
@@ -98,6 +103,7 @@ def check(args: argparse.Namespace) -> int:
     from gpudoctor.loading import burn_duration_s, count_again, measure, puts_load
 
     duration_s = burn_duration_s(args.duration, level, config.burn_duration_s)
+    progress = _progress_lines(duration_s) if args.progress else _progress()
     place, loaded = place_of(os.environ), puts_load(asked, level)
     if place is not None and place.rank:
         return _host_rank(place) if loaded else OK
@@ -106,12 +112,12 @@ def check(args: argparse.Namespace) -> int:
     measurements: Measurements | None = None
     partial: list[Measurements] = []
     try:
-        sourced = read_source(args.node, args.fault, args.deadline or config.deadline_s)
+        sourced = read_source(args.node, args.fault, args.deadline or config.deadline_s, progress)
         measurements = sourced.measurements if args.backend == "auto" else None
         if measurements is None:
-            measurements = measure(sourced.node, asked, level, args, _progress(), partial.append, duration_s, seats)
+            measurements = measure(sourced.node, asked, level, args, progress, partial.append, duration_s, seats)
             partial.append(measurements)
-            measurements = count_again(sourced.node, measurements, args.deadline or config.deadline_s, _progress())
+            measurements = count_again(sourced.node, measurements, args.deadline or config.deadline_s, progress)
         signals = hold_signals()
     except InterruptedBySignal as stop:
         signals = hold_signals()
@@ -128,7 +134,8 @@ def check(args: argparse.Namespace) -> int:
         source=SourceSummary(node.source.kind, node.source.name, node.source.faults),
         argv=tuple(args.argv),
     )
-    report = judge(node, measurements, question, run=run, include_facts=args.include_facts)
+    with_facts = args.include_facts or _format(args) == "html"  # its tables of GPUs and of the topology are facts
+    report = judge(node, measurements, question, run=run, include_facts=with_facts)
     if signals:
         signal = InterruptedBySignal(signals[0])
         run = msgspec.structs.replace(report.run, interrupted=str(signal))
@@ -229,6 +236,10 @@ def _render(report: Report, args: argparse.Namespace, *, to_file: bool) -> str:
         from gpudoctor.report.junit import render_junit
 
         return render_junit(report)
+    if wanted == "html":
+        from gpudoctor.report.html import render_html
+
+        return render_html(report, raw_facts=args.include_facts)
     from gpudoctor.report.text import render_text, terminal_width, wants_color
 
     # FORCE_COLOR is about what a person watches: a file gets colour on --color always only
@@ -284,6 +295,12 @@ def _progress() -> Callable[[str], None] | None:
         sys.stderr.flush()
 
     return show
+
+
+def _progress_lines(duration_s: float | None) -> Callable[[str], None]:
+    from gpudoctor.progress import progress_to_stderr
+
+    return progress_to_stderr(duration_s)
 
 
 def _is_terminal(stream: object) -> bool:

@@ -89,7 +89,9 @@ def measure(
         if isinstance(node.software.torch, Missing):
             return _no_torch()
     from gpudoctor.probes.launch import ProbePlan, run_probes
+    from gpudoctor.probes.messages import AnyMessage
     from gpudoctor.probes.sampled import sampling
+    from gpudoctor.progress import USUAL_STANDARD_S, ProgressLines
 
     plan = ProbePlan(
         backend=backend,
@@ -102,14 +104,23 @@ def measure(
         engine=seats.engine if seats is not None else None,
     )
     limits_s = PROBE_DEADLINE_S if backend == "nccl" else CPU_PROBE_DEADLINE_S
+    lines = progress if isinstance(progress, ProgressLines) else None
+    if lines is not None and backend == "nccl" and level == "standard":
+        lines.expect(USUAL_STANDARD_S)
     with sampling(plan) as sampled:
+
+        def hear(rank: int, message: AnyMessage) -> None:
+            sampled.hear(rank, message)
+            if lines is not None:
+                lines.hear(rank, message)
+
         measured = run_probes(
             plan,
             deadline_s=RUN_DEADLINE_S[level] + (plan.duration_s or 0.0),
             probe_deadline_s=limits_s[level],
-            progress=progress,
+            progress=progress if lines is None else None,  # the lines say it of each rank
             on_interrupt=lambda partial: on_interrupt(sampled.added_to(partial)),
-            on_message=sampled.hear,
+            on_message=hear,
             seats=seats,
         )
     measured = sampled.added_to(measured)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gpudoctor.checks.faults import headline
 from gpudoctor.checks.finding import Evidence, Expected, Finding, Status, Subject
+from gpudoctor.checks.run import CheckResult
 from gpudoctor.exits import printable
 from gpudoctor.report.report import Report
 
@@ -24,16 +25,22 @@ STYLES = {
 
 
 def problems(report: Report) -> Iterator[RenderableType]:
-    """Faults first, then what is unknown, then warnings; the same words on several GPUs make one block."""
+    """Each group of problems as a block."""
+    for result, findings in problem_groups(report):
+        yield Text("")
+        yield from _block(result.id, findings, explained_by(report, result.id, findings))
+
+
+def problem_groups(report: Report) -> Iterator[tuple[CheckResult, list[Finding]]]:
+    """Faults first, then what is unknown, then warnings; the same words on several GPUs make one group."""
     for status in (Status.FAIL, Status.UNKNOWN, Status.WARN):
         for result in report.checks:
             roots = [f for f in result.findings if f.status is status and f.explained_by is None]
-            blocks: dict[object, list[Finding]] = {}
+            groups: dict[object, list[Finding]] = {}
             for finding in roots:
-                blocks.setdefault(_same_words(finding), []).append(finding)
-            for findings in blocks.values():
-                yield Text("")
-                yield from _block(result.id, findings, _explained(report, result.id, findings))
+                groups.setdefault(_same_words(finding), []).append(finding)
+            for findings in groups.values():
+                yield result, findings
 
 
 def _same_words(finding: Finding) -> object:
@@ -46,28 +53,33 @@ def _block(check_id: str, findings: list[Finding], explains: list[str]) -> Itera
     label = grouped_label(f.subject for f in findings) if len(findings) > 1 else first.subject.label
     who = "" if label == "node" else f"   {label}"
     yield Text.assemble(status_word(first.status), "  ", plain(check_id, "bold"), plain(who))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold", ratio=1)
+    for name, value in block_rows(first, explains):
+        table.add_row(plain(name, "dim"), plain(value))
+    yield Padding(table, (0, 0, 0, 2))
+
+
+def block_rows(first: Finding, explains: Iterable[str]) -> list[tuple[str, str]]:
+    """A finding as (label, words), in the order in which people read it; a label goes on while it is empty."""
     rows: list[tuple[str, str]] = []
     if first.found:
         rows.append(("found", first.found.text))
     if first.reason:
         rows.append(("reason", first.reason))
     if first.expected:
-        rows.append(("expected", _expected(first.expected)))
+        rows.append(("expected", expected_words(first.expected)))
     rows += _labelled("evidence", [_evidence(e) for e in first.evidence])
     if first.likely:
         rows.append(("likely", first.likely))
     steps = [a.text + (f"  {a.command}" if a.command else "") for a in first.advice]
     rows += _labelled("do", [f"{n}. {step}" if len(steps) > 1 else step for n, step in enumerate(steps, 1)])
     rows += _labelled("explains", explains)
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold", ratio=1)
-    for name, value in rows:
-        table.add_row(plain(name, "dim"), plain(value))
-    yield Padding(table, (0, 0, 0, 2))
+    return rows
 
 
-def _explained(report: Report, check_id: str, findings: list[Finding]) -> list[str]:
+def explained_by(report: Report, check_id: str, findings: list[Finding]) -> list[str]:
     """What the block accounts for: failures and warnings line by line, unknowns in one line."""
     if findings[0].status is Status.FAIL:
         subjects = [f.subject for f in findings]
@@ -91,7 +103,7 @@ def _labelled(name: str, lines: Iterable[str]) -> list[tuple[str, str]]:
     return [(name if n == 0 else "", line) for n, line in enumerate(lines)]
 
 
-def _expected(expected: Expected) -> str:
+def expected_words(expected: Expected) -> str:
     """The expectation and where it comes from, unless its own words say so already."""
     text, source = expected.text, expected.source
     if not source or all(word in text.lower() for word in source.lower().split()):

@@ -18,19 +18,21 @@ def collective_lines(measurements: Measurements) -> list[str]:
 def _operation_lines(done: Sequence[Collective]) -> list[str]:
     if not done:
         return []
-    columns = sorted({_column(row) for row in done})
-    titles = [_title([row.size_bytes for row in done if _column(row) == column]) for column in columns]
+    columns = sorted({column_of(row) for row in done})
+    titles = [_title([row.size_bytes for row in done if column_of(row) == column]) for column in columns]
     lines = [f"  collectives in {done[0].dtype}: busbw in GB/s (median time of the slowest rank)"]
     lines.append("    " + " " * 14 + "".join(f"{title:>15}" for title in titles))
     for op in dict.fromkeys(row.op for row in done):
-        cells = {_column(row): f"{_figure(row.busbw_gb_s)} ({_time(row.time_us)})" for row in done if row.op == op}
+        cells = {
+            column_of(row): f"{figure_text(row.busbw_gb_s)} ({time_text(row.time_us)})" for row in done if row.op == op
+        }
         lines.append(f"    {op:<14}" + "".join(f"{cells.get(column, '-'):>15}" for column in columns))
     return lines
 
 
-def _column(row: Collective) -> int:
-    # sizes that must divide among the ranks are a few bytes apart
-    return round(log2(row.size_bytes))
+def column_of(row: Collective) -> int:
+    """Rows of one column belong together: sizes that must divide among the ranks are a few bytes apart."""
+    return round(log2(max(row.size_bytes, 1)))
 
 
 def _title(sizes: Sequence[int]) -> str:
@@ -45,19 +47,22 @@ def _pair_lines(pairs: Sequence[PairBandwidth]) -> list[str]:
     title = f"  sendrecv of {size_text(pairs[0].size_bytes)} between two ranks, GB/s each way"
     if len(ranks) > _MATRIX_RANKS_MAX or len(ranks) == 2:
         slowest = min(rates, key=lambda pair: rates[pair])
-        span = f"{_figure(min(rates.values()))} to {_figure(max(rates.values()))}" if len(rates) > 1 else ""
-        words = f"{len(rates)} pairs: {span}, slowest {slowest[0]} - {slowest[1]}" if span else _figure(rates[slowest])
+        span = f"{figure_text(min(rates.values()))} to {figure_text(max(rates.values()))}" if len(rates) > 1 else ""
+        words = (
+            f"{len(rates)} pairs: {span}, slowest {slowest[0]} - {slowest[1]}" if span else figure_text(rates[slowest])
+        )
         return [f"{title}: {words}"]
     lines = [f"{title}:", "    " + "".join(f"{rank:>8}" for rank in ("", *ranks[1:]))]
     for a in ranks[:-1]:
-        cells = ("" if b <= a else _figure(rates[a, b]) if (a, b) in rates else "-" for b in ranks[1:])
+        cells = ("" if b <= a else figure_text(rates[a, b]) if (a, b) in rates else "-" for b in ranks[1:])
         lines.append("    " + "".join(f"{cell:>8}" for cell in (str(a), *cells)).rstrip())
     return lines
 
 
-def _figure(value: float) -> str:
-    """
-    >>> _figure(0.0004), _figure(0.0521), _figure(1.234), _figure(45.61), _figure(481.4)
+def figure_text(value: float) -> str:
+    """Three digits, and never a 0 for what is not.
+
+    >>> figure_text(0.0004), figure_text(0.0521), figure_text(1.234), figure_text(45.61), figure_text(481.4)
     ('<0.01', '0.05', '1.23', '45.6', '481')
     """
     if 0 < value < 0.01:
@@ -65,11 +70,12 @@ def _figure(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
-def _time(us: float) -> str:
-    """
-    >>> _time(12.34), _time(123.4), _time(1234.5), _time(2.5e6)
+def time_text(us: float) -> str:
+    """Microseconds in the unit that suits them.
+
+    >>> time_text(12.34), time_text(123.4), time_text(1234.5), time_text(2.5e6)
     ('12 us', '123 us', '1.2 ms', '2.5 s')
-    >>> _time(12_345.6), _time(9_960.0)
+    >>> time_text(12_345.6), time_text(9_960.0)
     ('12 ms', '10 ms')
     """
     for unit, factor in (("s", 1e6), ("ms", 1e3)):

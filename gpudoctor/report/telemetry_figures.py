@@ -15,7 +15,7 @@ _HELD_BACK = {
     "sw-power-cap": "power cap",
 }
 _LEAST_SHARE = 0.01
-_COLUMNS = ("GPU", "busy", "range", "SM clock", "power", "temp", "memory", "PCIe", "held back by")
+TELEMETRY_COLUMNS = ("GPU", "busy", "range", "SM clock", "power", "temp", "memory", "PCIe", "held back by")
 _WIDTHS = (3, 5, 6, 8, 6, 4, 8, 5, 0)  # with two spaces before each: 79 columns with the longest reason
 
 
@@ -29,7 +29,7 @@ def telemetry_lines(measurements: Measurements) -> list[str]:
         return []
     shown = next((telemetry for telemetry in sampled if telemetry.during == "train"), sampled[-1])
     lines = [f"  GPUs during {shown.during}, {_samples(shown)} in {shown.duration_s:.1f} s (medians):"]
-    lines += [_row(_COLUMNS), *(_row(_cells(gpu)) for gpu in shown.gpus)]
+    lines += [_row(TELEMETRY_COLUMNS), *(_row(telemetry_cells(gpu)) for gpu in shown.gpus)]
     if shown.ended is not None:
         lines.append(f"    not sampled to the end: {shown.ended}")
     return lines
@@ -45,7 +45,9 @@ def _row(cells: tuple[str, ...]) -> str:
     return f"  {'  '.join(padded)}".rstrip()
 
 
-def _cells(gpu: GpuUnderLoad) -> tuple[str, ...]:
+def telemetry_cells(gpu: GpuUnderLoad) -> tuple[str, ...]:
+    """A GPU's row under `TELEMETRY_COLUMNS`: medians, but for PCIe and memory the highest; "-" where not read."""
+
     def median(name: str, unit: str) -> str:
         spread = gpu.readings.get(name)
         return "-" if spread is None else f"{spread.median:.0f} {unit}"

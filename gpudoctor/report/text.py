@@ -92,12 +92,12 @@ def _domains(report: Report, verbose: bool) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold", ratio=1)
-    higher = [r for r in report.checks if _above(r, report.run.level)]
+    higher = [r for r in report.checks if is_above(r, report.run.level)]
     asked = (r for r in report.checks if r not in higher)
     for domain, group in groupby(asked, key=lambda result: result.domain):
         results = list(group)
         status = worst(result.status for result in results)
-        table.add_row(status_word(status), plain(domain), plain(_domain_words(results, status)))
+        table.add_row(status_word(status), plain(domain), plain(domain_words(results, status)))
     if higher:
         counts = Counter(r.level for r in higher)
         where = ", ".join(f"{level} ({counts[level]})" for level in LEVELS if counts[level])
@@ -106,7 +106,7 @@ def _domains(report: Report, verbose: bool) -> RenderableType:
     return Padding(table, (0, 0, 0, 2))
 
 
-def _above(result: CheckResult, level: Level) -> bool:
+def is_above(result: CheckResult, level: Level) -> bool:
     """Whether a check was not run since its level is above the one asked for."""
     return result.status is Status.SKIP and LEVELS.index(result.level) > LEVELS.index(level)
 
@@ -115,7 +115,7 @@ def _count_of(count: int) -> str:
     return f"{count} {'check' if count == 1 else 'checks'}"
 
 
-def _domain_words(results: list[CheckResult], status: Status) -> str:
+def domain_words(results: list[CheckResult], status: Status) -> str:
     """ "3 of 4 ok: link-width fail (GPU 5)" or "7 checks" or "5 checks: why they were skipped"."""
     looked = [r for r in results if r.status is not Status.SKIP]
     skipped = len(results) - len(looked)
@@ -181,7 +181,8 @@ def _tail(report: Report) -> Iterator[Text]:
         f"{faults}{on}{failed}, {counts.passed} passed, {counts.warn} {'warning' if counts.warn == 1 else 'warnings'}, "
         f"{counts.skip} skipped, {counts.unknown} unknown.  {report.run.duration_s:.1f} s"
     )
-    yield Text.assemble(plain(report.verdict.upper(), STYLES[Status(report.verdict)]), plain(f"  {_verdict(report)}"))
+    word = plain(report.verdict.upper(), STYLES[Status(report.verdict)])
+    yield Text.assemble(word, plain(f"  {verdict_words(report)}"))
     worst_check = next(
         (r.id for status in (Status.FAIL, Status.UNKNOWN, Status.WARN) for r in report.checks if r.status is status), ""
     )
@@ -190,7 +191,7 @@ def _tail(report: Report) -> Iterator[Text]:
         yield plain(f"Next:  gpudoctor explain {worst_check}  |  {again}")
 
 
-def _verdict(report: Report) -> str:
+def verdict_words(report: Report) -> str:
     """What the verdict means; a node that was not put under load is not called fit."""
     training = report.measurements.training
     if report.verdict == "pass" and training is not None and training.device == "cuda":

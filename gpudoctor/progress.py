@@ -1,0 +1,110 @@
+"""Progress for programs: what a check does now, as JSON lines on stderr."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+
+# README: a standard check of this machine's GPUs takes about half a minute
+USUAL_STANDARD_S = 30.0
+
+
+class ProgressLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What goes on since now: `progress` in words ("all_reduce of 64 MiB").
+
+    `rank` and `probe` (launch, collective, link, compute, train) where a rank says it. `left_s`: how
+    long the whole run usually goes on from here; not there where that is not known.
+    """
+
+    progress: str
+    rank: int | None = None
+    probe: str | None = None
+    left_s: float | None = None
+
+
+class ProgressLines:
+    """Says each thing as a line of JSON. Called with words, or with what a rank says (`hear`).
+
+    `write` takes one line without its end. `duration_s`: how long the load lasts, of a burn.
+    """
+
+    def __init__(
+        self, write: Callable[[str], None], duration_s: float | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._write = write
+        self._duration_s = duration_s
+        self._clock = clock
+        self._began_s = clock()
+        self._ends_s: float | None = None
+        self._said: dict[int, tuple[str, str]] = {}
+
+    def __call__(self, words: str) -> None:
+        # an empty one clears the line of a terminal
+        if words:
+            self._tell(ProgressLine(words))
+
+    def expect(self, total_s: float) -> None:
+        """The whole run usually ends so long after its begin."""
+        self._ends_s = self._began_s + total_s
+
+    def hear(self, rank: int, message: object) -> None:
+        """Tell of a rank's message where it begins something; the starter's (below 0) say nothing of the kind."""
+        from gpudoctor.probes.messages import Phase
+
+        if rank < 0 or not isinstance(message, Phase) or self._said.get(rank) == (message.probe, message.text):
+            return
+        self._said[rank] = (message.probe, message.text)
+        if self._duration_s is not None and self._ends_s is None and message.probe != "launch":
+            self._ends_s = self._clock() + self._duration_s
+        self._tell(ProgressLine(message.text, rank, message.probe))
+
+    def _tell(self, line: ProgressLine) -> None:
+        left_s = None if self._ends_s is None else round(self._ends_s - self._clock(), 1)
+        if left_s is not None and left_s > 0:
+            line = msgspec.structs.replace(line, left_s=left_s)
+        self._write(msgspec.json.encode(line).decode())
+
+
+def progress_to_stderr(duration_s: float | None) -> ProgressLines:
+    """Lines on stderr; when nobody can read them any more, the run ends as if by SIGTERM.
+
+    Whoever asked for progress lines and is gone can take no report either, and load must not go on
+    for nobody.
+    """
+    import threading
+
+    try:
+        descriptor = sys.stderr.fileno()
+    except (OSError, ValueError, AttributeError):  # not a file, closed, or not there at all
+        pass
+    else:
+        threading.Thread(target=_end_with_reader, args=(descriptor,), daemon=True).start()
+    return ProgressLines(_write_line, duration_s)
+
+
+def _write_line(line: str) -> None:
+    try:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        return
+
+
+def _end_with_reader(descriptor: int) -> None:
+    """Wait until the other end of a pipe, socket or terminal is gone; for a file for ever."""
+    import select
+
+    poll = select.poll()
+    poll.register(descriptor, 0)  # errors and hang-ups are always told
+    while True:
+        events = poll.poll()
+        if any(event & (select.POLLERR | select.POLLHUP) for _, event in events):
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        if any(event & select.POLLNVAL for _, event in events):
+            return

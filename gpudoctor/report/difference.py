@@ -1,0 +1,161 @@
+"""What changed from one report to the next: findings that are new, gone or changed, and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.checks.finding import WORST_FIRST, Finding, Status, Subject, worst
+from gpudoctor.checks.run import CheckResult
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.missing import Missing
+from gpudoctor.report.collective_figures import size_text
+from gpudoctor.report.report import Report
+
+# repeats of a busbw on one healthy node lie within 2 to 3 %; below this a difference says nothing
+FIGURE_CHANGE_MIN = 0.05
+
+Kind = Literal["new", "changed", "gone", "figure"]
+_BAD = (Status.FAIL, Status.UNKNOWN, Status.WARN)
+_NOT_JUDGED = (Status.SKIP, Status.UNKNOWN)
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """One thing that is not as it was.
+
+    `new`: a problem that was not there; `gone`: one that the same check, run again, does not find;
+    `changed`: the same subject has another status, which for a problem that was not looked at again
+    is skip or unknown, never gone. `figure`: a measured number moved, as information; `text` says it.
+    """
+
+    kind: Kind
+    text: str
+    check: str | None = None
+    subject: Subject | None = None
+    before: Status | None = None
+    after: Status | None = None
+
+
+_Key = tuple[object, ...]
+
+
+def differences(old: Report, new: Report) -> tuple[Difference, ...]:
+    """What is different in `new`, worst first; a check that only one of them has is not compared."""
+    was = {result.id: result for result in old.checks}
+    found = [
+        difference
+        for result in new.checks
+        if result.id in was
+        for difference in _of_check(was[result.id], result, _gpus_gone(old, new))
+    ]
+    found.sort(key=_order)
+    return (*found, *_figures(old.measurements, new.measurements))
+
+
+def status_said(status: Status) -> str:
+    """As lists say it: FAIL stands out, the others do not.
+
+    >>> status_said(Status.FAIL), status_said(Status.PASS)
+    ('FAIL', 'pass')
+    """
+    word: str = status.value
+    return word.upper() if status is Status.FAIL else word
+
+
+def _of_check(old: CheckResult, new: CheckResult, gpus_gone: frozenset[int]) -> Iterator[Difference]:
+    before, after = _by_subject(old), _by_subject(new)
+    for key, finding in after.items():
+        earlier = before.get(key)
+        if earlier is None:
+            if finding.status in _BAD:
+                yield _difference("new", new.id, finding, None, finding.status)
+        elif earlier.status is not finding.status:
+            yield _difference("changed", new.id, finding, earlier.status, finding.status)
+    for key, finding in before.items():
+        if key in after or finding.status not in _BAD:
+            continue
+        # not a word on this subject is good news only where the check looked
+        unseen = worst(f.status for f in new.findings if f.subject.kind == "node")
+        missing = finding.subject.gpu in gpus_gone
+        if missing or new.status is Status.SKIP or (unseen is Status.UNKNOWN and new.findings):
+            status = Status.UNKNOWN if missing else unseen
+            yield _difference("changed", new.id, finding, finding.status, status, "no longer there" if missing else "")
+        else:
+            yield _difference("gone", new.id, finding, finding.status, None)
+
+
+def _difference(
+    kind: Kind, check_id: str, finding: Finding, before: Status | None, after: Status | None, note: str = ""
+) -> Difference:
+    subject = finding.subject
+    who = "" if subject.kind == "node" and not subject.name else f" {_short(subject)}"
+    statuses = " -> ".join(status_said(status) for status in (before, after) if status is not None)
+    note = f" ({note})" if note else ""
+    return Difference(kind, f"{check_id}{who} {statuses}{note}", check_id, subject, before, after)
+
+
+def _short(subject: Subject) -> str:
+    """The subject without its bus id, where there is an index."""
+    return f"GPU {subject.gpu}" if subject.kind == "gpu" and subject.gpu is not None else subject.label
+
+
+def _by_subject(result: CheckResult) -> dict[_Key, Finding]:
+    """The worst finding on each subject."""
+    kept: dict[_Key, Finding] = {}
+    for finding in result.findings:
+        key = _key(finding.subject)
+        if key not in kept or WORST_FIRST.index(finding.status) < WORST_FIRST.index(kept[key].status):
+            kept[key] = finding
+    return kept
+
+
+def _key(subject: Subject) -> _Key:
+    # a GPU keeps its place when it is replaced, and that is what is compared; without index the bus id is its place
+    bus_id = subject.bus_id if subject.gpu is None else None
+    return subject.kind, subject.gpu, bus_id, subject.gpus, subject.link, subject.rank, subject.name
+
+
+def _gpus_gone(old: Report, new: Report) -> frozenset[int]:
+    return frozenset(gpu.index for gpu in old.gpus) - {gpu.index for gpu in new.gpus}
+
+
+def _order(difference: Difference) -> tuple[int, int]:
+    """New problems, then what got worse, better, and what is gone."""
+    now = WORST_FIRST.index(difference.after) if difference.after is not None else len(WORST_FIRST)
+    return ("new", "changed", "gone", "figure").index(difference.kind), now
+
+
+def _figures(old: Measurements, new: Measurements) -> Iterator[Difference]:
+    """Numbers that moved by more than 5 %; nothing where other ranks were measured."""
+    if old.launch is None or new.launch is None:
+        return
+    if (old.launch.backend, old.launch.world_size) != (new.launch.backend, new.launch.world_size):
+        return
+    was = dict(_named_figures(old))
+    for name, (value, unit) in _named_figures(new):
+        before = was.get(name)
+        if before is None or before[0] <= 0:
+            continue
+        change = value / before[0] - 1
+        if abs(change) > FIGURE_CHANGE_MIN:
+            yield Difference("figure", f"{name} {before[0]:.4g} -> {value:.4g} {unit} ({change:+.0%})")
+
+
+def _named_figures(measured: Measurements) -> Iterator[tuple[str, tuple[float, str]]]:
+    for row in measured.collectives:
+        yield f"{row.op} of {size_text(row.size_bytes)} busbw", (row.busbw_gb_s, "GB/s")
+    for link in measured.host_links:
+        yield f"rank {link.rank} host to GPU", (link.h2d_alone_gb_s, "GB/s")
+        yield f"rank {link.rank} GPU to host", (link.d2h_alone_gb_s, "GB/s")
+    for compute in measured.compute:
+        for gemm in compute.gemms:
+            yield f"rank {compute.rank} {gemm.dtype} gemm", (gemm.tflops, "TFLOP/s")
+    training = measured.training
+    if training is None:
+        return
+    if not isinstance(training.steady_step_ms, Missing):
+        yield "train step", (training.steady_step_ms, "ms")
+    for rank in training.ranks:
+        yield f"rank {rank.rank} step", (rank.step_ms, "ms")

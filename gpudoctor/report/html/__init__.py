@@ -1,0 +1,7 @@
+"""The report as one self-contained HTML page, fit to be mailed."""
+
+from __future__ import annotations
+
+from gpudoctor.report.html.page import render_html
+
+__all__ = ["render_html"]

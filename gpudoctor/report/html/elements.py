@@ -1,0 +1,103 @@
+"""Elements of the page: text and attributes are data, and only the serializer turns them into HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from xml.etree.ElementTree import Element, tostring
+
+from gpudoctor.checks.finding import Status
+from gpudoctor.exits import printable
+
+Child = Element | str | None
+Value = str | int | float | bool | None
+
+# what stands within a sentence; all else gets a line of its own, so that the difference of two pages can be read
+_WITHIN = frozenset(("b", "code", "i", "span", "strong"))
+
+
+def element(tag: str, *children: Child, **attributes: Value) -> Element:
+    """An element holding texts and elements; what is None is left out.
+
+    Attributes: `class_` is class, `aria_label` is aria-label, True is an attribute without a value.
+    Control characters are made visible, since names come from strangers.
+    """
+    made = Element(tag)
+    for name, value in attributes.items():
+        if value is None or value is False:
+            continue
+        text = "" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
+        made.set(name.rstrip("_").replace("_", "-"), printable(text))
+    if tag not in _WITHIN:
+        made.tail = "\n"
+    append(made, *children)
+    return made
+
+
+def append(parent: Element, *children: Child) -> None:
+    """Put texts and elements at the end of an element."""
+    for child in children:
+        if child is None:
+            continue
+        if isinstance(child, str):
+            text = printable(child)
+            if len(parent):
+                parent[-1].tail = (parent[-1].tail or "") + text
+            else:
+                parent.text = (parent.text or "") + text
+        else:
+            parent.append(child)
+
+
+def lines(text: str, **attributes: Value) -> Element:
+    """Preformatted text; its line ends stay, other control characters are made visible."""
+    made = element("pre", **attributes)
+    # the parser drops a line end right after the tag
+    made.text = "\n" + "\n".join(printable(line) for line in text.split("\n"))
+    return made
+
+
+def document(root: Element) -> str:
+    """The whole page as text, ending in a newline."""
+    return "<!DOCTYPE html>\n" + tostring(root, encoding="unicode", method="html").rstrip("\n") + "\n"
+
+
+def chip(status: Status) -> Element:
+    """The status word; colour only adds to it."""
+    return element("span", status.value.upper(), class_=f"chip {status.value}")
+
+
+def table(
+    head: Sequence[Child], rows: Iterable[Sequence[Child]], *, caption: str | None = None, class_: str = "figures"
+) -> Element:
+    """A table that scrolls sideways where the screen is narrow; the first cell of a row is its heading."""
+    made = element("table", class_=class_)
+    if caption:
+        append(made, element("caption", caption))
+    append(made, element("thead", element("tr", *(element("th", cell, scope="col") for cell in head))))
+    body = element("tbody")
+    for first, *rest in rows:
+        append(
+            body,
+            element(
+                "tr",
+                element("th", first, scope="row"),
+                *(cell if _is_cell(cell) else element("td", cell) for cell in rest),
+            ),
+        )
+    append(made, body)
+    return scroll(made, caption or "table")
+
+
+def _is_cell(child: Child) -> bool:
+    return isinstance(child, Element) and child.tag == "td"
+
+
+def scroll(wide: Element, label: str) -> Element:
+    """A box in which something wide can be scrolled, by keyboard too."""
+    return element("div", wide, class_="scroll", tabindex=0, role="region", aria_label=label)
+
+
+def section(title: str, *children: Child, id_: str | None = None) -> Element | None:
+    """A titled part of the page; None where nothing is in it."""
+    inside = [child for child in children if child is not None]
+    return element("section", element("h2", title), *inside, id_=id_) if inside else None

@@ -1,0 +1,158 @@
+"""The page as a whole: head, verdict, banners, problems, checks, figures, facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from shlex import join
+from xml.etree.ElementTree import Element
+
+from gpudoctor.report.html.checks import check_table, problem_cards
+from gpudoctor.report.html.elements import Child, document, element, section
+from gpudoctor.report.html.facts import facts_part
+from gpudoctor.report.html.figures import figures_part
+from gpudoctor.report.html.matrices import topology
+from gpudoctor.report.report import Report
+from gpudoctor.report.text import verdict_words
+
+# nothing is loaded, nothing runs, nothing is sent: a browser holds to it whatever stands in the page
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+
+
+def render_html(report: Report, *, raw_facts: bool = True) -> str:
+    """One self-contained page: no script, nothing loaded from anywhere; the same report gives the same bytes.
+
+    `raw_facts`: also the facts as JSON, where the report has them. Text from outside stays text.
+    """
+    return document(element("html", _head(report), element("body", *_body(report, raw_facts)), lang="en"))
+
+
+def _head(report: Report) -> Element:
+    style = element("style")
+    style.text = "\n" + (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+    return element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("meta", name="referrer", content="no-referrer"),
+        element("title", f"{_word(report)} {_host(report)}: gpudoctor report"),
+        style,
+    )
+
+
+def _body(report: Report, raw_facts: bool) -> Iterator[Child]:
+    yield element("header", *_header(report), class_=f"verdict {report.verdict}")
+    main = element("main")
+    parts: list[Child] = [*_banners(report)]
+    if report.error is None:
+        parts += [
+            problem_cards(report),
+            check_table(report),
+            topology(report),
+            *figures_part(report),
+            *facts_part(report, raw_facts),
+        ]
+    for part in parts:
+        if isinstance(part, Element):
+            main.append(part)
+    yield main
+    yield _footer(report)
+
+
+def _header(report: Report) -> Iterator[Child]:
+    yield element("p", f"gpudoctor {report.tool.version} report", class_="kicker")
+    yield element("h1", _host(report))
+    if report.error is not None:
+        yield element("p", element("strong", "NOT JUDGED", class_="word"), " gpudoctor could not do its work")
+        return
+    yield element("p", element("strong", report.verdict.upper(), class_="word"), f" {verdict_words(report)}")
+    if report.verdict != "pass":
+        yield element("p", report.reason, class_="reason")
+    names = [gpu.name or "unnamed GPU" for gpu in report.gpus]
+    models = [f"{len(list(group))} × {name}" for name, group in groupby(sorted(names))]
+    node = [", ".join(models) or "no GPU"]
+    node += [f"driver {report.host.driver}"] if report.host.driver else []
+    node += [f"CUDA {report.host.cuda}"] if report.host.cuda else []
+    node += [f"kernel {report.host.kernel}"] if report.host.kernel else []
+    yield element("p", " · ".join(node), class_="node")
+    yield _tally(report)
+
+
+def _tally(report: Report) -> Element:
+    counts = report.counts
+    tiles = (
+        ("fail", "fault" if len(report.faults) == 1 else "faults", len(report.faults)),
+        ("fail", "check failed" if counts.fail == 1 else "checks failed", counts.fail),
+        ("unknown", "unknown", counts.unknown),
+        ("warn", "warning" if counts.warn == 1 else "warnings", counts.warn),
+        ("pass", "passed", counts.passed),
+        ("skip", "skipped", counts.skip),
+    )
+    return element(
+        "ul",
+        *(
+            element("li", element("b", str(count)), f" {word}", class_=status if count else "none")
+            for status, word, count in tiles
+        ),
+        class_="tally",
+    )
+
+
+def _banners(report: Report) -> Iterator[Element]:
+    source = report.run.source
+    if report.simulated:
+        what = f"node {source.name}" + (f" with {', '.join(source.faults)}" if source.faults else "")
+        yield _banner("SIMULATED", f"{what}: made up, no verdict on a real machine", "loud")
+    elif report.error is None and source.kind != "live":
+        yield _banner("READ", f"from {source.kind} {source.name}: that machine, not the one that judged", "quiet")
+    if report.run.injected:
+        yield _banner("INJECTED", f"{', '.join(report.run.injected)}: the probes were made to go wrong", "loud")
+    if report.run.interrupted:
+        yield _banner("INTERRUPTED", f"by {report.run.interrupted}: what was known until then", "loud")
+    if report.error is not None:
+        yield _banner("ERROR", report.error, "loud")
+    for note in report.run.notes:
+        yield _banner("Note", note, "quiet")
+
+
+def _banner(word: str, text: str, how: str) -> Element:
+    return element("p", element("strong", word), f" {text}", class_=f"banner {how}")
+
+
+def _footer(report: Report) -> Element:
+    run, profile = report.run, report.profile
+    against = profile.matched_by
+    if profile.name != "none":
+        against = f"profile {profile.name} (matched by {against})"
+    command = join(("gpudoctor", *run.argv)) if run.argv else None
+    said = (
+        ("Command", element("code", command) if command else None),
+        ("Judged against", against),
+        ("Level", run.level),
+        ("Source", f"{run.source.kind} {run.source.name}".strip()),
+        ("Started", run.started_at or None),
+        ("Took", f"{run.duration_s:.1f} s"),
+        ("Exit code", str(report.exit_code)),
+        ("Run", run.id or None),
+        ("Virtualization", report.host.virtualization),
+    )
+    rows: list[Child] = []
+    for name, value in said:
+        if value is not None:
+            rows += [element("dt", name), element("dd", value)]
+    part = section("This run", element("dl", *rows), id_="run")
+    return element("footer", part)
+
+
+def _word(report: Report) -> str:
+    word = "NOT JUDGED" if report.error is not None else report.verdict.upper()
+    return f"{word} (SIMULATED)" if report.simulated else word
+
+
+def _host(report: Report) -> str:
+    """The machine's own name; that of the source where it is made up."""
+    names = (None if report.simulated else report.host.name, report.run.source.name, report.host.name)
+    return next((name for name in names if name), "this machine")

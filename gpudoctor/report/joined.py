@@ -1,0 +1,78 @@
+"""One report of two runs: some checks were run again, and the others stand as they were found before."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpudoctor.checks.faults import explain
+from gpudoctor.checks.run import CheckResult
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.report.judge import exit_code, reason_line
+from gpudoctor.report.report import Report, counts_of, verdict_of
+
+
+def joined(old: Report, new: Report) -> Report:
+    """`new`, with what `old` says on checks that `new` did not run; their causes are worked out again.
+
+    Facts, GPUs and the run are those of `new`; a note of the run says what is older. Figures of probes
+    that were not asked for again stay, where the same kind and number of ranks was measured.
+    """
+    again = {result.id: result for result in new.checks}
+    kept = [result for result in old.checks if result.id not in again]
+    if not kept:
+        return new
+    ids = {result.id for result in old.checks}
+    results = [again.get(result.id, result) for result in old.checks]
+    results += [result for result in new.checks if result.id not in ids]
+    explained, faults = explain([_without_causes(result) for result in results])
+    verdict = verdict_of(explained)
+    notes = [note for note in old.run.notes if note.startswith(_NOTE)][-1:] or [f"{_NOTE}{old.run.started_at}"]
+    run = msgspec.structs.replace(new.run, notes=(*new.run.notes, *notes))
+    return msgspec.structs.replace(
+        new,
+        run=run,
+        checks=explained,
+        faults=faults,
+        verdict=verdict,
+        counts=counts_of(explained),
+        reason=reason_line(explained, faults, verdict),
+        exit_code=exit_code(explained, verdict, "fail", lacking=False),
+        measurements=_measured(old.measurements, new.measurements),
+    )
+
+
+_NOTE = "only some checks were run again; the others are as found at "
+
+
+def _without_causes(result: CheckResult) -> CheckResult:
+    findings = tuple(msgspec.structs.replace(finding, explained_by=None) for finding in result.findings)
+    return msgspec.structs.replace(result, findings=findings)
+
+
+def _measured(old: Measurements, new: Measurements) -> Measurements:
+    if new.launch is None:
+        return old if old.launch is not None else new
+    if old.launch is None or (old.launch.backend, old.launch.world_size) != (
+        new.launch.backend,
+        new.launch.world_size,
+    ):
+        return new
+    not_asked = {probe for probe, why in new.not_run.items() if why.kind == "absent"}
+    changes: dict[str, object] = {}
+    for probe, fields in _FIELDS.items():
+        if probe in not_asked:
+            changes |= {field: getattr(old, field) for field in fields if not getattr(new, field)}
+    not_run = {probe: why for probe, why in new.not_run.items() if not _kept(probe, changes)}
+    return msgspec.structs.replace(new, **changes, not_run=not_run)
+
+
+_FIELDS = {
+    "collective": ("collectives", "pairs"),
+    "link": ("host_links", "peer_links"),
+    "compute": ("compute",),
+    "train": ("training",),
+}
+
+
+def _kept(probe: str, changes: dict[str, object]) -> bool:
+    return any(changes.get(field) for field in _FIELDS.get(probe, ()))
