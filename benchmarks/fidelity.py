@@ -26,8 +26,8 @@ MIB = 1 << 20
 
 def by_hand_gb_s(size_bytes: int, operations: int) -> float:
     """busbw by the plainest loop there is; of the slowest rank, as `nccl-tests -a 3` prints it."""
-    import torch  # noqa: PLC0415
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch
+    import torch.distributed as dist
 
     data = torch.ones(size_bytes // 4)
     dist.all_reduce(data)
@@ -43,14 +43,14 @@ def by_hand_gb_s(size_bytes: int, operations: int) -> float:
 
 def inside(size_bytes: int, rounds: int, folder: str) -> None:
     """What each rank of torchrun does; rank 0 prints the ratio, gpudoctor's figure and the other."""
-    import msgspec  # noqa: PLC0415
-    import torch  # noqa: PLC0415
-    import torch.distributed as dist  # noqa: PLC0415
+    import msgspec
+    import torch
+    import torch.distributed as dist
 
-    from gpudoctor.probes import collectives, messages  # noqa: PLC0415
-    from gpudoctor.probes.collective_merge import merged_collectives  # noqa: PLC0415
-    from gpudoctor.probes.collective_ops import AllReduce  # noqa: PLC0415
-    from gpudoctor.probes.rank import Rank  # noqa: PLC0415
+    from gpudoctor.probes import collectives, messages
+    from gpudoctor.probes.collective_merge import merged_collectives
+    from gpudoctor.probes.collective_ops import AllReduce
+    from gpudoctor.probes.rank import Rank
 
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
@@ -61,7 +61,7 @@ def inside(size_bytes: int, rounds: int, folder: str) -> None:
         rank = Rank(number, job, file.fileno())
         operations, theirs = 0, []
         for turn in range(rounds + 1):
-            pace = collectives._measure(rank, AllReduce(rank, size_bytes), collectives._CPU_SUM, None)  # noqa: SLF001
+            pace = collectives._measure(rank, AllReduce(rank, size_bytes), collectives._CPU_SUM, None)
             operations = max(1, pace.operations * pace.batches)
             gb_s = by_hand_gb_s(size_bytes, operations)
             if turn:  # the first only warms up
@@ -69,7 +69,9 @@ def inside(size_bytes: int, rounds: int, folder: str) -> None:
     dist.barrier()
     if number == 0:
         lines = [(Path(folder) / f"rank-{n}").read_bytes().splitlines() for n in range(ranks)]
-        samples = {n: [msgspec.json.decode(line, type=messages.CollectiveSample) for line in lines[n]] for n in range(ranks)}
+        samples = {
+            n: [msgspec.json.decode(line, type=messages.CollectiveSample) for line in lines[n]] for n in range(ranks)
+        }
         ours = [row.busbw_gb_s for row in merged_collectives(samples, ranks)[1:]]
         assert len(ours) == len(theirs)
         print(statistics.median(ours), statistics.median(theirs), operations)

@@ -34,3 +34,11 @@ class PageWanted(Message):
     def __init__(self, check_id: str) -> None:
         super().__init__()
         self.check_id = check_id
+
+
+class BaseWanted(Message):
+    """Ask for the file of a saved report, to compare with."""
+
+
+class SaveWanted(Message):
+    """Ask where the newest report is to be saved, and save it."""

@@ -39,12 +39,16 @@ class FinishedRun:
 
 @dataclass
 class Running:
-    """The check that runs now: what was asked, since when (Unix time), and what it said last."""
+    """The check that runs now: what was asked, since when (Unix time), and what it said last.
+
+    `ends_s`: when it will usually be over (Unix time), where that is known.
+    """
 
     words: tuple[str, ...]
     level: Level
     since_s: float
     progress: str = ""
+    ends_s: float | None = None
 
 
 @dataclass
@@ -118,6 +122,17 @@ class State:
             self.answered(tick.at_s)
         else:
             self.silent(f"driver not answering: {tick.silence.why}", tick.silence.since_s)
+
+    def forget(self) -> None:
+        """Drop what ticks brought, as before the first one: a recording turns to another moment."""
+        self.tick = self.host = self.processes = None
+        self.latest.clear()
+        self.history.clear()
+        self.lost = frozenset()
+        self.trouble = self.trouble_since_s = None
+        kept = [line for line in self.log if line.kind not in ("kernel", "driver")]
+        self.log.clear()
+        self.log.extend(kept)
 
     def silent(self, why: str, since_s: float) -> None:
         """Nothing comes any more; the first reason and time stay until something does."""

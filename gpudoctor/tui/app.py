@@ -1,0 +1,400 @@
+"""The App: takes what comes, changes the state, tells the panes to draw it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import ClassVar
+
+from textual import on
+from textual.app import App, ComposeResult, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.notifications import SeverityLevel
+from textual.screen import Screen
+from textual.widgets import Footer, Input, TabbedContent, TabPane
+
+from gpudoctor.checks.registry import Level
+from gpudoctor.facts.watched import Opening, Tick
+from gpudoctor.tui.check_list import CheckList
+from gpudoctor.tui.checker import Checker
+from gpudoctor.tui.feed import Feed, Trouble
+from gpudoctor.tui.header import AlertLine, HeaderLine
+from gpudoctor.tui.messages import BaseWanted, CancelWanted, GpuChosen, PageWanted, RunWanted, SaveWanted
+from gpudoctor.tui.overview import OverviewPane
+from gpudoctor.tui.pane import Pane
+from gpudoctor.tui.playback_feed import STEP_S, PlaybackFeed
+from gpudoctor.tui.run_control import RunControl
+from gpudoctor.tui.state import LogLine, State
+from gpudoctor.tui.tabs import TABS, pane_class
+from gpudoctor.tui.themes import THEMES, next_theme
+from gpudoctor.tui.time_slider import Sought, TimeSlider
+from gpudoctor.tui.words import clock as clock_words
+
+_PLAYBACK_ACTIONS = ("pause", "faster", "seek", "seek_end")
+_MAIN_ACTIONS = (*("help", "run_one", "run_all", "level", "problems", "filter", "save", "tab", *_PLAYBACK_ACTIONS),)
+
+
+class Doctor(App[int]):
+    """The screen. `feed` brings the lines, `checker` runs the checks; `clock` is Unix time.
+
+    The exit value is 0. `first_level` is run at the start, where the view may start anything.
+    """
+
+    CSS_PATH = "app.tcss"
+    TITLE = "gpudoctor"
+    ENABLE_COMMAND_PALETTE = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "Quit"),
+        Binding("question_mark", "help", "Help", key_display="?"),
+        Binding("c", "cancel", "Cancel", tooltip="End the check that runs, with what it has learnt"),
+        Binding("space", "pause", "Pause", tooltip="Pause the recording, or go on"),
+        Binding("r", "run_one", "Check", tooltip="Run the chosen check again"),
+        Binding("R", "run_all", "All", tooltip="Run all checks, as deep as last chosen (quick at first)"),
+        Binding("l", "level", "Level", tooltip="Choose a level and run all checks at it"),
+        Binding("f", "problems", "Problems", tooltip="Only problems in the check list, or all again"),
+        Binding("slash", "filter", "Filter", key_display="/", tooltip="Filter the check list"),
+        Binding("s", "save", "Save", tooltip="Save the report as JSON or HTML"),
+        Binding("t", "theme", "Theme", tooltip="Next theme: dark, light, colour-blind"),
+        Binding("x", "export", "Export", tooltip="Export the screen as SVG into the working directory"),
+        *(
+            Binding(str(n), f"tab('{name}')", title, show=False, tooltip=f"Turn to {title}")
+            for n, (name, title) in enumerate(TABS, 1)
+        ),
+        Binding("plus,equals_sign", "faster(1)", "Faster", key_display="+", show=False),
+        Binding("minus", "faster(-1)", "Slower", key_display="-", show=False),
+        Binding("left", "seek(-1)", "10 s back", show=False),
+        Binding("right", "seek(1)", "10 s on", show=False),
+        Binding("home", "seek_end(-1)", "To the beginning", show=False),
+        Binding("end", "seek_end(1)", "To the end", show=False),
+        Binding("ctrl+z", "suspend_process", "Suspend", show=False, tooltip="Back to the shell; fg returns"),
+    ]
+
+    def __init__(
+        self,
+        feed: Feed,
+        checker: Checker,
+        *,
+        read_only: bool = False,
+        theme: str = "dark",
+        first_level: Level | None = "quick",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if os.environ.get("NO_COLOR") == "":
+            del os.environ["NO_COLOR"]  # Textual takes it for set, the convention (no-color.org) does not
+        super().__init__()
+        for each in THEMES.values():
+            self.register_theme(each)
+        self.theme = theme
+        self.state = State(label=feed.label, read_only=read_only)
+        self.runs = RunControl(self, self.state, checker, self.changed)
+        self._feed = feed
+        self._clock = clock
+        self._first_level = first_level
+        self.level: Level = "quick"
+        self._panes: dict[str, Pane] = {}
+        self._draws = False
+        self._drawn_s = 0.0
+        self._offers_cancel = False
+        self._user_chose = False
+        self._hint_since: tuple[int, str] | None = None
+        if isinstance(feed, PlaybackFeed):
+            self.state.playback = feed.playback
+
+    # ---- what is on the screen
+
+    def compose(self) -> ComposeResult:
+        yield HeaderLine()
+        yield AlertLine()
+        with TabbedContent(id="tabs"):
+            for number, (name, title) in enumerate(TABS, 1):
+                yield TabPane(f"{number} {title}", id=name)
+        yield TimeSlider()
+        yield Footer(compact=True, show_command_palette=False)
+
+    async def on_mount(self) -> None:
+        self.query_one("#tabs ContentTabs").can_focus = False
+        await self._mount_pane("overview")
+        self.query_one("#gpus").focus()
+        # the terminal that a stopped screen comes back to is empty
+        self.app_resume_signal.subscribe(self, lambda _: self._draw_all())
+        self.set_interval(1.0, self._second)
+        self.run_worker(self._listen(), group="feed", exit_on_error=True)
+        if self._first_level is not None and not self.state.read_only:
+            self.runs.want((), self._first_level, quiet=True)
+        self.changed()
+
+    def on_unmount(self) -> None:
+        self.runs.close()
+        self._feed.close()
+
+    async def _mount_pane(self, tab: str) -> Pane:
+        """The pane of a tab is made when it is first turned to."""
+        if tab not in self._panes:
+            self._panes[tab] = pane = pane_class(tab)()
+            await self.query_one(f"#{tab}", TabPane).mount(pane)
+        return self._panes[tab]
+
+    @property
+    def _tab(self) -> str:
+        return self.query_one("#tabs", TabbedContent).active or "overview"
+
+    @on(TabbedContent.TabActivated)
+    async def _tab_turned(self, event: TabbedContent.TabActivated) -> None:
+        pane = await self._mount_pane(event.pane.id or "overview")
+        self.changed()
+        self._focus_in(pane)
+
+    def _focus_in(self, pane: Pane) -> None:
+        """Let the keys of a tab work at once; a line to type into would swallow the others."""
+        if self._modal:
+            return
+        chain = (widget for widget in self.screen.focus_chain if pane in widget.ancestors)
+        self.set_focus(next((widget for widget in chain if not isinstance(widget, Input)), None))
+
+    # ---- what comes
+
+    async def _listen(self) -> None:
+        async for line in self._feed.lines():
+            if isinstance(line, Trouble):
+                self.state.silent(line.why, line.since_s)
+            elif isinstance(line, Opening):
+                self.state.open(line)
+            else:
+                self._take(line)
+            self.changed()
+
+    def _take(self, tick: Tick) -> None:
+        state, lost = self.state, self.state.lost
+        state.take(tick)
+        if state.report is None or state.playback is not None:
+            return
+        if tick.kernel:
+            self._hint_since = len(state.runs), f"a kernel line at {clock_words(tick.at_s)} names a GPU"
+        elif state.lost - lost:
+            gone = ", ".join(str(index) for index in sorted(state.lost - lost))
+            self._hint_since = len(state.runs), f"GPU {gone} was lost at {clock_words(tick.at_s)}"
+
+    @property
+    def hint(self) -> str | None:
+        """Why the verdicts on the screen may no longer hold, until checks were run again."""
+        if self._hint_since is None or len(self.state.runs) > self._hint_since[0]:
+            return None
+        return f"{self._hint_since[1]}: the checks are older than that; R runs them again"
+
+    # ---- drawing
+
+    def changed(self) -> None:
+        """The state changed: draw it once, however often this is said before."""
+        if not self._draws:
+            self._draws = True
+            self.call_later(self._draw)
+
+    def _draw(self) -> None:
+        self._draws = False
+        if not self.is_running or not self.screen_stack:
+            return
+        self._drawn_s = self._clock()
+        main = self.screen_stack[0]
+        if self._offers_cancel != (self.state.running is not None):
+            self._offers_cancel = not self._offers_cancel
+            self.refresh_bindings()
+        with self.batch_update():
+            self._follow_report()
+            main.query_one(HeaderLine).show(self.state, self._drawn_s)
+            main.query_one(AlertLine).show(self.state, self.hint)
+            main.query_one(TimeSlider).show(self.state)
+            pane = self._panes.get(main.query_one("#tabs", TabbedContent).active or "overview")
+            if pane is not None and pane.is_mounted:
+                pane.show(self.state)
+                if self.focused is None:
+                    self._focus_in(pane)
+
+    def _draw_all(self) -> None:
+        self.screen.refresh(layout=True)
+        for widget in self.screen.query("*"):
+            widget.refresh()
+
+    def _follow_report(self) -> None:
+        """Turn to the first fault, unless the user has turned to something."""
+        report, overview = self.state.report, self._panes.get("overview")
+        if self._user_chose or report is None or not report.faults or not isinstance(overview, OverviewPane):
+            return
+        fault = report.faults[0]
+        if fault.subject.gpu is not None:
+            self.state.selected_gpu = fault.subject.gpu
+        self._user_chose = True
+        overview.show(self.state)  # the list has to hold a check before it can be turned to
+        overview.turn_to(fault.check, fault.subject.gpu)
+
+    def _second(self) -> None:
+        # where nothing comes the clock goes on all the same
+        if self._clock() - self._drawn_s > 0.9:
+            self.query_one(HeaderLine).show(self.state, self._clock())
+
+    # ---- what the panes ask for
+
+    def on_gpu_chosen(self, message: GpuChosen) -> None:
+        self._user_chose = True
+        self.state.selected_gpu = message.index
+        overview = self._panes.get("overview")
+        if isinstance(overview, OverviewPane):
+            overview.choose_gpu(self.state)
+        self.changed()
+
+    def on_run_wanted(self, message: RunWanted) -> None:
+        self.runs.want(message.words, message.level)
+
+    def on_cancel_wanted(self, message: CancelWanted) -> None:
+        self.runs.cancel()
+
+    def on_page_wanted(self, message: PageWanted) -> None:
+        self.runs.page(message.check_id)
+
+    def on_base_wanted(self, message: BaseWanted) -> None:
+        self.runs.compare()
+
+    def on_save_wanted(self, message: SaveWanted) -> None:
+        self.runs.save()
+
+    def on_sought(self, message: Sought) -> None:
+        self._seek(message.at_s)
+
+    # ---- keys
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action in _PLAYBACK_ACTIONS:
+            return isinstance(self._feed, PlaybackFeed) and not self._modal
+        if action == "cancel":
+            return self.state.running is not None
+        # a modal screen has keys of its own
+        return not (self._modal and action in _MAIN_ACTIONS)
+
+    @property
+    def _modal(self) -> bool:
+        return len(self.screen_stack) > 1
+
+    async def action_quit(self) -> None:
+        # asked to end before anything else, so that they have the time that the screen takes to go
+        self._feed.close()
+        self.runs.close()
+        self.exit(0)
+
+    def action_tab(self, name: str) -> None:
+        # what keeps the focus would turn back to its own tab
+        self.set_focus(None)
+        self.query_one("#tabs", TabbedContent).active = name
+
+    def action_help(self) -> None:
+        from gpudoctor.tui.help_screen import HelpScreen, groups_of
+
+        self.push_screen(HelpScreen(groups_of(self)))
+
+    def action_run_one(self) -> None:
+        checks = self._checks()
+        if checks is not None:
+            checks.action_run_one()
+
+    def action_run_all(self) -> None:
+        self.runs.want((), self.level)
+
+    def action_level(self) -> None:
+        from gpudoctor.tui.screens import LevelScreen
+
+        def answered(level: Level | None) -> None:
+            if level is not None:
+                self.level = level
+                self.runs.want((), level)
+
+        if self.state.read_only:
+            self.say("this view is read-only: no check can be started from it")
+            return
+        node = self.state.node
+        self.push_screen(LevelScreen(self.level, loads_gpus=node is None or node.source.kind == "live"), answered)
+
+    def action_cancel(self) -> None:
+        self.runs.cancel()
+
+    def action_problems(self) -> None:
+        checks = self._checks()
+        if checks is not None:
+            checks.action_problems()
+
+    def action_filter(self) -> None:
+        checks = self._checks()
+        if checks is not None:
+            checks.action_filter()
+
+    def action_save(self) -> None:
+        self.runs.save()
+
+    def action_theme(self) -> None:
+        self.theme = next_theme(self.theme)
+        self.say(f"theme: {self.theme}", "information")
+
+    def action_export(self) -> None:
+        """Write the screen as SVG into the working directory, and say where."""
+        if self.state.read_only:
+            self.say("this view is read-only: nothing is written from it")
+            return
+        from gpudoctor.errors import UserError
+        from gpudoctor.report.files import write_file
+
+        path = Path.cwd() / time.strftime("gpudoctor-%Y%m%d-%H%M%S.svg", time.localtime(self._clock()))
+        try:
+            write_file(path, self.export_screenshot(title="gpudoctor"))
+        except UserError as error:
+            self.say(str(error), "error")
+            return
+        self.state.log.append(LogLine(self._clock(), "note", f"screen exported to {path}"))
+        self.say(f"screen exported to {path}", "information")
+        self.changed()
+
+    def action_pause(self) -> None:
+        if isinstance(self._feed, PlaybackFeed):
+            self._feed.pause()
+            self.changed()
+
+    def action_faster(self, steps: int) -> None:
+        if isinstance(self._feed, PlaybackFeed):
+            self._feed.faster(steps)
+            self.changed()
+
+    def action_seek(self, steps: int) -> None:
+        if self.state.playback is not None:
+            self._seek(self.state.playback.at_s + steps * STEP_S)
+
+    def action_seek_end(self, end: int) -> None:
+        if self.state.playback is not None:
+            self._seek(self.state.playback.begin_s if end < 0 else self.state.playback.end_s)
+
+    def _seek(self, at_s: float) -> None:
+        """Turn a recording to this time, and build the state anew from what came before it."""
+        if not isinstance(self._feed, PlaybackFeed):
+            return
+        self._feed.seek(at_s)
+        opening, ticks = self._feed.before()
+        self.state.forget()
+        self.state.open(opening)
+        for tick in ticks:
+            self.state.take(tick)
+        self.changed()
+
+    def _checks(self) -> CheckList | None:
+        """The check list of this tab, else that of the overview, which is turned to."""
+        pane = self._panes.get(self._tab)
+        found = list(pane.query(CheckList)) if pane is not None else []
+        if not found:
+            self.action_tab("overview")
+            found = list(self._panes["overview"].query(CheckList))
+        return found[0] if found else None
+
+    def say(self, text: str, severity: SeverityLevel = "warning") -> None:
+        self.notify(text, severity=severity, markup=False)
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The command palette."""
+        from gpudoctor.tui.palette import commands
+
+        return commands(self)

@@ -1,0 +1,108 @@
+"""Bars, sparklines and signs out of characters; every scale is fixed by the caller, never by the data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_LEVELS = "▁▂▃▄▅▆▇█"
+NOT_READ = " "  # where a sparkline has no value
+
+
+def bar(value: float, limit: float, width: int, *, ascii_only: bool = False) -> str:
+    """`width` characters, filled by the share that `value` has of `limit`; outside of 0 to `limit` it is cut.
+
+    A value above 0 shows at least the thinnest mark, so that little does not look like nothing.
+
+    >>> bar(50, 100, 8), bar(6.25, 100, 8), bar(0, 100, 4), bar(250, 100, 4)
+    ('████    ', '▌       ', '    ', '████')
+    >>> bar(50, 100, 8, ascii_only=True), bar(0.1, 100, 4)
+    ('####....', '▏   ')
+    """
+    share = min(max(value / limit, 0.0), 1.0) if limit > 0 else 0.0
+    if ascii_only:
+        full = round(share * width)
+        return "#" * full + "." * (width - full)
+    eighths = round(share * width * 8)
+    if value > 0 and eighths == 0 and limit > 0:
+        eighths = 1
+    full, rest = divmod(eighths, 8)
+    drawn = "█" * full + (_EIGHTHS[rest] if rest else "")
+    return drawn[:width].ljust(width)
+
+
+def stacked(parts: Sequence[tuple[float, str]], limit: float, width: int) -> list[tuple[str, str]]:
+    """Runs of (characters, sign) for parts laid end to end on a scale of 0 to `limit`; what is over it is cut.
+
+    Edges are rounded where they lie, so that the length of the whole is that of the sum. Blanks, of sign "", come last.
+
+    >>> stacked([(5.0, "█"), (2.5, "▒")], 10.0, 8)
+    [('████', '█'), ('▒▒', '▒'), ('  ', '')]
+    """
+    runs: list[tuple[str, str]] = []
+    done, total = 0, 0.0
+    for value, sign in parts:
+        total += max(value, 0.0)
+        end = min(round(total / limit * width), width) if limit > 0 else 0
+        runs.append((sign * (end - done), sign))
+        done = end
+    return [*runs, (" " * (width - done), "")]
+
+
+def heat_sign(share: float) -> str:
+    """How much of the expected was reached: `#` 90 % or more, `-` 50 % or more, `.` less.
+
+    >>> heat_sign(1.02), heat_sign(0.9), heat_sign(0.7), heat_sign(0.49)
+    ('#', '#', '-', '.')
+    """
+    return "#" if share >= 0.9 else "-" if share >= 0.5 else "."
+
+
+def sparkline(values: Sequence[float | None], low: float, high: float, width: int) -> str:
+    """The last `width` values on the scale `low` to `high`, newest at the right; outside of it they are cut.
+
+    None leaves a blank: what was not read is not 0.
+
+    >>> sparkline([0, 25, 50, 100], 0, 100, 6), sparkline([100, 100], 0, 100, 2), sparkline([3, None, 5], 0, 100, 3)
+    ('  ▁▃▅█', '██', '▁ ▁')
+    """
+    shown = list(values)[-width:] if width > 0 else []
+    span = high - low
+    drawn = "".join(NOT_READ if value is None else _LEVELS[_level(value - low, span)] for value in shown)
+    return drawn.rjust(width)
+
+
+def _level(above: float, span: float) -> int:
+    if span <= 0:
+        return 0
+    top = len(_LEVELS) - 1
+    return min(max(int(above / span * top + 0.5), 0), top)
+
+
+def nice_limit(value: float) -> float:
+    """The next of 1, 2, 2.5, 5 times a power of ten: the end of an axis that holds `value`.
+
+    >>> nice_limit(0), nice_limit(7.2), nice_limit(210), nice_limit(24), nice_limit(0.03)
+    (1.0, 10.0, 250.0, 25.0, 0.05)
+    """
+    from math import floor, log10
+
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** floor(log10(value))
+    return next(float(f"{step * power:.6g}") for step in (1, 2, 2.5, 5, 10) if step * power >= value * 0.999999)
+
+
+def short(value: float) -> str:
+    """At most four characters of a figure from 0 to 9999.
+
+    >>> short(0), short(0.0521), short(1.234), short(45.61), short(481.4), short(0.001)
+    ('0', '.05', '1.2', '45.6', '481', '<.01')
+    """
+    if value == 0:
+        return "0"
+    if value < 0.01:
+        return "<.01"
+    if value < 0.995:
+        return f"{value:.2f}".removeprefix("0")
+    return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"

@@ -1,0 +1,230 @@
+"""The list of checks: statuses under their domains, to move in, fold, filter and run."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual import events, on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.message import Message
+from textual.widgets import Input, Static
+
+from gpudoctor.checks.registry import LEVELS
+from gpudoctor.report.report import Report
+from gpudoctor.tui.check_lines import CheckLines
+from gpudoctor.tui.check_rows import PROBLEMS, Row, level_of, rows_of
+from gpudoctor.tui.messages import PageWanted, RunWanted
+from gpudoctor.tui.state import State
+from gpudoctor.tui.status_style import WORDS
+
+_PROBLEM_WORDS = tuple(WORDS[status] for status in PROBLEMS)
+
+
+class CheckChosen(Message):
+    """The cursor came to this check; `gpu` is the first GPU (NVML index) that its worst finding names."""
+
+    def __init__(self, check_id: str, gpu: int | None = None) -> None:
+        super().__init__()
+        self.check_id = check_id
+        self.gpu = gpu
+
+
+class CheckList(Vertical):
+    """Draws `state.report` as a list when told to (`show`), and only where something changed.
+
+    Cursor, folds, filter and scroll stay as the user set them.
+    """
+
+    DEFAULT_CSS = """
+    CheckList {
+        height: 1fr;
+        & > Input { display: none; height: 1; }
+        & > .filtered { display: none; height: 1; color: $text-warning; text-style: bold; }
+        & > .-shown { display: block; }
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("r", "run_one", "Run check"),
+        ("e", "page", "Explain"),
+        ("slash", "filter", "Filter"),
+        ("f", "problems", "Only problems"),
+        ("escape", "no_filter", "No filter"),
+    ]
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._lines = CheckLines()
+        self._input = Input(placeholder="id, title, GPU or status", compact=True)
+        self._said = Static(classes="filtered")
+        self._state = State()
+        self._folded: dict[str, bool] = {}
+        self._filter = ""
+        self._problems_only = False
+        self._touched = False
+        self._shown: object = None
+        self._report: Report | None = None
+
+    def compose(self) -> ComposeResult:
+        yield self._lines
+        yield self._said
+        yield self._input
+
+    def show(self, state: State) -> None:
+        """Draw the state's newest report."""
+        self._state = state
+        running = state.running
+        key = (
+            id(state.report),
+            None if running is None else (running.words, running.level, running.since_s),
+            self._filter,
+            self._problems_only,
+            tuple(self._folded.items()),
+        )
+        if key == self._shown:
+            return
+        # the report is kept, so that no other can get its id
+        self._shown, self._report = key, state.report
+        rows = rows_of(state.report, running, self._folded, self._filter, self._problems_only)
+        before = self._lines.row
+        self._lines.show_rows(rows, empty=self._nothing(state))
+        if not self._touched or before is None or self._lines.row is None or self._lines.row.check_id is None:
+            first = next((row for row in rows if row.check_id and row.word in _PROBLEM_WORDS), None)
+            if first is not None and not self._touched:
+                self._lines.move_to(first)
+        after = self._lines.row
+        if after is not None and after.check_id is not None and after != before:
+            self.post_message(CheckChosen(after.check_id, after.gpu))
+
+    def choose(self, check_id: str) -> None:
+        """Put the cursor on a check, where it is to be seen; nothing is posted."""
+        row = next((row for row in self._lines.rows if row.check_id == check_id), None)
+        if row is not None:
+            self._touched = True
+            self._lines.move_to(row)
+
+    @property
+    def chosen(self) -> Row | None:
+        """The line under the cursor."""
+        return self._lines.row
+
+    def focus(self, scroll_visible: bool = True) -> CheckList:
+        self._lines.focus(scroll_visible)
+        return self
+
+    def _nothing(self, state: State) -> str:
+        if state.report is None:
+            return "running the first check ..." if state.running is not None else "nothing was checked yet: R runs all"
+        if self._problems_only and not self._filter:
+            return "no problem among what was checked"
+        return "nothing matches"
+
+    @on(CheckLines.Moved)
+    def _moved(self, event: CheckLines.Moved) -> None:
+        event.stop()
+        self._touched = True
+        if event.row.check_id is not None:
+            self.post_message(CheckChosen(event.row.check_id, event.row.gpu))
+
+    @on(CheckLines.Entered)
+    def _entered(self, event: CheckLines.Entered) -> None:
+        event.stop()
+        if event.row.check_id is not None:
+            self.post_message(PageWanted(event.row.check_id))
+        else:
+            self._fold(event.row, shut=event.row.opened)
+
+    @on(CheckLines.Folded)
+    def _fold_asked(self, event: CheckLines.Folded) -> None:
+        event.stop()
+        self._fold(event.row, event.shut)
+
+    def _fold(self, row: Row, shut: bool) -> None:
+        self._touched = True
+        self._folded[row.domain] = shut
+        self.show(self._state)
+
+    def action_run_one(self) -> None:
+        """Run the check, or the domain, under the cursor."""
+        self._post(self.one_wanted())
+
+    def one_wanted(self) -> RunWanted | None:
+        """The check under the cursor at its own level, or its domain where the cursor is on that."""
+        row = self.chosen
+        if row is None or row.check_id is None:
+            return self.domain_wanted()
+        checks = self._report.checks if self._report is not None else ()
+        return next((RunWanted((check.id,), check.level) for check in checks if check.id == row.check_id), None)
+
+    def domain_wanted(self) -> RunWanted | None:
+        """The cursor's domain as deep as all was run last; where it is deeper, as deep as its first check."""
+        checks = self._report.checks if self._report is not None else ()
+        domain = self.chosen.domain if self.chosen is not None else None
+        levels = [LEVELS.index(check.level) for check in checks if check.domain == domain]
+        if domain is None or not levels:
+            return None
+        deep_enough = max(min(levels), min(max(levels), LEVELS.index(level_of(self._state))))
+        return RunWanted((domain,), LEVELS[deep_enough])
+
+    def _post(self, wanted: RunWanted | None) -> None:
+        if wanted is not None:
+            self.post_message(wanted)
+
+    def action_page(self) -> None:
+        if self.chosen is not None and self.chosen.check_id is not None:
+            self.post_message(PageWanted(self.chosen.check_id))
+
+    def action_problems(self) -> None:
+        self._problems_only = not self._problems_only
+        self._filter_changed()
+
+    def action_filter(self) -> None:
+        self._input.add_class("-shown")
+        self._input.focus()
+
+    def action_no_filter(self) -> None:
+        """End the filter, and the typing of one."""
+        self._input.value = ""
+        self._filter = ""
+        self._problems_only = False
+        self._end_typing()
+        self._filter_changed()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "no_filter":
+            return bool(self._filter or self._problems_only or self._input.has_focus)
+        return True
+
+    @on(Input.Changed)
+    def _typed(self, event: Input.Changed) -> None:
+        event.stop()
+        self._filter = event.value.strip()
+        self._filter_changed()
+
+    @on(Input.Submitted)
+    def _submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self._end_typing()
+        self._filter_changed()
+
+    def _end_typing(self) -> None:
+        had_focus = self._input.has_focus
+        self._input.remove_class("-shown")
+        if had_focus:
+            self._lines.focus()
+
+    def _filter_changed(self) -> None:
+        words = [f"filter: {self._filter}"] if self._filter and not self._input.has_class("-shown") else []
+        words += ["only problems"] if self._problems_only else []
+        self._said.update(Content(f"{', '.join(words)} (escape: all)" if words else ""))
+        self._said.set_class(bool(words), "-shown")
+        self.refresh_bindings()
+        self.show(self._state)
+
+    def on_descendant_blur(self, event: events.DescendantBlur) -> None:
+        # a click elsewhere ends the typing too
+        if event.widget is self._input:
+            self._input.remove_class("-shown")
+            self._filter_changed()

@@ -1,0 +1,264 @@
+"""Runs `gpudoctor check` as a child: starts it, hears its progress, takes its report, ends it without fail."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import cast
+
+import msgspec
+
+from gpudoctor.checks.registry import LEVELS, Level
+from gpudoctor.errors import UserError
+from gpudoctor.exits import COULD_NOT, printable
+from gpudoctor.progress import ProgressLine
+from gpudoctor.report.report import Report
+from gpudoctor.tui.state import FinishedRun
+
+# a full report of 16 GPUs with facts is below 2 MiB
+REPORT_BYTES_MAX = 64 << 20
+LINE_BYTES_MAX = 1 << 16
+# SIGINT asks for the partial report; ending ranks may take 13 s where the driver does not let one go
+CANCEL_GRACE_S, TERM_GRACE_S = 15.0, 3.0
+
+OnProgress = Callable[[ProgressLine], None]
+
+
+def local_prefix() -> list[str]:
+    """The command that starts this gpudoctor."""
+    return [sys.executable, "-m", "gpudoctor"]
+
+
+def ssh_prefix(host: str) -> list[str]:
+    """The command that starts gpudoctor on another machine, over the user's own ssh, which may not ask anything."""
+    # without --, a host that begins with - would be an option
+    return ["ssh", "-o", "BatchMode=yes", "--", host, "gpudoctor"]
+
+
+class Checker:
+    """One check at a time.
+
+    `prefix` starts gpudoctor (`local_prefix()` or `ssh_prefix(host)`; what ssh hands to a shell is
+    quoted); `node` are the words that name what is judged ("--node", "hgx-h100-8", "--fault", ...),
+    empty for the machine itself; `options` are further ones of every run (--config ...). A node that
+    is not a machine cannot be put under load: there CPU ranks of this one are measured, and called so.
+    """
+
+    def __init__(
+        self,
+        prefix: Sequence[str],
+        node: Sequence[str],
+        *,
+        options: Sequence[str] = (),
+        report_bytes_max: int = REPORT_BYTES_MAX,
+    ) -> None:
+        self._prefix = list(prefix) or local_prefix()
+        self._node = list(node)
+        self._options = list(options)
+        self._report_bytes_max = report_bytes_max
+        self._child: _Child | None = None
+        self._busy = False
+        self._closed = False
+
+    @property
+    def is_remote(self) -> bool:
+        return os.path.basename(self._prefix[0]) == "ssh"  # noqa: PTH119
+
+    @property
+    def loads_gpus(self) -> bool:
+        """Whether a probe of this node runs on its GPUs, and not on CPU ranks."""
+        return not self._node
+
+    @property
+    def busy(self) -> bool:
+        return self._busy
+
+    def command(self, words: Sequence[str], level: Level, *, force: bool = False) -> list[str]:
+        """The child's argument vector."""
+        asked = [
+            "check",
+            *words,
+            "--level",
+            level,
+            "--json",
+            "--include-facts",
+            "--progress",
+            *self._node,
+            *self._options,
+        ]
+        if not self.loads_gpus and LEVELS.index(level) >= LEVELS.index("standard"):
+            asked += ["--backend", "gloo"]
+        if force:
+            asked.append("--force")
+        return self._prefix + ([shlex.quote(word) for word in asked] if self.is_remote else asked)
+
+    async def run(
+        self,
+        words: Sequence[str],
+        level: Level,
+        *,
+        force: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> FinishedRun:
+        """Run these checks (ids or domains; none: all) and give what came of it; a failure is its `error`.
+
+        Raise UserError where a check runs already. When cancelled, the child is killed.
+        """
+        if self._busy:
+            raise UserError("a check runs already: cancel it first")
+        started_s = time.time()
+
+        def finished(report: Report | None, error: str | None) -> FinishedRun:
+            return FinishedRun(started_s, tuple(words), level, report, error)
+
+        if self._closed:
+            return finished(None, "gpudoctor is ending")
+        self._busy = True
+        child = _Child(on_progress, self._report_bytes_max)
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.subprocess_exec(
+                lambda: child,
+                *self.command(words, level, force=force),
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C and Ctrl-Z in the terminal are the screen's
+            )
+            self._child = child
+            if self._closed:
+                child.kill()
+            await child.over.wait()
+            return finished(*_outcome(child, self._prefix[0] if self.is_remote else None))
+        except OSError as error:
+            return finished(None, f"{self._prefix[0]}: {error.strerror or error}")
+        finally:
+            child.end()
+            self._child = None
+            self._busy = False
+
+    def cancel(self) -> None:
+        """Ask the child to end with what it has learnt; it is terminated, then killed, where it does not."""
+        if self._child is not None:
+            self._child.cancel()
+
+    def close(self) -> None:
+        """End everything now, without waiting."""
+        self._closed = True
+        if self._child is not None:
+            self._child.end()
+
+
+class _Child(asyncio.SubprocessProtocol):
+    """The running child: what it wrote so far, and how it ends."""
+
+    def __init__(self, on_progress: OnProgress | None, report_bytes_max: int) -> None:
+        self.over = asyncio.Event()
+        self.report = bytearray()
+        self.last_words = ""
+        self.too_large = False
+        self.cancelled = False
+        self.status: int | None = None
+        self._on_progress = on_progress
+        self._report_bytes_max = report_bytes_max
+        self._line = b""
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._decoder = msgspec.json.Decoder(ProgressLine)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.SubprocessTransport, transport)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if fd == 1:
+            if len(self.report) + len(data) > self._report_bytes_max:
+                self.too_large = True
+                self.kill()
+            else:
+                self.report += data
+            return
+        *lines, rest = (self._line + data).split(b"\n")
+        self._line = rest[-LINE_BYTES_MAX:]
+        for line in lines:
+            self._hear(line)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # both pipes have ended and the process too
+        if self._line:
+            self._hear(self._line)
+        self.status = self._transport.get_returncode() if self._transport is not None else None
+        self.over.set()
+
+    def cancel(self) -> None:
+        if self.cancelled:
+            return
+        self.cancelled = True
+        self._send(signal.SIGINT)
+        loop = asyncio.get_running_loop()
+        self._timers = [
+            loop.call_later(CANCEL_GRACE_S, self._send, signal.SIGTERM),
+            loop.call_later(CANCEL_GRACE_S + TERM_GRACE_S, self.kill),
+        ]
+
+    def kill(self) -> None:
+        """Kill the child's whole group; its ranks die with it, by its pipes' end."""
+        if self._transport is None or self._transport.get_returncode() is not None:
+            return
+        with suppress(OSError):
+            os.killpg(self._transport.get_pid(), signal.SIGKILL)
+
+    def end(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self.kill()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._transport is not None and self._transport.get_returncode() is None:
+            with suppress(OSError):
+                self._transport.send_signal(number)
+
+    def _hear(self, line: bytes) -> None:
+        try:
+            heard = self._decoder.decode(line)
+        except msgspec.DecodeError:  # an error message, of gpudoctor's or of ssh's
+            self.last_words = printable(line.decode("utf-8", "replace").strip()) or self.last_words
+            return
+        if self._on_progress is not None:
+            self._on_progress(heard)
+
+
+def _outcome(child: _Child, remote: str | None) -> tuple[Report | None, str | None]:
+    """The report, or one line that says why there is none."""
+    said = f": {child.last_words}" if child.last_words else ""
+    if child.too_large:
+        return None, "the report is larger than can be: it was not read"
+    try:
+        report = msgspec.json.decode(bytes(child.report), type=Report)
+    except msgspec.DecodeError as error:
+        if child.cancelled:
+            return None, "cancelled, without a report"
+        if not child.report.strip():
+            return None, f"gpudoctor check gave no report ({_ending(child.status)}){said}"
+        # another version of gpudoctor, or something that is not gpudoctor at all
+        where = "the gpudoctor over there" if remote else "gpudoctor check"
+        return None, f"{where} gave a report that cannot be read ({printable(str(error))}){said}"
+    if report.error is not None or report.exit_code == COULD_NOT:
+        return None, report.error or f"gpudoctor check could not do its work{said}"
+    return report, None
+
+
+def _ending(status: int | None) -> str:
+    if status is None:
+        return "it did not end"
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"

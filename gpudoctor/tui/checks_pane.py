@@ -1,0 +1,189 @@
+"""The Checks tab: every check, what it found, its page, and the runs."""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar
+
+from textual import events, on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
+from textual.timer import Timer
+from textual.widgets import Button, Markdown, Static
+
+from gpudoctor.checks.registry import Level
+from gpudoctor.exits import printable
+from gpudoctor.tui.check_list import CheckChosen, CheckList
+from gpudoctor.tui.check_rows import level_of
+from gpudoctor.tui.finding_pane import FindingPane
+from gpudoctor.tui.messages import BaseWanted, CancelWanted, RunWanted
+from gpudoctor.tui.pane import Pane
+from gpudoctor.tui.run_lines import history_content, running_words
+from gpudoctor.tui.screens import LEVEL_COSTS, LevelScreen, page_of
+from gpudoctor.tui.state import State
+
+# a page is some twenty widgets: not for each check that a held key runs over
+_PAGE_DELAY_S = 0.15
+_PAGE_LINES_MIN = 28
+
+
+class ChecksPane(Pane):
+    """Check list left; findings, page, controls and history right. The App has the keys R, l and c of the controls."""
+
+    DEFAULT_CSS = """
+    ChecksPane {
+        layout: horizontal;
+        & > CheckList { width: 2fr; min-width: 36; max-width: 60; }
+        & > .right { width: 3fr; }
+        .controls { height: 1; }
+        Button { min-width: 0; padding: 0; margin-right: 1; }
+        .running { height: auto; max-height: 2; display: none; color: $text-primary; text-style: bold; }
+        .running.-shown { display: block; }
+        FindingPane { height: 2fr; min-height: 4; }
+        .page { height: 2fr; }
+        .page Markdown { margin: 0; padding: 0 1; }
+        .history { height: 1fr; min-height: 3; }
+        .history Static { height: auto; width: 100%; }
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("d", "run_domain", "Run domain"),
+        ("b", "base", "Compare"),
+    ]
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._state = State()
+        self._check_id: str | None = None
+        self._gpu: int | None = None
+        self._list = CheckList(classes="panel")
+        self._finding = FindingPane(classes="panel")
+        self._page = Markdown(open_links=False)
+        self._page_box = VerticalScroll(self._page, classes="panel page")
+        self._running_line = Static(classes="running")
+        self._history = Static()
+        self._history_box = VerticalScroll(self._history, classes="panel history")
+        self._level_button = Button(Content(""), id="level", compact=True)
+        self._cancel_button = Button(Content("Cancel c"), id="cancel", compact=True)
+        self._buttons = (
+            Button(Content("All R"), id="all", compact=True),
+            Button(Content("Check r"), id="one", compact=True),
+            Button(Content("Domain d"), id="domain", compact=True),
+            self._level_button,
+            Button(Content("Compare b"), id="base", compact=True),
+        )
+        self._page_shown: str | None = None
+        self._page_timer: Timer | None = None
+        self._level_shown: Level | None = None
+        self._history_shown: object = None
+
+    def compose(self) -> ComposeResult:
+        yield self._list
+        with Vertical(classes="right"):
+            with Horizontal(classes="controls"):
+                yield self._cancel_button
+                yield from self._buttons
+            yield self._running_line
+            yield self._finding
+            yield self._page_box
+            yield self._history_box
+
+    def on_mount(self) -> None:
+        self._list.border_title = Content("Checks")
+        self._finding.border_title = Content("Findings")
+        self._page_box.border_title = Content("Page")
+        self._history_box.border_title = Content("Runs")
+        self._show_level("quick")
+
+    def on_resize(self, event: events.Resize) -> None:
+        # on a low screen findings and runs need the lines; e shows the page by itself
+        self._page_box.display = event.size.height >= _PAGE_LINES_MIN
+
+    def show(self, state: State) -> None:
+        self._state = state
+        self._list.show(state)
+        self._finding.show_finding(state, self._check_id, self._gpu)
+        self._show_running(state)
+        self._show_level(level_of(state))
+        key = (len(state.runs), state.runs[-1:], id(state.base), id(state.report), self.app.no_color)
+        if key != self._history_shown:
+            self._history_shown = key
+            self._history.update(history_content(state, self.app.no_color))
+
+    def _show_running(self, state: State) -> None:
+        words = running_words(state.running, time.time())
+        self._running_line.set_class(bool(words), "-shown")
+        if words:
+            self._running_line.update(Content(words))
+        self._cancel_button.display = state.running is not None
+        for button in self._buttons:
+            button.display = state.running is None
+
+    @on(CheckChosen)
+    def _chosen(self, event: CheckChosen) -> None:
+        event.stop()
+        self._check_id, self._gpu = event.check_id, event.gpu
+        self._finding.show_finding(self._state, event.check_id, event.gpu)
+        self._finding.border_title = Content(printable(event.check_id))
+        if self._page_timer is not None:
+            self._page_timer.stop()
+        self._page_timer = self.set_timer(_PAGE_DELAY_S, self._show_page)
+
+    async def _show_page(self) -> None:
+        if self._check_id is None or self._check_id == self._page_shown:
+            return
+        self._page_shown = self._check_id
+        await self._page.update(page_of(self._check_id))
+        self._page_box.scroll_home(animate=False)
+
+    @on(Button.Pressed)
+    def _pressed(self, event: Button.Pressed) -> None:
+        event.stop()
+        actions = {
+            "all": self.action_run_all,
+            "one": self.action_run_one,
+            "domain": self.action_run_domain,
+            "level": self.action_level,
+            "cancel": self.action_cancel,
+            "base": self.action_base,
+        }
+        actions[event.button.id or ""]()
+
+    def action_run_all(self) -> None:
+        self.post_message(RunWanted((), level_of(self._state)))
+
+    def action_run_one(self) -> None:
+        self._post(self._list.one_wanted())
+
+    def action_run_domain(self) -> None:
+        self._post(self._list.domain_wanted())
+
+    def _post(self, wanted: RunWanted | None) -> None:
+        # from here and not from the list: a message does not rise above the widget that had it sent
+        if wanted is not None:
+            self.post_message(wanted)
+
+    def action_cancel(self) -> None:
+        self.post_message(CancelWanted())
+
+    def action_base(self) -> None:
+        self.post_message(BaseWanted())
+
+    def action_level(self) -> None:
+        """Choose how deep to check, and run everything so."""
+
+        def answered(level: Level | None) -> None:
+            if level is not None:
+                self.post_message(RunWanted((), level))
+
+        node = self._state.node
+        loads_gpus = node is None or node.source.kind == "live"
+        self.app.push_screen(LevelScreen(level_of(self._state), loads_gpus=loads_gpus), answered)
+
+    def _show_level(self, level: Level) -> None:
+        if level != self._level_shown:
+            self._level_shown = level
+            self._level_button.label = Content(f"Level {level} l")
+            self._level_button.tooltip = Content(LEVEL_COSTS[level])

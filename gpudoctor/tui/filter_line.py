@@ -1,0 +1,65 @@
+"""The line in which a filter is typed: shown with `/`, gone and empty with Esc, left standing with Enter."""
+
+from __future__ import annotations
+
+from textual import on
+from textual.binding import Binding
+from textual.message import Message
+from textual.widgets import Input
+
+
+class FilterLine(Input):
+    """A one-line Input that is not there until it is opened; every change posts Changed with the text in lower case."""
+
+    DEFAULT_CSS = """
+    FilterLine { display: none; height: 1; border: none; padding: 0; }
+    FilterLine.-open { display: block; }
+    FilterLine:focus { border: none; }
+    """
+    BINDINGS = [Binding("escape", "drop", "Clear filter")]
+
+    class Filtered(Message):
+        """The filter is another; `done`: the focus goes back to what is filtered."""
+
+        def __init__(self, words: str, done: bool) -> None:
+            super().__init__()
+            self.words = words
+            self.done = done
+
+    def __init__(self) -> None:
+        super().__init__(placeholder="filter: a part of any column", compact=True)
+        self.can_focus = False  # while it is not to be seen
+
+    @property
+    def words(self) -> str:
+        return self.value.strip().lower()
+
+    def open(self) -> None:
+        self.can_focus = True
+        self.add_class("-open")
+        self.focus()
+
+    def drop(self) -> None:
+        """Clear the filter and close the line."""
+        self.value = ""
+        self._close()
+        self.post_message(self.Filtered("", done=True))
+
+    def action_drop(self) -> None:
+        self.drop()
+
+    @on(Input.Changed)
+    def _typed(self, event: Input.Changed) -> None:
+        event.stop()
+        self.post_message(self.Filtered(self.words, done=False))
+
+    @on(Input.Submitted)
+    def _entered(self, event: Input.Submitted) -> None:
+        event.stop()
+        if not self.words:
+            self._close()
+        self.post_message(self.Filtered(self.words, done=True))
+
+    def _close(self) -> None:
+        self.remove_class("-open")
+        self.can_focus = False

@@ -1,0 +1,136 @@
+"""The words of the finding pane: each finding of a check, the chosen GPU's first."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+
+from textual.content import Content
+
+from gpudoctor.checks.finding import WORST_FIRST, Finding, Status, Subject
+from gpudoctor.checks.run import CheckResult
+from gpudoctor.exits import printable
+from gpudoctor.report.blocks import block_rows, explained_by, grouped_label
+from gpudoctor.report.report import Report
+from gpudoctor.tui.state import FinishedRun, State
+from gpudoctor.tui.status_style import WORDS, style_of
+
+_LABEL_WIDTH = 10
+_NARROWEST = 24
+_PROBLEMS = (Status.FAIL, Status.UNKNOWN, Status.WARN)
+
+
+def finding_content(state: State, check_id: str, gpu: int | None, width: int, no_color: bool) -> Content:
+    """All findings of the check in `state.report`, wrapped to `width` cells.
+
+    `gpu` (NVML index): its findings come first, then the worst. Problems are told whole; passes and
+    skips of the same words share a line.
+    """
+    result = check_of(state.report, check_id)
+    if state.report is None or result is None:
+        return Content(f"{printable(check_id)}: not judged yet")
+    width = max(width, _NARROWEST)
+    lines: list[Content] = []
+    findings = sorted(result.findings, key=lambda f: (not _is_of(f.subject, gpu), WORST_FIRST.index(f.status)))
+    for finding in findings:
+        if finding.status in _PROBLEMS:
+            lines += [Content("")] if lines else []
+            lines += _problem(state, state.report, result, finding, width, no_color)
+    quiet = [finding for finding in findings if finding.status not in _PROBLEMS]
+    if quiet:
+        lines += [Content("")] if lines else [_title(result, width)]
+        lines += _quiet(quiet, width, no_color)
+    return Content("\n").join(lines)
+
+
+def check_of(report: Report | None, check_id: str) -> CheckResult | None:
+    """What the report says on this check."""
+    return next((check for check in report.checks if check.id == check_id), None) if report is not None else None
+
+
+def seen(runs: Sequence[FinishedRun], check_id: str, finding: Finding) -> tuple[float, int] | None:
+    """Since when (Unix time of the run), and in how many runs in a row, this subject has had this status.
+
+    Runs that did not look at the check do not break the row. None where no run of `runs` has it.
+    """
+    first_s, count = 0.0, 0
+    for run in reversed(runs):
+        result = check_of(run.report, check_id)
+        if result is None or (result.status is Status.SKIP and finding.status is not Status.SKIP):
+            continue
+        if not any(_same(f, finding) for f in result.findings):
+            break
+        first_s, count = run.at_s, count + 1
+    return (first_s, count) if count else None
+
+
+def _same(one: Finding, other: Finding) -> bool:
+    return one.status is other.status and one.subject == other.subject
+
+
+def _is_of(subject: Subject, gpu: int | None) -> bool:
+    return gpu is not None and gpu in (subject.gpu, *(subject.gpus or ()))
+
+
+def _title(result: CheckResult, width: int) -> Content:
+    return Content(_cut(f"{result.id}: {result.title}", width)).stylize("bold")
+
+
+def _problem(
+    state: State, report: Report, result: CheckResult, finding: Finding, width: int, no_color: bool
+) -> Iterator[Content]:
+    label = "" if finding.subject.label == "node" else f" on {printable(finding.subject.label)}"
+    word = WORDS[finding.status]
+    head = Content.assemble((word, style_of(finding.status, no_color)), (f" {result.id}{label}", "bold"))
+    since = _since(state.runs, result.id, finding)
+    if since and head.cell_length + len(since) + 2 <= width:
+        head = Content.assemble(head, " " * (width - head.cell_length - len(since)), since)
+        since = ""
+    yield head.truncate(width)
+    for name, words in block_rows(finding, explained_by(report, result.id, [finding])):
+        yield from _labelled(name, words, width, no_color)
+    if finding.explained_by is not None:
+        yield from _labelled("cause", f"explained by {finding.explained_by}", width, no_color)
+    if since:
+        yield from _labelled("seen", since, width, no_color)
+
+
+def _since(runs: Sequence[FinishedRun], check_id: str, finding: Finding) -> str:
+    """ "first seen 20:31:05, 4 runs in a row"; nothing before a second run."""
+    found = seen(runs, check_id, finding)
+    if found is None or len(runs) < 2:
+        return ""
+    in_a_row = f"{found[1]} runs in a row" if found[1] > 1 else "new in the last run"
+    return f"first seen {time.strftime('%H:%M:%S', time.localtime(found[0]))}, {in_a_row}"
+
+
+def _quiet(findings: list[Finding], width: int, no_color: bool) -> Iterator[Content]:
+    """Passes and skips: what was found, or why not, and of whom."""
+    groups: dict[tuple[Status, str], list[Subject]] = {}
+    for finding in findings:
+        text = finding.found.text if finding.found is not None else finding.reason or ""
+        if finding.found is not None and finding.expected is not None:
+            text = f"{text}; expected {finding.expected.text}"
+        groups.setdefault((finding.status, text), []).append(finding.subject)
+    for (status, text), subjects in groups.items():
+        label = grouped_label(subjects)
+        who = "" if label == "node" else f"{label}: "
+        word = f"{WORDS[status]:<{_LABEL_WIDTH - 2}}"
+        for n, line in enumerate(_wrapped(f"{who}{text}", width)):
+            yield Content.assemble((word if n == 0 else " " * len(word), style_of(status, no_color)), "  ", line)
+
+
+def _labelled(name: str, words: str, width: int, no_color: bool) -> Iterator[Content]:
+    for n, line in enumerate(_wrapped(words, width)):
+        label = f"{name if n == 0 else '':<{_LABEL_WIDTH}}"
+        yield Content.assemble((label, style_of("quiet", no_color)), line)
+
+
+def _wrapped(words: str, width: int) -> list[str]:
+    return textwrap.wrap(printable(words), width - _LABEL_WIDTH, break_on_hyphens=False) or [""]
+
+
+def _cut(text: str, width: int) -> str:
+    text = printable(text)
+    return text if len(text) <= width else text[: width - 1] + "~"

@@ -1,0 +1,161 @@
+"""The top line: what is looked at and the verdict in words; and the line of alarm below it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from gpudoctor import __version__
+from gpudoctor.exits import printable
+from gpudoctor.facts.missing import known
+from gpudoctor.facts.node import Node
+from gpudoctor.report.report import Report
+from gpudoctor.tui.lines import Lines, Run, length, row
+from gpudoctor.tui.state import State
+from gpudoctor.tui.words import clock
+
+_MAKER = re.compile(r"^(NVIDIA|Tesla)\s+(?=\S)")
+_DRIVER_SILENT = "driver not answering: "
+
+
+class HeaderLine(Lines):
+    """One line. What it leaves out on a narrow terminal, first to last: driver, skipped checks, version, GPUs,
+    the clock, the host's name. Tags (SIMULATED, INJECTED ...) and the verdict always stand there."""
+
+    def show(self, state: State, now_s: float) -> None:
+        width = self.size.width
+        if width:
+            self.show_rows([row(*header_runs(state, now_s, width))])
+
+
+class AlertLine(Lines):
+    """Shown only where something is wrong with what is shown: no data, old verdicts; or while a check runs."""
+
+    def show(self, state: State, hint: str | None) -> None:
+        text, kind = alert(state, hint)
+        self.set_class(bool(text), "-shown")
+        self.set_class(kind == "trouble", "-trouble")
+        self.set_class(kind == "hint", "-hint")
+        self.show_rows([row(f" {text}")])
+
+
+def header_runs(state: State, now_s: float, width: int) -> list[Run]:
+    """The runs that fit into `width`."""
+    node = state.node
+    version: Run = (f" gpudoctor {__version__}", "title")
+    tags = [(f" {tag} ", "tag") for tag in tags_of(state)]
+    at_s = state.playback.at_s if state.playback is not None else now_s
+    parts: dict[str, list[Run]] = {
+        "name": [version],
+        "label": [(printable(state.label), "strong")],
+        "gpus": [(gpus_in_words(node), "")] if node is not None else [],
+        "driver": [(f"driver {driver}", "")] if node is not None and (driver := driver_of(node)) else [],
+        "tags": [run for tag in tags for run in (tag, (" ", ""))][:-1],
+    }
+    right: dict[str, list[Run]] = {
+        "verdict": verdict_runs(state, with_skip=True),
+        "clock": [(f"{clock(at_s)} ", "dim")],
+    }
+    steps: list[Callable[[], object]] = [
+        lambda: None,
+        lambda: parts.pop("driver"),
+        lambda: right.update(verdict=verdict_runs(state, with_skip=False)),
+        lambda: parts.update(name=[(" gpudoctor", "title")]),
+        lambda: parts.pop("gpus"),
+        lambda: right.pop("clock"),
+        lambda: parts.pop("name"),
+        lambda: parts.pop("label"),
+    ]
+    left_runs: list[Run] = []
+    right_runs: list[Run] = []
+    for give_way in steps:
+        give_way()
+        left_runs, right_runs = _spaced(parts), _spaced(right)
+        if length(left_runs) + length(right_runs) + 2 <= width:
+            break
+    blanks = max(1, width - length(left_runs) - length(right_runs))
+    return [*left_runs, (" " * blanks, ""), *right_runs]
+
+
+def _spaced(parts: dict[str, list[Run]]) -> list[Run]:
+    runs: list[Run] = []
+    for part in parts.values():
+        if part:
+            runs += [("  ", ""), *part] if runs else part
+    return runs
+
+
+def tags_of(state: State) -> list[str]:
+    """What must not be mistaken for this machine as it is."""
+    tags = ["SIMULATED"] if state.simulated else []
+    if state.report is not None and state.report.run.injected:
+        tags.append("INJECTED")
+    if state.playback is not None:
+        tags.append("PLAYBACK")
+    if state.read_only:
+        tags.append("READ-ONLY")
+    return tags
+
+
+def gpus_in_words(node: Node) -> str:
+    """ "8 x H100 80GB HBM3"; of a mixed node each model."""
+    if not node.gpus:
+        return "no GPU"
+    models: dict[str, int] = {}
+    for gpu in node.gpus:
+        name = _MAKER.sub("", printable(known(gpu.name) or "unknown GPU"))
+        models[name] = models.get(name, 0) + 1
+    return ", ".join(f"{count} x {name}" for name, count in models.items())
+
+
+def driver_of(node: Node) -> str | None:
+    return known(node.driver.library_version) or known(node.driver.module_version)
+
+
+def verdict_runs(state: State, *, with_skip: bool) -> list[Run]:
+    """Counts of the newest judgement, faults first; whether one is on its way."""
+    runs: list[Run] = []
+    if state.running is not None:
+        runs.append(("running", "warn"))
+    if state.report is not None:
+        runs += (
+            [(" ", ""), *report_runs(state.report, with_skip=with_skip)]
+            if runs
+            else report_runs(state.report, with_skip=with_skip)
+        )
+    return runs or [("not checked yet", "dim")]
+
+
+def report_runs(report: Report, *, with_skip: bool) -> list[Run]:
+    """ "1 FAULT  2 warn  31 ok  3 skip"; words in the order of weight, none of what is 0 but ok."""
+    counts = report.counts
+    faults = len(report.faults)
+    runs: list[Run] = []
+    if faults:
+        runs.append((f"{faults} FAULT{'S' if faults > 1 else ''}", "fail"))
+    elif counts.fail:  # explained by nothing that is a fault of its own
+        runs.append((f"{counts.fail} FAIL", "fail"))
+    if counts.unknown:
+        runs.append((f"{counts.unknown} unknown", "unknown"))
+    if counts.warn:
+        runs.append((f"{counts.warn} warn", "warn"))
+    runs.append((f"{counts.passed} ok", "ok" if counts.passed else "dim"))
+    if counts.skip and with_skip:
+        runs.append((f"{counts.skip} skip", "dim"))
+    return [run for each in runs for run in ((" ", ""), each)][1:]
+
+
+def alert(state: State, hint: str | None) -> tuple[str, str]:
+    """The line below the header and its kind: trouble before a hint before what runs now."""
+    if state.trouble is not None:
+        since = clock(state.trouble_since_s) if state.trouble_since_s is not None else "?"
+        why = printable(state.trouble)
+        if why.startswith(_DRIVER_SILENT):
+            return f"driver not answering since {since}: {why[len(_DRIVER_SILENT) :]}", "trouble"
+        return f"no data since {since}: {why}", "trouble"
+    # a quick run is over before a line that comes and goes could be read
+    if state.running is not None and state.running.level != "quick":
+        what = ", ".join(state.running.words) or "all checks"
+        progress = f": {printable(state.running.progress)}" if state.running.progress else ""
+        return f"running {what}, level {state.running.level}{progress}   c cancels", "run"
+    return (hint, "hint") if hint else ("", "")

@@ -1,0 +1,198 @@
+"""The host and the job in words: who holds the GPUs, and whether its ranks' GPUs are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpudoctor.exits import printable
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import known
+from gpudoctor.facts.watched import ProcessTick
+from gpudoctor.tui.lines import Lines, Row, Run, length, row
+from gpudoctor.tui.state import State
+from gpudoctor.tui.words import span
+
+# what train.utilization and train.memory call alike, so that screen and verdict agree
+APART_PCT = 20.0
+APART_SHARE, APART_MIB = 0.02, 256.0
+STEADY_PCT = 20.0  # from one second to the next NVML's figure jumps by 10 by itself
+LOOKED_BACK_S = 60.0
+_LEAST_SAMPLES = 5
+
+
+class HostLines(Lines):
+    """The machine and the job."""
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._state: State | None = None
+
+    def show(self, state: State) -> None:
+        self._state = state
+        width, height = self.size
+        self.show_rows(host_rows(state, width)[:height])
+
+    def on_resize(self) -> None:
+        if self._state is not None:
+            self.show(self._state)
+
+
+def host_rows(state: State, width: int) -> list[Row]:
+    """Two rows: the machine, and the job; a dash for what could not be read. Shorter words where it is tight."""
+    job = _job(state, short=False)
+    return [_host(state), job if length(job.runs) <= width else _job(state, short=True)]
+
+
+def _host(state: State) -> Row:
+    host = state.host
+    facts = state.node.host if state.node is not None else None
+    cpus = (host.cpus if host else None) or (known(facts.cpus_usable) if facts else None)
+    busy = None if host is None or host.cpu_pct is None else f"{host.cpu_pct:.0f} %"
+    used, total = (host.ram_used_mib, host.ram_total_mib) if host else (None, None)
+    total = total or (known(facts.ram_mib) if facts else None)
+    load = "-" if host is None or host.load_1min is None else f"{host.load_1min:.1f}"
+    cost_ms = state.tick.cost_ms if state.tick is not None else None
+    runs: list[Run | str] = [
+        (" CPU ", "dim"),
+        f"{busy or '-'} of {cpus if cpus is not None else '-'}",
+        ("   RAM ", "dim"),
+        f"{_gib(used)}/{_gib(total)} GiB",
+        ("   load ", "dim"),
+        load,
+    ]
+    if cost_ms is not None:
+        runs += [("   watch ", "dim"), f"{cost_ms:.1f} ms" if cost_ms < 10 else f"{cost_ms:.0f} ms", " a tick"]
+    return row(*runs)
+
+
+def _gib(mib: float | None) -> str:
+    return "-" if mib is None else f"{mib / 1024:.0f}"
+
+
+def _job(state: State, *, short: bool) -> Row:
+    if state.processes is None:
+        return row((" processes not read", "dim"))
+    computing = [process for process in state.processes if "C" in process.kind or "M" in process.kind]
+    if not computing:
+        return row((" no job on the GPUs", "dim"))
+    jobs: dict[tuple[str | None, str | None], list[ProcessTick]] = {}
+    for process in computing:
+        jobs.setdefault((process.job, process.user), []).append(process)
+    (job, user), held = max(jobs.items(), key=lambda each: (each[0][0] is not None, len(each[1])))
+    gpus = sorted({process.gpu for process in held})
+    ranks = len({process.rank for process in held if process.rank is not None})
+    name = printable(job or held[0].name or "a process")
+    by = f" by {printable(user)}" if user else ""
+    many = f", {ranks} ranks" if ranks > 1 else f", {len(held)} processes" if len(held) > 1 else ""
+    more = f" (and {len(jobs) - 1} more)" if len(jobs) > 1 else ""
+    runs: list[Run | str] = [" ", (f"{name}{by}", "strong"), f"{many} on GPU {numbers(gpus)}{more}"]
+    if len(gpus) > 1:
+        runs += [": ", *_balance(state, gpus, short=short)]
+    return row(*runs)
+
+
+def _balance(state: State, gpus: list[int], *, short: bool) -> list[Run | str]:
+    """Similar utilisation, balanced memory, little fluctuation; nothing of it where a reading is missing."""
+    parts: list[Run | str] = []
+    for part in (_utilization(state, gpus), _memory(state, gpus), _steadiness(state, gpus)):
+        if part is not None:
+            text, style = part
+            if short:
+                text = text.replace("utilisation", "util").replace("memory", "mem").partition(" over")[0]
+                text = text.partition(" (")[0] if style == "ok" else text
+            parts += [", ", (text, style)] if parts else [(text, style)]
+    return parts
+
+
+def _readings(state: State, gpus: Iterable[int], name: str) -> dict[int, float] | None:
+    """Of all these GPUs, or None where one was not read: of the rest alone nothing is said."""
+    read: dict[int, float] = {}
+    for gpu in gpus:
+        tick = state.latest.get(gpu)
+        if gpu in state.lost or tick is None or name not in tick.readings:
+            return None
+        read[gpu] = tick.readings[name]
+    return read
+
+
+def _utilization(state: State, gpus: list[int]) -> Run | None:
+    read = _readings(state, gpus, "utilization_pct")
+    if read is None:
+        return "utilisation not read on every GPU", "dim"
+    low, high = min(read.values()), max(read.values())
+    if high - low <= APART_PCT:
+        return f"utilisation alike ({_range(low, high, '%')})", "ok"
+    odd = _odd_one(read)
+    return f"utilisation uneven (GPU {odd} {read[odd]:.0f} %, others to {_others(read, odd):.0f} %)", "warn"
+
+
+def _memory(state: State, gpus: list[int]) -> Run | None:
+    read = _readings(state, gpus, "memory_used_mib")
+    if read is None:
+        return None
+    low, high = min(read.values()), max(read.values())
+    if high - low <= max(APART_MIB, APART_SHARE * _middle(read)):
+        return f"memory balanced ({high / 1024:.1f} GiB)", "ok"
+    return f"memory uneven ({low / 1024:.1f} to {high / 1024:.1f} GiB)", "warn"
+
+
+def _steadiness(state: State, gpus: list[int]) -> Run | None:
+    """How far utilisation went up and down within the last minute, on the GPU where it did most."""
+    end_s = state.tick.at_s if state.tick is not None else 0.0
+    swings: dict[int, float] = {}
+    seen_s = LOOKED_BACK_S
+    for gpu in gpus:
+        recent, first_s = [], end_s
+        for at_s, value in reversed(state.history.get((gpu, "utilization_pct"), ())):
+            if at_s < end_s - LOOKED_BACK_S:
+                break
+            recent.append(value)
+            first_s = at_s
+        if len(recent) < _LEAST_SAMPLES:
+            return None
+        swings[gpu] = max(recent) - min(recent)
+        seen_s = min(seen_s, end_s - first_s)
+    most = max(swings, key=lambda gpu: swings[gpu])
+    if swings[most] <= STEADY_PCT:
+        return f"steady over {span(seen_s)}", "ok"
+    return f"fluctuates by {swings[most]:.0f} % (GPU {most}) over {span(seen_s)}", "warn"
+
+
+def _odd_one(read: dict[int, float]) -> int:
+    middle = _middle(read)
+    return max(read, key=lambda gpu: abs(read[gpu] - middle))
+
+
+def _others(read: dict[int, float], odd: int) -> float:
+    rest = [value for gpu, value in read.items() if gpu != odd]
+    return max(rest) if read[odd] < max(rest) else min(rest)
+
+
+def _middle(read: dict[int, float]) -> float:
+    values = sorted(read.values())
+    return values[len(values) // 2]
+
+
+def _range(low: float, high: float, unit: str) -> str:
+    return f"{low:.0f} {unit}" if round(low) == round(high) else f"{low:.0f}-{high:.0f} {unit}"
+
+
+def numbers(indices: list[int]) -> str:
+    """Sorted indices as people write them.
+
+    >>> numbers([0, 1, 2, 5, 7, 8]), numbers([3])
+    ('0-2,5,7-8', '3')
+    """
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def gpu_of(state: State, index: int) -> Gpu | None:
+    """The facts of this GPU (NVML index)."""
+    node = state.node
+    return next((gpu for gpu in node.gpus if gpu.index == index), None) if node is not None else None

@@ -1,0 +1,129 @@
+"""Rows of styled text: the widget behind everything that changes every second."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+Run = tuple[str, str]  # text, and the name of a component class of `Lines` ("" for plain text)
+
+
+class Row(NamedTuple):
+    """One line of a `Lines`: runs from the left, and whether the cursor lies on it."""
+
+    runs: tuple[Run, ...]
+    cursor: bool = False
+
+
+def row(*runs: Run | str, cursor: bool = False) -> Row:
+    """A row of runs; a bare string is plain text."""
+    return Row(tuple((run, "") if isinstance(run, str) else run for run in runs), cursor)
+
+
+def length(runs: Sequence[Run]) -> int:
+    """Cells that the runs take."""
+    from rich.cells import cell_len
+
+    return sum(cell_len(text) for text, _ in runs)
+
+
+class Lines(Widget):
+    """Draws rows and, when they are told again, only those that changed.
+
+    Text is data: it is never parsed for markup. Styles are the component classes below; each has
+    a form without colour, so that a word keeps its weight under NO_COLOR.
+    """
+
+    ALLOW_SELECT = False
+    COMPONENT_CLASSES = {
+        *("lines--fail", "lines--warn", "lines--ok", "lines--unknown", "lines--dim", "lines--title"),
+        *("lines--strong", "lines--bar", "lines--rest", "lines--tag", "lines--cursor"),
+    }
+    DEFAULT_CSS = """
+    Lines {
+        height: auto;
+        & > .lines--fail { color: $text-error; text-style: bold; }
+        & > .lines--warn { color: $text-warning; }
+        & > .lines--unknown { color: $text-secondary; text-style: bold; }
+        & > .lines--ok { color: $text-success; }
+        & > .lines--dim { color: $foreground 65%; }
+        & > .lines--title { color: $text-primary; text-style: bold; }
+        & > .lines--strong { text-style: bold; }
+        & > .lines--bar { color: $primary; }
+        & > .lines--rest { color: $foreground 25%; }
+        & > .lines--tag { color: $text-warning; text-style: bold reverse; }
+        & > .lines--cursor { background: $primary-muted; }
+    }
+    Lines:nocolor > .lines--fail { text-style: bold reverse; }
+    Lines:nocolor > .lines--warn { text-style: bold; }
+    Lines:nocolor > .lines--dim { color: $foreground; }
+    Lines:nocolor > .lines--rest { color: $foreground; }
+    Lines:nocolor > .lines--bar { color: $foreground; }
+    """
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._rows: tuple[Row, ...] = ()
+        self._drawn: dict[tuple[Row, int], Strip] = {}
+        self._styles: dict[tuple[str, bool], Style] = {}
+
+    @property
+    def text(self) -> str:
+        """What stands there, without styles."""
+        return "\n".join("".join(text for text, _ in each.runs) for each in self._rows)
+
+    def show_rows(self, rows: Sequence[Row]) -> None:
+        """Draw these rows from now on; those that are as they were are left alone."""
+        before, self._rows = self._rows, tuple(rows)
+        if len(before) != len(self._rows):
+            self.refresh(layout=self.styles.height is not None and self.styles.height.is_auto)
+            return
+        width = self.size.width
+        changed = [Region(0, y, width, 1) for y, (old, new) in enumerate(zip(before, rows, strict=True)) if old != new]
+        if changed:
+            self.refresh(*changed)
+
+    def get_content_height(self, container: object, viewport: object, width: int) -> int:
+        return max(1, len(self._rows))
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._drawn.clear()
+        self._styles.clear()
+
+    def render_line(self, y: int) -> Strip:
+        width = self.size.width
+        if y >= len(self._rows):
+            return Strip.blank(width, self.rich_style)
+        key = (self._rows[y], width)
+        strip = self._drawn.get(key)
+        if strip is None:
+            if len(self._drawn) > 256:
+                self._drawn.clear()
+            strip = self._drawn[key] = self._strip(self._rows[y], width)
+        return strip
+
+    def _strip(self, each: Row, width: int) -> Strip:
+        segments = [Segment(text, self._style(name, each.cursor)) for text, name in each.runs]
+        return Strip(segments).adjust_cell_length(width, self._style("", each.cursor))
+
+    def _style(self, name: str, cursor: bool) -> Style:
+        style = self._styles.get((name, cursor))
+        if style is None:
+            style = self._styles[name, cursor] = self._computed(name, cursor)
+        return style
+
+    def _computed(self, name: str, cursor: bool) -> Style:
+        names = (*(["lines--cursor"] if cursor else []), *([f"lines--{name}"] if name else []))
+        if not names:
+            return self.rich_style
+        style = self.get_visual_style(*names).rich_style
+        # Textual 8.2 leaves reverse out of a visual style
+        is_reverse = any(self.get_component_styles(name).text_style.reverse for name in names)
+        return style + Style(reverse=True) if is_reverse else style

@@ -1,0 +1,295 @@
+"""What stands beside the matrix of the Links pane: NVLinks, host links, the way to the CPU, NUMA, network adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from textual.content import Content
+
+from gpudoctor.checks.faults import headline
+from gpudoctor.checks.finding import Finding, Status
+from gpudoctor.exits import printable
+from gpudoctor.facts.gpu import Gpu, PcieHop
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.node import Node
+from gpudoctor.report.report import Report
+from gpudoctor.tui.bars import short
+from gpudoctor.tui.link_grids import gpu_of_rank, judged, kind_of, on_cpus, pair_of
+from gpudoctor.tui.paragraphs import hanging
+from gpudoctor.tui.state import State
+from gpudoctor.tui.status_style import WORDS, style_of, worst_first
+
+_LINK_DOMAINS = ("nvlink", "pcie", "topology", "link", "network")
+_BAD = (Status.FAIL, Status.WARN, Status.UNKNOWN)
+_GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
+_MATRICES = ("link.peer", "collective.pairs")
+_FINDINGS_MAX = 6
+
+
+def details(state: State, gpu_index: int | None, width: int, no_color: bool) -> Content:
+    """All of it, a line each; `gpu_index` is the GPU whose way to the CPU is shown."""
+    node = state.node
+    if node is None:
+        return Content("")
+    lines: list[Content] = [*_told(state.report, width, no_color)]
+    gpu = next((gpu for gpu in node.gpus if gpu.index == gpu_index), None)
+    if gpu is not None:
+        lines += [Content(""), *_path(gpu, state.report, no_color)]
+    lines += _headed("NVLink", _nvlinks(state, node), width, no_color)
+    lines += _headed("PCIe", _pcie(state, node), width, no_color)
+    lines += _headed("Host copies", _host_links(node, state.report), width, no_color)
+    lines += _headed("NUMA", _numa(node), width, no_color)
+    lines += _headed("RDMA", _rdma(node), width, no_color)
+    while lines and not lines[0].plain:
+        lines.pop(0)
+    return Content("\n").join(lines)
+
+
+def pair_line(state: State, a: int | None, b: int | None, ranks: tuple[int, int] | None) -> str:
+    """What is known of one pair in a line: the way, NVLinks, peer-to-peer, what was measured."""
+    node, report = state.node, state.report
+    if a is not None and a == b:
+        gpu = next((gpu for gpu in node.gpus if gpu.index == a), None) if node is not None else None
+        return printable(f"{gpu.label}: {known(gpu.name) or '-'}") if gpu is not None else f"GPU {a}"
+    pair = pair_of(node, a, b)
+    parts = []
+    if a is not None and b is not None:
+        parts.append(kind_of(pair))
+        if pair is not None:
+            parts.append(f"P2P read {known(pair.p2p_read) or '-'} write {known(pair.p2p_write) or '-'}")
+    if ranks is not None and report is not None:
+        parts += _measured(report, *ranks)
+    who = f"GPU {a} - GPU {b}" if a is not None and b is not None else "no GPUs"
+    if (a is None or b is None) and ranks is not None:
+        who = f"rank {ranks[0]} - rank {ranks[1]}"
+    return f"{who}: {', '.join(parts) or 'nothing is known'}"
+
+
+def rank_of_gpu(report: Report | None, node: Node | None, gpu: int | None) -> int | None:
+    """The rank that sat on a GPU in the last measurement."""
+    launch = report.measurements.launch if report is not None else None
+    if report is None or launch is None or gpu is None:
+        return None
+    return next((r.rank for r in launch.ranks if gpu_of_rank(report.measurements, node, r.rank) == gpu), None)
+
+
+def _measured(report: Report, a: int, b: int) -> Iterator[str]:
+    if a == b:
+        return
+    links = report.measurements.peer_links
+    if link := next((link for link in links if (link.source, link.target) == (a, b)), None):
+        both = known(link.both_ways_gb_s)
+        said = f"copy {short(link.gb_s)} GB/s" + (f", both ways {short(both)}" if both is not None else "")
+        yield said + {True: "", False: ", CUDA P2P off", None: ""}[known(link.p2p)]
+        if link.wrong_elements:
+            yield f"{link.wrong_elements} elements arrived WRONG"
+    if pair := next((pair for pair in report.measurements.pairs if {pair.a, pair.b} == {a, b}), None):
+        yield f"sendrecv {short(pair.busbw_gb_s)} GB/s each way"
+        if pair.wrong_ranks:
+            yield "data arrived WRONG"
+
+
+def _told(report: Report | None, width: int, no_color: bool) -> Iterator[Content]:
+    """What the checks of links say, worst first; of the checks of the matrices all that they say."""
+    checks = report.checks if report is not None else ()
+    measured = report is not None and bool(report.measurements.peer_links or report.measurements.pairs)
+    found = [
+        (check.id, finding)
+        for check in checks
+        for finding in check.findings
+        if (finding.status in _BAD and (check.domain in _LINK_DOMAINS or check.id in _MATRICES))
+        or (measured and check.id in _MATRICES)
+    ]
+    found.sort(key=lambda one: (worst_first(one[1]), one[1].explained_by is not None))
+    for check_id, finding in found[:_FINDINGS_MAX]:
+        said = f"{check_id}  {headline(finding)}"
+        if finding.expected is not None:
+            source = f" ({finding.expected.source})" if finding.expected.source else ""
+            said += f"; expected {finding.expected.text}{source}"
+        word = f"{WORDS[finding.status]:<8}"
+        yield from hanging(word, said, style_of(finding.status, no_color), width)
+    if len(found) > _FINDINGS_MAX:
+        yield Content(f"and {len(found) - _FINDINGS_MAX} more: see Checks")
+
+
+def _headed(name: str, lines: Iterable[str], width: int, no_color: bool) -> Iterator[Content]:
+    """A name at the left of the first of its lines."""
+    for place, line in enumerate(lines):
+        yield from hanging(f"{'' if place else name:<12}", line, style_of("head", no_color), width)
+
+
+def _path(gpu: Gpu, report: Report | None, no_color: bool) -> Iterator[Content]:
+    """From the GPU to the root port: each hop with its link now and at most, and what is judged of it."""
+    yield Content.styled(f"PCIe path of GPU {gpu.index}, to the CPU (now / at most)", style_of("head", no_color))
+    hops = known(gpu.pcie.path)
+    if not hops:
+        why = gpu.pcie.path.reason if isinstance(gpu.pcie.path, Missing) else "no hop is visible"
+        yield Content(f"  not known: {printable(why)}")
+        return
+    findings = _path_findings(gpu, report)
+    for place, hop in enumerate(hops):
+        who = "GPU" if place == 0 else "root port" if place == len(hops) - 1 else "bridge"
+        now, most = _link(hop.speed_gt_s, hop.width), _link(hop.max_speed_gt_s, hop.max_width)
+        parts: list[str | tuple[str, str]] = [f"  {hop.bus_id:<13} {now:<8} / {most:<8} {who}"]
+        for check_id, finding in findings:
+            if _hop_of(finding, hops) == place:
+                parts += [("  " + WORDS[finding.status], style_of(finding.status, no_color)), f" {check_id}"]
+        if hop.acs_redirect is True:
+            parts.append("  ACS redirect")
+        yield Content.assemble(*parts)
+
+
+def _path_findings(gpu: Gpu, report: Report | None) -> list[tuple[str, Finding]]:
+    return [
+        (check.id, finding)
+        for check in (report.checks if report is not None else ())
+        if check.domain == "pcie"
+        for finding in check.findings
+        if finding.status in _BAD and finding.subject.gpu == gpu.index
+    ]
+
+
+def _hop_of(finding: Finding, hops: tuple[PcieHop, ...]) -> int:
+    """The hop that a finding names in its readings; the GPU itself where it names none of the bridges."""
+    said = " ".join([finding.found.text if finding.found else "", *(f"{e.source} {e.value}" for e in finding.evidence)])
+    named = [place for place, hop in enumerate(hops) if place and hop.bus_id in said]
+    own = hops[0].bus_id in said
+    return 0 if own or not named else named[0]
+
+
+def _link(speed_gt_s: float | Missing, width: int | Missing) -> str:
+    """
+    >>> _link(32.0, 16), _link(Missing("?"), 8)
+    ('Gen5 x16', '- x8')
+    """
+    speed, lanes = known(speed_gt_s), known(width)
+    generation = "-" if speed is None else f"Gen{_GENERATIONS[speed]}" if speed in _GENERATIONS else f"{speed:g}GT/s"
+    return f"{generation} x{'-' if lanes is None else lanes}"
+
+
+def _grouped(said: Iterable[tuple[int, str]]) -> Iterator[str]:
+    """GPUs with the same words together; "every GPU" where there is one group."""
+    groups: dict[str, list[int]] = {}
+    for index, words in said:
+        groups.setdefault(words, []).append(index)
+    for words, indices in groups.items():
+        yield f"{words}  {_which(indices, len(groups) > 1)}"
+
+
+def _which(indices: list[int], several: bool) -> str:
+    return f"GPU {ranges(indices)}" if several or len(indices) == 1 else "every GPU"
+
+
+def ranges(numbers: list[int]) -> str:
+    """
+    >>> ranges([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _nvlinks(state: State, node: Node) -> Iterator[str]:
+    yield from _grouped((gpu.index, _nvlink_words(state, gpu)) for gpu in node.gpus)
+
+
+def _nvlink_words(state: State, gpu: Gpu) -> str:
+    links = gpu.nvlinks
+    if isinstance(links, Missing):
+        return f"- ({links.reason})"
+    if not links:
+        return "none"
+    up, total = sum(link.state == "active" for link in links), len(links)
+    unread = sum(isinstance(link.state, Missing) for link in links)
+    live = state.latest.get(gpu.index)
+    if live is not None and live.links_up is not None and live.links is not None:
+        up, total, unread = live.links_up, live.links, 0
+    counters = []
+    for name in ("crc", "replay", "recovery"):
+        counts = [known(getattr(link, f"{name}_errors")) for link in links]
+        read = [count for count in counts if count is not None]
+        counters.append(f"{sum(read) if read else '-'} {name}")
+    return f"{up}/{total} up{f' ({unread} not read)' if unread else ''}, errors: {', '.join(counters)}"
+
+
+def _pcie(state: State, node: Node) -> Iterator[str]:
+    yield from _grouped((gpu.index, _pcie_words(state, gpu)) for gpu in node.gpus)
+
+
+def _pcie_words(state: State, gpu: Gpu) -> str:
+    """The GPU's own link as the driver shows it, with the newest reading where there is one."""
+    live = state.latest.get(gpu.index)
+    readings = live.readings if live is not None else {}
+    now = (
+        readings.get("pcie_generation", known(gpu.pcie.generation)),
+        readings.get("pcie_width", known(gpu.pcie.width)),
+    )
+    most = (known(gpu.pcie.generation_max), known(gpu.pcie.width_max))
+    words = [
+        f"{'-' if generation is None else f'Gen{generation:g}'} x{'-' if width is None else f'{width:g}'}"
+        for generation, width in (now, most)
+    ]
+    return " / ".join(words) + " (now / at most)"
+
+
+def _host_links(node: Node, report: Report | None) -> Iterator[str]:
+    links = report.measurements.host_links if report is not None else ()
+    if report is None or not links:
+        return
+    told = {f.subject.rank: f.status for f in judged(report, "link.host") if f.status in _BAD}
+    yield (
+        "GB/s"
+        + f"{'to GPU':>14}{'to host':>9}"
+        + "   (all at once)"
+        + ("   CPU ranks, not judged" if on_cpus(report.measurements) else "")
+    )
+    for link in links:
+        gpu = gpu_of_rank(report.measurements, node, link.rank)
+        who = f"GPU {gpu}" if gpu is not None else f"rank {link.rank}"
+        together = [known(link.h2d_together_gb_s), known(link.d2h_together_gb_s)]
+        at_once = ", ".join("-" if rate is None else short(rate) for rate in together)
+        word = WORDS[told[link.rank]] if link.rank in told else ""
+        wrong = f"{link.wrong_bytes} bytes came back WRONG" if link.wrong_bytes else ""
+        line = f"{who:<9}{short(link.h2d_alone_gb_s):>9}{short(link.d2h_alone_gb_s):>9}   ({at_once})"
+        yield "  ".join(part for part in (line, word, wrong) if part)
+
+
+def _numa(node: Node) -> Iterator[str]:
+    nodes = [(gpu.index, gpu.numa_node) for gpu in node.gpus]
+    if nodes:
+        yield ", ".join(_grouped((index, _numa_words(where)) for index, where in nodes))
+
+
+def _numa_words(where: int | Missing | None) -> str:
+    if isinstance(where, Missing):
+        return f"- ({where.reason})"
+    return "one node" if where is None else f"node {where}"
+
+
+def _rdma(node: Node) -> Iterator[str]:
+    """Adapters by NUMA node: nearer than that the facts do not tell."""
+    ports = node.network.rdma_ports
+    if isinstance(ports, Missing):
+        yield f"- ({ports.reason})"
+        return
+    if not ports:
+        yield "none"
+        return
+    by_node: dict[str, dict[str, list[str]]] = {}
+    for port in ports:
+        where = known(port.numa_node)
+        near = [gpu.index for gpu in node.gpus if where is not None and known(gpu.numa_node) == where]
+        words = f"near GPU {ranges(near)} (node {where})" if near else "near no GPU, as far as is known"
+        rate = known(port.rate_gbit_s)
+        said = (known(port.state) or "-") + (f" {rate:g} Gbit/s" if rate is not None else "")
+        by_node.setdefault(words, {}).setdefault(said, []).append(f"{port.device}:{port.port}")
+    for words, ports_of in by_node.items():
+        yield f"{words}: " + "; ".join(f"{', '.join(names)} {said}" for said, names in ports_of.items())
+    loaded, dmabuf = known(node.network.peermem_loaded), known(node.network.dmabuf_supported)
+    ways = {True: "yes", False: "no", None: "-"}
+    yield f"GPUDirect: nvidia_peermem {ways[loaded]}, DMA-BUF {ways[dmabuf]}"

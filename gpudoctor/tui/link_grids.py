@@ -1,0 +1,258 @@
+"""The matrices of the Links pane out of facts and measurements: what the driver shows, and what copies reached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from gpudoctor.checks.finding import Finding, Status
+from gpudoctor.facts.gpu import GpuPair
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.node import Node
+from gpudoctor.report.report import Report
+from gpudoctor.tui.bars import heat_sign, short
+from gpudoctor.tui.matrix import DIAGONAL, Cell, Grid
+from gpudoctor.tui.status_style import Tone
+
+Metric = Literal["topology", "nvlinks", "p2p", "peer", "both", "pairs"]
+METRICS: tuple[Metric, ...] = ("topology", "nvlinks", "p2p", "peer", "both", "pairs")
+_FACT_TITLES: dict[Metric, str] = {
+    "topology": "topology: how two GPUs reach each other",
+    "nvlinks": "NVLinks between two GPUs, their number",
+    "p2p": "peer-to-peer as the driver shows it (row reads from column)",
+}
+_FIGURE_TITLES: dict[Metric, str] = {
+    "peer": "copies, row to column, one way at a time, GB/s",
+    "both": "copies both ways at once, sum in GB/s",
+    "pairs": "send and receive of two ranks, GB/s each way",
+}
+_JUDGE: dict[Metric, str] = {"peer": "link.peer", "both": "link.peer", "pairs": "collective.pairs"}
+_NAMES_MAX = 3
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A grid with its title and, below it, the scale its signs are on; `places` are its GPUs (None: no GPU)."""
+
+    title: str
+    scale: str
+    grid: Grid
+    places: tuple[int | None, ...]
+
+
+def best_metric(report: Report | None) -> Metric:
+    """What to show before the user has chosen: what was measured, else the topology."""
+    if report is not None and report.measurements.peer_links:
+        return "peer"
+    return "pairs" if report is not None and report.measurements.pairs else "topology"
+
+
+def draw(metric: Metric, node: Node | None, report: Report | None) -> Drawn:
+    """The matrix of one metric."""
+    if metric in _FACT_TITLES:
+        return _facts(metric, node)
+    return _figures(metric, node, report)
+
+
+def kind_of(pair: GpuPair | None) -> str:
+    """NV18, PIX, PXB, PHB, NODE, SYS, or "-" where it is not known."""
+    if pair is None:
+        return "-"
+    nvlinks = known(pair.nvlinks)
+    return f"NV{nvlinks}" if nvlinks else known(pair.path) or "-"
+
+
+def pair_of(node: Node | None, a: int | None, b: int | None) -> GpuPair | None:
+    pairs = known(node.pairs) if node is not None else None
+    return next((pair for pair in pairs or () if {pair.a, pair.b} == {a, b}), None)
+
+
+def gpu_of_rank(measurements: Measurements, node: Node | None, rank: int) -> int | None:
+    """NVML's index of the GPU a rank sat on: by UUID, then bus id, then the rank's own word; None for CPU ranks."""
+    launch = measurements.launch
+    info = next((info for info in launch.ranks if info.rank == rank), None) if launch else None
+    if info is None or info.device != "cuda":
+        return None
+    for gpu in node.gpus if node is not None else ():
+        if (info.uuid is not None and gpu.uuid == info.uuid) or (info.bus_id is not None and gpu.bus_id == info.bus_id):
+            return gpu.index
+    return info.gpu if info.uuid is None and info.bus_id is None else None
+
+
+def on_cpus(measurements: Measurements) -> bool:
+    """Whether it was CPU ranks that measured."""
+    launch = measurements.launch
+    return launch is not None and not any(info.device == "cuda" for info in launch.ranks)
+
+
+def figures_of(metric: Metric, measurements: Measurements) -> dict[tuple[int, int], float]:
+    """GB/s by (row rank, column rank); of a pair measured once, both places show it."""
+    if metric == "peer":
+        return {(link.source, link.target): link.gb_s for link in measurements.peer_links}
+    if metric == "both":
+        both = {(link.source, link.target): known(link.both_ways_gb_s) for link in measurements.peer_links}
+        return {place: rate for place, rate in both.items() if rate is not None}
+    once = {(pair.a, pair.b): pair.busbw_gb_s for pair in measurements.pairs}
+    return {**once, **{(b, a): rate for (a, b), rate in once.items()}}
+
+
+def judged(report: Report | None, check_id: str) -> tuple[Finding, ...]:
+    """The findings of one check, none where it did not run."""
+    return next((check.findings for check in report.checks if check.id == check_id), ()) if report is not None else ()
+
+
+def _facts(metric: Metric, node: Node | None) -> Drawn:
+    title = _FACT_TITLES[metric]
+    if node is None or not node.gpus:
+        return Drawn(title, "no GPU is known here" if node is not None else "no facts yet", Grid(), ())
+    indices = [gpu.index for gpu in node.gpus]
+    where = {index: place for place, index in enumerate(indices)}
+    cells = {(place, place): DIAGONAL for place in range(len(indices))}
+    for pair in known(node.pairs) or ():
+        if pair.a not in where or pair.b not in where:
+            continue
+        for one, other in ((where[pair.a], where[pair.b]), (where[pair.b], where[pair.a])):
+            cells[one, other] = Cell(_fact_text(metric, pair))
+    grid = Grid(tuple(str(index) for index in indices), cells)
+    return Drawn(title, _fact_note(metric, node, {cell.text for cell in cells.values()}), grid, tuple(indices))
+
+
+def _fact_text(metric: Metric, pair: GpuPair) -> str:
+    if metric == "topology":
+        return kind_of(pair)
+    if metric == "nvlinks":
+        count = known(pair.nvlinks)
+        # a known path without a bond says that there is none
+        return str(count) if count is not None else "0" if known(pair.path) else "-"
+    return known(pair.p2p_read) or "-"
+
+
+_MEANINGS = {
+    "PIX": "PIX one PCIe bridge",
+    "PXB": "PXB several bridges",
+    "PHB": "PHB the CPU's root",
+    "NODE": "NODE across one NUMA node",
+    "SYS": "SYS across CPU sockets",
+    "CNS": "CNS chipset not supported",
+    "GNS": "GNS GPU not supported",
+    "TNS": "TNS topology not supported",
+    "DR": "DR disabled by a registry key",
+    "NS": "NS not supported",
+    "U": "U unknown",
+}
+
+
+def _fact_note(metric: Metric, node: Node, texts: set[str]) -> str:
+    if isinstance(node.pairs, Missing):
+        return f"not known: {node.pairs.reason}"
+    said = [meaning for word, meaning in _MEANINGS.items() if word in texts]
+    if metric == "topology" and any(text.startswith("NV") for text in texts):
+        said.insert(0, "NV# NVLinks")
+    return ", ".join([*said, *(["- not known"] if "-" in texts else [])])
+
+
+def _figures(metric: Metric, node: Node | None, report: Report | None) -> Drawn:
+    title = _FIGURE_TITLES[metric]
+    measurements = report.measurements if report is not None else Measurements()
+    rates = figures_of(metric, measurements)
+    if not rates:
+        return Drawn(title, f"not measured: {_why_not(metric, measurements)} (r measures the links)", Grid(), ())
+    ranks = sorted({rank for place in rates for rank in place})
+    gpus = {rank: gpu_of_rank(measurements, node, rank) for rank in ranks}
+    names = tuple(str(gpu) if (gpu := gpus[rank]) is not None else f"r{rank}" for rank in ranks)
+    places = tuple(gpus[rank] for rank in ranks)
+    cpu = on_cpus(measurements)
+    kinds = {(a, b): "CPU" if cpu else kind_of(pair_of(node, gpus[a], gpus[b])) for a, b in rates}
+    yardsticks, told = _yardsticks(metric, rates, kinds, report, cpu)
+    wrong = _wrong_places(metric, measurements)
+    tones = _tones(judged(report, _JUDGE[metric]))
+    cells = {(place, place): DIAGONAL for place in range(len(ranks))}
+    where = {rank: place for place, rank in enumerate(ranks)}
+    for (a, b), rate in rates.items():
+        tone = _tone_of(tones, gpus[a], gpus[b])
+        sign = "!" if (a, b) in wrong else heat_sign(rate / yardsticks[kinds[a, b]])
+        # below what is expected it never looks full, whatever its like reach
+        sign = "-" if sign == "#" and tone is not None else sign
+        cells[where[a], where[b]] = Cell(short(rate), sign, tone or (None if cpu else _SIGN_TONES[sign]))
+    if cpu:
+        title = f"CPU ranks (gloo), not judged: {title}"
+    scale = f"# >=90%  - 50..90%  . <50% of {told}" + ("   ! arrived wrong" if wrong else "")
+    return Drawn(title, scale, Grid(names, cells), places)
+
+
+_SIGN_TONES: dict[str, Tone] = {"#": "pass", "-": "warn", ".": "low", "!": "fail"}
+
+
+def _why_not(metric: Metric, measurements: Measurements) -> str:
+    for name in ("collective",) if metric == "pairs" else ("peer", "link"):
+        if name in measurements.not_run:
+            return measurements.not_run[name].reason
+    return "not in a run so far"
+
+
+def _yardsticks(
+    metric: Metric,
+    rates: dict[tuple[int, int], float],
+    kinds: dict[tuple[int, int], str],
+    report: Report | None,
+    cpu: bool,
+) -> tuple[dict[str, float], str]:
+    """What 100 % is for each kind of pair, and that in words.
+
+    The median of its kind, or the floor that the check expects where that is higher; CPU ranks: the highest rate.
+    """
+    if cpu:
+        highest = max(rates.values())
+        return {"CPU": highest or 1.0}, f"the highest here, {short(highest)} GB/s"
+    by_kind: dict[str, list[float]] = {}
+    for place, rate in rates.items():
+        by_kind.setdefault(kinds[place], []).append(rate)
+    medians = {kind: median(found) or 1.0 for kind, found in by_kind.items()}
+    floor = _floor(report, _JUDGE[metric]) if len(medians) == 1 and metric != "both" else None
+    if floor is None:
+        shown = [f"{short(rate)} {kind}" for kind, rate in medians.items()]
+        more = f", {len(shown) - _NAMES_MAX} more kinds" if len(shown) > _NAMES_MAX else ""
+        return medians, f"the median of its kind (GB/s: {', '.join(shown[:_NAMES_MAX])}{more})"
+    kind, usual = next(iter(medians.items()))
+    if floor > usual:
+        return {kind: floor}, f"{short(floor)} GB/s, which {_JUDGE[metric]} expects"
+    return {kind: usual}, f"{short(usual)} GB/s, the median ({_JUDGE[metric]}: at least {short(floor)})"
+
+
+def _floor(report: Report | None, check_id: str) -> float | None:
+    """The rate that the check expects, the highest where it names several."""
+    expectations = [found.expected for found in judged(report, check_id) if found.expected is not None]
+    floors = [each.value for each in expectations if each.unit == "GB/s" and not isinstance(each.value, str)]
+    return max((float(floor) for floor in floors if floor is not None), default=None)
+
+
+def _wrong_places(metric: Metric, measurements: Measurements) -> set[tuple[int, int]]:
+    if metric != "pairs":
+        return {(link.source, link.target) for link in measurements.peer_links if link.wrong_elements}
+    wrong = {(pair.a, pair.b) for pair in measurements.pairs if pair.wrong_ranks}
+    return wrong | {(b, a) for a, b in wrong}
+
+
+_TOLD: dict[Status, Tone] = {Status.FAIL: "fail", Status.WARN: "warn", Status.UNKNOWN: "unknown"}
+
+
+def _tones(findings: tuple[Finding, ...]) -> dict[frozenset[int], Tone]:
+    """What was judged badly: pairs, and GPUs of which all pairs are."""
+    tones: dict[frozenset[int], Tone] = {}
+    for finding in findings:
+        subject = finding.subject
+        gpus = subject.gpus or (() if subject.gpu is None else (subject.gpu,))
+        if gpus and finding.status in _TOLD:
+            tones.setdefault(frozenset(gpus), _TOLD[finding.status])
+    return tones
+
+
+def _tone_of(tones: dict[frozenset[int], Tone], a: int | None, b: int | None) -> Tone | None:
+    if a is None or b is None:
+        return None
+    for gpus in (frozenset((a, b)), frozenset((a,)), frozenset((b,))):
+        if gpus in tones:
+            return tones[gpus]
+    return None

@@ -1,0 +1,157 @@
+"""The Links tab: how GPUs reach each other, and how fast they did."""
+
+from __future__ import annotations
+
+from textual import events, on
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.widgets import Static
+
+from gpudoctor.exits import printable
+from gpudoctor.facts.node import Node
+from gpudoctor.report.report import Report
+from gpudoctor.tui.changed import put
+from gpudoctor.tui.link_details import details, pair_line, rank_of_gpu
+from gpudoctor.tui.link_grids import METRICS, Drawn, Metric, best_metric, draw
+from gpudoctor.tui.matrix import Matrix
+from gpudoctor.tui.messages import GpuChosen, RunWanted
+from gpudoctor.tui.pane import Pane
+from gpudoctor.tui.state import State
+from gpudoctor.tui.status_style import style_of
+
+_BESIDE_WIDTH = 56  # what the details need to stand beside the matrix
+
+_LIVE = ("pcie_generation", "pcie_width")
+
+
+class LinksPane(Pane):
+    """The matrix with a cursor, a line about the pair under it, and what else joins the GPUs and the host.
+
+    The GPU of the cursor's row is the one whose PCIe path is shown; turning to another posts GpuChosen.
+    """
+
+    DEFAULT_CSS = """
+    LinksPane { layout: vertical; height: 1fr; }
+    LinksPane #links-title { height: auto; }
+    LinksPane #links-pair { height: auto; max-height: 2; }
+    LinksPane #links-body { height: 1fr; }
+    LinksPane #links-details { height: auto; width: 1fr; margin: 1 0 0 0; }
+    LinksPane.-beside #links-body { layout: horizontal; }
+    LinksPane.-beside #links-details { margin: 0 0 0 2; }
+    """
+    BINDINGS = [
+        Binding("m", "next_metric", "Metric"),
+        Binding("r", "measure", "Measure links"),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._state = State()
+        self._metric: Metric | None = None  # None: the best there is
+        self._drawn: Drawn | None = None
+        self._drawn_from: tuple[Metric, Node | None, Report | None] = ("topology", None, None)
+        self._told_from: tuple[object, ...] = ()
+        self._seen_gpu: int | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="links-title", markup=False)
+        with VerticalScroll(id="links-body", can_focus=False):
+            yield Matrix()
+            yield Static(id="links-details", markup=False)
+        yield Static(id="links-pair", markup=False)
+
+    def show(self, state: State) -> None:
+        self._state = state
+        if self.is_mounted:
+            self._draw()
+
+    def on_mount(self) -> None:
+        self._draw()
+
+    def on_resize(self, event: events.Resize) -> None:
+        if self._drawn is not None:
+            self._draw()
+
+    def action_next_metric(self) -> None:
+        """Turn to the next of the matrices, measured or not."""
+        now = self._shown_metric
+        self._metric = METRICS[(METRICS.index(now) + 1) % len(METRICS)]
+        self._draw()
+
+    def action_measure(self) -> None:
+        self.post_message(RunWanted(("link", "collective"), "full"))
+
+    @on(Matrix.Moved)
+    def _moved(self, event: Matrix.Moved) -> None:
+        event.stop()
+        gpu = self._row_gpu()
+        if gpu is not None and gpu != self._seen_gpu:
+            self._seen_gpu = gpu
+            self.post_message(GpuChosen(gpu))
+        self._draw_texts()
+
+    @property
+    def _shown_metric(self) -> Metric:
+        return self._metric or best_metric(self._state.report)
+
+    @property
+    def _matrix(self) -> Matrix:
+        return self.query_one(Matrix)
+
+    def _draw(self) -> None:
+        state, matrix = self._state, self._matrix
+        drawn_from = (self._shown_metric, state.node, state.report)
+        if self._drawn is None or any(new is not old for new, old in zip(drawn_from, self._drawn_from, strict=True)):
+            self._drawn_from = drawn_from
+            drawn = self._drawn = draw(*drawn_from)
+            no_color = self.app.no_color
+            title = Content.styled(f"Links: {drawn.title}", style_of("head", no_color))
+            scale = Content.styled(printable(drawn.scale), style_of("quiet", no_color))
+            self.query_one("#links-title", Static).update(Content("\n").join([title, scale]))
+            matrix.show_grid(drawn.grid)
+        self._arrange()
+        if state.selected_gpu != self._seen_gpu:
+            self._seen_gpu = state.selected_gpu
+            if state.selected_gpu in self._drawn.places:
+                matrix.put_cursor(self._drawn.places.index(state.selected_gpu), matrix.column)
+        self._draw_texts()
+
+    def _draw_texts(self) -> None:
+        gpu = self._row_gpu()
+        shown = self._state.selected_gpu if gpu is None else gpu
+        # less the scroll bar, and beside the matrix the gap
+        width = self.size.width - 2 - (self._matrix.grid.width + 4 if self.has_class("-beside") else 0)
+        # what of the ticks is shown there; all else comes with new facts or another report
+        live = [(tick.links_up, *(tick.readings.get(name) for name in _LIVE)) for tick in self._state.latest.values()]
+        told_from = (self._state.node, self._state.report, shown, width, live)
+        if not self._told_from or not _same(told_from, self._told_from):
+            self._told_from = told_from
+            told = details(self._state, shown, width, self.app.no_color)
+            put(self.query_one("#links-details", Static), told)
+        put(self.query_one("#links-pair", Static), Content(self._pair_text()))
+
+    def _pair_text(self) -> str:
+        drawn, matrix, state = self._drawn, self._matrix, self._state
+        if drawn is None or not drawn.places:
+            return ""
+        a, b = drawn.places[matrix.row], drawn.places[matrix.column]
+        ranks = [rank_of_gpu(state.report, state.node, gpu) for gpu in (a, b)]
+        if a is None and b is None:
+            ranks = [int(drawn.grid.names[place].removeprefix("r")) for place in (matrix.row, matrix.column)]
+        one, other = ranks
+        return pair_line(state, a, b, None if one is None or other is None else (one, other))
+
+    def _row_gpu(self) -> int | None:
+        places = self._drawn.places if self._drawn is not None else ()
+        return places[self._matrix.row] if self._matrix.row < len(places) else None
+
+    def _arrange(self) -> None:
+        grid = self._matrix.grid
+        self.set_class(bool(grid.names) and self.size.width >= grid.width + _BESIDE_WIDTH, "-beside")
+
+
+def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
+    """Facts and report are compared as objects, since comparing their contents would cost more than drawing."""
+    return all(a is b for a, b in zip(one[:2], other[:2], strict=True)) and one[2:] == other[2:]

@@ -1,0 +1,118 @@
+"""The first tab: GPUs, history of the chosen one, checks, the finding, host and job."""
+
+from __future__ import annotations
+
+from textual import on
+from textual.app import ComposeResult
+from textual.widget import Widget
+
+from gpudoctor.tui.check_list import CheckChosen, CheckList
+from gpudoctor.tui.finding_pane import FindingPane
+from gpudoctor.tui.gpu_rows import GpuRows
+from gpudoctor.tui.history import HistoryGraph
+from gpudoctor.tui.host_words import HostLines
+from gpudoctor.tui.messages import GpuChosen
+from gpudoctor.tui.overview_layout import Arrangement, Place, arrange
+from gpudoctor.tui.pane import Pane
+from gpudoctor.tui.state import State
+
+
+class OverviewPane(Pane):
+    """Choosing a GPU turns to its worst finding, choosing a check to the GPU it names."""
+
+    DEFAULT_CSS = """
+    OverviewPane {
+        layout: vertical;
+        overflow: hidden;
+    }
+    OverviewPane > * {
+        position: absolute;
+    }
+    """
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._gpus = GpuRows(id="gpus", classes="panel")
+        self._checks = CheckList(id="check-list", classes="panel")
+        self._history = HistoryGraph(id="history", classes="panel")
+        self._finding = FindingPane(id="finding", classes="panel")
+        self._host = HostLines(id="host", classes="panel")
+        self._arranged: Arrangement | None = None
+        self._state: State | None = None
+        self._check_id: str | None = None
+        self._check_gpu: int | None = None
+
+    def compose(self) -> ComposeResult:
+        self._gpus.border_title = "GPUs"
+        self._checks.border_title = "Checks"
+        self._finding.border_title = "Finding"
+        self._host.border_title = "Host and job"
+        yield from (self._gpus, self._checks, self._history, self._finding, self._host)
+
+    def show(self, state: State) -> None:
+        self._state = state
+        if not self._arrange(state):
+            return
+        self._gpus.show(state)
+        if self._checks.display:
+            self._checks.show(state)
+        if self._finding.display:
+            self._show_finding(state)
+        self._host.show(state)
+        if self._history.display:
+            self._history.show(state)
+
+    def on_resize(self) -> None:
+        if self._state is not None:
+            self.show(self._state)
+
+    def choose_gpu(self, state: State) -> None:
+        """The chosen GPU changed: turn to its worst finding, if it has one."""
+        found = state.findings_of(state.selected_gpu)
+        if found:
+            self.turn_to(found[0][0], state.selected_gpu)
+
+    def turn_to(self, check_id: str, gpu: int | None) -> None:
+        """Show what this check found, on this GPU (NVML index) first."""
+        self._check_id, self._check_gpu = check_id, gpu
+        self._checks.choose(check_id)
+
+    @on(CheckChosen)
+    def _check_chosen(self, message: CheckChosen) -> None:
+        message.stop()
+        cursor = self._checks.chosen
+        if cursor is not None and cursor.check_id != message.check_id:
+            return  # the cursor has moved on since
+        self._check_id, self._check_gpu = message.check_id, message.gpu
+        if message.gpu is not None and self._state is not None and message.gpu != self._state.selected_gpu:
+            self.post_message(GpuChosen(message.gpu))
+        elif self._state is not None and self._finding.display:
+            self._show_finding(self._state)
+
+    def _show_finding(self, state: State) -> None:
+        if self._check_id is not None or state.report is not None:
+            self._finding.show_finding(state, self._check_id, self._check_gpu)
+
+    def _arrange(self, state: State) -> bool:
+        """Put every part in its place; False while there is no size."""
+        width, height = self.size
+        if not width or not height:
+            return False
+        count = len(state.node.gpus) if state.node is not None else 0
+        arranged = arrange(width, height, count)
+        if arranged != self._arranged:
+            self._arranged = arranged
+            self.set_class(arranged.narrow, "-narrow")
+            _put(self._gpus, arranged.gpus)
+            _put(self._checks, arranged.checks)
+            _put(self._history, arranged.history)
+            _put(self._finding, arranged.finding)
+            _put(self._host, arranged.host)
+        return True
+
+
+def _put(widget: Widget, place: Place) -> None:
+    widget.display = place.height > 0
+    widget.styles.offset = (place.x, place.y)
+    widget.styles.width = place.width
+    widget.styles.height = place.height

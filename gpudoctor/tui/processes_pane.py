@@ -1,0 +1,196 @@
+"""The Processes tab: who holds the GPUs. It only shows them; gpudoctor ends nobody's process."""
+
+from __future__ import annotations
+
+from rich.text import Text
+from textual import events, on
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.content import Content
+from textual.widgets import DataTable, Static
+
+from gpudoctor.facts.watched import ProcessTick
+from gpudoctor.tui.changed import put
+from gpudoctor.tui.filter_line import FilterLine
+from gpudoctor.tui.pane import Pane
+from gpudoctor.tui.process_rows import (
+    CYCLE,
+    HEADINGS,
+    TITLES,
+    Column,
+    cells,
+    filtered,
+    ordered,
+    processes_of,
+    unread,
+    why_empty,
+)
+from gpudoctor.tui.state import State
+from gpudoctor.tui.status_style import style_of
+
+_COMMAND_WIDTH_MIN = 12
+_PADDING = 1
+
+
+class ProcessesPane(Pane):
+    """A table that keeps its cursor on the same process while others come and go; the whole command stands below."""
+
+    DEFAULT_CSS = """
+    ProcessesPane { layout: vertical; height: 1fr; }
+    ProcessesPane #processes-title { height: auto; }
+    ProcessesPane #processes-none { height: auto; display: none; margin: 1 0; }
+    ProcessesPane DataTable { height: 1fr; }
+    ProcessesPane #processes-command { height: auto; max-height: 3; }
+    ProcessesPane.-none DataTable { display: none; }
+    ProcessesPane.-none #processes-none { display: block; }
+    """
+    BINDINGS = [
+        Binding("o", "next_order", "Sort"),
+        Binding("slash", "filter", "Filter", key_display="/"),
+        Binding("escape", "drop_filter", "Clear filter", show=False),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._state = State()
+        self._order: Column = "gpu"
+        self._rows: dict[str, ProcessTick] = {}  # by row key, in the order shown
+        self._drawn: dict[tuple[str, Column], str] = {}
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="processes-title", markup=False)
+        yield FilterLine()
+        yield Static(id="processes-none", markup=False)
+        yield DataTable[Text](cursor_type="row", cell_padding=_PADDING, zebra_stripes=False)
+        yield Static(id="processes-command", markup=False)
+
+    def show(self, state: State) -> None:
+        self._state = state
+        if self.is_mounted:
+            self._draw()
+
+    def on_mount(self) -> None:
+        self._draw()
+
+    def on_resize(self, event: events.Resize) -> None:
+        # the columns' widths are fixed but for the last, which takes the rest
+        self._table.clear(columns=True)
+        self._rows, self._drawn = {}, {}
+        self._draw()
+
+    def action_next_order(self) -> None:
+        """Sort by the next of GPU, memory, CPU and user."""
+        place = CYCLE.index(self._order) + 1 if self._order in CYCLE else 0
+        self._sort_by(CYCLE[place % len(CYCLE)])
+
+    def action_filter(self) -> None:
+        self.query_one(FilterLine).open()
+
+    def action_drop_filter(self) -> None:
+        self.query_one(FilterLine).drop()
+
+    @on(FilterLine.Filtered)
+    def _filtered(self, event: FilterLine.Filtered) -> None:
+        event.stop()
+        if event.done:
+            self._table.focus()
+        self._draw()
+
+    @on(DataTable.HeaderSelected)
+    def _heading(self, event: DataTable.HeaderSelected) -> None:
+        event.stop()
+        column = next((name for name in HEADINGS if name == event.column_key.value), None)
+        if column is not None:
+            self._sort_by(column)
+
+    @on(DataTable.RowHighlighted)
+    def _turned(self, event: DataTable.RowHighlighted) -> None:
+        event.stop()
+        self._draw_command()
+
+    @property
+    def _table(self) -> DataTable[Text]:
+        return self.query_one(DataTable)
+
+    def _sort_by(self, column: Column) -> None:
+        self._order = column
+        self._draw()
+
+    def _draw(self) -> None:
+        if not self.size.width:
+            return
+        words = self.query_one(FilterLine).words
+        every = processes_of(self._state) or ()
+        shown = ordered(filtered(every, words), self._order)
+        self._draw_title(len(every), len(shown), words)
+        self.set_class(not every, "-none")
+        put(self.query_one("#processes-none", Static), Content(why_empty(self._state) if not every else ""))
+        self._draw_rows({_key(process): process for process in shown})
+        self._draw_command()
+
+    def _draw_title(self, every: int, shown: int, words: str) -> None:
+        parts = ["Processes"]
+        if every:
+            parts = [f"{every} process{'' if every == 1 else 'es'} on GPUs, by {TITLES.get(self._order, self._order)}"]
+        if words:
+            parts.append(f"filter {words!r} leaves {shown} (Esc clears it)")
+        lines = [Content.styled("; ".join(parts), style_of("head", self.app.no_color))]
+        if every:
+            lines += [Content.styled(line, style_of("warn", self.app.no_color)) for line in unread(self._state)]
+        put(self.query_one("#processes-title", Static), Content("\n").join(lines))
+
+    def _draw_rows(self, rows: dict[str, ProcessTick]) -> None:
+        table = self._table
+        if not table.columns:
+            self._add_columns()
+        if list(rows) != list(self._rows):
+            self._replace_rows(rows)
+        for key, process in rows.items():
+            for column, text in cells(process).items():
+                if self._drawn.get((key, column)) != text:
+                    self._drawn[key, column] = text
+                    table.update_cell(key, column, _cell(column, text))
+        self._rows = rows
+
+    def _replace_rows(self, rows: dict[str, ProcessTick]) -> None:
+        """Other rows or another order: the cursor stays on its process, or else on its line."""
+        table, chosen = self._table, self._chosen()
+        line, scrolled = table.cursor_row, table.scroll_y
+        table.clear()
+        self._drawn = {}
+        for key, process in rows.items():
+            texts = cells(process)
+            table.add_row(*(_cell(column, text) for column, text in texts.items()), key=key)
+            self._drawn |= {(key, column): text for column, text in texts.items()}
+        if rows:
+            place = list(rows).index(chosen) if chosen in rows else min(line, len(rows) - 1)
+            table.move_cursor(row=place, animate=False, scroll=False)
+            table.scroll_to(y=scrolled, animate=False)
+
+    def _chosen(self) -> str | None:
+        line = self._table.cursor_row
+        return list(self._rows)[line] if 0 <= line < len(self._rows) else None
+
+    def _draw_command(self) -> None:
+        chosen = self._chosen()
+        process = self._rows.get(chosen) if chosen is not None else None
+        text = f"PID {process.pid}: {cells(process)['command']}" if process is not None else ""
+        put(self.query_one("#processes-command", Static), Content(text))
+
+    def _add_columns(self) -> None:
+        taken = sum(heading.width + 2 * _PADDING for heading in HEADINGS.values())
+        rest = max(self.size.width - taken - 2, _COMMAND_WIDTH_MIN)
+        for name, heading in HEADINGS.items():
+            width = heading.width or rest
+            self._table.add_column(
+                Text(heading.title.rjust(width) if heading.right else heading.title), width=width, key=name
+            )
+
+
+def _key(process: ProcessTick) -> str:
+    return f"{process.gpu}:{process.pid}:{process.kind}"
+
+
+def _cell(column: Column, text: str) -> Text:
+    """Names come from strangers: a Text is never read as markup."""
+    return Text(text, justify="right" if HEADINGS[column].right else "left", no_wrap=True, overflow="ellipsis")

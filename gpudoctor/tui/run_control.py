@@ -1,0 +1,206 @@
+"""What the user wants done about checks: run, cancel, compare, save. The App hands its messages on to this.
+
+runs = RunControl(app, state, Checker(prefix, node), on_change)
+on_run_wanted     -> runs.want(message.words, message.level)
+on_cancel_wanted  -> runs.cancel()
+on_base_wanted    -> runs.compare()
+on_save_wanted    -> runs.save()        (and the App's key s)
+on_page_wanted    -> runs.page(message.check_id)
+at the end        -> runs.close()
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from textual.app import App
+
+from gpudoctor.checks.registry import Level
+from gpudoctor.errors import UserError
+from gpudoctor.progress import ProgressLine
+from gpudoctor.report.joined import joined
+from gpudoctor.tui.busy import puts_load, users_of_gpus
+from gpudoctor.tui.checker import Checker
+from gpudoctor.tui.saved import load_report
+from gpudoctor.tui.state import FinishedRun, LogLine, Running, State
+
+RUNS_KEPT = 100
+
+
+class RunControl:
+    """Does it, asking first where it must; `on_change` is called after each change of the state."""
+
+    def __init__(self, app: App[Any], state: State, checker: Checker, on_change: Callable[[], None]) -> None:
+        self._app = app
+        self._state = state
+        self._checker = checker
+        self._on_change = on_change
+
+    def want(self, words: Sequence[str], level: Level, *, quiet: bool = False) -> None:
+        """Run these checks, and ask first where that would load GPUs that somebody uses.
+
+        `quiet`: it is the screen that wants it, not the user: nothing is said of refusals, and a
+        read-only view may judge the facts (level quick) so.
+        """
+        words = tuple(words)
+        if quiet and (self._state.running is not None or (self._state.read_only and level != "quick")):
+            return
+        if self._state.read_only and not quiet:
+            self._say("this view is read-only: no check can be started from it")
+            return
+        if self._checker.busy or self._state.running is not None:
+            self._say("a check runs already: c cancels it")
+            return
+        users = users_of_gpus(self._state) if self._checker.loads_gpus and puts_load(words, level) else ()
+        if not users:
+            self._start(words, level, force=False)
+            return
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._start(words, level, force=True)
+
+        lines = ["The GPUs are in use:", *users, "", "Load beside it slows both down, and its figures say little."]
+        from gpudoctor.tui.screens import ConfirmScreen  # here: Markdown takes a tenth of a second to import
+
+        self._app.push_screen(ConfirmScreen("Load GPUs that are in use?", lines, "Run all the same"), answered)
+
+    def cancel(self) -> None:
+        """End the run with what it has learnt."""
+        if self._state.running is None:
+            self._say("no check runs")
+            return
+        self._state.running.progress = "cancelled: waiting for what it has learnt"
+        self._checker.cancel()
+        self._on_change()
+
+    def close(self) -> None:
+        """End the run without waiting."""
+        self._checker.close()
+
+    def page(self, check_id: str) -> None:
+        """Show the page of a check."""
+        from gpudoctor.tui.screens import PageScreen
+
+        self._app.push_screen(PageScreen(check_id))
+
+    def save(self) -> None:
+        """Ask where to, and save the newest report."""
+        if self._state.report is None:
+            self._say("there is no report yet")
+            return
+        if self._state.read_only:
+            self._say("this view is read-only: nothing is written from it")
+            return
+
+        def saved(path: str | None) -> None:
+            if path is not None:
+                self._note(f"report saved to {path}")
+
+        from gpudoctor.tui.screens import SaveScreen
+
+        self._app.push_screen(SaveScreen(self._state.report), saved)
+
+    def compare(self) -> None:
+        """Ask for a saved report, and compare with it from now on; an empty answer ends that."""
+        if self._state.read_only:
+            self._say("this view is read-only: no file is read from it")
+            return
+
+        def answered(path: str | None) -> None:
+            if path is None:
+                return
+            try:
+                self._state.base = load_report(path) if path else None
+            except UserError as error:
+                self._say(str(error))
+                return
+            self._note(f"compared with {path}" if path else "compared with the run before")
+
+        title = "Compare with a saved report (JSON of gpudoctor check --json); empty: with the run before"
+        from gpudoctor.tui.screens import PathScreen
+
+        self._app.push_screen(PathScreen(title), answered)
+
+    def _start(self, words: tuple[str, ...], level: Level, *, force: bool) -> None:
+        if self._checker.busy:  # started while the question stood
+            self._say("a check runs already: c cancels it")
+            return
+        self._state.running = Running(words, level, time.time())
+        # a worker of the App: it is cancelled, and the child ended, when the App ends
+        self._app.run_worker(self._run(words, level, force=force), group="check", exit_on_error=False)
+        self._on_change()
+
+    async def _run(self, words: tuple[str, ...], level: Level, *, force: bool) -> None:
+        phases: dict[int, str] = {}
+
+        def heard(line: ProgressLine) -> None:
+            running = self._state.running
+            if running is None or running.progress.startswith("cancelled"):
+                return
+            if line.rank is None:
+                running.progress = line.progress
+            else:
+                phases[line.rank] = line.progress
+                running.progress = summary(phases)
+            running.ends_s = None if line.left_s is None else time.time() + line.left_s
+            self._on_change()
+
+        try:
+            run = await self._checker.run(words, level, force=force, on_progress=heard)
+        except UserError as error:
+            run = FinishedRun(time.time(), words, level, None, str(error))
+        finally:
+            self._state.running = None
+        self._take(run)
+
+    def _take(self, run: FinishedRun) -> None:
+        state = self._state
+        if run.report is not None and run.words and state.report is not None:
+            state.report = joined(state.report, run.report)
+        elif run.report is not None:
+            state.report = run.report
+        state.runs.append(run)
+        del state.runs[:-RUNS_KEPT]
+        state.log.append(LogLine(time.time(), "run", run_words(run)))
+        if run.error is not None:
+            self._say(run.error)
+        self._on_change()
+
+    def _note(self, text: str) -> None:
+        self._state.log.append(LogLine(time.time(), "note", text))
+        self._app.notify(text, markup=False)
+        self._on_change()
+
+    def _say(self, text: str) -> None:
+        self._app.notify(text, severity="warning", markup=False)
+
+
+def summary(phases: dict[int, str]) -> str:
+    """What the ranks do, those that are alone with it first.
+
+    >>> summary({0: "join", 1: "join"})
+    'join (2 ranks)'
+    >>> summary({0: "all_reduce of 4 MiB", 1: "all_reduce of 1 MiB", 2: "all_reduce of 4 MiB"})
+    'rank 1: all_reduce of 1 MiB; 2 ranks: all_reduce of 4 MiB'
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, phase in sorted(phases.items()):
+        ranks.setdefault(phase, []).append(rank)
+    if len(ranks) == 1 and len(phases) > 1:
+        return f"{next(iter(ranks))} ({len(phases)} ranks)"
+    few_first = sorted(ranks.items(), key=lambda group: len(group[1]))
+    return "; ".join(
+        f"rank {who[0]}: {phase}" if len(who) == 1 else f"{len(who)} ranks: {phase}" for phase, who in few_first[:3]
+    )
+
+
+def run_words(run: FinishedRun) -> str:
+    """One line on a run that is over: what was asked, and the verdict."""
+    what = ", ".join(run.words) or "all checks"
+    if run.report is None:
+        return f"{what}, level {run.level}: no verdict: {run.error}"
+    interrupted = " (interrupted: partial)" if run.report.run.interrupted else ""
+    return f"{what}, level {run.level}: {run.report.verdict.upper()}{interrupted}: {run.report.reason}"

@@ -1,0 +1,263 @@
+"""The modal screens: a question, a path, where to save, a level, and the page of a check."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Button, Input, Label, Markdown, OptionList, RadioButton, RadioSet, Static
+from textual.widgets.option_list import Option
+
+from gpudoctor.checks.registry import LEVELS, Level
+from gpudoctor.errors import UserError
+from gpudoctor.exits import printable
+from gpudoctor.report.report import Report
+
+# the README's words and times; where it gives none, none is made up
+LEVEL_COSTS: dict[Level, str] = {
+    "quick": "facts only, a second or two, safe beside running jobs",
+    "standard": "loads the GPUs: all_reduce and a short DDP train, about half a minute",
+    "full": "loads the GPUs: all collectives, every pair, copies, compute and memory",
+    "burn": "loads the GPUs: repeats full for 10 minutes, for drift and errors under load",
+}
+_MODAL_CSS = """
+{name} {{
+    align: center middle;
+    & > ModalBox {{
+        width: 90%; max-width: 100; height: auto; max-height: 90%;
+        border: round $primary; background: $surface; padding: 0 1;
+        border-title-color: $text-primary; border-title-style: bold;
+    }}
+    .message {{ color: $text-warning; height: auto; text-style: bold; }}
+    .buttons {{ height: 1; margin-top: 1; }}
+    Button {{ margin-right: 2; }}
+}}
+"""
+
+
+class ModalBox(Vertical):
+    """The frame in the middle of the screen."""
+
+
+class ConfirmScreen(ModalScreen[bool]):
+    """A question with its reasons; True only for an outright yes. "No" has the focus."""
+
+    DEFAULT_CSS = (
+        _MODAL_CSS.format(name="ConfirmScreen") + "ConfirmScreen VerticalScroll { height: auto; max-height: 14; }"
+    )
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("escape,n", "answer(False)", "No"),
+        ("y", "answer(True)", "Yes"),
+        ("left,right", "other", "Other button"),
+    ]
+
+    def __init__(self, title: str, lines: Sequence[str], yes: str) -> None:
+        super().__init__()
+        self._title = title
+        self._lines = tuple(lines)
+        self._yes = yes
+
+    def compose(self) -> ComposeResult:
+        with ModalBox() as box:
+            box.border_title = Content(printable(self._title))
+            with VerticalScroll(can_focus=False):
+                yield Static(Content("\n".join(printable(line) for line in self._lines)))
+            with Horizontal(classes="buttons"):
+                yield Button(Content("No (n)"), id="no", compact=True)
+                yield Button(Content(f"{self._yes} (y)"), id="yes", compact=True)
+
+    def on_mount(self) -> None:
+        self.query_one("#no", Button).focus()
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        self.dismiss(event.button.id == "yes")
+
+    def action_answer(self, yes: bool) -> None:
+        self.dismiss(yes)
+
+    def action_other(self) -> None:
+        self.focus_next()
+
+
+class PathScreen(ModalScreen[str | None]):
+    """Asks for a path; None where the user went back."""
+
+    DEFAULT_CSS = _MODAL_CSS.format(name="PathScreen")
+    BINDINGS: ClassVar[list[BindingType]] = [("escape", "back", "Back")]
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self._title = title
+
+    def compose(self) -> ComposeResult:
+        with ModalBox() as box:
+            box.border_title = Content("Path of a file")
+            yield Label(Content(self._title))
+            yield Input(placeholder="report.json", compact=True)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.dismiss(event.value.strip())
+
+    def action_back(self) -> None:
+        self.dismiss(None)
+
+
+class SaveScreen(ModalScreen[str | None]):
+    """Saves a report, as JSON (all of it, with facts) or as a page in HTML; gives the path, or None.
+
+    What is wrong (no permission, a full disk) is one line on the screen, to try again.
+    """
+
+    DEFAULT_CSS = _MODAL_CSS.format(name="SaveScreen") + "SaveScreen RadioSet { height: auto; layout: horizontal; }"
+    BINDINGS: ClassVar[list[BindingType]] = [("escape", "back", "Back")]
+
+    def __init__(self, report: Report) -> None:
+        super().__init__()
+        self._report = report
+
+    def compose(self) -> ComposeResult:
+        with ModalBox() as box:
+            box.border_title = Content("Save the report")
+            with RadioSet(compact=True):
+                yield RadioButton(Content("JSON, with all facts"), value=True, id="json")
+                yield RadioButton(Content("HTML page"), id="html")
+            yield Input(value="gpudoctor-report.json", compact=True)
+            yield Static(Content("enter saves, tab changes the format, escape goes back"), id="said")
+
+    def on_mount(self) -> None:
+        self.query_one(Input).focus()
+
+    @property
+    def _kind(self) -> str:
+        return "html" if self.query_one("#html", RadioButton).value else "json"
+
+    def on_radio_set_changed(self, event: RadioSet.Changed) -> None:
+        box = self.query_one(Input)
+        path = Path(box.value)
+        if path.suffix in (".json", ".html"):
+            box.value = str(path.with_suffix(f".{self._kind}"))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        if not event.value.strip():
+            self._say("a path is wanted")
+            return
+        try:
+            path = Path(event.value.strip()).expanduser()
+            there = path.exists()
+        except (OSError, RuntimeError, ValueError) as error:
+            self._say(f"{event.value}: {getattr(error, 'strerror', None) or error}")
+            return
+        if not there:
+            self._save(path)
+        elif not path.is_file():
+            self._say(f"{path}: there is something that is no regular file; it is not written to")
+        else:
+
+            def answered(yes: bool | None) -> None:
+                if yes:
+                    self._save(path)
+
+            self.app.push_screen(ConfirmScreen("Overwrite?", [f"{path} exists already."], "Overwrite"), answered)
+
+    def _save(self, path: Path) -> None:
+        from gpudoctor.report.files import write_file
+
+        try:
+            write_file(path, self._text())
+        except UserError as error:
+            self._say(str(error))
+            return
+        except ValueError as error:  # a zero byte in the name
+            self._say(f"{path}: {error}")
+            return
+        self.dismiss(str(path))
+
+    def _text(self) -> str:
+        """Raise UserError where this installation cannot write the format."""
+        if self._kind == "json":
+            from gpudoctor.report.json import render_json
+
+            return render_json(self._report)
+        from gpudoctor.report.html import render_html
+
+        return render_html(self._report)
+
+    def _say(self, text: str) -> None:
+        said = self.query_one("#said", Static)
+        said.add_class("message")
+        said.update(Content(printable(text)))
+
+    def action_back(self) -> None:
+        self.dismiss(None)
+
+
+class LevelScreen(ModalScreen[Level | None]):
+    """Chooses a level, each with what it costs."""
+
+    DEFAULT_CSS = _MODAL_CSS.format(name="LevelScreen") + "LevelScreen OptionList { height: auto; border: none; }"
+    BINDINGS: ClassVar[list[BindingType]] = [("escape", "back", "Back")]
+
+    def __init__(self, level: Level, *, loads_gpus: bool = True) -> None:
+        super().__init__()
+        self._level = level
+        self._loads_gpus = loads_gpus
+
+    def compose(self) -> ComposeResult:
+        with ModalBox() as box:
+            box.border_title = Content("How deep to check")
+            options = []
+            for level in LEVELS:
+                cost = LEVEL_COSTS[level]
+                if not self._loads_gpus:
+                    cost = cost.replace("loads the GPUs", "on CPU ranks of this machine").replace(
+                        ", about half a minute", ""
+                    )
+                options.append(Option(Content(f"{level:<9} {cost}"), id=level))
+            yield OptionList(*options)
+
+    def on_mount(self) -> None:
+        options = self.query_one(OptionList)
+        options.highlighted = LEVELS.index(self._level)
+        options.focus()
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(LEVELS[event.option_index])
+
+    def action_back(self) -> None:
+        self.dismiss(None)
+
+
+class PageScreen(ModalScreen[None]):
+    """The page of a check: what, why, thresholds, false alarms, fix."""
+
+    DEFAULT_CSS = _MODAL_CSS.format(name="PageScreen") + "PageScreen > ModalBox { height: 90%; }"
+    BINDINGS: ClassVar[list[BindingType]] = [("escape,q,e,enter", "back", "Back")]
+
+    def __init__(self, check_id: str) -> None:
+        super().__init__()
+        self._check_id = check_id
+
+    def compose(self) -> ComposeResult:
+        with ModalBox() as box:
+            box.border_title = Content(printable(self._check_id))
+            box.border_subtitle = Content("escape: back")
+            with VerticalScroll():
+                yield Markdown(page_of(self._check_id), open_links=False)
+
+    def action_back(self) -> None:
+        self.dismiss(None)
+
+
+def page_of(check_id: str) -> str:
+    """The page as Markdown; of a check that only the other machine has, that it is not here."""
+    from gpudoctor.plugins import all_checks
+    from gpudoctor.report.pages import page_text
+
+    check = next((check for check in all_checks() if check.id == check_id), None)
+    return page_text(check) if check is not None else f"# {check_id}\n\nThis check is not part of this installation.\n"

@@ -1,0 +1,247 @@
+"""`gpudoctor tui --serve`: the same screen in a web browser, read-only."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from gpudoctor.errors import UserError
+from gpudoctor.exits import printable, say
+from gpudoctor.tui.web_access import TOKEN_VARIABLE, Address, Gate, address, token_of
+
+try:
+    import textual_serve
+    from aiohttp import WSMsgType, web
+except ImportError:
+    raise UserError("tui --serve wants textual-serve: pip install 'gpudoctor-cli[serve]'") from None
+
+from gpudoctor.tui.web_page import index_page, open_page
+from gpudoctor.tui.web_session import WebSession
+
+SESSIONS_MAX = 8
+_CLIENT = Path(textual_serve.__file__).parent / "static"
+_HERE = Path(__file__).parent
+_MESSAGE_MAX = 1 << 20
+_SHUTDOWN_S = 4.0
+_HEADERS = {
+    # frames: no other page may put ours under a disguise; connect: the client's ?ping= asks any address
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "font-src 'self'; img-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'none'",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Server": "gpudoctor",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Serve the screen until SIGINT, SIGTERM or SIGHUP; give 128 + its number. Raise UserError where it cannot."""
+    where = address(args.serve)
+    gate = Gate(token_of(args.serve_token, os.environ, where))
+    from gpudoctor.tui.start import opened
+
+    feed, _ = opened(args)  # a source that cannot be read is an error now, not in each browser
+    feed.close()
+    return run_server(app_command(args), where, gate, feed.label)
+
+
+def app_command(args: argparse.Namespace) -> list[str]:
+    """The command of the app that each browser gets: the same source, and no way to start or write anything."""
+    from gpudoctor.tui.checker import local_prefix
+
+    command = [*local_prefix(), "tui", "--read-only", f"--interval={args.interval:g}"]
+    command += [] if args.node is None else [f"--node={args.node}"]
+    command += [f"--fault={fault}" for fault in args.fault]
+    command += [] if args.theme is None else [f"--theme={args.theme}"]
+    return command + ([] if args.config is None else [f"--config={args.config}"])
+
+
+def run_server(command: Sequence[str], where: Address, gate: Gate, title: str) -> int:
+    """Serve the app that `command` starts. Raise UserError where the address is taken or not this machine's."""
+    return asyncio.run(_serve(ScreenServer(command, gate, title), where))
+
+
+async def _serve(server: ScreenServer, where: Address) -> int:
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[int] = loop.create_future()
+
+    def end(number: int) -> None:
+        if not ended.done():
+            ended.set_result(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, end, number)
+    runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=_SHUTDOWN_S)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, where.host, where.port).start()
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise UserError(f"--serve {where.host}:{where.port}: cannot listen there: {printable(why)}") from None
+        port = runner.addresses[0][1]
+        say(f"serving {printable(server.title)} read-only on {where.url(port)}  (ctrl-c ends it)")
+        if gate_wanted := server.wants_token:
+            say(f"open {where.url(port)}?token=TOKEN with your token once; the browser then keeps a cookie")
+        if gate_wanted and not where.is_loopback:
+            say("the connection is not encrypted: on a network that you do not trust, use an ssh tunnel")
+        return await ended
+    finally:
+        await runner.cleanup()
+
+
+class ScreenServer:
+    """Pages, the terminal's script, and a websocket for each browser with an app of its own behind it."""
+
+    def __init__(self, command: Sequence[str], gate: Gate, title: str) -> None:
+        self.title = title
+        self._command = command
+        self._gate = gate
+        self._sockets: set[web.WebSocketResponse] = set()
+        self._sessions: set[WebSession] = set()
+
+    @property
+    def wants_token(self) -> bool:
+        return not self._gate.knows(authorization=None, cookie=None)
+
+    def app(self) -> web.Application:
+        """What aiohttp serves; the gate stands before every route, static files and the websocket included."""
+        app = web.Application(middlewares=[self._guard])
+        app.add_routes(
+            [
+                web.get("/", self._index),
+                web.get("/ws", self._websocket),
+                web.get("/{name:web_page[.](?:css|js)}", self._own_file),
+                web.static("/static", _CLIENT),
+            ]
+        )
+        app.on_shutdown.append(self._shut_down)
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        refusal = self._gate.refusal(request.headers.get("Host", ""), request.headers.get("Origin"))
+        if refusal is not None:
+            return _short(403, f"gpudoctor: refused: {refusal}")
+        given = request.query.get("token")
+        if given is not None and self._gate.is_token(given) and request.path == "/" and request.method == "GET":
+            return self._welcome(request)
+        cookie = request.cookies.get(_cookie_name(request))
+        if not self._gate.knows(authorization=request.headers.get("Authorization"), cookie=cookie):
+            refused = _short(
+                401, "gpudoctor: a token is wanted: open /?token=TOKEN, or send Authorization: Bearer TOKEN"
+            )
+            refused.headers["WWW-Authenticate"] = "Bearer"
+            return refused
+        try:
+            response = await handler(request)
+        except web.HTTPException as error:
+            return _short(error.status, f"gpudoctor: {error.status} {error.reason}")
+        if not response.prepared:
+            response.headers.update(_HEADERS)
+        return response
+
+    def _welcome(self, request: web.Request) -> web.Response:
+        """Take the token out of the address again, and leave a cookie that this page itself brings back."""
+        response = _page(open_page())
+        response.set_cookie(
+            _cookie_name(request), self._gate.secret, httponly=True, samesite="Strict", secure=request.secure, path="/"
+        )
+        return response
+
+    async def _index(self, request: web.Request) -> web.Response:
+        scheme = "wss" if request.secure or request.headers.get("X-Forwarded-Proto") == "https" else "ws"
+        return _page(index_page(self.title, f"{scheme}://{request.host}/ws", request.query.get("fontsize", "")))
+
+    async def _own_file(self, request: web.Request) -> web.FileResponse:
+        return web.FileResponse(_HERE / request.match_info["name"])
+
+    async def _websocket(self, request: web.Request) -> web.StreamResponse:
+        if len(self._sessions) >= SESSIONS_MAX:
+            return _short(503, f"gpudoctor: {SESSIONS_MAX} browsers watch already")
+        socket = web.WebSocketResponse(heartbeat=15, max_msg_size=_MESSAGE_MAX)
+        session = WebSession(self._command, socket.send_bytes)
+        self._sessions.add(session)
+        self._sockets.add(socket)
+        try:
+            await socket.prepare(request)
+            await session.start(_number(request, "width", 80), _number(request, "height", 24))
+            drawing = asyncio.create_task(self._draw(session, socket))
+            try:
+                await _listen(session, socket)
+            finally:
+                drawing.cancel()
+                with suppress(asyncio.CancelledError):
+                    await drawing
+        except OSError as error:
+            say(f"a browser's screen could not be started: {error.strerror or error}")
+        finally:
+            await asyncio.shield(self._end(session))
+            self._sockets.discard(socket)
+        return socket
+
+    async def _draw(self, session: WebSession, socket: web.WebSocketResponse) -> None:
+        try:
+            why = await session.run()
+        except (ConnectionError, RuntimeError):  # the browser is gone
+            return
+        if why is not None:
+            say(f"a browser's screen: {why}")
+        await socket.close()
+
+    async def _end(self, session: WebSession) -> None:
+        try:
+            await session.stop()
+        finally:
+            self._sessions.discard(session)
+
+    async def _shut_down(self, app: web.Application) -> None:
+        """End every app, then tell the browsers; a handler that still waits finds its work done."""
+        await asyncio.gather(*(self._end(session) for session in list(self._sessions)))
+        await asyncio.gather(*(socket.close(code=1001) for socket in list(self._sockets) if socket.prepared))
+
+
+async def _listen(session: WebSession, socket: web.WebSocketResponse) -> None:
+    async for message in socket:
+        if message.type is not WSMsgType.TEXT:
+            continue
+        try:
+            envelope = message.json()
+        except (ValueError, RecursionError):
+            continue
+        match envelope:
+            case ["ping", str(data)]:
+                with suppress(ConnectionError):
+                    await socket.send_json(["pong", data])
+            case _:
+                await session.take(envelope)
+
+
+def _page(text: str) -> web.Response:
+    return web.Response(text=text, content_type="text/html", headers=_HEADERS)
+
+
+def _short(status: int, line: str) -> web.Response:
+    return web.Response(status=status, text=f"{line}\n", headers=_HEADERS)
+
+
+def _cookie_name(request: web.Request) -> str:
+    # cookies know no ports: two servers on one machine must not overwrite each other's
+    return f"gpudoctor-{request.host.rpartition(':')[2] if ':' in request.host else 'web'}".replace("]", "")
+
+
+def _number(request: web.Request, name: str, default: int) -> int:
+    text = request.query.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else default
+
+
+__all__ = ["TOKEN_VARIABLE", "serve"]

@@ -1,0 +1,121 @@
+"""Starts the screen: what `gpudoctor tui` was asked for, as a feed, a checker and an App."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from gpudoctor.errors import UserError
+from gpudoctor.exits import printable
+
+if TYPE_CHECKING:
+    from gpudoctor.tui.checker import Checker
+    from gpudoctor.tui.feed import Feed
+
+_SSH = "ssh:"
+# user@host, an address, or a Host of the user's own ssh_config; never an option
+_HOST = re.compile(r"[A-Za-z0-9_\[][A-Za-z0-9_.@:%\[\]-]*")
+# a line that is down is noticed within 15 s; nothing is asked, since the screen is taken
+_SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
+
+
+def start(args: argparse.Namespace) -> int:
+    """Show the screen until the user quits; give the exit code. Raise UserError before it is taken over."""
+    if "TEXTUAL_DRIVER" in os.environ:  # in a browser: Textual's web driver draws, and pipes are no terminal
+        from gpudoctor.tui.web_session import end_with_server
+
+        end_with_server()
+    elif not _on_terminal():
+        raise UserError("tui wants a terminal on standard input and output; without one: gpudoctor watch, or check")
+    if os.environ.get("SSH_CONNECTION"):
+        # read by Textual when it is imported: over a slow line frames are what costs
+        os.environ.setdefault("TEXTUAL_FPS", "15")
+        os.environ.setdefault("TEXTUAL_ANIMATIONS", "basic")
+    feed, checker = opened(args)
+    from gpudoctor.tui.app import Doctor
+    from gpudoctor.tui.themes import THEMES
+
+    theme = args.theme or "dark"
+    if theme not in THEMES:
+        raise UserError(f"--theme {printable(theme)}: there are {', '.join(THEMES)}")
+    app = Doctor(feed, checker, read_only=getattr(args, "read_only", False), theme=theme)
+    try:
+        app.run()
+    finally:
+        feed.close()
+    return app.return_code or 0
+
+
+def opened(args: argparse.Namespace) -> tuple[Feed, Checker]:
+    """Where lines come from and what runs the checks, by `--node`. Raise UserError for a source that cannot be read."""
+    from gpudoctor.tui.checker import Checker, local_prefix, ssh_prefix
+    from gpudoctor.tui.child_feed import ChildFeed
+
+    source: str | None = args.node
+    if source is not None and source.startswith(_SSH):
+        host = ssh_host(source)
+        if args.fault:
+            raise UserError("--fault is for simulated nodes and captures, not for a machine over ssh")
+        if args.config:
+            raise UserError("--config: a machine over ssh is judged with its own configuration")
+        return ChildFeed(ssh_command(host, args.interval), host), Checker(ssh_prefix(host), [])
+    words = [] if source is None else ["--node", source]
+    words += [word for fault in args.fault for word in ("--fault", fault)]
+    options = ["--config", str(args.config)] if args.config else []
+    checker = Checker(local_prefix(), words, options=options)
+    if source is not None and source != "-":
+        from gpudoctor.facts.watch_file import is_stream_file, read_stream
+
+        if is_stream_file(source):
+            if args.fault:
+                raise UserError("--fault is for simulated nodes and captures, not for a recorded stream")
+            from gpudoctor.tui.playback_feed import PlaybackFeed
+
+            return PlaybackFeed(read_stream(source), _file_name(source)), checker
+    _refuse(source, args.fault)
+    return ChildFeed([*local_prefix(), "watch", "--interval", f"{args.interval:g}", *words], _label(source)), checker
+
+
+def ssh_host(source: str) -> str:
+    """The host in `ssh:HOST`. Raise UserError for what is none, above all for what ssh would take for an option."""
+    host = source[len(_SSH) :]
+    if not _HOST.fullmatch(host):
+        raise UserError(f"--node {printable(source)}: write it as ssh:HOST or ssh:USER@HOST")
+    return host
+
+
+def ssh_command(host: str, interval_s: float) -> list[str]:
+    """The command that watches another machine over the user's own ssh."""
+    return ["ssh", *_SSH_OPTIONS, "--", host, "gpudoctor", "watch", "--interval", f"{interval_s:g}"]
+
+
+def _refuse(source: str | None, faults: list[str]) -> None:
+    """Raise UserError, as `check` would, for a source that gives no node."""
+    if source == "-":
+        raise UserError("--node -: the screen needs standard input for its keys; write the stream into a file first")
+    if source is None and not faults:
+        return  # this machine: what it says is seen on the screen
+    from gpudoctor.examine import read_source
+
+    read_source(source, faults, 10.0)
+
+
+def _label(source: str | None) -> str:
+    if source is None:
+        return socket.gethostname().partition(".")[0]
+    return _file_name(source)
+
+
+def _file_name(source: str) -> str:
+    return os.path.basename(os.path.normpath(source)) or source  # noqa: PTH119 - a name to show, as typed
+
+
+def _on_terminal() -> bool:
+    try:
+        return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+    except ValueError:  # closed
+        return False

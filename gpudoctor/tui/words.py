@@ -1,0 +1,111 @@
+"""Short words and signs of the screen: statuses, reasons of clocks, bars and histories on fixed scales."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+# what the health words look like; the word itself always stands there
+STYLE_OF = {
+    "FAIL": "fail",
+    "LOST": "fail",
+    "warn": "warn",
+    "unknown": "unknown",
+    "ok": "ok",
+    "-": "dim",
+}
+
+# why clocks are held, the most telling first; what a healthy GPU shows at rest comes last
+_HELD = {
+    "hw-thermal": "hot (hw)",
+    "hw-power-brake": "brake",
+    "hw-slowdown": "hw slow",
+    "sw-thermal": "hot",
+    "sw-power-cap": "power cap",
+    "sync-boost": "sync",
+    "application-clocks": "set",
+    "display-clocks": "display",
+    "idle": "idle",
+}
+LEVELS = "▁▂▃▄▅▆▇█"
+
+
+def held(events: Sequence[str] | None) -> str:
+    """The most telling reason why clocks are not at their highest, in at most 9 characters.
+
+    >>> held(("idle", "sw-thermal")), held(()), held(None), held(("0x200",))
+    ('hot', '', '-', '0x200')
+    """
+    if events is None:
+        return "-"
+    word = next((word for reason, word in _HELD.items() if reason in events), None)
+    return word or (events[0][:9] if events else "")
+
+
+def bar(share: float | None, width: int) -> tuple[str, str]:
+    """The filled and the empty part of a bar for a share from 0 to 1; both are blank where nothing was read.
+
+    >>> bar(0.5, 4), bar(0.6, 4), bar(1.2, 2), bar(None, 2)
+    (('██', '░░'), ('██▌', '░'), ('██', ''), ('', '  '))
+    """
+    if share is None:
+        return "", " " * width
+    full, half = divmod(round(min(max(share, 0.0), 1.0) * width * 2), 2)
+    return "█" * full + "▌" * half, "░" * (width - full - half)
+
+
+def graph(values: Sequence[float | None], low: float, high: float, height: int = 1) -> list[str]:
+    """Lines, top first, of a history on the fixed scale `low` to `high`; None leaves a blank.
+
+    >>> graph([0, 50, 100, None], 0, 100), graph([0, 50, 100], 0, 100, 2)
+    (['▁▅█ '], [' ▁█', '▁██'])
+    """
+    steps = len(LEVELS)
+    span = high - low
+    lines = [[" "] * len(values) for _ in range(height)]
+    for x, value in enumerate(values):
+        if value is None or span <= 0:
+            continue
+        level = round(min(max((value - low) / span, 0.0), 1.0) * (height * steps - 1)) + 1
+        for y in range(height):
+            inside = level - y * steps
+            if inside > 0:
+                lines[height - 1 - y][x] = LEVELS[min(inside, steps) - 1]
+    return ["".join(line) for line in lines]
+
+
+def rate(gb_s: float | None) -> str:
+    """GB/s in at most 3 characters, one more from 1000 on.
+
+    >>> rate(3.14), rate(0.04), rate(26.6), rate(131.2), rate(None)
+    ('3.1', '0.0', '27', '131', '-')
+    """
+    if gb_s is None:
+        return "-"
+    return f"{gb_s:.1f}" if gb_s < 9.95 else f"{gb_s:.0f}"
+
+
+def both(received: float | None, sent: float | None) -> str:
+    """GB/s received/sent; one dash where neither was read."""
+    return "-" if received is None and sent is None else f"{rate(received)}/{rate(sent)}"
+
+
+def whole(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
+
+
+def clock(at_s: float) -> str:
+    """HH:MM:SS of this machine's time zone."""
+    return time.strftime("%H:%M:%S", time.localtime(at_s))
+
+
+def span(seconds: float) -> str:
+    """A length of time in words.
+
+    >>> span(45), span(300), span(5400)
+    ('45 s', '5 min', '1 h 30 min')
+    """
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min".replace(" 0 min", "")

@@ -1,0 +1,87 @@
+"""A small App around the Checks tab, with the same handlers as the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from textual.app import App, ComposeResult
+from textual.pilot import Pilot
+
+import gpudoctor.tui
+from gpudoctor.checks.registry import Level, registry, select
+from gpudoctor.facts.simulated import apply_faults, load_node
+from gpudoctor.report.judge import Question, judge
+from gpudoctor.report.report import Report
+from gpudoctor.tui.checker import Checker
+from gpudoctor.tui.checks_pane import ChecksPane
+from gpudoctor.tui.messages import BaseWanted, CancelWanted, PageWanted, RunWanted, SaveWanted
+from gpudoctor.tui.run_control import RunControl
+from gpudoctor.tui.state import State
+
+
+@cache
+def report_of(node: str = "hgx-h100-8", *faults: str, words: tuple[str, ...] = (), level: Level = "quick") -> Report:
+    """What `gpudoctor check --node NODE --fault ...` reports, without a process of its own."""
+    facts = load_node(node, {})
+    facts = apply_faults(facts, list(faults)) if faults else facts
+    checks = select(registry(), words)
+    return judge(facts, None, Question(checks=checks, level=level), include_facts=True)
+
+
+class ChecksApp(App[None]):
+    """Shows a state in the Checks tab; `asked` are the runs that were wanted, which start only with a checker."""
+
+    CSS_PATH = Path(gpudoctor.tui.__file__).parent / "app.tcss"
+    BINDINGS = [("s", "save", "Save")]
+
+    def __init__(self, state: State, checker: Checker | None = None) -> None:
+        super().__init__()
+        self.state = state
+        self.pane = ChecksPane()
+        self.checker = checker or Checker([], [])
+        self.starts = checker is not None
+        self.asked: list[tuple[tuple[str, ...], str]] = []
+        self.pages: list[str] = []
+        self.runs = RunControl(self, state, self.checker, self.changed)
+
+    def compose(self) -> ComposeResult:
+        yield self.pane
+
+    def on_mount(self) -> None:
+        self.changed()
+
+    def changed(self) -> None:
+        self.pane.show(self.state)
+
+    def on_run_wanted(self, message: RunWanted) -> None:
+        self.asked.append((message.words, message.level))
+        if self.starts:
+            self.runs.want(message.words, message.level)
+
+    def on_cancel_wanted(self, message: CancelWanted) -> None:
+        self.runs.cancel()
+
+    def on_base_wanted(self, message: BaseWanted) -> None:
+        self.runs.compare()
+
+    def on_save_wanted(self, message: SaveWanted) -> None:
+        self.runs.save()
+
+    def on_page_wanted(self, message: PageWanted) -> None:
+        self.pages.append(message.check_id)
+        self.runs.page(message.check_id)
+
+    def action_save(self) -> None:
+        self.post_message(SaveWanted())
+
+
+async def until(pilot: Pilot[Any], holds: Callable[[], bool]) -> None:
+    """Let the App go on until something holds; fail where it never does."""
+    for _ in range(2000):
+        if holds():
+            return
+        await pilot.pause(0.01)
+    raise AssertionError("what was waited for did not come")

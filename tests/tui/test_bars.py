@@ -1,0 +1,71 @@
+"""Bars, signs, sparklines and plots out of characters."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+
+from gpudoctor.tui import bars, plot
+from gpudoctor.tui.bars import bar, heat_sign, nice_limit, short, sparkline, stacked
+from gpudoctor.tui.plot import plot_lines
+
+
+@pytest.mark.parametrize("module", [bars, plot])
+def test_what_the_documentation_shows_is_what_is_drawn(module: object) -> None:
+    results = doctest.testmod(module)  # type: ignore[arg-type]
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+@pytest.mark.parametrize("value", [-5.0, 0.0, 0.001, 33.3, 99.99, 100.0, 1e9])
+def test_a_bar_is_always_as_wide_as_asked_for(value: float) -> None:
+    assert len(bar(value, 100.0, 12)) == 12
+    assert len(bar(value, 100.0, 12, ascii_only=True)) == 12
+    assert len(bar(value, 0.0, 12)) == 12, "no scale, no bar"
+
+
+def test_a_constant_full_load_does_not_look_like_a_constant_idle_one() -> None:
+    assert sparkline([100.0] * 4, 0, 100, 4) == "████"
+    assert sparkline([0.0] * 4, 0, 100, 4) == "▁▁▁▁"
+
+
+def test_a_sparkline_keeps_the_newest_and_leaves_what_was_not_read_blank() -> None:
+    assert sparkline([0.0, 0.0, 100.0, None], 0, 100, 2) == "█ "
+    assert sparkline([], 0, 100, 3) == "   "
+
+
+def test_parts_of_a_bar_end_where_their_sum_does() -> None:
+    parts = [(3.3, "a"), (3.3, "b"), (3.4, "c")]
+    drawn = "".join(run for run, _ in stacked(parts, 10.0, 9))
+    assert drawn == "aaabbbccc"
+    assert "".join(run for run, _ in stacked([(30.0, "a")], 10.0, 9)) == "a" * 9, "what is over the scale is cut"
+
+
+def test_the_signs_turn_at_90_and_at_50_percent() -> None:
+    assert [heat_sign(share) for share in (0.9, 0.899, 0.5, 0.499)] == ["#", "-", "-", "."]
+
+
+def test_an_axis_ends_at_a_round_figure_that_is_not_below_the_highest() -> None:
+    for value in (0.0007, 0.9, 1.0, 3.1, 26.0, 481.0):
+        assert value <= nice_limit(value) <= value * 2.5
+
+
+@pytest.mark.parametrize("value", [0.0, 0.003, 0.5, 0.999, 9.97, 99.97, 1800.0])
+def test_a_figure_in_the_matrix_takes_at_most_four_places(value: float) -> None:
+    assert len(short(value)) <= 4
+
+
+def test_a_plot_stands_on_a_logarithmic_axis_and_keeps_to_its_width() -> None:
+    points = [(2.0**exponent, float(exponent)) for exponent in (10, 20, 30)]
+    lines = plot_lines(points, ["1 KiB", "1 MiB", "1 GiB"], 60, 9)
+    assert max(len(line) for line in lines) <= 60
+    marks = sorted(line.index("o") for line in lines if "o" in line)
+    assert marks[1] - marks[0] == pytest.approx(marks[2] - marks[1], abs=1), "even steps of the exponent"
+    assert lines[0].split()[0] == "50"
+    assert lines[-1].split() == ["1", "KiB", "1", "MiB", "1", "GiB"]
+
+
+def test_a_single_point_and_none_are_drawn_too() -> None:
+    assert any("o" in line for line in plot_lines([(1024.0, 3.0)], ["1 KiB"], 40, 5))
+    assert not any("o" in line for line in plot_lines([], [], 40, 5))

@@ -1,0 +1,382 @@
+"""The Checks tab and what it does about runs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Input, Markdown
+
+from gpudoctor.checks.registry import Level
+from gpudoctor.facts.watched import GpuTick, Opening, ProcessTick, Tick
+from gpudoctor.progress import ProgressLine
+from gpudoctor.report.json import render_json
+from gpudoctor.report.report import Report
+from gpudoctor.tui.busy import puts_load, users_of_gpus
+from gpudoctor.tui.checker import Checker, OnProgress
+from gpudoctor.tui.run_control import summary
+from gpudoctor.tui.run_lines import running_words
+from gpudoctor.tui.screens import ConfirmScreen, LevelScreen, PageScreen
+from gpudoctor.tui.state import FinishedRun, Running, State
+from tests.tui.checks_app import ChecksApp, report_of, until
+from tests.tui.screen import screen_text
+
+NARROW = report_of("hgx-h100-8", "pcie-width-x8@5")
+HEALTHY = report_of()
+
+
+class FakeChecker(Checker):
+    """Stands for the child: a run ends with the report that the test gives, when the test says so."""
+
+    def __init__(self, report: Report | None = NARROW, *, loads_gpus: bool = False) -> None:
+        super().__init__([], [] if loads_gpus else ["--node", "hgx-h100-8"])
+        self.report = report
+        self.begun: list[tuple[tuple[str, ...], Level, bool]] = []
+        self.on_progress: OnProgress | None = None
+        self.may_end = asyncio.Event()
+
+    async def run(
+        self, words: Sequence[str], level: Level, *, force: bool = False, on_progress: OnProgress | None = None
+    ) -> FinishedRun:
+        self.begun.append((tuple(words), level, force))
+        self.on_progress = on_progress
+        self._busy = True
+        try:
+            await self.may_end.wait()
+        finally:
+            self._busy = False
+        self.may_end.clear()
+        error = None if self.report else "the node is not there"
+        return FinishedRun(1000.0, tuple(words), level, self.report, error)
+
+    def cancel(self) -> None:
+        self.may_end.set()
+
+
+Body = Callable[[ChecksApp, Pilot[None]], Awaitable[None]]
+
+
+def in_app(
+    body: Body,
+    state: State | None = None,
+    size: tuple[int, int] = (120, 36),
+    checker: Callable[[], Checker] | None = None,
+) -> None:
+    async def go() -> None:
+        app = ChecksApp(state or State(report=NARROW), checker() if checker is not None else None)
+        async with app.run_test(size=size) as pilot:
+            await pilot.pause()
+            await body(app, pilot)
+
+    asyncio.run(go())
+
+
+def test_the_chosen_check_shows_its_findings_and_its_page() -> None:
+    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        assert "FAIL pcie.link-width on GPU 5" in screen_text(app)
+        await until(pilot, lambda: "False alarms" in app.query_one(Markdown).source)
+        assert "Every GPU uses all of its PCIe lanes" in app.query_one(Markdown).source
+        await pilot.press("down")
+        assert "PASS" in screen_text(app).split("pcie.link-speed", 1)[1]
+
+    in_app(body)
+
+
+def test_on_a_low_screen_the_page_makes_room() -> None:
+    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        text = screen_text(app)
+        assert "Page" not in text
+        assert "Runs since the start" in text
+        assert "FAIL pcie.link-width on GPU 5" in text
+
+    in_app(body, size=(80, 24))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)])
+def test_nothing_is_wider_than_the_screen(size: tuple[int, int]) -> None:
+    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        lines = screen_text(app).splitlines()
+        assert len(lines) == size[1]
+        assert max(map(len, lines)) <= size[0]
+        assert "All R" in lines[0]
+
+    in_app(body, size=size)
+
+
+def test_d_and_the_buttons_ask_for_runs() -> None:
+    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        await pilot.press("d")
+        await pilot.click("#all")
+        await pilot.click("#one")
+        await pilot.click("#domain")
+        await until(pilot, lambda: len(app.asked) == 4)
+        assert app.asked == [(("pcie",), "quick"), ((), "quick"), (("pcie.link-width",), "quick"), (("pcie",), "quick")]
+
+    in_app(body)
+
+
+def test_the_level_is_chosen_with_what_it_costs() -> None:
+    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        await pilot.click("#level")
+        assert isinstance(app.screen, LevelScreen)
+        text = screen_text(app)
+        assert "a second or two, safe beside running jobs" in text
+        assert "about half a minute" in text
+        await pilot.press("down", "down", "enter")
+        assert app.asked == [((), "full")]
+        await pilot.click("#level")
+        await pilot.press("escape")
+        assert len(app.asked) == 1
+
+    in_app(body)
+
+
+def test_a_simulated_node_is_never_said_to_be_loaded() -> None:
+    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        await pilot.click("#level")
+        text = screen_text(app)
+        assert "CPU ranks of this machine" in text
+        assert "loads the GPUs" not in text
+        assert "half a minute" not in text
+
+    in_app(body, State(report=NARROW, opening=Opening("gpudoctor.watch/1", 0.0, 1.0, NARROW.facts)))  # type: ignore[arg-type]
+
+
+def test_a_run_shows_its_progress_and_then_its_report() -> None:
+    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        checker = app.checker
+        assert isinstance(checker, FakeChecker)
+        await pilot.click("#all")
+        await until(pilot, lambda: checker.on_progress is not None)
+        assert checker.on_progress is not None
+        checker.on_progress(ProgressLine("all_reduce of 4 MiB", 0, "collective", 20.0))
+        checker.on_progress(ProgressLine("all_reduce of 1 MiB", 1, "collective", 20.0))
+        await pilot.pause()
+        text = screen_text(app)
+        assert re.search(r"RUN all checks, level quick: \d+ s, about \d+ s left", text)
+        assert "rank 0: all_reduce of 4 MiB; rank 1: all_reduce of 1 MiB" in text
+        assert "All R" not in text
+        await pilot.click("#cancel")
+        await until(pilot, lambda: bool(app.state.runs))
+        await pilot.pause()
+        text = screen_text(app)
+        assert "FAIL pcie.link-width on GPU 5" in text
+        assert "1 fault" in text
+        assert "All R" in text
+        assert app.state.running is None
+        assert [line.kind for line in app.state.log] == ["run"]
+        assert "FAIL" in app.state.log[0].text
+
+    in_app(body, State(), size=(200, 60), checker=FakeChecker)
+
+
+def test_a_second_run_waits_for_nobody_and_is_refused() -> None:
+    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        checker = app.checker
+        assert isinstance(checker, FakeChecker)
+        app.runs.want((), "quick")
+        app.runs.want(("pcie",), "quick")
+        await pilot.pause()
+        assert checker.begun == [((), "quick", False)]
+        checker.may_end.set()
+        await until(pilot, lambda: bool(app.state.runs))
+
+    in_app(body, State(), checker=FakeChecker)
+
+
+def test_a_failed_run_keeps_the_report_and_says_why() -> None:
+    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        checker = app.checker
+        assert isinstance(checker, FakeChecker)
+        checker.may_end.set()
+        app.runs.want((), "standard")
+        await until(pilot, lambda: bool(app.state.runs))
+        await pilot.pause()
+        assert app.state.report is NARROW
+        assert "no verdict the node is not there" in screen_text(app)
+
+    in_app(body, size=(200, 60), checker=lambda: FakeChecker(None))
+
+
+def test_a_run_of_some_checks_leaves_the_faults_of_the_others() -> None:
+    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        checker = app.checker
+        assert isinstance(checker, FakeChecker)
+        checker.may_end.set()
+        app.runs.want(("host",), "quick")
+        await until(pilot, lambda: bool(app.state.runs))
+        assert app.state.report is not None
+        assert app.state.report.verdict == "fail"
+        assert len(app.state.report.checks) == len(NARROW.checks)
+
+    in_app(body, checker=lambda: FakeChecker(report_of(words=("host",))))
+
+
+def test_a_read_only_view_starts_saves_and_reads_nothing() -> None:
+    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        checker = app.checker
+        assert isinstance(checker, FakeChecker)
+        await pilot.press("r", "d", "b", "s")
+        await pilot.click("#all")
+        app.runs.want((), "standard", quiet=True)
+        await pilot.pause()
+        assert checker.begun == []
+        assert len(app.screen_stack) == 1
+        # what the screen itself does at its start: facts, without load
+        app.runs.want((), "quick", quiet=True)
+        await until(pilot, lambda: bool(checker.begun))
+        checker.may_end.set()
+
+    in_app(body, State(report=NARROW, read_only=True), checker=FakeChecker)
+
+
+def busy_state() -> State:
+    state = State(report=NARROW, opening=Opening("gpudoctor.watch/1", 0.0, 1.0, HEALTHY.facts))  # type: ignore[arg-type]
+    state.take(Tick(1.0, processes=(ProcessTick(3, 4711, "python\x1b[2J train.py", user="alice"),)))
+    return state
+
+
+def test_load_beside_a_job_is_asked_for_first() -> None:
+    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        checker = app.checker
+        assert isinstance(checker, FakeChecker)
+        app.runs.want((), "standard")
+        await pilot.pause()
+        assert isinstance(app.screen, ConfirmScreen)
+        assert "GPU 3: python\\x1b[2J train.py of alice (pid 4711)" in screen_text(app)
+        await pilot.press("enter")  # No has the focus
+        assert checker.begun == []
+        app.runs.want((), "standard")
+        await pilot.pause()
+        await pilot.press("y")
+        await until(pilot, lambda: bool(checker.begun))
+        assert checker.begun == [((), "standard", True)]
+        checker.may_end.set()
+        await until(pilot, lambda: bool(app.state.runs))
+        # what only reads is not asked about
+        app.runs.want((), "quick")
+        await until(pilot, lambda: len(checker.begun) == 2)
+        assert checker.begun[1] == ((), "quick", False)
+        checker.may_end.set()
+
+    in_app(body, busy_state(), checker=lambda: FakeChecker(loads_gpus=True))
+
+
+def test_cpu_ranks_disturb_no_gpu_and_need_no_question() -> None:
+    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        checker = app.checker
+        assert isinstance(checker, FakeChecker)
+        app.runs.want((), "standard")
+        await until(pilot, lambda: bool(checker.begun))
+        assert checker.begun == [((), "standard", False)]
+        checker.may_end.set()
+
+    in_app(body, busy_state(), checker=FakeChecker)
+
+
+def test_who_uses_a_gpu_is_seen_in_its_memory_where_no_process_shows() -> None:
+    state = State()
+    state.take(Tick(1.0, gpus=(GpuTick(0, {"memory_used_mib": 40000.0, "utilization_pct": 97.0}), GpuTick(1, {}))))
+    assert users_of_gpus(state) == ("GPU 0: 97 % busy, 40000 MiB in use by a process that is not seen here",)
+    graphics = State()
+    graphics.take(Tick(1.0, processes=(ProcessTick(0, 1, "Xorg", kind="G"),)))
+    assert users_of_gpus(graphics) == ()
+
+
+def test_which_checks_put_load_on_the_node() -> None:
+    assert not puts_load((), "quick")
+    assert puts_load((), "standard")
+    assert not puts_load(("pcie",), "full")
+    assert puts_load(("train.sync",), "standard")
+    assert puts_load(("plugin.of-the-other-machine",), "standard")
+
+
+def test_b_compares_with_a_saved_report(tmp_path: Path) -> None:
+    saved, bad = tmp_path / "saved.json", tmp_path / "bad.json"
+    saved.write_text(render_json(HEALTHY))
+    bad.write_text('{"schema": "gpudoctor.facts/1"}')
+
+    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        await pilot.press("b")
+        app.screen.query_one(Input).value = str(bad)
+        await pilot.press("enter")
+        await pilot.pause()
+        assert app.state.base is None
+        [said] = [each.message for each in app._notifications]
+        assert said.startswith(f"{bad}: not a report")
+        await pilot.press("b")
+        app.screen.query_one(Input).value = str(saved)
+        await pilot.press("enter")
+        await pilot.pause()
+        text = screen_text(app)
+        assert "Against the saved report of" in text
+        assert "changed: pcie.link-width GPU 5 pass -> FAIL" in text
+        await pilot.press("b", "escape")
+        assert app.state.base is not None
+        await pilot.press("b", "enter")  # nothing typed: no longer
+        await pilot.pause()
+        assert app.state.base is None
+
+    in_app(body, size=(200, 60))
+
+
+def test_the_run_before_is_what_a_run_is_compared_with() -> None:
+    state = State(report=NARROW)
+    state.runs = [
+        FinishedRun(1.0, (), "quick", HEALTHY),
+        FinishedRun(2.0, ("host",), "quick", report_of(words=("host",))),
+        FinishedRun(3.0, (), "quick", None, "ssh: refused"),
+        FinishedRun(4.0, ("pcie",), "quick", report_of("hgx-h100-8", "pcie-width-x8@5", words=("pcie",))),
+    ]
+
+    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        text = screen_text(app)
+        assert "Against the run of " + time.strftime("%H:%M:%S", time.localtime(1.0)) in text
+        assert "changed: pcie.link-width GPU 5 pass -> FAIL" in text
+        assert "no verdict ssh: refused" in text
+
+    in_app(body, state, size=(200, 60))
+
+
+def test_e_opens_the_page_and_escape_leaves_it() -> None:
+    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        await pilot.press("e")
+        await pilot.pause()
+        assert isinstance(app.screen, PageScreen)
+        assert "## Thresholds" in app.screen.query_one(Markdown).source
+        await pilot.press("escape")
+        assert len(app.screen_stack) == 1
+
+    in_app(body)
+
+
+def test_the_line_of_a_run_invents_no_time() -> None:
+    running = Running(("pcie",), "quick", 100.0)
+    assert running_words(running, 109.0) == "RUN pcie, level quick: 9 s"
+    running.ends_s = 190.0
+    assert running_words(running, 109.0) == "RUN pcie, level quick: 9 s, about 1 min 21 s left"
+    assert "left" not in running_words(running, 200.0)
+    assert running_words(None, 0.0) == ""
+
+
+def test_many_ranks_are_told_in_groups() -> None:
+    assert summary(dict.fromkeys(range(8), "join")) == "join (8 ranks)"
+    assert summary({0: "a", 1: "b", 2: "a"}) == "rank 1: b; 2 ranks: a"
+    assert summary({0: "a"}) == "rank 0: a"
+
+
+def test_a_partial_run_is_called_so() -> None:
+    partial = msgspec.structs.replace(NARROW, run=msgspec.structs.replace(NARROW.run, interrupted="SIGINT"))
+    state = State(report=partial, runs=[FinishedRun(1.0, (), "full", partial)])
+
+    async def body(app: ChecksApp, pilot: Pilot[None]) -> None:
+        assert "interrupted: partial" in screen_text(app)
+        assert not app.query_one("#cancel").display
+
+    in_app(body, state)

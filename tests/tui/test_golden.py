@@ -1,0 +1,85 @@
+"""Whole screens as a user sees them: a change here is a change for every user.
+
+After a change that is meant: GPUDOCTOR_REWRITE_GOLDEN=1 python -m pytest tests/tui/test_golden.py,
+then read the difference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gpudoctor.facts.node import Node
+from gpudoctor.facts.simulated_live import ticks_of
+from gpudoctor.facts.watched import WatchLine
+from tests.tui.doctor_app import AT_S, doctor, node_of, opening_of, until
+from tests.tui.screen import screen_text
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "tui"
+SIZES = ((80, 24), (120, 36), (200, 60))
+TICKS = 40
+NODES = {
+    "healthy": ("hgx-h100-8",),
+    "one-fault": ("hgx-h100-8", "pcie-width-x8@5"),
+    "lost-gpu": ("hgx-h100-8", "gpu-lost@2"),
+    "hung-driver": ("hgx-h100-8", "driver-hang@3"),
+    "no-gpu": ("cpu-only",),
+}
+CASES = (*NODES, "16-gpus")
+
+
+@pytest.fixture(autouse=True)
+def _one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+
+def sixteen() -> Node:
+    """Two baseboards of eight in one node."""
+    node = node_of("hgx-h100-8")
+    second = (
+        replace(gpu, index=gpu.index + 8, bus_id=gpu.bus_id.replace("0000:", "0001:", 1), uuid=f"{gpu.uuid}-second")
+        for gpu in node.gpus
+    )
+    return replace(node, gpus=(*node.gpus, *second), driver=replace(node.driver, device_count=16))
+
+
+def screen_of(node: Node, size: tuple[int, int], **options: Any) -> str:
+    """The screen after 40 seconds of a job and one quick check."""
+    lines: list[WatchLine] = [opening_of(node), *(ticks_of(node, number, AT_S + number) for number in range(TICKS))]
+    app = doctor(node, *lines, clock=lambda: AT_S + TICKS, **options)
+
+    async def body() -> str:
+        async with app.run_test(size=size) as pilot:
+            await until(pilot, lambda: app.state.report is not None and app.state.running is None)
+            await until(pilot, lambda: app.state.tick is not None and app.state.tick.at_s == AT_S + TICKS - 1)
+            return screen_text(app)
+
+    return asyncio.run(body())
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("name", CASES)
+def test_the_screen_is_the_golden_one(name: str, size: tuple[int, int]) -> None:
+    shown = screen_of(sixteen() if name == "16-gpus" else node_of(*NODES[name]), size)
+    path = GOLDEN / f"{name}-{size[0]}x{size[1]}.txt"
+    if os.environ.get("GPUDOCTOR_REWRITE_GOLDEN"):
+        path.write_text(shown + "\n")
+    assert shown + "\n" == path.read_text()
+    assert max(len(line) for line in shown.splitlines()) <= size[0]
+    assert "SIMULATED" in shown
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_themes_and_the_lack_of_colour_change_no_word(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = (GOLDEN / f"one-fault-{size[0]}x{size[1]}.txt").read_text()
+    assert screen_of(node_of(*NODES["one-fault"]), size, theme="light") + "\n" == expected
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert screen_of(node_of(*NODES["one-fault"]), size) + "\n" == expected

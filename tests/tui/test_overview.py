@@ -1,0 +1,224 @@
+"""The overview: what stands in it, what gives way, and that nothing is invented."""
+
+from __future__ import annotations
+
+import asyncio
+import doctest
+from types import ModuleType
+
+import msgspec
+import pytest
+
+from gpudoctor.facts.node import Node
+from gpudoctor.facts.watched import GpuTick
+from gpudoctor.tui import host_words, words
+from gpudoctor.tui.gpu_columns import columns_for, gpu_row, heading
+from gpudoctor.tui.history import history_rows, step_for
+from gpudoctor.tui.host_words import host_rows, numbers
+from gpudoctor.tui.lines import Row, length
+from gpudoctor.tui.overview_layout import arrange
+from gpudoctor.tui.words import bar, graph, held
+from tests.tui.doctor_app import doctor, gpu_tick, node_of, opening_of, state_of, tick_of, torchrun, until
+from tests.tui.screen import screen_text
+
+
+def text_of(row: Row) -> str:
+    return "".join(text for text, _ in row.runs)
+
+
+@pytest.mark.parametrize("width", range(40, 200))
+def test_a_row_of_the_table_is_as_wide_as_its_heading_and_fits(width: int) -> None:
+    columns = columns_for(width)
+    row = gpu_row(columns, node_of().gpus[5], gpu_tick(5), "FAIL", True)
+    assert length(row.runs) == length(heading(columns).runs) <= width
+
+
+def test_columns_give_way_in_the_order_that_is_documented() -> None:
+    gone: list[str] = []
+    everything = columns_for(200).names
+    for width in range(120, 20, -1):
+        here = columns_for(width).names
+        gone += [name for name in everything if name not in here and name not in gone]
+    assert gone == ["held", "nvlink", "pcie", "clock", "memory_bar", "util_bar", "power"]
+
+
+def test_what_was_not_read_is_a_dash_and_never_a_nought() -> None:
+    text = text_of(gpu_row(columns_for(100), node_of().gpus[0], GpuTick(0), "-", False))
+    assert "0" not in text.replace("  0", "", 1)
+    assert text.count("-") == 9
+
+
+def test_a_lost_gpu_shows_no_old_reading() -> None:
+    text = text_of(gpu_row(columns_for(100), node_of().gpus[3], gpu_tick(3), "LOST", False))
+    assert "LOST" in text
+    assert "511" not in text
+
+
+def test_the_most_telling_reason_of_held_clocks_stands_in_its_column() -> None:
+    assert held(("idle", "sw-power-cap", "hw-thermal")) == "hot (hw)"
+    assert held(()) == ""
+    assert held(None) == "-"
+
+
+def test_bars_of_nothing_read_are_blank() -> None:
+    assert bar(None, 4) == ("", "    ")
+    assert bar(0.0, 4) == ("", "░░░░")
+
+
+def test_a_steady_full_load_and_idling_do_not_look_alike() -> None:
+    assert graph([100.0] * 3, 0, 100) == ["███"]
+    assert graph([0.0] * 3, 0, 100) == ["▁▁▁"]
+    assert graph([49.0], 0, 100, 4) == [" ", " ", "█", "█"]
+
+
+@pytest.mark.parametrize("gpus", range(17))
+@pytest.mark.parametrize("size", [(80, 20), (80, 21), (100, 30), (120, 33), (160, 45), (200, 57)])
+def test_parts_fill_the_pane_without_overlap(size: tuple[int, int], gpus: int) -> None:
+    width, height = size
+    arranged = arrange(width, height, gpus)
+    covered: set[tuple[int, int]] = set()
+    places = (arranged.gpus, arranged.checks, arranged.history, arranged.finding, arranged.host)
+    for place in places:
+        cells = {(x, y) for x in range(place.x, place.x + place.width) for y in range(place.y, place.y + place.height)}
+        assert not cells & covered
+        covered |= cells
+    assert covered == {(x, y) for x in range(width) for y in range(height)}
+
+
+def test_sixteen_gpus_fit_the_smallest_screen() -> None:
+    arranged = arrange(80, 21, 16)
+    assert arranged.gpus.height >= 16 + 1 + 1
+    assert arranged.history.height == arranged.finding.height == 0
+
+
+def test_the_history_grows_where_there_is_room() -> None:
+    assert arrange(120, 33, 8).history.height == 6 + 2
+    assert arrange(120, 31, 8).history.height == 6 + 2  # with an alert and a time slider
+    assert arrange(200, 57, 8).history.height >= 4 * 6
+
+
+def test_the_history_keeps_its_scale_and_its_gaps() -> None:
+    node = node_of()
+    ticks = [tick_of(node, second, changed={0: gpu_tick(0, power_w=350.0)}) for second in range(1, 5)]
+    state = state_of(node, *ticks, tick_of(node, 30, changed={0: gpu_tick(0, power_w=350.0)}))
+    rows = [text_of(row) for row in history_rows(state, node.gpus[0], 40, 6, 1.0)]
+    power = rows[1]
+    assert power.startswith(" power 0-700 W")
+    drawn = power[16:56]
+    # held for five ticks, then unknown, then one reading again
+    assert drawn == " " * 10 + "▅" * 9 + " " * 20 + "▅"
+    assert power.rstrip().endswith("350")
+
+
+def test_the_history_of_a_gpu_without_known_limit_draws_no_graph_of_it() -> None:
+    node = node_of("cpu-only")
+    assert node.gpus == ()
+    node = node_of("t4-cloud-4")
+    state = state_of(node)
+    labels = [text_of(row)[:16].strip() for row in history_rows(state, node.gpus[0], 40, 6, 1.0)]
+    assert not any(label.startswith("NVL") and "0-" in label and "?" not in label for label in labels)
+
+
+def test_the_graph_begins_fine_and_gets_coarser_as_time_goes_by() -> None:
+    assert step_for(50, 1.0, 10.0) == 1
+    assert step_for(50, 1.0, 90.0) == 2
+    assert step_for(50, 1.0, 5000.0) == 10
+    assert step_for(50, 5.0, 0.0) == 5
+
+
+def test_the_job_is_told_with_the_balance_of_its_gpus() -> None:
+    node = node_of()
+    ticks = [tick_of(node, second, processes=torchrun(node)) for second in range(1, 9)]
+    host, job = (text_of(row) for row in host_rows(state_of(node, *ticks), 200))
+    assert host == " CPU 38 % of 224   RAM 412/2015 GiB   load 31.2   watch 3.2 ms a tick"
+    assert job == (
+        " torchrun by alice, 8 ranks on GPU 0-7: utilisation alike (98 %), memory balanced (71.6 GiB), steady over 7 s"
+    )
+
+
+def test_an_idle_gpu_of_a_job_is_named() -> None:
+    node = node_of()
+    odd = {5: gpu_tick(5, utilization_pct=31.0)}
+    ticks = [tick_of(node, second, processes=torchrun(node), changed=odd) for second in range(1, 9)]
+    [_, job] = host_rows(state_of(node, *ticks), 200)
+    assert "utilisation uneven (GPU 5 31 %, others to 98 %)" in text_of(job)
+
+
+def test_nothing_is_added_up_where_a_reading_is_missing() -> None:
+    node = node_of()
+    ticks = [tick_of(node, second, processes=torchrun(node), without=[3]) for second in range(1, 9)]
+    [_, job] = host_rows(state_of(node, *ticks), 200)
+    assert "utilisation not read on every GPU" in text_of(job)
+    assert "alike" not in text_of(job)
+    assert "balanced" not in text_of(job)
+
+
+def test_no_processes_and_processes_not_read_are_told_apart() -> None:
+    node = node_of()
+    assert "processes not read" in text_of(host_rows(state_of(node, tick_of(node)), 80)[1])
+    assert "no job on the GPUs" in text_of(host_rows(state_of(node, tick_of(node, processes=())), 80)[1])
+
+
+def test_the_words_of_the_job_fit_a_narrow_screen() -> None:
+    node = node_of()
+    ticks = [tick_of(node, second, processes=torchrun(node)) for second in range(1, 9)]
+    assert length(host_rows(state_of(node, *ticks), 80)[1].runs) <= 80
+
+
+def test_hostile_names_of_jobs_stay_data() -> None:
+    node = node_of()
+    hostile = torchrun(node, user="[red]\x1b[2Jeve")
+    [_, job] = host_rows(state_of(node, tick_of(node, processes=hostile)), 200)
+    assert "\x1b" not in text_of(job)
+    assert "[red]" in text_of(job)
+
+
+@pytest.mark.parametrize("module", [words, host_words])
+def test_examples_of_the_docstrings_hold(module: ModuleType) -> None:
+    assert doctest.testmod(module).failed == 0
+
+
+def test_indices_are_written_as_people_do() -> None:
+    assert numbers([0, 1, 2, 3, 5, 7, 8]) == "0-3,5,7-8"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)])
+def test_the_faulty_gpu_is_marked_and_its_finding_explained(size: tuple[int, int]) -> None:
+    async def body() -> None:
+        app = doctor(node_of("hgx-h100-8", "pcie-width-x8@5"))
+        async with app.run_test(size=size) as pilot:
+            await until(pilot, lambda: app.state.report is not None)
+            text = screen_text(app)
+            row = next(line for line in text.splitlines() if line.strip("│ >").startswith("5 "))
+            assert "FAIL" in row
+            assert ">  5" in row
+            assert "1 FAULT" in text.splitlines()[0]
+            assert "SIMULATED" in text.splitlines()[0]
+            assert "PCIe Gen5 x8" in text
+            assert max(len(line) for line in text.splitlines()) <= size[0]
+
+    asyncio.run(body())
+
+
+def test_sixteen_gpus_are_all_to_be_seen_at_80x24() -> None:
+    async def body() -> None:
+        node = sixteen()
+        app = doctor(node, opening_of(node), tick_of(node))
+        async with app.run_test(size=(80, 24)) as pilot:
+            await until(pilot, lambda: app.state.report is not None)
+            lines = [line.lstrip("> ") for line in screen_text(app).splitlines()]
+            assert [number for number in range(16) if any(line.startswith(f"{number} ") for line in lines[3:20])] == [
+                *range(16)
+            ]
+            assert any("CPU 38 %" in line for line in lines)
+
+    asyncio.run(body())
+
+
+def sixteen() -> Node:
+    node = node_of()
+    more = tuple(
+        msgspec.structs.replace(gpu, index=gpu.index + 8, bus_id=f"0001:{gpu.bus_id[5:]}", uuid=f"GPU-16-{gpu.index}")
+        for gpu in node.gpus
+    )
+    return msgspec.structs.replace(node, gpus=(*node.gpus, *more))

@@ -1,0 +1,225 @@
+"""The Ranks tab: bars of each rank, the straggler with its cause, busbw by message size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from textual.containers import VerticalScroll
+from textual.pilot import Pilot
+
+from gpudoctor.facts.measurements import (
+    Collective,
+    Launch,
+    Measurements,
+    ProbeProblem,
+    RankInfo,
+    Training,
+    TrainRank,
+)
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.source import load_source
+from gpudoctor.facts.telemetry import GpuUnderLoad, Spread, Telemetry
+from gpudoctor.tui.ranks_pane import RanksPane
+from tests.checks.measured import measured
+from tests.checks.test_training import rank, slow
+from tests.tui.pane_app import PaneApp, shown, state_of, text_of
+
+MIB = 2**20
+HGX = load_source("hgx-h100-8").node
+SLOW_5 = tuple(slow(5, 1.5, wait_ms=0.3) if number == 5 else rank(number, wait_ms=10.0) for number in range(8))
+
+
+def training(ranks: tuple[TrainRank, ...], **facts: Any) -> Training:
+    defaults: dict[str, Any] = {
+        "device": "cuda",
+        "world_size": len(ranks),
+        "steps": 15,
+        "batch_per_rank": 8,
+        "parameters": 59_000_000,
+        "gradient_bytes": 236_000_000,
+        "clock_invariant_ok": True,
+        "contribution_ok": True,
+        "gradient_error": 3e-7,
+        "solo_step_ms": 24.0,
+        "samples_per_s": 2064.0,
+        "steady_step_ms": 31.0,
+    }
+    return Training(ranks=ranks, **{**defaults, **facts})
+
+
+def collective(op: str, size_bytes: int, busbw: float, **facts: Any) -> Collective:
+    return Collective(op, size_bytes, "float32", 20, 100.0, 2.0, busbw, busbw, **facts)
+
+
+COLLECTIVES = (
+    *(collective("all_reduce", size, rate) for size, rate in ((4096, 0.01), (MIB, 30.0), (1024 * MIB, 481.0))),
+    *(collective("all_gather", size, rate) for size, rate in ((MIB, 25.0), (1024 * MIB, 390.0))),
+)
+
+
+def bar_of(text: str, number: int) -> str:
+    line = next(line for line in text.splitlines() if f"rank {number} " in line and line.count("|") == 2)
+    return line.split("|")[1]
+
+
+def test_bars_of_all_ranks_are_on_one_scale_that_is_said() -> None:
+    text = text_of(RanksPane(), state_of(HGX, measured(HGX, training=training(SLOW_5))), (120, 50))
+    assert "0 to 50 ms" in text
+    assert "█ compute  ░ wait  ▒ data" in text
+    width = len(bar_of(text, 0))
+    assert bar_of(text, 0).count("█") == pytest.approx(20 / 50 * width, abs=1)
+    assert bar_of(text, 0).count("░") == pytest.approx(10 / 50 * width, abs=1)
+    assert bar_of(text, 5).count("█") == pytest.approx(30 / 50 * width, abs=1)
+
+
+def test_the_straggler_is_marked_and_its_cause_is_told() -> None:
+    load = Telemetry(
+        "train",
+        5.0,
+        tuple(
+            GpuUnderLoad(
+                gpu.index,
+                gpu.uuid if isinstance(gpu.uuid, str) else None,
+                20,
+                {"utilization_pct": Spread(90.0, 97.0, 99.0)},
+                event_share={"sw-thermal": 0.4} if gpu.index == 5 else {},
+            )
+            for gpu in HGX.gpus
+        ),
+    )
+    figures = measured(HGX, training=training(SLOW_5), telemetry=(load,))
+    text = text_of(RanksPane(), state_of(HGX, figures), (120, 60))
+    marked = [line for line in text.splitlines() if line.startswith(">")]
+    assert [line.split("|")[0].split() for line in marked] == [[">rank", "5", "(GPU", "5)", "FAIL"]]
+    assert "FAIL train.balance  rank 5 (GPU 5): computes 1.50 x as long" in text
+    assert "likely        SW thermal slowdown active 40 % of the time" in text
+    assert "90 / 97 / 99" in text
+    assert "sw-thermal 40%" in text
+
+
+def test_even_ranks_are_marked_by_nothing() -> None:
+    even = training(tuple(rank(number) for number in range(8)))
+    text = text_of(RanksPane(), state_of(HGX, measured(HGX, training=even)))
+    assert not any(line.startswith(">") for line in text.splitlines())
+    assert "FAIL" not in text
+
+
+def test_speed_and_scaling_stand_above_the_bars() -> None:
+    text = text_of(RanksPane(), state_of(HGX, measured(HGX, training=training(SLOW_5))))
+    assert "2064 samples/s, 31.00 ms a plain step, 24.00 ms with one rank alone" in text
+    assert "efficiency 77%" in text
+
+
+def test_figures_that_were_not_read_are_dashes_and_a_loss_that_is_none_is_nan() -> None:
+    ranks = (rank(0), rank(1, loss_last=None, memory_peak_mib=Missing("not on this build")))
+    text = text_of(RanksPane(), state_of(HGX, measured(HGX, ranks=2, training=training(ranks))))
+    line = next(line for line in text.splitlines() if "rank 1 (GPU 1)" in line and line.count("|") == 2)
+    assert line.split("|")[2].split()[-2:] == ["5.000->NaN", "-"]
+
+
+def test_cpu_ranks_are_called_so() -> None:
+    launch = Launch("gloo", 2, (RankInfo(0, "cpu"), RankInfo(1, "cpu")))
+    figures = Measurements(
+        launch=launch,
+        training=training((rank(0), rank(1)), device="cpu"),
+        collectives=COLLECTIVES,
+        injected=("slow-rank=1:2",),
+    )
+    text = text_of(RanksPane(), state_of(HGX, figures))
+    assert text.splitlines()[0] == "Measured on 2 CPU ranks (gloo), no GPU is judged by them"
+    assert "INJECTED on purpose: slow-rank=1:2" in text
+    assert "CPU ranks: not judged" in text
+    assert "GPU 0" not in text
+
+
+def test_m_turns_to_the_next_operation_and_back() -> None:
+    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+        assert "busbw of all_reduce" in app.text
+        assert app.line_with("500 ┤").count("o") == 1
+        await pilot.press("m")
+        await pilot.pause()
+        assert "busbw of all_gather" in app.text
+        assert "500 ┤" in app.text, "both operations are on one axis"
+        await pilot.press("m")
+        await pilot.pause()
+        assert "busbw of all_reduce" in app.text
+
+    shown(RanksPane(), state_of(HGX, measured(HGX, collectives=COLLECTIVES)), body, focus=VerticalScroll)
+
+
+def test_all_operations_stand_in_the_table_and_wrong_results_are_named() -> None:
+    wrong = (*COLLECTIVES, collective("broadcast", 64 * MIB, 200.0, wrong_ranks=(3,), missing_ranks=(1, 2)))
+    text = text_of(RanksPane(), state_of(HGX, measured(HGX, collectives=wrong)))
+    assert "WRONG on rank 3  without rank 1, 2" in next(
+        line for line in text.splitlines() if line.startswith("broadcast")
+    )
+    rows = [line.split() for line in text.splitlines() if line.startswith("all_gather")]
+    assert rows == [
+        ["all_gather", "1", "MiB", "25.0", "100", "us", "2", "us"],
+        ["all_gather", "1", "GiB", "390", "100", "us", "2", "us"],
+    ]
+
+
+def test_a_rank_that_hangs_is_named_with_where_and_who_waits() -> None:
+    problem = ProbeProblem(
+        "train", "timeout", "rank 3 did not come back", rank=3, phase="train step 12", waiting=(0, 1), output=("[b]x",)
+    )
+    figures = measured(HGX, problems=(problem,), not_run={"train": Missing("rank 3 hung", "failed")})
+    text = text_of(RanksPane(), state_of(HGX, figures))
+    line = next(line for line in text.splitlines() if line.startswith("TIMEOUT rank 3"))
+    assert "in train step 12" in line
+    assert "rank 0, 1 waiting for it" in line
+    assert "[b]x" in text
+    assert "train      not measured: rank 3 hung" in text
+
+
+def test_before_any_run_it_says_what_to_press() -> None:
+    text = text_of(RanksPane(), state_of(HGX))
+    assert "Nothing measured yet." in text
+    assert [line.split()[0] for line in text.splitlines()[1:4]] == ["r", "R", "l"]
+    quick = text_of(RanksPane(), state_of(HGX, Measurements(not_run={"train": Missing("not asked for")})))
+    assert "No ranks have run" in quick
+    assert "train      not measured: not asked for" in quick
+
+
+def test_r_asks_for_collectives_and_the_train() -> None:
+    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+        await pilot.press("r")
+        await pilot.pause()
+        assert app.asked == [(("collective", "train"), "standard")]
+
+    shown(RanksPane(), state_of(HGX), body, focus=VerticalScroll)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)])
+def test_no_line_of_figures_is_broken_at_any_width(size: tuple[int, int]) -> None:
+    figures = measured(HGX, training=training(SLOW_5), collectives=COLLECTIVES)
+    text = text_of(RanksPane(), state_of(HGX, figures), (size[0], 80))
+    bars = [line for line in text.splitlines() if line.count("|") == 2]
+    assert len(bars) == 9, "a scale and eight ranks"
+    assert len({line.index("|") for line in bars}) == 1
+    assert all(len(line) <= size[0] - 2 for line in text.splitlines())
+
+
+def test_without_colours_the_words_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = state_of(HGX, measured(HGX, training=training(SLOW_5)))
+    coloured = text_of(RanksPane(), state)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert text_of(RanksPane(), state) == coloured
+
+
+def test_the_same_report_is_not_drawn_twice() -> None:
+    async def body(app: PaneApp, pilot: Pilot[None]) -> None:
+        from textual.widgets import Static
+
+        place = app.query_one("#ranks-figures", Static)
+        before = place.content
+        app.pane.show(app.state)
+        assert place.content is before
+        app.state.report = msgspec.structs.replace(app.state.report, measurements=Measurements())  # type: ignore[type-var]
+        app.pane.show(app.state)
+        assert place.content is not before
+
+    shown(RanksPane(), state_of(HGX, measured(HGX, training=training(SLOW_5))), body)

@@ -1,0 +1,86 @@
+"""`gpudoctor tui`: what it is asked for becomes a feed and a checker, or one line of error."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpudoctor.errors import UserError
+from gpudoctor.tui.playback_feed import PlaybackFeed
+from gpudoctor.tui.start import opened, ssh_command, start
+from tests.tui.doctor_app import (
+    recorded,
+)
+
+
+def options(**given: object) -> argparse.Namespace:
+    return argparse.Namespace(**{"node": None, "fault": [], "interval": 1.0, "theme": None, "config": None, **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"node": "hgx-h100-9"}, "did you mean hgx-h100-8"),
+        ({"node": "-"}, "the screen needs standard input for its keys"),
+        ({"node": "ssh:-oProxyCommand=x"}, "write it as ssh:HOST"),
+        ({"node": "ssh:"}, "write it as ssh:HOST"),
+        ({"node": "ssh:a b"}, "write it as ssh:HOST"),
+        ({"node": "ssh:n7", "fault": ["thermal@2"]}, "not for a machine over ssh"),
+        ({"fault": ["thermal@2"]}, "name one with --node"),
+        ({"node": "hgx-h100-8", "fault": ["nonsense"]}, "no fault is called 'nonsense'"),
+    ],
+)
+def test_nonsense_is_refused_before_the_screen_is_taken(given: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        opened(options(**given))
+
+
+def test_faults_on_a_recording_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not for a recorded stream"):
+        opened(options(node=str(recorded(tmp_path)), fault=["thermal@2"]))
+
+
+def test_a_recorded_stream_is_played_whatever_its_name(tmp_path: Path) -> None:
+    path = recorded(tmp_path).rename(tmp_path / "anything")
+    feed, _ = opened(options(node=str(path)))
+    assert isinstance(feed, PlaybackFeed)
+    assert feed.label == "anything"
+    feed.close()
+
+
+def test_another_machine_is_watched_over_the_users_own_ssh() -> None:
+    command = ssh_command("alice@n7", 2.0)
+    assert command[0] == "ssh"
+    assert command[command.index("--") :] == ["--", "alice@n7", "gpudoctor", "watch", "--interval", "2"]
+    feed, checker = opened(options(node="ssh:alice@n7"))
+    assert feed.label == "alice@n7"
+    assert checker.command((), "quick")[: len(["ssh"])] == ["ssh"]
+
+
+def test_without_a_terminal_it_says_so() -> None:
+    with pytest.raises(UserError, match="wants a terminal"):
+        start(options(node="hgx-h100-8"))
+
+
+def test_the_command_line_gives_one_line_and_exit_code_2() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gpudoctor", "tui", "--node", "hgx-h100-8"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_check_does_not_import_textual() -> None:
+    code = "import sys; from gpudoctor.cli import main; main(['check', '--node', 'hgx-h100-8', '--level', 'quick', '--json']); sys.exit('textual' in sys.modules)"  # noqa: E501
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0
