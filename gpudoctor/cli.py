@@ -95,8 +95,8 @@ def _source_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--node",
         metavar="SOURCE",
-        help="a facts file, an nvidia-smi dump, a directory of dumps, a bug report, a report JSON, - for stdin, "
-        "or a simulated node's name (see: gpudoctor nodes); without it, this machine",
+        help="a facts file, an nvidia-smi dump, a directory of dumps, a bug report, a report JSON, a recorded watch, "
+        "- for stdin, or a simulated node's name (see: gpudoctor nodes); without it, this machine",
     )
     parser.add_argument(
         "--fault", action="append", default=[], metavar="NAME[@GPU]", help="put a fault on the node; makes it SIMULATED"

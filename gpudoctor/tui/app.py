@@ -39,7 +39,7 @@ _MAIN_ACTIONS = (*("help", "run_one", "run_all", "level", "problems", "filter", 
 class Doctor(App[int]):
     """The screen. `feed` brings the lines, `checker` runs the checks; `clock` is Unix time.
 
-    The exit value is 0. `first_level` is run at the start, where the view may start anything.
+    The exit value is 0. `first_level` is run at the start; a read-only view runs nothing above quick.
     """
 
     CSS_PATH = "app.tcss"
@@ -120,10 +120,13 @@ class Doctor(App[int]):
         # the terminal that a stopped screen comes back to is empty
         self.app_resume_signal.subscribe(self, lambda _: self._draw_all())
         self.set_interval(1.0, self._second)
-        self.run_worker(self._listen(), group="feed", exit_on_error=True)
-        if self._first_level is not None and not self.state.read_only:
-            self.runs.want((), self._first_level, quiet=True)
         self.changed()
+        self.call_after_refresh(self._begin)  # the children would take the cores from the first paint
+
+    def _begin(self) -> None:
+        self.run_worker(self._listen(), group="feed", exit_on_error=True)
+        if self._first_level is not None:
+            self.runs.want((), self._first_level, quiet=True)
 
     def on_unmount(self) -> None:
         self.runs.close()

@@ -1,34 +1,8 @@
-"""Bars, sparklines and signs out of characters; every scale is fixed by the caller, never by the data."""
+"""Bars and signs out of characters; every scale is fixed by the caller, never by the data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
-_LEVELS = "▁▂▃▄▅▆▇█"
-NOT_READ = " "  # where a sparkline has no value
-
-
-def bar(value: float, limit: float, width: int, *, ascii_only: bool = False) -> str:
-    """`width` characters, filled by the share that `value` has of `limit`; outside of 0 to `limit` it is cut.
-
-    A value above 0 shows at least the thinnest mark, so that little does not look like nothing.
-
-    >>> bar(50, 100, 8), bar(6.25, 100, 8), bar(0, 100, 4), bar(250, 100, 4)
-    ('████    ', '▌       ', '    ', '████')
-    >>> bar(50, 100, 8, ascii_only=True), bar(0.1, 100, 4)
-    ('####....', '▏   ')
-    """
-    share = min(max(value / limit, 0.0), 1.0) if limit > 0 else 0.0
-    if ascii_only:
-        full = round(share * width)
-        return "#" * full + "." * (width - full)
-    eighths = round(share * width * 8)
-    if value > 0 and eighths == 0 and limit > 0:
-        eighths = 1
-    full, rest = divmod(eighths, 8)
-    drawn = "█" * full + (_EIGHTHS[rest] if rest else "")
-    return drawn[:width].ljust(width)
 
 
 def stacked(parts: Sequence[tuple[float, str]], limit: float, width: int) -> list[tuple[str, str]]:
@@ -56,27 +30,6 @@ def heat_sign(share: float) -> str:
     ('#', '#', '-', '.')
     """
     return "#" if share >= 0.9 else "-" if share >= 0.5 else "."
-
-
-def sparkline(values: Sequence[float | None], low: float, high: float, width: int) -> str:
-    """The last `width` values on the scale `low` to `high`, newest at the right; outside of it they are cut.
-
-    None leaves a blank: what was not read is not 0.
-
-    >>> sparkline([0, 25, 50, 100], 0, 100, 6), sparkline([100, 100], 0, 100, 2), sparkline([3, None, 5], 0, 100, 3)
-    ('  ▁▃▅█', '██', '▁ ▁')
-    """
-    shown = list(values)[-width:] if width > 0 else []
-    span = high - low
-    drawn = "".join(NOT_READ if value is None else _LEVELS[_level(value - low, span)] for value in shown)
-    return drawn.rjust(width)
-
-
-def _level(above: float, span: float) -> int:
-    if span <= 0:
-        return 0
-    top = len(_LEVELS) - 1
-    return min(max(int(above / span * top + 0.5), 0), top)
 
 
 def nice_limit(value: float) -> float:

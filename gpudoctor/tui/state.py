@@ -160,13 +160,18 @@ class State:
         return sorted(found, key=lambda row: (_BAD.index(row[1].status), row[1].explained_by is not None))
 
     def health_of(self, gpu: int) -> str:
-        """One word: FAIL, unknown, warn, ok; LOST where the driver no longer tells of it; "-" before any judgement."""
+        """One word: FAIL, unknown, warn, ok; LOST where the driver no longer tells of it; "-" where none judged it."""
         if gpu in self.lost:
             return "LOST"
         found = self.findings_of(gpu)
         if found:
             return {Status.FAIL: "FAIL", Status.UNKNOWN: "unknown", Status.WARN: "warn"}[found[0][1].status]
-        return "-" if self.report is None else "ok"
+        return "ok" if self._passed(gpu) else "-"
+
+    def _passed(self, gpu: int) -> bool:
+        """Whether any check looked at this GPU and found it fine."""
+        checks = self.report.checks if self.report is not None else ()
+        return any(f.status is Status.PASS and f.subject.gpu == gpu for check in checks for f in check.findings)
 
 
 _BAD = (Status.FAIL, Status.UNKNOWN, Status.WARN)

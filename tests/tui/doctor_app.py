@@ -160,12 +160,12 @@ Body = Callable[[Doctor, Pilot[Any]], Awaitable[None]]
 
 
 def shown(app: Doctor, body: Body, size: tuple[int, int] = (120, 36)) -> None:
-    """Run the app, wait until it was checked (where it may be), and do something with it."""
+    """Run the app, wait until it was checked, and do something with it."""
 
     async def run() -> None:
         async with app.run_test(size=size) as pilot:
             await until(pilot, lambda: app.state.tick is not None)
-            if not app.state.read_only and app._first_level is not None:
+            if app._first_level is not None:
                 await until(pilot, lambda: bool(app.state.runs) or app.state.running is not None)
             await body(app, pilot)
 

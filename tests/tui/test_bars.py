@@ -1,4 +1,4 @@
-"""Bars, signs, sparklines and plots out of characters."""
+"""Bars, signs and plots out of characters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import doctest
 import pytest
 
 from gpudoctor.tui import bars, plot
-from gpudoctor.tui.bars import bar, heat_sign, nice_limit, short, sparkline, stacked
+from gpudoctor.tui.bars import heat_sign, nice_limit, short, stacked
 from gpudoctor.tui.plot import plot_lines
 
 
@@ -16,23 +16,6 @@ def test_what_the_documentation_shows_is_what_is_drawn(module: object) -> None:
     results = doctest.testmod(module)  # type: ignore[arg-type]
     assert results.attempted > 0
     assert results.failed == 0
-
-
-@pytest.mark.parametrize("value", [-5.0, 0.0, 0.001, 33.3, 99.99, 100.0, 1e9])
-def test_a_bar_is_always_as_wide_as_asked_for(value: float) -> None:
-    assert len(bar(value, 100.0, 12)) == 12
-    assert len(bar(value, 100.0, 12, ascii_only=True)) == 12
-    assert len(bar(value, 0.0, 12)) == 12, "no scale, no bar"
-
-
-def test_a_constant_full_load_does_not_look_like_a_constant_idle_one() -> None:
-    assert sparkline([100.0] * 4, 0, 100, 4) == "████"
-    assert sparkline([0.0] * 4, 0, 100, 4) == "▁▁▁▁"
-
-
-def test_a_sparkline_keeps_the_newest_and_leaves_what_was_not_read_blank() -> None:
-    assert sparkline([0.0, 0.0, 100.0, None], 0, 100, 2) == "█ "
-    assert sparkline([], 0, 100, 3) == "   "
 
 
 def test_parts_of_a_bar_end_where_their_sum_does() -> None:

@@ -230,7 +230,7 @@ def test_a_read_only_view_starts_and_writes_nothing_and_says_why(
         assert "READ-ONLY" in screen_text(app).splitlines()[0]
         await pilot.press(key)
         await until(pilot, lambda: any("read-only" in note.message for note in app._notifications))
-        assert checker.asked == []
+        assert checker.asked == [((), "quick")], "the facts, which the view itself has judged"
         assert list(tmp_path.iterdir()) == []
         assert len(app.screen_stack) == 1
 

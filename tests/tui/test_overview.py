@@ -9,8 +9,11 @@ from types import ModuleType
 import msgspec
 import pytest
 
+from gpudoctor.checks.registry import select
 from gpudoctor.facts.node import Node
 from gpudoctor.facts.watched import GpuTick
+from gpudoctor.plugins import all_checks
+from gpudoctor.report.judge import Question, judge
 from gpudoctor.tui import host_words, words
 from gpudoctor.tui.gpu_columns import columns_for, gpu_row, heading
 from gpudoctor.tui.history import history_rows, step_for
@@ -222,3 +225,13 @@ def sixteen() -> Node:
         for gpu in node.gpus
     )
     return msgspec.structs.replace(node, gpus=(*node.gpus, *more))
+
+
+def test_a_gpu_that_no_check_has_looked_at_is_not_called_ok() -> None:
+    node = node_of()
+    state = state_of(node)
+    assert state.health_of(3) == "-", "nothing was judged"
+    state.report = judge(node, question=Question(checks=select(all_checks(), ["env"]), level="quick"))
+    assert state.health_of(3) == "-", "only the environment was"
+    state.report = judge(node, question=Question(checks=select(all_checks(), ["gpu.lost"]), level="quick"))
+    assert state.health_of(3) == "ok"

@@ -193,7 +193,7 @@ def test_no_app_outlives_the_server_however_it_ends(number: signal.Signals) -> N
     async def body() -> None:
         async with serving() as served, served.websocket() as browser:
             seen = b""
-            while b"READ-ONLY" not in seen:
+            while b"SIMULATED" not in seen:  # its own child tells it that
                 seen += (await asyncio.wait_for(browser.receive(), DEADLINE_S)).data
             family = served.children()
             assert len(family) >= 2
