@@ -99,7 +99,7 @@ def test_a_count_that_fails_leaves_no_gpus_and_says_why(tmp_path: Path) -> None:
 
 
 def test_the_slowest_call_is_named_with_its_gpu(tmp_path: Path) -> None:
-    slow = Fault("nvmlDeviceGetName", gpu=1, delay_s=0.05)
+    slow = Fault("nvmlDeviceGetName", gpu=1, delay_s=1.0)  # longer than a busy machine stalls any other
     driver, _, _ = read(make_root(tmp_path), make_node(2), slow)
     assert driver.slowest_call == "nvmlDeviceGetName on GPU 1"
     assert isinstance(driver.slowest_call_s, float)
