@@ -160,9 +160,10 @@ def test_a_library_that_does_not_start_is_a_reason() -> None:
 
 def test_the_slowest_call_is_told_at_the_end() -> None:
     node = make_node(1)
-    _, _, [end] = sample(FakeNvml(node, (Fault("nvmlDeviceGetTemperature", delay_s=0.02),)), node, ticks=1)
+    # longer than a busy machine stalls any other
+    _, _, [end] = sample(FakeNvml(node, (Fault("nvmlDeviceGetTemperature", delay_s=0.5),)), node, ticks=1)
     assert (end.end, end.slowest_call) == (True, "nvmlDeviceGetTemperature")
-    assert end.slowest_s >= 0.02
+    assert end.slowest_s >= 0.5
     assert end.calls > 10
 
 
