@@ -160,13 +160,18 @@ class State:
         return sorted(found, key=lambda row: (_BAD.index(row[1].status), row[1].explained_by is not None))
 
     def health_of(self, gpu: int) -> str:
-        """One word: FAIL, unknown, warn, ok; LOST where the driver no longer tells of it; "-" where none judged it."""
+        """One word: FAIL, unknown, warn, ok; LOST where the driver no longer tells of it; "-" where none judged it.
+
+        While nothing comes, what was fine before is unknown: silence is no pass.
+        """
         if gpu in self.lost:
             return "LOST"
         found = self.findings_of(gpu)
         if found:
             return {Status.FAIL: "FAIL", Status.UNKNOWN: "unknown", Status.WARN: "warn"}[found[0][1].status]
-        return "ok" if self._passed(gpu) else "-"
+        if not self._passed(gpu):
+            return "-"
+        return "ok" if self.trouble is None else "unknown"
 
     def _passed(self, gpu: int) -> bool:
         """Whether any check looked at this GPU and found it fine."""

@@ -235,3 +235,14 @@ def test_a_gpu_that_no_check_has_looked_at_is_not_called_ok() -> None:
     assert state.health_of(3) == "-", "only the environment was"
     state.report = judge(node, question=Question(checks=select(all_checks(), ["gpu.lost"]), level="quick"))
     assert state.health_of(3) == "ok"
+
+
+def test_while_the_driver_is_silent_nothing_is_called_ok_and_a_fault_stays_one() -> None:
+    node = node_of("hgx-h100-8", "pcie-width-x8@5")
+    state = state_of(node)
+    state.report = judge(node, question=Question(level="quick"))
+    assert (state.health_of(3), state.health_of(5)) == ("ok", "FAIL")
+    state.silent("driver not answering: nvmlDeviceGetName has not returned for 4 s", 0.0)
+    assert (state.health_of(3), state.health_of(5)) == ("unknown", "FAIL")
+    state.answered(1.0)
+    assert state.health_of(3) == "ok"
