@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint coverage clean
+.PHONY: demo test lint coverage fuzz soak clean
 
 demo: $(VENV)/.installed
 	$(BIN)/gpudoctor check --node hgx-h100-8 --backend gloo --ranks 2
@@ -22,6 +22,14 @@ lint: $(VENV)/.installed-dev
 
 coverage: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --cov=gpudoctor/facts --cov=gpudoctor/checks --cov-report=term --cov-fail-under=95 -p no:cacheprovider
+
+# 100,000 broken inputs for every parser, about 25 minutes; GPUDOCTOR_FUZZ_INPUTS is another number
+fuzz: $(VENV)/.installed-dev
+	GPUDOCTOR_FUZZ=1 $(BIN)/python -m pytest tests/fuzz
+
+# 1,000 checks of random nodes and faults, each verdict compared with the expected one
+soak: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.soak
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("gpudoctor needs Python 3.10 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ..." if sys.version_info < (3, 10) else 0)'

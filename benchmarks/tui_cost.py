@@ -35,7 +35,7 @@ import pynvml
 from msgspec.structs import replace
 from gpudoctor.facts.gpu import GpuProcess
 from gpudoctor.facts.source import load_source
-from tests.fake_nvml import FakeNvml
+from gpudoctor.testing.fake_nvml import FakeNvml
 
 node = load_source({node!r}).node
 pids = {pids!r}

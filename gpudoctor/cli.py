@@ -46,7 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parsed(given: list[str]) -> argparse.Namespace:
     parser = _parser()
-    args = parser.parse_args(given)
+    if given[:1] == ["fake-driver"] and "--" in given:
+        # what stands behind -- is the program's own, and no argparse must look at it
+        place = given.index("--")
+        args = parser.parse_args(given[:place])
+        args.program = given[place + 1 :]
+    else:
+        args = parser.parse_args(given)
     for name, value in vars(args).items():
         # some versions of argparse make an empty list of `--node=--`
         if (value == [] and name in ("node", "gpu", "profile", "config", "output")) or (
@@ -75,8 +81,10 @@ def _parser() -> argparse.ArgumentParser:
     facts.add_argument("--redact", action="store_true", help="replace UUIDs, serials, names of hosts, users, processes")
     facts.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE, atomically")
     facts.add_argument("--deadline", type=_seconds, default=None, metavar="SECONDS", help="for reading the facts (10)")
+    _bundle_parser(commands)
     _watch_parser(commands)
     _tui_parser(commands)
+    _fake_driver_parser(commands)
     _command(commands, "nodes", "the packaged simulated nodes and the faults that can be put on them")
     schema = _command(commands, "schema", "JSON Schema")
     schema.add_argument("of", nargs="?", choices=("report", "facts", "config"), default="report")
@@ -95,8 +103,8 @@ def _source_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--node",
         metavar="SOURCE",
-        help="a facts file, an nvidia-smi dump, a directory of dumps, a bug report, a report JSON, a recorded watch, "
-        "- for stdin, or a simulated node's name (see: gpudoctor nodes); without it, this machine",
+        help="a facts file, an nvidia-smi dump, a directory of dumps, a bug report, a report JSON, a bundle, "
+        "a recorded watch, - for stdin, or a simulated node's name (see: gpudoctor nodes); without it, this machine",
     )
     parser.add_argument(
         "--fault", action="append", default=[], metavar="NAME[@GPU]", help="put a fault on the node; makes it SIMULATED"
@@ -131,6 +139,9 @@ def _check_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "--include-facts", action="store_true", help="put the facts as JSON into JSON (it can be judged again) and HTML"
     )
     check.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the report to FILE, atomically")
+    check.add_argument(
+        "--redact", action="store_true", help="replace UUIDs, serials, names of hosts, users, processes, addresses"
+    )
     check.add_argument("--fail-on", choices=("fail", "warn", "never"), help="what exits with 1 (default: fail)")
     check.add_argument(
         "--require", action="append", default=[], metavar="ID", help="exit 3 where this check gave no verdict"
@@ -142,6 +153,18 @@ def _check_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         help="say on stderr what goes on, as JSON lines (progress, rank, probe, left_s); ends when nobody reads them",
     )
     check.add_argument("--color", choices=("auto", "always", "never"), default="auto")
+
+
+def _bundle_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    bundle = _command(commands, "bundle", "facts, a quick report, kernel lines and versions in one .tar.gz")
+    _source_options(bundle)
+    bundle.add_argument(
+        "--redact", action="store_true", help="replace UUIDs, serials, names of hosts, users, processes"
+    )
+    bundle.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="default: gpudoctor-HOST-DATE.tar.gz here; never replaces one"
+    )
+    bundle.add_argument("--deadline", type=_seconds, default=None, metavar="SECONDS", help="for reading the facts (10)")
 
 
 def _watch_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -181,6 +204,16 @@ def _tui_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "since ps shows arguments",
     )
     tui.add_argument("--read-only", action="store_true", help=argparse.SUPPRESS)
+
+
+def _fake_driver_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    fake = _command(commands, "fake-driver", "run any NVML program against a simulated node or a capture")
+    fake.usage = "gpudoctor fake-driver --node SOURCE [--fault NAME[@GPU]] -- PROGRAM [ARGUMENT ...]"
+    fake.epilog = (
+        "The library libnvidia-ml.so.1 is built with cc, gcc, clang or $CC and kept in the cache. Exit code: the "
+        "program's own; 126 it cannot be started, 127 there is none of that name, 2 gpudoctor could not do its work."
+    )
+    _source_options(fake)
 
 
 def _interval(text: str) -> float:
@@ -251,6 +284,12 @@ def _facts(args: argparse.Namespace) -> int:
     return OK
 
 
+def _bundle(args: argparse.Namespace) -> int:
+    from gpudoctor.bundling import bundle
+
+    return bundle(args)
+
+
 def _nodes(args: argparse.Namespace) -> int:
     from gpudoctor.facts.simulated import faults, node_titles
 
@@ -294,6 +333,16 @@ def _config(args: argparse.Namespace) -> int:
     return OK
 
 
+def _fake_driver(args: argparse.Namespace) -> int:
+    if args.node is None:
+        raise UserError("fake-driver wants --node SOURCE: whose driver is to be played (see: gpudoctor nodes)")
+    if not getattr(args, "program", None):
+        raise UserError("fake-driver wants a program behind --, as in: gpudoctor fake-driver --node NAME -- nvitop -1")
+    from gpudoctor.fake_driver.command import fake_driver
+
+    return fake_driver(args)
+
+
 def _watch(args: argparse.Namespace) -> int:
     from gpudoctor.watching import watch
 
@@ -316,7 +365,9 @@ _COMMANDS = {
     "list": _list,
     "explain": _explain,
     "facts": _facts,
+    "bundle": _bundle,
     "nodes": _nodes,
+    "fake-driver": _fake_driver,
     "watch": _watch,
     "tui": _tui,
     "schema": _schema,

@@ -140,6 +140,10 @@ def check(args: argparse.Namespace) -> int:
         signal = InterruptedBySignal(signals[0])
         run = msgspec.structs.replace(report.run, interrupted=str(signal))
         report = msgspec.structs.replace(report, run=run, exit_code=signal.exit_code)
+    if args.redact:
+        from gpudoctor.facts.redact import Redaction
+
+        report = Redaction(node).of(report)
     return _write(report, args)
 
 
@@ -192,6 +196,10 @@ def write_error(args: argparse.Namespace, message: str, code: int) -> int:
         measurements=Measurements(),
         error=printable(message),
     )
+    if args.redact:
+        from gpudoctor.facts.redact import Redaction
+
+        report = Redaction(_nothing_read(args.node)).of(report)
     return _write(report, args)
 
 

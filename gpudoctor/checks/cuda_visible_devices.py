@@ -107,7 +107,13 @@ def _read(
     stop = next((i for i, device in enumerate(found) if isinstance(device, _Bad)), len(found))
     # torch looks for repeats before it knows how many GPUs there are: up to the first non-number
     readable = next((i for i, key in enumerate(keys) if isinstance(key, _Bad)), len(keys))
-    repeated = next((i for i in range(readable) if keys[i] in keys[:i]), None)
+    seen: set[object] = set()
+    repeated: int | None = None
+    for place, key in enumerate(keys[:readable]):
+        if key in seen:
+            repeated = place
+            break
+        seen.add(key)
     bad = found[stop] if stop < len(found) else None
     if isinstance(bad, _Bad) and bad.unresolved:
         return Visible(value, unresolved=bad.why)

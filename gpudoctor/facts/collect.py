@@ -16,6 +16,7 @@ from gpudoctor.facts.gpu import Fact, Gpu, GpuPair
 from gpudoctor.facts.missing import NOT_READ, Missing
 from gpudoctor.facts.node import Driver, Node, Source, Unanswered
 from gpudoctor.facts.nvml_kernel import read_kernel_module
+from gpudoctor.facts.stand_in import stand_in
 
 if TYPE_CHECKING:
     from gpudoctor.facts.nvml_process import Collected
@@ -39,18 +40,34 @@ def collect_live(
     `call_deadline_s` (nvmlInit and the handle lookup: `deadline_s`) becomes an `Unanswered`; what
     was read before stays, and the leaves that were not reached are Missing (failed) and name
     that call. Neither pynvml nor torch is imported here. `progress` gets a line for people now
-    and then. `nvml_module`, as module:factory:argument, stands in for pynvml in tests.
+    and then. `nvml_module`, as module:factory:argument, stands in for pynvml in tests. Under
+    `gpudoctor fake-driver` the node is the one that is played, and SIMULATED.
     """
+    played = stand_in(os.environ) if root == Path("/") else None
+    if played is None:
+        return _collect(root, deadline_s, call_deadline_s, progress, nvml_module, lambda: _read_host(root))
+    read = _collect(played.root, deadline_s, call_deadline_s, progress, nvml_module, played.around)
+    return played.placed(read)
+
+
+def _collect(
+    root: Path,
+    deadline_s: float,
+    call_deadline_s: float,
+    progress: Callable[[str], None] | None,
+    nvml_module: str | None,
+    read_around: Callable[[], dict[str, Any]],
+) -> Node:
     driver = read_kernel_module(root)
     if driver.module_loaded is False:
-        return _merge(root, driver, (), Missing("the driver is not loaded"), _read_host(root))
+        return _merge(root, driver, (), Missing("the driver is not loaded"), read_around())
     from gpudoctor.facts.nvml_process import Collected, Collector
 
     try:
         collector = Collector(root, nvml_module)
     except OSError as error:  # no more processes or files may be opened, or Python itself is gone
         nothing = Collected(f"the collector could not be started: {error.strerror or error}")
-        return _merge(root, *_complete(nothing, driver), _read_host(root))
+        return _merge(root, *_complete(nothing, driver), read_around())
     answers: list[Collected] = []
     # a thread that waits on a pipe: the host's readers (journalctl is slow) run meanwhile
     listener = threading.Thread(
@@ -58,7 +75,7 @@ def collect_live(
     )
     listener.start()
     try:
-        host = _read_host(root)
+        host = read_around()
         listener.join(deadline_s + _SLACK_S)
     finally:
         collector.end()

@@ -100,11 +100,19 @@ def read_memory(door: Door) -> dict[str, Any]:
         size = in_range(getattr(info, name, UNSUPPORTED), low, _MAX_COUNT, f"nvmlDeviceGetMemoryInfo.{name}")
         return size if isinstance(size, Missing) else int(size) >> MIB_SHIFT
 
+    total = mib("total", 1 << MIB_SHIFT)
+
+    def part(name: str) -> int | Missing:
+        size = mib(name, 0)
+        if isinstance(size, Missing) or isinstance(total, Missing) or size <= total:
+            return size
+        return Missing(f"nvmlDeviceGetMemoryInfo.{name} said {size} MiB of {total}, which cannot be", "failed")
+
     return {
-        "memory_total_mib": mib("total", 1 << MIB_SHIFT),
-        "memory_reserved_mib": mib("reserved", 0),
-        "memory_used_mib": mib("used", 0),
-        "memory_free_mib": mib("free", 0),
+        "memory_total_mib": total,
+        "memory_reserved_mib": part("reserved"),
+        "memory_used_mib": part("used"),
+        "memory_free_mib": part("free"),
     }
 
 

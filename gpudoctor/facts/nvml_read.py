@@ -12,12 +12,13 @@ from msgspec.structs import replace
 from gpudoctor.facts.gpu import Gpu, GpuPair
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Driver, short_bus_id
-from gpudoctor.facts.nvml import Crumbs, Door, DriverError, load_pynvml
+from gpudoctor.facts.nvml import Crumbs, Door, DriverError, in_range, load_pynvml
 from gpudoctor.facts.nvml_gpu import System, read_gpu
 from gpudoctor.facts.nvml_kernel import read_kernel_module
 from gpudoctor.facts.nvml_links import read_pair
 
 _LIBRARY_NOT_FOUND = 12
+_MOST_GPUS = 1024  # no machine has so many
 _INIT, _COUNT, _HANDLE = "nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"
 
 
@@ -103,7 +104,8 @@ def _nvml_version(door: Door) -> str | Missing:
 
 def _system(door: Door, driver: Driver) -> tuple[Driver, int]:
     cuda = door.ask_of(None, "nvmlSystemGetCudaDriverVersion_v2")
-    count = door.ask_of(None, _COUNT)
+    # a thread is started for each: a count that cannot be must not become millions of them
+    count = in_range(door.ask_of(None, _COUNT), 0, _MOST_GPUS, _COUNT)
     driver = replace(
         driver,
         library_version=door.ask_of(None, "nvmlSystemGetDriverVersion"),

@@ -1,61 +1,180 @@
-"""Facts that may be shown to strangers: what names a person, a machine or a part is replaced."""
+"""What may be shown to strangers: what names a person, a machine or a part is replaced, the same way everywhere."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from gpudoctor.facts.missing import known
 from gpudoctor.facts.node import Node
 
+T = TypeVar("T")
+
+REDACTED = "redacted"
 # GPU-, MIG- and bare UUIDs: the same one gets the same stand-in everywhere, so relations stay
 _UUID = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")
-_ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
+_PREFIXED = re.compile(r"\b(GPU-|MIG-)([0-9a-fA-F][0-9a-fA-F-]*)")
+# a number with leading zeros (a VBIOS version) or with a fifth part is no address
+_OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_ADDRESS = re.compile(rf"(?<![\d.]){_OCTET}(?:\.{_OCTET}){{3}}(?!\.?\d)")
+_GROUPS = r"[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4})"
+_ADDRESS_6 = re.compile(rf"(?<![\w:.])(?:{_GROUPS}{{7}}|{_GROUPS}{{0,6}}::(?:{_GROUPS}{{0,6}})?)(?![\w:.])")
+_HARDWARE_ADDRESS = re.compile(
+    r"(?<![\w:.])(?:[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2}){5,19}|[0-9a-fA-F]{4}(?::[0-9a-fA-F]{4}){3})(?![\w:.])"
+)
+_HOME = re.compile(r"(/(?:home|Users|root)/)[^/\s:;,'\"]+")
+_PROCESS = re.compile(r"\b((?:pid|name|comm)=)('[^']*'|[^,]*)")
+# the host name that syslog and journalctl put before the kernel's line
+_LOG_HOST = re.compile(r"^((?:\w{3} +\d+ [\d:.]+|\d{4}-\d\d-\d\dT\S+|\[ *[\d.]+\]) )(\S+)(?= kernel: )")
 _SECRET_KEYS = {"serial", "hostname", "user", "board_part_number", "torch_location"}
-_NAMING_VARIABLES = re.compile(r"SLURM_.*(NODE|USER|ACCOUNT|HOST|JOB_NAME|DIR)|MASTER_ADDR|.*_FILE|.*_PATH|.*PLUGIN")
+# words that are compared or looked up, never free text; a host may be called like one of them
+_VOCABULARY = {
+    *("kind", "schema", "status", "level", "id", "check", "op", "unit", "verdict", "explained_by", "explains"),
+    *("bus_id", "brand", "architecture", "compute_capability", "pci_device_id", "pci_subsystem_id", "vbios"),
+    *("device_id", "pci_class", "vendor_id", "cpu_affinity", "cpus", "cpus_usable_list", "event_reasons", "profile"),
+    *("library_version", "module_version", "cuda_version", "version", "torch", "torch_cuda", "nccl", "python"),
+    *("kernel", "os_name", "machine", "driver", "cuda", "nccl_copies", "faults", "collected_at", "started_at"),
+}
+_NAMING_VARIABLES = re.compile(
+    r"SLURM.*(NODE(LIST|NAME)|USER|ACCOUNT|HOST|NAME|DIR|ADDR|PARTITION)|MASTER_ADDR|HOSTNAME|USER|.*_FILE|.*_PATH"
+    r"|.*PLUGIN|.*_DIR|.*_LOGS_SPECS|TORCHELASTIC_RUN_ID"
+)
+_HARMLESS = {"root", "localhost", "none", "true", "false", REDACTED}  # they name nobody
 
 
 def redacted(node: Node) -> Node:
     """The node without serials, host names, users, process names, addresses; UUIDs as consistent stand-ins.
 
-    Kernel lines lose `pid=` and `name=`; variables that name hosts or files lose their values.
+    Kernel lines lose `pid=` and `name=`; variables that name hosts or files lose their values. Bus ids
+    stay: they name slots. The node is judged as before.
     """
-    stand_ins: dict[str, str] = {}
-    host = node.host.hostname if isinstance(node.host.hostname, str) else ""
-    raw = _walk(msgspec.to_builtins(node), "", stand_ins, host)
-    for gpu in raw.get("gpus", ()):
-        for process in gpu.get("processes", ()) if isinstance(gpu.get("processes"), list) else ():
-            process["name"] = "redacted"
-    variables = raw.get("environment", {}).get("variables", ())
-    for variable in variables if isinstance(variables, list) else ():
-        if _NAMING_VARIABLES.fullmatch(variable["name"]):
-            variable["value"] = "redacted"
-    return msgspec.convert(raw, Node)
+    return Redaction(node).node
 
 
-def _walk(value: Any, key: str, stand_ins: dict[str, str], host: str) -> Any:
-    if isinstance(value, dict):
-        if "missing" in value:
-            return value
-        return {k: _walk(v, k, stand_ins, host) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_walk(item, key, stand_ins, host) for item in value]
-    if not isinstance(value, str) or key == "kind":
-        return value
-    if key in _SECRET_KEYS:
-        return "redacted"
-    return _line(value, stand_ins, host)
+class Redaction:
+    """One node's secrets and their stand-ins, to take them out of everything that was said of this node.
 
+    `node` is the node itself without them; `of` does the same to a report, `text` to a line.
+    """
 
-def _line(text: str, stand_ins: dict[str, str], host: str) -> str:
-    def stand_in(match: re.Match[str]) -> str:
-        uuid = match.group().lower()
+    def __init__(self, node: Node) -> None:
+        self._stand_ins: dict[str, str] = {}
+        self._secrets: dict[str, str] = {}
+        for gpu in node.gpus:
+            self._stand_in_of(known(gpu.uuid))
+            self._hide(known(gpu.serial))
+            for mig in known(gpu.settings.mig_instances) or ():
+                self._stand_in_of(known(mig.uuid))
+            for process in known(gpu.processes) or ():
+                self._hide(known(process.name), known(process.user))
+        self._uuids = [uuid for gpu in node.gpus if (uuid := known(gpu.uuid))]
+        hostname = known(node.host.hostname)
+        self._hide(hostname, (hostname or "").partition(".")[0], known(node.software.torch_location))
+        if node.source.kind != "simulated":
+            self._hide(node.source.name)
+        for place, name in enumerate(node.source.files, 1):
+            self._secrets[name] = f"dump-{place}"
+        for variable in known(node.environment.variables) or ():
+            if _NAMING_VARIABLES.fullmatch(variable.name):
+                self._hide(variable.value)
+        for event in known(node.kernel_log.events) or ():
+            if host := _LOG_HOST.match(event.text):
+                self._hide(host[2])
+        longest_first = sorted(self._secrets, key=len, reverse=True)
+        words = "|".join(re.escape(word) for word in longest_first)
+        self._any_secret = re.compile(rf"(?<![A-Za-z0-9_])(?:{words})(?![A-Za-z0-9_])") if words else None
+        self.node = self.of(node)
+
+    def of(self, thing: T) -> T:
+        """A copy of a struct (facts, report, measurements) without the secrets, of the same type."""
+        raw = self._value(msgspec.to_builtins(thing), "")
+        return msgspec.convert(raw, type(thing))
+
+    def text(self, text: str) -> str:
+        """Free text without the secrets."""
+        text = _LOG_HOST.sub(rf"\1{REDACTED}", text)
+        text = _UUID.sub(lambda match: self._uuid(match.group()), text)
+        text = _HOME.sub(rf"\1{REDACTED}", _PROCESS.sub(rf"\1{REDACTED}", text))
+        for address in (_HARDWARE_ADDRESS, _ADDRESS_6, _ADDRESS):
+            text = address.sub("0.0.0.0", text)
+        if self._any_secret is not None:
+            text = self._any_secret.sub(lambda match: self._secrets[match.group()], text)
+        return text
+
+    def _hide(self, *words: str | None) -> None:
+        for word in words:
+            # a serial has many digits; fewer are any number
+            if word and word.strip() and word.lower() not in _HARMLESS and not (word.isdecimal() and len(word) <= 6):
+                self._secrets[word] = REDACTED
+
+    def _stand_in_of(self, uuid: str | None) -> str:
+        """The stand-in of a whole `uuid` leaf; one of another form than usual is a secret word."""
+        if uuid is None:
+            return ""
+        if _UUID.search(uuid):
+            return _UUID.sub(lambda match: self._uuid(match.group()), uuid)
+        if uuid not in self._secrets:
+            head = uuid[:4] if uuid.startswith(("GPU-", "MIG-")) else ""
+            self._secrets[uuid] = f"{head}{self._next()}"
+        return self._secrets[uuid]
+
+    def _uuid(self, uuid: str) -> str:
+        uuid = uuid.lower()
         if set(uuid) <= {"0", "-"}:
-            return match.group()
-        return stand_ins.setdefault(uuid, f"{len(stand_ins) + 1:08x}-0000-0000-0000-000000000000")
+            return uuid
+        if uuid not in self._stand_ins:
+            self._stand_ins[uuid] = self._next()
+        return self._stand_ins[uuid]
 
-    text = _UUID.sub(stand_in, text)
-    text = _ADDRESS.sub("0.0.0.0", text)
-    text = re.sub(r"(pid=)[^,]*|(name=)[^,]*", lambda m: (m.group(1) or m.group(2)) + "redacted", text)
-    return text.replace(host, "redacted") if len(host) > 2 else text
+    def _next(self) -> str:
+        number = len(self._stand_ins) + sum(1 for word in self._secrets.values() if word.endswith("-0000-000000000000"))
+        return f"{number + 1:08x}-0000-0000-0000-000000000000"
+
+    def _value(self, value: Any, key: str) -> Any:
+        if isinstance(value, dict):
+            return self._mapping(value, key)
+        if key == "argv":
+            return [REDACTED] if value else []
+        if isinstance(value, (list, tuple)):
+            return [self._value(item, key) for item in value]
+        if not isinstance(value, str) or key in _VOCABULARY:
+            return value
+        if key in _SECRET_KEYS:
+            return REDACTED
+        return self._stand_in_of(value) if key == "uuid" else self.text(value)
+
+    def _mapping(self, raw: dict[str, Any], key: str) -> dict[str, Any]:
+        made = {name: self._value(value, name) for name, value in raw.items()}
+        if "missing" in raw:
+            made = {name: self.text(value) if name == "missing" else value for name, value in raw.items()}
+        elif key == "variables":
+            made = self._variable(raw)
+        elif self._names_someone(raw, key) and isinstance(raw.get("name"), str):
+            made["name"] = REDACTED
+        elif "index" in raw or "matched_by" in raw:
+            made |= {"name": raw["name"]} if "name" in raw else {}  # a model's or a profile's name
+        return made
+
+    def _names_someone(self, raw: dict[str, Any], key: str) -> bool:
+        """Whether this struct's `name` is that of a process, a host, or a file that a person named."""
+        if key == "source":
+            return raw.get("kind", "facts") != "simulated" and bool(raw.get("name"))
+        return key in ("processes", "host")
+
+    def _variable(self, raw: dict[str, Any]) -> dict[str, Any]:
+        name, value = raw["name"], raw["value"]
+        if _NAMING_VARIABLES.fullmatch(name):
+            return {**raw, "value": REDACTED if value else value}
+        return {**raw, "value": _PREFIXED.sub(self._shortened, self.text(value))}
+
+    def _shortened(self, match: re.Match[str]) -> str:
+        """A UUID of which only the start is written, as CUDA_VISIBLE_DEVICES takes it: it stays as clear as it was."""
+        word, head, rest = match[0], match[1], match[2]
+        if _UUID.fullmatch(rest):
+            return word
+        meant = [uuid for uuid in self._uuids if uuid.startswith(word)]
+        if len(meant) == 1:
+            return self._stand_in_of(meant[0])
+        return f"{head}0000" if meant else f"{head}ffffffff"

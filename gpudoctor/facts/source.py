@@ -34,7 +34,7 @@ def load_source(name: str, *, stdin: BinaryIO | None = None, environ: Mapping[st
 
     In this order: `-` is stdin; an existing file is facts (JSON, YAML), a report, a stream of
     `gpudoctor watch` (its first facts), a dump of a vendor tool or a bug report, packed with gzip
-    or not; an existing directory is one of dumps;
+    or not, or a bundle of `gpudoctor bundle`; an existing directory is one of dumps;
     else it is the name of a packaged simulated node, which takes CUDA_*, NCCL_* and SLURM_* from
     `environ` (not given: this process's own), so that a setting can be tried on it.
     Raise SourceError, one line that names the file and the place, for what cannot be read.
@@ -116,6 +116,13 @@ def _from_bytes(data: bytes, name: str) -> Loaded:
     from gpudoctor.facts.captures.opened import head_text
     from gpudoctor.facts.captures.recognise import HEAD_BYTES, recognise
 
+    if data[257:262] == b"ustar":
+        from gpudoctor.facts.bundle import load_bundle
+
+        try:
+            return Loaded(*load_bundle(data))
+        except SourceError as error:
+            raise SourceError(f"{name}: {error}") from None
     head = head_text(data)
     if head.lstrip().startswith("{"):
         from gpudoctor.facts.watch_file import is_stream, node_of_stream

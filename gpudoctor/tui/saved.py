@@ -9,7 +9,9 @@ import msgspec
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
 from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures.facts_file import checked
 from gpudoctor.facts.captures.opened import read_file
+from gpudoctor.facts.node import Node
 from gpudoctor.report.report import Report
 
 
@@ -25,9 +27,14 @@ def load_report(path: str) -> Report:
         raise UserError(f"{name}: {error}") from None
     try:
         report = msgspec.json.decode(data, type=Report)
-    except msgspec.DecodeError as error:
-        said = printable(str(error))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        said = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
         raise UserError(f"{name}: not a report of gpudoctor check --json ({said})") from None
+    if isinstance(report.facts, Node):
+        try:
+            report = msgspec.structs.replace(report, facts=checked(report.facts))
+        except SourceError as error:
+            raise UserError(f"{name}: {error}") from None
     if report.error is not None:
         raise UserError(f"{name}: a report in which nothing was judged: {printable(report.error)}")
     return report

@@ -20,11 +20,11 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.gpu import GpuProcess
 from gpudoctor.facts.node import Node
 from gpudoctor.facts.watched import Opening, Tick, WatchLine
+from gpudoctor.testing.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
 from gpudoctor.watching import ClosedError, Lines, Live, follow
 from tests.cli.conftest import Gpudoctor
 from tests.conftest import ROOT
 from tests.facts.nvml_nodes import make_node, make_root, with_gpu
-from tests.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
 
 PATIENT_S = 60.0
 Start = Callable[..., "subprocess.Popen[bytes]"]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.collect import collect_live
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.node import Node
-from tests.fake_nvml import Fault, Script, write_script
+from gpudoctor.testing.fake_nvml import Fault, Script, write_script
 
 CALL_DEADLINE_S = 0.8
 

@@ -26,7 +26,7 @@ from gpudoctor.facts.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.node import Driver, Node
 from gpudoctor.facts.nvml import Crumbs, NoCrumbs
 from gpudoctor.facts.nvml_read import read_nvml
-from tests.fake_nvml import FakeNvml, Fault
+from gpudoctor.testing.fake_nvml import FakeNvml, Fault
 
 ASKED_NOT = Missing("not asked: the link leads to a switch")
 

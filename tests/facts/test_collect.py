@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from gpudoctor.facts.collect import collect_live, fill
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import Missing
+from gpudoctor.testing.fake_nvml import FakeNvml, Fault, from_file
 from tests.facts.live_nodes import CALL_DEADLINE_S, as_read, collect
 from tests.facts.nvml_nodes import make_node, make_root
-from tests.fake_nvml import FakeNvml, Fault, from_file
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
 

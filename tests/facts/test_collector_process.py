@@ -15,10 +15,10 @@ import pytest
 from gpudoctor.facts.collect import collect_live
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Host
+from gpudoctor.testing.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
 from tests.conftest import ROOT
 from tests.facts.live_nodes import as_read, collect
 from tests.facts.nvml_nodes import make_node, make_root
-from tests.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
 

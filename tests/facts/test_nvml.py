@@ -14,8 +14,8 @@ from gpudoctor.facts.gpu import CallError, Gpu, PcieLink, Thermal
 from gpudoctor.facts.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.nvml_read import read_nvml
 from gpudoctor.facts.simulated import load_node
+from gpudoctor.testing.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, FakeNvml, Fault
 from tests.facts.nvml_nodes import ASKED_NOT, Heard, make_node, make_root, read
-from tests.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, FakeNvml, Fault
 
 CARRIED = (
     "a100-mig-8",

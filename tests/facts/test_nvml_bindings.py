@@ -14,8 +14,8 @@ from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.nvml_read import read_nvml
 from gpudoctor.facts.simulated import load_node
+from gpudoctor.testing.fake_nvml import FakeNvml, Fault
 from tests.facts.nvml_nodes import Heard, make_gpu, make_node, make_root, read
-from tests.fake_nvml import FakeNvml, Fault
 
 # what nvidia-ml-py 12.535 lacks of what is used here
 NOT_IN_12_535 = {

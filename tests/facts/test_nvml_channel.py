@@ -10,8 +10,8 @@ import msgspec
 
 from gpudoctor.facts.nvml_channel import SIZE_BYTES, Crumbs, Message, make_memory
 from gpudoctor.facts.nvml_child import Order, serve
+from gpudoctor.testing.fake_nvml import Fault, Script, write_script
 from tests.facts.nvml_nodes import make_node, make_root
-from tests.fake_nvml import Fault, Script, write_script
 
 
 def test_a_breadcrumb_tells_the_call_the_gpu_and_the_thread_until_the_call_returns() -> None:

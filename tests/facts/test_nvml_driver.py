@@ -13,8 +13,8 @@ from gpudoctor.facts.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.node import Driver
 from gpudoctor.facts.nvml_kernel import read_kernel_module
 from gpudoctor.facts.nvml_read import read_nvml
+from gpudoctor.testing.fake_nvml import FakeNvml, Fault
 from tests.facts.nvml_nodes import Heard, make_node, make_root, read, with_gpu
-from tests.fake_nvml import FakeNvml, Fault
 
 
 def init_error(root: Path, code: int) -> Driver:

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.simulated import load_node
+from gpudoctor.testing.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, Fault
 from tests.facts.nvml_nodes import make_gpu, make_node, make_root, read, with_gpu
-from tests.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, Fault
 
 
 @pytest.fixture

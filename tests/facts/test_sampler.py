@@ -21,9 +21,17 @@ from gpudoctor.facts.nvml_sampler import SampleOrder, sample_until, serve
 from gpudoctor.facts.sampler import Sampler, interval_for
 from gpudoctor.facts.samples import NAMES, Recording, Said, Sample
 from gpudoctor.facts.telemetry import Spread
+from gpudoctor.testing.fake_nvml import (
+    ABSENT_IN_470,
+    LAST_FIELD_IN_470,
+    FakeNvml,
+    Fault,
+    Script,
+    from_file,
+    write_script,
+)
 from tests.conftest import ROOT
 from tests.facts.nvml_nodes import make_gpu, make_node, with_gpu
-from tests.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, FakeNvml, Fault, Script, from_file, write_script
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
 PATIENT_S = 60.0  # what a test waits for another process on a busy machine

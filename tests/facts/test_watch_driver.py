@@ -12,8 +12,8 @@ from gpudoctor.facts.node import Node
 from gpudoctor.facts.nvml_watcher import Watcher
 from gpudoctor.facts.watch_channel import Answer, OnGpu
 from gpudoctor.facts.watched import GpuTick
+from gpudoctor.testing.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, FakeNvml, Fault
 from tests.facts.nvml_nodes import make_node, with_gpu
-from tests.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, FakeNvml, Fault
 
 
 def named(node: Node) -> tuple[tuple[int, str | None], ...]:

@@ -18,9 +18,9 @@ from gpudoctor.facts.nvml_channel import make_memory
 from gpudoctor.facts.nvml_watcher import serve
 from gpudoctor.facts.watch_channel import Answer, WatchOrder
 from gpudoctor.facts.watched import Silence
+from gpudoctor.testing.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
 from tests.facts.nvml_nodes import make_node
 from tests.facts.test_watch_driver import named
-from tests.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
 PATIENT_S = 60.0  # what a test waits for another process on a busy machine

@@ -21,7 +21,7 @@ from gpudoctor.loading import measure
 from gpudoctor.probes import launch, messages, sampled
 from gpudoctor.probes.plan import ProbePlan
 from gpudoctor.probes.sampled import Windows, sampling
-from tests.fake_nvml import Fault, Script, write_script
+from gpudoctor.testing.fake_nvml import Fault, Script, write_script
 from tests.probes.conftest import DEADLINE_S
 
 

@@ -39,7 +39,7 @@ _KINDS: dict[type, _Bounds] = {
     PcieHop: _COUNT,
     PcieLink: _COUNT,
     Power: (0, 100_000),
-    Thermal: (-100, 300),
+    Thermal: (-200, 200),  # as the live reader has it: a broken sensor reads 255
     ThrottleTimes: _COUNT,
     Utilization: (0, 100),
 }
@@ -83,9 +83,21 @@ def plausible(value: T) -> T:
             new = _field(kind, name, old)
             if new is not old:
                 news[name] = new
+        if isinstance(value, Gpu):
+            news |= _more_than_all(value)
         made = msgspec.structs.replace(value, **news) if news else value
     result: T = made
     return result
+
+
+def _more_than_all(gpu: Gpu) -> dict[str, Missing]:
+    """Parts of the memory that are larger than all of it."""
+    total = gpu.memory_total_mib
+    return {
+        name: Missing(f"not understood: {name} reads {size} of {total}", "failed")
+        for name in ("memory_reserved_mib", "memory_used_mib", "memory_free_mib")
+        if isinstance(size := getattr(gpu, name), int) and isinstance(total, int) and 0 < total < size
+    }
 
 
 def _field(kind: type, name: str, value: Any) -> Any:

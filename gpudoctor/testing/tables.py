@@ -21,6 +21,7 @@ LEAVES = {
     "nvmlDeviceGetUnrepairableMemoryFlag_v1": "memory_repair.unrepairable",
     "nvmlDeviceGetPerformanceState": "clocks.performance_state",
     "nvmlDeviceGetTemperature": "thermal.gpu_c",
+    "nvmlDeviceGetTemperatureV1": "thermal.gpu_c",
     "nvmlDeviceGetMarginTemperature": "thermal.margin_c",
     "nvmlDeviceGetPersistenceMode": "settings.persistence",
     "nvmlDeviceGetDisplayMode": "settings.display_attached",

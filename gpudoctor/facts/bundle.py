@@ -1,0 +1,104 @@
+"""The archive of `gpudoctor bundle`: its members, how it is packed, and how one from a stranger is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures.facts_file import Loaded, load_json
+
+FOLDER = "gpudoctor-bundle"
+FACTS, REPORT, KERNEL, VERSIONS, MANIFEST = "facts.json", "report.json", "kernel.log", "versions.json", "MANIFEST"
+MEMBERS = (FACTS, REPORT, KERNEL, VERSIONS, MANIFEST)
+_MAX_ENTRIES = 64
+_BLOCK = 512
+_MAGIC = slice(257, 262)
+_LINE = re.compile(r"([0-9a-f]{64})  ([A-Za-z.]{1,40})")
+
+
+def is_bundle(data: bytes) -> bool:
+    """Whether these (unpacked) bytes are a tar archive."""
+    return data[_MAGIC] == b"ustar"
+
+
+def pack(files: Mapping[str, bytes], made_s: int) -> bytes:
+    """A .tar.gz of these files and of a MANIFEST with their SHA-256; nobody's name or id is in its headers.
+
+    `made_s`: Unix time, of every file in it.
+    """
+    import gzip
+    import io
+    import tarfile
+
+    manifest = "".join(f"{_sha256(data)}  {name}\n" for name, data in files.items())
+    whole = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=whole, mode="wb", filename="", mtime=made_s) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive,
+    ):
+        for name, data in {**files, MANIFEST: manifest.encode()}.items():
+            entry = tarfile.TarInfo(f"{FOLDER}/{name}")
+            entry.size, entry.mtime, entry.mode = len(data), made_s, 0o644
+            archive.addfile(entry, io.BytesIO(data))
+    return whole.getvalue()
+
+
+def members(data: bytes) -> dict[str, bytes]:
+    """What a bundle holds, by name. Raise SourceError where it is none, is cut off, or was changed.
+
+    Nothing is written to disk. Only plain files of the names above are taken, header by header:
+    no links, no sparse files, no names out of extended headers.
+    """
+    import tarfile
+
+    found: dict[str, bytes] = {}
+    at = 0
+    for _ in range(_MAX_ENTRIES):
+        block = data[at : at + _BLOCK]
+        if block.count(0) == _BLOCK:
+            return _whole(found)
+        try:
+            entry = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        except (tarfile.TarError, ValueError) as error:
+            said = "cut off" if len(block) < _BLOCK else f"not a readable archive ({error})"
+            raise SourceError(f"bundle: {said} at byte {at}") from None
+        end = at + _BLOCK + entry.size
+        if entry.size < 0 or end > len(data):
+            raise SourceError(f"bundle: cut off in the entry at byte {at}")
+        name = entry.name.removeprefix("./").removeprefix(f"{FOLDER}/")
+        if entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
+            if name not in MEMBERS or name in found:
+                raise SourceError(f"not a bundle of gpudoctor: {entry.name[:60]!r} does not belong in one")
+            found[name] = data[at + _BLOCK : end]
+        elif entry.type not in (tarfile.DIRTYPE, tarfile.XHDTYPE, tarfile.XGLTYPE):
+            raise SourceError(f"not a bundle of gpudoctor: {entry.name[:60]!r} is no plain file")
+        at = end + -end % _BLOCK
+    raise SourceError(f"not a bundle of gpudoctor: more than {_MAX_ENTRIES} entries")
+
+
+def load_bundle(data: bytes) -> Loaded:
+    """The facts of a bundle, to be judged again. Raise SourceError."""
+    return load_json(members(data)[FACTS])
+
+
+def _whole(found: dict[str, bytes]) -> dict[str, bytes]:
+    """Raise SourceError where the MANIFEST does not vouch for each file: half of the facts must not be judged."""
+    for name in (FACTS, MANIFEST):
+        if name not in found:
+            raise SourceError(f"not a bundle of gpudoctor: there is no {name} in it")
+    listed = {
+        match[2]: match[1]
+        for line in found[MANIFEST].decode("utf-8", "replace").splitlines()
+        if (match := _LINE.fullmatch(line))
+    }
+    for name, data in found.items():
+        if name != MANIFEST and listed.get(name) != _sha256(data):
+            raise SourceError(f"bundle: {name} is not what its MANIFEST says: damaged, or changed after it was made")
+    return found
+
+
+def _sha256(data: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()

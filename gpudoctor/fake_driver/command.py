@@ -1,0 +1,118 @@
+"""`gpudoctor fake-driver`: a program run before a driver that plays a node."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from gpudoctor.errors import UserError
+from gpudoctor.exits import say
+from gpudoctor.facts.node import Node
+from gpudoctor.facts.stand_in import VARIABLE, write_stand_in
+from gpudoctor.fake_driver.build import library_folder
+from gpudoctor.fake_driver.table import answers_of, branch_of
+
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_PR_SET_PDEATHSIG = 1
+
+
+def fake_driver(args: argparse.Namespace) -> int:
+    """Run `args.program`; give its exit code, 128 + n where signal n ended it.
+
+    127: there is no such program, 126: it cannot be started, as shells have it. Raise UserError
+    for a node that cannot be read, and where the library cannot be built.
+    """
+    node = _node(args)
+    with TemporaryDirectory(prefix="gpudoctor-fake-driver-") as name:
+        private = Path(name)
+        try:
+            write_stand_in(private, node)
+            (private / "answers").write_bytes(answers_of(node))
+        except OSError as error:
+            raise UserError(f"{private}: {error.strerror or error}") from None
+        libraries = library_folder(branch_of(node), private, os.environ)
+        struck = f" with {', '.join(node.source.faults)}" if node.source.faults else ""
+        say(f"SIMULATED: {args.program[0]} sees the driver of {node.source.name}{struck}, not this machine's")
+        return _run(args.program, _environment(os.environ, libraries, private))
+
+
+def _node(args: argparse.Namespace) -> Node:
+    from gpudoctor.facts.simulated import apply_faults
+    from gpudoctor.facts.source import load_source
+
+    if VARIABLE in os.environ:
+        raise UserError("this is running under gpudoctor fake-driver already: one driver at a time")
+    loaded = load_source(args.node, stdin=sys.stdin.buffer if args.node == "-" and sys.stdin else None)
+    return apply_faults(loaded.node, args.fault)
+
+
+def _environment(environ: Mapping[str, str], libraries: Path, private: Path) -> dict[str, str]:
+    path = environ.get("LD_LIBRARY_PATH")
+    return {
+        **environ,
+        "LD_LIBRARY_PATH": f"{libraries}:{path}" if path else str(libraries),
+        VARIABLE: str(private),
+    }
+
+
+def _run(program: list[str], environ: dict[str, str]) -> int:
+    """Start it and wait for its end, passing on what signals come."""
+    wanted = (*_PASSED_ON, signal.SIGCHLD)
+    # from here on signals wait until they are asked for: none is lost between the start and the wait
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+    try:
+        return _wait(_start(program, environ, before), wanted)
+    except FileNotFoundError as error:
+        # a script's interpreter may be what is missing
+        say(f"error: {program[0]}: {error.strerror or error}")
+        return NOT_FOUND
+    except OSError as error:
+        say(f"error: {program[0]}: {error.strerror or error}")
+        return NOT_EXECUTABLE
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start(program: list[str], environ: dict[str, str], mask: set[signal.Signals | int]) -> subprocess.Popen[bytes]:
+    import ctypes
+
+    try:
+        prctl = ctypes.CDLL(None).prctl
+    except (OSError, AttributeError):  # not Linux
+        prctl = None
+    parent = os.getpid()
+
+    def in_child() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if prctl is not None:
+            # it must not outlive us: its driver's answers lie in our folder
+            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
+
+    return subprocess.Popen(program, env=environ, preexec_fn=in_child)
+
+
+def _wait(process: subprocess.Popen[bytes], wanted: tuple[signal.Signals, ...]) -> int:
+    asked_to_end = 0
+    while True:
+        told = signal.sigwaitinfo(wanted)
+        if told.si_signo == signal.SIGCHLD:
+            code = process.poll()
+            if code is not None:
+                return code if code >= 0 else 128 - code
+        elif told.si_code <= 0:  # sent by a process, to us alone perhaps
+            process.send_signal(told.si_signo)
+        elif told.si_signo == signal.SIGINT:
+            # from the terminal: the program got it too. In a call that hangs it hears nothing but this
+            asked_to_end += 1
+            if asked_to_end > 1:
+                process.terminate()

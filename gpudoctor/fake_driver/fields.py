@@ -1,0 +1,101 @@
+"""What nvmlDeviceGetFieldValues answers: each value has its own id, and some a link as scope."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpudoctor.facts import nvml_words as words
+from gpudoctor.facts.gpu import Gpu, NvLink
+from gpudoctor.facts.missing import Missing
+from gpudoctor.fake_driver.rows import Rows, number_of, thousandths
+
+_CALL = "nvmlDeviceGetFieldValues"
+_UNSIGNED, _SIGNED = 3, 5  # NVML_VALUE_TYPE_*
+_ALL_LINKS = 0xFFFF_FFFF
+_UP = ("active", "sleep")
+
+
+def tell_fields(rows: Rows, gpu: Gpu, driver: tuple[int, ...]) -> None:
+    """All fields that the facts know; any other id is not supported."""
+    rows.tell(_CALL, gpu.index, "")
+    links = () if isinstance(gpu.nvlinks, Missing) else gpu.nvlinks
+    for field, value in _device_fields(gpu, driver).items():
+        _tell(rows, gpu, field, 0, value)
+    for link in links:
+        for field, value in _link_fields(link).items():
+            _tell(rows, gpu, field, link.link, value)
+        for field in (138, 139):
+            _tell(rows, gpu, field, link.link, 0)
+    if links:
+        # traffic is no fact: nothing was carried
+        for field in (138, 139):
+            _tell(rows, gpu, field, _ALL_LINKS, 0)
+
+
+def _tell(rows: Rows, gpu: Gpu, field: int, scope: int, value: Any) -> None:
+    if not isinstance(value, Missing) and value < 0:
+        rows.tell(_CALL, gpu.index, "Ii4x", _SIGNED, value, args=(field, scope))
+    else:
+        rows.tell(_CALL, gpu.index, "IQ", _UNSIGNED, value, args=(field, scope))
+
+
+def _device_fields(gpu: Gpu, driver: tuple[int, ...]) -> dict[int, Any]:
+    ecc, repair, thermal, power = gpu.ecc, gpu.memory_repair, gpu.thermal, gpu.power
+    fields: dict[int, Any] = {
+        1: ecc.enabled,
+        2: ecc.pending,
+        3: ecc.corrected_volatile,
+        4: ecc.uncorrected_volatile,
+        5: ecc.corrected_aggregate,
+        6: ecc.uncorrected_aggregate,
+        29: repair.retired_single_bit,
+        30: repair.retired_double_bit,
+        31: repair.retirement_pending,
+        82: thermal.memory_c,
+        94: gpu.pcie.replays,
+        95: gpu.pcie.replay_rollovers,
+        142: repair.remapped_corrected,
+        143: repair.remapped_uncorrected,
+        144: repair.remap_pending,
+        145: repair.remap_failed,
+        193: thermal.shutdown_margin_c,
+        194: thermal.slowdown_margin_c,
+        196: thermal.max_operating_margin_c,
+        230: number_of(gpu.recovery_action, words.RECOVERY_ACTIONS),
+    }
+    watts = {
+        186: power.draw_w,
+        187: power.min_limit_w,
+        188: power.max_limit_w,
+        189: power.default_limit_w,
+        190: power.limit_w,
+        192: power.requested_limit_w,
+    }
+    fields.update({field: thousandths(value) for field, value in watts.items()})
+    times = gpu.throttle_times
+    slowed = {74: times.sw_power_cap_us, 75: times.sw_thermal_us, 76: times.sync_boost_us}
+    newer = (269, 270, 271) if driver >= (580, 82) else (251, 252, 253)
+    slowed |= dict(zip(newer, (times.sw_thermal_us, times.hw_thermal_us, times.hw_power_brake_us), strict=True))
+    fields.update({field: thousandths(value) for field, value in slowed.items()})  # us -> ns
+    fields.update(_link_counts(gpu))
+    return {field: int(value) if isinstance(value, bool) else value for field, value in fields.items()}
+
+
+def _link_counts(gpu: Gpu) -> dict[int, Any]:
+    if isinstance(gpu.nvlinks, Missing):
+        # a GPU without links counts none
+        count: Any = 0 if gpu.nvlinks.kind == "unsupported" else gpu.nvlinks
+        return {91: count, 147: count}
+    to_switch = sum(link.remote_kind == "switch" and link.state in _UP for link in gpu.nvlinks)
+    return {91: len(gpu.nvlinks), 147: to_switch}
+
+
+def _link_fields(link: NvLink) -> dict[int, Any]:
+    return {
+        161: link.replay_errors,
+        162: link.recovery_errors,
+        163: link.crc_errors,
+        164: thousandths(link.speed_gb_s),
+        165: number_of(link.state, words.LINK_STATES),
+        166: number_of(link.version, words.LINK_VERSIONS),
+    }

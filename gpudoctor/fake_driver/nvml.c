@@ -1,0 +1,264 @@
+/* A libnvidia-ml.so.1 that answers from a table: what gpudoctor fake-driver puts before a program.
+ *
+ * The table is the file "answers" in the folder that GPUDOCTOR_FAKE_DRIVER names: lines sorted by
+ * key, of the form  key TAB code TAB bytes in hex.  A key is  function|device  or
+ * function|device|argument|...; the code is NVML's return code, or -1 where the call never returns.
+ * The bytes are the struct, number or text as the caller wants it in memory. All knowledge of
+ * what a GPU answers is in table.py; here is only how each function takes its arguments.
+ * DRIVER is the branch (535): functions that came later are not in the library, as in a real one.
+ */
+#include <ctype.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#ifndef DRIVER
+#define DRIVER 999
+#endif
+
+enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
+       INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, VERSION_MISMATCH = 25, NEVER = -1 };
+#define SYSTEM (-1)
+#define KEY_SIZE 256
+
+struct record {
+    char *key;
+    int code;
+    size_t size;
+    unsigned char *bytes;
+};
+
+static struct record *records;
+static size_t record_count;
+static atomic_int started;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static int nibble(char c)
+{
+    return c <= '9' ? c - '0' : c - 'a' + 10;
+}
+
+/* The whole file with a zero behind it; NULL where it cannot be read. */
+static char *whole_file(const char *folder)
+{
+    char path[4096], *text = NULL;
+    long size;
+    FILE *file;
+    if (snprintf(path, sizeof path, "%s/answers", folder) >= (int)sizeof path || !(file = fopen(path, "rb")))
+        return NULL;
+    if (!fseek(file, 0, SEEK_END) && (size = ftell(file)) >= 0 && !fseek(file, 0, SEEK_SET)
+        && (text = malloc((size_t)size + 1))) {
+        text[fread(text, 1, (size_t)size, file)] = 0;
+    }
+    fclose(file);
+    return text;
+}
+
+static void load(void)
+{
+    const char *folder = getenv("GPUDOCTOR_FAKE_DRIVER");
+    char *text = folder ? whole_file(folder) : NULL, *line, *end;
+    size_t lines = 0;
+    if (!text)
+        return;
+    for (line = text; (line = strchr(line, '\n')); line++)
+        lines++;
+    if (!(records = calloc(lines + 1, sizeof *records)))
+        return;
+    for (line = text; (end = strchr(line, '\n')); line = end + 1) {
+        struct record *record = &records[record_count];
+        char *code = strchr(line, '\t'), *hex = code ? strchr(code + 1, '\t') : NULL;
+        size_t place;
+        *end = 0;
+        if (!hex || hex > end)
+            continue;
+        *code++ = *hex++ = 0;
+        record->key = line;
+        record->code = atoi(code);
+        record->size = (size_t)(end - hex) / 2;
+        record->bytes = (unsigned char *)hex;
+        for (place = 0; place < record->size; place++)
+            record->bytes[place] = (unsigned char)(nibble(hex[2 * place]) << 4 | nibble(hex[2 * place + 1]));
+        record_count++;
+    }
+}
+
+static const struct record *find(const char *key)
+{
+    size_t low = 0, high = record_count;
+    pthread_once(&once, load);
+    high = record_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = strcmp(key, records[middle].key);
+        if (!order)
+            return &records[middle];
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return NULL;
+}
+
+/* The record's code; never comes back where the driver does not answer. */
+static int code_of(const struct record *record)
+{
+    while (record->code == NEVER)
+        pause();
+    return record->code;
+}
+
+/* Look up function|device and, with arguments, function|device|a|b|c. A record without arguments
+ * that says no speaks for all arguments. */
+static int look(const char *name, int device, int count, const unsigned *args, const struct record **found)
+{
+    char key[KEY_SIZE];
+    int length = snprintf(key, sizeof key, "%s|%d", name, device), place;
+    const struct record *record = find(key);
+    if (record && (code_of(record) || !count)) {
+        *found = record;
+        return record->code;
+    }
+    for (place = 0; place < count; place++)
+        length += snprintf(key + length, sizeof key - (size_t)length, "|%u", args[place]);
+    if (count && (record = find(key))) {
+        *found = record;
+        return code_of(record);
+    }
+    snprintf(key, sizeof key, "*|%d", device);
+    *found = NULL;
+    record = find(key);
+    return record ? code_of(record) : NOT_SUPPORTED;
+}
+
+/* The device of a handle, or -2: a handle is the device's number in the table and 1. */
+static int device_of(const void *handle)
+{
+    char key[KEY_SIZE];
+    snprintf(key, sizeof key, "device|%d", (int)(intptr_t)handle - 1);
+    return handle && find(key) ? (int)(intptr_t)handle - 1 : -2;
+}
+
+static int asked(const char *name, void *handle, int count, const unsigned *args, const struct record **found)
+{
+    int device = device_of(handle);
+    if (!atomic_load(&started))
+        return UNINITIALIZED;
+    return device < 0 ? INVALID_ARGUMENT : look(name, device, count, args, found);
+}
+
+static int copied(const char *name, void *handle, int count, const unsigned *args, void *out)
+{
+    const struct record *record = NULL;
+    int code = out ? asked(name, handle, count, args, &record) : INVALID_ARGUMENT;
+    if (!code && record)
+        memcpy(out, record->bytes, record->size);
+    return code;
+}
+
+static int in_two(const char *name, void *handle, unsigned *one, unsigned *other)
+{
+    unsigned both[2] = {0, 0};
+    int code = one && other ? copied(name, handle, 0, NULL, both) : INVALID_ARGUMENT;
+    if (!code) {
+        *one = both[0];
+        *other = both[1];
+    }
+    return code;
+}
+
+static int text_of(int code, const struct record *record, char *text, unsigned size)
+{
+    if (code || !record)
+        return code;
+    if (!text)
+        return INVALID_ARGUMENT;
+    if (record->size > size)
+        return INSUFFICIENT_SIZE;
+    memcpy(text, record->bytes, record->size);
+    return SUCCESS;
+}
+
+static int written(const char *name, void *handle, char *text, unsigned size)
+{
+    const struct record *record = NULL;
+    int code = asked(name, handle, 0, NULL, &record);
+    return text_of(code, record, text, size);
+}
+
+/* A struct that says its version in its first number; what the table does not hold is not known to this driver. */
+__attribute__((unused)) /* by the oldest drivers */
+static int versioned(const char *name, void *handle, unsigned *out)
+{
+    const struct record *record = NULL;
+    int code = out ? asked(name, handle, 1, out, &record) : INVALID_ARGUMENT;
+    if (code == NOT_SUPPORTED && !record)
+        return VERSION_MISMATCH;
+    if (!code && record)
+        memcpy(out, record->bytes, record->size);
+    return code;
+}
+
+/* Masks of 64 bits: as many as the caller has room for, and zeros behind what the table holds. */
+static int masks(const char *name, void *handle, unsigned words, unsigned long *out)
+{
+    const struct record *record = NULL;
+    int code = out && words ? asked(name, handle, 0, NULL, &record) : INVALID_ARGUMENT;
+    if (code || !record)
+        return code;
+    memset(out, 0, words * sizeof *out);
+    memcpy(out, record->bytes, record->size < words * sizeof *out ? record->size : words * sizeof *out);
+    return SUCCESS;
+}
+
+/* Processes: the table holds 24 bytes each (pid, memory, GPU and compute instance), the oldest form 16 of them. */
+static int processes(const char *name, void *handle, unsigned *count, unsigned char *out, size_t each)
+{
+    const struct record *record = NULL;
+    int code = count ? asked(name, handle, 0, NULL, &record) : INVALID_ARGUMENT;
+    unsigned room, held, place;
+    if (code || !record)
+        return code;
+    room = *count;
+    held = *count = (unsigned)(record->size / 24);
+    if (held > room)
+        return INSUFFICIENT_SIZE;
+    if (held && !out)
+        return INVALID_ARGUMENT;
+    for (place = 0; place < held; place++)
+        memcpy(out + place * each, record->bytes + place * 24, each);
+    return SUCCESS;
+}
+
+/* A handle from the number in the table. */
+static int handle_to(const struct record *record, int code, void **out)
+{
+    int number;
+    if (code || !record || record->size != sizeof number)
+        return code ? code : NOT_FOUND;
+    memcpy(&number, record->bytes, sizeof number);
+    *out = (void *)(intptr_t)(number + 1);
+    return SUCCESS;
+}
+
+static int handle_by_text(const char *name, const char *text, void **out)
+{
+    char key[KEY_SIZE];
+    const struct record *record;
+    size_t place;
+    if (!atomic_load(&started))
+        return UNINITIALIZED;
+    if (!text || !out || snprintf(key, sizeof key, "%s|%s", name, text) >= KEY_SIZE)
+        return INVALID_ARGUMENT;
+    for (place = strlen(name); key[place]; place++)
+        key[place] = (char)tolower((unsigned char)key[place]);
+    record = find(key);
+    return record ? handle_to(record, code_of(record), out) : NOT_FOUND;
+}
+
+#include "functions.h"

@@ -1,0 +1,149 @@
+"""What NVML would answer about a `Node`, call by call, in NVML's own numbers and structs (nvml.h)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gpudoctor.facts import nvml_words as words
+from gpudoctor.facts.gpu import Gpu, GpuPair
+from gpudoctor.facts.missing import UNSUPPORTED, Missing, known
+from gpudoctor.facts.node import Driver, Node
+from gpudoctor.fake_driver.fields import tell_fields
+from gpudoctor.fake_driver.gpu_rows import tell_gpu
+from gpudoctor.fake_driver.link_rows import tell_links
+from gpudoctor.fake_driver.rows import NEVER, SYSTEM, UNKNOWN, Rows, code_of, number_of
+
+_NOT_LOADED = 9
+_LOST = 15
+_MIG_IDS = 1000
+# our readers call these by pynvml's name, which stands for several of the library
+_OTHER_NAMES = {"nvmlDeviceGetMemoryInfo": ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")}
+
+
+def answers_of(node: Node) -> bytes:
+    """The table for the C library: see `Rows.written`. A call that did not return in the facts never does."""
+    rows = Rows()
+    for call in node.driver.unanswered:
+        name = re.sub(r"(RunningProcesses)_v[23]$", r"\1", call.call)
+        for each in _OTHER_NAMES.get(name, (name,)) if _is_name(name) else ():
+            rows.refuse(each, SYSTEM if call.gpu is None else call.gpu, NEVER)
+    _tell_driver(rows, node.driver, node)
+    for gpu in node.gpus:
+        _tell_errors(rows, gpu)
+        rows.tell("nvmlDeviceGetHandleByIndex", gpu.index, "i", gpu.index)
+        rows.handle("nvmlDeviceGetHandleByUUID", gpu.uuid, gpu.index)
+        for bus_id in (gpu.bus_id, f"0000{gpu.bus_id}", gpu.bus_id.partition(":")[2]):
+            rows.handle("nvmlDeviceGetHandleByPciBusId", bus_id, gpu.index)
+        tell_gpu(rows, gpu)
+        tell_fields(rows, gpu, _version(node.driver))
+        tell_links(rows, gpu)
+        _tell_instances(rows, gpu)
+    _tell_pairs(rows, node)
+    return rows.written()
+
+
+def branch_of(node: Node) -> int:
+    """The driver's branch (535), which decides what functions the library has; 999, all, where it is not known."""
+    version = _version(node.driver)
+    return version[0] if version and version[0] > 0 else UNKNOWN
+
+
+def _is_name(call: str) -> bool:
+    # facts may come from a stranger, and a line of the table must stay one
+    return call.isascii() and call.isidentifier()
+
+
+def _version(driver: Driver) -> tuple[int, ...]:
+    return tuple(int(part) for part in str(known(driver.library_version) or "").split(".") if part.isdecimal())
+
+
+def _tell_driver(rows: Rows, driver: Driver, node: Node) -> None:
+    code: Any = known(driver.init_code)
+    if code is None:
+        code = 0 if node.gpus else _NOT_LOADED
+    if driver.module_loaded is False:
+        code = _NOT_LOADED
+    if code:
+        rows.refuse("nvmlInit", SYSTEM, code)
+    else:
+        rows.tell("nvmlInit", SYSTEM, "")
+    for number, text in words.ERROR_WORDS.items():
+        rows.text("nvmlErrorString", number, text)
+    version = driver.library_version
+    rows.text("nvmlSystemGetDriverVersion", SYSTEM, version)
+    rows.text("nvmlSystemGetNVMLVersion", SYSTEM, version if isinstance(version, Missing) else f"12.{version}")
+    cuda = str(known(driver.cuda_version) or "")
+    numbers = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,2})", cuda)
+    rows.tell(
+        "nvmlSystemGetCudaDriverVersion",
+        SYSTEM,
+        "i",
+        int(numbers[1]) * 1000 + int(numbers[2]) * 10 if numbers else UNSUPPORTED,
+    )
+    count = known(driver.device_count)
+    rows.tell("nvmlDeviceGetCount", SYSTEM, "I", len(node.gpus) if count is None else count)
+    secret = node.gpus[0].settings.confidential_compute if node.gpus else False
+    rows.tell("nvmlSystemGetConfComputeState", SYSTEM, "3I", 0, secret, 0)
+    for text in driver.handle_errors:
+        # "index 3: GPU is lost (15)", "GPU 3: nvmlDeviceGetHandleByIndex: insufficient permissions (4)"
+        told = re.match(r"(?:index|GPU) ([0-9]{1,6}): .*?(?:\(([0-9]{1,3})\))?$", text)
+        if told:
+            rows.refuse("nvmlDeviceGetHandleByIndex", int(told[1]), int(told[2] or UNKNOWN))
+    for index in range(min(count or 0, 1024)):
+        if all(gpu.index != index for gpu in node.gpus):
+            rows.refuse("nvmlDeviceGetHandleByIndex", index, UNKNOWN)
+
+
+def _tell_errors(rows: Rows, gpu: Gpu) -> None:
+    """The calls that failed in the facts fail; a GPU that is lost or wants a reset says so to all that is not told."""
+    rows.tell("device", gpu.index, "")
+    for error in gpu.errors:
+        # a field's own error stands in its leaf: "nvmlDeviceGetFieldValues(82)"
+        if _is_name(error.call):
+            rows.refuse(error.call, gpu.index, error.code)
+    if gpu.errors and gpu.errors[0].code == _LOST:
+        rows.refuse("*", gpu.index, _LOST)
+
+
+def _tell_instances(rows: Rows, gpu: Gpu) -> None:
+    instances = gpu.settings.mig_instances
+    if isinstance(instances, Missing):
+        if instances.kind == "failed":
+            rows.refuse("nvmlDeviceGetMaxMigDeviceCount", gpu.index, code_of(instances))
+        return
+    rows.tell("nvmlDeviceGetMaxMigDeviceCount", gpu.index, "I", max(7, len(instances)))
+    for place, instance in enumerate(instances):
+        device = (gpu.index + 1) * _MIG_IDS + place
+        rows.tell("device", device, "")
+        rows.tell("nvmlDeviceGetMigDeviceHandleByIndex", gpu.index, "i", device, args=(place,))
+        rows.tell("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device, "i", gpu.index)
+        rows.handle("nvmlDeviceGetHandleByUUID", instance.uuid, device)
+        name = gpu.name if isinstance(gpu.name, Missing) else instance.profile
+        rows.text("nvmlDeviceGetName", device, name if isinstance(name, Missing) else f"{gpu.name} MIG {name}")
+        rows.text("nvmlDeviceGetUUID", device, instance.uuid)
+        rows.tell("nvmlDeviceGetGpuInstanceId", device, "I", instance.gpu_instance)
+        rows.tell("nvmlDeviceGetComputeInstanceId", device, "I", instance.compute_instance)
+        rows.tell("nvmlDeviceGetAttributes_v2", device, "8IQ", 0, 0, 0, 0, 0, 0, 0, 0, instance.memory_mib)
+        rows.tell("nvmlDeviceIsMigDeviceHandle", device, "I", 1)
+        if not isinstance(instance.memory_mib, Missing):
+            size = instance.memory_mib << 20
+            rows.tell("nvmlDeviceGetMemoryInfo", device, "3Q", size, size, 0)
+            rows.tell(
+                "nvmlDeviceGetMemoryInfo_v2", device, "I4x4Q", 40 | 2 << 24, size, 0, size, 0, args=(40 | 2 << 24,)
+            )
+
+
+def _tell_pairs(rows: Rows, node: Node) -> None:
+    told = {(pair.a, pair.b): pair for pair in known(node.pairs) or ()}
+    for one in node.gpus:
+        for other in node.gpus:
+            if one.index == other.index:
+                continue
+            a, b = sorted((one.index, other.index))
+            pair = told.get((a, b)) or GpuPair(a, b)
+            level = number_of(pair.path, {number: word for number, word in words.PATHS.items() if number})
+            rows.tell("nvmlDeviceGetTopologyCommonAncestor", one.index, "I", level, args=(other.index,))
+            for index, way in enumerate((pair.p2p_read, pair.p2p_write)):
+                status = number_of(way, words.P2P_STATUS)
+                rows.tell("nvmlDeviceGetP2PStatus", one.index, "I", status, args=(other.index, index))

@@ -1,0 +1,262 @@
+"""A driver made of facts: pynvml's functions, answered from a `Node`, with scripted faults."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from functools import wraps
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pynvml
+
+from gpudoctor.errors import UserError
+from gpudoctor.facts.node import Node, Unanswered
+from gpudoctor.testing.answers import Answers
+from gpudoctor.testing.installed import replace_functions
+from gpudoctor.testing.nodes import load
+from gpudoctor.testing.told import FakeHandle
+
+# what a driver of the 470 branch does not have
+ABSENT_IN_470 = (
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetGpuFabricInfo*",
+    "nvmlDeviceGetMarginTemperature",
+    "nvmlDeviceGetModuleId",
+    "nvmlDeviceGetRepairStatus",
+    "nvmlDeviceGetUnrepairableMemoryFlag*",
+    "nvmlDeviceGetSramEccErrorStatus",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetAddressingMode",
+    "nvmlDeviceGetGpuMaxPcieLinkGeneration",
+    "nvmlDeviceGet*RunningProcesses_v3",
+    "nvmlSystemGetConfComputeState",
+)
+LAST_FIELD_IN_470 = 160
+# what the library answers before nvmlInit, and after an nvmlInit that failed
+_BEFORE_INIT = ("nvmlInit", "nvmlInitWithFlags", "nvmlErrorString", "nvmlSystemGetNVMLVersion")
+_VERSION = re.compile(r"_v\d+$")
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One thing that goes wrong in calls whose name matches `call` (a glob; with or without NVML's _v2, _v3).
+
+    `gpu`: only on this one. `field`: only this value of nvmlDeviceGetFieldValues. `from_call`:
+    from the n-th such call on. Then: answer NVML's error `code`, or `value` instead of the true
+    one; hang for ever; wait `delay_s` before answering; crash the process.
+    """
+
+    call: str
+    gpu: int | None = None
+    field: int | None = None
+    from_call: int = 1
+    code: int | None = None
+    value: Any = None
+    hang: bool = False
+    delay_s: float = 0.0
+    crash: bool = False
+
+
+class Script(msgspec.Struct, frozen=True):
+    """A fake driver as a file: see `from_file`."""
+
+    node: Node
+    faults: tuple[Fault, ...] = ()
+    absent: tuple[str, ...] = ()
+    last_field: int = 400
+
+
+class FakeNvml:
+    """Stands in for the module pynvml; constants, structs and errors are pynvml's own.
+
+    `source` is a `Node` or anything that `--node` takes: the name of a simulated node, a file of
+    facts, a capture. `faults` are scripted ones (`Fault`) and names of the fault kit ("gpu-lost@2"),
+    which change the facts first; a call that the facts say did not return hangs. `absent` are
+    globs of functions this driver does not have, `last_field` the highest field id it knows.
+
+    Use it as it is where code takes the module as an argument; `install` (or `with`) puts it into
+    pynvml itself. `node` are the facts it answers from. `calls` counts calls by (name, GPU),
+    `unknown` names functions that the fake does not know and answered with
+    NVMLError_FunctionNotFound. Raise UserError for a source that cannot be read and for an
+    unknown fault.
+    """
+
+    def __init__(
+        self,
+        source: Node | str | Path,
+        faults: Iterable[Fault | str] | Fault = (),
+        absent: tuple[str, ...] = (),
+        last_field: int = 400,
+    ) -> None:
+        faults = (faults,) if isinstance(faults, str | Fault) else tuple(faults)
+        wrong = [fault for fault in faults if not isinstance(fault, str | Fault)]
+        if wrong:
+            raise UserError(f"a fault is a name of the fault kit, as gpu-lost@2, or a Fault, not {wrong[0]!r}")
+        self.node = load(source, [fault for fault in faults if isinstance(fault, str)])
+        self.calls: Counter[tuple[str, int | None]] = Counter()
+        self.unknown: set[str] = set()
+        self.answers = Answers(self.node)
+        self._faults = (*(fault for fault in faults if isinstance(fault, Fault)), *_recorded(self.node))
+        self._absent = absent
+        self._last_field = last_field
+        self._hits: Counter[tuple[int, int | None]] = Counter()
+        self._lock = threading.Lock()
+        self._restore: Callable[[], None] | None = None
+        self._sessions = 0
+        self._let_go = threading.Event()
+
+    def install(self) -> FakeNvml:
+        """Answer pynvml's own module-level functions until `uninstall`, for every caller in this process.
+
+        From then on it minds nvmlInit as the library does: calls before it raise
+        NVMLError_Uninitialized. Names that were imported out of pynvml before (`from pynvml import
+        nvmlInit`) and child processes are out of its reach.
+        """
+        if self._restore is None:
+            self._sessions = 0
+            self._restore = replace_functions(self)
+        return self
+
+    def uninstall(self) -> None:
+        """Put pynvml back as it was. Calls that hang in a thread end with NVMLError_Timeout."""
+        if self._restore is not None:
+            self._restore()
+            self._restore = None
+            self._let_go.set()
+            self._let_go = threading.Event()
+
+    def __enter__(self) -> FakeNvml:
+        return self.install()
+
+    def __exit__(self, *_: object) -> None:
+        self.uninstall()
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(pynvml, name)  # AttributeError as the real module has it
+        if not name.startswith("nvml") or not callable(real) or isinstance(real, type):
+            return real
+        return self.function(name, real)
+
+    def function(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        """What stands in for this function of pynvml; takes its arguments by position or by name."""
+
+        @wraps(real)  # so that what it replaces is still known where one fake is put over another
+        def asked(*args: Any, **named: Any) -> Any:
+            return self._call(name, signature(real).bind(*args, **named).args if named else args)
+
+        return asked
+
+    def _call(self, name: str, args: tuple[Any, ...]) -> Any:
+        gpu = _gpu_of(name, args)
+        with self._lock:
+            self.calls[name, gpu] += 1
+        if self._restore is not None and not self._sessions and name not in _BEFORE_INIT:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+        if any(fnmatchcase(name, pattern) for pattern in self._absent):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        # the newer form of one function goes by an argument
+        if name == "nvmlDeviceGetMemoryInfo" and args[1:] and "nvmlDeviceGetMemoryInfo_v2" in self._absent:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        for fault in self._matching(name, gpu):
+            if fault.field is None:
+                answer = self._strike(fault)
+                if answer is not None:
+                    return answer
+        if name == "nvmlDeviceGetFieldValues":
+            return self._fields(*args)
+        answer_to = self.answers.to(name)
+        if answer_to is None:
+            self.unknown.add(name)
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        try:
+            answer = answer_to(*args)
+        except IndexError:  # a kind of clock, limit or counter that the facts do not hold
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED) from None
+        if name in ("nvmlInit", "nvmlInitWithFlags", "nvmlShutdown"):
+            with self._lock:
+                self._sessions = max(self._sessions + (-1 if name == "nvmlShutdown" else 1), 0)
+        return answer
+
+    def _matching(self, name: str, gpu: int | None) -> list[Fault]:
+        found = []
+        for place, fault in enumerate(self._faults):
+            named = fnmatchcase(name, fault.call) or _VERSION.sub("", name) == fault.call
+            if named and fault.gpu in (None, gpu):
+                with self._lock:
+                    self._hits[place, gpu] += 1
+                    if self._hits[place, gpu] >= fault.from_call:
+                        found.append(fault)
+        return found
+
+    def _strike(self, fault: Fault) -> Any:
+        """What the fault answers; None where the true answer follows."""
+        if fault.delay_s:
+            threading.Event().wait(fault.delay_s)
+        if fault.hang:
+            self._let_go.wait()
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+        if fault.crash:
+            ctypes.string_at(0)
+        if fault.code is not None:
+            raise pynvml.NVMLError(fault.code)
+        return fault.value
+
+    def _fields(self, handle: FakeHandle, wanted: list[Any]) -> Any:
+        """Each wanted one is (field id, scope), or a field id alone."""
+        values = (pynvml.c_nvmlFieldValue_t * len(wanted))()
+        faults = [fault for fault in self._faults if fault.field is not None and fault.gpu in (None, handle.index)]
+        for value, asked in zip(values, wanted, strict=True):
+            field, scope = asked if isinstance(asked, tuple | list) else (asked, 0)
+            value.fieldId, value.scopeId = field, scope
+            fault = next((fault for fault in faults if fault.field == field), None)
+            if field > self._last_field:
+                value.nvmlReturn = pynvml.NVML_ERROR_INVALID_ARGUMENT
+                continue
+            if fault is not None and fault.code is not None:
+                value.nvmlReturn = fault.code
+                continue
+            try:
+                number = fault.value if fault is not None else self.answers.field(handle, field, scope)
+            except pynvml.NVMLError as error:
+                value.nvmlReturn = error.value
+                continue
+            if number < 0:
+                value.valueType, value.value.siVal = pynvml.NVML_VALUE_TYPE_SIGNED_INT, number
+            else:
+                value.valueType, value.value.ullVal = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, number
+        return values
+
+
+def _gpu_of(name: str, args: tuple[Any, ...]) -> int | None:
+    if name == "nvmlDeviceGetHandleByIndex":
+        return int(args[0])
+    return args[0].index if args and isinstance(args[0], FakeHandle) else None
+
+
+def _recorded(node: Node) -> tuple[Fault, ...]:
+    """The calls that did not return when the facts were read: they will not return here either."""
+    unknown: int = pynvml.NVML_ERROR_UNKNOWN
+    return tuple(
+        Fault(call.call, call.gpu, hang=True)
+        if call.reason == Unanswered("", None, 0.0).reason
+        else Fault(call.call, call.gpu, code=unknown)
+        for call in node.driver.unanswered
+    )
+
+
+def from_file(path: str) -> FakeNvml:
+    """The fake driver that a `Script` in a JSON file describes: for another process."""
+    script = msgspec.json.decode(Path(path).read_bytes(), type=Script)
+    return FakeNvml(script.node, script.faults, script.absent, script.last_field)
+
+
+def write_script(path: Path, script: Script) -> str:
+    """Write the script; the result is what `collect_live(nvml_module=...)` takes."""
+    path.write_bytes(msgspec.json.encode(script))
+    return f"gpudoctor.testing.fake_nvml:from_file:{path}"

@@ -1,0 +1,73 @@
+"""The pytest plugin: a fake NVIDIA driver in pynvml's place for one test, on a machine without a GPU.
+
+Loaded by pytest in every project that has gpudoctor installed: it imports nothing of gpudoctor
+until a test asks for a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpudoctor.facts.node import Node
+    from gpudoctor.testing.fake_nvml import FakeNvml, Fault
+
+DEFAULT_NODE = "hgx-h100-8"
+_USAGE = "gpu_node(source='hgx-h100-8', faults=()): answer pynvml from this node, broken by these faults"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", _USAGE)
+
+
+@pytest.fixture
+def fake_nvml(request: pytest.FixtureRequest) -> Iterator[FakeNvml]:
+    """The fake driver, in pynvml for this test: the node of its marker `gpu_node`, else a healthy hgx-h100-8."""
+    marker = request.node.get_closest_marker("gpu_node")
+    with _made(*(marker.args if marker else ()), **(marker.kwargs if marker else {})) as fake:
+        yield fake
+
+
+@pytest.fixture(autouse=True)
+def _gpu_node_marker(request: pytest.FixtureRequest) -> None:
+    """A marked test need not name the fixture."""
+    if request.node.get_closest_marker("gpu_node") is not None:
+        request.getfixturevalue("fake_nvml")
+
+
+@pytest.fixture
+def gpu_node() -> Iterator[Callable[..., Node]]:
+    """A function `gpu_node(source, faults=())` that puts a node behind pynvml until the test ends, and gives its facts.
+
+    Called again it puts another node there.
+    """
+    with ExitStack() as installed:
+
+        def put(source: Node | str | Path = DEFAULT_NODE, faults: Iterable[Fault | str] = ()) -> Node:
+            fake = _made(source, faults=faults)
+            installed.close()
+            return installed.enter_context(fake).node
+
+        yield put
+
+
+def _made(*args: Any, **named: Any) -> FakeNvml:
+    """The fake driver of a marker's or a call's arguments; one clear line ends the test where they are wrong."""
+    from gpudoctor.errors import UserError
+    from gpudoctor.testing.fake_nvml import FakeNvml
+
+    if len(args) > 1 or named.keys() - ({"faults"} if args else {"source", "faults"}):
+        pytest.fail(f"gpu_node takes a node and faults=[...], not {args} {named}; see: pytest --markers", pytrace=False)
+    source = args[0] if args else named.get("source", DEFAULT_NODE)
+    try:
+        return FakeNvml(source, named.get("faults", ()))
+    except UserError as error:
+        why = f"gpu_node: {error}"
+    # not inside `except`, whose error pytest would show as well
+    return pytest.fail(why, pytrace=False)

@@ -1,0 +1,214 @@
+"""A driver that lies: what cannot be is a failed reading with its words, `unknown` to the checks, never a number."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gpudoctor.checks.finding import Status
+from gpudoctor.facts.captures.plausible import plausible
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Node
+from gpudoctor.facts.simulated import load_node
+from gpudoctor.report.judge import judge
+from gpudoctor.report.report import Report
+from gpudoctor.testing.fake_nvml import Fault
+from tests.facts.nvml_nodes import make_root, read
+
+STRUCK = 3
+ALL_BITS = (1 << 32) - 1
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_root(tmp_path, str(load_node("hgx-h100-8", {}).driver.library_version))
+
+
+def told(root: Path, *faults: Fault) -> Node:
+    """An 8-GPU node as this driver tells it, with bridges and host of the packaged one."""
+    true = load_node("hgx-h100-8", {})
+    driver, heard, _ = read(root, true, *faults)
+    paths = {gpu.index: gpu.pcie.path for gpu in true.gpus}
+    gpus = tuple(
+        replace(gpu, pcie=replace(gpu.pcie, path=paths[gpu.index]))
+        for gpu in sorted(heard.gpus.values(), key=lambda gpu: gpu.bus_id)
+    )
+    errors = tuple(f"GPU {index}: {words}" for index, words in sorted(heard.handle_errors.items()))
+    return replace(true, driver=replace(driver, handle_errors=errors), gpus=gpus)
+
+
+def struck(node: Node) -> Gpu:
+    return next(gpu for gpu in node.gpus if gpu.index == STRUCK)
+
+
+def statuses(report: Report, check_id: str, gpu: int = STRUCK) -> set[Status]:
+    result = next(check for check in report.checks if check.id == check_id)
+    return {f.status for f in result.findings if f.subject.gpu == gpu} or {result.status}
+
+
+def test_without_a_lie_nothing_fails_and_nothing_is_unknown(root: Path) -> None:
+    report = judge(told(root))
+    assert [c.id for c in report.checks if c.status in (Status.FAIL, Status.UNKNOWN)] == []
+
+
+def memory(**sizes: int) -> Any:
+    return SimpleNamespace(**{"total": 85520809984, "reserved": 577765376, "used": 0, "free": 84943044608, **sizes})
+
+
+# the call (or field) that lies, what it says, the leaf, the check that wants the leaf
+IMPOSSIBLE: list[tuple[Fault, str, str, str]] = [
+    (Fault("nvmlDeviceGetTemperature", STRUCK, value=255), "thermal.gpu_c", "255", "gpu.temperature"),
+    (Fault("nvmlDeviceGetTemperature", STRUCK, value=ALL_BITS), "thermal.gpu_c", str(ALL_BITS), "gpu.temperature"),
+    (Fault("nvmlDeviceGetCurrPcieLinkWidth", STRUCK, value=0), "pcie.width", "0", "pcie.link-width"),
+    (Fault("nvmlDeviceGetCurrPcieLinkWidth", STRUCK, value=ALL_BITS), "pcie.width", str(ALL_BITS), "pcie.link-width"),
+    (Fault("nvmlDeviceGetMaxPcieLinkWidth", STRUCK, value=0), "pcie.width_max", "0", "pcie.link-width"),
+    (Fault("nvmlDeviceGetCurrPcieLinkGeneration", STRUCK, value=0), "pcie.generation", "0", "pcie.link-speed"),
+    (Fault("nvmlDeviceGetMaxPcieLinkGeneration", STRUCK, value=99), "pcie.generation_max", "99", "pcie.link-speed"),
+    (Fault("nvmlDeviceGetFieldValues", STRUCK, 190, value=2**32), "power.limit_w", str(2**32), "gpu.power-limit"),
+    (Fault("nvmlDeviceGetFieldValues", STRUCK, 190, value=0), "power.limit_w", "0", "gpu.power-limit"),
+    (
+        Fault("nvmlDeviceGetUtilizationRates", STRUCK, value=SimpleNamespace(gpu=200, memory=0)),
+        "utilization.gpu_pct",
+        "200",
+        "gpu.in-use",
+    ),
+    (
+        Fault("nvmlDeviceGetMemoryInfo", STRUCK, value=memory(used=1 << 60)),
+        "memory_used_mib",
+        str(1 << 40),
+        "gpu.in-use",
+    ),
+    (Fault("nvmlDeviceGetMaxClockInfo", STRUCK, value=0), "clocks.sm_max_mhz", "0", "gpu.clocks"),
+]
+
+
+# leaves beside which the check has other evidence, and that it would only read as one more hint
+JUDGED_WITHOUT = ("pcie.width_max", "pcie.generation_max", "utilization.gpu_pct", "clocks.sm_max_mhz")
+
+
+@pytest.mark.parametrize(
+    ("lie", "leaf", "raw", "check"), IMPOSSIBLE, ids=[f"{leaf} {raw}" for _, leaf, raw, _ in IMPOSSIBLE]
+)
+def test_an_impossible_value_is_unknown_with_the_raw_reading(
+    root: Path, lie: Fault, leaf: str, raw: str, check: str
+) -> None:
+    # where a field lies an older getter tells the truth: it must be silent for the lie to be all there is
+    silent = Fault("nvmlDeviceGet*PowerLimit", STRUCK, value=2**32) if lie.field == 190 else None
+    node = told(root, lie, *([silent] if silent else []))
+    value = attrgetter(leaf)(struck(node))
+    assert isinstance(value, Missing)
+    assert value.kind == "failed"
+    assert raw in value.reason
+    report, honest = judge(node), judge(told(root))
+    assert not report.faults
+    if leaf in JUDGED_WITHOUT:
+        assert statuses(report, check) == statuses(honest, check)
+    else:
+        assert statuses(report, check) == {Status.UNKNOWN}
+    # the other GPUs are judged as ever
+    assert statuses(report, check, gpu=0) == statuses(honest, check, gpu=0)
+
+
+@pytest.mark.parametrize("code", [15, 16, 999])
+@pytest.mark.parametrize(
+    "call", ["nvmlDeviceGetTemperature", "nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetUtilizationRates"]
+)
+def test_an_error_from_one_call_only_taints_the_gpu_and_no_other(root: Path, code: int, call: str) -> None:
+    node = told(root, Fault(call, STRUCK, code=code))
+    assert [(error.call, error.code) for error in struck(node).errors] == [(call, code)]
+    assert not isinstance(struck(node).name, Missing)
+    report = judge(node)
+    assert statuses(report, "gpu.lost") <= {Status.FAIL, Status.UNKNOWN, Status.WARN}
+    assert report.verdict in ("fail", "unknown")
+    assert all(fault.subject.gpu in (None, STRUCK) for fault in report.faults)
+    for gpu in range(8):
+        if gpu != STRUCK:
+            assert statuses(report, "gpu.lost", gpu) == {Status.PASS}
+
+
+def test_an_error_that_comes_only_later_is_seen_too(root: Path) -> None:
+    node = told(root, Fault("nvmlDeviceGetClockInfo", STRUCK, from_call=3, code=15))
+    assert not isinstance(struck(node).clocks.graphics_mhz, Missing)
+    assert isinstance(struck(node).clocks.memory_mhz, Missing)
+    assert statuses(judge(node), "gpu.lost") == {Status.FAIL}
+
+
+@pytest.mark.parametrize("code", [15, 16, 999])
+def test_a_count_of_eight_with_seven_handles_is_a_gpu_too_few(root: Path, code: int) -> None:
+    node = told(root, Fault("nvmlDeviceGetHandleByIndex", STRUCK, code=code))
+    assert (node.driver.device_count, len(node.gpus)) == (8, 7)
+    assert any(f"GPU {STRUCK}" in words and f"({code})" in words for words in node.driver.handle_errors)
+    report = judge(node)
+    assert report.verdict == "fail"
+    assert next(c for c in report.checks if c.id == "gpu.count").status is Status.UNKNOWN
+    lost = next(c for c in report.checks if c.id == "gpu.lost")
+    assert lost.status is Status.FAIL
+    assert any(f"GPU {STRUCK}" in f"{f.subject.label} {f.found}" for f in lost.findings if f.status is Status.FAIL)
+
+
+@pytest.mark.parametrize("count", [ALL_BITS, 1 << 31, -1])
+def test_an_impossible_count_of_gpus_starts_no_threads_and_is_no_pass(root: Path, count: int) -> None:
+    driver, heard, _ = read(root, load_node("hgx-h100-8", {}), Fault("nvmlDeviceGetCount", value=count))
+    assert isinstance(driver.device_count, Missing)
+    assert str(count) in driver.device_count.reason
+    assert heard.gpus == {}
+    report = judge(replace(load_node("hgx-h100-8", {}), driver=driver, gpus=()))
+    assert report.verdict in ("fail", "unknown")
+    assert next(c for c in report.checks if c.id == "gpu.count").status is not Status.PASS
+
+
+def test_seventeen_of_eighteen_links_fail_and_name_the_gpu(root: Path) -> None:
+    node = told(root, Fault("nvmlDeviceGetFieldValues", STRUCK, 91, value=17))
+    links = struck(node).nvlinks
+    assert not isinstance(links, Missing)
+    assert len(links) == 17
+    assert statuses(judge(node), "nvlink.links") & {Status.FAIL, Status.UNKNOWN}
+
+
+@pytest.mark.parametrize("count", [ALL_BITS, 37, 255])
+def test_an_impossible_count_of_links_is_unknown(root: Path, count: int) -> None:
+    node = told(root, Fault("nvmlDeviceGetFieldValues", STRUCK, 91, value=count))
+    links = struck(node).nvlinks
+    assert isinstance(links, Missing)
+    assert (links.kind, str(count) in links.reason) == ("failed", True)
+    assert statuses(judge(node), "nvlink.links") == {Status.UNKNOWN}
+
+
+def test_one_link_that_does_not_answer_is_unknown_and_the_others_are_not(root: Path) -> None:
+    faults = (
+        Fault("nvmlDeviceGetFieldValues", STRUCK, 165, code=999),
+        Fault("nvmlDeviceGetNvLinkState", STRUCK, from_call=18, code=2),
+    )
+    links = struck(told(root, *faults)).nvlinks
+    assert not isinstance(links, Missing)
+    assert [isinstance(link.state, Missing) for link in links] == [False] * 17 + [True]
+
+
+# the same in facts and dumps that somebody else took
+LIES: list[tuple[str, Any]] = [
+    ("thermal.gpu_c", 255),
+    ("thermal.memory_c", 255),
+    ("pcie.width", 0),
+    ("pcie.generation", 0),
+    ("power.draw_w", 4294967.296),
+    ("utilization.gpu_pct", 200),
+    ("memory_used_mib", 1 << 25),
+    ("clocks.sm_mhz", ALL_BITS),
+]
+
+
+@pytest.mark.parametrize(("leaf", "value"), LIES)
+def test_a_lie_in_a_file_is_a_failed_reading_too(leaf: str, value: float) -> None:
+    from gpudoctor.facts.simulated_wiring import put
+
+    gpu = put(load_node("hgx-h100-8", {}).gpus[0], leaf, value)
+    read_again = attrgetter(leaf)(plausible(gpu))
+    assert isinstance(read_again, Missing)
+    assert read_again.kind == "failed"
+    assert f"{value}" in read_again.reason

@@ -1,0 +1,155 @@
+"""Inputs that would eat the machine are refused before they are read or built."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import tarfile
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpudoctor.checks.registry import registry
+from gpudoctor.config import load_config
+from gpudoctor.errors import UserError
+from gpudoctor.facts.source import load_source
+from gpudoctor.profiles.load import profile_for
+from gpudoctor.tui.saved import load_report
+from tests.fuzz import seeds
+
+GIB = 1 << 30
+HEADS = {
+    "facts": b'{"schema": "gpudoctor.facts/1", "gpus": [',
+    "facts.yaml": b"schema: gpudoctor.facts/1\n",
+    "report": b'{"schema": "gpudoctor.report/1",',
+    "smi.xml": b"<?xml version='1.0'?><nvidia_smi_log>",
+    "smi.txt": b"==============NVSMI LOG==============\nAttached GPUs : 8\n",
+    "topology": b"\tGPU0\tGPU1\nGPU0\t X \tSYS\n",
+    "bug-report": b"Start of NVIDIA bug report log file.\n",
+    "gzip": b"\x1f\x8b\x08\x00",
+    "tar": gzip.decompress(seeds.bundle())[:512],
+    "stream": b'{"kind": "opening", "schema": "gpudoctor.watch/1", ',
+    "zeros": b"",
+}
+
+
+def sparse(path: Path, head: bytes, size: int = GIB) -> Path:
+    path.write_bytes(head)
+    os.truncate(path, size)
+    return path
+
+
+def refused(read: Callable[[], object]) -> str:
+    """The one line with which it is refused, without ever holding more than is ever read of a dump."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError) as error:
+            read()
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert "\n" not in str(error.value)
+    assert peak_bytes < 80 << 20
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_file_of_1_gb_is_refused_by_its_size(name: str, tmp_path: Path) -> None:
+    path = sparse(tmp_path / name, HEADS[name])
+    said = refused(lambda: load_source(str(path)))
+    # of a stream the first line is read, which may be 16 MiB; all others go by the size of the file
+    assert ("longer than 16 MiB" if name == "stream" else "larger than") in said
+
+
+def test_a_configuration_a_profile_and_a_saved_report_of_1_gb_are_refused(tmp_path: Path) -> None:
+    path = sparse(tmp_path / "huge.yaml", b"level: quick\n")
+    assert "larger than 1 MiB" in refused(lambda: load_config(path, {"HOME": "/nonexistent"}, registry(), path / "x"))
+    assert "larger than 1 MiB" in refused(lambda: profile_for(seeds.broken_node(), str(path)))
+    assert "larger than" in refused(lambda: load_report(str(path)))
+
+
+def test_a_directory_with_a_file_of_1_gb_still_ends(tmp_path: Path) -> None:
+    sparse(tmp_path / "topo.txt", HEADS["topology"])
+    assert refused(lambda: load_source(str(tmp_path)))
+
+
+DEEP = 200_000
+HOSTILE = {
+    "deep facts": b'{"schema": "gpudoctor.facts/1", "x": ' + b"[" * DEEP,
+    "deep report": b'{"schema": "gpudoctor.report/1", "facts": ' + b'{"a":' * DEEP,
+    "deep stream": b'{"kind": "opening", "at_s": 1, "x": ' + b"[" * DEEP,
+    "deep yaml": b"schema: gpudoctor.facts/1\nx: " + b"[" * DEEP,
+    "deep xml": b"<nvidia_smi_log>" + b"<a>" * DEEP,
+    "laughing yaml": b"schema: gpudoctor.facts/1\na: &a [1]\n"
+    + b"".join(b"%c: &%c [*%c,*%c,*%c]\n" % (c + 1, c + 1, c, c, c) for c in range(97, 110)),
+    "laughing xml": b"<!DOCTYPE nvidia_smi_log [<!ENTITY a 'ha'>"
+    + b"".join(b"<!ENTITY %c '&%c;&%c;&%c;'>" % (c + 1, c, c, c) for c in range(97, 110))
+    + b"]><nvidia_smi_log><gpu id='&m;'/></nvidia_smi_log>",
+    "external xml": b"<!DOCTYPE nvidia_smi_log SYSTEM 'file:///etc/passwd' [<!ENTITY x SYSTEM 'file:///etc/passwd'>]>"
+    b"<nvidia_smi_log><gpu id='x'>&x;</gpu></nvidia_smi_log>",
+    "huge number": b'{"schema": "gpudoctor.facts/1", "gpus": [{"index": ' + b"9" * 100_000 + b', "bus_id": "x"}]}',
+    "huge float": b'{"schema": "gpudoctor.facts/1", "host": {"load_1m": 1e99999}}',
+    "zero bytes": b"\0" * 100_000,
+    "no utf-8 facts": b'{"schema": "gpudoctor.facts/1", "source": {"name": "\xff"}}',
+    "no utf-8 report": b'{"schema": "gpudoctor.report/1", "facts": {"source": {"name": "\xff"}}}',
+    "no utf-8 stream": b'{"kind": "opening", "at_s": 1, "schema": "\xff"}',
+    "half a surrogate": b'{"schema": "gpudoctor.facts/1", "source": {"name": "\\ud800"}}',
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_text_is_refused_in_one_line(name: str) -> None:
+    assert refused(lambda: load_source("-", stdin=io.BytesIO(HOSTILE[name])))
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if "report" in name or "facts" in name])
+def test_a_hostile_base_report_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "base.json"
+    path.write_bytes(HOSTILE[name].replace(b"gpudoctor.facts/1", b"gpudoctor.report/1"))
+    assert "not a report of gpudoctor check --json" in refused(lambda: load_report(str(path)))
+
+
+def test_a_base_report_with_a_gpu_twice_is_refused(tmp_path: Path) -> None:
+    raw = json.loads(seeds.report_json())
+    raw["facts"]["gpus"].append(raw["facts"]["gpus"][0])
+    (tmp_path / "base.json").write_text(json.dumps(raw))
+    assert "there twice" in refused(lambda: load_report(str(tmp_path / "base.json")))
+
+
+def archive(*entries: tuple[str, bytes, bytes]) -> bytes:
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w", format=tarfile.USTAR_FORMAT) as made:
+        for name, kind, data in entries:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.size, entry.linkname = kind, len(data), "/etc/passwd" if data == b"" else ""
+            made.addfile(entry, io.BytesIO(data))
+    return whole.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ([("../../etc/cron.d/x", tarfile.REGTYPE, b"x")], "does not belong in one"),
+        ([("/etc/passwd", tarfile.REGTYPE, b"x")], "does not belong in one"),
+        ([("gpudoctor-bundle/facts.json", tarfile.SYMTYPE, b"")], "no plain file"),
+        ([("gpudoctor-bundle/facts.json", tarfile.LNKTYPE, b"")], "no plain file"),
+        ([("facts.json", tarfile.REGTYPE, b"{}"), ("./facts.json", tarfile.REGTYPE, b"{}")], "does not belong in one"),
+        ([("facts.json", tarfile.REGTYPE, b"{}")], "there is no MANIFEST in it"),
+        ([("facts.json", tarfile.REGTYPE, b"{}"), ("MANIFEST", tarfile.REGTYPE, b"x")], "not what its MANIFEST says"),
+        ([("x", tarfile.DIRTYPE, b"")] * 100, "more than 64 entries"),
+    ],
+)
+def test_an_archive_that_is_no_bundle_is_refused(entries: list[tuple[str, bytes, bytes]], said: str) -> None:
+    assert said in refused(lambda: load_source("-", stdin=io.BytesIO(archive(*entries))))
+
+
+def test_an_archive_with_a_negative_or_endless_size_is_refused() -> None:
+    block = bytearray(archive(("gpudoctor-bundle/facts.json", tarfile.REGTYPE, b"x")))
+    for size in (b"\xff" * 12, b"\x80" + b"\x7f" * 11, b"77777777777\0"):
+        block[124:136] = size
+        block[148:156] = b"%06o\0 " % sum(b" " * 8 + block[:148] + block[156:512])
+        assert "bundle: cut off in the entry at byte 0" in refused(lambda: load_source("-", stdin=io.BytesIO(block)))

@@ -1,0 +1,105 @@
+"""No false pass: what is cut out of the capture of a broken node never makes it look whole.
+
+The claim, for formats that have an end or say how many GPUs they hold: where the whole input fails a check
+on a GPU, a part of it is refused; or it does not pass that check on that GPU; or, where the GPU is not in it
+any more, the report as a whole is no pass. Logs and lists without an end (dmesg, nvlink, lspci) can be cut
+between two lines without anybody being able to tell: they are not in this claim.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudoctor.checks.finding import Status
+from gpudoctor.facts.node import to_json
+from gpudoctor.report.report import Report
+from tests.fuzz import seeds
+from tests.fuzz.profile import fuzzed, ran
+from tests.fuzz.test_parsers import judged
+
+
+def _not_repaired(dump: bytes) -> bytes:
+    """The dump with a row remapping that failed on its last GPU."""
+    head, words, tail = dump.rpartition(b"Remapping Failure Occurred        : No")
+    return head + words.replace(b"No", b"Yes") + tail
+
+
+NODE = seeds.broken_node()
+BROKEN = {
+    "facts.json": to_json(NODE),
+    "facts.yaml": seeds.as_yaml(NODE),
+    "report.json": seeds.report_json(),
+    "stream": seeds.stream().partition(b"\n")[0] + b"\n",
+    "bundle.tar": gzip.decompress(seeds.bundle()),
+    "bundle.tar.gz": seeds.bundle(),
+    "smi.xml": seeds.dump("smi-q-mig.xml"),
+    "smi.txt": seeds.dump("smi-q-v100-390.txt"),
+    **{f"captured-{n}": _not_repaired(d) for n, d in enumerate(seeds.captured("smi-q-8x-h100-sxm.txt"))},
+}
+
+
+def failed(report: Report) -> Iterator[tuple[str, int | None]]:
+    for check in report.checks:
+        for finding in check.findings:
+            if finding.status is Status.FAIL:
+                yield check.id, finding.subject.gpu
+
+
+def false_passes(whole: Report, part: Report) -> list[str]:
+    """Failures of the whole that the part passes."""
+    wrong = []
+    for check_id, gpu in failed(whole):
+        result = next(check for check in part.checks if check.id == check_id)
+        passed = {finding.subject.gpu for finding in result.findings if finding.status is Status.PASS}
+        if gpu is not None and gpu in passed:
+            wrong.append(f"{check_id} passes on GPU {gpu}")
+        if result.status is Status.PASS and part.verdict in ("pass", "warn"):
+            wrong.append(f"{check_id} passes, and so does the node")
+    return wrong
+
+
+WHOLE = {name: judged(data) for name, data in BROKEN.items()}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_each_whole_input_fails(name: str) -> None:
+    whole = WHOLE[name]
+    assert whole is not None
+    assert list(failed(whole))
+
+
+@fuzzed("cuts", few=150)
+@given(name=st.sampled_from(sorted(BROKEN)), end=st.integers(0, 1 << 20), by_line=st.booleans())
+def test_a_capture_that_is_cut_off_never_passes_what_the_whole_fails(name: str, end: int, by_line: bool) -> None:
+    ran("cuts")
+    data = BROKEN[name]
+    end = end * len(data) >> 20
+    if by_line:
+        end = data.rfind(b"\n", 0, end) + 1
+    part = judged(data[:end])
+    whole = WHOLE[name]
+    assert whole is not None
+    if part is not None:
+        assert false_passes(whole, part) == []
+
+
+@fuzzed("gaps", few=100)
+@given(
+    name=st.sampled_from([name for name in sorted(BROKEN) if name.startswith(("smi", "captured"))]),
+    a=st.integers(0, 1 << 20),
+    b=st.integers(0, 1 << 20),
+)
+def test_a_dump_that_lost_lines_in_its_middle_is_no_pass(name: str, a: int, b: int) -> None:
+    ran("gaps")
+    lines = BROKEN[name].splitlines(keepends=True)
+    first, last = sorted((a * len(lines) >> 20, b * len(lines) >> 20))
+    part = judged(b"".join(lines[:first] + lines[last:]))
+    whole = WHOLE[name]
+    assert whole is not None
+    if part is not None and part.verdict in ("pass", "warn"):
+        assert false_passes(whole, part) == []

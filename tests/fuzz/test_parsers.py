@@ -1,0 +1,241 @@
+"""Whatever comes, every parser answers with a value or with one line for the user, and every check with a finding."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gpudoctor.checks.cuda_visible_devices import resolve
+from gpudoctor.checks.registry import registry
+from gpudoctor.config import Config, ConfigError, load_config
+from gpudoctor.errors import UserError
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.node import from_json, to_json
+from gpudoctor.facts.simulated import load_node
+from gpudoctor.facts.source import SourceError, load_source
+from gpudoctor.facts.watch_file import read_stream
+from gpudoctor.report.difference import differences
+from gpudoctor.report.joined import joined
+from gpudoctor.report.judge import judge
+from gpudoctor.report.report import Report
+from gpudoctor.report.text import render_text
+from gpudoctor.tui.saved import load_report
+from tests.fuzz import seeds
+from tests.fuzz.mutate import Step, mutated, steps
+from tests.fuzz.profile import fuzzed, ran
+
+LINKED = seeds.broken_node()
+
+
+def one_line(error: UserError, start: str = "") -> None:
+    """What a user is told: one line without control characters, beginning with the file where it has a name."""
+    said = str(error)
+    assert said.isprintable()
+    assert said.startswith(start)
+
+
+def judged(data: bytes) -> Report | None:
+    """The report on these bytes; None where they are refused, in one line for the user.
+
+    A check that crashed would hide as `unknown`: here it is an error.
+    """
+    try:
+        loaded = load_source("-", stdin=io.BytesIO(data))
+    except SourceError as error:
+        one_line(error)
+        return None
+    assert from_json(to_json(loaded.node)) == loaded.node
+    report = judge(loaded.node, loaded.measurements)
+    crashed = [f.reason for c in report.checks for f in c.findings if "the check itself failed" in (f.reason or "")]
+    assert crashed == []
+    return report
+
+
+def test_the_seeds_are_read_whole() -> None:
+    for seed in (*XML, *SMI_TEXT, *TOPOLOGY, *P2P, *NVLINK, *LSPCI, *LOGS, *BUG_REPORTS, seeds.report_json()):
+        assert judged(seed) is not None, seed[:200]
+    for seed in (to_json(LINKED), seeds.as_yaml(LINKED), seeds.stream(), seeds.bundle()):
+        report = judged(seed)
+        assert report is not None
+        assert report.verdict == "fail"
+
+
+XML = (seeds.dump("smi-q-mig.xml"), *seeds.captured("a10g.xml", "gtx-1070-ti.xml"))
+SMI_TEXT = (seeds.dump("smi-q-v100-390.txt"), *seeds.captured("smi-q-gtx680.txt", "smi-q-2x-rtx3090.txt"))
+TOPOLOGY = (seeds.topology(LINKED), seeds.dump("topo-m-nics.txt"))
+P2P = (seeds.p2p(LINKED),)
+NVLINK = (seeds.nvlink(LINKED), seeds.nvlink(LINKED, "errors"), seeds.nvlink(LINKED, "remote"))
+LSPCI = (seeds.dump("lspci-2-gpus.txt"),)
+LOGS = (seeds.kernel_log(), seeds.journal())
+BUG_REPORTS = (seeds.bug_report(),)
+
+
+@fuzzed("xml")
+@given(seed=st.sampled_from(XML), what=steps)
+def test_nvidia_smi_xml(seed: bytes, what: list[Step]) -> None:
+    ran("xml")
+    judged(mutated(seed, what))
+
+
+@fuzzed("smi-text")
+@given(seed=st.sampled_from(SMI_TEXT), what=steps)
+def test_nvidia_smi_text(seed: bytes, what: list[Step]) -> None:
+    ran("smi-text")
+    judged(mutated(seed, what))
+
+
+@fuzzed("topology")
+@given(seed=st.sampled_from(TOPOLOGY), what=steps)
+def test_topology(seed: bytes, what: list[Step]) -> None:
+    ran("topology")
+    judged(mutated(seed, what))
+
+
+@fuzzed("p2p")
+@given(seed=st.sampled_from(P2P), what=steps)
+def test_peer_to_peer_matrix(seed: bytes, what: list[Step]) -> None:
+    ran("p2p")
+    judged(mutated(seed, what))
+
+
+@fuzzed("nvlink")
+@given(seed=st.sampled_from(NVLINK), what=steps)
+def test_nvlink(seed: bytes, what: list[Step]) -> None:
+    ran("nvlink")
+    judged(mutated(seed, what))
+
+
+@fuzzed("lspci")
+@given(seed=st.sampled_from(LSPCI), what=steps)
+def test_lspci(seed: bytes, what: list[Step]) -> None:
+    ran("lspci")
+    judged(mutated(seed, what))
+
+
+@fuzzed("kernel-log")
+@given(seed=st.sampled_from(LOGS), what=steps)
+def test_kernel_log(seed: bytes, what: list[Step]) -> None:
+    ran("kernel-log")
+    judged(mutated(seed, what))
+
+
+@fuzzed("bug-report")
+@given(seed=st.sampled_from(BUG_REPORTS), what=steps)
+def test_bug_report(seed: bytes, what: list[Step]) -> None:
+    ran("bug-report")
+    judged(mutated(seed, what))
+
+
+@fuzzed("facts-json")
+@given(what=steps)
+def test_facts_as_json(what: list[Step]) -> None:
+    ran("facts-json")
+    judged(mutated(to_json(LINKED), what))
+
+
+@fuzzed("facts-yaml", few=12)
+@given(what=steps)
+def test_facts_as_yaml(what: list[Step]) -> None:
+    ran("facts-yaml")
+    judged(mutated(seeds.as_yaml(LINKED), what))
+
+
+@fuzzed("report")
+@given(what=steps)
+def test_report_as_a_node(what: list[Step]) -> None:
+    ran("report")
+    judged(mutated(seeds.report_json(), what))
+
+
+@fuzzed("base-report")
+@given(what=steps)
+def test_report_as_the_base_that_the_live_view_compares_with(
+    what: list[Step], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    ran("base-report")
+    path = _written(tmp_path_factory, mutated(seeds.report_json(), what))
+    try:
+        base = load_report(str(path))
+    except UserError as error:
+        one_line(error)
+        return
+    differences(base, seeds.report())
+    joined(base, seeds.report())
+    render_text(base, width=100, color=True, verbose=True)
+
+
+@fuzzed("watch")
+@given(what=steps)
+def test_recorded_stream(what: list[Step], tmp_path_factory: pytest.TempPathFactory) -> None:
+    ran("watch")
+    data = mutated(seeds.stream(), what)
+    judged(data)
+    path = _written(tmp_path_factory, data)
+    recording = None
+    try:
+        recording = read_stream(str(path))
+        for number in range(recording.count):
+            recording.tick(number)
+            recording.opening_at(number)
+    except SourceError as error:
+        one_line(error)
+    finally:
+        if recording is not None:
+            recording.close()
+
+
+@fuzzed("bundle")
+@given(what=steps, packed=st.booleans())
+def test_bundle(what: list[Step], packed: bool) -> None:
+    ran("bundle")
+    import gzip
+
+    judged(mutated(seeds.bundle(), what) if packed else mutated(gzip.decompress(seeds.bundle()), what))
+
+
+@fuzzed("config")
+@given(what=steps)
+def test_configuration(what: list[Step], tmp_path_factory: pytest.TempPathFactory) -> None:
+    ran("config")
+    path = _written(tmp_path_factory, mutated(seeds.CONFIG, what))
+    try:
+        config = load_config(path, {"HOME": str(path.parent / "nobody")}, registry(), path.parent / "no-system-file")
+    except ConfigError as error:
+        one_line(error, str(path))
+    else:
+        assert isinstance(config, Config)
+
+
+_MIG = load_node("a100-mig-8", {}).gpus
+_MIXED = load_node("workstation-mixed", {}).gpus
+_ENTRIES = st.one_of(
+    st.integers(-3, 20).map(str),
+    st.sampled_from([str(gpu.uuid) for gpu in (*_MIG, *_MIXED)]).flatmap(
+        lambda uuid: st.integers(0, len(uuid)).map(lambda length: uuid[:length])
+    ),
+    st.sampled_from(["", " ", "9" * 5000, "NoDevFiles", "MIG-GPU-x/1/2", "GPU-", "MIG-", "0x1", "+1", "\0", "٣"]),
+    st.text(max_size=8),
+)
+
+
+@fuzzed("visible-devices", few=50)
+@given(entries=st.lists(_ENTRIES, max_size=12), gpus=st.sampled_from([_MIG, _MIXED, LINKED.gpus, ()]))
+@example(entries=["0"] * 60_000, gpus=_MIG)
+@example(entries=[str(number) for number in range(60_000)], gpus=_MIG)
+def test_cuda_visible_devices(entries: list[str], gpus: tuple[Gpu, ...]) -> None:
+    ran("visible-devices")
+    seen = resolve(",".join(entries), gpus)
+    if seen.unresolved is None:
+        assert {*seen.visible, *seen.hidden} == {gpu.index for gpu in gpus}
+        assert not {*seen.visible} & {*seen.hidden}
+
+
+def _written(factory: pytest.TempPathFactory, data: bytes) -> Path:
+    path = factory.getbasetemp() / f"fuzzed-{os.getpid()}"
+    path.write_bytes(data)
+    return path
