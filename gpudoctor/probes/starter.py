@@ -62,6 +62,8 @@ def main() -> None:
             _start_and_attend(order, control, method)
     except OSError as error:
         _tell(control, {"type": "CannotStart", "text": _first_line(error)})
+    sys.stderr.flush()
+    os._exit(0)  # the parent waits: taking torch down takes up to a second, and serves nobody
 
 
 def _fork_guardian(order: dict[str, Any]) -> None:

@@ -13,6 +13,8 @@ from gpudoctor.probes.launch import ProbePlan, run_probes
 
 # Far more than a run needs, for the sake of a loaded machine; only runs that hang wait for a deadline.
 DEADLINE_S = 120.0
+# A rank that is ended obeys in 2 s; where the machine stalls it may take a multiple. One that is left stays for ever.
+GONE_WITHIN_S = 60.0
 
 
 @pytest.fixture(autouse=True)

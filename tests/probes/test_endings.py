@@ -19,7 +19,7 @@ from gpudoctor.facts.missing import Missing
 from gpudoctor.probes import launch
 from gpudoctor.probes.launch import ProbePlan, run_probes
 from gpudoctor.probes.outcome import INSTALL_TORCH
-from tests.probes.conftest import DEADLINE_S, measure
+from tests.probes.conftest import DEADLINE_S, GONE_WITHIN_S, measure
 
 _HUNG_RUN = """
 import signal, sys, tempfile
@@ -49,7 +49,7 @@ def _hung_run(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]
 def test_no_rank_and_no_folder_outlives_the_parent(number: signal.Signals, private_folders: Path) -> None:
     run, children = _hung_run(private_folders)
     run.send_signal(number)
-    _, alive = psutil.wait_procs(children, timeout=5)
+    _, alive = psutil.wait_procs(children, timeout=GONE_WITHIN_S)
     assert alive == []
     run.communicate()
     assert run.returncode == {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143}[number]
@@ -70,7 +70,7 @@ def test_ranks_die_with_their_starter_which_is_told_as_a_crash(private_folders: 
     plan = ProbePlan("gloo", 2, probes=("collective",), inject=("hang-rank=1:all_reduce",))
     found = run_probes(plan, deadline_s=DEADLINE_S, probe_deadline_s=DEADLINE_S, progress=kill_the_starter)
     assert len(ranks) == 3, "two ranks and the guardian"
-    assert psutil.wait_procs(ranks, timeout=5)[1] == []
+    assert psutil.wait_procs(ranks, timeout=GONE_WITHIN_S)[1] == []
     [problem] = found.problems
     assert (problem.probe, problem.kind) == ("launch", "crash")
     assert seen.count("all_reduce of 16 MiB") == 1
@@ -103,7 +103,7 @@ def test_a_parent_that_is_killed_while_torch_loads_leaves_nothing(
     run.kill()
     run.wait()
     assert len(children) == 2, "the starter and its guardian"
-    assert psutil.wait_procs(children, timeout=5)[1] == []
+    assert psutil.wait_procs(children, timeout=GONE_WITHIN_S)[1] == []
     assert list(private_folders.iterdir()) == []
 
 
@@ -115,7 +115,7 @@ def test_a_parent_that_is_killed_as_soon_as_it_has_a_child_leaves_nothing(privat
         assert len(list(private_folders.iterdir())) == 1
         run.kill()
         run.wait()
-        assert psutil.wait_procs(children, timeout=5)[1] == []
+        assert psutil.wait_procs(children, timeout=GONE_WITHIN_S)[1] == []
         while list(private_folders.iterdir()):  # the guardian is at it; for ever would be the end of this test
             assert _guardians(private_folders)
 

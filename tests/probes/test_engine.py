@@ -23,6 +23,7 @@ from gpudoctor.probes.engine import Place, place_of
 from gpudoctor.probes.launch import ProbePlan, run_probes
 from gpudoctor.probes.seats import Seats
 from gpudoctor.seating import seated_gpus
+from tests.probes.conftest import GONE_WITHIN_S
 
 _TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "{rank}", "LOCAL_WORLD_SIZE": "{ranks}", "RANK": "{rank}",
@@ -100,7 +101,7 @@ def test_no_rank_outlives_a_leader_that_is_killed() -> None:
     leader, guest = _started("torchrun", 0, 2, _HANGS), _started("torchrun", 1, 2, _HANGS)
     left = _until_both_have_ranks(leader, guest)
     leader.kill()
-    assert psutil.wait_procs(left, timeout=5)[1] == []
+    assert psutil.wait_procs(left, timeout=GONE_WITHIN_S)[1] == []
     assert _end(leader, guest)[2:] == ["", ""]
     assert guest.returncode == 0
 
@@ -112,7 +113,7 @@ def test_a_process_that_is_lost_is_named_and_convicts_nobody(number: signal.Sign
     guest.send_signal(number)
     out, err, *of_guest = _end(leader, guest)
     assert (err, of_guest) == ("", ["", ""])
-    assert psutil.wait_procs(left, timeout=5)[1] == []
+    assert psutil.wait_procs(left, timeout=GONE_WITHIN_S)[1] == []
     assert guest.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 143)
     assert leader.returncode == 3
     [problem] = json.loads(out)["measurements"]["problems"]
@@ -127,7 +128,7 @@ def test_a_signal_to_the_leader_ends_all_and_keeps_its_report() -> None:
     out, _, *of_guest = _end(leader, guest)
     assert (leader.returncode, guest.returncode, of_guest) == (143, 0, ["", ""])
     assert json.loads(out)["run"]["interrupted"] == "SIGTERM"
-    assert psutil.wait_procs(left, timeout=5)[1] == []
+    assert psutil.wait_procs(left, timeout=GONE_WITHIN_S)[1] == []
 
 
 def test_another_number_of_ranks_than_the_engine_started_is_refused() -> None:
