@@ -6,15 +6,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from gpudoctor import __version__
 from gpudoctor.errors import UserError
 from gpudoctor.exits import OK, catch_signals, guarded, write_stdout
-
-LEVELS = ("quick", "standard", "full", "burn")
-MAX_RANKS = 64
-FORMATS = ("text", "json", "nagios", "prometheus", "junit", "html")
+from gpudoctor.options import parsed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def run() -> int:
         catch_signals()
         given = list(sys.argv[1:] if argv is None else argv)
-        args = _parsed(given)
+        args = parsed(given)
         # an argument need not be UTF-8, a report has to be
         args.argv = [word.encode("utf-8", "backslashreplace").decode() for word in given]
         asked.append(args)
@@ -42,204 +37,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return write_error(asked[0], message, code)
 
     return guarded(run, on_error)
-
-
-def _parsed(given: list[str]) -> argparse.Namespace:
-    parser = _parser()
-    if given[:1] == ["fake-driver"] and "--" in given:
-        # what stands behind -- is the program's own, and no argparse must look at it
-        place = given.index("--")
-        args = parser.parse_args(given[:place])
-        args.program = given[place + 1 :]
-    else:
-        args = parser.parse_args(given)
-    for name, value in vars(args).items():
-        # some versions of argparse make an empty list of `--node=--`
-        if (value == [] and name in ("node", "gpu", "profile", "config", "output")) or (
-            isinstance(value, list) and [] in value
-        ):
-            parser.error(f"argument --{name}: '--' is no value for it")
-    return args
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="gpudoctor",
-        description="Is this multi-GPU node fit to train on, and if not, which part is at fault?",
-        epilog="exit codes: 0 no failure, 1 a failure, 2 gpudoctor could not do its work, 3 something is unknown",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"gpudoctor {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _check_parser(commands)
-    listing = _command(commands, "list", "every check: id, level, title")
-    listing.add_argument("--json", action="store_true", help="as JSON")
-    explain = _command(commands, "explain", "what a check looks at, why, its thresholds, false alarms, and the fix")
-    explain.add_argument("id", metavar="ID")
-    facts = _command(commands, "facts", "the facts as JSON, unjudged")
-    _source_options(facts)
-    facts.add_argument("--redact", action="store_true", help="replace UUIDs, serials, names of hosts, users, processes")
-    facts.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE, atomically")
-    facts.add_argument("--deadline", type=_seconds, default=None, metavar="SECONDS", help="for reading the facts (10)")
-    _bundle_parser(commands)
-    _watch_parser(commands)
-    _tui_parser(commands)
-    _fake_driver_parser(commands)
-    _command(commands, "nodes", "the packaged simulated nodes and the faults that can be put on them")
-    schema = _command(commands, "schema", "JSON Schema")
-    schema.add_argument("of", nargs="?", choices=("report", "facts", "config"), default="report")
-    config = _command(commands, "config", "the merged configuration, as YAML")
-    config.add_argument("--config", type=Path, metavar="FILE")
-    return parser
-
-
-def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
-) -> argparse.ArgumentParser:
-    return commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-
-
-def _source_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--node",
-        metavar="SOURCE",
-        help="a facts file, an nvidia-smi dump, a directory of dumps, a bug report, a report JSON, a bundle, "
-        "a recorded watch, - for stdin, or a simulated node's name (see: gpudoctor nodes); without it, this machine",
-    )
-    parser.add_argument(
-        "--fault", action="append", default=[], metavar="NAME[@GPU]", help="put a fault on the node; makes it SIMULATED"
-    )
-
-
-def _check_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    check = _command(commands, "check", "judge the node")
-    check.add_argument("ids", nargs="*", metavar="ID|DOMAIN", help="only these checks (globs too); all without")
-    _source_options(check)
-    check.add_argument(
-        "--level",
-        choices=LEVELS,
-        help="quick reads only; standard (default) adds collectives and a DDP train; full adds links, compute and "
-        "memory; burn repeats full",
-    )
-    check.add_argument("--duration", metavar="TIME", help="of level burn: 90s, 10m (default), 1h, or seconds")
-    check.add_argument("--skip", action="append", default=[], metavar="ID|DOMAIN", help="leave these out")
-    check.add_argument("--gpu", metavar="LIST", help="judge only these GPUs: indices, UUIDs, bus ids, with commas")
-    check.add_argument("--backend", choices=("auto", "nccl", "gloo"), default="auto", help="gloo: CPU ranks")
-    check.add_argument("--ranks", type=_count, metavar="N", help="number of ranks (default: one a GPU; gloo: 2)")
-    check.add_argument(
-        "--inject", action="append", default=[], metavar="CASE", help="make a probe go wrong, to try alarms"
-    )
-    check.add_argument("--force", action="store_true", help="load GPUs that another process uses")
-    check.add_argument("--profile", metavar="NAME|FILE", help="judge against this profile (default: matched)")
-    check.add_argument("--config", type=Path, metavar="FILE")
-    check.add_argument("--deadline", type=_seconds, metavar="SECONDS", help="for reading the facts (default 10)")
-    check.add_argument("--format", choices=FORMATS, help="default: text")
-    check.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
-    check.add_argument(
-        "--include-facts", action="store_true", help="put the facts as JSON into JSON (it can be judged again) and HTML"
-    )
-    check.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the report to FILE, atomically")
-    check.add_argument(
-        "--redact", action="store_true", help="replace UUIDs, serials, names of hosts, users, processes, addresses"
-    )
-    check.add_argument("--fail-on", choices=("fail", "warn", "never"), help="what exits with 1 (default: fail)")
-    check.add_argument(
-        "--require", action="append", default=[], metavar="ID", help="exit 3 where this check gave no verdict"
-    )
-    check.add_argument("-v", "--verbose", action="store_true", help="every finding")
-    check.add_argument(
-        "--progress",
-        action="store_true",
-        help="say on stderr what goes on, as JSON lines (progress, rank, probe, left_s); ends when nobody reads them",
-    )
-    check.add_argument("--color", choices=("auto", "always", "never"), default="auto")
-
-
-def _bundle_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    bundle = _command(commands, "bundle", "facts, a quick report, kernel lines and versions in one .tar.gz")
-    _source_options(bundle)
-    bundle.add_argument(
-        "--redact", action="store_true", help="replace UUIDs, serials, names of hosts, users, processes"
-    )
-    bundle.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="default: gpudoctor-HOST-DATE.tar.gz here; never replaces one"
-    )
-    bundle.add_argument("--deadline", type=_seconds, default=None, metavar="SECONDS", help="for reading the facts (10)")
-
-
-def _watch_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    watch = _command(commands, "watch", "live values as JSON lines: the facts once, then a sample at each interval")
-    _source_options(watch)
-    watch.add_argument(
-        "--interval", type=_interval, default=1.0, metavar="SECONDS", help="between samples: 0.2 to 3600 (default 1)"
-    )
-
-
-def _tui_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    tui = _command(commands, "tui", "the live view, with verdicts")
-    tui.add_argument(
-        "--node",
-        metavar="SOURCE",
-        help="as for check; also a recorded stream of gpudoctor watch, and ssh:HOST for another machine",
-    )
-    tui.add_argument(
-        "--fault", action="append", default=[], metavar="NAME[@GPU]", help="put a fault on the node; makes it SIMULATED"
-    )
-    tui.add_argument(
-        "--interval", type=_interval, default=1.0, metavar="SECONDS", help="between samples: 0.2 to 3600 (default 1)"
-    )
-    tui.add_argument("--theme", metavar="NAME", help="dark (default), light or colour-blind; NO_COLOR is honoured")
-    tui.add_argument("--config", type=Path, metavar="FILE", help="for the checks that are run")
-    tui.add_argument(
-        "--serve",
-        nargs="?",
-        const="127.0.0.1:8080",
-        metavar="HOST:PORT",
-        help="show it in web browsers instead, read-only (default address: 127.0.0.1:8080)",
-    )
-    tui.add_argument(
-        "--serve-token",
-        metavar="TOKEN",
-        help="wanted of every browser; needed for any address but loopback; better in GPUDOCTOR_SERVE_TOKEN, "
-        "since ps shows arguments",
-    )
-    tui.add_argument("--read-only", action="store_true", help=argparse.SUPPRESS)
-
-
-def _fake_driver_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    fake = _command(commands, "fake-driver", "run any NVML program against a simulated node or a capture")
-    fake.usage = "gpudoctor fake-driver --node SOURCE [--fault NAME[@GPU]] -- PROGRAM [ARGUMENT ...]"
-    fake.epilog = (
-        "The library libnvidia-ml.so.1 is built with cc, gcc, clang or $CC and kept in the cache. Exit code: the "
-        "program's own; 126 it cannot be started, 127 there is none of that name, 2 gpudoctor could not do its work."
-    )
-    _source_options(fake)
-
-
-def _interval(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.2 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number of seconds from 0.2 to 3600 is wanted")
-    return value
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 86400:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number of seconds above 0 and below 86400 is wanted")
-    return value
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_RANKS:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 to {MAX_RANKS} is wanted")
-    return int(text)
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -361,6 +158,32 @@ def _tui(args: argparse.Namespace) -> int:
     return start(args)
 
 
+def _cluster(args: argparse.Namespace) -> int:
+    if args.cluster_command == "report":
+        from gpudoctor.cluster.report_command import cluster_report
+
+        return cluster_report(args)
+    if args.cluster_command == "rank":
+        from gpudoctor.cluster.rank_command import cluster_rank
+
+        return cluster_rank(args)
+    from gpudoctor.cluster.check_command import cluster_check
+
+    return cluster_check(args)
+
+
+def _agent(args: argparse.Namespace) -> int:
+    from gpudoctor.agent.command import agent
+
+    return agent(args)
+
+
+def _baseline(args: argparse.Namespace) -> int:
+    from gpudoctor.cluster.baseline_command import baseline
+
+    return baseline(args)
+
+
 _COMMANDS = {
     "list": _list,
     "explain": _explain,
@@ -370,6 +193,9 @@ _COMMANDS = {
     "fake-driver": _fake_driver,
     "watch": _watch,
     "tui": _tui,
+    "cluster": _cluster,
+    "agent": _agent,
+    "baseline": _baseline,
     "schema": _schema,
     "config": _config,
 }

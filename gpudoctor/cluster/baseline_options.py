@@ -1,0 +1,9 @@
+"""Options."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_baseline_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
