@@ -1,12 +1,123 @@
-"""To be written."""
+"""`gpudoctor cluster check`: start one process on each node through an engine, lead them, and report."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
 
+from gpudoctor.cluster.check_options import passed_on
+from gpudoctor.cluster.hub import Hub
+from gpudoctor.cluster.launchers import Launch, chosen_launcher, in_engine, launch_with
+from gpudoctor.cluster.lead import Lead, could_not, silence_s
+from gpudoctor.cluster.rank_command import cluster_rank, end_child
+from gpudoctor.cluster.tied import tied_program, tied_ray
+from gpudoctor.cluster.wire import TOKEN_VARIABLE, new_secret
 from gpudoctor.errors import UserError
+from gpudoctor.facts.network_reach import own_addresses
+
+_RAY_LIMIT_S = 60.0
+_LAUNCHER_END_S = 15.0
+_WORDS_BYTES = 1 << 14
+_WORDS_MAX = 300
+_LETTERS_MIN = 5
+_TROUBLE = re.compile(
+    "error|not resolve|cannot|could not|unable|not found|refused|denied|invalid|no such", re.IGNORECASE
+)
 
 
 def cluster_check(args: argparse.Namespace) -> int:
-    """Not there yet."""
-    raise UserError("not there yet")
+    """Check every node of the job; give the exit code. As one of several processes of an engine it is a rank."""
+    if args.launcher == "auto" and in_engine(os.environ):
+        return cluster_rank(args)
+    launcher = args.launcher
+    try:
+        launcher = chosen_launcher(args, os.environ)
+        launch = launch_with(launcher, args, os.environ)
+        lead = Lead(args, launcher)
+        token = os.environ.get(TOKEN_VARIABLE) or new_secret()
+        hub = Hub(token, silence_s=silence_s(args))
+        try:
+            with tempfile.TemporaryFile() as words, _started(launch, args, hub, token, words) as process:
+                count, names = launch.count, launch.names
+                if launcher == "ray":
+                    names = _ray_nodes(process, words)
+                    count = len(names)
+                return lead.run(
+                    hub, count, names, lambda: process.poll() is not None, lambda: _last_words(words, process)
+                )
+        finally:
+            hub.close()
+    except UserError as error:
+        return could_not(args, launcher, str(error))
+
+
+@contextmanager
+def _started(
+    launch: Launch, args: argparse.Namespace, hub: Hub, token: str, words: IO[bytes]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The launcher, and with it all members; ended on leaving, however."""
+    # where the hub is: the first address that a node reaches is taken, loopback by those on this machine
+    join = ",".join(f"{address}/{hub.port}" for address in [*own_addresses(), "127.0.0.1"])
+    numbered = ["--numbered", launch.launcher] if launch.launcher in ("slurm", "mpi") else []
+    rank = ["cluster", "rank", "--join", join, *numbered, *passed_on(args)]
+    if launch.launcher == "ray":
+        command = tied_ray([json.dumps([rank, {TOKEN_VARIABLE: token}, args.nodes])])
+    else:
+        command = tied_program([*launch.prefix, sys.executable, "-m", "gpudoctor", *rank])
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if launch.launcher == "ray" else words,
+            stderr=words,
+            env={**os.environ, TOKEN_VARIABLE: token},
+            start_new_session=True,  # Ctrl-C in the terminal is this process's to handle
+        )
+    except OSError as error:
+        raise UserError(f"{launch.launcher}: cannot be started: {error.strerror or error}") from None
+    try:
+        yield process
+    finally:
+        hub.close()  # on which the members end, and with the last of them the launcher
+        end_child(process, _LAUNCHER_END_S)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _ray_nodes(process: subprocess.Popen[bytes], words: IO[bytes]) -> tuple[str, ...]:
+    """What Ray says its nodes are."""
+    assert process.stdout is not None
+    deadline, text = time.monotonic() + _RAY_LIMIT_S, b""
+    while not text.endswith(b"\n"):
+        ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        data = os.read(process.stdout.fileno(), 1 << 16) if ready else b""
+        if not data:
+            said = _last_words(words, process) or f"no answer within {_RAY_LIMIT_S:g} s"
+            raise UserError(f"Ray did not tell its nodes ({said}); is RAY_ADDRESS the address of a running cluster?")
+        text += data
+    names = tuple(str(name) for name in json.loads(text))
+    if not names:
+        raise UserError("Ray has no node that is alive")
+    return names
+
+
+def _last_words(words: IO[bytes], process: subprocess.Popen[bytes]) -> str | None:
+    """The first line of the launcher's output that tells of trouble, else the last that says anything."""
+    words.seek(0)
+    lines = words.read(_WORDS_BYTES).decode("utf-8", "replace").splitlines()
+    # boxes and rules of dashes say nothing
+    said = [line.strip() for line in lines if sum(map(str.isalpha, line)) >= _LETTERS_MIN]
+    if said:
+        return next(filter(_TROUBLE.search, said), said[-1])[:_WORDS_MAX]
+    code = process.poll()
+    return None if code is None else f"it ended with code {code}"

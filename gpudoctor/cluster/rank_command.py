@@ -1,12 +1,130 @@
-"""To be written."""
+"""`gpudoctor cluster rank`: one of the processes that an engine has started, one or more on each node."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
+import os
+import socket
+import subprocess
+from collections.abc import Callable
 
+from gpudoctor.cluster.check_options import passed_on
+from gpudoctor.cluster.hub import Hub
+from gpudoctor.cluster.lead import Lead, could_not, silence_s
+from gpudoctor.cluster.member import HubGoneError, Member
+from gpudoctor.cluster.place import JobPlace, job_place
+from gpudoctor.cluster.tied import tied_gpudoctor
+from gpudoctor.cluster.wire import TOKEN_VARIABLE
 from gpudoctor.errors import UserError
+from gpudoctor.exits import OK, UNKNOWN, say
+from gpudoctor.facts.network_reach import own_addresses
+
+_JOIN_S = 60.0
+_OWN_END_S = 20.0
 
 
 def cluster_rank(args: argparse.Namespace) -> int:
-    """Not there yet."""
-    raise UserError("not there yet")
+    """Lead, or serve the one that leads; give the exit code.
+
+    The first process of all has the hub and writes the report: its code is the verdict. The first one of
+    each node checks it, and gives 0 where it was led to the end. All others have nothing to do.
+    """
+    place: JobPlace | None = None
+    try:
+        place = job_place(os.environ, args.nodes)
+        if args.join:
+            return _serve(args, _addresses(args.join), os.environ.get(TOKEN_VARIABLE, ""), _index(args, place))
+        if place is None:
+            raise UserError(
+                "no engine has started this process as one of several: torchrun --nnodes 2 --nproc-per-node 8 "
+                "-m gpudoctor cluster rank, or srun -N2 --ntasks-per-node=1 gpudoctor cluster rank"
+            )
+        if place.local != 0:
+            return OK  # the first process of the node starts its ranks, one a GPU
+        if place.leads:
+            return _lead(args, place)
+        host = args.meet or place.host
+        if host is None:
+            raise UserError(
+                f"{place.engine} does not tell where the first process runs: give --meet HOST to all of them"
+            )
+        return _serve(args, [(host, port) for port in place.ports], _token(place), place.node)
+    except UserError as error:
+        if place is not None and not place.leads:
+            raise
+        return could_not(args, place.engine if place is not None else "none", str(error))
+
+
+def _lead(args: argparse.Namespace, place: JobPlace) -> int:
+    lead = Lead(args, place.engine)
+    hub = Hub(_token(place), place.ports, silence_s(args))
+    # not by loopback: the address that it comes from is where the other nodes will look for it
+    addresses = [*own_addresses(), "127.0.0.1"]
+    join = ",".join(f"{address}/{hub.port}" for address in addresses)
+    words = ["cluster", "rank", "--join", join, "--numbered", place.engine, *passed_on(args)]
+    member = subprocess.Popen(
+        tied_gpudoctor(words),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, TOKEN_VARIABLE: _token(place)},
+    )
+    try:
+        return lead.run(hub, place.nodes, (), lambda: False, lambda: None)
+    finally:
+        hub.close()
+        end_child(member, _OWN_END_S)
+
+
+def _serve(args: argparse.Namespace, meet: list[tuple[str, int]], token: str, index: int | None) -> int:
+    hostname = socket.gethostname()
+    member = Member(_check_words(args, hostname), args.ranks or 1, hostname)
+    try:
+        member.serve(meet, token, index, args.deadline or _JOIN_S)
+    except HubGoneError as error:
+        say(f"the process that leads this check is gone ({error}); no verdict from here")
+        return UNKNOWN
+    return OK
+
+
+def _check_words(args: argparse.Namespace, hostname: str) -> list[str]:
+    """The arguments of this node's own check; `HOST:` before a fault says whose it is."""
+    words = ["--level", args.level, "--backend", args.backend]
+    for name in ("node", "profile", "config"):
+        if getattr(args, name) is not None:
+            words.append(f"--{name}={getattr(args, name)}")
+    words += [f"--skip={word}" for word in args.skip]
+    for fault in args.fault:
+        host, colon, name = fault.rpartition(":")
+        if not colon or host in (hostname, hostname.partition(".")[0]):
+            words.append(f"--fault={name}")
+    return words
+
+
+def _index(args: argparse.Namespace, place: JobPlace | None) -> int | None:
+    """The node's number, where the engine that started this has counted; variables of others are inherited."""
+    return place.node if place is not None and place.engine == args.numbered else None
+
+
+def _token(place: JobPlace) -> str:
+    """The job's secret, or what no other job has: enough to keep jobs apart, if not malice."""
+    return os.environ.get(TOKEN_VARIABLE) or hashlib.sha256(f"gpudoctor/{place.job}".encode()).hexdigest()
+
+
+def _addresses(text: str) -> list[tuple[str, int]]:
+    entries = [entry.rpartition("/") for entry in text.split(",")]
+    try:
+        return [(host, int(port)) for host, _, port in entries]
+    except ValueError:
+        raise UserError(f"--join {text}: ADDRESS/PORT,... is wanted") from None
+
+
+def end_child(process: subprocess.Popen[bytes], patience_s: float) -> None:
+    """Wait for a child that is about to end, then end it."""
+    steps: tuple[Callable[[], None], ...] = (lambda: None, process.terminate, process.kill)
+    for step in steps:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            step()
+            process.wait(patience_s)
+            return

@@ -181,13 +181,15 @@ def _host(node: Node) -> HostSummary:
         known(host.virtualization),
         known(driver.library_version) or known(driver.module_version),
         known(driver.cuda_version),
+        known(node.software.torch),
+        known(node.software.nccl),
     )
 
 
 def _gpu(case: Case, index: int) -> GpuSummary:
     gpu = next(gpu for gpu in case.node.gpus if gpu.index == index)
     in_scope = case.scope is None or index in case.scope
-    return GpuSummary(index, known(gpu.uuid), gpu.bus_id, known(gpu.name), in_scope)
+    return GpuSummary(index, known(gpu.uuid), gpu.bus_id, known(gpu.name), in_scope, known(gpu.vbios))
 
 
 def _profile(profile: Profile) -> ProfileSummary:

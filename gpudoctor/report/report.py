@@ -56,6 +56,8 @@ class HostSummary(msgspec.Struct, frozen=True):
     virtualization: str | None
     driver: str | None = None
     cuda: str | None = None
+    torch: str | None = None
+    nccl: str | None = None
 
 
 class GpuSummary(msgspec.Struct, frozen=True):
@@ -64,6 +66,7 @@ class GpuSummary(msgspec.Struct, frozen=True):
     bus_id: str
     name: str | None
     in_scope: bool
+    vbios: str | None = None
 
 
 class ProfileSummary(msgspec.Struct, frozen=True):

@@ -1,0 +1,122 @@
+"""The agent's metrics: the last report's while it counts, and the agent's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from gpudoctor import __version__
+from gpudoctor.agent.standing import Standing
+from gpudoctor.errors import UserError
+from gpudoctor.report.prometheus import Family, Labels, Sample, families, verdict_states
+
+try:
+    from prometheus_client import CollectorRegistry, ProcessCollector
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.exposition import choose_encoder
+    from prometheus_client.registry import Collector
+except ImportError:
+    raise UserError("agent wants prometheus-client: pip install 'gpudoctor-cli[agent]'") from None
+
+# of a report that no longer counts, only when it was made
+_TIMESTAMP = "gpudoctor_run_timestamp_seconds"
+
+
+class Telling(NamedTuple):
+    """What the agent tells of itself at a scrape."""
+
+    standing: Standing
+    interval_s: float
+    runs: dict[str, int]  # by outcome: "report", "none"
+    state_kept: bool
+    simulated: bool
+
+
+class AgentMetrics(Collector):
+    """All metrics, asked for anew at each scrape, in whatever format the asker accepts."""
+
+    def __init__(self, tell: Callable[[], Telling]) -> None:
+        self._tell = tell
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing in advance: no name is ours alone before the first report."""
+        return ()
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """(body, content type) for an Accept header."""
+        encoder, content_type = choose_encoder(accept)
+        return encoder(self._registry), content_type
+
+    def collect(self) -> Iterator[Metric]:
+        telling = self._tell()
+        standing = telling.standing
+        mark = {"simulated": "true"} if telling.simulated else {}
+        for family in _of_report(standing, mark):
+            yield _gauge(family)
+        for name, text, samples in _of_agent(telling):
+            yield _gauge(Family(name, text, tuple(({**labels, **mark}, value) for labels, value in samples)))
+        counter = CounterMetricFamily(
+            "gpudoctor_agent_runs",
+            "Runs since the agent began, with a report and without one.",
+            labels=["outcome", *mark],
+        )
+        for outcome, number in telling.runs.items():
+            counter.add_metric([outcome, *mark.values()], number)
+        yield counter
+
+
+def _of_report(standing: Standing, mark: Labels) -> Iterator[Family]:
+    if standing.report is not None:
+        yield from families(standing.report)
+        return
+    states = tuple(({**labels, **mark}, value) for labels, value in verdict_states(standing.verdict))
+    yield Family("gpudoctor_verdict", "Verdict on the node (state set).", states)
+    if standing.last is not None:
+        yield from (family for family in families(standing.last.report) if family.name == _TIMESTAMP)
+
+
+def _of_agent(telling: Telling) -> Iterator[tuple[str, str, Iterable[Sample]]]:
+    standing = telling.standing
+    yield "gpudoctor_agent_info", "This agent.", [({"version": __version__}, 1)]
+    yield "gpudoctor_agent_interval_seconds", "Between starts of runs.", [({}, telling.interval_s)]
+    yield "gpudoctor_agent_healthy", "Whether /healthz says 200.", [({}, standing.healthy)]
+    yield "gpudoctor_agent_report_fresh", "Whether the last report still counts.", [({}, standing.report is not None)]
+    yield "gpudoctor_agent_state_kept", "Whether the state would outlive a restart.", [({}, telling.state_kept)]
+    if standing.report is None or standing.report.error is not None:
+        return  # nothing is known of alarms: 0 would look healthy
+    yield (
+        "gpudoctor_agent_alarms",
+        "Checks, on a GPU each, that want somebody to look now.",
+        [({}, len(standing.alarms))],
+    )
+    yield (
+        "gpudoctor_agent_alarm",
+        "What wants somebody to look: fail and unknown at once, warn after enough strikes.",
+        [
+            ({"check": alarm.check, "gpu": alarm.gpu, "uuid": alarm.uuid, "status": alarm.status.value}, 1)
+            for alarm in standing.alarms
+        ],
+    )
+    yield (
+        "gpudoctor_agent_strikes",
+        "Runs in a row in which a check warned or failed.",
+        [
+            ({"check": strike.check, "gpu": strike.gpu, "uuid": strike.uuid}, strike.in_row)
+            for strike in standing.strikes
+        ],
+    )
+
+
+def _gauge(family: Family) -> GaugeMetricFamily:
+    labels = list(family.samples[0][0]) if family.samples else []
+    gauge = GaugeMetricFamily(family.name, family.text, labels=labels)
+    for sample, value in family.samples:
+        gauge.add_metric([_clean(sample[label]) for label in labels], float(value))
+    return gauge
+
+
+def _clean(value: str) -> str:
+    return "".join(c for c in value if c.isprintable())

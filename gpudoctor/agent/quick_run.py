@@ -1,0 +1,146 @@
+"""One run of `gpudoctor check --level quick` in a process of its own, ended without fail, and its report."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from time import monotonic
+
+import msgspec
+
+from gpudoctor.agent.access import TOKEN_VARIABLE
+from gpudoctor.exits import printable
+from gpudoctor.report.report import Report
+
+# a quick report of 16 GPUs is below 1 MiB
+OUTPUT_BYTES_MAX = 16 << 20
+WORDS_MAX = 300
+
+
+def own_command() -> list[str]:
+    """The command that starts this gpudoctor."""
+    return [sys.executable, "-m", "gpudoctor"]
+
+
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Ours without what is the agent's alone."""
+    return {name: value for name, value in environ.items() if name not in (TOKEN_VARIABLE, "NOTIFY_SOCKET")}
+
+
+class QuickRun:
+    """The process, in its own session. Its output goes to memory: no pipe, so no reader is ever needed.
+
+    `over()` is asked now and then; `end_softly()` and `end_hard()` never wait. Raise OSError where it
+    cannot be started.
+    """
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        self.started_s = monotonic()
+        self._out, self._err = os.memfd_create("gpudoctor-report"), os.memfd_create("gpudoctor-words")
+        try:
+            self._process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=self._out,
+                stderr=self._err,
+                env=environment(environ),
+                start_new_session=True,
+            )
+        except BaseException:
+            self._close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def over(self) -> bool:
+        """Whether the process has ended; one that writes without end is killed."""
+        if self._process.poll() is not None:
+            return True
+        if max(os.fstat(self._out).st_size, os.fstat(self._err).st_size) > OUTPUT_BYTES_MAX:
+            self.end_hard()
+        return False
+
+    def end_softly(self) -> None:
+        """Ask it to end with what it has learnt."""
+        self._signal(signal.SIGTERM)
+
+    def end_hard(self) -> None:
+        """Kill it and its group."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:  # once reaped, its number may be another's
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+
+    def outcome(self) -> Report | str:
+        """The report of a run that is over, or in words why there is none. To be called once."""
+        status = self._process.returncode
+        try:
+            output, words = _content(self._out), _last_line(_content(self._err))
+        finally:
+            self._close()
+        said = f": {words}" if words else ""
+        if len(output) > OUTPUT_BYTES_MAX:
+            return "the check wrote more than any report can be: it was ended"
+        if not output.strip():
+            return f"the check gave no report ({_ending(status)}){said}"
+        try:
+            report = decoded(output)
+        except ValueError as error:
+            return f"the check gave a report that cannot be read ({printable(str(error))[:WORDS_MAX]}){said}"
+        if report.exit_code != status:
+            return f"the check ended otherwise than its report says ({_ending(status)}, not {report.exit_code}){said}"
+        return report
+
+    def abandon(self) -> None:
+        """Let go of a process that the kernel does not let die; `end_leftovers` reaps it when it does."""
+        self._process.returncode = -signal.SIGKILL  # nobody waits for it any more
+        self._close()
+
+    def _close(self) -> None:
+        os.close(self._out)
+        os.close(self._err)
+
+
+def decoded(data: bytes) -> Report:
+    """A report from JSON; names that are not UTF-8 get a ? for each such letter. Raise ValueError."""
+    try:
+        return msgspec.json.decode(data, type=Report)
+    except msgspec.DecodeError:
+        if not re.search(rb"\\u[dD][89a-fA-F]", data):
+            raise
+    import json
+
+    try:
+        clean = json.dumps(json.loads(data), ensure_ascii=False).encode("utf-8", "replace")
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return msgspec.json.decode(clean, type=Report)
+
+
+def _content(descriptor: int) -> bytes:
+    return os.pread(descriptor, OUTPUT_BYTES_MAX + 1, 0)
+
+
+def _last_line(words: bytes) -> str:
+    line = words.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    return printable(line)[:WORDS_MAX]
+
+
+def _ending(status: int | None) -> str:
+    if status is None:
+        return "it did not end"
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"

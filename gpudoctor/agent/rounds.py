@@ -1,0 +1,186 @@
+"""Runs the check again and again: when, one at a time, each to its end, and what is known in between."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from gpudoctor.agent.clock import Moment, now
+from gpudoctor.agent.leftovers import end_leftovers
+from gpudoctor.agent.metrics import Telling
+from gpudoctor.agent.quick_run import QuickRun
+from gpudoctor.agent.standing import Standing, no_report, standing
+from gpudoctor.agent.state import Last, StateDirectory
+from gpudoctor.agent.strikes import counted
+from gpudoctor.exits import say
+from gpudoctor.report.report import Report, SourceSummary
+
+_LOOK_S = 0.05
+_NAP_MAX_S = 30.0  # the loop's clock stands still while the machine is suspended
+SOFT_S, HARD_S = 4.0, 2.0  # a check that is asked to end needs below a second
+END_SOFT_S, END_HARD_S = 0.9, 0.6  # the agent itself has to end within 2 s
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What is run, and when; times in seconds. `command` gives a report as JSON on its stdout."""
+
+    command: tuple[str, ...]
+    host: str
+    source: SourceSummary
+    interval_s: float
+    jitter_s: float
+    deadline_s: float
+    strikes: int
+
+    @property
+    def mark(self) -> str:
+        """What stands before everything said of a node that is not this machine."""
+        if self.source.kind == "simulated":
+            return "SIMULATED "
+        return "" if self.source.kind == "live" else f"({self.source.kind} {self.source.name}) "
+
+
+class Rounds:
+    """The agent's one job. `run` never returns; cancelled, it leaves no process behind."""
+
+    def __init__(self, plan: Plan, state: StateDirectory) -> None:
+        self._plan = plan
+        self._state = state
+        self._last: Last | None = state.load()
+        self._runs = {"report": 0, "none": 0}
+        self._state_kept = True
+        self._said: str | None = None
+
+    def look(self) -> tuple[Standing, str]:
+        """How the node stands now, and what is to be said before it."""
+        plan = self._plan
+        found = standing(
+            self._last, now(), interval_s=plan.interval_s, deadline_s=plan.deadline_s, strikes=plan.strikes
+        )
+        return found, plan.mark
+
+    def tell(self) -> Telling:
+        """For the metrics."""
+        simulated = self._plan.source.kind == "simulated"
+        return Telling(self.look()[0], self._plan.interval_s, dict(self._runs), self._state_kept, simulated)
+
+    async def run(self) -> None:
+        due_s = first_due_s(self._last, now(), self._plan.interval_s, random.uniform(0.0, self._plan.jitter_s))
+        while True:
+            await _sleep_until(due_s)
+            began = now()
+            outcome = await self._outcome()
+            self._take(outcome, began, now())
+            due_s = next_due_s(due_s, now().since_boot_s, self._plan.interval_s)
+
+    def _take(self, outcome: Report | str, began: Moment, ended: Moment) -> None:
+        if isinstance(outcome, str):
+            self._runs["none"] += 1
+            report = no_report(outcome, began, ended, self._plan.host, self._plan.source)
+        else:
+            self._runs["report"] += 1
+            report = outcome
+        strikes = counted(self._last.strikes if self._last else (), report)
+        self._last = Last(began, ended, report, strikes)
+        self._state_kept = self._state.save(self._last)
+        line = report.reason if report.error is None else f"UNKNOWN {report.error}"
+        if line != self._said:  # a log that says the same each time is not read
+            say(f"{self._plan.mark}{line}")
+        self._said = line
+
+    async def _outcome(self) -> Report | str:
+        """Run the check once; its report, or why there is none."""
+        left = await _clear_leftovers()
+        if left:
+            return (
+                f"process {left[0]} of an earlier run cannot be killed (it waits in the kernel, for the driver): "
+                "nothing is started beside it"
+            )
+        try:
+            run = QuickRun(self._plan.command, os.environ)
+        except OSError as error:
+            return f"the check cannot be started: {error.strerror or error}"
+        try:
+            if not await _over_within(run, self._plan.deadline_s):
+                return await self._ended(run)
+        except asyncio.CancelledError:
+            _end_now(run)
+            raise
+        outcome = run.outcome()
+        await _clear_leftovers()
+        if isinstance(outcome, Report) and outcome.run.interrupted is not None:
+            return f"the check was interrupted by {outcome.run.interrupted}"
+        return outcome
+
+    async def _ended(self, run: QuickRun) -> str:
+        """End a run that is late. What it had learnt is no verdict."""
+        run.end_softly()
+        if not await _over_within(run, SOFT_S):
+            run.end_hard()
+        late = f"the check did not end in {self._plan.deadline_s:g} s"
+        if not await _over_within(run, HARD_S):
+            run.abandon()
+            return f"{late}, and its process {run.pid} cannot be killed: it waits in the kernel, for the driver"
+        run.outcome()
+        await _clear_leftovers()
+        return f"{late}, and was ended"
+
+
+def first_due_s(last: Last | None, at: Moment, interval_s: float, jitter_s: float) -> float:
+    """When the first run begins, in seconds since boot: an interval after the last one of this boot, else soon."""
+    age_s = None if last is None else last.began.age_s(at)
+    if age_s is not None and age_s < interval_s:
+        return at.since_boot_s - age_s + interval_s
+    return at.since_boot_s + min(jitter_s, interval_s)
+
+
+def next_due_s(due_s: float, at_s: float, interval_s: float) -> float:
+    """The next run's time; those whose time passed during a longer one are left out, not caught up with."""
+    missed = max(0.0, (at_s - due_s) // interval_s)
+    return due_s + (missed + 1) * interval_s
+
+
+async def _sleep_until(due_s: float) -> None:
+    while (left_s := due_s - now().since_boot_s) > 0:
+        await asyncio.sleep(min(left_s, _NAP_MAX_S))
+
+
+async def _over_within(run: QuickRun, limit_s: float) -> bool:
+    give_up_s = time.monotonic() + limit_s
+    while not run.over():
+        if time.monotonic() > give_up_s:
+            return False
+        await asyncio.sleep(_LOOK_S)
+    return True
+
+
+async def _clear_leftovers() -> tuple[int, ...]:
+    """End what runs left behind, and give what will not end: a process that is killed needs a moment."""
+    give_up_s = time.monotonic() + HARD_S
+    while (left := end_leftovers()) and time.monotonic() < give_up_s:
+        await asyncio.sleep(_LOOK_S)
+    return left
+
+
+def _end_now(run: QuickRun) -> None:
+    """End it while nothing else goes on any more."""
+    for end, limit_s in ((run.end_softly, END_SOFT_S), (run.end_hard, END_HARD_S)):
+        end()
+        give_up_s = time.monotonic() + limit_s
+        while time.monotonic() < give_up_s:
+            if run.over():
+                end_leftovers()
+                return
+            time.sleep(_LOOK_S)
+    run.abandon()
+    end_leftovers()
+
+
+def check_command(own: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
+    """The command of a run."""
+    return (*own, "check", "--level", "quick", "--json", *options)

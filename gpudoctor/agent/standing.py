@@ -1,0 +1,97 @@
+"""How the node stands now: what the last report says, if it still counts. Pure."""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+
+import msgspec
+
+from gpudoctor.agent.clock import Moment
+from gpudoctor.agent.state import Last
+from gpudoctor.agent.strikes import Alarm, Strike, alarms
+from gpudoctor.exits import COULD_NOT
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.report.report import (
+    Counts,
+    HostSummary,
+    ProfileSummary,
+    Report,
+    Run,
+    SourceSummary,
+    Tool,
+    Verdict,
+)
+
+# a run may begin late on a busy machine, but one that does not begin at all must be seen
+LATE_SHARE = 0.5
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """The node now. `report`, `strikes` and `alarms` are there only while the report counts; else `why_not` is.
+
+    `healthy`: the report counts and is pass or warn.
+    """
+
+    verdict: Verdict
+    last: Last | None = None
+    report: Report | None = None
+    why_not: str | None = None
+    age_s: float | None = None
+    strikes: tuple[Strike, ...] = ()
+    alarms: tuple[Alarm, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        return self.verdict in ("pass", "warn")
+
+    @property
+    def line(self) -> str:
+        """One line for people: the verdict, why, and how old it is."""
+        if self.report is None:
+            return f"UNKNOWN {self.why_not}"
+        said = self.report.reason if self.report.error is None else f"UNKNOWN {self.report.error}"
+        waits = [alarm.check for alarm in self.alarms if alarm.status.value == "warn"]
+        repeated = f"; repeatedly: {', '.join(dict.fromkeys(waits))}" if waits else ""
+        return f"{said}{repeated} ({self.age_s or 0:.0f} s old)"
+
+
+def standing(last: Last | None, now: Moment, *, interval_s: float, deadline_s: float, strikes: int) -> Standing:
+    """Judge the age: a report counts for one and a half intervals and a run's deadline, within one boot."""
+    if last is None:
+        return Standing("unknown", why_not="there is no report yet")
+    age_s, limit_s = last.ended.age_s(now), (1 + LATE_SHARE) * interval_s + deadline_s
+    if age_s is None:
+        return Standing("unknown", last, why_not="the last report is from before this machine's last boot")
+    if age_s > limit_s:
+        why = f"the last report is {age_s:.0f} s old, and stale after {limit_s:.0f} s"
+        return Standing("unknown", last, why_not=why, age_s=age_s)
+    alarming = alarms(last.report, last.strikes, strikes)
+    return Standing(last.report.verdict, last, last.report, None, age_s, last.strikes, alarming)
+
+
+def no_report(why: str, began: Moment, ended: Moment, host: str, source: SourceSummary) -> Report:
+    """The report of a run that gave none: unknown, with the reason as its error."""
+    return Report(
+        schema="gpudoctor.report/1",
+        tool=Tool(),
+        run=Run(
+            id=str(uuid.uuid4()),
+            started_at=datetime.datetime.fromtimestamp(began.unix_s, datetime.timezone.utc).isoformat("T", "seconds"),
+            duration_s=round(max(0.0, ended.since_boot_s - began.since_boot_s), 3),
+            level="quick",
+            source=source,
+        ),
+        host=HostSummary(host, None, None),
+        gpus=(),
+        profile=ProfileSummary("none", "nothing was judged"),
+        verdict="unknown",
+        exit_code=COULD_NOT,
+        reason="UNKNOWN the check gave no report",
+        counts=Counts(),
+        checks=(),
+        faults=(),
+        measurements=Measurements(),
+        simulated=source.kind == "simulated",
+        error=why,
+    )

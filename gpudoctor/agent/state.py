@@ -1,0 +1,122 @@
+"""What outlives a restart: the last report, when it was made, and the strikes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.agent.clock import Moment
+from gpudoctor.agent.strikes import Strike
+from gpudoctor.errors import UserError
+from gpudoctor.exits import printable, say
+from gpudoctor.report.files import write_file
+from gpudoctor.report.report import Report
+
+STATE_FILE, LOCK_FILE = "agent.json", "agent.lock"
+# a report of 16 GPUs is below 1 MiB
+STATE_BYTES_MAX = 64 << 20
+
+
+class Subject(msgspec.Struct, frozen=True):
+    """What is watched: this host, or what `--node` and `--fault` say. Another subject's report is not ours."""
+
+    host: str
+    node: str | None = None
+    faults: tuple[str, ...] = ()
+
+
+class Last(msgspec.Struct, frozen=True):
+    """The last run: when it began and ended, what it reported, and the strikes after it."""
+
+    began: Moment
+    ended: Moment
+    report: Report
+    strikes: tuple[Strike, ...] = ()
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    schema: Literal["gpudoctor.agent-state/1"]
+    subject: Subject
+    last: Last
+
+
+def default_directory(environ: Mapping[str, str]) -> Path:
+    """systemd's StateDirectory=, else XDG's. Raise UserError where neither is known."""
+    given = environ.get("STATE_DIRECTORY", "").split(":")[0]
+    if given:
+        return Path(given)
+    xdg = environ.get("XDG_STATE_HOME", "")
+    if Path(xdg).is_absolute():
+        return Path(xdg) / "gpudoctor"
+    try:
+        return Path.home() / ".local" / "state" / "gpudoctor"
+    except RuntimeError:
+        raise UserError("no home directory is known: --state DIR says where the agent keeps its state") from None
+
+
+class StateDirectory:
+    """A folder that belongs to one agent at a time. Raise UserError where it is another's or cannot be written."""
+
+    def __init__(self, folder: Path, subject: Subject) -> None:
+        self.folder = folder
+        self._subject = subject
+        self._failing: str | None = None
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise UserError(f"--state {printable(str(folder))}: cannot be written: {why}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise UserError(
+                f"--state {printable(str(folder))}: another agent keeps its state there; give each its own"
+            ) from None
+        except OSError as error:
+            self.close()
+            raise UserError(f"--state {printable(str(folder))}: cannot be locked: {error.strerror}") from None
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+    def load(self) -> Last | None:
+        """The last run of the agent that was here before; None where there is none that can be used, which is said."""
+        path = self.folder / STATE_FILE
+        try:
+            return self._read(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            say(f"the state in {printable(str(path))} is not used, and will be replaced: {printable(why)[:200]}")
+            return None
+
+    def _read(self, path: Path) -> Last:
+        with path.open("rb") as stream:
+            data = stream.read(STATE_BYTES_MAX + 1)
+        if len(data) > STATE_BYTES_MAX:
+            raise ValueError("larger than can be")
+        kept = msgspec.json.decode(data, type=_Kept)
+        if kept.subject != self._subject:
+            raise ValueError("it is of another node")
+        return kept.last
+
+    def save(self, last: Last) -> bool:
+        """Keep it, whole or not at all; False where that cannot be done, which is said once and not fatal."""
+        text = msgspec.json.encode(_Kept("gpudoctor.agent-state/1", self._subject, last)).decode()
+        try:
+            write_file(self.folder / STATE_FILE, text + "\n")
+        except UserError as error:
+            if self._failing != str(error):
+                say(f"the state is not kept: {error}")
+            self._failing = str(error)
+            return False
+        self._failing = None
+        return True

@@ -1,0 +1,63 @@
+"""How often in a row something was not fine, and when that is an alarm. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpudoctor.checks.finding import Status
+from gpudoctor.report.prometheus import statuses
+from gpudoctor.report.report import Report
+
+_AT_ONCE = (Status.FAIL, Status.UNKNOWN)
+
+
+class Strike(msgspec.Struct, frozen=True):
+    """A check that warned or failed on a GPU ("" for the node) in so many runs in a row, up to the last one."""
+
+    check: str
+    gpu: str
+    uuid: str
+    in_row: int
+
+
+class Alarm(msgspec.Struct, frozen=True):
+    """A check whose status on a GPU ("" for the node) wants somebody to look now."""
+
+    check: str
+    gpu: str
+    uuid: str
+    status: Status
+
+
+def counted(before: tuple[Strike, ...], report: Report) -> tuple[Strike, ...]:
+    """The strikes after a report: warn and fail add one, pass ends the row.
+
+    Where the check gave no verdict (skip, unknown) the row neither grows nor ends; what is no longer
+    in the node is forgotten. A report in which nothing was judged changes nothing.
+    """
+    if report.error is not None:
+        return before
+    rows = {_key(strike.check, strike.gpu, strike.uuid): strike.in_row for strike in before}
+    after = []
+    for check, gpu, uuid, status in statuses(report):
+        in_row = 0 if status is Status.PASS else rows.get(_key(check, gpu, uuid), 0)
+        if status in (Status.WARN, Status.FAIL):
+            in_row += 1
+        if in_row:
+            after.append(Strike(check, gpu, uuid, in_row))
+    return tuple(after)
+
+
+def alarms(report: Report, strikes: tuple[Strike, ...], needed: int) -> tuple[Alarm, ...]:
+    """What is an alarm after a report: fail and unknown at once, a warn once it came `needed` times in a row."""
+    rows = {_key(strike.check, strike.gpu, strike.uuid): strike.in_row for strike in strikes}
+    return tuple(
+        Alarm(check, gpu, uuid, status)
+        for check, gpu, uuid, status in statuses(report)
+        if status in _AT_ONCE or (status is Status.WARN and rows.get(_key(check, gpu, uuid), 0) >= needed)
+    )
+
+
+def _key(check: str, gpu: str, uuid: str) -> tuple[str, str]:
+    # the index of a GPU may change at a reboot
+    return check, uuid or gpu

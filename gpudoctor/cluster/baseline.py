@@ -1,0 +1,201 @@
+"""One node over time: what healthy runs measured and how it was set up, and what is not so now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.cluster.fleet_figures import Entry, figure_of, figure_words, less_is_better, place_words, unit_of
+from gpudoctor.cluster.fleet_records import Record
+from gpudoctor.cluster.fleet_shapes import Verdict
+from gpudoctor.errors import UserError
+
+# reference (probes, 5.1): a stored baseline warns at -5 % and fails at -10 %, after three healthy runs
+WARN_LOSS, FAIL_LOSS = 0.05, 0.10
+RUNS_TO_JUDGE = 3
+MOST_RUNS = 20
+
+ChangeStatus = Literal["fail", "warn", "said"]
+
+
+class SavedRun(msgspec.Struct, frozen=True):
+    """One healthy run. `boards` are (bus id, UUID) of the GPUs; `figures` are what was measured, and the value."""
+
+    id: str
+    started_s: float | None
+    level: str
+    verdict: Verdict
+    configuration: dict[str, str]
+    boards: tuple[tuple[str, str], ...]
+    figures: tuple[tuple[Entry, float], ...]
+
+
+class Baseline(msgspec.Struct, frozen=True):
+    """The healthy runs of one node, oldest first, 20 at most."""
+
+    schema: Literal["gpudoctor.baseline/1"]
+    host: str
+    simulated: bool
+    runs: tuple[SavedRun, ...]
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One thing that is not as in the baseline. `said` is what no verdict hangs on.
+
+    `before` is the median of the saved runs, `ratio` now / before; both for figures only.
+    """
+
+    status: ChangeStatus
+    what: Literal["configuration", "gpu", "figure", "verdict"]
+    text: str
+    before: float | None = None
+    now: float | None = None
+    ratio: float | None = None
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """The whole: `compared` figures were measured now and before, `not_measured` before only."""
+
+    schema: Literal["gpudoctor.comparison/1"]
+    version: str
+    host: str
+    simulated: bool
+    runs: int
+    place: str
+    verdict: Verdict
+    exit_code: int
+    changes: tuple[Change, ...] = ()
+    compared: int = 0
+    not_measured: int = 0
+    notes: tuple[str, ...] = ()
+    error: str | None = None
+
+
+def with_run(old: Baseline | None, record: Record) -> Baseline:
+    """The baseline with one more run. Raise UserError for one not healthy, there already, or of another node."""
+    if record.verdict not in ("pass", "warn"):
+        raise UserError(f"{record.place}: not saved: a baseline holds healthy runs, and this one is {record.reason}")
+    if record.injected:
+        raise UserError(f"{record.place}: not saved: its probes were made to go wrong (--inject)")
+    run = SavedRun(
+        record.run_id,
+        record.started_s,
+        record.level,
+        record.verdict,
+        dict(record.configuration),
+        record.boards,
+        tuple(zip(record.entries, record.values, strict=True)),
+    )
+    if old is None:
+        return Baseline("gpudoctor.baseline/1", record.name, record.simulated, (run,))
+    _of_the_same(old, record)
+    if run.id and any(run.id == saved.id for saved in old.runs):
+        raise UserError(f"{record.place}: not saved: this run is in the baseline already")
+    runs = sorted((*old.runs, run), key=lambda each: each.started_s or 0.0)
+    return msgspec.structs.replace(old, runs=tuple(runs[-MOST_RUNS:]))
+
+
+def _of_the_same(baseline: Baseline, record: Record) -> None:
+    """Raise UserError where neither the name nor a GPU is the same: figures of two machines are no course of one."""
+    boards = {uuid for run in baseline.runs for _, uuid in run.boards}
+    if record.simulated != baseline.simulated:
+        raise UserError(f"{record.place}: simulated and real runs do not compare")
+    if record.named and record.name == baseline.host:
+        return
+    if not boards & {uuid for _, uuid in record.boards}:
+        raise UserError(f"{record.place}: a report of {record.name}, and the baseline is of {baseline.host}")
+
+
+def compare(baseline: Baseline, record: Record) -> tuple[tuple[Change, ...], int, int, Verdict]:
+    """Changes, worst first; how many figures were compared and how many are missing now; the verdict.
+
+    Raise UserError for a report of another node, and for one whose run is itself the baseline.
+    """
+    _of_the_same(baseline, record)
+    if record.run_id and all(run.id == record.run_id for run in baseline.runs):
+        raise UserError(f"{record.place}: this run is the baseline; compare a later one")
+    changes = [*_of_verdict(record), *_of_configuration(baseline, record), *_of_boards(baseline, record)]
+    saved = _saved(baseline, record)
+    now = dict(zip(record.entries, record.values, strict=True))
+    for entry, values in saved.items():
+        if entry in now:
+            changes += _of_figure(entry, values, now[entry])
+    compared = sum(1 for entry in saved if entry in now)
+    missing = len(saved) - compared
+    changes.sort(key=lambda change: (("fail", "warn", "said").index(change.status), change.ratio or 1.0))
+    return tuple(changes), compared, missing, _verdict(record, changes, compared, missing)
+
+
+def _verdict(record: Record, changes: list[Change], compared: int, missing: int) -> Verdict:
+    statuses = {change.status for change in changes}
+    if record.verdict == "fail" or "fail" in statuses:
+        return "fail"
+    # what was measured before and is not now has no answer, where that is everything
+    if record.verdict == "unknown" or (missing and not compared):
+        return "unknown"
+    return "warn" if record.verdict == "warn" or "warn" in statuses else "pass"
+
+
+def _of_verdict(record: Record) -> Iterator[Change]:
+    if record.verdict != "pass":
+        status: ChangeStatus = "fail" if record.verdict == "fail" else "warn"
+        yield Change(status, "verdict", f"the report itself says {record.reason}")
+
+
+def _of_configuration(baseline: Baseline, record: Record) -> Iterator[Change]:
+    """Against the newest saved run: an update that was made on purpose is the new normal."""
+    before, now = baseline.runs[-1].configuration, dict(record.configuration)
+    for item, value in now.items():
+        if item in before and before[item] != value:
+            yield Change("said", "configuration", f"{item}: {before[item]} -> {value}")
+
+
+def _of_boards(baseline: Baseline, record: Record) -> Iterator[Change]:
+    before, now = dict(baseline.runs[-1].boards), dict(record.boards)
+    for bus_id, uuid in before.items():
+        if bus_id not in now:
+            yield Change("warn", "gpu", f"no GPU at {bus_id} now: {uuid} was there")
+        elif now[bus_id] != uuid:
+            yield Change(
+                "said", "gpu", f"another GPU at {bus_id}: {now[bus_id]}; no figure of it is compared with the old"
+            )
+    for bus_id in now.keys() - before.keys():
+        yield Change("said", "gpu", f"a GPU at {bus_id} that was not there")
+
+
+def _saved(baseline: Baseline, record: Record) -> dict[Entry, list[float]]:
+    """The saved values of each figure, of runs with the same GPUs in the slots."""
+    now = dict(record.boards)
+    values: dict[Entry, list[float]] = {}
+    for run in baseline.runs:
+        if run.id == record.run_id or any(now.get(bus_id, uuid) != uuid for bus_id, uuid in run.boards):
+            continue
+        for entry, value in run.figures:
+            values.setdefault(entry, []).append(value)
+    return values
+
+
+def _of_figure(entry: Entry, saved: list[float], now: float) -> Iterator[Change]:
+    """Worse counts where it is worse than every saved run; better, and what few runs say, is said."""
+    before = median(saved)
+    if before <= 0:
+        return
+    ratio = now / before
+    loss = 1 - (before / now if now > 0 else 0.0) if less_is_better(entry) else 1 - ratio
+    if abs(loss) < WARN_LOSS:
+        return
+    worse = loss > 0 and (now > max(saved) if less_is_better(entry) else now < min(saved))
+    status: ChangeStatus = "said"
+    if worse and len(saved) >= RUNS_TO_JUDGE:
+        status = "fail" if loss >= FAIL_LOSS else "warn"
+    figure, place = figure_of(entry)
+    words = figure_words(figure)
+    where = f", {place_words(place)}" if place and "GPU" not in words else ""
+    few = (
+        f" ({len(saved)} of {RUNS_TO_JUDGE} runs that a verdict needs)" if worse and len(saved) < RUNS_TO_JUDGE else ""
+    )
+    text = f"{words}{where}: {before:.4g} -> {now:.4g} {unit_of(figure)} ({ratio - 1:+.0%}){few}"
+    yield Change(status, "figure", text, before, now, round(ratio, 4))

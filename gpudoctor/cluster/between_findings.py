@@ -1,0 +1,238 @@
+"""What was measured between nodes, judged: the node or the link that is slow, cut off, or adds wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpudoctor.checks.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    Subject,
+    fail,
+    ok,
+    skip,
+    unknown,
+    unread,
+    warn,
+)
+from gpudoctor.cluster.examination import Backend, Examination, Group
+from gpudoctor.cluster.odd_ones import name_odd, slow_pairs, usual_rate
+from gpudoctor.cluster.tournament import Pair
+from gpudoctor.facts.missing import Missing
+
+# A pair below this share of what is usual is slow, and below the second one not fit. Both are gpudoctor's own choice:
+# healthy pairs of one fabric differ by a few percent over NCCL, and half of it is a NIC or a rail that is missing; over
+# gloo CPU ranks share their cores with others (1 to 14 Gbit/s were seen on idle links), so that only a link
+# that came up at another speed, which is a tenth of it, stands out.
+SLOW_SHARE: dict[Backend, float] = {"nccl": 0.80, "gloo": 0.30}
+FAIL_SHARE: dict[Backend, float] = {"nccl": 0.50, "gloo": 0.15}
+_OWN = "gpudoctor's own choice"
+_ALIKE_MAX = 6
+
+
+def all_reduce_findings(exam: Examination) -> Iterator[Finding]:
+    """The sum over everybody: right or wrong, and how fast; what is slow is for the pairs to say."""
+    group = exam.everyone
+    if group is None:
+        yield _not_measured(exam)
+        return
+    for place, node in enumerate(exam.nodes):
+        if node.left_out is not None and node.lost is None and place not in group.places:
+            yield unread(_of(exam, place), "took no part", node.left_out)
+    if group.trouble:
+        words = "; ".join(f"{exam.nodes[place].name}: {text}" for place, text in group.trouble.items())
+        yield unknown(NODE, f"all_reduce over {len(group.places)} nodes gave no figure; {words}")
+        return
+    if group.wrong:
+        for place in group.wrong:
+            yield _wrong(exam, place, (group,))
+        return
+    rate = group.busbw_gb_s
+    text = f"{group.ranks} ranks on {len(group.places)} nodes add exactly" + (f", at {speed(rate)}" if rate else "")
+    yield ok(NODE, Found(text, None if rate is None else round(rate, 3), "GB/s"))
+
+
+def pair_findings(exam: Examination, floor_gb_s: float | None) -> Iterator[Finding]:
+    """Every pair against the others, and against `floor_gb_s` where that was asked for."""
+    backend = exam.backend
+    if backend is None or not exam.pairs:
+        yield _not_measured(exam)
+        return
+    there = {pair: group for pair, group in exam.pairs.items() if not any(exam.nodes[p].lost for p in pair)}
+    yield from _unmeasured(exam, there)
+    wrong = sorted({place for group in there.values() for place in group.wrong})
+    for place in wrong:
+        yield _wrong(exam, place, [group for group in there.values() if place in group.wrong])
+    in_vain = [pair for pair, group in there.items() if group.trouble]
+    rates = {pair: rate for pair, group in there.items() if (rate := group.busbw_gb_s) is not None}
+    if in_vain and not rates:
+        first = there[in_vain[0]]
+        yield unknown(NODE, f"no two nodes could form a group; {_trouble(exam, first)}", advice=_GROUP_STEPS)
+        return
+    yield from _cut_off(exam, there, in_vain)
+    slow = slow_pairs(rates, SLOW_SHARE[backend])
+    below = [pair for pair, rate in rates.items() if floor_gb_s is not None and rate < floor_gb_s and pair not in slow]
+    confirmed = [pair for pair in (*slow, *below) if there[pair].again]
+    for pair in (*slow, *below):
+        if pair not in confirmed:
+            yield unknown(_link(exam, pair), f"{speed(rates[pair])}, and there was no time to measure it once more")
+    yield from _slow(exam, rates, confirmed, floor_gb_s)
+    if rates and not (slow or below or in_vain or wrong):
+        yield _fine(rates, floor_gb_s, SLOW_SHARE[backend])
+
+
+def _slow(
+    exam: Examination, rates: Mapping[Pair, float], slow: Sequence[Pair], floor_gb_s: float | None
+) -> Iterator[Finding]:
+    named = name_odd(rates, slow)
+    for place in named.nodes:
+        yield _told(exam, _of(exam, place), [pair for pair in slow if place in pair], rates, floor_gb_s)
+    for pair in named.links:
+        yield _told(exam, _link(exam, pair), [pair], rates, floor_gb_s)
+
+
+def _told(
+    exam: Examination, subject: Subject, pairs: Sequence[Pair], rates: Mapping[Pair, float], floor_gb_s: float | None
+) -> Finding:
+    assert exam.backend is not None
+    usual = usual_rate(rates) or 0.0
+    worst = min(rates[pair] for pair in pairs)
+    is_fail = worst < usual * FAIL_SHARE[exam.backend]
+    share = (FAIL_SHARE if is_fail else SLOW_SHARE)[exam.backend]
+    expected = Expected(
+        f"at least {speed(usual * share)}: {share:.0%} of the {speed(usual)} that is usual here",
+        ">=",
+        round(usual * share, 4),
+        "GB/s",
+        _OWN,
+    )
+    if worst >= usual * SLOW_SHARE[exam.backend] and floor_gb_s is not None:
+        is_fail = True  # somebody who knows the network said what it has to reach
+        expected = Expected(f"at least {speed(floor_gb_s)}", ">=", floor_gb_s, "GB/s", "--at-least")
+    places = {place for pair in pairs for place in pair}
+    alone = subject.kind == "node"
+    others = sorted(exam.nodes[p].name for p in places if exam.nodes[p].name != subject.name)
+    text = f"{speed(worst)}" + (
+        f" at worst with {_listed(others)}; those are not slow with each other" if alone else ""
+    )
+    node = subject.name if alone else others[0]
+    return (fail if is_fail else warn)(
+        subject,
+        Found(text, round(worst, 4), "GB/s"),
+        expected,
+        *(Evidence(f"all_reduce between {_names(exam, pair)}", speed(rates[pair])) for pair in pairs[:_ALIKE_MAX]),
+        likely="its link came up at a lower speed, or drops and repeats packets: cable, transceiver, port, NIC slot"
+        if alone
+        else "the way between these two alone: a switch or uplink in between, or a routing of its own"
+        if len(exam.nodes) > 2
+        else "with two nodes nobody can tell whose end it is",
+        advice=(
+            Advice(
+                "Look at the speed that its ports agreed on.", f"ssh {node} 'ibstatus; ethtool {_device(exam, node)}'"
+            ),
+            Advice("Look at the switch's side of it: speed, errors, link flaps."),
+            *((Advice("Leave it out until then.", f"sbatch --exclude={subject.name}"),) if alone else ()),
+        ),
+    )
+
+
+_GROUP_STEPS = (
+    Advice("Let the nodes connect to each other on any port: NCCL and gloo choose them freely.", "nft list ruleset"),
+    Advice("Run it once more with its words.", "NCCL_DEBUG=INFO GPUDOCTOR_TRACEBACK=1 gpudoctor cluster check"),
+)
+
+
+def _cut_off(exam: Examination, there: Mapping[Pair, Group], in_vain: Sequence[Pair]) -> Iterator[Finding]:
+    """Nodes and links that could not even form a group, while others could."""
+    named = name_odd(there, in_vain)
+    subjects = [(_of(exam, place), [p for p in in_vain if place in p]) for place in named.nodes]
+    subjects += [(_link(exam, pair), [pair]) for pair in named.links]
+    for subject, pairs in subjects:
+        what = "no other node could form a group with it" if subject.kind == "node" else "the two could form no group"
+        yield fail(
+            subject,
+            f"{what}, while other nodes could",
+            "a process group between every two nodes",
+            *(Evidence(f"group of {_names(exam, pair)}", _trouble(exam, there[pair])) for pair in pairs[:_ALIKE_MAX]),
+            likely="a firewall, a wrong interface or route, or a network port that is down",
+            advice=_GROUP_STEPS,
+        )
+
+
+def _unmeasured(exam: Examination, there: Mapping[Pair, Group]) -> Iterator[Finding]:
+    lost = {place for place, node in enumerate(exam.nodes) if node.lost is not None}
+    planned = exam.pairs_planned - sum(1 for pair in exam.pairs if pair not in there)
+    left = planned - len(there)
+    if left > 0 and not lost:
+        yield skip(NODE, f"{left} of {exam.pairs_planned} pairs were not measured: the time for it was up")
+    elif left > 0 or len(there) < len(exam.pairs):
+        names = _listed([exam.nodes[place].name for place in sorted(lost)])
+        yield skip(NODE, f"pairs with {names} were not measured to the end: no answer")
+
+
+def _wrong(exam: Examination, place: int, groups: Sequence[Group]) -> Finding:
+    return fail(
+        _of(exam, place),
+        "got sums that are wrong",
+        "sums that are exactly right: small whole numbers were added",
+        *(Evidence("all_reduce among", _listed([exam.nodes[p].name for p in g.places])) for g in groups[:_ALIKE_MAX]),
+        likely="data is damaged on the way, or in a GPU or NIC: gradients would be wrong without a word",
+        advice=(Advice("Check that node by itself.", f"ssh {exam.nodes[place].name} gpudoctor check --level full"),),
+    )
+
+
+def _fine(rates: Mapping[Pair, float], floor_gb_s: float | None, share: float) -> Finding:
+    low, high = min(rates.values()), max(rates.values())
+    if len(rates) == 1 and floor_gb_s is None:
+        return skip(NODE, f"1 pair, at {speed(low)}: there is no other to compare with; --at-least GBIT_S judges it")
+    text = f"{len(rates)} pairs" if len(rates) > 1 else "1 pair"
+    span = speed(low) if len(rates) == 1 else f"{speed(low)} to {speed(high)}"
+    expected = (
+        Expected(f"at least {speed(floor_gb_s)}", ">=", floor_gb_s, "GB/s", "--at-least")
+        if floor_gb_s is not None
+        else Expected(f"each at least {share:.0%} of what is usual", source=_OWN)
+    )
+    return ok(NODE, Found(f"{text} at {span}", round(low, 4), "GB/s"), expected)
+
+
+def _not_measured(exam: Examination) -> Finding:
+    why = exam.not_run or Missing("the check ended before it", "failed")
+    reason = f"not measured: {why.reason}"
+    return unknown(NODE, reason) if why.kind == "failed" else skip(NODE, reason)
+
+
+def speed(gb_s: float) -> str:
+    """ "0.0113 GB/s (0.0906 Gbit/s)": bus bandwidth, and in the unit that links are known by."""
+    return f"{gb_s:.3g} GB/s ({gb_s * 8:.3g} Gbit/s)"
+
+
+def _of(exam: Examination, place: int) -> Subject:
+    return Subject(kind="node", name=exam.nodes[place].name)
+
+
+def _link(exam: Examination, pair: Pair) -> Subject:
+    return Subject(kind="pair", name=f"{exam.nodes[pair[0]].name} - {exam.nodes[pair[1]].name}")
+
+
+def _names(exam: Examination, pair: Pair) -> str:
+    return f"{exam.nodes[pair[0]].name} and {exam.nodes[pair[1]].name}"
+
+
+def _device(exam: Examination, name: str | None) -> str:
+    node = next((node for node in exam.nodes if node.name == name), None)
+    interface = node.reach.interface_of(node.address) if node is not None and node.reach is not None else None
+    return interface.name if interface is not None else "eth0"
+
+
+def _trouble(exam: Examination, group: Group) -> str:
+    return "; ".join(f"{exam.nodes[place].name}: {text}" for place, text in group.trouble.items())
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = list(names[:_ALIKE_MAX])
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")

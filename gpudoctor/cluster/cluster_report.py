@@ -1,0 +1,132 @@
+"""The report of a whole job: every node's verdict, what was measured between nodes, and what follows from it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.checks.faults import Fault
+from gpudoctor.checks.finding import Finding, Status, worst
+from gpudoctor.checks.registry import Level
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.network_reach import Reach
+from gpudoctor.report.report import Tool, Verdict
+
+SCHEMA: Literal["gpudoctor.cluster/1"] = "gpudoctor.cluster/1"
+# What is judged between nodes: id and what it says of it where all is well
+TITLES = {
+    "cluster.nodes": "Every node came, and answered to the end",
+    "cluster.checks": "Every node passes its own check",
+    "cluster.network": "Nodes find each other: names, interfaces, MTU, rates and clocks agree",
+    "cluster.all-reduce": "A sum over all ranks of all nodes is exactly right",
+    "cluster.pairs": "Every two nodes exchange data as fast as the others do",
+}
+
+
+class NodeResult(msgspec.Struct, frozen=True):
+    """One node. `verdict`, `reason` and `faults` are those of its own report, which lies in `report_file`.
+
+    `unknown` with a `silence` is a node that did not answer. `clock_offset_s` is its clock less the
+    hub's, right to within `clock_error_s`; both None where they were not measured.
+    """
+
+    name: str
+    verdict: Verdict
+    reason: str
+    hostname: str | None = None
+    index: int | None = None
+    address: str | None = None
+    silence: str | None = None
+    gpus: int | None = None
+    faults: tuple[Fault, ...] = ()
+    reach: Reach | None = None
+    clock_offset_s: float | None = None
+    clock_error_s: float | None = None
+    ranks: int | None = None
+    report_file: str | None = None
+
+
+class GroupResult(msgspec.Struct, frozen=True):
+    """all_reduce in one group of nodes, named in `nodes`.
+
+    `time_us` is the middle time (on CPU ranks the best, since others' work only adds to it) of the
+    slowest rank, `busbw_gb_s` by nccl-tests' factor 2(n-1)/n; GB = 1e9 bytes. `again`: it was slow, and
+    measured once more while the other nodes idled; these are the better figures. `trouble`: why there are none.
+    """
+
+    nodes: tuple[str, ...]
+    ranks: int = 0
+    size_bytes: int = 0
+    time_us: float | None = None
+    busbw_gb_s: float | None = None
+    wrong_nodes: tuple[str, ...] = ()
+    again: bool = False
+    trouble: dict[str, str] = {}
+
+
+class Between(msgspec.Struct, frozen=True):
+    """What was measured between nodes. `not_run` says why nothing was."""
+
+    backend: Literal["nccl", "gloo"] | None = None
+    everyone: GroupResult | None = None
+    pairs: tuple[GroupResult, ...] = ()
+    pairs_planned: int = 0
+    not_run: Missing | None = None
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """One thing that was judged; `status` is the worst of its findings."""
+
+    id: str
+    title: str
+    status: Status
+    findings: tuple[Finding, ...]
+
+
+class ClusterRun(msgspec.Struct, frozen=True):
+    """This run. `nodes_expected` is None where nobody knew how many would come."""
+
+    id: str
+    started_at: str
+    duration_s: float
+    level: Level
+    launcher: str
+    nodes_expected: int | None
+    argv: tuple[str, ...] = ()
+    interrupted: str | None = None
+
+
+class ClusterReport(msgspec.Struct, frozen=True):
+    """One check of many nodes; `error` is set where it could not be done (exit 2), with nothing judged."""
+
+    schema: Literal["gpudoctor.cluster/1"]
+    tool: Tool
+    run: ClusterRun
+    verdict: Verdict
+    exit_code: int
+    reason: str
+    nodes: tuple[NodeResult, ...] = ()
+    between: Between = Between()
+    checks: tuple[Judged, ...] = ()
+    simulated: bool = False
+    error: str | None = None
+
+
+def judged(id: str, findings: tuple[Finding, ...]) -> Judged:
+    """The findings under their id."""
+    return Judged(id, TITLES[id], worst(f.status for f in findings), findings)
+
+
+def verdict_of(checks: tuple[Judged, ...]) -> Verdict:
+    """The worst of all; unknown where nothing could say pass."""
+    statuses = {check.status for check in checks}
+    for status, verdict in ((Status.FAIL, "fail"), (Status.UNKNOWN, "unknown"), (Status.WARN, "warn")):
+        if status in statuses:
+            return verdict  # type: ignore[return-value]
+    return "pass" if Status.PASS in statuses else "unknown"
+
+
+def render_cluster_json(report: ClusterReport) -> str:
+    """One line of JSON, ending in a newline."""
+    return msgspec.json.encode(report).decode() + "\n"

@@ -1,0 +1,159 @@
+"""The report of a whole job as text: one line a node, what was measured, then each problem and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import StringIO
+from statistics import median
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from gpudoctor.checks.finding import Finding, Status
+from gpudoctor.cluster.between_findings import speed
+from gpudoctor.cluster.cluster_report import Between, ClusterReport, GroupResult, Judged
+from gpudoctor.report.blocks import STYLES, block_rows, plain, status_word
+from gpudoctor.report.text import NARROWEST
+
+_NODES_SHOWN = 64  # of those that pass; every other one is always shown
+_VERDICT_WORDS = {
+    "warn": "works; look at the warnings",
+    "fail": "not fit to train on as it is",
+    "unknown": "not known: what got no answer is not a pass",
+}
+
+
+def render_cluster_text(report: ClusterReport, *, width: int, color: bool, verbose: bool = False) -> str:
+    """The whole report for `width` columns; colour only adds, the status word is always there."""
+    console = Console(
+        file=StringIO(),
+        width=max(width, NARROWEST),
+        force_terminal=color,
+        no_color=not color,
+        color_system="standard" if color else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    with console.capture() as captured:
+        console.print(Group(*_parts(report, verbose)))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+
+
+def _parts(report: ClusterReport, verbose: bool) -> Iterator[RenderableType]:
+    run = report.run
+    nodes = f"{len(report.nodes)} nodes"
+    backend = f", {report.between.backend} between them" if report.between.backend else ""
+    yield plain(f"gpudoctor {report.tool.version}   {nodes} by {run.launcher}, level {run.level}{backend}", "bold")
+    if report.simulated:
+        yield plain("SIMULATED nodes: made up, no verdict on real machines", "bold yellow")
+    if run.interrupted:
+        yield plain(f"INTERRUPTED by {run.interrupted}: what was known until then", "bold yellow")
+    if report.error:
+        yield plain(f"gpudoctor could not check these nodes: {report.error}")
+        return
+    yield Text("")
+    yield _nodes(report)
+    yield Text("")
+    yield from (Padding(plain(line), (0, 0, 0, 2)) for line in _figures(report.between, verbose))
+    for status in (Status.FAIL, Status.UNKNOWN, Status.WARN):
+        for check in report.checks:
+            for finding in check.findings:
+                if finding.status is status and not _said_above(check, finding):
+                    yield from _block(check, finding)
+    if verbose:
+        yield from _all(report)
+    yield Text("")
+    counts = [f"{sum(n.verdict == v for n in report.nodes)} {v}" for v in ("pass", "warn", "fail", "unknown")]
+    yield plain(f"nodes: {', '.join(counts)}.  {run.duration_s:.1f} s")
+    word = plain(report.verdict.upper(), STYLES[Status(report.verdict)])
+    yield Text.assemble(word, plain(f"  {_verdict_words(report)}"))
+
+
+def _verdict_words(report: ClusterReport) -> str:
+    """What the verdict means; a job whose GPUs were not put under load is not called fit."""
+    if report.verdict != "pass":
+        return _VERDICT_WORDS[report.verdict]
+    if report.between.backend == "nccl":
+        return "nothing wrong on any node, nor between them"
+    what = "only CPU ranks were measured" if report.between.backend else "nothing was measured"
+    return f"nothing wrong on any node; {what} between them"
+
+
+def _nodes(report: ClusterReport) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, max_width=32)
+    table.add_column(overflow="fold", ratio=1)
+    fine = 0
+    for node in report.nodes:
+        fine += node.verdict == "pass"
+        if node.verdict == "pass" and fine > _NODES_SHOWN:
+            continue
+        # the verdict's word stands before it
+        words = node.reason.partition(" ")[2] if node.reason.startswith(node.verdict.upper()) else node.reason
+        gpus = f"   {node.gpus} GPUs" if node.gpus else ""
+        table.add_row(status_word(Status(node.verdict)), plain(node.name, "bold"), plain(words + gpus))
+    if fine > _NODES_SHOWN:
+        table.add_row(status_word(Status.PASS), plain(f"{fine - _NODES_SHOWN} more"), plain(""))
+    return table
+
+
+def _figures(between: Between, verbose: bool) -> Iterator[str]:
+    if between.not_run is not None:
+        yield f"between nodes: not measured, {between.not_run.reason}"
+        return
+    everyone = between.everyone
+    if everyone is not None and everyone.busbw_gb_s is not None:
+        yield (
+            f"all_reduce of {_mib(everyone)} over {everyone.ranks} ranks on {len(everyone.nodes)} nodes: "
+            f"{speed(everyone.busbw_gb_s)} bus bandwidth"
+        )
+    told = [pair for pair in between.pairs if pair.busbw_gb_s is not None]
+    rates = [pair.busbw_gb_s for pair in told if pair.busbw_gb_s is not None]
+    if len(rates) == between.pairs_planned == 1:
+        yield f"the pair of nodes: {speed(rates[0])}"
+    elif rates:
+        yield (
+            f"{len(rates)} of {between.pairs_planned} pairs of nodes: slowest {speed(min(rates))}, "
+            f"middle {speed(median(rates))}, fastest {speed(max(rates))}"
+        )
+    if verbose:
+        for pair in between.pairs:
+            trouble = "; ".join(f"{name}: {text}" for name, text in pair.trouble.items())
+            rate = speed(pair.busbw_gb_s) if pair.busbw_gb_s is not None else trouble
+            yield f"  {' - '.join(pair.nodes)}   {rate}" + ("   (once more, alone)" if pair.again else "")
+
+
+def _said_above(check: Judged, finding: Finding) -> bool:
+    """A node's own verdict stands in its line; what a warning adds to that is in its report."""
+    return check.id == "cluster.checks" and finding.status is Status.WARN
+
+
+def _block(check: Judged, finding: Finding) -> Iterator[RenderableType]:
+    yield Text("")
+    label = "" if finding.subject.label == "node" else f"   {finding.subject.label}"
+    yield Text.assemble(status_word(finding.status), "  ", plain(check.id, "bold"), plain(label))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold", ratio=1)
+    for name, value in block_rows(finding, ()):
+        table.add_row(plain(name, "dim"), plain(value))
+    yield Padding(table, (0, 0, 0, 2))
+
+
+def _all(report: ClusterReport) -> Iterator[RenderableType]:
+    for check in report.checks:
+        yield Text("")
+        yield Text.assemble(status_word(check.status), "  ", plain(check.id, "bold"), "  ", plain(check.title))
+        for finding in check.findings:
+            text = finding.reason or (finding.found.text if finding.found else "")
+            row = Text.assemble(status_word(finding.status), "  ", plain(finding.subject.label), "  ", plain(text))
+            yield Padding(row, (0, 0, 0, 2))
+
+
+def _mib(group: GroupResult) -> str:
+    return f"{group.size_bytes / 2**20:g} MiB"

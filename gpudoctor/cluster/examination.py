@@ -1,0 +1,336 @@
+"""The course of a check of many nodes: gather, check each, read clocks, then measure between them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.checks.registry import Level
+from gpudoctor.cluster.hub import Hub, Silence
+from gpudoctor.cluster.odd_ones import slow_pairs
+from gpudoctor.cluster.tournament import Pair, rounds_of
+from gpudoctor.cluster.wire import Answer, Check, Checked, CouldNot, Meet, Open, Ping, Pong, Ready, Times
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.network_reach import Reach
+from gpudoctor.report.report import Report
+
+Backend = Literal["nccl", "gloo"]
+
+_PINGS = 5
+_PING_LIMIT_S = 10.0
+# CPU ranks share the machine with everything else, and TCP needs no more to fill a link; NCCL reaches its best from
+# some 256 MiB on (nccl-tests, doc/PERFORMANCE.md: bandwidth is flat at large sizes)
+_SIZE_BYTES: dict[Backend, int] = {"nccl": 256 << 20, "gloo": 1 << 20}
+_BOX_S: dict[Backend, float] = {"nccl": 0.5, "gloo": 0.3}
+_GIVE_UP_AFTER = 3  # partners in vain: each costs as long as a meeting may take
+_ROUNDS_BOX_S = 600.0
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What is to be done. Limits are in seconds, each for one step of one node; `count` and `names` may be unknown.
+
+    `slack_s` is what a node may need beyond its own limit, to end what took too long, and to say so.
+    """
+
+    level: Level
+    backend: Literal["auto", "nccl", "gloo"]
+    count: int | None
+    names: tuple[str, ...]
+    join_limit_s: float
+    check_limit_s: float
+    open_limit_s: float
+    meet_limit_s: float
+    slow_share: Mapping[Backend, float]
+    floor_gb_s: float | None = None
+    slack_s: float = 20.0
+
+
+class NodeSeen(msgspec.Struct):
+    """What came of one node so far. `phase` is what was going on when it was lost."""
+
+    name: str
+    hostname: str
+    index: int | None
+    address: str
+    reach: Reach | None = None
+    report: Report | None = None
+    no_report: str | None = None
+    offset_s: float | None = None
+    error_s: float | None = None
+    ranks: int | None = None
+    interface: str | None = None
+    left_out: Missing | None = None
+    lost: str | None = None
+    phase: str | None = None
+
+
+class Group(msgspec.Struct):
+    """all_reduce among these nodes: each one's times, by place in `nodes` of the examination, or its trouble."""
+
+    places: tuple[int, ...]
+    ranks: int = 0
+    size_bytes: int = 0
+    time_s: float | None = None
+    wrong: tuple[int, ...] = ()
+    trouble: dict[int, str] = {}
+    again: bool = False
+
+    @property
+    def busbw_gb_s(self) -> float | None:
+        """nccl-tests' bus bandwidth of all_reduce: size / time * 2 (n - 1) / n."""
+        if self.time_s is None or self.ranks < 2:
+            return None
+        return self.size_bytes / self.time_s * 2 * (self.ranks - 1) / self.ranks / 1e9
+
+
+class Examination:
+    """Leads the members through it all; what it has learnt stands in its attributes at any time."""
+
+    def __init__(
+        self, hub: Hub, plan: Plan, progress: Callable[[str], None], keep: Callable[[str, str, str], None]
+    ) -> None:
+        """`keep` gets each node's name, hostname and report as JSON when it comes."""
+        self.hub, self.plan = hub, plan
+        self.nodes: list[NodeSeen] = []
+        self.missing: tuple[str, ...] = ()
+        self.backend: Backend | None = None
+        self.not_run: Missing | None = None
+        self.everyone: Group | None = None
+        self.pairs: dict[Pair, Group] = {}
+        self.pairs_planned = 0
+        self._progress, self._keep = progress, keep
+        self._phase = "gathering"
+        self._ports: dict[int, int] = {}
+        self._in_vain: Counter[int] = Counter()
+        self._measured: set[int] = set()
+        self._meetings = 0
+
+    def run(self, given_up: Callable[[], bool]) -> None:
+        """Do all of it. A node that does not answer is left behind, and what else can be learnt is learnt."""
+        self._gather(given_up)
+        if self.nodes:
+            self._check()
+            self._read_clocks()
+            self._measure()
+
+    def _gather(self, given_up: Callable[[], bool]) -> None:
+        self._begin("waiting for the nodes")
+        self.hub.gather(self.plan.count, self.plan.join_limit_s, given_up)
+        self.nodes = [NodeSeen(m.name, m.hostname, m.index, m.address) for m in self.hub.members]
+        self.missing = _missing(self.nodes, self.plan.count, self.plan.names)
+
+    def _check(self) -> None:
+        limit_s = self.plan.check_limit_s
+        self._begin(f"checking {len(self.nodes)} nodes, level {self.plan.level}")
+        answers = self._ask({place: Check(limit_s) for place in self.hub.present()}, limit_s + self.plan.slack_s)
+        for place, answer in sorted(answers.items()):
+            node = self.nodes[place]
+            if not isinstance(answer, Checked):
+                node.no_report = _words(answer)
+                continue
+            node.reach = msgspec.structs.replace(answer.reach, hostname=node.hostname)
+            if isinstance(answer.report, Missing):
+                node.no_report = answer.report.reason
+                continue
+            try:
+                report = msgspec.json.decode(answer.report, type=Report)
+            except msgspec.DecodeError as error:
+                node.no_report = f"its report is not one of this version of gpudoctor ({error})"
+                continue
+            if report.error is None:
+                node.report = report
+            else:  # it could not do its work, and judged nothing
+                node.no_report = report.error
+            self._keep(node.name, node.hostname, answer.report)
+
+    def _read_clocks(self) -> None:
+        self._begin("reading the clocks")
+        for place in self.hub.present():
+            for _ in range(_PINGS):
+                sent = time.time()
+                answer = self._ask({place: Ping()}, _PING_LIMIT_S)[place]
+                came = time.time()
+                if not isinstance(answer, Pong):
+                    break
+                node, error_s = self.nodes[place], max(0.0, (came - sent) / 2)
+                if node.error_s is None or error_s < node.error_s:
+                    node.offset_s, node.error_s = answer.clock_s - (sent + came) / 2, error_s
+
+    def _measure(self) -> None:
+        backend = self._chosen_backend()
+        present = self.hub.present()
+        if backend is None:
+            return
+        if len(present) < 2:
+            self.not_run = Missing("there is only one node to measure")
+            return
+        self.backend = backend
+        ready = self._open(backend, present)
+        if len(ready) < 2:
+            outs = [f"{self.nodes[p].name}: {out.reason}" for p in present if (out := self.nodes[p].left_out)]
+            self.not_run = self.not_run or Missing(
+                f"fewer than two nodes could take part; {'; '.join(outs[:2])}", "failed"
+            )
+            return
+        self._begin(f"all_reduce over {len(ready)} nodes")
+        self.everyone = self._meet(backend, [tuple(ready)])[0]
+        self._hold_tournament(backend, ready)
+
+    def _chosen_backend(self) -> Backend | None:
+        """What to measure with; None, and `not_run` says why, where nothing is to be measured."""
+        if self.plan.backend == "gloo":
+            return "gloo"
+        reports = [node.report for node in self.nodes if node.report is not None]
+        loaded = any(r.measurements.launch and r.measurements.launch.backend == "nccl" for r in reports)
+        if loaded:
+            return "nccl"
+        if self.plan.level == "quick":
+            self.not_run = Missing("level quick puts no load on GPUs; --level standard measures between nodes")
+        elif not any(report.gpus for report in reports):
+            self.not_run = Missing("no GPU to load; --backend gloo measures CPU ranks")
+        else:
+            self.not_run = Missing("no node's own check put load on its GPUs; its report says why")
+        return None
+
+    def _open(self, backend: Backend, present: Sequence[int]) -> list[int]:
+        self._begin("starting the ranks of all nodes")
+        limit_s = self.plan.open_limit_s
+        orders = {place: Open(backend, self.nodes[place].address, limit_s) for place in present}
+        ready: list[int] = []
+        for place, answer in sorted(self._ask(orders, limit_s + self.plan.slack_s).items()):
+            node = self.nodes[place]
+            if isinstance(answer, Ready):
+                ready.append(place)
+                node.ranks, node.interface = answer.ranks, answer.interface
+                self._ports[place] = answer.port
+            else:
+                absent = isinstance(answer, CouldNot) and answer.absent
+                node.left_out = Missing(_words(answer), "absent" if absent else "failed")
+                if absent:
+                    self.not_run = self.not_run or Missing(f"{node.name}: {_words(answer)}")
+        return sorted(ready)
+
+    def _hold_tournament(self, backend: Backend, ready: Sequence[int]) -> None:
+        rounds = rounds_of(len(ready))
+        self.pairs_planned = sum(map(len, rounds))
+        began = time.monotonic()
+        for number, meetings in enumerate(rounds, 1):
+            self._begin(f"pairs of nodes, round {number} of {len(rounds)}")
+            groups = [(ready[a], ready[b]) for a, b in meetings if self._worth(ready[a]) and self._worth(ready[b])]
+            for group in self._meet(backend, groups):
+                self.pairs[group.places[0], group.places[1]] = group
+            if time.monotonic() - began > _ROUNDS_BOX_S:
+                break
+        # what disturbed a pair once, or the other pairs of its round, does not disturb it when it is alone
+        for pair in self._doubtful(backend):
+            if not (self._worth(pair[0]) and self._worth(pair[1])):
+                continue
+            if time.monotonic() - began > 2 * _ROUNDS_BOX_S:
+                break
+            self._begin(f"once more, alone: {self.nodes[pair[0]].name} and {self.nodes[pair[1]].name}")
+            first, again = self.pairs[pair], self._meet(backend, [pair])[0]
+            better = again if (again.busbw_gb_s or 0) >= (first.busbw_gb_s or 0) else first
+            better.again = True
+            better.wrong = tuple(sorted({*first.wrong, *again.wrong}))
+            self.pairs[pair] = better
+
+    def _doubtful(self, backend: Backend) -> list[Pair]:
+        """The pairs to be measured again: those in vain, and those slow beside others or by what was asked."""
+        rates = self.rates()
+        doubtful = [pair for pair, group in self.pairs.items() if group.trouble]
+        doubtful += slow_pairs(rates, self.plan.slow_share[backend])
+        floor = self.plan.floor_gb_s or 0.0
+        return list(dict.fromkeys([*doubtful, *(pair for pair, rate in rates.items() if rate < floor)]))
+
+    def rates(self) -> dict[Pair, float]:
+        """GB/s of each pair that has a figure."""
+        return {pair: rate for pair, group in self.pairs.items() if (rate := group.busbw_gb_s) is not None}
+
+    def _worth(self, place: int) -> bool:
+        """Whether to ask this node once more: it is there, and was not in vain with one partner after the other."""
+        if self.nodes[place].lost is not None or place not in self._ports:
+            return False
+        return self._in_vain[place] < _GIVE_UP_AFTER or place in self._measured
+
+    def _meet(self, backend: Backend, groups: Iterable[tuple[int, ...]]) -> list[Group]:
+        """Have these groups measure, all at the same time."""
+        planned = [Group(places, trouble={}) for places in groups]
+        orders: dict[int, Meet] = {}
+        for group in planned:
+            self._meetings += 1
+            first = group.places[0]
+            size = sum(self.nodes[place].ranks or 0 for place in group.places)
+            for place in group.places:
+                orders[place] = Meet(
+                    key=f"meeting-{self._meetings}",
+                    first_rank=group.ranks,
+                    size=size,
+                    host=self.nodes[first].address,
+                    port=self._ports[first],
+                    size_bytes=_SIZE_BYTES[backend],
+                    box_s=_BOX_S[backend],
+                    limit_s=self.plan.meet_limit_s,
+                )
+                group.ranks += self.nodes[place].ranks or 0
+        answers = self._ask(orders, self.plan.meet_limit_s + self.plan.open_limit_s + self.plan.slack_s)
+        for group in planned:
+            self._take(group, backend, answers)
+        return planned
+
+    def _take(self, group: Group, backend: Backend, answers: Mapping[int, Answer | Silence]) -> None:
+        times: list[Times] = []
+        for place in group.places:
+            answer = answers[place]
+            if isinstance(answer, Times) and answer.seconds:
+                times.append(answer)
+                continue
+            group.trouble[place] = _words(answer)
+            if isinstance(answer, CouldNot) and answer.port is not None:
+                self._ports[place] = answer.port
+            else:
+                self._ports.pop(place, None)
+        if group.trouble or not times:
+            self._in_vain.update(group.places)
+            return
+        self._measured.update(group.places if len(group.places) == 2 else ())
+        group.wrong = tuple(p for p, t in zip(group.places, times, strict=True) if not all(t.right))
+        group.size_bytes = times[0].size_bytes
+        # an all_reduce is done when its last rank is
+        per_operation = [max(of_ranks) for of_ranks in zip(*(rank for t in times for rank in t.seconds), strict=False)]
+        group.time_s = min(per_operation) if backend == "gloo" else median(per_operation)
+
+    def _ask(self, orders: Mapping[int, Check | Ping | Open | Meet], limit_s: float) -> dict[int, Answer | Silence]:
+        answers = self.hub.ask(orders, limit_s)
+        for node, member in zip(self.nodes, self.hub.members, strict=True):
+            if member.lost is not None and node.lost is None:
+                node.lost, node.phase = member.lost, self._phase
+        return answers
+
+    def _begin(self, phase: str) -> None:
+        self._phase = phase
+        self._progress(phase)
+
+
+def _missing(nodes: Sequence[NodeSeen], count: int | None, names: Sequence[str]) -> tuple[str, ...]:
+    """The names of those that did not come; their numbers, where no names are known."""
+    if count is None or len(nodes) >= count:
+        return ()
+    here = {node.hostname.partition(".")[0] for node in nodes}
+    by_name = tuple(name for name in names if name.partition(".")[0] not in here)
+    if len(by_name) == count - len(nodes):
+        return by_name
+    numbers = {node.index for node in nodes}
+    if None in numbers:
+        return tuple(f"a node without a name ({n} of {count - len(nodes)})" for n in range(1, count - len(nodes) + 1))
+    return tuple(names[n] if len(names) == count else f"node number {n}" for n in range(count) if n not in numbers)
+
+
+def _words(answer: Answer | Silence) -> str:
+    if isinstance(answer, Silence | CouldNot):
+        return answer.text
+    return "gave an answer to another question"

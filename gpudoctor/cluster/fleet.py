@@ -1,0 +1,166 @@
+"""What a set of reports says of a fleet, as data (`gpudoctor.fleet/1`)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.cluster.drift import Drift
+from gpudoctor.cluster.fleet_reading import Refused
+from gpudoctor.cluster.fleet_shapes import Verdict
+
+OUTLIER = "fleet.outlier"
+"""The id under which a node counts that fails by comparison with the others only."""
+
+WORST_FIRST: tuple[Verdict, ...] = ("fail", "unknown", "warn", "pass")
+
+
+class NodeFault(msgspec.Struct, frozen=True):
+    check: str
+    headline: str
+
+
+class NodeRow(msgspec.Struct, frozen=True):
+    """One node. `verdict` is that of its newest report, or worse by comparison with the fleet.
+
+    `reports` is how many of it were read; `place` where the newest one is. `host` is the name that the node gives
+    itself, which is not `name` where several machines give themselves one name.
+    """
+
+    name: str
+    host: str
+    verdict: Verdict
+    reason: str
+    kind: str
+    level: str
+    started_at: str | None
+    place: str
+    reports: int = 1
+    simulated: bool = False
+    injected: tuple[str, ...] = ()
+    faults: tuple[NodeFault, ...] = ()
+    unknown: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Nodes by verdict; `unread` are documents that should have been reports, whose nodes are not known."""
+
+    nodes: int
+    # `pass` is a keyword
+    passed: int = msgspec.field(name="pass", default=0)
+    warn: int = 0
+    fail: int = 0
+    unknown: int = 0
+    unread: int = 0
+
+
+class FaultKind(msgspec.Struct, frozen=True):
+    """One check, with the nodes on which it is not fine; `example` is what it found on the first of them."""
+
+    check: str
+    status: Literal["fail", "unknown", "warn"]
+    nodes: tuple[str, ...]
+    example: str | None = None
+
+
+class Outlier(msgspec.Struct, frozen=True):
+    """A figure of one node that is worse than the fleet's.
+
+    `similarity` is to the fleet's criterion, 1 is equal; `sigmas` robust standard deviations off the median (null
+    where all others are equal). `status` is warn where it is less than 10 % worse or was seen in one figure only.
+    """
+
+    node: str
+    status: Literal["fail", "warn"]
+    figure: str
+    gpus: tuple[int, ...]
+    value: float
+    unit: str
+    criterion: float
+    similarity: float
+    sigmas: float | None
+    kind: str
+
+
+class FigureRow(msgspec.Struct, frozen=True):
+    """How the values of one figure lie in one kind of node; `why_not` where they were not compared."""
+
+    kind: str
+    figure: str
+    unit: str
+    less_is_better: bool
+    nodes: int
+    samples: int
+    median: float
+    mad: float
+    criterion: float
+    low: float
+    high: float
+    outliers: int = 0
+    why_not: str | None = None
+
+
+class Trend(msgspec.Struct, frozen=True):
+    """Something that is not as in the older set. `what` is verdict, fault, node, figure, fleet or configuration."""
+
+    what: Literal["verdict", "fault", "node", "figure", "fleet", "configuration"]
+    text: str
+    node: str | None = None
+    worse: bool = False
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What was read. `others` are files in folders that are not named like reports, and were not opened."""
+
+    sources: tuple[str, ...]
+    files: int
+    others: int
+    reports: int
+    older: int
+    broken: tuple[Refused, ...] = ()
+    foreign: tuple[Refused, ...] = ()
+    duplicates: tuple[Refused, ...] = ()
+    interrupted: str | None = None
+
+
+class Fleet(msgspec.Struct, frozen=True):
+    """The whole. `notes` are said to the reader; `error` is set where nothing could be read (exit 2)."""
+
+    schema: Literal["gpudoctor.fleet/1"]
+    version: str
+    verdict: Verdict
+    exit_code: int
+    counts: Counts
+    reading: Reading
+    simulated: int = 0
+    first_at: str | None = None
+    last_at: str | None = None
+    nodes: tuple[NodeRow, ...] = ()
+    faults: tuple[FaultKind, ...] = ()
+    outliers: tuple[Outlier, ...] = ()
+    figures: tuple[FigureRow, ...] = ()
+    drift: tuple[Drift, ...] = ()
+    against: Reading | None = None
+    trends: tuple[Trend, ...] = ()
+    notes: tuple[str, ...] = ()
+    error: str | None = None
+
+
+def good_names(fleet: Fleet) -> list[str]:
+    """Hosts that a job may be given: pass or warn, under every name; never a simulated one beside real ones."""
+    bad = {row.host for row in fleet.nodes if row.verdict not in ("pass", "warn") or not listed(fleet, row)}
+    return list(dict.fromkeys(row.host for row in fleet.nodes if row.host not in bad))
+
+
+def bad_names(fleet: Fleet) -> list[str]:
+    """Hosts on which something fails."""
+    return list(dict.fromkeys(row.host for row in fleet.nodes if row.verdict == "fail" and listed(fleet, row)))
+
+
+def listed(fleet: Fleet, row: NodeRow) -> bool:
+    """Whether the node may stand in a host list: it is real, or nothing is."""
+    from gpudoctor.cluster.hostlist import is_host_name
+
+    return is_host_name(row.host) and (not row.simulated or fleet.simulated == len(fleet.nodes))

@@ -1,0 +1,150 @@
+"""The measured figures of a report, each with what it may be compared with in other reports."""
+
+from __future__ import annotations
+
+from gpudoctor.cluster.fleet_shapes import MeasuredOf, Number
+from gpudoctor.report.collective_figures import size_text
+
+# smaller messages measure latency, whose spread on healthy nodes says nothing of a link
+SMALLEST_BYTES = 1 << 20
+_IMPOSSIBLE = 1e12
+
+Entry = tuple[str | int, ...]
+"""What was measured where: a word for the kind, then what it depends on, then the GPUs, if any."""
+
+Figure = tuple[str | int, ...]
+"""What was measured: equal figures of two nodes may be compared."""
+
+Place = tuple[int, ...]
+"""The GPUs that it was measured on, by index; empty for the whole node."""
+
+# what does not differ by a GPU's place in the machine is compared over all GPUs of all nodes
+_OF_ANY_GPU = ("gemm", "copy", "triad", "train-compute")
+_OF_TWO_GPUS = ("pair", "peer")
+_OF_A_NODE = ("collective", "step")
+
+
+def figures(measured: MeasuredOf) -> tuple[tuple[Entry, ...], list[float]]:
+    """What was measured on GPUs, and the values in the same order; nothing of CPU ranks.
+
+    This runs once for each of thousands of reports, and most of its entries are those of the last report:
+    that is why entries are flat, and why `figure_of` comes later.
+    """
+    launch = measured.launch
+    if launch is None or launch.backend != "nccl":
+        return (), []
+    entries: list[Entry] = []
+    values: list[Number] = []
+    add, value = entries.append, values.append
+    world = launch.world_size
+    gpus = {rank.rank: rank.rank if rank.gpu is None else rank.gpu for rank in launch.ranks}
+    gpu_of = gpus.get
+    for row in measured.collectives:
+        if row.size_bytes >= SMALLEST_BYTES:
+            add(("collective", row.op, row.size_bytes, row.dtype, world))
+            value(row.busbw_gb_s)
+    for pair in measured.pairs:
+        add(("pair", pair.size_bytes, world, gpu_of(pair.a, pair.a), gpu_of(pair.b, pair.b)))
+        value(pair.busbw_gb_s)
+    for link in measured.host_links:
+        gpu, size = gpu_of(link.rank, link.rank), link.size_bytes
+        entries += (
+            *(("h2d", size, gpu), ("d2h", size, gpu)),
+            *(("h2d-together", size, world, gpu), ("d2h-together", size, world, gpu)),
+        )
+        values += (link.h2d_alone_gb_s, link.d2h_alone_gb_s, link.h2d_together_gb_s, link.d2h_together_gb_s)
+    for copy in measured.peer_links:
+        add(("peer", copy.size_bytes, gpu_of(copy.source, copy.source), gpu_of(copy.target, copy.target)))
+        value(copy.gb_s)
+    for compute in measured.compute:
+        gpu = gpu_of(compute.rank, compute.rank)
+        for gemm in compute.gemms:
+            add(("gemm", gemm.dtype, gemm.size, gpu))
+            value(gemm.tflops)
+        entries += (("copy", gpu), ("triad", gpu))
+        values += (compute.copy_gb_s, compute.triad_gb_s)
+    training = measured.training
+    if training is not None and training.device == "cuda":
+        same = (training.batch_per_rank, training.parameters)
+        add(("step", training.world_size, *same))
+        value(training.steady_step_ms)
+        for rank in training.ranks:
+            add(("train-compute", *same, gpu_of(rank.rank, rank.rank)))
+            value(rank.compute_ms)
+    return _known(entries, values)
+
+
+def _known(entries: list[Entry], values: list[Number]) -> tuple[tuple[Entry, ...], list[float]]:
+    """Those that have a value; JSON cannot say infinity, but 1e999."""
+    kept = [number for number in values if isinstance(number, float)]
+    if len(kept) == len(values) and (not kept or (min(kept) >= 0.0 and max(kept) < _IMPOSSIBLE)):
+        return tuple(entries), kept
+    good = [isinstance(number, float) and 0.0 <= number < _IMPOSSIBLE for number in values]
+    kept = [number for number in kept if 0.0 <= number < _IMPOSSIBLE]
+    return tuple(entry for entry, is_good in zip(entries, good, strict=True) if is_good), kept
+
+
+def figure_of(entry: Entry) -> tuple[Figure, Place]:
+    """What the entry may be compared with, and where it was measured.
+
+    >>> figure_of(("gemm", "bf16", 8192, 3))
+    (('gemm', 'bf16', 8192), (3,))
+    >>> figure_of(("peer", 1024, 3, 5))
+    (('peer', 1024, 3, 5), (3, 5))
+    """
+    kind = entry[0]
+    if kind in _OF_A_NODE:
+        return entry, ()
+    place = tuple(int(gpu) for gpu in entry[-2 if kind in _OF_TWO_GPUS else -1 :])
+    return (entry[:-1] if kind in _OF_ANY_GPU else entry), place
+
+
+def less_is_better(figure: Figure) -> bool:
+    """Whether it is a time; else a rate."""
+    return figure[0] in ("step", "train-compute")
+
+
+def unit_of(figure: Figure) -> str:
+    """
+    >>> unit_of(("gemm", "bf16", 8192)), unit_of(("step", 8, 32, 100)), unit_of(("copy",))
+    ('TFLOP/s', 'ms', 'GB/s')
+    """
+    if less_is_better(figure):
+        return "ms"
+    return "TFLOP/s" if figure[0] == "gemm" else "GB/s"
+
+
+def figure_words(figure: Figure) -> str:
+    """The figure for people.
+
+    >>> figure_words(("collective", "all_reduce", 268435456, "float32", 8))
+    'all_reduce 256 MiB float32, 8 ranks'
+    >>> figure_words(("peer", 268435456, 3, 5))
+    'copy 256 MiB from GPU 3 to 5'
+    """
+    kind, *rest = figure
+    if kind == "collective":
+        return f"{rest[0]} {size_text(int(rest[1]))} {rest[2]}, {rest[3]} ranks"
+    if kind == "pair":
+        return f"send and receive {size_text(int(rest[0]))}, GPU {rest[2]} and {rest[3]}"
+    if kind == "peer":
+        return f"copy {size_text(int(rest[0]))} from GPU {rest[1]} to {rest[2]}"
+    if kind in ("h2d", "d2h", "h2d-together", "d2h-together"):
+        way = "host to" if str(kind).startswith("h2d") else "to host from"
+        all_at_once = ", all at once" if str(kind).endswith("together") else ""
+        return f"copy {size_text(int(rest[0]))} {way} GPU {rest[-1]}{all_at_once}"
+    if kind == "gemm":
+        return f"matrix product {rest[0]} {rest[1]}"
+    if kind == "copy":
+        return "device memory, copy"
+    if kind == "triad":
+        return "device memory, triad"
+    return f"train step, {rest[0]} ranks" if kind == "step" else "train compute"
+
+
+def place_words(place: Place) -> str:
+    """
+    >>> place_words((3,)), place_words((3, 5)), place_words(())
+    ('GPU 3', 'GPU 3 and 5', '')
+    """
+    return f"GPU {' and '.join(map(str, place))}" if place else ""

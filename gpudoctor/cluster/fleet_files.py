@@ -1,0 +1,197 @@
+"""Where reports lie: files, folders with all that is in them, stdin; one document after the other."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import msgspec
+
+from gpudoctor.errors import UserError
+
+# a report of 8 GPUs with its facts has 0.3 MiB
+LARGEST_DOCUMENT = 64 << 20
+_READ_AT_ONCE = 4 << 20
+_NAMES = (".json", ".jsonl", ".ndjson")
+_GZIP = b"\x1f\x8b"
+
+
+class Document(msgspec.Struct, frozen=True):
+    """The bytes of one document, or why there are none.
+
+    `place` says where it is, as people type it ("run1/gpu-07.json", "all.jsonl line 12"); `stem` is the file's
+    name without its ending, for reports that do not say whose they are (None on stdin); `modified` is when the
+    file was written last, in seconds since 1970.
+    """
+
+    place: str
+    stem: str | None
+    data: bytes = b""
+    trouble: str | None = None
+    modified: float | None = None
+
+
+class Found(msgspec.Struct):
+    """What was looked through; `others` are files in folders whose names are not those of reports."""
+
+    files: int = 0
+    others: int = 0
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A file to be read, and its name within the folder that was given."""
+
+    path: str
+    name: str
+
+
+def listed(source: str, found: Found) -> Iterator[Listed | Document]:
+    """The file, or the files of the folder and all below; a Document with its trouble where a folder cannot be read.
+
+    Raise UserError for a source that is not there.
+    """
+    if not os.path.lexists(source):
+        raise UserError(f"{source}: no such file or folder; reports are written by gpudoctor check --json -o FILE")
+    if not Path(source).is_dir():
+        found.files += 1
+        yield Listed(source, Path(source).name)
+        return
+    for path in _walk(source, found):
+        if isinstance(path, Document):
+            yield path
+        else:
+            found.files += 1
+            yield Listed(path, path[len(source) :].lstrip("/"))
+
+
+def stdin_documents(stdin: BinaryIO | None) -> Iterator[Document]:
+    """What comes on stdin, each document when its line is there."""
+    if stdin is None:
+        raise UserError("-: there is no stdin to read reports from")
+    peek = getattr(stdin, "peek", None)  # only what is buffered has it, and stdin is
+    if peek is not None and peek(len(_GZIP)).startswith(_GZIP):
+        yield from _unpacked(stdin, "stdin", None, None)
+    else:
+        yield from _split(stdin, "stdin", None, None)
+
+
+def _walk(folder: str, found: Found) -> Iterator[str | Document]:
+    """Files named like reports, in the order of their names; links to folders are not followed, so that it ends."""
+    within: list[str] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.is_dir(follow_symlinks=False):
+                    within.append(entry.path)
+                elif _is_named_like_one(entry.name):
+                    yield entry.path
+                else:
+                    found.others += 1
+    except OSError as error:
+        yield Document(as_text(folder), None, trouble=f"the folder cannot be read: {error.strerror or error}")
+    for path in within:
+        yield from _walk(path, found)
+
+
+def _is_named_like_one(name: str) -> bool:
+    # a hidden one is a file that somebody is still writing
+    return not name.startswith(".") and name.removesuffix(".gz").endswith(_NAMES)
+
+
+def _stem(name: str) -> str:
+    name = name.removesuffix(".gz")
+    return next((name.removesuffix(ending) for ending in _NAMES if name.endswith(ending)), name)
+
+
+def as_text(path: str) -> str:
+    """The path as it can be written: the name of a file need not be UTF-8, a report has to be."""
+    return path.encode("utf-8", "backslashreplace").decode()
+
+
+def documents_of(file: Listed) -> Iterator[Document]:
+    """The documents in one file; where it cannot be read, one with its trouble."""
+    place, stem = as_text(file.path), as_text(_stem(file.name))
+    try:
+        # unbuffered: the file is read in one piece
+        with open(file.path, "rb", buffering=0, opener=_without_waiting) as opened:
+            info = os.fstat(opened.fileno())
+            if not stat.S_ISREG(info.st_mode):
+                yield Document(place, stem, trouble="not a regular file; - reads stdin")
+                return
+            if info.st_size > _READ_AT_ONCE:
+                yield from _of_large(io.BufferedReader(opened), place, stem, info.st_mtime)
+                return
+            data = opened.read(_READ_AT_ONCE + 1) or b""
+    except OSError as error:
+        yield Document(place, stem, trouble=f"cannot be read: {error.strerror or error}")
+        return
+    if data.startswith(_GZIP):
+        yield from _unpacked(io.BytesIO(data), place, stem, info.st_mtime)
+    elif not data.strip():
+        yield Document(place, stem, trouble="the file is empty: the check that was to write it did not end")
+    elif data.find(b"\n", 0, -1) < 0:
+        yield Document(place, stem, data, None, info.st_mtime)  # one line, which is how the product writes them
+    else:
+        yield from _split(io.BytesIO(data), place, stem, info.st_mtime)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open what may be a pipe without waiting for who writes to it."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _of_large(file: BinaryIO, path: str, stem: str, modified: float) -> Iterator[Document]:
+    """Many reports in one file: never all of them at once."""
+    head = file.read(len(_GZIP))
+    file.seek(0)
+    if head == _GZIP:
+        yield from _unpacked(file, path, stem, modified)
+    else:
+        yield from _split(file, path, stem, modified)
+
+
+def _unpacked(file: BinaryIO, path: str, stem: str | None, modified: float | None) -> Iterator[Document]:
+    import gzip
+    import zlib
+
+    try:
+        with gzip.GzipFile(fileobj=file) as unpacked:
+            yield from _split(cast(BinaryIO, unpacked), path, stem, modified)
+    except EOFError:
+        yield Document(path, stem, trouble="cut off: the .gz ends before its end mark")
+    except (gzip.BadGzipFile, zlib.error) as error:
+        yield Document(path, stem, trouble=f"broken .gz: {error}")
+
+
+def _split(stream: BinaryIO, place: str, stem: str | None, modified: float | None) -> Iterator[Document]:
+    """A document a line, as JSON lines has it; or several lines, from one with `{` to one with `}`, as jq prints it."""
+    open_since, held = 0, bytearray()
+    number = 0
+    while line := stream.readline(LARGEST_DOCUMENT + 1):
+        number += 1
+        if len(held) + len(line) > LARGEST_DOCUMENT:
+            why = f"larger than {LARGEST_DOCUMENT >> 20} MiB: no report"
+            yield _document(place, stem, open_since or number, modified, trouble=why)
+            return
+        word = line.strip()
+        if held or word == b"{":
+            open_since = open_since or number
+            held += line
+            if line.rstrip() == b"}":
+                yield _document(place, stem, open_since, modified, bytes(held))
+                open_since, held = 0, bytearray()
+        elif word:
+            yield _document(place, stem, number, modified, line)
+    if held:
+        yield _document(place, stem, open_since, modified, bytes(held))
+
+
+def _document(
+    place: str, stem: str | None, line: int, modified: float | None, data: bytes = b"", trouble: str | None = None
+) -> Document:
+    first = line == 1 and stem is not None
+    return Document(place if first else f"{place} line {line}", stem if first else None, data, trouble, modified)

@@ -1,0 +1,316 @@
+"""The fleet as one self-contained page; text from outside stays text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from xml.etree.ElementTree import Element
+
+from gpudoctor.checks.finding import Status
+from gpudoctor.cluster.fleet import WORST_FIRST, FigureRow, Fleet, NodeRow, Outlier, Reading
+from gpudoctor.cluster.fleet_judged import outlier_words
+from gpudoctor.cluster.fleet_reading import Refused
+from gpudoctor.cluster.hostlist import hostlist
+from gpudoctor.report import html
+from gpudoctor.report.html.elements import Child, append, chip, document, element, section, table
+
+# nothing is loaded, nothing runs, nothing is sent: a browser holds to it whatever stands in the page
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+# a page of ten thousand nodes must still open; --json has all of them
+MOST_ROWS = 1000
+_STRIP_WIDTH, _STRIP_HEIGHT = 220, 18
+# sentences wrap here; the figures of one report's page do not
+_CSS = """
+.fleet { width: 100%; }
+.fleet td, .fleet th { vertical-align: top; }
+.fleet td { white-space: normal; overflow-wrap: anywhere; }
+.fleet td:first-of-type { white-space: nowrap; }
+.fleet ul { list-style: none; }
+.fleet summary { padding: 0; }
+.fleet time, .numbers td:not(:last-child) { white-space: nowrap; }
+.fleet svg { width: 220px; min-width: 0; }
+"""
+
+
+def render_fleet_html(fleet: Fleet) -> str:
+    """One page: no script, nothing loaded from anywhere; the same fleet gives the same bytes."""
+    return document(element("html", _head(fleet), element("body", *_body(fleet)), lang="en"))
+
+
+def _head(fleet: Fleet) -> Element:
+    style = element("style")
+    style.text = "\n" + (Path(html.__file__).parent / "page.css").read_text(encoding="utf-8") + _CSS
+    simulated = " (SIMULATED)" if fleet.simulated else ""
+    return element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("meta", name="referrer", content="no-referrer"),
+        element("title", f"{fleet.verdict.upper()}{simulated} {fleet.counts.nodes} nodes: gpudoctor fleet"),
+        style,
+    )
+
+
+def _body(fleet: Fleet) -> Iterator[Child]:
+    yield element("header", *_header(fleet), class_=f"verdict {fleet.verdict}")
+    parts = (
+        *_banners(fleet),
+        _kinds(fleet),
+        _nodes("Nodes that are not fit, or not known", fleet, ("fail", "unknown")),
+        _outliers(fleet),
+        _drift(fleet),
+        _trends(fleet),
+        _figures(fleet),
+        _nodes("Nodes that work", fleet, ("warn", "pass"), folded=True),
+        _not_read(fleet),
+    )
+    main = element("main")
+    for part in parts:
+        append(main, part)
+    yield main
+    yield element("footer", _reading(fleet.reading))
+
+
+def _header(fleet: Fleet) -> Iterator[Child]:
+    counts = fleet.counts
+    yield element("p", f"gpudoctor {fleet.version} fleet", class_="kicker")
+    yield element("h1", f"{counts.nodes} node{'' if counts.nodes == 1 else 's'}")
+    words = {
+        "fail": f"{counts.fail} not fit to train on",
+        "unknown": "none fails, but not all are known: what got no answer is not a pass",
+        "warn": "no node fails; look at the warnings",
+        "pass": "nothing wrong in what the reports looked at",
+    }
+    yield element("p", element("strong", fleet.verdict.upper(), class_="word"), f" {words[fleet.verdict]}")
+    if fleet.first_at and fleet.last_at:
+        yield element("p", f"checked between {fleet.first_at} and {fleet.last_at}", class_="node")
+    tiles = (
+        ("fail", "fail", counts.fail),
+        ("unknown", "unknown", counts.unknown),
+        ("unknown", "unread", counts.unread),
+        ("warn", "warn", counts.warn),
+        ("pass", "pass", counts.passed),
+    )
+    yield element(
+        "ul",
+        *(
+            element("li", element("b", str(count)), f" {word}", class_=status if count else "none")
+            for status, word, count in tiles
+        ),
+        class_="tally",
+    )
+
+
+def _banners(fleet: Fleet) -> Iterator[Element]:
+    if fleet.simulated:
+        which = "all nodes are" if fleet.simulated == len(fleet.nodes) else f"{fleet.simulated} nodes are"
+        yield _banner("SIMULATED", f"{which} made up, no verdict on real machines", "loud")
+    if fleet.reading.interrupted:
+        yield _banner("INTERRUPTED", f"by {fleet.reading.interrupted}: what was read until then", "loud")
+    for note in fleet.notes:
+        yield _banner("Note", note, "quiet")
+
+
+def _banner(word: str, text: str, how: str) -> Element:
+    return element("p", element("strong", word), f" {text}", class_=f"banner {how}")
+
+
+def _kinds(fleet: Fleet) -> Element | None:
+    rows = (
+        (
+            chip(Status(kind.status)),
+            element("code", kind.check),
+            str(len(kind.nodes)),
+            hostlist(kind.nodes),
+            kind.example,
+        )
+        for kind in fleet.faults[:MOST_ROWS]
+    )
+    shown = (
+        table(("", "check", "nodes", "which", "on the first"), rows, class_="figures fleet") if fleet.faults else None
+    )
+    return section("Faults by kind", shown, id_="kinds")
+
+
+def _nodes(title: str, fleet: Fleet, verdicts: Sequence[str], *, folded: bool = False) -> Element | None:
+    ordered = [row for word in WORST_FIRST if word in verdicts for row in fleet.nodes if row.verdict == word]
+    if not ordered:
+        return None
+    rows = [_node(row, fleet) for row in ordered[:MOST_ROWS]]
+    shown = table(("", "node", "why", "level", "checked"), rows, class_="figures fleet")
+    more = _more(len(ordered))
+    if not folded:
+        return section(title, shown, more, id_="bad")
+    summary = element("summary", element("b", f"{len(ordered)} nodes"))
+    return section(title, element("details", summary, shown, more, class_="domain"), id_="good")
+
+
+def _node(row: NodeRow, fleet: Fleet) -> tuple[Child, ...]:
+    marks = (["SIMULATED"] if row.simulated and fleet.simulated < len(fleet.nodes) else []) + (
+        ["INJECTED"] if row.injected else []
+    )
+    name = element("span", element("b", row.name), f" {', '.join(marks)}" if marks else None)
+    faults = [f"{fault.check}: {fault.headline}" for fault in row.faults]
+    why: Child = row.reason
+    if faults and row.verdict == "fail":
+        why = element("ul", *(element("li", fault) for fault in faults))
+    return chip(Status(row.verdict)), name, why, row.level, element("time", row.started_at or "not known")
+
+
+def _outliers(fleet: Fleet) -> Element | None:
+    """A row for each node with its worst figure; the others folded under it."""
+    by_node: dict[str, list[Outlier]] = {}
+    for outlier in fleet.outliers:
+        by_node.setdefault(outlier.node, []).append(outlier)
+    if not by_node:
+        return None
+    rows = [_outlier(found) for found in list(by_node.values())[:MOST_ROWS]]
+    shown = table(("", "node", "figure", "value", "fleet", "worse", "sigma"), rows, class_="figures fleet")
+    return section("Worse than the fleet", shown, _more(len(by_node)), id_="outliers")
+
+
+def _outlier(found: Sequence[Outlier]) -> tuple[Child, ...]:
+    first, others = found[0], [outlier_words(outlier) for outlier in found[1:]]
+    figure: Child = outlier_words(first).partition(": ")[0]
+    if others:
+        summary = element("summary", f"{figure}, and {len(others)} more")
+        figure = element("details", summary, element("ul", *(element("li", words) for words in others)))
+    return (
+        chip(Status(first.status)),
+        element("b", first.node),
+        figure,
+        f"{first.value:.4g} {first.unit}",
+        f"{first.criterion:.4g}",
+        f"{100 * (1 - first.similarity):.0f} %",
+        "" if first.sigmas is None else f"{first.sigmas:.0f}",
+    )
+
+
+def _drift(fleet: Fleet) -> Element | None:
+    if not fleet.drift:
+        return None
+    rows = (
+        (
+            drift.item,
+            drift.kind,
+            "no majority" if drift.majority is None else f"{drift.majority} on {drift.agreeing} of {drift.told}",
+            element("ul", *(element("li", f"{other.value}: ", hostlist(other.nodes)) for other in drift.others)),
+        )
+        for drift in fleet.drift
+    )
+    shown = table(("item", "nodes", "majority", "others"), rows, class_="figures fleet")
+    return section("Configuration against the majority", shown, id_="drift")
+
+
+def _trends(fleet: Fleet) -> Element | None:
+    if fleet.against is None:
+        return None
+    rows = (
+        ("worse" if trend.worse else "", element("b", trend.node) if trend.node else "", trend.text)
+        for trend in fleet.trends[:MOST_ROWS]
+    )
+    shown: Child = element("p", "nothing changed")
+    if fleet.trends:
+        shown = table(("", "node", "what"), rows, class_="figures fleet")
+    return section(f"Against {' '.join(fleet.against.sources)}", shown, _more(len(fleet.trends)), id_="against")
+
+
+def _figures(fleet: Fleet) -> Element | None:
+    """Figures with outliers first; the others folded."""
+    named = [row for row in fleet.figures if row.outliers]
+    others = [row for row in fleet.figures if not row.outliers]
+    by_figure: dict[tuple[str, str], list[float]] = {}
+    for outlier in fleet.outliers:
+        by_figure.setdefault((outlier.kind, outlier.figure), []).append(outlier.value)
+    parts: list[Child] = []
+    if named:
+        parts.append(_figure_table(named, by_figure))
+    if others:
+        summary = element("summary", element("b", f"{len(others)} figures without outliers"))
+        parts.append(element("details", summary, _figure_table(others, by_figure), class_="domain"))
+    return section("Measured", *parts, id_="measured")
+
+
+def _figure_table(rows: Sequence[FigureRow], outliers: dict[tuple[str, str], list[float]]) -> Element:
+    several = len({row.kind for row in rows}) > 1
+    shown = (
+        (
+            f"{row.figure} ({row.kind})" if several else row.figure,
+            str(row.nodes),
+            f"{row.median:.4g} {row.unit}",
+            f"{row.low:.4g} to {row.high:.4g}",
+            row.why_not or _strip(row, outliers.get((row.kind, row.figure), [])),
+        )
+        for row in rows[:MOST_ROWS]
+    )
+    return table(("figure", "nodes", "median", "range", "spread"), shown, class_="figures fleet numbers")
+
+
+def _strip(row: FigureRow, outliers: Sequence[float]) -> Element:
+    """Where the values lie: a line from least to most, a tick at the median, a mark for each outlier."""
+    room, middle = row.high - row.low, _STRIP_HEIGHT / 2
+
+    def across(value: float) -> float:
+        return round(6 + (value - row.low) / room * (_STRIP_WIDTH - 12), 1) if room > 0 else _STRIP_WIDTH / 2
+
+    label = f"{row.figure}: {len(outliers)} outliers"
+    svg = element(
+        "svg",
+        element("title", label),
+        viewBox=f"0 0 {_STRIP_WIDTH} {_STRIP_HEIGHT}",
+        role="img",
+        aria_label=label,
+    )
+    append(svg, element("line", x1=6, x2=_STRIP_WIDTH - 6, y1=middle, y2=middle, stroke="currentColor", opacity=0.4))
+    at = across(row.median)
+    append(svg, element("line", x1=at, x2=at, y1=2, y2=_STRIP_HEIGHT - 2, stroke="currentColor", stroke_width=2))
+    for value in outliers[:MOST_ROWS]:
+        append(svg, element("circle", cx=across(value), cy=middle, r=4, style="fill:var(--fail)"))
+    return svg
+
+
+def _not_read(fleet: Fleet) -> Element | None:
+    readings = (fleet.reading, *([fleet.against] if fleet.against else []))
+    parts = [
+        part
+        for reading in readings
+        for part in (
+            _refused("cannot be read", reading.broken),
+            _refused("no report", reading.foreign),
+            _refused("the same report again", reading.duplicates),
+        )
+    ]
+    return section("Not read", *parts, id_="unread")
+
+
+def _refused(what: str, refused: Sequence[Refused]) -> Element | None:
+    if not refused:
+        return None
+    rows = ((each.place, each.why) for each in refused[:MOST_ROWS])
+    summary = element("summary", element("b", f"{len(refused)} {what}"))
+    body = table(("where", "why"), rows, class_="figures fleet")
+    return element("details", summary, body, _more(len(refused)), class_="domain", open=True)
+
+
+def _reading(reading: Reading) -> Element | None:
+    said = (
+        ("Read from", " ".join(reading.sources)),
+        ("Files", str(reading.files)),
+        ("Reports", str(reading.reports)),
+        ("Older reports of a node", str(reading.older)),
+        ("Files not opened", str(reading.others)),
+    )
+    rows: list[Child] = []
+    for name, value in said:
+        rows += [element("dt", name), element("dd", value)]
+    return section("This set", element("dl", *rows), id_="run")
+
+
+def _more(count: int) -> Element | None:
+    return (
+        element("p", f"... and {count - MOST_ROWS} more: --json has all", class_="legend")
+        if count > MOST_ROWS
+        else None
+    )

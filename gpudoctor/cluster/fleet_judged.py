@@ -1,0 +1,280 @@
+"""From all that was read to the fleet: verdicts, kinds of faults, outliers, drift, notes."""
+
+from __future__ import annotations
+
+import datetime
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+import msgspec
+
+from gpudoctor import __version__
+from gpudoctor.cluster.drift import Drift, drifts
+from gpudoctor.cluster.fleet import (
+    OUTLIER,
+    WORST_FIRST,
+    Counts,
+    FaultKind,
+    Fleet,
+    NodeFault,
+    NodeRow,
+    Outlier,
+    Reading,
+)
+from gpudoctor.cluster.fleet_nodes import FleetNode, nodes_of
+from gpudoctor.cluster.fleet_reading import Gathered
+from gpudoctor.cluster.fleet_records import NO_GPU
+from gpudoctor.cluster.fleet_shapes import Verdict
+from gpudoctor.cluster.fleet_spreads import by_kind, compare
+from gpudoctor.cluster.hostlist import hostlist, is_host_name
+from gpudoctor.cluster.trends import trends
+
+CLOCK_TOLERANCE_S = 60.0
+STALE_S = 86400.0
+
+
+def fleet_of(sources: Sequence[str], gathered: Gathered, now_s: float) -> Fleet:
+    """Judge what was read; `now_s` is this machine's time, for reports from the future."""
+    fleet, _ = _judged(sources, gathered, now_s)
+    return fleet
+
+
+def fleet_against(
+    sources: Sequence[str], gathered: Gathered, older_sources: Sequence[str], older: Gathered, now_s: float
+) -> Fleet:
+    """The same, with what is not as it was in the older set."""
+    fleet, nodes = _judged(sources, gathered, now_s)
+    before, old_nodes = _judged(older_sources, older, now_s)
+    found = trends(nodes, fleet.nodes, old_nodes, before.nodes)
+    return msgspec.structs.replace(fleet, against=before.reading, trends=found)
+
+
+def could_not(sources: Sequence[str], message: str, code: int) -> Fleet:
+    """The document of a run that could not do its work."""
+    reading = Reading(tuple(sources), 0, 0, 0, 0)
+    return Fleet("gpudoctor.fleet/1", __version__, "unknown", code, Counts(0), reading, error=message)
+
+
+def _judged(sources: Sequence[str], gathered: Gathered, now_s: float) -> tuple[Fleet, list[FleetNode]]:
+    nodes = nodes_of(gathered.records)
+    compared = compare(nodes)
+    by_node: dict[str, list[Outlier]] = {}
+    for outlier in compared.outliers:
+        by_node.setdefault(outlier.node, []).append(outlier)
+    rows = tuple(_row(node, by_node.get(node.name, [])) for node in nodes)
+    counts = _counts(rows, len(gathered.broken))
+    drift = tuple(_drift(nodes))
+    verdict = _verdict(counts, bool(drift), gathered.interrupted is not None)
+    times = sorted(node.newest.started_s for node in nodes if node.newest.started_s is not None)
+    simulated = sum(1 for row in rows if row.simulated)
+    fleet = Fleet(
+        "gpudoctor.fleet/1",
+        __version__,
+        verdict,
+        {"fail": 1, "unknown": 3}.get(verdict, 0),
+        counts,
+        _reading(sources, gathered, len(nodes)),
+        simulated,
+        _at(times[0]) if times else None,
+        _at(times[-1]) if times else None,
+        rows,
+        tuple(_fault_kinds(rows)),
+        compared.outliers,
+        compared.rows,
+        drift,
+        notes=(*_notes(nodes, rows, simulated), *_clocks(nodes, now_s), *compared.notes),
+    )
+    return fleet, nodes
+
+
+def _row(node: FleetNode, outliers: list[Outlier]) -> NodeRow:
+    newest = node.newest
+    verdict, reason = newest.verdict, newest.reason
+    faults = [NodeFault(fault.check, fault.headline) for fault in newest.faults]
+    if node.standing and verdict != "fail":
+        verdict, reason = "unknown", f"UNKNOWN {_standing_words(node)}"
+    slow = [outlier for outlier in outliers if outlier.status == "fail"]
+    # a fault that the node's own checks found is the cause rather than one more
+    if slow and verdict != "fail":
+        headline = outlier_words(slow[0]) + (f" (+{len(slow) - 1} more)" if len(slow) > 1 else "")
+        faults.append(NodeFault(OUTLIER, headline))
+        verdict, reason = "fail", f"FAIL {OUTLIER} {headline}"
+    elif outliers and verdict == "pass":
+        verdict, reason = "warn", f"WARN {OUTLIER} {outlier_words(outliers[0])}"
+    return NodeRow(
+        name=node.name,
+        host=node.host,
+        verdict=verdict,
+        reason=reason,
+        kind=newest.kind,
+        level=newest.level,
+        started_at=None if newest.started_s is None else _at(newest.started_s),
+        place=newest.place,
+        reports=len(node.records),
+        simulated=newest.simulated,
+        injected=newest.injected,
+        faults=tuple(faults),
+        unknown=newest.unknown,
+        warnings=newest.warned,
+    )
+
+
+def _standing_words(node: FleetNode) -> str:
+    first = node.standing[0]
+    when = "" if first.record.started_s is None else f" of {_at(first.record.started_s)}"
+    return f"{first.fault.check} failed in the report{when} and was not looked at since"
+
+
+def outlier_words(outlier: Outlier) -> str:
+    """One line: where, what, how much, against what.
+
+    >>> outlier_words(Outlier("a", "fail", "train step, 8 ranks", (), 24.0, "ms", 20.0, 0.83, 9.1, "H100"))
+    'train step, 8 ranks: 24 ms, fleet 20 (17 % worse)'
+    """
+    where = f", GPU {outlier.gpus[0]}" if len(outlier.gpus) == 1 and "GPU" not in outlier.figure else ""
+    worse = 100 * (1 - outlier.similarity)
+    return (
+        f"{outlier.figure}{where}: {outlier.value:.4g} {outlier.unit}, "
+        f"fleet {outlier.criterion:.4g} ({worse:.0f} % worse)"
+    )
+
+
+def _counts(rows: Sequence[NodeRow], unread: int) -> Counts:
+    verdicts = [row.verdict for row in rows]
+    return Counts(
+        nodes=len(rows),
+        passed=verdicts.count("pass"),
+        warn=verdicts.count("warn"),
+        fail=verdicts.count("fail"),
+        unknown=verdicts.count("unknown"),
+        unread=unread,
+    )
+
+
+def _verdict(counts: Counts, drifting: bool, interrupted: bool) -> Verdict:
+    if counts.fail:
+        return "fail"
+    # a report that cannot be read is of a node that nobody knows, and so are those that were to come
+    if counts.unknown or counts.unread or not counts.nodes or interrupted:
+        return "unknown"
+    return "warn" if counts.warn or drifting else "pass"
+
+
+def _reading(sources: Sequence[str], gathered: Gathered, nodes: int) -> Reading:
+    return Reading(
+        sources=tuple(sources),
+        files=gathered.found.files,
+        others=gathered.found.others,
+        reports=len(gathered.records),
+        older=len(gathered.records) - nodes,
+        broken=tuple(gathered.broken),
+        foreign=tuple(gathered.foreign),
+        duplicates=tuple(gathered.duplicates),
+        interrupted=None if gathered.interrupted is None else signal.Signals(gathered.interrupted).name,
+    )
+
+
+def _fault_kinds(rows: Sequence[NodeRow]) -> Iterator[FaultKind]:
+    """Faults, then what got no answer, then warnings; the most frequent first."""
+    kinds: dict[tuple[Literal["fail", "unknown", "warn"], str], list[str]] = {}
+    examples: dict[str, str] = {}
+    for row in rows:
+        for fault in row.faults:
+            kinds.setdefault(("fail", fault.check), []).append(row.name)
+            examples.setdefault(fault.check, fault.headline)
+        for check in row.unknown:
+            kinds.setdefault(("unknown", check), []).append(row.name)
+        for check in row.warnings:
+            kinds.setdefault(("warn", check), []).append(row.name)
+    for (status, check), names in sorted(
+        kinds.items(), key=lambda item: (WORST_FIRST.index(item[0][0]), -len(item[1]))
+    ):
+        unique = tuple(dict.fromkeys(names))
+        yield FaultKind(check, status, unique, examples.get(check) if status == "fail" else None)
+
+
+def _drift(nodes: Sequence[FleetNode]) -> Iterator[Drift]:
+    for kind, group in by_kind(nodes).items():
+        if NO_GPU not in kind:
+            yield from drifts(kind, {node.name: node.newest.configuration for node in group})
+
+
+def _notes(nodes: Sequence[FleetNode], rows: Sequence[NodeRow], simulated: int) -> Iterator[str]:
+    yield from dict.fromkeys(node.note for node in nodes if node.note)
+    nameless = [node for node in nodes if not node.newest.named]
+    if nameless:
+        yield f"{_count(len(nameless), 'report')} without a host's name: called by file"
+    unfit = [row.name for row in rows if not is_host_name(row.host)]
+    if unfit:
+        yield f"{_count(len(unfit), 'node')} with a name that no host list may hold: {_few(unfit)}"
+    injected = [row.name for row in rows if row.injected]
+    if injected:
+        yield f"INJECTED faults (--inject) in the reports of {hostlist(injected)}: their probes were made to go wrong"
+    if simulated and simulated < len(rows):
+        yield f"{simulated} of {len(rows)} nodes are SIMULATED: compared among themselves, in no host list"
+    for node in nodes:
+        if node.standing and node.newest.verdict != "fail":
+            yield f"{node.name}: {_standing_words(node)}; run that level again"
+    yield from _twice(nodes)
+
+
+def _twice(nodes: Sequence[FleetNode]) -> Iterator[str]:
+    """One GPU under two names: a renamed machine, a copied report, or a container that gives itself a name."""
+    owners: dict[str, str] = {}
+    shared: dict[tuple[str, str], int] = {}
+    for node in nodes:
+        if node.newest.simulated or not node.newest.named:
+            continue
+        for _, uuid in node.newest.boards:
+            first = owners.setdefault(uuid, node.host)
+            if first != node.host:
+                shared[first, node.host] = shared.get((first, node.host), 0) + 1
+    for (first, second), count in list(shared.items())[:5]:
+        yield f"{first} and {second} report {_count(count, 'GPU')} in common: renamed, or a copied report"
+    if len(shared) > 5:
+        yield f"{len(shared) - 5} more pairs of names report GPUs in common"
+
+
+def _clocks(nodes: Sequence[FleetNode], now_s: float) -> Iterator[str]:
+    newest = [(node.name, node.newest) for node in nodes]
+    ahead = [name for name, r in newest if r.started_s is not None and r.started_s > now_s + CLOCK_TOLERANCE_S]
+    if ahead:
+        yield f"clocks apart: {hostlist(ahead)} began later than it is here now"
+    late = [
+        name
+        for name, r in newest
+        if r.modified_s is not None and r.ended_s is not None and r.ended_s > r.modified_s + CLOCK_TOLERANCE_S
+        if name not in set(ahead)
+    ]
+    if late:
+        yield f"clocks apart: {hostlist(late)} ended later than the file was written"
+    timeless = [name for name, r in newest if r.started_s is None]
+    if timeless:
+        yield f"no readable start time: {hostlist(timeless)}; taken as older than all others"
+    times = sorted(r.started_s for _, r in newest if r.started_s is not None)
+    if times:
+        stale = [name for name, r in newest if r.started_s is not None and r.started_s < times[-1] - STALE_S]
+        if stale:
+            yield f"more than a day older than the newest report, or its clock is behind: {hostlist(stale)}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def _few(names: Iterable[str]) -> str:
+    shown = list(names)
+    return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
+
+
+def _at(seconds: float) -> str:
+    """
+    >>> _at(0.0)
+    '1970-01-01T00:00:00Z'
+    """
+    try:
+        moment = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return "an impossible time"
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,100 @@
+"""From records to nodes: which of several reports of one node counts, and which names stand for two machines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from gpudoctor.cluster.fleet_records import FaultSeen, Record, judged_of
+
+_DIGITS = re.compile(r"([0-9]+)")
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """A fault of an older report that no newer one has looked for."""
+
+    fault: FaultSeen
+    record: Record
+
+
+class FleetNode(msgspec.Struct, frozen=True):
+    """A node: its reports, the newest first, which is the one that counts. `host` is the name it gives itself."""
+
+    name: str
+    host: str
+    records: tuple[Record, ...]
+    standing: tuple[Standing, ...] = ()
+    note: str | None = None
+
+    @property
+    def newest(self) -> Record:
+        return self.records[0]
+
+
+def nodes_of(records: Iterable[Record]) -> list[FleetNode]:
+    """The nodes in the order of their names; a name under which different GPUs report is several nodes."""
+    by_name: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        # without a host's name nothing tells that two reports are of one node
+        key = (record.name, "" if record.named else record.place)
+        by_name.setdefault(key, []).append(record)
+    nodes = []
+    for (name, _), group in by_name.items():
+        nodes += [FleetNode(name, name, (group[0],))] if len(group) == 1 else _apart(name, group)
+    return sorted(nodes, key=lambda node: natural(node.name))
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """A key that puts node2 before node10."""
+    words = _DIGITS.split(name)
+    return tuple((1, int(word[:18]), word) if word.isdecimal() else (0, 0, word) for word in words)
+
+
+def _apart(name: str, records: list[Record]) -> list[FleetNode]:
+    """The machines behind one name: reports that share a GPU are of one machine."""
+    machines: list[tuple[set[str], list[Record]]] = []
+    without = []
+    for record in records:
+        uuids = {uuid for _, uuid in record.boards}
+        if not uuids:
+            without.append(record)
+            continue
+        same = [machine for machine in machines if machine[0] & uuids]
+        merged = (uuids.union(*(m[0] for m in same)), [r for m in same for r in m[1]] + [record])
+        machines = [machine for machine in machines if not machine[0] & uuids] + [merged]
+    if not machines:
+        return [_node(name, name, without, None)]
+    machines[0][1].extend(without)
+    if len(machines) == 1:
+        return [_node(name, name, machines[0][1], None)]
+    note = _clash(name, [group for _, group in machines])
+    return [_node(f"{name} ({min(uuids)[:12]})", name, group, note) for uuids, group in machines]
+
+
+def _clash(name: str, machines: Sequence[Sequence[Record]]) -> str:
+    at: dict[str, int] = {}
+    for number, group in enumerate(machines):
+        for bus_id in {bus_id for record in group for bus_id, _ in record.boards}:
+            if at.setdefault(bus_id, number) != number:
+                return f"{name}: other GPUs in the same slots: {len(machines)} machines of one name, or replaced GPUs"
+    return f"{name}: reports of different GPUs ({len(machines)} sets): parts of one machine, or machines of one name"
+
+
+def _node(name: str, host: str, records: list[Record], note: str | None) -> FleetNode:
+    newest_first = sorted(records, key=lambda r: (r.started_s is not None, r.started_s or 0.0, r.place), reverse=True)
+    return FleetNode(name, host, tuple(newest_first), tuple(_standing(newest_first)), note)
+
+
+def _standing(newest_first: Sequence[Record]) -> list[Standing]:
+    if not any(record.faults for record in newest_first[1:]):
+        return []
+    looked_at = set(judged_of(newest_first[0]))
+    found: dict[str, Standing] = {}
+    for record in newest_first[1:]:
+        for fault in record.faults:
+            if fault.check not in looked_at:
+                found.setdefault(fault.check, Standing(fault, record))
+        looked_at |= judged_of(record)
+    return list(found.values())

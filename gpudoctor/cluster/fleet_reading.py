@@ -1,0 +1,137 @@
+"""Reads any number of documents; keeps a record of each report, and what was wrong with the rest."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+import msgspec
+
+from gpudoctor.cluster.fleet_files import Document, Found, Listed, documents_of, listed, stdin_documents
+from gpudoctor.cluster.fleet_records import BrokenError, ForeignError, Record, Recorder
+from gpudoctor.cluster.fleet_workers import in_processes
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """A document that does not count, and why."""
+
+    place: str
+    why: str
+
+
+class Broken(Refused, frozen=True):
+    """It should have been a report: its node is not known."""
+
+
+class Foreign(Refused, frozen=True):
+    """It is no report, and no node is missed with it."""
+
+
+Outcome = Record | Broken | Foreign
+
+
+class Gathered(msgspec.Struct):
+    """All that was read. `duplicates` are further copies of one run.
+
+    `interrupted` is the number of the signal that ended the reading.
+    """
+
+    found: Found
+    records: list[Record]
+    broken: list[Refused]
+    foreign: list[Refused]
+    duplicates: list[Refused]
+    interrupted: int | None = None
+
+
+class Reader:
+    """Reads sets of reports; what sets have in common is kept once."""
+
+    def __init__(self) -> None:
+        self._recorder = Recorder()
+
+    def read(
+        self, sources: list[str], stdin: BinaryIO | None, heard: Callable[[Record | Refused], None] | None = None
+    ) -> Iterator[Gathered]:
+        """Give the same, growing `Gathered` after each document, so that the caller may stop at any time.
+
+        `heard` gets each record and each broken document as it comes. Raise UserError for a source that is not there.
+        """
+        gathered = Gathered(Found(), [], [], [], [])
+        runs: dict[str, Record] = {}
+        yield gathered
+        for outcome in self._outcomes(sources, stdin, gathered.found):
+            kept = _kept(outcome, gathered, runs)
+            if heard is not None and not isinstance(kept, Foreign):
+                heard(kept)
+            yield gathered
+
+    def _outcomes(self, sources: list[str], stdin: BinaryIO | None, found: Found) -> Iterator[Outcome]:
+        for source in sources:
+            if source == "-":
+                yield from (self._outcome(document) for document in stdin_documents(stdin))
+                continue
+            files: list[Listed] = []
+            for each in listed(source, found):
+                if isinstance(each, Document):
+                    yield self._outcome(each)
+                else:
+                    files.append(each)
+            for outcomes in in_processes(files, self._of_files):
+                yield from map(self._shared, outcomes)
+
+    def _of_files(self, files: list[Listed]) -> list[Outcome]:
+        return [self._outcome(document) for file in files for document in documents_of(file)]
+
+    def _outcome(self, document: Document) -> Outcome:
+        try:
+            return self._recorder.record(document)
+        except BrokenError as error:
+            return Broken(document.place, str(error))
+        except ForeignError as error:
+            return Foreign(document.place, str(error))
+
+    def _shared(self, outcome: Outcome) -> Outcome:
+        return self._recorder.shared(outcome) if isinstance(outcome, Record) else outcome
+
+
+def _kept(outcome: Outcome, gathered: Gathered, runs: dict[str, Record]) -> Record | Refused:
+    if isinstance(outcome, Record):
+        first = runs.setdefault(outcome.run_id, outcome) if outcome.run_id else outcome
+        if first is outcome:
+            gathered.records.append(outcome)
+        elif _says_the_same(first, outcome):
+            gathered.duplicates.append(Refused(outcome.place, f"the same run as {first.place}"))
+        else:
+            why = f"the id of its run is that of {first.place}, and its content is another: which one is true?"
+            outcome = Broken(outcome.place, why)
+    if isinstance(outcome, Broken):
+        gathered.broken.append(outcome)
+    elif isinstance(outcome, Foreign):
+        gathered.foreign.append(outcome)
+    return outcome
+
+
+def _says_the_same(first: Record, second: Record) -> bool:
+    if not (first.named or second.named):
+        return first.verdict == second.verdict  # their names come from the files
+    return (first.name, first.verdict, first.started_s, first.boards) == (
+        second.name,
+        second.verdict,
+        second.started_s,
+        second.boards,
+    )
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """No garbage collection meanwhile: records make no circles, and looking for some takes most of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

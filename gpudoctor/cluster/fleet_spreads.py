@@ -1,0 +1,182 @@
+"""Every figure of every kind of node, compared across the fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from gpudoctor.cluster.fleet import FigureRow, Outlier
+from gpudoctor.cluster.fleet_figures import Figure, Place, figure_of, figure_words, less_is_better, unit_of
+from gpudoctor.cluster.fleet_nodes import FleetNode
+from gpudoctor.cluster.fleet_records import Record
+from gpudoctor.cluster.hostlist import hostlist
+from gpudoctor.cluster.outliers import FAIL_SIMILARITY, MIN_NODES, Bad, Spread, spread_of
+
+# on one bad figure alone a healthy node would be named now and then: 1 of 5 repeats was 24 % off on a healthy machine
+FIGURES_TO_FAIL = 2
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """What came of it: a row for each figure, the outliers worst first, and notes."""
+
+    rows: tuple[FigureRow, ...]
+    outliers: tuple[Outlier, ...]
+    notes: tuple[str, ...]
+
+
+class _Worse(msgspec.Struct, frozen=True):
+    node: FleetNode
+    figure: Figure
+    place: Place
+    bad: Bad
+    criterion: float
+
+
+def compare(nodes: Sequence[FleetNode]) -> Compared:
+    """Compare the newest reports' figures, each with its like in nodes of the same kind."""
+    rows: list[FigureRow] = []
+    found: list[_Worse] = []
+    notes: list[str] = []
+    judged = _judged(nodes)
+    for kind, group in by_kind(nodes).items():
+        figures = _columns(group, [node.newest.values for node in group])
+        for figure, (values, owners, places) in figures:
+            spread = spread_of(values, owners, less_is_better(figure), judged)
+            rows.append(_row(kind, figure, spread))
+            if spread.split:
+                notes.append(_split_words(kind, figure, spread, group))
+                continue
+            found += [_worse(group, figure, places, bad, spread.criterion) for bad in spread.bad]
+    found.sort(key=lambda each: each.bad.similarity)
+    fails = _fails(found)
+    outliers = tuple(_outlier(each, number in fails) for number, each in enumerate(found))
+    return Compared(tuple(rows), outliers, tuple(notes))
+
+
+def by_kind(nodes: Sequence[FleetNode]) -> dict[str, list[FleetNode]]:
+    kinds: dict[str, list[FleetNode]] = {}
+    for node in nodes:
+        kinds.setdefault(node.newest.kind, []).append(node)
+    return kinds
+
+
+_Column = tuple[list[float], list[int], list[Place]]
+
+
+def _columns(nodes: Sequence[FleetNode], arrays: Sequence[Sequence[float]]) -> Iterator[tuple[Figure, _Column]]:
+    """Of each figure the values, the numbers of their nodes, and their places."""
+    layouts: dict[int, list[int]] = {}
+    for number, node in enumerate(nodes):
+        if node.newest.entries:
+            # equal layouts are one object: the recorder keeps what many reports have in common once
+            layouts.setdefault(id(node.newest.entries), []).append(number)
+    parts: dict[Figure, list[tuple[tuple[float, ...], list[int], Place]]] = {}
+    for numbers in layouts.values():
+        entries = nodes[numbers[0]].newest.entries
+        columns = zip(*(arrays[number] for number in numbers), strict=True)
+        for entry, column in zip(entries, columns, strict=True):
+            figure, place = figure_of(entry)
+            parts.setdefault(figure, []).append((column, numbers, place))
+    for figure in list(parts):
+        values: list[float] = []
+        owners: list[int] = []
+        places: list[Place] = []
+        for column, numbers, place in parts.pop(figure):
+            values += column
+            owners += numbers
+            places += [place] * len(numbers)
+        yield figure, (values, owners, places)
+
+
+def _judged(nodes: Sequence[FleetNode]) -> int:
+    """How many values are compared at all."""
+    kinds = by_kind(nodes).values()
+    return sum(len(node.newest.values) for group in kinds if len(group) >= MIN_NODES for node in group)
+
+
+def _worse(group: Sequence[FleetNode], figure: Figure, places: list[Place], bad: Bad, criterion: float) -> _Worse:
+    return _Worse(group[bad.node], figure, places[bad.position], bad, criterion)
+
+
+def _fails(found: Sequence[_Worse]) -> set[int]:
+    """The places of those that fail: 10 % worse, and shown by a second figure or by an older report too."""
+    severe: dict[str, int] = {}
+    for each in found:
+        if each.bad.status == "fail":
+            severe[each.node.name] = severe.get(each.node.name, 0) + 1
+    return {
+        number
+        for number, each in enumerate(found)
+        if each.bad.status == "fail" and (severe[each.node.name] >= FIGURES_TO_FAIL or _seen_before(each))
+    }
+
+
+def _seen_before(each: _Worse) -> bool:
+    """Whether the newest of the older reports that measured it says the same."""
+    for record in each.node.records[1:]:
+        for entry, value in zip(record.entries, record.values, strict=True):
+            if figure_of(entry) == (each.figure, each.place):
+                better, worse = (each.criterion, value) if less_is_better(each.figure) else (value, each.criterion)
+                return worse > 0 and better / worse <= FAIL_SIMILARITY
+    return False
+
+
+def _outlier(each: _Worse, fails: bool) -> Outlier:
+    return Outlier(
+        node=each.node.name,
+        status="fail" if fails else "warn",
+        figure=figure_words(each.figure),
+        gpus=each.place,
+        value=each.bad.value,
+        unit=unit_of(each.figure),
+        criterion=each.criterion,
+        similarity=round(each.bad.similarity, 4),
+        sigmas=None if each.bad.sigmas is None else round(each.bad.sigmas, 1),
+        kind=each.node.newest.kind,
+    )
+
+
+def _row(kind: str, figure: Figure, spread: Spread) -> FigureRow:
+    why_not = spread.why_not
+    if spread.split:
+        why_not = f"{len({bad.node for bad in spread.bad})} of {spread.nodes} nodes are lower: two kinds of nodes?"
+    return FigureRow(
+        *(kind, figure_words(figure), unit_of(figure), less_is_better(figure), spread.nodes, spread.samples),
+        *(spread.median, spread.mad, spread.criterion, spread.low, spread.high),
+        outliers=0 if why_not else len(spread.bad),
+        why_not=why_not,
+    )
+
+
+def _split_words(kind: str, figure: Figure, spread: Spread, group: Sequence[FleetNode]) -> str:
+    worse = [group[number].name for number in sorted({bad.node for bad in spread.bad})]
+    criterion = f"{spread.criterion:.4g} {unit_of(figure)}"
+    return (
+        f"{kind}: {figure_words(figure)}: {len(worse)} of {spread.nodes} nodes are far worse than {criterion}: "
+        f"two kinds of nodes, or much noise; none is called bad: {hostlist(worse)}"
+    )
+
+
+def changed(
+    nodes: Sequence[FleetNode], older: dict[str, FleetNode]
+) -> Iterator[tuple[str, Figure, Spread, list[_Worse]]]:
+    """The same for how figures changed: new / old of each node, whose fleet-wide spread is what is common to all."""
+    pairs = [(node, older[node.name]) for node in nodes if node.name in older]
+    same = [node for node, old in pairs if node.newest.kind == old.newest.kind and node.newest.entries]
+    judged = _judged(same)
+    for kind, group in by_kind(same).items():
+        ratios = {node.name: _ratios(node.newest, older[node.name].newest) for node in group}
+        kept = [node for node in group if ratios[node.name] is not None]
+        arrays = [ratios[node.name] or () for node in kept]
+        for figure, (values, owners, places) in _columns(kept, arrays):
+            spread = spread_of(values, owners, less_is_better(figure), judged)
+            found = [] if spread.split else [_worse(kept, figure, places, b, spread.criterion) for b in spread.bad]
+            yield kind, figure, spread, found
+
+
+def _ratios(new: Record, old: Record) -> list[float] | None:
+    """New / old, figure by figure; None where the two did not measure the same."""
+    if new.entries is not old.entries or any(value <= 0 for value in old.values):
+        return None
+    return [now / before for now, before in zip(new.values, old.values, strict=True)]

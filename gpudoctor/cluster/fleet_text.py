@@ -1,0 +1,288 @@
+"""The fleet as text for people: nodes by verdict, faults by kind, each bad node, outliers, drift, what was not read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from io import StringIO
+from shlex import quote
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from gpudoctor.checks.finding import Status
+from gpudoctor.cluster.fleet import OUTLIER, WORST_FIRST, FigureRow, Fleet, NodeRow, Outlier, Reading
+from gpudoctor.cluster.fleet_judged import outlier_words
+from gpudoctor.cluster.fleet_reading import Refused
+from gpudoctor.cluster.hostlist import hostlist
+from gpudoctor.report.blocks import STYLES, plain, status_word
+from gpudoctor.report.text import NARROWEST
+
+# a fleet of thousands may have hundreds of each; --json has all of them
+MOST_ROWS = 30
+MOST_TROUBLES = 10
+
+
+def render_fleet_text(fleet: Fleet, *, width: int, color: bool, verbose: bool = False) -> str:
+    """The whole, laid out for `width` columns; colour only adds, the verdict's word is always there."""
+    console = Console(
+        file=StringIO(),
+        width=max(width, NARROWEST),
+        force_terminal=color,
+        no_color=not color,
+        color_system="standard" if color else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    with console.capture() as captured:
+        console.print(Group(*_parts(fleet, verbose)))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+
+
+def _parts(fleet: Fleet, verbose: bool) -> Iterator[RenderableType]:
+    most = 10**9 if verbose else MOST_ROWS
+    yield from _head(fleet)
+    yield Text("")
+    yield _verdicts(fleet)
+    yield from _titled("Faults by kind", _kinds(fleet, most))
+    yield from _titled("Nodes that are not fit, or not known", _bad_nodes(fleet, most))
+    yield from _titled("Worse than the fleet", _outliers(fleet, most))
+    yield from _titled("Configuration against the majority", _drift(fleet, most))
+    if fleet.against is not None:
+        yield from _titled(f"Against {' '.join(fleet.against.sources)}", _trends(fleet, most))
+    if verbose:
+        yield from _titled("Measured", _figures(fleet.figures))
+        yield from _titled("Every node", _nodes(fleet))
+    yield from _titled("Notes", (plain(note) for note in (*fleet.notes, *_not_compared(fleet))))
+    yield from _titled("Not read", _not_read(fleet, most))
+    yield Text("")
+    yield from _tail(fleet)
+
+
+def _head(fleet: Fleet) -> Iterator[Text]:
+    if fleet.simulated:
+        which = "all nodes are" if fleet.simulated == len(fleet.nodes) else f"{fleet.simulated} nodes are"
+        yield plain(f"SIMULATED: {which} made up, no verdict on real machines", "bold yellow")
+    if fleet.reading.interrupted:
+        yield plain(f"INTERRUPTED by {fleet.reading.interrupted}: what was read until then", "bold yellow")
+    nodes, reports = fleet.counts.nodes, fleet.reading.reports
+    parts = [f"gpudoctor {fleet.version} fleet", _count(nodes, "node"), _count(reports, "report")]
+    yield plain(" | ".join(parts), "bold")
+    if fleet.first_at and fleet.last_at:
+        yield plain(f"Checked between {fleet.first_at} and {fleet.last_at}.")
+
+
+def _verdicts(fleet: Fleet) -> RenderableType:
+    table = _grid(2)
+    for word in WORST_FIRST:
+        names = [row.name for row in fleet.nodes if row.verdict == word]
+        if names:
+            shown = "" if word == "pass" and len(names) == len(fleet.nodes) else shortened(hostlist(names))
+            table.add_row(status_word(Status(word)), plain(f"{len(names):>6}"), plain(shown))
+    if fleet.counts.unread:
+        words = "report that cannot be read" if fleet.counts.unread == 1 else "reports that cannot be read"
+        table.add_row(status_word(Status.UNKNOWN), plain(f"{fleet.counts.unread:>6}"), words)
+    return table
+
+
+def _kinds(fleet: Fleet, most: int) -> Iterator[RenderableType]:
+    table = _grid(3)
+    for kind in fleet.faults[:most]:
+        words = shortened(hostlist(kind.nodes)) + (f": {kind.example}" if kind.example else "")
+        name = _count(len(kind.nodes), "node")
+        table.add_row(status_word(Status(kind.status)), plain(kind.check, "bold"), plain(name), plain(words))
+    if fleet.faults:
+        yield table
+    yield from _more(len(fleet.faults), most)
+
+
+def _bad_nodes(fleet: Fleet, most: int) -> Iterator[RenderableType]:
+    bad = [row for word in ("fail", "unknown") for row in fleet.nodes if row.verdict == word]
+    table = _grid(2)
+    for row in bad[:most]:
+        table.add_row(status_word(Status(row.verdict)), plain(_called(row, fleet), "bold"), _what(row))
+    if bad:
+        yield table
+    yield from _more(len(bad), most)
+
+
+def _what(row: NodeRow) -> Text:
+    faults = [f"{fault.check} {fault.headline}" for fault in row.faults]
+    return plain("; ".join(faults) if faults and row.verdict == "fail" else row.reason)
+
+
+def _called(row: NodeRow, fleet: Fleet) -> str:
+    """Its name, with what must not be overlooked; where all are simulated, the head says so."""
+    marks = (["SIMULATED"] if row.simulated and fleet.simulated < len(fleet.nodes) else []) + (
+        ["INJECTED"] if row.injected else []
+    )
+    return f"{row.name} ({', '.join(marks)})" if marks else row.name
+
+
+def _outliers(fleet: Fleet, most: int) -> Iterator[RenderableType]:
+    by_node: dict[str, list[Outlier]] = {}
+    for outlier in fleet.outliers:
+        by_node.setdefault(outlier.node, []).append(outlier)
+    table = _grid(2)
+    ordered = sorted(by_node.items(), key=lambda item: item[1][0].status)
+    for name, found in ordered[:most]:
+        first = found[0]
+        sigmas = f", {first.sigmas:.0f} sigma" if first.sigmas is not None else ""
+        more = f"; and in {_count(len(found) - 1, 'other figure')}" if len(found) > 1 else ""
+        words = f"{outlier_words(first)}{sigmas}{more}"
+        if first.status == "warn" and len(found) == 1:
+            words += "; seen once: measure again"
+        table.add_row(status_word(Status(first.status)), plain(name, "bold"), plain(words))
+    if by_node:
+        yield table
+    yield from _more(len(by_node), most)
+
+
+def _drift(fleet: Fleet, most: int) -> Iterator[RenderableType]:
+    table = _grid(2)
+    several = len({drift.kind for drift in fleet.drift}) > 1
+    for drift in fleet.drift[:most]:
+        others = [f"{other.value} on {shortened(hostlist(other.nodes), 200)}" for other in drift.others]
+        if drift.majority is None:
+            words = f"no majority of {drift.told}: {'; '.join(others)}"
+        else:
+            words = f"{'; '.join(others)}; {drift.majority} on {drift.agreeing} of {drift.told}"
+        item = f"{drift.item} ({drift.kind})" if several else drift.item
+        table.add_row(status_word(Status.WARN), plain(item, "bold"), plain(words))
+    if fleet.drift:
+        yield table
+    yield from _more(len(fleet.drift), most)
+
+
+def _trends(fleet: Fleet, most: int) -> Iterator[RenderableType]:
+    table = _grid(2)
+    for trend in fleet.trends[:most]:
+        word = Text("worse" if trend.worse else "", style=STYLES[Status.WARN])
+        table.add_row(word, plain(trend.node or "", "bold"), plain(trend.text))
+    yield table if fleet.trends else plain("nothing changed")
+    yield from _more(len(fleet.trends), most)
+
+
+def _figures(rows: Sequence[FigureRow]) -> Iterator[RenderableType]:
+    for row in rows:
+        words = f"{row.figure}: {row.median:.4g} {row.unit} ({row.low:.4g} to {row.high:.4g}, MAD {row.mad:.2g})"
+        why_not = f"; not compared: {row.why_not}" if row.why_not else ""
+        yield plain(f"{words}, {row.kind}, {_count(row.nodes, 'node')}{why_not}")
+
+
+def _nodes(fleet: Fleet) -> Iterator[RenderableType]:
+    table = _grid(2)
+    for row in fleet.nodes:
+        called = plain(_called(row, fleet), "bold")
+        table.add_row(status_word(Status(row.verdict)), called, plain(f"{row.reason} [{row.place}]"))
+    yield table
+
+
+def _not_compared(fleet: Fleet) -> Iterator[str]:
+    """Why figures were not compared, once for each kind of node."""
+    few: dict[str, str] = {}
+    for row in fleet.figures:
+        if row.why_not and row.why_not.endswith(" nodes"):
+            few.setdefault(row.kind, row.why_not)
+    for kind, why_not in few.items():
+        yield f"{kind}: figures are not compared: {why_not}"
+    if not fleet.figures:
+        yield "no figures of GPUs to compare: these reports are of level quick, or of CPU ranks"
+
+
+def _not_read(fleet: Fleet, most: int) -> Iterator[RenderableType]:
+    shown = most if most > MOST_ROWS else MOST_TROUBLES
+    for reading in (fleet.reading, *([fleet.against] if fleet.against else [])):
+        yield from _refused("cannot be read", reading.broken, shown)
+        yield from _refused("no report", reading.foreign, shown)
+        yield from _refused("the same report again", reading.duplicates, shown)
+        yield from _counted(reading)
+
+
+def _refused(what: str, refused: Sequence[Refused], most: int) -> Iterator[RenderableType]:
+    if not refused:
+        return
+    yield plain(f"{len(refused)} {what}:")
+    for each in refused[:most]:
+        yield Padding(plain(f"{each.place}: {each.why}"), (0, 0, 0, 2))
+    yield from _more(len(refused), most)
+
+
+def _counted(reading: Reading) -> Iterator[RenderableType]:
+    if reading.older:
+        yield plain(
+            f"{_count(reading.older, 'older report')} of nodes that have a newer one, which is the one that counts"
+        )
+    if reading.others:
+        yield plain(
+            f"{_count(reading.others, 'file')} not named like a report (*.json, *.jsonl, *.ndjson, .gz): not opened"
+        )
+
+
+def _tail(fleet: Fleet) -> Iterator[Text]:
+    counts = fleet.counts
+    tally = ", ".join(
+        f"{number} {word}"
+        for number, word in (
+            (counts.fail, "fail"),
+            (counts.unknown, "unknown"),
+            (counts.unread, "unread"),
+            (counts.warn, "warn"),
+            (counts.passed, "pass"),
+        )
+        if number
+    )
+    words = {
+        "fail": f"{_count(counts.fail, 'node')} not fit to train on",
+        "unknown": "none fails, but not all are known: what got no answer is not a pass",
+        "warn": "no node fails; look at the warnings",
+        "pass": "nothing wrong in what the reports looked at",
+    }
+    status = Status(fleet.verdict)
+    yield Text.assemble(status_word(status), "  ", plain(f"{words[fleet.verdict]}  ({tally})", STYLES[status]))
+    if fleet.counts.fail:
+        named = next((kind.check for kind in fleet.faults if kind.status == "fail" and kind.check != OUTLIER), None)
+        sources = " ".join(quote(source) if source != "-" else "REPORTS" for source in fleet.reading.sources)
+        explain = f"gpudoctor explain {named}  |  " if named else ""
+        yield plain(f"Next:  {explain}sbatch --exclude=$(gpudoctor cluster report {sources} --exclude-expr) ...")
+
+
+def _titled(title: str, parts: Iterable[RenderableType]) -> Iterator[RenderableType]:
+    inside = list(parts)
+    if inside:
+        yield Text("")
+        yield Text(title, style="bold")
+        yield from (Padding(part, (0, 0, 0, 2)) for part in inside)
+
+
+def _grid(columns: int) -> Table:
+    """Columns that keep their width, and one behind them that takes what is left."""
+    table = Table.grid(padding=(0, 2), pad_edge=False)
+    for _ in range(columns):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold", ratio=1)
+    return table
+
+
+def _more(count: int, shown: int) -> Iterator[Text]:
+    if count > shown:
+        yield Text(f"... and {count - shown} more: -v and --json have all", style="dim")
+
+
+def shortened(names: str, most: int = 400) -> str:
+    """A host list cut at a comma, with what is left out said.
+
+    >>> shortened("a1,b2,c3", 6)
+    'a1,b2, ...'
+    """
+    if len(names) <= most:
+        return names
+    cut = names[:most].rpartition(",")[0] or names[:most]
+    return f"{cut}, ..."
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -1,0 +1,70 @@
+"""Many host names in few words, as Slurm writes them: node[1-3,7]."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+# what a scheduler's host list may hold: a name from a report must not smuggle a second host, an option or a command in
+_HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?")
+_NUMBERED = re.compile(r"(.*?)([0-9]{1,9})", re.DOTALL)
+
+
+def is_host_name(name: str) -> bool:
+    """Whether the name can stand in a host list.
+
+    >>> is_host_name("gpu-07.cluster"), is_host_name("a b"), is_host_name("-x"), is_host_name("node[1-9]")
+    (True, False, False, False)
+    """
+    return _HOST_NAME.fullmatch(name) is not None
+
+
+def hostlist(names: Iterable[str]) -> str:
+    """The names as a Slurm hostlist expression; only a number at the end of a name is folded.
+
+    >>> hostlist(["node7", "node1", "node3", "node2", "login"])
+    'login,node[1-3,7]'
+    >>> hostlist(["gpu-009", "gpu-010", "gpu-8"])
+    'gpu-8,gpu-[009-010]'
+    """
+    plain: set[str] = set()
+    numbered: dict[str, set[str]] = {}
+    for name in names:
+        match = _NUMBERED.fullmatch(name)
+        if match is None:
+            plain.add(name)
+        else:
+            numbered.setdefault(match[1], set()).add(match[2])
+    words = sorted(plain)
+    for prefix in sorted(numbered):
+        words += _folded(prefix, numbered[prefix])
+    return ",".join(words)
+
+
+def _folded(prefix: str, digits: set[str]) -> list[str]:
+    """The numbers of one prefix; those written with leading zeros keep their width."""
+    widths = {len(number) for number in digits if number.startswith("0") and len(number) > 1}
+    groups: dict[int, list[int]] = {}
+    for number in digits:
+        width = len(number) if len(number) in widths else 0
+        groups.setdefault(width, []).append(int(number))
+    words = []
+    for width in sorted(groups):
+        ranges = [_range(first, last, width) for first, last in _runs(sorted(groups[width]))]
+        single = len(ranges) == 1 and "-" not in ranges[0]
+        words.append(f"{prefix}{ranges[0]}" if single else f"{prefix}[{','.join(ranges)}]")
+    return words
+
+
+def _runs(numbers: list[int]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return runs
+
+
+def _range(first: int, last: int, width: int) -> str:
+    return f"{first:0{width}d}" if first == last else f"{first:0{width}d}-{last:0{width}d}"

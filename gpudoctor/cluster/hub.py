@@ -1,0 +1,255 @@
+"""The hub: the one process that leads a check of many nodes, and hears when one of them falls silent."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import re
+import resource
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from gpudoctor.cluster.wire import (
+    Answer,
+    Answered,
+    Asked,
+    Challenge,
+    End,
+    Hello,
+    Line,
+    LineError,
+    Order,
+    Welcome,
+    new_secret,
+    notice_silence,
+    proof_of,
+)
+from gpudoctor.errors import UserError
+from gpudoctor.exits import printable
+
+_GUESTS_MAX = 4096  # connections that are not let in yet
+_TICK_S = 0.2
+
+
+class Silence(msgspec.Struct, frozen=True):
+    """A node gave no answer; the text says since when, or how its connection ended."""
+
+    text: str
+
+
+class Member(msgspec.Struct):
+    """A node that has come. `address` is where the others reach it; `lost` says why it is no longer there."""
+
+    name: str
+    hostname: str
+    index: int | None
+    address: str
+    line: Line
+    lost: str | None = None
+
+
+class Hub:
+    """Listens on the first of the ports that is free (0: any); raises UserError where none is.
+
+    Every call has a limit. A node that does not answer within it, or whose connection ends, is lost:
+    its connection is closed, on which it ends by itself, and it is not asked again.
+    """
+
+    def __init__(self, token: str, ports: Sequence[int] = (0,), silence_s: float = 15.0) -> None:
+        self.members: list[Member] = []
+        self._token = token
+        self._silence_s = silence_s
+        self._door = _listening(ports)
+        self.port = int(self._door.getsockname()[1])
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._door, selectors.EVENT_READ, None)
+        self._guests: dict[Line, str] = {}
+        self._asked = 0
+
+    def gather(self, count: int | None, limit_s: float, given_up: Callable[[], bool]) -> None:
+        """Let members in until `count` are there, the limit is over, or nobody is to be waited for any more."""
+        _allow_many_connections()  # not before: what was started by now must see the limit as it was set here
+        deadline = time.monotonic() + limit_s
+        while (count is None or len(self.members) < count) and time.monotonic() < deadline and not given_up():
+            for key, _ in self._selector.select(min(_TICK_S, max(0.0, deadline - time.monotonic()))):
+                if key.data is None:
+                    self._answer_door()
+                elif isinstance(key.data, Line):
+                    self._hear_guest(key.data)
+        if all(member.index is not None for member in self.members):
+            self.members.sort(key=lambda member: (member.index, member.hostname))
+        else:
+            self.members.sort(key=lambda member: natural(member.hostname))
+        _give_names(self.members)
+        self._close_door()
+
+    def ask(self, orders: Mapping[int, Order], limit_s: float) -> dict[int, Answer | Silence]:
+        """Give each of these members (by place in `members`) an order, and wait for all their answers."""
+        answers: dict[int, Answer | Silence] = {}
+        waiting: dict[int, int] = {}
+        for place, order in orders.items():
+            self._asked += 1
+            waiting[place] = self._asked
+            self._send(self.members[place], Asked(self._asked, order))
+        deadline = time.monotonic() + limit_s
+        while True:
+            for place in [place for place in waiting if self.members[place].lost is not None]:
+                del waiting[place]
+                answers[place] = Silence(self.members[place].lost or "")
+            left_s = deadline - time.monotonic()
+            if not waiting or left_s <= 0:
+                break
+            for place, answered in self._heard(left_s):
+                if waiting.get(place) == answered.number:
+                    del waiting[place]
+                    answers[place] = answered.answer
+        for place in waiting:
+            self._lose(self.members[place], f"did not answer within {limit_s:.0f} s")
+            answers[place] = Silence(self.members[place].lost or "")
+        return answers
+
+    def present(self) -> list[int]:
+        """The places of the members that are there."""
+        return [place for place, member in enumerate(self.members) if member.lost is None]
+
+    def close(self) -> None:
+        """Send all members home."""
+        self._close_door()
+        for member in self.members:
+            if member.lost is None:
+                self._send(member, Asked(0, End()))
+                self._lose(member, "all was done")
+        self._selector.close()
+
+    def _heard(self, wait_s: float) -> Iterator[tuple[int, Answered]]:
+        for key, _ in self._selector.select(wait_s):
+            place = int(key.data)
+            member = self.members[place]
+            try:
+                lines = member.line.take()
+                if lines is None:
+                    self._lose(member, "ended before it was asked to")
+                for line in lines or ():
+                    yield place, msgspec.json.decode(line, type=Answered)
+            except OSError as error:
+                self._lose(member, f"the connection to it broke ({error.strerror or error})")
+            except (LineError, msgspec.DecodeError) as error:
+                self._lose(member, f"sent what is no answer ({error})")
+
+    def _send(self, member: Member, message: Asked) -> None:
+        if member.lost is not None:
+            return
+        try:
+            member.line.send(message)
+        except OSError as error:
+            self._lose(member, f"the connection to it broke ({error.strerror or error})")
+
+    def _lose(self, member: Member, why: str) -> None:
+        if member.lost is None:
+            member.lost = why
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(member.line.socket)
+            member.line.socket.close()
+
+    def _answer_door(self) -> None:
+        try:
+            connection, _ = self._door.accept()
+        except OSError:
+            return  # gone before it was let in
+        if len(self._guests) >= _GUESTS_MAX:
+            connection.close()
+            return
+        connection.settimeout(self._silence_s)
+        line, nonce = Line(connection), new_secret()
+        try:
+            notice_silence(connection, self._silence_s)
+            line.send(Challenge(nonce))
+        except OSError:
+            connection.close()
+            return
+        self._guests[line] = nonce
+        self._selector.register(connection, selectors.EVENT_READ, line)
+
+    def _hear_guest(self, line: Line) -> None:
+        try:
+            lines = line.take()
+            if lines == []:
+                return
+            hello = msgspec.json.decode((lines or [b""])[0], type=Hello)
+            welcome = self._is_ours(hello, self._guests[line])
+            if welcome:
+                line.send(Welcome(self._silence_s))
+        except (OSError, LineError, msgspec.DecodeError):
+            welcome = False
+        del self._guests[line]
+        self._selector.unregister(line.socket)
+        if not welcome:
+            line.socket.close()
+            return
+        name = printable(hello.hostname)[:255] or "no name"
+        self.members.append(Member(name, name, hello.index, _peer(line.socket), line))
+
+    def _is_ours(self, hello: Hello, nonce: str) -> bool:
+        taken = hello.index is not None and any(member.index == hello.index for member in self.members)
+        return not taken and hmac.compare_digest(hello.proof, proof_of(self._token, nonce, hello.hostname))
+
+    def _close_door(self) -> None:
+        if self._door.fileno() < 0:
+            return
+        self._selector.unregister(self._door)
+        self._door.close()
+        for line in self._guests:
+            self._selector.unregister(line.socket)
+            line.socket.close()
+        self._guests.clear()
+        local = [member for member in self.members if _peer(member.line.socket) == _own_end(member.line.socket)]
+        reached = [_own_end(member.line.socket) for member in self.members if member not in local]
+        for place, member in enumerate(self.members):
+            self._selector.register(member.line.socket, selectors.EVENT_READ, place)
+            if member in local and reached:
+                # by whatever address it came (loopback, a bridge of containers), others reach it as they reach the hub
+                member.address = reached[0]
+
+
+def natural(name: str) -> tuple[object, ...]:
+    """A key that sorts node2 before node10."""
+    parts = re.split(r"([0-9]+)", name)
+    return tuple(int(part) if part.isdecimal() else part for part in parts)
+
+
+def _give_names(members: Sequence[Member]) -> None:
+    seen: dict[str, int] = {}
+    for member in members:
+        seen[member.hostname] = seen.get(member.hostname, 0) + 1
+        if seen[member.hostname] > 1:
+            member.name = f"{member.hostname}#{seen[member.hostname]}"
+
+
+def _allow_many_connections() -> None:
+    """One a node; the soft limit is 1024 on most systems, and only there for programs that use select()."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _listening(ports: Sequence[int]) -> socket.socket:
+    error: OSError | None = None
+    for port in ports:
+        try:
+            if socket.has_dualstack_ipv6():
+                return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
+            return socket.create_server(("", port), backlog=1024)
+        except OSError as failure:
+            error = failure
+    raise UserError(f"no port to meet the nodes on ({error}); tried {', '.join(map(str, ports))}")
+
+
+def _peer(connection: socket.socket) -> str:
+    return str(connection.getpeername()[0]).removeprefix("::ffff:")
+
+
+def _own_end(connection: socket.socket) -> str:
+    return str(connection.getsockname()[0]).removeprefix("::ffff:")

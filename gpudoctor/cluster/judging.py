@@ -1,0 +1,207 @@
+"""From what was seen of a job to its report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from shlex import quote
+from typing import Literal
+
+from gpudoctor.checks.faults import Fault
+from gpudoctor.checks.finding import NODE, Advice, Evidence, Finding, Found, Subject, fail, ok, skip, unknown, warn
+from gpudoctor.cluster.between_findings import all_reduce_findings, pair_findings
+from gpudoctor.cluster.cluster_report import (
+    SCHEMA,
+    Between,
+    ClusterReport,
+    ClusterRun,
+    GroupResult,
+    Judged,
+    NodeResult,
+    judged,
+    verdict_of,
+)
+from gpudoctor.cluster.examination import Examination, Group, NodeSeen
+from gpudoctor.cluster.network_findings import network_findings
+from gpudoctor.exits import FAILED, OK, UNKNOWN
+from gpudoctor.facts.missing import known
+from gpudoctor.report.judge import REASON_LENGTH
+from gpudoctor.report.report import Tool, Verdict
+
+FailOn = Literal["fail", "warn", "never"]
+_FAULTS_SHOWN = 4
+
+
+def judge_cluster(
+    exam: Examination,
+    run: ClusterRun,
+    *,
+    floor_gb_s: float | None = None,
+    fail_on: FailOn = "fail",
+    files: Mapping[str, str] | None = None,
+    launcher_words: str | None = None,
+) -> ClusterReport:
+    """Judge it all. `files` are the node reports' files by node; `launcher_words` the last that the launcher said."""
+    checks: tuple[Judged, ...] = (
+        judged("cluster.nodes", tuple(_came(exam, launcher_words))),
+        judged("cluster.checks", tuple(_own_checks(exam.nodes, files or {}))),
+        judged("cluster.network", tuple(network_findings(exam.nodes, exam.backend))),
+        judged("cluster.all-reduce", tuple(all_reduce_findings(exam))),
+        judged("cluster.pairs", tuple(pair_findings(exam, floor_gb_s))),
+    )
+    verdict = verdict_of(checks)
+    if run.interrupted and verdict in ("pass", "warn"):
+        verdict = "unknown"
+    bad = (verdict == "fail" and fail_on != "never") or (verdict == "warn" and fail_on == "warn")
+    code = FAILED if bad else UNKNOWN if verdict == "unknown" else OK
+    return ClusterReport(
+        schema=SCHEMA,
+        tool=Tool(),
+        run=run,
+        verdict=verdict,
+        exit_code=code,
+        reason=_reason(verdict, checks),
+        nodes=tuple(_nodes(exam, files or {})),
+        between=_between(exam),
+        checks=checks,
+        simulated=any(node.report is not None and node.report.simulated for node in exam.nodes),
+    )
+
+
+def _came(exam: Examination, launcher_words: str | None) -> Iterator[Finding]:
+    evidence = (Evidence("launcher", launcher_words),) if launcher_words else ()
+    for name in exam.missing:
+        yield unknown(
+            _subject(name),
+            f"did not come within {exam.plan.join_limit_s:g} s",
+            *evidence,
+            advice=(Advice("See whether it runs, and whether this host can be reached from it."),),
+        )
+    for node in exam.nodes:
+        if node.lost is not None:
+            yield unknown(
+                _subject(node.name),
+                f"{node.lost}, during: {node.phase}",
+                Evidence("connection", f"{node.address}: {node.lost}"),
+                advice=(
+                    Advice("See whether it is up and on the network.", f"ping -c 3 {node.address}"),
+                    Advice("Leave it out until then.", f"sbatch --exclude={node.name}"),
+                ),
+            )
+    machines: dict[tuple[str, str], list[NodeSeen]] = {}
+    for node in exam.nodes:
+        boot = known(node.reach.boot_id) if node.reach is not None else None
+        if boot is not None:
+            machines.setdefault((node.hostname, boot), []).append(node)
+    for (hostname, _), same in machines.items():
+        if len(same) > 1:
+            yield warn(
+                _subject(hostname),
+                f"{len(same)} of the nodes are one machine: {', '.join(node.name for node in same)}",
+                "one process of the check a machine",
+                likely="the launcher put several on it, or it plays several nodes: they share GPUs and links",
+            )
+    names = [node.hostname for node in exam.nodes]
+    apart = {name for name, _ in machines if sum(host == name for host, _ in machines) > 1}
+    for name in sorted(apart):
+        yield warn(
+            _subject(name),
+            f"{names.count(name)} machines have this hostname",
+            "a name of its own for each machine",
+            likely="made of one image, and not named since",
+        )
+    if exam.nodes and not exam.missing and not any(node.lost for node in exam.nodes):
+        yield ok(NODE, Found(f"{len(exam.nodes)} nodes came, and answered to the end", len(exam.nodes), "nodes"))
+
+
+def _own_checks(nodes: Sequence[NodeSeen], files: Mapping[str, str]) -> Iterator[Finding]:
+    passed = 0
+    for node in nodes:
+        subject, report = _subject(node.name), node.report
+        if report is None:
+            if node.lost is None or node.no_report is not None:
+                yield unknown(subject, f"no report: {node.no_report or node.lost}")
+            continue
+        if report.verdict == "pass":
+            passed += 1
+            continue
+        evidence = tuple(Evidence(f.check, f.headline) for f in report.faults[:_FAULTS_SHOWN])
+        words = report.reason.removeprefix(f"{report.verdict.upper()} ")
+        if report.verdict == "unknown":
+            yield unknown(subject, words, *evidence)
+            continue
+        judge = fail if report.verdict == "fail" else warn
+        file = files.get(node.name)
+        again = f"gpudoctor check --node {quote(file)}" if file else f"ssh {node.hostname} gpudoctor check"
+        steps = (Advice("See what its report says to do.", again),)
+        yield judge(subject, words, "a node that passes its own check", *evidence, advice=steps)
+    if passed:
+        yield ok(NODE, Found(f"{passed} of {len(nodes)} nodes pass their own check", passed, "nodes"))
+    elif not nodes:
+        yield skip(NODE, "no node came")
+
+
+def _nodes(exam: Examination, files: Mapping[str, str]) -> Iterator[NodeResult]:
+    for node in exam.nodes:
+        report = node.report
+        verdict: Verdict = report.verdict if report is not None else "unknown"
+        reason = report.reason if report is not None else f"UNKNOWN {node.no_report or node.lost or 'no report'}"
+        if node.lost is not None and verdict != "fail":  # what fell silent is no pass, whatever it said before
+            verdict, reason = "unknown", f"UNKNOWN {node.lost}"
+        faults: tuple[Fault, ...] = report.faults if report is not None else ()
+        yield NodeResult(
+            name=node.name,
+            verdict=verdict,
+            reason=reason,
+            hostname=node.hostname,
+            index=node.index,
+            address=node.address,
+            silence=f"{node.lost}, during: {node.phase}" if node.lost is not None else None,
+            gpus=len(report.gpus) if report is not None else None,
+            faults=faults,
+            reach=node.reach,
+            clock_offset_s=node.offset_s if node.offset_s is None else round(node.offset_s, 6),
+            clock_error_s=node.error_s if node.error_s is None else round(node.error_s, 6),
+            ranks=node.ranks,
+            report_file=files.get(node.name),
+        )
+    for name in exam.missing:
+        yield NodeResult(name, "unknown", "UNKNOWN did not come", silence="did not come")
+
+
+def _between(exam: Examination) -> Between:
+    return Between(
+        backend=exam.backend,
+        everyone=None if exam.everyone is None else _group(exam, exam.everyone),
+        pairs=tuple(_group(exam, group) for group in exam.pairs.values()),
+        pairs_planned=exam.pairs_planned,
+        not_run=exam.not_run if exam.everyone is None else None,
+    )
+
+
+def _group(exam: Examination, group: Group) -> GroupResult:
+    rate = group.busbw_gb_s
+    return GroupResult(
+        nodes=tuple(exam.nodes[place].name for place in group.places),
+        ranks=group.ranks,
+        size_bytes=group.size_bytes,
+        time_us=None if group.time_s is None else round(group.time_s * 1e6, 1),
+        busbw_gb_s=None if rate is None else round(rate, 5),
+        wrong_nodes=tuple(exam.nodes[place].name for place in group.wrong),
+        again=group.again,
+        trouble={exam.nodes[place].name: text for place, text in group.trouble.items()},
+    )
+
+
+def _reason(verdict: Verdict, checks: Sequence[Judged]) -> str:
+    """One line fit for a job's comment: the verdict, and who is named, worst first."""
+    words = [verdict.upper()]
+    for check in checks:
+        names = [f.subject.name or "" for f in check.findings if f.status.value == verdict and f.subject.name]
+        if check.status.value == verdict and verdict in ("fail", "unknown", "warn"):
+            words.append(check.id.partition(".")[2] + (f" {','.join(dict.fromkeys(names))}" if names else ""))
+    line = f"{words[0]} {'; '.join(words[1:])}".strip().replace('"', "").replace("'", "")
+    return line if len(line) <= REASON_LENGTH else line[: REASON_LENGTH - 3] + "..."
+
+
+def _subject(name: str) -> Subject:
+    return Subject(kind="node", name=name)

@@ -1,0 +1,168 @@
+"""The engines that place one process on each node: which of them is at hand, and its command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from shutil import which
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.cluster.place import job_place
+from gpudoctor.cluster.wire import TOKEN_VARIABLE
+from gpudoctor.errors import UserError
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.subprocesses import run_command
+
+Launcher = Literal["slurm", "torchrun", "mpi", "ray", "k8s"]
+LAUNCHERS: tuple[Launcher, ...] = ("slurm", "torchrun", "mpi", "ray", "k8s")
+_ASK_LIMIT_S = 10.0
+_TORCHRUN = (
+    "torchrun --nnodes NODES --nproc-per-node gpu --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
+    "-m gpudoctor cluster rank"
+)
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """How to start the members: the words before theirs, how many will come, and their names as far as they are known.
+
+    `count` and `names` are None and empty for Ray, which tells them on the first line of its stdout.
+    """
+
+    launcher: Launcher
+    prefix: tuple[str, ...]
+    count: int | None = None
+    names: tuple[str, ...] = ()
+
+
+def chosen_launcher(args: argparse.Namespace, environment: Mapping[str, str]) -> Launcher:
+    """The launcher that was asked for, else the one whose allocation this is. Raise UserError where there is none."""
+    if args.launcher != "auto":
+        return args.launcher  # type: ignore[no-any-return]
+    if args.hosts or args.hostfile:
+        return "mpi"
+    if environment.get("SLURM_JOB_ID") or (args.nodes and which("srun")):
+        return "slurm"
+    if environment.get("RAY_ADDRESS"):
+        return "ray"
+    if environment.get("PBS_NODEFILE"):
+        return "mpi"
+    if environment.get("KUBERNETES_SERVICE_HOST"):
+        return "k8s"
+    raise UserError(
+        "no allocation here: run it inside one (salloc -N 4, then this), give -N NODES to have srun make one, "
+        f"or --hosts a,b for mpirun, or RAY_ADDRESS; with torchrun: {_TORCHRUN}"
+    )
+
+
+def launch_with(launcher: Launcher, args: argparse.Namespace, environment: Mapping[str, str]) -> Launch:
+    """The words that start members, for this launcher. Raise UserError with what to run where it cannot."""
+    if launcher == "slurm":
+        return _slurm(args, environment)
+    if launcher == "mpi":
+        return _mpi(args, environment)
+    if launcher == "ray":
+        return _ray(args)
+    if launcher == "torchrun":
+        raise UserError(f"torchrun has to be started on every node, by hand or by an engine: {_TORCHRUN}")
+    raise UserError(
+        "gpudoctor starts no pods itself: start one a node, with kubectl apply -f contrib/kubernetes/, and read their "
+        "reports with gpudoctor cluster report; pods of an Indexed Job or of a PyTorchJob that run "
+        "gpudoctor cluster rank -N NODES, with MASTER_ADDR the first pod, measure between nodes too"
+    )
+
+
+def in_engine(environment: Mapping[str, str]) -> bool:
+    """Whether an engine started this process as one of several: then it is one rank of the check."""
+    try:
+        place = job_place(environment)
+    except UserError:
+        return True
+    return place is not None and place.nodes > 1
+
+
+def _slurm(args: argparse.Namespace, environment: Mapping[str, str]) -> Launch:
+    inside = environment.get("SLURM_JOB_ID") is not None
+    if which("srun") is None:
+        raise UserError("srun is not installed here: run this on a login node of the cluster, or choose --launcher")
+    if not inside and args.nodes is None:
+        raise UserError("no Slurm allocation here: run it inside one (salloc -N 4, sbatch), or give -N NODES")
+    names: tuple[str, ...] = ()
+    nodes = args.nodes
+    if inside:
+        names = _hostnames(environment.get("SLURM_JOB_NODELIST", ""))
+        if nodes is None or nodes == len(names):
+            nodes = len(names) or int(environment.get("SLURM_JOB_NUM_NODES", "1"))
+        else:
+            names = ()  # which of them srun takes is its own affair
+    prefix = ["srun", "-N", str(nodes), "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--export=ALL", "--mpi=none"]
+    if inside:
+        prefix.append("--overlap")  # the step that this may run in has all of the job's resources
+    # bound to one CPU, as srun binds a task, every node would seem to have too few
+    return Launch("slurm", (*prefix, "--cpu-bind=none", *_own(args)), nodes, names)
+
+
+def _hostnames(nodelist: str) -> tuple[str, ...]:
+    told = run_command(["scontrol", "show", "hostnames", nodelist], _ASK_LIMIT_S) if nodelist else Missing("", "absent")
+    return () if isinstance(told, Missing) or told.returncode else tuple(told.stdout.split())
+
+
+def _mpi(args: argparse.Namespace, environment: Mapping[str, str]) -> Launch:
+    if which("mpirun") is None:
+        raise UserError("mpirun is not installed here: apt-get install openmpi-bin, or choose another --launcher")
+    version = run_command(["mpirun", "--version"], _ASK_LIMIT_S)
+    if isinstance(version, Missing) or "Open MPI" not in version.stdout:
+        raise UserError(
+            "this mpirun is not Open MPI's: start gpudoctor cluster rank with it yourself, one process a node, "
+            "with RANK, WORLD_SIZE and MASTER_ADDR set"
+        )
+    names, where = _mpi_hosts(args, environment)
+    nodes = args.nodes or len(names)
+    if not nodes:
+        raise UserError("mpirun has no allocation here: give --hosts node1,node2 or --hostfile FILE")
+    prefix = ["mpirun", "-np", str(nodes), "--map-by", "ppr:1:node", "--bind-to", "none", *where]
+    for name in (TOKEN_VARIABLE, "PYTHONPATH", "LD_LIBRARY_PATH", "GLOO_SOCKET_IFNAME"):
+        if name == TOKEN_VARIABLE or name in environment:
+            prefix += ["-x", name]
+    for name in environment:
+        if name.startswith("NCCL_"):
+            prefix += ["-x", name]
+    if os.geteuid() == 0:
+        prefix.append("--allow-run-as-root")
+    return Launch("mpi", (*prefix, *_own(args)), nodes, names if nodes == len(names) else ())
+
+
+def _mpi_hosts(args: argparse.Namespace, environment: Mapping[str, str]) -> tuple[tuple[str, ...], list[str]]:
+    if args.hosts:
+        names = tuple(dict.fromkeys(entry.partition(":")[0] for entry in args.hosts.split(",") if entry))
+        return names, ["--host", args.hosts]
+    path = args.hostfile or environment.get("PBS_NODEFILE")
+    if path is None:
+        return (), []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot read the list of hosts: {getattr(error, 'strerror', None) or error}") from None
+    names = tuple(dict.fromkeys(line.split()[0] for line in lines if line.split("#")[0].strip()))
+    return names, ["--hostfile", str(path)] if args.hostfile else []
+
+
+def _ray(args: argparse.Namespace) -> Launch:
+    from importlib.util import find_spec
+
+    if find_spec("ray") is None:
+        raise UserError("Ray is not installed in this Python: run gpudoctor with the Python that your Ray jobs use")
+    if args.launcher_args:
+        raise UserError("--launcher-args is for srun and mpirun")
+    return Launch("ray", ())
+
+
+def _own(args: argparse.Namespace) -> Sequence[str]:
+    try:
+        return shlex.split(args.launcher_args or "")
+    except ValueError as error:
+        raise UserError(f"--launcher-args {args.launcher_args!r}: {error}") from None

@@ -1,0 +1,153 @@
+"""The ranks of one node while nodes are measured against each other: started, given orders, and ended without fail."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+
+from gpudoctor.cluster.wire import CouldNot, Meet, Times
+from gpudoctor.probes.between_orders import Answer, Meeting, Met, Opened, Trouble
+from gpudoctor.probes.between_start import tied_rank
+
+_END_LIMIT_S = 5.0  # after SIGKILL; a driver may take longer, and nobody waits for it
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class DisturbedError(Exception):
+    """The hub spoke, or is gone, while the ranks were at work."""
+
+
+class LocalRanks:
+    """One rank a GPU of `uuids`; on CPU ranks their number counts and nothing else of them.
+
+    A rank that does not answer in time, dies, or has trouble costs all of them: they are ended and
+    started anew, since gloo and NCCL leave threads behind that hang. `watched` is the line to the hub.
+    """
+
+    def __init__(
+        self, backend: str, uuids: Sequence[str], address: str, interface: str | None, watched: socket.socket
+    ) -> None:
+        self._backend, self._uuids, self._address, self._interface = backend, tuple(uuids), address, interface
+        self._watched = watched
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._pipes: list[int] = []
+
+    def open(self, limit_s: float) -> Opened | CouldNot:
+        """Start the ranks and wait until all have torch; the answer is the first one's."""
+        self.close()
+        try:
+            for number, uuid in enumerate(self._uuids):
+                self._start(number, uuid)
+        except OSError as error:
+            self.close()
+            return CouldNot(f"its ranks could not be started: {error.strerror or error}")
+        answers = self._answers(limit_s, f"torch was not there within {limit_s:g} s")
+        if isinstance(answers, CouldNot):
+            self.close()
+            return answers
+        return cast(Opened, answers[0])
+
+    def meet(self, order: Meet, open_limit_s: float) -> Times | CouldNot:
+        """Have all ranks join the group; where that fails they are started anew, and the answer has their new port."""
+        fields = {name: getattr(order, name) for name in Meeting.__struct_fields__ if name != "rank"}
+        if self._address == order.host:
+            fields["host"] = "localhost"  # the store is this node's own: no way out and back is needed
+        try:
+            for number, process in enumerate(self._processes):
+                meeting = Meeting(rank=order.first_rank + number, **fields)
+                assert process.stdin is not None
+                process.stdin.write(msgspec.json.encode(meeting) + b"\n")
+                process.stdin.flush()
+        except OSError:
+            pass  # it is dead: the end of its pipe says so below
+        answers = self._answers(order.limit_s, f"did not come back from all_reduce within {order.limit_s:g} s")
+        if isinstance(answers, CouldNot):
+            opened = self.open(open_limit_s)
+            return msgspec.structs.replace(answers, port=opened.port if isinstance(opened, Opened) else None)
+        met = cast("list[Met]", answers)
+        return Times(tuple(m.seconds for m in met), met[0].size_bytes, tuple(m.right for m in met))
+
+    def close(self) -> None:
+        """End all ranks; they hold nothing that would be lost."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            try:
+                process.wait(_END_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                process.returncode = -signal.SIGKILL  # in the kernel, not to be killed, and no longer waited for
+            if process.stdin is not None:
+                process.stdin.close()
+        for pipe in self._pipes:
+            os.close(pipe)
+        self._processes, self._pipes = [], []
+
+    def _start(self, number: int, uuid: str) -> None:
+        reader, writer = os.pipe()
+        self._pipes.append(reader)
+        try:
+            process = subprocess.Popen(
+                tied_rank(writer),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL if not os.environ.get("GPUDOCTOR_TRACEBACK") else None,
+                env=self._environment(number, uuid),
+                pass_fds=[writer],
+                bufsize=0,
+            )
+        finally:
+            os.close(writer)
+        self._processes.append(process)
+
+    def _environment(self, number: int, uuid: str) -> dict[str, str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+        environment |= dict.fromkeys(_THREADS, "1")
+        environment |= {"GPUDOCTOR_BETWEEN_BACKEND": self._backend, "LOCAL_RANK": str(number)}
+        if self._backend == "nccl":
+            environment["CUDA_VISIBLE_DEVICES"] = uuid  # by UUID: a torch ordinal is not an NVML index
+        elif self._interface is not None:
+            environment["GLOO_SOCKET_IFNAME"] = self._interface
+        return environment
+
+    def _answers(self, limit_s: float, late: str) -> list[Answer] | CouldNot:
+        """One answer of each rank, or the first trouble that any has."""
+        buffers = dict.fromkeys(self._pipes, b"")
+        answers: dict[int, Answer] = {}
+        deadline = time.monotonic() + limit_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._watched, selectors.EVENT_READ)
+            for pipe in self._pipes:
+                selector.register(pipe, selectors.EVENT_READ)
+            while len(answers) < len(self._pipes):
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return CouldNot(late)
+                for key, _ in selector.select(left_s):
+                    if key.fileobj is self._watched:
+                        raise DisturbedError
+                    data = os.read(key.fd, 1 << 16)
+                    buffers[key.fd] += data
+                    if not data:
+                        return CouldNot(self._death_of(self._pipes.index(key.fd)))
+                    if b"\n" in buffers[key.fd]:
+                        answer: Any = msgspec.json.decode(buffers[key.fd], type=Answer)
+                        if isinstance(answer, Trouble):
+                            return CouldNot(answer.text, answer.absent)
+                        answers[key.fd] = answer
+        return [answers[pipe] for pipe in self._pipes]
+
+    def _death_of(self, number: int) -> str:
+        try:
+            status = self._processes[number].wait(1.0)
+        except subprocess.TimeoutExpired:
+            return f"rank {number} of it closed its pipe"
+        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with code {status}"
+        return f"rank {number} of it {how}"

@@ -1,0 +1,224 @@
+"""The member: what runs on each node, follows the hub's orders, and ends when the hub is gone."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import IO
+
+import msgspec
+
+from gpudoctor.cluster.gloo_interface import interface_for_gloo
+from gpudoctor.cluster.local_ranks import DisturbedError, LocalRanks
+from gpudoctor.cluster.tied import tied_gpudoctor
+from gpudoctor.cluster.wire import (
+    MAX_LINE_BYTES,
+    Answer,
+    Answered,
+    Asked,
+    Challenge,
+    Check,
+    Checked,
+    CouldNot,
+    End,
+    Hello,
+    Line,
+    LineError,
+    Meet,
+    Open,
+    Ping,
+    Pong,
+    Ready,
+    Welcome,
+    notice_silence,
+    proof_of,
+)
+from gpudoctor.errors import UserError
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.network_reach import Reach, read_here
+from gpudoctor.report.report import Report
+
+_TRY_S = 3.0
+_PAUSE_S = 0.1
+_TERM_GRACE_S = 15.0  # a check ends its ranks first, and may wait for a driver
+# What an engine sets in each of its processes: with these a check would wait for the other processes of its node
+_ENGINE = ("TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+
+
+class HubGoneError(Exception):
+    """The hub is not there any more."""
+
+
+class Member:
+    """One node's part: connect, then answer orders until the end.
+
+    `argv` are the arguments of the node's own `gpudoctor check`, `cpu_ranks` the number of ranks on a
+    node without GPUs. `hostname` is overridden in tests of many members on one machine.
+    """
+
+    def __init__(self, argv: Sequence[str], cpu_ranks: int = 1, hostname: str | None = None) -> None:
+        self._argv = list(argv)
+        self._cpu_ranks = cpu_ranks
+        self._hostname = hostname or socket.gethostname()
+        self._reach: Reach | None = None
+        self._report: Report | None = None
+        self._ranks: LocalRanks | None = None
+        self._open_limit_s = 60.0
+
+    def serve(self, meet: Sequence[tuple[str, int]], token: str, index: int | None, limit_s: float) -> None:
+        """Find the hub at one of these addresses, within the limit, and serve it. Raise UserError, HubGoneError."""
+        line = self._connect(meet, token, index, limit_s)
+        try:
+            while self._serve_lines(line):
+                pass
+        except OSError as error:
+            raise HubGoneError(error.strerror or str(error)) from None
+        finally:
+            if self._ranks is not None:
+                self._ranks.close()
+            line.socket.close()
+
+    def _serve_lines(self, line: Line) -> bool:
+        lines = line.take()
+        if lines is None:
+            raise HubGoneError("it ended")
+        for text in lines:
+            asked = msgspec.json.decode(text, type=Asked)
+            if isinstance(asked.order, End):
+                return False
+            try:
+                answer = self._answer(asked, line.socket)
+            except DisturbedError:
+                if line.take() is None:
+                    raise HubGoneError("it ended, or lost patience") from None
+                return False  # all that it says while this node is at work is End
+            line.send(Answered(asked.number, answer))
+        return True
+
+    def _answer(self, asked: Asked, hub: socket.socket) -> Answer:
+        order = asked.order
+        if isinstance(order, Check):
+            return self._check(order, hub)
+        if isinstance(order, Open):
+            return self._open(order, hub)
+        if isinstance(order, Meet):
+            if self._ranks is None:
+                return CouldNot("it was asked to measure before it was opened")
+            return self._ranks.meet(order, self._open_limit_s)
+        assert isinstance(order, Ping)
+        return Pong(time.time())
+
+    def _check(self, order: Check, hub: socket.socket) -> Checked:
+        reach = msgspec.structs.replace(read_here(), hostname=self._hostname)
+        self._reach = reach
+        environment = {name: value for name, value in os.environ.items() if name not in _ENGINE}
+        command = tied_gpudoctor(["check", *self._argv, "--format", "json", "--include-facts"])
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return Checked(reach, Missing(f"its check could not be started: {error.strerror or error}", "failed"))
+        try:
+            out, err = _output(process, hub, time.monotonic() + order.limit_s)
+        except TimeoutError:
+            return Checked(reach, Missing(f"its check took longer than {order.limit_s:g} s", "failed"))
+        finally:
+            _end(process)
+        try:
+            self._report = msgspec.json.decode(out, type=Report)
+        except msgspec.DecodeError:
+            words = err.decode("utf-8", "replace").strip().splitlines() or [f"it ended with code {process.returncode}"]
+            return Checked(reach, Missing(f"its check gave no report: {words[-1][:300]}", "failed"))
+        return Checked(reach, out.decode("utf-8", "replace"))
+
+    def _open(self, order: Open, hub: socket.socket) -> Ready | CouldNot:
+        uuids = [""] * self._cpu_ranks
+        if order.backend == "nccl":
+            launch = self._report.measurements.launch if self._report is not None else None
+            uuids = [rank.uuid for rank in launch.ranks if rank.uuid] if launch and launch.backend == "nccl" else []
+            if not uuids:
+                return CouldNot("its own check put no load on its GPUs", absent=True)
+        interface = interface_for_gloo(self._reach, order.address) if self._reach and order.backend == "gloo" else None
+        self._open_limit_s = order.limit_s
+        self._ranks = LocalRanks(order.backend, uuids, order.address, interface, hub)
+        opened = self._ranks.open(order.limit_s)
+        return opened if isinstance(opened, CouldNot) else Ready(len(uuids), opened.port, interface)
+
+    def _connect(self, meet: Sequence[tuple[str, int]], token: str, index: int | None, limit_s: float) -> Line:
+        deadline = time.monotonic() + limit_s
+        while True:
+            for address in meet:
+                line = self._tried(address, token, index)
+                if line is not None:
+                    return line
+            if time.monotonic() >= deadline:
+                where = ", ".join(f"{host}:{port}" for host, port in meet[:4])
+                raise UserError(f"nobody to meet at {where} within {limit_s:g} s: is the process that leads there?")
+            time.sleep(_PAUSE_S)
+
+    def _tried(self, address: tuple[str, int], token: str, index: int | None) -> Line | None:
+        """The line to the hub of this job, where it is at this address."""
+        connection = None
+        try:
+            connection = socket.create_connection(address, _TRY_S)
+            line = Line(connection)
+            challenge = msgspec.json.decode(line.one(), type=Challenge)
+            line.send(Hello(self._hostname, proof_of(token, challenge.nonce, self._hostname), index))
+            welcome = msgspec.json.decode(line.one(), type=Welcome)
+            notice_silence(connection, welcome.silence_s)
+            connection.settimeout(None)
+        except (OSError, LineError, msgspec.DecodeError):
+            if connection is not None:
+                connection.close()
+            return None  # not there yet, or another job's
+        return line
+
+
+def _output(process: subprocess.Popen[bytes], hub: socket.socket, deadline: float) -> tuple[bytes, bytes]:
+    """All that the process writes until it closes both its streams.
+
+    Raise TimeoutError, DisturbedError where the hub speaks or is gone.
+    """
+    assert process.stdout is not None
+    assert process.stderr is not None
+    streams: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
+    still_open = set(streams)
+    while still_open:
+        left_s = deadline - time.monotonic()
+        waited: list[IO[bytes] | socket.socket] = [*still_open, hub]
+        ready = select.select(waited, [], [], left_s)[0] if left_s > 0 else []
+        if not ready:
+            raise TimeoutError
+        if hub in ready:
+            raise DisturbedError
+        for stream in still_open.intersection(ready):
+            data = os.read(stream.fileno(), 1 << 16)
+            if not data:
+                still_open.remove(stream)
+            elif len(streams[stream]) < MAX_LINE_BYTES:
+                streams[stream] += data
+    out, err = streams.values()
+    return bytes(out), bytes(err)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+    if process.poll() is None:
+        process.terminate()  # a check ends its ranks on this signal
+    try:
+        process.wait(_TERM_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(_TERM_GRACE_S)

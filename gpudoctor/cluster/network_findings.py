@@ -1,0 +1,222 @@
+"""Whether the nodes find each other: names, interfaces, MTU, rates and clocks, one node against the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from gpudoctor.checks.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    Subject,
+    fail,
+    ok,
+    skip,
+    unknown,
+    warn,
+)
+from gpudoctor.cluster.examination import Backend, NodeSeen
+from gpudoctor.cluster.gloo_interface import gloo_trouble
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.network_reach import Reach
+from gpudoctor.profiles.peers import majority
+
+# gpudoctor's own: logs and traces of nodes that are further apart cannot be put in order, and what is renewed by
+# time (tickets, tokens, file caches) begins to fail; credentials of munge and Kerberos fail at 300 s
+CLOCK_WARN_S = 1.0
+_CLOCKS = Expected(f"within {CLOCK_WARN_S:g} s", "<=", CLOCK_WARN_S, "s", "gpudoctor's own choice")
+_CLOCK_LIKELY = "a clock that is not kept by NTP or PTP"
+_CLOCK_STEPS = (Advice("See whether it is kept.", "timedatectl status; chronyc tracking"),)
+
+
+def network_findings(nodes: Sequence[NodeSeen], backend: Backend | None) -> Iterator[Finding]:
+    """Judge the nodes whose facts came. gloo's troubles fail CPU ranks; GPUs, where few use it, they warn."""
+    seen = [(node, node.reach) for node in nodes if node.reach is not None]
+    if len(seen) < 2:
+        yield skip(NODE, "fewer than two nodes to compare")
+        return
+    odd = [
+        *_gloo(seen, backend),
+        *_nccl_interfaces(seen),
+        *_unlike(seen, "MTU", _mtu, "large packets are lost on the way, or split", "ip link set dev eth0 mtu 9000"),
+        *_unlike(seen, "RDMA", _rdma, "a port is down, or came up slower", "ibstatus"),
+        *_clocks([node for node, _ in seen]),
+    ]
+    yield from odd
+    if not any(finding.status.value in ("fail", "warn") for finding in odd):
+        apart = [abs(node.offset_s) for node, _ in seen if node.offset_s is not None]
+        clocks = f"; clocks within {max(apart) * 1000:.0f} ms of the hub's" if apart else ""
+        yield ok(NODE, f"hostnames, interfaces, MTU and rates of {len(seen)} nodes agree{clocks}")
+
+
+def _gloo(seen: Sequence[tuple[NodeSeen, Reach]], backend: Backend | None) -> Iterator[Finding]:
+    for node, reach in seen:
+        text = gloo_trouble(reach)
+        if text is None or _alone_on_this_machine(node, seen):
+            continue
+        named = "GLOO_SOCKET_IFNAME" in reach.settings
+        judge = fail if backend == "gloo" or named else warn
+        yield judge(
+            _subject(node),
+            Found(text),
+            "an interface that the other nodes can reach: "
+            + (f"one of {_names(reach)}" if named else "a hostname that resolves to the node's own address"),
+            *_resolution(reach),
+            likely="gloo uses this interface; between nodes one rank is refused, and the others wait without end",
+            advice=(
+                Advice("Name the interface that the nodes share.", f"export GLOO_SOCKET_IFNAME={_usable(node, reach)}"),
+                *(
+                    ()
+                    if named
+                    else (Advice(f"Or have {reach.hostname} resolve to {node.address} in /etc/hosts and DNS."),)
+                ),
+            ),
+        )
+
+
+def _alone_on_this_machine(node: NodeSeen, seen: Sequence[tuple[NodeSeen, Reach]]) -> bool:
+    """Whether all are on one machine, where loopback reaches everybody."""
+    boots = {known(reach.boot_id) for _, reach in seen}
+    return len(boots) == 1 and None not in boots and len({(reach.hostname) for _, reach in seen}) == 1
+
+
+def _nccl_interfaces(seen: Sequence[tuple[NodeSeen, Reach]]) -> Iterator[Finding]:
+    for node, reach in seen:
+        value = reach.settings.get("NCCL_SOCKET_IFNAME", "").strip()
+        if not value or isinstance(reach.interfaces, Missing):
+            continue
+        names = [interface.name for interface in reach.interfaces]
+        if not nccl_keeps(value, names):
+            yield fail(
+                _subject(node),
+                Found(f"NCCL_SOCKET_IFNAME={value}, which fits no interface there"),
+                f"one of {_names(reach)}: a name that fits on every node",
+                Evidence("environment", f"NCCL_SOCKET_IFNAME={value}"),
+                likely="the name is that of other nodes; init_process_group fails or hangs with it",
+                advice=(
+                    Advice(
+                        "Name an interface that every node has.", f"export NCCL_SOCKET_IFNAME={_usable(node, reach)}"
+                    ),
+                ),
+            )
+
+
+def nccl_keeps(value: str, names: Sequence[str]) -> list[str]:
+    """The interfaces that NCCL_SOCKET_IFNAME keeps: prefixes, `=` for whole names, `^` for all but these.
+
+    Source: NCCL user guide, NCCL_SOCKET_IFNAME.
+
+    >>> nccl_keeps("eth,ib", ["eth0", "ib0", "lo"]), nccl_keeps("^=lo", ["eth0", "lo"])
+    (['eth0', 'ib0'], ['eth0'])
+    """
+    exclude = value.startswith("^")
+    text = value.removeprefix("^")
+    whole = text.startswith("=")
+    items = [item.strip() for item in text.removeprefix("=").split(",") if item.strip()]
+    hit = [name for name in names if any(name == item if whole else name.startswith(item) for item in items)]
+    return [name for name in names if name not in hit] if exclude else hit
+
+
+def _unlike(
+    seen: Sequence[tuple[NodeSeen, Reach]],
+    what: str,
+    of: Callable[[NodeSeen, Reach], str | None],
+    likely: str,
+    command: str,
+) -> Iterator[Finding]:
+    """Nodes that are not as most are; where there is no majority, which of them are how."""
+    told = [(node, text) for node, reach in seen if (text := of(node, reach)) is not None]
+    values = [text for _, text in told]
+    if len(set(values)) < 2:
+        return
+    usual = majority(values)
+    if usual is None:
+        groups = [f"{text} on {', '.join(n.name for n, t in told if t == text)}" for text in dict.fromkeys(values)]
+        yield warn(NODE, f"{what} differs: {'; '.join(groups)}", f"the same on all {len(told)} nodes", likely=likely)
+        return
+    for node, text in told:
+        if text != usual:
+            yield warn(
+                _subject(node),
+                Found(f"{what}: {text}"),
+                Expected(f"{usual}, as on {values.count(usual)} of {len(told)} nodes", source="peers"),
+                likely=likely,
+                advice=(Advice("Look at it on that node and on another one.", command.replace("eth0", _device(node))),),
+            )
+
+
+def _mtu(node: NodeSeen, reach: Reach) -> str | None:
+    interface = reach.interface_of(node.address)
+    return f"{interface.mtu} bytes" if interface is not None else None
+
+
+def _rdma(_: NodeSeen, reach: Reach) -> str | None:
+    if isinstance(reach.rdma_ports, Missing):
+        return None
+    rates: list[float] = []
+    for port in reach.rdma_ports:
+        if "ACTIVE" in (known(port.state) or "").upper():
+            rates.append(known(port.rate_gbit_s) or 0.0)
+    counts = [f"{rates.count(rate)} active ports at {rate:g} Gbit/s" for rate in sorted(set(rates), reverse=True)]
+    return " and ".join(counts) or "no active port"
+
+
+def _clocks(nodes: Sequence[NodeSeen]) -> Iterator[Finding]:
+    """Each node's clock against the middle of all: the hub's own may be the one that is wrong."""
+    told = sorted(node.offset_s for node in nodes if node.offset_s is not None)
+    if len(told) < 2:
+        return
+    if len(told) == 2:
+        apart_s = told[1] - told[0] - sum(node.error_s or 0.0 for node in nodes)
+        if apart_s > CLOCK_WARN_S:
+            text = f"the clocks of the two nodes are {told[1] - told[0]:.1f} s apart"
+            yield warn(NODE, Found(text, apart_s, "s"), _CLOCKS, likely=_CLOCK_LIKELY, advice=_CLOCK_STEPS)
+        return
+    middle = told[len(told) // 2]
+    for node in nodes:
+        if node.offset_s is None or node.error_s is None:
+            if node.lost is None:
+                yield unknown(_subject(node), "its clock was not read")
+            continue
+        apart_s = abs(node.offset_s - middle) - node.error_s
+        if apart_s > CLOCK_WARN_S:
+            ahead = "ahead of" if node.offset_s > middle else "behind"
+            yield warn(
+                _subject(node),
+                Found(f"its clock is {abs(node.offset_s - middle):.1f} s {ahead} the other nodes'", apart_s, "s"),
+                _CLOCKS,
+                Evidence("messages between hub and node", f"{node.offset_s:+.3f} s, right to {node.error_s:.3f} s"),
+                likely=_CLOCK_LIKELY,
+                advice=_CLOCK_STEPS,
+            )
+
+
+def _subject(node: NodeSeen) -> Subject:
+    return Subject(kind="node", name=node.name)
+
+
+def _names(reach: Reach) -> str:
+    interfaces = () if isinstance(reach.interfaces, Missing) else reach.interfaces
+    return ", ".join(i.name for i in interfaces if i.name != "lo") or "none: the node shows no interface"
+
+
+def _usable(node: NodeSeen, reach: Reach) -> str:
+    interface = reach.interface_of(node.address)
+    return interface.name if interface is not None and interface.name != "lo" else "NAME"
+
+
+def _device(node: NodeSeen) -> str:
+    return _usable(node, node.reach) if node.reach is not None else "NAME"
+
+
+def _resolution(reach: Reach) -> Iterator[Evidence]:
+    if "GLOO_SOCKET_IFNAME" in reach.settings:
+        yield Evidence("environment", f"GLOO_SOCKET_IFNAME={reach.settings['GLOO_SOCKET_IFNAME']}")
+        yield Evidence("interfaces", _names(reach))
+    elif isinstance(reach.resolved, Missing):
+        yield Evidence("getaddrinfo", reach.resolved.reason)
+    else:
+        yield Evidence(f"getaddrinfo({reach.hostname})", ", ".join(reach.resolved))

@@ -1,0 +1,129 @@
+"""Where an engine has put this process among all processes of a job, and where those can meet."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.errors import UserError
+
+Engine = Literal["torchrun", "slurm", "mpi", "kubernetes", "environment"]
+
+_PORTS = 8  # where one of them is another job's, the next one is tried
+# below the kernel's ephemeral ports (32768 and up), so that no outgoing connection holds one
+_FIRST_PORT, _PORT_SPAN = 20000, 12000
+_SLURM_SPECIAL_STEPS = 0xFFFF0000  # from here on the numbers mean batch, interactive, extern
+_FIRST_HOST = re.compile(r"([^,\[\]]+)(?:\[(\d+))?")
+
+
+class JobPlace(msgspec.Struct, frozen=True):
+    """One process of a job: on node `node` of `nodes`, the `local`th of its node.
+
+    `host` is where the first node can be reached, None where the engine does not tell; `job` tells the job from others.
+    """
+
+    engine: Engine
+    node: int
+    nodes: int
+    local: int
+    host: str | None
+    job: str
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the first process of all, which has the hub."""
+        return self.node == 0 and self.local == 0
+
+    @property
+    def ports(self) -> list[int]:
+        """Where the processes of this job meet when nobody said where; the same for all of them."""
+        start = int.from_bytes(hashlib.sha256(self.job.encode()).digest()[:4], "big") % _PORT_SPAN
+        return [_FIRST_PORT + (start + step) % _PORT_SPAN for step in range(_PORTS)]
+
+
+def job_place(environment: Mapping[str, str], nodes: int | None = None) -> JobPlace | None:
+    """The place that an engine gave this process; None where none did. The innermost engine counts.
+
+    `nodes` is for those engines that do not tell how many there are. Raise UserError where it is
+    missing, or the engine's variables contradict each other.
+    """
+    for find in (_torchrun, _mpirun, _srun, _indexed_job, _torch_variables):
+        place = find(environment, nodes)
+        if place is not None:
+            if not 0 <= place.node < place.nodes:
+                raise UserError(f"{place.engine} says that this is node {place.node} of {place.nodes}")
+            return place
+    return None
+
+
+def _torchrun(environment: Mapping[str, str], _: int | None) -> JobPlace | None:
+    run = environment.get("TORCHELASTIC_RUN_ID")
+    node, nodes = _number(environment, "GROUP_RANK"), _number(environment, "GROUP_WORLD_SIZE")
+    local = _number(environment, "LOCAL_RANK")
+    if run is None or node is None or local is None:
+        return None
+    host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
+    job = f"torchrun/{run}/{host}/{port}/{environment.get('TORCHELASTIC_RESTART_COUNT')}"
+    return JobPlace("torchrun", node, nodes or 1, local, host, job)
+
+
+def _mpirun(environment: Mapping[str, str], _: int | None) -> JobPlace | None:
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    rank, size, local, local_size = (_number(environment, f"OMPI_COMM_WORLD_{name}") for name in names)
+    if rank is None or size is None or local is None or not local_size:
+        return None
+    # mpirun tells no number of the node; with as many processes on each and filled in order this is it
+    job = f"mpi/{environment.get('PMIX_NAMESPACE', environment.get('OMPI_MCA_ess_base_jobid', ''))}"
+    nodes = -(-size // local_size)
+    return JobPlace("mpi", min(rank // local_size, nodes - 1), nodes, local, environment.get("MASTER_ADDR"), job)
+
+
+def _srun(environment: Mapping[str, str], _: int | None) -> JobPlace | None:
+    step, node = _number(environment, "SLURM_STEP_ID"), _number(environment, "SLURM_NODEID")
+    local = _number(environment, "SLURM_LOCALID")
+    if step is None or step >= _SLURM_SPECIAL_STEPS or node is None or local is None:
+        return None
+    nodes = _number(environment, "SLURM_STEP_NUM_NODES") or 1
+    job = f"slurm/{environment.get('SLURM_CLUSTER_NAME')}/{environment.get('SLURM_JOB_ID')}/{step}"
+    return JobPlace("slurm", node, nodes, local, first_host(environment.get("SLURM_STEP_NODELIST", "")), job)
+
+
+def _indexed_job(environment: Mapping[str, str], nodes: int | None) -> JobPlace | None:
+    node = _number(environment, "JOB_COMPLETION_INDEX")
+    if node is None:
+        return None
+    if nodes is None:
+        raise UserError("a Kubernetes Job does not tell its pods how many they are: give -N NODES")
+    host = environment.get("MASTER_ADDR")
+    return JobPlace("kubernetes", node, nodes, 0, host, f"kubernetes/{host}/{environment.get('MASTER_PORT')}")
+
+
+def _torch_variables(environment: Mapping[str, str], _: int | None) -> JobPlace | None:
+    """RANK and WORLD_SIZE as torch's env:// wants them, one process a node unless LOCAL_WORLD_SIZE says more."""
+    rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
+    if rank is None or not size:
+        return None
+    local_size = _number(environment, "LOCAL_WORLD_SIZE") or 1
+    local = _number(environment, "LOCAL_RANK") or 0
+    host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
+    nodes = -(-size // local_size)
+    return JobPlace("environment", min(rank // local_size, nodes), nodes, local, host, f"environment/{host}/{port}")
+
+
+def first_host(nodelist: str) -> str | None:
+    """The first host of Slurm's list.
+
+    >>> first_host("node[03-07,9],login1")
+    'node03'
+    """
+    match = _FIRST_HOST.match(nodelist)
+    return match[1] + (match[2] or "") if match else None
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name)
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= 10 else None

@@ -1,0 +1,60 @@
+"""On Ray: one task a node, each of which runs a member and holds all of the node's GPUs meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from gpudoctor.probes.between_start import package_root
+
+
+def run_on_every_node(argv: Sequence[str], environment: dict[str, str], nodes_wanted: int | None) -> int:
+    """Tell the nodes on stdout, as one line of JSON; run `gpudoctor ARGV` on each; give 0 when all have ended.
+
+    A node counts where it is alive and, if any node has GPUs, has some: a head without GPUs takes no part.
+    """
+    told = os.dup(1)
+    os.dup2(2, 1)  # what Ray prints must not come before the line
+    import logging
+
+    import ray as typed_in_parts
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ray: Any = typed_in_parts
+    ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), logging_level=logging.ERROR, log_to_driver=False)
+    alive: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]
+    nodes = ([node for node in alive if node["Resources"].get("GPU")] or alive)[:nodes_wanted]
+    os.write(told, json.dumps([node["NodeManagerHostname"] for node in nodes]).encode() + b"\n")
+    root = package_root()
+
+    def member() -> int:
+        import subprocess
+        import sys
+
+        # where gpudoctor is not installed there, it may lie at the same place, on a disk that the nodes share
+        sys.path.append(root)
+        from gpudoctor.cluster.tied import tied_gpudoctor
+
+        return subprocess.call(
+            tied_gpudoctor(argv),
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    task = ray.remote(member)
+    running = [
+        task.options(
+            num_cpus=0,
+            # all of them: Ray hides the GPUs from a task that asks for none, and no other task may use them meanwhile
+            num_gpus=node["Resources"].get("GPU", 0),
+            max_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+        ).remote()
+        for node in nodes
+    ]
+    ray.wait(running, num_returns=len(running))
+    return 0

@@ -1,0 +1,100 @@
+"""What one rank does while nodes are measured against each other: it joins one process group after the other."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gpudoctor.probes.between_orders import Meeting, Met, Opened, Trouble
+from gpudoctor.probes.trouble import FAILURES, in_one_line
+
+_OLDEST_TORCH = (2, 4)
+_OPERATIONS = {"nccl": 4, "gloo": 1}  # a time: launching and waiting for a GPU is then a small part of it
+_FEWEST_TIMES, _MOST_TIMES = 2, 20
+_dist: Any = dist
+
+
+class Between:
+    """A rank, and the store for the groups that its node is the first of."""
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+        self._device = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
+        self._store: Any = None
+        torch.set_num_threads(1)
+
+    def open(self) -> Opened | Trouble:
+        """Look whether this torch can do it, and open the store on a port that is free."""
+        version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+        if version < _OLDEST_TORCH:
+            return Trouble(f"torch {torch.__version__} is too old for the probes: 2.4 or newer is needed", absent=True)
+        if not dist.is_available() or (self._backend == "nccl" and not dist.is_nccl_available()):
+            return Trouble(f"this torch ({torch.__version__}) was built without {self._backend}", absent=True)
+        try:
+            if self._backend == "nccl":
+                torch.cuda.set_device(0)
+                float(torch.ones(1, device=self._device).add(1))
+            self._store = _dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        except FAILURES as error:
+            return Trouble(in_one_line(error))
+        return Opened(int(self._store.port), str(torch.__version__))
+
+    def meet(self, meeting: Meeting) -> Met | Trouble:
+        """Join, measure, leave. After a Trouble this process is of no more use: threads of the group may be left."""
+        try:
+            self._join(meeting)
+            met = self._measure(meeting)
+            dist.destroy_process_group()
+        except FAILURES as error:
+            return Trouble(in_one_line(error))
+        return met
+
+    def _join(self, meeting: Meeting) -> None:
+        timeout = datetime.timedelta(seconds=meeting.limit_s)
+        store = _dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout)
+        options: dict[str, Any] = {"device_id": self._device} if self._backend == "nccl" else {}
+        dist.init_process_group(
+            self._backend,
+            store=_dist.PrefixStore(meeting.key, store),
+            rank=meeting.rank,
+            world_size=meeting.size,
+            timeout=timeout,
+            **options,
+        )
+
+    def _measure(self, meeting: Meeting) -> Met:
+        data = torch.empty(meeting.size_bytes // 4, dtype=torch.float32, device=self._device)
+        token = torch.zeros(1, device=self._device)
+        right = self._sum_is_right(data, meeting)  # the first operations open connections, too
+        data.zero_()
+        once = torch.tensor([self._timed(data, token)], device=self._device)
+        dist.all_reduce(once, op=dist.ReduceOp.MAX)  # all must agree how often
+        times = max(_FEWEST_TIMES, min(_MOST_TIMES, int(meeting.box_s / max(1e-6, float(once.item())))))
+        seconds = [self._timed(data, token) for _ in range(times)]
+        right = self._sum_is_right(data, meeting) and right
+        per_operation = _OPERATIONS[self._backend]
+        return Met(tuple(second / per_operation for second in seconds), data.numel() * 4, right)
+
+    def _timed(self, data: torch.Tensor, token: torch.Tensor) -> float:
+        dist.all_reduce(token)  # so that all begin together
+        self._wait()
+        began = time.perf_counter()
+        for _ in range(_OPERATIONS[self._backend]):
+            dist.all_reduce(data)
+        self._wait()
+        return time.perf_counter() - began
+
+    def _sum_is_right(self, data: torch.Tensor, meeting: Meeting) -> bool:
+        """Small whole numbers: every order of adding them gives the same bits."""
+        data.fill_(float(meeting.rank + 1))
+        dist.all_reduce(data)
+        expected = float(meeting.size * (meeting.size + 1) // 2)
+        return bool(torch.all(data == expected).item())
+
+    def _wait(self) -> None:
+        if self._backend == "nccl":
+            torch.cuda.synchronize()

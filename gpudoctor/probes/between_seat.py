@@ -1,0 +1,41 @@
+"""A rank that measures between nodes, before it has torch: orders come on stdin, answers go to a pipe."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+import msgspec
+
+from gpudoctor.probes.between_orders import Answer, Meeting, Trouble
+
+
+def take_orders(fd: int) -> NoReturn:
+    """Open, then one meeting a line of stdin, until it ends; an answer to each on `fd`."""
+    own_stdout_to_stderr()
+    try:
+        from gpudoctor.probes.between_nodes import Between
+    except (ImportError, OSError) as error:
+        name = getattr(error, "name", None)
+        text = "PyTorch is not installed" if name == "torch" else f"PyTorch does not load: {error}"
+        _tell(fd, Trouble(text.splitlines()[0], absent=True))
+        os._exit(0)
+    between = Between(backend=os.environ["GPUDOCTOR_BETWEEN_BACKEND"])
+    opened = between.open()
+    _tell(fd, opened)
+    if not isinstance(opened, Trouble):
+        for line in sys.stdin.buffer:
+            _tell(fd, between.meet(msgspec.json.decode(line, type=Meeting)))
+    os._exit(0)  # taking torch and NCCL down takes time, and may hang
+
+
+def own_stdout_to_stderr() -> None:
+    """What torch or NCCL prints must not come among reports."""
+    os.dup2(2, 1)
+
+
+def _tell(fd: int, answer: Answer) -> None:
+    line = memoryview(msgspec.json.encode(answer) + b"\n")
+    while line:
+        line = line[os.write(fd, line) :]

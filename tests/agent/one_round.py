@@ -1,0 +1,51 @@
+"""`python -m tests.agent.one_round FOLDER [late|unkillable|twice] -- PROGRAM ...`: an agent's rounds for a moment."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from gpudoctor.agent import leftovers, rounds
+from gpudoctor.agent.state import StateDirectory, Subject
+from gpudoctor.report.report import SourceSummary
+
+
+async def _after(it: rounds.Rounds, runs: int) -> str:
+    running = asyncio.ensure_future(it.run())
+    while sum(it.tell().runs.values()) < runs:
+        await asyncio.wait([running], timeout=0.01)
+        if running.done():
+            running.result()
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    return it.look()[0].line
+
+
+def main() -> None:
+    """Print how the node stands after one run ("twice": two)."""
+    folder, *words = sys.argv[1:]
+    how, program = words[: words.index("--")], words[words.index("--") + 1 :]
+    if not leftovers.adopt_orphans():
+        sys.exit(77)
+    if "unkillable" in how:  # as in the kernel's D state
+        leftovers.os.kill = lambda pid, number: None  # type: ignore[attr-defined]
+        rounds.HARD_S = 0.2
+    rounds.SOFT_S = 0.1
+    plan = rounds.Plan(
+        command=tuple(program),
+        host="node7",
+        source=SourceSummary("simulated", "hgx-h100-8"),
+        interval_s=1.0,
+        jitter_s=0.0,
+        deadline_s=1.0 if "late" in how else 60.0,
+        strikes=3,
+    )
+    it = rounds.Rounds(plan, StateDirectory(Path(folder), Subject("node7")))
+    sys.stdout.write(asyncio.run(_after(it, 2 if "twice" in how else 1)))
+
+
+if __name__ == "__main__":
+    main()

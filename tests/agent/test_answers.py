@@ -1,0 +1,330 @@
+"""What the agent serves: the paths, the metrics, who may ask."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpudoctor.agent.access import Gate, address_of, listening_socket, token_of
+from gpudoctor.agent.listener import Listener
+from gpudoctor.checks.finding import Status
+from gpudoctor.errors import UserError
+from gpudoctor.options import parsed
+from tests.agent.running import DEADLINE_S, HEALTHY, TOKEN, Agent, agent, refused, wait_for
+
+
+def test_healthz_says_503_and_why_for_a_fault(faulty: Agent) -> None:
+    answer = faulty.ask("/healthz")
+    assert answer.status == 503
+    assert answer.body.startswith("SIMULATED FAIL pcie.link-width GPU 5")
+    assert answer.body.count("\n") == 1
+    assert faulty.metrics().of("gpudoctor_agent_healthy") == [0]
+
+
+def test_report_is_the_checks_own_and_says_that_the_node_is_simulated(faulty: Agent) -> None:
+    answer, report = faulty.ask("/report"), faulty.report()
+    assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
+    assert int(answer.headers["Age"]) < DEADLINE_S * 10
+    assert (report["schema"], report["verdict"], report["simulated"]) == ("gpudoctor.report/1", "fail", True)
+    assert [fault["check"] for fault in report["faults"]] == ["pcie.link-width"]
+
+
+def test_every_check_has_exactly_one_status_on_each_gpu(faulty: Agent) -> None:
+    metrics, active = faulty.metrics(), dict[tuple[str, str], list[str]]()
+    for labels, value in metrics["gpudoctor_check_status"]:
+        states = active.setdefault((labels["check"], labels["gpu"]), [])
+        assert labels["status"] in [status.value for status in Status]
+        states += [labels["status"]] if value else []
+    assert {len(states) for states in active.values()} == {1}
+    assert active["pcie.link-width", "5"] == ["fail"]
+    assert active["pcie.link-width", "4"] == ["pass"]
+
+
+def test_the_metrics_are_those_of_check_and_the_agents_own(faulty: Agent) -> None:
+    metrics = faulty.metrics()
+    assert metrics.of("gpudoctor_verdict", verdict="fail") == [1]
+    assert metrics.of("gpudoctor_verdict", verdict="pass") == [0]
+    assert metrics.of("gpudoctor_check_value", check="pcie.link-width", gpu="5", unit="lanes") == [8]
+    assert metrics.of("gpudoctor_check_threshold", check="pcie.link-width", gpu="5", op=">=") == [16]
+    assert metrics.of("gpudoctor_faults") == [1]
+    assert metrics.of("gpudoctor_run_exit_code") == [1]
+    assert 0 < metrics.of("gpudoctor_run_duration_seconds")[0] < DEADLINE_S
+    assert len(metrics.of("gpudoctor_gpu_info", name="NVIDIA H100 80GB HBM3")) == 8
+    assert metrics.of("gpudoctor_agent_alarm", check="pcie.link-width", gpu="5", status="fail") == [1]
+    assert metrics.of("gpudoctor_agent_alarms") == [1]
+    assert metrics.of("gpudoctor_agent_strikes", check="pcie.link-width", gpu="5") == [1]
+    assert metrics.of("gpudoctor_agent_report_fresh") == metrics.of("gpudoctor_agent_state_kept") == [1]
+    assert metrics.of("gpudoctor_agent_runs_total", outcome="report") == [1]
+
+
+def test_every_metric_of_a_simulated_node_says_so_and_none_has_a_label_without_bound(faulty: Agent) -> None:
+    known = {"check", "gpu", "uuid", "status", "verdict", "part", "unit", "op", "name", "pci_bus_id"}
+    known |= {"version", "level", "source", "outcome", "simulated"}
+    for name, samples in faulty.metrics().items():
+        if name.startswith("gpudoctor_"):
+            assert {labels["simulated"] for labels, _ in samples} == {"true"}, name
+            assert {label for labels, _ in samples for label in labels} <= known, name
+
+
+def test_openmetrics_is_served_to_those_who_ask_for_it(faulty: Agent) -> None:
+    answer = faulty.ask("/metrics", Accept="application/openmetrics-text; version=1.0.0")
+    assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+    assert answer.body.endswith("# EOF\n")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("HEAD", "/metrics", 200),
+        ("GET", "/metrics?name=x", 200),
+        ("GET", "/", 404),
+        ("GET", "/metrics/", 404),
+        ("GET", "/../../etc/passwd", 404),
+        ("GET", "/report/..%2fmetrics", 404),
+        ("POST", "/report", 405),
+        ("DELETE", "/metrics", 405),
+        ("OPTIONS", "*", 400),
+        ("GET", "http://127.0.0.1/metrics", 400),
+    ],
+)
+def test_only_three_paths_and_two_methods_are_answered(faulty: Agent, method: str, path: str, status: int) -> None:
+    answer = faulty.ask(path, method)
+    assert answer.status == status
+    assert (method == "HEAD") == (answer.body == "")
+    assert status == 200 or answer.body.count("\n") == 1
+    assert int(answer.headers["Content-Length"]) > 0
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:9464", "127.0.0.1.evil.example", "[::1", "10.0.0.1", ""]
+)
+def test_a_name_of_the_internet_that_was_pointed_here_gets_nothing(faulty: Agent, host: str) -> None:
+    for path in ("/metrics", "/healthz", "/report", "/nothing"):
+        assert faulty.ask(path, Host=host).status == 403
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\r\n\r\n",
+        b"GET / HTTP/3\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
+        b"GET /metrics\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n",
+        b"GET /" + b"a" * 20000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 300 + b"\r\n",
+    ],
+)
+def test_what_is_no_request_gets_one_line_and_the_end_of_the_connection(faulty: Agent, sent: bytes) -> None:
+    with socket.create_connection((faulty.host, faulty.port), DEADLINE_S) as client:
+        client.sendall(sent)
+        answer = b""
+        while chunk := client.recv(65536):
+            answer += chunk
+    assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
+    assert answer.count(b"\n\n") == 0
+    assert faulty.ask("/healthz").status == 503
+
+
+def test_many_slow_clients_are_bounded_and_keep_nobody_else_waiting(faulty: Agent) -> None:
+    clients = [socket.create_connection((faulty.host, faulty.port), DEADLINE_S) for _ in range(24)]
+    try:
+        for client in clients:
+            client.sendall(b"GET /metrics HTT")
+        assert faulty.ask("/healthz").status == 503
+        more = [socket.create_connection((faulty.host, faulty.port), DEADLINE_S) for _ in range(48)]
+        clients += more
+        # beyond the bound of 32 they are dropped at once
+        dropped: set[socket.socket] = set()
+
+        def are_dropped() -> bool:
+            dropped.update(select.select(more, [], [], 0.1)[0])
+            return len(dropped) >= 40
+
+        wait_for(are_dropped)
+        assert psutil.Process(faulty.process.pid).num_fds() < 80
+    finally:
+        for client in clients:
+            client.close()
+
+    def free_again() -> bool:
+        try:
+            return faulty.ask("/metrics").status == 200
+        except ConnectionError:
+            return False
+
+    wait_for(free_again)
+
+
+def test_a_client_that_sends_or_reads_too_slowly_is_dropped() -> None:
+    async def body() -> None:
+        bound = listening_socket(address_of("127.0.0.1:0"))
+        listener = Listener(lambda head: b"x" * (32 << 20), connection_s=0.2)
+        await listener.start(bound)
+        try:
+            host, port = bound.getsockname()
+            sending, writer = await asyncio.open_connection(host, port)
+            writer.write(b"GET / HT")
+            assert await sending.read() == b""
+            reading, asking = await asyncio.open_connection(host, port)
+            asking.write(b"GET / HTTP/1.1\r\n\r\n")
+            asking.transport.pause_reading()  # type: ignore[attr-defined]
+            while listener.connections:
+                await asyncio.sleep(0.01)
+            asking.transport.resume_reading()  # type: ignore[attr-defined]
+            with suppress(ConnectionResetError):
+                assert len(await reading.read()) < 32 << 20
+            writer.close()
+            asking.close()
+        finally:
+            await listener.stop()
+
+    asyncio.run(asyncio.wait_for(body(), DEADLINE_S))
+
+
+def test_a_client_beyond_the_bound_is_dropped_while_the_others_are_served() -> None:
+    async def body() -> None:
+        bound = listening_socket(address_of("127.0.0.1:0"))
+        listener = Listener(lambda head: b"here", connections_max=1, connection_s=10 * DEADLINE_S)
+        await listener.start(bound)
+        try:
+            host, port = bound.getsockname()
+            first, asking = await asyncio.open_connection(host, port)
+            asking.write(b"GET / ")
+            second, late = await asyncio.open_connection(host, port)
+            with suppress(ConnectionResetError):
+                assert await second.read() == b""
+            asking.write(b"HTTP/1.1\r\n\r\n")
+            assert await first.read() == b"here"
+            asking.close()
+            late.close()
+        finally:
+            await listener.stop()
+
+    asyncio.run(asyncio.wait_for(body(), DEADLINE_S))
+
+
+def test_the_agent_is_small_and_its_runs_are_not_in_it(faulty: Agent) -> None:
+    assert psutil.Process(faulty.process.pid).memory_info().rss < 64 << 20
+    code = (
+        "import sys, gpudoctor.agent.command, gpudoctor.agent.rounds, gpudoctor.agent.answers, asyncio;"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "gpudoctor.agent.rounds" in loaded
+    assert not loaded & {"torch", "textual", "rich", "pynvml", "psutil", "yaml", "gpudoctor.examine"}
+
+
+def test_any_other_address_wants_a_token_and_healthz_does_not(tmp_path: Path) -> None:
+    done = refused(tmp_path, "--listen", "0.0.0.0:0")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "wants a token" in done.err
+    file = tmp_path / "token"
+    file.write_text(TOKEN + "\n")
+    file.chmod(0o600)
+    with agent(tmp_path, *HEALTHY, "--token-file", str(file), listen="0.0.0.0:0", GPUDOCTOR_AGENT_TOKEN="x" * 20) as it:
+        it.host = "127.0.0.1"
+        assert wait_for(lambda: it.ask("/healthz").status == 200)
+        for path in ("/metrics", "/report", "/nothing"):
+            for wrong in ("", "Bearer", f"Bearer {TOKEN}x", f"Basic {TOKEN}", "Bearer " + "x" * 20):
+                answer = it.ask(path, Authorization=wrong)
+                assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+        right = f"Bearer {TOKEN}"
+        assert it.metrics(Authorization=right, Host="any.example").of("gpudoctor_verdict", verdict="pass") == [1]
+        assert it.ask("/report", Authorization=right).status == 200
+        assert it.ask("/nothing", Authorization=right).status == 404
+        assert TOKEN not in " ".join(psutil.Process(it.process.pid).cmdline()) + it.words()
+
+
+def test_ipv6_is_written_in_brackets(tmp_path: Path) -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("no IPv6 loopback here")
+    with agent(tmp_path, *HEALTHY, listen="[::1]:0") as it:
+        assert f"http://[::1]:{it.port}/" in it.line
+        assert it.ask("/healthz").status in (200, 503)
+
+
+def test_a_taken_port_and_bad_arguments_are_one_line(tmp_path: Path, faulty: Agent) -> None:
+    taken = f"127.0.0.1:{faulty.port}"
+    short = tmp_path / "short"
+    short.write_text("1234567")
+    short.chmod(0o600)
+    config = tmp_path / "bad.yaml"
+    config.write_text("levle: quick")
+    for options, word in (
+        (("--listen", taken), taken),
+        (("--token-file", str(tmp_path / "none")), "No such file"),
+        (("--token-file", str(short)), "at least 8"),
+        (("--node", "no-such-node"), "no-such-node"),
+        (("--node", "-"), "stdin"),
+        (("--fault", "xid-79"), "--node"),
+        (("--node", "hgx-h100-8", "--fault", "no-such-fault"), "no-such-fault"),
+        (("--config", str(config)), "levle"),
+        (("--state", "/proc/nothing/here", *HEALTHY), "/proc/nothing/here"),
+    ):
+        done = refused(tmp_path, "--listen", "127.0.0.1:0", *options)
+        assert (done.code, done.out, done.err.count("\n")) == (2, "", 1), done
+        assert word in done.err
+        assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("option", [("--interval", "0"), ("--interval", "nan"), ("--strikes", "0"), ("--jitter", "-1")])
+def test_numbers_out_of_range_are_refused(option: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parsed(["agent", "=".join(option)])
+    assert stop.value.code == 2
+    assert f"argument {option[0]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("127.0.0.1:99999", "HOST:PORT"),
+        ("127.0.0.1:", "HOST:PORT"),
+        ("http://127.0.0.1:80", "HOST:PORT"),
+        ("::1:80", "brackets"),
+        ("no.such.name.invalid:80", "cannot be resolved"),
+    ],
+)
+def test_what_is_no_address_is_one_clear_line(text: str, word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        address_of(text)
+
+
+def test_without_prometheus_client_the_line_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "prometheus_client.py").write_text("raise ImportError\n")
+    done = refused(tmp_path, PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[2]}")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "pip install 'gpudoctor-cli[agent]'" in done.err
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:9464", "localhost:0", "[::1]:80", ":9464", "9464", "127.8.8.8"])
+def test_loopback_wants_no_token(text: str) -> None:
+    assert token_of(None, {}, address_of(text)) is None
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0:9464", "[::]:9464", "10.0.0.3:80"])
+def test_every_other_address_wants_one(text: str) -> None:
+    with pytest.raises(UserError, match="wants a token"):
+        token_of(None, {}, address_of(text))
+    assert token_of(None, {"GPUDOCTOR_AGENT_TOKEN": TOKEN}, address_of(text)) == TOKEN
+
+
+def test_the_gate_compares_whole_tokens_only() -> None:
+    gate = Gate(TOKEN, "0.0.0.0")
+    assert gate.knows(f"Bearer {TOKEN}")
+    assert gate.knows(f"bearer {TOKEN}")
+    for given in (None, "", TOKEN, f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer \udcff", f"Basic {TOKEN}"):
+        assert not gate.knows(given)

@@ -1,0 +1,187 @@
+"""Members of a made-up job: they speak the real protocol to a real hub, and answer as a test wants."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.checks.finding import Finding, Status
+from gpudoctor.checks.registry import Level
+from gpudoctor.cluster.between_findings import SLOW_SHARE
+from gpudoctor.cluster.cluster_report import ClusterReport, ClusterRun
+from gpudoctor.cluster.examination import Examination, Plan
+from gpudoctor.cluster.hub import Hub
+from gpudoctor.cluster.judging import judge_cluster
+from gpudoctor.cluster.wire import (
+    Answer,
+    Answered,
+    Asked,
+    Challenge,
+    Check,
+    Checked,
+    CouldNot,
+    End,
+    Hello,
+    Line,
+    LineError,
+    Meet,
+    Open,
+    Order,
+    Ping,
+    Pong,
+    Ready,
+    Times,
+    Welcome,
+    proof_of,
+)
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.network_reach import LocalInterface, Reach
+from gpudoctor.facts.simulated import apply_faults
+from gpudoctor.facts.source import load_source
+from gpudoctor.plugins import all_checks
+from gpudoctor.report.json import render_json
+from gpudoctor.report.judge import Question, judge
+from gpudoctor.report.report import Report
+
+TOKEN = "of the test"
+SIZE_BYTES = 1 << 20
+
+
+class Puppet(threading.Thread):
+    """A member on a node `name`, number `index` of the job; `rate` gives its GB/s with the group of a meeting."""
+
+    def __init__(self, name: str, index: int | None = None) -> None:
+        super().__init__(daemon=True)
+        self.hostname, self.index = name, index
+        self.reach = Reach(
+            hostname=name,
+            resolved=("10.0.0.1",),
+            interfaces=(LocalInterface("eth0", True, 9000, ("127.0.0.1",)),),
+            rdma_ports=(),
+            boot_id=f"boot of {name} {id(self)}",
+        )
+        self.report: str | Missing = ""
+        self.clock_ahead_s = 0.0
+        self.ready: Ready | CouldNot = Ready(1, 29500)
+        self.right = True
+        self.rate: Callable[[Meet], float | str | None] = lambda meet: 10.0
+        self.meetings: list[Meet] = []
+        self.token = TOKEN
+        self.port = 0
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        try:
+            self._serve()
+        except (OSError, LineError):
+            pass
+        finally:
+            self.ended.set()
+
+    def _serve(self) -> None:
+        with socket.create_connection(("127.0.0.1", self.port), 30) as connection:
+            line = Line(connection)
+            challenge = msgspec.json.decode(line.one(), type=Challenge)
+            line.send(Hello(self.hostname, proof_of(self.token, challenge.nonce, self.hostname), self.index))
+            msgspec.json.decode(line.one(), type=Welcome)
+            while True:
+                asked = msgspec.json.decode(line.one(), type=Asked)
+                if isinstance(asked.order, End):
+                    return
+                answer = self.answer(asked.order)
+                if answer is not None:
+                    line.send(Answered(asked.number, answer))
+
+    def answer(self, order: Order) -> Answer | None:
+        """What it says; None: nothing, ever. To die it raises ConnectionAbortedError."""
+        if isinstance(order, Ping):
+            return Pong(time.time() + self.clock_ahead_s)
+        if isinstance(order, Check):
+            return Checked(self.reach, self.report)
+        if isinstance(order, Open):
+            return self.ready
+        assert isinstance(order, Meet)
+        self.meetings.append(order)
+        rate = self.rate(order)
+        if rate is None:
+            return None
+        if isinstance(rate, str):
+            return CouldNot(rate, port=29501)
+        seconds = SIZE_BYTES * 2 * (order.size - 1) / order.size / rate / 1e9
+        return Times(((seconds, seconds),), SIZE_BYTES, (self.right,))
+
+
+def examined(
+    puppets: Sequence[Puppet],
+    *,
+    count: int | None = None,
+    names: tuple[str, ...] = (),
+    limit_s: float = 30.0,
+    floor_gb_s: float | None = None,
+    slack_s: float = 20.0,
+    level: Level = "quick",
+    backend: Literal["auto", "nccl", "gloo"] = "gloo",
+    silence_s: float = 10.0,
+) -> ClusterReport:
+    """Lead these members through it all, and judge; `limit_s` is that of their own checks."""
+    hub = Hub(TOKEN, silence_s=silence_s)
+    report = simulated_json()
+    for puppet in puppets:
+        puppet.port = hub.port
+        puppet.report = puppet.report or report
+        puppet.start()
+    expected = len(puppets) if count is None else count
+    plan = Plan(level, backend, expected, names, 30.0, limit_s, 30.0, 30.0, SLOW_SHARE, floor_gb_s, slack_s)
+    exam = Examination(hub, plan, lambda text: None, lambda name, hostname, text: None)
+    # who does not come is waited for as long as it takes the others
+    exam.run(lambda: len(hub.members) >= len(puppets))
+    hub.close()
+    for puppet in puppets:
+        puppet.ended.wait(30)
+    run = ClusterRun("id", "2026-01-01T00:00:00+00:00", 1.0, level, "test", expected)
+    return judge_cluster(exam, run, floor_gb_s=floor_gb_s)
+
+
+@cache
+def simulated_json(*faults: str) -> str:
+    """The report of a simulated node with these faults."""
+    node = load_source("hgx-h100-8").node
+    if faults:
+        node = apply_faults(node, faults)
+    return render_json(judge(node, None, Question(checks=all_checks()), include_facts=True))
+
+
+def loaded_json(measurements: Measurements) -> str:
+    """The report of a healthy node on which this was measured."""
+    report = msgspec.json.decode(simulated_json(), type=Report)
+    return render_json(msgspec.structs.replace(report, measurements=measurements))
+
+
+def job(*names: str) -> list[Puppet]:
+    return [Puppet(name, index) for index, name in enumerate(names)]
+
+
+def four() -> list[Puppet]:
+    return job("a", "b", "c", "d")
+
+
+def findings(report: ClusterReport, check: str, *statuses: Status) -> dict[str | None, Finding]:
+    """What is said under one id, by subject."""
+    judged = next(c for c in report.checks if c.id == check)
+    return {f.subject.name: f for f in judged.findings if f.status in (statuses or tuple(Status))}
+
+
+def bad(report: ClusterReport) -> set[tuple[str, str | None, str]]:
+    return {
+        (check.id, f.subject.name, f.status.value)
+        for check in report.checks
+        for f in check.findings
+        if f.status in (Status.FAIL, Status.WARN, Status.UNKNOWN)
+    }

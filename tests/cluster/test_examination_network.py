@@ -1,0 +1,86 @@
+"""What a check of many nodes says of how they find each other; the members are made up."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gpudoctor.checks.finding import Status
+from gpudoctor.facts.network_reach import LocalInterface
+from gpudoctor.facts.node import RdmaPort
+from tests.cluster.puppets import Puppet, bad, examined, findings, four, job
+
+
+def test_two_machines_of_one_name_and_one_machine_given_twice_are_told() -> None:
+    twins = [Puppet("same"), Puppet("same"), Puppet("other")]
+    report = examined(twins)
+    assert [node.name for node in report.nodes] == ["other", "same", "same#2"]
+    told = findings(report, "cluster.nodes", Status.WARN)["same"]
+    assert told.found is not None
+    assert told.found.text == "2 machines have this hostname"
+    twice = [Puppet("one"), Puppet("one"), Puppet("other")]
+    twice[1].reach = twice[0].reach
+    told = findings(examined(twice), "cluster.nodes", Status.WARN)["one"]
+    assert told.found is not None
+    assert told.found.text == "2 of the nodes are one machine: one, one#2"
+
+
+def test_clock_mtu_and_rate_that_differ_from_the_majority_warn_of_that_node() -> None:
+    nodes = four()
+    port = RdmaPort("mlx5_0", 1, state="ACTIVE", rate_gbit_s=400.0)
+    for node in nodes:
+        node.reach = msgspec.structs.replace(node.reach, rdma_ports=(port,))
+    nodes[0].clock_ahead_s = 40.0
+    small = (LocalInterface("eth0", True, 1500, ("127.0.0.1",)),)
+    nodes[1].reach = msgspec.structs.replace(nodes[1].reach, interfaces=small)
+    slower = msgspec.structs.replace(port, rate_gbit_s=100.0)
+    nodes[2].reach = msgspec.structs.replace(nodes[2].reach, rdma_ports=(slower,))
+    report = examined(nodes)
+    assert {(name, status) for _, name, status in bad(report)} == {("a", "warn"), ("b", "warn"), ("c", "warn")}
+    told = {name: f.found.text for name, f in findings(report, "cluster.network").items() if f.found}
+    assert told["a"].startswith("its clock is 40.0 s ahead of the other nodes'")
+    assert told["b"] == "MTU: 1500 bytes"
+    assert told["c"] == "RDMA: 1 active ports at 100 Gbit/s"
+    assert report.nodes[0].clock_offset_s == pytest.approx(40.0, abs=1.0)
+
+
+def test_interfaces_that_nccl_and_gloo_are_told_to_use_must_be_there_on_every_node() -> None:
+    nodes = job("a", "b", "c")
+    for node in nodes:
+        node.reach = msgspec.structs.replace(node.reach, settings={"NCCL_SOCKET_IFNAME": "eth,ib"})
+    other = (LocalInterface("ens1", True, 9000, ("127.0.0.1",)),)
+    nodes[2].reach = msgspec.structs.replace(nodes[2].reach, interfaces=other)
+    report = examined(nodes)
+    assert bad(report) == {("cluster.network", "c", "fail")}
+    told = findings(report, "cluster.network")["c"]
+    assert told.expected is not None
+    assert "one of ens1" in told.expected.text
+
+
+def test_a_hostname_that_leads_nowhere_fails_a_job_on_cpu_ranks_and_warns_one_on_gpus() -> None:
+    for backend, status in (("gloo", "fail"), ("auto", "warn")):
+        nodes = job("a", "b")
+        nodes[0].reach = msgspec.structs.replace(nodes[0].reach, resolved=("127.0.1.1",))
+        report = examined(nodes, backend="gloo" if backend == "gloo" else "auto")
+        assert bad(report) == {("cluster.network", "a", status)}
+
+
+def test_where_no_mtu_has_a_majority_all_are_told_and_nobody_is_named() -> None:
+    nodes = job("a", "b")
+    small = (LocalInterface("eth0", True, 1500, ("127.0.0.1",)),)
+    nodes[1].reach = msgspec.structs.replace(nodes[1].reach, interfaces=small)
+    report = examined(nodes)
+    assert bad(report) == {("cluster.network", None, "warn")}
+    told = findings(report, "cluster.network")[None].found
+    assert told is not None
+    assert told.text == "MTU differs: 9000 bytes on a; 1500 bytes on b"
+
+
+def test_of_two_clocks_that_differ_neither_is_blamed() -> None:
+    nodes = job("a", "b")
+    nodes[0].clock_ahead_s = -5.0
+    report = examined(nodes)
+    assert bad(report) == {("cluster.network", None, "warn")}
+    told = findings(report, "cluster.network")[None].found
+    assert told is not None
+    assert told.text == "the clocks of the two nodes are 5.0 s apart"

@@ -1,0 +1,310 @@
+"""`cluster report` on what is no good report: counted and named, never dropped in silence."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpudoctor.cluster.fleet_files import Listed
+from gpudoctor.cluster.fleet_reading import Outcome, Reader
+from gpudoctor.exits import InterruptedBySignal
+from tests.cli.conftest import Gpudoctor
+from tests.cluster.fleet_reports import Report, fleet, report, write
+
+
+def refused(found: Any, how: str) -> dict[str, str]:
+    return {Path(each["place"]).name: each["why"] for each in found["reading"][how]}
+
+
+@pytest.fixture
+def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    def give(data: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    return give
+
+
+def test_each_broken_or_foreign_file_is_named_with_the_reason(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    fleet(tmp_path, 2, figures=False)
+    whole = json.dumps(report("node7"))
+    (tmp_path / "half.json").write_text(whole[: len(whole) // 2])
+    (tmp_path / "empty.json").write_text("")
+    (tmp_path / "types.json").write_text(whole.replace('"verdict": "pass"', '"verdict": 7'))
+    (tmp_path / "later.json").write_text(whole.replace("gpudoctor.report/1", "gpudoctor.report/2"))
+    (tmp_path / "half.json.gz").write_bytes(gzip.compress(whole.encode())[:500])
+    (tmp_path / "deep.json").write_text('{"schema": "gpudoctor.report/1", "run": ' + "[" * 100_000)
+    (tmp_path / "deep2.json").write_text('{"schema": "gpudoctor.report/1", "facts": ' + "[" * 100_000)
+    (tmp_path / "other.json").write_text('{"hello": 1}')
+    (tmp_path / "list.json").write_text("[1, 2]\n")
+    (tmp_path / "words.jsonl").write_text("not JSON at all\n")
+    (tmp_path / "README.md").write_text("hello\n")
+    outcome = gpudoctor("cluster", "report", "--json", str(tmp_path))
+    broken, foreign = refused(outcome.json, "broken"), refused(outcome.json, "foreign")
+    assert broken.keys() == {
+        "half.json",
+        "empty.json",
+        "types.json",
+        "later.json",
+        "half.json.gz",
+        "deep.json",
+        "deep2.json",
+    }
+    assert "cut off" in broken["half.json"]
+    assert "cut off" in broken["half.json.gz"]
+    assert "empty" in broken["empty.json"]
+    assert "$.verdict" in broken["types.json"]
+    assert "another version, 'gpudoctor.report/2'" in broken["later.json"]
+    assert foreign.keys() == {"other.json", "list.json", "words.jsonl"}
+    assert outcome.json["reading"]["others"] == 1
+    # what cannot be read is of a node that nobody knows: no false OK
+    assert (outcome.code, outcome.json["counts"]["unread"]) == (3, 7)
+
+
+def test_foreign_files_alone_do_not_make_a_fleet_unknown(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    fleet(tmp_path, 2, figures=False)
+    (tmp_path / "inventory.json").write_text('{"rack": 3}')
+    assert gpudoctor("cluster", "report", str(tmp_path)).code == 0
+
+
+def test_a_report_that_is_better_than_its_own_checks_is_not_believed(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    made = report("node1", like="gpu-11")
+    made["verdict"] = "pass"
+    write(tmp_path / "a.json", made)
+    outcome = gpudoctor("cluster", "report", str(tmp_path))
+    assert outcome.code == 2
+    assert "its verdict is pass, and its checks say fail" in outcome.err
+
+
+def test_an_interrupted_check_is_not_a_pass(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    made = report("node1")
+    made["run"]["interrupted"] = "SIGTERM"
+    write(tmp_path / "a.json", made)
+    assert gpudoctor("cluster", "report", str(tmp_path)).code == 3
+
+
+def test_copies_of_a_run_count_once_and_a_forged_one_is_refused(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    made = report("node1")
+    write(tmp_path / "a.json", made)
+    write(tmp_path / "b.json", made)
+    forged = report("node1", like="gpu-11")
+    assert forged["run"]["id"] == made["run"]["id"]
+    write(tmp_path / "c.json", forged)
+    found = gpudoctor("cluster", "report", "--json", str(tmp_path)).json
+    assert found["counts"]["nodes"] == 1
+    assert list(refused(found, "duplicates")) == ["b.json"]
+    assert "which one is true?" in refused(found, "broken")["c.json"]
+
+
+def test_a_report_of_an_earlier_version_lacks_fields_and_is_read(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    made = report("node1")
+    for key in ("torch", "nccl"):
+        del made["host"][key]
+    for gpu in made["gpus"]:
+        del gpu["vbios"]
+    for key in ("simulated", "error", "measurements"):
+        del made[key]
+    write(tmp_path / "a.json", made)
+    assert gpudoctor("cluster", "report", str(tmp_path)).code == 0
+
+
+def test_two_machines_of_one_name_are_told_apart(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    first, second = report("node1"), report("twin", like="gpu-11")
+    second["host"]["name"] = "node1"
+    write(tmp_path / "a.json", first)
+    write(tmp_path / "b.json", second)
+    good, bad = tmp_path / "good.txt", tmp_path / "bad.txt"
+    outcome = gpudoctor("cluster", "report", "--json", str(tmp_path), "--good", str(good), "--bad", str(bad))
+    found = outcome.json
+    assert found["counts"]["nodes"] == 2
+    assert {row["host"] for row in found["nodes"]} == {"node1"}
+    assert any("2 machines of one name" in note for note in found["notes"])
+    # the scheduler knows one node of that name, and something behind it fails
+    assert (good.read_text(), bad.read_text()) == ("", "node1\n")
+
+
+def test_jobs_in_parts_of_one_machine_are_no_two_machines(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    for name, kept in (("a", slice(0, 4)), ("b", slice(4, 8))):
+        made = report("node1")
+        made["run"]["id"] = name
+        made["gpus"] = made["gpus"][kept]
+        write(tmp_path / f"{name}.json", made)
+    found = gpudoctor("cluster", "report", "--json", str(tmp_path)).json
+    assert any("parts of one machine" in note for note in found["notes"])
+    assert not any("same slots" in note for note in found["notes"])
+
+
+def test_one_set_of_gpus_under_two_names_is_said(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    made = report("node1")
+    write(tmp_path / "a.json", made)
+    made["host"]["name"], made["run"]["id"] = "node2", "other"
+    write(tmp_path / "b.json", made)
+    notes = gpudoctor("cluster", "report", "--json", str(tmp_path)).json["notes"]
+    assert "node1 and node2 report 8 GPUs in common: renamed, or a copied report" in notes
+
+
+def test_clocks_apart_are_said(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    fleet(tmp_path, 3, figures=False)
+    write(tmp_path / "ahead.json", report("node4", at="2199-01-01T00:00:00+00:00"))
+    late = write(tmp_path / "late.json", report("node5", at="2025-11-03T21:00:00+00:00"))
+    os.utime(late, (time.time(), 1_700_000_000))
+    write(tmp_path / "none.json", report("node6", at="yesterday"))
+    notes = "\n".join(gpudoctor("cluster", "report", "--json", str(tmp_path)).json["notes"])
+    assert "clocks apart: node4 began later than it is here now" in notes
+    assert "clocks apart: node5 ended later than the file was written" in notes
+    assert "no readable start time: node6" in notes
+
+
+def test_redacted_reports_are_not_taken_for_one_node(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    for name, like in (("first", "gpu-01"), ("second", "gpu-11")):
+        made = report("node1", like=like)
+        made["host"]["name"], made["run"]["id"] = "redacted", name
+        write(tmp_path / f"{name}.json", made)
+    found = gpudoctor("cluster", "report", "--json", str(tmp_path)).json
+    assert {row["name"]: row["verdict"] for row in found["nodes"]} == {"first": "pass", "second": "fail"}
+
+
+def test_names_that_are_not_utf_8_can_be_said(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    made = report("node1")
+    made["host"]["name"] = "node\udcfe"  # as json.dumps writes what os.uname gave
+    write(folder / os.fsdecode(b"a\xff.json"), made)
+    (folder / os.fsdecode(b"b\xff.json")).write_text("{")
+    for form in ("json", "text", "html"):
+        outcome = gpudoctor("cluster", "report", "--format", form, str(folder))
+        assert (outcome.code, "internal" in outcome.err) == (3, False)
+        assert "\\udcfe" in outcome.out
+        assert "b\\xff.json" in outcome.out or "b\\udcff.json" in outcome.out.replace("\\\\", "\\")
+
+
+def test_files_within_files_are_read_packed_by_line_and_spread_over_lines(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    lines = "".join(json.dumps(report(f"line{number}")) + "\n" for number in range(3))
+    (tmp_path / "all.jsonl").write_text(lines + lines[:400])
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    pretty = [json.dumps(report(name), indent=2) for name in ("pretty", "second")]
+    (tmp_path / "deep" / "er" / "pretty.json").write_text("\n".join(pretty))
+    (tmp_path / "packed.json.gz").write_bytes(gzip.compress(json.dumps(report("packed")).encode()))
+    found = gpudoctor("cluster", "report", "--json", str(tmp_path)).json
+    assert [row["name"] for row in found["nodes"]] == ["line0", "line1", "line2", "packed", "pretty", "second"]
+    assert list(refused(found, "broken")) == ["all.jsonl line 4"]
+
+
+def test_many_files_are_read_by_several_processes_with_the_same_result(
+    gpudoctor: Gpudoctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(number: int, made: Report) -> None:
+        made["checks"] = made["checks"][:2]
+        if number == 33:
+            made["host"]["driver"] = "1.0"
+
+    fleet(tmp_path, 120, change)
+    (tmp_path / "half.json").write_text('{"schema": "gpudoctor.report/1", ')
+    alone = gpudoctor("cluster", "report", "--json", str(tmp_path))
+    monkeypatch.setattr("gpudoctor.cluster.fleet_workers.FEWEST_FILES", 2)
+    monkeypatch.setattr("gpudoctor.cluster.fleet_workers.CHUNK", 7)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    together = gpudoctor("cluster", "report", "--json", str(tmp_path))
+    assert together.out == alone.out
+    assert together.json["counts"]["nodes"] == 120
+    assert together.json["drift"][0]["others"][0]["nodes"] == ["node33"]
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)  # none of them is left
+
+
+def test_what_a_process_that_dies_has_not_read_is_read_all_the_same(
+    gpudoctor: Gpudoctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet(tmp_path, 30, figures=False)
+    parent, of_files = os.getpid(), Reader._of_files
+
+    def dies_on_node7(self: Reader, files: list[Listed]) -> list[Outcome]:
+        if os.getpid() != parent and any("node7" in file.path for file in files):
+            os._exit(9)
+        return of_files(self, files)
+
+    monkeypatch.setattr(Reader, "_of_files", dies_on_node7)
+    monkeypatch.setattr("gpudoctor.cluster.fleet_workers.FEWEST_FILES", 2)
+    monkeypatch.setattr("gpudoctor.cluster.fleet_workers.CHUNK", 3)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    found = gpudoctor("cluster", "report", "--json", str(tmp_path)).json
+    assert (found["counts"]["nodes"], found["reading"]["duplicates"]) == (30, [])
+
+
+def test_stdin_is_read_line_by_line_and_a_bad_node_is_said_at_once(
+    gpudoctor: Gpudoctor, stdin: Callable[[bytes], None]
+) -> None:
+    made = [report("node1"), report("node2", like="gpu-11")]
+    stdin("".join(json.dumps(each) + "\n" for each in made).encode() + b'{"schema": "gpudoctor.rep')
+    outcome = gpudoctor("cluster", "report", "-")
+    assert outcome.code == 1
+    assert "node2: FAIL pcie.link-width" in outcome.err
+    assert "stdin line 3: cut off" in outcome.err
+    assert "node1" not in outcome.err
+
+
+def test_a_packed_stream_on_stdin_is_read(gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = b"".join(gzip.compress(json.dumps(report(name)).encode() + b"\n") for name in ("node1", "node2"))
+    stream = io.TextIOWrapper(io.BufferedReader(io.BytesIO(packed)))
+    monkeypatch.setattr(sys, "stdin", stream)
+    found = gpudoctor("cluster", "report", "--json", "-").json
+    assert [row["name"] for row in found["nodes"]] == ["node1", "node2"]
+
+
+def test_a_signal_while_reports_arrive_ends_with_what_is_known(tmp_path: Path) -> None:
+    good = tmp_path / "good.txt"
+    command = [sys.executable, "-m", "gpudoctor", "cluster", "report", "-", "--json", "--good", str(good)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        for made in (report("node1"), report("node2", like="gpu-11")):
+            process.stdin.write(json.dumps(made).encode() + b"\n")
+        process.stdin.flush()
+        assert b"node2: FAIL" in process.stderr.readline()  # said while stdin is open
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    found = json.loads(out)
+    assert process.returncode == found["exit_code"] == 143
+    assert (found["counts"]["nodes"], found["reading"]["interrupted"]) == (2, "SIGTERM")
+    assert b"no list of hosts is written" in err
+    assert not good.exists()
+
+
+def test_only_passes_before_a_signal_are_no_pass_of_the_fleet(
+    gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Stopped(io.BytesIO):
+        def readline(self, size: int | None = -1, /) -> bytes:
+            line = super().readline(size)
+            if not line:
+                raise InterruptedBySignal(signal.SIGTERM)
+            return line
+
+    whole = json.dumps(report("node1")).encode() + b"\n"
+    monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": Stopped(whole)})())
+    assert gpudoctor("cluster", "report", "--json", "-").json["verdict"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["no-such-folder"], "no such file or folder"),
+        (["-", "-"], "stdin can be read once only"),
+        (["-", "--against", "-"], "stdin can be read once only"),
+        (["/dev/null"], "no report could be read of 1: /dev/null: not a regular file"),
+    ],
+)
+def test_nothing_to_read_is_one_line_and_exit_2(gpudoctor: Gpudoctor, arguments: list[str], words: str) -> None:
+    outcome = gpudoctor("cluster", "report", *arguments)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.count("\n") == 1
+    assert words in outcome.err

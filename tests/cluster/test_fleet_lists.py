@@ -1,0 +1,77 @@
+"""Host lists for schedulers, from `cluster report`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpudoctor.cluster.hostlist import hostlist
+from tests.cli.conftest import Gpudoctor
+from tests.cluster.fleet_reports import Report, fleet, report, write
+
+
+def test_good_and_bad_hosts_stand_one_a_line_and_unknown_ones_in_neither(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    def change(number: int, made: Report) -> None:
+        if number == 2:
+            made["verdict"], made["error"] = "unknown", "no NVML"
+
+    folder = fleet(tmp_path / "set", 3, change, figures=False)
+    write(folder / "bad.json", report("node4", like="gpu-11"))
+    good, bad = tmp_path / "good.txt", tmp_path / "bad.txt"
+    bad.write_text("old\n")
+    outcome = gpudoctor("cluster", "report", str(folder), "--good", str(good), "--bad", str(bad))
+    assert good.read_text() == "node1\nnode3\n"
+    assert bad.read_text() == "node4\n"
+    assert "in neither list: 1 nodes" in outcome.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.txt", "good.txt", "set"]
+
+
+def test_a_name_that_could_be_more_than_a_host_gets_into_no_list(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    for number, name in enumerate(("a\nnode1", "node[1-9]", "-x", "$(reboot)", "node1,node2", "node7")):
+        write(tmp_path / f"{number}.json", report(name, like="gpu-11"))
+    bad = tmp_path / "bad.txt"
+    outcome = gpudoctor("cluster", "report", "--json", str(tmp_path), "--bad", str(bad))
+    assert bad.read_text() == "node7\n"
+    assert any("5 nodes with a name that no host list may hold" in note for note in outcome.json["notes"])
+    assert gpudoctor("cluster", "report", str(tmp_path), "--exclude-expr").out == "node7\n"
+
+
+def test_exclude_expr_prints_a_slurm_hostlist_and_nothing_else(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    fleet(tmp_path, 1, figures=False)
+    for number in (2, 3, 4, 7, 11):
+        write(tmp_path / f"{number}.json", report(f"gpu-{number:03d}.cluster.example", like="gpu-11"))
+    outcome = gpudoctor("cluster", "report", str(tmp_path), "--exclude-expr")
+    assert (outcome.code, outcome.out) == (1, "gpu-[002-004,007,011]\n")
+    outcome = gpudoctor("cluster", "report", str(tmp_path / "node1.json"), "--exclude-expr")
+    assert (outcome.code, outcome.out) == (0, "\n")
+
+
+def test_names_that_would_become_one_when_shortened_stay_whole(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    write(tmp_path / "a.json", report("gpu1.east", like="gpu-11"))
+    write(tmp_path / "b.json", report("gpu1.west"))
+    assert gpudoctor("cluster", "report", str(tmp_path), "--exclude-expr").out == "gpu1.east\n"
+
+
+NAMES = [
+    ["node1", "node2", "node3", "node7"],
+    ["gpu-008", "gpu-009", "gpu-010", "gpu-100", "gpu-7"],
+    ["a1b2", "a1b3", "a2b3", "login", "x"],
+    ["n09", "n10", "n9", "n11"],
+]
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_slurm_reads_the_expression_as_the_same_names(names: list[str], tmp_path: Path) -> None:
+    scontrol = shutil.which("scontrol")
+    if scontrol is None:
+        pytest.skip("no scontrol here (apt-get install slurm-client)")
+    config = tmp_path / "slurm.conf"  # it wants one, and asks no daemon
+    config.write_text("ClusterName=here\nSlurmctldHost=localhost\n")
+    command = [scontrol, "show", "hostnames", hostlist(names)]
+    environ = {**os.environ, "SLURM_CONF": str(config)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environ)
+    assert sorted(done.stdout.split()) == sorted(names), done.stderr

@@ -1,0 +1,171 @@
+"""The shell scripts inside contrib/kubernetes, run with a gpudoctor that sees a simulated node."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.manifests import script_of, the
+from tests.conftest import ROOT
+
+_SIMULATED = f"""
+case " $* " in *" --node "*) ;; *) set -- "$@" --node hgx-h100-8 $FAULTS ;; esac
+exec {sys.executable} -m gpudoctor "$@"
+"""
+
+
+def test_a_round_of_the_daemonset_leaves_verdict_and_metrics(tmp_path: Path) -> None:
+    _install(tmp_path, "--fault xid-79@3")
+
+    _one_round(tmp_path)
+
+    verdict = (tmp_path / "results" / "verdict").read_text()
+    metrics = (tmp_path / "textfile" / "gpudoctor.prom").read_text().splitlines()
+    assert verdict.startswith("GPUDOCTOR CRITICAL - SIMULATED FAIL gpu.xid GPU 3")
+    assert 'gpudoctor_verdict{verdict="fail",simulated="true"} 1' in metrics
+
+
+def test_a_round_that_gives_no_report_does_not_repeat_the_last_one(tmp_path: Path) -> None:
+    _install(tmp_path, "")
+    _one_round(tmp_path)
+    good = (tmp_path / "results" / "verdict").read_text()
+    _script(tmp_path / "bin" / "gpudoctor", f'case "$*" in *json*--include*) exit 137;; esac\n{_SIMULATED}')
+
+    _one_round(tmp_path)
+
+    metrics = (tmp_path / "textfile" / "gpudoctor.prom").read_text()
+    assert good.startswith("GPUDOCTOR OK")
+    assert (tmp_path / "results" / "verdict").read_text().startswith("GPUDOCTOR UNKNOWN")
+    assert 'verdict="pass"} 1' not in metrics
+
+
+def test_the_jobs_log_is_the_report_also_of_a_bad_node(tmp_path: Path) -> None:
+    _install(tmp_path, "--fault xid-79@3")
+
+    done = _run_script(tmp_path, script_of(the("Job/gpudoctor-check"), "check"))
+
+    (line,) = done.stdout.splitlines()
+    report = json.loads(line)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (report["run"]["level"], report["verdict"]) == ("standard", "fail")
+    assert (tmp_path / "termination-log").read_text().startswith("GPUDOCTOR CRITICAL - ")
+
+
+def test_a_pod_of_the_job_without_a_report_fails_and_says_why(tmp_path: Path) -> None:
+    _install(tmp_path, "")
+    _script(tmp_path / "bin" / "gpudoctor", "echo cannot >&2; exit 2")
+
+    done = _run_script(tmp_path, script_of(the("Job/gpudoctor-check"), "check"))
+
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "cannot\n")
+
+
+@pytest.mark.parametrize(
+    ("faults", "starts"),
+    [("", True), ("--fault persistence-off", True), ("--fault no-such", True), ("--fault xid-79@3", False)],
+)
+def test_the_init_container_holds_the_job_back_on_a_failure_only(tmp_path: Path, faults: str, starts: bool) -> None:
+    _install(tmp_path, faults)
+
+    done = _run_script(tmp_path, script_of(the("Job/train"), "gpudoctor"))
+
+    assert (done.returncode == 0) is starts
+    assert done.stdout.startswith("GPUDOCTOR ")
+    assert done.stdout == (tmp_path / "termination-log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("GPUDOCTOR OK - PASS 33 of 51 checks | pass=33", 0, "PASS 33 of 51 checks"),
+        ("GPUDOCTOR WARNING - WARN gpu.settings: off | warn=1", 0, "WARN gpu.settings: off"),
+        ("GPUDOCTOR CRITICAL - FAIL gpu.xid GPU 3: Xid 79 | fail=1", 1, "FAIL gpu.xid GPU 3: Xid 79"),
+        (f"GPUDOCTOR CRITICAL - FAIL {'x' * 100} | fail=1", 1, f"FAIL {'x' * 75}"),
+        ("GPUDOCTOR UNKNOWN - UNKNOWN pcie.errors | unknown=1", 2, "UNKNOWN pcie.errors"),
+        ("Traceback (most recent call last):", 2, "Traceback (most recent call last):"),
+        ("", 2, ""),
+    ],
+)
+def test_node_problem_detector_is_told_no_problem_a_problem_or_not_known(
+    tmp_path: Path, line: str, code: int, words: str
+) -> None:
+    verdict = tmp_path / "verdict"
+    verdict.write_text(f"{line}\nmore\n" if line else "")
+
+    done = _run_plugin(tmp_path, verdict)
+
+    assert (done.returncode, done.stdout) == (code, f"{words}\n")
+
+
+def test_no_result_and_a_stale_one_are_not_known_to_node_problem_detector(tmp_path: Path) -> None:
+    verdict = tmp_path / "verdict"
+    absent = _run_plugin(tmp_path, verdict)
+    verdict.write_text("GPUDOCTOR OK - PASS | pass=33\n")
+    half_an_hour_ago_s = verdict.stat().st_mtime - 1800
+    os.utime(verdict, (half_an_hour_ago_s, half_an_hour_ago_s))
+    stale = _run_plugin(tmp_path, verdict)
+
+    assert (absent.returncode, stale.returncode) == (2, 2)
+    assert "no result" in absent.stdout
+    assert "older than 25 minutes" in stale.stdout
+    assert max(len(absent.stdout), len(stale.stdout)) <= 81
+
+
+def test_shellcheck_finds_nothing_in_the_scripts(tmp_path: Path) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("no shellcheck: apt-get install shellcheck")
+    scripts = {
+        "daemonset": script_of(the("DaemonSet/gpudoctor"), "check"),
+        "job": script_of(the("Job/gpudoctor-check"), "check"),
+        "init": script_of(the("Job/train"), "gpudoctor"),
+        "plugin": the("ConfigMap/gpudoctor-npd").data["data"]["gpudoctor.sh"],
+    }
+    for name, text in scripts.items():
+        (tmp_path / name).write_text(text)
+
+    done = subprocess.run(
+        ["shellcheck", "--shell=sh", *scripts], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert (done.stdout, done.returncode) == ("", 0)
+
+
+def _install(folder: Path, faults: str) -> None:
+    """A gpudoctor that sees a simulated node, and a sleep that ends the loop as Kubernetes does."""
+    for name in ("bin", "results", "textfile"):
+        (folder / name).mkdir()
+    _script(folder / "bin" / "gpudoctor", f"FAULTS='{faults}'\n{_SIMULATED}")
+    _script(folder / "bin" / "sleep", "kill -TERM $PPID")
+
+
+def _one_round(folder: Path) -> None:
+    done = _run_script(folder, script_of(the("DaemonSet/gpudoctor"), "check"))
+    assert done.returncode == 0, done.stderr
+
+
+def _run_script(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    script = re.sub(r"/dev/(?=termination-log)|/(?=(?:results|textfile|tmp)/)", f"{folder}/", script)
+    (folder / "tmp").mkdir(exist_ok=True)
+    environ = {"PATH": f"{folder}/bin:/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(folder)}
+    return subprocess.run(
+        ["sh", "-c", script], env=environ, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def _run_plugin(folder: Path, verdict: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "plugin.sh").write_text(the("ConfigMap/gpudoctor-npd").data["data"]["gpudoctor.sh"])
+    return subprocess.run(
+        ["sh", folder / "plugin.sh", verdict], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def _script(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)

@@ -1,0 +1,135 @@
+"""The hooks in contrib/slurm under a real Slurm: who is drained, and who is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.hosts import Hosts
+from tests.cluster.slurm import HOOKS, Slurm, SlurmError
+
+_REASON = "gpudoctor: SIMULATED FAIL gpu.xid GPU 3 (0000:4b:00.0): Xid 79: GPU has fallen off the bus"
+
+
+@pytest.fixture(scope="module")
+def cluster(module_hosts: Hosts) -> Slurm:
+    slurm = Slurm(module_hosts)
+    try:
+        slurm.start()
+    except SlurmError as error:
+        pytest.skip(str(error))
+    return slurm
+
+
+@pytest.fixture
+def slurm(cluster: Slurm) -> Iterator[Slurm]:
+    yield cluster
+    cluster.reset()
+
+
+def test_the_prolog_drains_exactly_the_node_with_the_fault_and_the_job_runs_on_the_others(slurm: Slurm) -> None:
+    slurm.set_fault("node3", "xid-79@3")
+    slurm.switch_on("prolog")
+
+    refused = slurm.run("srun", "--nodes=4", "--gpus-per-node=8", "hostname")
+    slurm.wait(lambda: slurm.states()["node3"] == "IDLE+DRAIN")
+    ran = slurm.run("srun", "--nodes=3", "--gpus-per-node=8", "hostname")
+
+    assert refused.returncode != 0
+    assert slurm.reasons() == {"node3": _REASON}
+    assert (ran.returncode, sorted(ran.stdout.split())) == (0, ["node1", "node2", "node4"]), ran.stderr
+    assert {call.split()[1] for call in slurm.calls()} == {"prolog_slurmd"}
+
+
+def test_the_prolog_judges_the_gpus_of_its_job_only(slurm: Slurm) -> None:
+    slurm.set_fault("node1", "xid-79@7")
+    slurm.switch_on("prolog")
+
+    on_good_gpus = slurm.run("srun", "--nodelist=node1", "--gpus=4", "hostname")
+    drained_by_that = slurm.reasons()
+    on_all_gpus = slurm.run("srun", "--nodelist=node1", "--gpus=8", "hostname")
+
+    assert on_good_gpus.returncode == 0, on_good_gpus.stderr
+    assert drained_by_that == {}
+    assert on_all_gpus.returncode != 0
+    assert list(slurm.reasons()) == ["node1"]
+    assert "--gpu 0,1,2,3" in slurm.calls()[0]
+
+
+def test_the_epilog_drains_the_node_that_went_bad_during_the_job_and_leaves_the_job_its_success(slurm: Slurm) -> None:
+    slurm.set_fault("node2", "xid-79@3")
+    slurm.switch_on("epilog")
+
+    job = slurm.run("srun", "--nodes=4", "--gpus-per-node=8", "true")
+    slurm.wait(slurm.reasons)
+
+    assert job.returncode == 0
+    assert slurm.reasons() == {"node2": _REASON}
+
+
+def test_the_health_check_drains_the_bad_node_and_takes_its_drain_back_when_the_fault_is_gone(slurm: Slurm) -> None:
+    slurm.set_fault("node3", "xid-79@3")
+    slurm.switch_on("health")
+    slurm.wait(slurm.reasons)
+    drained = slurm.reasons()
+
+    slurm.set_fault("node3")
+    slurm.wait(lambda: slurm.states()["node3"] == "IDLE")
+
+    assert drained == {"node3": _REASON}
+
+
+def test_the_health_check_leaves_a_drain_of_somebody_else_alone_good_node_or_bad(slurm: Slurm) -> None:
+    slurm.set_fault("node2", "xid-79@3")
+    for node in ("node1", "node2"):
+        slurm.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=fan noise, see ticket 12")
+    slurm.switch_on("health")
+
+    slurm.wait(lambda: slurm.last_health("node1") and slurm.last_health("node2"))
+    _let_a_round_pass(slurm, "node1", "node2")
+
+    assert slurm.last_health("node1").startswith("ok")
+    assert slurm.last_health("node2").startswith("fail")
+    assert slurm.reasons() == dict.fromkeys(("node1", "node2"), "fan noise, see ticket 12")
+
+
+def test_a_gpudoctor_that_cannot_start_neither_drains_nor_undrains_nor_holds_a_job(slurm: Slurm) -> None:
+    for node in ("node1", "node2"):
+        slurm.set_answer(node, "echo 'Traceback (most recent call last):'; exit 1")
+    slurm.run("scontrol", "update", "nodename=node2", "state=drain", "reason=gpudoctor: FAIL gpu.ecc GPU 1")
+    slurm.switch_on("health", "prolog")
+
+    slurm.wait(lambda: slurm.last_health("node1") and slurm.last_health("node2"))
+    _let_a_round_pass(slurm, "node1", "node2")
+    job = slurm.run("srun", "--nodelist=node1", "--gpus=8", "hostname")
+
+    assert slurm.last_health("node1") == "unknown Traceback (most recent call last):"
+    assert slurm.reasons() == {"node2": "gpudoctor: FAIL gpu.ecc GPU 1"}
+    assert job.stdout == "node1\n"
+
+
+def test_the_batch_script_leaves_a_report_a_node_and_names_the_node_without_one(slurm: Slurm) -> None:
+    slurm.set_answer("node2", "exit 137")
+    folder = slurm.folder / "reports"
+
+    slurm.run(
+        "sbatch", "--nodes=4", "--gpus-per-node=8", "--output=batch.out", HOOKS / "check-nodes.sbatch", folder
+    ).check_returncode()
+    slurm.wait(slurm.is_free)
+
+    reports = {file.stem: json.loads(file.read_text()) for file in folder.iterdir()}
+    assert sorted(reports) == ["node1", "node3", "node4"]
+    assert {report["run"]["level"] for report in reports.values()} == {"standard"}
+    assert "no report from node2" in (slurm.folder / "batch.out").read_text()
+
+
+def _let_a_round_pass(slurm: Slurm, *nodes: str) -> None:
+    """Wait till each node's health check has begun once more, so that what the last one did to the node is done."""
+    before = {node: _checks_of(slurm, node) for node in nodes}
+    slurm.wait(lambda: all(_checks_of(slurm, node) > count for node, count in before.items()))
+
+
+def _checks_of(slurm: Slurm, node: str) -> int:
+    return sum(call.startswith(f"{node} none") for call in slurm.calls())
