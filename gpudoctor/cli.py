@@ -7,10 +7,12 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from gpudoctor import __version__
 from gpudoctor.errors import UserError
-from gpudoctor.exits import OK, catch_signals, guarded, write_stdout
+from gpudoctor.exits import OK, catch_signals, guarded, printable, write_stdout
+from gpudoctor.options import output_option, redact_option
 
 LEVELS = ("quick", "standard", "full", "burn")
 MAX_RANKS = 64
@@ -51,6 +53,10 @@ def _parsed(given: list[str]) -> argparse.Namespace:
         place = given.index("--")
         args = parser.parse_args(given[:place])
         args.program = given[place + 1 :]
+    elif given[:1] == ["fake-driver"]:
+        args, program = parser.parse_known_args(given)
+        if program:
+            raise UserError(f"fake-driver wants -- before the program, as in: -- {' '.join(program)}")
     else:
         args = parser.parse_args(given)
     for name, value in vars(args).items():
@@ -62,8 +68,15 @@ def _parsed(given: list[str]) -> argparse.Namespace:
     return args
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its errors repeat what was typed, or what a script took from a file name."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="gpudoctor",
         description="Is this multi-GPU node fit to train on, and if not, which part is at fault?",
         epilog="exit codes: 0 no failure, 1 a failure, 2 gpudoctor could not do its work, 3 something is unknown",
@@ -78,8 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("id", metavar="ID")
     facts = _command(commands, "facts", "the facts as JSON, unjudged")
     _source_options(facts)
-    facts.add_argument("--redact", action="store_true", help="replace UUIDs, serials, names of hosts, users, processes")
-    facts.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE, atomically")
+    redact_option(facts)
+    output_option(facts, "write to FILE, atomically")
     facts.add_argument("--deadline", type=_seconds, default=None, metavar="SECONDS", help="for reading the facts (10)")
     _bundle_parser(commands)
     _watch_parser(commands)
@@ -99,12 +112,12 @@ def _command(
     return commands.add_parser(name, help=text, description=text, allow_abbrev=False)
 
 
-def _source_options(parser: argparse.ArgumentParser) -> None:
+def _source_options(parser: argparse.ArgumentParser, without: str = "; without it, this machine") -> None:
     parser.add_argument(
         "--node",
         metavar="SOURCE",
         help="a facts file, an nvidia-smi dump, a directory of dumps, a bug report, a report JSON, a bundle, "
-        "a recorded watch, - for stdin, or a simulated node's name (see: gpudoctor nodes); without it, this machine",
+        f"a recorded watch, - for stdin, or a simulated node's name (see: gpudoctor nodes){without}",
     )
     parser.add_argument(
         "--fault", action="append", default=[], metavar="NAME[@GPU]", help="put a fault on the node; makes it SIMULATED"
@@ -138,10 +151,8 @@ def _check_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     check.add_argument(
         "--include-facts", action="store_true", help="put the facts as JSON into JSON (it can be judged again) and HTML"
     )
-    check.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the report to FILE, atomically")
-    check.add_argument(
-        "--redact", action="store_true", help="replace UUIDs, serials, names of hosts, users, processes, addresses"
-    )
+    output_option(check, "write the report to FILE, atomically")
+    redact_option(check)
     check.add_argument("--fail-on", choices=("fail", "warn", "never"), help="what exits with 1 (default: fail)")
     check.add_argument(
         "--require", action="append", default=[], metavar="ID", help="exit 3 where this check gave no verdict"
@@ -158,12 +169,8 @@ def _check_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 def _bundle_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     bundle = _command(commands, "bundle", "facts, a quick report, kernel lines and versions in one .tar.gz")
     _source_options(bundle)
-    bundle.add_argument(
-        "--redact", action="store_true", help="replace UUIDs, serials, names of hosts, users, processes"
-    )
-    bundle.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="default: gpudoctor-HOST-DATE.tar.gz here; never replaces one"
-    )
+    redact_option(bundle)
+    output_option(bundle, "default: gpudoctor-HOST-DATE.tar.gz here; never replaces one; - for stdout")
     bundle.add_argument("--deadline", type=_seconds, default=None, metavar="SECONDS", help="for reading the facts (10)")
 
 
@@ -213,7 +220,7 @@ def _fake_driver_parser(commands: argparse._SubParsersAction[argparse.ArgumentPa
         "The library libnvidia-ml.so.1 is built with cc, gcc, clang or $CC and kept in the cache. Exit code: the "
         "program's own; 126 it cannot be started, 127 there is none of that name, 2 gpudoctor could not do its work."
     )
-    _source_options(fake)
+    _source_options(fake, without="")
 
 
 def _interval(text: str) -> float:
@@ -273,11 +280,13 @@ def _facts(args: argparse.Namespace) -> int:
     from gpudoctor.examine import read_source
     from gpudoctor.facts.node import to_json
     from gpudoctor.facts.redact import redacted
+    from gpudoctor.json_text import terminal_safe
     from gpudoctor.report.files import write_file
 
     node = read_source(args.node, args.fault, args.deadline or 10.0).node
-    text = msgspec.json.format(to_json(redacted(node) if args.redact else node), indent=2).decode() + "\n"
-    if args.output is None:
+    data = msgspec.json.format(to_json(redacted(node) if args.redact else node), indent=2)
+    text = terminal_safe(data).decode() + "\n"
+    if args.output is None or str(args.output) == "-":
         write_stdout(text)
     else:
         write_file(args.output, text)
@@ -336,7 +345,7 @@ def _config(args: argparse.Namespace) -> int:
 def _fake_driver(args: argparse.Namespace) -> int:
     if args.node is None:
         raise UserError("fake-driver wants --node SOURCE: whose driver is to be played (see: gpudoctor nodes)")
-    if not getattr(args, "program", None):
+    if not any(getattr(args, "program", [])[:1]):
         raise UserError("fake-driver wants a program behind --, as in: gpudoctor fake-driver --node NAME -- nvitop -1")
     from gpudoctor.fake_driver.command import fake_driver
 
