@@ -1,7 +1,18 @@
-"""`python -m gpudoctor`."""
+"""`python -m gpudoctor`, and the command `gpudoctor`."""
 
+import signal
 import sys
 
-from gpudoctor.cli import main
 
-sys.exit(main())
+def run() -> int:
+    """Run the command line; give its exit code."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Ctrl-C while modules load: no report yet, and no traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from gpudoctor.cli import main
+
+    return main()
+
+
+if __name__ == "__main__":
+    sys.exit(run())

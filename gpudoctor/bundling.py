@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import platform
 import re
+import sys
 import time
 from pathlib import Path
 
 import msgspec
 
 from gpudoctor import __version__
-from gpudoctor.exits import OK, write_stdout
+from gpudoctor.errors import UserError
+from gpudoctor.exits import OK, printable, write_stdout
 from gpudoctor.facts.bundle import FACTS, KERNEL, REPORT, VERSIONS, pack
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import Node, to_json
+from gpudoctor.json_text import terminal_safe
 from gpudoctor.plugins import all_checks
 from gpudoctor.report.files import write_new_file
 from gpudoctor.report.json import render_json
@@ -29,12 +32,19 @@ def bundle(args: argparse.Namespace) -> int:
     """Write the archive and say where; raise UserError where a file of that name is there already."""
     from gpudoctor.examine import read_source
 
+    to_stdout = str(args.output) in ("-", "/dev/stdout")
+    if to_stdout and sys.stdout is not None and sys.stdout.isatty():
+        raise UserError("an archive is nothing for a terminal: -o FILE, or send it on: -o - | ...")
     made_s = time.time()
     node = read_source(args.node, args.fault, args.deadline or 10.0).node
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(made_s))
+    archive = pack(files_of(node, redact=args.redact, made_s=made_s, argv=tuple(args.argv)), int(made_s))
+    if to_stdout:
+        write_stdout(archive)
+        return OK
     path = args.output or Path(f"gpudoctor-{_host(node, args.redact)}-{stamp}.tar.gz")
-    write_new_file(path, pack(files_of(node, redact=args.redact, made_s=made_s, argv=tuple(args.argv)), int(made_s)))
-    write_stdout(f"{path}\n")
+    write_new_file(path, archive)
+    write_stdout(f"{printable(str(path))}\n")
     return OK
 
 
@@ -50,10 +60,10 @@ def files_of(node: Node, *, redact: bool, made_s: float, argv: tuple[str, ...] =
         redaction = Redaction(node)
         node, report = redaction.node, redaction.of(report)
     return {
-        FACTS: msgspec.json.format(to_json(node), indent=2) + b"\n",
+        FACTS: terminal_safe(msgspec.json.format(to_json(node), indent=2)) + b"\n",
         REPORT: render_json(report).encode(),
         KERNEL: kernel_lines(node).encode("utf-8", "backslashreplace"),
-        VERSIONS: msgspec.json.format(msgspec.json.encode(versions(node)), indent=2) + b"\n",
+        VERSIONS: terminal_safe(msgspec.json.format(msgspec.json.encode(versions(node)), indent=2)) + b"\n",
     }
 
 
@@ -62,7 +72,7 @@ def kernel_lines(node: Node) -> str:
     log = node.kernel_log
     if isinstance(log.events, Missing):
         return f"# not read: {log.events.reason}\n"
-    return "".join(f"{event.text}\n" for event in log.events)
+    return "".join(f"{printable(event.text)}\n" for event in log.events)
 
 
 def versions(node: Node) -> dict[str, str | None]:

@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+from gpudoctor.command_line import parsed
 from gpudoctor.errors import UserError
 from gpudoctor.exits import OK, catch_signals, guarded, write_stdout
-from gpudoctor.options import parsed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,11 +70,13 @@ def _facts(args: argparse.Namespace) -> int:
     from gpudoctor.examine import read_source
     from gpudoctor.facts.node import to_json
     from gpudoctor.facts.redact import redacted
+    from gpudoctor.json_text import terminal_safe
     from gpudoctor.report.files import write_file
 
     node = read_source(args.node, args.fault, args.deadline or 10.0).node
-    text = msgspec.json.format(to_json(redacted(node) if args.redact else node), indent=2).decode() + "\n"
-    if args.output is None:
+    data = msgspec.json.format(to_json(redacted(node) if args.redact else node), indent=2)
+    text = terminal_safe(data).decode() + "\n"
+    if args.output is None or str(args.output) == "-":
         write_stdout(text)
     else:
         write_file(args.output, text)
@@ -133,7 +135,7 @@ def _config(args: argparse.Namespace) -> int:
 def _fake_driver(args: argparse.Namespace) -> int:
     if args.node is None:
         raise UserError("fake-driver wants --node SOURCE: whose driver is to be played (see: gpudoctor nodes)")
-    if not getattr(args, "program", None):
+    if not any(getattr(args, "program", [])[:1]):
         raise UserError("fake-driver wants a program behind --, as in: gpudoctor fake-driver --node NAME -- nvitop -1")
     from gpudoctor.fake_driver.command import fake_driver
 

@@ -53,18 +53,24 @@ class Sourced(msgspec.Struct, frozen=True):
 
 
 def read_source(
-    name: str | None, faults: list[str], deadline_s: float, progress: Callable[[str], None] | None = None
+    name: str | None,
+    faults: list[str],
+    deadline_s: float,
+    progress: Callable[[str], None] | None = None,
+    on_interrupt: Callable[[Node], None] | None = None,
 ) -> Sourced:
     """The facts of this machine or of `--node SOURCE`, with `--fault`s put on them. Raise UserError.
 
     `progress` gets a line for people now and then; without it a terminal on stderr does.
+    `on_interrupt` gets what was known of this machine when an exception ends the reading.
     """
     if name is None:
         if faults:
             raise UserError("--fault is for simulated nodes and captures: name one with --node (see: gpudoctor nodes)")
         from gpudoctor.facts.collect import collect_live
 
-        return Sourced(collect_live(deadline_s=deadline_s, progress=progress or _progress()))
+        progress = progress or _progress()
+        return Sourced(collect_live(deadline_s=deadline_s, progress=progress, on_interrupt=on_interrupt))
     from gpudoctor.facts.source import load_source
 
     loaded = load_source(name, stdin=sys.stdin.buffer if name == "-" and sys.stdin else None)
@@ -111,17 +117,19 @@ def check(args: argparse.Namespace) -> int:
     sourced = Sourced(_nothing_read(args.node))
     measurements: Measurements | None = None
     partial: list[Measurements] = []
+    half_read: list[Node] = []
     try:
-        sourced = read_source(args.node, args.fault, args.deadline or config.deadline_s, progress)
+        deadline_s = args.deadline or config.deadline_s
+        sourced = read_source(args.node, args.fault, deadline_s, progress, half_read.append)
         measurements = sourced.measurements if args.backend == "auto" else None
         if measurements is None:
             measurements = measure(sourced.node, asked, level, args, progress, partial.append, duration_s, seats)
             partial.append(measurements)
-            measurements = count_again(sourced.node, measurements, args.deadline or config.deadline_s, progress)
+            measurements = count_again(sourced.node, measurements, deadline_s, progress)
         signals = hold_signals()
     except InterruptedBySignal as stop:
-        signals = hold_signals()
-        signals.append(stop.number)
+        signals = hold_signals(stop)
+        sourced = Sourced(half_read[0]) if half_read else sourced
         measurements = _cut_short(partial[0] if partial else Measurements(), f"interrupted by {stop}")
     if seats is not None and not signals:
         seats.close()
@@ -299,7 +307,7 @@ def _progress() -> Callable[[str], None] | None:
         return None
 
     def show(text: str) -> None:
-        sys.stderr.write(f"\r\x1b[2K{text[:76]}")
+        sys.stderr.write(f"\r\x1b[2K{printable(text)[:76]}")
         sys.stderr.flush()
 
     return show

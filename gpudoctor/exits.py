@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -25,39 +27,70 @@ class InterruptedBySignal(BaseException):
         self.exit_code = 128 + number
 
 
+class WritingAbandoned(InterruptedBySignal):
+    """A further signal came, a while after the first one: the report cannot be got rid of, or not in time."""
+
+
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# people press Ctrl-C more than once, and service managers send SIGTERM and SIGHUP at once
+_PATIENCE_S = 2.0
+_ignored: set[int] = set()
 
 
 def catch_signals() -> None:
-    """Turn SIGINT, SIGTERM and SIGHUP into InterruptedBySignal in the main thread.
+    """Turn SIGINT, SIGTERM and SIGHUP into InterruptedBySignal in the main thread; nohup's SIGHUP stays ignored.
 
     The first one unwinds to whoever holds ranks or a half-made report; further ones while that
     goes on are ignored, so that nothing is left behind.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
+        # not SIG_IGN: Python complains aloud of a signal that came just before
         for ending in _ENDING:
-            signal.signal(ending, signal.SIG_IGN)
+            signal.signal(ending, _overhear)
         raise InterruptedBySignal(number)
 
+    _ignored.clear()
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        _ignored.add(signal.SIGHUP)
     for number in _ENDING:
-        signal.signal(number, handle)
+        if number not in _ignored:
+            signal.signal(number, handle)
 
 
-def hold_signals() -> list[int]:
+def _ignore_signals() -> None:
+    for number in _ENDING:
+        signal.signal(number, _overhear)
+    # Python complains aloud of a signal that came just before SIG_IGN: from here on none comes
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _overhear(number: int, frame: FrameType | None) -> None:
+    """One signal is enough."""
+
+
+def hold_signals(came: InterruptedBySignal | None = None) -> list[int]:
     """From here on note the first signal in the list that is given back, so that the report comes out whole.
 
-    A second one ends the process at once, since stdout may be a pipe that nobody reads.
+    `came`: the first one has come already. Further ones are ignored for 2 s; then one raises
+    WritingAbandoned, since stdout may be a pipe that nobody reads.
     """
-    noted: list[int] = []
+    noted = [] if came is None else [came.number]
+    noted_s = time.monotonic()
 
     def note(number: int, frame: FrameType | None) -> None:
-        noted.append(number)
-        for ending in _ENDING:
-            signal.signal(ending, signal.SIG_DFL)
+        nonlocal noted_s
+        if not noted:
+            noted.append(number)
+            noted_s = time.monotonic()
+        elif time.monotonic() - noted_s >= _PATIENCE_S:
+            raise WritingAbandoned(number)
 
     for number in _ENDING:
-        signal.signal(number, note)
+        if number not in _ignored:
+            signal.signal(number, note)
     return noted
 
 
@@ -88,15 +121,26 @@ def guarded(command: Callable[[], int], on_error: Callable[[str, int], int]) -> 
         say(f"error: {message}" if code == COULD_NOT else message)
         try:
             return on_error(message, code)
+        except WritingAbandoned:
+            _silence_stdout()
+            return code
         except Exception:  # the line on stderr has said it; a verdict's exit code must not come of it
             return code
 
+    code = COULD_NOT
     try:
-        return command()
+        code = command()
+        return code
     except UserError as error:
         return could_not(str(error))
+    except WritingAbandoned as stop:
+        _silence_stdout()
+        code = stop.exit_code
+        return code
     except InterruptedBySignal as stop:
-        return could_not(f"interrupted by {stop}", stop.exit_code)
+        hold_signals(stop)
+        code = stop.exit_code
+        return could_not(f"interrupted by {stop}", code)
     except Exception as error:  # a defect of ours must not look like a verdict (exit 1) nor print a traceback
         if os.environ.get("GPUDOCTOR_TRACEBACK"):
             raise
@@ -104,26 +148,52 @@ def guarded(command: Callable[[], int], on_error: Callable[[str, int], int]) -> 
         return could_not(
             f"internal error: {type(error).__name__}: {error}{where}; GPUDOCTOR_TRACEBACK=1 shows all of it"
         )
+    finally:
+        if code > 128:  # while Python goes down, one more signal would change the exit code
+            _ignore_signals()
 
 
 class ClosedStdoutError(UserError):
     """stdout cannot take the report: closed, a broken pipe, or a full disk behind it."""
 
 
-def write_stdout(text: str) -> None:
-    """Write to stdout and flush; raise ClosedStdoutError instead of failing at interpreter exit."""
+def write_stdout(text: str | bytes) -> None:
+    """Write all of it to stdout; raise ClosedStdoutError instead of failing at interpreter exit."""
     try:
-        if sys.stdout is None:
-            raise OSError("stdout is closed")
-        reconfigure = getattr(sys.stdout, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="backslashreplace")
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        _pour(text)
     except (OSError, ValueError) as error:
         _silence_stdout()
         why = getattr(error, "strerror", None) or error
         raise ClosedStdoutError(f"stdout could not take the report ({why}); -o FILE writes it to a file") from None
+    except InterruptedBySignal:
+        _silence_stdout()
+        raise
+
+
+def _pour(text: str | bytes) -> None:
+    stream = sys.stdout
+    if stream is None:
+        raise OSError("stdout is closed")
+    if isinstance(text, str):
+        text = text.encode(stream.encoding or "utf-8", "backslashreplace")
+    stream.flush()
+    try:
+        descriptor = stream.fileno()
+    except io.UnsupportedOperation:  # in memory, of a caller of main()
+        if hasattr(stream, "buffer"):
+            stream.buffer.write(text)
+        else:
+            stream.write(text.decode())
+        return
+    # not stream.write: with PYTHONUNBUFFERED it takes a part, if a signal comes, and drops the rest
+    data = memoryview(text)
+    while data:
+        try:
+            data = data[os.write(descriptor, data) :]
+        except BlockingIOError:  # whoever shares the pipe or terminal has made it so
+            import select
+
+            select.select([], [descriptor], [])
 
 
 def _silence_stdout() -> None:

@@ -1,253 +1,32 @@
-"""What may be asked of each command, as argparse parsers."""
+"""Options that several subcommands share."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
-from gpudoctor import __version__
 
-LEVELS = ("quick", "standard", "full", "burn")
-MAX_RANKS = 64
-FORMATS = ("text", "json", "nagios", "prometheus", "junit", "html")
+class _Once(argparse.Action):
+    """An option whose second value would silently take the place of the first."""
 
-
-def parsed(given: list[str]) -> argparse.Namespace:
-    """The arguments of the command that was given; ends the process where they are wrong, as argparse does."""
-    parser = _parser(next((word for word in given if not word.startswith("-")), None))
-    if given[:1] == ["fake-driver"] and "--" in given:
-        # what stands behind -- is the program's own, and no argparse must look at it
-        place = given.index("--")
-        args = parser.parse_args(given[:place])
-        args.program = given[place + 1 :]
-    else:
-        args = parser.parse_args(given)
-    for name, value in vars(args).items():
-        # some versions of argparse make an empty list of `--node=--`
-        if (value == [] and name in ("node", "gpu", "profile", "config", "output")) or (
-            isinstance(value, list) and [] in value
-        ):
-            parser.error(f"argument --{name}: '--' is no value for it")
-    return args
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"argument {option_string}: given twice ({getattr(namespace, self.dest)}, {values})")
+        setattr(namespace, self.dest, values)
 
 
-def _parser(command: str | None) -> argparse.ArgumentParser:
-    """All commands; only the one that was given gets its options, since each option costs time at every start."""
-    parser = argparse.ArgumentParser(
-        prog="gpudoctor",
-        description="Is this multi-GPU node fit to train on, and if not, which part is at fault?",
-        epilog="exit codes: 0 no failure, 1 a failure, 2 gpudoctor could not do its work, 3 something is unknown",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"gpudoctor {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (text, add_options) in _COMMANDS.items():
-        of_command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        if name == command:
-            add_options(of_command)
-    return parser
+def output_option(parser: argparse.ArgumentParser, text: str) -> None:
+    """`-o FILE`, once; `text` is its help."""
+    parser.add_argument("-o", "--output", type=Path, action=_Once, metavar="FILE", help=text)
 
 
-def _source_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--node",
-        metavar="SOURCE",
-        help="a facts file, an nvidia-smi dump, a directory of dumps, a bug report, a report JSON, a bundle, "
-        "a recorded watch, - for stdin, or a simulated node's name (see: gpudoctor nodes); without it, this machine",
-    )
-    parser.add_argument(
-        "--fault", action="append", default=[], metavar="NAME[@GPU]", help="put a fault on the node; makes it SIMULATED"
-    )
-
-
-def _check_options(check: argparse.ArgumentParser) -> None:
-    check.add_argument("ids", nargs="*", metavar="ID|DOMAIN", help="only these checks (globs too); all without")
-    _source_options(check)
-    check.add_argument(
-        "--level",
-        choices=LEVELS,
-        help="quick reads only; standard (default) adds collectives and a DDP train; full adds links, compute and "
-        "memory; burn repeats full",
-    )
-    check.add_argument("--duration", metavar="TIME", help="of level burn: 90s, 10m (default), 1h, or seconds")
-    check.add_argument("--skip", action="append", default=[], metavar="ID|DOMAIN", help="leave these out")
-    check.add_argument("--gpu", metavar="LIST", help="judge only these GPUs: indices, UUIDs, bus ids, with commas")
-    check.add_argument("--backend", choices=("auto", "nccl", "gloo"), default="auto", help="gloo: CPU ranks")
-    check.add_argument("--ranks", type=count, metavar="N", help="number of ranks (default: one a GPU; gloo: 2)")
-    check.add_argument(
-        "--inject", action="append", default=[], metavar="CASE", help="make a probe go wrong, to try alarms"
-    )
-    check.add_argument("--force", action="store_true", help="load GPUs that another process uses")
-    check.add_argument("--profile", metavar="NAME|FILE", help="judge against this profile (default: matched)")
-    check.add_argument("--config", type=Path, metavar="FILE")
-    check.add_argument("--deadline", type=seconds, metavar="SECONDS", help="for reading the facts (default 10)")
-    check.add_argument("--format", choices=FORMATS, help="default: text")
-    check.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
-    check.add_argument(
-        "--include-facts", action="store_true", help="put the facts as JSON into JSON (it can be judged again) and HTML"
-    )
-    check.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the report to FILE, atomically")
-    check.add_argument(
-        "--redact", action="store_true", help="replace UUIDs, serials, names of hosts, users, processes, addresses"
-    )
-    check.add_argument("--fail-on", choices=("fail", "warn", "never"), help="what exits with 1 (default: fail)")
-    check.add_argument(
-        "--require", action="append", default=[], metavar="ID", help="exit 3 where this check gave no verdict"
-    )
-    check.add_argument("-v", "--verbose", action="store_true", help="every finding")
-    check.add_argument(
-        "--progress",
-        action="store_true",
-        help="say on stderr what goes on, as JSON lines (progress, rank, probe, left_s); ends when nobody reads them",
-    )
-    check.add_argument("--color", choices=("auto", "always", "never"), default="auto")
-
-
-def _bundle_options(bundle: argparse.ArgumentParser) -> None:
-    _source_options(bundle)
-    bundle.add_argument(
-        "--redact", action="store_true", help="replace UUIDs, serials, names of hosts, users, processes"
-    )
-    bundle.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="default: gpudoctor-HOST-DATE.tar.gz here; never replaces one"
-    )
-    bundle.add_argument("--deadline", type=seconds, default=None, metavar="SECONDS", help="for reading the facts (10)")
-
-
-def _watch_options(watch: argparse.ArgumentParser) -> None:
-    _source_options(watch)
-    watch.add_argument(
-        "--interval", type=interval, default=1.0, metavar="SECONDS", help="between samples: 0.2 to 3600 (default 1)"
-    )
-
-
-def _tui_options(tui: argparse.ArgumentParser) -> None:
-    tui.add_argument(
-        "--node",
-        metavar="SOURCE",
-        help="as for check; also a recorded stream of gpudoctor watch, and ssh:HOST for another machine",
-    )
-    tui.add_argument(
-        "--fault", action="append", default=[], metavar="NAME[@GPU]", help="put a fault on the node; makes it SIMULATED"
-    )
-    tui.add_argument(
-        "--interval", type=interval, default=1.0, metavar="SECONDS", help="between samples: 0.2 to 3600 (default 1)"
-    )
-    tui.add_argument("--theme", metavar="NAME", help="dark (default), light or colour-blind; NO_COLOR is honoured")
-    tui.add_argument("--config", type=Path, metavar="FILE", help="for the checks that are run")
-    tui.add_argument(
-        "--serve",
-        nargs="?",
-        const="127.0.0.1:8080",
-        metavar="HOST:PORT",
-        help="show it in web browsers instead, read-only (default address: 127.0.0.1:8080)",
-    )
-    tui.add_argument(
-        "--serve-token",
-        metavar="TOKEN",
-        help="wanted of every browser; needed for any address but loopback; better in GPUDOCTOR_SERVE_TOKEN, "
-        "since ps shows arguments",
-    )
-    tui.add_argument("--read-only", action="store_true", help=argparse.SUPPRESS)
-
-
-def _fake_driver_options(fake: argparse.ArgumentParser) -> None:
-    fake.usage = "gpudoctor fake-driver --node SOURCE [--fault NAME[@GPU]] -- PROGRAM [ARGUMENT ...]"
-    fake.epilog = (
-        "The library libnvidia-ml.so.1 is built with cc, gcc, clang or $CC and kept in the cache. Exit code: the "
-        "program's own; 126 it cannot be started, 127 there is none of that name, 2 gpudoctor could not do its work."
-    )
-    _source_options(fake)
-
-
-def _list_options(listing: argparse.ArgumentParser) -> None:
-    listing.add_argument("--json", action="store_true", help="as JSON")
-
-
-def _explain_options(explain: argparse.ArgumentParser) -> None:
-    explain.add_argument("id", metavar="ID")
-
-
-def _facts_options(facts: argparse.ArgumentParser) -> None:
-    _source_options(facts)
-    facts.add_argument("--redact", action="store_true", help="replace UUIDs, serials, names of hosts, users, processes")
-    facts.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE, atomically")
-    facts.add_argument("--deadline", type=seconds, default=None, metavar="SECONDS", help="for reading the facts (10)")
-
-
-def _schema_options(schema: argparse.ArgumentParser) -> None:
-    schema.add_argument("of", nargs="?", choices=("report", "facts", "config"), default="report")
-
-
-def _config_options(config: argparse.ArgumentParser) -> None:
-    config.add_argument("--config", type=Path, metavar="FILE")
-
-
-def _no_options(_: argparse.ArgumentParser) -> None:
-    return
-
-
-def _cluster_options(cluster: argparse.ArgumentParser) -> None:
-    from gpudoctor.cluster.options import add_cluster_options
-
-    add_cluster_options(cluster)
-
-
-def _agent_options(agent: argparse.ArgumentParser) -> None:
-    from gpudoctor.agent.options import add_agent_options
-
-    add_agent_options(agent)
-
-
-def _baseline_options(baseline: argparse.ArgumentParser) -> None:
-    from gpudoctor.cluster.baseline_options import add_baseline_options
-
-    add_baseline_options(baseline)
-
-
-def interval(text: str) -> float:
-    """Seconds between samples."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.2 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number of seconds from 0.2 to 3600 is wanted")
-    return value
-
-
-def seconds(text: str) -> float:
-    """A time limit."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 86400:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number of seconds above 0 and below 86400 is wanted")
-    return value
-
-
-def count(text: str) -> int:
-    """A number of ranks."""
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_RANKS:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 to {MAX_RANKS} is wanted")
-    return int(text)
-
-
-_COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
-    "check": ("judge the node", _check_options),
-    "list": ("every check: id, level, title", _list_options),
-    "explain": ("what a check looks at, why, its thresholds, false alarms, and the fix", _explain_options),
-    "facts": ("the facts as JSON, unjudged", _facts_options),
-    "bundle": ("facts, a quick report, kernel lines and versions in one .tar.gz", _bundle_options),
-    "watch": ("live values as JSON lines: the facts once, then a sample at each interval", _watch_options),
-    "tui": ("the live view, with verdicts", _tui_options),
-    "cluster": ("many nodes, on an existing engine: check them, or read their reports", _cluster_options),
-    "agent": ("check this node on a schedule, and serve the result to Prometheus and health checks", _agent_options),
-    "baseline": ("one node over time: save what was measured, compare with it later", _baseline_options),
-    "fake-driver": ("run any NVML program against a simulated node or a capture", _fake_driver_options),
-    "nodes": ("the packaged simulated nodes and the faults that can be put on them", _no_options),
-    "schema": ("JSON Schema", _schema_options),
-    "config": ("the merged configuration, as YAML", _config_options),
-}
+def redact_option(parser: argparse.ArgumentParser) -> None:
+    """`--redact`, the same for all that can be shown to strangers."""
+    text = "replace UUIDs, serials, addresses, paths, names of hosts, users and processes"
+    parser.add_argument("--redact", action="store_true", help=text)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from gpudoctor.json_text import terminal_safe
+
 # README: a standard check of this machine's GPUs takes about half a minute
 USUAL_STANDARD_S = 30.0
 
@@ -67,7 +69,7 @@ class ProgressLines:
         left_s = None if self._ends_s is None else round(self._ends_s - self._clock(), 1)
         if left_s is not None and left_s > 0:
             line = msgspec.structs.replace(line, left_s=left_s)
-        self._write(msgspec.json.encode(line).decode())
+        self._write(terminal_safe(msgspec.json.encode(line)).decode())
 
 
 def progress_to_stderr(duration_s: float | None) -> ProgressLines:

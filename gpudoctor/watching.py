@@ -21,6 +21,7 @@ from gpudoctor.facts.kernel_tail import KernelTail
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import KernelEvent, Node
 from gpudoctor.facts.watched import Opening, Tick
+from gpudoctor.json_text import terminal_safe
 
 if TYPE_CHECKING:
     from gpudoctor.facts.driver_watch import DriverWatch
@@ -49,7 +50,7 @@ class Lines:
 
     def write(self, line: Opening | Tick) -> None:
         """Raise ClosedError where the reader has gone, UserError where stdout cannot take it."""
-        data = memoryview(self._encode(line) + b"\n")
+        data = memoryview(terminal_safe(self._encode(line)) + b"\n")
         try:
             while data:
                 data = data[self._raw.write(data) or 0 :]

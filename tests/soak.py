@@ -1,32 +1,39 @@
 """1,000 checks of random nodes with random faults, each verdict compared with the one expected: `make soak`.
 
-A fault of the kit must be found by the check that the kit names, with its status, on the GPU it was put on.
-A node without a fault must have no failure. Two faults at once must both be found, where neither makes the
-other's evidence go away. The seed is fixed, so that a run can be repeated: python -m tests.soak [COUNT [SEED]].
+What is expected stands in `soak_expected`, written by hand. A fault must be found by the check that it belongs to,
+with its status, on the GPU it was put on, and nothing on another GPU. A node without a fault must say what the table
+of nodes says. Two faults at once must both be found, where neither makes the other's evidence go away. The facts
+come by one of the ways of `soak_doors`, at every level, under every --fail-on, with and without --profile. The seed
+is fixed, so that a run can be repeated: python -m tests.soak [COUNT [SEED]].
 """
 
 from __future__ import annotations
 
 import random
+import shutil
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterable
 
 import msgspec
 
-from gpudoctor.checks.case import Expect
 from gpudoctor.checks.finding import WORST_FIRST, Status
+from gpudoctor.checks.registry import LEVELS, Check, Level
 from gpudoctor.errors import UserError
 from gpudoctor.facts.node import Node
 from gpudoctor.facts.simulated import apply_faults, faults, node_names
 from gpudoctor.facts.simulated_faults import Fault
-from gpudoctor.report.judge import Question, judge
+from gpudoctor.report.judge import FailOn
 from gpudoctor.report.report import Report
-from tests.checks.simulated_nodes import packaged, speaks_of
+from tests.checks.simulated_nodes import healthy_report, packaged, speaks_of
+from tests.soak_doors import DOORS, DRIVERS, HANGS, NOT_PLAYED, Asked
+from tests.soak_expected import EXPECTED, NODES
 
 CHECKS, SEED = 1000, 20261121
 NO_FAULT_SHARE, TWO_FAULTS_SHARE = 0.15, 0.35
-# what is no node for distributed training as it is: no driver at all, GPUs of different models
-OWN_FAILURES = {"cpu-only": {"driver.loaded"}, "workstation-mixed": {"gpu.identical"}}
+LEVEL_WEIGHTS = (60, 20, 12, 8)
+FAIL_ONS: tuple[FailOn, ...] = ("fail", "warn", "never")
 # with one of these the driver tells little or nothing of GPUs any more: a second fault may not show
 _BLINDING = ("driver.", "gpu.count", "gpu.lost")
 
@@ -37,6 +44,29 @@ class Strike(msgspec.Struct, frozen=True):
     fault: Fault
     spec: str
     gpus: tuple[int, ...] = ()
+
+    @property
+    def check(self) -> str:
+        return EXPECTED[self.fault.name][0]
+
+    @property
+    def status(self) -> Status:
+        return EXPECTED[self.fault.name][1]
+
+
+class Draw(msgspec.Struct, frozen=True):
+    """What is tried: a node, what is put on it, how its facts come in, and what is asked."""
+
+    name: str
+    strikes: tuple[Strike, ...] = ()
+    door: str = "facts"
+    level: Level = "quick"
+    fail_on: FailOn = "fail"
+    named_profile: bool = False
+
+    def __str__(self) -> str:
+        struck = ", ".join(strike.spec for strike in self.strikes) or "nothing"
+        return f"{self.name} with {struck} ({self.door}, {self.level}, --fail-on {self.fail_on})"
 
 
 def strike(chance: random.Random, node: Node, kit: tuple[Fault, ...]) -> Strike | None:
@@ -52,88 +82,157 @@ def strike(chance: random.Random, node: Node, kit: tuple[Fault, ...]) -> Strike 
     return Strike(fault, spec, gpus) if fault.happens_on(node, spec) else None
 
 
-def drawn(chance: random.Random, kit: tuple[Fault, ...]) -> tuple[str, tuple[Strike, ...]]:
-    """A node and what is put on it."""
+def drawn(chance: random.Random, doors: dict[str, int]) -> Draw:
+    """A node, what is put on it, and the way by which it is asked."""
     while True:
-        name = chance.choice(node_names())
+        [level] = chance.choices(LEVELS, LEVEL_WEIGHTS)
+        kit = tuple(fault for fault in faults() if fault.level == "quick" or level != "quick")
+        draw = Draw(
+            chance.choice(node_names()),
+            door=chance.choices(tuple(doors), tuple(doors.values()))[0],
+            level=level,
+            fail_on=chance.choices(FAIL_ONS, (7, 2, 1))[0],
+            named_profile=chance.random() < 0.2,
+        )
         share = chance.random()
         if share < NO_FAULT_SHARE:
-            return name, ()
-        first = strike(chance, packaged(name), kit)
-        if first is None:
+            return draw
+        first = strike(chance, packaged(draw.name), kit)
+        if first is None or not _comes_through(first, draw.door):
             continue
-        if share < NO_FAULT_SHARE + TWO_FAULTS_SHARE:
-            second = strike(chance, packaged(name), kit)
-            if second is not None and independent(first, second):
-                return name, (first, second)
-        return name, (first,)
+        second = strike(chance, packaged(draw.name), kit) if share < NO_FAULT_SHARE + TWO_FAULTS_SHARE else None
+        if second is None or not _comes_through(second, draw.door) or not independent(draw.name, first, second):
+            return msgspec.structs.replace(draw, strikes=(first,))
+        return msgspec.structs.replace(draw, strikes=(first, second))
 
 
-def independent(one: Strike, other: Strike) -> bool:
+def _comes_through(strike: Strike, door: str) -> bool:
+    name = strike.fault.name
+    return door not in DRIVERS or not (name in NOT_PLAYED or (door == "nvml" and name in HANGS))
+
+
+def independent(name: str, one: Strike, other: Strike) -> bool:
     """Whether neither can hide the other: different GPUs, different checks, and none that blinds the driver."""
-    if one.fault.check == other.fault.check or set(one.gpus) & set(other.gpus):
+    if one.check == other.check or set(one.gpus) & set(other.gpus):
         return False
-    return not any(strike.fault.check.startswith(_BLINDING) for strike in (one, other))
-
-
-def wrong(name: str, strikes: tuple[Strike, ...]) -> list[str]:
-    """What the verdict on this node with these faults got wrong, in words."""
-    node = packaged(name)
-    told = any(strike.fault.given == "expect-gpus" for strike in strikes)
-    expect = Expect(gpus=len(node.gpus)) if told else Expect()
+    if any(strike.check.startswith(_BLINDING) for strike in (one, other)):
+        return False
     try:
-        struck = apply_faults(node, [strike.spec for strike in strikes])
+        apply_faults(packaged(name), [one.spec, other.spec])
     except UserError:  # with the first on it the second cannot happen any more
-        strikes = strikes[:1]
-        struck = apply_faults(node, [strikes[0].spec])
-    report = judge(struck, question=Question(level="quick", expect=expect))
-    problems = [problem for strike in strikes for problem in missed(report, node, strike, alone=len(strikes) == 1)]
-    failed = {check.id for check in report.checks if check.status is Status.FAIL}
-    own = OWN_FAILURES.get(name, set())
-    should_fail = bool(own) or any(strike.fault.status == "fail" for strike in strikes)
-    if not any(strike.fault.status == "fail" for strike in strikes):
-        problems += [f"{check} fails" for check in sorted(failed - own)]
-    if not strikes:
-        problems += [f"{check} does not fail" for check in sorted(own - failed)]
-    if (report.exit_code == 1) != should_fail:
-        problems.append(f"exit code {report.exit_code}")
-    return problems
+        return False
+    return True
+
+
+def wrong(draw: Draw, checks: tuple[Check, ...] | None = None) -> list[str]:
+    """What the verdict got wrong, in words. `checks` are the registry's where none are given."""
+    node = packaged(draw.name)
+    specs = tuple(strike.spec for strike in draw.strikes)
+    asked = Asked(
+        name=draw.name,
+        node=apply_faults(node, specs),
+        faults=specs,
+        level=draw.level,
+        profile=_profile_of(draw),
+        fail_on=draw.fail_on,
+        gpus=len(node.gpus) if any(strike.fault.given == "expect-gpus" for strike in draw.strikes) else None,
+        checks=checks,
+    )
+    try:
+        report = DOORS[draw.door][0](asked)
+    except UserError as error:
+        return [f"it says: {error}"]
+    return [
+        *(words for one in draw.strikes for words in missed(report, node, one, alone=len(draw.strikes) == 1)),
+        *alarms(report, draw),
+        *verdict_problems(report, draw),
+    ]
+
+
+def _profile_of(draw: Draw) -> str | None:
+    name = healthy_report(draw.name).profile.name
+    return name if draw.named_profile and name != "none" else None
 
 
 def missed(report: Report, node: Node, strike: Strike, alone: bool) -> list[str]:
     """Where the check that should find this fault says something else, or of another GPU."""
-    fault = strike.fault
-    result = next(check for check in report.checks if check.id == fault.check)
-    wanted = Status(fault.status)
+    result = next(check for check in report.checks if check.id == strike.check)
     # beside a second fault the check may have worse to say, never better
-    if result.status is not wanted and (alone or WORST_FIRST.index(result.status) > WORST_FIRST.index(wanted)):
-        return [f"{strike.spec}: {fault.check} says {result.status.value}, not {fault.status}"]
-    if not strike.gpus or fault.given or wanted not in (Status.FAIL, Status.WARN):
+    if result.status is not strike.status and (
+        alone or WORST_FIRST.index(result.status) > WORST_FIRST.index(strike.status)
+    ):
+        return [f"{strike.spec}: {strike.check} says {result.status.value}, not {strike.status.value}"]
+    if not strike.gpus or strike.fault.given or strike.status not in (Status.FAIL, Status.WARN):
         return []
     on = [gpu for gpu in node.gpus if gpu.index in strike.gpus]
-    subjects = [finding.subject for finding in result.findings if finding.status is wanted]
+    subjects = [finding.subject for finding in result.findings if finding.status is strike.status]
     if any(speaks_of(subject, gpu.index, gpu.bus_id) for subject in subjects for gpu in on):
         return []
-    return [f"{strike.spec}: {fault.check} names {[subject.label for subject in subjects]}"]
+    return [f"{strike.spec}: {strike.check} names {[subject.label for subject in subjects]}"]
 
 
-def soak(count: int = CHECKS, seed: int = SEED) -> int:
+def alarms(report: Report, draw: Draw) -> list[str]:
+    """Failures and unknowns that nothing here is the reason of."""
+    own = NODES.get(draw.name, {})
+    failing = [strike for strike in draw.strikes if strike.status is Status.FAIL]
+    expected = {check for check, status in own.items() if status is Status.FAIL} | {one.check for one in failing}
+    problems = []
+    for fault in report.faults:
+        if fault.check not in expected and fault.subject.gpu not in {gpu for one in failing for gpu in one.gpus}:
+            problems.append(f"{fault.check} fails: {fault.headline}")
+    struck = {gpu for strike in failing for gpu in strike.gpus}
+    # what is on the whole node or on a pair shows on other GPUs too, and an NVLink has two ends
+    if failing and not own and all(strike.fault.kind in ("gpu", "link") for strike in failing):
+        for result in report.checks:
+            if result.id.startswith("nvlink."):
+                continue
+            for finding in result.findings:
+                gpu = finding.subject.gpu
+                if finding.status is Status.FAIL and gpu is not None and gpu not in struck:
+                    problems.append(f"{result.id} fails on GPU {gpu}")
+    if not failing:
+        problems += [f"{result.id} is unknown" for result in report.checks if result.status is Status.UNKNOWN]
+    return problems
+
+
+def verdict_problems(report: Report, draw: Draw) -> list[str]:
+    """Verdict and exit code against what the worst of the expected findings means."""
+    said = {*NODES.get(draw.name, {}).values(), *(strike.status for strike in draw.strikes)}
+    verdict = "fail" if Status.FAIL in said else "warn" if Status.WARN in said else "pass"
+    code = {"fail": verdict == "fail", "warn": verdict != "pass", "never": False}[draw.fail_on]
+    if (report.verdict, report.exit_code) == (verdict, int(code)):
+        return []
+    return [f"{report.verdict} and exit code {report.exit_code}, not {verdict} and {int(code)}: {report.reason}"]
+
+
+def weights(left_out: Iterable[str] = ()) -> dict[str, int]:
+    """The doors that can be gone through here; the driver's library has to be built."""
+    without = set(left_out)
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        without.add("library")
+    return {door: weight for door, (_, weight) in DOORS.items() if door not in without}
+
+
+def soak(count: int = CHECKS, seed: int = SEED, left_out: Iterable[str] = ()) -> int:
     """Run `count` checks and say what was wrong; the number of wrong verdicts."""
     chance = random.Random(seed)
-    kit = tuple(fault for fault in faults() if fault.level == "quick")
-    bad, two, healthy, seen = 0, 0, 0, set[str]()
+    doors = weights(left_out)
+    bad, strikes, seen, ways = 0, Counter[int](), set[str](), Counter[str]()
     started = time.monotonic()
     for number in range(count):
-        name, strikes = drawn(chance, kit)
-        healthy += not strikes
-        two += len(strikes) == 2
-        seen |= {strike.fault.name for strike in strikes}
-        problems = wrong(name, strikes)
+        draw = drawn(chance, doors)
+        strikes[len(draw.strikes)] += 1
+        seen |= {strike.fault.name for strike in draw.strikes}
+        ways[draw.door] += 1
+        problems = wrong(draw)
         if problems:
             bad += 1
-            say(f"{number}: {name} with {', '.join(s.spec for s in strikes) or 'nothing'}: {'; '.join(problems)}")
-    took_s = time.monotonic() - started
-    say(f"{healthy} without a fault, {two} with two; {len(seen)} of {len(kit)} faults; {took_s:.0f} s; seed {seed}")
+            say(f"{number}: {draw}: {'; '.join(problems)}")
+    say(
+        f"{strikes[0]} without a fault, {strikes[2]} with two; {len(seen)} of {len(faults())} faults;"
+        f" {time.monotonic() - started:.0f} s; seed {seed}"
+    )
+    say(f"facts by {', '.join(f'{way} {times}' for way, times in ways.most_common())}")
     say(f"{count} checks, {bad} wrong")
     return bad
 
@@ -144,5 +243,5 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    numbers = [int(word) for word in sys.argv[1:]]
-    sys.exit(1 if soak(*numbers) else 0)
+    asked_count, asked_seed, *_ = [*map(int, sys.argv[1:]), *(CHECKS, SEED)[len(sys.argv) - 1 :]]
+    sys.exit(1 if soak(asked_count, asked_seed) else 0)

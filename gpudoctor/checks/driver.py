@@ -202,6 +202,8 @@ def version_match(case: Case) -> Iterator[Finding]:
         yield unread(NODE, "user library version", driver.library_version)
 
 
+_HANGS = "the driver or the GPU's own processor (GSP) hangs; every tool that asks will hang with it"
+_CRASHES = "the driver's library crashed; every program that makes this call will crash with it"
 _STARTS_THE_GPU = ("nvmlInit", "nvmlDeviceGetHandle")
 
 
@@ -221,10 +223,12 @@ def responsive(case: Case) -> Iterator[Finding]:
     unanswered = (*driver.unanswered, *case.measurements.unanswered)
     for hung in unanswered:
         where = f" on GPU {hung.gpu}" if hung.gpu is not None else ""
-        returned = f" within {hung.waited_s:g} s" if hung.reason == "did not return" else ""
-        text = f"{hung.call}{where} {hung.reason}{returned}"
+        hangs = hung.reason == "did not return"
+        text = f"{hung.call}{where} {hung.reason}" + (f" within {hung.waited_s:g} s" if hangs else "")
+        if not hangs and hung.call in hung.reason:
+            text = f"{hung.reason}{where}"
         start_s = case.limit("driver.responsive", "hung_start_s")
-        if returned and hung.call.startswith(_STARTS_THE_GPU) and hung.waited_s < start_s:
+        if hangs and hung.call.startswith(_STARTS_THE_GPU) and hung.waited_s < start_s:
             # without persistence mode it wakes the GPU, which healthy nodes may take long for
             yield unknown(
                 _subject(case, hung.gpu),
@@ -233,12 +237,21 @@ def responsive(case: Case) -> Iterator[Finding]:
                 advice=[Advice("Give it time.", f"gpudoctor check driver --level quick --deadline {start_s + 10:g}")],
             )
             continue
+        if "SIGKILL" in hung.reason:
+            # so ends the kernel who is in a driver's module that goes wrong, but also who takes too much memory
+            yield unknown(
+                _subject(case, hung.gpu),
+                f"{text}: the driver's kernel module went wrong, or memory ran out",
+                Evidence(hung.call, f"{hung.reason} ({hung.waited_s:g} s)"),
+                advice=[Advice("Look which it was, and check again.", "dmesg | grep -iE 'oops|bug:|killed process'")],
+            )
+            continue
         yield fail(
             _subject(case, hung.gpu),
             Found(text, hung.waited_s, "s"),
             Expected("an answer before the deadline", "<=", hung.waited_s, "s", "deadline of the reader"),
             Evidence(hung.call, f"{hung.reason} ({hung.waited_s:g} s)"),
-            likely="the driver or the GPU's own processor (GSP) hangs; every tool that asks will hang with it",
+            likely=_HANGS if hangs else _CRASHES,
             advice=[
                 "Drain the node; do not start more tools that call the driver.",
                 Advice(

@@ -22,34 +22,9 @@ from gpudoctor.checks.finding import (
 )
 from gpudoctor.checks.registry import check
 from gpudoctor.checks.trust import narrowed, untrusted
-from gpudoctor.facts.gpu import Gpu, GpuProcess
+from gpudoctor.facts.gpu import Gpu, GpuProcess, harmless_program
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.profiles.peers import majority
-
-# Desktop programs hold a little memory on the GPU that draws the screen; they are nobody's stray job
-_DESKTOP = (
-    "xorg",
-    "xwayland",
-    "gnome-shell",
-    "gnome-remote",
-    "kwin",
-    "plasmashell",
-    "mutter",
-    "sddm",
-    "gdm",
-    "lightdm",
-    "cinnamon",
-    "xfwm",
-    "compiz",
-    "weston",
-    "sway",
-    "hyprland",
-    "xdg-desktop",
-    "firefox",
-    "chrome",
-    "chromium",
-)
-_MPS = ("nvidia-cuda-mps", "mps-server")
 
 
 @check("gpu.settings", title="Settings of the GPUs let training run, and are the same on all")
@@ -256,8 +231,7 @@ def _used_by(case: Case, gpu: Gpu, processes: tuple[GpuProcess, ...]) -> Finding
 
 def _harmless(process: GpuProcess) -> bool:
     """Draws the screen, or only hands the GPU out (MPS): not a stray job."""
-    name = (known(process.name) or "").lower().rpartition("/")[2]
-    return process.kind == "G" or name.startswith((*_DESKTOP, *_MPS))
+    return process.kind == "G" or harmless_program(known(process.name) or "") is not None
 
 
 def _name(process: GpuProcess) -> str:

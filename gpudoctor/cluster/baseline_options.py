@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gpudoctor.options import output_option
+
 
 def add_baseline_options(parser: argparse.ArgumentParser) -> None:
     """Add save and compare; `baseline_command` is the one that was given."""
@@ -19,7 +21,7 @@ def add_baseline_options(parser: argparse.ArgumentParser) -> None:
     compare = commands.add_parser("compare", help=text.replace("%", "%%"), description=text, allow_abbrev=False)
     compare.add_argument("baseline", type=Path, metavar="BASELINE", help="what baseline save wrote")
     _report_options(compare)
-    compare.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the comparison to FILE, atomically")
+    output_option(compare, "write the comparison to FILE, atomically")
     compare.add_argument("--format", choices=("text", "json"), help="default: text")
     compare.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
     compare.add_argument("--color", choices=("auto", "always", "never"), default="auto")

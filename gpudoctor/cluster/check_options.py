@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gpudoctor.options import output_option
+
 LEVELS = ("quick", "standard", "full")
 
 
@@ -78,7 +80,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the report to FILE, atomically")
+    output_option(parser, "write the report to FILE, atomically")
     parser.add_argument(
         "--reports", type=Path, metavar="DIR", help="keep each node's own report there, for gpudoctor cluster report"
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gpudoctor.options import output_option
+
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
@@ -20,7 +22,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--format", choices=("text", "json", "html"), help="default: text")
     parser.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE, atomically")
+    output_option(parser, "write to FILE, atomically")
     parser.add_argument(
         "--good", type=Path, metavar="FILE", help="write the hosts that pass or warn to FILE, one a line"
     )

@@ -68,7 +68,9 @@ def members(data: bytes) -> dict[str, bytes]:
             raise SourceError(f"bundle: cut off in the entry at byte {at}")
         name = entry.name.removeprefix("./").removeprefix(f"{FOLDER}/")
         if entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
-            if name not in MEMBERS or name in found:
+            if name in found:
+                raise SourceError(f"not a bundle of gpudoctor: there are two of {name} in it")
+            if name not in MEMBERS:
                 raise SourceError(f"not a bundle of gpudoctor: {entry.name[:60]!r} does not belong in one")
             found[name] = data[at + _BLOCK : end]
         elif entry.type not in (tarfile.DIRTYPE, tarfile.XHDTYPE, tarfile.XGLTYPE):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from itertools import combinations
@@ -22,6 +21,9 @@ if TYPE_CHECKING:
     from gpudoctor.facts.nvml_process import Collected
 
 F = TypeVar("F", bound=Fact)
+_Told = tuple[Driver, tuple[Gpu, ...], "tuple[GpuPair, ...] | Missing"]
+
+_AROUND = ("pci", "host", "environment", "software", "network", "kernel_log")
 
 # what the parent waits beyond the deadline for its own listener
 _SLACK_S = 1.0
@@ -33,6 +35,7 @@ def collect_live(
     call_deadline_s: float = 2.0,
     progress: Callable[[str], None] | None = None,
     nvml_module: str | None = None,
+    on_interrupt: Callable[[Node], None] | None = None,
 ) -> Node:
     """The facts of this machine, never later than the deadline for the driver.
 
@@ -41,53 +44,54 @@ def collect_live(
     was read before stays, and the leaves that were not reached are Missing (failed) and name
     that call. Neither pynvml nor torch is imported here. `progress` gets a line for people now
     and then. `nvml_module`, as module:factory:argument, stands in for pynvml in tests. Under
-    `gpudoctor fake-driver` the node is the one that is played, and SIMULATED.
+    `gpudoctor fake-driver` the node is the one that is played, and SIMULATED. On any exception in
+    this process (one raised by a signal handler) the collector is ended before it goes on, and
+    `on_interrupt` gets what was known until then.
     """
     played = stand_in(os.environ) if root == Path("/") else None
-    if played is None:
-        return _collect(root, deadline_s, call_deadline_s, progress, nvml_module, lambda: _read_host(root))
-    read = _collect(played.root, deadline_s, call_deadline_s, progress, nvml_module, played.around)
-    return played.placed(read)
-
-
-def _collect(
-    root: Path,
-    deadline_s: float,
-    call_deadline_s: float,
-    progress: Callable[[str], None] | None,
-    nvml_module: str | None,
-    read_around: Callable[[], dict[str, Any]],
-) -> Node:
+    if played is not None:
+        root = played.root
     driver = read_kernel_module(root)
-    if driver.module_loaded is False:
-        return _merge(root, driver, (), Missing("the driver is not loaded"), read_around())
-    from gpudoctor.facts.nvml_process import Collected, Collector
+    collector = None
+    told: _Told = (driver, (), Missing("the driver is not loaded"))
+    stop: BaseException | None = None
+    around: dict[str, Any] = {}
+    if driver.module_loaded is not False:
+        from gpudoctor.facts.nvml_process import Collected, Collector
 
+        try:
+            collector = Collector(root, nvml_module)
+        except OSError as error:  # no more processes or files may be opened, or Python itself is gone
+            told = _complete(Collected(f"the collector could not be started: {error.strerror or error}"), driver)
     try:
-        collector = Collector(root, nvml_module)
-    except OSError as error:  # no more processes or files may be opened, or Python itself is gone
-        nothing = Collected(f"the collector could not be started: {error.strerror or error}")
-        return _merge(root, *_complete(nothing, driver), read_around())
-    answers: list[Collected] = []
-    # a thread that waits on a pipe: the host's readers (journalctl is slow) run meanwhile
-    listener = threading.Thread(
-        target=lambda: answers.append(collector.listen(deadline_s, call_deadline_s, progress)), daemon=True
-    )
-    listener.start()
-    try:
-        host = read_around()
-        listener.join(deadline_s + _SLACK_S)
-    finally:
-        collector.end()
-        listener.join(_SLACK_S)
-        if not listener.is_alive():
-            collector.close()
-    collected = answers[0] if answers else Collected(failure="the collector could not be listened to")
-    return _merge(root, *_complete(collected, driver), host)
+        if collector is not None:
+            collector.listen(deadline_s, call_deadline_s, progress)
+        # the host's readers (journalctl is slow) run meanwhile
+        if played is None:
+            _read_host(root, deadline_s, around)
+        else:
+            around |= played.around()
+        if collector is not None:
+            collector.wait(deadline_s + _SLACK_S)
+    except BaseException as error:  # noqa: BLE001 - raised again below, once what was known is told
+        stop = error
+    words = None if stop is None else f"interrupted by {str(stop) or type(stop).__name__}"
+    if collector is not None:
+        told = _complete(collector.end(call_deadline_s, words), driver)
+    if words is not None:
+        for name in _AROUND:
+            around.setdefault(name, fill(getattr(Node(), name), Missing(words, "failed")))
+    node = _merge(root, *told, around)
+    node = node if played is None else played.placed(node)
+    if stop is not None:
+        if on_interrupt is not None:
+            on_interrupt(node)
+        raise stop
+    return node
 
 
-def _read_host(root: Path) -> dict[str, Any]:
-    """What the readers of everything but the driver tell, by the names that `Node` has for it."""
+def _read_host(root: Path, deadline_s: float, into: dict[str, Any]) -> None:
+    """What the readers of everything but the driver tell, by the names that `Node` has for it; the slow one last."""
     from gpudoctor.facts.environment import read_environment
     from gpudoctor.facts.host import read_host
     from gpudoctor.facts.kernel_log import read_kernel_log
@@ -95,14 +99,12 @@ def _read_host(root: Path) -> dict[str, Any]:
     from gpudoctor.facts.pci import read_pci
     from gpudoctor.facts.software import read_software
 
-    return {
-        "pci": read_pci(root),
-        "host": read_host(root),
-        "kernel_log": read_kernel_log(root),
-        "environment": read_environment(os.environ, root),
-        "software": read_software(),
-        "network": read_network(root),
-    }
+    into["pci"] = read_pci(root)
+    into["host"] = read_host(root)
+    into["environment"] = read_environment(os.environ, root)
+    into["software"] = read_software()
+    into["network"] = read_network(root)
+    into["kernel_log"] = read_kernel_log(root, deadline_s)
 
 
 def _merge(
@@ -119,12 +121,10 @@ def _merge(
     return Node(source=source, driver=driver, gpus=tuple(placed), pairs=pairs, **host)
 
 
-def _complete(
-    collected: Collected, read_before: Driver
-) -> tuple[Driver, tuple[Gpu, ...], tuple[GpuPair, ...] | Missing]:
+def _complete(collected: Collected, read_before: Driver) -> _Told:
     """What the collector told, with a reason in every place that it did not come to."""
     driver = collected.driver or read_before
-    why = {call.gpu: f"{call.call}{_where(call.gpu)} {_ended(call)}" for call in reversed(collected.unanswered)}
+    why = {call.gpu: _ended(call) for call in reversed(collected.unanswered)}
     failure = collected.failure or "the collector did not come to it"
     if collected.failure is not None:
         driver = fill(driver, Missing(failure, "failed"))
@@ -151,12 +151,11 @@ def _complete(
     return driver, tuple(gpus.values()), tuple(pairs)
 
 
-def _where(gpu: int | None) -> str:
-    return "" if gpu is None else f" on GPU {gpu}"
-
-
 def _ended(call: Unanswered) -> str:
-    return f"{call.reason} in {call.waited_s:.1f} s" if call.reason == "did not return" else call.reason
+    where = "" if call.gpu is None else f" on GPU {call.gpu}"
+    if call.reason == "did not return":
+        return f"{call.call}{where} did not return in {call.waited_s:.1f} s"
+    return f"{call.reason}{where}"
 
 
 def fill(fact: F, reason: Missing) -> F:

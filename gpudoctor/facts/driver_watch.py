@@ -192,6 +192,7 @@ class _Reader:
         """
         if not self._asked:
             self.asked_s = monotonic()
+            self.process.starved_s()  # what it wanted for before it was asked does not count
             try:
                 os.write(self._requests, b".")
             except BrokenPipeError:

@@ -7,6 +7,7 @@ import select
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from threading import Event, Thread
 from time import monotonic
 
 import msgspec
@@ -17,7 +18,9 @@ from gpudoctor.facts.nvml_channel import SLOW_CALLS, InFlight, Message
 from gpudoctor.facts.nvml_spawn import MAX_WORDS, DriverProcess, words_of
 
 _TICK_S = 0.05
+_TURN_S = 0.2
 _SLACK_S = 0.5
+MOST_STARVED = 2.0  # still in under a minute where the deadline is the usual 10 s
 _MAX_LINE_BYTES = 16 << 20
 
 Progress = Callable[[str], None]
@@ -55,10 +58,10 @@ class Collected:
 
 
 class Collector:
-    """The process, in its own session and process group.
+    """The process, in its own session and process group, and a thread that listens to it.
 
-    `end` and then `close` must be called; `end` waits only for a moment for a process that will not die.
-    Raise OSError where the process cannot be started.
+    `end` must be called; it waits only for a moment for a process that will not die. Raise OSError
+    where the process cannot be started.
     """
 
     def __init__(self, root: Path, nvml: str | None = None) -> None:
@@ -72,30 +75,64 @@ class Collector:
                 os.close(write_end)
             kept.pop_all()
         self._rest = b""
+        self._collected = Collected()
+        # not Thread.join: a signal's exception in it takes the thread for one that has ended
+        self._heard = Event()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def listen(self, deadline_s: float, call_deadline_s: float, progress: Progress | None = None) -> Collected:
+    def listen(self, deadline_s: float, call_deadline_s: float, progress: Progress | None = None) -> None:
         """Take messages until the end, the deadline, or until every thread that is left sits in a hung call.
 
-        Deadlines count from the start of the process. nvmlInit and the handle lookup may take
-        the whole deadline: without persistence mode they start the GPUs.
+        Deadlines count from the start of the process, and only the time in which the machine let it run: a
+        node full of work is no sick driver. They grow by at most `MOST_STARVED` times the deadline. nvmlInit
+        and the handle lookup may take all of it: without persistence mode they start the GPUs.
         """
-        collected = Collected()
+
+        def listen() -> None:
+            try:
+                self._listen(deadline_s, call_deadline_s, progress)
+            finally:
+                self._heard.set()
+
+        Thread(target=listen, daemon=True).start()
+
+    def wait(self, limit_s: float) -> None:
+        """Until all was said, or nothing more will be; longer than the limit only where the deadline has grown."""
+        end_s = monotonic() + limit_s * (1.0 + MOST_STARVED)
+        # in short turns: a signal that came just before a wait does not end it, and nothing runs its handler
+        while not self._heard.wait(_TURN_S) and monotonic() < end_s:
+            pass
+
+    def end(self, call_deadline_s: float, interrupted: str | None = None) -> Collected:
+        """End the process and its group; what it told. `interrupted`: why it was not let finish, in words."""
+        was_over = self._heard.is_set()
+        late = self._process.late_calls(call_deadline_s)
+        self._process.end()
+        if not self._heard.wait(_SLACK_S):
+            return Collected(interrupted or "the collector could not be listened to")
+        os.close(self._pipe)
+        self._process.close()
+        collected = self._collected
+        if interrupted is not None and not was_over and not collected.ended:
+            collected.unanswered = late
+            collected.failure = words_of(late[0]) if late else interrupted
+        return collected
+
+    def _listen(self, deadline_s: float, call_deadline_s: float, progress: Progress | None) -> None:
+        collected = self._collected
         said = ""
         while not collected.ended:
             now = monotonic()
-            calls, between = self._process.crumbs.read()
-            if now - self._process.started_s > deadline_s or (not between and _all_hang(calls, now, call_deadline_s)):
+            starved_s = min(self._process.starved_s(_TICK_S), MOST_STARVED * deadline_s)
+            calls, between = self._process.calls()
+            over = now - self._process.started_s > deadline_s + starved_s
+            if over or (not between and _all_hang(calls, now, call_deadline_s)):
                 # what was written until now is still taken
                 with suppress(msgspec.MsgspecError, UnicodeDecodeError):
                     while monotonic() < now + _SLACK_S and self._take(collected, 0.0):
                         pass
                 if not collected.ended:
                     self._give_up(collected, calls, now, deadline_s, call_deadline_s)
-                return collected
+                return
             if progress is not None and (words := _progress(collected, calls, now)) != said:
                 progress(words)
                 said = words
@@ -104,13 +141,12 @@ class Collector:
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 # whoever wrote it: nothing that follows can be trusted
                 collected.failure = f"the collector sent something that is no message: {error}"[:MAX_WORDS]
-                return collected
+                return
             if not open_still and not collected.ended:
                 collected.unanswered, collected.failure = self._process.post_mortem()
-                return collected
+                return
         if collected.gpus.keys() - collected.done:
             collected.failure = f"a reader stopped early: {self._process.last_words()}"
-        return collected
 
     def _take(self, collected: Collected, wait_s: float) -> bool | None:
         """Take what the pipe holds; False where nothing came in time, None at its end."""
@@ -140,15 +176,6 @@ class Collector:
             collected.failure = f"the collector did not finish in {deadline_s:g} s{busy}"
             return
         collected.failure = words_of(collected.unanswered[0])
-
-    def close(self) -> None:
-        """Let go of pipe and memory, once nobody listens."""
-        os.close(self._pipe)
-        self._process.close()
-
-    def end(self) -> bool:
-        """End the process and its group; True where nothing is left of it."""
-        return self._process.end()
 
 
 def _all_hang(calls: tuple[InFlight, ...], now: float, call_deadline_s: float) -> bool:

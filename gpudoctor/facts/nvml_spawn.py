@@ -13,9 +13,12 @@ from pathlib import Path
 from time import monotonic
 
 import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.node import Unanswered
-from gpudoctor.facts.nvml_channel import Crumbs, make_memory
+from gpudoctor.facts.nvml_channel import Crumbs, InFlight, make_memory
+from gpudoctor.facts.starvation import Starvation
+from gpudoctor.facts.subprocesses import signal_name
 
 GRACE_S = 0.3
 MAX_WORDS = 300
@@ -54,6 +57,8 @@ class DriverProcess:
                 pass_fds=(*pass_fds, memory),
                 start_new_session=True,
             )
+            self._told_to_end = False
+            self._starvation = Starvation(self._process.pid)
             kept.pop_all()
 
     @property
@@ -70,33 +75,53 @@ class DriverProcess:
     def post_mortem(self, wait_s: float = GRACE_S) -> tuple[tuple[Unanswered, ...], str]:
         """Why it ended before it had said all: the calls it died in, and words.
 
-        Only a crash is laid at the door of the driver's calls; one that is still on its way out after
-        `wait_s` (writing a core, or inside the driver) counts as one.
+        Only a crash is told of the driver's calls, and SIGKILL in one of them: so ends the kernel a caller in
+        whose name the driver's module went wrong (Linux, page_fault_oops). A process that is
+        still on its way out after `wait_s` (writing a core, or inside the driver) counts as crashed.
         """
         status = self.ends_within(wait_s)
-        errors = self._read_errors()
+        if self._told_to_end:
+            return (), f"the {self.name} was ended"
         calls, _ = self.crumbs.read()
-        how = f"the {self.name} died by {_signal_name(-status)}" if status is not None and status < 0 else ""
-        if status is None or -status in _CRASHES:
-            how = how or f"the {self.name} died"
-            # faulthandler: Current thread 0x00007f... (most recent call first):
-            current = re.search(r"^Current thread 0x([0-9a-f]+)", errors, re.MULTILINE)
-            thread = int(current.group(1), 16) if current else None
-            guilty = tuple(call for call in calls if call.thread == thread) or calls
-            now = monotonic()
-            unanswered = tuple(
-                Unanswered(call.call, call.gpu, round(now - call.started_s, 3), f"{how} in {call.call}")
-                for call in guilty
-            ) or (Unanswered(self.name, None, now - self.started_s, how),)
+        how = f"the {self.name} died by {signal_name(-status)}" if status is not None and status < 0 else ""
+        if status is None or -status in _CRASHES or (calls and -status == signal.SIGKILL):
+            unanswered = self._guilty(calls, how or f"the {self.name} died")
             return unanswered, unanswered[0].reason
         return (), how or f"the {self.name} ended with status {status}: {self.last_words()}"
 
+    def _guilty(self, calls: tuple[InFlight, ...], how: str) -> tuple[Unanswered, ...]:
+        """The call it died in; where nobody knows which of several, one of them for no GPU, and all in words."""
+        now = monotonic()
+        if not calls:
+            return (Unanswered(self.name, None, now - self.started_s, how),)
+        # faulthandler: Current thread 0x00007f... (most recent call first):
+        current = re.search(r"^Current thread 0x([0-9a-f]+)", self._read_errors(), re.MULTILINE)
+        thread = int(current.group(1), 16) if current else None
+        guilty = tuple(call for call in calls if call.thread == thread) or calls
+        last = max(guilty, key=lambda call: call.started_s)
+        waited_s = round(now - last.started_s, 3)
+        if len(guilty) == 1:
+            return (Unanswered(last.call, last.gpu, waited_s, f"{how} in {last.call}"),)
+        where = ", ".join(call.call if call.gpu is None else f"{call.call} on GPU {call.gpu}" for call in guilty)
+        return (Unanswered(last.call, None, waited_s, f"{how} in one of {where}"[:MAX_WORDS]),)
+
+    def starved_s(self, meant_s: float | None = None) -> float:
+        """How long it has wanted for a CPU since its start; `meant_s`: the time meant to pass between two looks."""
+        return self._starvation.look(meant_s)
+
+    def calls(self) -> tuple[tuple[InFlight, ...], int]:
+        """The crumbs; a call has begun later by as much as the process wanted for a CPU in it (by the last look)."""
+        calls, between = self.crumbs.read()
+        since = self._starvation.since
+        return tuple(replace(call, started_s=call.started_s + since(call.started_s)) for call in calls), between
+
     def late_calls(self, call_deadline_s: float) -> tuple[Unanswered, ...]:
-        """The calls that have not returned for longer than the deadline."""
+        """The calls that have not returned for longer than the deadline, the want of a CPU left out."""
+        self.starved_s()
         now = monotonic()
         return tuple(
             Unanswered(call.call, call.gpu, round(now - call.started_s, 3))
-            for call in self.crumbs.read()[0]
+            for call in self.calls()[0]
             if now - call.started_s > call_deadline_s
         )
 
@@ -119,6 +144,7 @@ class DriverProcess:
         """End the process and its group; True where nothing is left of it."""
         if self._process.returncode is not None:  # already reaped: its number may be another's
             return True
+        self._told_to_end = True
         for number in (signal.SIGTERM, signal.SIGKILL):
             # a child that has said all ends by itself; this only hurries one that has not
             with suppress(ProcessLookupError):
@@ -147,10 +173,3 @@ def _import_path() -> list[str]:
     except OSError:  # the working directory was removed
         return [entry for entry in sys.path if Path(entry).is_absolute()]
     return [entry for entry in sys.path if (place := Path(entry).resolve()) != here or place == home]
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -7,27 +7,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gpudoctor.facts.gpu import harmless_program
 from gpudoctor.facts.missing import known
 from gpudoctor.facts.node import Node
+from gpudoctor.facts.private_words import REDACTED, PrivateWords, names_someone
 
 T = TypeVar("T")
 
-REDACTED = "redacted"
 # GPU-, MIG- and bare UUIDs: the same one gets the same stand-in everywhere, so relations stay
 _UUID = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")
 _PREFIXED = re.compile(r"\b(GPU-|MIG-)([0-9a-fA-F][0-9a-fA-F-]*)")
-# a number with leading zeros (a VBIOS version) or with a fifth part is no address
-_OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
-_ADDRESS = re.compile(rf"(?<![\d.]){_OCTET}(?:\.{_OCTET}){{3}}(?!\.?\d)")
-_GROUPS = r"[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4})"
-_ADDRESS_6 = re.compile(rf"(?<![\w:.])(?:{_GROUPS}{{7}}|{_GROUPS}{{0,6}}::(?:{_GROUPS}{{0,6}})?)(?![\w:.])")
-_HARDWARE_ADDRESS = re.compile(
-    r"(?<![\w:.])(?:[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2}){5,19}|[0-9a-fA-F]{4}(?::[0-9a-fA-F]{4}){3})(?![\w:.])"
-)
-_HOME = re.compile(r"(/(?:home|Users|root)/)[^/\s:;,'\"]+")
-_PROCESS = re.compile(r"\b((?:pid|name|comm)=)('[^']*'|[^,]*)")
-# the host name that syslog and journalctl put before the kernel's line
-_LOG_HOST = re.compile(r"^((?:\w{3} +\d+ [\d:.]+|\d{4}-\d\d-\d\dT\S+|\[ *[\d.]+\]) )(\S+)(?= kernel: )")
 _SECRET_KEYS = {"serial", "hostname", "user", "board_part_number", "torch_location"}
 # words that are compared or looked up, never free text; a host may be called like one of them
 _VOCABULARY = {
@@ -35,20 +24,16 @@ _VOCABULARY = {
     *("bus_id", "brand", "architecture", "compute_capability", "pci_device_id", "pci_subsystem_id", "vbios"),
     *("device_id", "pci_class", "vendor_id", "cpu_affinity", "cpus", "cpus_usable_list", "event_reasons", "profile"),
     *("library_version", "module_version", "cuda_version", "version", "torch", "torch_cuda", "nccl", "python"),
-    *("kernel", "os_name", "machine", "driver", "cuda", "nccl_copies", "faults", "collected_at", "started_at"),
+    *("kernel", "os_name", "machine", "driver", "cuda", "faults", "collected_at", "started_at"),
 }
-_NAMING_VARIABLES = re.compile(
-    r"SLURM.*(NODE(LIST|NAME)|USER|ACCOUNT|HOST|NAME|DIR|ADDR|PARTITION)|MASTER_ADDR|HOSTNAME|USER|.*_FILE|.*_PATH"
-    r"|.*PLUGIN|.*_DIR|.*_LOGS_SPECS|TORCHELASTIC_RUN_ID"
-)
-_HARMLESS = {"root", "localhost", "none", "true", "false", REDACTED}  # they name nobody
 
 
 def redacted(node: Node) -> Node:
     """The node without serials, host names, users, process names, addresses; UUIDs as consistent stand-ins.
 
-    Kernel lines lose `pid=` and `name=`; variables that name hosts or files lose their values. Bus ids
-    stay: they name slots. The node is judged as before.
+    Kernel lines lose `pid=` and `name=`; variables that name hosts or files lose their values, and
+    paths outside of the distribution's own what they lead to. Bus ids stay: they name slots. The
+    node is judged as before.
     """
     return Redaction(node).node
 
@@ -60,31 +45,13 @@ class Redaction:
     """
 
     def __init__(self, node: Node) -> None:
+        self._words = PrivateWords(node)
         self._stand_ins: dict[str, str] = {}
-        self._secrets: dict[str, str] = {}
         for gpu in node.gpus:
             self._stand_in_of(known(gpu.uuid))
-            self._hide(known(gpu.serial))
             for mig in known(gpu.settings.mig_instances) or ():
                 self._stand_in_of(known(mig.uuid))
-            for process in known(gpu.processes) or ():
-                self._hide(known(process.name), known(process.user))
         self._uuids = [uuid for gpu in node.gpus if (uuid := known(gpu.uuid))]
-        hostname = known(node.host.hostname)
-        self._hide(hostname, (hostname or "").partition(".")[0], known(node.software.torch_location))
-        if node.source.kind != "simulated":
-            self._hide(node.source.name)
-        for place, name in enumerate(node.source.files, 1):
-            self._secrets[name] = f"dump-{place}"
-        for variable in known(node.environment.variables) or ():
-            if _NAMING_VARIABLES.fullmatch(variable.name):
-                self._hide(variable.value)
-        for event in known(node.kernel_log.events) or ():
-            if host := _LOG_HOST.match(event.text):
-                self._hide(host[2])
-        longest_first = sorted(self._secrets, key=len, reverse=True)
-        words = "|".join(re.escape(word) for word in longest_first)
-        self._any_secret = re.compile(rf"(?<![A-Za-z0-9_])(?:{words})(?![A-Za-z0-9_])") if words else None
         self.node = self.of(node)
 
     def of(self, thing: T) -> T:
@@ -94,31 +61,19 @@ class Redaction:
 
     def text(self, text: str) -> str:
         """Free text without the secrets."""
-        text = _LOG_HOST.sub(rf"\1{REDACTED}", text)
-        text = _UUID.sub(lambda match: self._uuid(match.group()), text)
-        text = _HOME.sub(rf"\1{REDACTED}", _PROCESS.sub(rf"\1{REDACTED}", text))
-        for address in (_HARDWARE_ADDRESS, _ADDRESS_6, _ADDRESS):
-            text = address.sub("0.0.0.0", text)
-        if self._any_secret is not None:
-            text = self._any_secret.sub(lambda match: self._secrets[match.group()], text)
-        return text
-
-    def _hide(self, *words: str | None) -> None:
-        for word in words:
-            # a serial has many digits; fewer are any number
-            if word and word.strip() and word.lower() not in _HARMLESS and not (word.isdecimal() and len(word) <= 6):
-                self._secrets[word] = REDACTED
+        return self._words.taken_out(_UUID.sub(lambda match: self._uuid(match.group()), text))
 
     def _stand_in_of(self, uuid: str | None) -> str:
-        """The stand-in of a whole `uuid` leaf; one of another form than usual is a secret word."""
+        """The stand-in of a whole `uuid` leaf; one of another form than usual is a private word."""
         if uuid is None:
             return ""
         if _UUID.search(uuid):
             return _UUID.sub(lambda match: self._uuid(match.group()), uuid)
-        if uuid not in self._secrets:
+        if uuid not in self._stand_ins:
             head = uuid[:4] if uuid.startswith(("GPU-", "MIG-")) else ""
-            self._secrets[uuid] = f"{head}{self._next()}"
-        return self._secrets[uuid]
+            self._stand_ins[uuid] = f"{head}{self._next()}"
+            self._words.add(uuid, self._stand_ins[uuid])
+        return self._stand_ins[uuid]
 
     def _uuid(self, uuid: str) -> str:
         uuid = uuid.lower()
@@ -129,8 +84,7 @@ class Redaction:
         return self._stand_ins[uuid]
 
     def _next(self) -> str:
-        number = len(self._stand_ins) + sum(1 for word in self._secrets.values() if word.endswith("-0000-000000000000"))
-        return f"{number + 1:08x}-0000-0000-0000-000000000000"
+        return f"{len(self._stand_ins) + 1:08x}-0000-0000-0000-000000000000"
 
     def _value(self, value: Any, key: str) -> Any:
         if isinstance(value, dict):
@@ -152,7 +106,8 @@ class Redaction:
         elif key == "variables":
             made = self._variable(raw)
         elif self._names_someone(raw, key) and isinstance(raw.get("name"), str):
-            made["name"] = REDACTED
+            # a desktop's program is no stray job: its name is judged, and names nobody
+            made["name"] = (key == "processes" and harmless_program(raw["name"])) or REDACTED
         elif "index" in raw or "matched_by" in raw:
             made |= {"name": raw["name"]} if "name" in raw else {}  # a model's or a profile's name
         return made
@@ -165,7 +120,7 @@ class Redaction:
 
     def _variable(self, raw: dict[str, Any]) -> dict[str, Any]:
         name, value = raw["name"], raw["value"]
-        if _NAMING_VARIABLES.fullmatch(name):
+        if names_someone(name):
             return {**raw, "value": REDACTED if value else value}
         return {**raw, "value": _PREFIXED.sub(self._shortened, self.text(value))}
 

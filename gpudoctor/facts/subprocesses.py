@@ -6,15 +6,19 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from time import monotonic
+from types import FrameType
+from typing import Any
 
 import msgspec
 
 from gpudoctor.facts.missing import Missing
 
 _GRACE_S = 0.3
+_TURN_S = 0.2
 _CHUNK_BYTES = 1 << 16
 
 
@@ -38,45 +42,79 @@ def run_command(
     environ = dict(os.environ if environ is None else environ)
     environ |= {"LC_ALL": "C", "LANG": "C"}
     give_up_s = monotonic() + deadline_s
-    try:
-        process = subprocess.Popen(
-            list(argv),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environ,
-            start_new_session=True,
-        )
-    except FileNotFoundError:
-        return Missing(f"{argv[0]} is not installed", "absent")
-    except PermissionError:
-        return Missing(f"{argv[0]}: no permission to run it", "denied")
-    except OSError as error:
-        return Missing(f"{argv[0]}: {error.strerror}", "failed")
-    assert process.stdout is not None
     late = Missing(f"{argv[0]} did not end in {deadline_s:g} s", "failed")
+    process = None
     try:
+        with _uninterrupted():
+            process = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environ,
+                start_new_session=True,
+            )
+        assert process.stdout is not None
         output = _read(process.stdout.fileno(), give_up_s, max_bytes)
         if output is None:
             return late
         text = output[:max_bytes].decode("utf-8", "replace")
         if len(output) > max_bytes:
             return Completed(None, text, truncated=True)
-        try:
-            return Completed(process.wait(max(0.0, give_up_s - monotonic())), text)
-        except subprocess.TimeoutExpired:
-            return late
+        return Completed(process.wait(max(0.0, give_up_s - monotonic())), text)
+    except subprocess.TimeoutExpired:
+        return late
+    except FileNotFoundError:
+        return Missing(f"{argv[0]} is not installed", "absent")
+    except PermissionError:
+        return Missing(f"{argv[0]}: no permission to run it", "denied")
+    except OSError as error:
+        return Missing(f"{argv[0]}: {error.strerror}", "failed")
     finally:
-        _end(process)
-        process.stdout.close()
+        if process is not None:
+            _end(process)
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Have what a signal's handler raises wait for the end of the block: inside Popen it would lose the process."""
+    came: list[int] = []
+    handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+    if threading.current_thread() is threading.main_thread():
+        for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            handler = signal.getsignal(ending)
+            if callable(handler):
+                handlers[ending] = handler
+                signal.signal(ending, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, before in handlers.items():
+            signal.signal(number, before)
+        if came:
+            handlers[came[0]](came[0], None)
+
+
+def signal_name(number: int) -> str:
+    """SIGSEGV for 11; "signal 40" where it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _read(pipe: int, give_up_s: float, max_bytes: int) -> bytes | None:
     """Up to one byte more than the limit, or None where the end did not come in time."""
     output = bytearray()
     while len(output) <= max_bytes:
-        if not select.select([pipe], [], [], max(0.0, give_up_s - monotonic()))[0]:
-            return None
+        left_s = give_up_s - monotonic()
+        # in short turns: a signal that came just before a wait does not end it
+        if not select.select([pipe], [], [], min(max(0.0, left_s), _TURN_S))[0]:
+            if left_s <= 0:
+                return None
+            continue
         chunk = os.read(pipe, min(_CHUNK_BYTES, max_bytes + 1 - len(output)))
         if not chunk:
             break

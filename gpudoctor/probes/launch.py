@@ -32,6 +32,7 @@ __all__ = ["ProbePlan", "run_probes"]
 
 _FAILURE_GRACE_S = 1.0  # after one rank failed: the time for the others to notice and say so
 _READ_BYTES = 1 << 16
+_TURN_S = 0.5
 _SPARE_DESCRIPTORS = 4  # what removing a directory takes
 # Until every rank has torch: many times what a warm disk takes, and no longer than users wait
 _IMPORT_LIMIT_S = {"nccl": 60.0, "gloo": 45.0}
@@ -262,7 +263,8 @@ def _watch(
             if give_up_at is None:
                 outcome.time_out(phase_limit_s if phase_deadline < deadline else deadline_s)
             return
-        for rank, line in children.lines(limit - now):
+        # in short turns: a signal that came just before a wait does not end it
+        for rank, line in children.lines(min(limit - now, _TURN_S)):
             if line is None:
                 outcome.pipe_ended(rank)
             else:

@@ -1,12 +1,24 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and only where they were asked for."""
 
 from __future__ import annotations
 
 import os
+import re
+import stat
+import time
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from gpudoctor.errors import UserError
+
+# how long a pipe may wait for the program that is to read it
+READER_DEADLINE_S = 5.0
+_ENXIO, _EEXIST = 6, 17
+_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,6})")
+_STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
+_MAX_LINKS = 40  # as many as the kernel follows
+_THERE = "there is one already, and it is not replaced"
 
 
 class OutputError(UserError):
@@ -14,73 +26,203 @@ class OutputError(UserError):
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write beside the file and rename over it; raise OutputError and leave nothing behind.
+    """Put a file there at one stroke, or replace the one that is; raise OutputError and leave all as it was.
 
-    A device or pipe (/dev/stderr, a FIFO) is written to as it is. Mode follows the umask, as
-    for any file a command writes; node_exporter must be able to read it.
+    A new file's mode follows the umask: node_exporter must be able to read it. One that is
+    replaced keeps its mode, and its owner where that may be. A symbolic link is followed to a
+    file of the link's own directory or to a device, nowhere else. Pipes, terminals and
+    /dev/stdout are written to as they are.
     """
-    import tempfile  # not at the top: it costs start-up time
-
     try:
-        if path.exists() and not path.is_file():
-            if path.is_dir():
-                raise IsADirectoryError(21, "is a directory")
-            with path.open("w", encoding="utf-8") as file:
-                file.write(text)
-            return
-        target = path.resolve()
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())  # noqa: PTH101
-            os.replace(temporary, target)  # noqa: PTH105
-        except BaseException:
-            os.unlink(temporary)  # noqa: PTH108
-            raise
-    except RuntimeError:  # what Path.resolve says of links that lead in a circle
-        raise OutputError(f"{path}: cannot write: too many levels of symbolic links") from None
+        _write(path, text.encode("utf-8", "backslashreplace"))
+    except ValueError:
+        raise OutputError(f"{path}: cannot write: not the name of a file") from None
     except OSError as error:
         raise OutputError(f"{path}: cannot write: {error.strerror or error}") from None
 
 
 def write_new_file(path: Path, data: bytes) -> None:
     """Write a file that is not there yet: whole, or not at all. Raise OutputError; nothing is ever replaced."""
-    import tempfile
-
     try:
         # a link counts as there, wherever it leads
         if os.path.lexists(path):
-            raise FileExistsError(17, "there is one already, and it is not replaced")
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())  # noqa: PTH101
-            _take_name(temporary, path)
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)  # noqa: PTH108
+            raise OutputError(f"{path}: cannot write: {'is a directory' if path.is_dir() else _THERE}")
+        _put(path.parent, path.name, data, like=None, replace=False)
     except ValueError:
         raise OutputError(f"{path}: cannot write: not the name of a file") from None
     except OSError as error:
-        said = "there is one already, and it is not replaced" if error.errno == 17 else error.strerror or error
+        said = _THERE if error.errno == _EEXIST else error.strerror or error
         raise OutputError(f"{path}: cannot write: {said}") from None
 
 
-def _take_name(temporary: str, path: Path) -> None:
+def _write(path: Path, data: bytes) -> None:
+    folder = path.parent.stat()
+    if os.path.lexists(path):
+        _refuse_foreign(path, path.lstat(), folder)
+    number = _descriptor(path)
+    if number is not None:
+        _pour(os.dup(number), data)
+        return
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        there = None
+    if there is not None:
+        if stat.S_ISDIR(there.st_mode):
+            raise OutputError(f"{path}: cannot write: is a directory")
+        if stat.S_ISBLK(there.st_mode):
+            raise OutputError(f"{path}: cannot write: is a disk")
+        if stat.S_ISCHR(there.st_mode):
+            _pour(_open_stream(path, there), data)
+            return
+    name = path.name
+    if path.is_symlink():
+        name = _name_behind(path)
+        if there is not None:
+            _refuse_foreign(path, there, folder)
+    if there is not None and not stat.S_ISREG(there.st_mode):
+        _pour(_open_stream(path, there), data)
+        return
+    if there is not None and not os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise OutputError(f"{path}: cannot write: it is there and must not be written to")
+    _put(path.parent, name, data, like=there, replace=True)
+
+
+def _refuse_foreign(path: Path, found: os.stat_result, folder: os.stat_result) -> None:
+    """Raise OutputError for what another user has laid out in /tmp or its like, to catch what is written to it."""
+    is_anyones = folder.st_mode & stat.S_ISVTX and folder.st_mode & stat.S_IWOTH
+    if is_anyones and found.st_uid not in (os.geteuid(), folder.st_uid):
+        raise OutputError(
+            f"{path}: cannot write: it belongs to another user (uid {found.st_uid}), in a directory where everyone may "
+            "write; take another name"
+        )
+
+
+def _name_behind(link: Path) -> str:
+    """The name of the file that a link leads to, in the link's own directory. Raise OutputError."""
+    place, name = os.path.split(os.path.realpath(link))
+    if place != os.path.realpath(link.parent):
+        raise OutputError(
+            f"{link}: cannot write: it is a link into another directory, to {place}/{name}, and is not followed; "
+            "name that file itself"
+        )
+    return name
+
+
+def _descriptor(path: Path) -> int | None:
+    """The open file that /dev/stdout, /dev/fd/63 and their like stand for.
+
+    Not to be opened by name: where it is a file, that would cut off what was appended to it.
+    """
+    name = os.path.abspath(path)  # noqa: PTH100 - links must not be followed here
+    for _ in range(_MAX_LINKS):
+        if name in _STREAMS:
+            return _STREAMS[name]
+        if match := _DESCRIPTOR.fullmatch(name):
+            return int(match[1])
+        try:
+            name = os.path.normpath(os.path.join(os.path.dirname(name), os.readlink(name)))  # noqa: PTH115, PTH118, PTH120
+        except OSError:
+            return None
+    return None
+
+
+def _open_stream(path: Path, seen: os.stat_result) -> int:
+    """Open a pipe or a device as it is; a pipe must find its reader in time."""
+    deadline = time.monotonic() + READER_DEADLINE_S
+    while True:
+        try:
+            number = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            break
+        except OSError as error:
+            if error.errno != _ENXIO or not stat.S_ISFIFO(seen.st_mode):
+                raise
+            if time.monotonic() > deadline:
+                raise OutputError(f"{path}: cannot write: nobody reads this pipe") from None
+            time.sleep(0.02)
+    now = os.fstat(number)
+    if (now.st_dev, now.st_ino) != (seen.st_dev, seen.st_ino):
+        os.close(number)
+        raise OutputError(f"{path}: cannot write: it was changed at this very moment")
+    os.set_blocking(number, True)
+    return number
+
+
+def _pour(number: int, data: bytes) -> None:
+    with os.fdopen(number, "wb") as stream:
+        stream.write(data)
+
+
+def _put(place: Path, name: str, data: bytes, *, like: os.stat_result | None, replace: bool) -> None:
+    """Give a whole file its name in `place`; `like`: whose mode and owner it gets. Raise OSError.
+
+    All of it happens in one open directory: whatever becomes of the path meanwhile, nothing is
+    written elsewhere.
+    """
+    folder = os.open(place, getattr(os, "O_PATH", 0) | os.O_DIRECTORY | os.O_CLOEXEC)
+    temporary = f".gpudoctor-{os.urandom(8).hex()}.tmp"
+    try:
+        if not _appeared_whole(folder, temporary, data, like):
+            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+            _fill(os.open(temporary, flags, 0o600, dir_fd=folder), data, like).close()
+        if replace:
+            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        else:
+            _take_name(folder, temporary, name)
+    finally:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        os.close(folder)
+
+
+def _appeared_whole(folder: int, name: str, data: bytes, like: os.stat_result | None) -> bool:
+    """Whether the file system can make a file without a name, which gets one when it is whole.
+
+    Nothing is left of it where this process is killed before.
+    """
+    try:
+        number = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    except (OSError, AttributeError):  # older or remote file systems; not Linux
+        return False
+    with _fill(number, data, like):
+        try:
+            os.link(f"/proc/self/fd/{number}", name, dst_dir_fd=folder, follow_symlinks=True)
+        except OSError:  # no /proc, no hard links
+            return False
+    return True
+
+
+def _fill(number: int, data: bytes, like: os.stat_result | None) -> BinaryIO:
+    """Write all of it to the disk and give the file, still open."""
+    file = os.fdopen(number, "wb")
+    try:
+        if like is None:
+            os.fchmod(number, 0o666 & ~_umask())
+        else:
+            for uid, gid in ((like.st_uid, like.st_gid), (-1, like.st_gid)):
+                with suppress(OSError):
+                    os.fchown(number, uid, gid)
+                    break
+            os.fchmod(number, like.st_mode & 0o777)
+        file.write(data)
+        file.flush()
+        os.fsync(number)
+    except BaseException:
+        with suppress(OSError):  # what is still buffered fails again
+            file.close()
+        raise
+    return file
+
+
+def _take_name(folder: int, temporary: str, name: str) -> None:
     """Give the file its name, which must be free."""
     try:
-        os.link(temporary, path)
+        os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except FileExistsError:
         raise
     except OSError:  # a file system without hard links: hold the name, then replace what holds it
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        os.replace(temporary, path)  # noqa: PTH105
+        os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600, dir_fd=folder))
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def _umask() -> int:

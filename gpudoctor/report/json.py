@@ -6,13 +6,14 @@ from pathlib import Path
 
 import msgspec
 
+from gpudoctor.json_text import terminal_safe
 from gpudoctor.report.report import Report
 
 
 def render_json(report: Report) -> str:
     """One line of JSON, ending in a newline; `jq .` makes it pretty, logs want it on one line."""
     try:
-        return msgspec.json.encode(report).decode() + "\n"
+        return terminal_safe(msgspec.json.encode(report)).decode() + "\n"
     except UnicodeEncodeError:  # a name that is not UTF-8; the standard library escapes it
         import json
 

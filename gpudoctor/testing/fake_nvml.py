@@ -7,9 +7,10 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import wraps
-from inspect import signature
+from inspect import isfunction, signature
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import msgspec
 import pynvml
 
 from gpudoctor.errors import UserError
+from gpudoctor.facts.missing import known
 from gpudoctor.facts.node import Node, Unanswered
 from gpudoctor.testing.answers import Answers
 from gpudoctor.testing.installed import replace_functions
@@ -83,8 +85,8 @@ class FakeNvml:
     Use it as it is where code takes the module as an argument; `install` (or `with`) puts it into
     pynvml itself. `node` are the facts it answers from. `calls` counts calls by (name, GPU),
     `unknown` names functions that the fake does not know and answered with
-    NVMLError_FunctionNotFound. Raise UserError for a source that cannot be read and for an
-    unknown fault.
+    NVMLError_FunctionNotFound. Raise UserError for a source that cannot be read, for an
+    unknown fault and for one that would never strike.
     """
 
     def __init__(
@@ -99,6 +101,9 @@ class FakeNvml:
         if wrong:
             raise UserError(f"a fault is a name of the fault kit, as gpu-lost@2, or a Fault, not {wrong[0]!r}")
         self.node = load(source, [fault for fault in faults if isinstance(fault, str)])
+        for fault in faults:
+            if isinstance(fault, Fault):
+                _refuse_idle(fault, self.node)
         self.calls: Counter[tuple[str, int | None]] = Counter()
         self.unknown: set[str] = set()
         self.answers = Answers(self.node)
@@ -186,8 +191,7 @@ class FakeNvml:
     def _matching(self, name: str, gpu: int | None) -> list[Fault]:
         found = []
         for place, fault in enumerate(self._faults):
-            named = fnmatchcase(name, fault.call) or _VERSION.sub("", name) == fault.call
-            if named and fault.gpu in (None, gpu):
+            if _is_named(name, fault.call) and fault.gpu in (None, gpu):
                 with self._lock:
                     self._hits[place, gpu] += 1
                     if self._hits[place, gpu] >= fault.from_call:
@@ -210,11 +214,15 @@ class FakeNvml:
     def _fields(self, handle: FakeHandle, wanted: list[Any]) -> Any:
         """Each wanted one is (field id, scope), or a field id alone."""
         values = (pynvml.c_nvmlFieldValue_t * len(wanted))()
-        faults = [fault for fault in self._faults if fault.field is not None and fault.gpu in (None, handle.index)]
+        striking = [
+            fault
+            for place, fault in enumerate(self._faults)
+            if fault.field is not None and self._hits[place, handle.index] >= max(fault.from_call, 1)
+        ]
         for value, asked in zip(values, wanted, strict=True):
             field, scope = asked if isinstance(asked, tuple | list) else (asked, 0)
             value.fieldId, value.scopeId = field, scope
-            fault = next((fault for fault in faults if fault.field == field), None)
+            fault = next((fault for fault in striking if fault.field == field), None)
             if field > self._last_field:
                 value.nvmlReturn = pynvml.NVML_ERROR_INVALID_ARGUMENT
                 continue
@@ -231,6 +239,28 @@ class FakeNvml:
             else:
                 value.valueType, value.value.ullVal = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, number
         return values
+
+
+def _refuse_idle(fault: Fault, node: Node) -> None:
+    """Raise UserError for a fault that would never strike: the test would pass without it."""
+    asked = f"Fault({fault.call!r}{'' if fault.gpu is None else f', gpu={fault.gpu}'})"
+    names = [name for name, real in vars(pynvml).items() if name.startswith("nvml") and isfunction(real)]
+    if not any(_is_named(name, fault.call) for name in names):
+        near = get_close_matches(fault.call, names, n=2)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise UserError(f"{asked}: pynvml has no such function{hint}")
+    count = known(node.driver.device_count)
+    if fault.gpu is not None and fault.gpu not in range(max(len(node.gpus), count or 0)):
+        raise UserError(f"{asked}: the node has {len(node.gpus)} GPUs, counted from 0")
+    if fault.field is not None and fault.code is None and fault.value is None:
+        raise UserError(f"{asked}: a field is struck by code= or value=")
+    if fault.code is None and fault.value is None and not (fault.hang or fault.crash or fault.delay_s):
+        raise UserError(f"{asked}: it says nothing of what goes wrong: code=, value=, delay_s=, hang= or crash=")
+
+
+def _is_named(name: str, call: str) -> bool:
+    """Whether the function is one that a fault's `call` means."""
+    return fnmatchcase(name, call) or _VERSION.sub("", name) == call
 
 
 def _gpu_of(name: str, args: tuple[Any, ...]) -> int | None:

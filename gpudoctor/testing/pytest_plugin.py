@@ -62,11 +62,12 @@ def _made(*args: Any, **named: Any) -> FakeNvml:
     from gpudoctor.errors import UserError
     from gpudoctor.testing.fake_nvml import FakeNvml
 
-    if len(args) > 1 or named.keys() - ({"faults"} if args else {"source", "faults"}):
-        pytest.fail(f"gpu_node takes a node and faults=[...], not {args} {named}; see: pytest --markers", pytrace=False)
-    source = args[0] if args else named.get("source", DEFAULT_NODE)
+    if len(args) > 2 or named.keys() - {"source", "faults"} or named.keys() & set(("source", "faults")[: len(args)]):
+        shown = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in named.items())])
+        pytest.fail(f"gpu_node takes a node and faults=[...], not ({shown}); see: pytest --markers", pytrace=False)
+    asked = dict(zip(("source", "faults"), args, strict=False)) | named
     try:
-        return FakeNvml(source, named.get("faults", ()))
+        return FakeNvml(asked.get("source", DEFAULT_NODE), asked.get("faults", ()))
     except UserError as error:
         why = f"gpu_node: {error}"
     # not inside `except`, whose error pytest would show as well

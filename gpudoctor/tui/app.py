@@ -10,13 +10,14 @@ from typing import ClassVar
 
 from textual import on
 from textual.app import App, ComposeResult, SystemCommand
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.widgets import Footer, Input, TabbedContent, TabPane
 
 from gpudoctor.checks.registry import Level
 from gpudoctor.facts.watched import Opening, Tick
+from gpudoctor.tui.bindings import KEYS, MAIN_ACTIONS, PLAYBACK_ACTIONS
 from gpudoctor.tui.check_list import CheckList
 from gpudoctor.tui.checker import Checker
 from gpudoctor.tui.feed import Feed, Trouble
@@ -32,9 +33,6 @@ from gpudoctor.tui.themes import THEMES, next_theme
 from gpudoctor.tui.time_slider import Sought, TimeSlider
 from gpudoctor.tui.words import clock as clock_words
 
-_PLAYBACK_ACTIONS = ("pause", "faster", "seek", "seek_end")
-_MAIN_ACTIONS = (*("help", "run_one", "run_all", "level", "problems", "filter", "save", "tab", *_PLAYBACK_ACTIONS),)
-
 
 class Doctor(App[int]):
     """The screen. `feed` brings the lines, `checker` runs the checks; `clock` is Unix time.
@@ -45,31 +43,7 @@ class Doctor(App[int]):
     CSS_PATH = "app.tcss"
     TITLE = "gpudoctor"
     ENABLE_COMMAND_PALETTE = True
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "quit", "Quit"),
-        Binding("question_mark", "help", "Help", key_display="?"),
-        Binding("c", "cancel", "Cancel", tooltip="End the check that runs, with what it has learnt"),
-        Binding("space", "pause", "Pause", tooltip="Pause the recording, or go on"),
-        Binding("r", "run_one", "Check", tooltip="Run the chosen check again"),
-        Binding("R", "run_all", "All", tooltip="Run all checks, as deep as last chosen (quick at first)"),
-        Binding("l", "level", "Level", tooltip="Choose a level and run all checks at it"),
-        Binding("f", "problems", "Problems", tooltip="Only problems in the check list, or all again"),
-        Binding("slash", "filter", "Filter", key_display="/", tooltip="Filter the check list"),
-        Binding("s", "save", "Save", tooltip="Save the report as JSON or HTML"),
-        Binding("t", "theme", "Theme", tooltip="Next theme: dark, light, colour-blind"),
-        Binding("x", "export", "Export", tooltip="Export the screen as SVG into the working directory"),
-        *(
-            Binding(str(n), f"tab('{name}')", title, show=False, tooltip=f"Turn to {title}")
-            for n, (name, title) in enumerate(TABS, 1)
-        ),
-        Binding("plus,equals_sign", "faster(1)", "Faster", key_display="+", show=False),
-        Binding("minus", "faster(-1)", "Slower", key_display="-", show=False),
-        Binding("left", "seek(-1)", "10 s back", show=False),
-        Binding("right", "seek(1)", "10 s on", show=False),
-        Binding("home", "seek_end(-1)", "To the beginning", show=False),
-        Binding("end", "seek_end(1)", "To the end", show=False),
-        Binding("ctrl+z", "suspend_process", "Suspend", show=False, tooltip="Back to the shell; fg returns"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [*KEYS]
 
     def __init__(
         self,
@@ -267,12 +241,12 @@ class Doctor(App[int]):
     # ---- keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action in _PLAYBACK_ACTIONS:
+        if action in PLAYBACK_ACTIONS:
             return isinstance(self._feed, PlaybackFeed) and not self._modal
         if action == "cancel":
             return self.state.running is not None
         # a modal screen has keys of its own
-        return not (self._modal and action in _MAIN_ACTIONS)
+        return not (self._modal and action in MAIN_ACTIONS)
 
     @property
     def _modal(self) -> bool:

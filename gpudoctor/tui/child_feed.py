@@ -65,6 +65,7 @@ class ChildFeed:
                     else:
                         pause_s = 1.0
                     yield came
+                    await asyncio.sleep(0)  # lines that wait already must not keep the screen from its keys
                 else:
                     return
                 words = await child.last_words()

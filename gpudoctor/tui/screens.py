@@ -173,9 +173,6 @@ class SaveScreen(ModalScreen[str | None]):
         except UserError as error:
             self._say(str(error))
             return
-        except ValueError as error:  # a zero byte in the name
-            self._say(f"{path}: {error}")
-            return
         self.dismiss(str(path))
 
     def _text(self) -> str:

@@ -9,11 +9,13 @@ from typing import Literal
 from gpudoctor.checks.finding import Finding, Status
 from gpudoctor.checks.registry import Level
 from gpudoctor.facts.node import Node
-from gpudoctor.facts.watched import GpuTick, HostTick, Opening, ProcessTick, Tick
+from gpudoctor.facts.watched import WATCHED, GpuTick, HostTick, Opening, ProcessTick, Tick
 from gpudoctor.report.report import Report
 
 HISTORY_TICKS = 600
 LOG_LINES = 2000
+# another machine may tell anything, and without end
+MOST_GPUS, MOST_NAMES, LONGEST_LINE = 1024, 64, 2000
 LogKind = Literal["kernel", "driver", "run", "note"]
 
 
@@ -107,9 +109,14 @@ class State:
     def take(self, tick: Tick) -> None:
         """Add one moment: the newest readings, the history, kernel lines, and whether the driver answers."""
         self.tick = tick
-        for sample in tick.gpus:
+        for sample in tick.gpus[:MOST_GPUS]:
+            if sample.gpu not in self.latest and len(self.latest) >= MOST_GPUS:
+                continue
             self.latest[sample.gpu] = _merged(self.latest.get(sample.gpu), sample)
-            for name, value in sample.readings.items():
+            for name in WATCHED:
+                value = sample.readings.get(name)
+                if value is None:
+                    continue
                 series = self.history.setdefault((sample.gpu, name), deque(maxlen=HISTORY_TICKS))
                 series.append((tick.at_s, value))
         if self.node is not None and tick.silence is None:
@@ -117,7 +124,7 @@ class State:
         self.host = tick.host or self.host
         self.processes = self.processes if tick.processes is None else tick.processes
         for event in tick.kernel:
-            self.log.append(LogLine(tick.at_s, "kernel", event.text))
+            self.log.append(LogLine(tick.at_s, "kernel", event.text[:LONGEST_LINE]))
         if tick.silence is None:
             self.answered(tick.at_s)
         else:
@@ -136,6 +143,7 @@ class State:
 
     def silent(self, why: str, since_s: float) -> None:
         """Nothing comes any more; the first reason and time stay until something does."""
+        why = why[:LONGEST_LINE]
         if self.trouble is None:
             self.log.append(LogLine(since_s, "driver", why))
             self.trouble_since_s = since_s
@@ -188,11 +196,14 @@ def _merged(before: GpuTick | None, now: GpuTick) -> GpuTick:
     # what is told again is no longer unread, and what fails now is no longer known
     unread = {name: why for name, why in {**before.unread, **now.unread}.items() if name not in now.readings}
     readings = {name: value for name, value in {**before.readings, **now.readings}.items() if name not in unread}
+    counters = {**before.counters, **now.counters}
+    if len(unread) + len(readings) + len(counters) > MOST_NAMES:
+        return now
     return GpuTick(
         gpu=now.gpu,
         readings=readings,
         events=before.events if now.events is None else now.events,
-        counters={**before.counters, **now.counters},
+        counters=counters,
         links_up=before.links_up if now.links_up is None else now.links_up,
         links=before.links if now.links is None else now.links,
         unread=unread,

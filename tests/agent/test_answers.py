@@ -16,8 +16,8 @@ import pytest
 from gpudoctor.agent.access import Gate, address_of, listening_socket, token_of
 from gpudoctor.agent.listener import Listener
 from gpudoctor.checks.finding import Status
+from gpudoctor.command_line import parsed
 from gpudoctor.errors import UserError
-from gpudoctor.options import parsed
 from tests.agent.running import DEADLINE_S, HEALTHY, TOKEN, Agent, agent, refused, wait_for
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpudoctor.facts.gpu import GpuProcess
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import KernelEvent, Node, Variable, from_json, to_json
+from gpudoctor.facts.gpu import GpuProcess, MigInstance
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.node import Interface, KernelEvent, Node, Variable, from_json, to_json
 from gpudoctor.facts.redact import Redaction, redacted
 from gpudoctor.facts.simulated import apply_faults, faults, load_node, node_names
 from gpudoctor.facts.simulated_wiring import put
@@ -35,6 +35,24 @@ SECRETS = {
     "hardware address": "98:03:9b:12:34:56",
     "home": "/home/amelie/run5",
     "job": "hopper[17-24]",
+    "host in capitals": "HOPPER17",
+    "other host of the job": "hopper18",
+    "other host of the domain": "login1.lab.example.org",
+    "host of no known kind": "rackA-slot9",
+    "that in capitals": "RACKA-SLOT9",
+    "second user": "bernd",
+    "home of the second user": "/home/bernd",
+    "word of a command line": "secret_plan.py",
+    "scratch": "/scratch/amelie_proj",
+    "pipe of MPS": "/tmp/mps_of_amelie",
+    "copy of NCCL": "/data/venvs/secretproj",
+    "address of AWS": "ip-10-20-30-41",
+    "second address 6": "2001:db8::17",
+    "network card": "98039b123456",
+    "instance": "i-0abc1234def567890",
+    "mail": "amelie@example.org",
+    "node guid": "9803:9b03:0012:3456",
+    "MIG instance": "11112222-3333-4444-5555-666677778888",
 }
 
 
@@ -42,7 +60,15 @@ def named_node() -> Node:
     """A broken node that names people and machines wherever facts can."""
     node = apply_faults(load_node("hgx-h100-8", {}), [FAULT, "ecc-uncorrected@5"])
     gpus = list(node.gpus)
-    gpus[2] = put(gpus[2], "processes", (GpuProcess(4711, SECRETS["process"], user=SECRETS["user"], memory_mib=9000),))
+    processes = (
+        GpuProcess(4711, SECRETS["process"], user=SECRETS["user"], memory_mib=9000),
+        GpuProcess(4712, f"python3 {SECRETS['word of a command line']}", user=SECRETS["second user"], memory_mib=9000),
+        GpuProcess(4713, "/usr/lib/xorg/Xorg", user="root", memory_mib=40, kind="C+G"),
+    )
+    gpus[1] = put(gpus[1], "processes", processes[2:])
+    gpus[2] = put(gpus[2], "processes", processes)
+    mig = MigInstance(f"MIG-{SECRETS['MIG instance']}", profile="1g.10gb")
+    gpus[3] = put(gpus[3], "settings.mig_instances", (mig,))
     gpus[4] = put(
         gpus[4], "thermal.memory_c", Missing(f"{SECRETS['home']}: cannot be read on {SECRETS['host']}", "failed")
     )
@@ -53,15 +79,32 @@ def named_node() -> Node:
         Variable("NCCL_TOPO_FILE", f"{SECRETS['home']}/topo.xml", path_exists=True),
         Variable("SLURM_JOB_NODELIST", SECRETS["job"]),
         Variable("NCCL_COMM_ID", f"{SECRETS['address']}:5000"),
+        Variable("NCCL_HOSTID", SECRETS["host of no known kind"]),
+        Variable("NCCL_SOCKET_IFNAME", f"enx{SECRETS['network card']}"),
+        Variable("NCCL_OF_OURS", f"{SECRETS['mail']};{SECRETS['instance']};{SECRETS['second address 6']}"),
+        Variable("CUDA_MPS_PIPE_DIRECTORY", SECRETS["pipe of MPS"]),
+        Variable("CUDA_HOME", "/usr/local/cuda"),
+        Variable("CUDA_OF_OURS", f"{SECRETS['scratch']}/cuda:{SECRETS['home of the second user']}"),
+        Variable("TORCHELASTIC_OF_OURS", f"{SECRETS['other host of the job']}:29500"),
     )
     events = (
         KernelEvent("xid", f"Nov 21 10:00:00 {SECRETS['host']} kernel: NVRM: Xid (PCI:{gpus[5].bus_id}): 63, pid=4711, "
                     f"name=llm_secret.py, row of {uuid} at {SECRETS['address']} {SECRETS['address 6']} "
                     f"{SECRETS['hardware address']}", 63, gpus[5].bus_id),
+        KernelEvent("xid", f"2026-11-21T10:00:00.123456+00:00 {SECRETS['domain']} kernel: NVRM: Xid "
+                    f"(PCI:{gpus[5].bus_id}): 63, pid=4712, name=python3, {SECRETS['host in capitals']} "
+                    f"{SECRETS['address of AWS']} {SECRETS['other host of the domain']} "
+                    f"{SECRETS['node guid']} {gpus[6].serial} {mig.uuid} enx{SECRETS['network card']} "
+                    f"{SECRETS['scratch']} {SECRETS['that in capitals']} {SECRETS['word of a command line']}",
+                    63, gpus[5].bus_id),
     )  # fmt: skip
     node = put(node, "gpus", tuple(gpus))
     node = put(node, "host.hostname", SECRETS["domain"])
     node = put(node, "software.torch_location", f"{SECRETS['home']}/venv/torch")
+    copies = (f"{SECRETS['copy of NCCL']}/lib/libnccl.so.2", "/usr/lib/x86_64-linux-gnu/libnccl.so.2")
+    node = put(node, "software.nccl_copies", copies)
+    card = Interface(f"enx{SECRETS['network card']}", "up")
+    node = put(node, "network.interfaces", (Interface("eth0", "up"), card))
     node = put(node, "environment.variables", variables)
     node = put(node, "kernel_log.events", events)
     return put(node, "source", msgspec.structs.replace(node.source, kind="live", name=SECRETS["host"]))
@@ -143,6 +186,14 @@ def test_a_redacted_bundle_names_nobody_and_is_judged_the_same(
     assert [gpu["uuid"] for gpu in report["gpus"]] == uuids
     assert facts.environment.get("CUDA_VISIBLE_DEVICES") == ",".join(map(str, uuids))
     assert str(uuids[6]).removeprefix("GPU-").encode() in files["kernel.log"]
+    (mig,) = known(facts.gpus[3].settings.mig_instances) or ()
+    assert str(mig.uuid).encode() in files["kernel.log"]
+    assert facts.environment.get("NCCL_SOCKET_IFNAME") in [card.name for card in known(facts.network.interfaces) or ()]
+    assert b"enx000000000001" in files["kernel.log"]
+    # what names nobody stays
+    assert facts.environment.get("CUDA_HOME") == "/usr/local/cuda"
+    assert facts.software.nccl_copies == ("/redacted/libnccl.so.2", "/usr/lib/x86_64-linux-gnu/libnccl.so.2")
+    assert [process.name for process in known(facts.gpus[2].processes) or ()] == ["redacted", "redacted", "xorg"]
     # slots keep their names
     assert [gpu.bus_id for gpu in facts.gpus] == [gpu.bus_id for gpu in named_node().gpus]
     assert f"Xid (PCI:{facts.gpus[5].bus_id}): 63".encode() in files["kernel.log"]
@@ -160,6 +211,14 @@ def test_a_redacted_report_names_nobody_in_any_format(gpudoctor: Gpudoctor, fact
     assert "pcie.link-width" in shown.out or form in ("nagios", "prometheus")
     for secret in secrets_of(named_node()):
         assert secret not in shown.out, secret
+
+
+def test_redacted_facts_name_nobody(gpudoctor: Gpudoctor, facts_file: str) -> None:
+    plain = gpudoctor("facts", "--node", facts_file).out
+    shown = gpudoctor("facts", "--redact", "--node", facts_file).out
+    for secret in secrets_of(named_node()):
+        assert secret in plain, secret
+        assert secret not in shown, secret
 
 
 def test_an_error_is_redacted_too(gpudoctor: Gpudoctor, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from gpudoctor.checks.registry import registry
+from gpudoctor.command_line import parsed
 from gpudoctor.config import load_config
-from gpudoctor.options import parsed
 from tests.cluster.manifests import FOLDER, Manifest, commands, commands_in, manifests, script_of, the
 from tests.conftest import ROOT
 

@@ -9,9 +9,9 @@ import pytest
 
 from gpudoctor.cluster import launchers
 from gpudoctor.cluster.launchers import chosen_launcher, launch_with
+from gpudoctor.command_line import parsed
 from gpudoctor.errors import UserError
 from gpudoctor.facts.subprocesses import Completed
-from gpudoctor.options import parsed
 
 
 def asked(*words: str) -> argparse.Namespace:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.options import parsed
+from gpudoctor.command_line import parsed
 from tests.cluster.slurm import HOOKS
 from tests.conftest import ROOT
 

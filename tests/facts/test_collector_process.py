@@ -7,15 +7,21 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from gpudoctor.checks.finding import Status
 from gpudoctor.facts.collect import collect_live
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Host
+from gpudoctor.testing import fake_nvml
 from gpudoctor.testing.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
+from tests.checks.one_check import judge
 from tests.conftest import ROOT
 from tests.facts.live_nodes import as_read, collect
 from tests.facts.nvml_nodes import make_node, make_root
@@ -51,6 +57,73 @@ def test_a_collector_that_is_killed_or_garbled_is_a_failure_and_not_the_drivers(
     assert node.driver.init_code.kind == "failed"
     assert words in node.driver.init_code.reason
     assert node.gpus == ()
+
+
+def dying(number: signal.Signals) -> Callable[[str], FakeNvml]:
+    """A driver in whose calls, where the script has a crash, the process dies by this signal."""
+
+    def make(path: str) -> FakeNvml:
+        def die(_: int) -> None:
+            os.kill(os.getpid(), number)
+            threading.Event().wait()
+
+        vars(fake_nvml)["ctypes"] = SimpleNamespace(string_at=die)
+        return from_file(path)
+
+    return make
+
+
+by_sigkill, by_sigabrt, by_sigterm = dying(signal.SIGKILL), dying(signal.SIGABRT), dying(signal.SIGTERM)
+DRAW = "nvmlDeviceGetTemperature"
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGKILL", Status.UNKNOWN), ("SIGABRT", Status.FAIL)])
+def test_a_collector_that_dies_in_a_call_names_that_call_and_gpu_and_keeps_the_other(
+    root: Path, name: str, status: Status
+) -> None:
+    told = make_node(2)
+    # it waits until the other GPU is done
+    slow, crash = Fault(DRAW, gpu=1, delay_s=1.0), Fault(DRAW, gpu=1, crash=True)
+    maker = f"tests.facts.test_collector_process:by_{name.lower()}"
+    node = collect(root, told, slow, crash, maker=maker)
+    (died,) = node.driver.unanswered
+    assert (died.call, died.gpu, died.reason) == (DRAW, 1, f"the collector died by {name} in {DRAW}")
+    assert as_read(node.gpus[0]) == told.gpus[0]
+    assert isinstance(node.gpus[1].thermal.gpu_c, Missing)
+    [finding] = judge("driver.responsive", node).findings
+    assert finding.status is status, "memory that ran out kills like an Oops does, and is no fault of the driver"
+    assert f"the collector died by {name} in {DRAW} on GPU 1" in str(finding.found or finding.reason)
+    assert "did not return" not in str(finding.evidence)
+
+
+def test_where_nobody_knows_in_which_call_it_was_killed_no_gpu_is_convicted(root: Path) -> None:
+    hang, crash = Fault(DRAW, gpu=0, hang=True), Fault(DRAW, gpu=1, crash=True)
+    slow = Fault(DRAW, gpu=1, delay_s=1.0)
+    node = collect(root, make_node(2), hang, slow, crash, maker="tests.facts.test_collector_process:by_sigkill")
+    (died,) = node.driver.unanswered
+    assert died.gpu is None
+    assert f"{DRAW} on GPU 0, {DRAW} on GPU 1" in died.reason
+
+
+def test_a_collector_that_somebody_asked_to_end_is_no_fault_of_the_driver(root: Path) -> None:
+    crash = Fault(DRAW, gpu=1, crash=True)
+    node = collect(root, make_node(2), crash, maker="tests.facts.test_collector_process:by_sigterm")
+    assert node.driver.unanswered == ()
+    assert isinstance(node.driver.calls, Missing)
+    assert node.driver.calls == Missing("the collector died by SIGTERM", "failed")
+
+
+def test_a_collector_that_the_kernel_does_not_let_go_is_never_waited_for(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("gpudoctor.facts.nvml_spawn.os.killpg", lambda group, number: None)  # as in state D
+        node = collect(root, make_node(2), Fault(DRAW, gpu=1, hang=True), call_deadline_s=0.5)
+    [stuck] = psutil.Process().children()
+    assert stuck.is_running()
+    assert [(call.call, call.gpu) for call in node.driver.unanswered] == [(DRAW, 1)]
+    stuck.kill()
+    os.waitpid(stuck.pid, 0)
 
 
 def test_where_no_process_can_be_started_the_driver_is_unknown_and_the_host_is_read(

@@ -377,6 +377,30 @@ def test_a_journal_without_kernel_lines_leaves_the_log_denied(
     assert read_kernel_log(Path("/")).events == Missing("/dev/kmsg: no permission", "denied")
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Missing("journalctl did not end in 5 s", "failed"), "journalctl did not end in 5 s"),
+        (Completed(-9, JOURNAL), "journalctl was ended by SIGKILL"),
+    ],
+    ids=["hangs", "dies"],
+)
+def test_a_journalctl_that_hangs_or_dies_is_a_reading_that_failed_and_none_that_was_refused(
+    monkeypatch: pytest.MonkeyPatch, answer: Completed | Missing, words: str
+) -> None:
+    restrict(monkeypatch, answer)
+    assert read_kernel_log(Path("/")).events == Missing(words, "failed")
+
+
+def test_only_the_newest_lines_of_a_journal_are_asked_for_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    flood = Completed(0, "[    1.000001] node7 kernel: something else\n" * 99_999 + JOURNAL)
+    commands = restrict(monkeypatch, flood)
+    log = read_kernel_log(Path("/"))
+    assert commands[0][-2:] == ["-n", "100000"]
+    assert [event.code for event in events_of(log)] == [79]
+    assert log.truncated
+
+
 def test_a_fake_root_never_asks_this_machines_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = restrict(monkeypatch, Completed(0, JOURNAL))
     events = read_kernel_log(tmp_path).events

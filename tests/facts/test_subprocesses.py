@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -93,3 +97,29 @@ def test_output_is_cut_at_the_limit_and_says_so() -> None:
 
 def test_output_of_exactly_the_limit_is_whole() -> None:
     assert python("print('x' * 99)", max_bytes=100) == Completed(0, "x" * 99 + "\n")
+
+
+def test_a_signal_while_the_program_is_started_does_not_lose_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class StopError(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise StopError
+
+    begun: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def popen(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        begun.append(real(*args, **options))
+        os.kill(os.getpid(), signal.SIGHUP)  # where it would be raised out of Popen itself
+        return begun[0]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    before = signal.signal(signal.SIGHUP, stop)
+    try:
+        with pytest.raises(StopError):
+            run_command(["sleep", "600"], 60.0)
+        assert signal.getsignal(signal.SIGHUP) is stop
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert begun[0].returncode is not None

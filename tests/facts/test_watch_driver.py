@@ -184,7 +184,9 @@ def test_clients_are_asked_for_where_an_mps_server_runs(monkeypatch: pytest.Monk
 
 def test_links_whose_state_cannot_be_read_are_not_counted_as_down() -> None:
     node = make_node(1)
-    nvml = FakeNvml(node, (Fault("", field=165, code=999), Fault("nvmlDeviceGetNvLinkState", code=999)))
+    nvml = FakeNvml(
+        node, (Fault("nvmlDeviceGetFieldValues", field=165, code=999), Fault("nvmlDeviceGetNvLinkState", code=999))
+    )
     tick = of_gpu(Watcher(nvml, named(node)).answer(), 0)
     assert (tick.links_up, tick.links) == (None, None)
     assert tick.unread["nvlinks"].kind == "failed"

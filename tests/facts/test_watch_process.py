@@ -142,6 +142,16 @@ def test_a_crash_is_told_with_its_signal_and_call(start: Start) -> None:
     until_answered(watch)
 
 
+def test_readers_that_die_one_after_the_other_leave_no_descriptor_open(start: Start) -> None:
+    watch = start(Fault("nvmlDeviceGetMemoryInfo", gpu=1, from_call=2, crash=True))
+    counts = []
+    for _ in range(3):
+        until_answered(watch)
+        until_silent(watch, "the reader died")
+        counts.append(psutil.Process().num_fds())
+    assert counts == [counts[0]] * 3
+
+
 def test_each_silence_has_its_own_begin(start: Start) -> None:
     watch = start(Fault("nvmlDeviceGetMemoryInfo", gpu=1, from_call=2, crash=True))
     begins = []

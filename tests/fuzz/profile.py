@@ -1,10 +1,15 @@
-"""How many inputs a fuzz test tries: a few in the normal suite, its share of 100,000 with GPUDOCTOR_FUZZ=1."""
+"""How many inputs a fuzz test tries: a few in the normal suite, its share of 100,000 with GPUDOCTOR_FUZZ=1.
+
+In the long run no input may take longer than `SLOWEST_S` or make the process grow beyond `MOST_MIB`.
+"""
 
 from __future__ import annotations
 
 import os
+import resource
 from collections import Counter
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
@@ -13,14 +18,15 @@ LONG = os.environ.get("GPUDOCTOR_FUZZ") == "1"
 TOTAL = int(os.environ.get("GPUDOCTOR_FUZZ_INPUTS", "100000"))
 # shares of the long run, in thousandths; they add up to 1000
 SHARES = {
-    "xml": 80,
-    "smi-text": 90,
+    "xml": 70,
+    "smi-text": 80,
     "topology": 100,
     "p2p": 80,
     "nvlink": 100,
     "lspci": 60,
     "kernel-log": 100,
     "bug-report": 50,
+    "directory": 20,
     "facts-json": 60,
     "facts-yaml": 30,
     "report": 30,
@@ -33,6 +39,10 @@ SHARES = {
     "gaps": 10,
 }
 RAN: Counter[str] = Counter()
+# the largest seed takes 0.1 s and 150 MiB; what is a hundred times as slow eats the machine
+SLOWEST_S, MOST_MIB = 20.0, 1024
+SLOWEST: dict[str, float] = {}
+_last: dict[str, float] = {}
 
 
 def fuzzed(parser: str, few: int = 25) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -52,5 +62,17 @@ def fuzzed(parser: str, few: int = 25) -> Callable[[Callable[..., Any]], Callabl
 
 
 def ran(parser: str) -> None:
-    """Count one input."""
+    """Count one input, at its begin; in the long run fail where the one before took too much of the machine."""
     RAN[parser] += 1
+    now = monotonic()
+    took_s = now - _last.get(parser, now)
+    _last[parser] = now
+    SLOWEST[parser] = max(took_s, SLOWEST.get(parser, 0.0))
+    if LONG:
+        assert took_s < SLOWEST_S, f"the input before took {took_s:.0f} s"
+        assert peak_mib() < MOST_MIB, f"this process has grown to {peak_mib()} MiB"
+
+
+def peak_mib() -> int:
+    """The most that this process has held (Linux counts in KiB)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

@@ -137,7 +137,10 @@ def archive(*entries: tuple[str, bytes, bytes]) -> bytes:
         ([("/etc/passwd", tarfile.REGTYPE, b"x")], "does not belong in one"),
         ([("gpudoctor-bundle/facts.json", tarfile.SYMTYPE, b"")], "no plain file"),
         ([("gpudoctor-bundle/facts.json", tarfile.LNKTYPE, b"")], "no plain file"),
-        ([("facts.json", tarfile.REGTYPE, b"{}"), ("./facts.json", tarfile.REGTYPE, b"{}")], "does not belong in one"),
+        (
+            [("facts.json", tarfile.REGTYPE, b"{}"), ("./facts.json", tarfile.REGTYPE, b"{}")],
+            "there are two of facts.json",
+        ),
         ([("facts.json", tarfile.REGTYPE, b"{}")], "there is no MANIFEST in it"),
         ([("facts.json", tarfile.REGTYPE, b"{}"), ("MANIFEST", tarfile.REGTYPE, b"x")], "not what its MANIFEST says"),
         ([("x", tarfile.DIRTYPE, b"")] * 100, "more than 64 entries"),

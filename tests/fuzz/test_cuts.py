@@ -39,6 +39,7 @@ BROKEN = {
     "bundle.tar.gz": seeds.bundle(),
     "smi.xml": seeds.dump("smi-q-mig.xml"),
     "smi.txt": seeds.dump("smi-q-v100-390.txt"),
+    "bug-report": seeds.bug_report(),
     **{f"captured-{n}": _not_repaired(d) for n, d in enumerate(seeds.captured("smi-q-8x-h100-sxm.txt"))},
 }
 

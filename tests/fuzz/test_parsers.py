@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import example, given
@@ -17,7 +19,7 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.node import from_json, to_json
 from gpudoctor.facts.simulated import load_node
-from gpudoctor.facts.source import SourceError, load_source
+from gpudoctor.facts.source import Loaded, SourceError, load_source
 from gpudoctor.facts.watch_file import read_stream
 from gpudoctor.report.difference import differences
 from gpudoctor.report.joined import joined
@@ -44,8 +46,12 @@ def judged(data: bytes) -> Report | None:
 
     A check that crashed would hide as `unknown`: here it is an error.
     """
+    return judged_from(lambda: load_source("-", stdin=io.BytesIO(data)))
+
+
+def judged_from(read: Callable[[], Loaded]) -> Report | None:
     try:
-        loaded = load_source("-", stdin=io.BytesIO(data))
+        loaded = read()
     except SourceError as error:
         one_line(error)
         return None
@@ -129,6 +135,30 @@ def test_kernel_log(seed: bytes, what: list[Step]) -> None:
 def test_bug_report(seed: bytes, what: list[Step]) -> None:
     ran("bug-report")
     judged(mutated(seed, what))
+
+
+DIRECTORY = {
+    "smi.xml": XML[0],
+    "smi-q.txt": SMI_TEXT[0],
+    "topo-m.txt": TOPOLOGY[0],
+    "topo-p2p.txt": P2P[0],
+    "nvlink-status.txt": NVLINK[0],
+    "nvlink-errors.txt": NVLINK[1],
+    "lspci.txt": LSPCI[0],
+    "dmesg.txt": LOGS[0],
+}
+
+
+@fuzzed("directory", few=12)
+@given(files=st.dictionaries(st.sampled_from(sorted(DIRECTORY)), st.one_of(st.just([]), steps), min_size=1, max_size=4))
+def test_directory_of_dumps_that_do_not_belong_together(
+    files: dict[str, list[Step]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    ran("directory")
+    with TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as folder:
+        for name, what in files.items():
+            (Path(folder) / name).write_bytes(mutated(DIRECTORY[name], what))
+        judged_from(lambda: load_source(folder))
 
 
 @fuzzed("facts-json")

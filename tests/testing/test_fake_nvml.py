@@ -169,6 +169,18 @@ def test_a_scripted_fault_strikes_its_call_its_gpu_and_from_its_time_on() -> Non
         assert [pynvml.nvmlDeviceGetRemappedRows(handle)[2] for handle in handles] == [0, 0, 0, 0, 0, 1, 0, 0]
 
 
+def test_a_field_is_struck_from_its_time_on_and_only_where_its_call_is_meant() -> None:
+    faults = [
+        Fault("nvmlDeviceGetFieldValues", gpu=1, field=147, code=999, from_call=2),
+        Fault("nvmlDeviceGetName", gpu=1, field=94, code=999),
+    ]
+    with FakeNvml("hgx-h100-8", faults):
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(1)
+        answers = [[value.nvmlReturn for value in pynvml.nvmlDeviceGetFieldValues(handle, [147, 94])] for _ in range(2)]
+    assert answers == [[0, 0], [999, 0]]
+
+
 def test_a_value_can_be_scripted_for_a_function_that_the_fake_does_not_know() -> None:
     with FakeNvml("hgx-h100-8", [Fault("nvmlDeviceGetFanSpeed", value=30)]) as fake:
         pynvml.nvmlInit()

@@ -82,10 +82,20 @@ def test_fixtures_and_marker_put_a_node_behind_pynvml_for_one_test_only(tmp_path
         ('"rtx4090-4", faults=["fabric-degraded"]', "fabric-degraded cannot happen on rtx4090-4"),
         ('"hgx-h100-8", fault=["gpu-lost@2"]', "gpu_node takes a node and faults=[...]"),
         ('faults=[("gpu-lost", 2)]', "gpu_node: a fault is a name of the fault kit"),
+        ('"l40s-8", ["gpu-lots@2"]', "no fault is called 'gpu-lots'"),
+        ('"l40s-8", [], faults=[]', "gpu_node takes a node and faults=[...], not ('l40s-8', [], faults=[])"),
+        (
+            'faults=[Fault("nvmlDeviceGetTmperature", code=15)]',
+            "no such function; did you mean nvmlDeviceGetTemperature",
+        ),
+        ('faults=[Fault("nvmlDeviceGetName", gpu=8, code=15)]', "gpu=8): the node has 8 GPUs, counted from 0"),
+        ('faults=[Fault("nvmlDeviceGetName")]', "it says nothing of what goes wrong: code="),
+        ('faults=[Fault("*", field=165, hang=True)]', "a field is struck by code= or value="),
     ],
 )
 def test_a_wrong_node_or_fault_is_one_clear_line(tmp_path: Path, marker: str, said: str) -> None:
-    tests = f"import pytest\n\n@pytest.mark.gpu_node({marker})\ndef test_it():\n    pass\n"
+    imports = "import pytest\nfrom gpudoctor.testing import Fault\n"
+    tests = f"{imports}\n@pytest.mark.gpu_node({marker})\ndef test_it():\n    pass\n"
     code, output = run_pytest(project(tmp_path, tests), "--tb=short")
     assert code == 1
     told = output.partition("ERROR at setup of test_it")[2].partition("short test summary")[0].splitlines()[1:-1]

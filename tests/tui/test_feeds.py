@@ -159,6 +159,47 @@ def test_a_child_that_falls_silent_is_ended(tmp_path: Path, monkeypatch: pytest.
     run(body)
 
 
+def test_a_line_without_an_end_is_given_up_and_the_child_not_read_any_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_feed, "LINE_BYTES_MAX", 1 << 20)
+
+    async def body() -> None:
+        wrote = tmp_path / "wrote"
+        flood = f"for i in range(100): os.write(1, b'A' * 1_000_000); open({str(wrote)!r}, 'a').write('.')"
+        feed = child(tmp_path, flood)
+        lines = await take(feed, 4)
+        child_then = feed._child
+        end(feed)
+        assert isinstance(lines[3], Trouble)
+        assert "wrote a line longer than 1 MiB" in lines[3].why
+        assert child_then is not None
+        assert len(wrote.read_text()) <= 4, "of 100 MB more was taken than a line may have"
+
+    run(body)
+
+
+def test_a_child_that_floods_keeps_nobody_else_from_his_turn(tmp_path: Path) -> None:
+    async def body() -> None:
+        feed = child(tmp_path, 'line = b\'{"kind":"tick","at_s":5}\\n\' * 1000', "while True: os.write(1, line)")
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        beside = asyncio.ensure_future(other())
+        lines = await take(feed, 500)
+        beside.cancel()
+        end(feed)
+        assert not any(isinstance(line, Trouble) for line in lines)
+        assert turns > 400
+
+    run(body)
+
+
 def test_a_cut_off_last_line_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
     async def body() -> None:
         feed = child(tmp_path, """sys.stdout.write('{"kind":"tick","at_s":5}'); sys.stdout.flush()""")

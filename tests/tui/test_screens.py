@@ -140,11 +140,28 @@ def test_a_file_that_is_there_is_overwritten_only_when_told(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("no-such-folder/r.json", "cannot write"), ("", "no regular file"), ("x" * 300, "too long"), ("a\0b", "null")],
+    [
+        ("no-such-folder/r.json", "cannot write"),
+        ("", "no regular file"),
+        ("x" * 300, "too long"),
+        ("a\0b", "not the name"),
+    ],
 )
 def test_what_cannot_be_written_is_one_line_and_can_be_mended(tmp_path: Path, name: str, says: str) -> None:
     assert answer_of(SaveScreen(REPORT), saving("enter", path=f"{tmp_path}/{name}", says=says)) is NOTHING
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_into_another_directory_is_not_followed(tmp_path: Path) -> None:
+    folder, precious = tmp_path / "mine", tmp_path / "precious"
+    folder.mkdir()
+    precious.write_text("precious")
+    for name, target, keys in (("r.json", precious, ("enter", "y")), ("new.json", tmp_path / "new.json", ("enter",))):
+        (folder / name).symlink_to(target)
+        says = "a link into another directory"
+        assert answer_of(SaveScreen(REPORT), saving(*keys, path=folder / name, says=says)) is NOTHING
+    assert precious.read_text() == "precious"
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["precious"]
 
 
 def test_no_path_is_asked_for_again() -> None:

@@ -1,0 +1,29 @@
+"""JSON that may be shown on a terminal."""
+
+from __future__ import annotations
+
+import re
+
+_ABOVE_ASCII = re.compile("[\x7f-\U0010ffff]")
+
+
+def terminal_safe(data: bytes) -> bytes:
+    r"""The same document with every character escaped that does not print.
+
+    JSON itself escapes what is below U+0020 only: U+009B begins a terminal's escape sequence as
+    ESC [ does, and U+202E turns the direction of what follows.
+
+    >>> terminal_safe('"a\x9b2J \u202e \x7f \xe9"'.encode())
+    b'"a\\u009b2J \\u202e \\u007f \xc3\xa9"'
+    """
+    if data.isascii() and b"\x7f" not in data:
+        return data
+    return _ABOVE_ASCII.sub(_escaped, data.decode()).encode()
+
+
+def _escaped(found: re.Match[str]) -> str:
+    character = found[0]
+    if character.isprintable():
+        return character
+    units = character.encode("utf-16-be")
+    return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))

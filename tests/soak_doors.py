@@ -1,0 +1,205 @@
+"""The ways by which facts come to gpudoctor, for `make soak`: each takes a node and gives the report on it.
+
+`facts` is the node as it is. The files (`json`, `yaml`, `report`, `bundle`, `redacted`) are written and read back.
+`nvml` is a driver made of the node, read in this process; `collector` the same in the collector process, with a
+driver that may hang; `library` is `gpudoctor fake-driver` with the C library; `command` types --node and --fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+import msgspec
+
+from gpudoctor.bundling import files_of
+from gpudoctor.checks.registry import Check, Level
+from gpudoctor.cli import main
+from gpudoctor.errors import UserError
+from gpudoctor.facts.bundle import pack
+from gpudoctor.facts.collect import collect_live
+from gpudoctor.facts.measurements import PROBES, Measurements
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Node, to_json
+from gpudoctor.facts.source import load_source
+from gpudoctor.facts.stand_in import VARIABLE, stand_in, write_stand_in
+from gpudoctor.report.json import render_json
+from gpudoctor.report.judge import FailOn, Question, judge
+from gpudoctor.report.report import Report
+from gpudoctor.testing.fake_nvml import FakeNvml, Script, write_script
+from gpudoctor.tui.saved import load_report
+from tests.facts.nvml_nodes import Heard
+from tests.fuzz.seeds import as_yaml
+
+ROOT = Path(__file__).parent.parent
+# a driver that is played has no calls that are slow without being hung; and where links lead to switches, a driver
+# tells each GPU's links and nothing of pairs: from them follows what a pair has
+NOT_PLAYED = {"driver-slow", "nvlink-asymmetric"}
+HANGS = {"driver-hang"}
+PATIENT_S = 120
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A node, what is put on it, and what is asked of it."""
+
+    name: str
+    node: Node
+    faults: tuple[str, ...] = ()
+    level: Level = "quick"
+    profile: str | None = None
+    fail_on: FailOn = "fail"
+    gpus: int | None = None
+    checks: tuple[Check, ...] | None = None
+
+    @property
+    def options(self) -> list[str]:
+        """The same as options of `gpudoctor check`, but for what the configuration says."""
+        words = ["--level", self.level, "--fail-on", self.fail_on, "--json"]
+        return [*words, "--profile", self.profile] if self.profile else words
+
+    def judged(self, node: Node) -> Report:
+        from gpudoctor.checks.case import Expect
+
+        not_run = dict.fromkeys((*PROBES, "torch"), Missing("nothing was put under load"))
+        question = Question(
+            checks=self.checks,
+            level=self.level,
+            profile=self.profile,
+            fail_on=self.fail_on,
+            expect=Expect(gpus=self.gpus),
+        )
+        return judge(node, Measurements(not_run=not_run), question)
+
+
+def facts(asked: Asked) -> Report:
+    return asked.judged(asked.node)
+
+
+def _file(written: Callable[[Node], bytes]) -> Callable[[Asked], Report]:
+    def through(asked: Asked) -> Report:
+        return asked.judged(load_source("-", stdin=io.BytesIO(written(asked.node))).node)
+
+    return through
+
+
+def _report(node: Node) -> bytes:
+    return render_json(judge(node, include_facts=True)).encode()
+
+
+def _bundle(redact: bool) -> Callable[[Node], bytes]:
+    return lambda node: pack(files_of(node, redact=redact, made_s=1e9), 10**9)
+
+
+def nvml(asked: Asked) -> Report:
+    from gpudoctor.facts.nvml_read import read_nvml
+
+    with _played(asked.node):
+        played = stand_in(os.environ)
+        assert played is not None
+        heard = Heard()
+        driver = read_nvml(heard, FakeNvml(asked.node), played.root)
+        errors = tuple(f"index {index}: {words}" for index, words in sorted(heard.handle_errors.items()))
+        read = Node(
+            driver=msgspec.structs.replace(driver, handle_errors=errors),
+            gpus=tuple(sorted(heard.gpus.values(), key=lambda gpu: gpu.bus_id)),
+            pairs=tuple(heard.pairs_by_name.values()),
+            **played.around(),
+        )
+        return asked.judged(played.placed(read))
+
+
+def collector(asked: Asked) -> Report:
+    with _played(asked.node) as folder:
+        spec = write_script(folder / "script.json", Script(asked.node))
+        return asked.judged(collect_live(nvml_module=spec))
+
+
+@contextlib.contextmanager
+def _played(node: Node) -> Iterator[Path]:
+    with TemporaryDirectory(prefix="gpudoctor-soak-") as name:
+        write_stand_in(Path(name), node)
+        with patch.dict(os.environ, {VARIABLE: name}):
+            yield Path(name)
+
+
+def command(asked: Asked) -> Report:
+    said = io.StringIO()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        with (
+            _configured(asked) as options,
+            contextlib.redirect_stdout(said),
+            patch.dict(os.environ, _environ(), clear=True),
+        ):
+            code = main(["check", *_node(asked), *options])
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return _read(said.getvalue(), code)
+
+
+def library(asked: Asked) -> Report:
+    own = [sys.executable, "-m", "gpudoctor"]
+    with _configured(asked) as options:
+        done = subprocess.run(
+            [*own, "fake-driver", *_node(asked), "--", *own, "check", *options],
+            capture_output=True,
+            text=True,
+            timeout=PATIENT_S,
+            check=False,
+            env={**_environ(), "PYTHONPATH": str(ROOT)},
+        )
+    return _read(done.stdout, done.returncode)
+
+
+def _environ() -> dict[str, str]:
+    """The caller's, without what would be laid over the node."""
+    ours = ("CUDA_", "NCCL_", "SLURM_", "GPUDOCTOR_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
+@contextlib.contextmanager
+def _configured(asked: Asked) -> Iterator[list[str]]:
+    with TemporaryDirectory(prefix="gpudoctor-soak-") as name:
+        path = Path(name) / "gpudoctor.yaml"
+        path.write_text("level: quick\n" if asked.gpus is None else f"expect: {{gpus: {asked.gpus}}}\n")
+        yield [*asked.options, "--config", str(path)]
+
+
+def _node(asked: Asked) -> list[str]:
+    return ["--node", asked.name, *(word for fault in asked.faults for word in ("--fault", fault))]
+
+
+def _read(text: str, code: int) -> Report:
+    with TemporaryDirectory(prefix="gpudoctor-soak-") as name:
+        path = Path(name) / "report.json"
+        path.write_text(text)
+        report = load_report(str(path))
+    if report.exit_code != code:
+        raise UserError(f"the process ended with {code}, its report says {report.exit_code}")
+    return report
+
+
+# each with its weight: those that start processes come seldom
+DOORS: dict[str, tuple[Callable[[Asked], Report], int]] = {
+    "facts": (facts, 30),
+    "json": (_file(to_json), 12),
+    "yaml": (_file(as_yaml), 3),
+    "report": (_file(_report), 6),
+    "bundle": (_file(_bundle(redact=False)), 5),
+    "redacted": (_file(_bundle(redact=True)), 5),
+    "nvml": (nvml, 14),
+    "command": (command, 15),
+    "collector": (collector, 6),
+    "library": (library, 4),
+}
+# these play a driver: what no driver tells cannot come through them
+DRIVERS = {"nvml", "collector", "library"}
