@@ -30,6 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return check(args)
 
     def on_error(message: str, code: int) -> int:
+        if asked and asked[0].command == "plan":
+            from gpudoctor.plan.command import write_plan_error
+
+            return write_plan_error(asked[0], message, code)
         if not asked or asked[0].command != "check":
             return code
         from gpudoctor.examine import write_error
@@ -160,6 +164,12 @@ def _tui(args: argparse.Namespace) -> int:
     return start(args)
 
 
+def _plan(args: argparse.Namespace) -> int:
+    from gpudoctor.plan.command import plan
+
+    return plan(args)
+
+
 def _cluster(args: argparse.Namespace) -> int:
     if args.cluster_command == "report":
         from gpudoctor.cluster.report_command import cluster_report
@@ -195,6 +205,7 @@ _COMMANDS = {
     "fake-driver": _fake_driver,
     "watch": _watch,
     "tui": _tui,
+    "plan": _plan,
     "cluster": _cluster,
     "agent": _agent,
     "baseline": _baseline,

@@ -215,6 +215,12 @@ def _baseline_options(baseline: argparse.ArgumentParser) -> None:
     add_baseline_options(baseline)
 
 
+def _plan_options(plan: argparse.ArgumentParser) -> None:
+    from gpudoctor.plan.options import add_plan_options
+
+    add_plan_options(plan)
+
+
 def interval(text: str) -> float:
     """Seconds between samples."""
     try:
@@ -252,6 +258,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "bundle": ("facts, a quick report, kernel lines and versions in one .tar.gz", _bundle_options),
     "watch": ("live values as JSON lines: the facts once, then a sample at each interval", _watch_options),
     "tui": ("the live view, with verdicts", _tui_options),
+    "plan": ("which strategy trains a model here: memory, batch, communication, and how to launch it", _plan_options),
     "cluster": ("many nodes, on an existing engine: check them, or read their reports", _cluster_options),
     "agent": ("check this node on a schedule, and serve the result to Prometheus and health checks", _agent_options),
     "baseline": ("one node over time: save what was measured, compare with it later", _baseline_options),

@@ -102,6 +102,17 @@ def test_the_profiles_number_is_expected_unless_a_container_narrows_the_view() -
     assert status("gpu.count", Case(node=put(two, host__container="docker"), profile=profile)) == "pass"
 
 
+def test_a_number_that_is_written_down_holds_in_a_container_that_was_given_all_gpus() -> None:
+    seven = put(node(*(h100(index) for index in range(7))), host__container="docker")
+    eight_wanted = Expect(gpus=8)
+    assert status("gpu.count", Case(node=seven, expect=eight_wanted)) == "fail"
+    some = put(seven, environment__variables=(Variable("NVIDIA_VISIBLE_DEVICES", "0,1,2,3,4,5,6"),))
+    assert status("gpu.count", Case(node=some, expect=eight_wanted)) == "pass"
+    every = put(seven, environment__variables=(Variable("NVIDIA_VISIBLE_DEVICES", "all"),))
+    assert status("gpu.count", Case(node=every, expect=eight_wanted)) == "fail"
+    assert status("gpu.count", Case(node=put(seven, driver__handle_errors=("code 4",)), expect=eight_wanted)) == "pass"
+
+
 def test_a_loaded_driver_that_shows_no_gpu_fails() -> None:
     assert text(only("gpu.count", node())) == "the driver shows no GPU"
 

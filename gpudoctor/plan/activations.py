@@ -1,0 +1,76 @@
+"""Bytes that the forward pass keeps for the backward pass."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.plan.model_shape import ModelShape
+from gpudoctor.plan.precision import Precision, compute_bytes
+
+Recompute = Literal["none", "selective", "full"]
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")  # each keeps less and computes more
+
+
+class Kernels(msgspec.Struct, frozen=True):
+    """How the layers are computed, as far as it changes what is kept.
+
+    `flash`: attention without its s x s scores (scaled_dot_product_attention, flash attention).
+    `dropout`: two masks a layer are kept.
+    """
+
+    flash: bool = True
+    dropout: bool = False
+
+
+def layer_bytes(shape: ModelShape, precision: Precision, seq: int, kernels: Kernels) -> float:
+    """One layer without recomputation: bytes a token.
+
+    Formula: E * (4h + 2q + 2k + m f), with E bytes a value, h hidden, q and k the widths of queries and
+    keys, f the MLP's width times the experts a token meets, m = 4 for a gated MLP (gate, its activation,
+    up, product) and 2 for a plain one. With dropout + 2h; without flash attention + (2E + 1) a s for
+    softmax, dropped-out softmax and mask, a heads, s sequence.
+    For GPT (q = k = h, f = 4h, E = 2) this is 32h, and 34h + 5as with dropout and without flash attention.
+    Source: Korthikanti et al. (arXiv:2205.05198) section 4.1, "sbh (34 + 5as/h)", with grouped-query
+    attention and gated MLP put in.
+    """
+    width = compute_bytes(precision)
+    h, q, k = shape.hidden, shape.query_width, shape.kv_width
+    f = shape.ffn * shape.experts_per_token
+    values = 4 * h + 2 * q + 2 * k + (4 if shape.gated else 2) * f
+    masks = 2 * h if kernels.dropout else 0
+    scores = 0 if kernels.flash else (2 * width + 1) * shape.heads * seq
+    return width * values + masks + scores
+
+
+def kept_bytes(shape: ModelShape, precision: Precision, seq: int, kernels: Kernels, recompute: Recompute) -> float:
+    """What one layer keeps until its backward pass: bytes a token.
+
+    Formula: none: all of it. full: the layer's input, E h. selective: input, attention output and every
+    second matrix product, E * (2h + 2q + k + f).
+    Source: Korthikanti et al. (arXiv:2205.05198) section 5 ("full": 2sbh a layer); PyTorch selective
+    activation checkpointing with torchtitan's policy "op" (saves attention and every second mm).
+    """
+    width = compute_bytes(precision)
+    if recompute == "full":
+        return width * shape.hidden
+    whole = layer_bytes(shape, precision, seq, kernels)
+    if recompute == "none":
+        return whole
+    f = shape.ffn * shape.experts_per_token
+    return min(whole, width * (2 * shape.hidden + 2 * shape.query_width + shape.kv_width + f))
+
+
+def loss_bytes(shape: ModelShape, precision: Precision, tensor: int) -> float:
+    """The largest moment of the loss: bytes a token.
+
+    Formula: (3 W + E) v: log-softmax, its gradient, the logits' gradient and the logits, v vocabulary; W is 4
+    bytes in mixed precision, where the loss is computed in fp32. Split over t ranks (loss parallel)
+    (4 W + E) v / t, as the exponentials are a tensor of their own there.
+    Source: torch.nn.functional.cross_entropy and torch.distributed.tensor.parallel.loss_parallel, by the
+    tensors that their forward and backward pass hold at a time; 4sbv of Korthikanti et al. is the first.
+    """
+    wide = 2 if precision == "bf16-true" else 4
+    copies = 3 if tensor == 1 else 4
+    return (copies * wide + compute_bytes(precision)) * shape.vocab / tensor

@@ -1,0 +1,221 @@
+"""Which strategy to take, and why; or what would work where none does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from gpudoctor.errors import UserError
+from gpudoctor.plan.machine import Machine
+from gpudoctor.plan.memory import GIB, Job
+from gpudoctor.plan.split import Split
+from gpudoctor.plan.strategies import Option, each_option, megatron, options_of, tried
+
+MOST_NODES = 4096
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """All that was tried, the one to take, why, and what else would work where that one costs much."""
+
+    options: tuple[Option, ...]
+    taken: Option
+    why: str
+    instead: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def choose(machine: Machine, job: Job, global_batch: int | None) -> Choice:
+    """The simplest strategy that fits. Raise UserError, with the nearest that works, where none does.
+
+    Rule: it fits one GPU: DDP. It fits the node: FSDP over the node, replicas between nodes. Beyond: tensor
+    parallelism inside NVLink and a pipeline over the nodes; without NVLink a pipeline, which sends least, or
+    FSDP over all GPUs. What fits only tightly is taken after all that fits; last, FSDP with its states in RAM.
+    Source: Narayanan et al. (arXiv:2104.04473) section 3, takeaways 1 and 2; torchtitan (arXiv:2410.06511).
+    """
+    options = options_of(machine, job, None)
+    taken = _best(options, machine)
+    if taken is None:
+        raise UserError(_nothing_fits(options, machine, job))
+    if global_batch is not None:
+        _check_batch(global_batch, taken.split)
+        options = options_of(machine, job, global_batch)
+        taken = _best(options, machine)
+        if taken is None:
+            raise UserError(_nothing_fits(options, machine, job))
+    instead: list[str] = []
+    if taken.split.offload or taken.fit == "tight":
+        instead = list(_nearest(machine, job))
+        spare = next((o for o in options if o.split.offload and o.fit == "fits" and o is not taken), None)
+        if spare is not None:
+            instead.append(f"{spare.split.title}: {_gib(spare.memory.total if spare.memory else 0.0)} a GPU, and slow")
+    return Choice(options, taken, why(taken, options, machine), tuple(instead))
+
+
+def choose_forced(machine: Machine, job: Job, global_batch: int | None, tensor: int, pipeline: int) -> Choice:
+    """The split that --tensor and --pipeline ask for. Raise UserError, with the nearest that works."""
+    _check_forced(machine, job, tensor, pipeline)
+    split = megatron(machine, tensor, pipeline) if tensor * pipeline > 1 else Split("ddp", machine.world)
+    if global_batch is not None:
+        _check_batch(global_batch, split)
+    option = tried(machine, job, split, global_batch)
+    if not option.works:
+        fitting = next((o for o in options_of(machine, job, global_batch) if o.works), None)
+        nearest = f"; {fitting.split.title} works" if fitting else ""
+        short = option.reason or "does not fit"
+        asked, room = f"--tensor {tensor} --pipeline {pipeline}", _gib(machine.memory_bytes)
+        raise UserError(f"{asked}: {short} on a GPU of {room}{nearest}")
+    warnings: tuple[str, ...] = ()
+    if tensor > machine.nvlinked:
+        what = "no NVLink joins these GPUs" if machine.nvlinked == 1 else f"NVLink joins {machine.nvlinked} GPUs only"
+        warnings = (f"tensor parallelism over {tensor} GPUs, but {what}: every layer waits for the slower link",)
+    options = options_of(machine, job, global_batch)
+    return Choice((*options, option), option, "as asked with --tensor and --pipeline", (), warnings)
+
+
+def why(option: Option, options: tuple[Option, ...], machine: Machine) -> str:
+    """In words, why this one."""
+    split = option.split
+    if machine.world == 1:
+        return "one GPU holds it all" if not split.offload else "one GPU holds it only with the states in host RAM"
+    if split.name == "ddp":
+        return "one GPU holds all of it, so each GPU keeps a copy and only gradients are exchanged"
+    short = _short(options, "ddp")
+    if split.name == "fsdp" and split.shards <= machine.gpus_per_node:
+        more = ", and the nodes hold copies of each other" if split.shards < split.data else ""
+        return f"one GPU does not hold it ({short}); the {split.shards} GPUs of a node together do{more}"
+    shards = machine.gpus_per_node
+    tried_one = next((o for o in options if o.split.name == "fsdp" and o.split.shards == shards), None)
+    node = f"the {shards} GPUs of a node do not hold it"
+    if shards == 1:
+        node = f"one GPU does not hold it ({short})"
+    elif tried_one is not None and tried_one.fit == "tight":
+        node = f"FSDP over the {shards} GPUs of a node would be tight"
+    elif tried_one is not None and tried_one.reason:
+        node += f" ({tried_one.reason})"
+    if split.offload:
+        return f"{node}; with weights and optimizer in RAM it trains, slowly"
+    if split.tensor > 1:
+        over = "over the nodes" if machine.nodes > 1 else "beside it"
+        stages = f", a pipeline {over}" if split.pipeline > 1 else ""
+        return f"{node}; tensor parallel inside NVLink ({split.tensor} GPUs){stages}"
+    if split.name == "fsdp":
+        return f"{node}; FSDP over all nodes is the simplest that does"
+    return f"{node}; a pipeline sends least between its stages"
+
+
+def _best(options: tuple[Option, ...], machine: Machine) -> Option | None:
+    for fit, offload in (("fits", False), ("tight", False), ("fits", True), ("tight", True)):
+        for option in sorted(options, key=lambda o: _rank(o, machine)):
+            if option.fit == fit and option.split.offload is offload:
+                return option
+    return None
+
+
+def _check_batch(global_batch: int, split: Split) -> None:
+    """Raise UserError where the data-parallel ranks cannot share the batch evenly."""
+    if global_batch % split.data == 0:
+        return
+    lower, upper = global_batch // split.data * split.data, -(-global_batch // split.data) * split.data
+    nearest = f"{lower} or {upper}" if lower else str(upper)
+    raise UserError(
+        f"--global-batch {global_batch} does not divide over the {split.data} data-parallel ranks of {split.title}; "
+        f"the nearest that works: {nearest}"
+    )
+
+
+def _rank(option: Option, machine: Machine) -> int:
+    split = option.split
+    within = split.shards <= machine.gpus_per_node
+    order = {"ddp": 0, "fsdp": 1 if within else 5, "3d": 2, "tensor": 3, "pipeline": 4, "fsdp-offload": 6}
+    return order.get(split.name, 9)  # ZeRO-1 and ZeRO-2 are shown, and never better than FSDP here
+
+
+def _short(options: tuple[Option, ...], name: str) -> str:
+    return next((o.reason for o in options if o.split.name == name and o.reason), "too much")
+
+
+def _nothing_fits(options: tuple[Option, ...], machine: Machine, job: Job) -> str:
+    nearest = list(_nearest(machine, job))
+    way_out = f"nearest that works: {'; or '.join(nearest)}" if nearest else "take a smaller model"
+    gpus = f"{machine.world} {'GPU' if machine.world == 1 else 'GPUs'} of {_gib(machine.memory_bytes)}"
+    sizes = [(option.memory.total, n) for n, option in enumerate(options) if option.memory is not None]
+    amount, number = min(sizes)
+    least = options[number]
+    need = _gib(amount) if least.split.name == "ddp" else f"{_gib(amount)} a GPU with {least.split.title}"
+    if least.split.offload:
+        need = f"{need}: {least.reason}"
+    return f"{job.shape.name} does not fit {gpus} in any way (least: {need}); {way_out}"
+
+
+def _nearest(machine: Machine, job: Job) -> Iterator[str]:
+    """What would work without states in RAM: fewer bytes a parameter, shorter sequences, more nodes."""
+    if job.precision in ("bf16", "fp16") and _fits(machine, msgspec.structs.replace(job, precision="bf16-true")):
+        yield "--precision bf16-true (8 bytes a parameter, coarser updates)"
+    if job.optimizer == "adamw" and _fits(machine, msgspec.structs.replace(job, optimizer="adamw-8bit")):
+        yield "--optimizer adamw-8bit"
+    seq = job.seq // 2
+    while seq >= 512:
+        if _fits(machine, msgspec.structs.replace(job, seq=seq)):
+            yield f"--seq {seq}"
+            break
+        seq //= 2
+    nodes = _nodes_wanted(machine, job)
+    if nodes is not None:
+        yield f"--nodes {nodes}"
+
+
+def _nodes_wanted(machine: Machine, job: Job) -> int | None:
+    """The smallest number of such nodes that hold it, found by doubling and halving."""
+    upper = machine.nodes
+    while not _fits(msgspec.structs.replace(machine, nodes=upper), job):
+        upper *= 2
+        if upper > MOST_NODES:
+            return None
+    if upper == machine.nodes:
+        return None
+    lower = upper // 2
+    while upper - lower > 1:
+        middle = (lower + upper) // 2
+        if _fits(msgspec.structs.replace(machine, nodes=middle), job):
+            upper = middle
+        else:
+            lower = middle
+    return upper
+
+
+def _fits(machine: Machine, job: Job) -> bool:
+    return any(o.fit == "fits" and not o.split.offload for o in each_option(machine, job, None))
+
+
+def _check_forced(machine: Machine, job: Job, tensor: int, pipeline: int) -> None:
+    shape, world = job.shape, machine.world
+    if pipeline > shape.layers:
+        stages = [p for p in range(1, shape.layers + 1) if world % (p * tensor) == 0]
+        nearest = f"; the nearest that works: --pipeline {stages[-1]}" if stages else ""
+        many = f"{shape.name} has {shape.layers} layers, and a stage needs one"
+        raise UserError(f"--pipeline {pipeline}: {many}{nearest}")
+    if shape.heads % tensor or shape.kv_heads % tensor:
+        able = [t for t in range(1, world + 1) if shape.heads % t == 0 and shape.kv_heads % t == 0 and world % t == 0]
+        nearest_tensor = min(able, key=lambda t: abs(t - tensor))
+        raise UserError(
+            f"--tensor {tensor} does not divide the {shape.heads} heads ({shape.kv_heads} key-value heads) of "
+            f"{shape.name}; the nearest that works: --tensor {nearest_tensor}"
+        )
+    if world % (tensor * pipeline):
+        pairs = [
+            (t, p)
+            for t in range(1, world + 1)
+            if world % t == 0 and shape.heads % t == 0 and shape.kv_heads % t == 0
+            for p in range(1, min(world // t, shape.layers) + 1)
+            if world // t % p == 0
+        ]
+        t, p = min(pairs, key=lambda pair: (abs(pair[0] - tensor) + abs(pair[1] - pipeline), pair))
+        raise UserError(
+            f"--tensor {tensor} x --pipeline {pipeline} does not divide {world} GPUs; the nearest that works: "
+            f"--tensor {t} --pipeline {p}"
+        )
+
+
+def _gib(amount: float) -> str:
+    return f"{amount / GIB:.1f} GiB"

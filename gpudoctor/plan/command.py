@@ -1,0 +1,188 @@
+"""One `gpudoctor plan`: read the facts, judge them, choose, and write the plan."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from itertools import takewhile
+from pathlib import Path
+
+import msgspec
+
+from gpudoctor.errors import UserError
+from gpudoctor.examine import Sourced, read_source
+from gpudoctor.exits import OK, printable, write_stdout
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.missing import known
+from gpudoctor.facts.node import Node
+from gpudoctor.plan.choose import Choice, choose, choose_forced
+from gpudoctor.plan.communication import StepTime, step_time
+from gpudoctor.plan.explain import formulas
+from gpudoctor.plan.health import Trouble, examined, meaning, mended, troubles, unfit_gpus
+from gpudoctor.plan.hf_config import shape_of_config
+from gpudoctor.plan.known_models import is_size, shape_of_size
+from gpudoctor.plan.launch import launch_of
+from gpudoctor.plan.machine import Machine, machine_of, usable_gpus
+from gpudoctor.plan.memory import GIB, Job
+from gpudoctor.plan.model_shape import ModelError, ModelShape
+from gpudoctor.plan.plan import Plan, plan_of
+from gpudoctor.plan.precision import Precision
+from gpudoctor.plan.settings import batch_of, bucket_of, harmful_settings, learning_rates, wanted_settings
+from gpudoctor.report.files import write_file
+from gpudoctor.report.report import SourceSummary
+
+DEFAULT_SEQ = 4096
+
+
+def plan(args: argparse.Namespace) -> int:
+    """Run `gpudoctor plan`. Raise UserError where there is nothing to plan, with the nearest that would work."""
+    if args.try_it:
+        raise UserError("--try cannot run a plan yet: without it, gpudoctor plan says what to expect")
+    shape = _shape(args.model)
+    made = make_plan(args, shape, read_source(args.node, args.fault, args.deadline or 10.0))
+    _write(made, args)
+    return OK
+
+
+def make_plan(args: argparse.Namespace, shape: ModelShape, sourced: Sourced) -> Plan:
+    """The plan for a model on a node. Raise UserError."""
+    from gpudoctor.checks.scope import scope_of
+    from gpudoctor.config import load_config
+    from gpudoctor.plugins import all_checks
+
+    node = sourced.node
+    measurements = _of_gpus(sourced.measurements)
+    checks = all_checks()
+    report = examined(node, measurements, checks, load_config(args.config, os.environ, checks), args.gpu)
+    scope, _ = scope_of(node, args.gpu)
+    unfit = unfit_gpus(report) if node.gpus else {}
+    gpus = usable_gpus(node, scope, unfit)
+    precision, warnings = _precision(args.precision, node, gpus[0].index)
+    seq, seq_warnings = _seq(args.seq, shape)
+    machine = machine_of(node, gpus, args.nodes, precision, measurements)
+    left_out = tuple((i, why) for i, why in sorted(unfit.items()) if scope is None or i in scope)
+    machine = msgspec.structs.replace(machine, left_out=left_out)
+    job = Job(shape, precision, args.optimizer, seq)
+    choice = _choice(machine, job, args)
+    taken = choice.taken
+    step = step_time(taken.job, taken.split, machine)
+    batch = batch_of(taken.job, taken.split)
+    source = SourceSummary(node.source.kind, node.source.name, node.source.faults)
+    made = plan_of(machine, job, choice, step, batch, source, node.source.kind == "simulated")
+    wanted = wanted_settings(machine, taken.split, node)
+    bucket = bucket_of(taken.job, taken.split, measurements)
+    found = troubles(report, unfit)
+    return msgspec.structs.replace(
+        made,
+        learning_rate=learning_rates(batch),
+        bucket=bucket,
+        wanted=wanted,
+        harmful=harmful_settings(machine, node),
+        troubles=tuple(_meant(t, node, machine, choice, step, measurements) for t in found),
+        warnings=(
+            *warnings,
+            *seq_warnings,
+            *choice.warnings,
+            *_tight(choice, machine.memory_bytes),
+            *node.source.notes,
+        ),
+        launch=launch_of(machine, taken.job, taken.split, batch, wanted, bucket, len(gpus) == len(node.gpus)),
+        formulas=formulas() if args.explain else (),
+    )
+
+
+def _shape(model: str) -> ModelShape:
+    if is_size(model):
+        return shape_of_size(model)
+    digits = "".join(takewhile(lambda c: c in "0123456789.", model))
+    if digits and is_size(f"{digits}b") and not os.path.lexists(model):
+        raise ModelError(
+            f"{printable(model)[:60]} is no size: did you mean {digits}b? Sizes end in m or b; or give a file"
+        )
+    return shape_of_config(Path(model))
+
+
+def write_plan_error(args: argparse.Namespace, message: str, code: int) -> int:
+    """One JSON document on every exit: what could not be planned, and why."""
+    if (args.format or "text") == "json":
+        _write(Plan(error=printable(message)), args)
+    return code
+
+
+def _choice(machine: Machine, job: Job, args: argparse.Namespace) -> Choice:
+    if args.tensor is None and args.pipeline is None:
+        return choose(machine, job, args.global_batch)
+    return choose_forced(machine, job, args.global_batch, args.tensor or 1, args.pipeline or 1)
+
+
+def _meant(
+    trouble: Trouble,
+    node: Node,
+    machine: Machine,
+    choice: Choice,
+    step: StepTime,
+    measurements: Measurements | None,
+) -> Trouble:
+    """The trouble with what it means: the same plan on a machine whose GPU has a sound link is the yardstick."""
+    taken = choice.taken
+    gpus = tuple(mended(gpu) if gpu.index in trouble.gpus else gpu for gpu in machine.gpus)
+    whole = msgspec.structs.replace(node, gpus=tuple(mended(g) if g.index in trouble.gpus else g for g in node.gpus))
+    sound = machine_of(whole, gpus, machine.nodes, taken.job.precision, measurements)
+    after = step_time(taken.job, taken.split, sound)
+    return msgspec.structs.replace(trouble, means=meaning(trouble, machine, step, after, sound.host))
+
+
+def _of_gpus(measurements: Measurements | None) -> Measurements | None:
+    """What CPU ranks measured says nothing of GPUs."""
+    launch = measurements.launch if measurements else None
+    return measurements if launch is not None and launch.backend == "nccl" else None
+
+
+def _precision(asked: Precision | None, node: Node, first: int) -> tuple[Precision, tuple[str, ...]]:
+    gpu = next(gpu for gpu in node.gpus if gpu.index == first)
+    capability = known(gpu.compute_capability)
+    old = capability is not None and float(capability) < 8
+    if asked is None:
+        return ("fp16" if old else "bf16"), ()
+    if old and asked.startswith("bf16"):
+        name = known(gpu.name) or "this GPU"
+        return asked, (f"{name} (compute capability {capability}) has no bf16 arithmetic: --precision fp16 is faster",)
+    return asked, ()
+
+
+def _seq(asked: int | None, shape: ModelShape) -> tuple[int, tuple[str, ...]]:
+    if asked is None:
+        return min(DEFAULT_SEQ, shape.max_seq), ()
+    if asked > shape.max_seq and shape.positions:
+        raise UserError(
+            f"--seq {asked}: {shape.name} has {shape.max_seq} learned positions; the nearest that works: "
+            f"--seq {shape.max_seq}"
+        )
+    if asked > shape.max_seq:
+        return asked, (f"{shape.name} is made for sequences of up to {shape.max_seq} tokens",)
+    return asked, ()
+
+
+def _tight(choice: Choice, room_bytes: float) -> tuple[str, ...]:
+    taken = choice.taken
+    if taken.fit != "tight" or taken.memory is None:
+        return ()
+    over = (taken.memory.total - room_bytes) / GIB
+    return (f"tight: with what the caching allocator usually loses it is {over:.1f} GiB more than there is",)
+
+
+def _write(made: Plan, args: argparse.Namespace) -> None:
+    from gpudoctor.plan.plan_json import render_json
+
+    if (args.format or "text") == "json":
+        text = render_json(made)
+    else:
+        from shutil import get_terminal_size
+
+        from gpudoctor.plan.plan_text import render_text
+
+        text = render_text(made, width=get_terminal_size((100, 24)).columns)
+    if args.output is None or str(args.output) == "-":
+        write_stdout(text)
+    else:
+        write_file(args.output, text)

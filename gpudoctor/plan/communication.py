@@ -1,0 +1,206 @@
+"""What the GPUs send each other in one step, and how long that takes at the rates that are known."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.plan.machine import Machine
+from gpudoctor.plan.memory import Job, stage_parameters
+from gpudoctor.plan.precision import compute_bytes, state_bytes
+from gpudoctor.plan.rates import Rate
+from gpudoctor.plan.split import Split
+
+Link = Literal["node", "network", "host"]
+
+
+class Traffic(msgspec.Struct, frozen=True):
+    """One kind of traffic of one GPU in one step: `gb` that its slowest link carries in one direction.
+
+    `hidden`: whether it can run beside arithmetic.
+    """
+
+    what: str
+    gb: float
+    link: Link
+    hidden: bool
+    rate: Rate | str
+
+    @property
+    def seconds(self) -> float | None:
+        return None if isinstance(self.rate, str) else self.gb / self.rate.value
+
+
+class StepTime(msgspec.Struct, frozen=True):
+    """One optimizer step. `compute_s` at the fastest rate known, so that real steps take longer.
+
+    `bubble` is the share of a step in which a pipeline stage waits. Efficiencies are upper bounds: `best`
+    where everything that can be hidden is, `plain` where nothing is. None: a rate is not known.
+    """
+
+    traffic: tuple[Traffic, ...]
+    communication_s: float | None
+    compute_s: float | None
+    bubble: float
+    best: float | None
+    plain: float | None
+
+
+def traffic_of(job: Job, split: Split, machine: Machine) -> tuple[Traffic, ...]:
+    """Everything that one GPU sends in one step.
+
+    Formulas, with n ranks of a group, P parameters of the rank, m micro-batches, E bytes a value, G bytes a
+    gradient, b s h values of a micro-batch's activations:
+    DDP: all-reduce of gradients once a step, 2 (n-1)/n G P. ZeRO-1: reduce-scatter (n-1)/n G P and all-gather
+    (n-1)/n E P once a step; ZeRO-2 reduces every micro-batch.
+    FSDP: all-gather E P twice and reduce-scatter G P for every micro-batch, (n-1)/n each; replicas between
+    nodes add an all-reduce of the shard, 2 (r-1)/r G P / n, once a step.
+    Tensor: 4 times a layer and micro-batch (2 forward, 2 backward) an all-reduce of E b s h, 2 (t-1)/t each, as
+    reduce-scatter and all-gather with sequence parallelism; the forward part twice where layers are recomputed.
+    Pipeline: E b s h / t to the next stage and its gradient back, for every micro-batch.
+    Ranks are laid out as in Megatron-LM: tensor nearest, then data, then pipeline.
+    Offload: shards to the GPU twice and gradients back for every micro-batch.
+    Source: nccl-tests doc/PERFORMANCE.md (bus factors); ZeRO (arXiv:1910.02054) section 7; PyTorch FSDP
+    (arXiv:2304.11277); Megatron-LM (arXiv:1909.08053) section 3 and (arXiv:2104.04473) section 3.2.
+    """
+    parts = [
+        *_data_traffic(job, split, machine),
+        *_tensor_traffic(job, split, machine),
+        *_pipeline_traffic(job, split, machine),
+    ]
+    return tuple(part for part in parts if part.gb > 0)
+
+
+def step_time(job: Job, split: Split, machine: Machine) -> StepTime:
+    """Time of a step and the bound on efficiency that communication leaves.
+
+    Formula: arithmetic 6 A tokens + 12 L h s tokens FLOP, a third more with full recomputation (A active
+    parameters), spread over all GPUs; bubble (p-1)/(m+p-1); efficiency (1 - bubble) * c / (c + e) with c the
+    time of arithmetic and e that of communication which is not hidden: all of it (plain), or what cannot be
+    hidden and what is longer than c (best).
+    Source: PaLM (arXiv:2204.02311) appendix B (FLOP); Narayanan et al. (arXiv:2104.04473) section 2.2 (bubble).
+    """
+    traffic = traffic_of(job, split, machine)
+    bubble = (split.pipeline - 1) / (job.micro_batches + split.pipeline - 1)
+    compute_s = compute_seconds(job, split, machine)
+    times = [part.seconds for part in traffic]
+    if any(seconds is None for seconds in times):
+        return StepTime(traffic, None, compute_s, bubble, None, None)
+    total = sum(part.seconds or 0.0 for part in traffic)
+    if compute_s is None:
+        return StepTime(traffic, total, None, bubble, None, None)
+    exposed = sum(part.seconds or 0.0 for part in traffic if not part.hidden)
+    hideable = total - exposed
+    left = exposed + max(hideable - compute_s, 0.0)
+    best = (1 - bubble) * compute_s / (compute_s + left)
+    plain = (1 - bubble) * compute_s / (compute_s + total)
+    return StepTime(traffic, total, compute_s, bubble, best, plain)
+
+
+def compute_seconds(job: Job, split: Split, machine: Machine) -> float | None:
+    """Arithmetic of one step on one GPU, in s; the formula stands at `step_time`."""
+    if isinstance(machine.compute, str):
+        return None
+    shape = job.shape
+    tokens = job.tokens * job.micro_batches * split.data
+    attention = 12 * shape.layers * shape.query_width * job.seq
+    flop = (6 * shape.active_parameters + attention) * tokens * (4 / 3 if job.recompute == "full" else 1)
+    return flop / split.world / (machine.compute.value * 1e12)
+
+
+def _data_traffic(job: Job, split: Split, machine: Machine) -> list[Traffic]:
+    n = split.data
+    if n == 1 and not split.offload:
+        return []
+    parameters = max(stage_parameters(job.shape, split.pipeline, i) for i in range(split.pipeline)) / split.tensor
+    per = state_bytes(split.engine, job.precision, job.optimizer)
+    width, m = compute_bytes(job.precision), job.micro_batches
+    share = (n - 1) / n
+    local = n * split.tensor <= machine.gpus_per_node
+    link: Link = "node" if local else "network"
+    reduce_rate = machine.collective if local else _across(machine, split.tensor)
+    rate = machine.gather if local else reduce_rate
+    gradients = per.gradients * parameters / 1e9
+    weights = width * parameters / 1e9
+    if split.sharding == "parameters":
+        return _fsdp_traffic(split, machine, gradients, weights, m, per.weights * parameters / 1e9)
+    if split.sharding == "none":
+        return [Traffic("gradients: all-reduce", 2 * share * gradients, link, True, reduce_rate)]
+    reduces = m if split.sharding == "gradients" else 1
+    return [
+        Traffic("gradients: reduce-scatter", share * gradients * reduces, link, True, rate),
+        Traffic("new weights: all-gather", share * weights, link, False, rate),
+    ]
+
+
+def _fsdp_traffic(
+    split: Split, machine: Machine, gradients: float, weights: float, m: int, stored: float
+) -> list[Traffic]:
+    n = split.shards
+    share = (n - 1) / n
+    local = n * split.tensor <= machine.gpus_per_node
+    rate = machine.gather if local else _across(machine, split.tensor)
+    link: Link = "node" if local else "network"
+    parts = [
+        Traffic("weights: all-gather, forward and backward", 2 * share * weights * m, link, True, rate),
+        Traffic("gradients: reduce-scatter", share * gradients * m, link, True, rate),
+    ]
+    replicas = split.data // n
+    if replicas > 1:
+        shard = 2 * (replicas - 1) / replicas * gradients / n
+        parts.append(Traffic("gradients of replicas: all-reduce", shard, "network", True, _per_gpu(machine)))
+    if split.offload:
+        from_ram = 2 * stored * m / n
+        parts.append(Traffic("weights from RAM, forward and backward", from_ram, "host", True, machine.host))
+        parts.append(Traffic("gradients to RAM", gradients * m / n, "host", True, machine.host))
+    return parts
+
+
+def _tensor_traffic(job: Job, split: Split, machine: Machine) -> list[Traffic]:
+    t = split.tensor
+    if t == 1:
+        return []
+    layers = -(-job.shape.layers // split.pipeline)
+    once = compute_bytes(job.precision) * job.tokens * job.shape.hidden / 1e9
+    rounds = 6 if job.recompute == "full" else 4
+    gb = rounds * layers * 2 * (t - 1) / t * once * job.micro_batches
+    rate = machine.nvlink if t <= machine.nvlinked and t < machine.gpus_per_node else machine.gather
+    link: Link = "node"
+    if t > machine.gpus_per_node:
+        rate, link = _across(machine, 1), "network"
+    return [Traffic("activations between tensor ranks: reduce-scatter, all-gather", gb, link, False, rate)]
+
+
+def _pipeline_traffic(job: Job, split: Split, machine: Machine) -> list[Traffic]:
+    if split.pipeline == 1:
+        return []
+    once = compute_bytes(job.precision) * job.tokens * job.shape.hidden / split.tensor / 1e9
+    local = split.world <= machine.gpus_per_node
+    rate = machine.gather if local else _per_gpu(machine)
+    link: Link = "node" if local else "network"
+    # forward to the next stage and backward to the one before are two directions of the same wire
+    return [Traffic("activations to the next stage", once * job.micro_batches, link, True, rate)]
+
+
+def _across(machine: Machine, apart: int) -> Rate | str:
+    """Bus bandwidth of a group over nodes, whose members are `apart` ranks apart: the network, or the node if slower.
+
+    A ring enters and leaves each node through its adapters. Where each of several groups has a part of the
+    node's GPUs only, they share the adapters.
+    """
+    if isinstance(machine.network, str):
+        return machine.network
+    groups = min(max(apart, 1), machine.gpus_per_node)
+    network = machine.network.value / groups
+    shared = f", shared by {groups} groups" if groups > 1 else ""
+    rate = msgspec.structs.replace(machine.network, value=network, source=f"{machine.network.source}{shared}")
+    inside = machine.gather
+    if isinstance(inside, Rate) and machine.gpus_per_node > groups and inside.value < network:
+        return inside
+    return rate
+
+
+def _per_gpu(machine: Machine) -> Rate | str:
+    """Each GPU's share of the node's adapters, as in groups of one GPU a node."""
+    return _across(machine, machine.gpus_per_node)

@@ -1,0 +1,146 @@
+"""What the check of this node found, and what each fault means for a training on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from gpudoctor.checks.finding import Finding, Status
+from gpudoctor.checks.registry import Check, Level
+from gpudoctor.config import Config, threshold_overrides
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.missing import known
+from gpudoctor.facts.node import Node
+from gpudoctor.plan.communication import StepTime
+from gpudoctor.plan.machine import Machine, ranges
+from gpudoctor.plan.rates import Rate
+from gpudoctor.report.judge import Question, judge
+from gpudoctor.report.report import Report
+
+# a GPU with one of these takes no work at all
+_UNFIT = ("gpu.lost", "driver.responsive")
+_WRONG = ("gpu.ecc", "gpu.memory-repair", "gpu.xid", "compute.exact", "compute.pattern", "collective.correct")
+_SLOW = ("gpu.throttle", "gpu.temperature", "gpu.power-limit", "gpu.clocks", "train.balance", "compute.gemm")
+_ALSO = ("env.nccl", "host.shm", "gpu.in-use")
+_LINKS = ("pcie.link-width", "pcie.link-speed", "pcie.upstream", "link.host")
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """A fault and what it means. `gpus` are NVML indices, none for the whole node."""
+
+    check: str
+    status: str
+    gpus: tuple[int, ...]
+    found: str
+    means: str = ""
+
+
+def examined(
+    node: Node, measurements: Measurements | None, checks: tuple[Check, ...], config: Config, gpu: str | None
+) -> Report:
+    """The node judged by what is known of it: facts, and measurements where the source is a report."""
+    level: Level = "full" if measurements is not None else "quick"
+    profile = None if config.profile == "auto" else config.profile
+    question = Question(
+        checks=checks,
+        level=level,
+        gpu=gpu,
+        profile=profile,
+        expect=config.expect,
+        limit_overrides=threshold_overrides(config),
+        suppress=config.suppress,
+    )
+    return judge(node, measurements, question)
+
+
+def unfit_gpus(report: Report) -> dict[int, str]:
+    """GPUs that no training can start on, with the reason."""
+    found: dict[int, str] = {}
+    for check, finding in _roots(report):
+        closed = check == "gpu.settings" and finding.found is not None and finding.found.value == "prohibited"
+        bad = finding.status in (Status.FAIL, Status.UNKNOWN) and (check in _UNFIT or closed)
+        if bad and finding.subject.gpu is not None:
+            found.setdefault(finding.subject.gpu, _words(finding))
+    return found
+
+
+def troubles(report: Report, left_out: Iterable[int]) -> tuple[Trouble, ...]:
+    """Faults, and warnings that bear on a training, as one line each; the same words on several GPUs are one."""
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for check, finding in _roots(report):
+        bears = check.startswith(("pcie.", "nvlink.")) or check in (*_WRONG, *_SLOW, *_LINKS, *_ALSO)
+        if finding.status is Status.FAIL or (finding.status is Status.WARN and bears):
+            if finding.subject.gpu is not None and finding.subject.gpu in left_out:
+                continue
+            gpus = groups.setdefault((check, finding.status.value, _words(finding)), [])
+            if finding.subject.gpu is not None:
+                gpus.append(finding.subject.gpu)
+    merged: dict[tuple[str, str], Trouble] = {}
+    for (check, status, text), gpus in groups.items():
+        before = merged.get((check, status))
+        if before is None or not gpus or not before.gpus:
+            key = (check, status if before is None else f"{status} {len(merged)}")
+            merged[key] = Trouble(check, status, tuple(sorted(set(gpus))), text)
+        else:  # the same on other GPUs, in other words
+            more = before.found.removesuffix(" and the like") + " and the like"
+            merged[check, status] = Trouble(check, status, tuple(sorted({*before.gpus, *gpus})), more)
+    return tuple(merged.values())
+
+
+def meaning(trouble: Trouble, machine: Machine, now: StepTime, sound: StepTime, host_sound: Rate | str) -> str:
+    """What a fault means for the plan: leave the GPU out, or what to expect with it.
+
+    `sound` and `host_sound` are the step and the link to RAM that these GPUs would have with sound PCIe links.
+    """
+    several = ranges(trouble.gpus)
+    here = {gpu.index for gpu in machine.gpus}
+    rest = sorted(here - set(trouble.gpus))
+    if not trouble.gpus or (not rest and trouble.check != "gpu.in-use"):
+        first = "mend it first: " if trouble.status == "fail" else ""
+        return f"{first}gpudoctor explain {trouble.check} says how"
+    leave = f"leave {'it' if len(trouble.gpus) == 1 else 'them'} out (--gpu {ranges(rest)})"
+    if trouble.check in _WRONG and trouble.status == "fail":
+        return f"{leave}: GPU {several} may fail, or compute what is wrong"
+    if trouble.check in _LINKS:
+        return f"{leave}, or expect {_link_cost(machine, now, sound, host_sound)}"
+    if trouble.check in _SLOW:
+        return f"{leave}, or expect every step to wait for GPU {several}"
+    if trouble.check == "gpu.in-use":
+        return f"the plan counts all memory of GPU {several} as free: end that program first"
+    if trouble.check.startswith("nvlink."):
+        rate = machine.collective
+        speed = "" if isinstance(rate, str) else f" of {rate.value:.4g} GB/s"
+        return f"{leave}, or expect collectives{speed}: the slowest GPU sets the pace"
+    return f"{leave}, or see gpudoctor explain {trouble.check}"
+
+
+def _link_cost(machine: Machine, now: StepTime, sound: StepTime, host_sound: Rate | str) -> str:
+    slower, faster = now.communication_s, sound.communication_s
+    if slower and faster and slower > faster * 1.01:
+        return f"{slower:.3g} s of communication a step instead of {faster:.3g} s"
+    if isinstance(machine.host, Rate) and isinstance(host_sound, Rate) and host_sound.value > machine.host.value:
+        by_nvlink = machine.nvlinked == machine.gpus_per_node > 1
+        kept = "; NVLink carries the collectives, which lose nothing" if by_nvlink else ""
+        return f"copies from RAM of {machine.host.value:.3g} GB/s instead of {host_sound.value:.3g}{kept}"
+    return "slower copies between it and the host"
+
+
+def mended(gpu: Gpu) -> Gpu:
+    """The same GPU with its PCIe link at the width that it and its slot can do."""
+    width = known(gpu.pcie.width_max)
+    if width is None:
+        return gpu
+    return msgspec.structs.replace(gpu, pcie=msgspec.structs.replace(gpu.pcie, width=width))
+
+
+def _roots(report: Report) -> Iterable[tuple[str, Finding]]:
+    for result in report.checks:
+        for finding in result.findings:
+            if finding.explained_by is None:
+                yield result.id, finding
+
+
+def _words(finding: Finding) -> str:
+    return finding.found.text if finding.found else finding.reason or finding.status.value

@@ -1,0 +1,218 @@
+"""The shape of a model from its Hugging Face config.json."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpudoctor.exits import printable
+from gpudoctor.plan.model_shape import ModelError, ModelShape
+
+MAX_BYTES = 4 * 2**20
+_LARGEST = 10**8  # of any single dimension: what is more is a broken file
+
+
+def shape_of_config(path: Path) -> ModelShape:
+    """The shape that a config.json (or a folder with one) describes.
+
+    Raise ModelError, one line with file and key, for a file that cannot be read, an architecture that
+    is not known, and numbers that make no sense.
+    """
+    shown = printable(str(path))
+    try:
+        if path.is_dir():
+            path = path / "config.json"
+            shown = printable(str(path))
+    except (OSError, ValueError):  # a name that is too long, or a folder that may not be entered
+        raise ModelError(f"{shown[:80]}: neither a size (350m, 7b, 1.5b) nor a file") from None
+    data = _read(path, shown)
+    try:
+        raw = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ModelError(f"{shown}: no JSON: {printable(str(error))}") from None
+    if not isinstance(raw, dict):
+        raise ModelError(f"{shown}: a JSON object is wanted, as Hugging Face's config.json is one")
+    kind = raw.get("model_type")
+    if not isinstance(kind, str):
+        raise ModelError(f"{shown}: no `model_type`: is it the config.json of a Hugging Face model?")
+    reader = _READERS.get(kind)
+    if reader is None:
+        raise ModelError(
+            f"{shown}: the architecture {printable(kind)[:60]!r} is not known; known are "
+            f"{', '.join(sorted(_READERS))}. The nearest that works: the size alone, as in gpudoctor plan 7b"
+        )
+    name = raw.get("_name_or_path")
+    folder = path.resolve().parent.name
+    called = printable(name if isinstance(name, str) and name else folder or kind)[:60]
+    shape = reader(_Fields(raw, shown), kind)
+    return _sensible(msgspec.structs.replace(shape, name=called, origin=shown), shown)
+
+
+class _Fields:
+    """Typed access to the keys of one config.json; errors name file and key."""
+
+    def __init__(self, raw: Mapping[str, Any], shown: str) -> None:
+        self._raw = raw
+        self._shown = shown
+
+    def number(self, *names: str, default: int | None = None) -> int:
+        for name in names:
+            value = self._raw.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _LARGEST:
+                wanted = f"a whole number from 1 to {_LARGEST} is wanted"
+                raise ModelError(f"{self._shown}: {name} is {value!r:.40}: {wanted}")
+            return value
+        if default is None:
+            raise ModelError(f"{self._shown}: the key {names[0]!r} is missing")
+        return default
+
+    def switch(self, name: str, default: bool) -> bool:
+        value = self._raw.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise ModelError(f"{self._shown}: {name} is {value!r:.40}: true or false is wanted")
+        return value
+
+    def word(self, name: str, default: str) -> str:
+        value = self._raw.get(name)
+        return value if isinstance(value, str) else default
+
+
+def _read(path: Path, shown: str) -> bytes:
+    try:
+        # a FIFO or a device would never end
+        if not path.is_file():
+            if path.exists():
+                raise ModelError(f"{shown}: not a file")
+            raise ModelError(f"{shown}: neither a size (350m, 7b, 1.5b) nor a file")
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size > MAX_BYTES:
+                raise ModelError(f"{shown}: more than {MAX_BYTES // 2**20} MiB: no config.json")
+            return file.read(MAX_BYTES)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{shown}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _sensible(shape: ModelShape, shown: str) -> ModelShape:
+    if shape.heads % shape.kv_heads:
+        raise ModelError(f"{shown}: {shape.heads} heads cannot share {shape.kv_heads} key-value heads")
+    if shape.experts_per_token > shape.experts:
+        raise ModelError(f"{shown}: {shape.experts_per_token} experts a token of {shape.experts}")
+    if not 1e5 <= shape.parameters <= 1e14:
+        raise ModelError(f"{shown}: {shape.parameters:.3g} parameters by its dimensions: that makes no sense")
+    return shape
+
+
+def _llama_like(fields: _Fields, kind: str) -> ModelShape:
+    """llama, mistral, mixtral, qwen2, qwen3, gemma, gemma2, phi3: rotary positions, gated MLP, RMS norms."""
+    hidden, heads = fields.number("hidden_size"), fields.number("num_attention_heads")
+    qwen2 = kind == "qwen2"
+    bias = fields.switch("attention_bias", False)
+    return ModelShape(
+        name="",
+        family=kind,
+        origin="",
+        layers=fields.number("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=fields.number("num_key_value_heads", default=heads),
+        head_dim=fields.number("head_dim", default=max(hidden // heads, 1)),
+        ffn=fields.number("intermediate_size"),
+        vocab=fields.number("vocab_size"),
+        max_seq=fields.number("max_position_embeddings", default=4096),
+        tied=fields.switch("tie_word_embeddings", kind.startswith("gemma")),
+        norms=4 if kind == "gemma2" else 2,
+        qk_norm=kind == "qwen3",
+        qkv_bias=bias or qwen2,
+        out_bias=bias and not qwen2,
+        mlp_bias=fields.switch("mlp_bias", False),
+        experts=fields.number("num_local_experts", default=8) if kind == "mixtral" else 1,
+        experts_per_token=fields.number("num_experts_per_tok", default=2) if kind == "mixtral" else 1,
+    )
+
+
+def _gpt2(fields: _Fields, kind: str) -> ModelShape:
+    hidden, heads = fields.number("n_embd"), fields.number("n_head")
+    seq = fields.number("n_positions", "n_ctx")
+    return _classic(
+        kind,
+        layers=fields.number("n_layer"),
+        hidden=hidden,
+        heads=heads,
+        ffn=fields.number("n_inner", default=4 * hidden),
+        vocab=fields.number("vocab_size"),
+        seq=seq,
+        positions=seq,
+        tied=fields.switch("tie_word_embeddings", True),
+    )
+
+
+def _gpt_neox(fields: _Fields, kind: str) -> ModelShape:
+    hidden = fields.number("hidden_size")
+    return _classic(
+        kind,
+        layers=fields.number("num_hidden_layers"),
+        hidden=hidden,
+        heads=fields.number("num_attention_heads"),
+        ffn=fields.number("intermediate_size"),
+        vocab=fields.number("vocab_size"),
+        seq=fields.number("max_position_embeddings", default=2048),
+        positions=0,
+        tied=fields.switch("tie_word_embeddings", False),
+    )
+
+
+def _opt(fields: _Fields, kind: str) -> ModelShape:
+    hidden, seq = fields.number("hidden_size"), fields.number("max_position_embeddings")
+    return _classic(
+        kind,
+        layers=fields.number("num_hidden_layers"),
+        hidden=hidden,
+        heads=fields.number("num_attention_heads"),
+        ffn=fields.number("ffn_dim"),
+        vocab=fields.number("vocab_size"),
+        seq=seq,
+        positions=seq + 2,  # OPT keeps two rows for padding
+        tied=fields.switch("tie_word_embeddings", True),
+    )
+
+
+def _classic(
+    kind: str, *, layers: int, hidden: int, heads: int, ffn: int, vocab: int, seq: int, positions: int, tied: bool
+) -> ModelShape:
+    """The GPT-2 kind: two MLP matrices, LayerNorms, biases everywhere."""
+    return ModelShape(
+        name="",
+        family=kind,
+        origin="",
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=max(hidden // heads, 1),
+        ffn=ffn,
+        vocab=vocab,
+        max_seq=seq,
+        gated=False,
+        tied=tied,
+        positions=positions,
+        norm_bias=True,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+    )
+
+
+_READERS: dict[str, Callable[[_Fields, str], ModelShape]] = {
+    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "phi3"), _llama_like),
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "opt": _opt,
+}

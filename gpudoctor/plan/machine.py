@@ -1,0 +1,155 @@
+"""The GPUs that a plan may use, and what joins them: facts and measurements boiled down to a few numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from gpudoctor.errors import UserError
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.node import Node
+from gpudoctor.plan.precision import Precision
+from gpudoctor.plan.rates import (
+    Rate,
+    collective_rate,
+    compute_rate,
+    gather_rate,
+    host_rate,
+    network_rate,
+    nvlink_rate,
+    nvlinked,
+)
+from gpudoctor.profiles.load import profile_for
+from gpudoctor.profiles.peers import compute_gpus
+from gpudoctor.profiles.profile import Profile
+
+MIB = 2**20
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """`nodes` nodes alike. A rate that is not known is a str: why.
+
+    `collective` is all_reduce bus bandwidth inside the node, `gather` that of all_gather and reduce_scatter,
+    `nvlink` that of GPUs joined by NVLink; `network` what all adapters of a node carry together; `host` one
+    GPU's link to RAM. `nvlinked`: how many GPUs reach each other by NVLink alone, by the node's kind where
+    not `topology_read`. `memory_bytes` of the smallest GPU, less what the driver keeps for itself.
+    `left_out`: GPUs that cannot train, and why.
+    """
+
+    gpus: tuple[Gpu, ...]
+    nodes: int
+    memory_bytes: float
+    nvlinked: int
+    topology_read: bool
+    collective: Rate | str
+    gather: Rate | str
+    nvlink: Rate | str
+    network: Rate | str
+    host: Rate | str
+    compute: Rate | str
+    ram_bytes: float | None
+    profile: Profile
+    left_out: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def gpus_per_node(self) -> int:
+        return len(self.gpus)
+
+    @property
+    def world(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def gpu_names(self) -> str:
+        """ "8 x NVIDIA H100 80GB HBM3"."""
+        names = [known(gpu.name) or "unnamed GPU" for gpu in self.gpus]
+        return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+
+
+def usable_gpus(node: Node, scope: tuple[int, ...] | None, unfit: dict[int, str]) -> tuple[Gpu, ...]:
+    """The GPUs in scope that can train. Raise UserError, with the nearest thing that works, where there is none."""
+    if not node.gpus:
+        why = "the driver shows no GPU"
+        if known(node.driver.init_code) not in (0, None):
+            why = f"the driver does not answer ({known(node.driver.init_error) or 'gpudoctor check driver'})"
+        raise UserError(f"{_name(node)}: {why}: nothing to plan on. Plan for another node: --node hgx-h100-8")
+    gpus = compute_gpus(tuple(g for g in node.gpus if scope is None or g.index in scope))
+    cut = [gpu.index for gpu in gpus if known(gpu.settings.mig_enabled) is True]
+    if cut:
+        whole = [gpu.index for gpu in gpus if gpu.index not in cut]
+        rest = f", or leave GPU {ranges(cut)} out: --gpu {ranges(whole)}" if whole else ""
+        raise UserError(
+            f"{_name(node)}: MIG is on, and MIG instances cannot be joined for one training: switch it off "
+            f"(nvidia-smi -mig 0){rest}"
+        )
+    fit = tuple(gpu for gpu in gpus if gpu.index not in unfit)
+    if not fit:
+        reasons = "; ".join(f"GPU {index}: {why}" for index, why in sorted(unfit.items()))
+        raise UserError(f"{_name(node)}: no GPU is fit to train on ({reasons}). Look: gpudoctor check")
+    return fit
+
+
+def machine_of(
+    node: Node, gpus: tuple[Gpu, ...], nodes: int, precision: Precision, measurements: Measurements | None
+) -> Machine:
+    """What `gpus` of this node, and `nodes` such nodes, have. Raise UserError for memory that is not known.
+
+    `measurements` are of GPUs: what CPU ranks measured says nothing here, and is not to be given.
+    """
+    profile = profile_for(node)
+    collective = collective_rate(node, gpus, profile, measurements)
+    return Machine(
+        gpus=gpus,
+        nodes=nodes,
+        memory_bytes=min(_memory_bytes(node, gpu) for gpu in gpus),
+        nvlinked=nvlinked(node, gpus, profile),
+        topology_read=not isinstance(node.pairs, Missing),
+        collective=collective,
+        gather=gather_rate(gpus, profile, measurements, collective),
+        nvlink=nvlink_rate(gpus, profile),
+        network=network_rate(node),
+        host=host_rate(gpus, measurements),
+        compute=compute_rate(gpus, profile, precision, measurements),
+        ram_bytes=_ram_bytes(node),
+        profile=profile,
+    )
+
+
+def _memory_bytes(node: Node, gpu: Gpu) -> float:
+    total = gpu.memory_total_mib
+    if isinstance(total, Missing):
+        raise UserError(
+            f"{_name(node)}: the memory of GPU {gpu.index} is not known ({total.reason}), and without it nothing can "
+            "be planned: give a dump that has it (nvidia-smi -q -x), or plan on another node, as --node hgx-h100-8"
+        )
+    return (total - (known(gpu.memory_reserved_mib) or 0)) * float(MIB)
+
+
+def _ram_bytes(node: Node) -> float | None:
+    """RAM that is free, or all of it where that is not known; a cgroup's limit counts."""
+    free = known(node.host.ram_available_mib) or known(node.host.ram_mib)
+    limit = known(node.host.memory_limit_mib)
+    amounts = [mib for mib in (free, limit) if mib]
+    return min(amounts) * float(MIB) if amounts else None
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Indices as --gpu takes them.
+
+    >>> ranges([0, 1, 2, 5])
+    '0-2,5'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _name(node: Node) -> str:
+    return f"node {node.source.name}" if node.source.name else "this node"

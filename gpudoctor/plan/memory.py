@@ -1,0 +1,191 @@
+"""Memory of one GPU under a strategy, part by part."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpudoctor.plan.activations import Kernels, Recompute, kept_bytes, layer_bytes, loss_bytes
+from gpudoctor.plan.model_shape import ModelShape, layers_of_stages
+from gpudoctor.plan.precision import Optimizer, Precision, StateBytes, compute_bytes, state_bytes
+from gpudoctor.plan.split import Split
+
+GIB = 2**30
+# 855 MiB beside the tensors: llm.c's own count of GPT-2 124M on an A800 ("device memory usage" less its allocations)
+CONTEXT_BYTES = 855 * 2**20
+# NCCL_BUFFSIZE's default of 4 MiB, to send and to receive, 32 channels: a communicator. NCCL user guide
+COMMUNICATOR_BYTES = 2 * 4 * 2**20 * 32
+# what the caching allocator holds beyond the tensors; fitted to torchtitan's table of December 2024, see docs/plan.md
+ALLOCATOR_SHARE = 0.10
+
+
+class Job(msgspec.Struct, frozen=True):
+    """What is trained and how: `micro_batch` sequences of `seq` tokens at a time on one data-parallel rank.
+
+    `micro_batches` of them make a step; a pipeline has several in flight.
+    """
+
+    shape: ModelShape
+    precision: Precision
+    optimizer: Optimizer
+    seq: int
+    micro_batch: int = 1
+    micro_batches: int = 1
+    recompute: Recompute = "none"
+    kernels: Kernels = Kernels()
+
+    @property
+    def tokens(self) -> int:
+        """Of one micro-batch."""
+        return self.micro_batch * self.seq
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """Bytes on the fullest GPU. `gathered`: weights and gradients that FSDP holds whole for a moment.
+
+    `host` is what offloading keeps in RAM instead, for one rank.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    gathered: float
+    allocator: float
+    framework: float
+    host: float = 0.0
+
+    @property
+    def tensors(self) -> float:
+        """What PyTorch's own counters show (max_memory_reserved): all but CUDA's and NCCL's."""
+        return self.total - self.framework
+
+    @property
+    def total(self) -> float:
+        states = self.weights + self.gradients + self.optimizer
+        return states + self.activations + self.gathered + self.allocator + self.framework
+
+
+def memory_of(job: Job, split: Split, allocator_share: float = ALLOCATOR_SHARE) -> Memory:
+    """The memory of the fullest GPU: of the first pipeline stage, the second, or the last.
+
+    The first has the embedding and most micro-batches in flight, the last the head and the loss, and of those
+    between the second has as many layers as any and more in flight.
+
+    Formula: states + activations + gathered, times 1.1 for the caching allocator, + 855 MiB for CUDA's
+    context and libraries + 256 MiB for each NCCL communicator.
+    Source: the parts' own formulas; llm.c's log for the context; NCCL_BUFFSIZE in NCCL's user guide; the
+    10 % are fitted to published runs (docs/plan.md).
+    """
+    last = split.pipeline - 1
+    stages = [_stage(job, split, stage) for stage in sorted({0, min(1, last), last})]
+    fullest = max(stages, key=lambda memory: memory.total)
+    tensors = fullest.total * allocator_share
+    framework = CONTEXT_BYTES + COMMUNICATOR_BYTES * split.communicators
+    return msgspec.structs.replace(fullest, allocator=tensors, framework=framework)
+
+
+def stage_parameters(shape: ModelShape, pipeline: int, stage: int) -> int:
+    """Parameters of one pipeline stage: its layers, the embedding on the first, the head on the last.
+
+    Formula: layers spread evenly, one less on the first and last stage where it does not come out even; a
+    head tied to the embedding is there twice. Source: Megatron-LM; arXiv:2401.10241 section 5.1.
+    """
+    layers = layers_of_stages(shape.layers, pipeline)[stage]
+    count = layers * shape.layer_parameters
+    if stage == 0:
+        count += shape.embedding_parameters
+    if stage == pipeline - 1:
+        tied_again = shape.embedding_parameters if shape.tied and pipeline > 1 else 0
+        count += shape.head_parameters + tied_again
+    return count
+
+
+def _stage(job: Job, split: Split, stage: int) -> Memory:
+    parameters = stage_parameters(job.shape, split.pipeline, stage) / split.tensor
+    per = state_bytes(split.engine, job.precision, job.optimizer)
+    weights, gradients, optimizer = sharded_states(per, parameters, split)
+    host = 0.0
+    if split.offload:
+        host, weights, gradients, optimizer = weights + gradients + optimizer, 0.0, 0.0, 0.0
+    kept, working, loss = activation_parts(job, split, stage)
+    layer_gathered, loss_gathered = gathered_parts(job, split)
+    if working + layer_gathered >= loss + loss_gathered:
+        moment, gathered = working, layer_gathered
+    else:
+        moment, gathered = loss, loss_gathered
+    activations = kept + moment
+    if not gradients_persist(job, split):
+        # as the backward pass goes on, gradients come and activations go: only the larger end counts
+        gradients, activations = (0.0, activations) if activations + gathered > gradients else (gradients, 0.0)
+    return Memory(weights, gradients, optimizer, activations, gathered, 0.0, 0.0, host)
+
+
+def gradients_persist(job: Job, split: Split) -> bool:
+    """Whether the gradients are there already when the backward pass begins.
+
+    Formula: yes with several micro-batches a step (accumulation), in DDP's buckets, and in the buffers of
+    ZeRO and Megatron-LM; no on one GPU and under FSDP with one micro-batch, where zero_grad has freed them:
+    there it is max(activations, gradients).
+    Source: torch.optim.Optimizer.zero_grad (set_to_none=True); DistributedDataParallel
+    (gradient_as_bucket_view); Megatron-LM's contiguous gradient buffers.
+    """
+    if job.micro_batches > 1 or split.engine in ("zero", "megatron"):
+        return True
+    return split.engine == "autocast" and split.data > 1
+
+
+def sharded_states(per: StateBytes, parameters: float, split: Split) -> tuple[float, float, float]:
+    """Weights, gradients and optimizer states of one rank: bytes.
+
+    Formula: with n ranks that share: ZeRO-1 shards the optimizer (w + g + o/n), ZeRO-2 the gradients too
+    (w + (g + o)/n), ZeRO-3 and FSDP all ((w + g + o)/n). Tensor and pipeline parallelism divide the
+    parameters themselves by t and p.
+    Source: ZeRO (arXiv:1910.02054) section 5 and figure 1; PyTorch FSDP (arXiv:2304.11277).
+    """
+    n = split.shards
+    level = {"none": 0, "optimizer": 1, "gradients": 2, "parameters": 3}[split.sharding]
+    return (
+        parameters * per.weights / (n if level >= 3 else 1),
+        parameters * per.gradients / (n if level >= 2 else 1),
+        parameters * per.optimizer / (n if level >= 1 else 1),
+    )
+
+
+def activation_parts(job: Job, split: Split, stage: int) -> tuple[float, float, float]:
+    """What a stage keeps, what the layer at work needs beside it, and the loss at its largest: bytes.
+
+    Formula: kept = layers * bytes a token * tokens * micro-batches in flight / t, of which the 1F1B schedule
+    has min(m, p - i) on stage i (from 0); at work: one layer whole, where it is recomputed; the loss on the
+    last stage only. Kept and the larger of the other two are there at the same time. Division by t is that
+    of tensor with sequence parallelism; the input that a layer or the head gathers is whole, E h (1 - 1/t).
+    Source: Korthikanti et al. (arXiv:2205.05198) sections 4.2.2 and 4.2.3; 1F1B: Narayanan et al.
+    (arXiv:2104.04473) section 2.2.
+    """
+    shape, tokens = job.shape, job.tokens / split.tensor
+    layers = layers_of_stages(shape.layers, split.pipeline)[stage]
+    in_flight = min(job.micro_batches, split.pipeline - stage) if split.pipeline > 1 else 1
+    a_token = kept_bytes(shape, job.precision, job.seq, job.kernels, job.recompute)
+    kept = layers * a_token * tokens * in_flight
+    whole = layer_bytes(shape, job.precision, job.seq, job.kernels)
+    input_whole = compute_bytes(job.precision) * shape.hidden * (job.tokens - tokens)
+    working = input_whole + (0.0 if job.recompute == "none" else max(whole - a_token, 0.0) * tokens)
+    last = stage == split.pipeline - 1
+    loss = loss_bytes(shape, job.precision, split.tensor) * job.tokens + input_whole if last else 0.0
+    return kept, working, loss
+
+
+def gathered_parts(job: Job, split: Split) -> tuple[float, float]:
+    """What FSDP holds whole for a moment, at a layer's backward pass and at the loss: bytes.
+
+    Formula: backward: weights of two layers (one ahead), E each, the gradient E and what is reduced of it R
+    (4 bytes in mixed precision): (3E + R) * parameters of a layer. At the loss: the head's weights, E each.
+    Source: PyTorch FSDP2 (`fully_shard` a layer, one all-gather prefetched, reduce_dtype fp32);
+    arXiv:2304.11277 section 3.3.
+    """
+    if split.sharding != "parameters":
+        return 0.0, 0.0
+    width = compute_bytes(job.precision)
+    reduced = 2 if job.precision == "bf16-true" else 4
+    layer = job.shape.layer_parameters / split.tensor
+    head = max(job.shape.head_parameters, job.shape.vocab * job.shape.hidden) / split.tensor
+    return (3 * width + reduced) * layer, width * head

@@ -1,0 +1,126 @@
+"""A decoder-only transformer as the few numbers that memory, traffic and arithmetic depend on."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import msgspec
+
+from gpudoctor.errors import UserError
+
+
+class ModelError(UserError):
+    """MODEL_SIZE is no size, or its config.json cannot be planned for."""
+
+
+class ModelShape(msgspec.Struct, frozen=True):
+    """Dimensions of a model; parameters are counted from them, biases and norms included.
+
+    `heads` and `kv_heads` of `head_dim` each; `ffn` is the inner width of the MLP (of one expert),
+    `gated` where it has three matrices (SwiGLU, GeGLU) and not two. `positions` are learned position
+    embeddings, 0 for rotary ones. `tied`: the head is the embedding. `norms` normalisations a layer,
+    with a bias each where `norm_bias`. `origin` says where the dimensions come from.
+    """
+
+    name: str
+    family: str
+    origin: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    max_seq: int
+    gated: bool = True
+    tied: bool = False
+    positions: int = 0
+    norms: int = 2
+    norm_bias: bool = False
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    head_bias: bool = False
+    experts: int = 1
+    experts_per_token: int = 1
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def attention_parameters(self) -> int:
+        """Of one layer: query, key, value and output projections."""
+        q, kv, h = self.query_width, self.kv_width, self.hidden
+        biases = (q + 2 * kv if self.qkv_bias else 0) + (h if self.out_bias else 0)
+        return 2 * h * q + 2 * h * kv + biases + (2 * self.head_dim if self.qk_norm else 0)
+
+    @property
+    def mlp_parameters(self) -> int:
+        """Of one layer's MLP, or of one of its experts."""
+        matrices = 3 if self.gated else 2
+        biases = (matrices - 1) * self.ffn + self.hidden if self.mlp_bias else 0
+        return matrices * self.hidden * self.ffn + biases
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of one layer, all experts and the router included."""
+        router = self.experts * self.hidden if self.experts > 1 else 0
+        return self.attention_parameters + self.experts * self.mlp_parameters + router + self.norms * self._norm
+
+    @property
+    def embedding_parameters(self) -> int:
+        return (self.vocab + self.positions) * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """Of the last norm and the output projection where it is not the embedding."""
+        return self._norm + (0 if self.tied else self.vocab * self.hidden) + (self.vocab if self.head_bias else 0)
+
+    @property
+    def parameters(self) -> int:
+        return self.layers * self.layer_parameters + self.embedding_parameters + self.head_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token meets: all of them but the experts that are not chosen."""
+        idle = self.layers * (self.experts - self.experts_per_token) * self.mlp_parameters
+        return self.parameters - idle
+
+    @property
+    def _norm(self) -> int:
+        return self.hidden * (2 if self.norm_bias else 1)
+
+
+@lru_cache(maxsize=4096)
+def layers_of_stages(layers: int, stages: int) -> tuple[int, ...]:
+    """How many layers each pipeline stage gets: as even as can be, more in the middle, where no embedding is.
+
+    So does Megatron-LM where the number of layers is a multiple of the stages less 2 (first and last
+    stage a layer less); arXiv:2401.10241 section 5.1 trains like that.
+
+    >>> layers_of_stages(22, 8)
+    (2, 3, 3, 3, 3, 3, 3, 2)
+    """
+    base, left = divmod(layers, stages)
+    middle_first = sorted(range(stages), key=lambda stage: (stage in (0, stages - 1), stage))
+    more = set(middle_first[:left])
+    return tuple(base + (stage in more) for stage in range(stages))
+
+
+def count_text(parameters: float) -> str:
+    """
+    >>> count_text(8030261248)
+    '8.03B'
+    >>> count_text(124439808)
+    '124M'
+    """
+    if parameters >= 0.9995e9:
+        return f"{parameters / 1e9:.4g}B"
+    return f"{parameters / 1e6:.3g}M"

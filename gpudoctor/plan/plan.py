@@ -1,0 +1,236 @@
+"""The plan as data: everything that text and JSON show (`gpudoctor.plan/1`)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.plan.activations import Recompute
+from gpudoctor.plan.choose import Choice
+from gpudoctor.plan.communication import StepTime, Traffic
+from gpudoctor.plan.health import Trouble
+from gpudoctor.plan.launch import Launch
+from gpudoctor.plan.machine import Machine
+from gpudoctor.plan.memory import GIB, Job, Memory
+from gpudoctor.plan.model_shape import ModelShape
+from gpudoctor.plan.precision import Optimizer, Precision
+from gpudoctor.plan.rates import Rate
+from gpudoctor.plan.settings import Batch, LearningRate, Setting
+from gpudoctor.plan.strategies import Fit, Option
+from gpudoctor.report.report import SourceSummary, Tool
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """A rate; `value` is null where it is not known, and `source` says why."""
+
+    value: float | None
+    unit: str
+    source: str
+    measured: bool = False
+    at_most: bool = False
+
+
+class MemoryGib(msgspec.Struct, frozen=True):
+    """Memory of the fullest GPU by part, in GiB; `host_gib` is RAM a rank."""
+
+    total_gib: float
+    weights_gib: float
+    gradients_gib: float
+    optimizer_gib: float
+    activations_gib: float
+    gathered_gib: float
+    allocator_gib: float
+    framework_gib: float
+    host_gib: float
+
+
+class Strategy(msgspec.Struct, frozen=True):
+    """A strategy tried, with the batch and recomputation that its memory is for."""
+
+    name: str
+    title: str
+    fit: Fit
+    reason: str
+    data: int
+    tensor: int
+    pipeline: int
+    shards: int
+    recompute: Recompute
+    micro_batch: int
+    micro_batches: int
+    memory: MemoryGib | None
+
+
+class TrafficRow(msgspec.Struct, frozen=True):
+    what: str
+    link: str
+    gb: float
+    seconds: float | None
+    hidden: bool
+    rate: Speed
+
+
+class Communication(msgspec.Struct, frozen=True):
+    """One step. Efficiencies are upper bounds; null where a rate is not known."""
+
+    traffic: tuple[TrafficRow, ...]
+    communication_s: float | None
+    compute_s: float | None
+    compute: Speed
+    bubble: float
+    efficiency_hidden: float | None
+    efficiency_not_hidden: float | None
+
+
+class ModelSummary(msgspec.Struct, frozen=True):
+    name: str
+    origin: str
+    family: str
+    parameters: int
+    active_parameters: int
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+
+
+class MachineSummary(msgspec.Struct, frozen=True):
+    """`memory_gib`: what a program can have of the smallest GPU; `nvlinked`: GPUs joined by NVLink, each with each."""
+
+    nodes: int
+    gpus_per_node: int
+    gpus: tuple[int, ...]
+    gpu_names: str
+    memory_gib: float
+    nvlinked: int
+    topology_read: bool
+    collective: Speed
+    gather: Speed
+    nvlink: Speed
+    network: Speed
+    host: Speed
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """One plan. `error` is set where there is none (exit 2), and then nothing else is."""
+
+    schema: Literal["gpudoctor.plan/1"] = "gpudoctor.plan/1"
+    tool: Tool = Tool()
+    source: SourceSummary | None = None
+    simulated: bool = False
+    model: ModelSummary | None = None
+    machine: MachineSummary | None = None
+    precision: Precision | None = None
+    optimizer: Optimizer | None = None
+    seq: int | None = None
+    strategies: tuple[Strategy, ...] = ()
+    recommended: Strategy | None = None
+    why: str | None = None
+    instead: tuple[str, ...] = ()
+    batch: Batch | None = None
+    learning_rate: tuple[LearningRate, ...] = ()
+    bucket: Setting | None = None
+    communication: Communication | None = None
+    wanted: tuple[Setting, ...] = ()
+    harmful: tuple[Setting, ...] = ()
+    left_out: tuple[tuple[int, str], ...] = ()
+    troubles: tuple[Trouble, ...] = ()
+    warnings: tuple[str, ...] = ()
+    launch: Launch | None = None
+    formulas: tuple[str, ...] = ()
+    error: str | None = None
+
+
+def speed(rate: Rate | str, unit: str = "GB/s") -> Speed:
+    if isinstance(rate, str):
+        return Speed(None, unit, rate)
+    return Speed(round(rate.value, 3), unit, rate.source, rate.measured, rate.at_most)
+
+
+def model_summary(shape: ModelShape) -> ModelSummary:
+    return ModelSummary(
+        shape.name, shape.origin, shape.family, shape.parameters, shape.active_parameters, shape.layers, shape.hidden,
+        shape.heads, shape.kv_heads, shape.ffn, shape.vocab,
+    )  # fmt: skip
+
+
+def machine_summary(machine: Machine) -> MachineSummary:
+    return MachineSummary(
+        nodes=machine.nodes,
+        gpus_per_node=machine.gpus_per_node,
+        gpus=tuple(gpu.index for gpu in machine.gpus),
+        gpu_names=machine.gpu_names,
+        memory_gib=_gib(machine.memory_bytes),
+        nvlinked=machine.nvlinked,
+        topology_read=machine.topology_read,
+        collective=speed(machine.collective),
+        gather=speed(machine.gather),
+        nvlink=speed(machine.nvlink),
+        network=speed(machine.network),
+        host=speed(machine.host),
+    )
+
+
+def strategy(option: Option) -> Strategy:
+    split, job = option.split, option.job
+    return Strategy(
+        split.name, split.title, option.fit, option.reason, split.data, split.tensor, split.pipeline, split.shards,
+        job.recompute, job.micro_batch, job.micro_batches, _memory(option.memory) if option.memory else None,
+    )  # fmt: skip
+
+
+def communication(step: StepTime, machine: Machine) -> Communication:
+    return Communication(
+        traffic=tuple(_row(part) for part in step.traffic),
+        communication_s=_short(step.communication_s),
+        compute_s=_short(step.compute_s),
+        compute=speed(machine.compute, "TFLOP/s"),
+        bubble=round(step.bubble, 4),
+        efficiency_hidden=_short(step.best),
+        efficiency_not_hidden=_short(step.plain),
+    )
+
+
+def plan_of(
+    machine: Machine, job: Job, choice: Choice, step: StepTime, batch: Batch, source: SourceSummary, simulated: bool
+) -> Plan:
+    """The parts that follow from a choice; settings, troubles and the launch are put in by the caller."""
+    return Plan(
+        source=source,
+        simulated=simulated,
+        model=model_summary(job.shape),
+        machine=machine_summary(machine),
+        precision=job.precision,
+        optimizer=job.optimizer,
+        seq=job.seq,
+        strategies=tuple(strategy(option) for option in choice.options),
+        recommended=strategy(choice.taken),
+        why=choice.why,
+        instead=choice.instead,
+        batch=batch,
+        communication=communication(step, machine),
+        left_out=machine.left_out,
+    )
+
+
+def _memory(memory: Memory) -> MemoryGib:
+    return MemoryGib(
+        _gib(memory.total), _gib(memory.weights), _gib(memory.gradients), _gib(memory.optimizer),
+        _gib(memory.activations), _gib(memory.gathered), _gib(memory.allocator), _gib(memory.framework),
+        _gib(memory.host),
+    )  # fmt: skip
+
+
+def _row(part: Traffic) -> TrafficRow:
+    return TrafficRow(part.what, part.link, round(part.gb, 4), _short(part.seconds), part.hidden, speed(part.rate))
+
+
+def _gib(amount: float) -> float:
+    return round(amount / GIB, 3)
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")

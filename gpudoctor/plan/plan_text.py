@@ -1,0 +1,257 @@
+"""The plan as text for people, laid out for a width."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from textwrap import wrap
+
+from gpudoctor.exits import printable
+from gpudoctor.plan.machine import ranges
+from gpudoctor.plan.model_shape import count_text
+from gpudoctor.plan.plan import Communication, MachineSummary, Plan, Speed, Strategy
+
+NARROWEST = 60
+_LABEL = 14
+_NAMED = re.compile(r"[A-Za-z0-9][\w .,()-]{1,40}: ?")
+_FITS = {"fits": "fits", "tight": "tight", "no": "no", "not here": "-"}
+_RECOMPUTE = {"none": "no recomputation", "selective": "selective recomputation", "full": "full recomputation"}
+
+
+def render_text(plan: Plan, *, width: int) -> str:
+    """The whole plan in lines of at most `width` columns, commands and names excepted."""
+    width = max(width, NARROWEST)
+    lines: list[str] = []
+    for part in (_head, _strategies, _recommended, _communication, _settings, _troubles, _launch, _formulas):
+        made = list(part(plan, width))
+        if made:
+            lines += [*made, ""]
+    return "\n".join(line.rstrip() for line in lines[:-1]) + "\n"
+
+
+def _head(plan: Plan, width: int) -> Iterator[str]:
+    source, model, machine = plan.source, plan.model, plan.machine
+    assert source is not None
+    assert model is not None
+    assert machine is not None
+    if plan.simulated:
+        with_faults = f" with {', '.join(source.faults)}" if source.faults else ""
+        yield from _wrapped(f"SIMULATED node {source.name}{with_faults}: made up, no plan for a real machine", width)
+    elif source.kind != "live":
+        yield from _wrapped(f"Read from {source.kind} {source.name}: that machine, not this one", width)
+    nodes = f"{machine.nodes} nodes of " if machine.nodes > 1 else ""
+    active = f", {count_text(model.active_parameters)} active" if model.active_parameters != model.parameters else ""
+    yield from _wrapped(
+        f"gpudoctor {plan.tool.version} | plan | {model.name}, {count_text(model.parameters)} parameters{active} | "
+        f"{nodes}{machine.gpu_names}",
+        width,
+    )
+    yield from _wrapped(
+        f"{plan.precision}, {plan.optimizer}, sequences of {plan.seq} tokens. {machine.memory_gib:.1f} GiB of GPU "
+        f"memory each. {_nvlink(machine)}",
+        width,
+    )
+    yield from _wrapped(f"Dimensions: {model.origin}", width)
+    for index, reason in plan.left_out:
+        yield from _wrapped(f"GPU {index} is left out: {reason}", width)
+
+
+def _nvlink(machine: MachineSummary) -> str:
+    nvlinked, gpus = machine.nvlinked, machine.gpus_per_node
+    if gpus == 1:
+        return ""
+    if not machine.topology_read:
+        return f"NVLink joins all {gpus} in this kind of node." if nvlinked == gpus else "What joins them is not known."
+    if nvlinked == gpus:
+        return f"NVLink joins all {gpus}."
+    return f"NVLink joins {nvlinked} each." if nvlinked > 1 else "No NVLink."
+
+
+def _strategies(plan: Plan, width: int) -> Iterator[str]:
+    rows = [_row(strategy, strategy == plan.recommended) for strategy in plan.strategies]
+    title = max(len(row[1]) for row in rows)
+    yield f"  {'strategy':<{title}}  GiB/GPU  fits   batch x accumulation"
+    for mark, name, gib, fit, words in rows:
+        lead = f"{mark} {name:<{title}}  {gib:>7}  {fit:<5}  "
+        yield from _hanging(lead, words, width)
+
+
+def _row(strategy: Strategy, taken: bool) -> tuple[str, str, str, str, str]:
+    gib = f"{strategy.memory.total_gib:.1f}" if strategy.memory else "-"
+    words = f"{strategy.micro_batch} x {strategy.micro_batches}, {_RECOMPUTE[strategy.recompute]}"
+    if strategy.fit in ("no", "not here"):
+        words = strategy.reason
+    return (">" if taken else " "), strategy.title, gib, _FITS[strategy.fit], words
+
+
+def _recommended(plan: Plan, width: int) -> Iterator[str]:
+    taken, batch = plan.recommended, plan.batch
+    assert taken is not None
+    assert taken.memory is not None
+    assert batch is not None
+    memory = taken.memory
+    yield from _row_of("take", taken.title, width)
+    yield from _row_of("why", plan.why or "", width)
+    parts = [
+        (memory.weights_gib, "weights"),
+        (memory.gradients_gib, "gradients"),
+        (memory.optimizer_gib, "optimizer"),
+        (memory.activations_gib, "activations and loss"),
+        (memory.gathered_gib, "gathered for a moment"),
+        (memory.allocator_gib, "lost by the allocator"),
+        (memory.framework_gib, "CUDA and NCCL"),
+    ]
+    words = ", ".join(f"{gib:.1f} {name}" for gib, name in parts if gib >= 0.05)
+    yield from _row_of("memory", f"{memory.total_gib:.1f} GiB on the fullest GPU: {words}", width)
+    if memory.host_gib:
+        yield from _row_of("", f"and {memory.host_gib:.0f} GiB of RAM for each GPU", width)
+    for n, alternative in enumerate(plan.instead):
+        yield from _row_of("instead" if n == 0 else "", alternative, width)
+    steps = f"{batch.accumulation} accumulated" if batch.accumulation > 1 else "no accumulation"
+    if taken.pipeline > 1:
+        steps = f"{batch.accumulation} micro-batches in the pipeline"
+    yield from _row_of(
+        "batch",
+        f"{batch.per_gpu} a GPU at a time x {steps} x {batch.data_ranks} data-parallel = {batch.global_batch} "
+        f"sequences, {batch.tokens} tokens a step; {_RECOMPUTE[taken.recompute]}",
+        width,
+    )
+    rates = "; ".join(f"x {rate.factor:g} by the {rate.rule} rule ({rate.source})" for rate in plan.learning_rate)
+    yield from _row_of("learning rate", f"that of one GPU with batch {batch.per_gpu}: {rates}", width)
+    if plan.bucket:
+        yield from _row_of("bucket", f"{plan.bucket.name}={plan.bucket.value}: {plan.bucket.why}", width)
+
+
+def _communication(plan: Plan, width: int) -> Iterator[str]:
+    step = plan.communication
+    assert step is not None
+    for n, row in enumerate(step.traffic):
+        seconds = f", {_seconds(row.seconds)}" if row.seconds is not None else ""
+        hidden = "" if row.hidden else ", not hidden behind arithmetic"
+        yield from _row_of("a step sends" if n == 0 else "", f"{_gb(row.gb)} GB {row.what}{seconds}{hidden}", width)
+    if not step.traffic:
+        yield from _row_of("a step sends", "nothing: one GPU", width)
+    names = {"node": "inside a node", "network": "between nodes", "host": "to and from RAM"}
+    for n, (link, rate) in enumerate(dict.fromkeys((row.link, row.rate) for row in step.traffic)):
+        yield from _row_of("at" if n == 0 else "", f"{names[link]}: {_speed(rate)}", width)
+    yield from _row_of("arithmetic", _arithmetic(step), width)
+    yield from _row_of("efficiency", _efficiency(step), width)
+
+
+def _arithmetic(step: Communication) -> str:
+    if step.compute_s is None:
+        return f"no time can be given: {step.compute.source}"
+    rate = f"{step.compute.value:.4g} TFLOP/s: {step.compute.source}"
+    return f"{'at least ' if step.compute.at_most else ''}{_seconds(step.compute_s)} a step ({rate})"
+
+
+def _efficiency(step: Communication) -> str:
+    unknown = [row.rate.source for row in step.traffic if row.rate.value is None]
+    if unknown:
+        return f"no bound and no time: {unknown[0]}"
+    bubble = f"; {step.bubble:.0%} of a step is the pipeline's bubble" if step.bubble else ""
+    if step.efficiency_hidden is None or step.efficiency_not_hidden is None:
+        return f"no bound: {step.compute.source}{bubble}"
+    if not step.traffic:
+        return "nothing is lost to communication"
+    return (
+        f"at most {_share(step.efficiency_hidden)} if communication hides behind arithmetic, "
+        f"{_share(step.efficiency_not_hidden)} if nothing of it does{bubble}"
+    )
+
+
+def _settings(plan: Plan, width: int) -> Iterator[str]:
+    for n, setting in enumerate(plan.wanted):
+        yield from _row_of("set" if n == 0 else "", f"{setting.name}={setting.value}   {setting.why}", width)
+    for n, setting in enumerate(plan.harmful):
+        yield from _row_of("do not set" if n == 0 else "", f"{setting.name}={setting.value}   {setting.why}", width)
+
+
+def _troubles(plan: Plan, width: int) -> Iterator[str]:
+    for trouble in plan.troubles:
+        who = f"GPU {ranges(trouble.gpus)}: " if trouble.gpus else ""
+        yield from _row_of(trouble.status, f"{who}{trouble.found} ({trouble.check})", width)
+        yield from _row_of("", trouble.means, width)
+    for n, warning in enumerate(plan.warnings):
+        yield from _row_of("note" if n == 0 else "", warning, width)
+
+
+def _launch(plan: Plan, width: int) -> Iterator[str]:
+    launch = plan.launch
+    assert launch is not None
+    what = "options" if plan.recommended and plan.recommended.pipeline * plan.recommended.tensor > 1 else "train.py"
+    for n, line in enumerate(launch.code):
+        yield from _row_of(what if n == 0 else "", line, width)
+    yield ""
+    if launch.script is None:
+        yield f"$ {launch.command}"
+        return
+    yield f"$ {launch.command}     with this plan.sbatch:"
+    yield from (f"    {line}" for line in launch.script.splitlines())
+
+
+def _formulas(plan: Plan, width: int) -> Iterator[str]:
+    for formula in plan.formulas:
+        title, _, text = formula.partition("\n")
+        yield title
+        for block in _blocks(text):
+            yield from wrap(block, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
+        yield ""
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """The lines of a docstring, joined again; what begins with a name and a colon begins a line."""
+    block: list[str] = []
+    for line in text.splitlines():
+        if block and (not line or _NAMED.match(line)):
+            yield " ".join(block)
+            block = []
+        if line:
+            block.append(line)
+    yield " ".join(block)
+
+
+def _row_of(label: str, words: str, width: int) -> Iterator[str]:
+    yield from _hanging(f"{label:<{_LABEL}}", words, width)
+
+
+def _hanging(lead: str, words: str, width: int) -> Iterator[str]:
+    """The words behind `lead`, further lines below them; never narrower than 20 columns."""
+    room = max(width - len(lead), 20)
+    lines = wrap(printable(words), room, break_long_words=False, break_on_hyphens=False) or [""]
+    yield lead + lines[0]
+    yield from (" " * len(lead) + line for line in lines[1:])
+
+
+def _wrapped(words: str, width: int) -> Iterable[str]:
+    return wrap(printable(words), width, break_long_words=False, break_on_hyphens=False)
+
+
+def _share(share: float) -> str:
+    """
+    >>> _share(0.004), _share(0.82)
+    ('less than 1%', '82%')
+    """
+    return f"{share:.0%}" if share >= 0.01 else "less than 1%"
+
+
+def _gb(amount: float) -> str:
+    """
+    >>> _gb(0.0421), _gb(2886.22)
+    ('0.0421', '2886')
+    """
+    return f"{amount:.3g}" if amount < 1000 else f"{amount:.0f}"
+
+
+def _seconds(seconds: float) -> str:
+    """
+    >>> _seconds(0.0421), _seconds(3.14159)
+    ('42.1 ms', '3.14 s')
+    """
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _speed(rate: Speed) -> str:
+    if rate.value is None:
+        return f"not known: {rate.source}"
+    return f"{'at most ' if rate.at_most else ''}{rate.value:.4g} {rate.unit} ({rate.source})"

@@ -1,0 +1,194 @@
+"""How fast GPUs reach each other, RAM and other nodes, and how fast they compute: measured, else specified."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpudoctor.checks.expected_busbw import PCIE_LANE_GB_S
+from gpudoctor.checks.pcie_rates import on_c2c
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.node import Node
+from gpudoctor.plan.precision import Precision
+from gpudoctor.profiles.profile import Profile
+
+MIB = 2**20
+C2C_GB_S = 342
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """A speed and where it comes from. `measured` here, else specified or measured by others.
+
+    GB/s (1e9 bytes) a direction for links, TFLOP/s for arithmetic. `at_most`: a bound from a line rate,
+    which nothing reaches.
+    """
+
+    value: float
+    source: str
+    measured: bool = False
+    at_most: bool = False
+
+
+def nvlinked(node: Node, gpus: tuple[Gpu, ...], profile: Profile) -> int:
+    """How many of these GPUs are joined by NVLink, each with each: the largest group that every GPU is in one of.
+
+    All of them behind NVSwitch, pairs with bridges, 1 without NVLink. Where the topology was not read, a
+    kind of node that always has NVSwitch is taken to have it.
+    """
+    if isinstance(node.pairs, Missing):
+        return len(gpus) if profile.node is not None and profile.node.nvlink_topology == "switch" else 1
+    inside = {gpu.index for gpu in gpus}
+    joined = {(p.a, p.b) for p in node.pairs if known(p.nvlinks) and {p.a, p.b} <= inside}
+    groups: list[set[int]] = []
+    for index in sorted(inside):
+        home = next((g for g in groups if all((min(index, o), max(index, o)) in joined for o in g)), None)
+        if home is None:
+            groups.append({index})
+        else:
+            home.add(index)
+    return min(len(group) for group in groups)
+
+
+def collective_rate(
+    node: Node, gpus: tuple[Gpu, ...], profile: Profile, measurements: Measurements | None
+) -> Rate | str:
+    """all_reduce bus bandwidth of these GPUs, large messages: measured here, the profile's, or a link's line rate."""
+    if len(gpus) < 2:
+        return "one GPU needs no link to others"
+    measured = _measured(measurements, len(gpus), "all_reduce")
+    if measured is not None:
+        return measured
+    spec = profile.gpu.nvlink if profile.gpu else None
+    active = min(sum(known(link.state) in ("active", "sleep") for link in known(g.nvlinks) or ()) for g in gpus)
+    # a profile's figure is that of sound links; a virtual machine or a dump may hide them
+    broken = spec is not None and any(known(g.nvlinks) for g in gpus) and active < spec.links
+    row = next((r for r in profile.node.all_reduce if r.ranks == len(gpus)), None) if profile.node else None
+    if row is not None and profile.node is not None and not broken:
+        return Rate(row.busbw_gb_s, f"profile {profile.node.name}: {row.source}")
+    if active and nvlinked(node, gpus, profile) == len(gpus):
+        return nvlink_rate(gpus, profile)
+    slowest = _slowest_pcie(gpus)
+    if isinstance(slowest, str):
+        return slowest
+    inside = {gpu.index for gpu in gpus}
+    pairs = [p for p in known(node.pairs) or () if {p.a, p.b} <= inside]
+    by_host = not pairs or any(known(p.p2p_read) != "OK" for p in pairs)
+    how = ", and GPUs without peer-to-peer pass it twice, by way of host memory" if by_host else ""
+    return Rate(slowest.value, f"{slowest.source}{how}", at_most=True)
+
+
+def gather_rate(
+    gpus: tuple[Gpu, ...], profile: Profile, measurements: Measurements | None, collective: Rate | str
+) -> Rate | str:
+    """Bus bandwidth of all_gather and reduce_scatter: measured, else that of all_reduce without sums in the switch.
+
+    NVSwitch adds up for all_reduce only (NVLS): 8 x H200 reach 473 GB/s there, and 361 and 363 here, as rings do
+    (stas00/ml-engineering, network/README.md).
+    """
+    both = [_measured(measurements, len(gpus), op) for op in ("all_gather", "reduce_scatter")]
+    known_ones = [rate for rate in both if rate is not None]
+    if known_ones:
+        return min(known_ones, key=lambda rate: rate.value)
+    ring = nvlink_rate(gpus, profile)
+    switch = profile.node is not None and profile.node.nvswitch
+    if switch and isinstance(ring, Rate) and isinstance(collective, Rate) and ring.value < collective.value:
+        return ring
+    return collective
+
+
+def _measured(measurements: Measurements | None, ranks: int, op: str) -> Rate | None:
+    """Bus bandwidth at the largest size that so many GPUs measured, unless a result was wrong."""
+    launch = measurements.launch if measurements else None
+    if measurements is None or launch is None or launch.world_size != ranks:
+        return None
+    done = [c for c in measurements.collectives if c.op == op and not c.wrong_ranks]
+    if not done:
+        return None
+    best = max(done, key=lambda c: c.size_bytes)
+    return Rate(best.busbw_gb_s, f"measured here: {op} of {best.size_bytes / MIB:.0f} MiB", measured=True)
+
+
+def nvlink_rate(gpus: tuple[Gpu, ...], profile: Profile) -> Rate | str:
+    """One direction of the NVLinks of the GPU that has the fewest up, as NCCL's own model counts them."""
+    spec = profile.gpu.nvlink if profile.gpu else None
+    active = min(sum(known(link.state) in ("active", "sleep") for link in known(g.nvlinks) or ()) for g in gpus)
+    unread = all(isinstance(g.nvlinks, Missing) for g in gpus)
+    if spec is None or not (active or unread):
+        return "no active NVLink is known"
+    each = spec.effective_gb_s or spec.gb_s_per_link * 0.8
+    if unread:
+        active = spec.links
+    return Rate(active * each, f"{active} NVLinks of the slowest GPU, {each:g} GB/s each in NCCL's own model")
+
+
+def network_rate(node: Node) -> Rate | str:
+    """What the node's adapters carry together: active RDMA ports, else the fastest interface that is up."""
+    ports = [p for p in known(node.network.rdma_ports) or () if "ACTIVE" in (known(p.state) or "").upper()]
+    rates = [rate for p in ports if (rate := known(p.rate_gbit_s))]
+    if rates:
+        return Rate(sum(rates) / 8, f"{len(rates)} active RDMA ports, {sum(rates):g} Gbit/s together", at_most=True)
+    if isinstance(node.network.interfaces, Missing):
+        return f"the network of this node: {node.network.interfaces.reason}"
+    up = [
+        (speed, i.name)
+        for i in node.network.interfaces
+        if known(i.state) == "up" and (speed := known(i.speed_gbit_s)) and i.name != "lo"
+    ]
+    if not up:
+        return "no network interface with a known speed is up"
+    speed, name = max(up)
+    return Rate(speed / 8, f"{name}, {speed:g} Gbit/s, no active RDMA port", at_most=True)
+
+
+def host_rate(gpus: tuple[Gpu, ...], measurements: Measurements | None) -> Rate | str:
+    """One GPU's copies to and from RAM while all copy: the slowest measured, NVLink-C2C, else the slowest PCIe link."""
+    if measurements and measurements.host_links:
+        both = [
+            min(
+                known(link.h2d_together_gb_s) or link.h2d_alone_gb_s,
+                known(link.d2h_together_gb_s) or link.d2h_alone_gb_s,
+            )
+            for link in measurements.host_links
+        ]
+        return Rate(min(both), "measured here: copies between host and GPU", measured=True)
+    if any(on_c2c(gpu) for gpu in gpus):
+        if any("GB10" in (known(gpu.name) or "") for gpu in gpus):
+            return "no figure of this GPU's NVLink-C2C is known here"
+        return Rate(C2C_GB_S, "the least that others measured over Grace's NVLink-C2C (nvbandwidth#23)")
+    return _slowest_pcie(gpus)
+
+
+def compute_rate(
+    gpus: tuple[Gpu, ...], profile: Profile, precision: Precision, measurements: Measurements | None
+) -> Rate | str:
+    """Matrix products of the slowest GPU: measured here, the best anybody measured, or the data sheet's dense rate."""
+    dtype = "fp16" if precision == "fp16" else "fp32" if precision == "fp32" else "bf16"
+    if measurements:
+        rates = [g.tflops for rank in measurements.compute for g in rank.gemms if g.dtype == dtype]
+        if rates:
+            return Rate(min(rates), f"measured here: {dtype} matrix products of the slowest GPU", measured=True)
+    model = profile.gpu
+    if model is None or len({known(gpu.name) for gpu in gpus}) != 1:
+        return "no profile has the arithmetic rate of these GPUs together"
+    if dtype == "fp32":
+        return f"no fp32 rate of {model.name} is known here"
+    if model.achieved_bf16_tflops and dtype == "bf16":
+        return Rate(model.achieved_bf16_tflops, f"the best that anybody measured on {model.name}", at_most=True)
+    sheet = (model.fp16_tflops or model.bf16_tflops) if dtype == "fp16" else model.bf16_tflops
+    if sheet is None:
+        return f"no {dtype} rate of {model.name} is known here"
+    return Rate(sheet, f"{model.name}'s data sheet, dense {dtype}", at_most=True)
+
+
+def _slowest_pcie(gpus: tuple[Gpu, ...]) -> Rate | str:
+    links: list[tuple[float, str]] = []
+    for gpu in gpus:
+        generation, width = known(gpu.pcie.generation_max), known(gpu.pcie.width)
+        if generation not in PCIE_LANE_GB_S or not width:
+            return f"the PCIe link of GPU {gpu.index} is not known"
+        links.append((PCIE_LANE_GB_S[generation] * width, f"PCIe Gen{generation} x{width} of GPU {gpu.index}"))
+    speed, name = min(links)
+    if all(each == speed for each, _ in links):
+        name = name.rpartition(" of ")[0]
+    return Rate(speed, f"the line rate of {name}", at_most=True)

@@ -1,0 +1,150 @@
+"""Batch, learning rate, bucket size, and the settings of NCCL and torch that this machine wants, and must not have."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import msgspec
+
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.missing import known
+from gpudoctor.facts.node import Node
+from gpudoctor.plan.machine import Machine
+from gpudoctor.plan.memory import Job
+from gpudoctor.plan.precision import state_bytes
+from gpudoctor.plan.rates import Rate
+from gpudoctor.plan.split import Split
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """Sequences of one step: `per_gpu` at a time, `accumulation` times, on each data-parallel rank."""
+
+    per_gpu: int
+    accumulation: int
+    data_ranks: int
+    global_batch: int
+    tokens: int
+
+
+class LearningRate(msgspec.Struct, frozen=True):
+    """A factor on the learning rate that suits one GPU with the same batch at a time and no accumulation."""
+
+    rule: str
+    factor: float
+    source: str
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """An environment variable or argument, its value, and why."""
+
+    name: str
+    value: str
+    why: str
+
+
+def batch_of(job: Job, split: Split) -> Batch:
+    """Global batch = batch at a time x accumulation x data-parallel ranks."""
+    total = job.micro_batch * job.micro_batches * split.data
+    return Batch(job.micro_batch, job.micro_batches, split.data, total, total * job.seq)
+
+
+def learning_rates(batch: Batch) -> tuple[LearningRate, ...]:
+    """How much more than on one GPU.
+
+    Formula: k = global batch / batch at a time; linear: x k, square root: x sqrt(k). Both with warm-up.
+    Source: Goyal et al. (arXiv:1706.02677) for SGD; Krizhevsky (arXiv:1404.5997) and Malladi et al.
+    (arXiv:2205.10287) for Adam.
+    """
+    k = batch.global_batch / batch.per_gpu
+    return (
+        LearningRate("linear", k, "SGD: Goyal et al., arXiv:1706.02677"),
+        LearningRate("square root", round(sqrt(k), 2), "Adam: Malladi et al., arXiv:2205.10287"),
+    )
+
+
+def bucket_of(job: Job, split: Split, measurements: Measurements | None) -> Setting | None:
+    """DDP's bucket_cap_mb.
+
+    Formula: the fastest that `train.bucket` measured here; else 25, and 50 where the gradients exceed 1 GB.
+    Source: DistributedDataParallel's default of 25 MiB; Li et al. (arXiv:2006.15704) section 5, where larger
+    models do better with larger buckets.
+    """
+    if split.name != "ddp" or split.data == 1:
+        return None
+    if measurements and measurements.training and measurements.training.buckets:
+        best = min(measurements.training.buckets, key=lambda b: b.step_ms)
+        return Setting("bucket_cap_mb", f"{best.bucket_cap_mb:g}", "the fastest that was measured here")
+    gb = state_bytes(split.engine, job.precision, job.optimizer).gradients * job.shape.parameters / 1e9
+    size = 50 if gb > 1 else 25
+    why = f"{gb:.1f} GB of gradients; gpudoctor check train.bucket --level full measures it"
+    return Setting("bucket_cap_mb", str(size), why)
+
+
+def wanted_settings(machine: Machine, split: Split, node: Node) -> tuple[Setting, ...]:
+    """Environment variables that this topology and strategy want.
+
+    Source: PyTorch CUDA semantics (PYTORCH_CUDA_ALLOC_CONF), torchrun (OMP_NUM_THREADS), Megatron-LM
+    (CUDA_DEVICE_MAX_CONNECTIONS), NCCL user guide (NCCL_SOCKET_IFNAME).
+    """
+    found = [
+        Setting("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", "less memory lost to fragments of the allocator")
+    ]
+    cpus = known(node.host.cpus_usable)
+    quota = known(node.host.cpu_quota)
+    if cpus:
+        each = max(int(min(cpus, quota or cpus) // machine.gpus_per_node), 1)
+        # threads of the data loaders want CPUs as well
+        threads = max(min(each // 2, 16), 1)
+        found.append(Setting("OMP_NUM_THREADS", str(threads), f"torchrun sets 1; there are {each} CPUs a GPU"))
+    capability = known(machine.gpus[0].compute_capability) or ""
+    if split.tensor > 1 and capability and float(capability) < 10:
+        found.append(
+            Setting(
+                "CUDA_DEVICE_MAX_CONNECTIONS", "1", "starts tensor-parallel traffic before the arithmetic beside it"
+            )
+        )
+    interface = _bootstrap_interface(node) if machine.nodes > 1 else None
+    if interface is not None:
+        found.append(Setting("NCCL_SOCKET_IFNAME", interface, "the interface by which the nodes find each other"))
+    return tuple(found)
+
+
+def harmful_settings(machine: Machine, node: Node) -> tuple[Setting, ...]:
+    """Environment variables that must not be set here.
+
+    Source: NCCL user guide, environment variables; gpudoctor explain env.nccl.
+    """
+    pairs = known(node.pairs) or ()
+    p2p = machine.nvlinked > 1 or any(known(pair.p2p_read) == "OK" for pair in pairs)
+    ports = [p for p in known(node.network.rdma_ports) or () if "ACTIVE" in (known(p.state) or "").upper()]
+    found = []
+    if machine.gpus_per_node > 1 and p2p:
+        links = "NVLink" if machine.nvlinked > 1 else "peer-to-peer"
+        found.append(Setting("NCCL_P2P_DISABLE", "1", f"switches {links} off"))
+    if machine.gpus_per_node > 1 and not p2p:
+        found.append(Setting("NCCL_SHM_DISABLE", "1", "shared memory is the only way between these GPUs"))
+    if machine.profile.node is not None and machine.profile.node.nvswitch and machine.nvlinked > 4:
+        found.append(Setting("NCCL_ALGO", "Ring", "nor NCCL_NVLS_ENABLE=0: all_reduce loses the sums in the switch"))
+    if machine.nodes > 1 and ports:
+        found.append(Setting("NCCL_IB_DISABLE", "1", f"the {len(ports)} RDMA ports would stand idle"))
+    found.append(Setting("NCCL_DEBUG", "INFO", "for a search only: it writes from every rank"))
+    found.append(Setting("CUDA_LAUNCH_BLOCKING", "1", "for a search only: nothing overlaps"))
+    return tuple(found)
+
+
+def _bootstrap_interface(node: Node) -> str | None:
+    """The fastest Ethernet interface that is up; InfiniBand carries NCCL's data without being named."""
+    up = [
+        (known(i.speed_gbit_s) or 0.0, i.name)
+        for i in known(node.network.interfaces) or ()
+        if known(i.state) == "up" and i.name != "lo" and not i.name.startswith(("ib", "docker", "veth", "virbr"))
+    ]
+    return max(up)[1] if up else None
+
+
+def rate_words(rate: Rate | str, unit: str = "GB/s") -> str:
+    """ "480 GB/s (profile hgx-h100-8: ...)", "at most 31.5 GB/s (...)", "not known: ..."."""
+    if isinstance(rate, str):
+        return f"not known: {rate}"
+    bound = "at most " if rate.at_most else ""
+    return f"{bound}{rate.value:.4g} {unit} ({rate.source})"

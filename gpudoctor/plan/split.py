@@ -1,0 +1,63 @@
+"""How a model is divided over GPUs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.plan.precision import Engine
+
+StrategyName = Literal["ddp", "zero1", "zero2", "fsdp", "fsdp-offload", "tensor", "pipeline", "3d"]
+Sharding = Literal["none", "optimizer", "gradients", "parameters"]
+
+TITLES: dict[StrategyName, str] = {
+    "ddp": "DDP",
+    "zero1": "ZeRO-1",
+    "zero2": "ZeRO-2",
+    "fsdp": "FSDP (ZeRO-3)",
+    "fsdp-offload": "FSDP, states in host RAM",
+    "tensor": "Tensor parallel",
+    "pipeline": "Pipeline (1F1B)",
+    "3d": "3D (tensor x pipeline x data)",
+}
+
+
+class Split(msgspec.Struct, frozen=True):
+    """data x tensor x pipeline ranks. `shards` of the data-parallel ranks share the states, as `sharding` says.
+
+    Fewer shards than data ranks: FSDP inside each node, replicas between them (HSDP).
+    """
+
+    name: StrategyName
+    data: int
+    tensor: int = 1
+    pipeline: int = 1
+    sharding: Sharding = "none"
+    shards: int = 1
+    offload: bool = False
+    engine: Engine = "autocast"
+
+    @property
+    def world(self) -> int:
+        return self.data * self.tensor * self.pipeline
+
+    @property
+    def communicators(self) -> int:
+        """NCCL communicators that one rank is in: one for each kind of parallelism, two where FSDP replicates."""
+        replicated = self.sharding == "parameters" and self.shards < self.data
+        return sum((self.data > 1, self.tensor > 1, self.pipeline > 1, replicated))
+
+    @property
+    def title(self) -> str:
+        if self.name == "ddp" and self.data == 1:
+            return "One GPU"
+        if self.name == "fsdp" and self.shards < self.data:
+            return f"FSDP over {self.shards}, {self.data // self.shards} replicas (HSDP)"
+        if self.name in ("tensor", "pipeline", "3d"):
+            parts = ((self.tensor, "tensor"), (self.pipeline, "pipeline"), (self.data, "data"))
+            words = " x ".join(f"{word} {ways}" for ways, word in parts if ways > 1)
+            if not words:
+                return TITLES[self.name]
+            return f"{'3D' if self.name == '3d' else TITLES[self.name]}: {words}"
+        return TITLES[self.name]

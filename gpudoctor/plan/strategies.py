@@ -1,0 +1,192 @@
+"""Every way to divide a model over a machine, with the memory of one GPU under each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.plan.activations import RECOMPUTES, Recompute
+from gpudoctor.plan.machine import Machine
+from gpudoctor.plan.memory import GIB, Job, Memory, memory_of
+from gpudoctor.plan.model_shape import ModelShape
+from gpudoctor.plan.split import Split
+
+Fit = Literal["fits", "tight", "no", "not here"]
+LARGEST_MICRO_BATCH = 64
+# GPipe (arXiv:1811.06965) section 2.3: the bubble hardly counts from 4 micro-batches a stage on
+MICRO_BATCHES_A_STAGE = 4
+
+
+class Option(msgspec.Struct, frozen=True):
+    """A strategy tried. `job` has the batch and the recomputation with which it fits, or comes nearest to it.
+
+    `tight`: it fits only if the caching allocator wastes nothing. `not here`: `reason` says why it was not tried.
+    """
+
+    split: Split
+    job: Job
+    fit: Fit
+    memory: Memory | None = None
+    reason: str = ""
+
+    @property
+    def works(self) -> bool:
+        return self.fit in ("fits", "tight")
+
+
+def options_of(machine: Machine, job: Job, global_batch: int | None) -> tuple[Option, ...]:
+    """Each strategy on this machine, from the simplest to the most involved."""
+    return tuple(each_option(machine, job, global_batch))
+
+
+def each_option(machine: Machine, job: Job, global_batch: int | None) -> Iterator[Option]:
+    """The same one by one, for who looks for the first that fits."""
+    if machine.world == 1:
+        splits: Iterable[Split | Option] = (Split("ddp", 1), _offload(machine))
+    else:
+        splits = chain(_data_splits(machine), _model_splits(machine, job, global_batch))
+    for split in splits:
+        yield split if isinstance(split, Option) else tried(machine, job, split, global_batch)
+
+
+def tried(machine: Machine, job: Job, split: Split, global_batch: int | None) -> Option:
+    """One strategy with the least recomputation that fits, and the largest micro-batch that still does."""
+    per_rank = None
+    if global_batch is not None:
+        if global_batch % split.data:
+            reason = f"a global batch of {global_batch} does not divide over {split.data} data-parallel ranks"
+            return Option(split, job, "not here", None, reason)
+        per_rank = global_batch // split.data
+    best: Option | None = None
+    for wanted in ("fits", "tight"):
+        for recompute in recomputes_of(split):
+            option = _at(machine, job, split, recompute, 1, per_rank)
+            if option.fit == wanted:
+                return _larger(machine, option, per_rank)
+            if best is None or option.memory is None or best.memory is None or option.memory.total < best.memory.total:
+                best = option
+    assert best is not None
+    return best
+
+
+def recomputes_of(split: Split) -> tuple[Recompute, ...]:
+    """Megatron-LM's own "selective" drops attention scores only, which flash attention does not keep anyway."""
+    return ("none", "full") if split.engine == "megatron" else RECOMPUTES
+
+
+def _at(
+    machine: Machine, job: Job, split: Split, recompute: Recompute, micro_batch: int, per_rank: int | None
+) -> Option:
+    if per_rank is not None:
+        micro_batches = max(per_rank // micro_batch, 1)
+    else:
+        micro_batches = MICRO_BATCHES_A_STAGE * split.pipeline if split.pipeline > 1 else 1
+    job = msgspec.structs.replace(job, recompute=recompute, micro_batch=micro_batch, micro_batches=micro_batches)
+    memory = memory_of(job, split)
+    room = machine.memory_bytes
+    fit: Fit = "fits" if memory.total <= room else "tight" if memory.total - memory.allocator <= room else "no"
+    reason = ""
+    if split.offload:
+        ranks = machine.gpus_per_node
+        if machine.ram_bytes is None:
+            return Option(split, job, "not here", None, "the node's RAM is not known")
+        if memory.host * ranks > machine.ram_bytes:
+            wanted, there = memory.host * ranks / GIB, machine.ram_bytes / GIB
+            fit, reason = "no", f"{wanted:.0f} GiB of RAM a node are wanted, {there:.0f} are free"
+    if fit == "no" and not reason:
+        reason = f"{(memory.total - room) / GIB:.1f} GiB too much"
+    return Option(split, job, fit, memory, reason)
+
+
+def _larger(machine: Machine, option: Option, per_rank: int | None) -> Option:
+    """The same with the largest micro-batch (a power of two that divides the rank's batch) that fits as well."""
+    best = option
+    micro_batch = 2
+    while micro_batch <= LARGEST_MICRO_BATCH:
+        if per_rank is not None and (per_rank % micro_batch or _starves(option.split, per_rank // micro_batch)):
+            break
+        larger = _at(machine, option.job, option.split, option.job.recompute, micro_batch, per_rank)
+        if larger.fit != option.fit:
+            break
+        best = larger
+        micro_batch *= 2
+    return best
+
+
+def _starves(split: Split, micro_batches: int) -> bool:
+    return split.pipeline > 1 and micro_batches < MICRO_BATCHES_A_STAGE * split.pipeline
+
+
+def _data_splits(machine: Machine) -> Iterator[Split | Option]:
+    world, node = machine.world, machine.gpus_per_node
+    yield Split("ddp", world)
+    yield Split("zero1", world, sharding="optimizer", shards=world, engine="zero")
+    yield Split("zero2", world, sharding="gradients", shards=world, engine="zero")
+    if machine.nodes > 1 and node > 1:
+        yield Split("fsdp", world, sharding="parameters", shards=node, engine="sharded")
+    yield Split("fsdp", world, sharding="parameters", shards=world, engine="sharded")
+    yield _offload(machine)
+
+
+def _offload(machine: Machine) -> Split:
+    world = machine.world
+    return Split("fsdp-offload", world, sharding="parameters", shards=world, offload=True, engine="sharded")
+
+
+def _model_splits(machine: Machine, job: Job, global_batch: int | None) -> Iterator[Split | Option]:
+    shape = job.shape
+    tensor = widest_tensor(shape, machine)
+    if tensor > 1:
+        yield megatron(machine, tensor, 1)
+    else:
+        reason = "no NVLink joins these GPUs, and every layer would wait for the slower link"
+        if not machine.topology_read:
+            reason = "it is not known whether NVLink joins these GPUs"
+        if machine.nvlinked > 1:
+            heads = f"{shape.heads} heads and {shape.kv_heads} key-value heads"
+            reason = f"no group of 2 to {machine.nvlinked} GPUs divides {heads}"
+        yield Option(Split("tensor", 1), job, "not here", None, reason)
+    yield _first_that_fits(machine, job, 1, global_batch)
+    if tensor > 1:
+        yield _first_that_fits(machine, job, tensor, global_batch)
+
+
+def widest_tensor(shape: ModelShape, machine: Machine) -> int:
+    """The largest tensor-parallel group: inside NVLink, dividing the node, the heads and the key-value heads."""
+    return max(
+        t
+        for t in range(1, machine.nvlinked + 1)
+        if machine.gpus_per_node % t == 0 and shape.heads % t == 0 and shape.kv_heads % t == 0
+    )
+
+
+def megatron(machine: Machine, tensor: int, pipeline: int) -> Split:
+    """Tensor and pipeline parallelism with data parallelism over the rest, the optimizer sharded over that."""
+    data = machine.world // (tensor * pipeline)
+    name: Literal["tensor", "pipeline", "3d"] = "3d" if tensor > 1 and pipeline > 1 else "pipeline"
+    if pipeline == 1:
+        name = "tensor"
+    sharding: Literal["optimizer", "none"] = "optimizer" if data > 1 else "none"
+    return Split(name, data, tensor, pipeline, sharding, data, engine="megatron")
+
+
+def _first_that_fits(machine: Machine, job: Job, tensor: int, global_batch: int | None) -> Option | Split:
+    """Pipeline parallelism with the fewest stages that fit (the smallest bubble); else the most there can be."""
+    ranks = machine.world // tensor
+    stages = [p for p in range(2, min(ranks, job.shape.layers) + 1) if ranks % p == 0]
+    if not stages:
+        name: Literal["pipeline", "3d"] = "pipeline" if tensor == 1 else "3d"
+        reason = f"{ranks} ranks cannot be divided into stages of {job.shape.layers} layers"
+        if tensor > 1 and ranks == 1:
+            reason = "tensor parallelism already takes every GPU"
+        return Option(Split(name, 1), job, "not here", None, reason)
+    option = None
+    for pipeline in stages:
+        option = tried(machine, job, megatron(machine, tensor, pipeline), global_batch)
+        if option.fit == "fits":
+            return option
+    assert option is not None
+    return option

@@ -1,0 +1,119 @@
+"""What makes no sense is one line, with the nearest that would work, and exit code 2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import to_json
+from gpudoctor.facts.simulated import load_node
+from tests.cli.conftest import Gpudoctor
+
+HGX = "--node hgx-h100-8"
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (f"7x {HGX}", "7x is no size: did you mean 7b?"),
+        (f"seven {HGX}", "neither a size (350m, 7b, 1.5b) nor a file"),
+        (f"0b {HGX}", "the nearest is 1m"),
+        (f"10k {HGX}", "the nearest is 1m"),
+        (f"9000t {HGX}", "the nearest is 5t"),
+        (f"/nowhere/config.json {HGX}", "/nowhere/config.json: neither a size"),
+        (f"7b {HGX} --pipeline 40", "has 32 layers, and a stage needs one; the nearest that works: --pipeline 8"),
+        (f"7b {HGX} --tensor 3", "does not divide the 32 heads (32 key-value heads) of Llama 2 7B"),
+        (f"7b {HGX} --tensor 3", "the nearest that works: --tensor 2"),
+        (f"7b {HGX} --tensor 4 --pipeline 3", "does not divide 8 GPUs; the nearest that works: --tensor 4 --pip"),
+        (f"70b {HGX} --tensor 8", "too much on a GPU of 79.2 GiB; FSDP, states in host RAM works"),
+        (f"8b {HGX} --global-batch 100", "8 data-parallel ranks of FSDP (ZeRO-3); the nearest that works: 96 or 104"),
+        (f"8b {HGX} --global-batch 3", "the nearest that works: 8"),
+        (f"{'x' * 5000} {HGX}", "neither a size"),
+        (f"{'7' * 5000}b {HGX}", "neither a size"),
+        (f"/dev/null {HGX}", "/dev/null: not a file"),
+        (f"405b {HGX}", "does not fit 8 GPUs of 79.2 GiB in any way"),
+        (f"405b {HGX}", "nearest that works: --nodes 13"),
+        (f"350m {HGX} --seq 4096", "has 1024 learned positions; the nearest that works: --seq 1024"),
+        ("7b --node cpu-only", "the driver shows no GPU: nothing to plan on. Plan for another node: --node hgx-h100-8"),
+        ("7b --node a100-mig-8", "MIG is on"),
+        ("7b --node gb10-1", "the memory of GPU 0 is not known"),
+        (f"7b {HGX} --gpu 9", "there is no GPU 9"),
+        (f"7b {HGX} --fault driver-not-loaded", "nothing to plan on"),
+        ("7b --node nowhere-8", "no simulated node of that name"),
+        (f"7b {HGX} --try", "--try cannot run a plan yet"),
+    ],
+)  # fmt: skip
+def test_it_is_one_line_with_the_way_out(argv: str, words: str, gpudoctor: Gpudoctor) -> None:
+    outcome = gpudoctor("plan", *argv.split())
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert words in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "argv", ["--seq 0", "--seq 1e3", "--nodes 0", "--nodes 99999999999", "--global-batch -1", "--tensor ²"]
+)
+def test_numbers_that_make_no_sense_are_refused(argv: str, gpudoctor: Gpudoctor) -> None:
+    outcome = gpudoctor("plan", "7b", "--node", "hgx-h100-8", *argv.split())
+    assert outcome.code == 2
+    assert "a whole number from 1 to" in outcome.err
+
+
+def test_json_is_one_document_with_the_error(gpudoctor: Gpudoctor) -> None:
+    outcome = gpudoctor("plan", "405b", "--node", "hgx-h100-8", "--json")
+    assert outcome.code == 2
+    assert "does not fit" in outcome.json["error"]
+    assert outcome.json["recommended"] is None
+
+
+def test_the_nearest_that_works_does_work(gpudoctor: Gpudoctor) -> None:
+    enough = gpudoctor("plan", "405b", "--node", "hgx-h100-8", "--nodes", "13", "--json").json
+    assert enough["recommended"]["fit"] == "fits"
+    one_less = gpudoctor("plan", "405b", "--node", "hgx-h100-8", "--nodes", "12", "--json").json
+    assert one_less["recommended"]["fit"] == "tight"
+    plan = gpudoctor("plan", "70b", "--node", "hgx-h100-8", "--json").json
+    assert plan["recommended"]["name"] == "fsdp-offload"
+    assert len(plan["instead"]) == 2
+    for option in plan["instead"]:
+        flag, value = option.split()[:2]
+        other = gpudoctor("plan", "70b", "--node", "hgx-h100-8", flag, value, "--json").json
+        assert other["recommended"]["name"] != "fsdp-offload"
+
+
+def test_a_node_whose_ram_is_not_known_gets_no_plan_that_needs_it(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    node = load_node("rtx4090-4", {})
+    gone = Missing("not in this capture")
+    host = msgspec.structs.replace(node.host, ram_mib=gone, ram_available_mib=gone, memory_limit_mib=gone)
+    path = tmp_path / "facts.json"
+    path.write_bytes(to_json(msgspec.structs.replace(node, host=host)))
+    outcome = gpudoctor("plan", "7b", "--node", str(path), "--json")
+    assert outcome.code == 2
+    assert "does not fit 4 GPUs" in outcome.json["error"]
+
+
+def test_a_node_whose_links_are_not_known_gets_no_time(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    node = load_node("rtx4090-4", {})
+    gone = Missing("not in this capture")
+    gpus = tuple(
+        msgspec.structs.replace(g, pcie=msgspec.structs.replace(g.pcie, width=gone, generation_max=gone))
+        for g in node.gpus
+    )
+    path = tmp_path / "facts.json"
+    path.write_bytes(to_json(msgspec.structs.replace(node, gpus=gpus)))
+    plan = gpudoctor("plan", "350m", "--node", str(path), "--json").json
+    assert plan["machine"]["collective"]["value"] is None
+    assert plan["communication"]["communication_s"] is None
+    assert "the PCIe link of GPU 0 is not known" in gpudoctor("plan", "350m", "--node", str(path)).out
+
+
+def test_a_model_of_an_unknown_architecture_is_one_line(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "mamba"}))
+    outcome = gpudoctor("plan", str(path), "--node", "hgx-h100-8")
+    assert outcome.code == 2
+    assert "'mamba' is not known; known are gemma, gemma2, gpt2" in outcome.err

@@ -1,0 +1,216 @@
+"""The formulas against the figures that their sources print."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.plan.activations import Kernels, kept_bytes, layer_bytes, loss_bytes
+from gpudoctor.plan.communication import step_time, traffic_of
+from gpudoctor.plan.explain import FORMULAS, formulas
+from gpudoctor.plan.known_models import shape_of_size
+from gpudoctor.plan.machine import Machine
+from gpudoctor.plan.memory import CONTEXT_BYTES, GIB, Job, memory_of, sharded_states, stage_parameters
+from gpudoctor.plan.precision import optimizer_bytes, state_bytes
+from gpudoctor.plan.rates import Rate
+from gpudoctor.plan.settings import batch_of, learning_rates
+from gpudoctor.plan.split import Split
+from gpudoctor.profiles.profile import NO_PROFILE
+
+HUNDRED = Rate(100, "test")
+SEVEN = shape_of_size("7b")
+
+
+def machine(nodes: int = 1, collective: Rate | str = HUNDRED, compute: Rate | str = HUNDRED) -> Machine:
+    """8 GPUs a node joined by NVLink; 100 GB/s inside, 80 between nodes, 100 TFLOP/s."""
+    gpus = tuple(Gpu(index, f"0000:0{index}:00.0") for index in range(8))
+    return Machine(
+        gpus,
+        nodes,
+        80 * GIB,
+        8,
+        topology_read=True,
+        collective=collective,
+        gather=Rate(50, "test"),
+        nvlink=Rate(100, "test"),
+        network=Rate(80, "test"),
+        host=Rate(10, "test"),
+        compute=compute,
+        ram_bytes=None,
+        profile=NO_PROFILE,
+    )
+
+
+# ZeRO (arXiv:1910.02054) figure 1: 7.5 billion parameters on 64 GPUs, in GB
+@pytest.mark.parametrize(
+    ("sharding", "gb"), [("none", 120), ("optimizer", 31.4), ("gradients", 16.6), ("parameters", 1.9)]
+)
+def test_sharding_gives_the_figures_of_the_zero_paper(sharding: str, gb: float) -> None:
+    split = Split("zero1", 64, sharding=sharding, shards=64, engine="zero")  # type: ignore[arg-type]
+    states = sum(sharded_states(state_bytes("zero", "bf16", "adamw"), 7.5e9, split))
+    assert states / 1e9 == pytest.approx(gb, abs=0.06)
+
+
+def test_megatrons_distributed_optimizer_is_6_bytes_and_12_shared() -> None:
+    per = state_bytes("megatron", "bf16", "adamw")
+    split = Split("3d", 4, sharding="optimizer", shards=4, engine="megatron")
+    assert per.total == 18
+    assert sum(sharded_states(per, 1.0, split)) == 6 + 12 / 4
+
+
+@pytest.mark.parametrize(
+    ("engine", "precision", "optimizer", "total"),
+    [
+        ("autocast", "bf16", "adamw", 18),
+        ("sharded", "bf16", "adamw", 16),
+        ("zero", "fp16", "adamw", 16),
+        ("autocast", "fp32", "adamw", 16),
+        ("sharded", "bf16-true", "adamw", 8),
+        ("sharded", "bf16", "adamw-8bit", 10),
+        ("autocast", "fp32", "sgd", 8),
+        ("zero", "bf16", "momentum", 12),
+        ("megatron", "bf16", "lion", 14),
+    ],
+)
+def test_bytes_a_parameter(engine: str, precision: str, optimizer: str, total: float) -> None:
+    assert state_bytes(engine, precision, optimizer).total == total  # type: ignore[arg-type]
+
+
+def test_states_in_bf16_true_are_two_bytes_each() -> None:
+    assert optimizer_bytes("adamw", "bf16-true") == 4
+
+
+def test_a_gpt_layer_keeps_what_korthikanti_counts() -> None:
+    gpt = shape_of_size("175b")
+    h, a, s = gpt.hidden, gpt.heads, 2048
+    assert layer_bytes(gpt, "bf16", s, Kernels(flash=False, dropout=True)) == 34 * h + 5 * a * s
+    assert layer_bytes(gpt, "bf16", s, Kernels()) == 32 * h
+
+
+def test_full_recomputation_keeps_the_layers_input_and_selective_lies_between() -> None:
+    whole, some, least = (kept_bytes(SEVEN, "bf16", 4096, Kernels(), how) for how in ("none", "selective", "full"))
+    assert least == 2 * SEVEN.hidden
+    assert least < some < whole
+
+
+def test_the_loss_is_smaller_where_the_vocabulary_is_split() -> None:
+    assert loss_bytes(SEVEN, "bf16", 1) == 14 * SEVEN.vocab
+    assert loss_bytes(SEVEN, "bf16", 8) == 18 * SEVEN.vocab / 8
+
+
+def test_stages_hold_all_parameters_once() -> None:
+    assert sum(stage_parameters(SEVEN, 8, stage) for stage in range(8)) == SEVEN.parameters
+    tied = shape_of_size("1.5b")
+    total = sum(stage_parameters(tied, 4, stage) for stage in range(4))
+    assert total == tied.parameters + tied.embedding_parameters
+
+
+def test_one_gpu_has_no_nccl_buffers_and_eight_have() -> None:
+    job = Job(SEVEN, "bf16", "adamw", 1024)
+    assert memory_of(job, Split("ddp", 1)).framework == CONTEXT_BYTES
+    assert memory_of(job, Split("ddp", 8)).framework == CONTEXT_BYTES + 256 * 2**20
+
+
+def test_gradients_count_only_where_they_are_there_together_with_the_activations() -> None:
+    once = Job(SEVEN, "bf16", "adamw", 4096)
+    split = Split("fsdp", 8, sharding="parameters", shards=8, engine="sharded")
+    assert memory_of(once, split).gradients == 0
+    accumulating = msgspec.structs.replace(once, micro_batches=4)
+    assert memory_of(accumulating, split).gradients == pytest.approx(4 * SEVEN.parameters / 8)
+    assert memory_of(once, Split("ddp", 8)).gradients == 4 * SEVEN.parameters
+
+
+def test_a_pipelines_first_stage_has_as_many_micro_batches_in_flight_as_there_are_stages() -> None:
+    few = Job(SEVEN, "bf16", "adamw", 4096, micro_batches=1)
+    many = msgspec.structs.replace(few, micro_batches=64)
+    split = Split("pipeline", 1, 1, 4, engine="megatron")
+    kept = kept_bytes(SEVEN, "bf16", 4096, Kernels(), "none") * 4096 * 8
+    assert memory_of(many, split).activations == pytest.approx(4 * kept)
+    assert memory_of(few, split).activations < 2 * kept
+
+
+def test_offloaded_states_are_in_ram_and_not_on_the_gpu() -> None:
+    split = Split("fsdp-offload", 8, sharding="parameters", shards=8, offload=True, engine="sharded")
+    memory = memory_of(Job(SEVEN, "bf16", "adamw", 1024), split)
+    assert memory.weights == memory.gradients == memory.optimizer == 0
+    assert memory.host == pytest.approx(16 * SEVEN.parameters / 8)
+
+
+def test_ddp_sends_seven_quarters_of_the_gradients_of_eight_gpus() -> None:
+    [part] = traffic_of(Job(SEVEN, "bf16", "adamw", 4096), Split("ddp", 8), machine())
+    assert part.gb == pytest.approx(2 * 7 / 8 * 4 * SEVEN.parameters / 1e9)
+    assert part.seconds == pytest.approx(part.gb / 100)
+
+
+def test_fsdp_gathers_and_reduces_for_every_micro_batch_and_ddp_once_a_step() -> None:
+    split = Split("fsdp", 8, sharding="parameters", shards=8, engine="sharded")
+    once = sum(p.gb for p in traffic_of(Job(SEVEN, "bf16", "adamw", 4096), split, machine()))
+    assert once == pytest.approx(7 / 8 * (2 * 2 + 4) * SEVEN.parameters / 1e9)
+    assert {p.rate for p in traffic_of(Job(SEVEN, "bf16", "adamw", 4096), split, machine())} == {Rate(50, "test")}
+    four = Job(SEVEN, "bf16", "adamw", 4096, micro_batches=4)
+    assert sum(p.gb for p in traffic_of(four, split, machine())) == pytest.approx(4 * once)
+    assert traffic_of(four, Split("ddp", 8), machine())[0].gb == pytest.approx(
+        traffic_of(Job(SEVEN, "bf16", "adamw", 4096), Split("ddp", 8), machine())[0].gb
+    )
+
+
+def test_replicas_of_fsdp_exchange_their_shard_over_each_gpus_part_of_the_network() -> None:
+    split = Split("fsdp", 16, sharding="parameters", shards=8, engine="sharded")
+    replicas = traffic_of(Job(SEVEN, "bf16", "adamw", 4096), split, machine(2))[-1]
+    assert replicas.gb == pytest.approx(2 * 1 / 2 * 4 * SEVEN.parameters / 8 / 1e9)
+    assert isinstance(replicas.rate, Rate)
+    assert replicas.rate.value == 10
+
+
+def test_tensor_parallelism_reduces_four_times_a_layer_and_six_with_recomputation() -> None:
+    split = Split("tensor", 1, 8, engine="megatron")
+    job = Job(SEVEN, "bf16", "adamw", 4096)
+    [part] = traffic_of(job, split, machine())
+    assert part.gb == pytest.approx(4 * 32 * 2 * 7 / 8 * 2 * 4096 * 4096 / 1e9)
+    [more] = traffic_of(msgspec.structs.replace(job, recompute="full"), split, machine())
+    assert more.gb == pytest.approx(part.gb * 6 / 4)
+
+
+def test_the_bubble_is_that_of_1f1b() -> None:
+    job = Job(SEVEN, "bf16", "adamw", 4096, micro_batches=16)
+    step = step_time(job, Split("pipeline", 1, 1, 8, engine="megatron"), machine())
+    assert step.bubble == 7 / 23
+    assert step.best is not None
+    assert step.best <= 1 - 7 / 23
+
+
+def test_efficiency_loses_what_cannot_hide() -> None:
+    step = step_time(Job(SEVEN, "bf16", "adamw", 4096), Split("ddp", 8), machine())
+    assert step.compute_s is not None
+    assert step.communication_s is not None
+    assert step.plain == pytest.approx(step.compute_s / (step.compute_s + step.communication_s))
+    assert step.best == 1.0
+    slow = step_time(Job(SEVEN, "bf16", "adamw", 4096), Split("ddp", 8), machine(collective=Rate(1, "test")))
+    assert slow.best is not None
+    assert slow.best == pytest.approx(step.compute_s / (47.17), rel=0.01)
+
+
+def test_an_unknown_rate_gives_no_time_and_no_bound() -> None:
+    step = step_time(Job(SEVEN, "bf16", "adamw", 4096), Split("ddp", 8), machine(collective="nobody knows"))
+    assert (step.communication_s, step.best, step.plain) == (None, None, None)
+    blind = step_time(Job(SEVEN, "bf16", "adamw", 4096), Split("ddp", 8), machine(compute="nobody knows"))
+    assert blind.communication_s is not None
+    assert (blind.compute_s, blind.best) == (None, None)
+
+
+def test_the_learning_rate_grows_with_the_batch_and_with_its_root() -> None:
+    job = Job(SEVEN, "bf16", "adamw", 4096, micro_batch=2, micro_batches=4)
+    batch = batch_of(job, Split("ddp", 8))
+    assert (batch.global_batch, batch.tokens) == (64, 64 * 4096)
+    linear, root = learning_rates(batch)
+    assert linear.factor == 32
+    assert root.factor == pytest.approx(32**0.5, abs=0.01)
+
+
+def test_every_formula_carries_its_source() -> None:
+    texts = formulas()
+    assert len(texts) == len(FORMULAS)
+    for text in texts:
+        assert "Source: " in text
+        assert "Formula" in text or "Rule: " in text or text.startswith("Settings")
