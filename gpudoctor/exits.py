@@ -45,9 +45,7 @@ def catch_signals() -> None:
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
-        # not SIG_IGN: Python complains aloud of a signal that came just before
-        for ending in _ENDING:
-            signal.signal(ending, _overhear)
+        _overhear_all()
         raise InterruptedBySignal(number)
 
     _ignored.clear()
@@ -58,9 +56,14 @@ def catch_signals() -> None:
             signal.signal(number, handle)
 
 
-def _ignore_signals() -> None:
+def _overhear_all() -> None:
+    # not SIG_IGN: Python complains aloud of a signal that came just before
     for number in _ENDING:
         signal.signal(number, _overhear)
+
+
+def _ignore_signals() -> None:
+    _overhear_all()
     # Python complains aloud of a signal that came just before SIG_IGN: from here on none comes
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     for number in _ENDING:
@@ -75,17 +78,24 @@ def hold_signals(came: InterruptedBySignal | None = None) -> list[int]:
     """From here on note the first signal in the list that is given back, so that the report comes out whole.
 
     `came`: the first one has come already. Further ones are ignored for 2 s; then one raises
-    WritingAbandoned, since stdout may be a pipe that nobody reads.
+    WritingAbandoned, since stdout may be a pipe that nobody reads; where that leads nowhere for
+    2 s more, the next ends the process at once.
     """
     noted = [] if came is None else [came.number]
-    noted_s = time.monotonic()
+    last_s = time.monotonic()
+    abandoned = False
 
     def note(number: int, frame: FrameType | None) -> None:
-        nonlocal noted_s
+        nonlocal last_s, abandoned
         if not noted:
             noted.append(number)
-            noted_s = time.monotonic()
-        elif time.monotonic() - noted_s >= _PATIENCE_S:
+            last_s = time.monotonic()
+        elif time.monotonic() - last_s < _PATIENCE_S:
+            return
+        elif abandoned:
+            os._exit(128 + number)
+        else:
+            abandoned, last_s = True, time.monotonic()
             raise WritingAbandoned(number)
 
     for number in _ENDING:
@@ -116,31 +126,37 @@ def guarded(command: Callable[[], int], on_error: Callable[[str, int], int]) -> 
     `on_error` gets the one line that went to stderr and the exit code, makes a document of it in
     the format asked for, and gives the exit code of that format.
     """
+    code = COULD_NOT
+    try:
+        code = _guarded(command, on_error)
+    except WritingAbandoned as stop:
+        _silence_stdout()
+        code = stop.exit_code
+    finally:
+        if code > 128:
+            _ignore_signals()
+    return code
 
+
+def _guarded(command: Callable[[], int], on_error: Callable[[str, int], int]) -> int:
     def could_not(message: str, code: int = COULD_NOT) -> int:
         say(f"error: {message}" if code == COULD_NOT else message)
         try:
             return on_error(message, code)
-        except WritingAbandoned:
-            _silence_stdout()
-            return code
         except Exception:  # the line on stderr has said it; a verdict's exit code must not come of it
             return code
 
-    code = COULD_NOT
     try:
-        code = command()
-        return code
+        return command()
     except UserError as error:
         return could_not(str(error))
-    except WritingAbandoned as stop:
-        _silence_stdout()
-        code = stop.exit_code
-        return code
+    except WritingAbandoned:
+        raise
     except InterruptedBySignal as stop:
         hold_signals(stop)
-        code = stop.exit_code
-        return could_not(f"interrupted by {stop}", code)
+        code = could_not(f"interrupted by {stop}", stop.exit_code)
+        _ignore_signals()  # while Python goes down, one more would change the exit code
+        return code
     except Exception as error:  # a defect of ours must not look like a verdict (exit 1) nor print a traceback
         if os.environ.get("GPUDOCTOR_TRACEBACK"):
             raise
@@ -148,9 +164,6 @@ def guarded(command: Callable[[], int], on_error: Callable[[str, int], int]) -> 
         return could_not(
             f"internal error: {type(error).__name__}: {error}{where}; GPUDOCTOR_TRACEBACK=1 shows all of it"
         )
-    finally:
-        if code > 128:  # while Python goes down, one more signal would change the exit code
-            _ignore_signals()
 
 
 class ClosedStdoutError(UserError):
