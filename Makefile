@@ -27,7 +27,7 @@ lint: $(VENV)/.installed-dev
 coverage: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --cov=gpudoctor/facts --cov=gpudoctor/checks --cov-report=term --cov-fail-under=95 -p no:cacheprovider
 
-# 100,000 broken inputs for every parser, about 25 minutes; GPUDOCTOR_FUZZ_INPUTS is another number
+# 100,000 broken inputs for every parser, about 15 minutes; GPUDOCTOR_FUZZ_INPUTS is another number
 fuzz: $(VENV)/.installed-dev
 	GPUDOCTOR_FUZZ=1 $(BIN)/python -m pytest tests/fuzz
 

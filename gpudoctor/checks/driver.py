@@ -223,12 +223,9 @@ def responsive(case: Case) -> Iterator[Finding]:
     unanswered = (*driver.unanswered, *case.measurements.unanswered)
     for hung in unanswered:
         where = f" on GPU {hung.gpu}" if hung.gpu is not None else ""
-        hangs = hung.reason == "did not return"
-        text = f"{hung.call}{where} {hung.reason}" + (f" within {hung.waited_s:g} s" if hangs else "")
-        if not hangs and hung.call in hung.reason:
-            text = f"{hung.reason}{where}"
+        text = f"{hung.call}{where} {hung.reason} within {hung.waited_s:g} s" if hung.hangs else hung.words
         start_s = case.limit("driver.responsive", "hung_start_s")
-        if hangs and hung.call.startswith(_STARTS_THE_GPU) and hung.waited_s < start_s:
+        if hung.hangs and hung.call.startswith(_STARTS_THE_GPU) and hung.waited_s < start_s:
             # without persistence mode it wakes the GPU, which healthy nodes may take long for
             yield unknown(
                 _subject(case, hung.gpu),
@@ -251,7 +248,7 @@ def responsive(case: Case) -> Iterator[Finding]:
             Found(text, hung.waited_s, "s"),
             Expected("an answer before the deadline", "<=", hung.waited_s, "s", "deadline of the reader"),
             Evidence(hung.call, f"{hung.reason} ({hung.waited_s:g} s)"),
-            likely=_HANGS if hangs else _CRASHES,
+            likely=_HANGS if hung.hangs else _CRASHES,
             advice=[
                 "Drain the node; do not start more tools that call the driver.",
                 Advice(

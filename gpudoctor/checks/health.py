@@ -110,8 +110,8 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
         )
     hung = next((u for u in case.node.driver.unanswered if u.gpu == gpu.index), None)
     if hung:
-        evidence = Evidence(hung.call, "no answer")
-        return unknown(subject, f"{hung.call} {hung.reason} within {hung.waited_s:g} s", evidence)
+        text = f"{hung.call} {hung.reason} within {hung.waited_s:g} s" if hung.hangs else hung.words
+        return unknown(subject, text, Evidence(hung.call, "no answer"))
     action = gpu.recovery_action
     if isinstance(action, Missing):
         live = (gpu.memory_used_mib, gpu.thermal.gpu_c, gpu.power.draw_w, gpu.utilization.gpu_pct)

@@ -22,7 +22,7 @@ from gpudoctor.checks.finding import (
 )
 from gpudoctor.checks.registry import check
 from gpudoctor.checks.trust import narrowed, untrusted
-from gpudoctor.facts.gpu import Gpu, GpuProcess, harmless_program
+from gpudoctor.facts.gpu import Gpu, GpuProcess, system_program
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.profiles.peers import majority
 
@@ -230,8 +230,8 @@ def _used_by(case: Case, gpu: Gpu, processes: tuple[GpuProcess, ...]) -> Finding
 
 
 def _harmless(process: GpuProcess) -> bool:
-    """Draws the screen, or only hands the GPU out (MPS): not a stray job."""
-    return process.kind == "G" or harmless_program(known(process.name) or "") is not None
+    """Holds a little memory to draw the screen, or only hands the GPU out (MPS): not a stray job."""
+    return process.kind == "G" or system_program(known(process.name) or "") is not None
 
 
 def _name(process: GpuProcess) -> str:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.gpu import Fact, Gpu, GpuPair
 from gpudoctor.facts.missing import NOT_READ, Missing
-from gpudoctor.facts.node import Driver, Node, Source, Unanswered
+from gpudoctor.facts.node import Driver, Node, Source
 from gpudoctor.facts.nvml_kernel import read_kernel_module
 from gpudoctor.facts.stand_in import stand_in
 
@@ -124,7 +124,7 @@ def _merge(
 def _complete(collected: Collected, read_before: Driver) -> _Told:
     """What the collector told, with a reason in every place that it did not come to."""
     driver = collected.driver or read_before
-    why = {call.gpu: _ended(call) for call in reversed(collected.unanswered)}
+    why = {call.gpu: call.words for call in reversed(collected.unanswered)}
     failure = collected.failure or "the collector did not come to it"
     if collected.failure is not None:
         driver = fill(driver, Missing(failure, "failed"))
@@ -149,13 +149,6 @@ def _complete(collected: Collected, read_before: Driver) -> _Told:
         reason = Missing(why.get(a) or why.get(b) or failure, "failed")
         pairs.append(told.get((a, b)) or fill(GpuPair(a, b), reason))
     return driver, tuple(gpus.values()), tuple(pairs)
-
-
-def _ended(call: Unanswered) -> str:
-    where = "" if call.gpu is None else f" on GPU {call.gpu}"
-    if call.reason == "did not return":
-        return f"{call.call}{where} did not return in {call.waited_s:.1f} s"
-    return f"{call.reason}{where}"
 
 
 def fill(fact: F, reason: Missing) -> F:

@@ -254,9 +254,9 @@ class GpuProcess(Fact, frozen=True):
     is_own: bool = False
 
 
-# Desktop programs hold a little memory on the GPU that draws the screen, MPS only hands the GPU out: nobody's stray job
+# the desktop's, which draws the screen, and MPS, which hands the GPU out
 # fmt: off
-HARMLESS_PROGRAMS = (
+SYSTEM_PROGRAMS = (
     "xorg", "xwayland", "gnome-shell", "gnome-remote", "kwin", "plasmashell", "mutter", "sddm", "gdm", "lightdm",
     "cinnamon", "xfwm", "compiz", "weston", "sway", "hyprland", "xdg-desktop", "firefox", "chrome", "chromium",
     "nvidia-cuda-mps", "mps-server",
@@ -264,10 +264,10 @@ HARMLESS_PROGRAMS = (
 # fmt: on
 
 
-def harmless_program(name: str) -> str | None:
-    """Which of HARMLESS_PROGRAMS a process of this name is; None for any other."""
+def system_program(name: str) -> str | None:
+    """Which of SYSTEM_PROGRAMS a process of this name is; None for any other."""
     program = name.lower().rpartition("/")[2]
-    return next((known for known in HARMLESS_PROGRAMS if program.startswith(known)), None)
+    return next((known for known in SYSTEM_PROGRAMS if program.startswith(known)), None)
 
 
 class Utilization(Fact, frozen=True):

@@ -27,13 +27,29 @@ class Source(Fact, frozen=True):
     notes: tuple[str, ...] = ()
 
 
+_DID_NOT_RETURN = "did not return"
+
+
 class Unanswered(Fact, frozen=True):
-    """A driver call that did not return before its deadline, or died in it."""
+    """A driver call that did not return before its deadline, or in which the process died: then `reason` says how."""
 
     call: str
     gpu: int | None
     waited_s: float
-    reason: str = "did not return"
+    reason: str = _DID_NOT_RETURN
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it did not return; else the process died in it."""
+        return self.reason == _DID_NOT_RETURN
+
+    @property
+    def words(self) -> str:
+        """What happened, with the GPU, as people read it."""
+        where = "" if self.gpu is None else f" on GPU {self.gpu}"
+        if self.hangs:
+            return f"{self.call}{where} {self.reason} in {self.waited_s:.1f} s"
+        return f"{self.reason}{where}" if self.call in self.reason else f"{self.call}{where} {self.reason}"
 
 
 class Driver(Fact, frozen=True):

@@ -15,7 +15,7 @@ import msgspec
 from gpudoctor.facts.gpu import Gpu, GpuPair
 from gpudoctor.facts.node import Driver, Unanswered
 from gpudoctor.facts.nvml_channel import SLOW_CALLS, InFlight, Message
-from gpudoctor.facts.nvml_spawn import MAX_WORDS, DriverProcess, words_of
+from gpudoctor.facts.nvml_spawn import MAX_WORDS, DriverProcess
 
 _TICK_S = 0.05
 _TURN_S = 0.2
@@ -114,7 +114,7 @@ class Collector:
         collected = self._collected
         if interrupted is not None and not was_over and not collected.ended:
             collected.unanswered = late
-            collected.failure = words_of(late[0]) if late else interrupted
+            collected.failure = late[0].words if late else interrupted
         return collected
 
     def _listen(self, deadline_s: float, call_deadline_s: float, progress: Progress | None) -> None:
@@ -175,7 +175,7 @@ class Collector:
             busy = f" (it is in {calls[0].call})" if calls else ""
             collected.failure = f"the collector did not finish in {deadline_s:g} s{busy}"
             return
-        collected.failure = words_of(collected.unanswered[0])
+        collected.failure = collected.unanswered[0].words
 
 
 def _all_hang(calls: tuple[InFlight, ...], now: float, call_deadline_s: float) -> bool:

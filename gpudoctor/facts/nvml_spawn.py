@@ -156,12 +156,6 @@ class DriverProcess:
         return False
 
 
-def words_of(call: Unanswered) -> str:
-    """A call that did not return, as people read it."""
-    where = "" if call.gpu is None else f" on GPU {call.gpu}"
-    return f"{call.call}{where} {call.reason} in {call.waited_s:.1f} s"
-
-
 def _import_path() -> list[str]:
     """Our own path without the working directory, so that no file in it can pose as a module.
 

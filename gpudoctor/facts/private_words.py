@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gpudoctor.facts.gpu import harmless_program
+from gpudoctor.facts.gpu import system_program
 from gpudoctor.facts.missing import known
 from gpudoctor.facts.node import Node
 
@@ -117,7 +117,7 @@ def _words_of(node: Node) -> Iterator[str]:
         for process in known(gpu.processes) or ():
             yield known(process.user) or ""
             name = known(process.name) or ""
-            if harmless_program(name) is None:
+            if system_program(name) is None:
                 yield from _words_of_command(name)
     yield known(node.software.torch_location) or ""
     if node.source.kind != "simulated":

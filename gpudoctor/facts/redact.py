@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpudoctor.facts.gpu import harmless_program
+from gpudoctor.facts.gpu import system_program
 from gpudoctor.facts.missing import known
 from gpudoctor.facts.node import Node
 from gpudoctor.facts.private_words import REDACTED, PrivateWords, names_someone
@@ -107,7 +107,7 @@ class Redaction:
             made = self._variable(raw)
         elif self._names_someone(raw, key) and isinstance(raw.get("name"), str):
             # a desktop's program is no stray job: its name is judged, and names nobody
-            made["name"] = (key == "processes" and harmless_program(raw["name"])) or REDACTED
+            made["name"] = (key == "processes" and system_program(raw["name"])) or REDACTED
         elif "index" in raw or "matched_by" in raw:
             made |= {"name": raw["name"]} if "name" in raw else {}  # a model's or a profile's name
         return made

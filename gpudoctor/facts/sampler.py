@@ -15,7 +15,7 @@ import msgspec
 
 from gpudoctor.facts.node import Unanswered
 from gpudoctor.facts.nvml_channel import make_memory
-from gpudoctor.facts.nvml_spawn import MAX_WORDS, DriverProcess, words_of
+from gpudoctor.facts.nvml_spawn import MAX_WORDS, DriverProcess
 from gpudoctor.facts.samples import Recording, Said, Sample
 
 INTERVAL_S = 0.2
@@ -103,7 +103,7 @@ class Sampler:
         while self._process.ends_within(_TICK_S) is None:
             unanswered = self._process.late_calls(self._call_deadline_s)
             if unanswered:
-                return unanswered, words_of(unanswered[0])
+                return unanswered, unanswered[0].words
             if monotonic() > limit:
                 return (), f"the sampler did not end in {patience_s:g} s"
         _, words, over = self._read()

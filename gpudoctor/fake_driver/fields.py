@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from gpudoctor.facts import nvml_words as words
 from gpudoctor.facts.gpu import Gpu, NvLink
 from gpudoctor.facts.missing import Missing
 from gpudoctor.fake_driver.rows import Rows, number_of, thousandths
+from gpudoctor.testing.tables import FIELDS, HOT, SLOWED_TIMES, WATT_FIELDS
 
 _CALL = "nvmlDeviceGetFieldValues"
 _UNSIGNED, _SIGNED = 3, 5  # NVML_VALUE_TYPE_*
@@ -40,43 +42,11 @@ def _tell(rows: Rows, gpu: Gpu, field: int, scope: int, value: Any) -> None:
 
 
 def _device_fields(gpu: Gpu, driver: tuple[int, ...]) -> dict[int, Any]:
-    ecc, repair, thermal, power = gpu.ecc, gpu.memory_repair, gpu.thermal, gpu.power
-    fields: dict[int, Any] = {
-        1: ecc.enabled,
-        2: ecc.pending,
-        3: ecc.corrected_volatile,
-        4: ecc.uncorrected_volatile,
-        5: ecc.corrected_aggregate,
-        6: ecc.uncorrected_aggregate,
-        29: repair.retired_single_bit,
-        30: repair.retired_double_bit,
-        31: repair.retirement_pending,
-        82: thermal.memory_c,
-        94: gpu.pcie.replays,
-        95: gpu.pcie.replay_rollovers,
-        142: repair.remapped_corrected,
-        143: repair.remapped_uncorrected,
-        144: repair.remap_pending,
-        145: repair.remap_failed,
-        193: thermal.shutdown_margin_c,
-        194: thermal.slowdown_margin_c,
-        196: thermal.max_operating_margin_c,
-        230: number_of(gpu.recovery_action, words.RECOVERY_ACTIONS),
-    }
-    watts = {
-        186: power.draw_w,
-        187: power.min_limit_w,
-        188: power.max_limit_w,
-        189: power.default_limit_w,
-        190: power.limit_w,
-        192: power.requested_limit_w,
-    }
-    fields.update({field: thousandths(value) for field, value in watts.items()})
-    times = gpu.throttle_times
-    slowed = {74: times.sw_power_cap_us, 75: times.sw_thermal_us, 76: times.sync_boost_us}
     newer = (269, 270, 271) if driver >= (580, 82) else (251, 252, 253)
-    slowed |= dict(zip(newer, (times.sw_thermal_us, times.hw_thermal_us, times.hw_power_brake_us), strict=True))
-    fields.update({field: thousandths(value) for field, value in slowed.items()})  # us -> ns
+    slowed = SLOWED_TIMES | dict(zip(newer, HOT, strict=True))
+    fields = {field: attrgetter(path)(gpu) for field, path in FIELDS.items()}
+    fields |= {field: thousandths(attrgetter(path)(gpu)) for field, path in (WATT_FIELDS | slowed).items()}  # mW, ns
+    fields[230] = number_of(gpu.recovery_action, words.RECOVERY_ACTIONS)
     fields.update(_link_counts(gpu))
     return {field: int(value) if isinstance(value, bool) else value for field, value in fields.items()}
 

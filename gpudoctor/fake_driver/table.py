@@ -27,7 +27,8 @@ def answers_of(node: Node) -> bytes:
     for call in node.driver.unanswered:
         name = re.sub(r"(RunningProcesses)_v[23]$", r"\1", call.call)
         for each in _OTHER_NAMES.get(name, (name,)) if _is_name(name) else ():
-            rows.refuse(each, SYSTEM if call.gpu is None else call.gpu, NEVER)
+            # what crashed the driver's library is not crashed again: it fails
+            rows.refuse(each, SYSTEM if call.gpu is None else call.gpu, NEVER if call.hangs else UNKNOWN)
     _tell_driver(rows, node.driver, node)
     for gpu in node.gpus:
         _tell_errors(rows, gpu)

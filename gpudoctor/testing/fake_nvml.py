@@ -19,7 +19,7 @@ import pynvml
 
 from gpudoctor.errors import UserError
 from gpudoctor.facts.missing import known
-from gpudoctor.facts.node import Node, Unanswered
+from gpudoctor.facts.node import Node
 from gpudoctor.testing.answers import Answers
 from gpudoctor.testing.installed import replace_functions
 from gpudoctor.testing.nodes import load
@@ -273,9 +273,7 @@ def _recorded(node: Node) -> tuple[Fault, ...]:
     """The calls that did not return when the facts were read: they will not return here either."""
     unknown: int = pynvml.NVML_ERROR_UNKNOWN
     return tuple(
-        Fault(call.call, call.gpu, hang=True)
-        if call.reason == Unanswered("", None, 0.0).reason
-        else Fault(call.call, call.gpu, code=unknown)
+        Fault(call.call, call.gpu, hang=True) if call.hangs else Fault(call.call, call.gpu, code=unknown)
         for call in node.driver.unanswered
     )
 

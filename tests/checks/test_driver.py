@@ -178,3 +178,11 @@ def test_slow_is_a_warning_and_a_start_without_persistence_mode_is_not_slow(
 
 def test_no_call_made_is_no_pass() -> None:
     assert status("driver.responsive", dead()) == "skip"
+
+
+def test_a_call_in_which_the_reader_died_is_said_in_one_way_everywhere() -> None:
+    died = Unanswered("nvmlX", 1, 0.3, "the collector died by SIGABRT in nvmlX")
+    crashed = node(h100(0), h100(1), driver__unanswered=(died,))
+    words = "the collector died by SIGABRT in nvmlX on GPU 1"
+    assert [text(f) for f in findings("driver.responsive", crashed)] == [words]
+    assert [f.reason for f in findings("gpu.lost", crashed) if f.status.value == "unknown"] == [words]
