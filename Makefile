@@ -1,12 +1,15 @@
 # Two commands do all the set-up on a fresh machine with Python 3.10 or newer:
 #   make demo   installs into .venv and runs the main job on a simulated node and real CPU ranks
 #   make test   installs the same way and runs every test
+# and one more
+#   make test-frameworks   the tests that start DeepSpeed and TensorFlow, 3 GB in an environment of their own
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+FRAMEWORKS := .venv-frameworks
 
-.PHONY: demo test lint coverage fuzz soak clean
+.PHONY: demo test test-frameworks lint coverage fuzz soak clean
 
 demo: $(VENV)/.installed
 	$(BIN)/gpudoctor check --node hgx-h100-8 --backend gloo --ranks 2
@@ -17,6 +20,10 @@ ALONE := tests/probes tests/cli
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n logical --maxprocesses=8 --dist=loadfile $(ALONE:%=--ignore=%)
 	$(BIN)/python -m pytest $(ALONE)
+
+# no library but what these tests start, and not beside the others: they take both cores for minutes
+test-frameworks: $(FRAMEWORKS)/.installed
+	GPUDOCTOR_FRAMEWORKS=1 $(FRAMEWORKS)/bin/python -m pytest tests/frameworks
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -47,5 +54,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
 	touch $@
 
+$(FRAMEWORKS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,deepspeed]' tensorflow-cpu pytest
+	touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .coverage
+	rm -rf $(VENV) $(FRAMEWORKS) .pytest_cache .mypy_cache .ruff_cache .coverage

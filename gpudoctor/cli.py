@@ -119,6 +119,10 @@ def _schema(args: argparse.Namespace) -> int:
         from gpudoctor.facts.node import Node
 
         schema = msgspec.json.schema(Node)
+    elif args.of == "plan":
+        from gpudoctor.plan.plan import Plan
+
+        schema = msgspec.json.schema(Plan)
     else:
         from gpudoctor.config import Config
 

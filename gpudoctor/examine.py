@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpudoctor.checks.registry import Check, matches, select
+from gpudoctor.checks.registry import Check, Level, matches, select
 from gpudoctor.config import load_config, threshold_overrides
 from gpudoctor.errors import UserError
 from gpudoctor.exits import (
@@ -92,6 +92,7 @@ def check(args: argparse.Namespace) -> int:
     chosen = select(checks, args.ids, required=required)
     # what is required is run too: a check that nobody ran gives no verdict
     chosen = tuple(c for c in checks if c in chosen or any(matches(c, word) for word in required))
+    level = args.level or _level_for(chosen if args.ids else (), config.level)
     left_out = _left_out(chosen, (*config.skip, *args.skip))
     asked = tuple(c for c in chosen if c not in left_out)
     question = Question(
@@ -153,6 +154,14 @@ def check(args: argparse.Namespace) -> int:
 
         report = Redaction(node).of(report)
     return _write(report, args)
+
+
+def _level_for(named: tuple[Check, ...], usual: Level) -> Level:
+    """The usual level; full where every check that the command line names runs at no lower one.
+
+    Whoever has configured quick wants no load, and a burn must be asked for.
+    """
+    return "full" if usual == "standard" and named and all(check.level == "full" for check in named) else usual
 
 
 def _seats(place: Place | None) -> Seats | None:
@@ -294,6 +303,10 @@ def _cut_short(partial: Measurements, why: str) -> Measurements:
         "link": bool(partial.host_links),
         "compute": bool(partial.compute),
         "train": partial.training is not None,
+        "strategy": partial.strategies is not None,
+        "deepspeed": partial.deepspeed is not None,
+        "tensorflow": partial.tensorflow is not None,
+        "frameworks": bool(partial.frameworks),
         "torch": partial.torch_view,
     }
     lost = {probe: Missing(why, "failed") for probe, done in have.items() if not done}

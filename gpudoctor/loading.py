@@ -18,10 +18,12 @@ from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.measurements import PROBES, Measurements, Probe
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import Node
+from gpudoctor.framework_runs import DESYNCED, PARTS, parts_wanted, with_parts, without_parts
 from gpudoctor.profiles.peers import compute_gpus
 from gpudoctor.seating import seated_gpus
 
 if TYPE_CHECKING:
+    from gpudoctor.probes.plan import ProbePlan
     from gpudoctor.probes.seats import Seats
 
 Backend = Literal["nccl", "gloo"]
@@ -33,8 +35,8 @@ RUN_DEADLINE_S: dict[Level, float] = {"standard": 120.0, "full": 300.0, "burn": 
 PROBE_DEADLINE_S: dict[Level, float] = {"standard": 60.0, "full": 120.0, "burn": 120.0}
 UNSEEN_MIB = 2000  # an idle GPU shows at most the driver's own reserve, up to 1.5 GB with old drivers
 UNSEEN_PCT = 20
-# a probe on CPU ranks takes 3 s, at level full up to 10; many times that on a busy machine
-CPU_PROBE_DEADLINE_S: dict[Level, float] = {"standard": 30.0, "full": 90.0, "burn": 90.0}
+# a probe on CPU ranks takes 3 s, at level full up to 20; many times that on a busy machine
+CPU_PROBE_DEADLINE_S: dict[Level, float] = {"standard": 30.0, "full": 180.0, "burn": 180.0}
 SHORTEST_BURN_S, LONGEST_BURN_S = 10.0, 86400.0
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
@@ -55,13 +57,13 @@ def measure(
     has started on this node; they host the ranks but the first. Raise UserError for options that
     contradict the node (NCCL on a simulated one) or the engine.
     """
-    wanted = _wanted(checks, level)
+    wanted, parts = _wanted(checks, level), parts_wanted(checks, level)
     if seats is not None and not seats.gather():
         seats = None  # the engine's variables were inherited: it started one process, which called gpudoctor
     if seats is not None and args.ranks not in (None, seats.ranks):
         raise UserError(f"--ranks {args.ranks}: {seats.engine} started {seats.ranks} ranks here; leave --ranks out")
     backend = _backend(node, args.backend)
-    why_not = _why_not(node, checks, wanted, level, backend)
+    why_not = _why_not(node, checks, wanted or parts, level, backend)
     if why_not is not None or backend is None:
         if args.inject:
             raise UserError(f"--inject makes a probe go wrong, and none runs here: {why_not}")
@@ -86,12 +88,7 @@ def measure(
         busy = None if args.force else _busy(gpus)
         if busy is not None:
             return _not_run(Missing(f"{busy}: no load beside it without --force", "denied"))
-        if isinstance(node.software.torch, Missing):
-            return _no_torch()
-    from gpudoctor.probes.launch import ProbePlan, run_probes
-    from gpudoctor.probes.messages import AnyMessage
-    from gpudoctor.probes.sampled import sampling
-    from gpudoctor.progress import USUAL_STANDARD_S, ProgressLines
+    from gpudoctor.probes.plan import ProbePlan, checked
 
     plan = ProbePlan(
         backend=backend,
@@ -102,10 +99,40 @@ def measure(
         duration_s=duration_s if wanted else None,
         inject=tuple(args.inject),
         engine=seats.engine if seats is not None else None,
+        strategies=tuple(c.id.partition(".")[2] for c in checks if c.domain == "strategy" and c.id not in PARTS),
     )
-    limits_s = PROBE_DEADLINE_S if backend == "nccl" else CPU_PROBE_DEADLINE_S
+    if not wanted and (backend == "gloo" or not any(c.id == "env.torch" for c in checks)):
+        strange = () if set(parts) & set(DESYNCED) else plan.inject
+        strange = strange or tuple(text for text in plan.inject if not text.startswith("desync="))
+        if strange:
+            raise UserError(
+                f"--inject {strange[0]}: what was asked for has no ranks of a probe in which that can happen"
+            )
+        checked(plan)
+        measured = _not_run(Missing("not asked for"))
+    elif backend == "nccl" and isinstance(node.software.torch, Missing):
+        measured = _no_torch()
+    else:
+        measured = _probed(plan, level, progress, on_interrupt, seats)
+    return with_parts(parts, plan, measured, progress, on_interrupt)
+
+
+def _probed(
+    plan: ProbePlan,
+    level: Level,
+    progress: Callable[[str], None] | None,
+    on_interrupt: Callable[[Measurements], None],
+    seats: Seats | None,
+) -> Measurements:
+    """What the ranks measure."""
+    from gpudoctor.probes.launch import run_probes
+    from gpudoctor.probes.messages import AnyMessage
+    from gpudoctor.probes.sampled import sampling
+    from gpudoctor.progress import USUAL_STANDARD_S, ProgressLines
+
+    limits_s = PROBE_DEADLINE_S if plan.backend == "nccl" else CPU_PROBE_DEADLINE_S
     lines = progress if isinstance(progress, ProgressLines) else None
-    if lines is not None and backend == "nccl" and level == "standard":
+    if lines is not None and plan.backend == "nccl" and level == "standard":
         lines.expect(USUAL_STANDARD_S)
     with sampling(plan) as sampled:
 
@@ -127,6 +154,28 @@ def measure(
     if progress is not None:
         progress("")
     return measured
+
+
+def devices_to_load(node: Node, args: argparse.Namespace) -> tuple[Backend, tuple[Gpu, ...]] | Missing:
+    """Where ranks may run that no check asks for: on these GPUs, on none (gloo), or why nowhere.
+
+    Of `args` it takes backend, gpu, ranks and force. Raise UserError for options that contradict the node.
+    """
+    backend = _backend(node, args.backend)
+    if backend is None:
+        return Missing(_why_no_devices(node))
+    if backend == "gloo":
+        return backend, ()
+    in_scope = _in_scope(node, args)
+    fit = tuple(gpu for gpu in in_scope if _unfit(gpu) is None)
+    if not fit:
+        return Missing(_unfit(in_scope[0]) or "", "unsupported")
+    gpus = _as_many_as_asked(fit, args)
+    danger = _danger(node, gpus)
+    if danger is not None:
+        return Missing(f"{danger}: no load on such a node", "denied")
+    busy = None if args.force else _busy(gpus)
+    return (backend, gpus) if busy is None else Missing(f"{busy}: no load beside it without --force", "denied")
 
 
 def burn_duration_s(asked: str | None, level: Level, usual_s: float) -> float | None:
@@ -175,9 +224,11 @@ def puts_load(checks: tuple[Check, ...], level: Level) -> bool:
 
 
 def _wanted(checks: tuple[Check, ...], level: Level) -> tuple[Probe, ...]:
-    wanted = tuple(probe for probe in PROBES if any(c.domain == probe and _within(c, level) for c in checks))
+    in_ranks = tuple(c for c in checks if c.id not in PARTS)
+    wanted = tuple(probe for probe in PROBES if any(c.domain == probe and _within(c, level) for c in in_ranks))
     # what a burn repeats, where nothing is named, is everything
-    return wanted or (PROBES if any(c.domain == "burn" and _within(c, level) for c in checks) else ())
+    repeated = tuple(probe for probe in PROBES if probe != "strategy")
+    return wanted or (repeated if any(c.domain == "burn" and _within(c, level) for c in checks) else ())
 
 
 def _within(check: Check, level: Level) -> bool:
@@ -185,7 +236,7 @@ def _within(check: Check, level: Level) -> bool:
 
 
 def _why_not(
-    node: Node, checks: tuple[Check, ...], wanted: tuple[Probe, ...], level: Level, backend: Backend | None
+    node: Node, checks: tuple[Check, ...], wanted: tuple[str, ...], level: Level, backend: Backend | None
 ) -> str | None:
     """Why no rank is to be started at all, in words; None where some are."""
     if LEVELS.index(level) < LEVELS.index("standard"):
@@ -267,7 +318,7 @@ def _busy(gpus: tuple[Gpu, ...]) -> str | None:
 
 
 def _not_run(why: Missing) -> Measurements:
-    return Measurements(not_run=dict.fromkeys((*PROBES, "torch"), why))
+    return without_parts(Measurements(not_run=dict.fromkeys((*PROBES, "torch"), why)), why)
 
 
 def _no_torch() -> Measurements:

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from gpudoctor.checks import cuda_visibility, nccl_settings, torch_build  # noqa: F401  register on import
+from gpudoctor.checks import cuda_visibility, framework_sight, nccl_settings, torch_build  # noqa: F401  register on import

@@ -47,27 +47,40 @@ RECOVERY_ACTIONS = ("gpu-reset", "node-reboot", "drain-p2p", "drain-and-reset", 
 # how a probe ends whose ranks cannot start or meet: never by a wrong result
 ENDS = ("timeout", "crash")
 # checks of the whole node that add up single GPUs, so that one bad GPU may be all there is to them
-SUMS = ("env.*", "collective.*", "link.*", "compute.*", "train.*", "burn.*", "pcie.balance", "nvlink.topology")
+SUMS = (
+    "env.*",
+    "collective.*",
+    "link.*",
+    "compute.*",
+    "train.*",
+    "strategy.*",
+    "burn.*",
+    "pcie.balance",
+    "nvlink.topology",
+)
+
+# what torch, TensorFlow and JAX see of the GPUs
+VIEWS = ("env.torch", "env.frameworks")
 
 # speeds of one GPU; what a hot or slow one computes must still be right
 SPEEDS = ("compute.gemm", "compute.memory", "burn.drift")
 
 # In the order of depth: an earlier cause wins over a later one.
 RULES = (
-    Rule("driver.version-match", ("driver.*", "gpu.count", "gpu.lost", "env.torch"), anywhere=True),
+    Rule("driver.version-match", ("driver.*", "gpu.count", "gpu.lost", *VIEWS), anywhere=True),
     Rule("driver.version-match", ("gpu.*",), anywhere=True, gaps=True),
-    Rule("driver.loaded", ("driver.*", "gpu.count", "gpu.lost", "env.torch"), anywhere=True),
+    Rule("driver.loaded", ("driver.*", "gpu.count", "gpu.lost", *VIEWS), anywhere=True),
     Rule("driver.loaded", ("env.cuda-visible-devices", "collective.*", "train.*"), anywhere=True),
     Rule("driver.loaded", ("link.*", "compute.*", "burn.*"), anywhere=True),
     Rule("driver.loaded", ("gpu.*", "nvlink.*"), anywhere=True, gaps=True),
-    Rule("driver.responsive", ("driver.loaded", "gpu.*", "pcie.*", "nvlink.*", "topology.*", "env.torch")),
-    Rule("gpu.count", ("driver.responsive", "gpu.xid", "gpu.lost", "env.torch")),
+    Rule("driver.responsive", ("driver.loaded", "gpu.*", "pcie.*", "nvlink.*", "topology.*", *VIEWS)),
+    Rule("gpu.count", ("driver.responsive", "gpu.xid", "gpu.lost", *VIEWS)),
     # a list made for all GPUs is cut short where one is gone; one that shows none is a slip of its own
     Rule("gpu.count", ("env.cuda-visible-devices",), found=tuple(range(1, 64))),
     Rule("gpu.memory-repair", ("gpu.lost",), found=RECOVERY_ACTIONS),
     Rule("gpu.ecc", ("gpu.lost",), found=RECOVERY_ACTIONS),
     Rule("gpu.xid", ("gpu.lost",), found=RECOVERY_ACTIONS),
-    Rule("gpu.lost", ("gpu.*", "pcie.*", "nvlink.*", "topology.*", "env.torch", "collective.*", "train.*")),
+    Rule("gpu.lost", ("gpu.*", "pcie.*", "nvlink.*", "topology.*", *VIEWS, "collective.*", "train.*")),
     Rule("gpu.lost", ("link.*", "compute.*", "burn.*")),
     Rule("nvlink.fabric", ("nvlink.links", "nvlink.topology", "nvlink.errors", "collective.*", "train.scaling")),
     Rule("nvlink.fabric", ("train.sync",), found=ENDS),
@@ -98,17 +111,18 @@ RULES = (
     Rule("gpu.power-limit", ("gpu.identical", "gpu.clocks", "gpu.throttle", "train.balance", "compute.gemm")),
     Rule("gpu.clocks", ("gpu.throttle", "gpu.identical", "train.balance", *SPEEDS)),
     Rule("gpu.identical", ("pcie.balance", "nvlink.topology", "train.memory", "train.scaling")),
-    Rule("gpu.settings", ("env.torch", "collective.*", "train.*"), because=("prohibited", "MIG")),
+    Rule("gpu.settings", (*VIEWS, "collective.*", "train.*"), because=("prohibited", "MIG")),
     Rule("gpu.settings", ("gpu.identical",), because=("ECC", "MIG")),
     Rule("gpu.in-use", ("train.*", "collective.bandwidth", "collective.pairs", "link.*", *SPEEDS)),
     Rule("topology.numa", ("link.host",)),
     Rule("host.shm", ("collective.bandwidth", "train.scaling"), anywhere=True),
     Rule("host.shm", ("collective.*", "train.*"), anywhere=True, found=ENDS),
     Rule("host.cpu-per-gpu", ("train.balance", "train.scaling"), anywhere=True),
-    Rule("env.cuda-visible-devices", ("env.torch",), anywhere=True),
+    Rule("env.cuda-visible-devices", VIEWS, anywhere=True),
     Rule("env.cuda-visible-devices", ("collective.*", "train.*"), anywhere=True, found=ENDS),
     Rule("env.nccl", ("collective.bandwidth", "collective.pairs", "train.scaling"), anywhere=True),
     Rule("env.nccl", ("collective.*", "train.*"), anywhere=True, found=ENDS),
+    Rule("env.torch", ("env.frameworks",), anywhere=True),
     Rule("env.torch", ("collective.*", "train.*"), anywhere=True, found=ENDS),
     Rule("collective.correct", ("collective.bandwidth", "train.sync", "train.scaling"), anywhere=True),
     Rule("collective.correct", ("collective.*", "link.*", "compute.*", "train.*", "burn.*"), anywhere=True, gaps=True),
@@ -120,6 +134,22 @@ RULES = (
     Rule("compute.gemm", ("train.balance", "burn.drift")),
     Rule("train.balance", ("train.scaling", "train.utilization")),
     Rule("train.sync", ("train.*", "burn.*"), anywhere=True, gaps=True),
+    Rule("driver.loaded", ("strategy.*",), anywhere=True),
+    Rule("gpu.lost", ("strategy.*",)),
+    Rule("gpu.ecc", ("strategy.*",)),
+    Rule("gpu.xid", ("strategy.*",)),
+    Rule("nvlink.fabric", ("strategy.*",), found=ENDS),
+    Rule("gpu.settings", ("strategy.*",), because=("prohibited", "MIG")),
+    Rule("host.shm", ("strategy.*",), anywhere=True, found=ENDS),
+    Rule("env.cuda-visible-devices", ("strategy.*",), anywhere=True, found=ENDS),
+    Rule("env.nccl", ("strategy.*",), anywhere=True, found=ENDS),
+    Rule("env.torch", ("strategy.*",), anywhere=True, found=ENDS),
+    Rule("compute.exact", ("strategy.*",)),
+    Rule("collective.correct", ("strategy.*",), anywhere=True),
+    Rule("collective.correct", ("strategy.*",), anywhere=True, gaps=True),
+    Rule("train.sync", ("strategy.*",), anywhere=True),
+    Rule("train.sync", ("strategy.*",), anywhere=True, gaps=True),
+    Rule("strategy.ddp", ("strategy.*",), anywhere=True, gaps=True),
 )
 
 

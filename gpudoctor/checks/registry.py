@@ -74,7 +74,7 @@ def registry() -> tuple[Check, ...]:
 
 DOMAINS = (
     *("driver", "gpu", "pcie", "nvlink", "topology", "host", "env", "network"),
-    *("collective", "link", "compute", "train", "burn"),
+    *("collective", "link", "compute", "train", "strategy", "burn"),
 )
 
 

@@ -7,14 +7,16 @@ from typing import Literal
 from gpudoctor.facts.burn import Burn
 from gpudoctor.facts.gpu import Fact
 from gpudoctor.facts.measured_compute import ComputeRank
+from gpudoctor.facts.measured_frameworks import FrameworkView, LibraryStrategies
 from gpudoctor.facts.measured_links import HostLink, PeerLink
+from gpudoctor.facts.measured_strategies import Strategies
 from gpudoctor.facts.missing import NOT_READ, Missing
 from gpudoctor.facts.node import Unanswered
 from gpudoctor.facts.telemetry import Telemetry
 
 Device = Literal["cuda", "cpu"]
-Probe = Literal["collective", "link", "compute", "train"]
-PROBES: tuple[Probe, ...] = ("collective", "link", "compute", "train")  # in the order in which they run
+Probe = Literal["collective", "link", "compute", "train", "strategy"]
+PROBES: tuple[Probe, ...] = ("collective", "link", "compute", "train", "strategy")  # in the order in which they run
 
 
 class RankInfo(Fact, frozen=True):
@@ -40,7 +42,7 @@ class ProbeProblem(Fact, frozen=True):
     lines the rank wrote to stderr.
     """
 
-    probe: Literal["launch", "collective", "link", "compute", "train"]
+    probe: Literal["launch", "collective", "link", "compute", "train", "strategy"]
     kind: Literal["timeout", "crash", "error", "out-of-memory", "refused"]
     text: str
     rank: int | None = None
@@ -206,7 +208,8 @@ class Measurements(Fact, frozen=True):
     Of a probe that ran in several rounds (level burn) these are the figures of the last complete
     one; but what says whether a result was right is the worst of all rounds. `burn` has the course.
     `unanswered` are the driver calls of the sampler that never returned; "telemetry" in `not_run` says
-    why there was no sampler.
+    why there was no sampler. Further keys of `not_run`: "deepspeed", "tensorflow", "frameworks", and
+    "frameworks.NAME" for one framework that gave no answer.
     """
 
     launch: Launch | None = None
@@ -217,6 +220,10 @@ class Measurements(Fact, frozen=True):
     peer_links: tuple[PeerLink, ...] = ()
     compute: tuple[ComputeRank, ...] = ()
     training: Training | None = None
+    strategies: Strategies | None = None
+    frameworks: tuple[FrameworkView, ...] = ()
+    deepspeed: LibraryStrategies | None = None
+    tensorflow: LibraryStrategies | None = None
     telemetry: tuple[Telemetry, ...] = ()
     burn: Burn | None = None
     problems: tuple[ProbeProblem, ...] = ()

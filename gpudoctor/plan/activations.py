@@ -62,6 +62,18 @@ def kept_bytes(shape: ModelShape, precision: Precision, seq: int, kernels: Kerne
     return min(whole, width * (2 * shape.hidden + 2 * shape.query_width + shape.kv_width + f))
 
 
+def backward_bytes(shape: ModelShape, precision: Precision) -> float:
+    """The gradients that the backward pass of one layer holds beside what the layer has kept: bytes a token.
+
+    Formula: E * (g f + h), with g = 2 for a gated MLP and 1 for a plain one, as in `layer_bytes`: the gradient of
+    the layer's output, and at the MLP's activation those of the product and of its two factors, where the
+    product itself is free again.
+    Source: torch.autograd, by the tensors that the backward pass of such an MLP holds at a time.
+    """
+    f = shape.ffn * shape.experts_per_token
+    return compute_bytes(precision) * ((2 if shape.gated else 1) * f + shape.hidden)
+
+
 def loss_bytes(shape: ModelShape, precision: Precision, tensor: int) -> float:
     """The largest moment of the loss: bytes a token.
 

@@ -9,6 +9,7 @@ import msgspec
 from gpudoctor.errors import UserError
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import GIB, Job
+from gpudoctor.plan.model_shape import ModelShape
 from gpudoctor.plan.split import Split
 from gpudoctor.plan.strategies import Option, each_option, megatron, options_of, tried
 
@@ -54,7 +55,7 @@ def choose(machine: Machine, job: Job, global_batch: int | None) -> Choice:
 
 def choose_forced(machine: Machine, job: Job, global_batch: int | None, tensor: int, pipeline: int) -> Choice:
     """The split that --tensor and --pipeline ask for. Raise UserError, with the nearest that works."""
-    _check_forced(machine, job, tensor, pipeline)
+    check_forced(job.shape, machine.world, tensor, pipeline)
     split = megatron(machine, tensor, pipeline) if tensor * pipeline > 1 else Split("ddp", machine.world)
     if global_batch is not None:
         _check_batch(global_batch, split)
@@ -188,8 +189,8 @@ def _fits(machine: Machine, job: Job) -> bool:
     return any(o.fit == "fits" and not o.split.offload for o in each_option(machine, job, None))
 
 
-def _check_forced(machine: Machine, job: Job, tensor: int, pipeline: int) -> None:
-    shape, world = job.shape, machine.world
+def check_forced(shape: ModelShape, world: int, tensor: int, pipeline: int, of: str = "GPUs") -> None:
+    """Raise UserError, with the nearest that works, where `world` ranks (called `of`) cannot be divided like that."""
     if pipeline > shape.layers:
         stages = [p for p in range(1, shape.layers + 1) if world % (p * tensor) == 0]
         nearest = f"; the nearest that works: --pipeline {stages[-1]}" if stages else ""
@@ -212,7 +213,7 @@ def _check_forced(machine: Machine, job: Job, tensor: int, pipeline: int) -> Non
         ]
         t, p = min(pairs, key=lambda pair: (abs(pair[0] - tensor) + abs(pair[1] - pipeline), pair))
         raise UserError(
-            f"--tensor {tensor} x --pipeline {pipeline} does not divide {world} GPUs; the nearest that works: "
+            f"--tensor {tensor} x --pipeline {pipeline} does not divide {world} {of}; the nearest that works: "
             f"--tensor {t} --pipeline {p}"
         )
 

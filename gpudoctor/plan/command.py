@@ -11,7 +11,7 @@ import msgspec
 
 from gpudoctor.errors import UserError
 from gpudoctor.examine import Sourced, read_source
-from gpudoctor.exits import OK, printable, write_stdout
+from gpudoctor.exits import FAILED, OK, UNKNOWN, printable, write_stdout
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import known
 from gpudoctor.facts.node import Node
@@ -21,44 +21,59 @@ from gpudoctor.plan.explain import formulas
 from gpudoctor.plan.health import Trouble, examined, meaning, mended, troubles, unfit_gpus
 from gpudoctor.plan.hf_config import shape_of_config
 from gpudoctor.plan.known_models import is_size, shape_of_size
+from gpudoctor.plan.last_check import measurements_of
 from gpudoctor.plan.launch import launch_of
 from gpudoctor.plan.machine import Machine, machine_of, usable_gpus
 from gpudoctor.plan.memory import GIB, Job
-from gpudoctor.plan.model_shape import ModelError, ModelShape
+from gpudoctor.plan.model_shape import ModelError, ModelShape, seq_of
 from gpudoctor.plan.plan import Plan, plan_of
 from gpudoctor.plan.precision import Precision
 from gpudoctor.plan.settings import batch_of, bucket_of, harmful_settings, learning_rates, wanted_settings
+from gpudoctor.plan.strategies import Option
 from gpudoctor.report.files import write_file
 from gpudoctor.report.report import SourceSummary
 
-DEFAULT_SEQ = 4096
-
 
 def plan(args: argparse.Namespace) -> int:
-    """Run `gpudoctor plan`. Raise UserError where there is nothing to plan, with the nearest that would work."""
-    if args.try_it:
-        raise UserError("--try cannot run a plan yet: without it, gpudoctor plan says what to expect")
+    """Run `gpudoctor plan`. Raise UserError where there is nothing to plan, with the nearest that would work.
+
+    The exit code is 1 where a trial broke, 3 where it did not end.
+    """
+    for option, given in (("--backend", args.backend), ("--ranks", args.ranks), ("--force", args.force or None)):
+        if given is not None and not args.try_it:
+            raise UserError(f"{option} says where --try runs: add --try, or leave {option} out")
+    args.backend = args.backend or "auto"
     shape = _shape(args.model)
-    made = make_plan(args, shape, read_source(args.node, args.fault, args.deadline or 10.0))
-    _write(made, args)
-    return OK
+    sourced = read_source(args.node, args.fault, args.deadline or 10.0)
+    if not args.try_it:
+        _write(make_plan(args, shape, sourced)[0], args)
+        return OK
+    from gpudoctor.plan.cpu_ranks import cpu_plan
+    from gpudoctor.plan.trial import devices_of, run_trial
+
+    devices = devices_of(sourced.node, args)  # before the plan: it may not run at all
+    made, taken = (make_plan if sourced.node.gpus else cpu_plan)(args, shape, sourced)
+    trial = run_trial(taken.job, taken.split, devices)
+    _write(msgspec.structs.replace(made, trial=trial), args)
+    return OK if trial.error is None else UNKNOWN if trial.error_kind == "timeout" else FAILED
 
 
-def make_plan(args: argparse.Namespace, shape: ModelShape, sourced: Sourced) -> Plan:
-    """The plan for a model on a node. Raise UserError."""
+def make_plan(args: argparse.Namespace, shape: ModelShape, sourced: Sourced) -> tuple[Plan, Option]:
+    """The plan for a model on a node, and the option that it takes. Raise UserError."""
     from gpudoctor.checks.scope import scope_of
     from gpudoctor.config import load_config
     from gpudoctor.plugins import all_checks
 
     node = sourced.node
-    measurements = _of_gpus(sourced.measurements)
+    measured = sourced.measurements if args.report is None else measurements_of(args.report, node)
+    measurements = _of_gpus(measured)
     checks = all_checks()
     report = examined(node, measurements, checks, load_config(args.config, os.environ, checks), args.gpu)
     scope, _ = scope_of(node, args.gpu)
     unfit = unfit_gpus(report) if node.gpus else {}
     gpus = usable_gpus(node, scope, unfit)
     precision, warnings = _precision(args.precision, node, gpus[0].index)
-    seq, seq_warnings = _seq(args.seq, shape)
+    seq, seq_warnings = seq_of(args.seq, shape)
     machine = machine_of(node, gpus, args.nodes, precision, measurements)
     left_out = tuple((i, why) for i, why in sorted(unfit.items()) if scope is None or i in scope)
     machine = msgspec.structs.replace(machine, left_out=left_out)
@@ -72,7 +87,7 @@ def make_plan(args: argparse.Namespace, shape: ModelShape, sourced: Sourced) -> 
     wanted = wanted_settings(machine, taken.split, node)
     bucket = bucket_of(taken.job, taken.split, measurements)
     found = troubles(report, unfit)
-    return msgspec.structs.replace(
+    made = msgspec.structs.replace(
         made,
         learning_rate=learning_rates(batch),
         bucket=bucket,
@@ -84,11 +99,13 @@ def make_plan(args: argparse.Namespace, shape: ModelShape, sourced: Sourced) -> 
             *seq_warnings,
             *choice.warnings,
             *_tight(choice, machine.memory_bytes),
+            *_unmeasured(args, measurements),
             *node.source.notes,
         ),
         launch=launch_of(machine, taken.job, taken.split, batch, wanted, bucket, len(gpus) == len(node.gpus)),
         formulas=formulas() if args.explain else (),
     )
+    return made, taken
 
 
 def _shape(model: str) -> ModelShape:
@@ -150,17 +167,10 @@ def _precision(asked: Precision | None, node: Node, first: int) -> tuple[Precisi
     return asked, ()
 
 
-def _seq(asked: int | None, shape: ModelShape) -> tuple[int, tuple[str, ...]]:
-    if asked is None:
-        return min(DEFAULT_SEQ, shape.max_seq), ()
-    if asked > shape.max_seq and shape.positions:
-        raise UserError(
-            f"--seq {asked}: {shape.name} has {shape.max_seq} learned positions; the nearest that works: "
-            f"--seq {shape.max_seq}"
-        )
-    if asked > shape.max_seq:
-        return asked, (f"{shape.name} is made for sequences of up to {shape.max_seq} tokens",)
-    return asked, ()
+def _unmeasured(args: argparse.Namespace, measurements: Measurements | None) -> tuple[str, ...]:
+    if args.report is None or measurements is not None:
+        return ()
+    return (f"{printable(str(args.report))} holds no measurements of GPUs: nothing of it counts here",)
 
 
 def _tight(choice: Choice, room_bytes: float) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ FORMULAS: tuple[tuple[str, Callable[..., object]], ...] = (
     ("Gradients at the peak", memory.gradients_persist),
     ("Activations of one layer", activations.layer_bytes),
     ("Activations with recomputation", activations.kept_bytes),
+    ("Gradients of activations", activations.backward_bytes),
     ("Activations of a stage", memory.activation_parts),
     ("The loss", activations.loss_bytes),
     ("What FSDP gathers", memory.gathered_parts),

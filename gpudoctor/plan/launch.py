@@ -66,8 +66,12 @@ def _code(job: Job, split: Split, batch: Batch, bucket: Setting | None) -> tuple
     if split.engine == "megatron":
         return _megatron(job, split, batch)
     checkpoint = _recompute(job)
+    # else the gradients of the first micro-batches lie beside DDP's buckets
+    keep = (
+        "; zero_grad(set_to_none=False), or DDP holds gradients twice" if split.name == "ddp" and split.data > 1 else ""
+    )
     accumulate = (
-        (f"divide the loss by {batch.accumulation}, and step every {batch.accumulation} batches",)
+        (f"divide the loss by {batch.accumulation}, and step every {batch.accumulation} batches{keep}",)
         if batch.accumulation > 1
         else ()
     )
@@ -88,7 +92,9 @@ def _code(job: Job, split: Split, batch: Batch, bucket: Setting | None) -> tuple
     dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(job.precision)
     policy = f", mp_policy=MixedPrecisionPolicy(torch.{dtype}, torch.float32)" if dtype else ""
     offload = ", offload_policy=CPUOffloadPolicy()" if split.offload else ""
-    lines.append(f"for layer in model.layers: fully_shard(layer{mesh}{policy}{offload})")
+    # embedding and head apart, or both are whole all the time; where they are one weight, they stay with the model
+    parts = "model.layers" if job.shape.tied else "(model.embedding, *model.layers, model.head)"
+    lines.append(f"for part in {parts}: fully_shard(part{mesh}{policy}{offload})")
     lines.append(f"fully_shard(model{mesh}{policy}{offload})")
     return (*lines, *checkpoint, *accumulate)
 

@@ -113,7 +113,7 @@ def machine_of(
         network=network_rate(node),
         host=host_rate(gpus, measurements),
         compute=compute_rate(gpus, profile, precision, measurements),
-        ram_bytes=_ram_bytes(node),
+        ram_bytes=ram_bytes(node),
         profile=profile,
     )
 
@@ -128,7 +128,7 @@ def _memory_bytes(node: Node, gpu: Gpu) -> float:
     return (total - (known(gpu.memory_reserved_mib) or 0)) * float(MIB)
 
 
-def _ram_bytes(node: Node) -> float | None:
+def ram_bytes(node: Node) -> float | None:
     """RAM that is free, or all of it where that is not known; a cgroup's limit counts."""
     free = known(node.host.ram_available_mib) or known(node.host.ram_mib)
     limit = known(node.host.memory_limit_mib)

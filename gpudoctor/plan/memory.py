@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpudoctor.plan.activations import Kernels, Recompute, kept_bytes, layer_bytes, loss_bytes
+from gpudoctor.plan.activations import Kernels, Recompute, backward_bytes, kept_bytes, layer_bytes, loss_bytes
 from gpudoctor.plan.model_shape import ModelShape, layers_of_stages
 from gpudoctor.plan.precision import Optimizer, Precision, StateBytes, compute_bytes, state_bytes
 from gpudoctor.plan.split import Split
@@ -155,9 +155,10 @@ def activation_parts(job: Job, split: Split, stage: int) -> tuple[float, float, 
     """What a stage keeps, what the layer at work needs beside it, and the loss at its largest: bytes.
 
     Formula: kept = layers * bytes a token * tokens * micro-batches in flight / t, of which the 1F1B schedule
-    has min(m, p - i) on stage i (from 0); at work: one layer whole, where it is recomputed; the loss on the
-    last stage only. Kept and the larger of the other two are there at the same time. Division by t is that
-    of tensor with sequence parallelism; the input that a layer or the head gathers is whole, E h (1 - 1/t).
+    has min(m, p - i) on stage i (from 0); at work: one layer whole, where it is recomputed, and the gradients
+    of its backward pass; the loss on the last stage only. Kept and the larger of the other two are there at the
+    same time. Division by t is that of tensor with sequence parallelism; the input that a layer or the head
+    gathers is whole, E h (1 - 1/t).
     Source: Korthikanti et al. (arXiv:2205.05198) sections 4.2.2 and 4.2.3; 1F1B: Narayanan et al.
     (arXiv:2104.04473) section 2.2.
     """
@@ -168,7 +169,8 @@ def activation_parts(job: Job, split: Split, stage: int) -> tuple[float, float, 
     kept = layers * a_token * tokens * in_flight
     whole = layer_bytes(shape, job.precision, job.seq, job.kernels)
     input_whole = compute_bytes(job.precision) * shape.hidden * (job.tokens - tokens)
-    working = input_whole + (0.0 if job.recompute == "none" else max(whole - a_token, 0.0) * tokens)
+    again = 0.0 if job.recompute == "none" else max(whole - a_token, 0.0)
+    working = input_whole + (again + backward_bytes(shape, job.precision)) * tokens
     last = stage == split.pipeline - 1
     loss = loss_bytes(shape, job.precision, split.tensor) * job.tokens + input_whole if last else 0.0
     return kept, working, loss

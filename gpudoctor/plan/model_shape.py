@@ -8,6 +8,8 @@ import msgspec
 
 from gpudoctor.errors import UserError
 
+DEFAULT_SEQ = 4096
+
 
 class ModelError(UserError):
     """MODEL_SIZE is no size, or its config.json cannot be planned for."""
@@ -112,6 +114,20 @@ def layers_of_stages(layers: int, stages: int) -> tuple[int, ...]:
     middle_first = sorted(range(stages), key=lambda stage: (stage in (0, stages - 1), stage))
     more = set(middle_first[:left])
     return tuple(base + (stage in more) for stage in range(stages))
+
+
+def seq_of(asked: int | None, shape: ModelShape) -> tuple[int, tuple[str, ...]]:
+    """Tokens of a sequence, and a word where the model is not made for so many. Raise UserError where it cannot."""
+    if asked is None:
+        return min(DEFAULT_SEQ, shape.max_seq), ()
+    if asked > shape.max_seq and shape.positions:
+        raise UserError(
+            f"--seq {asked}: {shape.name} has {shape.max_seq} learned positions; the nearest that works: "
+            f"--seq {shape.max_seq}"
+        )
+    if asked > shape.max_seq:
+        return asked, (f"{shape.name} is made for sequences of up to {shape.max_seq} tokens",)
+    return asked, ()
 
 
 def count_text(parameters: float) -> str:

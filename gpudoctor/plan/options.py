@@ -10,7 +10,7 @@ from gpudoctor.options import output_option
 
 PRECISIONS = ("bf16", "fp16", "fp32", "bf16-true")
 OPTIMIZERS = ("adamw", "adamw-8bit", "momentum", "lion", "sgd")
-MAX_NODES, MAX_SEQ, MAX_BATCH = 4096, 2**24, 2**24
+MAX_NODES, MAX_SEQ, MAX_BATCH, MAX_RANKS = 4096, 2**24, 2**24, 64
 
 
 def add_plan_options(plan: argparse.ArgumentParser) -> None:
@@ -31,7 +31,17 @@ def add_plan_options(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("--tensor", type=_up_to(MAX_NODES), metavar="T", help="tensor-parallel ranks, not chosen")
     plan.add_argument("--pipeline", type=_up_to(MAX_NODES), metavar="P", help="pipeline stages, not chosen")
     plan.add_argument("--explain", action="store_true", help="print every formula with its source")
-    plan.add_argument("--try", dest="try_it", action="store_true", help="run a few steps of it (not there yet)")
+    plan.add_argument(
+        "--try", dest="try_it", action="store_true", help="run a few steps of it, made smaller, and compare"
+    )
+    plan.add_argument(
+        "--backend", choices=("auto", "nccl", "gloo"), help="of --try: GPUs of this machine, or gloo: CPU ranks"
+    )
+    plan.add_argument("--ranks", type=_up_to(MAX_RANKS), metavar="N", help="of --try (default: one a GPU; gloo: 2)")
+    plan.add_argument("--force", action="store_true", help="--try on GPUs that another process uses")
+    plan.add_argument(
+        "--report", type=Path, metavar="FILE", help="of a check of this node: use its measurements, name its faults"
+    )
     plan.add_argument("--config", type=Path, metavar="FILE", help="thresholds for the faults that are looked for")
     plan.add_argument("--deadline", type=_seconds, metavar="SECONDS", help="for reading the facts (default 10)")
     plan.add_argument("--format", choices=("text", "json"), help="default: text")

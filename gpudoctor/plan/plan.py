@@ -114,6 +114,49 @@ class MachineSummary(msgspec.Struct, frozen=True):
     host: Speed
 
 
+class Compared(msgspec.Struct, frozen=True):
+    """One part of the fullest rank's memory, as its tensors store it."""
+
+    part: str
+    predicted_mib: float
+    measured_mib: float
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """What was tried, and what came of it. Figures are null where `error` says why there are none.
+
+    `device`: cpu means CPU ranks, whose times say nothing of GPUs. Memory is that of tensors on the rank that held
+    most, without CUDA's context and what the allocator keeps aside. `off` is predicted over measured, less 1.
+    Times are of one step, median of the slowest rank; predicted with nothing hidden, at the rates that these ranks
+    reached just before (`gflops` of the slowest, `allreduce_gb_s` of all).
+    """
+
+    device: Literal["cuda", "cpu"]
+    ranks: int
+    strategy: str
+    model: ModelSummary
+    precision: str
+    optimizer: str
+    seq: int
+    micro_batch: int
+    micro_batches: int
+    recompute: str
+    notes: tuple[str, ...] = ()
+    memory_predicted_mib: float | None = None
+    memory_measured_mib: float | None = None
+    off: float | None = None
+    parts: tuple[Compared, ...] = ()
+    step_predicted_s: float | None = None
+    step_measured_s: float | None = None
+    compute_s: float | None = None
+    communication_s: float | None = None
+    gflops: float | None = None
+    allreduce_gb_s: float | None = None
+    losses: tuple[float, ...] = ()
+    error: str | None = None
+    error_kind: str | None = None
+
+
 class Plan(msgspec.Struct, frozen=True):
     """One plan. `error` is set where there is none (exit 2), and then nothing else is."""
 
@@ -140,6 +183,7 @@ class Plan(msgspec.Struct, frozen=True):
     troubles: tuple[Trouble, ...] = ()
     warnings: tuple[str, ...] = ()
     launch: Launch | None = None
+    trial: Trial | None = None
     formulas: tuple[str, ...] = ()
     error: str | None = None
 

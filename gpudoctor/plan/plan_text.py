@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from textwrap import wrap
 
-from gpudoctor.exits import printable
 from gpudoctor.plan.machine import ranges
 from gpudoctor.plan.model_shape import count_text
 from gpudoctor.plan.plan import Communication, MachineSummary, Plan, Speed, Strategy
+from gpudoctor.plan.text_rows import hanging, row_of, seconds_text, wrapped
+from gpudoctor.plan.trial_text import trial_lines
 
 NARROWEST = 60
-_LABEL = 14
 _NAMED = re.compile(r"[A-Za-z0-9][\w .,()-]{1,40}: ?")
 _FITS = {"fits": "fits", "tight": "tight", "no": "no", "not here": "-"}
 _RECOMPUTE = {"none": "no recomputation", "selective": "selective recomputation", "full": "full recomputation"}
@@ -22,7 +22,10 @@ def render_text(plan: Plan, *, width: int) -> str:
     """The whole plan in lines of at most `width` columns, commands and names excepted."""
     width = max(width, NARROWEST)
     lines: list[str] = []
-    for part in (_head, _strategies, _recommended, _communication, _settings, _troubles, _launch, _formulas):
+    parts = [_head, _strategies, _recommended, _communication, _settings, _troubles, trial_lines, _launch, _formulas]
+    if plan.machine is None:  # no GPU: planned for CPU ranks, which have no settings and no command
+        parts = [_cpu_head, _strategies, _recommended, _troubles, trial_lines, _formulas]
+    for part in parts:
         made = list(part(plan, width))
         if made:
             lines += [*made, ""]
@@ -36,24 +39,36 @@ def _head(plan: Plan, width: int) -> Iterator[str]:
     assert machine is not None
     if plan.simulated:
         with_faults = f" with {', '.join(source.faults)}" if source.faults else ""
-        yield from _wrapped(f"SIMULATED node {source.name}{with_faults}: made up, no plan for a real machine", width)
+        yield from wrapped(f"SIMULATED node {source.name}{with_faults}: made up, no plan for a real machine", width)
     elif source.kind != "live":
-        yield from _wrapped(f"Read from {source.kind} {source.name}: that machine, not this one", width)
+        yield from wrapped(f"Read from {source.kind} {source.name}: that machine, not this one", width)
     nodes = f"{machine.nodes} nodes of " if machine.nodes > 1 else ""
     active = f", {count_text(model.active_parameters)} active" if model.active_parameters != model.parameters else ""
-    yield from _wrapped(
+    yield from wrapped(
         f"gpudoctor {plan.tool.version} | plan | {model.name}, {count_text(model.parameters)} parameters{active} | "
         f"{nodes}{machine.gpu_names}",
         width,
     )
-    yield from _wrapped(
+    yield from wrapped(
         f"{plan.precision}, {plan.optimizer}, sequences of {plan.seq} tokens. {machine.memory_gib:.1f} GiB of GPU "
         f"memory each. {_nvlink(machine)}",
         width,
     )
-    yield from _wrapped(f"Dimensions: {model.origin}", width)
+    yield from wrapped(f"Dimensions: {model.origin}", width)
     for index, reason in plan.left_out:
-        yield from _wrapped(f"GPU {index} is left out: {reason}", width)
+        yield from wrapped(f"GPU {index} is left out: {reason}", width)
+
+
+def _cpu_head(plan: Plan, width: int) -> Iterator[str]:
+    model, trial = plan.model, plan.trial
+    assert model is not None
+    ranks = f"{trial.ranks} CPU ranks" if trial is not None else "CPU ranks"
+    yield from wrapped(
+        f"gpudoctor {plan.tool.version} | plan | {model.name}, {count_text(model.parameters)} parameters | {ranks}",
+        width,
+    )
+    yield from wrapped(f"{plan.precision}, {plan.optimizer}, sequences of {plan.seq} tokens", width)
+    yield from wrapped(f"Dimensions: {model.origin}", width)
 
 
 def _nvlink(machine: MachineSummary) -> str:
@@ -70,10 +85,11 @@ def _nvlink(machine: MachineSummary) -> str:
 def _strategies(plan: Plan, width: int) -> Iterator[str]:
     rows = [_row(strategy, strategy == plan.recommended) for strategy in plan.strategies]
     title = max(len(row[1]) for row in rows)
-    yield f"  {'strategy':<{title}}  GiB/GPU  fits   batch x accumulation"
+    gib = "GiB/GPU" if plan.machine is not None else "GiB"
+    yield f"  {'strategy':<{title}}  {gib:>7}  fits   batch x accumulation"
     for mark, name, gib, fit, words in rows:
         lead = f"{mark} {name:<{title}}  {gib:>7}  {fit:<5}  "
-        yield from _hanging(lead, words, width)
+        yield from hanging(lead, words, width)
 
 
 def _row(strategy: Strategy, taken: bool) -> tuple[str, str, str, str, str]:
@@ -90,8 +106,9 @@ def _recommended(plan: Plan, width: int) -> Iterator[str]:
     assert taken.memory is not None
     assert batch is not None
     memory = taken.memory
-    yield from _row_of("take", taken.title, width)
-    yield from _row_of("why", plan.why or "", width)
+    device = "GPU" if plan.machine is not None else "rank"
+    yield from row_of("take", taken.title, width)
+    yield from row_of("why", plan.why or "", width)
     parts = [
         (memory.weights_gib, "weights"),
         (memory.gradients_gib, "gradients"),
@@ -102,47 +119,47 @@ def _recommended(plan: Plan, width: int) -> Iterator[str]:
         (memory.framework_gib, "CUDA and NCCL"),
     ]
     words = ", ".join(f"{gib:.1f} {name}" for gib, name in parts if gib >= 0.05)
-    yield from _row_of("memory", f"{memory.total_gib:.1f} GiB on the fullest GPU: {words}", width)
+    yield from row_of("memory", f"{memory.total_gib:.1f} GiB on the fullest {device}: {words}", width)
     if memory.host_gib:
-        yield from _row_of("", f"and {memory.host_gib:.0f} GiB of RAM for each GPU", width)
+        yield from row_of("", f"and {memory.host_gib:.0f} GiB of RAM for each GPU", width)
     for n, alternative in enumerate(plan.instead):
-        yield from _row_of("instead" if n == 0 else "", alternative, width)
+        yield from row_of("instead" if n == 0 else "", alternative, width)
     steps = f"{batch.accumulation} accumulated" if batch.accumulation > 1 else "no accumulation"
     if taken.pipeline > 1:
         steps = f"{batch.accumulation} micro-batches in the pipeline"
-    yield from _row_of(
+    yield from row_of(
         "batch",
-        f"{batch.per_gpu} a GPU at a time x {steps} x {batch.data_ranks} data-parallel = {batch.global_batch} "
+        f"{batch.per_gpu} a {device} at a time x {steps} x {batch.data_ranks} data-parallel = {batch.global_batch} "
         f"sequences, {batch.tokens} tokens a step; {_RECOMPUTE[taken.recompute]}",
         width,
     )
     rates = "; ".join(f"x {rate.factor:g} by the {rate.rule} rule ({rate.source})" for rate in plan.learning_rate)
-    yield from _row_of("learning rate", f"that of one GPU with batch {batch.per_gpu}: {rates}", width)
+    yield from row_of("learning rate", f"that of one {device} with batch {batch.per_gpu}: {rates}", width)
     if plan.bucket:
-        yield from _row_of("bucket", f"{plan.bucket.name}={plan.bucket.value}: {plan.bucket.why}", width)
+        yield from row_of("bucket", f"{plan.bucket.name}={plan.bucket.value}: {plan.bucket.why}", width)
 
 
 def _communication(plan: Plan, width: int) -> Iterator[str]:
     step = plan.communication
     assert step is not None
     for n, row in enumerate(step.traffic):
-        seconds = f", {_seconds(row.seconds)}" if row.seconds is not None else ""
+        seconds = f", {seconds_text(row.seconds)}" if row.seconds is not None else ""
         hidden = "" if row.hidden else ", not hidden behind arithmetic"
-        yield from _row_of("a step sends" if n == 0 else "", f"{_gb(row.gb)} GB {row.what}{seconds}{hidden}", width)
+        yield from row_of("a step sends" if n == 0 else "", f"{_gb(row.gb)} GB {row.what}{seconds}{hidden}", width)
     if not step.traffic:
-        yield from _row_of("a step sends", "nothing: one GPU", width)
+        yield from row_of("a step sends", "nothing: one GPU", width)
     names = {"node": "inside a node", "network": "between nodes", "host": "to and from RAM"}
     for n, (link, rate) in enumerate(dict.fromkeys((row.link, row.rate) for row in step.traffic)):
-        yield from _row_of("at" if n == 0 else "", f"{names[link]}: {_speed(rate)}", width)
-    yield from _row_of("arithmetic", _arithmetic(step), width)
-    yield from _row_of("efficiency", _efficiency(step), width)
+        yield from row_of("at" if n == 0 else "", f"{names[link]}: {_speed(rate)}", width)
+    yield from row_of("arithmetic", _arithmetic(step), width)
+    yield from row_of("efficiency", _efficiency(step), width)
 
 
 def _arithmetic(step: Communication) -> str:
     if step.compute_s is None:
         return f"no time can be given: {step.compute.source}"
     rate = f"{step.compute.value:.4g} TFLOP/s: {step.compute.source}"
-    return f"{'at least ' if step.compute.at_most else ''}{_seconds(step.compute_s)} a step ({rate})"
+    return f"{'at least ' if step.compute.at_most else ''}{seconds_text(step.compute_s)} a step ({rate})"
 
 
 def _efficiency(step: Communication) -> str:
@@ -162,18 +179,18 @@ def _efficiency(step: Communication) -> str:
 
 def _settings(plan: Plan, width: int) -> Iterator[str]:
     for n, setting in enumerate(plan.wanted):
-        yield from _row_of("set" if n == 0 else "", f"{setting.name}={setting.value}   {setting.why}", width)
+        yield from row_of("set" if n == 0 else "", f"{setting.name}={setting.value}   {setting.why}", width)
     for n, setting in enumerate(plan.harmful):
-        yield from _row_of("do not set" if n == 0 else "", f"{setting.name}={setting.value}   {setting.why}", width)
+        yield from row_of("do not set" if n == 0 else "", f"{setting.name}={setting.value}   {setting.why}", width)
 
 
 def _troubles(plan: Plan, width: int) -> Iterator[str]:
     for trouble in plan.troubles:
         who = f"GPU {ranges(trouble.gpus)}: " if trouble.gpus else ""
-        yield from _row_of(trouble.status, f"{who}{trouble.found} ({trouble.check})", width)
-        yield from _row_of("", trouble.means, width)
+        yield from row_of(trouble.status, f"{who}{trouble.found} ({trouble.check})", width)
+        yield from row_of("", trouble.means, width)
     for n, warning in enumerate(plan.warnings):
-        yield from _row_of("note" if n == 0 else "", warning, width)
+        yield from row_of("note" if n == 0 else "", warning, width)
 
 
 def _launch(plan: Plan, width: int) -> Iterator[str]:
@@ -181,7 +198,7 @@ def _launch(plan: Plan, width: int) -> Iterator[str]:
     assert launch is not None
     what = "options" if plan.recommended and plan.recommended.pipeline * plan.recommended.tensor > 1 else "train.py"
     for n, line in enumerate(launch.code):
-        yield from _row_of(what if n == 0 else "", line, width)
+        yield from row_of(what if n == 0 else "", line, width)
     yield ""
     if launch.script is None:
         yield f"$ {launch.command}"
@@ -211,22 +228,6 @@ def _blocks(text: str) -> Iterator[str]:
     yield " ".join(block)
 
 
-def _row_of(label: str, words: str, width: int) -> Iterator[str]:
-    yield from _hanging(f"{label:<{_LABEL}}", words, width)
-
-
-def _hanging(lead: str, words: str, width: int) -> Iterator[str]:
-    """The words behind `lead`, further lines below them; never narrower than 20 columns."""
-    room = max(width - len(lead), 20)
-    lines = wrap(printable(words), room, break_long_words=False, break_on_hyphens=False) or [""]
-    yield lead + lines[0]
-    yield from (" " * len(lead) + line for line in lines[1:])
-
-
-def _wrapped(words: str, width: int) -> Iterable[str]:
-    return wrap(printable(words), width, break_long_words=False, break_on_hyphens=False)
-
-
 def _share(share: float) -> str:
     """
     >>> _share(0.004), _share(0.82)
@@ -241,14 +242,6 @@ def _gb(amount: float) -> str:
     ('0.0421', '2886')
     """
     return f"{amount:.3g}" if amount < 1000 else f"{amount:.0f}"
-
-
-def _seconds(seconds: float) -> str:
-    """
-    >>> _seconds(0.0421), _seconds(3.14159)
-    ('42.1 ms', '3.14 s')
-    """
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def _speed(rate: Speed) -> str:

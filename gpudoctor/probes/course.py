@@ -15,6 +15,7 @@ from gpudoctor.probes.collective_merge import merged_collectives, merged_pairs
 from gpudoctor.probes.merge import merged_training
 from gpudoctor.probes.plan import ProbePlan
 from gpudoctor.probes.rounds import Round, over_rounds, series_of, wrong_results
+from gpudoctor.probes.strategy_merge import StrategySamples, merged_strategies
 
 WRONG_KEPT = 50
 
@@ -24,6 +25,9 @@ Sample = (
     | messages.LinkSample
     | messages.ComputeSample
     | messages.TrainSample
+    | messages.StrategyShared
+    | messages.StrategySample
+    | messages.StrategyLeftOut
 )
 
 
@@ -35,6 +39,7 @@ class _Samples(msgspec.Struct):
     links: dict[int, messages.LinkSample] = {}
     computes: dict[int, messages.ComputeSample] = {}
     trains: dict[int, messages.TrainSample] = {}
+    strategies: StrategySamples = msgspec.field(default_factory=StrategySamples)
     begun: list[Probe] = []
     finished: dict[Probe, set[int]] = {}
     ended_s: dict[Probe, float] = {}
@@ -95,8 +100,10 @@ class Course:
             samples.links[rank] = sample
         elif isinstance(sample, messages.ComputeSample):
             samples.computes[rank] = sample
-        else:
+        elif isinstance(sample, messages.TrainSample):
             samples.trains[rank] = sample
+        else:
+            samples.strategies.take(rank, sample)
 
     def finish(self, rank: int, probe: Probe) -> None:
         """A rank is through with a probe; with the last one of the plan it goes on to the next round."""
@@ -152,6 +159,7 @@ class Course:
             peer_links=tuple(peer for link in links for peer in link.peers),
             compute=tuple(samples.computes[rank].compute for rank in sorted(samples.computes)),
             training=merged_training(samples.trains, ranks, device),
+            strategies=merged_strategies(samples.strategies, ranks, device),
             not_run={"peer": no_peers[0]} if no_peers else {},
         )
         return Round(measured, samples.ended_s)

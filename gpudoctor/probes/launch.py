@@ -36,6 +36,7 @@ _TURN_S = 0.5
 _SPARE_DESCRIPTORS = 4  # what removing a directory takes
 # Until every rank has torch: many times what a warm disk takes, and no longer than users wait
 _IMPORT_LIMIT_S = {"nccl": 60.0, "gloo": 45.0}
+_STRATEGY_IMPORT_LIMIT_S = 30.0  # more, where the modules of the strategies come with it: half as much again
 
 
 OnMessage = Callable[[int, AnyMessage], None]
@@ -100,6 +101,8 @@ def _run(
             level=plan.level,
             duration_s=plan.duration_s,
             injections=injections_of(plan),
+            trial=plan.trial,
+            strategies=plan.strategies,
         )
         with _needed():
             board = Board(folder / "board", plan.ranks)
@@ -247,7 +250,8 @@ def _watch(
     decoder = msgspec.json.Decoder(AnyMessage)
     probe_deadlines: dict[str, float] = {}
     give_up_at: float | None = None
-    import_limit_s = min(deadline_s, _IMPORT_LIMIT_S[outcome.backend])
+    more_s = _STRATEGY_IMPORT_LIMIT_S if "strategy" in outcome.probes else 0.0
+    import_limit_s = min(deadline_s, _IMPORT_LIMIT_S[outcome.backend] + more_s)
     import_deadline = time.monotonic() + import_limit_s
     while children.talking:
         now, phase_limit_s = time.monotonic(), probe_deadline_s

@@ -8,11 +8,13 @@ import msgspec
 
 from gpudoctor.facts.measured_compute import ComputeRank
 from gpudoctor.facts.measured_links import HostLink, PeerLink
+from gpudoctor.facts.measured_strategies import StrategyRank, StrategyReference, StrategyShape
 from gpudoctor.facts.measurements import BucketStep, Probe, Swap, TorchView
 from gpudoctor.facts.missing import Missing
 from gpudoctor.probes.plan import Injection
+from gpudoctor.probes.trial_order import TrialFigures, TrialOrder
 
-Where = Literal["launch", "collective", "link", "compute", "train"]
+Where = Literal["launch", "collective", "link", "compute", "train", "strategy"]
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -31,6 +33,8 @@ class Job(msgspec.Struct, frozen=True):
     level: str = "standard"
     duration_s: float | None = None
     injections: tuple[Injection, ...] = ()
+    trial: TrialOrder | None = None
+    strategies: tuple[str, ...] = ()
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -173,6 +177,38 @@ class ComputeSample(Message, frozen=True):
     compute: ComputeRank
 
 
+class StrategyShared(Message, frozen=True):
+    """What all strategies have in common, from rank 0: the model, and the same steps there alone."""
+
+    shape: StrategyShape
+    steps: int
+    reference: StrategyReference
+
+
+class StrategySample(Message, frozen=True):
+    """One rank under one variant of a strategy, as in StrategyRun."""
+
+    strategy: str
+    variant: str
+    dtype: Literal["fp32", "bf16"]
+    result: StrategyRank
+    missing_weights: tuple[str, ...] = ()
+    figures: dict[str, float] = {}
+
+
+class StrategyLeftOut(Message, frozen=True):
+    """Why a strategy did not run on a rank, or not to its end."""
+
+    strategy: str
+    why: Missing
+
+
+class TrialSample(Message, frozen=True):
+    """What one rank measured in the trial of a plan."""
+
+    figures: TrialFigures
+
+
 class Finished(Message, frozen=True):
     """The rank is through with one probe, in the round (counted from 0) that it says."""
 
@@ -199,6 +235,10 @@ AnyMessage = (
     | LinkSample
     | ComputeSample
     | TrainSample
+    | StrategyShared
+    | StrategySample
+    | StrategyLeftOut
+    | TrialSample
     | Finished
     | Left
 )

@@ -74,6 +74,10 @@ class Outcome:
         return self._plan.backend
 
     @property
+    def probes(self) -> tuple[Probe, ...]:
+        return self._plan.probes
+
+    @property
     def importing(self) -> bool:
         """Whether torch is not there yet in every rank."""
         return self._method is None or any(state.phase in ("start", "import torch") for state in self._states)
@@ -103,6 +107,9 @@ class Outcome:
                 | messages.LinkSample()
                 | messages.ComputeSample()
                 | messages.TrainSample()
+                | messages.StrategyShared()
+                | messages.StrategySample()
+                | messages.StrategyLeftOut()
             ):
                 self._course.take(rank, message)
             case messages.NotOffered(op=op, text=text):
@@ -195,6 +202,7 @@ class Outcome:
             "link": bool(found.host_links),
             "compute": bool(found.compute),
             "train": found.training is not None,
+            "strategy": found.strategies is not None,
         }
         return msgspec.structs.replace(
             found,
@@ -282,6 +290,8 @@ class Outcome:
             return Missing(self._cannot_run)
         if probe == "collective" and self._plan.ranks == 1 and not self._problems:
             return Missing("one rank has nobody to reduce with")
+        if probe == "strategy" and self._plan.ranks == 1 and not self._problems:
+            return Missing("one rank has nobody to divide the work with")
         if probe == "link" and self._plan.backend == "gloo" and not self._problems:
             return Missing("CPU ranks have no link to a GPU")
         return Missing(self._why(probe), "failed")

@@ -10,9 +10,20 @@ import msgspec
 from gpudoctor.errors import UserError
 from gpudoctor.facts.measurements import Probe
 from gpudoctor.probes.engine import Engine
+from gpudoctor.probes.trial_order import TrialOrder
 
 InjectionKind = Literal[
-    "hang-rank", "die-rank", "slow-rank", "wrong-sum", "nan", "desync", "slow-data", "oom", "wrong-bits"
+    "hang-rank",
+    "die-rank",
+    "slow-rank",
+    "wrong-sum",
+    "nan",
+    "desync",
+    "slow-data",
+    "oom",
+    "wrong-bits",
+    "skip-all-gather",
+    "wrong-shard",
 ]
 
 # What follows the rank, for each kind; None: nothing does; [ ]: it may be left out.
@@ -26,7 +37,12 @@ _SHAPES: dict[str, str | None] = {
     "slow-data": "[FACTOR]",
     "oom": None,
     "wrong-bits": None,
+    "skip-all-gather": None,
+    "wrong-shard": None,
 }
+# Those that happen in one place only, and of these, in one strategy.
+_PLACES: dict[str, str] = {"oom": "train", "skip-all-gather": "strategy", "wrong-shard": "strategy"}
+_STRATEGIES: dict[str, str] = {"skip-all-gather": "fsdp", "wrong-shard": "tensor"}
 FULL_LEVELS = ("full", "burn")  # those that measure every collective and every pair
 # Where a rank can hang or die, and the probe that comes by there.
 _PHASES: dict[str, Probe | None] = {
@@ -39,6 +55,7 @@ _PHASES: dict[str, Probe | None] = {
     "sendrecv": "collective",
     "pairs": "collective",
     "train": "train",
+    "strategy": "strategy",
 }
 _FULL_PHASES = tuple(name for name, probe in _PHASES.items() if probe == "collective" and name != "all_reduce")
 _MAX_FACTOR = 10.0
@@ -50,7 +67,8 @@ class ProbePlan(msgspec.Struct, frozen=True):
     `gpus` holds (NVML index, UUID, bus id) of each rank's GPU, in rank order, for nccl; it is
     empty for gloo. `duration_s`: repeat all probes until so much time has passed (level burn); None:
     once. `inject` holds faults as the command line spells them. `engine`: what started a process for each rank;
-    None: gpudoctor itself.
+    None: gpudoctor itself. `trial`: the steps of a plan that is tried, run before all probes.
+    `strategies`: those that the strategy probe runs; none named: all that torch itself has.
     """
 
     backend: Literal["nccl", "gloo"]
@@ -61,10 +79,12 @@ class ProbePlan(msgspec.Struct, frozen=True):
     duration_s: float | None = None
     inject: tuple[str, ...] = ()
     engine: Engine | None = None
+    trial: TrialOrder | None = None
+    strategies: tuple[str, ...] = ()
 
 
 class Injection(msgspec.Struct, frozen=True):
-    """One fault made on purpose in one rank; `phase` is one of `_PHASES`; train is the only one for oom."""
+    """One fault made on purpose in one rank; `phase` is one of `_PHASES`; some kinds have only one."""
 
     kind: InjectionKind
     rank: int
@@ -99,7 +119,7 @@ def parse_injection(text: str, ranks: int) -> Injection:
         {
             "kind": kind,
             "rank": rank,
-            "phase": "train" if kind == "oom" else phase,
+            "phase": _PLACES.get(kind, phase),
             "factor": _factor(text, detail) if shape == "FACTOR" or (shape == "[FACTOR]" and colon) else None,
         },
         Injection,
@@ -131,18 +151,20 @@ def checked(plan: ProbePlan) -> tuple[Injection, ...]:
         raise UserError(f"nccl needs one GPU a rank: {plan.ranks} ranks were asked for and {len(plan.gpus)} GPUs given")
     injections = injections_of(plan)
     for text, injection in zip(plan.inject, injections, strict=True):
-        why = _not_come_by(plan, injection.phase)
+        why = _not_come_by(plan, injection.phase, _STRATEGIES.get(injection.kind))
         if why is not None:
             raise UserError(f"--inject {text}: no rank comes by {injection.phase}: {why}")
     return injections
 
 
-def _not_come_by(plan: ProbePlan, phase: str | None) -> str | None:
+def _not_come_by(plan: ProbePlan, phase: str | None, strategy: str | None) -> str | None:
     """Why a fault in this phase would never happen, in words."""
     probe = _PHASES.get(phase or "join")
     if probe is not None and probe not in plan.probes:
         return f"the {probe} probe is not run"
-    if probe == "collective" and plan.ranks == 1:
+    if strategy is not None and plan.strategies and strategy not in plan.strategies:
+        return f"strategy.{strategy} is not run"
+    if probe in ("collective", "strategy") and plan.ranks == 1:
         return "one rank has nobody to exchange with; --ranks 2"
     if phase in _FULL_PHASES and plan.level not in FULL_LEVELS:
         return f"it is measured at --level full, and this is {plan.level}"

@@ -144,6 +144,7 @@ def take_seat(seat: dict[str, Any]) -> NoReturn:
     rank = Rank(number, job, seat["fd"])
     try:
         _join(rank)
+        _try_plan(rank)
         _run_rounds(rank, _probes())
     except CannotRunError as error:
         rank.send(messages.CannotRun(str(error)))
@@ -162,7 +163,9 @@ def _run_rounds(rank: Rank, probes: dict[str, Callable[[Rank], None]]) -> None:
     for round_number in itertools.count():
         round_began = time.monotonic()
         for probe in job.probes:
-            probes[probe](rank)
+            # what a strategy says of the software stays as it is: once is enough, and a burn is to load the node
+            if probe != "strategy" or not round_number:
+                probes[probe](rank)
             rank.send(messages.Finished(probe, round_number))
         if job.duration_s is None or not job.probes:
             return
@@ -176,6 +179,14 @@ def _run_rounds(rank: Rank, probes: dict[str, Callable[[Rank], None]]) -> None:
             torch.cuda.empty_cache()  # probes fit themselves to the memory that is free
 
 
+def _try_plan(rank: Rank) -> None:
+    """Run the trial of a plan, where one was ordered."""
+    if rank.job.trial is not None:
+        from gpudoctor.probes.trial import run_trial
+
+        run_trial(rank, rank.job.trial)
+
+
 def _own_output(path: Path) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 1)
@@ -187,9 +198,16 @@ def _probes() -> dict[str, Callable[[Rank], None]]:
     from gpudoctor.probes.collectives import run_collectives
     from gpudoctor.probes.compute import run_compute
     from gpudoctor.probes.links import run_links
+    from gpudoctor.probes.strategies import run_strategies
     from gpudoctor.probes.training import run_training
 
-    return {"collective": run_collectives, "link": run_links, "compute": run_compute, "train": run_training}
+    return {
+        "collective": run_collectives,
+        "link": run_links,
+        "compute": run_compute,
+        "train": run_training,
+        "strategy": run_strategies,
+    }
 
 
 def _join(rank: Rank) -> None:

@@ -72,6 +72,7 @@ def over_rounds(rounds: Sequence[Round]) -> Measurements:
             _most("wrong_elements"),
         ),
         compute=_folded(last("compute").compute, [c for m in every for c in m.compute], ("rank",), _computed),
+        strategies=next((m.strategies for m in every if m.strategies is not None), None),
         training=_training(last("train").training, [m.training for m in every if m.training is not None]),
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import importlib.util
 import json
 import os
@@ -20,6 +21,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 # Runs in a bare interpreter: `-m` would put the working directory first on sys.path, where a
@@ -32,6 +34,14 @@ BOOT = (
 TERM_GRACE_S = 1.0
 _CLEARING_TRIES = 200  # 10 s: as long as a driver may take to let a process go
 _PR_SET_PDEATHSIG = 1
+# What strategies need and `import torch` leaves out: 2.5 s of work, which each rank would do again.
+_STRATEGY_MODULES = (
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+)
 _GUARDED = {signal.SIGTERM, signal.SIGCHLD}
 _spawned: list[subprocess.Popen[bytes]] = []  # kept: a Popen that nobody holds may be reaped by the next one
 
@@ -135,8 +145,12 @@ def _import_torch(probes: Sequence[str]) -> None:
 
     import gpudoctor.probes.rank  # noqa: F401
 
-    if "train" in probes:
+    if "train" in probes or "strategy" in probes:
         import torch._dynamo  # noqa: F401 - DDP imports it at its first use, in the time of the probe
+    if "strategy" in probes:
+        for name in _STRATEGY_MODULES:
+            with suppress(ImportError, AttributeError):  # what an older torch lacks, the strategy itself will tell
+                importlib.import_module(name)
 
 
 def _load_torch(order: dict[str, Any], control: int) -> str | None:
@@ -189,8 +203,12 @@ def _spawn_rank(seat: dict[str, Any], _not_mine: list[int]) -> int:
 
 
 def visible_gpus(rank: int, uuids: Sequence[str], probes: Sequence[str]) -> list[str]:
-    """The GPUs that CUDA shows a rank, its own first: all of the run where it is to copy to the others, else one."""
-    others = [uuid for number, uuid in enumerate(uuids) if number != rank] if "link" in probes else []
+    """The GPUs that CUDA shows a rank, its own first: all of the run where it is to copy to the others, else one.
+
+    Rank 0 also sees all where strategies are tried: DataParallel spreads its one process over them.
+    """
+    sees_all = "link" in probes or ("strategy" in probes and rank == 0)
+    others = [uuid for number, uuid in enumerate(uuids) if number != rank] if sees_all else []
     return [uuids[rank], *others]
 
 

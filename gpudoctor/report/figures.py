@@ -7,14 +7,16 @@ from gpudoctor.facts.missing import Missing
 from gpudoctor.report.burn_figures import burn_lines
 from gpudoctor.report.collective_figures import collective_lines
 from gpudoctor.report.device_figures import device_lines
+from gpudoctor.report.library_figures import library_lines
+from gpudoctor.report.strategy_figures import strategy_lines
 from gpudoctor.report.telemetry_figures import telemetry_lines
 
 
 def figure_lines(measurements: Measurements) -> list[str]:
     """The figures of each probe, in the order in which they run; empty where nothing was measured."""
-    launch = measurements.launch
+    launch, of_libraries = measurements.launch, library_lines(measurements)
     if launch is None:
-        return []
+        return ["Measured in processes of their own:", *of_libraries] if of_libraries else []
     kind = "CPU ranks" if launch.backend == "gloo" else "GPUs"
     seconds = "" if isinstance(launch.total_s, Missing) else f", {launch.total_s:.1f} s"
     lines = [f"Measured on {launch.world_size} {kind} ({launch.backend}, {launch.method}{seconds}):"]
@@ -22,6 +24,8 @@ def figure_lines(measurements: Measurements) -> list[str]:
     lines += device_lines(measurements)
     if measurements.training is not None:
         lines += _training_lines(measurements.training)
+    lines += strategy_lines(measurements)
+    lines += of_libraries
     if measurements.burn is not None:
         lines += burn_lines(measurements.burn)
     lines += telemetry_lines(measurements)

@@ -50,8 +50,13 @@ def _without_causes(result: CheckResult) -> CheckResult:
 
 
 def _measured(old: Measurements, new: Measurements) -> Measurements:
+    if new.launch is None and old.launch is not None:
+        # what runs apart from the ranks has no launch
+        apart = {name: getattr(new, name) for name in _APART if getattr(new, name)}
+        not_run = {name: why for name, why in old.not_run.items() if name not in apart}
+        return msgspec.structs.replace(old, **apart, not_run=not_run)
     if new.launch is None:
-        return old if old.launch is not None else new
+        return new
     if old.launch is None or (old.launch.backend, old.launch.world_size) != (
         new.launch.backend,
         new.launch.world_size,
@@ -66,11 +71,14 @@ def _measured(old: Measurements, new: Measurements) -> Measurements:
     return msgspec.structs.replace(new, **changes, not_run=not_run)
 
 
-_FIELDS = {
+_APART = ("frameworks", "deepspeed", "tensorflow")
+_FIELDS: dict[str, tuple[str, ...]] = {
     "collective": ("collectives", "pairs"),
     "link": ("host_links", "peer_links"),
     "compute": ("compute",),
     "train": ("training",),
+    "strategy": ("strategies",),
+    **{name: (name,) for name in _APART},
 }
 
 

@@ -181,3 +181,29 @@ def test_gpus_whose_bus_ids_a_dump_has_blotted_out_are_told_apart_by_index() -> 
 
     lost, narrow = result("gpu.lost", fail(blotted(1), "lost", "here")), fail(blotted(2), "x8", "x16")
     assert [f.subject.gpu for f in explain([lost, result("pcie.link-width", narrow)])[1]] == [1, 2]
+
+
+@pytest.mark.parametrize("cause", ["collective.correct", "train.sync", "compute.exact", "gpu.xid"])
+def test_a_strategy_that_trains_wrongly_is_explained_by_what_was_found_wrong_beneath_it(cause: str) -> None:
+    results, faults = explain(
+        [
+            result(cause, fail(gpu(2), "wrong", "right")),
+            result("strategy.ddp", fail(NODE, "its weights are off", "within 1e-4")),
+            result("strategy.fsdp", unknown(NODE, "not measured (see strategy.ddp)")),
+        ]
+    )
+    assert [fault.check for fault in faults] == [cause]
+    assert results[1].findings[0].explained_by == cause
+
+
+def test_a_strategy_that_alone_trains_wrongly_is_a_fault_of_its_own() -> None:
+    results, faults = explain(
+        [
+            result("train.sync", ok(NODE, "equal weights")),
+            result("strategy.ddp", fail(NODE, "rank 1 died", "every rank ends by itself")),
+            result("strategy.zero1", unknown(NODE, "not measured (see strategy.ddp)")),
+            result("strategy.tensor", fail(NODE, "its weights are off", "within 1e-4")),
+        ]
+    )
+    assert [fault.check for fault in faults] == ["strategy.ddp", "strategy.tensor"]
+    assert results[2].findings[0].explained_by == "strategy.ddp"

@@ -13,12 +13,40 @@ from gpudoctor.plan.model_shape import ModelShape
 from gpudoctor.plan.precision import Precision
 from gpudoctor.plan.split import Split
 
-TITAN = "torchtitan benchmarks/llama3_h100_202412_torchtitan.md"
-WHITEFIBER = "torchtitan benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md"
-BUBBLE = "Zero Bubble Pipeline Parallelism, arXiv:2401.10241, tables 3 and 4, 1F1B"
-THUNDER_13B = "lightning-thunder#474, inductor"
-THUNDER_DDP = "lightning-thunder#1426, torch.compile, 8 x H100"
-THUNDER_AC = "lightning-thunder#1261, inductor"
+
+class Source(NamedTuple):
+    """A page that anybody can open; `key` is its link's name in docs/plan.md."""
+
+    key: str
+    title: str
+    url: str
+
+    @property
+    def definition(self) -> str:
+        return f"[{self.key}]: {self.url}"
+
+
+_BENCHMARKS = "https://github.com/pytorch/torchtitan/blob"
+_THUNDER = "https://github.com/Lightning-AI/lightning-thunder"
+TITAN = Source(
+    "titan", "torchtitan, December 2024",
+    f"{_BENCHMARKS}/31a17bfdb70bab6f62a13d21816a5339b911d6e3/benchmarks/llama3_h100_202412_torchtitan.md",
+)  # fmt: skip
+WHITEFIBER = Source(
+    "whitefiber", "torchtitan, June 2025, by Trainy and WhiteFiber",
+    f"{_BENCHMARKS}/1e216ce3ae14be1ea75e423c604ac7c842c3e3bc/benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md",
+)  # fmt: skip
+BUBBLE = Source("bubble", "Zero Bubble Pipeline Parallelism", "https://arxiv.org/abs/2401.10241")
+THUNDER_13B = Source("thunder-474", "lightning-thunder issue 474", f"{_THUNDER}/issues/474")
+THUNDER_DDP = Source("thunder-1426", "lightning-thunder issue 1426", f"{_THUNDER}/issues/1426")
+THUNDER_AC = Source("thunder-1261", "lightning-thunder pull request 1261", f"{_THUNDER}/pull/1261")
+# where in the source the figure stands
+WHERE = {
+    "bubble": "tables 3 and 4, 1F1B",
+    "thunder-474": "comment of 2024-06-11, inductor",
+    "thunder-1426": "torch.compile, 8 x H100",
+    "thunder-1261": "comment of 2024-10-31, inductor",
+}
 
 # What the figure is: PyTorch's reserved memory (with what the allocator lost), or its allocated memory
 Counter = Literal["reserved", "allocated"]
@@ -28,13 +56,14 @@ class Run(NamedTuple):
     """A published figure. `other`: why the formulas do not describe this run wholly: shown, not held to 15 %."""
 
     what: str
-    source: str
+    source: Source
     counter: Counter
     unit: Literal["GiB", "GB"]
     published: float
     job: Job
     split: Split
     other: str = ""
+    table: int | None = None
 
     @property
     def predicted(self) -> float:
@@ -47,7 +76,9 @@ class Run(NamedTuple):
 
     @property
     def row(self) -> str:
-        note = f"{self.source}; {self.other}" if self.other else self.source
+        place = WHERE.get(self.source.key) or (f"table {self.table}" if self.table else "")
+        link = f"[{self.source.title}][{self.source.key}]"
+        note = "; ".join(part for part in (f"{link}, {place}" if place else link, self.other) if part)
         figures = f"{self.published:.1f} {self.unit} | {self.predicted:.1f} | {self.error:+.0%}"
         return f"| {self.what} | {figures} | {self.counter} | {note} |"
 
@@ -94,11 +125,13 @@ def _cut(shape: ModelShape, layers: int) -> ModelShape:
 
 RUNS: tuple[Run, ...] = (
     Run("Llama 3.1 8B, FSDP 8 x H100-96, batch 2 x 8192, selective", TITAN, "reserved", "GiB", 82.4,
-        _job(_8B, 8192, 2, "selective"), fsdp(8)),
-    Run("the same with torch.compile", TITAN, "reserved", "GiB", 77.0, _job(_8B, 8192, 2, "selective"), fsdp(8)),
+        _job(_8B, 8192, 2, "selective"), fsdp(8), table=1),
+    Run("the same with torch.compile", TITAN, "reserved", "GiB", 77.0,
+        _job(_8B, 8192, 2, "selective"), fsdp(8), table=1),
     Run("Llama 3.1 8B, FSDP 128 x H100-96, batch 2 x 8192, selective", TITAN, "reserved", "GiB", 67.0,
-        _job(_8B, 8192, 2, "selective"), fsdp(128)),
-    Run("the same with torch.compile", TITAN, "reserved", "GiB", 62.0, _job(_8B, 8192, 2, "selective"), fsdp(128)),
+        _job(_8B, 8192, 2, "selective"), fsdp(128), table=3),
+    Run("the same with torch.compile", TITAN, "reserved", "GiB", 62.0,
+        _job(_8B, 8192, 2, "selective"), fsdp(128), table=3),
     Run("Mistral 7B of 16 layers, DDP, bf16-true, batch 1 x 4096", THUNDER_DDP, "allocated", "GB", 41.68,
         _job(_cut(_MISTRAL, 16), 4096, 1, "none", "bf16-true"), Split("ddp", 8)),
     Run("Mistral 7B of 4 layers, DDP, bf16-true, batch 1 x 4096", THUNDER_DDP, "allocated", "GB", 12.88,
@@ -124,12 +157,12 @@ RUNS: tuple[Run, ...] = (
     _bubble("14.6B", 46, 5120, 40, 16, 1, 48, 32),
     _bubble("28.3B", 62, 6144, 48, 32, 1, 96, 43),
     Run("Llama 3.1 8B, FSDP 8 x H100-96, batch 1 x 32768, full", TITAN, "reserved", "GiB", 83.9,
-        _job(_8B, 32768, 1, "full"), fsdp(8), "float8 products, which are not modelled"),
+        _job(_8B, 32768, 1, "full"), fsdp(8), "float8 products, which are not modelled", table=2),
     Run("Llama 3.1 70B, FSDP 32 x tensor 8, batch 16 x 8192, full", TITAN, "reserved", "GiB", 71.9,
-        _job(_70B, 8192, 16, "full"), fsdp(32, 8), "float8 products, which are not modelled"),
+        _job(_70B, 8192, 16, "full"), fsdp(32, 8), "float8 products, which are not modelled", table=4),
     Run("Llama 3.1 405B, 8 x tensor 8 x pipeline 8, batch 32 x 8192 in 8, full", TITAN, "reserved", "GiB", 82.5,
         _job(_405B, 8192, 4, "full", steps=8), _3D,
-        "float8, and FSDP where the plan has Megatron-LM's optimizer; 72.7 GiB with the interleaved schedule"),
+        "float8, and FSDP where the plan has Megatron-LM's optimizer; 72.7 GiB with the interleaved schedule", table=5),
     Run("Llama 3.1 8B, FSDP 32 x H200, batch 2 x 8192, selective", WHITEFIBER, "reserved", "GiB", 47.96,
         _job(_8B, 8192, 2, "selective"), fsdp(32), "float8 down to the all-gather, and a compiled loss"),
 )  # fmt: skip

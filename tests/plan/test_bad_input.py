@@ -44,7 +44,6 @@ HGX = "--node hgx-h100-8"
         (f"7b {HGX} --gpu 9", "there is no GPU 9"),
         (f"7b {HGX} --fault driver-not-loaded", "nothing to plan on"),
         ("7b --node nowhere-8", "no simulated node of that name"),
-        (f"7b {HGX} --try", "--try cannot run a plan yet"),
     ],
 )  # fmt: skip
 def test_it_is_one_line_with_the_way_out(argv: str, words: str, gpudoctor: Gpudoctor) -> None:
@@ -109,6 +108,36 @@ def test_a_node_whose_links_are_not_known_gets_no_time(gpudoctor: Gpudoctor, tmp
     assert plan["machine"]["collective"]["value"] is None
     assert plan["communication"]["communication_s"] is None
     assert "the PCIe link of GPU 0 is not known" in gpudoctor("plan", "350m", "--node", str(path)).out
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "no such file"),
+        ("{}", "no report of gpudoctor (Object missing required field"),
+        ("[" * 100_000, "no report of gpudoctor"),
+        ("a report", "make one with gpudoctor check --level full --json -o FILE"),
+    ],
+)
+def test_a_report_that_is_none_is_one_line(
+    content: str | None, words: str, gpudoctor: Gpudoctor, tmp_path: Path
+) -> None:
+    path = tmp_path / "last.json"
+    if content is not None:
+        path.write_text(content)
+    outcome = gpudoctor("plan", "8b", "--node", "hgx-h100-8", "--report", str(path))
+    assert (outcome.code, outcome.out) == (2, "")
+    assert words in outcome.err
+    assert str(path) in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+def test_a_report_of_another_machine_or_of_a_check_that_failed_is_refused(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    path = tmp_path / "last.json"
+    gpudoctor("check", "--node", "rtx4090-4", "--level", "quick", "--json", "-o", str(path))
+    assert "it is of another machine" in gpudoctor("plan", "8b", "--node", "hgx-h100-8", "--report", str(path)).err
+    gpudoctor("check", "--node", "hgx-h100-8", "--gpu", "77", "--json", "-o", str(path))
+    assert "could not do its work" in gpudoctor("plan", "8b", "--node", "hgx-h100-8", "--report", str(path)).err
 
 
 def test_a_model_of_an_unknown_architecture_is_one_line(gpudoctor: Gpudoctor, tmp_path: Path) -> None:

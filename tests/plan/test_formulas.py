@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from gpudoctor.facts.gpu import Gpu
-from gpudoctor.plan.activations import Kernels, kept_bytes, layer_bytes, loss_bytes
+from gpudoctor.plan.activations import Kernels, backward_bytes, kept_bytes, layer_bytes, loss_bytes
 from gpudoctor.plan.communication import step_time, traffic_of
 from gpudoctor.plan.explain import FORMULAS, formulas
 from gpudoctor.plan.known_models import shape_of_size
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import CONTEXT_BYTES, GIB, Job, memory_of, sharded_states, stage_parameters
+from gpudoctor.plan.memory import CONTEXT_BYTES, GIB, Job, activation_parts, memory_of, sharded_states, stage_parameters
 from gpudoctor.plan.precision import optimizer_bytes, state_bytes
 from gpudoctor.plan.rates import Rate
 from gpudoctor.plan.settings import batch_of, learning_rates
@@ -126,8 +126,21 @@ def test_a_pipelines_first_stage_has_as_many_micro_batches_in_flight_as_there_ar
     many = msgspec.structs.replace(few, micro_batches=64)
     split = Split("pipeline", 1, 1, 4, engine="megatron")
     kept = kept_bytes(SEVEN, "bf16", 4096, Kernels(), "none") * 4096 * 8
-    assert memory_of(many, split).activations == pytest.approx(4 * kept)
+    work = backward_bytes(SEVEN, "bf16") * 4096
+    assert memory_of(many, split).activations == pytest.approx(4 * kept + work)
     assert memory_of(few, split).activations < 2 * kept
+
+
+def test_the_backward_pass_of_a_gated_mlp_holds_two_gradients_of_its_width() -> None:
+    # Llama 2 7B in bf16: 2 bytes x (2 x 11008 + 4096) a token; GPT-2 medium, not gated: 2 x (4096 + 1024)
+    assert backward_bytes(SEVEN, "bf16") == 52224
+    assert backward_bytes(shape_of_size("350m"), "bf16") == 10240
+    recomputed = Job(SEVEN, "bf16", "adamw", 4096, 4, recompute="full")
+    alone = Split("ddp", 1)
+    kept, working, _ = activation_parts(recomputed, alone, 0)
+    whole = kept_bytes(SEVEN, "bf16", 4096, Kernels(), "none") * 4 * 4096
+    assert kept == 32 * 2 * 4096 * 4 * 4096
+    assert working == pytest.approx(whole - 2 * 4096 * 4 * 4096 + 52224 * 4 * 4096)
 
 
 def test_offloaded_states_are_in_ram_and_not_on_the_gpu() -> None:

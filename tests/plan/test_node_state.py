@@ -202,3 +202,26 @@ def test_what_was_measured_on_cpu_ranks_is_not(gpudoctor: Gpudoctor, tmp_path: P
     assert not made["machine"]["collective"]["measured"]
     assert made["communication"]["compute"]["value"] == 794.5
     assert made["bucket"]["value"] == "50"
+
+
+def test_what_the_last_check_measured_counts_beside_what_the_node_shows_now(
+    gpudoctor: Gpudoctor, tmp_path: Path
+) -> None:
+    path = measured(gpudoctor, tmp_path, "nccl")
+    report = json.loads(path.read_text())
+    del report["facts"]  # they are read anew
+    report["measurements"]["compute"][3]["gemms"][0]["tflops"] = 350.0
+    path.write_text(json.dumps(report))
+    made = plan(gpudoctor, f"8b --node hgx-h100-8 --fault pcie-width-x8@5 --report {path}")
+    assert made["machine"]["collective"]["value"] == 455.0
+    found = {trouble["check"]: trouble for trouble in made["troubles"]}
+    assert found["pcie.link-width"]["gpus"] == [5]
+    assert found["compute.gemm"]["gpus"] == [3]
+    assert found["compute.gemm"]["means"].startswith("leave it out (--gpu 0-2,4-7), or expect every step to wait")
+
+
+def test_a_report_without_gpus_measured_is_said_to_count_for_nothing(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    path = measured(gpudoctor, tmp_path, "gloo")
+    made = plan(gpudoctor, f"350m --node hgx-h100-8 --report {path}")
+    assert not made["machine"]["collective"]["measured"]
+    assert f"{path} holds no measurements of GPUs: nothing of it counts here" in made["warnings"]

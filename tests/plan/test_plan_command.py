@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import msgspec
 import pytest
 
@@ -129,6 +130,18 @@ def test_older_gpus_get_fp16_and_a_word_where_bf16_was_asked_for(gpudoctor: Gpud
     assert plan_json(gpudoctor, "350m", "--node", "t4-cloud-4")["precision"] == "fp16"
     warned = plan_json(gpudoctor, "350m", "--node", "t4-cloud-4", "--precision", "bf16")
     assert "no bf16 arithmetic" in warned["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    ["7b --node rtx4090-4", "70b --node hgx-h100-8", "405b --node hgx-h100-8 --nodes 16", "405b --node hgx-h100-8"],
+)
+def test_every_plan_is_what_the_schema_says_the_one_that_failed_too(argv: str, gpudoctor: Gpudoctor) -> None:
+    schema = gpudoctor("schema", "plan").json
+    document = gpudoctor("plan", *argv.split(), "--json").json
+    jsonschema.validate(document, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**document, "strategies": "many"}, schema)
 
 
 def test_explain_prints_every_formula_with_its_source(gpudoctor: Gpudoctor) -> None:

@@ -29,3 +29,10 @@ def test_the_table_in_the_docs_is_what_the_formulas_give() -> None:
     rows = [line for line in DOCS.read_text().splitlines() if line.startswith("| ") and " reserved | " in line]
     rows += [line for line in DOCS.read_text().splitlines() if line.startswith("| ") and " allocated | " in line]
     assert sorted(rows) == sorted(run.row for run in RUNS)
+
+
+def test_every_figure_has_a_source_that_a_reader_can_open() -> None:
+    lines = DOCS.read_text().splitlines()
+    for source in {run.source for run in RUNS}:
+        assert source.definition in lines
+        assert source.url.startswith("https://")

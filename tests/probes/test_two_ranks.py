@@ -32,6 +32,7 @@ def test_a_healthy_run_has_no_problem_and_nothing_that_was_not_run(run: Measurem
     assert {probe: why.missing for probe, why in run.not_run.items()} == {
         "link": "not asked for",
         "compute": "not asked for",
+        "strategy": "not asked for",
     }
     assert run.injected == ()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gpudoctor.facts.measured_frameworks import FrameworkView
 from gpudoctor.facts.measurements import Collective, Launch, Measurements, Training
 from gpudoctor.facts.missing import Missing
 from gpudoctor.report.joined import joined
@@ -81,3 +82,15 @@ def test_figures_that_were_not_asked_for_again_stay() -> None:
 def test_figures_of_other_ranks_are_not_mixed() -> None:
     old = with_figures(report_of(), train=False, backend="nccl")
     assert joined(old, with_figures(report_of(words=("train",)), train=True)).measurements.collectives == ()
+
+
+def test_what_was_run_apart_from_the_ranks_comes_without_a_launch() -> None:
+    view = FrameworkView("jax", "0.10.2", gpus=8)
+    old = with_figures(report_of(), train=True)
+    asked = msgspec.structs.replace(report_of(words=("env",)), measurements=Measurements(frameworks=(view,)))
+    both = joined(old, asked)
+    assert both.measurements.frameworks == (view,)
+    assert both.measurements.training == old.measurements.training
+    again = with_figures(report_of(words=("train",)), train=True)
+    again.measurements.not_run["frameworks"] = Missing("not asked for")
+    assert joined(both, again).measurements.frameworks == (view,)

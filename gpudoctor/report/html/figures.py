@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import dedent
 from xml.etree.ElementTree import Element
 
 from gpudoctor.checks.finding import Status
@@ -15,6 +16,7 @@ from gpudoctor.report.html.charts import Bar, lines_by_size, stacked_bars
 from gpudoctor.report.html.elements import Child, element, lines, section, table
 from gpudoctor.report.html.matrices import bandwidths, rank_name
 from gpudoctor.report.report import Report
+from gpudoctor.report.strategy_figures import strategy_lines
 from gpudoctor.report.telemetry_figures import TELEMETRY_COLUMNS, telemetry_cells
 
 _MIB = 1 << 20
@@ -38,9 +40,16 @@ def figures_part(report: Report) -> Iterator[Child]:
     yield section("Collectives", *_collectives(measured.collectives, kind), id_="collectives")
     yield section("Bandwidth", *bandwidths(measured), *_host_links(measured), id_="bandwidth")
     yield section("Compute", *_compute(measured), id_="compute")
+    yield section("Strategies", *(lines(text) for text in _strategies(measured)), id_="strategies")
     yield section("GPUs under load", *(_telemetry(each) for each in measured.telemetry), id_="telemetry")
     if measured.burn is not None:
         yield section("Burn", *_burn(measured.burn, measured), id_="burn")
+
+
+def _strategies(measured: Measurements) -> Iterator[str]:
+    rows = strategy_lines(measured)
+    if rows:
+        yield dedent("\n".join(rows))
 
 
 def _problem(problem: ProbeProblem) -> Element:

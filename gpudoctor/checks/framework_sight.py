@@ -1,0 +1,144 @@
+"""env.frameworks: whether torch, TensorFlow and JAX see exactly the GPUs that the driver shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.case import Case
+from gpudoctor.checks.cuda_visible_devices import Visible, resolve
+from gpudoctor.checks.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    Subject,
+    fail,
+    of_gpu,
+    ok,
+    skip,
+    unknown,
+    unread,
+    warn,
+)
+from gpudoctor.checks.registry import check
+from gpudoctor.facts.measured_frameworks import FrameworkView
+from gpudoctor.facts.missing import Missing, known
+
+ID = "env.frameworks"
+PROBE = "frameworks"
+NAMES = {"torch": "torch", "tensorflow": "TensorFlow", "jax": "JAX"}
+_CALLS = {
+    "torch": "torch.cuda.device_count()",
+    "tensorflow": "tf.config.list_physical_devices('GPU')",
+    "jax": "jax.local_devices(backend='cuda')",
+}
+_BUILDS = {
+    "torch": Advice("Install a build for your driver's CUDA: https://pytorch.org/get-started"),
+    "tensorflow": Advice("Install it with the CUDA libraries it needs.", "pip install 'tensorflow[and-cuda]'"),
+    "jax": Advice("Install it with the CUDA libraries it needs.", "pip install 'jax[cuda12]'"),
+}
+
+
+@check(ID, title="torch, TensorFlow and JAX see the GPUs that the driver shows", level="full")
+def framework_sight(case: Case) -> Iterator[Finding]:
+    """Fail a framework that opens other GPUs than the job may use; warn where one of several opens none."""
+    not_run = case.measurements.not_run
+    views = case.measurements.frameworks
+    why = not_run.get(PROBE)
+    if why is not None:
+        yield unread(NODE, "what the frameworks see", why)
+    for framework, name in NAMES.items():
+        missing = not_run.get(f"{PROBE}.{framework}")
+        if missing is not None:
+            yield unread(NODE, f"what {name} sees", missing)
+    if not views:
+        if why is None and not any(key.startswith(PROBE) for key in not_run):
+            yield skip(NODE, "what the frameworks see: not asked in this run")
+        return
+    environment = case.node.environment
+    if isinstance(environment.variables, Missing):
+        yield unread(NODE, "environment", environment.variables)
+        return
+    seen = resolve(environment.get("CUDA_VISIBLE_DEVICES"), case.node.gpus, environment.get("CUDA_DEVICE_ORDER"))
+    if seen.unresolved is not None:
+        yield unknown(NODE, f"which GPUs CUDA shows: {seen.unresolved}")
+        return
+    if not seen.visible:
+        yield skip(NODE, "CUDA_VISIBLE_DEVICES leaves no GPU to see")
+        return
+    counted = known(case.node.driver.device_count)
+    if counted is not None and counted > len(case.node.gpus):
+        yield unknown(NODE, f"the driver counts {counted} GPUs, and only {len(case.node.gpus)} answered")
+        return
+    for view in views:
+        yield from _judged(case, view, seen)
+
+
+def _judged(case: Case, view: FrameworkView, seen: Visible) -> Iterator[Finding]:
+    name = f"{NAMES[view.framework]} {view.version}"
+    if view.gpu_build is False:
+        # a build for the CPU is often meant: TensorFlow and JAX beside a torch that trains
+        told = "env.torch judges it" if view.framework == "torch" else _BUILDS[view.framework].command
+        yield skip(NODE, f"{name} is a build for the CPU, which sees no GPU by nature ({told})")
+        return
+    if view.held_back is not None:
+        yield skip(NODE, f"{name}: {view.held_back} keeps it from the GPUs")
+        return
+    if isinstance(view.gpus, Missing):
+        yield unread(NODE, f"what {name} sees", view.gpus)
+        return
+    count = len(seen.visible)
+    evidence = [Evidence(_CALLS[view.framework], str(view.gpus))]
+    evidence += [Evidence(NAMES[view.framework], line) for line in (view.error, *view.complaints) if line]
+    expected = Expected(f"{count} GPUs", "==", count, "GPUs", "the driver, and CUDA_VISIBLE_DEVICES")
+    if view.gpus == 0 or view.error:
+        yield _none(view, name, expected, evidence)
+        return
+    unseen = _unseen(case, view, seen)
+    if view.gpus == count and not unseen:
+        yield ok(NODE, Found(f"{name} sees {view.gpus} of {count} GPUs", view.gpus, "GPUs"), expected, *evidence)
+        return
+    text = f"{name} sees {view.gpus} GPUs"
+    for subject in unseen or (NODE,):
+        yield fail(
+            subject,
+            Found(f"{text}, and not this one" if unseen else text, view.gpus, "GPUs"),
+            expected,
+            *evidence,
+            likely="a GPU that CUDA cannot open, or the device cgroup or device files of this session",
+            advice=(Advice("Compare the two lists.", "nvidia-smi -L; ls -l /dev/nvidia*"),),
+        )
+
+
+def _none(view: FrameworkView, name: str, expected: Expected, evidence: list[Evidence]) -> Finding:
+    """Of torch a `fail`, as in env.torch. TensorFlow and JAX bring CUDA by options of their own: mostly left out."""
+    found = Found(f"{name} opens no GPU", 0, "GPUs")
+    advice = (
+        _BUILDS[view.framework],
+        Advice("Does CUDA itself start?", "gpudoctor check driver env.torch --level standard"),
+    )
+    if view.framework == "torch":
+        likely = view.error or "CUDA does not start in this session, though the driver answers"
+        return fail(NODE, found, expected, *evidence, likely=likely, advice=advice)
+    likely = "CUDA libraries that it needs are not installed; it would train on the CPU without a word"
+    return warn(NODE, found, expected, *evidence, likely=likely, advice=advice)
+
+
+def _unseen(case: Case, view: FrameworkView, seen: Visible) -> tuple[Subject, ...]:
+    """The GPUs that it should list and does not, where both sides know all UUIDs."""
+    listed = known(view.uuids)
+    if not listed or None in seen.uuids:
+        return ()
+    bare = {_bare(uuid) for uuid in listed}
+    return tuple(
+        of_gpu(gpu)
+        for index, uuid in zip(seen.visible, seen.uuids, strict=True)
+        for gpu in case.node.gpus
+        if gpu.index == index and uuid is not None and _bare(uuid) not in bare and not uuid.startswith("MIG-")
+    )
+
+
+def _bare(uuid: str) -> str:
+    return uuid.lower().removeprefix("gpu-")

@@ -1,0 +1,153 @@
+"""strategy.tensor, strategy.pipeline, strategy.3d: whether a model that is split over ranks trains here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    Status,
+    fail,
+    ok,
+    skip,
+    unknown,
+    warn,
+)
+from gpudoctor.checks.probe_outcome import on_gpus, rank_subject, ranks_in_words
+from gpudoctor.checks.registry import check
+from gpudoctor.checks.strategy_verdict import TOLERANCES, judged_strategy, mib, runs_of
+from gpudoctor.facts.measured_strategies import StrategyRun
+
+TENSOR, PIPELINE, THREE_D = "strategy.tensor", "strategy.pipeline", "strategy.3d"
+_FP32 = {"fp32_error": TOLERANCES["fp32_error"]}
+_WRONG_SHARDS = "wrong_shards_rank_"
+
+
+@check(
+    TENSOR, title="Tensor parallelism trains what one rank alone trains", level="full", needs_gpu=False, limits=_FP32
+)
+def tensor(case: Case) -> Iterator[Finding]:
+    """Fail a rank that held a wrong part of a weight, and where losses or weights deviate without one."""
+    wrong = [finding for run in runs_of(case, "tensor") for finding in _wrong_shards(case, run)]
+    yield from wrong
+    for finding in judged_strategy(
+        case, "tensor", "tensor parallelism", likely="a sum over the ranks that is wrong, or a rank's arithmetic"
+    ):
+        # a wrong part makes everything after it wrong: the rank that has it is the one to name
+        if not wrong or finding.status is not Status.FAIL:
+            yield finding
+
+
+def _wrong_shards(case: Case, run: StrategyRun) -> Iterator[Finding]:
+    counts = {
+        int(name.removeprefix(_WRONG_SHARDS)): int(count)
+        for name, count in run.figures.items()
+        if name.startswith(_WRONG_SHARDS)
+    }
+    for rank, count in sorted(counts.items()):
+        of = "one weight" if count == 1 else f"{count} weights"
+        off = next((r.weights_error for r in run.ranks if r.rank == rank), None)
+        yield fail(
+            rank_subject(case, rank),
+            Found(f"{run.variant}: it held a wrong part of {of} before the first step", count),
+            Expected("its own part of every weight, bit for bit", "==", 0),
+            Evidence("probe", f"{count} parts compared unequal on rank {rank}"),
+            Evidence(f"{run.variant} weights after the steps", "not finite" if off is None else f"off by {off:.2g}"),
+            likely="the part was changed on its way to the rank, or in its memory",
+            advice=(
+                Advice("Look for memory and link errors.", "gpudoctor check gpu.ecc gpu.xid nvlink.errors"),
+                Advice("Check arithmetic and collectives alone.", "gpudoctor check collective compute --level full"),
+            ),
+        )
+
+
+@check(
+    PIPELINE,
+    title="Pipeline parallelism trains what one rank alone trains, with the bubble that it must have",
+    level="full",
+    needs_gpu=False,
+    limits={
+        **_FP32,
+        "bubble_excess": Limit(
+            0.15, "of a step", "gpudoctor's own choice: a transfer is short against a stage of 5 ms"
+        ),
+    },
+)
+def pipeline(case: Case) -> Iterator[Finding]:
+    """Fail where losses or weights deviate under GPipe or 1F1B; warn where stages of GPUs idle for too long."""
+    yield from judged_strategy(
+        case,
+        "pipeline",
+        "pipeline parallelism",
+        likely="an activation or a gradient that arrived changed, or with another microbatch",
+    )
+    for run in runs_of(case, "pipeline"):
+        yield _bubble(case, run)
+
+
+def _bubble(case: Case, run: StrategyRun) -> Finding:
+    found, ideal = run.figures.get("bubble_share"), run.figures.get("bubble_share_expected")
+    if found is None or ideal is None:
+        return unknown(NODE, f"{run.variant}: its bubble was not measured")
+    stages, microbatches = run.figures.get("stages", 0), run.figures.get("microbatches", 0)
+    by = "torch's own schedule" if run.figures.get("torch_schedule") else "sends and receives of gpudoctor's"
+    text = f"{run.variant}: the stages idle for {found:.0%} of a step ({ideal:.0%} by the formula){_kept(run)}"
+    evidence = (
+        Evidence("(p-1)/(m+p-1)", f"{stages:g} stages, {microbatches:g} microbatches: {ideal:.3f}"),
+        Evidence("schedule", by),
+    )
+    if not on_gpus(case):
+        return skip(NODE, f"{ranks_in_words(case, len(run.ranks))}: {text}, not judged")
+    limit = case.limit(PIPELINE, "bubble_excess")
+    most = round(ideal + limit, 3)
+    source = case.limit_source(PIPELINE, "bubble_excess")
+    measured = Found(text, round(found, 3), "of a step")
+    expected = Expected(f"at most {most:.0%} of a step", "<=", most, "of a step", source)
+    if found <= most:
+        return ok(NODE, measured, expected, *evidence)
+    return warn(
+        NODE,
+        measured,
+        expected,
+        *evidence,
+        likely="a slow path between neighbouring GPUs, or a GPU that is slower than the others",
+        advice=(
+            Advice("Measure every pair of GPUs.", "gpudoctor check collective.pairs link.peer --level full"),
+            Advice("See whether one GPU is slow.", "gpudoctor check train.balance"),
+        ),
+    )
+
+
+def _kept(run: StrategyRun) -> str:
+    kept = [r.memory.activations_bytes for r in run.ranks if isinstance(r.memory.activations_bytes, int)]
+    held = run.figures.get("microbatches_held")
+    if not kept or held is None:
+        return ""
+    return f", and the first keeps {held:g} microbatches ({mib(max(kept))} of activations a rank at most)"
+
+
+@check(
+    THREE_D,
+    title="Data, tensor and pipeline parallelism together train what one rank alone trains",
+    level="full",
+    needs_gpu=False,
+    limits=_FP32,
+)
+def three_dimensions(case: Case) -> Iterator[Finding]:
+    """Fail where losses or weights deviate under data x tensor x pipeline; say which split it was."""
+    yield from judged_strategy(
+        case, "3d", "data x tensor x pipeline", likely="a group of ranks that exchanged with the wrong members"
+    )
+    for run in runs_of(case, "3d"):
+        copies, shards, stages = (run.figures.get(name, 0) for name in ("data", "shards", "stages"))
+        if copies == 1:
+            ranks, split = ranks_in_words(case, len(run.ranks)), f"tensor {shards:g} x pipeline {stages:g}"
+            yield skip(NODE, f"{ranks}: a split in two dimensions was run, {split}; all three need 8")
+        elif copies:
+            yield ok(NODE, f"{run.variant}: data {copies:g} x tensor {shards:g} x pipeline {stages:g}")

@@ -1,0 +1,199 @@
+"""What is judged alike of every parallel strategy: that it ran, and that it trained what one rank alone trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import isfinite
+
+from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, Found, fail, ok, unknown, unread
+from gpudoctor.checks.probe_outcome import (
+    absent,
+    judged_problems,
+    not_judged,
+    problems_of,
+    rank_subject,
+    ranks_in_words,
+)
+from gpudoctor.facts.measured_strategies import Strategies, StrategyRank, StrategyRun
+
+PROBE = "strategy"
+TOLD_BY = "strategy.ddp"  # the check that answers for problems of the whole probe
+# for every strategy's check; fp32 measured at 3e-7 and bf16 at 1e-3 on 2 to 8 CPU ranks
+TOLERANCES = {
+    "fp32_error": Limit(1e-4, "relative", "rounding of fp32 over ten steps, measured at 3e-7, with room"),
+    "bf16_error": Limit(1e-2, "relative", "rounding of bf16 over ten steps, measured at 1e-3, with room"),
+}
+
+
+def runs_of(case: Case, strategy: str) -> tuple[StrategyRun, ...]:
+    """The variants of one strategy that any rank came through."""
+    tried = case.measurements.strategies
+    return tuple(run for run in tried.runs if run.strategy == strategy) if tried is not None else ()
+
+
+def judged_strategy(case: Case, strategy: str, what: str, *, likely: str) -> Iterator[Finding]:
+    """The findings that every strategy has; one pass for each variant that is wholly right.
+
+    `what` names it for people ("tensor parallelism"), `likely` says where a deviation comes from. The check of id
+    `strategy.{strategy}` has `TOLERANCES` among its limits.
+    """
+    check_id = f"strategy.{strategy}"
+    if check_id == TOLD_BY:
+        yield from judged_problems(case, PROBE)
+    else:
+        yield from not_judged(case, PROBE, what, TOLD_BY)
+    tried, runs = case.measurements.strategies, runs_of(case, strategy)
+    problems = problems_of(case, PROBE)
+    if tried is None or not (runs or strategy in tried.not_run):
+        if not problems:
+            yield absent(case, PROBE, what) if tried is None else unknown(NODE, f"{what}: no rank reported a result")
+        return
+    if strategy in tried.not_run:
+        yield unread(NODE, what, tried.not_run[strategy])
+    for run in runs:
+        # a process that spreads over all GPUs by itself is one rank
+        expected = 1 if strategy == "dp" else tried.world_size
+        limit = case.limit(check_id, f"{run.dtype}_error")
+        source = case.limit_source(check_id, f"{run.dtype}_error")
+        wrong = [*_missing(run), *_weights(case, run, limit, source, likely)]
+        if len(run.ranks) == expected:
+            wrong += _losses(tried, run, limit, source, likely)
+        else:
+            # the mean of some parts of a batch is not that of the batch
+            wrong.append(unknown(NODE, f"{run.variant}: {len(run.ranks)} of {expected} ranks reported"))
+        yield from wrong or [_agrees(case, tried, run)]
+
+
+def mean_losses(run: StrategyRun) -> list[float | None]:
+    """The loss of each step over the whole batch: the mean over the ranks that computed any; None where not finite."""
+    told = [rank.losses for rank in run.ranks if rank.losses]
+    if len({len(losses) for losses in told}) > 1:
+        return []
+    found: list[float | None] = []
+    for step in zip(*told, strict=True):
+        finite = [loss for loss in step if loss is not None]
+        found.append(sum(finite) / len(finite) if len(finite) == len(step) else None)
+    return found
+
+
+def cost_in_words(run: StrategyRun) -> str:
+    """Time, traffic and memory of a rank, the largest of all, in words."""
+    step_ms = max(rank.step_ms for rank in run.ranks)
+    sent = [rank.communicated_bytes for rank in run.ranks if isinstance(rank.communicated_bytes, int)]
+    traffic = f", {mib(max(sent))} exchanged" if sent else ""
+    return f"step {step_ms:.3g} ms{traffic}, {mib(max(held_bytes(rank) for rank in run.ranks))} a rank"
+
+
+def held_bytes(rank: StrategyRank) -> int:
+    """What a rank held: the GPU's peak, or where there is none, the sum of what was counted."""
+    memory = rank.memory
+    if isinstance(memory.peak_bytes, int):
+        return memory.peak_bytes
+    kept = memory.activations_bytes if isinstance(memory.activations_bytes, int) else 0
+    return memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes + kept
+
+
+def mib(size_bytes: float) -> str:
+    """Bytes in words."""
+    return f"{size_bytes / 2**20:.3g} MiB"
+
+
+def loss_error(tried: Strategies, run: StrategyRun) -> float | None:
+    """The largest relative difference of a step's loss from that of one rank alone; None where one was not finite."""
+    alone = tried.reference.losses_bf16 if run.dtype == "bf16" else tried.reference.losses
+    found = mean_losses(run)
+    if len(found) != len(alone):
+        return None
+    errors = [
+        abs(loss - right) / abs(right) if loss is not None and right is not None else float("nan")
+        for loss, right in zip(found, alone, strict=True)
+    ]
+    # max() would pass over a NaN
+    return max(errors) if all(map(isfinite, errors)) else None
+
+
+def _agrees(case: Case, tried: Strategies, run: StrategyRun) -> Finding:
+    who = ranks_in_words(case, tried.world_size)
+    text = f"{run.variant}: {tried.steps} steps on {who} as on one alone ({cost_in_words(run)})"
+    errors = [rank.weights_error for rank in run.ranks if rank.weights_error is not None]
+    return ok(
+        NODE,
+        text,
+        None,
+        Evidence(f"{run.variant} weights", f"{max(errors):.2g} off at most, {run.dtype}"),
+        Evidence(f"{run.variant} loss", f"{loss_error(tried, run) or 0.0:.2g} off at most"),
+    )
+
+
+def _missing(run: StrategyRun) -> Iterator[Finding]:
+    if run.missing_weights:
+        names = ", ".join(run.missing_weights[:3])
+        yield fail(
+            NODE,
+            f"{run.variant}: no rank held {len(run.missing_weights)} of the weights at the end ({names})",
+            "every weight on some rank",
+            Evidence("probe", f"{len(run.missing_weights)} names without a tensor"),
+        )
+    silent = [rank.rank for rank in run.ranks if not rank.compared]
+    if silent:
+        yield unknown(NODE, f"{run.variant}: rank {silent[0]} compared no weights")
+
+
+def _losses(tried: Strategies, run: StrategyRun, limit: float, source: str, likely: str) -> Iterator[Finding]:
+    alone = tried.reference.losses_bf16 if run.dtype == "bf16" else tried.reference.losses
+    found = mean_losses(run)
+    if None in alone:
+        yield unknown(NODE, f"{run.variant}: one rank alone had a loss that was not finite; nothing to compare with")
+        return
+    if len(found) != len(alone):
+        yield unknown(NODE, f"{run.variant}: {len(found)} losses for {len(alone)} steps")
+        return
+    error = loss_error(tried, run)
+    if error is not None and error <= limit:
+        return
+    worst = next((step for step, loss in enumerate(found) if loss is None), None)
+    text = (
+        f"{run.variant}: the loss is off by {error:.2g} from that of one rank alone"
+        if error is not None
+        else f"{run.variant}: the loss was no finite number in step {(worst or 0) + 1}"
+    )
+    yield fail(
+        NODE,
+        Found(text, error if error is not None else "not finite"),
+        Expected(f"the loss of the same steps on one rank, within {limit:g}", "<=", limit, "relative", source),
+        Evidence(f"{run.variant} loss", _in_words(found)),
+        Evidence("loss on one rank alone", _in_words(alone)),
+        likely=likely,
+        advice=ADVICE,
+    )
+
+
+def _weights(case: Case, run: StrategyRun, limit: float, source: str, likely: str) -> Iterator[Finding]:
+    # every rank's copy is made of all ranks' parts: where all are off, no one of them is at fault
+    off = [rank for rank in run.ranks if rank.weights_error is None or not rank.weights_error <= limit]
+    if not off:
+        return
+    everyone = len(off) == len(run.ranks)
+    worst = max(off, key=lambda rank: float("inf") if rank.weights_error is None else rank.weights_error)
+    for rank in [worst] if everyone else off:
+        error = "not finite" if rank.weights_error is None else f"off by {rank.weights_error:.2g}"
+        where = f", worst in {rank.worst_weight}" if rank.worst_weight else ""
+        yield fail(
+            NODE if everyone else rank_subject(case, rank.rank),
+            Found(f"{run.variant}: its weights after the steps are {error}{where}", rank.weights_error or "not finite"),
+            Expected(f"the weights of the same steps on one rank, within {limit:g}", "<=", limit, "relative", source),
+            Evidence(f"{run.variant}, rank {rank.rank}", f"{rank.compared} numbers compared, {error}{where}"),
+            likely=likely,
+            advice=ADVICE,
+        )
+
+
+ADVICE = (
+    Advice("Check arithmetic and collectives alone.", "gpudoctor check collective compute --level full"),
+    Advice("Run it again: a fault that comes and goes is the hardware's.", "gpudoctor check strategy --level full"),
+)
+
+
+def _in_words(losses: Iterable[float | None]) -> str:
+    return " ".join("none" if loss is None else f"{loss:.5g}" for loss in losses)

@@ -1,0 +1,91 @@
+"""What ten steps of one small transformer gave under each parallel strategy: figures only, no verdicts."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gpudoctor.facts.gpu import Fact
+from gpudoctor.facts.missing import NOT_READ, Missing
+
+
+class StrategyShape(Fact, frozen=True):
+    """The small transformer: `batch` is that of all ranks together, in sequences of `sequence` tokens."""
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    sequence: int
+    batch: int
+
+
+class StrategyMemory(Fact, frozen=True):
+    """What one rank held, in bytes, counted from the storages of its tensors.
+
+    `activations_bytes`: the most that autograd kept for the backward pass at any time of one step. `peak_bytes`:
+    torch's own peak (`torch.cuda.max_memory_allocated`); Missing on CPU ranks, where torch counts nothing.
+    """
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int | Missing = NOT_READ
+    peak_bytes: int | Missing = NOT_READ
+
+
+class StrategyRank(Fact, frozen=True):
+    """One rank under one strategy.
+
+    `losses`: of the part of the batch whose loss this rank computed, one a step; empty where it computes none (all
+    but the last stage of a pipeline), None in it where the loss was not finite. `weights_error`: the worst of
+    |found - expected| / RMS(expected) over the elements of every tensor that it held at the end, RMS of that
+    tensor; None: it was not finite. `compared`: how many elements that were; `worst_weight` the tensor's name.
+    `step_ms`: median of the steps but the first and those that were counted. `communicated_bytes`: the sizes of the
+    tensors given to collectives and sends in one step; Missing where they could not be counted.
+    """
+
+    rank: int
+    losses: tuple[float | None, ...]
+    weights_error: float | None
+    compared: int
+    memory: StrategyMemory
+    step_ms: float
+    worst_weight: str | None = None
+    communicated_bytes: int | Missing = NOT_READ
+
+
+class StrategyRun(Fact, frozen=True):
+    """One variant of a strategy on all ranks that came through it, in rank order.
+
+    `strategy` is the check's ("fsdp"), `variant` what was run ("fsdp", "fsdp-bf16"). `missing_weights`: names
+    of tensors that no rank held at the end. `figures`: what only this strategy has, by name with unit ("bubble_share").
+    """
+
+    strategy: str
+    variant: str
+    dtype: Literal["fp32", "bf16"]
+    ranks: tuple[StrategyRank, ...]
+    missing_weights: tuple[str, ...] = ()
+    figures: dict[str, float] = {}
+
+
+class StrategyReference(Fact, frozen=True):
+    """The same steps on one rank alone. Losses: one a step; none where a GPU has no bf16. Time and memory: of fp32."""
+
+    parameters: int
+    losses: tuple[float | None, ...]
+    losses_bf16: tuple[float | None, ...]
+    step_ms: float
+    memory: StrategyMemory
+
+
+class Strategies(Fact, frozen=True):
+    """All that was tried. `not_run`: for a strategy (not a variant) why there is no figure, as in Measurements."""
+
+    device: Literal["cuda", "cpu"]
+    world_size: int
+    shape: StrategyShape
+    steps: int
+    reference: StrategyReference
+    runs: tuple[StrategyRun, ...] = ()
+    not_run: dict[str, Missing] = {}

@@ -1,0 +1,91 @@
+"""What the chosen checks want measured apart from the ranks, and when: after them, since both want the GPUs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpudoctor.checks.registry import LEVELS, Check, Level
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.missing import Missing
+
+if TYPE_CHECKING:
+    from gpudoctor.probes.plan import ProbePlan
+
+# the check that needs a part, and the part's name in Measurements and its not_run
+PARTS = {"env.frameworks": "frameworks", "strategy.deepspeed": "deepspeed", "strategy.tensorflow": "tensorflow"}
+# the parts that --inject desync=RANK must be seen by
+DESYNCED = ("deepspeed", "tensorflow")
+# importing a framework from a cold network disk takes many times the usual 2 s
+VIEWS_DEADLINE_S = 90.0
+# for two CPU ranks DeepSpeed takes 16 s of CPU time, TensorFlow 15 s for each of its two; many times that where busy
+DEEPSPEED_DEADLINE_S = 240.0
+TENSORFLOW_DEADLINE_S = 240.0
+
+
+def parts_wanted(checks: tuple[Check, ...], level: Level) -> tuple[str, ...]:
+    """The parts that these checks need at this level."""
+    chosen = {c.id for c in checks if LEVELS.index(c.level) <= LEVELS.index(level)}
+    return tuple(part for check, part in PARTS.items() if check in chosen)
+
+
+def with_parts(
+    parts: tuple[str, ...],
+    plan: ProbePlan,
+    measured: Measurements,
+    progress: Callable[[str], None] | None,
+    on_interrupt: Callable[[Measurements], None],
+) -> Measurements:
+    """The measurements of the ranks and of these parts, or why there are none of them.
+
+    `plan` says on which devices. `on_interrupt` gets what there is when an exception (a signal's) ends it.
+    """
+    others = {name: why for name, why in measured.not_run.items() if name not in PARTS.values()}
+    left_out = {part: Missing("not asked for") for part in PARTS.values() if part not in parts}
+    measured = msgspec.structs.replace(measured, not_run=others | left_out)
+    try:
+        for part in parts:
+            measured = _joined(measured, _part(part, plan, progress))
+    except BaseException:
+        on_interrupt(measured)
+        raise
+    return measured
+
+
+def without_parts(measured: Measurements, why: Missing) -> Measurements:
+    """The measurements where nothing is run apart from the ranks, with the reason."""
+    return _noted(measured, dict.fromkeys(PARTS.values(), why))
+
+
+def _part(part: str, plan: ProbePlan, progress: Callable[[str], None] | None) -> Measurements:
+    if plan.engine is not None:
+        why = f"{plan.engine} has started a process for each GPU: run gpudoctor by itself for it"
+        return Measurements(not_run={part: Missing(why)})
+    if part == "frameworks" and plan.backend == "gloo":
+        return Measurements(not_run={part: Missing("asked where GPUs of this machine are measured, not CPU ranks")})
+    if part != "frameworks" and plan.ranks == 1:
+        return Measurements(not_run={part: Missing("one rank has nobody to divide the work with")})
+    from gpudoctor.probes.frameworks import deepspeed_strategies, framework_views, tensorflow_strategies
+
+    if part == "frameworks":
+        if progress is not None:
+            progress("ask each framework for the GPUs")
+        return framework_views(VIEWS_DEADLINE_S)
+    if part == "deepspeed":
+        return deepspeed_strategies(plan, DEEPSPEED_DEADLINE_S, progress)
+    return tensorflow_strategies(plan, TENSORFLOW_DEADLINE_S, progress)
+
+
+def _joined(measured: Measurements, found: Measurements) -> Measurements:
+    return msgspec.structs.replace(
+        _noted(measured, found.not_run),
+        frameworks=found.frameworks or measured.frameworks,
+        deepspeed=found.deepspeed or measured.deepspeed,
+        tensorflow=found.tensorflow or measured.tensorflow,
+    )
+
+
+def _noted(measured: Measurements, not_run: dict[str, Missing]) -> Measurements:
+    return msgspec.structs.replace(measured, not_run=measured.not_run | not_run)

@@ -1,0 +1,88 @@
+"""A plan where there is no GPU and CPU ranks are to try it: which strategy this machine's RAM holds."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import msgspec
+
+from gpudoctor.errors import UserError
+from gpudoctor.examine import Sourced
+from gpudoctor.loading import CPU_RANKS
+from gpudoctor.plan.choose import check_forced
+from gpudoctor.plan.machine import ram_bytes
+from gpudoctor.plan.memory import GIB, Job, memory_of
+from gpudoctor.plan.model_shape import ModelShape, seq_of
+from gpudoctor.plan.plan import Plan, model_summary, strategy
+from gpudoctor.plan.settings import batch_of, learning_rates
+from gpudoctor.plan.split import Split, StrategyName
+from gpudoctor.plan.strategies import Option
+from gpudoctor.report.report import SourceSummary
+
+
+def cpu_plan(args: argparse.Namespace, shape: ModelShape, sourced: Sourced) -> tuple[Plan, Option]:
+    """The simplest strategy whose tensors, on all CPU ranks together, the RAM holds; in fp32 unless asked otherwise.
+
+    Raise UserError where none does. Nothing is said of settings, launch and times: no GPU is there to have them.
+    """
+    asked = (("--nodes", args.nodes > 1), ("--global-batch", args.global_batch), ("--report", args.report))
+    for option, given in asked:
+        if given:
+            raise UserError(f"{option} plans GPUs, and there are none: leave it out, or plan on --node hgx-h100-8")
+    seq, warnings = seq_of(args.seq, shape)
+    ranks = args.ranks or CPU_RANKS
+    room = ram_bytes(sourced.node)
+    job = Job(shape, args.precision or "fp32", args.optimizer, seq)
+    options = tuple(_options(job, _splits(args, shape, ranks), room))
+    taken = next((option for option in options if option.works), None)
+    if taken is None:
+        least = min(option.memory.total for option in options if option.memory)
+        there = "of unknown size" if room is None else f"of {room / GIB:.0f} GiB"
+        raise UserError(
+            f"{shape.name} does not fit {ranks} CPU ranks in RAM {there} (least: {least / GIB:.1f} GiB a rank): plan "
+            f"it for GPUs, and try it here: --node hgx-h100-8 --backend gloo --try"
+        )
+    node = sourced.node
+    why = "one rank holds all of it" if taken.split.name == "ddp" else "the ranks hold it together"
+    if args.tensor is not None or args.pipeline is not None:
+        why = "as asked with --tensor and --pipeline"
+    batch = batch_of(taken.job, taken.split)
+    plan = Plan(
+        source=SourceSummary(node.source.kind, node.source.name, node.source.faults),
+        simulated=node.source.kind == "simulated",
+        model=model_summary(shape),
+        precision=job.precision,
+        optimizer=job.optimizer,
+        seq=seq,
+        strategies=tuple(strategy(option) for option in options),
+        recommended=strategy(taken),
+        why=why,
+        batch=batch,
+        learning_rate=learning_rates(batch),
+        warnings=(*warnings, "no GPU here: planned for CPU ranks, in RAM"),
+    )
+    return plan, taken
+
+
+def _splits(args: argparse.Namespace, shape: ModelShape, ranks: int) -> tuple[Split, ...]:
+    if args.tensor is None and args.pipeline is None:
+        return (
+            Split("ddp", ranks),
+            Split("fsdp", ranks, sharding="parameters", shards=ranks, engine="sharded"),
+        )
+    tensor, pipeline = args.tensor or 1, args.pipeline or 1
+    check_forced(shape, ranks, tensor, pipeline, "CPU ranks")
+    if tensor * pipeline == 1:
+        return (Split("ddp", ranks),)
+    name: StrategyName = "3d" if tensor > 1 and pipeline > 1 else "tensor" if tensor > 1 else "pipeline"
+    return (Split(name, ranks // (tensor * pipeline), tensor, pipeline),)
+
+
+def _options(job: Job, splits: tuple[Split, ...], room: float | None) -> Iterator[Option]:
+    """Each with the memory of one rank's tensors; where RAM is not known, all fit: what is tried is small anyway."""
+    for split in splits:
+        memory = msgspec.structs.replace(memory_of(job, split, 0.0), framework=0.0)
+        over = 0.0 if room is None else memory.total * split.world - room
+        reason = f"{over / GIB:.1f} GiB of RAM too much" if over > 0 else ""
+        yield Option(split, job, "no" if over > 0 else "fits", memory, reason)

@@ -1,0 +1,190 @@
+"""Runs processes apart from the ranks, hears their answers, and ends them without fail."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO
+
+import msgspec
+
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.subprocesses import signal_name
+from gpudoctor.probes.apart_messages import AnyAnswer, Broken, Doing, Done, Order, Task
+from gpudoctor.probes.between_start import boot
+
+_READ_BYTES = 1 << 16
+_TAIL_BYTES = 1 << 16
+_TURN_S = 0.5
+_GRACE_S = 1.0  # after one of several failed: the time for the others to say why
+_KILL_GRACE_S = 10.0  # a driver takes seconds to release a GPU
+
+
+class Seat(msgspec.Struct, frozen=True):
+    """One process to start: `name` for people, its task, and its environment on top of ours (None: taken out)."""
+
+    name: str
+    task: Task
+    environ: Mapping[str, str | None] = {}
+
+
+class Heard(msgspec.Struct):
+    """What one process said; `failure` is None where it said all. `output`: its last lines on stderr."""
+
+    answers: list[AnyAnswer] = []
+    failure: Missing | None = None
+    output: tuple[str, ...] = ()
+
+
+class _Process:
+    def __init__(self, seat: Seat, python: str) -> None:
+        self.seat = seat
+        self.doing = "start"
+        self.done = False
+        self.broken: Broken | None = None
+        self.ended = False
+        self.killed = False
+        self.answers: list[AnyAnswer] = []
+        self.buffer = b""
+        self.errors: IO[bytes] = tempfile.TemporaryFile()  # without a name: it is gone with us  # noqa: SIM115
+        self.reader, writer = os.pipe()
+        try:
+            environ = dict(os.environ) | {k: v for k, v in seat.environ.items() if v is not None}
+            order = msgspec.json.encode(Order(os.getpid(), writer, seat.task)).decode()
+            self.process = subprocess.Popen(
+                [python, "-c", boot("gpudoctor.probes.apart_child"), order],
+                stdin=subprocess.DEVNULL,
+                stdout=self.errors,
+                stderr=self.errors,
+                env={k: v for k, v in environ.items() if seat.environ.get(k, v) is not None},
+                pass_fds=[writer],
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self.reader)
+            self.errors.close()
+            raise
+        finally:
+            os.close(writer)
+
+    def hear(self, data: bytes) -> None:
+        *lines, self.buffer = (self.buffer + data).split(b"\n")
+        for line in lines:
+            try:
+                answer = msgspec.json.decode(line, type=AnyAnswer)
+            except msgspec.DecodeError:
+                self.broken = Broken("its answer could not be read")
+                return
+            if isinstance(answer, Doing):
+                self.doing = answer.text
+            elif isinstance(answer, Done):
+                self.done = True
+            elif isinstance(answer, Broken):
+                self.broken = answer
+            else:
+                self.answers.append(answer)
+
+    def kill(self) -> None:
+        """End its whole group, which may outlive it, once; nothing that it does at its end is of use."""
+        if not self.killed:
+            self.killed = True
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def heard(self, limit_s: float) -> Heard:
+        """To be called once it was ended."""
+        output = _last_lines(self.errors)
+        failure: Missing | None = None
+        if self.broken is not None:
+            failure = Missing(f"{self.seat.name}: {self.broken.text}", self.broken.kind)
+        elif not self.done:
+            last = f": {output[-1]}" if output else ""
+            status = self.process.returncode
+            if not self.ended:
+                what = f"did not leave {self.doing!r} within {limit_s:g} s"
+            elif status is not None and status < 0:
+                what = f"was ended by {signal_name(-status)} in {self.doing!r}{last}"
+            else:
+                what = f"ended with {status} in {self.doing!r}{last}"
+            failure = Missing(f"{self.seat.name} {what}", "failed")
+        return Heard(self.answers, failure, output)
+
+    def close(self) -> None:
+        os.close(self.reader)
+        self.errors.close()
+
+
+def run_apart(seats: Sequence[Seat], *, deadline_s: float, together: bool, python: str = sys.executable) -> list[Heard]:
+    """Start a process for each seat and hear them until all are done; what each said, in order of the seats.
+
+    Never raises for what a process does, nor where none can be started: that is the `failure` of what was heard.
+    `together`: they wait for each other, so that one that fails ends the run. Whatever happens here (a signal
+    handler that raises too), every process and its group has been killed when this returns or raises.
+    """
+    processes: list[_Process] = []
+    try:
+        for seat in seats:
+            try:
+                processes.append(_Process(seat, python))
+            except OSError as error:
+                why = Missing(f"{seat.name} could not be started: {error.strerror or error}", "failed")
+                return [Heard(failure=why) for _ in seats]
+        _listen(processes, time.monotonic() + deadline_s, together)
+        for process in processes:
+            # one whose pipe has ended is on its way out by itself, and how it ends is worth knowing
+            if process.ended:
+                with suppress(subprocess.TimeoutExpired):
+                    process.process.wait(_GRACE_S)
+        _end(processes)
+        return [process.heard(deadline_s) for process in processes]
+    finally:
+        _end(processes)
+        for process in processes:
+            process.close()
+
+
+def _listen(processes: Sequence[_Process], give_up_s: float, together: bool) -> None:
+    with selectors.DefaultSelector() as selector:
+        for process in processes:
+            selector.register(process.reader, selectors.EVENT_READ, process)
+        while selector.get_map():
+            left_s = give_up_s - time.monotonic()
+            if left_s <= 0:
+                return
+            # in short turns: a signal that came just before a wait does not end it
+            for key, _ in selector.select(min(left_s, _TURN_S)):
+                process = key.data
+                data = os.read(process.reader, _READ_BYTES)
+                process.hear(data)
+                process.ended = not data
+                if process.ended or process.done or process.broken:
+                    selector.unregister(process.reader)
+                if together and (process.broken or (process.ended and not process.done)):
+                    give_up_s = min(give_up_s, time.monotonic() + _GRACE_S)
+
+
+def _end(processes: Sequence[_Process]) -> None:
+    for process in processes:
+        process.kill()
+    give_up_s = time.monotonic() + _KILL_GRACE_S
+    for process in processes:
+        # one that sits in the driver is left behind: the kernel will let it go when it can
+        with suppress(subprocess.TimeoutExpired):
+            process.process.wait(max(0.0, give_up_s - time.monotonic()))
+
+
+def _last_lines(file: IO[bytes], count: int = 20) -> tuple[str, ...]:
+    try:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - _TAIL_BYTES))
+        text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ()
+    return tuple(line.strip()[:300] for line in text.splitlines() if line.strip())[-count:]

@@ -1,0 +1,70 @@
+"""A process of its own for what cannot live in the ranks: frameworks that abort at exit, or want CUDA to themselves.
+
+Until its task begins only the standard library and msgspec are imported here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from types import TracebackType
+from typing import NoReturn
+
+import msgspec
+
+from gpudoctor.probes.apart_messages import Answer, Broken, Doing, Done, Order, TensorflowTask, ViewTask
+from gpudoctor.probes.starter import tie_to_parent
+
+
+class Speaker:
+    """Writes answers to the parent, each at once and whole."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def tell(self, answer: Answer) -> None:
+        line = memoryview(msgspec.json.encode(answer) + b"\n")
+        try:
+            while line:
+                line = line[os.write(self._fd, line) :]
+        except BrokenPipeError:
+            os._exit(1)  # nobody listens any more
+
+    def doing(self, text: str) -> None:
+        self.tell(Doing(text))
+
+
+def begin() -> NoReturn:
+    """Do what argv[1] says, and be gone without taking anything down: the exits of these libraries abort or hang."""
+    order = msgspec.json.decode(sys.argv[1], type=Order)
+    tie_to_parent(order.parent, signal.SIGKILL)
+    speaker = Speaker(order.fd)
+
+    # Not `except`: whatever a library may raise is told, and told once.
+    def tell_and_go(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        traceback.print_exception(kind, error, trace)
+        sys.stderr.flush()
+        unsupported = issubclass(kind, NotImplementedError)
+        speaker.tell(Broken(_in_words(error), "unsupported" if unsupported else "failed"))
+        os._exit(1)
+
+    sys.excepthook = tell_and_go
+    match order.task:
+        case ViewTask(framework=framework):
+            from gpudoctor.probes.framework_views import view_of
+
+            view_of(framework, speaker)
+        case TensorflowTask():
+            from gpudoctor.probes.tensorflow_steps import train
+
+            train(order.task, speaker)
+    speaker.tell(Done())
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _in_words(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -1,0 +1,90 @@
+"""What a process apart from the ranks is told and what it answers, one JSON line each."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.facts.measured_frameworks import Framework, FrameworkView
+from gpudoctor.facts.measured_strategies import StrategyRank, StrategyReference, StrategyShape
+
+
+class ViewTask(msgspec.Struct, frozen=True, tag=True):
+    """Say what a framework sees."""
+
+    framework: Framework
+
+
+class TensorflowTask(msgspec.Struct, frozen=True, tag=True):
+    """Train under one of TensorFlow's strategies.
+
+    `replicas` in this one process (mirrored); or this is worker `worker` of those on `ports` of the loopback
+    interface. `on_gpu`: on the GPUs that CUDA_VISIBLE_DEVICES shows, else on the CPU.
+    `desync`: the replica or worker that drifts away, to see it caught.
+    """
+
+    shape: StrategyShape
+    steps: int
+    on_gpu: bool
+    replicas: int = 1
+    worker: int = 0
+    ports: tuple[int, ...] = ()
+    desync: int | None = None
+
+
+Task = ViewTask | TensorflowTask
+
+
+class Order(msgspec.Struct, frozen=True):
+    """All that a process apart is told at its start; it answers on the file descriptor."""
+
+    parent: int
+    fd: int
+    task: Task
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """One line of a process apart."""
+
+
+class Doing(Answer, frozen=True):
+    """What it begins to do."""
+
+    text: str
+
+
+class Seen(Answer, frozen=True):
+    """What a framework sees."""
+
+    view: FrameworkView
+
+
+class Reference(Answer, frozen=True):
+    """The same steps without any strategy, in the library of this version."""
+
+    version: str
+    reference: StrategyReference
+
+
+class Trained(Answer, frozen=True):
+    """One replica or rank under one strategy; `missing_weights`: tensors that it should hold and does not."""
+
+    variant: str
+    rank: StrategyRank
+    figures: dict[str, float] = {}
+    missing_weights: tuple[str, ...] = ()
+
+
+class Broken(Answer, frozen=True):
+    """It cannot go on. `unsupported`: this version of the library does not offer it; nothing is wrong with the node."""
+
+    text: str
+    kind: Literal["unsupported", "failed"] = "failed"
+
+
+class Done(Answer, frozen=True):
+    """It has said all; what becomes of the process after that counts for nothing."""
+
+
+AnyAnswer = Doing | Seen | Reference | Trained | Broken | Done

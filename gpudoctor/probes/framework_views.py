@@ -1,0 +1,95 @@
+"""What torch, TensorFlow and JAX see of the GPUs; runs in a process of its own for each."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from gpudoctor.facts.measured_frameworks import Framework, FrameworkView
+from gpudoctor.facts.missing import Missing
+from gpudoctor.probes.apart_child import Speaker
+from gpudoctor.probes.apart_messages import Seen
+
+_NO_UUIDS = Missing("it does not tell UUIDs", "unsupported")
+_CPU_BUILD = Missing("this build is for the CPU")
+
+
+def view_of(framework: Framework, speaker: Speaker) -> None:
+    """Ask the framework and tell what it sees; what it raises is the caller's to tell."""
+    speaker.doing(f"import {framework}")
+    view = {"torch": _torch, "tensorflow": _tensorflow, "jax": _jax}[framework](speaker)
+    speaker.tell(Seen(view))
+
+
+def _torch(speaker: Speaker) -> FrameworkView:
+    import torch
+
+    version = str(torch.__version__)
+    if torch.version.cuda is None:
+        return _cpu_build("torch", version)
+    speaker.doing("count the GPUs")
+    cuda: Any = torch.cuda  # not annotated everywhere
+    try:
+        cuda.init()  # counting alone does not open CUDA: it may ask NVML
+    except (RuntimeError, AssertionError, cuda.DeferredCudaCallError) as failure:
+        return FrameworkView("torch", version, True, cuda.device_count(), _NO_UUIDS, error=_first_line(failure))
+    found = [getattr(cuda.get_device_properties(n), "uuid", None) for n in range(cuda.device_count())]
+    uuids = tuple(text if (text := str(uuid)).startswith(("GPU-", "MIG-")) else f"GPU-{uuid}" for uuid in found)
+    return FrameworkView("torch", version, True, len(found), _NO_UUIDS if None in found else uuids)
+
+
+def _tensorflow(speaker: Speaker) -> FrameworkView:
+    import tensorflow as tf
+
+    version = str(tf.__version__)
+    if not tf.test.is_built_with_cuda():
+        return _cpu_build("tensorflow", version)
+    speaker.doing("count the GPUs")
+    # makes no context on a GPU, and takes none of its memory
+    return FrameworkView("tensorflow", version, True, len(tf.config.list_physical_devices("GPU")), _NO_UUIDS)
+
+
+def _jax(speaker: Speaker) -> FrameworkView:
+    # else its first look takes three quarters of the memory of every GPU
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    import jax
+
+    version = str(jax.__version__)
+    if not _has_cuda_plugin():
+        return _cpu_build("jax", version)
+    platforms = [name.strip() for name in str(jax.config.jax_platforms or "").split(",") if name.strip()]
+    if platforms and not {"cuda", "gpu"} & set(platforms):
+        held_back = f"JAX_PLATFORMS={','.join(platforms)}"
+        return FrameworkView("jax", version, True, Missing(held_back), _NO_UUIDS, held_back=held_back)
+    speaker.doing("count the GPUs")
+    try:
+        devices = jax.local_devices(backend="cuda")
+    except RuntimeError as failure:
+        return FrameworkView("jax", version, True, 0, _NO_UUIDS, error=_first_line(failure))
+    return FrameworkView("jax", version, True, len(devices), _NO_UUIDS)
+
+
+def _cpu_build(framework: Framework, version: str) -> FrameworkView:
+    return FrameworkView(framework, version, False, _CPU_BUILD, _CPU_BUILD)
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _has_cuda_plugin() -> bool:
+    """CUDA comes to JAX as a plug-in package, in older ones inside jaxlib."""
+    from importlib.metadata import entry_points
+    from importlib.util import find_spec
+
+    if any("cuda" in point.name or "cuda" in point.value for point in entry_points(group="jax_plugins")):
+        return True
+    packages = find_spec("jax_plugins")
+    folders = list(packages.submodule_search_locations or []) if packages else []
+    if any("cuda" in name for folder in folders for name in os.listdir(folder)):  # noqa: PTH208
+        return True
+    try:
+        from jaxlib import cuda  # noqa: F401
+    except ImportError:
+        return False
+    return True

@@ -1,0 +1,209 @@
+"""What is measured apart from the ranks: what each framework sees, and the strategies of other libraries.
+
+This process never imports any of them; whether one is installed is seen from its files.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+
+import msgspec
+
+from gpudoctor.facts.measured_frameworks import FRAMEWORKS, Framework, FrameworkView, LibraryStrategies
+from gpudoctor.facts.measured_strategies import (
+    Strategies,
+    StrategyRank,
+    StrategyReference,
+    StrategyRun,
+    StrategyShape,
+)
+from gpudoctor.facts.measurements import Device, Measurements
+from gpudoctor.facts.missing import Missing
+from gpudoctor.probes.apart import Heard, Seat, run_apart
+from gpudoctor.probes.apart_messages import Reference, Seen, TensorflowTask, Trained, ViewTask
+from gpudoctor.probes.launch import run_probes
+from gpudoctor.probes.plan import ProbePlan, injections_of
+
+STEPS = 10
+INSTALL = {
+    "torch": "pip install 'gpudoctor-cli[torch]'",
+    "deepspeed": "pip install 'gpudoctor-cli[deepspeed]'",
+    "tensorflow": "pip install 'gpudoctor-cli[tensorflow]'",
+}
+_NAMES = {"torch": "PyTorch", "deepspeed": "DeepSpeed", "tensorflow": "TensorFlow", "jax": "JAX"}
+# Keras, which TensorFlow imports, would leave ~/.keras behind; under a file it can make nothing, and goes on
+_LEAVES_NOTHING: Mapping[str, str | None] = {"KERAS_HOME": "/dev/null"}
+# what TensorFlow would do differently from run to run, or from a user's settings
+_TENSORFLOW_ENVIRON: Mapping[str, str | None] = {
+    **_LEAVES_NOTHING,
+    "TF_CONFIG": None,
+    "TF_CPP_MIN_LOG_LEVEL": "1",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    "TF_GRPC_REUSE_PORT": "1",  # this process holds the ports, so that nobody takes them before the workers do
+    "TF_NUM_INTRAOP_THREADS": "1",
+    # its workers would look for each other through a proxy
+    **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy", "all_proxy"), None),
+}
+
+
+def missing_library(name: str) -> Missing | None:
+    """Why a library cannot be used, with the line that installs it; None where it is installed."""
+    found = importlib.util.find_spec(name)
+    if found is not None and found.origin is not None:  # a folder that happens to be called so has none
+        return None
+    install = INSTALL.get(name)
+    return Missing(f"{_NAMES[name]} is not installed" + (f": {install}" if install else ""))
+
+
+def framework_views(deadline_s: float, python: str = sys.executable) -> Measurements:
+    """Ask each framework that is installed, all at the same time, each in a process of its own.
+
+    Of the Measurements only `frameworks` and `not_run` are filled: "frameworks" where none is installed,
+    "frameworks.NAME" for one that gave no answer.
+    """
+    installed = [name for name in FRAMEWORKS if missing_library(name) is None]
+    if not installed:
+        why = f"none of {', '.join(_NAMES[name] for name in FRAMEWORKS)} is installed: {INSTALL['torch']}"
+        return Measurements(not_run={"frameworks": Missing(why)})
+    seats = [Seat(_NAMES[name], ViewTask(name), _LEAVES_NOTHING) for name in installed]
+    heard = run_apart(seats, deadline_s=deadline_s, together=False, python=python)
+    views: list[FrameworkView] = []
+    not_run: dict[str, Missing] = {}
+    for name, each in zip(installed, heard, strict=True):
+        found = [answer.view for answer in each.answers if isinstance(answer, Seen)]
+        if each.failure is not None or not found:
+            not_run[f"frameworks.{name}"] = each.failure or Missing("it gave no answer", "failed")
+        else:
+            views.append(_with_complaints(found[0], each.output))
+    return Measurements(frameworks=tuple(views), not_run=not_run)
+
+
+def _with_complaints(view: FrameworkView, output: Sequence[str]) -> FrameworkView:
+    if view.gpus != 0:
+        return view
+    telling = [line for line in output if any(word in line.lower() for word in ("cuda", "gpu", "dlopen"))]
+    return msgspec.structs.replace(view, complaints=tuple(telling[-3:]))
+
+
+def deepspeed_strategies(plan: ProbePlan, deadline_s: float, progress: Callable[[str], None] | None) -> Measurements:
+    """ZeRO 1, 2 and 3 on ranks of their own; `deepspeed` or not_run["deepspeed"] is filled, and nothing else.
+
+    `plan` says on which devices; what else it asks for is left out.
+    """
+    why = missing_library("torch") or missing_library("deepspeed")
+    if why is not None:
+        return Measurements(not_run={"deepspeed": why})
+    own = ProbePlan(
+        plan.backend,
+        plan.ranks,
+        plan.gpus,
+        ("strategy",),
+        "full",
+        inject=tuple(text for text in plan.inject if text.startswith("desync=")),
+        strategies=("deepspeed",),
+    )
+    measured = run_probes(own, deadline_s=deadline_s, probe_deadline_s=deadline_s, progress=progress)
+    found = measured.strategies
+    failure = next((Missing(problem.text, "failed") for problem in measured.problems), None)
+    if found is not None and failure is not None:
+        found = msgspec.structs.replace(found, not_run={"deepspeed": failure})  # some stages may have figures
+    if found is None or not found.runs:
+        own_reason = found.not_run.get("deepspeed") if found is not None else None
+        failure = failure or own_reason or measured.not_run.get("strategy")
+        return Measurements(not_run={"deepspeed": failure or Missing("it brought no figures", "failed")})
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        told = version("deepspeed")
+    except PackageNotFoundError:
+        told = "of unknown version"
+    return Measurements(deepspeed=LibraryStrategies("DeepSpeed", told, found))
+
+
+def tensorflow_strategies(
+    plan: ProbePlan, deadline_s: float, progress: Callable[[str], None] | None, python: str = sys.executable
+) -> Measurements:
+    """MirroredStrategy in one process, then MultiWorkerMirroredStrategy in one process a rank.
+
+    `tensorflow` or not_run["tensorflow"] is filled, and nothing else; `deadline_s` is for each of the two.
+    """
+    why = missing_library("tensorflow")
+    if why is not None:
+        return Measurements(not_run={"tensorflow": why})
+    on_gpu = plan.backend == "nccl"
+    shape = shape_for(plan.ranks)
+    uuids = [uuid for _, uuid, _ in plan.gpus]
+    desync = next((each.rank for each in injections_of(plan) if each.kind == "desync"), None)
+    say = progress or (lambda text: None)
+    say("TensorFlow's MirroredStrategy")
+    mirrored = run_apart(
+        [Seat("MirroredStrategy", TensorflowTask(shape, STEPS, on_gpu, plan.ranks, desync=desync), _environ(uuids))],
+        deadline_s=deadline_s,
+        together=True,
+        python=python,
+    )
+    say("TensorFlow's MultiWorkerMirroredStrategy")
+    with ExitStack() as held:
+        ports = tuple(_port(held) for _ in range(plan.ranks))
+        seats = [
+            Seat(
+                f"worker {number}",
+                TensorflowTask(shape, STEPS, on_gpu, worker=number, ports=ports, desync=desync),
+                _environ(uuids[number : number + 1]),
+            )
+            for number in range(plan.ranks)
+        ]
+        workers = run_apart(seats, deadline_s=deadline_s, together=True, python=python)
+    return _merged(plan, shape, {"mirrored": mirrored, "multi-worker": workers})
+
+
+def shape_for(world_size: int) -> StrategyShape:
+    """A transformer that `world_size` divides the batch of; small, since most of the time is building its graph."""
+    return StrategyShape(layers=2, width=32, heads=4, vocabulary=64, sequence=16, batch=4 * world_size)
+
+
+def _environ(uuids: Sequence[str]) -> Mapping[str, str | None]:
+    # by UUID: CUDA counts in another order than the driver
+    return {**_TENSORFLOW_ENVIRON, "CUDA_VISIBLE_DEVICES": ",".join(uuids) or "-1"}
+
+
+def _port(held: ExitStack) -> int:
+    """A free port of the loopback interface, held for as long as the stack is: only who reuses ports may bind it."""
+    holder = held.enter_context(socket.socket())
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    holder.bind(("127.0.0.1", 0))
+    port: int = holder.getsockname()[1]
+    return port
+
+
+def _merged(plan: ProbePlan, shape: StrategyShape, heard: Mapping[str, Sequence[Heard]]) -> Measurements:
+    runs: list[StrategyRun] = []
+    not_run: dict[str, Missing] = {}
+    told: list[Reference] = []
+    for variant, processes in heard.items():
+        answers = [answer for each in processes for answer in each.answers]
+        ranks: list[StrategyRank] = sorted(
+            (answer.rank for answer in answers if isinstance(answer, Trained)), key=lambda rank: rank.rank
+        )
+        told += [answer for answer in answers if isinstance(answer, Reference)]
+        failures = [each.failure for each in processes if each.failure is not None]
+        if failures or len(ranks) != plan.ranks:
+            # one that says itself why tells more than one that waited for it
+            said = [each for each in failures if "did not leave" not in each.reason]
+            not_run[variant] = (said or failures or [Missing("not every replica answered", "failed")])[0]
+        else:
+            runs.append(StrategyRun("tensorflow", variant, "fp32", tuple(ranks)))
+    if not runs or not told:
+        return Measurements(not_run={"tensorflow": next(iter(not_run.values()))})
+    reference: StrategyReference = told[0].reference
+    device: Device = "cuda" if plan.backend == "nccl" else "cpu"
+    found = Strategies(device, plan.ranks, shape, STEPS, reference, tuple(runs), not_run)
+    return Measurements(tensorflow=LibraryStrategies("TensorFlow", told[0].version, found))
+
+
+__all__ = ["Framework", "deepspeed_strategies", "framework_views", "missing_library", "tensorflow_strategies"]

@@ -1,0 +1,200 @@
+"""The strategies, in the order in which they run, and the run of all of them."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from gpudoctor.facts.missing import Missing
+from gpudoctor.probes.error_words import meaning_of
+from gpudoctor.probes.messages import StrategyLeftOut, StrategyShared
+from gpudoctor.probes.rank import Rank
+from gpudoctor.probes.strategy_bench import Bench
+from gpudoctor.probes.strategy_model import STEPS, shape_for
+from gpudoctor.probes.trouble import FAILURES, in_one_line
+
+StrategyFunction = Callable[[Rank, Bench], None]
+_OTHERS_COME_WITHIN_S = 15.0
+
+
+class Strategy(msgspec.Struct, frozen=True):
+    """One way to train on several ranks.
+
+    `load` imports its module, when it is its turn; `why_not`: why so many ranks (on GPUs or not) cannot do it, in
+    words, or None. `of_torch`: it runs where no strategy is named; one of another library has a run of its own.
+    """
+
+    name: str
+    load: Callable[[], StrategyFunction]
+    why_not: Callable[[int, bool], str | None] = lambda ranks, on_gpu: None
+    of_torch: bool = True
+
+
+def run_strategies(rank: Rank) -> None:
+    """Train under each strategy in turn; send what each brought, or why it brought nothing.
+
+    What a strategy raises on some rank is told, and the next one follows, as long as the ranks are in step:
+    whoever failed waits some seconds for the others, and gives up where they do not come.
+    """
+    rank.phase("prepare strategies", "strategy")
+    if rank.world_size == 1:
+        return
+    with _exact_products():
+        with rank.blocked():
+            in_step = dist.new_group(backend="gloo")  # one of its own: the other may be left in the middle of something
+        bench = Bench(rank, shape_for(rank.world_size, on_gpu=rank.on_gpu))
+        if rank.number == 0:
+            rank.send(StrategyShared(bench.shape, STEPS, bench.reference()))
+        for strategy in _asked_for(rank.job.strategies):
+            why_not = strategy.why_not(rank.world_size, rank.on_gpu)
+            if why_not is not None:
+                rank.send(StrategyLeftOut(strategy.name, Missing(why_not)))
+                continue
+            _begin(rank, bench, strategy.name)
+            try:
+                strategy.load()(rank, bench)
+                error: Exception | None = None
+            except FAILURES as failure:
+                if not _told(rank, strategy.name, failure):
+                    raise
+                error = failure
+            _meet(rank, in_step, error)
+
+
+def _asked_for(names: tuple[str, ...]) -> tuple[Strategy, ...]:
+    return tuple(each for each in STRATEGIES if (each.name in names if names else each.of_torch))
+
+
+def _begin(rank: Rank, bench: Bench, name: str) -> None:
+    bench.strategy = name
+    rank.phase(f"strategy {name}", "strategy")
+    gc.collect()  # DDP keeps itself alive in circles
+    if rank.on_gpu:
+        torch.cuda.set_device(0)  # its own, which a strategy before may have changed
+        torch.cuda.empty_cache()
+        bench.at_first_bytes = torch.cuda.memory_allocated()
+
+
+def _told(rank: Rank, name: str, failure: Exception) -> bool:
+    """Tell the parent what a strategy raised; False where it is not the strategy's own: a GPU's, or memory."""
+    text = in_one_line(failure)
+    if isinstance(failure, (ImportError, NotImplementedError)):
+        version = str(torch.__version__)
+        rank.send(StrategyLeftOut(name, Missing(f"this torch ({version}) does not offer it: {text}", "unsupported")))
+        return True
+    meaning = meaning_of(str(failure))
+    if meaning is not None and meaning.kind == "refused":  # DataParallel wants a second process on each GPU
+        rank.send(StrategyLeftOut(name, Missing(f"{meaning.plain} ({text})", "denied")))
+        return True
+    if isinstance(failure, MemoryError) or meaning is not None:
+        return False
+    rank.waiting = False  # it was in blocked() when it happened, and is not any more
+    told = f"rank {rank.number}: {type(failure).__name__}: {text}"
+    rank.send(StrategyLeftOut(name, Missing(told, "failed")))
+    return True
+
+
+def _meet(rank: Rank, group: dist.ProcessGroup | None, error: Exception | None) -> None:
+    """Wait for the others; raise `error` where they do not come."""
+    with rank.blocked():
+        work = dist.all_reduce(torch.zeros(1), group=group, async_op=True)
+        assert work is not None
+        try:
+            if error is None:
+                work.wait()
+            else:
+                work.wait(datetime.timedelta(seconds=_OTHERS_COME_WITHIN_S))
+        except RuntimeError:
+            if error is None:
+                raise
+            rank.waiting = False
+            raise error from None
+
+
+@contextmanager
+def _exact_products() -> Iterator[None]:
+    """Products of fp32 in fp32: TF32, which an image may have set, rounds by more than is allowed here."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _only_on_gpus(ranks: int, on_gpu: bool) -> str | None:
+    if on_gpu:
+        return None
+    return f"DataParallel spreads one process over GPUs; these are {ranks} CPU ranks, where it would use one device"
+
+
+def _by_threes(ranks: int, on_gpu: bool) -> str | None:
+    from gpudoctor.probes.strategy_3d import why_not_3d
+
+    return why_not_3d(ranks)
+
+
+def _dp() -> StrategyFunction:
+    from gpudoctor.probes.strategy_dp import run_dp
+
+    return run_dp
+
+
+def _ddp() -> StrategyFunction:
+    from gpudoctor.probes.strategy_ddp import run_ddp
+
+    return run_ddp
+
+
+def _zero1() -> StrategyFunction:
+    from gpudoctor.probes.strategy_zero1 import run_zero1
+
+    return run_zero1
+
+
+def _fsdp() -> StrategyFunction:
+    from gpudoctor.probes.strategy_fsdp import run_fsdp
+
+    return run_fsdp
+
+
+def _tensor() -> StrategyFunction:
+    from gpudoctor.probes.strategy_tensor import run_tensor
+
+    return run_tensor
+
+
+def _pipeline() -> StrategyFunction:
+    from gpudoctor.probes.strategy_pipeline import run_pipeline
+
+    return run_pipeline
+
+
+def _3d() -> StrategyFunction:
+    from gpudoctor.probes.strategy_3d import run_3d
+
+    return run_3d
+
+
+def _deepspeed() -> StrategyFunction:
+    from gpudoctor.probes.strategy_deepspeed import run_deepspeed
+
+    return run_deepspeed
+
+
+STRATEGIES = (
+    Strategy("ddp", _ddp),
+    Strategy("dp", _dp, _only_on_gpus),
+    Strategy("zero1", _zero1),
+    Strategy("fsdp", _fsdp),
+    Strategy("tensor", _tensor),
+    Strategy("pipeline", _pipeline),
+    Strategy("3d", _3d, _by_threes),
+    Strategy("deepspeed", _deepspeed, of_torch=False),
+)

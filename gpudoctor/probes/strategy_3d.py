@@ -1,0 +1,82 @@
+"""Data x tensor x pipeline parallelism together, as the largest trains use them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gpudoctor.probes.pipeline_schedule import bubble_share, layers_of_stage
+from gpudoctor.probes.pipeline_steps import HandWritten, Stages, cut
+from gpudoctor.probes.rank import Rank
+from gpudoctor.probes.strategy_bench import Bench, Variant
+from gpudoctor.probes.strategy_model import loss_of
+from gpudoctor.probes.strategy_tensor import split_blocks, split_head, whole_weights
+
+_SHARDS = _STAGES = 2
+_MICROBATCHES = 2
+
+
+def why_not_3d(ranks: int) -> str | None:
+    """Why so many ranks make no split into data x 2 tensor x 2 pipeline; None where they do."""
+    if ranks % (_SHARDS * _STAGES) == 0:
+        return None
+    return f"data x tensor x pipeline needs 8 ranks (4 make tensor 2 x pipeline 2), and these are {ranks}"
+
+
+def run_3d(rank: Rank, bench: Bench) -> None:
+    """Train the model in 2 stages, each split over 2 ranks, as often as the ranks allow; 1F1B.
+
+    Ranks that share a layer's matrices are neighbours: those of one node, since they talk most.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    copies = rank.world_size // (_SHARDS * _STAGES)
+    mesh = init_device_mesh(rank.device.type, (copies, _STAGES, _SHARDS), mesh_dim_names=("data", "pipeline", "tensor"))
+    copy = mesh.get_local_rank("data")
+    stages = Stages(dist.get_process_group_ranks(mesh.get_group("pipeline")), rank.number, rank.device)
+    model = cut(bench.model(), layers_of_stage(bench.shape.layers, stages.index, stages.count))
+    split_blocks(model, mesh["tensor"])
+    split_head(model, mesh["tensor"])
+    optimizer = bench.optimizer(model.parameters())
+    boundary = (bench.shape.sequence, bench.shape.width)
+    play = HandWritten(stages, model, "1f1b", _MICROBATCHES, loss_of, boundary)
+
+    def step(number: int) -> torch.Tensor | None:
+        optimizer.zero_grad()
+        loss = play(*bench.part(number, copy, copies))
+        _average(model, mesh.get_group("data"), copies)
+        optimizer.step()
+        return loss
+
+    figures = {
+        "data": float(copies),
+        "shards": float(_SHARDS),
+        "stages": float(_STAGES),
+        "microbatches": float(_MICROBATCHES),
+        "bubble_share_expected": bubble_share(_STAGES, _MICROBATCHES),
+    }
+    bench.train(
+        Variant("3d", figures=figures),
+        step,
+        holds=functools.partial(_held, model, optimizer),
+        weights=functools.partial(whole_weights, model),
+    )
+
+
+def _average(model: nn.Module, group: Any, copies: int) -> None:
+    """The mean gradient over the copies of the model; of a split weight, that of this rank's own part."""
+    if copies == 1:
+        return
+    for weight in model.parameters():
+        gradient: Any = weight.grad
+        local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+        dist.all_reduce(local, group=group)
+        local.div_(copies)
+
+
+def _held(model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
+    return model.parameters(), optimizer

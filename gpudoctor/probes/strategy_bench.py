@@ -1,0 +1,168 @@
+"""Where a strategy trains: it gives the step, and the bench takes the steps, measures them and compares the outcome."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, nullcontext
+from typing import Any, Literal
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from gpudoctor.facts.measured_strategies import StrategyMemory, StrategyRank, StrategyReference, StrategyShape
+from gpudoctor.facts.missing import Missing
+from gpudoctor.probes.messages import StrategySample
+from gpudoctor.probes.rank import Rank
+from gpudoctor.probes.strategy_memory import KeptForBackward
+from gpudoctor.probes.strategy_model import STEPS, Transformer, batch_of, build_optimizer, build_transformer
+from gpudoctor.probes.strategy_reference import Alone, memory_of
+from gpudoctor.probes.strategy_traffic import Traffic
+
+Step = Callable[[int], "torch.Tensor | None"]
+Holds = Callable[[], "tuple[Iterable[torch.Tensor], Any]"]
+Weights = Callable[[], "Mapping[str, torch.Tensor]"]
+
+_STUMBLES_AT = 5
+_ONE_PROCESS = Missing("one process does it all")
+_KEPT_COUNTED_AT, _TRAFFIC_COUNTED_AT = STEPS - 2, STEPS - 1  # counting takes time: these steps are not timed
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """What is trained; `figures` may be filled while it runs: they are read at its end."""
+
+    name: str
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    figures: dict[str, float] = {}
+
+
+class Bench:
+    """The model, its data, and the same steps on this rank alone; `strategy` is the one that is under way.
+
+    `has_bf16`: whether every rank's device computes in bf16, so that variants of that type can be compared.
+    """
+
+    def __init__(self, rank: Rank, shape: StrategyShape) -> None:
+        self.shape = shape
+        self.strategy = ""
+        self.at_first_bytes = 0  # what was allocated on the GPU when the strategy began
+        self._rank = rank
+        # older GPUs have no arithmetic in bf16, and some versions of CUDA refuse to do without
+        self.has_bf16 = not rank.on_gpu or bool(rank.smallest(int(torch.cuda.get_device_capability()[0] >= 8)))
+        self._alone = {"fp32": Alone(shape, rank.device)}
+        if self.has_bf16:
+            self._alone["bf16"] = Alone(shape, rank.device, bf16=True)
+
+    def reference(self) -> StrategyReference:
+        """The steps on this rank alone, as the parent is told."""
+        alone = self._alone["fp32"]
+        losses = tuple(map(_finite, alone.losses))
+        losses_bf16 = tuple(map(_finite, self._alone["bf16"].losses)) if self.has_bf16 else ()
+        return StrategyReference(alone.parameters, losses, losses_bf16, alone.step_ms, alone.memory)
+
+    def model(self) -> Transformer:
+        """A fresh model on this rank's device, with the weights that all ranks begin with."""
+        return build_transformer(self.shape, self._rank.device)
+
+    def optimizer(self, parameters: Any) -> torch.optim.AdamW:
+        """The optimizer of every strategy."""
+        return build_optimizer(parameters)
+
+    def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and targets of all ranks together."""
+        return batch_of(self.shape, step, self._rank.device)
+
+    def part(self, step: int, index: int, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """One of `parts` equal parts of the batch."""
+        tokens, targets = self.batch(step)
+        size = self.shape.batch // parts
+        return tokens[index * size : (index + 1) * size], targets[index * size : (index + 1) * size]
+
+    def train(
+        self, variant: Variant, step: Step, *, holds: Holds, weights: Weights, alone: bool = False
+    ) -> StrategyRank:
+        """Take the steps, compare what came out, tell the parent, and return it.
+
+        `step` begins with zero_grad, ends with the optimizer's step and gives the loss of its part of the batch;
+        `holds` gives parameters and optimizer; `weights` gives, by the model's names, each tensor that this rank
+        has, whole. `alone`: no other rank takes part.
+        """
+        rank = self._rank
+        rank.phase(f"{variant.name} step", "strategy")
+        losses, times_ms = [], []
+        kept, traffic = KeptForBackward(holds()[0]), Traffic()
+        if rank.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        for number in range(STEPS):
+            rank.step(number + 1)
+            if number == _STUMBLES_AT:
+                rank.stumble("strategy")
+            with ExitStack() as around:
+                if number == _KEPT_COUNTED_AT:
+                    around.enter_context(kept.counting())
+                if number == _TRAFFIC_COUNTED_AT:
+                    around.enter_context(traffic)
+                if not alone:
+                    around.enter_context(rank.blocked())
+                began_ns = time.monotonic_ns()
+                losses.append(step(number))
+                rank.synchronize()
+            times_ms.append((time.monotonic_ns() - began_ns) / 1e6)
+        memory = self._memory(memory_of(*holds(), kept.most_bytes))
+        with nullcontext() if alone else rank.blocked():
+            found = dict(weights())
+        error, worst, compared = self._compared(found, variant.dtype)
+        result = StrategyRank(
+            rank=rank.number,
+            losses=tuple(_finite(float(loss)) for loss in losses if loss is not None),
+            weights_error=error,
+            compared=compared,
+            memory=memory,
+            step_ms=statistics.median(times_ms[1:_KEPT_COUNTED_AT]),
+            worst_weight=worst,
+            communicated_bytes=_ONE_PROCESS if alone else traffic.sent_bytes,
+        )
+        missing = self._missing(found, alone=alone)
+        rank.send(StrategySample(self.strategy, variant.name, variant.dtype, result, missing, dict(variant.figures)))
+        return result
+
+    def _memory(self, counted: StrategyMemory) -> StrategyMemory:
+        if not self._rank.on_gpu:
+            return counted
+        peak_bytes = torch.cuda.max_memory_allocated() - self.at_first_bytes
+        return msgspec.structs.replace(counted, peak_bytes=peak_bytes)
+
+    def _compared(self, found: Mapping[str, torch.Tensor], dtype: str) -> tuple[float | None, str | None, int]:
+        """The worst error, the tensor that has it, and how many elements were compared."""
+        worst, name_of_worst, compared = 0.0, None, 0
+        for name, tensor in found.items():
+            expected = self._alone[dtype].weights[name]
+            actual = tensor.detach().cpu().float()
+            if actual.shape != expected.shape:
+                raise ValueError(f"{name} came back as {tuple(actual.shape)}, and is {tuple(expected.shape)}")
+            compared += actual.numel()
+            error = float((actual - expected).abs().max() / expected.square().mean().sqrt())
+            if not error <= worst:  # NaN too
+                worst, name_of_worst = error, name
+            if not math.isfinite(error):
+                break
+        return _finite(worst), name_of_worst, compared
+
+    def _missing(self, found: Mapping[str, torch.Tensor], *, alone: bool) -> tuple[str, ...]:
+        """The names that no rank has given."""
+        names = list(self._alone["fp32"].weights)
+        given = torch.tensor([int(name in found) for name in names])
+        if not alone:
+            with self._rank.blocked():
+                dist.all_reduce(given, op=dist.ReduceOp.MAX)
+        return tuple(name for name, has in zip(names, given.tolist(), strict=True) if not has)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+NO_TRAFFIC = Missing("one process does it all")

@@ -1,0 +1,56 @@
+"""DistributedDataParallel, and gradient accumulation under it: four small batches make the step of one large."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from gpudoctor.probes.rank import Rank
+from gpudoctor.probes.strategy_bench import Bench, Variant
+from gpudoctor.probes.strategy_model import MICRO_BATCHES, loss_of
+
+_SPOILT_BEFORE = 4
+
+
+def run_ddp(rank: Rank, bench: Bench) -> None:
+    """Train with the rank's part of the batch at once, then in micro-batches."""
+    _train(rank, bench, "ddp", 1)
+    _train(rank, bench, "ddp-accumulation", MICRO_BATCHES)
+
+
+def _train(rank: Rank, bench: Bench, name: str, micro_batches: int) -> None:
+    model = bench.model()
+    with rank.blocked():
+        ddp = wrapped(rank, model)
+    optimizer = bench.optimizer(model.parameters())
+
+    def step(number: int) -> torch.Tensor:
+        if number == _SPOILT_BEFORE and rank.injected("desync"):
+            with torch.no_grad():
+                next(model.parameters()).view(-1)[0] += 1e-3
+        optimizer.zero_grad()
+        loss = torch.zeros((), device=rank.device)
+        for micro in range(micro_batches):
+            tokens, targets = bench.part(number, rank.number * micro_batches + micro, rank.world_size * micro_batches)
+            # gradients are exchanged once, with the last micro-batch
+            with nullcontext() if micro == micro_batches - 1 else ddp.no_sync():
+                part = loss_of(ddp(tokens), targets) / micro_batches
+                torch.autograd.backward(part)
+            loss += part.detach()
+        optimizer.step()
+        return loss
+
+    bench.train(
+        Variant(name, figures={"micro_batches": float(micro_batches)}),
+        step,
+        holds=lambda: (model.parameters(), optimizer),
+        weights=lambda: dict(model.named_parameters()),
+    )
+
+
+def wrapped(rank: Rank, model: torch.nn.Module) -> DistributedDataParallel:
+    """The model in DDP; the gradients are views of the buckets, so that they are there once."""
+    devices = [0] if rank.on_gpu else None
+    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)

@@ -1,0 +1,98 @@
+"""DeepSpeed's ZeRO: optimizer state (1), gradients (2) and parameters (3) divided over the ranks."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpudoctor.probes.rank import Rank
+from gpudoctor.probes.strategy_bench import Bench, Variant
+from gpudoctor.probes.strategy_model import loss_of
+
+STAGES = (1, 2, 3)
+_DRIFT = 0.01  # what --inject desync adds to a weight of this rank
+
+
+def run_deepspeed(rank: Rank, bench: Bench) -> None:
+    """Train the model under each stage of ZeRO, in fp32."""
+    deepspeed = _imported(rank)
+    for stage in STAGES:
+        engine, *_ = deepspeed.initialize(
+            model=bench.model(),
+            optimizer=bench.optimizer,  # it is called with the parameters as DeepSpeed divides them
+            config=_settings(stage, bench.shape.batch // rank.world_size),
+            dist_init_required=False,
+        )
+        bench.train(
+            Variant(f"zero-{stage}"),
+            functools.partial(_step, rank, bench, engine, stage),
+            holds=functools.partial(_kept, engine, stage),
+            weights=functools.partial(_whole_weights, deepspeed, engine, stage),
+        )
+        engine.destroy()
+
+
+def _imported(rank: Rank) -> Any:
+    """DeepSpeed on the process group that is there, without compiling anything."""
+    os.environ["DS_ACCELERATOR"] = "cuda" if rank.on_gpu else "cpu"
+    # it looks at the environment where it starts, though the group is there already
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29500")
+    os.environ["LOCAL_RANK"] = "0"  # it takes it for the number of the GPU, and each rank sees its own first
+    # where it would write what it compiles or tunes
+    for name in ("TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR", "TRITON_HOME"):
+        os.environ[name] = f"{rank.job.folder}/{name.lower()}"
+    rank.phase("import deepspeed")
+    try:
+        import deepspeed
+    except ImportError as error:  # it is installed: that it does not load is no reason to leave it out
+        raise RuntimeError(f"DeepSpeed does not load: {error}") from error
+    for name in deepspeed.ops.__compatible_ops__:
+        # its kernel for shared memory of CPUs, of use to inference only, takes g++ half a minute
+        deepspeed.ops.__compatible_ops__[name] = False
+    deepspeed.init_distributed("nccl" if rank.on_gpu else "gloo", auto_mpi_discovery=False, dist_init_required=None)
+    return deepspeed
+
+
+def _settings(stage: int, batch: int) -> dict[str, Any]:
+    """DeepSpeed's configuration; every parameter is divided, however small."""
+    return {
+        "train_micro_batch_size_per_gpu": batch,
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 1 << 30,
+    }
+
+
+def _step(rank: Rank, bench: Bench, engine: Any, stage: int, number: int) -> torch.Tensor:
+    tokens, targets = bench.part(number, rank.number, rank.world_size)
+    loss = loss_of(engine(tokens), targets)
+    engine.backward(loss)
+    engine.step()  # clears the gradients itself
+    if rank.injected("desync"):
+        drift = next(iter(_kept(engine, stage)[0]))
+        with torch.no_grad():
+            drift.add_(_DRIFT)  # after every step: DeepSpeed gathers the weights anew in each
+    return loss.detach()
+
+
+def _kept(engine: Any, stage: int) -> tuple[Iterable[torch.Tensor], Any]:
+    """What this rank holds between two steps: of stage 3 its parts of the parameters."""
+    parameters: list[Any] = list(engine.module.parameters())
+    if stage == 3:
+        parameters = [parameter.ds_tensor for parameter in parameters]
+    return parameters, engine.optimizer.optimizer
+
+
+def _whole_weights(deepspeed: Any, engine: Any, stage: int) -> dict[str, torch.Tensor]:
+    if stage < 3:
+        return dict(engine.module.named_parameters())
+    model: nn.Module = engine.module
+    with deepspeed.zero.GatheredParameters(list(model.parameters())):
+        return {name: weight.detach().clone() for name, weight in model.named_parameters()}

@@ -1,0 +1,50 @@
+"""DataParallel: one process, here rank 0, spreads each batch over all GPUs, while the other ranks wait idle."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from gpudoctor.probes.rank import Rank
+from gpudoctor.probes.strategy_bench import Bench, Variant
+from gpudoctor.probes.strategy_model import loss_of
+
+
+def run_dp(rank: Rank, bench: Bench) -> None:
+    """Train on rank 0, over all GPUs of the run."""
+    rank.barrier()
+    if rank.number == 0:
+        _train(rank, bench)
+    rank.barrier()
+
+
+def _train(rank: Rank, bench: Bench) -> None:
+    devices = list(range(torch.cuda.device_count()))
+    if len(devices) < rank.world_size:
+        # a device cgroup that hides the others' GPUs
+        raise NotImplementedError(f"rank 0 sees {len(devices)} of {rank.world_size} GPUs")
+    model = bench.model()
+    parallel = nn.DataParallel(model, device_ids=devices)
+    optimizer = bench.optimizer(model.parameters())
+    figures: dict[str, float] = {}
+
+    def step(number: int) -> torch.Tensor:
+        if not number:
+            for device in devices:
+                torch.cuda.reset_peak_memory_stats(device)
+        optimizer.zero_grad()
+        tokens, targets = bench.batch(number)
+        loss = loss_of(parallel(tokens), targets)
+        torch.autograd.backward(loss)
+        optimizer.step()
+        peaks = [torch.cuda.max_memory_allocated(device) for device in devices]
+        figures["first_gpu_extra_bytes"] = float(peaks[0] - bench.at_first_bytes - max(peaks[1:]))
+        return loss.detach()
+
+    bench.train(
+        Variant("dp", figures=figures),
+        step,
+        holds=lambda: (model.parameters(), optimizer),
+        weights=lambda: dict(model.named_parameters()),
+        alone=True,
+    )

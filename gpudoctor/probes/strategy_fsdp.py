@@ -1,0 +1,65 @@
+"""Fully sharded data parallelism (`fully_shard`): weights, gradients and optimizer state are 1/n on each rank."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import torch
+
+from gpudoctor.facts.missing import Missing
+from gpudoctor.probes.messages import StrategyLeftOut
+from gpudoctor.probes.rank import Rank
+from gpudoctor.probes.skipped_gather import one_gather_skipped
+from gpudoctor.probes.strategy_bench import Bench, Variant
+from gpudoctor.probes.strategy_model import loss_of
+
+_SKIPS_AT = 3
+
+
+def run_fsdp(rank: Rank, bench: Bench) -> None:
+    """Train in fp32, then with weights gathered and multiplied in bf16."""
+    _train(rank, bench, "fsdp", "fp32")
+    if bench.has_bf16:
+        _train(rank, bench, "fsdp-bf16", "bf16")
+    else:
+        why = "mixed precision: a GPU here is older than compute capability 8.0 and has no bf16"
+        rank.send(StrategyLeftOut("fsdp", Missing(why, "unsupported")))
+
+
+def _train(rank: Rank, bench: Bench, name: str, dtype: Literal["fp32", "bf16"]) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    with rank.blocked():
+        options: dict[str, Any] = {"mesh": init_device_mesh(rank.device.type, (rank.world_size,))}
+    if dtype == "bf16":
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = bench.model()
+    for block in model.blocks.values():
+        fully_shard(block, **options)
+    fully_shard(model, **options)
+    optimizer = bench.optimizer(model.parameters())
+    skips = dtype == "fp32" and rank.injected("skip-all-gather") is not None
+
+    def step(number: int) -> torch.Tensor:
+        optimizer.zero_grad()
+        tokens, targets = bench.part(number, rank.number, rank.world_size)
+        with one_gather_skipped() if skips and number == _SKIPS_AT else nullcontext():
+            loss = loss_of(model(tokens), targets)
+        torch.autograd.backward(loss)
+        optimizer.step()
+        return loss.detach()
+
+    bench.train(
+        Variant(name, dtype),
+        step,
+        holds=lambda: (model.parameters(), optimizer),
+        weights=lambda: {name: whole(weight) for name, weight in model.named_parameters()},
+    )
+
+
+def whole(weight: Any) -> torch.Tensor:
+    """A weight with the parts of all ranks."""
+    found: torch.Tensor = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+    return found

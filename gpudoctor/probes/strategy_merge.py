@@ -1,0 +1,69 @@
+"""What the ranks say of each strategy, put together: pure functions, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from gpudoctor.facts.measured_strategies import Strategies, StrategyRun
+from gpudoctor.facts.measurements import Device
+from gpudoctor.facts.missing import Missing
+from gpudoctor.probes import messages
+
+_Message = messages.StrategyShared | messages.StrategySample | messages.StrategyLeftOut
+
+
+class StrategySamples(msgspec.Struct):
+    """All that was said of strategies: samples by variant and rank, in the order in which they came."""
+
+    shared: messages.StrategyShared | None = None
+    samples: dict[tuple[str, str], dict[int, messages.StrategySample]] = {}
+    left_out: dict[str, Missing] = {}
+
+    def take(self, rank: int, message: _Message) -> None:
+        """A rank has come through a variant, or not."""
+        if isinstance(message, messages.StrategyShared):
+            self.shared = message
+        elif isinstance(message, messages.StrategySample):
+            self.samples.setdefault((message.strategy, message.variant), {})[rank] = message
+        elif message.strategy not in self.left_out or message.why.kind == "failed":
+            # of several reasons, one that was an attempt
+            self.left_out[message.strategy] = message.why
+
+
+def merged_strategies(said: StrategySamples, world_size: int, device: Device) -> Strategies | None:
+    """Every variant that any rank came through; None where the strategies were not begun."""
+    if said.shared is None:
+        return None
+    return Strategies(
+        device=device,
+        world_size=world_size,
+        shape=said.shared.shape,
+        steps=said.shared.steps,
+        reference=said.shared.reference,
+        runs=tuple(_run(strategy, variant, row) for (strategy, variant), row in said.samples.items()),
+        not_run=dict(said.left_out),
+    )
+
+
+def _run(strategy: str, variant: str, row: Mapping[int, messages.StrategySample]) -> StrategyRun:
+    ranks = sorted(row)
+    first = row[ranks[0]]
+    return StrategyRun(
+        strategy=strategy,
+        variant=variant,
+        dtype=first.dtype,
+        ranks=tuple(row[rank].result for rank in ranks),
+        missing_weights=first.missing_weights,
+        figures=_largest(row[rank].figures for rank in ranks),
+    )
+
+
+def _largest(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Of each figure the largest that any rank has."""
+    found: dict[str, float] = {}
+    for of_rank in figures:
+        for name, value in of_rank.items():
+            found[name] = max(value, found.get(name, value))
+    return found

@@ -1,0 +1,115 @@
+"""Tensor parallelism: every layer's matrices in shards, by DTensor's column- and row-parallel styles."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpudoctor.probes.rank import Rank
+from gpudoctor.probes.strategy_bench import Bench, Variant
+from gpudoctor.probes.strategy_model import Transformer, loss_of
+
+# What is split by columns (its outputs) and what by rows (its inputs): one sum over the ranks for each pair.
+COLUMNS = ("attention.query", "attention.key", "attention.value", "up")
+ROWS = ("attention.out", "down")
+SPOILED = "up.weight"  # of the first layer, by wrong-shard
+
+
+def run_tensor(rank: Rank, bench: Bench) -> None:
+    """Train the model with each layer split over all ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh(rank.device.type, (rank.world_size,), mesh_dim_names=("tensor",))
+    model = bench.model()
+    split_blocks(model, mesh)
+    split_head(model, mesh)
+    if rank.injected("wrong-shard"):
+        spoil_shard(model, bench.model(), rank.number, rank.world_size)
+    optimizer = bench.optimizer(model.parameters())
+    figures = {"shards": float(rank.world_size)}
+    wrong = wrong_shards(model, bench.model(), rank.number, rank.world_size)
+    if wrong:
+        figures[f"wrong_shards_rank_{rank.number}"] = float(wrong)
+    bench.train(
+        Variant("tensor", figures=figures),
+        functools.partial(_step, bench, model, optimizer),
+        holds=functools.partial(_held, model, optimizer),
+        weights=functools.partial(whole_weights, model),
+    )
+
+
+def split_blocks(model: Transformer, mesh: Any) -> None:
+    """Split the matrices of every layer over the ranks of a mesh with one dimension; norms stay whole on each."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    for block in model.blocks.values():
+        styles: dict[str, Any] = {name: ColwiseParallel() for name in COLUMNS}
+        styles.update({name: RowwiseParallel() for name in ROWS})
+        parallelize_module(block, mesh, styles)
+
+
+def split_head(model: Transformer, mesh: Any) -> None:
+    """Split the head by columns, where the model (or stage) has one that divides; every rank gets all logits."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    if model.head is not None and model.head.out_features % mesh.size() == 0:
+        parallelize_module(model, mesh, {"head": ColwiseParallel(output_layouts=Replicate())})
+
+
+def part_of(name: str, whole: torch.Tensor, index: int, shards: int) -> torch.Tensor:
+    """What the rank at `index` must hold of a weight of the model."""
+    if name == "head.weight":  # its size is that of the vocabulary, which the ranks need not divide
+        return whole if whole.shape[0] % shards else whole.chunk(shards, dim=0)[index]
+    if name.endswith(tuple(f"{column}.weight" for column in COLUMNS)):
+        return whole.chunk(shards, dim=0)[index]
+    if name.endswith(tuple(f"{row}.weight" for row in ROWS)):
+        return whole.chunk(shards, dim=1)[index]
+    return whole
+
+
+def local_part(weight: Any) -> torch.Tensor:
+    """What this rank holds of a weight, split or not."""
+    held: torch.Tensor = (weight.to_local() if hasattr(weight, "to_local") else weight).detach()
+    return held
+
+
+def spoil_shard(model: Transformer, original: Transformer, index: int, shards: int) -> None:
+    """Play wrong-shard: this rank holds its neighbour's part of one matrix."""
+    name = next(name for name, _ in model.named_parameters() if name.endswith(SPOILED))
+    neighbours = part_of(name, original.get_parameter(name).detach(), (index + 1) % shards, shards)
+    local_part(model.get_parameter(name)).copy_(neighbours)
+
+
+def wrong_shards(model: Transformer, original: Transformer, index: int, shards: int) -> int:
+    """How many weights of which this rank does not hold exactly its own part."""
+    wrong = 0
+    for name, weight in model.named_parameters():
+        own = part_of(name, original.get_parameter(name).detach(), index, shards)
+        wrong += not torch.equal(local_part(weight), own)
+    return wrong
+
+
+def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Every weight as all ranks hold it together."""
+    found = {}
+    for name, weight in model.named_parameters():
+        split: Any = weight
+        found[name] = split.full_tensor() if hasattr(split, "full_tensor") else weight
+    return found
+
+
+def _step(bench: Bench, model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> torch.Tensor:
+    optimizer.zero_grad()
+    tokens, targets = bench.batch(number)
+    loss = loss_of(model(tokens), targets)
+    torch.autograd.backward(loss)
+    optimizer.step()
+    return loss.detach()
+
+
+def _held(model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
+    return model.parameters(), optimizer

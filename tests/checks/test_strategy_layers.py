@@ -1,0 +1,134 @@
+"""strategy.tensor, strategy.pipeline and strategy.3d: figures made by hand, and what is said of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpudoctor.checks.finding import Status
+from gpudoctor.checks.run import CheckResult
+from gpudoctor.facts.measured_strategies import (
+    Strategies,
+    StrategyMemory,
+    StrategyRank,
+    StrategyReference,
+    StrategyRun,
+    StrategyShape,
+)
+from gpudoctor.facts.measurements import Measurements, ProbeProblem
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Node
+from tests.checks.measured import measured
+from tests.checks.one_check import judge, words
+from tests.checks.simulated_nodes import packaged
+
+LOSSES = (4.0, 3.5, 3.0)
+MEMORY = StrategyMemory(1000, 1000, 2000, 500)
+BUBBLE = {
+    "stages": 2.0,
+    "microbatches": 4.0,
+    "microbatches_held": 2.0,
+    "bubble_share_expected": 0.2,
+    "bubble_share": 0.22,
+    "torch_schedule": 1.0,
+}
+
+
+def ran(strategy: str, variant: str, *, losses: tuple[float, ...] = LOSSES, error: float = 3e-7, **facts: Any) -> Any:
+    """Both ranks came through a variant with the same outcome."""
+    ranks = tuple(StrategyRank(rank, losses, error, 5000, MEMORY, 10.0, "head.weight", 4096) for rank in (0, 1))
+    return StrategyRun(strategy, variant, "fp32", ranks, **facts)
+
+
+def tried(*runs: StrategyRun, device: Any, not_run: dict[str, Missing]) -> Strategies:
+    reference = StrategyReference(5000, LOSSES, LOSSES, 20.0, MEMORY)
+    return Strategies(device, 2, StrategyShape(4, 32, 4, 64, 16, 8), len(LOSSES), reference, runs, not_run)
+
+
+def judged(
+    check_id: str, *runs: StrategyRun, node: Node | None = None, not_run: dict[str, Missing] | None = None
+) -> CheckResult:
+    """What the check says of these runs on 2 CPU ranks, or on 2 GPUs of the node."""
+    node = node or Node()
+    device = "cuda" if node.gpus else "cpu"
+    strategies = tried(*runs, device=device, not_run=not_run or {})
+    return judge(check_id, node, measured(node, ranks=2, strategies=strategies))
+
+
+@pytest.mark.parametrize("name", ["tensor", "pipeline", "3d"])
+def test_what_no_rank_reported_is_never_a_pass(name: str) -> None:
+    check_id = f"strategy.{name}"
+    assert judge(check_id, Node()).status is Status.SKIP
+    assert judged(check_id).status is Status.UNKNOWN
+    why = Missing("rank 1: RuntimeError: connection lost", "failed")
+    assert judged(check_id, not_run={name: why}).status is Status.UNKNOWN
+    hung = ProbeProblem("strategy", "timeout", "rank 1 did not leave strategy tensor", 1)
+    node = Node()
+    assert judge(check_id, node, measured(node, problems=(hung,))).status is Status.UNKNOWN
+
+
+@pytest.mark.parametrize("name", ["tensor", "pipeline", "3d"])
+def test_a_loss_or_weights_that_deviate_fail(name: str) -> None:
+    check_id, figures = f"strategy.{name}", {"data": 2.0, "shards": 2.0, **BUBBLE}
+    assert judged(check_id, ran(name, "v", figures=figures)).status is Status.PASS
+    assert judged(check_id, ran(name, "v", losses=(4.0, 3.5, 3.01), figures=figures)).status is Status.FAIL
+    assert judged(check_id, ran(name, "v", error=2e-4, figures=figures)).status is Status.FAIL
+    assert judged(check_id, ran(name, "v", missing_weights=("head.weight",), figures=figures)).status is Status.FAIL
+
+
+def test_the_rank_with_a_wrong_part_is_named_and_what_follows_from_it_is_not_told_again() -> None:
+    run = ran(
+        "tensor", "tensor", losses=(4.0, 3.6, 3.2), error=3.4, figures={"shards": 2.0, "wrong_shards_rank_1": 1.0}
+    )
+    result = judged("strategy.tensor", run)
+    [finding] = result.findings
+    assert finding.status is Status.FAIL
+    assert finding.subject.label == "rank 1"
+    assert "held a wrong part of one weight" in words(result)
+
+
+def test_a_deviation_without_a_wrong_part_is_told_of_tensor_parallelism() -> None:
+    result = judged("strategy.tensor", ran("tensor", "tensor", losses=(4.0, 3.6, 3.2), error=3.4))
+    assert [f.status for f in result.findings] == [Status.FAIL, Status.FAIL]
+
+
+def test_the_bubble_of_cpu_ranks_is_told_and_not_judged() -> None:
+    result = judged("strategy.pipeline", ran("pipeline", "1f1b", figures={**BUBBLE, "bubble_share": 0.9}))
+    assert result.status is Status.PASS
+    [told] = [f for f in result.findings if f.status is Status.SKIP]
+    assert told.reason == (
+        "2 CPU ranks (gloo): 1f1b: the stages idle for 90% of a step (20% by the formula), "
+        "and the first keeps 2 microbatches (0.000477 MiB of activations a rank at most), not judged"
+    )
+
+
+@pytest.mark.parametrize(("share", "status"), [(0.2, Status.PASS), (0.34, Status.PASS), (0.4, Status.WARN)])
+def test_a_bubble_on_gpus_far_over_the_formula_warns(share: float, status: Status) -> None:
+    run = ran("pipeline", "gpipe", figures={**BUBBLE, "bubble_share": share})
+    result = judged("strategy.pipeline", run, node=packaged("hgx-h100-8"))
+    assert result.status is status
+    assert "2 stages, 4 microbatches: 0.200" in words(result)
+
+
+def test_a_bubble_that_was_not_measured_is_unknown() -> None:
+    assert judged("strategy.pipeline", ran("pipeline", "gpipe")).status is Status.UNKNOWN
+
+
+def test_a_split_in_two_dimensions_is_called_one() -> None:
+    flat = judged("strategy.3d", ran("3d", "3d", figures={"data": 1.0, "shards": 2.0, "stages": 2.0}))
+    assert "a split in two dimensions was run, tensor 2 x pipeline 2; all three need 8" in words(flat)
+    whole = judged("strategy.3d", ran("3d", "3d", figures={"data": 2.0, "shards": 2.0, "stages": 2.0}))
+    assert "data 2 x tensor 2 x pipeline 2" in words(whole)
+    assert {f.status for f in whole.findings} == {Status.PASS}
+
+
+def test_too_few_ranks_for_three_dimensions_skip_with_the_reason() -> None:
+    why = Missing("data x tensor x pipeline needs 8 ranks (4 make tensor 2 x pipeline 2), and these are 2")
+    result = judged("strategy.3d", not_run={"3d": why})
+    assert result.status is Status.SKIP
+    assert "needs 8 ranks" in words(result)
+
+
+def test_no_measurement_at_all_says_that_it_was_not_asked_for() -> None:
+    assert "not measured in this run" in words(judge("strategy.tensor", Node(), Measurements()))

@@ -1,0 +1,94 @@
+"""The bytes that tensors hold are counted to the last one, and the model of a trial keeps what the formulas say."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from gpudoctor.plan.activations import Kernels, kept_bytes  # noqa: E402
+from gpudoctor.plan.model_shape import ModelShape  # noqa: E402
+from gpudoctor.probes.live_bytes import LiveBytes  # noqa: E402
+from gpudoctor.probes.tensor_ways import Ways  # noqa: E402
+from gpudoctor.probes.trial_model import Layer, Norm  # noqa: E402
+from gpudoctor.probes.trial_order import TrialModel  # noqa: E402
+
+KIB = 1024
+
+
+def test_a_tensor_counts_from_its_making_to_its_end_and_a_view_never() -> None:
+    with LiveBytes() as live:
+        kept = torch.zeros(KIB, dtype=torch.uint8)
+        assert live.now_bytes == KIB
+        view = kept[:10].view(2, 5)
+        assert live.now_bytes == KIB
+        lost = kept + 1
+        del lost
+        assert (live.now_bytes, live.peak_bytes) == (KIB, 2 * KIB)
+        del kept
+        assert live.now_bytes == KIB  # the view holds it
+        del view
+        assert live.now_bytes == 0
+
+
+def test_a_storage_that_is_emptied_counts_no_more() -> None:
+    with LiveBytes() as live:
+        tensor = torch.zeros(KIB, dtype=torch.uint8)
+        tensor.untyped_storage().resize_(0)
+        assert live.now_bytes == 0
+        tensor.untyped_storage().resize_(2 * KIB)
+        assert live.now_bytes == 2 * KIB
+    before = live.now_bytes
+    tensor.untyped_storage().resize_(0)
+    assert live.now_bytes == before  # outside, nothing is counted
+
+
+def test_the_gradient_of_the_norm_is_that_of_torchs_own() -> None:
+    torch.manual_seed(3)
+    x = torch.randn(2, 5, 8, requires_grad=True)
+    norm = Norm(8, bias=False)
+    own = torch.autograd.grad(norm(x).square().sum(), [x, norm.weight])
+    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+    plain = torch.autograd.grad((x * scale * norm.weight).square().sum(), [x, norm.weight])
+    for mine, reference in zip(own, plain, strict=True):
+        torch.testing.assert_close(mine, reference, rtol=1e-4, atol=1e-5)
+
+
+GPT = TrialModel(
+    4,
+    128,
+    4,
+    4,
+    32,
+    512,
+    1000,
+    256,
+    gated=False,
+    tied=True,
+    norm_bias=True,
+    qkv_bias=True,
+    out_bias=True,
+    mlp_bias=True,
+)
+LLAMA = TrialModel(4, 128, 4, 4, 32, 344, 1000)
+GROUPED = TrialModel(4, 128, 8, 4, 16, 448, 1000)
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA, GROUPED], ids=["gpt", "llama", "grouped"])
+def test_a_layer_keeps_what_the_formula_says(model: TrialModel) -> None:
+    batch, seq = 2, 256
+    dimensions = {name: value for name, value in msgspec.structs.asdict(model).items() if name != "more_norms"}
+    shape = ModelShape("", "", "", max_seq=seq, **dimensions)
+    half = model.head_dim // 2
+    rotary = None if model.positions else (torch.ones(seq, 1, half), torch.zeros(seq, 1, half))
+    with LiveBytes() as live:
+        layer = Layer(model, Ways())
+        weights = live.now_bytes
+        x = torch.randn(batch, seq, model.hidden, requires_grad=True)
+        out = layer(x, rotary)
+        kept = live.now_bytes - weights - out.untyped_storage().nbytes()
+    assert weights == 4 * shape.layer_parameters
+    formula = kept_bytes(shape, "fp32", seq, Kernels(), "none") * batch * seq
+    # beside it: one number a token and head of the attention, two a token of the norms
+    assert kept == pytest.approx(formula, rel=0.03)

@@ -1,0 +1,223 @@
+"""What is measured apart from the ranks: when, on what, and what is kept where it is cut short."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gpudoctor.checks.registry import registry
+from gpudoctor.errors import UserError
+from gpudoctor.facts.measured_strategies import (
+    Strategies,
+    StrategyMemory,
+    StrategyRank,
+    StrategyReference,
+    StrategyRun,
+    StrategyShape,
+)
+from gpudoctor.facts.measurements import Measurements, ProbeProblem
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.simulated import load_node
+from gpudoctor.framework_runs import PARTS, parts_wanted, with_parts
+from gpudoctor.loading import measure
+from gpudoctor.probes import frameworks, launch
+from gpudoctor.probes.apart import Heard, Seat
+from gpudoctor.probes.apart_messages import Reference, TensorflowTask, Trained
+from gpudoctor.probes.plan import ProbePlan
+
+ALL = tuple(PARTS.values())
+CPU_PLAN = ProbePlan("gloo", 2)
+GPU_PLAN = ProbePlan("nccl", 2, ((0, "GPU-a", "0000:01:00.0"), (1, "GPU-b", "0000:02:00.0")))
+MEMORY = StrategyMemory(4, 4, 8)
+REFERENCE = Reference("2.21.0", StrategyReference(1, (4.0,), (), 1.0, MEMORY))
+
+
+def nothing(_: Measurements) -> None:
+    raise AssertionError("it was not cut short")
+
+
+def trained(number: int, variant: str) -> Trained:
+    return Trained(variant, StrategyRank(number, (4.0,), 0.0, 1, MEMORY, 1.0))
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frameworks, "missing_library", lambda name: None)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, installed: None) -> list[Seat]:
+    """The processes that would have been started; each of them does what it should."""
+    seats: list[Seat] = []
+
+    def run(asked: list[Seat], **_: Any) -> list[Heard]:
+        seats.extend(asked)
+        return [Heard(answers(seat.task)) for seat in asked]
+
+    monkeypatch.setattr(frameworks, "run_apart", run)
+    return seats
+
+
+def answers(task: Any) -> list[Any]:
+    assert isinstance(task, TensorflowTask)
+    if task.ports:
+        return [trained(task.worker, "multi-worker")]
+    return [REFERENCE, *(trained(number, "mirrored") for number in range(task.replicas))]
+
+
+def test_each_part_is_wanted_by_its_own_check_at_its_own_level() -> None:
+    chosen = tuple(check for check in registry() if check.id in PARTS)
+    assert parts_wanted(chosen, "full") == ALL
+    assert parts_wanted(chosen, "standard") == ()
+    assert parts_wanted(tuple(c for c in chosen if c.id == "strategy.tensorflow"), "full") == ("tensorflow",)
+
+
+def test_what_is_not_installed_is_skipped_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec: Callable[..., Any] = importlib.util.find_spec
+    absent = ("deepspeed", "tensorflow", "jax")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name in absent else find_spec(name, *a))
+    measured = with_parts(("deepspeed", "tensorflow"), CPU_PLAN, Measurements(), None, nothing)
+    for name in ("deepspeed", "tensorflow"):
+        why = measured.not_run[name]
+        assert why.kind == "absent"
+        assert f"pip install 'gpudoctor-cli[{name}]'" in why.reason
+
+
+def test_tensorflow_gets_one_process_for_all_devices_and_then_one_for_each(started: list[Seat]) -> None:
+    measured = with_parts(("tensorflow",), GPU_PLAN, Measurements(), None, nothing)
+    assert measured.tensorflow is not None
+    assert [run.variant for run in measured.tensorflow.strategies.runs] == ["mirrored", "multi-worker"]
+    assert [seat.environ["CUDA_VISIBLE_DEVICES"] for seat in started] == ["GPU-a,GPU-b", "GPU-a", "GPU-b"]
+    one, *workers = [seat.task for seat in started]
+    assert isinstance(one, TensorflowTask)
+    assert (one.replicas, one.ports, one.on_gpu) == (2, (), True)
+    ports = {worker.ports for worker in workers if isinstance(worker, TensorflowTask)}
+    assert len(ports) == 1
+    assert len(set(ports.pop())) == 2
+
+
+def test_on_cpu_ranks_no_gpu_is_shown_to_tensorflow(started: list[Seat]) -> None:
+    with_parts(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
+    assert {seat.environ["CUDA_VISIBLE_DEVICES"] for seat in started} == {"-1"}
+    assert {seat.environ["TF_CONFIG"] for seat in started} == {None}
+
+
+def test_a_worker_that_broke_costs_its_own_strategy_only_and_tells_why(
+    monkeypatch: pytest.MonkeyPatch, installed: None
+) -> None:
+    late = Missing("worker 0 did not leave 'train under multi-worker' within 150 s", "failed")
+    broken = Missing("worker 1 was ended by SIGSEGV in 'train under multi-worker'", "failed")
+
+    def run(seats: list[Seat], **_: Any) -> list[Heard]:
+        if len(seats) == 1:
+            return [Heard(answers(seats[0].task))]
+        return [Heard([REFERENCE], late), Heard([], broken)]
+
+    monkeypatch.setattr(frameworks, "run_apart", run)
+    measured = with_parts(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
+    assert measured.tensorflow is not None
+    assert [run.variant for run in measured.tensorflow.strategies.runs] == ["mirrored"]
+    assert measured.tensorflow.strategies.not_run == {"multi-worker": broken}
+
+
+def test_a_strategy_that_lacks_a_replica_is_no_figure(monkeypatch: pytest.MonkeyPatch, installed: None) -> None:
+    monkeypatch.setattr(frameworks, "run_apart", lambda seats, **_: [Heard([REFERENCE]) for _ in seats])
+    measured = with_parts(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
+    assert measured.tensorflow is None
+    assert measured.not_run["tensorflow"].kind == "failed"
+
+
+def test_a_rank_that_hangs_in_a_later_stage_of_zero_is_told_beside_the_earlier_ones(
+    monkeypatch: pytest.MonkeyPatch, installed: None
+) -> None:
+    shape = StrategyShape(2, 32, 4, 64, 16, 8)
+    run = StrategyRun("deepspeed", "zero-1", "fp32", (trained(0, "zero-1").rank, trained(1, "zero-1").rank))
+    found = Strategies("cpu", 2, shape, 10, REFERENCE.reference, (run,))
+    problem = ProbeProblem("strategy", "timeout", "rank 1 did not leave strategy zero-2 within 240 s", 1)
+    asked: list[ProbePlan] = []
+
+    def run_probes(plan: ProbePlan, **_: Any) -> Measurements:
+        asked.append(plan)
+        return Measurements(strategies=found, problems=(problem,))
+
+    monkeypatch.setattr(frameworks, "run_probes", run_probes)
+    plan = ProbePlan("gloo", 2, inject=("desync=1", "slow-rank=0:2"))
+    measured = with_parts(("deepspeed",), plan, Measurements(), None, nothing)
+    assert measured.deepspeed is not None
+    assert measured.deepspeed.strategies.runs == (run,)
+    assert measured.deepspeed.strategies.not_run == {"deepspeed": Missing(problem.text, "failed")}
+    assert (asked[0].strategies, asked[0].inject) == (("deepspeed",), ("desync=1",))
+
+
+@pytest.mark.parametrize(
+    ("plan", "part", "word"),
+    [
+        (CPU_PLAN, "frameworks", "not CPU ranks"),
+        (ProbePlan("gloo", 1), "deepspeed", "one rank"),
+        (ProbePlan("gloo", 1), "tensorflow", "one rank"),
+        (ProbePlan("gloo", 2, engine="torchrun"), "tensorflow", "torchrun"),
+    ],
+)
+def test_what_cannot_be_run_here_is_left_out_with_the_reason(plan: ProbePlan, part: str, word: str) -> None:
+    measured = with_parts((part,), plan, Measurements(), None, nothing)
+    assert measured.not_run[part].kind == "absent"
+    assert word in measured.not_run[part].reason
+
+
+def test_reasons_of_the_ranks_stay_and_those_of_the_parts_are_their_own(started: list[Seat]) -> None:
+    no_torch = Missing("PyTorch is not installed")
+    before = Measurements(not_run=dict.fromkeys(("torch", "train", *ALL), no_torch))
+    measured = with_parts(("tensorflow",), CPU_PLAN, before, None, nothing)
+    assert measured.not_run["train"] == no_torch
+    assert "tensorflow" not in measured.not_run
+    assert measured.not_run["deepspeed"].reason == "not asked for"
+
+
+def test_what_there_was_is_kept_where_a_signal_ends_it(monkeypatch: pytest.MonkeyPatch, started: list[Seat]) -> None:
+    def interrupted(deadline_s: float) -> Measurements:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(frameworks, "framework_views", interrupted)
+    kept: list[Measurements] = []
+    with pytest.raises(KeyboardInterrupt):
+        with_parts(("tensorflow", "frameworks"), GPU_PLAN, Measurements(), None, kept.append)
+    assert kept[0].tensorflow is not None
+
+
+def asked_of_cpu_ranks(monkeypatch: pytest.MonkeyPatch, check: str, *inject: str) -> Measurements:
+    """What `measure` brings for one check on CPU ranks, where no rank of a probe may be started."""
+    monkeypatch.setattr(launch, "run_probes", lambda *_, **__: pytest.fail("ranks of a probe were started"))
+    [chosen] = [each for each in registry() if each.id == check]
+    args = argparse.Namespace(backend="gloo", gpu=None, ranks=2, inject=list(inject), force=False)
+    return measure(load_node("hgx-h100-8"), (chosen,), "full", args, None, nothing)
+
+
+def test_a_library_alone_starts_no_rank_of_a_probe(monkeypatch: pytest.MonkeyPatch, started: list[Seat]) -> None:
+    measured = asked_of_cpu_ranks(monkeypatch, "strategy.tensorflow", "desync=1")
+    assert measured.tensorflow is not None
+    assert {task.desync for seat in started if isinstance(task := seat.task, TensorflowTask)} == {1}
+    assert measured.not_run["strategy"].reason == measured.not_run["deepspeed"].reason == "not asked for"
+
+
+@pytest.mark.parametrize(
+    ("check", "inject", "words"),
+    [
+        ("strategy.tensorflow", "slow-rank=0:2", "no ranks of a probe"),
+        ("strategy.tensorflow", "desync=2", "there is no rank 2"),
+        ("env.frameworks", "desync=1", "no ranks of a probe"),
+    ],
+)
+def test_a_fault_that_nothing_would_meet_is_refused(
+    monkeypatch: pytest.MonkeyPatch, started: list[Seat], check: str, inject: str, words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        asked_of_cpu_ranks(monkeypatch, check, inject)
+    assert started == []
+
+
+def test_what_is_asked_of_gpus_is_skipped_on_a_node_that_is_not_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asked_of_cpu_ranks(monkeypatch, "env.frameworks").not_run["frameworks"].kind == "absent"

@@ -1,0 +1,153 @@
+"""What frameworks see is asked in processes of their own, whatever these do."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpudoctor.facts.measured_frameworks import FrameworkView
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.missing import Missing
+from gpudoctor.probes import frameworks
+from gpudoctor.probes.frameworks import framework_views
+from tests.probes.fake_frameworks import install, jax, tensorflow, torch
+
+ALL = ("torch", "tensorflow", "jax")
+CUDA_PLUGIN = {"jax_plugins": "", "jax_plugins/xla_cuda12": ""}
+DEADLINE_S = 60.0
+
+
+def asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sources: dict[str, str], deadline_s: float = DEADLINE_S
+) -> Measurements:
+    install(tmp_path, monkeypatch, sources)
+    # what else is installed on this machine takes seconds to import, and is not what is tested
+    monkeypatch.setattr(frameworks, "FRAMEWORKS", tuple(name for name in ALL if name in sources))
+    return framework_views(deadline_s)
+
+
+def view(measured: Measurements) -> FrameworkView:
+    [found] = measured.frameworks
+    return found
+
+
+def why(measured: Measurements, name: str) -> Missing:
+    assert measured.frameworks == ()
+    return measured.not_run[f"frameworks.{name}"]
+
+
+def test_each_framework_tells_its_version_and_the_gpus_that_it_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = {"torch": torch(), "tensorflow": tensorflow(2), "jax": jax(), **CUDA_PLUGIN}
+    measured = asked(tmp_path, monkeypatch, sources)
+    assert measured.not_run == {}
+    assert [(each.framework, each.version, each.gpus) for each in measured.frameworks] == [
+        ("torch", "2.9.0+cu128", 2),
+        ("tensorflow", "2.21.0", 2),
+        ("jax", "0.10.2", 2),
+    ]
+    uuids = measured.frameworks[0].uuids
+    assert isinstance(uuids, tuple)
+    assert uuids[0] == "GPU-11111111-0000-0000-0000-000000000000"
+
+
+def test_a_torch_that_cannot_open_cuda_says_what_cuda_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = view(asked(tmp_path, monkeypatch, {"torch": torch('raise RuntimeError("CUDA error 802\\nmore")')}))
+    assert (found.gpus, found.error) == (2, "CUDA error 802")
+
+
+def test_what_tensorflow_wrote_of_cuda_is_kept_where_it_opens_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = view(asked(tmp_path, monkeypatch, {"tensorflow": tensorflow(0)}))
+    assert (found.gpus, found.complaints) == (0, ("Cannot dlopen some GPU libraries.",))
+
+
+def test_builds_for_the_cpu_are_known_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = asked(tmp_path, monkeypatch, {"tensorflow": tensorflow(0, cuda=False), "jax": jax()})
+    assert [each.gpu_build for each in measured.frameworks] == [False, False]
+
+
+def test_jax_that_is_told_to_stay_on_the_cpu_is_held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    found = view(asked(tmp_path, monkeypatch, {"jax": jax(), **CUDA_PLUGIN}))
+    assert found.held_back == "JAX_PLATFORMS=cpu"
+
+
+def test_jax_that_cannot_start_cuda_sees_none_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = jax("raise RuntimeError('Unable to initialize backend')")
+    found = view(asked(tmp_path, monkeypatch, {"jax": source, **CUDA_PLUGIN}))
+    assert (found.gpus, found.error) == (0, "Unable to initialize backend")
+
+
+def test_an_import_that_does_not_end_is_ended_and_costs_the_others_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = f"import os, signal\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nsignal.pause()"
+    measured = asked(tmp_path, monkeypatch, {"jax": hangs, "tensorflow": tensorflow(1)}, 3.0)
+    assert measured.not_run["frameworks.jax"] == Missing("JAX did not leave 'import jax' within 3 s", "failed")
+    assert view(measured).framework == "tensorflow"
+    assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("raise ImportError('libcudart.so.12: cannot open')", "JAX: ImportError: libcudart.so.12: cannot open"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGBUS)", "JAX was ended by SIGBUS in 'import jax'"),
+        ("import os; os.write(2, b'Aborted!\\n'); os._exit(3)", "JAX ended with 3 in 'import jax': Aborted!"),
+    ],
+)
+def test_how_a_framework_ends_before_its_answer_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, said: str
+) -> None:
+    assert why(asked(tmp_path, monkeypatch, {"jax": source}), "jax") == Missing(said, "failed")
+
+
+def test_an_abort_at_exit_takes_nothing_from_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tensorflow(1) + "\nimport atexit, os\natexit.register(os.abort)"
+    assert view(asked(tmp_path, monkeypatch, {"tensorflow": source})).gpus == 1
+
+
+def test_a_folder_called_like_a_framework_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jax").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    measured = framework_views(DEADLINE_S)
+    assert "none of PyTorch, TensorFlow, JAX is installed" in measured.not_run["frameworks"].reason
+    assert measured.not_run["frameworks"].kind == "absent"
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+def test_no_process_outlives_the_one_that_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: signal.Signals
+) -> None:
+    told, pipe = os.pipe()
+    os.set_inheritable(pipe, True)
+    hangs = f"import os, signal\nos.write({pipe}, str(os.getpid()).encode())\nsignal.pause()"
+    install(tmp_path, monkeypatch, {"jax": hangs})
+    code = (
+        "from gpudoctor.probes import apart, frameworks; frameworks.FRAMEWORKS = ('jax',); "
+        f"import subprocess; popen = subprocess.Popen; "
+        f"apart.subprocess.Popen = lambda *a, **k: popen(*a, **{{**k, 'pass_fds': [*k['pass_fds'], {pipe}]}}); "
+        "frameworks.framework_views(600)"
+    )
+    asking = subprocess.Popen([sys.executable, "-c", code], pass_fds=[pipe], stderr=subprocess.DEVNULL)
+    os.close(pipe)
+    assert os.read(told, 64).isdigit()
+    asking.send_signal(ending)
+    asking.wait(60)
+    assert select.select([told], [], [], 60)[0]  # at its end: the child held the last other end of the pipe
+    assert os.read(told, 64) == b""
+    os.close(told)
+
+
+def test_orders_and_answers_are_json_that_both_sides_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    garbled = "import json, os, sys\nos.write(json.loads(sys.argv[1])['fd'], b'{]\\n')\nimport signal; signal.pause()"
+    assert why(asked(tmp_path, monkeypatch, {"jax": garbled}), "jax").reason == "JAX: its answer could not be read"

@@ -1,0 +1,189 @@
+"""A model that is split over real CPU ranks: by tensors, by stages, by both; and the faults made on purpose in it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpudoctor.checks.case import Case
+from gpudoctor.checks.finding import Finding, Status
+from gpudoctor.checks.registry import registry
+from gpudoctor.checks.run import run_checks
+from gpudoctor.errors import UserError
+from gpudoctor.facts.measured_strategies import Strategies, StrategyRun
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Node
+from gpudoctor.probes.launch import ProbePlan, run_probes
+from gpudoctor.probes.plan import parse_injection
+from tests.probes.conftest import measure
+
+# A dozen trains of four ranks, on machines where other tests have the cores too.
+DEADLINE_S = 300.0
+ROUNDING = 1e-5
+
+
+def strategies_of(found: Measurements) -> Strategies:
+    assert found.problems == ()
+    assert found.strategies is not None
+    return found.strategies
+
+
+def run_of(tried: Strategies, variant: str) -> StrategyRun:
+    [run] = [run for run in tried.runs if run.variant == variant]
+    assert [rank.rank for rank in run.ranks] == list(range(tried.world_size))
+    return run
+
+
+def weights_error(run: StrategyRun) -> float:
+    errors = [rank.weights_error for rank in run.ranks]
+    assert None not in errors
+    return max(error for error in errors if error is not None)
+
+
+def failures(found: Measurements, check_id: str) -> list[Finding]:
+    [check] = [c for c in registry() if c.id == check_id]
+    [result] = run_checks(Case(node=Node(), measurements=found), [check], level="full", clock=lambda: 0.0)
+    return [finding for finding in result.findings if finding.status is Status.FAIL]
+
+
+@pytest.fixture(scope="module")
+def four_ranks() -> Measurements:
+    """Two faults that do not meddle with one another, and strategies that have none."""
+    plan = ProbePlan(
+        "gloo",
+        ranks=4,
+        probes=("strategy",),
+        level="full",
+        strategies=("fsdp", "tensor", "pipeline", "3d"),
+        inject=("wrong-shard=2", "skip-all-gather=1"),
+    )
+    return run_probes(plan, deadline_s=DEADLINE_S, probe_deadline_s=DEADLINE_S)
+
+
+def test_a_rank_with_a_wrong_shard_is_named_by_the_check_of_tensor_parallelism(four_ranks: Measurements) -> None:
+    run = run_of(strategies_of(four_ranks), "tensor")
+    assert run.figures == {"shards": 4.0, "wrong_shards_rank_2": 1.0}
+    assert weights_error(run) > 1e-2
+    assert [finding.subject.label for finding in failures(four_ranks, "strategy.tensor")] == ["rank 2"]
+
+
+def test_a_gather_that_one_rank_skips_is_caught_by_the_check_of_fsdp(four_ranks: Measurements) -> None:
+    tried = strategies_of(four_ranks)
+    assert weights_error(run_of(tried, "fsdp")) > 1e-3
+    first = [rank.losses[3] for rank in run_of(tried, "fsdp").ranks]
+    assert all(loss is not None for loss in first)
+    assert failures(four_ranks, "strategy.fsdp")
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_pipeline_of_four_stages_trains_what_one_rank_trains(four_ranks: Measurements, schedule: str) -> None:
+    run = run_of(strategies_of(four_ranks), schedule)
+    assert weights_error(run) < ROUNDING
+    assert run.missing_weights == (), "each weight is in one of the stages"
+    assert [bool(rank.losses) for rank in run.ranks] == [False, False, False, True]
+    assert run.figures["bubble_share_expected"] == pytest.approx(3 / 11)
+    assert 0 <= run.figures["bubble_share"] < 1
+    assert failures(four_ranks, "strategy.pipeline") == []
+
+
+def test_1f1b_keeps_fewer_activations_than_gpipe_on_every_stage(four_ranks: Measurements) -> None:
+    tried = strategies_of(four_ranks)
+    for less, more in zip(run_of(tried, "1f1b").ranks, run_of(tried, "gpipe").ranks, strict=True):
+        assert isinstance(less.memory.activations_bytes, int)
+        assert isinstance(more.memory.activations_bytes, int)
+        assert less.memory.activations_bytes <= 0.6 * more.memory.activations_bytes
+
+
+def test_four_ranks_train_split_by_tensors_and_stages(four_ranks: Measurements) -> None:
+    run = run_of(strategies_of(four_ranks), "3d")
+    assert weights_error(run) < ROUNDING
+    assert (run.figures["data"], run.figures["shards"], run.figures["stages"]) == (1.0, 2.0, 2.0)
+    assert failures(four_ranks, "strategy.3d") == []
+
+
+def test_eight_ranks_train_with_data_tensor_and_pipeline_parallelism() -> None:
+    plan = ProbePlan("gloo", ranks=8, probes=("strategy",), level="full", strategies=("3d",))
+    found = measure(plan, deadline_s=DEADLINE_S, probe_deadline_s=DEADLINE_S)
+    run = run_of(strategies_of(found), "3d")
+    assert weights_error(run) < ROUNDING
+    assert run.figures["data"] == 2.0
+    assert sum(bool(rank.losses) for rank in run.ranks) == 4, "the last stages"
+    assert len({rank.losses for rank in run.ranks if rank.losses}) == 2, "each copy has its part of the batch"
+    assert failures(found, "strategy.3d") == []
+
+
+def test_two_ranks_split_tensors_rightly_and_say_why_they_do_not_split_three_ways() -> None:
+    plan = ProbePlan("gloo", ranks=2, probes=("strategy",), level="full", strategies=("tensor", "3d"))
+    found = measure(plan, deadline_s=DEADLINE_S, probe_deadline_s=DEADLINE_S)
+    tried = strategies_of(found)
+    run = run_of(tried, "tensor")
+    assert weights_error(run) < ROUNDING
+    assert run.figures == {"shards": 2.0}
+    whole = tried.reference.memory.parameters_bytes
+    assert all(rank.memory.parameters_bytes < 0.6 * whole for rank in run.ranks)
+    why = "data x tensor x pipeline needs 8 ranks (4 make tensor 2 x pipeline 2), and these are 2"
+    assert tried.not_run == {"3d": Missing(why)}
+    assert failures(found, "strategy.tensor") == []
+
+
+# Where torch's own schedules do not run: both stages of a small model, by hand-written transfers, against the whole.
+TWO_STAGES = """
+import sys, torch, torch.distributed as dist
+from gpudoctor.probes.pipeline_schedule import SCHEDULES, layers_of_stage
+from gpudoctor.probes.pipeline_steps import HandWritten, Stages, cut
+from gpudoctor.probes.strategy_model import StrategyShape, batch_of, build_transformer, loss_of
+rank, device = int(sys.argv[1]), torch.device("cpu")
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 2), rank=rank, world_size=2)
+shape = StrategyShape(layers=3, width=16, heads=2, vocabulary=32, sequence=4, batch=6)
+whole = build_transformer(shape, device)
+expected = loss_of(whole(batch_of(shape, 0, device)[0]), batch_of(shape, 0, device)[1])
+expected.backward()
+for schedule in SCHEDULES:
+    stage = cut(build_transformer(shape, device), layers_of_stage(3, rank, 2))
+    play = HandWritten(Stages((0, 1), rank, device), stage, schedule, 3, loss_of, (4, 16))
+    loss = play(*batch_of(shape, 0, device))
+    assert (loss is None) == (rank == 0), loss
+    assert loss is None or torch.allclose(loss, expected), (loss, expected)
+    names = [name for name, _ in stage.named_parameters()]
+    assert ("embed.weight" in names) == (rank == 0) and ("head.weight" in names) == (rank == 1), names
+    for name, weight in stage.named_parameters():
+        torch.testing.assert_close(weight.grad, whole.get_parameter(name).grad)
+    print(schedule, *names)
+dist.destroy_process_group()
+"""
+
+
+def test_hand_written_transfers_give_the_gradients_of_the_whole_batch(tmp_path: Path) -> None:
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_STAGES, str(rank), str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    said = [process.communicate(timeout=DEADLINE_S)[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0], said
+    for of_first, of_last in zip(*(output.splitlines() for output in said), strict=True):
+        schedule, *names = of_first.split()
+        assert [schedule] == of_last.split()[:1]
+        assert sorted({name.split(".")[0] for name in names}) == ["blocks", "embed", "place"]
+        assert not set(names) & set(of_last.split()[1:]), "no weight is on two stages"
+
+
+@pytest.mark.parametrize(("kind", "strategy"), [("wrong-shard", "tensor"), ("skip-all-gather", "fsdp")])
+def test_a_fault_of_a_strategy_is_refused_where_it_is_not_run(kind: str, strategy: str) -> None:
+    assert parse_injection(f"{kind}=1", 2).rank == 1
+    with pytest.raises(UserError, match=f"write it as {kind}=RANK"):
+        parse_injection(f"{kind}=1:3", 2)
+    with pytest.raises(UserError, match="no rank comes by strategy: the strategy probe is not run"):
+        measure(ProbePlan("gloo", ranks=2, inject=(f"{kind}=1",)))
+    with pytest.raises(UserError, match=f"no rank comes by strategy: strategy.{strategy} is not run"):
+        measure(ProbePlan("gloo", ranks=2, probes=("strategy",), strategies=("ddp",), inject=(f"{kind}=1",)))
+    with pytest.raises(UserError, match="one rank has nobody to exchange with"):
+        measure(ProbePlan("gloo", ranks=1, probes=("strategy",), inject=(f"{kind}=0",)))

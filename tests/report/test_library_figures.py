@@ -1,0 +1,27 @@
+"""The lines that text output prints of DeepSpeed's and TensorFlow's strategies."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from gpudoctor.facts.measurements import Launch, Measurements
+from gpudoctor.report.figures import figure_lines
+from gpudoctor.report.library_figures import library_lines
+from gpudoctor.report.strategy_figures import strategy_lines
+from tests.checks.test_strategy_libraries import found, library, zero
+
+
+def test_nothing_tried_prints_nothing() -> None:
+    assert library_lines(Measurements()) == []
+    assert library_lines(Measurements(tensorflow=library("TensorFlow", found()))) == []
+
+
+def test_each_library_has_a_table_of_its_own_with_its_version() -> None:
+    tried = found(zero(1), zero(3))
+    measured = Measurements(strategies=found(zero(2)), deepspeed=library("DeepSpeed", tried))
+    head, _, _, first, third = library_lines(measured)
+    assert head.startswith("  DeepSpeed 1.0: 3 steps of ")
+    assert (first.split()[0], third.split()[0]) == ("zero-1", "zero-3")
+    assert figure_lines(measured) == ["Measured in processes of their own:", *library_lines(measured)]
+    beside_ranks = figure_lines(replace(measured, launch=Launch("gloo", 2, ())))
+    assert beside_ranks[1:] == [*strategy_lines(measured), *library_lines(measured)]

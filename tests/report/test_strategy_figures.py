@@ -1,0 +1,46 @@
+"""The lines that text output prints of the strategies."""
+
+from __future__ import annotations
+
+from html import escape
+
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.node import Node
+from gpudoctor.report.figures import figure_lines
+from gpudoctor.report.html import render_html
+from gpudoctor.report.judge import judge
+from gpudoctor.report.strategy_figures import strategy_lines
+from tests.checks.measured import measured
+from tests.checks.test_strategy_data import rank, run, tried
+
+
+def test_nothing_tried_prints_nothing() -> None:
+    assert strategy_lines(Measurements()) == []
+    assert strategy_lines(measured(Node(), strategies=tried())) == []
+
+
+def test_each_variant_is_a_row_of_the_rank_with_most_beside_one_rank_alone() -> None:
+    found = measured(
+        Node(), strategies=tried(run("ddp"), run("fsdp-bf16", rank(0), rank(1, communicated_bytes=1 << 20)))
+    )
+    head, titles, alone, ddp, fsdp = strategy_lines(found)
+    assert "3 steps of 0.00 M parameters on 8 x 16 tokens" in head
+    assert titles.split() == ["step", "exchanged", "weights", "gradients", "optimizer", "activations"]
+    assert alone.split()[:6] == ["one", "rank", "alone", "20", "ms", "-"]
+    assert ddp.split()[:3] == ["ddp", "6.0", "ms"]
+    assert fsdp.split()[3] == "1.00"
+    assert strategy_lines(found) == figure_lines(found)[1:]
+
+
+def test_gpus_have_a_column_for_the_peak_of_torch() -> None:
+    lines = strategy_lines(measured(Node(), strategies=tried(run("ddp"), device="cuda")))
+    assert lines[1].split()[-1] == "peak"
+    assert lines[-1].split()[-1] == "-"
+
+
+def test_the_page_has_the_same_rows() -> None:
+    found = measured(Node(), strategies=tried(run("ddp")))
+    page = render_html(judge(Node(), found))
+    assert "Strategies" in page
+    assert all(escape(line.strip()) in page for line in strategy_lines(found))
+    assert "Strategies" not in render_html(judge(Node(), measured(Node())))
