@@ -186,7 +186,9 @@ def _facts_options(facts: argparse.ArgumentParser) -> None:
 
 
 def _schema_options(schema: argparse.ArgumentParser) -> None:
-    schema.add_argument("of", nargs="?", choices=("report", "facts", "config"), default="report")
+    schema.add_argument(
+        "of", nargs="?", choices=("report", "facts", "config", "cluster", "fleet", "comparison"), default="report"
+    )
 
 
 def _config_options(config: argparse.ArgumentParser) -> None:

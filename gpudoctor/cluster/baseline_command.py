@@ -18,6 +18,7 @@ from gpudoctor.cluster.fleet_shapes import Verdict
 from gpudoctor.cluster.hostlist import is_host_name
 from gpudoctor.errors import UserError
 from gpudoctor.exits import COULD_NOT, FAILED, OK, UNKNOWN, printable, write_stdout
+from gpudoctor.json_text import json_line
 from gpudoctor.report.files import write_file
 
 _EXITS: dict[Verdict, int] = {"pass": OK, "warn": OK, "fail": FAILED, "unknown": UNKNOWN}
@@ -33,7 +34,7 @@ def _save(args: argparse.Namespace) -> int:
     host = record.name if is_host_name(record.name) else "node"
     path = args.output or Path(f"gpudoctor-baseline-{host}.json")
     made = with_run(_load(path) if os.path.lexists(path) else None, record)
-    write_file(path, msgspec.json.encode(made).decode() + "\n")
+    write_file(path, json_line(made))
     more = RUNS_TO_JUDGE - len(made.runs)
     wanted = f"; {more} more until a loss of 10 % fails" if more > 0 else ""
     simulated = "SIMULATED " if made.simulated else ""
@@ -153,7 +154,7 @@ def _load(path: Path) -> Baseline:
 def _write(comparison: Comparison, args: argparse.Namespace) -> None:
     to_file = args.output is not None and str(args.output) != "-"
     if args.format == "json":
-        text = msgspec.json.encode(comparison).decode() + "\n"
+        text = json_line(comparison)
     else:
         from gpudoctor.report.text import wants_color
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -169,7 +170,7 @@ def _render(report: ClusterReport, args: argparse.Namespace, *, to_file: bool) -
 def progress_for(args: argparse.Namespace) -> Callable[[str], None]:
     """Says what goes on: JSON lines on stderr where asked for, one line of a terminal, else nothing."""
     if args.progress:
-        return lambda text: _to_stderr(msgspec.json.encode({"progress": text}).decode() + "\n")
+        return lambda text: _to_stderr(json.dumps({"progress": text}) + "\n")
     if sys.stderr is not None and sys.stderr.isatty():
         return lambda text: _to_stderr(f"\r\x1b[2K{printable(text)[:76]}")
     return lambda text: None

@@ -27,6 +27,7 @@ from gpudoctor.exits import (
     say,
     write_stdout,
 )
+from gpudoctor.json_text import json_line
 from gpudoctor.report.files import OutputError, write_file
 
 _SHOW_EVERY_S = 0.2
@@ -193,4 +194,4 @@ def _render(fleet: Fleet, args: argparse.Namespace, *, to_file: bool) -> str:
 
 
 def _json(fleet: Fleet) -> str:
-    return msgspec.json.encode(fleet).decode() + "\n"
+    return json_line(fleet)
