@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from io import StringIO
 from pathlib import Path
 
 import msgspec
@@ -167,35 +166,27 @@ def _write(comparison: Comparison, args: argparse.Namespace) -> None:
 
 
 def _text(comparison: Comparison, color: bool) -> str:
-    from rich.console import Console
+    from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
 
     from gpudoctor.checks.finding import Status
     from gpudoctor.report.blocks import plain, status_word
-    from gpudoctor.report.text import NARROWEST, terminal_width
+    from gpudoctor.report.text import laid_out, terminal_width
 
-    console = Console(
-        file=StringIO(),
-        width=max(terminal_width(), NARROWEST),
-        force_terminal=color,
-        color_system="standard" if color else None,
-    )
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold", ratio=1)
     for change in comparison.changes:
         word = Text("said", style="dim") if change.status == "said" else status_word(Status(change.status))
         table.add_row(word, plain(change.text))
-    with console.capture() as captured:
-        if comparison.simulated:
-            console.print(plain("SIMULATED: made up, no verdict on a real machine", "bold yellow"))
-        what = f"{comparison.host} against {comparison.runs} saved runs: {comparison.compared} figures compared"
-        console.print(plain(what, "bold"))
-        console.print(table if comparison.changes else plain("nothing changed"))
-        for note in comparison.notes:
-            console.print(plain(f"Note: {note}"))
-        worse = sum(1 for change in comparison.changes if change.what == "figure" and change.status != "said")
-        said = f"{worse} of {comparison.compared} figures worse than in the saved runs" if worse else ""
-        console.print(Text.assemble(status_word(Status(comparison.verdict)), "  ", said))
-    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+    parts: list[RenderableType] = []
+    if comparison.simulated:
+        parts.append(plain("SIMULATED: made up, no verdict on a real machine", "bold yellow"))
+    what = f"{comparison.host} against {comparison.runs} saved runs: {comparison.compared} figures compared"
+    parts += [plain(what, "bold"), table if comparison.changes else plain("nothing changed")]
+    parts += [plain(f"Note: {note}") for note in comparison.notes]
+    worse = sum(1 for change in comparison.changes if change.what == "figure" and change.status != "said")
+    said = f"{worse} of {comparison.compared} figures worse than in the saved runs" if worse else ""
+    parts.append(Text.assemble(status_word(Status(comparison.verdict)), "  ", said))
+    return laid_out(parts, width=terminal_width(), color=color)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from io import StringIO
 from statistics import median
 
-from rich.console import Console, Group, RenderableType
+from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -15,7 +14,7 @@ from gpudoctor.checks.finding import Finding, Status
 from gpudoctor.cluster.between_findings import speed
 from gpudoctor.cluster.cluster_report import Between, ClusterReport, GroupResult, Judged
 from gpudoctor.report.blocks import STYLES, block_rows, plain, status_word
-from gpudoctor.report.text import NARROWEST
+from gpudoctor.report.text import laid_out
 
 _NODES_SHOWN = 64  # of those that pass; every other one is always shown
 _VERDICT_WORDS = {
@@ -27,20 +26,7 @@ _VERDICT_WORDS = {
 
 def render_cluster_text(report: ClusterReport, *, width: int, color: bool, verbose: bool = False) -> str:
     """The whole report for `width` columns; colour only adds, the status word is always there."""
-    console = Console(
-        file=StringIO(),
-        width=max(width, NARROWEST),
-        force_terminal=color,
-        no_color=not color,
-        color_system="standard" if color else None,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
-    with console.capture() as captured:
-        console.print(Group(*_parts(report, verbose)))
-    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+    return laid_out(_parts(report, verbose), width=width, color=color)
 
 
 def _parts(report: ClusterReport, verbose: bool) -> Iterator[RenderableType]:

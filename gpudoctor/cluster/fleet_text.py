@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from io import StringIO
 from shlex import quote
 
-from rich.console import Console, Group, RenderableType
+from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +16,7 @@ from gpudoctor.cluster.fleet_judged import outlier_words
 from gpudoctor.cluster.fleet_reading import Refused
 from gpudoctor.cluster.hostlist import hostlist
 from gpudoctor.report.blocks import STYLES, plain, status_word
-from gpudoctor.report.text import NARROWEST
+from gpudoctor.report.text import laid_out
 
 # a fleet of thousands may have hundreds of each; --json has all of them
 MOST_ROWS = 30
@@ -26,20 +25,7 @@ MOST_TROUBLES = 10
 
 def render_fleet_text(fleet: Fleet, *, width: int, color: bool, verbose: bool = False) -> str:
     """The whole, laid out for `width` columns; colour only adds, the verdict's word is always there."""
-    console = Console(
-        file=StringIO(),
-        width=max(width, NARROWEST),
-        force_terminal=color,
-        no_color=not color,
-        color_system="standard" if color else None,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
-    with console.capture() as captured:
-        console.print(Group(*_parts(fleet, verbose)))
-    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+    return laid_out(_parts(fleet, verbose), width=width, color=color)
 
 
 def _parts(fleet: Fleet, verbose: bool) -> Iterator[RenderableType]:
