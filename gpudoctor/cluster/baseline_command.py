@@ -69,7 +69,9 @@ def _compared(args: argparse.Namespace) -> Comparison:
     notes = []
     if missing:
         notes.append(f"{missing} saved figures were not measured now")
-    if not compared and not missing:
+    if not compared and not missing and any(run.figures for run in saved.runs):
+        notes.append("the saved figures are of other GPUs: none was compared; save runs of these in a new baseline")
+    elif not compared and not missing:
         notes.append("no figures of GPUs in the baseline or the report: only the configuration was compared")
     elif len(saved.runs) < RUNS_TO_JUDGE:
         notes.append(f"{len(saved.runs)} saved runs: changes are only said until there are {RUNS_TO_JUDGE}")

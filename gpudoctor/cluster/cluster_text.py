@@ -13,6 +13,7 @@ from rich.text import Text
 from gpudoctor.checks.finding import Finding, Status
 from gpudoctor.cluster.between_findings import speed
 from gpudoctor.cluster.cluster_report import Between, ClusterReport, GroupResult, Judged
+from gpudoctor.cluster.text_rows import Rows
 from gpudoctor.report.blocks import STYLES, block_rows, plain, status_word
 from gpudoctor.report.text import laid_out
 
@@ -69,11 +70,8 @@ def _verdict_words(report: ClusterReport) -> str:
     return f"nothing wrong on any node; {what} between them"
 
 
-def _nodes(report: ClusterReport) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, max_width=32)
-    table.add_column(overflow="fold", ratio=1)
+def _nodes(report: ClusterReport) -> Rows:
+    table = Rows(2)
     fine = 0
     for node in report.nodes:
         fine += node.verdict == "pass"

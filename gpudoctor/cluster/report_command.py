@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import BinaryIO
 
@@ -148,10 +149,9 @@ def _write_lists(fleet: Fleet, args: argparse.Namespace) -> None:
 
 def _write_expression(fleet: Fleet) -> None:
     """Slurm's names of nodes are short ones; they stay whole where two would become one."""
-    bad, every = bad_names(fleet), {row.host for row in fleet.nodes}
-    short = {name: _short(name) for name in every}
-    ambiguous = len(set(short.values())) < len(every)
-    write_stdout(hostlist(name if ambiguous else short[name] for name in bad) + "\n")
+    every = Counter(_short(name) for name in {row.host for row in fleet.nodes})
+    names = [short if every[short := _short(name)] == 1 else name for name in bad_names(fleet)]
+    write_stdout(hostlist(names) + "\n")
 
 
 def _short(name: str) -> str:
