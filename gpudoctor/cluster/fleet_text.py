@@ -233,7 +233,7 @@ def _tail(fleet: Fleet) -> Iterator[Text]:
         named = next((kind.check for kind in fleet.faults if kind.status == "fail" and kind.check != OUTLIER), None)
         sources = " ".join(quote(source) if source != "-" else "REPORTS" for source in fleet.reading.sources)
         explain = f"gpudoctor explain {named}  |  " if named else ""
-        yield plain(f"Next:  {explain}sbatch --exclude=$(gpudoctor cluster report {sources} --exclude-expr) ...")
+        yield plain(f"Next:  {explain}gpudoctor cluster report {sources} --exclude-expr  (for sbatch --exclude)")
 
 
 def _titled(title: str, parts: Iterable[RenderableType]) -> Iterator[RenderableType]:
