@@ -14,8 +14,8 @@ FRAMEWORKS := .venv-frameworks
 demo: $(VENV)/.installed
 	$(BIN)/gpudoctor check --node hgx-h100-8 --backend gloo --ranks 2
 
-# tests that start ranks or compare times want the machine for themselves, the others share its cores
-ALONE := tests/probes tests/cli
+# tests that start ranks, or engines that do, want the machine for themselves, the others share its cores
+ALONE := tests/probes tests/cli $(patsubst %,tests/cluster/test_%.py,whole_job ray_job slurm slurm_job)
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n logical --maxprocesses=8 --dist=loadfile $(ALONE:%=--ignore=%)

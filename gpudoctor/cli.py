@@ -115,20 +115,35 @@ def _schema(args: argparse.Namespace) -> int:
 
         write_stdout(shipped_schema())
         return OK
-    if args.of == "facts":
-        from gpudoctor.facts.node import Node
-
-        schema = msgspec.json.schema(Node)
-    elif args.of == "plan":
-        from gpudoctor.plan.plan import Plan
-
-        schema = msgspec.json.schema(Plan)
-    else:
-        from gpudoctor.config import Config
-
-        schema = msgspec.json.schema(Config)
+    schema = msgspec.json.schema(_document_type(args.of))
     write_stdout(msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n")
     return OK
+
+
+def _document_type(name: str) -> type:
+    if name == "facts":
+        from gpudoctor.facts.node import Node
+
+        return Node
+    if name == "cluster":
+        from gpudoctor.cluster.cluster_report import ClusterReport
+
+        return ClusterReport
+    if name == "fleet":
+        from gpudoctor.cluster.fleet import Fleet
+
+        return Fleet
+    if name == "comparison":
+        from gpudoctor.cluster.baseline import Comparison
+
+        return Comparison
+    if name == "plan":
+        from gpudoctor.plan.plan import Plan
+
+        return Plan
+    from gpudoctor.config import Config
+
+    return Config
 
 
 def _config(args: argparse.Namespace) -> int:

@@ -186,7 +186,8 @@ def _facts_options(facts: argparse.ArgumentParser) -> None:
 
 
 def _schema_options(schema: argparse.ArgumentParser) -> None:
-    schema.add_argument("of", nargs="?", choices=("report", "facts", "config", "plan"), default="report")
+    documents = ("report", "facts", "config", "cluster", "fleet", "comparison", "plan")
+    schema.add_argument("of", nargs="?", choices=documents, default="report")
 
 
 def _config_options(config: argparse.ArgumentParser) -> None:

@@ -54,6 +54,8 @@ def catch_signals() -> None:
     for number in _ENDING:
         if number not in _ignored:
             signal.signal(number, handle)
+    # whoever blocked them for itself handed that down: nothing but SIGKILL would end this process
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
 
 def _overhear_all() -> None:

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 _ABOVE_ASCII = re.compile("[\x7f-\U0010ffff]")
+
+
+def json_line(struct: msgspec.Struct) -> str:
+    """One line of JSON, ending in a newline; `jq .` makes it pretty, logs want it on one line."""
+    try:
+        return terminal_safe(msgspec.json.encode(struct)).decode() + "\n"
+    except UnicodeEncodeError:  # a name that is not UTF-8; the standard library escapes it
+        import json
+
+        return json.dumps(msgspec.to_builtins(struct)) + "\n"
 
 
 def terminal_safe(data: bytes) -> bytes:

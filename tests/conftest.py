@@ -7,12 +7,17 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parent.parent
 
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     # a test run under nohup: what the tests start would ignore it too
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# the same inputs each time, and as long as it takes: make fuzz is where new ones are tried
+settings.register_profile("gpudoctor", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("gpudoctor")
 
 
 @pytest.fixture(scope="session")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import os
 import re
 import socket
 from collections.abc import Mapping
-from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from gpudoctor.agent.options import DEFAULT_LISTEN
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
+from gpudoctor.http_callers import digest, host_of_header, is_loopback
 
 TOKEN_VARIABLE = "GPUDOCTOR_AGENT_TOKEN"
 TOKEN_LENGTH_MIN = 8
@@ -123,7 +121,7 @@ class Gate:
     """
 
     def __init__(self, token: str | None, listens_on: str) -> None:
-        self._token = None if token is None else _digest(token)
+        self._token = None if token is None else digest(token)
         self._listens_on = listens_on.lower()
 
     @property
@@ -134,7 +132,7 @@ class Gate:
         """Why a request is not for us at all, in words; `host` is its Host header (HTTP/1.0 may have none)."""
         if self._token is not None or host is None:
             return None
-        name = _name(host).lower()
+        name = host_of_header(host)
         if name == self._listens_on or is_loopback(name):
             return None
         return f"{printable(host)[:80]} is not a name of this machine's loopback"
@@ -144,28 +142,4 @@ class Gate:
         if self._token is None:
             return True
         kind, _, given = (authorization or "").partition(" ")
-        return kind.lower() == "bearer" and hmac.compare_digest(_digest(given.strip()), self._token)
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-
-
-def _name(host: str) -> str:
-    """The host of a Host header, without its port."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address, or the name localhost, is this machine's own."""
-    if host == "localhost":
-        return True
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:127.0.0.1
-    return (mapped or address).is_loopback
+        return kind.lower() == "bearer" and hmac.compare_digest(digest(given.strip()), self._token)

@@ -15,6 +15,7 @@ import msgspec
 
 from gpudoctor.agent.access import TOKEN_VARIABLE
 from gpudoctor.exits import printable
+from gpudoctor.facts.subprocesses import ending_words
 from gpudoctor.report.report import Report
 
 # a quick report of 16 GPUs is below 1 MiB
@@ -91,13 +92,14 @@ class QuickRun:
         if len(output) > OUTPUT_BYTES_MAX:
             return "the check wrote more than any report can be: it was ended"
         if not output.strip():
-            return f"the check gave no report ({_ending(status)}){said}"
+            return f"the check gave no report ({ending_words(status)}){said}"
         try:
             report = decoded(output)
         except ValueError as error:
             return f"the check gave a report that cannot be read ({printable(str(error))[:WORDS_MAX]}){said}"
         if report.exit_code != status:
-            return f"the check ended otherwise than its report says ({_ending(status)}, not {report.exit_code}){said}"
+            how = ending_words(status)
+            return f"the check ended otherwise than its report says ({how}, not {report.exit_code}){said}"
         return report
 
     def abandon(self) -> None:
@@ -133,14 +135,3 @@ def _content(descriptor: int) -> bytes:
 def _last_line(words: bytes) -> str:
     line = words.decode("utf-8", "replace").strip().rpartition("\n")[2]
     return printable(line)[:WORDS_MAX]
-
-
-def _ending(status: int | None) -> str:
-    if status is None:
-        return "it did not end"
-    if status >= 0:
-        return f"exit code {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"

@@ -126,15 +126,16 @@ def compare(baseline: Baseline, record: Record) -> tuple[tuple[Change, ...], int
     compared = sum(1 for entry in saved if entry in now)
     missing = len(saved) - compared
     changes.sort(key=lambda change: (("fail", "warn", "said").index(change.status), change.ratio or 1.0))
-    return tuple(changes), compared, missing, _verdict(record, changes, compared, missing)
+    # what was measured before and has nothing to stand beside now has no answer, where that is everything
+    in_vain = not compared and any(run.figures for run in baseline.runs)
+    return tuple(changes), compared, missing, _verdict(record, changes, in_vain)
 
 
-def _verdict(record: Record, changes: list[Change], compared: int, missing: int) -> Verdict:
+def _verdict(record: Record, changes: list[Change], in_vain: bool) -> Verdict:
     statuses = {change.status for change in changes}
     if record.verdict == "fail" or "fail" in statuses:
         return "fail"
-    # what was measured before and is not now has no answer, where that is everything
-    if record.verdict == "unknown" or (missing and not compared):
+    if record.verdict == "unknown" or in_vain:
         return "unknown"
     return "warn" if record.verdict == "warn" or "warn" in statuses else "pass"
 

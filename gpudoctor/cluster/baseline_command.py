@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from io import StringIO
 from pathlib import Path
 
 import msgspec
@@ -18,6 +17,7 @@ from gpudoctor.cluster.fleet_shapes import Verdict
 from gpudoctor.cluster.hostlist import is_host_name
 from gpudoctor.errors import UserError
 from gpudoctor.exits import COULD_NOT, FAILED, OK, UNKNOWN, printable, write_stdout
+from gpudoctor.json_text import json_line
 from gpudoctor.report.files import write_file
 
 _EXITS: dict[Verdict, int] = {"pass": OK, "warn": OK, "fail": FAILED, "unknown": UNKNOWN}
@@ -33,7 +33,7 @@ def _save(args: argparse.Namespace) -> int:
     host = record.name if is_host_name(record.name) else "node"
     path = args.output or Path(f"gpudoctor-baseline-{host}.json")
     made = with_run(_load(path) if os.path.lexists(path) else None, record)
-    write_file(path, msgspec.json.encode(made).decode() + "\n")
+    write_file(path, json_line(made))
     more = RUNS_TO_JUDGE - len(made.runs)
     wanted = f"; {more} more until a loss of 10 % fails" if more > 0 else ""
     simulated = "SIMULATED " if made.simulated else ""
@@ -69,7 +69,9 @@ def _compared(args: argparse.Namespace) -> Comparison:
     notes = []
     if missing:
         notes.append(f"{missing} saved figures were not measured now")
-    if not compared and not missing:
+    if not compared and not missing and any(run.figures for run in saved.runs):
+        notes.append("the saved figures are of other GPUs: none was compared; save runs of these in a new baseline")
+    elif not compared and not missing:
         notes.append("no figures of GPUs in the baseline or the report: only the configuration was compared")
     elif len(saved.runs) < RUNS_TO_JUDGE:
         notes.append(f"{len(saved.runs)} saved runs: changes are only said until there are {RUNS_TO_JUDGE}")
@@ -153,7 +155,7 @@ def _load(path: Path) -> Baseline:
 def _write(comparison: Comparison, args: argparse.Namespace) -> None:
     to_file = args.output is not None and str(args.output) != "-"
     if args.format == "json":
-        text = msgspec.json.encode(comparison).decode() + "\n"
+        text = json_line(comparison)
     else:
         from gpudoctor.report.text import wants_color
 
@@ -166,35 +168,27 @@ def _write(comparison: Comparison, args: argparse.Namespace) -> None:
 
 
 def _text(comparison: Comparison, color: bool) -> str:
-    from rich.console import Console
+    from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
 
     from gpudoctor.checks.finding import Status
     from gpudoctor.report.blocks import plain, status_word
-    from gpudoctor.report.text import NARROWEST, terminal_width
+    from gpudoctor.report.text import laid_out, terminal_width
 
-    console = Console(
-        file=StringIO(),
-        width=max(terminal_width(), NARROWEST),
-        force_terminal=color,
-        color_system="standard" if color else None,
-    )
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold", ratio=1)
     for change in comparison.changes:
         word = Text("said", style="dim") if change.status == "said" else status_word(Status(change.status))
         table.add_row(word, plain(change.text))
-    with console.capture() as captured:
-        if comparison.simulated:
-            console.print(plain("SIMULATED: made up, no verdict on a real machine", "bold yellow"))
-        what = f"{comparison.host} against {comparison.runs} saved runs: {comparison.compared} figures compared"
-        console.print(plain(what, "bold"))
-        console.print(table if comparison.changes else plain("nothing changed"))
-        for note in comparison.notes:
-            console.print(plain(f"Note: {note}"))
-        worse = sum(1 for change in comparison.changes if change.what == "figure" and change.status != "said")
-        said = f"{worse} of {comparison.compared} figures worse than in the saved runs" if worse else ""
-        console.print(Text.assemble(status_word(Status(comparison.verdict)), "  ", said))
-    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+    parts: list[RenderableType] = []
+    if comparison.simulated:
+        parts.append(plain("SIMULATED: made up, no verdict on a real machine", "bold yellow"))
+    what = f"{comparison.host} against {comparison.runs} saved runs: {comparison.compared} figures compared"
+    parts += [plain(what, "bold"), table if comparison.changes else plain("nothing changed")]
+    parts += [plain(f"Note: {note}") for note in comparison.notes]
+    worse = sum(1 for change in comparison.changes if change.what == "figure" and change.status != "said")
+    said = f"{worse} of {comparison.compared} figures worse than in the saved runs" if worse else ""
+    parts.append(Text.assemble(status_word(Status(comparison.verdict)), "  ", said))
+    return laid_out(parts, width=terminal_width(), color=color)

@@ -67,7 +67,14 @@ def pair_findings(exam: Examination, floor_gb_s: float | None) -> Iterator[Findi
     wrong = sorted({place for group in there.values() for place in group.wrong})
     for place in wrong:
         yield _wrong(exam, place, [group for group in there.values() if place in group.wrong])
-    in_vain = [pair for pair, group in there.items() if group.trouble]
+    out = {place for place, node in enumerate(exam.nodes) if node.left_out is not None}
+    yield from (
+        unread(_of(exam, place), "was not measured with every other node", node.left_out)
+        for place, node in enumerate(exam.nodes)
+        if node.left_out is not None and node.lost is None and any(place in pair for pair in exam.pairs)
+    )
+    # of a pair one of whose ends broke nobody knows what the way between them is like
+    in_vain = [pair for pair, group in there.items() if group.trouble and not out.intersection(pair)]
     rates = {pair: rate for pair, group in there.items() if (rate := group.busbw_gb_s) is not None}
     if in_vain and not rates:
         first = there[in_vain[0]]
@@ -164,7 +171,7 @@ def _cut_off(exam: Examination, there: Mapping[Pair, Group], in_vain: Sequence[P
 
 
 def _unmeasured(exam: Examination, there: Mapping[Pair, Group]) -> Iterator[Finding]:
-    lost = {place for place, node in enumerate(exam.nodes) if node.lost is not None}
+    lost = {place for place, node in enumerate(exam.nodes) if node.lost is not None or node.left_out is not None}
     planned = exam.pairs_planned - sum(1 for pair in exam.pairs if pair not in there)
     left = planned - len(there)
     if left > 0 and not lost:

@@ -115,8 +115,8 @@ def _last_words(words: IO[bytes], process: subprocess.Popen[bytes]) -> str | Non
     """The first line of the launcher's output that tells of trouble, else the last that says anything."""
     words.seek(0)
     lines = words.read(_WORDS_BYTES).decode("utf-8", "replace").splitlines()
-    # boxes and rules of dashes say nothing
-    said = [line.strip() for line in lines if sum(map(str.isalpha, line)) >= _LETTERS_MIN]
+    # boxes and rules of dashes say nothing, nor does a line of program text in a traceback
+    said = [line.strip() for line in lines if sum(map(str.isalpha, line)) >= _LETTERS_MIN and line[:4] != "    "]
     if said:
         return next(filter(_TROUBLE.search, said), said[-1])[:_WORDS_MAX]
     code = process.poll()

@@ -11,6 +11,7 @@ from gpudoctor.checks.finding import Finding, Status, worst
 from gpudoctor.checks.registry import Level
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.network_reach import Reach
+from gpudoctor.json_text import json_line
 from gpudoctor.report.report import Tool, Verdict
 
 SCHEMA: Literal["gpudoctor.cluster/1"] = "gpudoctor.cluster/1"
@@ -129,4 +130,4 @@ def verdict_of(checks: tuple[Judged, ...]) -> Verdict:
 
 def render_cluster_json(report: ClusterReport) -> str:
     """One line of JSON, ending in a newline."""
-    return msgspec.json.encode(report).decode() + "\n"
+    return json_line(report)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from io import StringIO
 from statistics import median
 
-from rich.console import Console, Group, RenderableType
+from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -14,8 +13,9 @@ from rich.text import Text
 from gpudoctor.checks.finding import Finding, Status
 from gpudoctor.cluster.between_findings import speed
 from gpudoctor.cluster.cluster_report import Between, ClusterReport, GroupResult, Judged
+from gpudoctor.cluster.text_rows import Rows
 from gpudoctor.report.blocks import STYLES, block_rows, plain, status_word
-from gpudoctor.report.text import NARROWEST
+from gpudoctor.report.text import laid_out
 
 _NODES_SHOWN = 64  # of those that pass; every other one is always shown
 _VERDICT_WORDS = {
@@ -27,20 +27,7 @@ _VERDICT_WORDS = {
 
 def render_cluster_text(report: ClusterReport, *, width: int, color: bool, verbose: bool = False) -> str:
     """The whole report for `width` columns; colour only adds, the status word is always there."""
-    console = Console(
-        file=StringIO(),
-        width=max(width, NARROWEST),
-        force_terminal=color,
-        no_color=not color,
-        color_system="standard" if color else None,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
-    with console.capture() as captured:
-        console.print(Group(*_parts(report, verbose)))
-    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+    return laid_out(_parts(report, verbose), width=width, color=color)
 
 
 def _parts(report: ClusterReport, verbose: bool) -> Iterator[RenderableType]:
@@ -83,11 +70,8 @@ def _verdict_words(report: ClusterReport) -> str:
     return f"nothing wrong on any node; {what} between them"
 
 
-def _nodes(report: ClusterReport) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, max_width=32)
-    table.add_column(overflow="fold", ratio=1)
+def _nodes(report: ClusterReport) -> Rows:
+    table = Rows(2)
     fine = 0
     for node in report.nodes:
         fine += node.verdict == "pass"

@@ -294,6 +294,7 @@ class Examination:
                 self._ports[place] = answer.port
             else:
                 self._ports.pop(place, None)
+                self.nodes[place].left_out = Missing(f"its ranks did not start again after: {_words(answer)}", "failed")
         if group.trouble or not times:
             self._in_vain.update(group.places)
             return

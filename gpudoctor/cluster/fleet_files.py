@@ -18,6 +18,7 @@ LARGEST_DOCUMENT = 64 << 20
 _READ_AT_ONCE = 4 << 20
 _NAMES = (".json", ".jsonl", ".ndjson")
 _GZIP = b"\x1f\x8b"
+_CLOSED_BY = {b"{": b"}", b"[": b"]"}
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -33,6 +34,11 @@ class Document(msgspec.Struct, frozen=True):
     data: bytes = b""
     trouble: str | None = None
     modified: float | None = None
+
+    @property
+    def should_be_one(self) -> bool:
+        """Whether a report was to stand there, by the name: between reports one a line there may be other lines."""
+        return self.stem is not None and not self.place.removesuffix(".gz").endswith((".jsonl", ".ndjson"))
 
 
 class Found(msgspec.Struct):
@@ -168,8 +174,11 @@ def _unpacked(file: BinaryIO, path: str, stem: str | None, modified: float | Non
 
 
 def _split(stream: BinaryIO, place: str, stem: str | None, modified: float | None) -> Iterator[Document]:
-    """A document a line, as JSON lines has it; or several lines, from one with `{` to one with `}`, as jq prints it."""
-    open_since, held = 0, bytearray()
+    """A document a line, as JSON lines has it; or several lines, from one with `{` to one with `}`, as jq prints it.
+
+    An array over several lines is one document, too: none that is read, but not as many as it has lines.
+    """
+    open_since, held, closer = 0, bytearray(), b""
     number = 0
     while line := stream.readline(LARGEST_DOCUMENT + 1):
         number += 1
@@ -178,12 +187,12 @@ def _split(stream: BinaryIO, place: str, stem: str | None, modified: float | Non
             yield _document(place, stem, open_since or number, modified, trouble=why)
             return
         word = line.strip()
-        if held or word == b"{":
-            open_since = open_since or number
+        if held or word in _CLOSED_BY:
+            open_since, closer = open_since or number, closer or _CLOSED_BY[word]
             held += line
-            if line.rstrip() == b"}":
+            if line.rstrip() == closer:
                 yield _document(place, stem, open_since, modified, bytes(held))
-                open_since, held = 0, bytearray()
+                open_since, held, closer = 0, bytearray(), b""
         elif word:
             yield _document(place, stem, number, modified, line)
     if held:

@@ -22,7 +22,7 @@ from gpudoctor.cluster.fleet import (
     Outlier,
     Reading,
 )
-from gpudoctor.cluster.fleet_nodes import FleetNode, nodes_of
+from gpudoctor.cluster.fleet_nodes import CLOCK_TOLERANCE_S, FleetNode, nodes_of
 from gpudoctor.cluster.fleet_reading import Gathered
 from gpudoctor.cluster.fleet_records import NO_GPU
 from gpudoctor.cluster.fleet_shapes import Verdict
@@ -30,7 +30,6 @@ from gpudoctor.cluster.fleet_spreads import by_kind, compare
 from gpudoctor.cluster.hostlist import hostlist, is_host_name
 from gpudoctor.cluster.trends import trends
 
-CLOCK_TOLERANCE_S = 60.0
 STALE_S = 86400.0
 
 
@@ -57,7 +56,7 @@ def could_not(sources: Sequence[str], message: str, code: int) -> Fleet:
 
 
 def _judged(sources: Sequence[str], gathered: Gathered, now_s: float) -> tuple[Fleet, list[FleetNode]]:
-    nodes = nodes_of(gathered.records)
+    nodes = nodes_of(gathered.records, now_s)
     compared = compare(nodes)
     by_node: dict[str, list[Outlier]] = {}
     for outlier in compared.outliers:
@@ -122,8 +121,11 @@ def _row(node: FleetNode, outliers: list[Outlier]) -> NodeRow:
 
 def _standing_words(node: FleetNode) -> str:
     first = node.standing[0]
-    when = "" if first.record.started_s is None else f" of {_at(first.record.started_s)}"
-    return f"{first.fault.check} failed in the report{when} and was not looked at since"
+    when = first.record.place if first.record.started_s is None else f"the report of {_at(first.record.started_s)}"
+    said = f"{first.fault.check} failed in {when}"
+    if first.unsure:
+        return f"{said}, and by the clocks it is not sure that {node.newest.place} is of a later state"
+    return f"{said} and was not looked at since"
 
 
 def outlier_words(outlier: Outlier) -> str:
@@ -251,7 +253,7 @@ def _clocks(nodes: Sequence[FleetNode], now_s: float) -> Iterator[str]:
         yield f"clocks apart: {hostlist(late)} ended later than the file was written"
     timeless = [name for name, r in newest if r.started_s is None]
     if timeless:
-        yield f"no readable start time: {hostlist(timeless)}; taken as older than all others"
+        yield f"no credible start time: {hostlist(timeless)}; taken as older than all others"
     times = sorted(r.started_s for _, r in newest if r.started_s is not None)
     if times:
         stale = [name for name, r in newest if r.started_s is not None and r.started_s < times[-1] - STALE_S]

@@ -9,14 +9,20 @@ import msgspec
 
 from gpudoctor.cluster.fleet_records import FaultSeen, Record, judged_of
 
+CLOCK_TOLERANCE_S = 60.0
 _DIGITS = re.compile(r"([0-9]+)")
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """A fault of an older report that no newer one has looked for."""
+    """A fault of an older report that no newer one has looked for.
+
+    `unsure`: nobody knows that the newest report is of a later state: a clock was wrong, or both ran at the same time,
+    as on two machines of one name, one of which shows no GPU.
+    """
 
     fault: FaultSeen
     record: Record
+    unsure: bool = False
 
 
 class FleetNode(msgspec.Struct, frozen=True):
@@ -33,8 +39,11 @@ class FleetNode(msgspec.Struct, frozen=True):
         return self.records[0]
 
 
-def nodes_of(records: Iterable[Record]) -> list[FleetNode]:
-    """The nodes in the order of their names; a name under which different GPUs report is several nodes."""
+def nodes_of(records: Iterable[Record], now_s: float) -> list[FleetNode]:
+    """The nodes in the order of their names; a name under which different GPUs report is several nodes.
+
+    `now_s` is the time here: a report from later has the time of a wrong clock.
+    """
     by_name: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         # without a host's name nothing tells that two reports are of one node
@@ -42,7 +51,7 @@ def nodes_of(records: Iterable[Record]) -> list[FleetNode]:
         by_name.setdefault(key, []).append(record)
     nodes = []
     for (name, _), group in by_name.items():
-        nodes += [FleetNode(name, name, (group[0],))] if len(group) == 1 else _apart(name, group)
+        nodes += [FleetNode(name, name, (group[0],))] if len(group) == 1 else _apart(name, group, now_s)
     return sorted(nodes, key=lambda node: natural(node.name))
 
 
@@ -52,7 +61,7 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     return tuple((1, int(word[:18]), word) if word.isdecimal() else (0, 0, word) for word in words)
 
 
-def _apart(name: str, records: list[Record]) -> list[FleetNode]:
+def _apart(name: str, records: list[Record], now_s: float) -> list[FleetNode]:
     """The machines behind one name: reports that share a GPU are of one machine."""
     machines: list[tuple[set[str], list[Record]]] = []
     without = []
@@ -65,12 +74,12 @@ def _apart(name: str, records: list[Record]) -> list[FleetNode]:
         merged = (uuids.union(*(m[0] for m in same)), [r for m in same for r in m[1]] + [record])
         machines = [machine for machine in machines if not machine[0] & uuids] + [merged]
     if not machines:
-        return [_node(name, name, without, None)]
+        return [_node(name, name, without, None, now_s)]
     machines[0][1].extend(without)
     if len(machines) == 1:
-        return [_node(name, name, machines[0][1], None)]
+        return [_node(name, name, machines[0][1], None, now_s)]
     note = _clash(name, [group for _, group in machines])
-    return [_node(f"{name} ({min(uuids)[:12]})", name, group, note) for uuids, group in machines]
+    return [_node(f"{name} ({min(uuids)[:12]})", name, group, note, now_s) for uuids, group in machines]
 
 
 def _clash(name: str, machines: Sequence[Sequence[Record]]) -> str:
@@ -82,19 +91,23 @@ def _clash(name: str, machines: Sequence[Sequence[Record]]) -> str:
     return f"{name}: reports of different GPUs ({len(machines)} sets): parts of one machine, or machines of one name"
 
 
-def _node(name: str, host: str, records: list[Record], note: str | None) -> FleetNode:
+def _node(name: str, host: str, records: list[Record], note: str | None, now_s: float) -> FleetNode:
     newest_first = sorted(records, key=lambda r: (r.started_s is not None, r.started_s or 0.0, r.place), reverse=True)
-    return FleetNode(name, host, tuple(newest_first), tuple(_standing(newest_first)), note)
+    return FleetNode(name, host, tuple(newest_first), tuple(_standing(newest_first, now_s)), note)
 
 
-def _standing(newest_first: Sequence[Record]) -> list[Standing]:
+def _standing(newest_first: Sequence[Record], now_s: float) -> list[Standing]:
     if not any(record.faults for record in newest_first[1:]):
         return []
+    began_s = newest_first[0].started_s
+    newest_is_sure = began_s is not None and began_s <= now_s + CLOCK_TOLERANCE_S
     looked_at = set(judged_of(newest_first[0]))
     found: dict[str, Standing] = {}
     for record in newest_first[1:]:
+        at_once = began_s is not None and record.ended_s is not None and record.ended_s > began_s
+        unsure = not newest_is_sure or record.started_s is None or at_once
         for fault in record.faults:
-            if fault.check not in looked_at:
-                found.setdefault(fault.check, Standing(fault, record))
+            if unsure or fault.check not in looked_at:
+                found.setdefault(fault.check, Standing(fault, record, unsure))
         looked_at |= judged_of(record)
     return list(found.values())

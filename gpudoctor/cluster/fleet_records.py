@@ -24,6 +24,8 @@ _WORST_FIRST: tuple[Verdict, ...] = ("fail", "unknown", "warn", "pass")
 _LONGEST_NAME = 253
 _T = TypeVar("_T")
 NO_GPU = "no GPU"
+# no gpudoctor was there before 2025: a clock that says so was reset, as a flat battery does
+_EARLIEST_S = 1735689600.0
 
 
 class BrokenError(Exception):
@@ -85,7 +87,7 @@ class Recorder:
         """The record of a document. Raise BrokenError or ForeignError with the reason, without the place."""
         if document.trouble is not None:
             raise BrokenError(document.trouble)
-        report = self._all_passed(document) or self._decoded(document.data)
+        report = self._all_passed(document) or self._decoded(document.data, document.should_be_one)
         verdict = _verdict(report)
         entries, values = figures(report.measurements)
         injected = tuple(dict.fromkeys((*report.run.injected, *report.measurements.injected)))
@@ -150,7 +152,7 @@ class Recorder:
         amiss = counts.fail or counts.unknown or counts.warn or report.faults or report.verdict != "pass"
         return None if amiss or not counts.passed or report.error is not None else report
 
-    def _decoded(self, data: bytes) -> ReportOf:
+    def _decoded(self, data: bytes, should_be_one: bool) -> ReportOf:
         try:
             return self._decoder.decode(data)
         except msgspec.ValidationError as error:
@@ -159,10 +161,11 @@ class Recorder:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             mended = _HALF_PAIR.sub(rb"\\\g<0>", data)
             if mended != data:
-                return self._decoded(mended)
+                return self._decoded(mended, should_be_one)
             said = str(error)
-            if b"gpudoctor." not in data[:200] and data.lstrip()[:1] != b"{":
-                raise ForeignError("not JSON") from None
+            if b"gpudoctor." not in data[:200] and data.lstrip()[:1] not in (b"{", b"["):
+                # zeros as a crash leaves them, another encoding, the words of a shell that found no gpudoctor
+                raise (BrokenError if should_be_one else ForeignError)("not JSON") from None
             if isinstance(error, RecursionError):
                 raise BrokenError("nested too deeply") from None
             raise BrokenError(f"cut off: {said}" if "truncated" in said else f"broken JSON: {said}") from None
@@ -172,11 +175,13 @@ class Recorder:
         try:
             schema = msgspec.json.decode(data, type=SchemaOf).schema
         except msgspec.ValidationError:
-            raise ForeignError("JSON, but no report: it has no schema") from None
+            schema = ""
         except (msgspec.DecodeError, RecursionError):
             raise BrokenError("damaged, and not whole either") from None
         if schema.startswith("gpudoctor.report/") and schema != REPORT:
             raise BrokenError(f"a report of another version, {schema[:60]!r}: this one reads {REPORT!r}")
+        if not schema and b'"gpudoctor.report/' in data:
+            raise BrokenError("reports within another document, as jq -s makes it: one a file or one a line is read")
         if schema != REPORT:
             what = f"its schema is {schema[:60]!r}" if schema else "it has no schema"
             raise ForeignError(f"JSON, but no report: {what}")
@@ -276,11 +281,12 @@ def _configuration(report: ReportOf) -> list[tuple[str, str]]:
 
 
 def _seconds(started_at: str) -> float | None:
-    """Seconds since 1970; a time without zone is taken as UTC."""
+    """Seconds since 1970; a time without zone is taken as UTC. None for what is no time, or cannot be right."""
     try:
         moment = datetime.datetime.fromisoformat(started_at.replace("Z", "+00:00"))
     except ValueError:
         return None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.timezone.utc)
-    return moment.timestamp()
+    seconds = moment.timestamp()
+    return seconds if seconds >= _EARLIEST_S else None

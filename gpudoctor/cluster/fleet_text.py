@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from io import StringIO
 from shlex import quote
 
-from rich.console import Console, Group, RenderableType
+from rich.console import RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from gpudoctor.checks.finding import Status
@@ -16,8 +14,9 @@ from gpudoctor.cluster.fleet import OUTLIER, WORST_FIRST, FigureRow, Fleet, Node
 from gpudoctor.cluster.fleet_judged import outlier_words
 from gpudoctor.cluster.fleet_reading import Refused
 from gpudoctor.cluster.hostlist import hostlist
+from gpudoctor.cluster.text_rows import Rows
 from gpudoctor.report.blocks import STYLES, plain, status_word
-from gpudoctor.report.text import NARROWEST
+from gpudoctor.report.text import laid_out
 
 # a fleet of thousands may have hundreds of each; --json has all of them
 MOST_ROWS = 30
@@ -26,20 +25,7 @@ MOST_TROUBLES = 10
 
 def render_fleet_text(fleet: Fleet, *, width: int, color: bool, verbose: bool = False) -> str:
     """The whole, laid out for `width` columns; colour only adds, the verdict's word is always there."""
-    console = Console(
-        file=StringIO(),
-        width=max(width, NARROWEST),
-        force_terminal=color,
-        no_color=not color,
-        color_system="standard" if color else None,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
-    with console.capture() as captured:
-        console.print(Group(*_parts(fleet, verbose)))
-    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+    return laid_out(_parts(fleet, verbose), width=width, color=color)
 
 
 def _parts(fleet: Fleet, verbose: bool) -> Iterator[RenderableType]:
@@ -76,7 +62,7 @@ def _head(fleet: Fleet) -> Iterator[Text]:
 
 
 def _verdicts(fleet: Fleet) -> RenderableType:
-    table = _grid(2)
+    table = Rows(2)
     for word in WORST_FIRST:
         names = [row.name for row in fleet.nodes if row.verdict == word]
         if names:
@@ -84,12 +70,12 @@ def _verdicts(fleet: Fleet) -> RenderableType:
             table.add_row(status_word(Status(word)), plain(f"{len(names):>6}"), plain(shown))
     if fleet.counts.unread:
         words = "report that cannot be read" if fleet.counts.unread == 1 else "reports that cannot be read"
-        table.add_row(status_word(Status.UNKNOWN), plain(f"{fleet.counts.unread:>6}"), words)
+        table.add_row(status_word(Status.UNKNOWN), plain(f"{fleet.counts.unread:>6}"), plain(words))
     return table
 
 
 def _kinds(fleet: Fleet, most: int) -> Iterator[RenderableType]:
-    table = _grid(3)
+    table = Rows(3)
     for kind in fleet.faults[:most]:
         words = shortened(hostlist(kind.nodes)) + (f": {kind.example}" if kind.example else "")
         name = _count(len(kind.nodes), "node")
@@ -101,7 +87,7 @@ def _kinds(fleet: Fleet, most: int) -> Iterator[RenderableType]:
 
 def _bad_nodes(fleet: Fleet, most: int) -> Iterator[RenderableType]:
     bad = [row for word in ("fail", "unknown") for row in fleet.nodes if row.verdict == word]
-    table = _grid(2)
+    table = Rows(2)
     for row in bad[:most]:
         table.add_row(status_word(Status(row.verdict)), plain(_called(row, fleet), "bold"), _what(row))
     if bad:
@@ -126,7 +112,7 @@ def _outliers(fleet: Fleet, most: int) -> Iterator[RenderableType]:
     by_node: dict[str, list[Outlier]] = {}
     for outlier in fleet.outliers:
         by_node.setdefault(outlier.node, []).append(outlier)
-    table = _grid(2)
+    table = Rows(2)
     ordered = sorted(by_node.items(), key=lambda item: item[1][0].status)
     for name, found in ordered[:most]:
         first = found[0]
@@ -142,7 +128,7 @@ def _outliers(fleet: Fleet, most: int) -> Iterator[RenderableType]:
 
 
 def _drift(fleet: Fleet, most: int) -> Iterator[RenderableType]:
-    table = _grid(2)
+    table = Rows(2)
     several = len({drift.kind for drift in fleet.drift}) > 1
     for drift in fleet.drift[:most]:
         others = [f"{other.value} on {shortened(hostlist(other.nodes), 200)}" for other in drift.others]
@@ -158,7 +144,7 @@ def _drift(fleet: Fleet, most: int) -> Iterator[RenderableType]:
 
 
 def _trends(fleet: Fleet, most: int) -> Iterator[RenderableType]:
-    table = _grid(2)
+    table = Rows(2)
     for trend in fleet.trends[:most]:
         word = Text("worse" if trend.worse else "", style=STYLES[Status.WARN])
         table.add_row(word, plain(trend.node or "", "bold"), plain(trend.text))
@@ -174,7 +160,7 @@ def _figures(rows: Sequence[FigureRow]) -> Iterator[RenderableType]:
 
 
 def _nodes(fleet: Fleet) -> Iterator[RenderableType]:
-    table = _grid(2)
+    table = Rows(2)
     for row in fleet.nodes:
         called = plain(_called(row, fleet), "bold")
         table.add_row(status_word(Status(row.verdict)), called, plain(f"{row.reason} [{row.place}]"))
@@ -247,7 +233,7 @@ def _tail(fleet: Fleet) -> Iterator[Text]:
         named = next((kind.check for kind in fleet.faults if kind.status == "fail" and kind.check != OUTLIER), None)
         sources = " ".join(quote(source) if source != "-" else "REPORTS" for source in fleet.reading.sources)
         explain = f"gpudoctor explain {named}  |  " if named else ""
-        yield plain(f"Next:  {explain}sbatch --exclude=$(gpudoctor cluster report {sources} --exclude-expr) ...")
+        yield plain(f"Next:  {explain}gpudoctor cluster report {sources} --exclude-expr  (for sbatch --exclude)")
 
 
 def _titled(title: str, parts: Iterable[RenderableType]) -> Iterator[RenderableType]:
@@ -256,15 +242,6 @@ def _titled(title: str, parts: Iterable[RenderableType]) -> Iterator[RenderableT
         yield Text("")
         yield Text(title, style="bold")
         yield from (Padding(part, (0, 0, 0, 2)) for part in inside)
-
-
-def _grid(columns: int) -> Table:
-    """Columns that keep their width, and one behind them that takes what is left."""
-    table = Table.grid(padding=(0, 2), pad_edge=False)
-    for _ in range(columns):
-        table.add_column(no_wrap=True)
-    table.add_column(overflow="fold", ratio=1)
-    return table
 
 
 def _more(count: int, shown: int) -> Iterator[Text]:

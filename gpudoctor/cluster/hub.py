@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from gpudoctor.cluster.wire import (
+    GUEST_LINE_BYTES,
+    MAX_LINE_BYTES,
     Answer,
     Answered,
     Asked,
@@ -24,6 +26,7 @@ from gpudoctor.cluster.wire import (
     LineError,
     Order,
     Welcome,
+    decoded,
     new_secret,
     notice_silence,
     proof_of,
@@ -42,13 +45,17 @@ class Silence(msgspec.Struct, frozen=True):
 
 
 class Member(msgspec.Struct):
-    """A node that has come. `address` is where the others reach it; `lost` says why it is no longer there."""
+    """A node that has come. `address` is where the others reach it; `lost` says why it is no longer there.
+
+    `reached` is the hub's own address that it came to.
+    """
 
     name: str
     hostname: str
     index: int | None
     address: str
     line: Line
+    reached: str = ""
     lost: str | None = None
 
 
@@ -134,10 +141,10 @@ class Hub:
                 if lines is None:
                     self._lose(member, "ended before it was asked to")
                 for line in lines or ():
-                    yield place, msgspec.json.decode(line, type=Answered)
+                    yield place, decoded(line, Answered)
             except OSError as error:
                 self._lose(member, f"the connection to it broke ({error.strerror or error})")
-            except (LineError, msgspec.DecodeError) as error:
+            except LineError as error:
                 self._lose(member, f"sent what is no answer ({error})")
 
     def _send(self, member: Member, message: Asked) -> None:
@@ -164,7 +171,7 @@ class Hub:
             connection.close()
             return
         connection.settimeout(self._silence_s)
-        line, nonce = Line(connection), new_secret()
+        line, nonce = Line(connection, GUEST_LINE_BYTES), new_secret()
         try:
             notice_silence(connection, self._silence_s)
             line.send(Challenge(nonce))
@@ -179,23 +186,27 @@ class Hub:
             lines = line.take()
             if lines == []:
                 return
-            hello = msgspec.json.decode((lines or [b""])[0], type=Hello)
+            hello = decoded((lines or [b""])[0], Hello)
             welcome = self._is_ours(hello, self._guests[line])
+            # asked now: of one that is gone by the end of the gathering it cannot be told
+            address, reached = _peer(line.socket), _own_end(line.socket)
             if welcome:
                 line.send(Welcome(self._silence_s))
-        except (OSError, LineError, msgspec.DecodeError):
-            welcome = False
+        except (OSError, LineError):
+            welcome, address, reached = False, "", ""
         del self._guests[line]
         self._selector.unregister(line.socket)
         if not welcome:
             line.socket.close()
             return
         name = printable(hello.hostname)[:255] or "no name"
-        self.members.append(Member(name, name, hello.index, _peer(line.socket), line))
+        line.most_bytes = MAX_LINE_BYTES
+        self.members.append(Member(name, name, hello.index, address, line, reached))
 
     def _is_ours(self, hello: Hello, nonce: str) -> bool:
         taken = hello.index is not None and any(member.index == hello.index for member in self.members)
-        return not taken and hmac.compare_digest(hello.proof, proof_of(self._token, nonce, hello.hostname))
+        wanted = proof_of(self._token, nonce, hello.hostname)
+        return not taken and hmac.compare_digest(hello.proof.encode(), wanted.encode())
 
     def _close_door(self) -> None:
         if self._door.fileno() < 0:
@@ -206,8 +217,8 @@ class Hub:
             self._selector.unregister(line.socket)
             line.socket.close()
         self._guests.clear()
-        local = [member for member in self.members if _peer(member.line.socket) == _own_end(member.line.socket)]
-        reached = [_own_end(member.line.socket) for member in self.members if member not in local]
+        local = [member for member in self.members if member.address == member.reached]
+        reached = [member.reached for member in self.members if member not in local]
         for place, member in enumerate(self.members):
             self._selector.register(member.line.socket, selectors.EVENT_READ, place)
             if member in local and reached:
@@ -218,7 +229,7 @@ class Hub:
 def natural(name: str) -> tuple[object, ...]:
     """A key that sorts node2 before node10."""
     parts = re.split(r"([0-9]+)", name)
-    return tuple(int(part) if part.isdecimal() else part for part in parts)
+    return tuple(int(part) if number % 2 else part for number, part in enumerate(parts))
 
 
 def _give_names(members: Sequence[Member]) -> None:

@@ -96,7 +96,7 @@ def _slurm(args: argparse.Namespace, environment: Mapping[str, str]) -> Launch:
     if inside:
         names = _hostnames(environment.get("SLURM_JOB_NODELIST", ""))
         if nodes is None or nodes == len(names):
-            nodes = len(names) or int(environment.get("SLURM_JOB_NUM_NODES", "1"))
+            nodes = len(names) or _told_by_slurm(environment)
         else:
             names = ()  # which of them srun takes is its own affair
     prefix = ["srun", "-N", str(nodes), "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--export=ALL", "--mpi=none"]
@@ -104,6 +104,15 @@ def _slurm(args: argparse.Namespace, environment: Mapping[str, str]) -> Launch:
         prefix.append("--overlap")  # the step that this may run in has all of the job's resources
     # bound to one CPU, as srun binds a task, every node would seem to have too few
     return Launch("slurm", (*prefix, "--cpu-bind=none", *_own(args)), nodes, names)
+
+
+def _told_by_slurm(environment: Mapping[str, str]) -> int:
+    told = environment.get("SLURM_JOB_NUM_NODES", "")
+    if not told.isascii() or not told.isdecimal() or not int(told):
+        raise UserError(
+            f"Slurm does not tell how many nodes this job has (SLURM_JOB_NUM_NODES={told!r}): give -N NODES"
+        )
+    return int(told)
 
 
 def _hostnames(nodelist: str) -> tuple[str, ...]:

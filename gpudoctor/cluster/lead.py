@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -44,6 +45,7 @@ class Lead:
     def __init__(self, args: argparse.Namespace, launcher: str) -> None:
         self.args, self.launcher = args, launcher
         self.files: dict[str, str] = {}
+        self._not_kept = False
         self._began, self._started = time.monotonic(), now()
         if args.reports is not None:
             try:
@@ -92,6 +94,8 @@ class Lead:
         report = judge_cluster(
             exam, run, floor_gb_s=floor_gb_s, fail_on=args.fail_on, files=self.files, launcher_words=words
         )
+        if self._not_kept:
+            report = msgspec.structs.replace(report, exit_code=COULD_NOT)
         if interrupted is not None:
             report = msgspec.structs.replace(report, exit_code=interrupted.exit_code)
         return write_cluster(report, args)
@@ -118,7 +122,12 @@ class Lead:
             return
         safe = "".join(c if c.isalnum() or c in "-._#" else "_" for c in name).lstrip(".") or "node"
         path = Path(self.args.reports) / f"{safe}.json"
-        write_file(path, report)
+        try:
+            write_file(path, report)
+        except OutputError as error:  # no reason to leave the nodes unjudged
+            say(f"error: {error}; the report of {name} is not kept")
+            self._not_kept = True
+            return
         self.files[name] = str(path)
 
 
@@ -169,7 +178,7 @@ def _render(report: ClusterReport, args: argparse.Namespace, *, to_file: bool) -
 def progress_for(args: argparse.Namespace) -> Callable[[str], None]:
     """Says what goes on: JSON lines on stderr where asked for, one line of a terminal, else nothing."""
     if args.progress:
-        return lambda text: _to_stderr(msgspec.json.encode({"progress": text}).decode() + "\n")
+        return lambda text: _to_stderr(json.dumps({"progress": text}) + "\n")
     if sys.stderr is not None and sys.stderr.isatty():
         return lambda text: _to_stderr(f"\r\x1b[2K{printable(text)[:76]}")
     return lambda text: None

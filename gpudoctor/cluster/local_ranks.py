@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from gpudoctor.cluster.wire import CouldNot, Meet, Times
+from gpudoctor.facts.subprocesses import signal_name
 from gpudoctor.probes.between_orders import Answer, Meeting, Met, Opened, Trouble
 from gpudoctor.probes.between_start import tied_rank
 
@@ -149,5 +150,5 @@ class LocalRanks:
             status = self._processes[number].wait(1.0)
         except subprocess.TimeoutExpired:
             return f"rank {number} of it closed its pipe"
-        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with code {status}"
+        how = f"was ended by {signal_name(-status)}" if status < 0 else f"ended with code {status}"
         return f"rank {number} of it {how}"

@@ -34,6 +34,7 @@ from gpudoctor.cluster.wire import (
     Pong,
     Ready,
     Welcome,
+    decoded,
     notice_silence,
     proof_of,
 )
@@ -77,6 +78,8 @@ class Member:
                 pass
         except OSError as error:
             raise HubGoneError(error.strerror or str(error)) from None
+        except LineError as error:
+            raise HubGoneError(f"it sent what is no order: {error}") from None
         finally:
             if self._ranks is not None:
                 self._ranks.close()
@@ -87,7 +90,7 @@ class Member:
         if lines is None:
             raise HubGoneError("it ended")
         for text in lines:
-            asked = msgspec.json.decode(text, type=Asked)
+            asked = decoded(text, Asked)
             if isinstance(asked.order, End):
                 return False
             try:
@@ -172,12 +175,12 @@ class Member:
         try:
             connection = socket.create_connection(address, _TRY_S)
             line = Line(connection)
-            challenge = msgspec.json.decode(line.one(), type=Challenge)
+            challenge = decoded(line.one(), Challenge)
             line.send(Hello(self._hostname, proof_of(token, challenge.nonce, self._hostname), index))
-            welcome = msgspec.json.decode(line.one(), type=Welcome)
+            welcome = decoded(line.one(), Welcome)
             notice_silence(connection, welcome.silence_s)
             connection.settimeout(None)
-        except (OSError, LineError, msgspec.DecodeError):
+        except (OSError, LineError):
             if connection is not None:
                 connection.close()
             return None  # not there yet, or another job's

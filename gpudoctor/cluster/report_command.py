@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import BinaryIO
 
@@ -27,6 +28,7 @@ from gpudoctor.exits import (
     say,
     write_stdout,
 )
+from gpudoctor.json_text import json_line
 from gpudoctor.report.files import OutputError, write_file
 
 _SHOW_EVERY_S = 0.2
@@ -147,10 +149,9 @@ def _write_lists(fleet: Fleet, args: argparse.Namespace) -> None:
 
 def _write_expression(fleet: Fleet) -> None:
     """Slurm's names of nodes are short ones; they stay whole where two would become one."""
-    bad, every = bad_names(fleet), {row.host for row in fleet.nodes}
-    short = {name: _short(name) for name in every}
-    ambiguous = len(set(short.values())) < len(every)
-    write_stdout(hostlist(name if ambiguous else short[name] for name in bad) + "\n")
+    every = Counter(_short(name) for name in {row.host for row in fleet.nodes})
+    names = [short if every[short := _short(name)] == 1 else name for name in bad_names(fleet)]
+    write_stdout(hostlist(names) + "\n")
 
 
 def _short(name: str) -> str:
@@ -193,4 +194,4 @@ def _render(fleet: Fleet, args: argparse.Namespace, *, to_file: bool) -> str:
 
 
 def _json(fleet: Fleet) -> str:
-    return msgspec.json.encode(fleet).decode() + "\n"
+    return json_line(fleet)

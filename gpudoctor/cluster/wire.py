@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import os
 import socket
+from typing import TypeVar
 
 import msgspec
 
@@ -19,8 +20,10 @@ from gpudoctor.facts.network_reach import Reach
 
 PROTOCOL = "gpudoctor-cluster/1"
 MAX_LINE_BYTES = 64 << 20  # a report with facts of 16 GPUs is 1 MB; more than this is no report
+GUEST_LINE_BYTES = 64 << 10  # who has not proved anything yet gets no more of the hub's memory than a Hello takes
 TOKEN_VARIABLE = "GPUDOCTOR_CLUSTER_TOKEN"
 DEFAULT_SILENCE_S = 15.0
+_T = TypeVar("_T")
 
 
 class Challenge(msgspec.Struct, frozen=True):
@@ -141,8 +144,9 @@ class LineError(Exception):
 class Line:
     """A socket as lines, without blocking: `take` gives what has come."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, most_bytes: int = MAX_LINE_BYTES) -> None:
         self.socket = connection
+        self.most_bytes = most_bytes
         self._buffer = bytearray()
         self._kept: list[bytes] = []
 
@@ -173,9 +177,19 @@ class Line:
         if b"\n" in data:
             *lines, rest = bytes(self._buffer).split(b"\n")
             self._buffer = bytearray(rest)
-        if len(self._buffer) > MAX_LINE_BYTES:
+        if len(self._buffer) > self.most_bytes:
             raise LineError("a message without end")
         return lines
+
+
+def decoded(line: bytes, type_: type[_T]) -> _T:
+    """The message in a line. Raise LineError for what is none, whatever it is: anybody can connect and write."""
+    try:
+        return msgspec.json.decode(line, type=type_)
+    except RecursionError:
+        raise LineError("nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise LineError(str(error)) from None
 
 
 def notice_silence(connection: socket.socket, silence_s: float) -> None:

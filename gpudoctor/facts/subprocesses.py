@@ -105,6 +105,13 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def ending_words(status: int | None) -> str:
+    """How a process ended, from Popen's `returncode`: "exit code 2", "killed by SIGSEGV"."""
+    if status is None:
+        return "it did not end"
+    return f"exit code {status}" if status >= 0 else f"killed by {signal_name(-status)}"
+
+
 def _read(pipe: int, give_up_s: float, max_bytes: int) -> bytes | None:
     """Up to one byte more than the limit, or None where the end did not come in time."""
     output = bytearray()

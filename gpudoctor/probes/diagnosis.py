@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from gpudoctor.facts.measurements import ProbeProblem
+from gpudoctor.facts.subprocesses import signal_name
 from gpudoctor.probes.board import Standing
 from gpudoctor.probes.error_words import telling_line
 from gpudoctor.probes.messages import Trouble, Where
@@ -111,10 +112,7 @@ def _how_it_ended(state: RankState) -> str:
     if status >= 0:
         last = f" ({state.output[-1]})" if state.output else ""
         return f"exit code {status}{last}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
+    name = signal_name(-status)
     if status == -signal.SIGKILL:
         return f"ended by {name}, as the kernel does when memory runs out"
     told = telling_line(state.output) if status == -signal.SIGABRT else None

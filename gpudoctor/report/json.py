@@ -6,18 +6,13 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.json_text import terminal_safe
+from gpudoctor.json_text import json_line
 from gpudoctor.report.report import Report
 
 
 def render_json(report: Report) -> str:
-    """One line of JSON, ending in a newline; `jq .` makes it pretty, logs want it on one line."""
-    try:
-        return terminal_safe(msgspec.json.encode(report)).decode() + "\n"
-    except UnicodeEncodeError:  # a name that is not UTF-8; the standard library escapes it
-        import json
-
-        return json.dumps(msgspec.to_builtins(report)) + "\n"
+    """One line of JSON, ending in a newline."""
+    return json_line(report)
 
 
 def schema_from_structs() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from io import StringIO
 from itertools import groupby, zip_longest
 from shlex import quote
@@ -25,6 +25,11 @@ NARROWEST = 40
 
 def render_text(report: Report, *, width: int, color: bool, verbose: bool = False) -> str:
     """The whole report, laid out for `width` columns; colour only adds, the status word is always there."""
+    return laid_out(_parts(report, verbose), width=width, color=color)
+
+
+def laid_out(parts: Iterable[RenderableType], *, width: int, color: bool) -> str:
+    """These, one below the other, for `width` columns, ending in a newline; no line ends in blanks."""
     console = Console(
         file=StringIO(),
         width=max(width, NARROWEST),
@@ -37,7 +42,7 @@ def render_text(report: Report, *, width: int, color: bool, verbose: bool = Fals
         legacy_windows=False,
     )
     with console.capture() as captured:
-        console.print(Group(*_parts(report, verbose)))
+        console.print(Group(*parts))
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
 
 

@@ -17,6 +17,7 @@ import msgspec
 from gpudoctor.checks.registry import LEVELS, Level
 from gpudoctor.errors import UserError
 from gpudoctor.exits import COULD_NOT, printable
+from gpudoctor.facts.subprocesses import ending_words
 from gpudoctor.progress import ProgressLine
 from gpudoctor.report.report import Report
 from gpudoctor.tui.state import FinishedRun
@@ -244,21 +245,10 @@ def _outcome(child: _Child, remote: str | None) -> tuple[Report | None, str | No
         if child.cancelled:
             return None, "cancelled, without a report"
         if not child.report.strip():
-            return None, f"gpudoctor check gave no report ({_ending(child.status)}){said}"
+            return None, f"gpudoctor check gave no report ({ending_words(child.status)}){said}"
         # another version of gpudoctor, or something that is not gpudoctor at all
         where = "the gpudoctor over there" if remote else "gpudoctor check"
         return None, f"{where} gave a report that cannot be read ({printable(str(error))}){said}"
     if report.error is not None or report.exit_code == COULD_NOT:
         return None, report.error or f"gpudoctor check could not do its work{said}"
     return report, None
-
-
-def _ending(status: int | None) -> str:
-    if status is None:
-        return "it did not end"
-    if status >= 0:
-        return f"exit code {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
-from urllib.parse import urlsplit
 
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
+from gpudoctor.http_callers import digest, host_of_header, is_loopback
 
 DEFAULT_ADDRESS = "127.0.0.1:8080"
 TOKEN_VARIABLE = "GPUDOCTOR_SERVE_TOKEN"
@@ -29,7 +27,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        return _is_loopback(self.host)
+        return is_loopback(self.host)
 
     def url(self, port: int) -> str:
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{port}/"
@@ -73,12 +71,12 @@ class Gate:
     """
 
     def __init__(self, token: str | None) -> None:
-        self._token = None if token is None else _digest(token)
+        self._token = None if token is None else digest(token)
         self.secret = secrets.token_urlsafe(32)
 
     def refusal(self, host: str, origin: str | None) -> str | None:
         """Why a request is not for us at all, in words; `host` and `origin` are the headers."""
-        if self._token is None and not _is_loopback(_name(host)):
+        if self._token is None and not is_loopback(host_of_header(host)):
             return f"{printable(host)[:80]} is not a name of this machine's loopback"
         if origin is not None and origin.partition("://")[2].lower() != host.lower():
             return f"a page of {printable(origin)[:80]} may not ask this server"
@@ -90,29 +88,8 @@ class Gate:
             return True
         kind, _, given = (authorization or "").partition(" ")
         bears = kind.lower() == "bearer" and self.is_token(given.strip())
-        return bears or (cookie is not None and hmac.compare_digest(_digest(cookie), _digest(self.secret)))
+        return bears or (cookie is not None and hmac.compare_digest(digest(cookie), digest(self.secret)))
 
     def is_token(self, given: str) -> bool:
         """Compared in a time that does not depend on how much of it is right."""
-        return self._token is not None and hmac.compare_digest(_digest(given), self._token)
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-
-
-def _name(host: str) -> str:
-    """The host of a Host header, without its port."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def _is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+        return self._token is not None and hmac.compare_digest(digest(given), self._token)

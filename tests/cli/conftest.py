@@ -35,6 +35,7 @@ def gpudoctor(
     for name in ("CUDA_VISIBLE_DEVICES", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "100")
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
     def run(*argv: str) -> Outcome:
@@ -48,3 +49,4 @@ def gpudoctor(
     yield run
     for number, handler in handlers.items():
         signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -201,6 +201,15 @@ def test_a_stdout_that_nobody_reads_does_not_hold_it_for_ever(command: tuple[str
     assert ended(process)[0] == 128 + SECOND
 
 
+def test_whoever_blocks_signals_and_starts_it_can_end_it_all_the_same(temporary: Path) -> None:
+    process = started(
+        temporary, "-m", "gpudoctor", "check", "--level", "quick", "--json", "--node", "-",
+        stdin=subprocess.PIPE, preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, (FIRST, SECOND, HANGUP)),
+    )  # fmt: skip
+    process.send_signal(SECOND)
+    assert ended(process)[0] == 128 + SECOND
+
+
 def test_under_nohup_a_hangup_is_no_reason_to_end(temporary: Path) -> None:
     facts = subprocess.run(
         [sys.executable, "-m", "gpudoctor", "facts", "--node", "t4-cloud-4"], stdout=subprocess.PIPE, check=True

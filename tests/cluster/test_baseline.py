@@ -86,6 +86,15 @@ def test_configuration_and_replaced_gpus_are_said_and_a_lost_one_warns(gpudoctor
     assert [change["status"] for change in changes if "no GPU at" in change["text"]] == ["warn"]
 
 
+def test_figures_of_other_gpus_are_no_pass_however_slow_these_are(gpudoctor: Gpudoctor, saved: Path) -> None:
+    later = run_of(4, 0.3)
+    for gpu in later["gpus"]:
+        gpu["uuid"] = gpu["uuid"].replace("GPU-", "GPU-other-")
+    found = compared(gpudoctor, saved, later, "--json")
+    assert (found.code, found.json["verdict"], found.json["compared"]) == (3, "unknown", 0)
+    assert any("of other GPUs: none was compared" in note for note in found.json["notes"])
+
+
 def test_a_report_that_fails_itself_fails_here_too(gpudoctor: Gpudoctor, saved: Path) -> None:
     outcome = compared(gpudoctor, saved, report("node1", like="gpu-11"))
     assert outcome.code == 1

@@ -77,6 +77,58 @@ def test_foreign_files_alone_do_not_make_a_fleet_unknown(gpudoctor: Gpudoctor, t
     assert gpudoctor("cluster", "report", str(tmp_path)).code == 0
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0" * 4096,
+        json.dumps(report("node3", like="gpu-11")).encode("utf-16"),
+        b"bash: gpudoctor: command not found\n",
+        b"Traceback (most recent call last):\n  File x\n",
+        json.dumps([report("node3", like="gpu-11")]).encode(),
+        json.dumps([report("node3", like="gpu-11")], indent=2).encode(),
+    ],
+    ids=["zeros of a crash", "UTF-16", "words of a shell", "traceback", "array", "array over many lines"],
+)
+def test_what_stands_where_a_report_was_to_be_makes_a_node_that_is_not_known(
+    gpudoctor: Gpudoctor, tmp_path: Path, data: bytes
+) -> None:
+    fleet(tmp_path, 2, figures=False)
+    (tmp_path / "node3.json").write_bytes(data)
+    outcome = gpudoctor("cluster", "report", "--json", str(tmp_path))
+    assert (outcome.code, outcome.json["counts"]["unread"]) == (3, 1)
+    assert list(refused(outcome.json, "broken")) == ["node3.json"]
+
+
+def test_lists_and_lines_between_reports_are_foreign_and_do_not_make_a_fleet_unknown(
+    gpudoctor: Gpudoctor, tmp_path: Path
+) -> None:
+    fleet(tmp_path, 2, figures=False)
+    (tmp_path / "racks.json").write_text(json.dumps([{"rack": 3}, [4]], indent=2))
+    (tmp_path / "pods.jsonl").write_text(f"starting\n{json.dumps(report('node3'))}\n")
+    outcome = gpudoctor("cluster", "report", "--json", str(tmp_path))
+    assert list(refused(outcome.json, "foreign")) == ["pods.jsonl", "racks.json"]
+    assert (outcome.code, outcome.json["counts"]["nodes"]) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("of_the_fail", "of_the_pass"),
+    [
+        ("2000-01-01T00:00:05+00:00", "2025-11-03T21:00:00+00:00"),
+        ("once", "2025-11-03T21:00:00+00:00"),
+        ("2025-11-03T21:00:00+00:00", "2199-01-01T00:00:00+00:00"),
+    ],
+    ids=["a clock that was reset", "no time", "a clock that is ahead"],
+)
+def test_a_fault_is_not_forgotten_where_a_wrong_clock_hides_which_report_is_newer(
+    gpudoctor: Gpudoctor, tmp_path: Path, of_the_fail: str, of_the_pass: str
+) -> None:
+    write(tmp_path / "a.json", report("node1", like="gpu-11", at=of_the_fail))
+    write(tmp_path / "b.json", report("node1", at=of_the_pass))
+    outcome = gpudoctor("cluster", "report", "--json", str(tmp_path))
+    assert (outcome.code, outcome.json["counts"]["nodes"], outcome.json["counts"]["unknown"]) == (3, 1, 1)
+    assert "by the clocks it is not sure" in outcome.json["nodes"][0]["reason"]
+
+
 def test_a_report_that_is_better_than_its_own_checks_is_not_believed(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     made = report("node1", like="gpu-11")
     made["verdict"] = "pass"
@@ -133,6 +185,19 @@ def test_two_machines_of_one_name_are_told_apart(gpudoctor: Gpudoctor, tmp_path:
     assert (good.read_text(), bad.read_text()) == ("", "node1\n")
 
 
+def test_the_fault_of_a_machine_that_shows_no_gpu_is_not_hidden_by_another_of_its_name_checked_at_the_same_time(
+    gpudoctor: Gpudoctor, tmp_path: Path
+) -> None:
+    dead = report("localhost", like="gpu-11", at="2025-11-03T21:00:00+00:00")
+    dead["gpus"] = []
+    write(tmp_path / "a.json", dead)
+    write(tmp_path / "b.json", report("localhost", at="2025-11-03T21:00:20+00:00"))
+    assert gpudoctor("cluster", "report", str(tmp_path)).code == 3
+    # checked again after that it is the same machine, repaired, as far as anybody can tell
+    write(tmp_path / "c.json", report("localhost", at="2025-11-03T22:00:00+00:00"))
+    assert gpudoctor("cluster", "report", str(tmp_path)).code == 0
+
+
 def test_jobs_in_parts_of_one_machine_are_no_two_machines(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     for name, kept in (("a", slice(0, 4)), ("b", slice(4, 8))):
         made = report("node1")
@@ -162,7 +227,7 @@ def test_clocks_apart_are_said(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     notes = "\n".join(gpudoctor("cluster", "report", "--json", str(tmp_path)).json["notes"])
     assert "clocks apart: node4 began later than it is here now" in notes
     assert "clocks apart: node5 ended later than the file was written" in notes
-    assert "no readable start time: node6" in notes
+    assert "no credible start time: node6" in notes
 
 
 def test_redacted_reports_are_not_taken_for_one_node(gpudoctor: Gpudoctor, tmp_path: Path) -> None:

@@ -53,7 +53,9 @@ def test_exclude_expr_prints_a_slurm_hostlist_and_nothing_else(gpudoctor: Gpudoc
 def test_names_that_would_become_one_when_shortened_stay_whole(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     write(tmp_path / "a.json", report("gpu1.east", like="gpu-11"))
     write(tmp_path / "b.json", report("gpu1.west"))
-    assert gpudoctor("cluster", "report", str(tmp_path), "--exclude-expr").out == "gpu1.east\n"
+    # Slurm knows the others by their short names, and takes no list in which one name is unknown to it
+    write(tmp_path / "c.json", report("gpu2.east", like="gpu-11"))
+    assert gpudoctor("cluster", "report", str(tmp_path), "--exclude-expr").out == "gpu1.east,gpu2\n"
 
 
 NAMES = [

@@ -94,6 +94,22 @@ def test_every_name_in_a_pod_leads_somewhere(manifest: Manifest) -> None:
         assert probe is None or probe["tcpSocket"]["port"] in ports
 
 
+@pytest.mark.parametrize("file", sorted({manifest.file for manifest in PODS}))
+def test_a_daemonset_brings_its_namespace_and_config_maps_and_a_job_that_is_deleted_takes_none_along(file: str) -> None:
+    there = {manifest.name for manifest in manifests() if manifest.file == file}
+    for manifest in (each for each in PODS if each.file == file):
+        namespace = manifest.data["metadata"].get("namespace")
+        maps = {v["configMap"]["name"] for v in manifest.pod["volumes"] if "configMap" in v}
+        assert (f"Namespace/{namespace}" in there) == (manifest.data["kind"] == "DaemonSet")
+        assert {f"ConfigMap/{name}" for name in maps} <= there
+
+
+def test_what_stands_in_several_files_is_the_same_in_each() -> None:
+    seen: dict[str, Manifest] = {}
+    for manifest in manifests():
+        assert seen.setdefault(manifest.name, manifest).data == manifest.data, manifest.file
+
+
 @pytest.mark.parametrize("manifest", PODS, ids=_named)
 def test_no_container_has_more_rights_than_it_needs(manifest: Manifest) -> None:
     ours = [container for container in manifest.containers if "gpudoctor" in container["image"]]

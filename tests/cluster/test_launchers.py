@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from gpudoctor.cluster.launchers import chosen_launcher, launch_with
 from gpudoctor.command_line import parsed
 from gpudoctor.errors import UserError
 from gpudoctor.facts.subprocesses import Completed
+from tests.conftest import ROOT
 
 
 def asked(*words: str) -> argparse.Namespace:
@@ -58,6 +62,26 @@ def test_srun_in_an_allocation_takes_all_of_its_nodes_beside_the_step_it_runs_in
     assert "--cpu-bind=none" in launch.prefix
     fewer = launch_with("slurm", asked("-N", "2"), {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-3]"})
     assert (fewer.count, fewer.names) == (2, ())
+
+
+@pytest.mark.parametrize("told", [{}, {"SLURM_JOB_NUM_NODES": "x"}, {"SLURM_JOB_NUM_NODES": "0"}])
+def test_a_job_whose_size_slurm_does_not_tell_is_not_taken_for_one_node(told: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="give -N NODES"):
+        launch_with("slurm", asked(), {"SLURM_JOB_ID": "1", **told})
+
+
+def test_what_ray_says_is_its_error_and_no_line_of_its_program(tmp_path: Path) -> None:
+    (tmp_path / "ray" / "util").mkdir(parents=True)
+    (tmp_path / "ray" / "util" / "__init__.py").touch()
+    (tmp_path / "ray" / "util" / "scheduling_strategies.py").write_text("NodeAffinitySchedulingStrategy = None\n")
+    (tmp_path / "ray" / "__init__.py").write_text(
+        "def init(**_):\n    raise ConnectionError('Could not find any running Ray instance.')\n"
+    )
+    command = [sys.executable, "-m", "gpudoctor", "cluster", "check", "--launcher", "ray"]
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "(ConnectionError: Could not find any running Ray instance.)" in done.stderr
 
 
 def test_srun_without_an_allocation_makes_one_with_the_words_given() -> None:

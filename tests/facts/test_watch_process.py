@@ -166,7 +166,8 @@ def test_a_driver_that_does_not_start_is_asked_again_later_and_later(start: Star
     words: list[str] = []
     while len(words) < 4:
         why = until_silent(watch).why
-        if why not in words:
+        # on a busy machine the child itself may come late, which is said too
+        if why not in words and "has not answered" not in why:
             words.append(why)
     assert words == [
         f"the driver's library did not start: nvmlInit: driver not loaded; asked again in {s:g} s"

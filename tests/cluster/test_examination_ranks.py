@@ -1,0 +1,43 @@
+"""What a job's report says of a node whose ranks broke while nodes were measured against each other."""
+
+from __future__ import annotations
+
+from gpudoctor.cluster.wire import Answer, CouldNot, Meet, Order
+from tests.cluster.puppets import Puppet, bad, examined, findings, job
+
+
+class Broken(Puppet):
+    """Its ranks break in its n-th meeting, and cannot be started again."""
+
+    breaks_at = 2
+
+    def answer(self, order: Order) -> Answer | None:
+        if isinstance(order, Meet) and len(self.meetings) + 1 >= self.breaks_at:
+            self.meetings.append(order)
+            return CouldNot("rank 0 of it was ended by SIGKILL")
+        return super().answer(order)
+
+
+def test_a_node_whose_ranks_break_between_pairs_is_unknown_and_no_link_of_its_partner_fails() -> None:
+    class Partner(Puppet):
+        def answer(self, order: Order) -> Answer | None:
+            if isinstance(order, Meet) and len(self.meetings) == 1:
+                self.meetings.append(order)
+                return CouldNot("did not come back from all_reduce within 20 s", port=29501)
+            return super().answer(order)
+
+    # in the first round the first meets the last
+    report = examined([Partner("a", 0), *job("", "b", "c")[1:], Broken("d", 3)])
+    assert bad(report) == {("cluster.pairs", "d", "unknown")}
+    assert "ended by SIGKILL" in (findings(report, "cluster.pairs")["d"].reason or "")
+    assert report.exit_code == 3
+
+
+def test_pairs_that_such_a_node_has_left_open_are_not_put_down_to_the_time() -> None:
+    broken = Broken("d", 3)
+    broken.breaks_at = 1
+    report = examined([*job("a", "b", "c"), broken])
+    assert ("cluster.all-reduce", None, "unknown") in bad(report)
+    said = [finding.reason or "" for check in report.checks for finding in check.findings]
+    assert "pairs with d were not measured to the end: no answer" in said
+    assert not any("the time for it was up" in reason for reason in said)

@@ -1,0 +1,113 @@
+"""The hub listens on every address of a node: whatever connects, and however it goes, costs the job nothing."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from gpudoctor.cluster.hub import Hub
+from gpudoctor.cluster.member import Member
+from gpudoctor.cluster.wire import GUEST_LINE_BYTES, Challenge, Hello, Line, LineError, Welcome, decoded, proof_of
+from gpudoctor.errors import UserError
+from tests.cluster.puppets import TOKEN, Puppet, bad, examined, job
+
+
+def hello(line: Line, hostname: str) -> None:
+    challenge = decoded(line.one(), Challenge)
+    line.send(Hello(hostname, proof_of(TOKEN, challenge.nonce, hostname)))
+
+
+def gathered(*comers: Callable[[socket.socket], None]) -> list[str]:
+    """The members after these came, one after the other, and then one of the job's own."""
+    hub = Hub(TOKEN, silence_s=10.0)
+    own = Puppet("ours")
+    own.port = hub.port
+
+    def come() -> None:
+        for comer in comers:
+            with socket.create_connection(("127.0.0.1", hub.port), 30) as connection:
+                comer(connection)
+        own.start()
+
+    threading.Thread(target=come, daemon=True).start()
+    hub.gather(None, 30.0, lambda: any(member.hostname == "ours" for member in hub.members))
+    names = [member.hostname for member in hub.members]
+    hub.close()
+    assert own.ended.wait(30)
+    return names
+
+
+def says(words: bytes) -> Callable[[socket.socket], None]:
+    """Says that instead of a Hello; it is back once the hub has hung up."""
+
+    def say(connection: socket.socket) -> None:
+        connection.recv(4096)
+        try:
+            connection.sendall(words)
+            while connection.recv(4096):
+                pass
+        except OSError:
+            pass  # hung up while it was still talking
+
+    return say
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        json.dumps({"hostname": "a", "proof": "é"}, ensure_ascii=False).encode() + b"\n",
+        b'{"hostname": "\xff", "proof": "x"}\n',
+        b'{"x": ' + b"[" * 60_000 + b"\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\n",
+        b"x" * (GUEST_LINE_BYTES + 1),
+    ],
+    ids=["proof not ASCII", "not UTF-8", "nested deeply", "HTTP", "empty", "a line without end"],
+)
+def test_a_stranger_is_sent_away_whatever_it_says_and_the_members_are_let_in(words: bytes) -> None:
+    assert gathered(says(words)) == ["ours"]
+
+
+def test_a_member_that_dies_before_all_are_there_is_unknown_and_the_others_are_checked() -> None:
+    class Dead(Puppet):
+        def _serve(self) -> None:
+            connection = socket.create_connection(("127.0.0.1", self.port), 30)
+            line = Line(connection)
+            hello(line, self.hostname)
+            decoded(line.one(), Welcome)
+            # as a host that is reset: no goodbye, and the kernel knows nothing of the connection any more
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+
+    report = examined([*job("a", "b"), Dead("c", 2)])
+    assert {name for _, name, _ in bad(report)} == {"c"}
+    assert [node.verdict for node in report.nodes] == ["pass", "pass", "unknown"]
+
+
+def test_names_with_digits_of_other_scripts_can_be_put_in_order() -> None:
+    report = examined([Puppet("node1"), Puppet("٣"), Puppet("2node")])
+    assert [node.name for node in report.nodes] == ["2node", "node1", "٣"]
+
+
+@pytest.mark.parametrize("words", [b'{"nonce": "\xff"}', b'{"x": ' + b"[" * 100_000, b'{"nonce": 1}', b""])
+def test_what_is_no_message_is_told_from_one_in_one_way(words: bytes) -> None:
+    with pytest.raises(LineError):
+        decoded(words, Challenge)
+
+
+def test_a_member_that_meets_another_service_says_that_nobody_is_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def greet() -> None:
+            connection, _ = door.accept()
+            with connection:
+                connection.sendall(b'{"nonce": "\xff"}\n')
+
+        threading.Thread(target=greet, daemon=True).start()
+        with pytest.raises(UserError, match="nobody to meet at"):
+            Member([]).serve([("127.0.0.1", door.getsockname()[1])], TOKEN, 0, 0.0)
