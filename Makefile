@@ -15,7 +15,7 @@ demo: $(VENV)/.installed
 	$(BIN)/gpudoctor check --node hgx-h100-8 --backend gloo --ranks 2
 
 # tests that start ranks, or engines that do, want the machine for themselves, the others share its cores
-ALONE := tests/probes tests/cli $(patsubst %,tests/cluster/test_%.py,whole_job ray_job slurm slurm_job)
+ALONE := tests/probes tests/cli $(patsubst %,tests/cluster/test_%.py,whole_job ray_job slurm slurm_job) tests/plan/test_trial.py
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n logical --maxprocesses=8 --dist=loadfile $(ALONE:%=--ignore=%)
@@ -56,7 +56,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)
-	$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,deepspeed]' tensorflow-cpu pytest
+	$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,deepspeed]' tensorflow-cpu pytest hypothesis
 	touch $@
 
 clean:

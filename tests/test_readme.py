@@ -20,7 +20,7 @@ README = (Path(__file__).parent.parent / "README.md").read_text()
 
 
 def test_the_table_of_checks_is_the_registry() -> None:
-    rows = re.findall(r"^\| `([a-z.-]+)` \| (\w+) \| (.+) \|$", README, re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z0-9.-]+)` \| (\w+) \| (.+) \|$", README, re.MULTILINE)
     assert rows == [(c.id, c.level, c.title) for c in registry()]
 
 
