@@ -119,6 +119,8 @@ def test_an_abort_at_exit_takes_nothing_from_the_answer(tmp_path: Path, monkeypa
 def test_a_folder_called_like_a_framework_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "jax").mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    for name in ("torch", "tensorflow", "jax"):  # another test may have imported it
+        monkeypatch.delitem(sys.modules, name, raising=False)
     measured = framework_views(DEADLINE_S)
     assert "none of PyTorch, TensorFlow, JAX is installed" in measured.not_run["frameworks"].reason
     assert measured.not_run["frameworks"].kind == "absent"
