@@ -14,6 +14,9 @@ ROOT = Path(__file__).parent.parent
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     # a test run under nohup: what the tests start would ignore it too
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # the same for a test run in the background of a shell script
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # the same inputs each time, and as long as it takes: make fuzz is where new ones are tried
 settings.register_profile("gpudoctor", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
