@@ -151,7 +151,7 @@ class Checker:
         """End everything now, without waiting."""
         self._closed = True
         if self._child is not None:
-            self._child.end()
+            self._child.drop()
 
 
 class _Child(asyncio.SubprocessProtocol):
@@ -212,11 +212,22 @@ class _Child(asyncio.SubprocessProtocol):
         with suppress(OSError):
             os.killpg(self._transport.get_pid(), signal.SIGKILL)
 
-    def end(self) -> None:
+    def drop(self) -> None:
+        """Kill it and listen no more; how it ended is still told."""
         for timer in self._timers:
             timer.cancel()
         self.kill()
+        if self._transport is None:
+            return
+        for number in (1, 2):
+            pipe = self._transport.get_pipe_transport(number)
+            if pipe is not None:
+                pipe.close()
+
+    def end(self) -> None:
+        self.drop()
         if self._transport is not None:
+            # asks for the exit status itself, and the loop's own question is then in vain: only once nobody wants it
             self._transport.close()
 
     def _send(self, number: signal.Signals) -> None:
