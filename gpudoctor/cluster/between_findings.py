@@ -171,7 +171,9 @@ def _cut_off(exam: Examination, there: Mapping[Pair, Group], in_vain: Sequence[P
 
 
 def _unmeasured(exam: Examination, there: Mapping[Pair, Group]) -> Iterator[Finding]:
-    lost = {place for place, node in enumerate(exam.nodes) if node.lost is not None or node.left_out is not None}
+    # of those whose ranks stood ready: no pair was planned with any other
+    ready = {place for place, node in enumerate(exam.nodes) if node.ranks is not None}
+    lost = {p for p in ready if exam.nodes[p].lost is not None or exam.nodes[p].left_out is not None}
     planned = exam.pairs_planned - sum(1 for pair in exam.pairs if pair not in there)
     left = planned - len(there)
     if left > 0 and not lost:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gpudoctor.cluster.wire import Answer, CouldNot, Meet, Order
+import pytest
+
+from gpudoctor.cluster.wire import Answer, CouldNot, Meet, Open, Order
 from tests.cluster.puppets import Puppet, bad, examined, findings, job
 
 
@@ -41,3 +43,17 @@ def test_pairs_that_such_a_node_has_left_open_are_not_put_down_to_the_time() -> 
     said = [finding.reason or "" for check in report.checks for finding in check.findings]
     assert "pairs with d were not measured to the end: no answer" in said
     assert not any("the time for it was up" in reason for reason in said)
+
+
+def test_pairs_that_the_time_left_out_are_not_put_down_to_a_node_that_took_no_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Closed(Puppet):
+        def answer(self, order: Order) -> Answer | None:
+            return CouldNot("no port is free") if isinstance(order, Open) else super().answer(order)
+
+    monkeypatch.setattr("gpudoctor.cluster.examination._ROUNDS_BOX_S", -1.0)
+    report = examined([*job("a", "b", "c", "d"), Closed("e", 4)])
+    said = [finding.reason or "" for check in report.checks for finding in check.findings]
+    assert any("the time for it was up" in reason for reason in said)
+    assert not any("pairs with e" in reason for reason in said)
