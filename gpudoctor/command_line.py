@@ -30,6 +30,9 @@ def parsed(given: list[str]) -> argparse.Namespace:
         if program:
             raise UserError(f"fake-driver wants -- before the program, as in: -- {' '.join(program)}")
     else:
+        below = next((w for w in given if given[:1] == ["plan"] and w[:1] == "-" and w[1:2].isdecimal()), "")
+        if below[-1:].isalpha():  # a size below nothing, which argparse would take for an option
+            raise UserError(f"{printable(below)[:60]} is no size: did you mean {printable(below)[1:60]}?")
         args = parser.parse_args(given)
     for name, value in vars(args).items():
         # some versions of argparse make an empty list of `--node=--`

@@ -9,9 +9,9 @@ import msgspec
 from gpudoctor.errors import UserError
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import GIB, Job
-from gpudoctor.plan.model_shape import ModelShape
+from gpudoctor.plan.options import MAX_BATCH
 from gpudoctor.plan.split import Split
-from gpudoctor.plan.strategies import Option, each_option, megatron, options_of, tried
+from gpudoctor.plan.strategies import Option, each_option, options_of
 
 MOST_NODES = 4096
 
@@ -39,7 +39,7 @@ def choose(machine: Machine, job: Job, global_batch: int | None) -> Choice:
     if taken is None:
         raise UserError(_nothing_fits(options, machine, job))
     if global_batch is not None:
-        _check_batch(global_batch, taken.split)
+        check_batch(global_batch, taken.split)
         options = options_of(machine, job, global_batch)
         taken = _best(options, machine)
         if taken is None:
@@ -49,29 +49,10 @@ def choose(machine: Machine, job: Job, global_batch: int | None) -> Choice:
         instead = list(_nearest(machine, job))
         spare = next((o for o in options if o.split.offload and o.fit == "fits" and o is not taken), None)
         if spare is not None:
-            instead.append(f"{spare.split.title}: {_gib(spare.memory.total if spare.memory else 0.0)} a GPU, and slow")
+            instead.append(
+                f"{spare.split.title}: {gib_text(spare.memory.total if spare.memory else 0.0)} a GPU, and slow"
+            )
     return Choice(options, taken, why(taken, options, machine), tuple(instead))
-
-
-def choose_forced(machine: Machine, job: Job, global_batch: int | None, tensor: int, pipeline: int) -> Choice:
-    """The split that --tensor and --pipeline ask for. Raise UserError, with the nearest that works."""
-    check_forced(job.shape, machine.world, tensor, pipeline)
-    split = megatron(machine, tensor, pipeline) if tensor * pipeline > 1 else Split("ddp", machine.world)
-    if global_batch is not None:
-        _check_batch(global_batch, split)
-    option = tried(machine, job, split, global_batch)
-    if not option.works:
-        fitting = next((o for o in options_of(machine, job, global_batch) if o.works), None)
-        nearest = f"; {fitting.split.title} works" if fitting else ""
-        short = option.reason or "does not fit"
-        asked, room = f"--tensor {tensor} --pipeline {pipeline}", _gib(machine.memory_bytes)
-        raise UserError(f"{asked}: {short} on a GPU of {room}{nearest}")
-    warnings: tuple[str, ...] = ()
-    if tensor > machine.nvlinked:
-        what = "no NVLink joins these GPUs" if machine.nvlinked == 1 else f"NVLink joins {machine.nvlinked} GPUs only"
-        warnings = (f"tensor parallelism over {tensor} GPUs, but {what}: every layer waits for the slower link",)
-    options = options_of(machine, job, global_batch)
-    return Choice((*options, option), option, "as asked with --tensor and --pipeline", (), warnings)
 
 
 def why(option: Option, options: tuple[Option, ...], machine: Machine) -> str:
@@ -113,12 +94,12 @@ def _best(options: tuple[Option, ...], machine: Machine) -> Option | None:
     return None
 
 
-def _check_batch(global_batch: int, split: Split) -> None:
+def check_batch(global_batch: int, split: Split) -> None:
     """Raise UserError where the data-parallel ranks cannot share the batch evenly."""
     if global_batch % split.data == 0:
         return
     lower, upper = global_batch // split.data * split.data, -(-global_batch // split.data) * split.data
-    nearest = f"{lower} or {upper}" if lower else str(upper)
+    nearest = " or ".join(str(batch) for batch in (lower, upper) if 0 < batch <= MAX_BATCH)
     raise UserError(
         f"--global-batch {global_batch} does not divide over the {split.data} data-parallel ranks of {split.title}; "
         f"the nearest that works: {nearest}"
@@ -137,16 +118,20 @@ def _short(options: tuple[Option, ...], name: str) -> str:
 
 
 def _nothing_fits(options: tuple[Option, ...], machine: Machine, job: Job) -> str:
-    nearest = list(_nearest(machine, job))
-    way_out = f"nearest that works: {'; or '.join(nearest)}" if nearest else "take a smaller model"
-    gpus = f"{machine.world} {'GPU' if machine.world == 1 else 'GPUs'} of {_gib(machine.memory_bytes)}"
+    gpus = f"{machine.world} {'GPU' if machine.world == 1 else 'GPUs'} of {gib_text(machine.memory_bytes)}"
     sizes = [(option.memory.total, n) for n, option in enumerate(options) if option.memory is not None]
     amount, number = min(sizes)
     least = options[number]
-    need = _gib(amount) if least.split.name == "ddp" else f"{_gib(amount)} a GPU with {least.split.title}"
+    need = gib_text(amount) if least.split.name == "ddp" else f"{gib_text(amount)} a GPU with {least.split.title}"
     if least.split.offload:
         need = f"{need}: {least.reason}"
-    return f"{job.shape.name} does not fit {gpus} in any way (least: {need}); {way_out}"
+    return f"{job.shape.name} does not fit {gpus} in any way (least: {need}); {way_out(machine, job)}"
+
+
+def way_out(machine: Machine, job: Job) -> str:
+    """The nearest that works where nothing that was asked for does; with states in RAM where nothing else does."""
+    nearest = list(_nearest(machine, job)) or [*_shorter(machine, job, offload=True)]
+    return f"the nearest that works: {'; or '.join(nearest)}" if nearest else "take a smaller model"
 
 
 def _nearest(machine: Machine, job: Job) -> Iterator[str]:
@@ -155,15 +140,19 @@ def _nearest(machine: Machine, job: Job) -> Iterator[str]:
         yield "--precision bf16-true (8 bytes a parameter, coarser updates)"
     if job.optimizer == "adamw" and _fits(machine, msgspec.structs.replace(job, optimizer="adamw-8bit")):
         yield "--optimizer adamw-8bit"
-    seq = job.seq // 2
-    while seq >= 512:
-        if _fits(machine, msgspec.structs.replace(job, seq=seq)):
-            yield f"--seq {seq}"
-            break
-        seq //= 2
+    yield from _shorter(machine, job, offload=False)
     nodes = _nodes_wanted(machine, job)
     if nodes is not None:
         yield f"--nodes {nodes}"
+
+
+def _shorter(machine: Machine, job: Job, *, offload: bool) -> Iterator[str]:
+    seq = job.seq // 2
+    while seq >= 512:
+        if _fits(machine, msgspec.structs.replace(job, seq=seq), offload=offload):
+            yield f"--seq {seq}"
+            return
+        seq //= 2
 
 
 def _nodes_wanted(machine: Machine, job: Job) -> int | None:
@@ -185,38 +174,13 @@ def _nodes_wanted(machine: Machine, job: Job) -> int | None:
     return upper
 
 
-def _fits(machine: Machine, job: Job) -> bool:
-    return any(o.fit == "fits" and not o.split.offload for o in each_option(machine, job, None))
+def _fits(machine: Machine, job: Job, *, offload: bool = False) -> bool:
+    return any(o.fit == "fits" and (offload or not o.split.offload) for o in each_option(machine, job, None))
 
 
-def check_forced(shape: ModelShape, world: int, tensor: int, pipeline: int, of: str = "GPUs") -> None:
-    """Raise UserError, with the nearest that works, where `world` ranks (called `of`) cannot be divided like that."""
-    if pipeline > shape.layers:
-        stages = [p for p in range(1, shape.layers + 1) if world % (p * tensor) == 0]
-        nearest = f"; the nearest that works: --pipeline {stages[-1]}" if stages else ""
-        many = f"{shape.name} has {shape.layers} layers, and a stage needs one"
-        raise UserError(f"--pipeline {pipeline}: {many}{nearest}")
-    if shape.heads % tensor or shape.kv_heads % tensor:
-        able = [t for t in range(1, world + 1) if shape.heads % t == 0 and shape.kv_heads % t == 0 and world % t == 0]
-        nearest_tensor = min(able, key=lambda t: abs(t - tensor))
-        raise UserError(
-            f"--tensor {tensor} does not divide the {shape.heads} heads ({shape.kv_heads} key-value heads) of "
-            f"{shape.name}; the nearest that works: --tensor {nearest_tensor}"
-        )
-    if world % (tensor * pipeline):
-        pairs = [
-            (t, p)
-            for t in range(1, world + 1)
-            if world % t == 0 and shape.heads % t == 0 and shape.kv_heads % t == 0
-            for p in range(1, min(world // t, shape.layers) + 1)
-            if world // t % p == 0
-        ]
-        t, p = min(pairs, key=lambda pair: (abs(pair[0] - tensor) + abs(pair[1] - pipeline), pair))
-        raise UserError(
-            f"--tensor {tensor} x --pipeline {pipeline} does not divide {world} {of}; the nearest that works: "
-            f"--tensor {t} --pipeline {p}"
-        )
-
-
-def _gib(amount: float) -> str:
+def gib_text(amount: float) -> str:
+    """
+    >>> gib_text(1.5 * 2**30)
+    '1.5 GiB'
+    """
     return f"{amount / GIB:.1f} GiB"

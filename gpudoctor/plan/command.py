@@ -12,24 +12,28 @@ import msgspec
 from gpudoctor.errors import UserError
 from gpudoctor.examine import Sourced, read_source
 from gpudoctor.exits import FAILED, OK, UNKNOWN, printable, write_stdout
+from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import known
 from gpudoctor.facts.node import Node
-from gpudoctor.plan.choose import Choice, choose, choose_forced
+from gpudoctor.plan import megatron
+from gpudoctor.plan.choose import Choice, choose
 from gpudoctor.plan.communication import StepTime, step_time
 from gpudoctor.plan.explain import formulas
+from gpudoctor.plan.forced import choose_forced
 from gpudoctor.plan.health import Trouble, examined, meaning, mended, troubles, unfit_gpus
 from gpudoctor.plan.hf_config import shape_of_config
 from gpudoctor.plan.known_models import is_size, shape_of_size
 from gpudoctor.plan.last_check import measurements_of
 from gpudoctor.plan.launch import launch_of
-from gpudoctor.plan.machine import Machine, machine_of, usable_gpus
+from gpudoctor.plan.machine import Machine, compute_capability, machine_of, usable_gpus
 from gpudoctor.plan.memory import GIB, Job
 from gpudoctor.plan.model_shape import ModelError, ModelShape, seq_of
 from gpudoctor.plan.plan import Plan, plan_of
 from gpudoctor.plan.precision import Precision
 from gpudoctor.plan.settings import batch_of, bucket_of, harmful_settings, learning_rates, wanted_settings
 from gpudoctor.plan.strategies import Option
+from gpudoctor.profiles.load import profile_for
+from gpudoctor.profiles.profile import Profile
 from gpudoctor.report.files import write_file
 from gpudoctor.report.report import SourceSummary
 
@@ -72,7 +76,7 @@ def make_plan(args: argparse.Namespace, shape: ModelShape, sourced: Sourced) -> 
     scope, _ = scope_of(node, args.gpu)
     unfit = unfit_gpus(report) if node.gpus else {}
     gpus = usable_gpus(node, scope, unfit)
-    precision, warnings = _precision(args.precision, node, gpus[0].index)
+    precision, warnings = _precision(args.precision, gpus, profile_for(node))
     seq, seq_warnings = seq_of(args.seq, shape)
     machine = machine_of(node, gpus, args.nodes, precision, measurements)
     left_out = tuple((i, why) for i, why in sorted(unfit.items()) if scope is None or i in scope)
@@ -99,6 +103,8 @@ def make_plan(args: argparse.Namespace, shape: ModelShape, sourced: Sourced) -> 
             *seq_warnings,
             *choice.warnings,
             *_tight(choice, machine.memory_bytes),
+            *_lacking(taken),
+            *_slower(machine, step),
             *_unmeasured(args, measurements),
             *node.source.notes,
         ),
@@ -111,7 +117,9 @@ def make_plan(args: argparse.Namespace, shape: ModelShape, sourced: Sourced) -> 
 def _shape(model: str) -> ModelShape:
     if is_size(model):
         return shape_of_size(model)
-    digits = "".join(takewhile(lambda c: c in "0123456789.", model))
+    if not model.strip():
+        raise ModelError("MODEL_SIZE is empty: write 350m, 7b or 1.5b, or give the path of a config.json")
+    digits = "".join(takewhile(lambda c: c in "0123456789.", model.replace(",", ".")))
     if digits and is_size(f"{digits}b") and not os.path.lexists(model):
         raise ModelError(
             f"{printable(model)[:60]} is no size: did you mean {digits}b? Sizes end in m or b; or give a file"
@@ -155,15 +163,13 @@ def _of_gpus(measurements: Measurements | None) -> Measurements | None:
     return measurements if launch is not None and launch.backend == "nccl" else None
 
 
-def _precision(asked: Precision | None, node: Node, first: int) -> tuple[Precision, tuple[str, ...]]:
-    gpu = next(gpu for gpu in node.gpus if gpu.index == first)
-    capability = known(gpu.compute_capability)
-    old = capability is not None and float(capability) < 8
+def _precision(asked: Precision | None, gpus: tuple[Gpu, ...], profile: Profile) -> tuple[Precision, tuple[str, ...]]:
+    capability = compute_capability(gpus, profile)
+    old = capability is not None and capability < 8
     if asked is None:
         return ("fp16" if old else "bf16"), ()
     if old and asked.startswith("bf16"):
-        name = known(gpu.name) or "this GPU"
-        return asked, (f"{name} (compute capability {capability}) has no bf16 arithmetic: --precision fp16 is faster",)
+        return asked, (f"compute capability {capability:g} has no bf16 arithmetic: --precision fp16 is faster",)
     return asked, ()
 
 
@@ -179,6 +185,26 @@ def _tight(choice: Choice, room_bytes: float) -> tuple[str, ...]:
         return ()
     over = (taken.memory.total - room_bytes) / GIB
     return (f"tight: with what the caching allocator usually loses it is {over:.1f} GiB more than there is",)
+
+
+def _lacking(taken: Option) -> tuple[str, ...]:
+    """What neither the memory nor the times of the plan say."""
+    if taken.split.engine == "megatron":
+        return megatron.lacks(taken.job, taken.split)
+    if taken.split.offload:
+        return ("the CPUs update the states in RAM: no time here counts that, and each step waits for it",)
+    return ()
+
+
+def _slower(machine: Machine, step: StepTime) -> tuple[str, ...]:
+    """Said where even the bound of all nodes together is below what one would do that waits for nothing."""
+    if machine.nodes == 1 or step.best is None or step.best * machine.nodes >= 1:
+        return ()
+    work = step.best * machine.nodes
+    return (
+        f"so much time goes between the nodes that {machine.nodes} do at most {work:.2g} times the work of one that "
+        "waits for nothing: a larger --global-batch, fewer nodes or a faster network would help",
+    )
 
 
 def _write(made: Plan, args: argparse.Namespace) -> None:

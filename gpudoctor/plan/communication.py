@@ -75,11 +75,13 @@ def traffic_of(job: Job, split: Split, machine: Machine) -> tuple[Traffic, ...]:
 def step_time(job: Job, split: Split, machine: Machine) -> StepTime:
     """Time of a step and the bound on efficiency that communication leaves.
 
-    Formula: arithmetic 6 A tokens + 12 L h s tokens FLOP, a third more with full recomputation (A active
-    parameters), spread over all GPUs; bubble (p-1)/(m+p-1); efficiency (1 - bubble) * c / (c + e) with c the
-    time of arithmetic and e that of communication which is not hidden: all of it (plain), or what cannot be
-    hidden and what is longer than c (best).
-    Source: PaLM (arXiv:2204.02311) appendix B (FLOP); Narayanan et al. (arXiv:2104.04473) section 2.2 (bubble).
+    Formula: arithmetic (6 A + 6 L q s) tokens FLOP, a third more with full recomputation, spread over all GPUs (A
+    active parameters without an embedding that is only looked up, L layers, q width of the queries, s sequence;
+    half of the 12 L q s of attention to all, as flash attention leaves out what is masked); bubble
+    (p-1)/(m+p-1); efficiency (1 - bubble) * c / (c + e) with c the time of arithmetic and e that of
+    communication which is not hidden: all of it (plain), or what cannot be hidden and what is longer than c (best).
+    Source: PaLM (arXiv:2204.02311) appendix B (FLOP) and FlashAttention-2 (arXiv:2307.08691) section 4.1 (causal:
+    half); Narayanan et al. (arXiv:2104.04473) section 2.2 (bubble).
     """
     traffic = traffic_of(job, split, machine)
     bubble = (split.pipeline - 1) / (job.micro_batches + split.pipeline - 1)
@@ -104,8 +106,8 @@ def compute_seconds(job: Job, split: Split, machine: Machine) -> float | None:
         return None
     shape = job.shape
     tokens = job.tokens * job.micro_batches * split.data
-    attention = 12 * shape.layers * shape.query_width * job.seq
-    flop = (6 * shape.active_parameters + attention) * tokens * (4 / 3 if job.recompute == "full" else 1)
+    attention = 6 * shape.layers * shape.query_width * job.seq
+    flop = (6 * shape.multiplied_parameters + attention) * tokens * (4 / 3 if job.recompute == "full" else 1)
     return flop / split.world / (machine.compute.value * 1e12)
 
 

@@ -10,7 +10,7 @@ import msgspec
 from gpudoctor.errors import UserError
 from gpudoctor.examine import Sourced
 from gpudoctor.loading import CPU_RANKS
-from gpudoctor.plan.choose import check_forced
+from gpudoctor.plan.forced import nearest_split, undividable
 from gpudoctor.plan.machine import ram_bytes
 from gpudoctor.plan.memory import GIB, Job, memory_of
 from gpudoctor.plan.model_shape import ModelShape, seq_of
@@ -34,7 +34,7 @@ def cpu_plan(args: argparse.Namespace, shape: ModelShape, sourced: Sourced) -> t
     ranks = args.ranks or CPU_RANKS
     room = ram_bytes(sourced.node)
     job = Job(shape, args.precision or "fp32", args.optimizer, seq)
-    options = tuple(_options(job, _splits(args, shape, ranks), room))
+    options = tuple(_options(job, _splits(args, job, ranks), room))
     taken = next((option for option in options if option.works), None)
     if taken is None:
         least = min(option.memory.total for option in options if option.memory)
@@ -65,14 +65,17 @@ def cpu_plan(args: argparse.Namespace, shape: ModelShape, sourced: Sourced) -> t
     return plan, taken
 
 
-def _splits(args: argparse.Namespace, shape: ModelShape, ranks: int) -> tuple[Split, ...]:
+def _splits(args: argparse.Namespace, job: Job, ranks: int) -> tuple[Split, ...]:
     if args.tensor is None and args.pipeline is None:
         return (
             Split("ddp", ranks),
             Split("fsdp", ranks, sharding="parameters", shards=ranks, engine="sharded"),
         )
     tensor, pipeline = args.tensor or 1, args.pipeline or 1
-    check_forced(shape, ranks, tensor, pipeline, "CPU ranks")
+    wrong = undividable(job, ranks, tensor, pipeline, "CPU ranks")
+    if wrong is not None:
+        near = nearest_split(job, ranks, tensor, pipeline, lambda *_: True)
+        raise UserError(f"{wrong}; {near or 'leave --tensor and --pipeline out'}")
     if tensor * pipeline == 1:
         return (Split("ddp", ranks),)
     name: StrategyName = "3d" if tensor > 1 and pipeline > 1 else "tensor" if tensor > 1 else "pipeline"

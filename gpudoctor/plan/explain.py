@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpudoctor.plan import activations, choose, communication, known_models, memory, precision, settings
+from gpudoctor.plan import activations, choose, communication, known_models, memory, precision, settings, strategies
 
 FORMULAS: tuple[tuple[str, Callable[..., object]], ...] = (
     ("Shape of a size that nobody published", known_models.made_shape),
@@ -21,6 +21,7 @@ FORMULAS: tuple[tuple[str, Callable[..., object]], ...] = (
     ("What FSDP gathers", memory.gathered_parts),
     ("Memory of a GPU", memory.memory_of),
     ("Choice", choose.choose),
+    ("Tensor-parallel ranks", strategies.tensor_divides),
     ("Traffic of a step", communication.traffic_of),
     ("Time of a step", communication.step_time),
     ("Learning rate", settings.learning_rates),

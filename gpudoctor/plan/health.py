@@ -15,6 +15,7 @@ from gpudoctor.facts.missing import known
 from gpudoctor.facts.node import Node
 from gpudoctor.plan.communication import StepTime
 from gpudoctor.plan.machine import Machine, ranges
+from gpudoctor.plan.memory import GIB
 from gpudoctor.plan.rates import Rate
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.report import Report
@@ -97,9 +98,11 @@ def meaning(trouble: Trouble, machine: Machine, now: StepTime, sound: StepTime, 
     several = ranges(trouble.gpus)
     here = {gpu.index for gpu in machine.gpus}
     rest = sorted(here - set(trouble.gpus))
+    if trouble.gpus and not rest and trouble.check in _LINKS:
+        return f"expect {_link_cost(machine, now, sound, host_sound)}"
     if not trouble.gpus or (not rest and trouble.check != "gpu.in-use"):
-        first = "mend it first: " if trouble.status == "fail" else ""
-        return f"{first}gpudoctor explain {trouble.check} says how"
+        how = f"gpudoctor explain {trouble.check} says"
+        return f"mend it first: {how} how" if trouble.status == "fail" else f"{how} what it costs, and how to mend it"
     leave = f"leave {'it' if len(trouble.gpus) == 1 else 'them'} out (--gpu {ranges(rest)})"
     if trouble.check in _WRONG and trouble.status == "fail":
         return f"{leave}: GPU {several} may fail, or compute what is wrong"
@@ -107,12 +110,18 @@ def meaning(trouble: Trouble, machine: Machine, now: StepTime, sound: StepTime, 
         return f"{leave}, or expect {_link_cost(machine, now, sound, host_sound)}"
     if trouble.check in _SLOW:
         return f"{leave}, or expect every step to wait for GPU {several}"
+    if trouble.check == "gpu.identical":
+        room = machine.memory_bytes / GIB
+        return f"{leave}, or expect all to wait for the slowest, and {room:.1f} GiB of each to be used"
     if trouble.check == "gpu.in-use":
         return f"the plan counts all memory of GPU {several} as free: end that program first"
-    if trouble.check.startswith("nvlink."):
+    if trouble.check.startswith("nvlink.") and trouble.check != "nvlink.fabric":
         rate = machine.collective
-        speed = "" if isinstance(rate, str) else f" of {rate.value:.4g} GB/s"
-        return f"{leave}, or expect collectives{speed}: the slowest GPU sets the pace"
+        if isinstance(rate, str):
+            return f"{leave}, or expect slower collectives: the slowest GPU sets the pace"
+        # a profile's figure is that of sound links
+        most = "" if rate.measured else "at most "
+        return f"{leave}, or expect collectives of {most}{rate.value:.4g} GB/s: the slowest GPU sets the pace"
     return f"{leave}, or see gpudoctor explain {trouble.check}"
 
 
@@ -124,6 +133,8 @@ def _link_cost(machine: Machine, now: StepTime, sound: StepTime, host_sound: Rat
         by_nvlink = machine.nvlinked == machine.gpus_per_node > 1
         kept = "; NVLink carries the collectives, which lose nothing" if by_nvlink else ""
         return f"copies from RAM of {machine.host.value:.3g} GB/s instead of {host_sound.value:.3g}{kept}"
+    if isinstance(machine.host, Rate) and machine.host.measured:
+        return f"copies from RAM of {machine.host.value:.3g} GB/s"
     return "slower copies between it and the host"
 
 

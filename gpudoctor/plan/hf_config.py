@@ -80,9 +80,13 @@ class _Fields:
             raise ModelError(f"{self._shown}: {name} is {value!r:.40}: true or false is wanted")
         return value
 
-    def word(self, name: str, default: str) -> str:
-        value = self._raw.get(name)
-        return value if isinstance(value, str) else default
+    def head_dim(self, hidden: int, heads: int) -> int:
+        """As it is given, else what each head has of `hidden`; transformers refuses heads that cannot share it too."""
+        if self._raw.get("head_dim") is not None:
+            return self.number("head_dim")
+        if hidden % heads:
+            raise ModelError(f"{self._shown}: {heads} heads cannot share a hidden size of {hidden} evenly")
+        return hidden // heads
 
 
 def _read(path: Path, shown: str) -> bytes:
@@ -123,7 +127,7 @@ def _llama_like(fields: _Fields, kind: str) -> ModelShape:
         hidden=hidden,
         heads=heads,
         kv_heads=fields.number("num_key_value_heads", default=heads),
-        head_dim=fields.number("head_dim", default=max(hidden // heads, 1)),
+        head_dim=fields.head_dim(hidden, heads),
         ffn=fields.number("intermediate_size"),
         vocab=fields.number("vocab_size"),
         max_seq=fields.number("max_position_embeddings", default=4096),
@@ -146,6 +150,7 @@ def _gpt2(fields: _Fields, kind: str) -> ModelShape:
         layers=fields.number("n_layer"),
         hidden=hidden,
         heads=heads,
+        head_dim=fields.head_dim(hidden, heads),
         ffn=fields.number("n_inner", default=4 * hidden),
         vocab=fields.number("vocab_size"),
         seq=seq,
@@ -155,12 +160,13 @@ def _gpt2(fields: _Fields, kind: str) -> ModelShape:
 
 
 def _gpt_neox(fields: _Fields, kind: str) -> ModelShape:
-    hidden = fields.number("hidden_size")
+    hidden, heads = fields.number("hidden_size"), fields.number("num_attention_heads")
     return _classic(
         kind,
         layers=fields.number("num_hidden_layers"),
         hidden=hidden,
-        heads=fields.number("num_attention_heads"),
+        heads=heads,
+        head_dim=fields.head_dim(hidden, heads),
         ffn=fields.number("intermediate_size"),
         vocab=fields.number("vocab_size"),
         seq=fields.number("max_position_embeddings", default=2048),
@@ -170,12 +176,14 @@ def _gpt_neox(fields: _Fields, kind: str) -> ModelShape:
 
 
 def _opt(fields: _Fields, kind: str) -> ModelShape:
-    hidden, seq = fields.number("hidden_size"), fields.number("max_position_embeddings")
+    hidden, heads = fields.number("hidden_size"), fields.number("num_attention_heads")
+    seq = fields.number("max_position_embeddings")
     return _classic(
         kind,
         layers=fields.number("num_hidden_layers"),
         hidden=hidden,
-        heads=fields.number("num_attention_heads"),
+        heads=heads,
+        head_dim=fields.head_dim(hidden, heads),
         ffn=fields.number("ffn_dim"),
         vocab=fields.number("vocab_size"),
         seq=seq,
@@ -185,7 +193,17 @@ def _opt(fields: _Fields, kind: str) -> ModelShape:
 
 
 def _classic(
-    kind: str, *, layers: int, hidden: int, heads: int, ffn: int, vocab: int, seq: int, positions: int, tied: bool
+    kind: str,
+    *,
+    layers: int,
+    hidden: int,
+    heads: int,
+    head_dim: int,
+    ffn: int,
+    vocab: int,
+    seq: int,
+    positions: int,
+    tied: bool,
 ) -> ModelShape:
     """The GPT-2 kind: two MLP matrices, LayerNorms, biases everywhere."""
     return ModelShape(
@@ -196,7 +214,7 @@ def _classic(
         hidden=hidden,
         heads=heads,
         kv_heads=heads,
-        head_dim=max(hidden // heads, 1),
+        head_dim=head_dim,
         ffn=ffn,
         vocab=vocab,
         max_seq=seq,

@@ -6,7 +6,7 @@ import re
 
 from gpudoctor.plan.model_shape import ModelError, ModelShape, count_text
 
-_SIZE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)\s*([kmbt])", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([kmbt])", re.IGNORECASE | re.ASCII)
 _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 SMALLEST, LARGEST = 1e6, 5e12
 
@@ -78,7 +78,8 @@ def made_shape(parameters: float) -> ModelShape:
     Formula: heads of 128 (of 64 below a hidden size of 2048) and an even number of them, eight or more
     from 4096 on, so that tensor parallelism can split them; ffn 8/3 of hidden rounded up to 256; vocabulary
     32000 (4096 below 20 million); of all pairs of layers and hidden the one that comes nearest with
-    hidden / layers near 128. Source: LLaMA's table 2 (arXiv:2302.13971: 128 for 7B and 13B, 102 for 65B).
+    hidden / layers near 128.
+    Source: LLaMA's table 2 (arXiv:2302.13971: 128 for 7B and 13B, 102 for 65B).
     """
     vocab = 32000 if parameters >= 2e7 else 4096
     best: tuple[float, ModelShape] | None = None

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import msgspec
 
+from gpudoctor.plan import megatron
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import Job
+from gpudoctor.plan.precision import Precision
 from gpudoctor.plan.settings import Batch, Setting
 from gpudoctor.plan.split import Split
 
 PORT = 29500
+_AUTOCAST: dict[Precision, str] = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 
 class Launch(msgspec.Struct, frozen=True):
     """`command` is to be typed; for several nodes it submits `script`, a Slurm batch file.
 
-    `code` is what train.py does, or the options of Megatron-LM where the strategy is its.
+    `code` is what train.py does, or the options of Megatron-LM where the strategy is its: the command has them too.
     """
 
     command: str
@@ -33,27 +36,30 @@ def launch_of(
     every_gpu: bool,
 ) -> Launch:
     """`every_gpu`: the plan uses all GPUs of the node, so that none has to be hidden."""
-    program = "pretrain_gpt.py" if split.engine == "megatron" else "train.py"
+    program = megatron.PROGRAM if split.engine == "megatron" else "train.py"
     variables = [f"{s.name}={s.value}" for s in settings]
-    if not every_gpu:
-        indices = ",".join(str(gpu.index) for gpu in machine.gpus)
-        variables = ["CUDA_DEVICE_ORDER=PCI_BUS_ID", f"CUDA_VISIBLE_DEVICES={indices}", *variables]
+    indices = ",".join(str(gpu.index) for gpu in machine.gpus)
+    hidden = [] if every_gpu else ["CUDA_DEVICE_ORDER=PCI_BUS_ID", f"CUDA_VISIBLE_DEVICES={indices}"]
     code = _code(job, split, batch, bucket)
+    own = [f" \\\n    {option}" for option in code] if split.engine == "megatron" else []
     per_node = machine.gpus_per_node
     if machine.nodes == 1:
         command = f"torchrun --standalone --nproc-per-node {per_node} {program}"
-        return Launch(" ".join([*variables, command]), None, code)
+        return Launch(" ".join([*hidden, *variables, command]) + "".join(own), None, code)
+    # Slurm sets CUDA_VISIBLE_DEVICES anew for each step: what is exported before srun does not reach the ranks
+    start = " ".join(["srun", *(["env", *hidden] if hidden else []), "torchrun"])
     lines = [
         "#!/bin/bash",
         f"#SBATCH --nodes={machine.nodes}",
         "#SBATCH --ntasks-per-node=1",
         f"#SBATCH --gpus-per-node={per_node}" if every_gpu else f"#SBATCH --gpus-per-node={_of_node(machine)}",
         "#SBATCH --exclusive",
+        "#SBATCH --mem=0",  # all of it: without it --exclusive gives a cluster's default a CPU
         *(f"export {variable}" for variable in variables),
         'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-        f"srun torchrun --nnodes {machine.nodes} --nproc-per-node {per_node} \\",
+        f"{start} --nnodes {machine.nodes} --nproc-per-node {per_node} \\",
         f'  --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$head:{PORT}" \\',
-        f"  {program}",
+        f'  {program}{"".join(own)} "$@"',
     ]
     return Launch("sbatch plan.sbatch", "\n".join(lines) + "\n", code)
 
@@ -64,23 +70,14 @@ def _of_node(machine: Machine) -> int:
 
 def _code(job: Job, split: Split, batch: Batch, bucket: Setting | None) -> tuple[str, ...]:
     if split.engine == "megatron":
-        return _megatron(job, split, batch)
-    checkpoint = _recompute(job)
-    # else the gradients of the first micro-batches lie beside DDP's buckets
-    keep = (
-        "; zero_grad(set_to_none=False), or DDP holds gradients twice" if split.name == "ddp" and split.data > 1 else ""
-    )
-    accumulate = (
-        (f"divide the loss by {batch.accumulation}, and step every {batch.accumulation} batches{keep}",)
-        if batch.accumulation > 1
-        else ()
-    )
+        return megatron.options_of(job, split, batch)
+    steps = (*_recompute(job), *_precision(job, split), *_accumulation(split, batch))
     if split.world == 1 and not split.offload:
-        return (*checkpoint, *accumulate) or ("one process on one GPU: no wrapper is needed",)
+        return steps or ("one process on one GPU: no wrapper is needed",)
     if split.name == "ddp":
         how = "device_ids=[local_rank], gradient_as_bucket_view=True"
         size = f", {bucket.name}={bucket.value}" if bucket else ""
-        return (f"DistributedDataParallel(model, {how}{size})", *checkpoint, *accumulate)
+        return (f"DistributedDataParallel(model, {how}{size})", *steps)
     lines = []
     mesh = ""
     if split.shards < split.data:
@@ -89,14 +86,41 @@ def _code(job: Job, split: Split, batch: Batch, bucket: Setting | None) -> tuple
             f'mesh = init_device_mesh("cuda", ({replicas}, {split.shards}), mesh_dim_names=("replicate", "shard"))'
         )
         mesh = ", mesh=mesh"
-    dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(job.precision)
-    policy = f", mp_policy=MixedPrecisionPolicy(torch.{dtype}, torch.float32)" if dtype else ""
+    dtype = _AUTOCAST.get(job.precision)
+    policy = f", mp_policy=MixedPrecisionPolicy({dtype}, torch.float32)" if dtype else ""
     offload = ", offload_policy=CPUOffloadPolicy()" if split.offload else ""
     # embedding and head apart, or both are whole all the time; where they are one weight, they stay with the model
     parts = "model.layers" if job.shape.tied else "(model.embedding, *model.layers, model.head)"
     lines.append(f"for part in {parts}: fully_shard(part{mesh}{policy}{offload})")
     lines.append(f"fully_shard(model{mesh}{policy}{offload})")
-    return (*lines, *checkpoint, *accumulate)
+    return (*lines, *steps)
+
+
+def _precision(job: Job, split: Split) -> tuple[str, ...]:
+    """FSDP's policy casts by itself; the others need autocast."""
+    if job.precision == "bf16-true":
+        return ("model.to(torch.bfloat16) before all else",)
+    dtype = _AUTOCAST.get(job.precision)
+    cast = (
+        (f'forward pass and loss under torch.autocast("cuda", {dtype})',)
+        if dtype and split.engine == "autocast"
+        else ()
+    )
+    return (*cast, *(("torch.amp.GradScaler around loss and step",) if job.precision == "fp16" else ()))
+
+
+def _accumulation(split: Split, batch: Batch) -> tuple[str, ...]:
+    """Without these DDP and replicas exchange gradients for every micro-batch, and not once a step."""
+    if batch.accumulation == 1:
+        return ()
+    lines = [f"divide the loss by {batch.accumulation}, and step every {batch.accumulation} batches"]
+    if split.name == "ddp" and split.data > 1:
+        lines.append("all but the last of them under model.no_sync()")
+        # else the gradients of the first micro-batches lie beside DDP's buckets
+        lines.append("zero_grad(set_to_none=False), or DDP holds gradients twice")
+    if split.shards < split.data and split.sharding == "parameters":
+        lines.append("model.set_requires_all_reduce(False) for all but the last of them")
+    return tuple(lines)
 
 
 def _recompute(job: Job) -> tuple[str, ...]:
@@ -104,24 +128,8 @@ def _recompute(job: Job) -> tuple[str, ...]:
         return ("checkpoint every layer: torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)",)
     if job.recompute == "selective":
         return (
-            "checkpoint selectively: checkpoint(..., context_fn=create_selective_checkpoint_contexts), which saves "
-            "attention and every second matrix product",
+            "checkpoint selectively: checkpoint(layer, x, use_reentrant=False, context_fn=partial("
+            "create_selective_checkpoint_contexts, policy)), with a policy that saves attention and every second "
+            "matrix product",
         )
     return ()
-
-
-def _megatron(job: Job, split: Split, batch: Batch) -> tuple[str, ...]:
-    options = [
-        f"--tensor-model-parallel-size {split.tensor}",
-        f"--pipeline-model-parallel-size {split.pipeline}",
-        f"--micro-batch-size {batch.per_gpu} --global-batch-size {batch.global_batch} --seq-length {job.seq}",
-    ]
-    if split.tensor > 1:
-        options.append("--sequence-parallel")
-    if split.data > 1:
-        options.append("--use-distributed-optimizer --overlap-grad-reduce")
-    if job.recompute == "full":
-        options.append("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
-    if job.precision in ("bf16", "fp16"):
-        options.append(f"--{job.precision}")
-    return tuple(options)

@@ -118,6 +118,13 @@ def machine_of(
     )
 
 
+def compute_capability(gpus: tuple[Gpu, ...], profile: Profile) -> float | None:
+    """The least of these GPUs; a dump does not hold it, and then it is that of the model they are known as."""
+    of_model = profile.gpu.compute_capability if profile.gpu else None
+    found = [known(gpu.compute_capability) or of_model for gpu in gpus]
+    return min((float(each) for each in found if each), default=None)
+
+
 def _memory_bytes(node: Node, gpu: Gpu) -> float:
     total = gpu.memory_total_mib
     if isinstance(total, Missing):

@@ -88,7 +88,8 @@ def stage_parameters(shape: ModelShape, pipeline: int, stage: int) -> int:
     """Parameters of one pipeline stage: its layers, the embedding on the first, the head on the last.
 
     Formula: layers spread evenly, one less on the first and last stage where it does not come out even; a
-    head tied to the embedding is there twice. Source: Megatron-LM; arXiv:2401.10241 section 5.1.
+    head tied to the embedding is there twice.
+    Source: Megatron-LM; arXiv:2401.10241 section 5.1.
     """
     layers = layers_of_stages(shape.layers, pipeline)[stage]
     count = layers * shape.layer_parameters
@@ -156,11 +157,12 @@ def activation_parts(job: Job, split: Split, stage: int) -> tuple[float, float, 
 
     Formula: kept = layers * bytes a token * tokens * micro-batches in flight / t, of which the 1F1B schedule
     has min(m, p - i) on stage i (from 0); at work: one layer whole, where it is recomputed, and the gradients
-    of its backward pass; the loss on the last stage only. Kept and the larger of the other two are there at the
-    same time. Division by t is that of tensor with sequence parallelism; the input that a layer or the head
+    of its backward pass, on the last stage beside the logits E v / t, which the training loop holds until that pass
+    is over (Megatron-LM does not); the loss on the last stage only. Kept and the larger of the other two are there
+    at the same time. Division by t is that of tensor with sequence parallelism; the input that a layer or the head
     gathers is whole, E h (1 - 1/t).
     Source: Korthikanti et al. (arXiv:2205.05198) sections 4.2.2 and 4.2.3; 1F1B: Narayanan et al.
-    (arXiv:2104.04473) section 2.2.
+    (arXiv:2104.04473) section 2.2; logits: Python's scopes, and torch.distributed.pipelining's output chunks.
     """
     shape, tokens = job.shape, job.tokens / split.tensor
     layers = layers_of_stages(shape.layers, split.pipeline)[stage]
@@ -173,6 +175,8 @@ def activation_parts(job: Job, split: Split, stage: int) -> tuple[float, float, 
     working = input_whole + (again + backward_bytes(shape, job.precision)) * tokens
     last = stage == split.pipeline - 1
     loss = loss_bytes(shape, job.precision, split.tensor) * job.tokens + input_whole if last else 0.0
+    if last and split.engine != "megatron":
+        working += compute_bytes(job.precision) * shape.vocab / split.tensor * job.tokens
     return kept, working, loss
 
 

@@ -96,6 +96,12 @@ class ModelShape(msgspec.Struct, frozen=True):
         return self.parameters - idle
 
     @property
+    def multiplied_parameters(self) -> int:
+        """Those that one token is multiplied with: the active ones, without an embedding that is only looked up."""
+        looked_up = self.embedding_parameters - (self.vocab * self.hidden if self.tied else 0)
+        return self.active_parameters - looked_up
+
+    @property
     def _norm(self) -> int:
         return self.hidden * (2 if self.norm_bias else 1)
 
@@ -136,7 +142,11 @@ def count_text(parameters: float) -> str:
     '8.03B'
     >>> count_text(124439808)
     '124M'
+    >>> count_text(5e12)
+    '5T'
     """
+    if parameters >= 0.9995e12:
+        return f"{parameters / 1e12:.4g}T"
     if parameters >= 0.9995e9:
         return f"{parameters / 1e9:.4g}B"
     return f"{parameters / 1e6:.3g}M"

@@ -12,9 +12,11 @@ from gpudoctor.plan.plan import Communication, MachineSummary, Plan, Speed, Stra
 from gpudoctor.plan.text_rows import hanging, row_of, seconds_text, wrapped
 from gpudoctor.plan.trial_text import trial_lines
 
-NARROWEST = 60
-_NAMED = re.compile(r"[A-Za-z0-9][\w .,()-]{1,40}: ?")
+NARROWEST = 40
+_WORDS = 24  # columns that words beside a strategy's figures want at least
+_NAMED = re.compile(r"[A-Za-z0-9][\w .,()-]{1,40}:( |$)")
 _FITS = {"fits": "fits", "tight": "tight", "no": "no", "not here": "-"}
+_LONE = {"no": "does not fit", "-": "not here"}  # where no heading says what it is about
 _RECOMPUTE = {"none": "no recomputation", "selective": "selective recomputation", "full": "full recomputation"}
 
 
@@ -86,10 +88,16 @@ def _strategies(plan: Plan, width: int) -> Iterator[str]:
     rows = [_row(strategy, strategy == plan.recommended) for strategy in plan.strategies]
     title = max(len(row[1]) for row in rows)
     gib = "GiB/GPU" if plan.machine is not None else "GiB"
+    if width < title + len("  GiB/GPU  fits     ") + _WORDS:  # words below the name, not beside it
+        for mark, name, amount, fit, words in rows:
+            yield from hanging(f"{mark} ", name, width)
+            yield from hanging(
+                "    ", f"{'' if amount == '-' else f'{amount} {gib}, '}{_LONE.get(fit, fit)}: {words}", width
+            )
+        return
     yield f"  {'strategy':<{title}}  {gib:>7}  fits   batch x accumulation"
-    for mark, name, gib, fit, words in rows:
-        lead = f"{mark} {name:<{title}}  {gib:>7}  {fit:<5}  "
-        yield from hanging(lead, words, width)
+    for mark, name, amount, fit, words in rows:
+        yield from hanging(f"{mark} {name:<{title}}  {amount:>7}  {fit:<5}  ", words, width)
 
 
 def _row(strategy: Strategy, taken: bool) -> tuple[str, str, str, str, str]:
@@ -196,9 +204,11 @@ def _troubles(plan: Plan, width: int) -> Iterator[str]:
 def _launch(plan: Plan, width: int) -> Iterator[str]:
     launch = plan.launch
     assert launch is not None
-    what = "options" if plan.recommended and plan.recommended.pipeline * plan.recommended.tensor > 1 else "train.py"
-    for n, line in enumerate(launch.code):
-        yield from row_of(what if n == 0 else "", line, width)
+    if plan.recommended and plan.recommended.pipeline * plan.recommended.tensor > 1:
+        yield from row_of("add", "data, tokenizer, learning rate and steps, as pretrain_gpt.py wants them", width)
+    else:
+        for n, line in enumerate(launch.code):
+            yield from row_of("train.py" if n == 0 else "", line, width)
     yield ""
     if launch.script is None:
         yield f"$ {launch.command}"

@@ -8,8 +8,6 @@ import msgspec
 
 Precision = Literal["bf16", "fp16", "fp32", "bf16-true"]
 Optimizer = Literal["adamw", "adamw-8bit", "momentum", "lion", "sgd"]
-PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32", "bf16-true")
-OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "adamw-8bit", "momentum", "lion", "sgd")
 
 # autocast: DDP with fp32 weights; sharded: FSDP2 with fp32 shards; zero: DeepSpeed; megatron: bf16 weights beside
 # fp32 gradients

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import msgspec
 
 from gpudoctor.checks.expected_busbw import PCIE_LANE_GB_S
@@ -68,12 +70,15 @@ def collective_rate(
         return Rate(row.busbw_gb_s, f"profile {profile.node.name}: {row.source}")
     if active and nvlinked(node, gpus, profile) == len(gpus):
         return nvlink_rate(gpus, profile)
+    may_be_nvlink = active or any(isinstance(gpu.nvlinks, Missing) for gpu in gpus)
+    if isinstance(node.pairs, Missing) and may_be_nvlink and (profile.gpu is None or spec is not None):
+        return f"whether NVLink joins these GPUs: {node.pairs.reason}"
     slowest = _slowest_pcie(gpus)
     if isinstance(slowest, str):
         return slowest
     inside = {gpu.index for gpu in gpus}
     pairs = [p for p in known(node.pairs) or () if {p.a, p.b} <= inside]
-    by_host = not pairs or any(known(p.p2p_read) != "OK" for p in pairs)
+    by_host = any(known(p.p2p_read) != "OK" for p in pairs)
     how = ", and GPUs without peer-to-peer pass it twice, by way of host memory" if by_host else ""
     return Rate(slowest.value, f"{slowest.source}{how}", at_most=True)
 
@@ -87,7 +92,10 @@ def gather_rate(
     (stas00/ml-engineering, network/README.md).
     """
     both = [_measured(measurements, len(gpus), op) for op in ("all_gather", "reduce_scatter")]
-    known_ones = [rate for rate in both if rate is not None]
+    for rate in both:
+        if isinstance(rate, str):
+            return rate
+    known_ones = [rate for rate in both if isinstance(rate, Rate)]
     if known_ones:
         return min(known_ones, key=lambda rate: rate.value)
     ring = nvlink_rate(gpus, profile)
@@ -97,8 +105,8 @@ def gather_rate(
     return collective
 
 
-def _measured(measurements: Measurements | None, ranks: int, op: str) -> Rate | None:
-    """Bus bandwidth at the largest size that so many GPUs measured, unless a result was wrong."""
+def _measured(measurements: Measurements | None, ranks: int, op: str) -> Rate | str | None:
+    """Bus bandwidth at the largest size that so many GPUs measured, unless a result was wrong; None if nobody did."""
     launch = measurements.launch if measurements else None
     if measurements is None or launch is None or launch.world_size != ranks:
         return None
@@ -106,7 +114,12 @@ def _measured(measurements: Measurements | None, ranks: int, op: str) -> Rate | 
     if not done:
         return None
     best = max(done, key=lambda c: c.size_bytes)
-    return Rate(best.busbw_gb_s, f"measured here: {op} of {best.size_bytes / MIB:.0f} MiB", measured=True)
+    return _found(best.busbw_gb_s, f"measured here: {op} of {best.size_bytes / MIB:.0f} MiB")
+
+
+def _found(value: float, source: str) -> Rate | str:
+    """A measured rate, or that it is none: nothing may be divided by what a broken GPU, or report, says."""
+    return Rate(value, source, measured=True) if 0 < value < inf else f"{source}, {value:g}: no rate"
 
 
 def nvlink_rate(gpus: tuple[Gpu, ...], profile: Profile) -> Rate | str:
@@ -151,7 +164,7 @@ def host_rate(gpus: tuple[Gpu, ...], measurements: Measurements | None) -> Rate 
             )
             for link in measurements.host_links
         ]
-        return Rate(min(both), "measured here: copies between host and GPU", measured=True)
+        return _found(min(both), "measured here: copies between host and GPU")
     if any(on_c2c(gpu) for gpu in gpus):
         if any("GB10" in (known(gpu.name) or "") for gpu in gpus):
             return "no figure of this GPU's NVLink-C2C is known here"
@@ -167,7 +180,7 @@ def compute_rate(
     if measurements:
         rates = [g.tflops for rank in measurements.compute for g in rank.gemms if g.dtype == dtype]
         if rates:
-            return Rate(min(rates), f"measured here: {dtype} matrix products of the slowest GPU", measured=True)
+            return _found(min(rates), f"measured here: {dtype} matrix products of the slowest GPU")
     model = profile.gpu
     if model is None or len({known(gpu.name) for gpu in gpus}) != 1:
         return "no profile has the arithmetic rate of these GPUs together"

@@ -9,7 +9,7 @@ import msgspec
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import known
 from gpudoctor.facts.node import Node
-from gpudoctor.plan.machine import Machine
+from gpudoctor.plan.machine import Machine, compute_capability
 from gpudoctor.plan.memory import Job
 from gpudoctor.plan.precision import state_bytes
 from gpudoctor.plan.rates import Rate
@@ -71,8 +71,10 @@ def bucket_of(job: Job, split: Split, measurements: Measurements | None) -> Sett
     """
     if split.name != "ddp" or split.data == 1:
         return None
-    if measurements and measurements.training and measurements.training.buckets:
-        best = min(measurements.training.buckets, key=lambda b: b.step_ms)
+    training = measurements.training if measurements else None
+    tried = [b for b in training.buckets if b.bucket_cap_mb > 0 and b.step_ms > 0] if training else []
+    if tried:
+        best = min(tried, key=lambda b: b.step_ms)
         return Setting("bucket_cap_mb", f"{best.bucket_cap_mb:g}", "the fastest that was measured here")
     gb = state_bytes(split.engine, job.precision, job.optimizer).gradients * job.shape.parameters / 1e9
     size = 50 if gb > 1 else 25
@@ -96,8 +98,8 @@ def wanted_settings(machine: Machine, split: Split, node: Node) -> tuple[Setting
         # threads of the data loaders want CPUs as well
         threads = max(min(each // 2, 16), 1)
         found.append(Setting("OMP_NUM_THREADS", str(threads), f"torchrun sets 1; there are {each} CPUs a GPU"))
-    capability = known(machine.gpus[0].compute_capability) or ""
-    if split.tensor > 1 and capability and float(capability) < 10:
+    capability = compute_capability(machine.gpus, machine.profile)
+    if split.tensor > 1 and capability is not None and capability < 10:
         found.append(
             Setting(
                 "CUDA_DEVICE_MAX_CONNECTIONS", "1", "starts tensor-parallel traffic before the arithmetic beside it"
@@ -116,12 +118,14 @@ def harmful_settings(machine: Machine, node: Node) -> tuple[Setting, ...]:
     """
     pairs = known(node.pairs) or ()
     p2p = machine.nvlinked > 1 or any(known(pair.p2p_read) == "OK" for pair in pairs)
+    unread = not p2p and not machine.topology_read
     ports = [p for p in known(node.network.rdma_ports) or () if "ACTIVE" in (known(p.state) or "").upper()]
     found = []
-    if machine.gpus_per_node > 1 and p2p:
-        links = "NVLink" if machine.nvlinked > 1 else "peer-to-peer"
-        found.append(Setting("NCCL_P2P_DISABLE", "1", f"switches {links} off"))
-    if machine.gpus_per_node > 1 and not p2p:
+    if machine.gpus_per_node > 1 and (p2p or unread):
+        links = "NVLink" if machine.nvlinked > 1 else "NVLink or peer-to-peer" if unread else "peer-to-peer"
+        where = ", where there is any" if unread else ""
+        found.append(Setting("NCCL_P2P_DISABLE", "1", f"switches {links} off{where}"))
+    if machine.gpus_per_node > 1 and not p2p and not unread:
         found.append(Setting("NCCL_SHM_DISABLE", "1", "shared memory is the only way between these GPUs"))
     if machine.profile.node is not None and machine.profile.node.nvswitch and machine.nvlinked > 4:
         found.append(Setting("NCCL_ALGO", "Ring", "nor NCCL_NVLS_ENABLE=0: all_reduce loses the sums in the switch"))

@@ -11,7 +11,6 @@ import msgspec
 from gpudoctor.plan.activations import RECOMPUTES, Recompute
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import GIB, Job, Memory, memory_of
-from gpudoctor.plan.model_shape import ModelShape
 from gpudoctor.plan.split import Split
 
 Fit = Literal["fits", "tight", "no", "not here"]
@@ -138,7 +137,7 @@ def _offload(machine: Machine) -> Split:
 
 def _model_splits(machine: Machine, job: Job, global_batch: int | None) -> Iterator[Split | Option]:
     shape = job.shape
-    tensor = widest_tensor(shape, machine)
+    tensor = widest_tensor(job, machine)
     if tensor > 1:
         yield megatron(machine, tensor, 1)
     else:
@@ -146,21 +145,28 @@ def _model_splits(machine: Machine, job: Job, global_batch: int | None) -> Itera
         if not machine.topology_read:
             reason = "it is not known whether NVLink joins these GPUs"
         if machine.nvlinked > 1:
-            heads = f"{shape.heads} heads and {shape.kv_heads} key-value heads"
-            reason = f"no group of 2 to {machine.nvlinked} GPUs divides {heads}"
+            what = f"{shape.heads} heads, {shape.kv_heads} key-value heads, ffn {shape.ffn} and {job.seq} tokens"
+            reason = f"no group of 2 to {machine.nvlinked} GPUs divides {what}"
         yield Option(Split("tensor", 1), job, "not here", None, reason)
     yield _first_that_fits(machine, job, 1, global_batch)
     if tensor > 1:
         yield _first_that_fits(machine, job, tensor, global_batch)
 
 
-def widest_tensor(shape: ModelShape, machine: Machine) -> int:
-    """The largest tensor-parallel group: inside NVLink, dividing the node, the heads and the key-value heads."""
-    return max(
-        t
-        for t in range(1, machine.nvlinked + 1)
-        if machine.gpus_per_node % t == 0 and shape.heads % t == 0 and shape.kv_heads % t == 0
-    )
+def widest_tensor(job: Job, machine: Machine) -> int:
+    """The largest tensor-parallel group: inside NVLink, dividing the node and what it has to divide of the model."""
+    return max(t for t in range(1, machine.nvlinked + 1) if machine.gpus_per_node % t == 0 and tensor_divides(job, t))
+
+
+def tensor_divides(job: Job, ways: int) -> bool:
+    """Whether so many tensor-parallel ranks get equal parts.
+
+    Rule: heads, key-value heads, the MLP's width, and with sequence parallelism the tokens of a sequence; the
+    vocabulary is padded.
+    Source: Megatron-LM, which refuses to start else.
+    """
+    shape = job.shape
+    return all(size % ways == 0 for size in (shape.heads, shape.kv_heads, shape.ffn, job.seq))
 
 
 def megatron(machine: Machine, tensor: int, pipeline: int) -> Split:

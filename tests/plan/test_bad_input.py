@@ -20,6 +20,10 @@ HGX = "--node hgx-h100-8"
     ("argv", "words"),
     [
         (f"7x {HGX}", "7x is no size: did you mean 7b?"),
+        (f"7,5b {HGX}", "7,5b is no size: did you mean 7.5b?"),
+        (f"-7b {HGX}", "-7b is no size: did you mean 7b?"),
+        (f"٧b {HGX}", "٧b: neither a size (350m, 7b, 1.5b) nor a file"),
+        (f"10000000b {HGX}", "10000000b: a model of 1m to 5t parameters is wanted; the nearest is 5t"),
         (f"seven {HGX}", "neither a size (350m, 7b, 1.5b) nor a file"),
         (f"0b {HGX}", "the nearest is 1m"),
         (f"10k {HGX}", "the nearest is 1m"),
@@ -29,12 +33,13 @@ HGX = "--node hgx-h100-8"
         (f"7b {HGX} --tensor 3", "does not divide the 32 heads (32 key-value heads) of Llama 2 7B"),
         (f"7b {HGX} --tensor 3", "the nearest that works: --tensor 2"),
         (f"7b {HGX} --tensor 4 --pipeline 3", "does not divide 8 GPUs; the nearest that works: --tensor 4 --pip"),
-        (f"70b {HGX} --tensor 8", "too much on a GPU of 79.2 GiB; FSDP, states in host RAM works"),
+        (f"70b {HGX} --tensor 8", "too much on a GPU of 79.2 GiB; without --tensor and --pipeline FSDP, states"),
         (f"8b {HGX} --global-batch 100", "8 data-parallel ranks of FSDP (ZeRO-3); the nearest that works: 96 or 104"),
         (f"8b {HGX} --global-batch 3", "the nearest that works: 8"),
         (f"{'x' * 5000} {HGX}", "neither a size"),
         (f"{'7' * 5000}b {HGX}", "neither a size"),
         (f"/dev/null {HGX}", "/dev/null: not a file"),
+        (f"5t {HGX}", "5T made to size does not fit 8 GPUs"),
         (f"405b {HGX}", "does not fit 8 GPUs of 79.2 GiB in any way"),
         (f"405b {HGX}", "nearest that works: --nodes 13"),
         (f"350m {HGX} --seq 4096", "has 1024 learned positions; the nearest that works: --seq 1024"),
@@ -52,6 +57,16 @@ def test_it_is_one_line_with_the_way_out(argv: str, words: str, gpudoctor: Gpudo
     assert outcome.out == ""
     assert words in outcome.err
     assert outcome.err.count("\n") == 1
+
+
+def test_an_empty_size_is_no_file_of_this_folder(
+    gpudoctor: Gpudoctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    monkeypatch.chdir(tmp_path)
+    outcome = gpudoctor("plan", "", "--node", "hgx-h100-8")
+    assert outcome.code == 2
+    assert "MODEL_SIZE is empty" in outcome.err
 
 
 @pytest.mark.parametrize(

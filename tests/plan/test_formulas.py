@@ -140,7 +140,17 @@ def test_the_backward_pass_of_a_gated_mlp_holds_two_gradients_of_its_width() -> 
     kept, working, _ = activation_parts(recomputed, alone, 0)
     whole = kept_bytes(SEVEN, "bf16", 4096, Kernels(), "none") * 4 * 4096
     assert kept == 32 * 2 * 4096 * 4 * 4096
-    assert working == pytest.approx(whole - 2 * 4096 * 4 * 4096 + 52224 * 4 * 4096)
+    logits = 2 * 32000 * 4 * 4096
+    assert working == pytest.approx(whole - 2 * 4096 * 4 * 4096 + 52224 * 4 * 4096 + logits)
+
+
+def test_the_training_loop_holds_the_logits_through_the_backward_pass_on_the_last_stage_only() -> None:
+    job = Job(SEVEN, "bf16", "adamw", 4096, recompute="full", micro_batches=4)
+    split = Split("pipeline", 1, 1, 2)
+    before, last = (activation_parts(job, split, stage)[1] for stage in (0, 1))
+    assert last - before == 2 * 32000 * 4096
+    megatron = Split("pipeline", 1, 1, 2, engine="megatron")
+    assert activation_parts(job, megatron, 1)[1] == before
 
 
 def test_offloaded_states_are_in_ram_and_not_on_the_gpu() -> None:
@@ -202,6 +212,18 @@ def test_efficiency_loses_what_cannot_hide() -> None:
     slow = step_time(Job(SEVEN, "bf16", "adamw", 4096), Split("ddp", 8), machine(collective=Rate(1, "test")))
     assert slow.best is not None
     assert slow.best == pytest.approx(step.compute_s / (47.17), rel=0.01)
+
+
+def test_arithmetic_counts_no_masked_attention_and_no_embedding_that_is_looked_up() -> None:
+    job = Job(SEVEN, "bf16", "adamw", 4096)
+    step = step_time(job, Split("ddp", 1), machine())
+    products = SEVEN.parameters - 32000 * 4096  # all but the embedding; the head is a product
+    flop = 6 * products * 4096 + 6 * 32 * 4096 * 4096 * 4096
+    rate = machine().compute
+    assert isinstance(rate, Rate)
+    assert step.compute_s == pytest.approx(flop / (rate.value * 1e12))
+    tied = shape_of_size("1.5b")  # one matrix is embedding and head
+    assert tied.multiplied_parameters == tied.parameters - 1024 * 1600
 
 
 def test_an_unknown_rate_gives_no_time_and_no_bound() -> None:

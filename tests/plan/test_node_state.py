@@ -225,3 +225,40 @@ def test_a_report_without_gpus_measured_is_said_to_count_for_nothing(gpudoctor: 
     made = plan(gpudoctor, f"350m --node hgx-h100-8 --report {path}")
     assert not made["machine"]["collective"]["measured"]
     assert f"{path} holds no measurements of GPUs: nothing of it counts here" in made["warnings"]
+
+
+@pytest.mark.parametrize("figure", [0.0, -5.0])
+def test_a_measured_rate_that_is_none_gives_no_time(figure: float, gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    path = measured(gpudoctor, tmp_path, "nccl")
+    report = json.loads(path.read_text())
+    for collective in report["measurements"]["collectives"]:
+        collective["busbw_gb_s"] = figure
+    report["measurements"]["compute"][3]["gemms"][0]["tflops"] = figure
+    report["measurements"]["host_links"][5].update(h2d_alone_gb_s=figure, h2d_together_gb_s=figure)
+    path.write_text(json.dumps(report))
+    for model in ("350m", "8b"):
+        made = plan(gpudoctor, f"{model} --node hgx-h100-8 --report {path}")
+        step = made["communication"]
+        assert (step["communication_s"], step["compute_s"], step["efficiency_hidden"]) == (None, None, None)
+        assert step["compute"]["source"].endswith(f"{figure:g}: no rate")
+        assert made["machine"]["host"]["value"] is None
+
+
+def test_slow_copies_that_were_measured_are_named_with_their_speed(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    path = measured(gpudoctor, tmp_path, "nccl")
+    report = json.loads(path.read_text())
+    report["measurements"]["host_links"][5].update(h2d_alone_gb_s=6.0, h2d_together_gb_s=6.0)
+    path.write_text(json.dumps(report))
+    troubles = plan(gpudoctor, f"8b --node hgx-h100-8 --report {path}")["troubles"]
+    [slow] = [trouble for trouble in troubles if trouble["check"] == "link.host"]
+    assert slow["gpus"] == [5]
+    assert slow["means"] == "leave it out (--gpu 0-4,6-7), or expect copies from RAM of 6 GB/s"
+
+
+def test_no_sound_figure_is_promised_for_links_that_are_not(gpudoctor: Gpudoctor) -> None:
+    slow = plan(gpudoctor, "8b --node hgx-h100-8 --fault nvlink-slow@1")["troubles"][0]["means"]
+    assert "expect collectives of at most 480 GB/s" in slow
+    upstream = plan(gpudoctor, "8b --node hgx-h100-8 --fault pcie-upstream-downgraded@7")["troubles"][0]["means"]
+    assert upstream.endswith("or expect slower copies between it and the host")
+    fabric = plan(gpudoctor, "8b --node hgx-h100-8 --fault fabric-no-resources@1")["troubles"][0]["means"]
+    assert "GB/s" not in fabric

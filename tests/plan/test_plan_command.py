@@ -14,6 +14,7 @@ import pytest
 
 from gpudoctor.facts.node import to_json
 from gpudoctor.facts.simulated import load_node
+from gpudoctor.plan.explain import FORMULAS
 from tests.cli.conftest import Gpudoctor
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -39,6 +40,17 @@ def test_the_text_is_what_a_person_approved(
     assert outcome.out == expected.read_text()
     body = outcome.out.split("\n$ ")[0]
     assert max(len(line) for line in body.splitlines()) <= columns
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_the_text_fits_a_narrow_terminal(columns: int, gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out = gpudoctor("plan", "13b", "--node", "rtx4090-4", "--nodes", "8").out
+    lines = out.split("\nset  ")[0].splitlines()
+    assert max(len(line) for line in lines) <= columns
+    words = " ".join(out.split())
+    for said in ("> Pipeline (1F1B): pipeline 8 x data 4", "full recomputation", "34.3 GiB too much"):
+        assert said in words
 
 
 def plan_json(gpudoctor: Gpudoctor, *argv: str) -> Any:
@@ -149,6 +161,8 @@ def test_explain_prints_every_formula_with_its_source(gpudoctor: Gpudoctor) -> N
     assert "arXiv:1910.02054" in out
     assert "arXiv:2205.05198" in out
     assert out.count("Source: ") >= 17
+    assert not [line for line in out.splitlines() if line.startswith("  arXiv:")]  # a sentence that goes on
+    assert len([line for line in out.splitlines() if line.startswith("  Source: ")]) == len(FORMULAS)
 
 
 def test_the_plan_goes_to_a_file_and_stdout_stays_empty(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
