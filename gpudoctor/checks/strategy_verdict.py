@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from math import isfinite
 
 from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, Found, fail, ok, unknown, unread
+from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, Found, Status, fail, ok, unknown, unread
 from gpudoctor.checks.probe_outcome import (
     absent,
     judged_problems,
@@ -56,12 +56,15 @@ def judged_strategy(case: Case, strategy: str, what: str, *, likely: str) -> Ite
         expected = 1 if strategy == "dp" else tried.world_size
         limit = case.limit(check_id, f"{run.dtype}_error")
         source = case.limit_source(check_id, f"{run.dtype}_error")
-        wrong = [*_missing(run), *_weights(case, run, limit, source, likely)]
+        wrong = list(_weights(case, run, limit, source, likely))
         if len(run.ranks) == expected:
             wrong += _losses(tried, run, limit, source, likely)
+            if any(finding.status is Status.FAIL for finding in wrong):
+                wrong = list(_first_astray(case, run, limit, source)) or wrong
         else:
             # the mean of some parts of a batch is not that of the batch
             wrong.append(unknown(NODE, f"{run.variant}: {len(run.ranks)} of {expected} ranks reported"))
+        wrong = [*_missing(run), *wrong]
         yield from wrong or [_agrees(case, tried, run)]
 
 
@@ -167,6 +170,44 @@ def _losses(tried: Strategies, run: StrategyRun, limit: float, source: str, like
         likely=likely,
         advice=ADVICE,
     )
+
+
+def _first_astray(case: Case, run: StrategyRun, limit: float, source: str) -> Iterator[Finding]:
+    """The ranks whose own loss was the first to be wrong, where the others' were right in that step.
+
+    From the next step on every rank's is wrong: they share the gradients.
+    """
+    if any(len(rank.expected_losses) != len(rank.losses) or not rank.losses for rank in run.ranks):
+        return
+    steps = range(min(len(rank.losses) for rank in run.ranks))
+    step = next((step for step in steps if any(_astray(rank, step, limit) for rank in run.ranks)), None)
+    if step is None:
+        return
+    astray = [rank for rank in run.ranks if _astray(rank, step, limit)]
+    if len(astray) == len(run.ranks):
+        return
+    for rank in astray:
+        loss, right = rank.losses[step], rank.expected_losses[step]
+        found = "no finite number" if loss is None else f"{loss:.5g}"
+        yield fail(
+            rank_subject(case, rank.rank),
+            Found(
+                f"{run.variant}: its loss in step {step + 1} was {found}, when the other ranks' were right",
+                "not finite" if loss is None else loss,
+            ),
+            Expected(f"{right:.5g} as on one rank alone, within {limit:g} of it", None, right, None, source),
+            Evidence(f"{run.variant}, rank {rank.rank}: losses", _in_words(rank.losses)),
+            Evidence("the same data on one rank alone", _in_words(rank.expected_losses)),
+            likely="what this rank was given or computed: weights gathered in part, or its own arithmetic",
+            advice=ADVICE,
+        )
+
+
+def _astray(rank: StrategyRank, step: int, limit: float) -> bool:
+    loss, right = rank.losses[step], rank.expected_losses[step]
+    if right is None:
+        return False
+    return loss is None or not abs(loss - right) <= limit * abs(right)
 
 
 def _weights(case: Case, run: StrategyRun, limit: float, source: str, likely: str) -> Iterator[Finding]:

@@ -40,6 +40,8 @@ class StrategyRank(Fact, frozen=True):
     but the last stage of a pipeline), None in it where the loss was not finite. `weights_error`: the worst of
     |found - expected| / RMS(expected) over the elements of every tensor that it held at the end, RMS of that
     tensor; None: it was not finite. `compared`: how many elements that were; `worst_weight` the tensor's name.
+    `expected_losses`: beside each of `losses`, that of the same sequences on one rank alone; empty where this rank's
+    part of the batch is not one of as many parts as there are ranks.
     `step_ms`: median of the steps but the first and those that were counted. `communicated_bytes`: the sizes of the
     tensors given to collectives and sends in one step; Missing where they could not be counted.
     """
@@ -52,6 +54,7 @@ class StrategyRank(Fact, frozen=True):
     step_ms: float
     worst_weight: str | None = None
     communicated_bytes: int | Missing = NOT_READ
+    expected_losses: tuple[float | None, ...] = ()
 
 
 class StrategyRun(Fact, frozen=True):

@@ -32,11 +32,15 @@ _KEPT_COUNTED_AT, _TRAFFIC_COUNTED_AT = STEPS - 2, STEPS - 1  # counting takes t
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """What is trained; `figures` may be filled while it runs: they are read at its end."""
+    """What is trained; `figures` may be filled while it runs: they are read at its end.
+
+    `own_part`: each rank computes the loss of its own part of the batch, of as many as there are ranks.
+    """
 
     name: str
     dtype: Literal["fp32", "bf16"] = "fp32"
     figures: dict[str, float] = {}
+    own_part: bool = False
 
 
 class Bench:
@@ -52,9 +56,10 @@ class Bench:
         self._rank = rank
         # older GPUs have no arithmetic in bf16, and some versions of CUDA refuse to do without
         self.has_bf16 = not rank.on_gpu or bool(rank.smallest(int(torch.cuda.get_device_capability()[0] >= 8)))
-        self._alone = {"fp32": Alone(shape, rank.device)}
+        parts = rank.world_size
+        self._alone = {"fp32": Alone(shape, rank.device, parts=parts)}
         if self.has_bf16:
-            self._alone["bf16"] = Alone(shape, rank.device, bf16=True)
+            self._alone["bf16"] = Alone(shape, rank.device, parts=parts, bf16=True)
 
     def reference(self) -> StrategyReference:
         """The steps on this rank alone, as the parent is told."""
@@ -124,10 +129,16 @@ class Bench:
             step_ms=statistics.median(times_ms[1:_KEPT_COUNTED_AT]),
             worst_weight=worst,
             communicated_bytes=_ONE_PROCESS if alone else traffic.sent_bytes,
+            expected_losses=self._expected_losses(variant),
         )
         missing = self._missing(found, alone=alone)
         rank.send(StrategySample(self.strategy, variant.name, variant.dtype, result, missing, dict(variant.figures)))
         return result
+
+    def _expected_losses(self, variant: Variant) -> tuple[float | None, ...]:
+        if not variant.own_part:
+            return ()
+        return tuple(_finite(losses[self._rank.number]) for losses in self._alone[variant.dtype].part_losses)
 
     def _memory(self, counted: StrategyMemory) -> StrategyMemory:
         if not self._rank.on_gpu:
@@ -163,6 +174,3 @@ class Bench:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-NO_TRAFFIC = Missing("one process does it all")

@@ -43,7 +43,7 @@ def _train(rank: Rank, bench: Bench, name: str, micro_batches: int) -> None:
         return loss
 
     bench.train(
-        Variant(name, figures={"micro_batches": float(micro_batches)}),
+        Variant(name, figures={"micro_batches": float(micro_batches)}, own_part=True),
         step,
         holds=lambda: (model.parameters(), optimizer),
         weights=lambda: dict(model.named_parameters()),

@@ -29,7 +29,7 @@ def run_deepspeed(rank: Rank, bench: Bench) -> None:
             dist_init_required=False,
         )
         bench.train(
-            Variant(f"zero-{stage}"),
+            Variant(f"zero-{stage}", own_part=True),
             functools.partial(_step, rank, bench, engine, stage),
             holds=functools.partial(_kept, engine, stage),
             weights=functools.partial(_whole_weights, deepspeed, engine, stage),

@@ -52,7 +52,7 @@ def _train(rank: Rank, bench: Bench, name: str, dtype: Literal["fp32", "bf16"]) 
         return loss.detach()
 
     bench.train(
-        Variant(name, dtype),
+        Variant(name, dtype, own_part=True),
         step,
         holds=lambda: (model.parameters(), optimizer),
         weights=lambda: {name: whole(weight) for name, weight in model.named_parameters()},

@@ -28,7 +28,7 @@ def run_zero1(rank: Rank, bench: Bench) -> None:
         return loss.detach()
 
     bench.train(
-        Variant("zero1"),
+        Variant("zero1", own_part=True),
         step,
         holds=lambda: (model.parameters(), optimizer.optim),
         weights=lambda: dict(model.named_parameters()),

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpudoctor.checks.finding import Status
+from gpudoctor.checks.finding import Finding, Status
 from gpudoctor.checks.run import CheckResult
 from gpudoctor.facts.measured_strategies import (
     Strategies,
@@ -21,7 +21,7 @@ from gpudoctor.facts.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Node
 from tests.checks.measured import measured
-from tests.checks.one_check import gpus, judge, words
+from tests.checks.one_check import gpus, judge, text_of, words
 
 LOSSES = (4.25, 4.0, 3.75)
 WHOLE = StrategyMemory(8000, 8000, 16000, 5000)
@@ -61,6 +61,10 @@ def judged(
     node = node or Node()
     strategies = tried(*runs, device="cuda" if node.gpus else "cpu", **not_run)
     return judge(f"strategy.{check}", node, measured(node, ranks=2, strategies=strategies, problems=problems))
+
+
+def failures_of(result: CheckResult) -> list[Finding]:
+    return [finding for finding in result.findings if finding.status is Status.FAIL]
 
 
 @pytest.mark.parametrize("check", DATA)
@@ -154,6 +158,32 @@ def test_one_ranks_weights_name_the_rank(error: float | None) -> None:
     [finding] = [finding for finding in result.findings if finding.status is Status.FAIL]
     assert finding.subject.rank == 1
     assert "head.weight" in words(result)
+
+
+def test_the_rank_whose_loss_was_wrong_first_is_named_though_all_are_wrong_after_it() -> None:
+    right = ((4.2, 3.9, 3.7), (4.3, 4.1, 3.8))
+    first = rank(0, losses=(4.2, 3.9, 3.9), weights_error=0.2, expected_losses=right[0])
+    second = rank(1, losses=(4.3, 4.5, 4.1), weights_error=0.2, expected_losses=right[1])
+    [finding] = failures_of(judged("fsdp", run("fsdp", first, second)))
+    assert finding.subject.rank == 1
+    assert finding.found is not None
+    assert "its loss in step 2 was 4.5, when the other ranks' were right" in finding.found.text
+
+
+@pytest.mark.parametrize("second", [(4.3, 4.5, None), (4.3, None, None)])
+def test_no_rank_is_named_where_all_go_wrong_in_the_same_step(second: tuple[float | None, ...]) -> None:
+    first = rank(0, losses=(4.2, 3.5, 3.9), weights_error=0.2, expected_losses=(4.2, 3.9, 3.7))
+    other = rank(1, losses=second, weights_error=0.2, expected_losses=(4.3, 4.1, 3.8))
+    assert {finding.subject.kind for finding in failures_of(judged("fsdp", run("fsdp", first, other)))} == {"node"}
+
+
+def test_what_rounding_does_to_one_ranks_loss_convicts_nobody_of_what_others_did() -> None:
+    first = rank(0, expected_losses=rank(0).losses)
+    second = rank(
+        1, weights_error=0.2, expected_losses=tuple(4.0 if n is None else n * (1 + 9e-5) for n in rank(1).losses)
+    )
+    [finding] = failures_of(judged("fsdp", run("fsdp", first, second)))
+    assert "its weights after the steps" in text_of(finding)
 
 
 def test_weights_that_are_wrong_on_every_rank_accuse_none() -> None:
