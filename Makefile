@@ -21,9 +21,10 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n logical --maxprocesses=8 --dist=loadfile $(ALONE:%=--ignore=%)
 	$(BIN)/python -m pytest $(ALONE)
 
-# no library but what these tests start, and not beside the others: they take both cores for minutes
+# no library but what these tests start, and not beside the others: they take both cores for a minute or two.
+# Compiled is what they import of it, and then, not all of it by pip; containers often forbid to keep that
 test-frameworks: $(FRAMEWORKS)/.installed
-	GPUDOCTOR_FRAMEWORKS=1 $(FRAMEWORKS)/bin/python -m pytest tests/frameworks
+	GPUDOCTOR_FRAMEWORKS=1 PYTHONDONTWRITEBYTECODE= $(FRAMEWORKS)/bin/python -m pytest tests/frameworks
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -56,7 +57,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)
-	$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,deepspeed]' tensorflow-cpu pytest hypothesis
+	$(FRAMEWORKS)/bin/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[torch,deepspeed]' tensorflow-cpu pytest hypothesis
 	touch $@
 
 clean:

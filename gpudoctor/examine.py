@@ -310,6 +310,8 @@ def _cut_short(partial: Measurements, why: str) -> Measurements:
         "torch": partial.torch_view,
     }
     lost = {probe: Missing(why, "failed") for probe, done in have.items() if not done}
+    # one of several frameworks that gave no answer is no pass beside the others
+    lost |= {name: gap for name, gap in partial.not_run.items() if name.startswith("frameworks.")}
     problem = ProbeProblem("launch", "error", why)
     return msgspec.structs.replace(partial, not_run=lost, problems=(*partial.problems, problem))
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 PARTS = {"env.frameworks": "frameworks", "strategy.deepspeed": "deepspeed", "strategy.tensorflow": "tensorflow"}
 # the parts that --inject desync=RANK must be seen by
 DESYNCED = ("deepspeed", "tensorflow")
-# importing a framework from a cold network disk takes many times the usual 2 s
-VIEWS_DEADLINE_S = 90.0
+# as long as their imports may take, from a cold network disk, and some seconds to open CUDA on 8 GPUs
+VIEWS_DEADLINE_S = 120.0
 # for two CPU ranks DeepSpeed takes 16 s of CPU time, TensorFlow 15 s for each of its two; many times that where busy
 DEEPSPEED_DEADLINE_S = 240.0
 TENSORFLOW_DEADLINE_S = 240.0
@@ -37,17 +37,21 @@ def with_parts(
     measured: Measurements,
     progress: Callable[[str], None] | None,
     on_interrupt: Callable[[Measurements], None],
+    refused: dict[str, Missing] | None = None,
 ) -> Measurements:
     """The measurements of the ranks and of these parts, or why there are none of them.
 
     `plan` says on which devices. `on_interrupt` gets what there is when an exception (a signal's) ends it.
+    `refused`: parts that may not be run, and why.
     """
     others = {name: why for name, why in measured.not_run.items() if name not in PARTS.values()}
     left_out = {part: Missing("not asked for") for part in PARTS.values() if part not in parts}
     measured = msgspec.structs.replace(measured, not_run=others | left_out)
     try:
         for part in parts:
-            measured = _joined(measured, _part(part, plan, progress))
+            why = (refused or {}).get(part)
+            found = _part(part, plan, progress) if why is None else Measurements(not_run={part: why})
+            measured = _joined(measured, found)
     except BaseException:
         on_interrupt(measured)
         raise
@@ -56,7 +60,9 @@ def with_parts(
 
 def without_parts(measured: Measurements, why: Missing) -> Measurements:
     """The measurements where nothing is run apart from the ranks, with the reason."""
-    return _noted(measured, dict.fromkeys(PARTS.values(), why))
+    # CPU ranks, which the reason may end with, are no way to ask a framework for GPUs
+    of_gpus = Missing(why.reason.partition("; --backend gloo")[0], why.kind)
+    return _noted(measured, dict.fromkeys(PARTS.values(), why) | {"frameworks": of_gpus})
 
 
 def _part(part: str, plan: ProbePlan, progress: Callable[[str], None] | None) -> Measurements:

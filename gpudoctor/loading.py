@@ -114,7 +114,17 @@ def measure(
         measured = _no_torch()
     else:
         measured = _probed(plan, level, progress, on_interrupt, seats)
-    return with_parts(parts, plan, measured, progress, on_interrupt)
+    refused = _refused(node, gpus, force=args.force) if backend == "nccl" and "frameworks" in parts else {}
+    return with_parts(parts, plan, measured, progress, on_interrupt, refused)
+
+
+def _refused(node: Node, loaded: tuple[Gpu, ...], *, force: bool) -> dict[str, Missing]:
+    """Why no framework may be asked, where one opens more than the GPUs `loaded`: it opens all that CUDA shows."""
+    seen = resolve(node.environment.get("CUDA_VISIBLE_DEVICES"), node.gpus, node.environment.get("CUDA_DEVICE_ORDER"))
+    passed_over = {gpu.index for gpu in loaded} | set(() if seen.unresolved or seen.order_uncertain else seen.hidden)
+    others = tuple(gpu for gpu in node.gpus if gpu.index not in passed_over)
+    why = _danger(node, others) or (None if force else _busy(others))
+    return {"frameworks": Missing(f"{why}, and a framework opens every GPU", "denied")} if why else {}
 
 
 def _probed(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from gpudoctor.checks.case import Case
 from gpudoctor.checks.cuda_visible_devices import Visible, resolve
 from gpudoctor.checks.finding import (
@@ -97,8 +99,16 @@ def _judged(case: Case, view: FrameworkView, seen: Visible) -> Iterator[Finding]
         yield _none(view, name, expected, evidence)
         return
     unseen = _unseen(case, view, seen)
+    sees = Found(f"{name} sees {view.gpus} of {count} GPUs", view.gpus, "GPUs")
     if view.gpus == count and not unseen:
-        yield ok(NODE, Found(f"{name} sees {view.gpus} of {count} GPUs", view.gpus, "GPUs"), expected, *evidence)
+        yield ok(NODE, sees, expected, *evidence)
+        return
+    evidence += [Evidence(NAMES[view.framework], line) for line in view.left_out]
+    if view.left_out and view.gpus + len(view.left_out) == count:
+        yield _left_out(view, sees, expected, evidence)
+        return
+    if view.gpus == count and _in_other_order(case, view, seen):
+        yield _other_than_meant(case, name, sees, expected, evidence)
         return
     text = f"{name} sees {view.gpus} GPUs"
     for subject in unseen or (NODE,):
@@ -112,6 +122,41 @@ def _judged(case: Case, view: FrameworkView, seen: Visible) -> Iterator[Finding]
         )
 
 
+def _left_out(view: FrameworkView, sees: Found, expected: Expected, evidence: list[Evidence]) -> Finding:
+    """Those that it leaves out by a rule of its own: small ones are often there for a display only."""
+    number = len(view.left_out)
+    if all("minimum required count" in line for line in view.left_out):
+        return ok(NODE, replace(sees, text=f"{sees.text}, and leaves out {number} as too small"), expected, *evidence)
+    return warn(
+        NODE,
+        replace(sees, text=f"{sees.text}, and leaves out {number}"),
+        expected,
+        *evidence,
+        likely="a GPU that is too old for this build",
+        advice=(Advice("Take a build for it, or count without it."),),
+    )
+
+
+def _in_other_order(case: Case, view: FrameworkView, seen: Visible) -> bool:
+    """Whether a list of indices may mean other GPUs of this node to CUDA, which counts the fastest first."""
+    by_index = seen.value is not None and not seen.value.startswith(("GPU-", "MIG-"))
+    by_bus = case.node.environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    of_node = {_bare(uuid) for gpu in case.node.gpus if (uuid := known(gpu.uuid)) is not None}
+    return by_index and not by_bus and {_bare(uuid) for uuid in known(view.uuids) or ()} <= of_node
+
+
+def _other_than_meant(case: Case, name: str, sees: Found, expected: Expected, evidence: list[Evidence]) -> Finding:
+    value = case.node.environment.get("CUDA_VISIBLE_DEVICES")
+    return warn(
+        NODE,
+        replace(sees, text=f"{name} opens other GPUs than those that nvidia-smi numbers {value}"),
+        expected,
+        *evidence,
+        likely="CUDA counts the fastest GPU first, nvidia-smi by bus id",
+        advice=(Advice("Count as nvidia-smi does.", "export CUDA_DEVICE_ORDER=PCI_BUS_ID"),),
+    )
+
+
 def _none(view: FrameworkView, name: str, expected: Expected, evidence: list[Evidence]) -> Finding:
     """Of torch a `fail`, as in env.torch. TensorFlow and JAX bring CUDA by options of their own: mostly left out."""
     found = Found(f"{name} opens no GPU", 0, "GPUs")
@@ -123,6 +168,9 @@ def _none(view: FrameworkView, name: str, expected: Expected, evidence: list[Evi
         likely = view.error or "CUDA does not start in this session, though the driver answers"
         return fail(NODE, found, expected, *evidence, likely=likely, advice=advice)
     likely = "CUDA libraries that it needs are not installed; it would train on the CPU without a word"
+    if any("driver version is insufficient" in line for line in (view.error or "", *view.complaints)):
+        likely = "the driver is too old for the CUDA that it brings; it would train on the CPU without a word"
+        advice = (Advice("Update the driver, or take a build for an older CUDA.", "nvidia-smi | head -4"), advice[1])
     return warn(NODE, found, expected, *evidence, likely=likely, advice=advice)
 
 

@@ -70,11 +70,15 @@ def tensorflow(case: Case) -> Iterator[Finding]:
         "tensorflow",
         what,
         likely="gradients that are not averaged over all replicas",
+        # its processes have no gloo between them
+        who=None if measured.strategies.device == "cuda" else f"{measured.strategies.world_size} CPU ranks",
     )
 
 
 def _absent(case: Case, part: str, what: str) -> Finding:
     why = case.measurements.not_run.get(part)
+    if why is not None and why.kind != "failed" and why.reason.startswith(f"{what} "):
+        return skip(NODE, why.reason)
     return skip(NODE, f"{what}: not measured in this run") if why is None else unread(NODE, what, why)
 
 

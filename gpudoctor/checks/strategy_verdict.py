@@ -32,11 +32,11 @@ def runs_of(case: Case, strategy: str) -> tuple[StrategyRun, ...]:
     return tuple(run for run in tried.runs if run.strategy == strategy) if tried is not None else ()
 
 
-def judged_strategy(case: Case, strategy: str, what: str, *, likely: str) -> Iterator[Finding]:
+def judged_strategy(case: Case, strategy: str, what: str, *, likely: str, who: str | None = None) -> Iterator[Finding]:
     """The findings that every strategy has; one pass for each variant that is wholly right.
 
-    `what` names it for people ("tensor parallelism"), `likely` says where a deviation comes from. The check of id
-    `strategy.{strategy}` has `TOLERANCES` among its limits.
+    `what` names it for people ("tensor parallelism"), `likely` says where a deviation comes from, `who` trained
+    where it was not the ranks of torch. The check of id `strategy.{strategy}` has `TOLERANCES` among its limits.
     """
     check_id = f"strategy.{strategy}"
     if check_id == TOLD_BY:
@@ -65,7 +65,7 @@ def judged_strategy(case: Case, strategy: str, what: str, *, likely: str) -> Ite
             # the mean of some parts of a batch is not that of the batch
             wrong.append(unknown(NODE, f"{run.variant}: {len(run.ranks)} of {expected} ranks reported"))
         wrong = [*_missing(run), *wrong]
-        yield from wrong or [_agrees(case, tried, run)]
+        yield from wrong or [_agrees(tried, run, who or ranks_in_words(case, tried.world_size))]
 
 
 def mean_losses(run: StrategyRun) -> list[float | None]:
@@ -116,8 +116,7 @@ def loss_error(tried: Strategies, run: StrategyRun) -> float | None:
     return max(errors) if all(map(isfinite, errors)) else None
 
 
-def _agrees(case: Case, tried: Strategies, run: StrategyRun) -> Finding:
-    who = ranks_in_words(case, tried.world_size)
+def _agrees(tried: Strategies, run: StrategyRun, who: str) -> Finding:
     text = f"{run.variant}: {tried.steps} steps on {who} as on one alone ({cost_in_words(run)})"
     errors = [rank.weights_error for rank in run.ranks if rank.weights_error is not None]
     return ok(

@@ -18,7 +18,8 @@ class FrameworkView(Fact, frozen=True):
     `gpu_build`: whether this build can use NVIDIA GPUs at all. `gpus`: how many it lists; `error` is what it said
     when it could not open them. `uuids` in its order, where it tells them (torch alone does). `held_back`: a
     setting of the caller's that keeps it from the GPUs, as NAME=VALUE. `complaints`: what its libraries wrote
-    about CUDA where it lists none.
+    about CUDA where it lists none. `left_out`: of each GPU that it opens and leaves out by a rule of its own, its
+    own line (TensorFlow: too few multiprocessors, too old).
     """
 
     framework: Framework
@@ -29,6 +30,7 @@ class FrameworkView(Fact, frozen=True):
     error: str | None = None
     held_back: str | None = None
     complaints: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 class LibraryStrategies(Fact, frozen=True):

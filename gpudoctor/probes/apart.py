@@ -36,11 +36,15 @@ class Seat(msgspec.Struct, frozen=True):
 
 
 class Heard(msgspec.Struct):
-    """What one process said; `failure` is None where it said all. `output`: its last lines on stderr."""
+    """What one process said; `failure` is None where it said all.
+
+    `output`: its last lines on stderr. `loaded`: it came through its import, or was in none.
+    """
 
     answers: list[AnyAnswer] = []
     failure: Missing | None = None
     output: tuple[str, ...] = ()
+    loaded: bool = True
 
 
 class _Process:
@@ -73,6 +77,10 @@ class _Process:
             raise
         finally:
             os.close(writer)
+
+    @property
+    def loading(self) -> bool:
+        return self.doing.startswith("import ")
 
     def hear(self, data: bytes) -> None:
         *lines, self.buffer = (self.buffer + data).split(b"\n")
@@ -114,16 +122,24 @@ class _Process:
             else:
                 what = f"ended with {status} in {self.doing!r}{last}"
             failure = Missing(f"{self.seat.name} {what}", "failed")
-        return Heard(self.answers, failure, output)
+        return Heard(self.answers, failure, output, loaded=not self.loading)
 
     def close(self) -> None:
         os.close(self.reader)
         self.errors.close()
 
 
-def run_apart(seats: Sequence[Seat], *, deadline_s: float, together: bool, python: str = sys.executable) -> list[Heard]:
+def run_apart(
+    seats: Sequence[Seat],
+    *,
+    deadline_s: float,
+    import_deadline_s: float | None = None,
+    together: bool,
+    python: str = sys.executable,
+) -> list[Heard]:
     """Start a process for each seat and hear them until all are done; what each said, in order of the seats.
 
+    `import_deadline_s`: a shorter one for what says that it does "import ..."; one that hangs there ends the run.
     Never raises for what a process does, nor where none can be started: that is the `failure` of what was heard.
     `together`: they wait for each other, so that one that fails ends the run. Whatever happens here (a signal
     handler that raises too), every process and its group has been killed when this returns or raises.
@@ -136,26 +152,30 @@ def run_apart(seats: Sequence[Seat], *, deadline_s: float, together: bool, pytho
             except OSError as error:
                 why = Missing(f"{seat.name} could not be started: {error.strerror or error}", "failed")
                 return [Heard(failure=why) for _ in seats]
-        _listen(processes, time.monotonic() + deadline_s, together)
+        import_s = min(deadline_s, import_deadline_s or deadline_s)
+        _listen(processes, deadline_s, import_s, together)
         for process in processes:
             # one whose pipe has ended is on its way out by itself, and how it ends is worth knowing
             if process.ended:
                 with suppress(subprocess.TimeoutExpired):
                     process.process.wait(_GRACE_S)
         _end(processes)
-        return [process.heard(deadline_s) for process in processes]
+        return [process.heard(import_s if process.loading else deadline_s) for process in processes]
     finally:
         _end(processes)
         for process in processes:
             process.close()
 
 
-def _listen(processes: Sequence[_Process], give_up_s: float, together: bool) -> None:
+def _listen(processes: Sequence[_Process], deadline_s: float, import_s: float, together: bool) -> None:
+    began_s = time.monotonic()
+    give_up_s = began_s + deadline_s
     with selectors.DefaultSelector() as selector:
         for process in processes:
             selector.register(process.reader, selectors.EVENT_READ, process)
         while selector.get_map():
-            left_s = give_up_s - time.monotonic()
+            loading = any(key.data.loading for key in selector.get_map().values())
+            left_s = min(give_up_s, began_s + import_s if loading else give_up_s) - time.monotonic()
             if left_s <= 0:
                 return
             # in short turns: a signal that came just before a wait does not end it

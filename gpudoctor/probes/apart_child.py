@@ -42,12 +42,12 @@ def begin() -> NoReturn:
     tie_to_parent(order.parent, signal.SIGKILL)
     speaker = Speaker(order.fd)
 
-    # Not `except`: whatever a library may raise is told, and told once.
+    # Not `except`: whatever a library may raise is told, and told once; first of all, since it may have closed stderr.
     def tell_and_go(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        traceback.print_exception(kind, error, trace)
-        sys.stderr.flush()
         unsupported = issubclass(kind, NotImplementedError)
         speaker.tell(Broken(_in_words(error), "unsupported" if unsupported else "failed"))
+        traceback.print_exception(kind, error, trace)
+        sys.stderr.flush()
         os._exit(1)
 
     sys.excepthook = tell_and_go
@@ -66,5 +66,7 @@ def begin() -> NoReturn:
 
 
 def _in_words(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # what JSON cannot carry (half of a surrogate pair) must not cost the message
+    text = str(error).encode(errors="replace").decode()
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any
 
 from gpudoctor.facts.measured_frameworks import Framework, FrameworkView
@@ -33,7 +34,10 @@ def _torch(speaker: Speaker) -> FrameworkView:
         cuda.init()  # counting alone does not open CUDA: it may ask NVML
     except (RuntimeError, AssertionError, cuda.DeferredCudaCallError) as failure:
         return FrameworkView("torch", version, True, cuda.device_count(), _NO_UUIDS, error=_first_line(failure))
-    found = [getattr(cuda.get_device_properties(n), "uuid", None) for n in range(cuda.device_count())]
+    found = []
+    with suppress(RuntimeError, AssertionError):  # some versions count with NVML, which shows more than CUDA opens
+        for number in range(cuda.device_count()):
+            found.append(getattr(cuda.get_device_properties(number), "uuid", None))
     uuids = tuple(text if (text := str(uuid)).startswith(("GPU-", "MIG-")) else f"GPU-{uuid}" for uuid in found)
     return FrameworkView("torch", version, True, len(found), _NO_UUIDS if None in found else uuids)
 
@@ -60,6 +64,10 @@ def _jax(speaker: Speaker) -> FrameworkView:
     platforms = [name.strip() for name in str(jax.config.jax_platforms or "").split(",") if name.strip()]
     if platforms and not {"cuda", "gpu"} & set(platforms):
         held_back = f"JAX_PLATFORMS={','.join(platforms)}"
+        return FrameworkView("jax", version, True, Missing(held_back), _NO_UUIDS, held_back=held_back)
+    shown = str(getattr(jax.config, "jax_cuda_visible_devices", None) or "all")
+    if shown != "all":
+        held_back = f"JAX_CUDA_VISIBLE_DEVICES={shown}"
         return FrameworkView("jax", version, True, Missing(held_back), _NO_UUIDS, held_back=held_back)
     speaker.doing("count the GPUs")
     try:

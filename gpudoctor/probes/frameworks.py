@@ -5,11 +5,14 @@ This process never imports any of them; whether one is installed is seen from it
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from importlib.machinery import PathFinder
 
 import msgspec
 
@@ -37,6 +40,11 @@ INSTALL = {
 _NAMES = {"torch": "PyTorch", "deepspeed": "DeepSpeed", "tensorflow": "TensorFlow", "jax": "JAX"}
 # Keras, which TensorFlow imports, would leave ~/.keras behind; under a file it can make nothing, and goes on
 _LEAVES_NOTHING: Mapping[str, str | None] = {"KERAS_HOME": "/dev/null"}
+# tensorflow/core/common_runtime/gpu/gpu_device.cc, GetValidDeviceIds: at level INFO, which many switch off
+_LEFT_OUT = "Ignoring visible gpu device"
+_TELLS_ALL: Mapping[str, str | None] = {**_LEAVES_NOTHING, "TF_CPP_MIN_LOG_LEVEL": "0"}
+# importing a framework from a cold network disk takes many times the usual 2 s
+IMPORT_DEADLINE_S = 90.0
 # what TensorFlow would do differently from run to run, or from a user's settings
 _TENSORFLOW_ENVIRON: Mapping[str, str | None] = {
     **_LEAVES_NOTHING,
@@ -54,10 +62,21 @@ _TENSORFLOW_ENVIRON: Mapping[str, str | None] = {
 def missing_library(name: str) -> Missing | None:
     """Why a library cannot be used, with the line that installs it; None where it is installed."""
     found = importlib.util.find_spec(name)
+    if found is not None and _in_working_directory(str(found.origin)):
+        found = PathFinder.find_spec(name, sys.path[1:])
     if found is not None and found.origin is not None:  # a folder that happens to be called so has none
         return None
     install = INSTALL.get(name)
     return Missing(f"{_NAMES[name]} is not installed" + (f": {install}" if install else ""))
+
+
+def _in_working_directory(origin: str) -> bool:
+    """Whether only `python -m gpudoctor` finds it, which searches there first; the processes that we start do not."""
+    try:
+        here = os.getcwd()  # noqa: PTH109
+    except OSError:
+        return False  # it was removed
+    return sys.path[0] == here and origin.startswith(f"{here}{os.sep}")
 
 
 def framework_views(deadline_s: float, python: str = sys.executable) -> Measurements:
@@ -70,7 +89,7 @@ def framework_views(deadline_s: float, python: str = sys.executable) -> Measurem
     if not installed:
         why = f"none of {', '.join(_NAMES[name] for name in FRAMEWORKS)} is installed: {INSTALL['torch']}"
         return Measurements(not_run={"frameworks": Missing(why)})
-    seats = [Seat(_NAMES[name], ViewTask(name), _LEAVES_NOTHING) for name in installed]
+    seats = [Seat(_NAMES[name], ViewTask(name), _TELLS_ALL) for name in installed]
     heard = run_apart(seats, deadline_s=deadline_s, together=False, python=python)
     views: list[FrameworkView] = []
     not_run: dict[str, Missing] = {}
@@ -84,6 +103,8 @@ def framework_views(deadline_s: float, python: str = sys.executable) -> Measurem
 
 
 def _with_complaints(view: FrameworkView, output: Sequence[str]) -> FrameworkView:
+    left_out = dict.fromkeys(line[line.index(_LEFT_OUT) :] for line in output if _LEFT_OUT in line)
+    view = msgspec.structs.replace(view, left_out=tuple(left_out))
     if view.gpus != 0:
         return view
     telling = [line for line in output if any(word in line.lower() for word in ("cuda", "gpu", "dlopen"))]
@@ -140,16 +161,21 @@ def tensorflow_strategies(
     uuids = [uuid for _, uuid, _ in plan.gpus]
     desync = next((each.rank for each in injections_of(plan) if each.kind == "desync"), None)
     say = progress or (lambda text: None)
-    say("TensorFlow's MirroredStrategy")
-    mirrored = run_apart(
-        [Seat("MirroredStrategy", TensorflowTask(shape, STEPS, on_gpu, plan.ranks, desync=desync), _environ(uuids))],
-        deadline_s=deadline_s,
-        together=True,
-        python=python,
+    run = functools.partial(
+        run_apart, deadline_s=deadline_s, import_deadline_s=IMPORT_DEADLINE_S, together=True, python=python
     )
+    say("TensorFlow's MirroredStrategy")
+    one = TensorflowTask(shape, STEPS, on_gpu, plan.ranks, desync=desync)
+    [mirrored] = run([Seat("MirroredStrategy", one, _environ(uuids))])
+    if mirrored.failure is not None and not mirrored.loaded:
+        return Measurements(not_run={"tensorflow": mirrored.failure})  # nor would it load in the others
     say("TensorFlow's MultiWorkerMirroredStrategy")
     with ExitStack() as held:
-        ports = tuple(_port(held) for _ in range(plan.ranks))
+        try:
+            ports = tuple(_port(held) for _ in range(plan.ranks))
+        except OSError as error:
+            none = Missing(f"no port for its workers on the loopback interface: {error.strerror or error}", "failed")
+            return _merged(plan, shape, {"mirrored": [mirrored], "multi-worker": [Heard(failure=none)]})
         seats = [
             Seat(
                 f"worker {number}",
@@ -158,13 +184,13 @@ def tensorflow_strategies(
             )
             for number in range(plan.ranks)
         ]
-        workers = run_apart(seats, deadline_s=deadline_s, together=True, python=python)
-    return _merged(plan, shape, {"mirrored": mirrored, "multi-worker": workers})
+        workers = run(seats)
+    return _merged(plan, shape, {"mirrored": [mirrored], "multi-worker": workers})
 
 
 def shape_for(world_size: int) -> StrategyShape:
     """A transformer that `world_size` divides the batch of; small, since most of the time is building its graph."""
-    return StrategyShape(layers=2, width=32, heads=4, vocabulary=64, sequence=16, batch=4 * world_size)
+    return StrategyShape(layers=1, width=32, heads=4, vocabulary=64, sequence=16, batch=4 * world_size)
 
 
 def _environ(uuids: Sequence[str]) -> Mapping[str, str | None]:

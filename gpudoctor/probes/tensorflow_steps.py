@@ -5,6 +5,7 @@ Runs in a process of its own, in which nothing else was imported before.
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -31,6 +32,7 @@ def train(task: TensorflowTask, speaker: Speaker) -> None:
         place = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": task.worker}}
         os.environ["TF_CONFIG"] = json.dumps(place)
     speaker.doing("import tensorflow")
+    gc.disable()  # a third of the import is garbage collection that finds nothing, and this process lives for seconds
     import tensorflow as tf
 
     # TF32 is on by default in TensorFlow: it would be compared with tolerances of fp32

@@ -82,6 +82,46 @@ def test_tensorflow_or_jax_without_its_cuda_libraries_is_a_warning_with_the_line
         assert part in said
 
 
+def test_a_driver_that_is_too_old_for_a_framework_is_said_and_no_install_line_given() -> None:
+    result = judged(node(), jax(0, error="CUDA driver version is insufficient for CUDA runtime version"))
+    assert result.status is Status.WARN
+    assert "the driver is too old" in words(result)
+    assert "pip install" not in words(result)
+
+
+@pytest.mark.parametrize(
+    ("why", "expected"),
+    [
+        ("with core count: 3. The minimum required count is 8.", Status.PASS),
+        ("with Cuda compute capability 3.0. The minimum required Cuda capability is 5.0.", Status.WARN),
+    ],
+)
+def test_a_gpu_that_tensorflow_leaves_out_by_a_rule_of_its_own_is_no_failure(why: str, expected: Status) -> None:
+    line = f"Ignoring visible gpu device (device: 3, name: T400) {why}"
+    result = judged(node(), tensorflow(3, left_out=(line,)))
+    assert result.status is expected
+    assert line in words(result)
+    assert judged(node(), tensorflow(2, left_out=(line,))).status is Status.FAIL
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0"}, Status.WARN),
+        ({"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, Status.FAIL),
+        ({"CUDA_VISIBLE_DEVICES": uuid_of(0)}, Status.FAIL),
+    ],
+)
+def test_an_index_that_cuda_counts_otherwise_is_a_warning(variables: dict[str, str], expected: Status) -> None:
+    result = judged(node(environment=env(**variables)), torch(2))
+    assert result.status is expected
+    assert ("export CUDA_DEVICE_ORDER=PCI_BUS_ID" in words(result)) is (expected is Status.WARN)
+
+
+def test_an_index_never_means_a_gpu_of_another_node() -> None:
+    assert judged(node(environment=env(CUDA_VISIBLE_DEVICES="0")), torch(9)).status is Status.FAIL
+
+
 def test_builds_for_the_cpu_and_a_jax_that_is_held_back_are_skipped() -> None:
     for_cpu = Missing("this build is for the CPU")
     result = judged(

@@ -136,6 +136,10 @@ def test_on_gpus_text_names_gpus_and_the_launch_of_the_ranks_says_which() -> Non
     assert "2 GPUs" in words(tensorflow(found(mirrored(), device="cuda"), node))
 
 
+def test_the_processes_of_tensorflow_have_no_gloo_between_them() -> None:
+    assert "on 2 CPU ranks as on one alone" in words(tensorflow(found(mirrored())))
+
+
 @pytest.mark.parametrize("part", ["deepspeed", "tensorflow"])
 @pytest.mark.parametrize(
     ("why", "expected"),
@@ -149,3 +153,9 @@ def test_no_figures_are_never_a_pass(part: str, why: Missing | None, expected: S
     result = judge(f"strategy.{part}", CPU_NODE, Measurements(not_run={} if why is None else {part: why}))
     assert result.status is expected
     assert why is None or why.reason in words(result)
+
+
+def test_the_install_line_says_the_name_of_the_library_once() -> None:
+    reason = "DeepSpeed is not installed: pip install 'gpudoctor-cli[deepspeed]'"
+    [finding] = judge("strategy.deepspeed", CPU_NODE, Measurements(not_run={"deepspeed": Missing(reason)})).findings
+    assert finding.reason == reason

@@ -57,10 +57,11 @@ def statuses(report: dict[str, Any]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return check(tmp_path_factory.mktemp("healthy"), "--ranks", "2", expected_code=0)
+    # four here and two where one drifts away: each start of the libraries takes seconds
+    return check(tmp_path_factory.mktemp("healthy"), "--ranks", "4", expected_code=0)
 
 
-def test_both_libraries_train_on_two_ranks_what_one_trains(healthy: dict[str, Any]) -> None:
+def test_both_libraries_train_on_four_ranks_what_one_trains(healthy: dict[str, Any]) -> None:
     assert statuses(healthy) == dict.fromkeys(BOTH, "pass")
 
 
@@ -70,16 +71,16 @@ def test_the_three_stages_of_zero_divide_what_they_are_for(healthy: dict[str, An
     held = {run["variant"]: [rank["memory"] for rank in run["ranks"]] for run in tried["runs"]}
     assert list(held) == STAGES
     for stage, ranks in held.items():
-        assert len(ranks) == 2
+        assert len(ranks) == 4
         for memory in ranks:
-            assert memory["optimizer_bytes"] == pytest.approx(alone["optimizer_bytes"] / 2, rel=0.02)
-            share = 0.5 if stage == "zero-3" else 1.0
+            assert memory["optimizer_bytes"] == pytest.approx(alone["optimizer_bytes"] / 4, rel=0.02)
+            share = 0.25 if stage == "zero-3" else 1.0
             assert memory["parameters_bytes"] == pytest.approx(alone["parameters_bytes"] * share, rel=0.02)
 
 
 def test_every_replica_of_tensorflow_ends_with_the_weights_of_one_device(healthy: dict[str, Any]) -> None:
     tried = healthy["measurements"]["tensorflow"]["strategies"]
-    assert [(run["variant"], len(run["ranks"])) for run in tried["runs"]] == [("mirrored", 2), ("multi-worker", 2)]
+    assert [(run["variant"], len(run["ranks"])) for run in tried["runs"]] == [("mirrored", 4), ("multi-worker", 4)]
     for run in tried["runs"]:
         for rank in run["ranks"]:
             assert rank["compared"] == tried["reference"]["parameters"] > 0
@@ -103,13 +104,9 @@ def test_the_builds_for_the_cpu_that_are_installed_here_say_so_and_leave_nothing
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rank_whose_weights_drift_is_caught_in_every_strategy(tmp_path: Path) -> None:
+def test_the_one_of_two_ranks_whose_weights_drift_is_caught_in_every_strategy(tmp_path: Path) -> None:
     report = check(tmp_path, "--ranks", "2", "--inject", "desync=1", expected_code=1)
     found = [finding for each in report["checks"] for finding in each["findings"] if finding["status"] == "fail"]
     told = " ".join(finding["found"]["text"] for finding in found)
     assert [name for name in (*STAGES, "mirrored", "multi-worker") if f"{name}:" not in told] == []
     assert {finding["subject"].get("rank") for finding in found if "zero-3" not in finding["found"]["text"]} == {1}
-
-
-def test_four_ranks_train_what_one_trains(tmp_path: Path) -> None:
-    assert statuses(check(tmp_path, "--ranks", "4", expected_code=0)) == dict.fromkeys(BOTH, "pass")

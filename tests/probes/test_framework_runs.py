@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.util
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +15,7 @@ import pytest
 
 from gpudoctor.checks.registry import registry
 from gpudoctor.errors import UserError
+from gpudoctor.facts.gpu import GpuProcess
 from gpudoctor.facts.measured_strategies import (
     Strategies,
     StrategyMemory,
@@ -21,13 +26,15 @@ from gpudoctor.facts.measured_strategies import (
 )
 from gpudoctor.facts.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Node, Source
 from gpudoctor.facts.simulated import load_node
-from gpudoctor.framework_runs import PARTS, parts_wanted, with_parts
+from gpudoctor.framework_runs import PARTS, parts_wanted, with_parts, without_parts
 from gpudoctor.loading import measure
 from gpudoctor.probes import frameworks, launch
 from gpudoctor.probes.apart import Heard, Seat
 from gpudoctor.probes.apart_messages import Reference, TensorflowTask, Trained
 from gpudoctor.probes.plan import ProbePlan
+from tests.checks.one_check import env, gpu
 
 ALL = tuple(PARTS.values())
 CPU_PLAN = ProbePlan("gloo", 2)
@@ -221,3 +228,92 @@ def test_a_fault_that_nothing_would_meet_is_refused(
 
 def test_what_is_asked_of_gpus_is_skipped_on_a_node_that_is_not_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked_of_cpu_ranks(monkeypatch, "env.frameworks").not_run["frameworks"].kind == "absent"
+
+
+def test_cpu_ranks_are_no_advice_for_what_is_asked_of_gpus() -> None:
+    why = Missing("a capture cannot be put under load; --backend gloo measures CPU ranks of this machine")
+    not_run = without_parts(Measurements(), why).not_run
+    assert not_run["frameworks"] == Missing("a capture cannot be put under load")
+    assert not_run["deepspeed"] == why
+
+
+def test_workers_that_get_no_port_cost_their_own_strategy_only(
+    monkeypatch: pytest.MonkeyPatch, started: list[Seat]
+) -> None:
+    def no_port(*_: Any) -> None:
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr("socket.socket", no_port)
+    measured = with_parts(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
+    assert measured.tensorflow is not None
+    [(variant, why)] = measured.tensorflow.strategies.not_run.items()
+    assert (variant, why.kind, len(started)) == ("multi-worker", "failed", 1)
+    assert "Address already in use" in why.reason
+
+
+def test_a_library_that_does_not_load_is_not_started_again_as_workers(
+    monkeypatch: pytest.MonkeyPatch, installed: None
+) -> None:
+    why = Missing("MirroredStrategy did not leave 'import tensorflow' within 90 s", "failed")
+    asked: list[int] = []
+
+    def run(seats: list[Seat], **limits: Any) -> list[Heard]:
+        assert limits["import_deadline_s"] < limits["deadline_s"]
+        asked.append(len(seats))
+        return [Heard([], why, loaded=False)]
+
+    monkeypatch.setattr(frameworks, "run_apart", run)
+    measured = with_parts(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
+    assert (measured.not_run["tensorflow"], asked) == (why, [1])
+
+
+@pytest.mark.parametrize(
+    ("visible", "force", "refused"),
+    [(None, False, True), ("1", False, True), ("0", False, False), (None, True, False)],
+)
+def test_no_framework_is_asked_while_others_use_a_gpu_that_it_would_open(
+    monkeypatch: pytest.MonkeyPatch, installed: None, visible: str | None, force: bool, refused: bool
+) -> None:
+    busy = GpuProcess(4242, "python")
+    gpus = (gpu(0), gpu(1, processes=(busy,)))
+    environment = env() if visible is None else env(CUDA_VISIBLE_DEVICES=visible)
+    node = Node(source=Source(kind="live"), gpus=gpus, environment=environment)
+    asked: list[float] = []
+
+    def framework_views(deadline_s: float) -> Measurements:
+        asked.append(deadline_s)
+        return Measurements()
+
+    monkeypatch.setattr(frameworks, "framework_views", framework_views)
+    args = argparse.Namespace(backend="auto", gpu="0", ranks=None, inject=[], force=force)
+    [chosen] = [each for each in registry() if each.id == "env.frameworks"]
+    measured = measure(node, (chosen,), "full", args, None, nothing)
+    assert bool(asked) is not refused
+    assert ("frameworks" in measured.not_run) is refused
+    assert not refused or measured.not_run["frameworks"].reason.startswith("GPU 1 is used by python (pid 4242)")
+
+
+INTERRUPTED = """
+import signal, sys
+from gpudoctor import loading
+from gpudoctor.exits import InterruptedBySignal
+from gpudoctor.facts.measured_frameworks import FrameworkView
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.missing import Missing
+
+def measure(node, asked, level, args, progress, on_interrupt, *_):
+    views = (FrameworkView("tensorflow", "2.21.0", True, len(node.gpus)),)
+    on_interrupt(Measurements(frameworks=views, not_run={"frameworks.jax": Missing("JAX: no answer", "failed")}))
+    raise InterruptedBySignal(signal.SIGTERM)
+
+loading.measure = measure
+from gpudoctor.cli import main
+sys.exit(main(["check", "env.frameworks", "--node", "hgx-h100-8", "--backend", "gloo", "--level", "full", "--json"]))
+"""
+
+
+def test_a_framework_that_gave_no_answer_is_still_told_where_a_signal_ends_what_came_after() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    [frameworks_seen] = json.loads(done.stdout)["checks"]
+    found = {finding["status"] for finding in frameworks_seen["findings"]}
+    assert (done.returncode, found) == (143, {"pass", "unknown"})

@@ -15,6 +15,8 @@ from gpudoctor.facts.measured_frameworks import FrameworkView
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import Missing
 from gpudoctor.probes import frameworks
+from gpudoctor.probes.apart import Seat, run_apart
+from gpudoctor.probes.apart_messages import ViewTask
 from gpudoctor.probes.frameworks import framework_views
 from tests.probes.fake_frameworks import install, jax, tensorflow, torch
 
@@ -63,6 +65,25 @@ def test_a_torch_that_cannot_open_cuda_says_what_cuda_said(tmp_path: Path, monke
     assert (found.gpus, found.error) == (2, "CUDA error 802")
 
 
+def test_a_gpu_that_is_counted_and_cannot_be_opened_is_not_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = torch().replace("return len(cuda.uuids)", "return len(cuda.uuids) + 1  # by NVML")
+    source = source.replace("return _Properties", "return exec('raise RuntimeError') if index == 2 else _Properties")
+    found = view(asked(tmp_path, monkeypatch, {"torch": source}))
+    assert found.gpus == len(found.uuids if isinstance(found.uuids, tuple) else ()) == 2
+
+
+def test_gpus_that_tensorflow_leaves_out_are_kept_in_its_words_whatever_the_log_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    line = "Ignoring visible gpu device (device: 1)"
+    told = f"import os\nif os.environ['TF_CPP_MIN_LOG_LEVEL'] == '0': os.write(2, b'I gpu_device.cc:1] {line}\\n' * 2)"
+    found = view(asked(tmp_path, monkeypatch, {"tensorflow": tensorflow(1) + told}))
+    assert (found.gpus, found.left_out, found.complaints) == (1, (line,), ())
+
+
 def test_what_tensorflow_wrote_of_cuda_is_kept_where_it_opens_no_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +102,11 @@ def test_jax_that_is_told_to_stay_on_the_cpu_is_held_back(tmp_path: Path, monkey
     assert found.held_back == "JAX_PLATFORMS=cpu"
 
 
+def test_jax_that_is_told_which_gpus_to_take_is_held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = jax().replace("class config:", "class config:\n    jax_cuda_visible_devices = '0'\n   ")
+    assert view(asked(tmp_path, monkeypatch, {"jax": source, **CUDA_PLUGIN})).held_back == "JAX_CUDA_VISIBLE_DEVICES=0"
+
+
 def test_jax_that_cannot_start_cuda_sees_none_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = jax("raise RuntimeError('Unable to initialize backend')")
     found = view(asked(tmp_path, monkeypatch, {"jax": source, **CUDA_PLUGIN}))
@@ -97,12 +123,21 @@ def test_an_import_that_does_not_end_is_ended_and_costs_the_others_nothing(
     assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
 
 
+def test_an_import_has_a_deadline_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, {"jax": "import signal; signal.pause()"})
+    seats = [Seat("JAX", ViewTask("jax"))]
+    [heard] = run_apart(seats, deadline_s=600.0, import_deadline_s=1.0, together=True)
+    assert (heard.loaded, heard.failure) == (False, Missing("JAX did not leave 'import jax' within 1 s", "failed"))
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [
         ("raise ImportError('libcudart.so.12: cannot open')", "JAX: ImportError: libcudart.so.12: cannot open"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGBUS)", "JAX was ended by SIGBUS in 'import jax'"),
         ("import os; os.write(2, b'Aborted!\\n'); os._exit(3)", "JAX ended with 3 in 'import jax': Aborted!"),
+        ("import os; os.close(2); raise ValueError('no stderr')", "JAX: ValueError: no stderr"),
+        ("raise ValueError('half \\ud800')", "JAX: ValueError: half ?"),
     ],
 )
 def test_how_a_framework_ends_before_its_answer_is_said(
@@ -124,6 +159,19 @@ def test_a_folder_called_like_a_framework_is_none(tmp_path: Path, monkeypatch: p
     measured = framework_views(DEADLINE_S)
     assert "none of PyTorch, TensorFlow, JAX is installed" in measured.not_run["frameworks"].reason
     assert measured.not_run["frameworks"].kind == "absent"
+
+
+def test_a_package_in_the_working_directory_is_none_where_that_is_searched_for_us_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "jax", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path)])  # PYTHONPATH names it too
+    assert frameworks.missing_library("jax") is None
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])  # python -m gpudoctor
+    assert frameworks.missing_library("jax") == Missing("JAX is not installed")
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
