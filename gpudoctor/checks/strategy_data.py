@@ -14,6 +14,7 @@ DP, DDP, ZERO1, FSDP = "strategy.dp", "strategy.ddp", "strategy.zero1", "strateg
 _FP32 = {"fp32_error": TOLERANCES["fp32_error"]}
 # of what is divided, each rank has its share, rounded up to whole tensors (ZeRO) or rows (FSDP)
 _SHARE_ROOM = "shares are rounded up to whole rows, which small models feel"
+_PARTS = {"parameters": "the weights", "gradients": "the gradients", "optimizer": "the optimizer's state"}
 
 
 @check(
@@ -96,7 +97,7 @@ def shares(case: Case, check_id: str, run: StrategyRun, parts: tuple[str, ...]) 
             wrong = True
             yield fail(
                 NODE,
-                Found(f"{run.variant}: a rank holds {mib(most)} of {part}, of {mib(whole)} in all", most, "B"),
+                Found(f"{run.variant}: a rank holds {mib(most)} of {_PARTS[part]}, {mib(whole)} in all", most, "B"),
                 Expected(
                     f"1/{tried.world_size} of it, and {excess:.0%} of that more", "<=", round(allowed), "B", source
                 ),
@@ -105,4 +106,8 @@ def shares(case: Case, check_id: str, run: StrategyRun, parts: tuple[str, ...]) 
                 advice=(Advice("See which torch this is.", "gpudoctor check env.torch"),),
             )
     if not wrong and len(run.ranks) == tried.world_size:
-        yield ok(NODE, f"{run.variant}: each rank holds 1/{tried.world_size} of {', '.join(parts)}")
+        yield ok(NODE, f"{run.variant}: each rank holds 1/{tried.world_size} of {_in_words(parts)}")
+
+
+def _in_words(parts: tuple[str, ...]) -> str:
+    return ", ".join(_PARTS[part] for part in parts)

@@ -57,7 +57,7 @@ def _wrong_shards(case: Case, run: StrategyRun) -> Iterator[Finding]:
             rank_subject(case, rank),
             Found(f"{run.variant}: it held a wrong part of {of} before the first step", count),
             Expected("its own part of every weight, bit for bit", "==", 0),
-            Evidence("probe", f"{count} parts compared unequal on rank {rank}"),
+            Evidence("probe", f"rank {rank}: {of} not equal, bit for bit"),
             Evidence(f"{run.variant} weights after the steps", "not finite" if off is None else f"off by {off:.2g}"),
             likely="the part was changed on its way to the rank, or in its memory",
             advice=(

@@ -19,7 +19,12 @@ from gpudoctor.facts.measured_strategies import Strategies, StrategyRank, Strate
 
 PROBE = "strategy"
 TOLD_BY = "strategy.ddp"  # the check that answers for problems of the whole probe
-# for every strategy's check; fp32 measured at 3e-7 and bf16 at 1e-3 on 2 to 8 CPU ranks
+# what belongs to those strategies that are more than one train
+_VARIANTS = {"fsdp": {"fsdp", "fsdp-bf16"}, "pipeline": {"gpipe", "1f1b"}}
+_MS_PER_S = 1e3
+_MIB_SHORT = 999.5  # from here on three digits do not do
+# for every strategy's check; fp32 measured at 3e-7 and bf16 at 1e-3 on 2 to 8 CPU ranks, and at 7e-7 and 2e-3 for the
+# larger model that GPUs train (its parts added up on a CPU)
 TOLERANCES = {
     "fp32_error": Limit(1e-4, "relative", "rounding of fp32 over ten steps, measured at 3e-7, with room"),
     "bf16_error": Limit(1e-2, "relative", "rounding of bf16 over ten steps, measured at 1e-3, with room"),
@@ -39,11 +44,11 @@ def judged_strategy(case: Case, strategy: str, what: str, *, likely: str, who: s
     where it was not the ranks of torch. The check of id `strategy.{strategy}` has `TOLERANCES` among its limits.
     """
     check_id = f"strategy.{strategy}"
+    tried, runs = case.measurements.strategies, runs_of(case, strategy)
     if check_id == TOLD_BY:
         yield from judged_problems(case, PROBE)
-    else:
+    elif tried is None or not _came_through(tried, strategy, runs):
         yield from not_judged(case, PROBE, what, TOLD_BY)
-    tried, runs = case.measurements.strategies, runs_of(case, strategy)
     problems = problems_of(case, PROBE)
     if tried is None or not (runs or strategy in tried.not_run):
         if not problems:
@@ -52,8 +57,7 @@ def judged_strategy(case: Case, strategy: str, what: str, *, likely: str, who: s
     if strategy in tried.not_run:
         yield unread(NODE, what, tried.not_run[strategy])
     for run in runs:
-        # a process that spreads over all GPUs by itself is one rank
-        expected = 1 if strategy == "dp" else tried.world_size
+        expected = _ranks_of(tried, strategy)
         limit = case.limit(check_id, f"{run.dtype}_error")
         source = case.limit_source(check_id, f"{run.dtype}_error")
         wrong = list(_weights(case, run, limit, source, likely))
@@ -66,6 +70,17 @@ def judged_strategy(case: Case, strategy: str, what: str, *, likely: str, who: s
             wrong.append(unknown(NODE, f"{run.variant}: {len(run.ranks)} of {expected} ranks reported"))
         wrong = [*_missing(run), *wrong]
         yield from wrong or [_agrees(tried, run, who or ranks_in_words(case, tried.world_size))]
+
+
+def _came_through(tried: Strategies, strategy: str, runs: tuple[StrategyRun, ...]) -> bool:
+    """Whether all that belongs to a strategy was done before a later one went wrong."""
+    done = {run.variant for run in runs if len(run.ranks) == _ranks_of(tried, strategy)}
+    return done >= _VARIANTS.get(strategy, {strategy}) or strategy in tried.not_run
+
+
+def _ranks_of(tried: Strategies, strategy: str) -> int:
+    # a process that spreads over all GPUs by itself is one rank
+    return 1 if strategy == "dp" else tried.world_size
 
 
 def mean_losses(run: StrategyRun) -> list[float | None]:
@@ -85,7 +100,8 @@ def cost_in_words(run: StrategyRun) -> str:
     step_ms = max(rank.step_ms for rank in run.ranks)
     sent = [rank.communicated_bytes for rank in run.ranks if isinstance(rank.communicated_bytes, int)]
     traffic = f", {mib(max(sent))} exchanged" if sent else ""
-    return f"step {step_ms:.3g} ms{traffic}, {mib(max(held_bytes(rank) for rank in run.ranks))} a rank"
+    step = f"{step_ms:.3g} ms" if step_ms < _MS_PER_S else f"{step_ms / _MS_PER_S:.3g} s"
+    return f"step {step}{traffic}, {mib(max(held_bytes(rank) for rank in run.ranks))} a rank"
 
 
 def held_bytes(rank: StrategyRank) -> int:
@@ -98,8 +114,9 @@ def held_bytes(rank: StrategyRank) -> int:
 
 
 def mib(size_bytes: float) -> str:
-    """Bytes in words."""
-    return f"{size_bytes / 2**20:.3g} MiB"
+    """Bytes in words, without an exponent."""
+    size_mib = size_bytes / 2**20
+    return f"{size_mib:.3g} MiB" if size_mib < _MIB_SHORT else f"{size_mib:.0f} MiB"
 
 
 def loss_error(tried: Strategies, run: StrategyRun) -> float | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import gc
+import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import msgspec
 import torch
@@ -21,6 +21,8 @@ from gpudoctor.probes.trouble import FAILURES, in_one_line
 
 StrategyFunction = Callable[[Rank, Bench], None]
 _OTHERS_COME_WITHIN_S = 15.0
+# the file of a module that lacks a name; and gloo's good wishes, with the address of a port that is gone
+_NOT_FOR_PEOPLE = re.compile(r" \((/[^)]*|unknown location)\)$| \[\S+\]:\d+|\.? This is typically caused by .*$")
 
 
 class Strategy(msgspec.Struct, frozen=True):
@@ -45,7 +47,7 @@ def run_strategies(rank: Rank) -> None:
     rank.phase("prepare strategies", "strategy")
     if rank.world_size == 1:
         return
-    with _exact_products():
+    with _plain_arithmetic(rank):
         with rank.blocked():
             in_step = dist.new_group(backend="gloo")  # one of its own: the other may be left in the middle of something
         bench = Bench(rank, shape_for(rank.world_size, on_gpu=rank.on_gpu))
@@ -57,14 +59,17 @@ def run_strategies(rank: Rank) -> None:
                 rank.send(StrategyLeftOut(strategy.name, Missing(why_not)))
                 continue
             _begin(rank, bench, strategy.name)
+            error: Exception | None = None
+            lacking: Missing | None = None
             try:
                 strategy.load()(rank, bench)
-                error: Exception | None = None
             except FAILURES as failure:
-                if not _told(rank, strategy.name, failure):
+                error, lacking = failure, _own_trouble(rank, failure)
+                if lacking is None:
                     raise
-                error = failure
             _meet(rank, in_step, error)
+            if lacking is not None:  # told only now: who has lost the others has no reason of its own
+                rank.send(StrategyLeftOut(strategy.name, lacking))
 
 
 def _asked_for(names: tuple[str, ...]) -> tuple[Strategy, ...]:
@@ -74,34 +79,32 @@ def _asked_for(names: tuple[str, ...]) -> tuple[Strategy, ...]:
 def _begin(rank: Rank, bench: Bench, name: str) -> None:
     bench.strategy = name
     rank.phase(f"strategy {name}", "strategy")
-    gc.collect()  # DDP keeps itself alive in circles
     if rank.on_gpu:
         torch.cuda.set_device(0)  # its own, which a strategy before may have changed
-        torch.cuda.empty_cache()
-        bench.at_first_bytes = torch.cuda.memory_allocated()
+    bench.begin_variant()
 
 
-def _told(rank: Rank, name: str, failure: Exception) -> bool:
-    """Tell the parent what a strategy raised; False where it is not the strategy's own: a GPU's, or memory."""
-    text = in_one_line(failure)
+def _own_trouble(rank: Rank, failure: Exception) -> Missing | None:
+    """Why a strategy brought nothing; None where what it raised is not its own: a GPU's, or memory."""
+    text = _NOT_FOR_PEOPLE.sub("", in_one_line(failure))
     if isinstance(failure, (ImportError, NotImplementedError)):
         version = str(torch.__version__)
-        rank.send(StrategyLeftOut(name, Missing(f"this torch ({version}) does not offer it: {text}", "unsupported")))
-        return True
+        return Missing(f"this torch ({version}) does not offer it: {text}", "unsupported")
     meaning = meaning_of(str(failure))
     if meaning is not None and meaning.kind == "refused":  # DataParallel wants a second process on each GPU
-        rank.send(StrategyLeftOut(name, Missing(f"{meaning.plain} ({text})", "denied")))
-        return True
+        return Missing(f"{meaning.plain} ({text})", "denied")
     if isinstance(failure, MemoryError) or meaning is not None:
-        return False
-    rank.waiting = False  # it was in blocked() when it happened, and is not any more
-    told = f"rank {rank.number}: {type(failure).__name__}: {text}"
-    rank.send(StrategyLeftOut(name, Missing(told, "failed")))
-    return True
+        return None
+    return Missing(f"rank {rank.number}: {type(failure).__name__}: {text}", "failed")
 
 
 def _meet(rank: Rank, group: dist.ProcessGroup | None, error: Exception | None) -> None:
-    """Wait for the others; raise `error` where they do not come."""
+    """Wait for the others; raise `error` where they do not come.
+
+    Others that stay where they are were left by this rank: the error is its own. Others that are gone left it, and
+    an error that came while it waited for them stays one of waiting.
+    """
+    waited = rank.waiting
     with rank.blocked():
         work = dist.all_reduce(torch.zeros(1), group=group, async_op=True)
         assert work is not None
@@ -113,25 +116,36 @@ def _meet(rank: Rank, group: dist.ProcessGroup | None, error: Exception | None) 
         except RuntimeError:
             if error is None:
                 raise
-            rank.waiting = False
+            rank.waiting = waited and work.is_completed()
             raise error from None
 
 
 @contextmanager
-def _exact_products() -> Iterator[None]:
-    """Products of fp32 in fp32: TF32, which an image may have set, rounds by more than is allowed here."""
-    before = torch.get_float32_matmul_precision()
+def _plain_arithmetic(rank: Rank) -> Iterator[None]:
+    """The same arithmetic for a whole batch and for a part of it, whatever a GPU's library likes best for each size.
+
+    Products of fp32 in fp32 (TF32, which an image may have set, rounds by more than is allowed here), those of bf16
+    summed in fp32, and attention by plain operations: the kernels that a GPU has for it come and go with versions.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    precision = torch.get_float32_matmul_precision()
+    products = torch.backends.cuda.matmul
+    reduced = products.allow_bf16_reduced_precision_reduction
     torch.set_float32_matmul_precision("highest")
+    products.allow_bf16_reduced_precision_reduction = False
     try:
-        yield
+        with sdpa_kernel(SDPBackend.MATH) if rank.on_gpu else nullcontext():
+            yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        products.allow_bf16_reduced_precision_reduction = reduced
+        torch.set_float32_matmul_precision(precision)
 
 
 def _only_on_gpus(ranks: int, on_gpu: bool) -> str | None:
     if on_gpu:
         return None
-    return f"DataParallel spreads one process over GPUs; these are {ranks} CPU ranks, where it would use one device"
+    return f"it spreads one process over GPUs; these are {ranks} CPU ranks, where it would use one device"
 
 
 def _by_threes(ranks: int, on_gpu: bool) -> str | None:

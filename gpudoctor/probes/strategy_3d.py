@@ -14,7 +14,7 @@ from gpudoctor.probes.pipeline_steps import HandWritten, Stages, cut
 from gpudoctor.probes.rank import Rank
 from gpudoctor.probes.strategy_bench import Bench, Variant
 from gpudoctor.probes.strategy_model import loss_of
-from gpudoctor.probes.strategy_tensor import split_blocks, split_head, whole_weights
+from gpudoctor.probes.strategy_tensor import split_and_whole, split_blocks, split_head, whole_weights
 
 _SHARDS = _STAGES = 2
 _MICROBATCHES = 2
@@ -24,7 +24,7 @@ def why_not_3d(ranks: int) -> str | None:
     """Why so many ranks make no split into data x 2 tensor x 2 pipeline; None where they do."""
     if ranks % (_SHARDS * _STAGES) == 0:
         return None
-    return f"data x tensor x pipeline needs 8 ranks (4 make tensor 2 x pipeline 2), and these are {ranks}"
+    return f"it needs 8 ranks, or another multiple of 4 (4 make tensor 2 x pipeline 2), and these are {ranks}"
 
 
 def run_3d(rank: Rank, bench: Bench) -> None:
@@ -35,13 +35,17 @@ def run_3d(rank: Rank, bench: Bench) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     copies = rank.world_size // (_SHARDS * _STAGES)
-    mesh = init_device_mesh(rank.device.type, (copies, _STAGES, _SHARDS), mesh_dim_names=("data", "pipeline", "tensor"))
+    with rank.blocked():
+        mesh = init_device_mesh(
+            rank.device.type, (copies, _STAGES, _SHARDS), mesh_dim_names=("data", "pipeline", "tensor")
+        )
     copy = mesh.get_local_rank("data")
     stages = Stages(dist.get_process_group_ranks(mesh.get_group("pipeline")), rank.number, rank.device)
     model = cut(bench.model(), layers_of_stage(bench.shape.layers, stages.index, stages.count))
-    split_blocks(model, mesh["tensor"])
-    split_head(model, mesh["tensor"])
-    optimizer = bench.optimizer(model.parameters())
+    with rank.blocked():
+        split_blocks(model, mesh["tensor"])
+        split_head(model, mesh["tensor"])
+    optimizer = bench.optimizer(split_and_whole(model), fused=True)
     boundary = (bench.shape.sequence, bench.shape.width)
     play = HandWritten(stages, model, "1f1b", _MICROBATCHES, loss_of, boundary)
 

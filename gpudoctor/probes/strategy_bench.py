@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import statistics
 import time
@@ -28,6 +29,7 @@ Weights = Callable[[], "Mapping[str, torch.Tensor]"]
 
 _STUMBLES_AT = 5
 _ONE_PROCESS = Missing("one process does it all")
+_OF_THREADS = Missing("DataParallel computes in threads, in which nothing is counted")
 _KEPT_COUNTED_AT, _TRAFFIC_COUNTED_AT = STEPS - 2, STEPS - 1  # counting takes time: these steps are not timed
 
 
@@ -52,7 +54,7 @@ class Bench:
     def __init__(self, rank: Rank, shape: StrategyShape) -> None:
         self.shape = shape
         self.strategy = ""
-        self.at_first_bytes = 0  # what was allocated on the GPU when the strategy began
+        self.at_first_bytes = 0  # what was allocated on the GPU when the variant began
         self._rank = rank
         # older GPUs have no arithmetic in bf16, and some versions of CUDA refuse to do without
         self.has_bf16 = not rank.on_gpu or bool(rank.smallest(int(torch.cuda.get_device_capability()[0] >= 8)))
@@ -68,13 +70,24 @@ class Bench:
         losses_bf16 = tuple(map(_finite, self._alone["bf16"].losses)) if self.has_bf16 else ()
         return StrategyReference(alone.parameters, losses, losses_bf16, alone.step_ms, alone.memory)
 
+    def begin_variant(self) -> None:
+        """Let go of what the variant before has left, and note what is there all the same: no part of this one's."""
+        gc.collect()  # DDP keeps itself alive in circles
+        if self._rank.on_gpu:
+            torch.cuda.empty_cache()
+            self.at_first_bytes = torch.cuda.memory_allocated()
+
     def model(self) -> Transformer:
         """A fresh model on this rank's device, with the weights that all ranks begin with."""
         return build_transformer(self.shape, self._rank.device)
 
-    def optimizer(self, parameters: Any) -> torch.optim.AdamW:
-        """The optimizer of every strategy."""
-        return build_optimizer(parameters)
+    def optimizer(self, parameters: Any, *, fused: bool = False) -> torch.optim.AdamW:
+        """The optimizer of every strategy.
+
+        `fused`: in one operation for all parameters of a group, for DTensors, whose handling one by one takes as
+        long on a CPU as the rest of the step.
+        """
+        return build_optimizer(parameters, fused=fused)
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and targets of all ranks together."""
@@ -116,7 +129,7 @@ class Bench:
                 losses.append(step(number))
                 rank.synchronize()
             times_ms.append((time.monotonic_ns() - began_ns) / 1e6)
-        memory = self._memory(memory_of(*holds(), kept.most_bytes))
+        memory = self._memory(memory_of(*holds(), _OF_THREADS if alone else kept.most_bytes))
         with nullcontext() if alone else rank.blocked():
             found = dict(weights())
         error, worst, compared = self._compared(found, variant.dtype)

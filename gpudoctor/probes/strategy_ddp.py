@@ -21,6 +21,7 @@ def run_ddp(rank: Rank, bench: Bench) -> None:
 
 
 def _train(rank: Rank, bench: Bench, name: str, micro_batches: int) -> None:
+    bench.begin_variant()
     model = bench.model()
     with rank.blocked():
         ddp = wrapped(rank, model)

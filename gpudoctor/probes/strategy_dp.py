@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from gpudoctor.facts.missing import Missing
+from gpudoctor.probes.messages import StrategyLeftOut
 from gpudoctor.probes.rank import Rank
 from gpudoctor.probes.strategy_bench import Bench, Variant
 from gpudoctor.probes.strategy_model import loss_of
@@ -13,16 +15,20 @@ from gpudoctor.probes.strategy_model import loss_of
 def run_dp(rank: Rank, bench: Bench) -> None:
     """Train on rank 0, over all GPUs of the run."""
     rank.barrier()
-    if rank.number == 0:
-        _train(rank, bench)
+    devices = list(range(torch.cuda.device_count()))
+    if rank.number != 0:
+        rank.phase("dp step")  # all ranks make the same moves, or who is behind could not be told
+    elif len(devices) < rank.world_size:
+        rank.phase("dp step")
+        # a device cgroup hides the others' GPUs, or they are MIG instances, of which CUDA gives a process one
+        why = f"it wants all {rank.world_size} GPUs in one process, and this one was given {len(devices)}"
+        rank.send(StrategyLeftOut("dp", Missing(why, "denied")))
+    else:
+        _train(rank, bench, devices)
     rank.barrier()
 
 
-def _train(rank: Rank, bench: Bench) -> None:
-    devices = list(range(torch.cuda.device_count()))
-    if len(devices) < rank.world_size:
-        # a device cgroup that hides the others' GPUs
-        raise NotImplementedError(f"rank 0 sees {len(devices)} of {rank.world_size} GPUs")
+def _train(rank: Rank, bench: Bench, devices: list[int]) -> None:
     model = bench.model()
     parallel = nn.DataParallel(model, device_ids=devices)
     optimizer = bench.optimizer(model.parameters())

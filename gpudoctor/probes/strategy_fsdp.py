@@ -19,12 +19,28 @@ _SKIPS_AT = 3
 
 def run_fsdp(rank: Rank, bench: Bench) -> None:
     """Train in fp32, then with weights gathered and multiplied in bf16."""
+    why_not = why_not_fsdp(on_gpu=rank.on_gpu)
+    if why_not is not None:
+        rank.send(StrategyLeftOut("fsdp", Missing(why_not, "unsupported")))
+        return
     _train(rank, bench, "fsdp", "fp32")
     if bench.has_bf16:
         _train(rank, bench, "fsdp-bf16", "bf16")
     else:
         why = "mixed precision: a GPU here is older than compute capability 8.0 and has no bf16"
         rank.send(StrategyLeftOut("fsdp", Missing(why, "unsupported")))
+
+
+def why_not_fsdp(*, on_gpu: bool) -> str | None:
+    """Why this torch cannot do it on such ranks, in words; None where it can."""
+    import torch.distributed.fsdp as offered
+
+    version = str(torch.__version__)
+    if not hasattr(offered, "fully_shard"):
+        return f"fully_shard came with torch 2.6, and this is {version}"
+    if not on_gpu and not hasattr(torch.cpu.Stream, "record_event"):  # 2.6 has streams of CPUs that record nothing
+        return f"fully_shard of this torch ({version}) runs on GPUs only, and these are CPU ranks"
+    return None
 
 
 def _train(rank: Rank, bench: Bench, name: str, dtype: Literal["fp32", "bf16"]) -> None:
@@ -35,11 +51,12 @@ def _train(rank: Rank, bench: Bench, name: str, dtype: Literal["fp32", "bf16"]) 
         options: dict[str, Any] = {"mesh": init_device_mesh(rank.device.type, (rank.world_size,))}
     if dtype == "bf16":
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    bench.begin_variant()
     model = bench.model()
     for block in model.blocks.values():
         fully_shard(block, **options)
     fully_shard(model, **options)
-    optimizer = bench.optimizer(model.parameters())
+    optimizer = bench.optimizer(model.parameters(), fused=True)
     skips = dtype == "fp32" and rank.injected("skip-all-gather") is not None
 
     def step(number: int) -> torch.Tensor:

@@ -23,16 +23,17 @@ _SEED = 31
 def shape_for(world_size: int, *, on_gpu: bool) -> StrategyShape:
     """A shape that `world_size` divides: layers into stages, heads into shards, the batch into parts and micro-batches.
 
-    About 0.1 M parameters for CPU ranks, 14 M for GPUs (small, so that a dozen trains fit some seconds).
+    0.05 M parameters for 2 to 4 CPU ranks, 15 M for as many GPUs (small, so that a dozen trains fit some seconds).
+    More ranks have more layers and sequences, so those of CPU ranks, which share cores, are shorter.
     """
     times = math.ceil(4 / world_size)
     heads = world_size * times
     if on_gpu:
         heads *= max(1, round(8 / heads))
-    width, sequence, vocabulary = (512, 128, 2048) if on_gpu else (32, 16, 64)
+    width, sequence, vocabulary = (512, 128, 2048) if on_gpu else (32, max(4, min(16, 64 // world_size)), 64)
     return StrategyShape(
         layers=world_size * times,
-        width=heads * max(4, width // heads),
+        width=heads * max(2, width // heads),
         heads=heads,
         vocabulary=vocabulary,
         sequence=sequence,
@@ -119,9 +120,9 @@ def build_transformer(shape: StrategyShape, device: torch.device) -> Transformer
     return model.to(device)
 
 
-def build_optimizer(parameters: Any) -> torch.optim.AdamW:
+def build_optimizer(parameters: Any, *, fused: bool = False) -> torch.optim.AdamW:
     """AdamW as every strategy uses it; `parameters` as any optimizer takes them."""
-    return torch.optim.AdamW(parameters, **OPTIMIZER_OPTIONS)
+    return torch.optim.AdamW(parameters, **OPTIMIZER_OPTIONS, fused=fused)
 
 
 # for those strategies that make the optimizer themselves; foreach would copy what memory is counted of

@@ -62,7 +62,7 @@ class Alone:
             self.memory = msgspec.structs.replace(self.memory, peak_bytes=peak_bytes)
 
 
-def memory_of(parameters: Any, optimizer: Any, activations_bytes: int) -> StrategyMemory:
+def memory_of(parameters: Any, optimizer: Any, activations_bytes: int | Missing) -> StrategyMemory:
     """What a train holds when the gradients are still there; `optimizer`: anything with a `state`, or None."""
     parameters = list(parameters)
     return StrategyMemory(

@@ -22,13 +22,14 @@ def run_tensor(rank: Rank, bench: Bench) -> None:
     """Train the model with each layer split over all ranks."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh(rank.device.type, (rank.world_size,), mesh_dim_names=("tensor",))
     model = bench.model()
-    split_blocks(model, mesh)
-    split_head(model, mesh)
+    with rank.blocked():
+        mesh = init_device_mesh(rank.device.type, (rank.world_size,), mesh_dim_names=("tensor",))
+        split_blocks(model, mesh)
+        split_head(model, mesh)
     if rank.injected("wrong-shard"):
         spoil_shard(model, bench.model(), rank.number, rank.world_size)
-    optimizer = bench.optimizer(model.parameters())
+    optimizer = bench.optimizer(split_and_whole(model), fused=True)
     figures = {"shards": float(rank.world_size)}
     wrong = wrong_shards(model, bench.model(), rank.number, rank.world_size)
     if wrong:
@@ -43,21 +44,44 @@ def run_tensor(rank: Rank, bench: Bench) -> None:
 
 def split_blocks(model: Transformer, mesh: Any) -> None:
     """Split the matrices of every layer over the ranks of a mesh with one dimension; norms stay whole on each."""
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
+    whole = _replicated()
     for block in model.blocks.values():
         styles: dict[str, Any] = {name: ColwiseParallel() for name in COLUMNS}
         styles.update({name: RowwiseParallel() for name in ROWS})
+        # query, key and value take one input: else each of them would sum its gradient over the ranks by itself
+        styles["attention"] = PrepareModuleInput(input_layouts=(whole,), desired_input_layouts=(whole,))
         parallelize_module(block, mesh, styles)
 
 
 def split_head(model: Transformer, mesh: Any) -> None:
     """Split the head by columns, where the model (or stage) has one that divides; every rank gets all logits."""
-    from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
     if model.head is not None and model.head.out_features % mesh.size() == 0:
-        parallelize_module(model, mesh, {"head": ColwiseParallel(output_layouts=Replicate())})
+        parallelize_module(model, mesh, {"head": ColwiseParallel(output_layouts=_replicated())})
+
+
+def _replicated() -> Any:
+    """DTensor's word for: every rank has all of it."""
+    try:
+        from torch.distributed.tensor import Replicate
+    except ImportError:  # torch 2.4 has it where it was before it was public
+        from torch.distributed._tensor import Replicate  # type: ignore[attr-defined]
+    return Replicate()
+
+
+def split_and_whole(model: nn.Module) -> list[dict[str, Any]]:
+    """The parameters for an optimizer that takes a group at once: DTensors apart from what every rank has whole."""
+    parameters = list(model.parameters())
+    split = [weight for weight in parameters if hasattr(weight, "to_local")]
+    return [{"params": split}, {"params": [weight for weight in parameters if not hasattr(weight, "to_local")]}]
 
 
 def part_of(name: str, whole: torch.Tensor, index: int, shards: int) -> torch.Tensor:

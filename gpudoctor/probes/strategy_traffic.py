@@ -9,7 +9,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _NAMESPACES = ("c10d", "_c10d_functional")
-_NO_TRAFFIC = ("wait_tensor", "recv_", "recv_any_source_", "barrier", "monitored_barrier_")
+_NO_TRAFFIC = (
+    *("wait_tensor", "_wrap_tensor_autograd", "recv_", "recv_any_source_"),
+    *("barrier", "monitored_barrier_"),
+)
+# What DTensor sends, it sends inside its own handling, which sees the mode only if that handling comes first.
+_HANDLED_FIRST = ("DTensor", "AsyncCollectiveTensor")
 
 
 class Traffic(TorchDispatchMode):
@@ -26,8 +31,7 @@ class Traffic(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # what DTensor sends, it sends inside its own handling, which sees this mode only if it comes first
-        if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
+        if any(kind.__name__ in _HANDLED_FIRST for kind in types):
             return NotImplemented
         found = func(*args, **(kwargs or {}))
         if func.namespace in _NAMESPACES and _name_of(func) not in _NO_TRAFFIC:

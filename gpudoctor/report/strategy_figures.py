@@ -9,7 +9,8 @@ from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import Missing
 from gpudoctor.report.collective_figures import figure_text, time_text
 
-_TITLES = ("step", "exchanged", "weights", "gradients", "optimizer", "activations", "peak")
+_TITLES = ("step", "sent", "weights", "grads", "optim", "activations", "peak")  # short: 80 columns hold all of them
+_GAP = 2
 
 
 def strategy_lines(measurements: Measurements) -> list[str]:
@@ -18,19 +19,24 @@ def strategy_lines(measurements: Measurements) -> list[str]:
     if tried is None or not tried.runs:
         return []
     shape = tried.shape
-    lines = [
+    head = (
         f"  strategies: {tried.steps} steps of {tried.reference.parameters / 1e6:.2f} M parameters "
-        f"on {shape.batch} x {shape.sequence} tokens (MiB: largest rank)",
-        "    " + " " * 18 + "".join(f"{title:>12}" for title in _titles(tried)),
-    ]
+        f"on {shape.batch} x {shape.sequence} tokens"
+    )
     alone = (time_text(tried.reference.step_ms * 1e3), "-", *_memory([tried.reference.memory], tried))
-    rows = [("one rank alone", alone)]
+    rows = [("largest rank, MiB", _titles(tried)), ("one rank alone", alone)]
     for run in tried.runs:
         sent = [rank.communicated_bytes for rank in run.ranks if isinstance(rank.communicated_bytes, int)]
         step = time_text(max(rank.step_ms for rank in run.ranks) * 1e3)
         memory = _memory([rank.memory for rank in run.ranks], tried)
         rows.append((run.variant, (step, _mib(max(sent)) if sent else "-", *memory)))
-    return lines + [f"    {name:<18}" + "".join(f"{cell:>12}" for cell in cells) for name, cells in rows]
+    widths = [_GAP + max(map(len, column)) for column in zip(*(cells for _, cells in rows), strict=True)]
+    names = max(len(name) for name, _ in rows)
+    return [head, *(f"    {name:<{names}}{_aligned(cells, widths)}" for name, cells in rows)]
+
+
+def _aligned(cells: Iterable[str], widths: Iterable[int]) -> str:
+    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
 
 
 def _titles(tried: Strategies) -> tuple[str, ...]:

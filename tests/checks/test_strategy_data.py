@@ -114,6 +114,25 @@ def test_only_ddp_answers_for_a_rank_that_died() -> None:
     assert "see strategy.ddp" in words(result)
 
 
+@pytest.mark.parametrize(
+    ("check", "variants", "status"),
+    [
+        ("zero1", ("zero1",), Status.PASS),
+        ("fsdp", ("fsdp", "fsdp-bf16"), Status.PASS),
+        ("fsdp", ("fsdp",), Status.UNKNOWN),  # it may be its second train that hung
+    ],
+)
+def test_a_strategy_that_was_done_is_judged_though_a_later_one_hung(
+    check: str, variants: tuple[str, ...], status: Status
+) -> None:
+    hung = ProbeProblem("strategy", "timeout", "rank 1 did not leave tensor step 6 within 180 s", 1)
+    bf16 = [rank(n, losses=tuple(loss + 0.01 for loss in LOSSES)) for n in (0, 1)]
+    runs = [run(variant, *(bf16 if variant.endswith("bf16") else ())) for variant in variants]
+    assert judged(check, *runs, problems=(hung,)).status is status
+    partly = [run(variant, rank(0)) for variant in variants]
+    assert judged(check, *partly, problems=(hung,)).status is Status.UNKNOWN
+
+
 def test_a_loss_that_deviates_in_one_step_fails_with_both_series() -> None:
     off = (LOSSES[0], LOSSES[1] + 0.01, LOSSES[2])
     result = judged("ddp", run("ddp", rank(0, losses=off), rank(1, losses=off)))
@@ -121,6 +140,13 @@ def test_a_loss_that_deviates_in_one_step_fails_with_both_series() -> None:
     assert "off by 0.0025" in words(result)
     assert "4.25 4.01 3.75" in words(result)
     assert "4.25 4 3.75" in words(result)
+
+
+def test_long_steps_and_large_memory_are_told_without_exponents() -> None:
+    memory = StrategyMemory(8000, 8000, 16000, 5000, peak_bytes=1234 << 20)
+    told = words(judged("ddp", run("ddp", rank(0, step_ms=1234.0, memory=memory), rank(1)), node=Node(gpus=gpus(2))))
+    assert "step 1.23 s" in told
+    assert "1234 MiB a rank" in told
 
 
 def test_what_rounding_does_to_losses_and_weights_passes_in_each_type() -> None:
@@ -200,14 +226,19 @@ def test_weights_that_no_rank_held_fail_and_a_rank_that_compared_none_is_unknown
 
 
 @pytest.mark.parametrize(
-    ("check", "part"),
-    [("zero1", "optimizer"), ("fsdp", "optimizer"), ("fsdp", "parameters"), ("fsdp", "gradients")],
+    ("check", "part", "named"),
+    [
+        ("zero1", "optimizer", "optimizer's state"),
+        ("fsdp", "optimizer", "optimizer's state"),
+        ("fsdp", "parameters", "weights"),
+        ("fsdp", "gradients", "gradients"),
+    ],
 )
-def test_a_rank_that_holds_all_of_what_should_be_divided_fails(check: str, part: str) -> None:
+def test_a_rank_that_holds_all_of_what_should_be_divided_fails(check: str, part: str, named: str) -> None:
     full = msgspec.structs.replace(HALF, **{f"{part}_bytes": getattr(WHOLE, f"{part}_bytes")})
     result = judged(check, run(check, rank(0), rank(1, memory=full)))
     assert result.status is Status.FAIL
-    assert f"of {part}" in words(result)
+    assert f"of the {named}" in words(result)
     assert judged("ddp", run("ddp", rank(0, memory=WHOLE), rank(1, memory=WHOLE))).status is Status.PASS
 
 

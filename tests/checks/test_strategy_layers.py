@@ -124,7 +124,7 @@ def test_a_split_in_two_dimensions_is_called_one() -> None:
 
 
 def test_too_few_ranks_for_three_dimensions_skip_with_the_reason() -> None:
-    why = Missing("data x tensor x pipeline needs 8 ranks (4 make tensor 2 x pipeline 2), and these are 2")
+    why = Missing("it needs 8 ranks, or another multiple of 4, and these are 2")
     result = judged("strategy.3d", not_run={"3d": why})
     assert result.status is Status.SKIP
     assert "needs 8 ranks" in words(result)

@@ -6,11 +6,16 @@ import os
 import subprocess
 import sys
 import textwrap
+import weakref
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
+import torch
+import torch.distributed.fsdp
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpudoctor.checks.case import Case
 from gpudoctor.checks.finding import Status
@@ -20,9 +25,13 @@ from gpudoctor.checks.strategy_verdict import loss_error, mean_losses
 from gpudoctor.facts.measured_strategies import Strategies, StrategyRun
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.node import Node
+from gpudoctor.probes import strategy_dp
 from gpudoctor.probes.board import Board
 from gpudoctor.probes.launch import ProbePlan
+from gpudoctor.probes.strategy_bench import Bench
+from gpudoctor.probes.strategy_fsdp import why_not_fsdp
 from gpudoctor.probes.strategy_model import shape_for
+from gpudoctor.probes.strategy_traffic import Traffic
 from tests.probes.conftest import measure
 
 # What fp32 rounds in ten steps was measured at 3e-7, what bf16 does at 1e-3: the checks allow ten times more and more.
@@ -166,6 +175,66 @@ def test_one_rank_has_nobody_to_divide_the_work_with() -> None:
     assert judged(found, "strategy.ddp").status is Status.SKIP
 
 
+class Moves:
+    """What a rank reports and waits for, in place of a Rank; on the board each of these is a move."""
+
+    world_size = 2
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.made: list[str] = []
+        self.left_out: list[Any] = []
+
+    def phase(self, text: str) -> None:
+        self.made.append(text)
+
+    def barrier(self) -> None:
+        self.made.append("barrier")
+
+    def send(self, message: Any) -> None:
+        self.left_out.append(message)
+
+
+@pytest.mark.parametrize("visible", [2, 1])
+def test_a_rank_that_waits_for_data_parallel_makes_the_moves_of_the_one_that_trains(
+    visible: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(strategy_dp, "_train", lambda rank, bench, devices: rank.phase("dp step"))
+    ranks = [Moves(0), Moves(1)]
+    for rank in ranks:
+        strategy_dp.run_dp(cast(Any, rank), cast(Any, None))
+    # who has made fewest is taken for the one that hangs
+    assert ranks[0].made == ranks[1].made == ["barrier", "dp step", "barrier"]
+    reasons = [message.why.reason for message in ranks[0].left_out]
+    assert reasons == ([] if visible == 2 else ["it wants all 2 GPUs in one process, and this one was given 1"])
+
+
+def test_what_an_older_torch_cannot_shard_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert why_not_fsdp(on_gpu=False) is None
+    monkeypatch.delattr(torch.cpu.Stream, "record_event")  # as in 2.6
+    assert why_not_fsdp(on_gpu=True) is None
+    assert "runs on GPUs only" in (why_not_fsdp(on_gpu=False) or "")
+    monkeypatch.delattr(torch.distributed.fsdp, "fully_shard")  # as in 2.4
+    assert "came with torch 2.6" in (why_not_fsdp(on_gpu=True) or "")
+
+
+def test_traffic_is_counted_past_the_tensors_by_which_torch_plans() -> None:
+    planned = FakeTensorMode().from_tensor(torch.ones(2))
+    with Traffic() as traffic:
+        assert (planned + planned).shape == (2,)
+    assert traffic.sent_bytes == 0
+
+
+def test_what_a_variant_leaves_behind_is_gone_before_the_next_is_measured() -> None:
+    circle: list[Any] = [torch.ones(2)]
+    circle.append(circle)
+    left = weakref.ref(circle[0])
+    del circle
+    Bench.begin_variant(cast(Any, SimpleNamespace(_rank=SimpleNamespace(on_gpu=False))))
+    assert left() is None
+
+
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5, 6, 7, 8, 16])
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_the_model_can_be_divided_among_any_number_of_ranks(world_size: int, on_gpu: bool) -> None:
@@ -173,6 +242,8 @@ def test_the_model_can_be_divided_among_any_number_of_ranks(world_size: int, on_
     assert shape.layers % world_size == shape.heads % world_size == shape.batch % (4 * world_size) == 0
     assert shape.width % shape.heads == 0
     assert shape.layers >= 4
+    if not on_gpu:  # CPU ranks share cores: each trains the whole batch alone, too
+        assert shape.batch * shape.sequence <= 256
 
 
 # Two ranks without a launcher, so that strategies can be put into the table; what they say comes out on stdout.
@@ -189,10 +260,13 @@ RANKS = """
 
     def on_one(rank, bench):
         if rank.number == 1:
-            raise RuntimeError("something odd")
+            raise RuntimeError(
+                "[/pytorch/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:4006. This is typically caused by "
+                "a remote worker crashing. Check the logs of the remote worker. GLHF!"
+            )
 
     def not_offered(rank, bench):
-        raise ImportError("no such name")
+        from torch.distributed import no_such_name
 
     def sound(rank, bench):
         model = bench.model()
@@ -243,7 +317,9 @@ def test_a_strategy_that_fails_is_told_and_the_next_one_runs(tmp_path: Path) -> 
         ("on_one", "failed"),
         ("not_offered", "unsupported"),
     ]
-    assert left_out[0]["why"]["missing"] == "rank 1: RuntimeError: something odd"
+    # no address of a connection that is gone, no file of torch's, and no good wishes
+    assert left_out[0]["why"]["missing"] == "rank 1: RuntimeError: Connection closed by peer"
+    assert left_out[1]["why"]["missing"].endswith("cannot import name 'no_such_name' from 'torch.distributed'")
     for messages in (zero, one):
         [sample] = [message for message in messages if message["type"] == "StrategySample"]
         assert sample["strategy"] == "sound"
@@ -258,4 +334,7 @@ def test_a_rank_whose_others_wait_elsewhere_gives_up_with_its_own_error(tmp_path
     [raised] = [message for message in one if message["type"] == "raised"]
     assert raised["text"] == "gone astray"
     assert raised["waiting"] is False
-    assert not [message for message in (*zero, *one) if message["type"] == "StrategySample"]
+    # the other one was waiting for it, and lost it: no fault of its own, nor a reason of the strategy's
+    [lost] = [message for message in zero if message["type"] == "raised"]
+    assert lost["waiting"] is True
+    assert not [message for message in (*zero, *one) if message["type"] in ("StrategySample", "StrategyLeftOut")]

@@ -71,6 +71,15 @@ def test_a_rank_with_a_wrong_shard_is_named_by_the_check_of_tensor_parallelism(f
     assert [finding.subject.label for finding in failures(four_ranks, "strategy.tensor")] == ["rank 2"]
 
 
+def test_tensor_parallelism_sums_twice_forward_and_twice_backward_in_each_layer(four_ranks: Measurements) -> None:
+    tried = strategies_of(four_ranks)
+    shape = tried.shape
+    hidden, logits = (4 * shape.batch * shape.sequence * size for size in (shape.width, shape.vocabulary))
+    # the head gathers its logits forward, and sums the gradient of its input backward
+    expected = 4 * shape.layers * hidden + logits + hidden
+    assert [rank.communicated_bytes for rank in run_of(tried, "tensor").ranks] == [expected] * 4
+
+
 def test_a_gather_that_one_rank_skips_is_caught_by_the_check_of_fsdp(four_ranks: Measurements) -> None:
     tried = strategies_of(four_ranks)
     assert weights_error(run_of(tried, "fsdp")) > 1e-3
@@ -125,7 +134,7 @@ def test_two_ranks_split_tensors_rightly_and_say_why_they_do_not_split_three_way
     assert run.figures == {"shards": 2.0}
     whole = tried.reference.memory.parameters_bytes
     assert all(rank.memory.parameters_bytes < 0.6 * whole for rank in run.ranks)
-    why = "data x tensor x pipeline needs 8 ranks (4 make tensor 2 x pipeline 2), and these are 2"
+    why = "it needs 8 ranks, or another multiple of 4 (4 make tensor 2 x pipeline 2), and these are 2"
     assert tried.not_run == {"3d": Missing(why)}
     assert failures(found, "strategy.tensor") == []
 
