@@ -14,11 +14,16 @@ FRAMEWORKS := .venv-frameworks
 demo: $(VENV)/.installed
 	$(BIN)/gpudoctor check --node hgx-h100-8 --backend gloo --ranks 2
 
-# tests that start ranks, or engines that do, want the machine for themselves, the others share its cores
-ALONE := tests/probes tests/cli $(patsubst %,tests/cluster/test_%.py,whole_job ray_job slurm slurm_job) tests/plan/test_trial.py
+# Tests that compare ranks with each other, or start engines, want the machine for themselves; others that start ranks
+# share it with one of their kind; the rest waits more than it computes: two for each core
+ALONE := $(patsubst %,tests/probes/test_%.py,collectives injections two_ranks) tests/cli/test_probes.py \
+  $(patsubst %,tests/cluster/test_%.py,whole_job ray_job slurm slurm_job)
+RANKS := tests/probes tests/cli tests/plan/test_trial.py
+TWO_A_CORE = $(shell echo $$(( 2 * $$(nproc) )))
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n logical --maxprocesses=8 --dist=loadfile $(ALONE:%=--ignore=%)
+	$(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 --dist=loadfile $(RANKS:%=--ignore=%) $(ALONE:%=--ignore=%)
+	$(BIN)/python -m pytest -n 2 --dist=loadfile $(RANKS) $(ALONE:%=--ignore=%)
 	$(BIN)/python -m pytest $(ALONE)
 
 # no library but what these tests start, and not beside the others: they take both cores for a minute or two.

@@ -43,6 +43,13 @@ _SHAPES: dict[str, str | None] = {
 # Those that happen in one place only, and of these, in one strategy.
 _PLACES: dict[str, str] = {"oom": "train", "skip-all-gather": "strategy", "wrong-shard": "strategy"}
 _STRATEGIES: dict[str, str] = {"skip-all-gather": "fsdp", "wrong-shard": "tensor"}
+# Those that one probe plays wherever it is, without a phase of their own.
+_PLAYED_BY: dict[str, Probe] = {
+    "wrong-sum": "collective",
+    "wrong-bits": "compute",
+    "slow-rank": "train",
+    "slow-data": "train",
+}
 FULL_LEVELS = ("full", "burn")  # those that measure every collective and every pair
 # Where a rank can hang or die, and the probe that comes by there.
 _PHASES: dict[str, Probe | None] = {
@@ -151,15 +158,17 @@ def checked(plan: ProbePlan) -> tuple[Injection, ...]:
         raise UserError(f"nccl needs one GPU a rank: {plan.ranks} ranks were asked for and {len(plan.gpus)} GPUs given")
     injections = injections_of(plan)
     for text, injection in zip(plan.inject, injections, strict=True):
-        why = _not_come_by(plan, injection.phase, _STRATEGIES.get(injection.kind))
+        why = _not_come_by(plan, injection)
         if why is not None:
-            raise UserError(f"--inject {text}: no rank comes by {injection.phase}: {why}")
+            place = injection.phase or _PLAYED_BY[injection.kind]
+            raise UserError(f"--inject {text}: no rank comes by {place}: {why}")
     return injections
 
 
-def _not_come_by(plan: ProbePlan, phase: str | None, strategy: str | None) -> str | None:
-    """Why a fault in this phase would never happen, in words."""
-    probe = _PHASES.get(phase or "join")
+def _not_come_by(plan: ProbePlan, injection: Injection) -> str | None:
+    """Why this fault would never happen, in words."""
+    phase, strategy = injection.phase, _STRATEGIES.get(injection.kind)
+    probe = _PHASES[phase] if phase else _PLAYED_BY.get(injection.kind)
     if probe is not None and probe not in plan.probes:
         return f"the {probe} probe is not run"
     if strategy is not None and plan.strategies and strategy not in plan.strategies:

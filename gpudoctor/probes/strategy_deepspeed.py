@@ -22,6 +22,7 @@ def run_deepspeed(rank: Rank, bench: Bench) -> None:
     """Train the model under each stage of ZeRO, in fp32."""
     deepspeed = _imported(rank)
     for stage in STAGES:
+        bench.begin_variant()
         engine, *_ = deepspeed.initialize(
             model=bench.model(),
             optimizer=bench.optimizer,  # it is called with the parameters as DeepSpeed divides them

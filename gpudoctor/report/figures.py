@@ -17,7 +17,8 @@ def figure_lines(measurements: Measurements) -> list[str]:
     launch, of_libraries = measurements.launch, library_lines(measurements)
     if launch is None:
         return ["Measured in processes of their own:", *of_libraries] if of_libraries else []
-    kind = "CPU ranks" if launch.backend == "gloo" else "GPUs"
+    kind = "CPU rank" if launch.backend == "gloo" else "GPU"
+    kind += "s" if launch.world_size != 1 else ""
     seconds = "" if isinstance(launch.total_s, Missing) else f", {launch.total_s:.1f} s"
     lines = [f"Measured on {launch.world_size} {kind} ({launch.backend}, {launch.method}{seconds}):"]
     lines += collective_lines(measurements)

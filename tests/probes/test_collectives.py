@@ -104,6 +104,19 @@ def test_a_fault_where_no_rank_comes_by_is_the_users_to_mend(plan: ProbePlan, wh
     assert why in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("fault", "probe"),
+    [("wrong-sum=1", "collective"), ("wrong-bits=1", "compute"), ("slow-rank=1:2", "train"), ("slow-data=1", "train")],
+)
+def test_a_fault_that_no_probe_of_the_run_plays_is_refused_and_does_not_pass(fault: str, probe: str) -> None:
+    with pytest.raises(UserError, match=f"no rank comes by {probe}: the {probe} probe is not run"):
+        run_probes(
+            ProbePlan("gloo", 2, probes=("strategy",), level="full", inject=(fault,)),
+            deadline_s=1.0,
+            probe_deadline_s=1.0,
+        )
+
+
 # merging
 
 
