@@ -87,12 +87,11 @@ def check(args: argparse.Namespace) -> int:
     started, began = _now(), time.monotonic()
     checks = all_checks()
     config = load_config(args.config, os.environ, checks)
-    level = args.level or config.level
     required = (*config.require, *args.require)
-    chosen = select(checks, args.ids, required=required)
+    named = select(checks, args.ids, required=required)
     # what is required is run too: a check that nobody ran gives no verdict
-    chosen = tuple(c for c in checks if c in chosen or any(matches(c, word) for word in required))
-    level = args.level or _level_for(chosen if args.ids else (), config.level)
+    chosen = tuple(c for c in checks if c in named or any(matches(c, word) for word in required))
+    level = args.level or _level_for(named if args.ids else (), config.level)
     left_out = _left_out(chosen, (*config.skip, *args.skip))
     asked = tuple(c for c in chosen if c not in left_out)
     question = Question(

@@ -47,6 +47,9 @@ def with_parts(
     others = {name: why for name, why in measured.not_run.items() if name not in PARTS.values()}
     left_out = {part: Missing("not asked for") for part in PARTS.values() if part not in parts}
     measured = msgspec.structs.replace(measured, not_run=others | left_out)
+    hung = next((problem.text for problem in measured.problems if problem.kind == "timeout"), None)
+    if hung is not None and plan.backend == "nccl":  # what hangs in a GPU's driver would only be more
+        refused = dict.fromkeys(parts, Missing(f"not tried: {hung}", "failed"))
     try:
         for part in parts:
             why = (refused or {}).get(part)

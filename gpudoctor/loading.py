@@ -88,7 +88,7 @@ def measure(
         busy = None if args.force else _busy(gpus)
         if busy is not None:
             return _not_run(Missing(f"{busy}: no load beside it without --force", "denied"))
-    from gpudoctor.probes.plan import ProbePlan, checked
+    from gpudoctor.probes.plan import ProbePlan, checked, desyncs
 
     plan = ProbePlan(
         backend=backend,
@@ -101,13 +101,12 @@ def measure(
         engine=seats.engine if seats is not None else None,
         strategies=tuple(c.id.partition(".")[2] for c in checks if c.domain == "strategy" and c.id not in PARTS),
     )
-    if not wanted and (backend == "gloo" or not any(c.id == "env.torch" for c in checks)):
-        strange = () if set(parts) & set(DESYNCED) else plan.inject
-        strange = strange or tuple(text for text in plan.inject if not text.startswith("desync="))
-        if strange:
-            raise UserError(
-                f"--inject {strange[0]}: what was asked for has no ranks of a probe in which that can happen"
-            )
+    has_ranks = bool(wanted) or (backend == "nccl" and any(c.id == "env.torch" for c in checks))
+    desynced = desyncs(plan) or bool(set(parts) & set(DESYNCED))
+    strange = [text for text in plan.inject if not (desynced if text.startswith("desync=") else has_ranks)]
+    if strange:
+        raise UserError(f"--inject {strange[0]}: what was asked for has no ranks of a probe in which that can happen")
+    if not has_ranks:
         checked(plan)
         measured = _not_run(Missing("not asked for"))
     elif backend == "nccl" and isinstance(node.software.torch, Missing):

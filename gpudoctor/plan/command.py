@@ -41,7 +41,7 @@ from gpudoctor.report.report import SourceSummary
 def plan(args: argparse.Namespace) -> int:
     """Run `gpudoctor plan`. Raise UserError where there is nothing to plan, with the nearest that would work.
 
-    The exit code is 1 where a trial broke, 3 where it did not end.
+    The exit code is 1 where a trial broke, 3 where it did not end or was refused a GPU.
     """
     for option, given in (("--backend", args.backend), ("--ranks", args.ranks), ("--force", args.force or None)):
         if given is not None and not args.try_it:
@@ -59,7 +59,7 @@ def plan(args: argparse.Namespace) -> int:
     made, taken = (make_plan if sourced.node.gpus else cpu_plan)(args, shape, sourced)
     trial = run_trial(taken.job, taken.split, devices)
     _write(msgspec.structs.replace(made, trial=trial), args)
-    return OK if trial.error is None else UNKNOWN if trial.error_kind == "timeout" else FAILED
+    return OK if trial.error is None else UNKNOWN if trial.error_kind in ("timeout", "refused") else FAILED
 
 
 def make_plan(args: argparse.Namespace, shape: ModelShape, sourced: Sourced) -> tuple[Plan, Option]:

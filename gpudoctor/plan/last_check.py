@@ -40,6 +40,9 @@ def measurements_of(path: Path, node: Node) -> Measurements:
         ) from None
     if report.error is not None:
         raise UserError(f"--report {shown}: that check could not do its work: {printable(report.error)[:200]}")
+    if report.run.injected:
+        how = ", ".join(map(printable, report.run.injected))[:200]
+        raise UserError(f"--report {shown}: it was made to go wrong (--inject {how}): make one without")
     then = {gpu.uuid or gpu.bus_id for gpu in report.gpus}
     now = {known(gpu.uuid) or gpu.bus_id for gpu in node.gpus}
     if not then & now:

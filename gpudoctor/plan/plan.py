@@ -152,7 +152,7 @@ class Trial(msgspec.Struct, frozen=True):
     communication_s: float | None = None
     gflops: float | None = None
     allreduce_gb_s: float | None = None
-    losses: tuple[float, ...] = ()
+    losses: tuple[float | None, ...] = ()
     error: str | None = None
     error_kind: str | None = None
 

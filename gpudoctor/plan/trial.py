@@ -126,7 +126,7 @@ def compared(trial: Trial, job: Job, split: Split, figures: dict[int, TrialFigur
         communication_s=_short(parts_s[1]),
         gflops=_short(gflops),
         allreduce_gb_s=None if exchange is None else _short(exchange),
-        losses=tuple(round(loss, 4) for loss in losses),
+        losses=tuple(None if loss is None else round(loss, 4) for loss in losses),
     )
 
 

@@ -54,7 +54,10 @@ def _rows(trial: Trial) -> Iterator[tuple[str, str]]:
         f"measured{'; times of CPU ranks say nothing of GPUs' if trial.device == 'cpu' else ''}",
     )
     yield "", _rates(trial)
-    yield "its loss", f"{trial.losses[0]:.4g} at first, {trial.losses[-1]:.4g} after {len(trial.losses)} steps"
+    first, last = (
+        "no finite number" if loss is None else f"{loss:.4g}" for loss in (trial.losses[0], trial.losses[-1])
+    )
+    yield "its loss", f"{first} at first, {last} after {len(trial.losses)} steps"
 
 
 def _rates(trial: Trial) -> str:

@@ -24,6 +24,7 @@ _READ_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 16
 _TURN_S = 0.5
 _GRACE_S = 1.0  # after one of several failed: the time for the others to say why
+ENDED_WITH_OTHERS = "was ended with the others"
 _KILL_GRACE_S = 10.0  # a driver takes seconds to release a GPU
 
 
@@ -55,6 +56,7 @@ class _Process:
         self.broken: Broken | None = None
         self.ended = False
         self.killed = False
+        self.late = False
         self.answers: list[AnyAnswer] = []
         self.buffer = b""
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # without a name: it is gone with us  # noqa: SIM115
@@ -115,7 +117,9 @@ class _Process:
         elif not self.done:
             last = f": {output[-1]}" if output else ""
             status = self.process.returncode
-            if not self.ended:
+            if not (self.ended or self.late):
+                what = f"{ENDED_WITH_OTHERS}, in {self.doing!r}"
+            elif not self.ended:
                 what = f"did not leave {self.doing!r} within {limit_s:g} s"
             elif status is not None and status < 0:
                 what = f"was ended by {signal_name(-status)} in {self.doing!r}{last}"
@@ -169,7 +173,7 @@ def run_apart(
 
 def _listen(processes: Sequence[_Process], deadline_s: float, import_s: float, together: bool) -> None:
     began_s = time.monotonic()
-    give_up_s = began_s + deadline_s
+    give_up_s, failed = began_s + deadline_s, False
     with selectors.DefaultSelector() as selector:
         for process in processes:
             selector.register(process.reader, selectors.EVENT_READ, process)
@@ -177,6 +181,9 @@ def _listen(processes: Sequence[_Process], deadline_s: float, import_s: float, t
             loading = any(key.data.loading for key in selector.get_map().values())
             left_s = min(give_up_s, began_s + import_s if loading else give_up_s) - time.monotonic()
             if left_s <= 0:
+                if not failed:
+                    for key in selector.get_map().values():
+                        key.data.late = key.data.loading or not loading
                 return
             # in short turns: a signal that came just before a wait does not end it
             for key, _ in selector.select(min(left_s, _TURN_S)):
@@ -187,7 +194,7 @@ def _listen(processes: Sequence[_Process], deadline_s: float, import_s: float, t
                 if process.ended or process.done or process.broken:
                     selector.unregister(process.reader)
                 if together and (process.broken or (process.ended and not process.done)):
-                    give_up_s = min(give_up_s, time.monotonic() + _GRACE_S)
+                    give_up_s, failed = min(give_up_s, time.monotonic() + _GRACE_S), True
 
 
 def _end(processes: Sequence[_Process]) -> None:

@@ -51,6 +51,10 @@ class Board:
         self._cells[at] += 1
         self._cells[at + 2] = blocked
 
+    def level(self, rank: int, moves: int) -> None:
+        """Set the count to what all ranks have agreed on, where one of them left a part of the way out."""
+        self._cells[rank * _FIELDS] = moves
+
     def begin_step(self, rank: int, step: int) -> None:
         """Steps count from 1; 0 means that the phase has none."""
         self._cells[rank * _FIELDS + 1] = step

@@ -16,7 +16,7 @@ from importlib.machinery import PathFinder
 
 import msgspec
 
-from gpudoctor.facts.measured_frameworks import FRAMEWORKS, Framework, FrameworkView, LibraryStrategies
+from gpudoctor.facts.measured_frameworks import FRAMEWORKS, FrameworkView, LibraryStrategies
 from gpudoctor.facts.measured_strategies import (
     Strategies,
     StrategyRank,
@@ -26,7 +26,7 @@ from gpudoctor.facts.measured_strategies import (
 )
 from gpudoctor.facts.measurements import Device, Measurements
 from gpudoctor.facts.missing import Missing
-from gpudoctor.probes.apart import Heard, Seat, run_apart
+from gpudoctor.probes.apart import ENDED_WITH_OTHERS, Heard, Seat, run_apart
 from gpudoctor.probes.apart_messages import Reference, Seen, TensorflowTask, Trained, ViewTask
 from gpudoctor.probes.launch import run_probes
 from gpudoctor.probes.plan import ProbePlan, injections_of
@@ -219,9 +219,9 @@ def _merged(plan: ProbePlan, shape: StrategyShape, heard: Mapping[str, Sequence[
         told += [answer for answer in answers if isinstance(answer, Reference)]
         failures = [each.failure for each in processes if each.failure is not None]
         if failures or len(ranks) != plan.ranks:
-            # one that says itself why tells more than one that waited for it
-            said = [each for each in failures if "did not leave" not in each.reason]
-            not_run[variant] = (said or failures or [Missing("not every replica answered", "failed")])[0]
+            # one that says itself why tells more than one that hung, and that more than one that waited for it
+            failures.sort(key=lambda each: (ENDED_WITH_OTHERS in each.reason, "did not leave" in each.reason))
+            not_run[variant] = (failures or [Missing("not every replica answered", "failed")])[0]
         else:
             runs.append(StrategyRun("tensorflow", variant, "fp32", tuple(ranks)))
     if not runs or not told:
@@ -230,6 +230,3 @@ def _merged(plan: ProbePlan, shape: StrategyShape, heard: Mapping[str, Sequence[
     device: Device = "cuda" if plan.backend == "nccl" else "cpu"
     found = Strategies(device, plan.ranks, shape, STEPS, reference, tuple(runs), not_run)
     return Measurements(tensorflow=LibraryStrategies("TensorFlow", told[0].version, found))
-
-
-__all__ = ["Framework", "deepspeed_strategies", "framework_views", "missing_library", "tensorflow_strategies"]

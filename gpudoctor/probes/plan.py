@@ -165,6 +165,12 @@ def checked(plan: ProbePlan) -> tuple[Injection, ...]:
     return injections
 
 
+def desyncs(plan: ProbePlan) -> bool:
+    """Whether a rank of this plan comes by where --inject desync changes its weights."""
+    named = not plan.strategies or {"ddp", "deepspeed"} & set(plan.strategies)
+    return "train" in plan.probes or ("strategy" in plan.probes and bool(named))
+
+
 def _not_come_by(plan: ProbePlan, injection: Injection) -> str | None:
     """Why this fault would never happen, in words."""
     phase, strategy = injection.phase, _STRATEGIES.get(injection.kind)

@@ -85,6 +85,15 @@ class Rank:
         self.waiting = False
         self._board.move(self.number, blocked=False)
 
+    @property
+    def moves(self) -> int:
+        """How far the parent sees this rank."""
+        return self._board.standing(self.number).moves
+
+    def level(self, moves: int) -> None:
+        """Stand where all ranks have agreed to stand, though one of them may have left a part of the way out."""
+        self._board.level(self.number, moves)
+
     def barrier(self) -> None:
         """Wait for every rank on the CPU; a waiting rank leaves its GPU idle."""
         with self.blocked():

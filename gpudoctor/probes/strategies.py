@@ -21,8 +21,8 @@ from gpudoctor.probes.trouble import FAILURES, in_one_line
 
 StrategyFunction = Callable[[Rank, Bench], None]
 _OTHERS_COME_WITHIN_S = 15.0
-# the file of a module that lacks a name; and gloo's good wishes, with the address of a port that is gone
-_NOT_FOR_PEOPLE = re.compile(r" \((/[^)]*|unknown location)\)$| \[\S+\]:\d+|\.? This is typically caused by .*$")
+# the file of a module that lacks a name, and the address of a port that is gone
+_NOT_FOR_PEOPLE = re.compile(r" \((/[^)]*|unknown location)\)$| \[\S+\]:\d+")
 
 
 class Strategy(msgspec.Struct, frozen=True):
@@ -106,7 +106,8 @@ def _meet(rank: Rank, group: dist.ProcessGroup | None, error: Exception | None) 
     """
     waited = rank.waiting
     with rank.blocked():
-        work = dist.all_reduce(torch.zeros(1), group=group, async_op=True)
+        most_moves = torch.tensor([rank.moves])
+        work = dist.all_reduce(most_moves, dist.ReduceOp.MAX, group=group, async_op=True)
         assert work is not None
         try:
             if error is None:
@@ -118,6 +119,7 @@ def _meet(rank: Rank, group: dist.ProcessGroup | None, error: Exception | None) 
                 raise
             rank.waiting = waited and work.is_completed()
             raise error from None
+        rank.level(int(most_moves))  # one that failed is behind by what the others did since
 
 
 @contextmanager

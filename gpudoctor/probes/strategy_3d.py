@@ -66,7 +66,7 @@ def run_3d(rank: Rank, bench: Bench) -> None:
     bench.train(
         Variant("3d", figures=figures),
         step,
-        holds=functools.partial(_held, model, optimizer),
+        holds=lambda: (model.parameters(), optimizer),
         weights=functools.partial(whole_weights, model),
     )
 
@@ -80,7 +80,3 @@ def _average(model: nn.Module, group: Any, copies: int) -> None:
         local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
         dist.all_reduce(local, group=group)
         local.div_(copies)
-
-
-def _held(model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
-    return model.parameters(), optimizer

@@ -13,7 +13,10 @@ from gpudoctor.probes.strategy_model import loss_of
 
 
 def run_dp(rank: Rank, bench: Bench) -> None:
-    """Train on rank 0, over all GPUs of the run."""
+    """Train on rank 0, over all GPUs of the run; the others go on to where all meet.
+
+    They do not wait for it here: an error that it raises would leave them behind.
+    """
     rank.barrier()
     devices = list(range(torch.cuda.device_count()))
     if rank.number != 0:
@@ -25,7 +28,6 @@ def run_dp(rank: Rank, bench: Bench) -> None:
         rank.send(StrategyLeftOut("dp", Missing(why, "denied")))
     else:
         _train(rank, bench, devices)
-    rank.barrier()
 
 
 def _train(rank: Rank, bench: Bench, devices: list[int]) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from gpudoctor.probes.rank import Rank
 from gpudoctor.probes.strategy_bench import Bench, Variant
+from gpudoctor.probes.strategy_memory import local_part
 from gpudoctor.probes.strategy_model import Transformer, loss_of
 
 # What is split by columns (its outputs) and what by rows (its inputs): one sum over the ranks for each pair.
@@ -37,7 +38,7 @@ def run_tensor(rank: Rank, bench: Bench) -> None:
     bench.train(
         Variant("tensor", figures=figures),
         functools.partial(_step, bench, model, optimizer),
-        holds=functools.partial(_held, model, optimizer),
+        holds=lambda: (model.parameters(), optimizer),
         weights=functools.partial(whole_weights, model),
     )
 
@@ -95,17 +96,11 @@ def part_of(name: str, whole: torch.Tensor, index: int, shards: int) -> torch.Te
     return whole
 
 
-def local_part(weight: Any) -> torch.Tensor:
-    """What this rank holds of a weight, split or not."""
-    held: torch.Tensor = (weight.to_local() if hasattr(weight, "to_local") else weight).detach()
-    return held
-
-
 def spoil_shard(model: Transformer, original: Transformer, index: int, shards: int) -> None:
     """Play wrong-shard: this rank holds its neighbour's part of one matrix."""
     name = next(name for name, _ in model.named_parameters() if name.endswith(SPOILED))
     neighbours = part_of(name, original.get_parameter(name).detach(), (index + 1) % shards, shards)
-    local_part(model.get_parameter(name)).copy_(neighbours)
+    local_part(model.get_parameter(name)).detach().copy_(neighbours)
 
 
 def wrong_shards(model: Transformer, original: Transformer, index: int, shards: int) -> int:
@@ -113,7 +108,7 @@ def wrong_shards(model: Transformer, original: Transformer, index: int, shards: 
     wrong = 0
     for name, weight in model.named_parameters():
         own = part_of(name, original.get_parameter(name).detach(), index, shards)
-        wrong += not torch.equal(local_part(weight), own)
+        wrong += not torch.equal(local_part(weight).detach(), own)
     return wrong
 
 
@@ -133,7 +128,3 @@ def _step(bench: Bench, model: nn.Module, optimizer: torch.optim.Optimizer, numb
     torch.autograd.backward(loss)
     optimizer.step()
     return loss.detach()
-
-
-def _held(model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
-    return model.parameters(), optimizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -95,7 +96,7 @@ class _Train:
 
     def __init__(self, rank: Rank, order: TrialOrder, seat: Seat, built: Built) -> None:
         self._rank, self._order, self._seat, self._built = rank, order, seat, built
-        self.losses: list[float] = []
+        self.losses: list[float | None] = []
         self._wide = order.precision != "bf16-true"  # else nothing is fp32, the loss as little as the rest
         generator = torch.Generator().manual_seed(_SEED + seat.data_number)
         sizes = (order.micro_batches, order.micro_batch, order.seq)
@@ -107,7 +108,8 @@ class _Train:
         self._built.zero_grad()
         losses = self._pipelined() if self._order.pipeline > 1 else list(self._one_by_one())
         if losses:
-            self.losses.append(float(torch.stack(losses).mean()))
+            loss = float(torch.stack(losses).mean())
+            self.losses.append(loss if math.isfinite(loss) else None)
         self._exchange()
         gradients = stored_bytes(p.grad for p in self._built.inner.parameters())
         self._built.optimizer.step()

@@ -59,7 +59,7 @@ class TrialFigures(msgspec.Struct, frozen=True):
     `peak_bytes`: the most that tensors held at one time in a step, all of these and activations included.
     `step_s`: each step after the first. `gflops`: of matrix products of this model's sizes, alone on this rank;
     `allreduce_gb_s`: bus bandwidth of an all_reduce of the gradients' size (1e9 bytes); None on one rank.
-    `losses`: of each step, on the ranks of the last stage.
+    `losses`: of each step, on the ranks of the last stage; None where it was not finite.
     """
 
     parameters: int
@@ -68,6 +68,6 @@ class TrialFigures(msgspec.Struct, frozen=True):
     optimizer_bytes: int
     peak_bytes: int
     step_s: tuple[float, ...]
-    losses: tuple[float, ...]
+    losses: tuple[float | None, ...]
     gflops: float = 0.0
     allreduce_gb_s: float | None = None

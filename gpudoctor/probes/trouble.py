@@ -61,9 +61,9 @@ def in_one_line(error: BaseException) -> str:
         return f"NCCL: {lines[lines.index('Last error:') + 1]}"
     # gloo and c10 put the place in their source first
     line = re.sub(r"^\[(enforce fail at )?\S+:\d+\] ", "", lines[0])
-    # torch's own number of the GPU is not the one that people know; and what follows is about its allocator
+    # torch's own number of the GPU is not the one that people know; what follows is about its allocator, or guesses
     line = re.sub(r"GPU \d+ has a total", "It has a total", line)
-    return re.split(" Including non-PyTorch| Of the allocated", line)[0]
+    return re.split(r" Including non-PyTorch| Of the allocated|\.? This is typically caused by ", line)[0]
 
 
 def _held_by_others_mib(text: str) -> float:

@@ -7,6 +7,7 @@ import msgspec
 from gpudoctor.checks.faults import explain
 from gpudoctor.checks.run import CheckResult
 from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.missing import Missing
 from gpudoctor.report.judge import exit_code, reason_line
 from gpudoctor.report.report import Report, counts_of, verdict_of
 
@@ -50,18 +51,24 @@ def _without_causes(result: CheckResult) -> CheckResult:
 
 
 def _measured(old: Measurements, new: Measurements) -> Measurements:
-    if new.launch is None and old.launch is not None:
-        # what runs apart from the ranks has no launch
-        apart = {name: getattr(new, name) for name in _APART if getattr(new, name)}
-        not_run = {name: why for name, why in old.not_run.items() if name not in apart}
-        return msgspec.structs.replace(old, **apart, not_run=not_run)
-    if new.launch is None:
-        return new
-    if old.launch is None or (old.launch.backend, old.launch.world_size) != (
-        new.launch.backend,
-        new.launch.world_size,
-    ):
-        return new
+    if old.launch is not None and new.launch is not None:
+        if (old.launch.backend, old.launch.world_size) != (new.launch.backend, new.launch.world_size):
+            return new
+        ranks = _of_ranks(old, new)
+    else:
+        ranks = old if new.launch is None and old.launch is not None else new
+    # each part that runs apart from the ranks is wholly of one run: its figures, and why others of it are missing
+    changes: dict[str, object] = {}
+    not_run = {name: why for name, why in ranks.not_run.items() if name.partition(".")[0] not in _APART}
+    for part in _APART:
+        of_new = _reasons(part, new)
+        asked = getattr(new, part) or any(why.kind != "absent" or name != part for name, why in of_new.items())
+        changes[part] = getattr(new if asked else old, part)
+        not_run |= of_new if asked else _reasons(part, old)
+    return msgspec.structs.replace(ranks, **changes, not_run=not_run)
+
+
+def _of_ranks(old: Measurements, new: Measurements) -> Measurements:
     not_asked = {probe for probe, why in new.not_run.items() if why.kind == "absent"}
     changes: dict[str, object] = {}
     for probe, fields in _FIELDS.items():
@@ -71,6 +78,11 @@ def _measured(old: Measurements, new: Measurements) -> Measurements:
     return msgspec.structs.replace(new, **changes, not_run=not_run)
 
 
+def _reasons(part: str, measured: Measurements) -> dict[str, Missing]:
+    """Why there are no figures of this part, or of something in it."""
+    return {name: why for name, why in measured.not_run.items() if name.partition(".")[0] == part}
+
+
 _APART = ("frameworks", "deepspeed", "tensorflow")
 _FIELDS: dict[str, tuple[str, ...]] = {
     "collective": ("collectives", "pairs"),
@@ -78,7 +90,6 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "compute": ("compute",),
     "train": ("training",),
     "strategy": ("strategies",),
-    **{name: (name,) for name in _APART},
 }
 
 

@@ -29,6 +29,12 @@ def test_a_required_check_is_run_even_where_others_were_asked_for(gpudoctor: Gpu
     assert broken.code == 1
 
 
+def test_what_is_required_beside_it_takes_no_level_from_what_was_asked_for(gpudoctor: Gpudoctor) -> None:
+    asked = ("check", "strategy.3d", "--node", "hgx-h100-8", "--json")
+    assert gpudoctor(*asked).json["run"]["level"] == "full"
+    assert gpudoctor(*asked, "--require", "gpu.count").json["run"]["level"] == "full"
+
+
 @pytest.mark.parametrize("form", ["text", "json", "nagios"])
 def test_a_required_check_without_a_verdict_is_told_in_every_format(form: str, gpudoctor: Gpudoctor) -> None:
     outcome = gpudoctor(*QUICK, "--require", "train.sync", "--format", form)

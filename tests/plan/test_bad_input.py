@@ -155,6 +155,15 @@ def test_a_report_of_another_machine_or_of_a_check_that_failed_is_refused(gpudoc
     assert "could not do its work" in gpudoctor("plan", "8b", "--node", "hgx-h100-8", "--report", str(path)).err
 
 
+def test_a_report_that_was_made_to_go_wrong_is_no_ground_for_a_plan(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    path = tmp_path / "last.json"
+    report = gpudoctor("check", "--node", "hgx-h100-8", "--level", "quick", "--json").json
+    path.write_text(json.dumps(report | {"run": report["run"] | {"injected": ["slow-rank=1:3"]}}))
+    outcome = gpudoctor("plan", "8b", "--node", "hgx-h100-8", "--report", str(path))
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.endswith("it was made to go wrong (--inject slow-rank=1:3): make one without\n")
+
+
 def test_a_model_of_an_unknown_architecture_is_one_line(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "mamba"}))

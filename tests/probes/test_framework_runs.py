@@ -184,6 +184,30 @@ def test_reasons_of_the_ranks_stay_and_those_of_the_parts_are_their_own(started:
     assert measured.not_run["deepspeed"].reason == "not asked for"
 
 
+@pytest.mark.parametrize(("plan", "more"), [(GPU_PLAN, False), (CPU_PLAN, True)])
+def test_nothing_more_is_started_on_gpus_whose_ranks_hung(plan: ProbePlan, more: bool, started: list[Seat]) -> None:
+    hung = ProbeProblem("train", "timeout", "rank 1 did not leave the train within 60 s", 1)
+    measured = with_parts(("tensorflow",), plan, Measurements(problems=(hung,)), None, nothing)
+    assert bool(started) is (measured.tensorflow is not None) is more
+    if not more:
+        assert measured.not_run["tensorflow"] == Missing(f"not tried: {hung.text}", "failed")
+
+
+@pytest.mark.parametrize("check", ["strategy.ddp", "train.sync"])
+def test_weights_are_changed_in_ddp_and_in_the_train(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[ProbePlan] = []
+
+    def run_probes(plan: ProbePlan, **_: Any) -> Measurements:
+        plans.append(plan)
+        return Measurements()
+
+    monkeypatch.setattr(launch, "run_probes", run_probes)
+    [chosen] = [each for each in registry() if each.id == check]
+    args = argparse.Namespace(backend="gloo", gpu=None, ranks=2, inject=["desync=1"], force=False)
+    measure(load_node("hgx-h100-8"), (chosen,), "full", args, None, nothing)
+    assert [plan.inject for plan in plans] == [("desync=1",)]
+
+
 def test_what_there_was_is_kept_where_a_signal_ends_it(monkeypatch: pytest.MonkeyPatch, started: list[Seat]) -> None:
     def interrupted(deadline_s: float) -> Measurements:
         raise KeyboardInterrupt
@@ -216,6 +240,8 @@ def test_a_library_alone_starts_no_rank_of_a_probe(monkeypatch: pytest.MonkeyPat
         ("strategy.tensorflow", "slow-rank=0:2", "no ranks of a probe"),
         ("strategy.tensorflow", "desync=2", "there is no rank 2"),
         ("env.frameworks", "desync=1", "no ranks of a probe"),
+        ("strategy.fsdp", "desync=1", "no ranks of a probe"),
+        ("compute.exact", "desync=1", "no ranks of a probe"),
     ],
 )
 def test_a_fault_that_nothing_would_meet_is_refused(

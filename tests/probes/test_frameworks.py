@@ -130,6 +130,17 @@ def test_an_import_has_a_deadline_of_its_own(tmp_path: Path, monkeypatch: pytest
     assert (heard.loaded, heard.failure) == (False, Missing("JAX did not leave 'import jax' within 1 s", "failed"))
 
 
+def test_one_that_waited_for_another_is_not_told_as_the_one_that_hung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = "import signal\n__version__ = '1'\nclass version: cuda = '1'\nclass cuda: init = signal.pause\n"
+    install(tmp_path, monkeypatch, {"torch": waits, "jax": "import signal; signal.pause()"})
+    seats = [Seat("torch", ViewTask("torch")), Seat("JAX", ViewTask("jax"))]
+    waited, hung = run_apart(seats, deadline_s=600.0, import_deadline_s=10.0, together=True)
+    assert waited.failure == Missing("torch was ended with the others, in 'count the GPUs'", "failed")
+    assert hung.failure == Missing("JAX did not leave 'import jax' within 10 s", "failed")
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
-from gpudoctor.facts.measured_frameworks import FrameworkView
+from gpudoctor.facts.measured_frameworks import Framework, FrameworkView
 from gpudoctor.facts.measurements import Collective, Launch, Measurements, Training
 from gpudoctor.facts.missing import Missing
 from gpudoctor.report.joined import joined
@@ -94,3 +95,34 @@ def test_what_was_run_apart_from_the_ranks_comes_without_a_launch() -> None:
     again = with_figures(report_of(words=("train",)), train=True)
     again.measurements.not_run["frameworks"] = Missing("not asked for")
     assert joined(both, again).measurements.frameworks == (view,)
+
+
+@pytest.mark.parametrize("launched", [True, False])
+@pytest.mark.parametrize(
+    ("views", "failed"),
+    [(("jax",), "frameworks.torch"), ((), "frameworks"), ((), "frameworks.torch")],
+)
+def test_a_framework_that_gave_no_answer_this_time_does_not_count_as_the_time_before(
+    views: tuple[Framework, ...], failed: str, launched: bool
+) -> None:
+    old = with_figures(report_of(), train=True)
+    before = (FrameworkView("torch", "2.13.0", gpus=8), FrameworkView("jax", "0.10.2", gpus=8))
+    old = msgspec.structs.replace(old, measurements=msgspec.structs.replace(old.measurements, frameworks=before))
+    again = with_figures(report_of(words=("env",)), train=True) if launched else report_of(words=("env",))
+    found = msgspec.structs.replace(
+        again.measurements,
+        frameworks=tuple(FrameworkView(name, "1", gpus=8) for name in views),
+        not_run=again.measurements.not_run | {failed: Missing("no answer", "failed")},
+    )
+    both = joined(old, msgspec.structs.replace(again, measurements=found)).measurements
+    assert both.frameworks == found.frameworks
+    assert both.not_run[failed] == Missing("no answer", "failed")
+
+
+def test_a_library_that_was_not_asked_for_again_stays_with_why_it_has_no_figures() -> None:
+    old = with_figures(report_of(), train=True)
+    old.measurements.not_run["frameworks.jax"] = old.measurements.not_run["deepspeed"] = Missing("hung", "failed")
+    again = with_figures(report_of(words=("train",)), train=True)
+    again.measurements.not_run["frameworks"] = again.measurements.not_run["deepspeed"] = Missing("not asked for")
+    both = joined(old, again).measurements
+    assert both.not_run["frameworks.jax"] == both.not_run["deepspeed"] == Missing("hung", "failed")

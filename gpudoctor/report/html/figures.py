@@ -15,6 +15,7 @@ from gpudoctor.report.collective_figures import column_of, figure_text, size_tex
 from gpudoctor.report.html.charts import Bar, lines_by_size, stacked_bars
 from gpudoctor.report.html.elements import Child, element, lines, section, table
 from gpudoctor.report.html.matrices import bandwidths, rank_name
+from gpudoctor.report.library_figures import library_lines
 from gpudoctor.report.report import Report
 from gpudoctor.report.strategy_figures import strategy_lines
 from gpudoctor.report.telemetry_figures import TELEMETRY_COLUMNS, telemetry_cells
@@ -26,8 +27,14 @@ def figures_part(report: Report) -> Iterator[Child]:
     """A section for each kind of figure that was measured, in the order in which the probes run."""
     measured = report.measurements
     yield section("Problems of the probes", *(_problem(each) for each in measured.problems), id_="probe-problems")
-    launch = measured.launch
+    launch, of_libraries = measured.launch, library_lines(measured)
+    libraries = section(
+        "Strategies of other libraries",
+        *([lines(dedent("\n".join(of_libraries)))] if of_libraries else []),
+        id_="libraries",
+    )
     if launch is None:
+        yield libraries
         return
     kind = "CPU ranks" if launch.backend == "gloo" else "GPUs"
     took = known(launch.total_s)
@@ -41,6 +48,7 @@ def figures_part(report: Report) -> Iterator[Child]:
     yield section("Bandwidth", *bandwidths(measured), *_host_links(measured), id_="bandwidth")
     yield section("Compute", *_compute(measured), id_="compute")
     yield section("Strategies", *(lines(text) for text in _strategies(measured)), id_="strategies")
+    yield libraries
     yield section("GPUs under load", *(_telemetry(each) for each in measured.telemetry), id_="telemetry")
     if measured.burn is not None:
         yield section("Burn", *_burn(measured.burn, measured), id_="burn")
