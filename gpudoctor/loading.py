@@ -68,26 +68,9 @@ def measure(
         if args.inject:
             raise UserError(f"--inject makes a probe go wrong, and none runs here: {why_not}")
         return _not_run(Missing(why_not or ""))
-    gpus: tuple[Gpu, ...] = ()
-    if backend == "nccl":
-        in_scope = _in_scope(node, args)
-        fit = tuple(gpu for gpu in in_scope if _unfit(gpu) is None)
-        if not fit:
-            return _not_run(Missing(_unfit(in_scope[0]) or "", "unsupported"))
-        if seats is None or seats.missing:
-            gpus = _as_many_as_asked(fit, args)
-        else:
-            seated = seated_gpus(node, seats.visible)
-            why = seated if isinstance(seated, str) else next(filter(None, map(_unfit, seated)), None)
-            if why is not None or isinstance(seated, str):
-                return _not_run(Missing(f"{seats.engine} started {seats.ranks} ranks here; {why}", "denied"))
-            gpus = seated
-        danger = _danger(node, gpus)
-        if danger is not None:
-            return _not_run(Missing(f"{danger}: no load on such a node", "denied"))
-        busy = None if args.force else _busy(gpus)
-        if busy is not None:
-            return _not_run(Missing(f"{busy}: no load beside it without --force", "denied"))
+    gpus = _gpus_to_load(node, args, seats) if backend == "nccl" else ()
+    if isinstance(gpus, Missing):
+        return _not_run(gpus)
     from gpudoctor.probes.plan import ProbePlan, checked, desyncs
 
     plan = ProbePlan(
@@ -175,16 +158,29 @@ def devices_to_load(node: Node, args: argparse.Namespace) -> tuple[Backend, tupl
         return Missing(_why_no_devices(node))
     if backend == "gloo":
         return backend, ()
+    gpus = _gpus_to_load(node, args, None)
+    return gpus if isinstance(gpus, Missing) else (backend, gpus)
+
+
+def _gpus_to_load(node: Node, args: argparse.Namespace, seats: Seats | None) -> tuple[Gpu, ...] | Missing:
+    """The GPU of each rank, in rank order, or why none may be put under load."""
     in_scope = _in_scope(node, args)
     fit = tuple(gpu for gpu in in_scope if _unfit(gpu) is None)
     if not fit:
         return Missing(_unfit(in_scope[0]) or "", "unsupported")
-    gpus = _as_many_as_asked(fit, args)
+    if seats is None or seats.missing:
+        gpus = _as_many_as_asked(fit, args)
+    else:
+        seated = seated_gpus(node, seats.visible)
+        why = seated if isinstance(seated, str) else next(filter(None, map(_unfit, seated)), None)
+        if why is not None or isinstance(seated, str):
+            return Missing(f"{seats.engine} started {seats.ranks} ranks here; {why}", "denied")
+        gpus = seated
     danger = _danger(node, gpus)
     if danger is not None:
         return Missing(f"{danger}: no load on such a node", "denied")
     busy = None if args.force else _busy(gpus)
-    return (backend, gpus) if busy is None else Missing(f"{busy}: no load beside it without --force", "denied")
+    return gpus if busy is None else Missing(f"{busy}: no load beside it without --force", "denied")
 
 
 def burn_duration_s(asked: str | None, level: Level, usual_s: float) -> float | None:
