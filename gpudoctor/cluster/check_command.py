@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
+from gpudoctor.cluster.channel import new_secret
 from gpudoctor.cluster.check_options import passed_on
 from gpudoctor.cluster.hub import Hub
+from gpudoctor.cluster.job_token import TOKEN_VARIABLE, given_token, token_pipe
 from gpudoctor.cluster.launchers import Launch, chosen_launcher, in_engine, launch_with
 from gpudoctor.cluster.lead import Lead, could_not, silence_s
 from gpudoctor.cluster.rank_command import cluster_rank, end_child
 from gpudoctor.cluster.tied import tied_program, tied_ray
-from gpudoctor.cluster.wire import TOKEN_VARIABLE, new_secret
 from gpudoctor.errors import UserError
 from gpudoctor.facts.network_reach import own_addresses
 
@@ -44,7 +45,7 @@ def cluster_check(args: argparse.Namespace) -> int:
         launcher = chosen_launcher(args, os.environ)
         launch = launch_with(launcher, args, os.environ)
         lead = Lead(args, launcher)
-        token = os.environ.get(TOKEN_VARIABLE) or new_secret()
+        token = given_token(args, os.environ) or new_secret()
         hub = Hub(token, silence_s=silence_s(args))
         try:
             with tempfile.TemporaryFile() as words, _started(launch, args, hub, token, words) as process:
@@ -70,21 +71,26 @@ def _started(
     join = ",".join(f"{address}/{hub.port}" for address in [*own_addresses(), "127.0.0.1"])
     numbered = ["--numbered", launch.launcher] if launch.launcher in ("slurm", "mpi") else []
     rank = ["cluster", "rank", "--join", join, *numbered, *passed_on(args)]
-    if launch.launcher == "ray":
-        command = tied_ray([json.dumps([rank, {TOKEN_VARIABLE: token}, args.nodes])])
-    else:
-        command = tied_program([*launch.prefix, sys.executable, "-m", "gpudoctor", *rank])
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if launch.launcher == "ray" else words,
-            stderr=words,
-            env={**os.environ, TOKEN_VARIABLE: token},
-            start_new_session=True,  # Ctrl-C in the terminal is this process's to handle
-        )
-    except OSError as error:
-        raise UserError(f"{launch.launcher}: cannot be started: {error.strerror or error}") from None
+    with token_pipe(token) as token_fd:
+        if launch.launcher == "ray":
+            command = tied_ray([json.dumps([rank, token_fd, args.nodes])])
+            environment = dict(os.environ)
+        else:
+            command = tied_program([*launch.prefix, sys.executable, "-m", "gpudoctor", *rank])
+            # srun and mpirun hand the variable on in their own messages, under what protects those (munge, ssh)
+            environment = {**os.environ, TOKEN_VARIABLE: token}
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if launch.launcher == "ray" else words,
+                stderr=words,
+                env=environment,
+                pass_fds=(token_fd,) if launch.launcher == "ray" else (),
+                start_new_session=True,  # Ctrl-C in the terminal is this process's to handle
+            )
+        except OSError as error:
+            raise UserError(f"{launch.launcher}: cannot be started: {error.strerror or error}") from None
     try:
         yield process
     finally:

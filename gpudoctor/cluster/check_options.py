@@ -24,7 +24,7 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
         "--launcher-args", metavar="WORDS", help="more for srun or mpirun, in one argument: '-p gpu --gres=gpu:8'"
     )
     _common(parser)
-    parser.set_defaults(meet=None, join=None, numbered=None)
+    parser.set_defaults(meet=None, join=None, numbered=None, token_fd=None)
 
 
 def add_rank_options(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +35,7 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--join", help=argparse.SUPPRESS)
     parser.add_argument("--numbered", help=argparse.SUPPRESS)
+    parser.add_argument("--token-fd", type=int, help=argparse.SUPPRESS)
     _common(parser)
 
 
@@ -83,6 +84,17 @@ def _common(parser: argparse.ArgumentParser) -> None:
     output_option(parser, "write the report to FILE, atomically")
     parser.add_argument(
         "--reports", type=Path, metavar="DIR", help="keep each node's own report there, for gpudoctor cluster report"
+    )
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="the secret by which the job's processes know each other (default: GPUDOCTOR_CLUSTER_TOKEN)",
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="as a rank without a token on many nodes: run, though anybody on the network could pose as a node",
     )
     parser.add_argument("--fail-on", choices=("fail", "warn", "never"), default="fail", help="what exits with 1")
     parser.add_argument("-v", "--verbose", action="store_true", help="every pair, and every finding")

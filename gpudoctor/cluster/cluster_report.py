@@ -86,7 +86,10 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class ClusterRun(msgspec.Struct, frozen=True):
-    """This run. `nodes_expected` is None where nobody knew how many would come."""
+    """This run. `nodes_expected` is None if nobody knew how many would come.
+
+    `insecure`: the nodes had no secret to know each other by (`--insecure`), so anybody on the network could answer.
+    """
 
     id: str
     started_at: str
@@ -96,6 +99,7 @@ class ClusterRun(msgspec.Struct, frozen=True):
     nodes_expected: int | None
     argv: tuple[str, ...] = ()
     interrupted: str | None = None
+    insecure: bool = False
 
 
 class ClusterReport(msgspec.Struct, frozen=True):

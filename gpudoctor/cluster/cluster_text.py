@@ -37,6 +37,8 @@ def _parts(report: ClusterReport, verbose: bool) -> Iterator[RenderableType]:
     yield plain(f"gpudoctor {report.tool.version}   {nodes} by {run.launcher}, level {run.level}{backend}", "bold")
     if report.simulated:
         yield plain("SIMULATED nodes: made up, no verdict on real machines", "bold yellow")
+    if run.insecure:
+        yield plain("INSECURE: the nodes had no token; anybody on the network could have answered", "bold yellow")
     if run.interrupted:
         yield plain(f"INTERRUPTED by {run.interrupted}: what was known until then", "bold yellow")
     if report.error:

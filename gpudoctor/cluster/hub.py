@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import re
 import resource
 import selectors
@@ -13,28 +12,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from gpudoctor.cluster.wire import (
+from gpudoctor.cluster.channel import (
     GUEST_LINE_BYTES,
     MAX_LINE_BYTES,
-    Answer,
-    Answered,
-    Asked,
-    Challenge,
-    End,
-    Hello,
     Line,
     LineError,
-    Order,
-    Welcome,
+    TamperedError,
     decoded,
+    is_proved,
     new_secret,
     notice_silence,
-    proof_of,
 )
+from gpudoctor.cluster.wire import Answer, Answered, Asked, Challenge, End, Hello, Order, Tampered, Welcome
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
 
-_GUESTS_MAX = 4096  # connections that are not let in yet
+_UNPROVED_MAX = 1024  # connections that have not proved themselves: more than a large job opens at once
+_PROOF_S = 5.0  # a member answers at once; one that was late comes again
 _TICK_S = 0.2
 
 
@@ -59,22 +53,39 @@ class Member(msgspec.Struct):
     lost: str | None = None
 
 
+class Unproved(msgspec.Struct, frozen=True):
+    """A connection that has `until_s` (monotonic) to prove over the nonce that it is one of the job's own."""
+
+    nonce: str
+    until_s: float
+
+
 class Hub:
-    """Listens on the first of the ports that is free (0: any); raises UserError where none is.
+    """Listens on the first of the ports that is free (0: any); raises UserError if none is.
 
     Every call has a limit. A node that does not answer within it, or whose connection ends, is lost:
     its connection is closed, on which it ends by itself, and it is not asked again.
+    `loopback_only`: nobody on the network can connect. `proof_s`: how long a connection may take to prove itself.
     """
 
-    def __init__(self, token: str, ports: Sequence[int] = (0,), silence_s: float = 15.0) -> None:
+    def __init__(
+        self,
+        token: str,
+        ports: Sequence[int] = (0,),
+        silence_s: float = 15.0,
+        *,
+        loopback_only: bool = False,
+        proof_s: float = _PROOF_S,
+    ) -> None:
         self.members: list[Member] = []
         self._token = token
         self._silence_s = silence_s
-        self._door = _listening(ports)
+        self._proof_s = proof_s
+        self._door = _listening(ports, loopback_only)
         self.port = int(self._door.getsockname()[1])
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._door, selectors.EVENT_READ, None)
-        self._guests: dict[Line, str] = {}
+        self._unproved: dict[Line, Unproved] = {}  # the oldest first
         self._asked = 0
 
     def gather(self, count: int | None, limit_s: float, given_up: Callable[[], bool]) -> None:
@@ -84,9 +95,10 @@ class Hub:
         while (count is None or len(self.members) < count) and time.monotonic() < deadline and not given_up():
             for key, _ in self._selector.select(min(_TICK_S, max(0.0, deadline - time.monotonic()))):
                 if key.data is None:
-                    self._answer_door()
-                elif isinstance(key.data, Line):
-                    self._hear_guest(key.data)
+                    self._accept()
+                elif key.data in self._unproved:  # not hung up on meanwhile
+                    self._hear_unproved(key.data)
+            self._hang_up_on_the_late()
         if all(member.index is not None for member in self.members):
             self.members.sort(key=lambda member: (member.index, member.hostname))
         else:
@@ -141,9 +153,14 @@ class Hub:
                 if lines is None:
                     self._lose(member, "ended before it was asked to")
                 for line in lines or ():
-                    yield place, decoded(line, Answered)
+                    answered = decoded(line, Answered)
+                    if isinstance(answered.answer, Tampered):
+                        raise TamperedError
+                    yield place, answered
             except OSError as error:
                 self._lose(member, f"the connection to it broke ({error.strerror or error})")
+            except TamperedError as error:
+                self._lose(member, str(error))
             except LineError as error:
                 self._lose(member, f"sent what is no answer ({error})")
 
@@ -162,14 +179,13 @@ class Hub:
                 self._selector.unregister(member.line.socket)
             member.line.socket.close()
 
-    def _answer_door(self) -> None:
+    def _accept(self) -> None:
         try:
             connection, _ = self._door.accept()
         except OSError:
             return  # gone before it was let in
-        if len(self._guests) >= _GUESTS_MAX:
-            connection.close()
-            return
+        if len(self._unproved) >= _UNPROVED_MAX:
+            self._hang_up_on(next(iter(self._unproved)))  # a member of ours comes again, and proves itself at once
         connection.settimeout(self._silence_s)
         line, nonce = Line(connection, GUEST_LINE_BYTES), new_secret()
         try:
@@ -178,45 +194,52 @@ class Hub:
         except OSError:
             connection.close()
             return
-        self._guests[line] = nonce
+        self._unproved[line] = Unproved(nonce, time.monotonic() + self._proof_s)
         self._selector.register(connection, selectors.EVENT_READ, line)
 
-    def _hear_guest(self, line: Line) -> None:
+    def _hear_unproved(self, line: Line) -> None:
+        """Let it in if it proves itself; hang up on it if it does not."""
         try:
             lines = line.take()
             if lines == []:
                 return
             hello = decoded((lines or [b""])[0], Hello)
-            welcome = self._is_ours(hello, self._guests[line])
+            nonce = self._unproved[line].nonce
+            if not is_proved(self._token, nonce, hello) or self._is_taken(hello.index):
+                raise LineError("not one of ours")
             # asked now: of one that is gone by the end of the gathering it cannot be told
             address, reached = _peer(line.socket), _own_end(line.socket)
-            if welcome:
-                line.send(Welcome(self._silence_s))
+            line.sign("hub", self._token, nonce, hello.nonce)
+            line.send(Welcome(self._silence_s))
         except (OSError, LineError):
-            welcome, address, reached = False, "", ""
-        del self._guests[line]
-        self._selector.unregister(line.socket)
-        if not welcome:
-            line.socket.close()
+            self._hang_up_on(line)
             return
+        del self._unproved[line]
+        self._selector.unregister(line.socket)
         name = printable(hello.hostname)[:255] or "no name"
         line.most_bytes = MAX_LINE_BYTES
         self.members.append(Member(name, name, hello.index, address, line, reached))
 
-    def _is_ours(self, hello: Hello, nonce: str) -> bool:
-        taken = hello.index is not None and any(member.index == hello.index for member in self.members)
-        wanted = proof_of(self._token, nonce, hello.hostname)
-        return not taken and hmac.compare_digest(hello.proof.encode(), wanted.encode())
+    def _is_taken(self, index: int | None) -> bool:
+        return index is not None and any(member.index == index for member in self.members)
+
+    def _hang_up_on_the_late(self) -> None:
+        now_s = time.monotonic()
+        for line in [line for line, unproved in self._unproved.items() if unproved.until_s < now_s]:
+            self._hang_up_on(line)
+
+    def _hang_up_on(self, line: Line) -> None:
+        del self._unproved[line]
+        self._selector.unregister(line.socket)
+        line.socket.close()
 
     def _close_door(self) -> None:
         if self._door.fileno() < 0:
             return
         self._selector.unregister(self._door)
         self._door.close()
-        for line in self._guests:
-            self._selector.unregister(line.socket)
-            line.socket.close()
-        self._guests.clear()
+        for line in list(self._unproved):
+            self._hang_up_on(line)
         local = [member for member in self.members if member.address == member.reached]
         reached = [member.reached for member in self.members if member not in local]
         for place, member in enumerate(self.members):
@@ -246,10 +269,12 @@ def _allow_many_connections() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _listening(ports: Sequence[int]) -> socket.socket:
+def _listening(ports: Sequence[int], loopback_only: bool) -> socket.socket:
     error: OSError | None = None
     for port in ports:
         try:
+            if loopback_only:
+                return socket.create_server(("127.0.0.1", port), backlog=1024)
             if socket.has_dualstack_ipv6():
                 return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
             return socket.create_server(("", port), backlog=1024)

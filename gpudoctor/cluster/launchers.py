@@ -12,8 +12,8 @@ from typing import Literal
 
 import msgspec
 
+from gpudoctor.cluster.job_token import TOKEN_VARIABLE
 from gpudoctor.cluster.place import job_place
-from gpudoctor.cluster.wire import TOKEN_VARIABLE
 from gpudoctor.errors import UserError
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.subprocesses import run_command
@@ -22,7 +22,8 @@ Launcher = Literal["slurm", "torchrun", "mpi", "ray", "k8s"]
 LAUNCHERS: tuple[Launcher, ...] = ("slurm", "torchrun", "mpi", "ray", "k8s")
 _ASK_LIMIT_S = 10.0
 _TORCHRUN = (
-    "torchrun --nnodes NODES --nproc-per-node gpu --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
+    "export GPUDOCTOR_CLUSTER_TOKEN, the same on all nodes, and run torchrun --nnodes NODES --nproc-per-node gpu "
+    "--rdzv-backend c10d --rdzv-endpoint HOST:29500 "
     "-m gpudoctor cluster rank"
 )
 

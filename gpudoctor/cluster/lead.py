@@ -42,8 +42,8 @@ _MEET_S = {"nccl": 60.0, "gloo": 20.0}  # NCCL opens connections between all NIC
 class Lead:
     """One run as the leader sees it: what was asked, when it began, and where the reports go."""
 
-    def __init__(self, args: argparse.Namespace, launcher: str) -> None:
-        self.args, self.launcher = args, launcher
+    def __init__(self, args: argparse.Namespace, launcher: str, *, insecure: bool = False) -> None:
+        self.args, self.launcher, self._insecure = args, launcher, insecure
         self.files: dict[str, str] = {}
         self._not_kept = False
         self._began, self._started = time.monotonic(), now()
@@ -89,6 +89,7 @@ class Lead:
             nodes_expected=count,
             argv=tuple(args.argv),
             interrupted=str(interrupted) if interrupted else None,
+            insecure=self._insecure,
         )
         words = launcher_words() if exam.missing else None
         report = judge_cluster(

@@ -59,8 +59,6 @@ class LocalRanks:
     def meet(self, order: Meet, open_limit_s: float) -> Times | CouldNot:
         """Have all ranks join the group; where that fails they are started anew, and the answer has their new port."""
         fields = {name: getattr(order, name) for name in Meeting.__struct_fields__ if name != "rank"}
-        if self._address == order.host:
-            fields["host"] = "localhost"  # the store is this node's own: no way out and back is needed
         try:
             for number, process in enumerate(self._processes):
                 meeting = Meeting(rank=order.first_rank + number, **fields)
@@ -111,7 +109,11 @@ class LocalRanks:
     def _environment(self, number: int, uuid: str) -> dict[str, str]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
         environment |= dict.fromkeys(_THREADS, "1")
-        environment |= {"GPUDOCTOR_BETWEEN_BACKEND": self._backend, "LOCAL_RANK": str(number)}
+        environment |= {
+            "GPUDOCTOR_BETWEEN_BACKEND": self._backend,
+            "GPUDOCTOR_BETWEEN_ADDRESS": self._address,
+            "LOCAL_RANK": str(number),
+        }
         if self._backend == "nccl":
             environment["CUDA_VISIBLE_DEVICES"] = uuid  # by UUID: a torch ordinal is not an NVML index
         elif self._interface is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -12,11 +13,19 @@ from typing import IO
 
 import msgspec
 
+from gpudoctor.cluster.channel import (
+    MAX_LINE_BYTES,
+    Line,
+    LineError,
+    TamperedError,
+    decoded,
+    hello_of,
+    notice_silence,
+)
 from gpudoctor.cluster.gloo_interface import interface_for_gloo
 from gpudoctor.cluster.local_ranks import DisturbedError, LocalRanks
 from gpudoctor.cluster.tied import tied_gpudoctor
 from gpudoctor.cluster.wire import (
-    MAX_LINE_BYTES,
     Answer,
     Answered,
     Asked,
@@ -25,18 +34,13 @@ from gpudoctor.cluster.wire import (
     Checked,
     CouldNot,
     End,
-    Hello,
-    Line,
-    LineError,
     Meet,
     Open,
     Ping,
     Pong,
     Ready,
+    Tampered,
     Welcome,
-    decoded,
-    notice_silence,
-    proof_of,
 )
 from gpudoctor.errors import UserError
 from gpudoctor.facts.missing import Missing
@@ -78,6 +82,10 @@ class Member:
                 pass
         except OSError as error:
             raise HubGoneError(error.strerror or str(error)) from None
+        except TamperedError as error:
+            with contextlib.suppress(OSError):
+                line.send(Answered(0, Tampered()))
+            raise HubGoneError(str(error)) from None
         except LineError as error:
             raise HubGoneError(f"it sent what is no order: {error}") from None
         finally:
@@ -176,14 +184,16 @@ class Member:
             connection = socket.create_connection(address, _TRY_S)
             line = Line(connection)
             challenge = decoded(line.one(), Challenge)
-            line.send(Hello(self._hostname, proof_of(token, challenge.nonce, self._hostname), index))
+            hello = hello_of(token, challenge, self._hostname, index)
+            line.send(hello)
+            line.sign("member", token, challenge.nonce, hello.nonce)
             welcome = decoded(line.one(), Welcome)
             notice_silence(connection, welcome.silence_s)
             connection.settimeout(None)
         except (OSError, LineError):
             if connection is not None:
                 connection.close()
-            return None  # not there yet, or another job's
+            return None  # not there yet, another job's, or somebody who does not know the token
         return line
 
 

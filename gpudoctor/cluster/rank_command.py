@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import os
 import socket
 import subprocess
@@ -12,11 +11,11 @@ from collections.abc import Callable
 
 from gpudoctor.cluster.check_options import passed_on
 from gpudoctor.cluster.hub import Hub
+from gpudoctor.cluster.job_token import given_token, meets_on_loopback, token_for, token_pipe
 from gpudoctor.cluster.lead import Lead, could_not, silence_s
 from gpudoctor.cluster.member import HubGoneError, Member
 from gpudoctor.cluster.place import JobPlace, job_place
 from gpudoctor.cluster.tied import tied_gpudoctor
-from gpudoctor.cluster.wire import TOKEN_VARIABLE
 from gpudoctor.errors import UserError
 from gpudoctor.exits import OK, UNKNOWN, say
 from gpudoctor.facts.network_reach import own_addresses
@@ -34,8 +33,11 @@ def cluster_rank(args: argparse.Namespace) -> int:
     place: JobPlace | None = None
     try:
         place = job_place(os.environ, args.nodes)
+        given = given_token(args, os.environ)
         if args.join:
-            return _serve(args, _addresses(args.join), os.environ.get(TOKEN_VARIABLE, ""), _index(args, place))
+            if given is None:
+                raise UserError("--join wants the token of the job that it joins")
+            return _serve(args, _addresses(args.join), given, _index(args, place))
         if place is None:
             raise UserError(
                 "no engine has started this process as one of several: torchrun --nnodes 2 --nproc-per-node 8 "
@@ -43,33 +45,39 @@ def cluster_rank(args: argparse.Namespace) -> int:
             )
         if place.local != 0:
             return OK  # the first process of the node starts its ranks, one a GPU
+        token = token_for(place, given, insecure=args.insecure)
         if place.leads:
-            return _lead(args, place)
+            return _lead(args, place, token, derived=given is None)
         host = args.meet or place.host
         if host is None:
             raise UserError(
                 f"{place.engine} does not tell where the first process runs: give --meet HOST to all of them"
             )
-        return _serve(args, [(host, port) for port in place.ports], _token(place), place.node)
+        return _serve(args, [(host, port) for port in place.ports], token, place.node)
     except UserError as error:
         if place is not None and not place.leads:
             raise
         return could_not(args, place.engine if place is not None else "none", str(error))
 
 
-def _lead(args: argparse.Namespace, place: JobPlace) -> int:
-    lead = Lead(args, place.engine)
-    hub = Hub(_token(place), place.ports, silence_s(args))
+def _lead(args: argparse.Namespace, place: JobPlace, token: str, *, derived: bool) -> int:
+    local = derived and meets_on_loopback(place)
+    insecure = derived and not local
+    if insecure:
+        say("INSECURE: this job has no token; anybody on the network who knows its name could pose as one of its nodes")
+    lead = Lead(args, place.engine, insecure=insecure)
+    hub = Hub(token, place.ports, silence_s(args), loopback_only=local)
     # not by loopback: the address that it comes from is where the other nodes will look for it
-    addresses = [*own_addresses(), "127.0.0.1"]
+    addresses = ["127.0.0.1"] if local else [*own_addresses(), "127.0.0.1"]
     join = ",".join(f"{address}/{hub.port}" for address in addresses)
-    words = ["cluster", "rank", "--join", join, "--numbered", place.engine, *passed_on(args)]
-    member = subprocess.Popen(
-        tied_gpudoctor(words),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, TOKEN_VARIABLE: _token(place)},
-    )
+    with token_pipe(token) as token_fd:
+        words = ["cluster", "rank", "--join", join, "--token-fd", str(token_fd), "--numbered", place.engine]
+        member = subprocess.Popen(
+            tied_gpudoctor([*words, *passed_on(args)]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(token_fd,),
+        )
     try:
         return lead.run(hub, place.nodes, (), lambda: False, lambda: None)
     finally:
@@ -105,11 +113,6 @@ def _check_words(args: argparse.Namespace, hostname: str) -> list[str]:
 def _index(args: argparse.Namespace, place: JobPlace | None) -> int | None:
     """The node's number, where the engine that started this has counted; variables of others are inherited."""
     return place.node if place is not None and place.engine == args.numbered else None
-
-
-def _token(place: JobPlace) -> str:
-    """The job's secret, or what no other job has: enough to keep jobs apart, if not malice."""
-    return os.environ.get(TOKEN_VARIABLE) or hashlib.sha256(f"gpudoctor/{place.job}".encode()).hexdigest()
 
 
 def _addresses(text: str) -> list[tuple[str, int]]:

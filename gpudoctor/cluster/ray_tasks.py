@@ -10,11 +10,16 @@ from typing import Any
 from gpudoctor.probes.between_start import package_root
 
 
-def run_on_every_node(argv: Sequence[str], environment: dict[str, str], nodes_wanted: int | None) -> int:
+def run_on_every_node(argv: Sequence[str], token_fd: int, nodes_wanted: int | None) -> int:
     """Tell the nodes on stdout, as one line of JSON; run `gpudoctor ARGV` on each; give 0 when all have ended.
+
+    The job's token comes by the file descriptor, and goes to each as a task's argument: command lines can be read by
+    everybody on a node.
 
     A node counts where it is alive and, if any node has GPUs, has some: a head without GPUs takes no part.
     """
+    with os.fdopen(token_fd) as stream:
+        token = stream.read()
     told = os.dup(1)
     os.dup2(2, 1)  # what Ray prints must not come before the line
     import logging
@@ -29,21 +34,23 @@ def run_on_every_node(argv: Sequence[str], environment: dict[str, str], nodes_wa
     os.write(told, json.dumps([node["NodeManagerHostname"] for node in nodes]).encode() + b"\n")
     root = package_root()
 
-    def member() -> int:
+    def member(token: str) -> int:
         import subprocess
         import sys
 
         # where gpudoctor is not installed there, it may lie at the same place, on a disk that the nodes share
         sys.path.append(root)
+        from gpudoctor.cluster.job_token import token_pipe
         from gpudoctor.cluster.tied import tied_gpudoctor
 
-        return subprocess.call(
-            tied_gpudoctor(argv),
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        with token_pipe(token) as fd:
+            return subprocess.call(
+                tied_gpudoctor([*argv, "--token-fd", str(fd)]),
+                pass_fds=(fd,),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
 
     task = ray.remote(member)
     running = [
@@ -53,7 +60,7 @@ def run_on_every_node(argv: Sequence[str], environment: dict[str, str], nodes_wa
             num_gpus=node["Resources"].get("GPU", 0),
             max_retries=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
-        ).remote()
+        ).remote(token)
         for node in nodes
     ]
     ray.wait(running, num_returns=len(running))

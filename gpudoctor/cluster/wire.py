@@ -1,29 +1,18 @@
-"""The connection between the hub, which leads a check of many nodes, and the one member on each of them.
+"""What the hub, which leads a check of many nodes, and the one member on each of them say to each other.
 
-One JSON line a message. A member proves that it knows the job's token before it is let in; what
-comes over the line is data, and no order makes a member run anything but its own check and its
-own ranks.
+What comes over the line is data: no order makes a member run anything but its own check and its own
+ranks. How the messages travel, and who is believed, is in channel.py.
 """
 
 from __future__ import annotations
-
-import hashlib
-import hmac
-import os
-import socket
-from typing import TypeVar
 
 import msgspec
 
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.network_reach import Reach
 
-PROTOCOL = "gpudoctor-cluster/1"
-MAX_LINE_BYTES = 64 << 20  # a report with facts of 16 GPUs is 1 MB; more than this is no report
-GUEST_LINE_BYTES = 64 << 10  # who has not proved anything yet gets no more of the hub's memory than a Hello takes
-TOKEN_VARIABLE = "GPUDOCTOR_CLUSTER_TOKEN"
+PROTOCOL = "gpudoctor-cluster/2"
 DEFAULT_SILENCE_S = 15.0
-_T = TypeVar("_T")
 
 
 class Challenge(msgspec.Struct, frozen=True):
@@ -34,15 +23,16 @@ class Challenge(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """Who a member is. `index`: the node's number as its engine counts; `proof` is over the hub's nonce."""
+    """Who a member is. `index`: the node's number as its engine counts; `proof` is over both nonces and all of this."""
 
     hostname: str
+    nonce: str
     proof: str
     index: int | None = None
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """The hub's word to a member that is let in."""
+    """The hub's word to a member that is let in; the first that is signed, and so the hub's own proof."""
 
     silence_s: float = DEFAULT_SILENCE_S
 
@@ -122,7 +112,11 @@ class CouldNot(msgspec.Struct, frozen=True, tag=True):
     port: int | None = None
 
 
-Answer = Pong | Checked | Ready | Times | CouldNot
+class Tampered(msgspec.Struct, frozen=True, tag=True):
+    """An order came that the hub did not send so: the member ends."""
+
+
+Answer = Pong | Checked | Ready | Times | CouldNot | Tampered
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -135,82 +129,3 @@ class Asked(msgspec.Struct, frozen=True):
 class Answered(msgspec.Struct, frozen=True):
     number: int
     answer: Answer
-
-
-class LineError(Exception):
-    """The other end sent what is no message."""
-
-
-class Line:
-    """A socket as lines, without blocking: `take` gives what has come."""
-
-    def __init__(self, connection: socket.socket, most_bytes: int = MAX_LINE_BYTES) -> None:
-        self.socket = connection
-        self.most_bytes = most_bytes
-        self._buffer = bytearray()
-        self._kept: list[bytes] = []
-
-    def send(self, message: msgspec.Struct) -> None:
-        """Send a whole message. Raise OSError where the other end is gone, or takes none for too long."""
-        self.socket.sendall(msgspec.json.encode(message) + b"\n")
-
-    def one(self) -> bytes:
-        """Wait for one line, and leave those behind it for `take`. Raise OSError, and LineError at the end."""
-        while True:
-            lines = self.take()
-            if lines is None:
-                raise LineError("the connection ended")
-            if lines:
-                first, *self._kept = lines
-                return first
-
-    def take(self) -> list[bytes] | None:
-        """The whole lines among what has come; None at the end. Raise OSError, and LineError for an endless line."""
-        if self._kept:
-            kept, self._kept = self._kept, []
-            return kept
-        data = self.socket.recv(1 << 18)
-        if not data:
-            return None
-        self._buffer += data
-        lines: list[bytes] = []
-        if b"\n" in data:
-            *lines, rest = bytes(self._buffer).split(b"\n")
-            self._buffer = bytearray(rest)
-        if len(self._buffer) > self.most_bytes:
-            raise LineError("a message without end")
-        return lines
-
-
-def decoded(line: bytes, type_: type[_T]) -> _T:
-    """The message in a line. Raise LineError for what is none, whatever it is: anybody can connect and write."""
-    try:
-        return msgspec.json.decode(line, type=type_)
-    except RecursionError:
-        raise LineError("nested too deeply") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise LineError(str(error)) from None
-
-
-def notice_silence(connection: socket.socket, silence_s: float) -> None:
-    """Have the kernel break the connection when the other host has not answered for so long."""
-    options = {
-        "TCP_KEEPIDLE": max(1, int(silence_s / 3)),
-        "TCP_KEEPINTVL": max(1, int(silence_s / 6)),
-        "TCP_KEEPCNT": 4,
-        "TCP_USER_TIMEOUT": int(silence_s * 1000),
-    }
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for name, value in options.items():
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def proof_of(token: str, nonce: str, hostname: str) -> str:
-    """What only somebody with the token can say about the nonce."""
-    return hmac.new(token.encode(), f"{PROTOCOL} {nonce} {hostname}".encode(), hashlib.sha256).hexdigest()
-
-
-def new_secret() -> str:
-    return os.urandom(16).hex()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import socket
 import time
 from typing import Any
 
@@ -19,10 +20,13 @@ _dist: Any = dist
 
 
 class Between:
-    """A rank, and the store for the groups that its node is the first of."""
+    """A rank, and the store for the groups that its node is the first of.
 
-    def __init__(self, backend: str) -> None:
-        self._backend = backend
+    The store asks nobody who he is, so it listens on `address` only: where the other nodes of the job reach this one.
+    """
+
+    def __init__(self, backend: str, address: str) -> None:
+        self._backend, self._address = backend, address
         self._device = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
         self._store: Any = None
         torch.set_num_threads(1)
@@ -38,7 +42,16 @@ class Between:
             if self._backend == "nccl":
                 torch.cuda.set_device(0)
                 float(torch.ones(1, device=self._device).add(1))
-            self._store = _dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+            listener = _listening(self._address)
+        except OSError as error:
+            return Trouble(f"its address {self._address} cannot be listened on: {error.strerror or error}")
+        except FAILURES as error:
+            return Trouble(in_one_line(error))
+        try:
+            port = listener.getsockname()[1]
+            self._store = _dist.TCPStore(
+                self._address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+            )
         except FAILURES as error:
             return Trouble(in_one_line(error))
         return Opened(int(self._store.port), str(torch.__version__))
@@ -98,3 +111,8 @@ class Between:
     def _wait(self) -> None:
         if self._backend == "nccl":
             torch.cuda.synchronize()
+
+
+def _listening(address: str) -> socket.socket:
+    # torch's own store listens on every address, whatever it is told
+    return socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)

@@ -21,7 +21,7 @@ def take_orders(fd: int) -> NoReturn:
         text = "PyTorch is not installed" if name == "torch" else f"PyTorch does not load: {error}"
         _tell(fd, Trouble(text.splitlines()[0], absent=True))
         os._exit(0)
-    between = Between(backend=os.environ["GPUDOCTOR_BETWEEN_BACKEND"])
+    between = Between(os.environ["GPUDOCTOR_BETWEEN_BACKEND"], os.environ["GPUDOCTOR_BETWEEN_ADDRESS"])
     opened = between.open()
     _tell(fd, opened)
     if not isinstance(opened, Trouble):

@@ -14,6 +14,7 @@ import msgspec
 from gpudoctor.checks.finding import Finding, Status
 from gpudoctor.checks.registry import Level
 from gpudoctor.cluster.between_findings import SLOW_SHARE
+from gpudoctor.cluster.channel import Line, LineError, hello_of
 from gpudoctor.cluster.cluster_report import ClusterReport, ClusterRun
 from gpudoctor.cluster.examination import Examination, Plan
 from gpudoctor.cluster.hub import Hub
@@ -27,9 +28,6 @@ from gpudoctor.cluster.wire import (
     Checked,
     CouldNot,
     End,
-    Hello,
-    Line,
-    LineError,
     Meet,
     Open,
     Order,
@@ -38,7 +36,6 @@ from gpudoctor.cluster.wire import (
     Ready,
     Times,
     Welcome,
-    proof_of,
 )
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import Missing
@@ -89,7 +86,9 @@ class Puppet(threading.Thread):
         with socket.create_connection(("127.0.0.1", self.port), 30) as connection:
             line = Line(connection)
             challenge = msgspec.json.decode(line.one(), type=Challenge)
-            line.send(Hello(self.hostname, proof_of(self.token, challenge.nonce, self.hostname), self.index))
+            hello = hello_of(self.token, challenge, self.hostname, self.index)
+            line.send(hello)
+            line.sign("member", self.token, challenge.nonce, hello.nonce)
             msgspec.json.decode(line.one(), type=Welcome)
             while True:
                 asked = msgspec.json.decode(line.one(), type=Asked)

@@ -10,16 +10,19 @@ from collections.abc import Callable
 
 import pytest
 
+from gpudoctor.cluster.channel import GUEST_LINE_BYTES, Line, LineError, decoded, hello_of
 from gpudoctor.cluster.hub import Hub
 from gpudoctor.cluster.member import Member
-from gpudoctor.cluster.wire import GUEST_LINE_BYTES, Challenge, Hello, Line, LineError, Welcome, decoded, proof_of
+from gpudoctor.cluster.wire import Challenge, Welcome
 from gpudoctor.errors import UserError
 from tests.cluster.puppets import TOKEN, Puppet, bad, examined, job
 
 
 def hello(line: Line, hostname: str) -> None:
     challenge = decoded(line.one(), Challenge)
-    line.send(Hello(hostname, proof_of(TOKEN, challenge.nonce, hostname)))
+    said = hello_of(TOKEN, challenge, hostname, None)
+    line.send(said)
+    line.sign("member", TOKEN, challenge.nonce, said.nonce)
 
 
 def gathered(*comers: Callable[[socket.socket], None]) -> list[str]:

@@ -20,6 +20,7 @@ from gpudoctor.report.report import Report
 from tests.cluster.hosts import LOGIN, Hosts
 
 _LIMIT_S = 240
+_TOKEN = {"GPUDOCTOR_CLUSTER_TOKEN": "of-the-test-0123456789abcdef"}
 _OPTIONS = ["--source", "hgx-h100-8", "--level", "quick", "--backend", "gloo", "--json"]
 _CHECK = [sys.executable, "-m", "gpudoctor", "cluster", "check"]
 _RANK = [sys.executable, "-m", "gpudoctor", "cluster", "rank", *_OPTIONS]
@@ -54,7 +55,7 @@ def start_ranks(
     """A rank on each of the first hosts with the variables that Kubeflow and others set; `wrap` is shell around one."""
     ranks = []
     for i in list(hosts.numbers)[:count]:
-        place = {"RANK": str(i - 1), "WORLD_SIZE": str(count), "MASTER_ADDR": "node1", "MASTER_PORT": "29578"}
+        place = {"RANK": str(i - 1), "WORLD_SIZE": str(count), "MASTER_ADDR": "node1", "MASTER_PORT": "29578"} | _TOKEN
         command = [*_RANK, *more]
         if wrap and i in wrap:
             command = ["sh", "-c", wrap[i], "sh", *command]
@@ -73,6 +74,7 @@ def test_torchrun_with_one_host_at_100_mbit_names_that_host_and_only_it(hosts: H
         hosts.popen(
             i,
             [*torchrun, f"--node-rank={i - 1}", "--master-addr=node1", "--master-port=29577", "-m", *_RANK[2:]],
+            env=_TOKEN,
         )
         for i in hosts.numbers
     ]

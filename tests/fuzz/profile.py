@@ -20,7 +20,7 @@ TOTAL = int(os.environ.get("GPUDOCTOR_FUZZ_INPUTS", "100000"))
 SHARES = {
     "xml": 70,
     "smi-text": 80,
-    "topology": 100,
+    "topology": 80,
     "p2p": 80,
     "nvlink": 100,
     "lspci": 60,
@@ -37,6 +37,7 @@ SHARES = {
     "visible-devices": 50,
     "cuts": 10,
     "gaps": 10,
+    "hub": 20,
 }
 RAN: Counter[str] = Counter()
 # the largest seed takes 0.1 s and 150 MiB; what is a hundred times as slow eats the machine

@@ -1,0 +1,160 @@
+"""The connection between the hub and a member: one JSON line a message, signed as soon as both ends are proved.
+
+Who knows the job's token is believed, nobody else. Both ends give a nonce; the member proves that it
+knows the token over both of them, and from then on every line carries a MAC under a key that token and
+nonces make, one key for each direction, over the line's number and its text. The hub's first signed line
+is its own proof. What is changed, left out, repeated or sent back is noticed; what is said can be read by who
+listens. docs/decisions/hub-channel.md says why it is made this way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+from typing import Literal, TypeVar
+
+import msgspec
+
+from gpudoctor.cluster.wire import PROTOCOL, Challenge, Hello
+
+MAX_LINE_BYTES = 64 << 20  # a report with facts of 16 GPUs is 1 MB; more than this is no report
+GUEST_LINE_BYTES = 64 << 10  # who has not proved anything yet gets no more of the hub's memory than a Hello takes
+_MAC_BYTES = 64  # in hexadecimal digits
+_T = TypeVar("_T")
+
+End = Literal["hub", "member"]
+
+
+class LineError(Exception):
+    """The other end sent what is no message."""
+
+
+class TamperedError(LineError):
+    """A line that the other end did not send so, there, or then."""
+
+    def __init__(self) -> None:
+        super().__init__("the connection was tampered with")
+
+
+class Line:
+    """A socket as lines, without blocking: `take` gives what has come.
+
+    After `sign` every line that is sent carries a MAC, and one that comes without the right one is refused.
+    """
+
+    def __init__(self, connection: socket.socket, most_bytes: int = MAX_LINE_BYTES) -> None:
+        self.socket = connection
+        self.most_bytes = most_bytes
+        self._buffer = bytearray()
+        self._kept: list[bytes] = []
+        self._keys: tuple[bytes, bytes] | None = None
+        self._sent = self._taken = 0
+
+    def sign(self, own_end: End, token: str, hub_nonce: str, member_nonce: str) -> None:
+        """Sign and verify from here on, as one end of a connection for which both ends gave these nonces."""
+        other: End = "member" if own_end == "hub" else "hub"
+        keys = (_mac(token, f"key of the {end}", hub_nonce, member_nonce) for end in (own_end, other))
+        own, others = (key.encode() for key in keys)
+        self._keys = own, others
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send a whole message. Raise OSError where the other end is gone, or takes none for too long."""
+        text = msgspec.json.encode(message)
+        if self._keys is not None:
+            text = _line_mac(self._keys[0], self._sent, text) + text
+            self._sent += 1
+        self.socket.sendall(text + b"\n")
+
+    def one(self) -> bytes:
+        """Wait for one line, and leave those behind it for `take`. Raise OSError, and LineError at the end."""
+        while True:
+            lines = self.take()
+            if lines is None:
+                raise LineError("the connection ended")
+            if lines:
+                first, *self._kept = lines
+                return first
+
+    def take(self) -> list[bytes] | None:
+        """The whole lines among what has come; None at the end.
+
+        Raise OSError, LineError for an endless line, TamperedError for one that is not the other end's.
+        """
+        if self._kept:
+            kept, self._kept = self._kept, []
+            return kept
+        data = self.socket.recv(1 << 18)
+        if not data:
+            return None
+        self._buffer += data
+        lines: list[bytes] = []
+        if b"\n" in data:
+            *lines, rest = bytes(self._buffer).split(b"\n")
+            self._buffer = bytearray(rest)
+        if len(self._buffer) > self.most_bytes:
+            raise LineError("a message without end")
+        return lines if self._keys is None else [self._verified(line, self._keys[1]) for line in lines]
+
+    def _verified(self, line: bytes, key: bytes) -> bytes:
+        mac, text = line[:_MAC_BYTES], line[_MAC_BYTES:]
+        if not hmac.compare_digest(mac, _line_mac(key, self._taken, text)):
+            raise TamperedError
+        self._taken += 1
+        return text
+
+
+def decoded(line: bytes, type_: type[_T]) -> _T:
+    """The message in a line. Raise LineError for what is none, whatever it is: anybody can connect and write."""
+    try:
+        return msgspec.json.decode(line, type=type_)
+    except RecursionError:
+        raise LineError("nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise LineError(str(error)) from None
+
+
+def hello_of(token: str, challenge: Challenge, hostname: str, index: int | None) -> Hello:
+    """What a member answers to the hub's challenge."""
+    nonce = new_secret()
+    return Hello(hostname, nonce, _proof(token, challenge.nonce, nonce, hostname, index), index)
+
+
+def is_proved(token: str, hub_nonce: str, hello: Hello) -> bool:
+    """Whether the one who says this knows the token; takes as long for every wrong proof."""
+    wanted = _proof(token, hub_nonce, hello.nonce, hello.hostname, hello.index)
+    return hmac.compare_digest(hello.proof.encode(), wanted.encode())
+
+
+def notice_silence(connection: socket.socket, silence_s: float) -> None:
+    """Have the kernel break the connection when the other host has not answered for so long."""
+    options = {
+        "TCP_KEEPIDLE": max(1, int(silence_s / 3)),
+        "TCP_KEEPINTVL": max(1, int(silence_s / 6)),
+        "TCP_KEEPCNT": 4,
+        "TCP_USER_TIMEOUT": int(silence_s * 1000),
+    }
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for name, value in options.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def new_secret() -> str:
+    """32 hexadecimal digits that nobody can guess."""
+    return os.urandom(16).hex()
+
+
+def _proof(token: str, hub_nonce: str, member_nonce: str, hostname: str, index: int | None) -> str:
+    return _mac(token, "proof", hub_nonce, member_nonce, hostname, index)
+
+
+def _mac(token: str, *parts: str | int | None) -> str:
+    # as JSON, so that no two lists of parts make the same text
+    return hmac.new(token.encode(), msgspec.json.encode((PROTOCOL, *parts)), hashlib.sha256).hexdigest()
+
+
+def _line_mac(key: bytes, number: int, text: bytes) -> bytes:
+    return hmac.new(key, number.to_bytes(8, "big") + text, hashlib.sha256).hexdigest().encode()

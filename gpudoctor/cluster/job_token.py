@@ -1,0 +1,104 @@
+"""The secret by which the processes of one job know each other: where it comes from, and when none is good enough."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+
+from gpudoctor.cluster.place import JobPlace
+from gpudoctor.errors import UserError
+from gpudoctor.exits import printable, say
+from gpudoctor.http_callers import is_loopback
+
+TOKEN_VARIABLE = "GPUDOCTOR_CLUSTER_TOKEN"
+# 64 bits where it is random: it can be tried out offline by who has seen one connection
+_LENGTH_MIN = 16
+_BYTES_MAX = 4096
+_ADVICE = "openssl rand -hex 16 makes one"
+
+
+def given_token(args: argparse.Namespace, environ: MutableMapping[str, str]) -> str | None:
+    """The token that this process was given: by an inherited pipe, by --token-file, else by the environment.
+
+    It is taken out of the environment, so that no process that this one starts inherits it. Raise
+    UserError where it cannot be read, or is too short to be a secret.
+    """
+    variable = environ.pop(TOKEN_VARIABLE, None)
+    if args.token_fd is not None:
+        return _checked(_from_pipe(args.token_fd), "the inherited pipe")
+    if args.token_file is not None:
+        return _checked(_from_file(args.token_file), f"--token-file {args.token_file}")
+    return _checked(variable, TOKEN_VARIABLE) if variable else None
+
+
+def token_for(place: JobPlace, given: str | None, *, insecure: bool) -> str:
+    """The token of the job that an engine started; derived from the job's name where nobody gave one.
+
+    Who knows the name of the job can derive it too. That keeps jobs on one machine apart and no more, so it
+    is refused where they meet over a network, if not `insecure`. Raise UserError.
+    """
+    if given is not None:
+        return given
+    if not insecure and not meets_on_loopback(place):
+        raise UserError(
+            f"this job has no token, and anybody who reaches {place.host or 'its first node'} could pose as one of its "
+            f"nodes: export {TOKEN_VARIABLE}, the same on all nodes ({_ADVICE}), or --token-file FILE, "
+            "or --insecure if nobody else is on that network"
+        )
+    return hashlib.sha256(f"gpudoctor/{place.job}".encode()).hexdigest()
+
+
+def meets_on_loopback(place: JobPlace) -> bool:
+    """Whether all of the job is on this machine, and meets where nobody else can come."""
+    return place.nodes == 1 or (place.host is not None and is_loopback(place.host))
+
+
+@contextlib.contextmanager
+def token_pipe(token: str) -> Iterator[int]:
+    """The reading end of a pipe that holds the token, for a child to inherit (`--token-fd`)."""
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, token.encode())
+    finally:
+        os.close(writer)
+    try:
+        yield reader
+    finally:
+        os.close(reader)
+
+
+def _checked(token: str, where: str) -> str:
+    if not re.fullmatch(rf"[!-~]{{{_LENGTH_MIN},}}", token):
+        raise UserError(
+            f"{printable(where)}: a token of at least {_LENGTH_MIN} characters is wanted, without blanks ({_ADVICE})"
+        )
+    return token
+
+
+def _from_pipe(fd: int) -> str:
+    try:
+        with os.fdopen(fd, "rb") as stream:
+            return stream.read(_BYTES_MAX).decode("ascii")
+    except (OSError, ValueError) as error:
+        raise UserError(f"--token-fd {fd}: no token came ({getattr(error, 'strerror', None) or error})") from None
+
+
+def _from_file(file: Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            status = os.fstat(stream.fileno())
+            text = stream.read(_BYTES_MAX).decode("ascii")
+    except OSError as error:
+        raise UserError(f"--token-file {file}: cannot be read: {error.strerror or error}") from None
+    except ValueError:
+        raise UserError(f"--token-file {file}: it is not text") from None
+    if status.st_mode & 0o022:
+        raise UserError(f"--token-file {file}: others may write to it, so it proves nothing: chmod 600 {file}")
+    if status.st_mode & 0o004:
+        say(f"--token-file {file}: every user of this machine can read it (chmod 600 keeps it)")
+    return text.strip()

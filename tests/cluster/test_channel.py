@@ -1,0 +1,387 @@
+"""The wire between the nodes of a job, with somebody on it: what he changes, repeats or leaves out is noticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudoctor.checks.finding import Status
+from gpudoctor.cluster import hub as hub_module
+from gpudoctor.cluster.channel import Line, LineError, TamperedError, decoded, hello_of, is_proved
+from gpudoctor.cluster.hub import Hub
+from gpudoctor.cluster.member import Member
+from gpudoctor.cluster.wire import Answered, Challenge, Hello, Pong
+from gpudoctor.errors import UserError
+from tests.cluster.puppets import TOKEN, Puppet, bad, examined, findings, job
+
+Change = Callable[[bytes], bytes | None]
+
+
+class Relay(threading.Thread):
+    """Stands between a member and the hub; what each direction makes of a line (without its end) is sent on."""
+
+    def __init__(self, hub_port: int, from_member: Change, from_hub: Change) -> None:
+        super().__init__(daemon=True)
+        self._hub_port = hub_port
+        self._from_member, self._from_hub = from_member, from_hub
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._door.getsockname()[1])
+
+    def run(self) -> None:
+        with self._door:
+            member, _ = self._door.accept()
+        hub = socket.create_connection(("127.0.0.1", self._hub_port), 30)
+        back = threading.Thread(target=self._pass_on, args=(hub, member, self._from_hub), daemon=True)
+        back.start()
+        self._pass_on(member, hub, self._from_member)
+        back.join(30)
+        member.close()
+        hub.close()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, change: Change) -> None:
+        try:
+            with source.makefile("rb") as lines:
+                for line in lines:
+                    changed = change(line.removesuffix(b"\n"))
+                    if changed is not None:
+                        target.sendall(changed + b"\n")
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # one of them has hung up
+
+
+class Relayed(Puppet):
+    """A member whose way to the hub leads through somebody else."""
+
+    from_member: Change = staticmethod(lambda line: line)
+    from_hub: Change = staticmethod(lambda line: line)
+
+    def run(self) -> None:
+        relay = Relay(self.port, self.from_member, self.from_hub)
+        relay.start()
+        self.port = relay.port
+        super().run()
+
+
+def swapped(old: bytes, new: bytes) -> Change:
+    return lambda line: line.replace(old, new)
+
+
+def twice_from(word: bytes) -> Change:
+    return lambda line: line + b"\n" + line if word in line else line
+
+
+def test_who_only_passes_on_what_is_said_changes_nothing() -> None:
+    report = examined([*job("a", "b"), Relayed("c", 2)])
+    assert bad(report) == set()
+    assert report.verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        swapped(b'\\"verdict\\":\\"pass\\"', b'\\"verdict\\":\\"fail\\"'),
+        swapped(b'"clock_s":1', b'"clock_s":2'),
+        twice_from(b'"Pong"'),
+    ],
+    ids=["a verdict is swapped", "a clock is put forward", "an answer comes twice"],
+)
+def test_a_result_that_is_changed_on_the_wire_is_no_result(change: Change) -> None:
+    node = Relayed("c", 2)
+    node.from_member = change
+    report = examined([*job("a", "b"), node])
+    assert {(check, name, status) for check, name, status in bad(report) if check == "cluster.nodes"} == {
+        ("cluster.nodes", "c", "unknown")
+    }
+    assert "the connection was tampered with" in (findings(report, "cluster.nodes", Status.UNKNOWN)["c"].reason or "")
+    assert [node.verdict for node in report.nodes] == ["pass", "pass", "unknown"]
+    assert (report.verdict, report.exit_code) == ("unknown", 3)
+
+
+def test_an_order_that_is_changed_on_the_wire_is_not_followed_and_the_hub_is_told() -> None:
+    """The node's own process, not a made-up one: it would check with a limit that somebody else chose."""
+
+    class Ours(threading.Thread):
+        said = ""
+
+        def __init__(self, port: int) -> None:
+            super().__init__(daemon=True)
+            self.port = port
+
+        def run(self) -> None:
+            try:
+                Member([], hostname="c").serve([("127.0.0.1", self.port)], TOKEN, 0, 30.0)
+            except Exception as error:  # noqa: BLE001 - looked at below
+                self.said = str(error)
+
+    hub = Hub(TOKEN)
+    relay = Relay(hub.port, lambda line: line, swapped(b'"limit_s":20.0', b'"limit_s":99.0'))
+    relay.start()
+    member = Ours(relay.port)
+    member.start()
+    hub.gather(1, 30.0, lambda: False)
+    from gpudoctor.cluster.wire import Check
+
+    answer = hub.ask({0: Check(20.0)}, 30.0)[0]
+    hub.close()
+    member.join(30)
+    assert getattr(answer, "text", "") == "the connection was tampered with"
+    assert member.said == "the connection was tampered with"
+
+
+def test_a_member_does_not_serve_a_hub_that_does_not_know_the_token() -> None:
+    orders: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def pose() -> None:
+            connection, _ = door.accept()
+            with connection:
+                line = Line(connection)
+                line.send(Challenge("00" * 16))
+                hello = decoded(line.one(), Hello)
+                line.sign("hub", "some other token", "00" * 16, hello.nonce)
+                from gpudoctor.cluster.wire import Asked, Ping, Welcome
+
+                line.send(Welcome())
+                line.send(Asked(1, Ping()))
+                orders.extend(line.take() or [])
+
+        posing = threading.Thread(target=pose, daemon=True)
+        posing.start()
+        with pytest.raises(UserError, match="nobody to meet at"):
+            Member([]).serve([("127.0.0.1", door.getsockname()[1])], TOKEN, 0, 0.0)
+        posing.join(30)
+    assert orders == [], "it has said nothing but its Hello"
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Line, Line]]:
+    left, right = socket.socketpair()
+    with left, right:
+        yield Line(left), Line(right)
+
+
+def signed(pair: tuple[Line, Line]) -> tuple[Line, Line]:
+    pair[0].sign("hub", TOKEN, "h", "m")
+    pair[1].sign("member", TOKEN, "h", "m")
+    return pair
+
+
+def test_what_one_end_said_cannot_be_sent_back_to_it(pair: tuple[Line, Line]) -> None:
+    hub, member = signed(pair)
+    member.send(Answered(0, Pong(1.0)))
+    said = hub.socket.recv(4096)
+    hub.socket.sendall(said)
+    with pytest.raises(TamperedError):
+        member.one()
+
+
+def test_after_a_line_that_was_left_out_none_is_believed(pair: tuple[Line, Line]) -> None:
+    hub, member = signed(pair)
+    member.send(Answered(1, Pong(1.0)))
+    hub.socket.recv(4096)
+    member.send(Answered(2, Pong(2.0)))
+    with pytest.raises(TamperedError):
+        hub.one()
+
+
+@given(st.integers(0, 200), st.integers(0, 255))
+def test_no_byte_of_a_signed_line_can_be_changed_unnoticed(place: int, byte: int) -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        hub, member = signed((Line(left), Line(right)))
+        member.send(Answered(7, Pong(12345.678)))
+        said = bytearray(left.recv(4096))
+        line = bytearray(said[:-1])
+        line[place % len(line)] = byte
+        right.sendall(line + b"\n")
+        if bytes(line) == bytes(said[:-1]):
+            assert decoded(hub.one(), Answered) == Answered(7, Pong(12345.678))
+        else:
+            with pytest.raises(LineError):
+                hub.one()
+
+
+@given(st.text(max_size=40), st.text(max_size=40), st.one_of(st.none(), st.integers(0, 10**6)))
+def test_a_proof_holds_for_one_hostname_one_number_and_one_challenge(name: str, other: str, index: int | None) -> None:
+    hello = hello_of(TOKEN, Challenge("n"), name, index)
+    assert is_proved(TOKEN, "n", hello)
+    assert not is_proved(TOKEN, "m", hello)
+    assert not is_proved("another token", "n", hello)
+    forged = Hello(other, hello.nonce, hello.proof, hello.index)
+    assert is_proved(TOKEN, "n", forged) == (name == other)
+    assert not is_proved(TOKEN, "n", Hello(name, hello.nonce, hello.proof, 0 if index is None else None))
+
+
+def test_who_connects_and_says_nothing_is_hung_up_on_and_the_members_come_in() -> None:
+    hub = Hub(TOKEN, proof_s=0.1)
+    own = Puppet("ours")
+    own.port = hub.port
+    ended = threading.Event()
+
+    def come() -> None:
+        with socket.create_connection(("127.0.0.1", hub.port), 30) as silent:
+            while silent.recv(4096):
+                pass
+            ended.set()
+        own.start()
+
+    threading.Thread(target=come, daemon=True).start()
+    hub.gather(1, 30.0, lambda: False)
+    names = [member.hostname for member in hub.members]
+    hub.close()
+    assert ended.is_set()
+    assert names == ["ours"]
+    assert own.ended.wait(30)
+
+
+def test_a_crowd_that_proves_nothing_does_not_keep_a_member_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "_UNPROVED_MAX", 4)
+    hub = Hub(TOKEN)
+    crowd = [socket.create_connection(("127.0.0.1", hub.port), 30) for _ in range(20)]
+    own = Puppet("ours")
+    own.port = hub.port
+    own.start()
+    hub.gather(1, 30.0, lambda: False)
+    names = [member.hostname for member in hub.members]
+    hub.close()
+    for stranger in crowd:
+        stranger.close()
+    assert names == ["ours"]
+
+
+def rank_of(place: dict[str, str], *options: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    engines = ("SLURM", "OMPI", "PMIX", "RAY", "TORCHELASTIC", "MASTER", "GPUDOCTOR_CLUSTER")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(engines)}
+    command = [sys.executable, "-m", "gpudoctor", "cluster", "rank", "--source", "hgx-h100-8", "--level", "quick"]
+    return subprocess.run(
+        [*command, "--backend", "gloo", "--deadline", "10", *options],
+        env=env | place,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+OVER_A_NETWORK = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29501"}
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_without_a_token_a_job_of_many_nodes_is_refused(rank: str) -> None:
+    done = rank_of(OVER_A_NETWORK | {"RANK": rank})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert all(word in done.stderr for word in ("GPUDOCTOR_CLUSTER_TOKEN", "--token-file", "--insecure", "192.0.2.1"))
+
+
+def test_on_one_node_no_token_is_needed_and_the_hub_listens_on_loopback_only() -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29502"}
+    done = rank_of(place, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "INSECURE" not in done.stderr
+    assert [node["address"] for node in json.loads(done.stdout)["nodes"]] == ["127.0.0.1"]
+
+
+def test_insecure_is_told_loudly() -> None:
+    done = rank_of(OVER_A_NETWORK, "--insecure", "--json")
+    assert done.stderr.splitlines()[0].startswith("gpudoctor: INSECURE: this job has no token"), done.stderr
+    assert json.loads(done.stdout)["run"]["insecure"] is True
+    # only its own node came
+    assert done.returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("token", "mode", "words"),
+    [
+        ("short", 0o600, "at least 16 characters"),
+        ("with blanks between its words", 0o600, "without blanks"),
+        ("0123456789abcdef", 0o622, "others may write to it"),
+        (None, 0, "cannot be read: No such file"),
+    ],
+)
+def test_a_token_file_that_proves_nothing_is_refused_in_one_line(
+    tmp_path: Path, token: str | None, mode: int, words: str
+) -> None:
+    file = tmp_path / "token"
+    if token is not None:
+        file.write_text(token)
+        file.chmod(mode)
+    done = rank_of(OVER_A_NETWORK, "--token-file", str(file))
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert words in done.stderr
+    assert str(file) in done.stderr
+
+
+def test_nodes_with_the_same_token_meet_and_no_process_of_theirs_shows_it(tmp_path: Path) -> None:
+    """Two ranks on this machine that know each other by a file; every command line and environment is looked at."""
+    file = tmp_path / "token"
+    secret = "f00dfacef00dfacef00dface"
+    file.write_text(secret + "\n")
+    file.chmod(0o600)
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29503"}
+    seen: list[str] = []
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.02):
+            for folder in Path("/proc").glob("[0-9]*"):
+                for name in ("cmdline", "environ"):
+                    try:
+                        text = (folder / name).read_bytes()
+                    except OSError:
+                        continue
+                    if secret.encode() in text:
+                        seen.append(f"{name}: {text[:200]!r}")
+
+    watching = threading.Thread(target=look, daemon=True)
+    watching.start()
+    results: dict[str, subprocess.CompletedProcess[str]] = {}
+
+    def run(rank: str) -> None:
+        results[rank] = rank_of({**place, "RANK": rank}, "--token-file", str(file), "--json", "--skip", "host")
+
+    ranks = [threading.Thread(target=run, args=(rank,)) for rank in "01"]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join(120)
+    done.set()
+    watching.join(30)
+    assert seen == []
+    assert results["1"].returncode == 0, results["1"].stderr
+    report = json.loads(results["0"].stdout)
+    assert len(report["nodes"]) == 2
+    assert all(node["verdict"] == "pass" for node in report["nodes"]), report["nodes"]
+
+
+def test_the_store_between_nodes_listens_on_the_address_of_the_job_only() -> None:
+    from gpudoctor.probes.between_nodes import Between
+    from gpudoctor.probes.between_orders import Opened
+
+    rank = Between("gloo", "127.0.0.3")
+    opened = rank.open()
+    assert isinstance(opened, Opened)
+    socket.create_connection(("127.0.0.3", opened.port), 30).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", opened.port), 30)
+
+
+def test_an_address_that_is_not_this_nodes_is_said() -> None:
+    from gpudoctor.probes.between_nodes import Between
+    from gpudoctor.probes.between_orders import Trouble
+
+    opened = Between("gloo", "192.0.2.9").open()
+    assert isinstance(opened, Trouble)
+    assert "its address 192.0.2.9 cannot be listened on" in opened.text
