@@ -13,7 +13,7 @@ import msgspec
 from gpudoctor.cluster.fleet_figures import Entry, figures
 from gpudoctor.cluster.fleet_files import Document, Listed, documents_of
 from gpudoctor.cluster.fleet_shapes import REPORT, ReportOf, SchemaOf, Verdict
-from gpudoctor.facts.private_words import REDACTED
+from gpudoctor.facts.private_shapes import REDACTED
 
 # half of a surrogate pair, which the standard library writes for a name that is not UTF-8 and msgspec cannot read
 _HALF_PAIR = re.compile(

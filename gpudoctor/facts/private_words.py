@@ -7,37 +7,14 @@ from collections.abc import Iterator
 
 from gpudoctor.facts.gpu import system_program
 from gpudoctor.facts.missing import known
-from gpudoctor.facts.node import Node
+from gpudoctor.facts.node import Node, Variable
+from gpudoctor.facts.private_shapes import REDACTED, shapes_taken_out
+from gpudoctor.facts.public_settings import is_public
 
-REDACTED = "redacted"
-# a number with leading zeros (a VBIOS version) or with a fifth part is no address
-_OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
-_GROUPS = r"[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4})"
-_ADDRESSES = (
-    re.compile(
-        r"(?<![\w:.])(?:[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2}){5,19}|[0-9a-fA-F]{4}(?::[0-9a-fA-F]{4}){3})(?![\w:.])"
-    ),
-    re.compile(rf"(?<![\w:.])(?:{_GROUPS}{{7}}|{_GROUPS}{{0,6}}::(?:{_GROUPS}{{0,6}})?)(?![\w:.])"),
-    re.compile(rf"(?<![\d.]){_OCTET}(?:\.{_OCTET}){{3}}(?!\.?\d)"),
-)
-_MAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
-# a cloud's machine, disk, network card; and the host name that AWS makes of an address
-_CLOUD = re.compile(r"(?<![\w-])(?:(?:i|vol|eni|vpc|subnet|ami)-[0-9a-f]{8,17}|ip(?:-\d{1,3}){4})(?![\w-])")
 _USER = re.compile(r"/(?:home|Users)/([^/\s:;,'\"]+)")
 _CARD = re.compile(r"\b((?:en|wl|ww|ib)x)([0-9a-f]{12})\b")
-# where a distribution and the kernel put things; any other place is somebody's
-_PATH = re.compile(
-    r"(?<![\w./<])/(?!(?:usr|etc|proc|sys|dev|lib|lib64|bin|sbin|boot|run|var/log)/)[\w~@%+-][\w.~@%+-]*"
-    r"(?:/[\w.~@%+=-]+)+"
-)
-_LIBRARY = re.compile(r".*/(lib[\w+-]+\.so[\d.]*)")
-_PROCESS = re.compile(r"\b((?:pid|name|comm)=)('[^']*'|[^,]*)")
 # the host name that syslog and journalctl put before the kernel's line
 _LOG_HOST = re.compile(r"^((?:\w{3} +\d+ [\d:.]+|\d{4}-\d\d-\d\dT\S+|\[ *[\d.]+\]) )(\S+)(?= kernel: )")
-_NAMING_VARIABLES = re.compile(
-    r"SLURM.*(NODE(LIST|NAME)|USER|ACCOUNT|HOST|NAME|DIR|ADDR|PARTITION)|MASTER_ADDR|HOSTNAME|USER|.*_FILE|.*_PATH"
-    r"|.*PLUGIN|.*_DIR|.*_DIRECTORY|.*_LOGS_SPECS|.*HOSTID|TORCHELASTIC_RUN_ID"
-)
 _HOST = re.compile(r"([A-Za-z][A-Za-z0-9-]{2,}?)\d+")
 _HOSTS_OF_LIST = re.compile(r"([A-Za-z][A-Za-z0-9-]{1,}?)\d*\[[\d,-]+\]")
 _DOMAIN = re.compile(r"[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}")
@@ -45,12 +22,16 @@ _FILE_LIKE = re.compile(r".*[./_\d].*")
 _COMMON_PROGRAM = re.compile(r"python[\d.]*|bash|sh|java|ray|node|torchrun|srun|mpirun|--?")
 _HARMLESS = {"root", "localhost", "none", "true", "false", "ubuntu", REDACTED}  # they name nobody
 _LONGEST_HOST = 1024  # a list of hosts; what is longer is none, and would take its time
+_SHORTEST_SECRET = 4
 _NOTHING = re.compile(r"(?!)")
 
 
-def names_someone(variable: str) -> bool:
-    """Whether a variable of this name holds a host, a person, or a file that a person named."""
-    return _NAMING_VARIABLES.fullmatch(variable) is not None
+def hidden_variables(node: Node) -> list[Variable]:
+    """The variables whose values may name somebody: all whose value is not known to name nobody."""
+    interfaces = [interface.name for interface in known(node.network.interfaces) or ()]
+    devices = [*interfaces, *(port.device for port in known(node.network.rdma_ports) or ())]
+    held = known(node.environment.variables) or ()
+    return [variable for variable in held if not is_public(variable.name, variable.value, devices)]
 
 
 class PrivateWords:
@@ -62,6 +43,7 @@ class PrivateWords:
         self._stand_ins = {word: REDACTED for word in words if not _is_harmless(word)}
         for place, name in enumerate(node.source.files, 1):
             self._stand_ins[name] = f"dump-{place}"
+        self._settings = {f"{variable.name}={variable.value}": variable.name for variable in hidden_variables(node)}
         self._lowered = {word: word.lower() for word in self._stand_ins}
         self._hosts = _hosts_like(hosts)
         self._cards: dict[str, str] = {}
@@ -73,13 +55,16 @@ class PrivateWords:
 
     def taken_out(self, text: str) -> str:
         """The text without them."""
-        text = _LOG_HOST.sub(rf"\1{REDACTED}", text)
-        text = _MAIL.sub(REDACTED, _PROCESS.sub(rf"\1{REDACTED}", text))
-        text = _PATH.sub(_path, text)
-        for address in _ADDRESSES:
-            text = address.sub("0.0.0.0", text)
-        text = _CARD.sub(self._card, _CLOUD.sub(REDACTED, text))
+        for setting, name in self._settings.items():
+            if setting in text:
+                text = text.replace(setting, f"{name}={REDACTED}")
+        text = shapes_taken_out(_LOG_HOST.sub(rf"\1{REDACTED}", text))
+        text = self.cards_taken_out(text)
         return self._hosts.sub(REDACTED, self._own_words_replaced(text))
+
+    def cards_taken_out(self, text: str) -> str:
+        """The text with other names for network interfaces that have their hardware address in theirs, each alike."""
+        return _CARD.sub(self._card, text)
 
     def _own_words_replaced(self, text: str) -> str:
         # most texts hold none of them, and a pattern of thousands of words is slow
@@ -96,14 +81,8 @@ class PrivateWords:
         return pattern.sub(lambda match: self._stand_ins.get(match.group(), REDACTED), text)
 
     def _card(self, match: re.Match[str]) -> str:
-        """A network interface named by its hardware address keeps being the same one everywhere."""
         kind, address = match[1], match[2]
         return f"{kind}{self._cards.setdefault(address, f'{len(self._cards) + 1:012x}')}"
-
-
-def _path(match: re.Match[str]) -> str:
-    library = _LIBRARY.fullmatch(match.group())
-    return f"/{REDACTED}/{library[1]}" if library else f"/{REDACTED}"
 
 
 def _is_harmless(word: str) -> bool:
@@ -124,8 +103,11 @@ def _words_of(node: Node) -> Iterator[str]:
         yield node.source.name
     for variable in known(node.environment.variables) or ():
         yield from _USER.findall(variable.value)
-        if names_someone(variable.name):
-            yield variable.value
+    for variable in hidden_variables(node):
+        # a plain word may be any word of a text: it is replaced beside its variable's name only
+        for word in {variable.value, *re.split(r"[\s,;:=]+", variable.value)}:
+            if len(word) >= _SHORTEST_SECRET and _FILE_LIKE.fullmatch(word) and not is_public("NCCL_ANY", word, ()):
+                yield word
     for event in known(node.kernel_log.events) or ():
         yield from _USER.findall(event.text)
 
@@ -133,7 +115,7 @@ def _words_of(node: Node) -> Iterator[str]:
 def _hosts_of(node: Node) -> Iterator[str]:
     yield known(node.host.hostname) or ""
     for variable in known(node.environment.variables) or ():
-        if re.search("NODELIST|NODENAME|ADDR|HOST", variable.name):
+        if re.search("NODELIST|NODENAME|ADDR|HOST|COMM_ID", variable.name):
             # a list is hopper[17-24,30],login1; an address may have a port
             yield from (host.partition(":")[0] for host in re.split(r",(?![^\[]*\])", variable.value))
     for event in known(node.kernel_log.events) or ():

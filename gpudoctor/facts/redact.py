@@ -10,30 +10,52 @@ import msgspec
 from gpudoctor.facts.gpu import system_program
 from gpudoctor.facts.missing import known
 from gpudoctor.facts.node import Node
-from gpudoctor.facts.private_words import REDACTED, PrivateWords, names_someone
+from gpudoctor.facts.private_shapes import REDACTED, shapes_taken_out
+from gpudoctor.facts.private_words import PrivateWords, hidden_variables
+from gpudoctor.facts.public_settings import is_public
 
 T = TypeVar("T")
 
 # GPU-, MIG- and bare UUIDs: the same one gets the same stand-in everywhere, so relations stay
 _UUID = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")
+_WHOLE = re.compile(rf"(?:[A-Z]{{3}}-){{0,2}}{_UUID.pattern}(?:/\d{{1,3}}){{0,2}}")
 _PREFIXED = re.compile(r"\b(GPU-|MIG-)([0-9a-fA-F][0-9a-fA-F-]*)")
+_LEADING_NUMBER = re.compile(r"\s*[+-]?\d{0,10}")
 _SECRET_KEYS = {"serial", "hostname", "user", "board_part_number", "torch_location"}
-# words that are compared or looked up, never free text; a host may be called like one of them
+# Words that are compared or looked up, by the shape that they have: a host may be called like one of them. What has
+# another shape is text like any other
+_WORD = re.compile(r"[A-Za-z0-9_.*/=<>! -]{0,60}")
+_NUMBERS = re.compile(r"[0-9a-fA-Fx.:,_@|\[\]() -]{0,4096}")
+_VERSION = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,6}){0,4}(?:[a-z]{1,3}[0-9]{1,3})?(?:\+(?:cu|cpu|rocm)[0-9.]{0,6})?")
+_TIME = re.compile(r"[0-9T:.Z+-]{0,40}")
+_FAULT = re.compile(r"[a-z0-9-]{1,40}(?:@[0-9,.:a-z-]{1,40})?")
 _VOCABULARY = {
-    *("kind", "schema", "status", "level", "id", "check", "op", "unit", "verdict", "explained_by", "explains"),
-    *("bus_id", "brand", "architecture", "compute_capability", "pci_device_id", "pci_subsystem_id", "vbios"),
-    *("device_id", "pci_class", "vendor_id", "cpu_affinity", "cpus", "cpus_usable_list", "event_reasons", "profile"),
-    *("library_version", "module_version", "cuda_version", "version", "torch", "torch_cuda", "nccl", "python"),
-    *("kernel", "os_name", "machine", "driver", "cuda", "faults", "collected_at", "started_at"),
-}
+    **dict.fromkeys(
+        ("kind", "schema", "status", "level", "id", "check", "op", "unit", "verdict", "explained_by", "explains",
+         "brand", "architecture", "profile", "machine", "event_reasons"),
+        _WORD,
+    ),
+    **dict.fromkeys(
+        ("bus_id", "compute_capability", "pci_device_id", "pci_subsystem_id", "vbios", "device_id", "pci_class",
+         "vendor_id", "cpu_affinity", "cpus", "cpus_usable_list"),
+        _NUMBERS,
+    ),
+    **dict.fromkeys(
+        ("library_version", "module_version", "cuda_version", "version", "torch", "torch_cuda", "nccl", "python",
+         "driver", "cuda"),
+        _VERSION,
+    ),
+    **dict.fromkeys(("collected_at", "started_at"), _TIME),
+    "faults": _FAULT,
+}  # fmt: skip
 
 
 def redacted(node: Node) -> Node:
     """The node without serials, host names, users, process names, addresses; UUIDs as consistent stand-ins.
 
-    Kernel lines lose `pid=` and `name=`; variables that name hosts or files lose their values, and
-    paths outside of the distribution's own what they lead to. Bus ids stay: they name slots. The
-    node is judged as before.
+    Kernel lines lose `pid=` and `name=`; a variable keeps its value only if that is known to name
+    nobody, and paths outside of the distribution's own lose what they lead to. Bus ids stay: they
+    name slots. The node is judged as before.
     """
     return Redaction(node).node
 
@@ -46,6 +68,7 @@ class Redaction:
 
     def __init__(self, node: Node) -> None:
         self._words = PrivateWords(node)
+        self._hidden = {(variable.name, variable.value) for variable in hidden_variables(node)}
         self._stand_ins: dict[str, str] = {}
         for gpu in node.gpus:
             self._stand_in_of(known(gpu.uuid))
@@ -61,13 +84,16 @@ class Redaction:
 
     def text(self, text: str) -> str:
         """Free text without the secrets."""
-        return self._words.taken_out(_UUID.sub(lambda match: self._uuid(match.group()), text))
+        return self._words.taken_out(self._uuids_taken_out(text))
+
+    def _uuids_taken_out(self, text: str) -> str:
+        return _UUID.sub(lambda match: self._uuid(match.group()), text)
 
     def _stand_in_of(self, uuid: str | None) -> str:
         """The stand-in of a whole `uuid` leaf; one of another form than usual is a private word."""
         if uuid is None:
             return ""
-        if _UUID.search(uuid):
+        if _WHOLE.fullmatch(uuid):
             return _UUID.sub(lambda match: self._uuid(match.group()), uuid)
         if uuid not in self._stand_ins:
             head = uuid[:4] if uuid.startswith(("GPU-", "MIG-")) else ""
@@ -93,8 +119,10 @@ class Redaction:
             return [REDACTED] if value else []
         if isinstance(value, (list, tuple)):
             return [self._value(item, key) for item in value]
-        if not isinstance(value, str) or key in _VOCABULARY:
+        if not isinstance(value, str):
             return value
+        if (shape := _VOCABULARY.get(key)) is not None and shape.fullmatch(value):
+            return shapes_taken_out(self._uuids_taken_out(value)) if shape is _WORD else value
         if key in _SECRET_KEYS:
             return REDACTED
         return self._stand_in_of(value) if key == "uuid" else self.text(value)
@@ -109,7 +137,8 @@ class Redaction:
             # a desktop's program is no stray job: its name is judged, and names nobody
             made["name"] = (key == "processes" and system_program(raw["name"])) or REDACTED
         elif "index" in raw or "matched_by" in raw:
-            made |= {"name": raw["name"]} if "name" in raw else {}  # a model's or a profile's name
+            # a model's or a profile's name: a host may be called like it
+            made |= {"name": shapes_taken_out(self._uuids_taken_out(raw["name"]))} if "name" in raw else {}
         return made
 
     def _names_someone(self, raw: dict[str, Any], key: str) -> bool:
@@ -120,9 +149,20 @@ class Redaction:
 
     def _variable(self, raw: dict[str, Any]) -> dict[str, Any]:
         name, value = raw["name"], raw["value"]
-        if names_someone(name):
-            return {**raw, "value": REDACTED if value else value}
-        return {**raw, "value": _PREFIXED.sub(self._shortened, self.text(value))}
+        if (name, value) not in self._hidden:
+            shown = self._words.cards_taken_out(self._uuids_taken_out(value))
+            return {**raw, "value": _PREFIXED.sub(self._shortened, shown)}
+        if name.endswith("_VISIBLE_DEVICES"):
+            # CUDA reads it up to the first entry that it cannot follow: which one that is has to stay
+            entries = (_PREFIXED.sub(self._shortened, self._entry(entry)) for entry in value.split(","))
+            return {**raw, "value": ",".join(entries)}
+        return {**raw, "value": REDACTED if value else value}
+
+    def _entry(self, entry: str) -> str:
+        if is_public("CUDA_VISIBLE_DEVICES", entry.strip(), ()):
+            return self._uuids_taken_out(entry)
+        number = _LEADING_NUMBER.match(entry)
+        return f"{number[0] if number else ''}{REDACTED}"
 
     def _shortened(self, match: re.Match[str]) -> str:
         """A UUID of which only the start is written, as CUDA_VISIBLE_DEVICES takes it: it stays as clear as it was."""

@@ -88,11 +88,11 @@ def named_node() -> Node:
         Variable("TORCHELASTIC_OF_OURS", f"{SECRETS['other host of the job']}:29500"),
     )
     events = (
-        KernelEvent("xid", f"Nov 21 10:00:00 {SECRETS['host']} kernel: NVRM: Xid (PCI:{gpus[5].bus_id}): 63, pid=4711, "
-                    f"name=llm_secret.py, row of {uuid} at {SECRETS['address']} {SECRETS['address 6']} "
-                    f"{SECRETS['hardware address']}", 63, gpus[5].bus_id),
+        KernelEvent("xid", f"Nov 21 10:00:00 {SECRETS['host']} kernel: NVRM: Xid (PCI:{gpus[5].bus_id}): 63, row of "
+                    f"{uuid} at {SECRETS['address']} {SECRETS['address 6']} {SECRETS['hardware address']}, pid=4711, "
+                    "name=llm_secret.py", 63, gpus[5].bus_id),
         KernelEvent("xid", f"2026-11-21T10:00:00.123456+00:00 {SECRETS['domain']} kernel: NVRM: Xid "
-                    f"(PCI:{gpus[5].bus_id}): 63, pid=4712, name=python3, {SECRETS['host in capitals']} "
+                    f"(PCI:{gpus[5].bus_id}): 63, pid=4712, {SECRETS['host in capitals']} "
                     f"{SECRETS['address of AWS']} {SECRETS['other host of the domain']} "
                     f"{SECRETS['node guid']} {gpus[6].serial} {mig.uuid} enx{SECRETS['network card']} "
                     f"{SECRETS['scratch']} {SECRETS['that in capitals']} {SECRETS['word of a command line']}",

@@ -1,0 +1,102 @@
+"""What looks like the name of a person, a machine, a part or a place in any text, and what takes its place.
+
+Each pattern is bounded, so that no text takes longer than in proportion to its length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+
+REDACTED = "redacted"
+Replacement = str | Callable[[re.Match[str]], str]
+
+# a number with leading zeros (a VBIOS version) or with a fifth part is no address
+_OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_GROUPS = r"[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4})"
+_PUBLIC_HOSTS = (
+    r"(?:[\w-]+\.)?(?:nvidia|github|pytorch|kernel|schedmd|kubernetes|prometheus|readthedocs|python|ietf|huggingface)"
+    r"\.(?:com|org|io|co)"
+)
+# domains of companies and countries under which clusters have names; `so`, `py` and `sh` are endings of files
+_TOP = (
+    "com|org|net|edu|gov|mil|int|io|ai|app|dev|cloud|local|lan|internal|intra|corp|home|cluster|arpa|eu|de|fr|uk|ch|at|nl|"
+    "be|it|es|pt|pl|cz|se|no|fi|dk|ie|gr|ro|hu|jp|cn|kr|tw|hk|in|sg|au|nz|ca|us|mx|br|ar|ru|ua|il|tr|za|sa|ae"
+)
+# where a distribution, the kernel and NVIDIA put things; any other place is somebody's
+_OWN_PLACES = (
+    r"usr/(?:bin|sbin|lib|lib32|lib64|libexec|share|include|src)/|usr/local/cuda(?:-[\d.]+)?(?![\w.-])|etc/|proc/|sys/|"
+    r"dev/(?!shm/|mapper/|disk/|hugepages/|mqueue/)|lib/|lib64/|bin/|sbin/|boot/|"
+    r"run/(?:nvidia[\w-]*|systemd|udev|mount|lock)/|"
+    r"var/log/(?:messages|syslog|kern\.log|dmesg|fabricmanager\.log|nvidia[\w.-]*)(?![\w./-])"
+)
+_IN_PATH = r"[\w.~@%+=:-]"
+_PATH = re.compile(rf"(?<![\w./])/(?!{_OWN_PLACES})[\w~@%+-][\w.~@%+-]*(?:/{_IN_PATH}+)+/?")
+_SHORT_PATH = re.compile(
+    r"(?<![\w./])/(?:home|Users|root|scratch|data|mnt|work|workspace|lustre|gpfs|fsx)/[\w.~@%+-]+"
+)
+_CGROUP = re.compile(r"(/sys/fs/cgroup/)(?:[^\s/]+/)+([\w.]+)")
+_FILE_ENDINGS = (
+    "py|sh|json|jsonl|yaml|yml|toml|ini|cfg|conf|txt|log|csv|tsv|parquet|arrow|pt|pth|bin|ckpt|safetensors|npz|npy|h5|"
+    "tar|gz|zip|zst|sif|sqsh|img|ipynb|sbatch|slurm|xml"
+)
+_LIBRARY = re.compile(r".*/(lib[\w+-]+\.so[\d.]*)")
+_TAIL_OF_XID = r"(?:Ch|channel|intr|engine|ESR|GPC|Graphics|MMU|MemErr|errorString|Class Error|Illegal|Out Of Range)\b"
+
+
+def _of_path(match: re.Match[str]) -> str:
+    library = _LIBRARY.fullmatch(match.group())
+    return f"/{REDACTED}/{library[1]}" if library else f"/{REDACTED}"
+
+
+def _of_url(match: re.Match[str]) -> str:
+    public = re.fullmatch(rf"{_PUBLIC_HOSTS}(?:/.*)?", match[2], re.DOTALL) and "@" not in match[2]
+    return match.group() if public else f"{match[1]}://{REDACTED}"
+
+
+def _of_name(match: re.Match[str]) -> str:
+    return match.group() if re.fullmatch(_PUBLIC_HOSTS, match.group(), re.IGNORECASE) else REDACTED
+
+
+# in this order: what holds a host or a path is taken before the host or the path alone
+_SHAPES: tuple[tuple[re.Pattern[str], Replacement], ...] = (
+    (re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{1,20})://([^\s'\"<>,;)]+)"), _of_url),
+    (re.compile(r"\b(pid=)('[^']*'|\d+)"), rf"\1{REDACTED}"),
+    # a name may hold commas: it ends where the driver's own words go on, else with the line
+    (re.compile(rf"\b((?:name|comm|exe|cmdline|cmd|task|user)=)(?:[^\n]*(?=, {_TAIL_OF_XID})|[^\n]*)"),
+     rf"\1{REDACTED}"),
+    (re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)*"), REDACTED),
+    (re.compile(r"(?i)\b(serial(?:[ _-]?(?:number|no))?|s/n|board[ _]?id)(\.?\s*[:=#]?\s*)(?=[\w-]*\d)[\w-]{4,}"),
+     rf"\1\2{REDACTED}"),
+    (_CGROUP, rf"\1{REDACTED}/\2"),
+    (re.compile(r"(?<![\w./~])~[A-Za-z_]?[\w.-]*(?:/[\w.~@%+=-]+)*(?<!~)"), REDACTED),
+    (_PATH, _of_path),
+    (_SHORT_PATH, f"/{REDACTED}"),
+    (re.compile(r"(?<![\w./-])\.{1,2}/[\w.~@%+=/-]+"), REDACTED),
+    (re.compile(rf"(?<![\w.@%+/-])(?:[\w.@%+-]+/)+[\w.@%+-]+\.(?:{_FILE_ENDINGS})\b"), REDACTED),
+    # a cloud's machine, disk, network card; and the host name that AWS makes of an address
+    (re.compile(r"(?<![\w-])(?:(?:i|vol|eni|vpc|subnet|ami|snap|sg)-[0-9a-f]{8,17}|ip(?:-\d{1,3}){4})(?![\w-])"),
+     REDACTED),
+    # ids of containers, machines, boots and images: 64, 40 or 32 digits, or the first 12
+    (re.compile(r"(?<![0-9A-Za-z])(?:[0-9a-f]{64}|[0-9a-f]{40}|[0-9a-f]{32})(?![0-9A-Za-z])"), REDACTED),
+    (re.compile(r"(?<![0-9A-Za-z:.-])(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{12}(?![0-9A-Za-z:-])"), REDACTED),
+    # GUIDs of InfiniBand; a mask of reasons has leading zeros
+    (re.compile(r"(?<![0-9A-Za-z])(0x)?(?!0000)[0-9a-fA-F]{16}(?![0-9A-Za-z])"), rf"\1{REDACTED}"),
+    # hardware addresses with colons, dashes or dots; GUIDs in four groups
+    (re.compile(r"(?<![\w:.])(?:[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2}){5,19}|[0-9a-fA-F]{4}(?::[0-9a-fA-F]{4}){3})(?![\w:.])"),
+     "0.0.0.0"),
+    (re.compile(r"(?<![\w-])[0-9a-fA-F]{2}(?:-[0-9a-fA-F]{2}){5,7}(?![\w-])"), "0.0.0.0"),
+    (re.compile(r"(?<![\w.])[0-9a-fA-F]{4}(?:\.[0-9a-fA-F]{4}){2}(?![\w.])"), "0.0.0.0"),
+    (re.compile(rf"(?<![\w:.])(?:{_GROUPS}{{7}}|{_GROUPS}{{0,6}}::(?:{_GROUPS}{{0,6}})?)(?![\w:.])"), "0.0.0.0"),
+    (re.compile(rf"(?<![\d.]){_OCTET}(?:\.{_OCTET}){{3}}(?!\.?\d)"), "0.0.0.0"),
+    (re.compile(rf"(?i)(?<![\w./-])(?:[a-z0-9-]{{1,63}}\.){{1,8}}(?:{_TOP})(?![\w-]|\.\w)"), _of_name),
+)  # fmt: skip
+
+
+@lru_cache(maxsize=2048)  # a report says the same of every GPU
+def shapes_taken_out(text: str) -> str:
+    """The text without addresses, ids, mail addresses, hosts with a domain, paths, and names that lines call so."""
+    for pattern, replacement in _SHAPES:
+        text = pattern.sub(replacement, text)
+    return text

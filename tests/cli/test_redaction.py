@@ -1,0 +1,184 @@
+"""What --redact leaves: sixty kinds of secret, each planted wherever facts hold text, in no output of any kind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudoctor.facts.gpu import GpuProcess
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import KernelEvent, Node, Variable, from_json, to_json
+from gpudoctor.facts.private_shapes import shapes_taken_out
+from gpudoctor.facts.public_settings import is_public
+from gpudoctor.facts.redact import Redaction, redacted
+from gpudoctor.facts.simulated import load_node
+from gpudoctor.facts.simulated_wiring import put
+from gpudoctor.report.judge import judge
+from tests.cli.conftest import Gpudoctor
+from tests.planted_secrets import SECRETS
+
+# variable -> value: none of them is of a name that tells of a secret, and still nothing of it may be shown
+VARIABLES = {
+    "NCCL_COMM_ID": "hopper99:29400",
+    "NCCL_OF_A_SITE": "amelies-key-77",
+    "CUDA_CACHE_OWNER": "bernd",
+    "NCCL_TOPO_FILE": "/data/cluster7/topo.xml",
+    "NCCL_IB_HCA": "=secretnic_3:1",
+    "NCCL_SOCKET_IFNAME": "storage-net-of-amelie",
+    "NCCL_DEBUG_FILE": "/dev/shm/nccl.%h.%p",
+    "TORCHELASTIC_RUN_ID": "amelie-ablation-3",
+    "SLURM_JOB_NODELIST": "hopper[17-24,30],login1",
+    "SLURM_GPUS_PER_NODE": "secretpart:8",
+    "MASTER_ADDR": "hopper17-ib",
+    "RANK": "rank-of-amelie",
+    "NCCL_ALGO": "algo_of_amelie",
+    "CUDA_VISIBLE_DEVICES": "0,1,amelie_gpu_7",
+    "PYTORCH_CUDA_ALLOC_CONF": "site_of_amelie:1",
+    "NCCL_HOSTID": "4711471147",
+    "CUDA_HOME": "/usr/local/cuda-of-amelie",
+}
+SHOWN = {
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "CUDA_HOME": "/usr/local/cuda-12.8",
+    "CUDA_LAUNCH_BLOCKING": "1",
+    "NCCL_ALGO": "Ring,Tree",
+    "NCCL_DEBUG": "INFO",
+    "NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1",
+    "NCCL_P2P_LEVEL": "NVL",
+    "NCCL_SOCKET_IFNAME": "^lo,docker0",
+    "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+    "OMP_NUM_THREADS": "4,2",
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:128",
+    "RANK": "3",
+    "SLURM_GPUS_PER_NODE": "h100:8",
+    "SLURM_JOB_CPUS_PER_NODE": "64(x2)",
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+}
+# what the type of a leaf allows no free text in
+_FIXED = {
+    "schema",
+    "kind",
+    "iommu",
+    "virtualization",
+    "state",
+    "remote_kind",
+    "compute_mode",
+    "path",
+    "p2p_read",
+    "p2p_write",
+}
+
+
+def planted(value: Any, text: str, key: str = "") -> Any:
+    """The same facts as JSON values, with the text in every leaf that holds text, or why there is none."""
+    if isinstance(value, dict):
+        if key == "variables":
+            return value
+        return {name: planted(inner, text, "reason" if name == "missing" else name) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [planted(inner, text, key) for inner in value]
+    return f"{value} {text}" if isinstance(value, str) and key not in _FIXED else value
+
+
+def node_with(text: str) -> Node:
+    node = load_node("hgx-h100-8", {})
+    node = put(node, "gpus", node.gpus[:2])
+    gpu = put(node.gpus[0], "processes", (GpuProcess(4711, "python3", user="root", memory_mib=9000),))
+    gpu = put(gpu, "thermal.memory_c", Missing("not told", "failed"))
+    node = put(node, "gpus", (gpu, node.gpus[1]))
+    node = put(node, "pairs", Missing("not told"))
+    node = put(node, "kernel_log.events", (KernelEvent("xid", "NVRM: something", 63, gpu.bus_id),))
+    node = put(node, "source", msgspec.structs.replace(node.source, kind="live", name="live", notes=("a note",)))
+    raw = planted(json.loads(to_json(node)), text)
+    return from_json(json.dumps(raw))
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_a_secret_in_any_field_is_in_no_redacted_facts_and_no_redacted_report(secret: str) -> None:
+    node = node_with(SECRETS[secret].format(secret))
+    plain = to_json(node).decode()
+    assert plain.count(json.dumps(secret)[1:-1]) > 60, "it stands in every field"
+    redaction = Redaction(node)
+    assert secret not in to_json(redaction.node).decode()
+    report = redaction.of(judge(node, include_facts=True))
+    assert secret not in msgspec.json.encode(report).decode()
+
+
+@pytest.mark.parametrize("form", ["text", "json", "html", "junit", "nagios", "prometheus"])
+def test_all_of_them_at_once_are_in_no_output(gpudoctor: Gpudoctor, tmp_path: Path, form: str) -> None:
+    path = tmp_path / "node.json"
+    path.write_bytes(to_json(node_with("; ".join(text.format(secret) for secret, text in SECRETS.items()))))
+    shown = gpudoctor(
+        "check", "--level", "quick", "-v", "--include-facts", "--redact", "--format", form, "--node", str(path)
+    )
+    assert shown.out
+    assert [secret for secret in SECRETS if secret in shown.out] == []
+
+
+def with_variables(variables: dict[str, str]) -> Node:
+    node = load_node("hgx-h100-8", {})
+    return put(node, "environment.variables", tuple(Variable(name, value) for name, value in variables.items()))
+
+
+def test_the_value_of_a_variable_is_hidden_unless_it_is_known_to_name_nobody() -> None:
+    node = with_variables(VARIABLES)
+    redaction = Redaction(node)
+    report = redaction.of(judge(node, include_facts=True))
+    shown = to_json(redaction.node).decode() + msgspec.json.encode(report).decode()
+    assert [name for name, value in VARIABLES.items() if value in shown] == []
+    assert "amelie" not in shown
+    assert [variable.name for variable in redaction.node.environment.starting("")] == list(VARIABLES)
+    assert redaction.node.environment.get("CUDA_VISIBLE_DEVICES") == "0,1,redacted"
+
+
+def test_what_is_judged_and_names_nobody_stays() -> None:
+    node = redacted(with_variables(SHOWN))
+    assert {variable.name: variable.value for variable in node.environment.starting("")} == SHOWN
+
+
+@pytest.mark.parametrize("variables", [VARIABLES, SHOWN])
+def test_a_node_is_judged_the_same_without_its_secrets(variables: dict[str, str]) -> None:
+    node = with_variables(variables)
+    before, after = judge(node), judge(redacted(node))
+    assert [(check.id, check.status) for check in after.checks] == [(check.id, check.status) for check in before.checks]
+
+
+@given(st.text(alphabet="abcdefghijklmnopqrstuvwxyz0123456789._-/:@=, ", min_size=1, max_size=60))
+def test_no_variable_that_a_site_made_up_is_shown(value: str) -> None:
+    numbers = set(value) <= set("0123456789.,:- ") or value.strip().lower() in (
+        "",
+        "true",
+        "false",
+        "yes",
+        "no",
+        "on",
+        "off",
+    )
+    assert not is_public("NCCL_OF_A_SITE", value, ()) or numbers or value[:-1].rstrip("kmg").replace(",", "").isdigit()
+    assert not is_public("SITE_SETTING", value, ())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nvmlDeviceGetCurrPcieLinkWidth = 8 (maximum 16)",
+        "/sys/bus/pci/devices/0000:ab:00.0/current_link_width = 8, max_link_width = 16",
+        "31.51 GB/s each way instead of 63.02: 50% is lost; x16/x16/x8",
+        "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",
+        "event reasons 0x0000000000000084, registers 0x1f1e1d1c 0x00000002",
+        "driver 570.172.08, VBIOS 96.00.74.00.01, CUDA 12.8, NCCL 2.26.2",
+        "Source: https://docs.nvidia.com/deploy/xid-errors/index.html",
+        "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1 and /usr/local/cuda-12.8/lib64/libcudart.so.12",
+        "/etc/modprobe.d/blacklist-nouveau.conf; /dev/nvidia0; /proc/driver/nvidia/version; /dev/shm",
+        "gpudoctor check pcie.link-width --node hgx-h100-8",
+        "2026-11-21T10:00:00Z 12:34:56 at 60 C, 700.0 W, 1980 MHz, 80 GiB",
+    ],
+)
+def test_what_names_nobody_is_left_as_it_is(text: str) -> None:
+    assert shapes_taken_out(text) == text
