@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -25,6 +26,15 @@ def host_of_header(header: str) -> str:
         return urlsplit(f"//{header}").hostname or ""
     except ValueError:
         return ""
+
+
+def is_host(header: str) -> bool:
+    """Whether a Host header is HOST or HOST:PORT, as a client that was not made to break something sends it."""
+    try:
+        parts = urlsplit(f"//{header}")
+        return bool(re.fullmatch(r"[A-Za-z0-9._:%\[\]-]{1,255}", header)) and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def digest(text: str) -> bytes:

@@ -61,9 +61,10 @@ class Answers:
         if max(len(hosts), len(tokens)) > 1:
             return _line(HTTPStatus.BAD_REQUEST, "Host or Authorization stands there twice").encoded()
         path = target.partition("?")[0]
-        answer = self._refused(method, path, str(hosts[0]) if hosts else None, str(tokens[0]) if tokens else None)
+        token = str(tokens[0]) if tokens else None
+        answer = self._refused(method, path, str(hosts[0]) if hosts else None, token)
         if answer is None:
-            answer = self._answer(path, str(headers.get("Accept", "")))
+            answer = self._answer(path, str(headers.get("Accept", "")), knows=self._gate.knows(token))
         return answer.encoded(with_body=method != "HEAD")
 
     def _refused(self, method: str, path: str, host: str | None, authorization: str | None) -> Answer | None:
@@ -77,13 +78,15 @@ class Answers:
             return _line(HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD only")._replace(more=(("Allow", "GET, HEAD"),))
         return None
 
-    def _answer(self, path: str, accept: str) -> Answer:
+    def _answer(self, path: str, accept: str, *, knows: bool) -> Answer:
         if path == "/metrics":
             body, content_type = self._metrics.render(accept)
             return Answer(HTTPStatus.OK, body, content_type)
         standing, mark = self._look()
         if path == "/healthz":
             status = HTTPStatus.OK if standing.healthy else HTTPStatus.SERVICE_UNAVAILABLE
+            if not knows:  # which part of a node is broken is nobody else's
+                return Answer(status, f"{mark}{'healthy' if standing.healthy else 'not healthy'}\n".encode())
             return Answer(status, f"{mark}{_one_line(standing.line)}\n".encode())
         if path == "/report":
             return _report(standing, mark)

@@ -27,6 +27,8 @@ class Listener:
         self._connections_max = connections_max
         self._connection_s = connection_s
         self._open: set[asyncio.Task[None]] = set()
+        # those whose request has not come whole, the oldest first
+        self._silent: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
 
     @property
@@ -45,12 +47,24 @@ class Listener:
         await asyncio.gather(*self._open, return_exceptions=True)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._open) >= self._connections_max:
+        if len(self._open) >= self._connections_max and not self._drop_oldest():
             writer.transport.abort()
             return
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._open.add(task)
+        self._silent[writer] = task
         task.add_done_callback(self._open.discard)
+
+    def _drop_oldest(self) -> bool:
+        """Make room: who has asked for nothing yet goes first, so that idle connections keep nobody out."""
+        writer = next(iter(self._silent), None)
+        if writer is None:
+            return False
+        task = self._silent.pop(writer)
+        self._open.discard(task)
+        task.cancel()
+        writer.transport.abort()  # a task that has not begun would not do it
+        return True
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -58,6 +72,7 @@ class Listener:
             with suppress(asyncio.TimeoutError, asyncio.IncompleteReadError, OSError):
                 await asyncio.wait_for(self._exchange(reader, writer), self._connection_s)
         finally:
+            self._silent.pop(writer, None)
             writer.transport.abort()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -66,6 +81,7 @@ class Listener:
         except asyncio.LimitOverrunError:
             writer.write(too_large())
         else:
+            self._silent.pop(writer, None)
             writer.write(self._answer(head))
         writer.close()  # once all is sent
         await writer.wait_closed()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from textual import on
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import BindingType
+from textual.filter import LineFilter
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.widgets import Footer, Input, TabbedContent, TabPane
@@ -26,6 +27,7 @@ from gpudoctor.tui.messages import BaseWanted, CancelWanted, GpuChosen, PageWant
 from gpudoctor.tui.overview import OverviewPane
 from gpudoctor.tui.pane import Pane
 from gpudoctor.tui.playback_feed import STEP_S, PlaybackFeed
+from gpudoctor.tui.printable_text import PrintableText
 from gpudoctor.tui.run_control import RunControl
 from gpudoctor.tui.state import LogLine, State
 from gpudoctor.tui.tabs import TABS, pane_class
@@ -57,6 +59,7 @@ class Doctor(App[int]):
     ) -> None:
         if os.environ.get("NO_COLOR") == "":
             del os.environ["NO_COLOR"]  # Textual takes it for set, the convention (no-color.org) does not
+        self._printable_text = PrintableText()
         super().__init__()
         for each in THEMES.values():
             self.register_theme(each)
@@ -77,6 +80,9 @@ class Doctor(App[int]):
             self.state.playback = feed.playback
 
     # ---- what is on the screen
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        return [*super().get_line_filters(), self._printable_text]
 
     def compose(self) -> ComposeResult:
         yield HeaderLine()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
+from gpudoctor.http_callers import is_host
 from gpudoctor.tui.web_access import TOKEN_VARIABLE, Address, Gate, address, token_of
 
 try:
@@ -20,6 +23,7 @@ try:
 except ImportError:
     raise UserError("tui --serve wants textual-serve: pip install 'gpudoctor-cli[serve]'") from None
 
+from gpudoctor.tui.web_listener import WebListener, listening
 from gpudoctor.tui.web_page import index_page, open_page
 from gpudoctor.tui.web_session import WebSession
 
@@ -28,6 +32,10 @@ _CLIENT = Path(textual_serve.__file__).parent / "static"
 _HERE = Path(__file__).parent
 _MESSAGE_MAX = 1 << 20
 _SHUTDOWN_S = 4.0
+_KEPT_ALIVE_S = 15.0
+_NOBODY = logging.getLogger("gpudoctor.tui.serve")
+_NOBODY.addHandler(logging.NullHandler())
+_NOBODY.propagate = False
 _HEADERS = {
     # frames: no other page may put ours under a disguise; connect: the client's ?ping= asks any address
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
@@ -80,15 +88,23 @@ async def _serve(server: ScreenServer, where: Address) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, end, number)
-    runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=_SHUTDOWN_S)
+    _quiet()
+    runner = web.AppRunner(
+        server.app(), access_log=None, shutdown_timeout=_SHUTDOWN_S, keepalive_timeout=_KEPT_ALIVE_S, logger=_NOBODY
+    )
     await runner.setup()
+    listeners: list[socket.socket] = []
+    accepting: list[asyncio.Task[None]] = []
     try:
         try:
-            await web.TCPSite(runner, where.host, where.port).start()
+            listeners = listening(where.host, where.port)
         except OSError as error:
             why = error.strerror or str(error)
             raise UserError(f"--serve {where.host}:{where.port}: cannot listen there: {printable(why)}") from None
-        port = runner.addresses[0][1]
+        assert runner.server is not None
+        server.connections = WebListener(runner.server)
+        accepting = [asyncio.create_task(server.connections.listen(listener)) for listener in listeners]
+        port = int(listeners[0].getsockname()[1])
         say(f"serving {printable(server.title)} read-only on {where.url(port)}  (ctrl-c ends it)")
         if gate_wanted := server.wants_token:
             say(f"open {where.url(port)}?token=TOKEN with your token once; the browser then keeps a cookie")
@@ -96,7 +112,17 @@ async def _serve(server: ScreenServer, where: Address) -> int:
             say("the connection is not encrypted: on a network that you do not trust, use an ssh tunnel")
         return await ended
     finally:
+        for task in accepting:
+            task.cancel()
+        for listener in listeners:
+            listener.close()
         await runner.cleanup()
+
+
+def _quiet() -> None:
+    """What strangers do wrong is theirs: it makes no line, let alone a traceback for each of their connections."""
+    for name in ("aiohttp", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 class ScreenServer:
@@ -106,6 +132,7 @@ class ScreenServer:
         self.title = title
         self._command = command
         self._gate = gate
+        self.connections: WebListener | None = None
         self._sockets: set[web.WebSocketResponse] = set()
         self._sessions: set[WebSession] = set()
 
@@ -129,7 +156,10 @@ class ScreenServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        refusal = self._gate.refusal(request.headers.get("Host", ""), request.headers.get("Origin"))
+        host = request.headers.getall("Host", [])
+        if len(host) != 1 or not is_host(host[0]):
+            return _short(400, "gpudoctor: the Host header is no HOST:PORT")
+        refusal = self._gate.refusal(host[0], request.headers.get("Origin"))
         if refusal is not None:
             return _short(403, f"gpudoctor: refused: {refusal}")
         given = request.query.get("token")
@@ -142,6 +172,8 @@ class ScreenServer:
             )
             refused.headers["WWW-Authenticate"] = "Bearer"
             return refused
+        if self.connections is not None:
+            self.connections.heard(request.transport)
         try:
             response = await handler(request)
         except web.HTTPException as error:
@@ -152,6 +184,8 @@ class ScreenServer:
 
     def _welcome(self, request: web.Request) -> web.Response:
         """Take the token out of the address again, and leave a cookie that this page itself brings back."""
+        if self.connections is not None:
+            self.connections.heard(request.transport)
         response = _page(open_page())
         response.set_cookie(
             _cookie_name(request), self._gate.secret, httponly=True, samesite="Strict", secure=request.secure, path="/"
@@ -231,7 +265,9 @@ def _page(text: str) -> web.Response:
 
 
 def _short(status: int, line: str) -> web.Response:
-    return web.Response(status=status, text=f"{line}\n", headers=_HEADERS)
+    response = web.Response(status=status, text=f"{line}\n", headers=_HEADERS)
+    response.force_close()  # who is sent away does not stay
+    return response
 
 
 def _cookie_name(request: web.Request) -> str:

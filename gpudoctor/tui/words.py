@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from gpudoctor.exits import printable
+
 # what the health words look like; the word itself always stands there
 STYLE_OF = {
     "FAIL": "fail",
@@ -39,7 +41,7 @@ def held(events: Sequence[str] | None) -> str:
     if events is None:
         return "-"
     word = next((word for reason, word in _HELD.items() if reason in events), None)
-    return word or (events[0][:9] if events else "")
+    return word or (printable(events[0][:9])[:9] if events else "")
 
 
 def bar(share: float | None, width: int) -> tuple[str, str]:

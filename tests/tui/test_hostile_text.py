@@ -1,0 +1,106 @@
+"""Facts and streams come from strangers: no text of theirs reaches the terminal as anything but text, on any tab."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.segment import Segment
+from textual.color import Color
+
+from gpudoctor.facts.node import KernelEvent, Node, from_json, to_json
+from gpudoctor.facts.watched import GpuTick, ProcessTick, Silence, Tick
+from gpudoctor.tui.app import Doctor
+from gpudoctor.tui.printable_text import PrintableText
+from gpudoctor.tui.tabs import TABS
+from gpudoctor.tui.words import held
+from tests.tui.doctor_app import HandChecker, doctor, node_of, opening_of, put, tick_of, until
+
+CLIPBOARD = "\x1b]52;c;cHduZWQ=\x07"
+HOSTILE = (CLIPBOARD, "\x9b2J", "\x1b[?1049l", "a\rb\tc", "\u202egnp.exe", "\x00\x08", "\u2028", "\ud7ff\x7f")
+# what the type of a leaf allows no free text in
+_FIXED = {"schema", "kind", "iommu", "virtualization", "state", "remote_kind", "compute_mode", "path", "p2p_read"}
+_FIXED |= {"p2p_write", "bus_id", "uuid"}
+
+
+def planted(value: Any, text: str, key: str = "") -> Any:
+    if isinstance(value, dict):
+        return {name: planted(inner, text, name) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [planted(inner, text, key) for inner in value]
+    return f"{text}{value}" if isinstance(value, str) and key not in _FIXED else value
+
+
+def hostile_node(text: str) -> Node:
+    return from_json(json.dumps(planted(json.loads(to_json(node_of("hgx-h100-8", "pcie-width-x8@5"))), text)))
+
+
+def hostile_tick(node: Node, text: str, *, silent: bool = False) -> Tick:
+    gpus = {gpu.index: GpuTick(gpu.index, {"utilization_pct": 3.0}, events=(f"{text}x",)) for gpu in node.gpus}
+    processes = tuple(
+        ProcessTick(gpu.index, 4000 + gpu.index, text, "C", text, 1.0, 2.0, f"{text} train.py", f"{text}job", 0)
+        for gpu in node.gpus
+    )
+    tick = tick_of(node, 2, changed=gpus, processes=processes, silence=Silence(1.0, text) if silent else None)
+    return msgspec.structs.replace(tick, kernel=(KernelEvent("xid", f"{text}NVRM: Xid", 63),))
+
+
+def unprintable(app: Doctor) -> list[str]:
+    """What stands on the screen and is no printable character, as the compositor hands it to the terminal."""
+    strips = app.screen._compositor.render_strips()
+    return [segment.text for strip in strips for segment in strip if not segment.text.isprintable()]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+def test_no_field_of_the_facts_or_of_a_stream_reaches_the_terminal_raw(text: str) -> None:
+    node = hostile_node(text)
+
+    async def body() -> list[tuple[str, list[str]]]:
+        app = doctor(node, opening_of(node), hostile_tick(node, text), checker=HandChecker(node))
+        found = []
+        async with app.run_test(size=(160, 50)) as pilot:
+            await until(pilot, lambda: bool(app.state.runs) and bool(app.state.log))
+            for name, _ in TABS:
+                app.action_tab(name)
+                await pilot.pause()
+                found.append((name, unprintable(app)))
+            put(app, hostile_tick(node, text, silent=True))
+            await pilot.pause()
+            found.append(("silent", unprintable(app)))
+        return found
+
+    assert [(name, what) for name, what in asyncio.run(body()) if what] == []
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.text(st.characters(), max_size=30), max_size=4))
+def test_a_line_keeps_its_width_and_what_can_be_printed(texts: list[str]) -> None:
+    segments = [Segment(text) for text in texts]
+    shown = PrintableText().apply(segments, Color(0, 0, 0))
+    assert [segment.cell_length for segment in shown] == [segment.cell_length for segment in segments]
+    assert all(segment.text.isprintable() for segment in shown)
+    for text, segment in zip(texts, shown, strict=True):
+        assert "".join(c for c in text if c.isprintable() and c != " ") == segment.text.replace(" ", "")
+
+
+def test_why_clocks_are_held_is_shown_as_text() -> None:
+    assert held((CLIPBOARD,)).isprintable()
+    assert "\x1b" not in held((CLIPBOARD,))
+
+
+def test_a_screenshot_holds_no_escapes_either() -> None:
+    node = hostile_node(CLIPBOARD)
+
+    async def body() -> str:
+        app = doctor(node, opening_of(node), hostile_tick(node, CLIPBOARD), checker=HandChecker(node))
+        async with app.run_test(size=(120, 40)) as pilot:
+            await until(pilot, lambda: bool(app.state.runs))
+            return io.StringIO(app.export_screenshot()).read()
+
+    assert "\x1b" not in asyncio.run(body())
