@@ -96,7 +96,7 @@ def collect(records: Iterable[Record]) -> Collected:
             continue
         named_at_boot = installed_gpu(message) or named_at_boot
         loading = loading or (message.startswith(LOADING) and record.origin in ("kernel", "text"))
-        if INSTALLED_LOST in message and event is not None and event.bus_id is None:
+        if INSTALLED_LOST in message and event is not None and event.kind == "off-bus" and event.bus_id is None:
             event = msgspec.structs.replace(event, bus_id=named_at_boot)
         if INSTALLED_LOST in message or INSTALLED_OTHER in message:
             named_at_boot = None

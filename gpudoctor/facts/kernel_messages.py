@@ -20,6 +20,7 @@ LOADING = "NVRM: loading NVIDIA UNIX"
 INSTALLED_LOST = "fallen off the bus and is not responding"
 INSTALLED_OTHER = "not supported by"
 
+_BYTE = r"(?:\\x[0-9a-f]{2}|.)"  # one that is not printable is four characters in /dev/kmsg
 _BUS_ID = r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
 _FUNCTION = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]"
 _FULL_BUS_ID = re.compile(
@@ -30,7 +31,7 @@ _INSTALLED_GPU = re.compile(rf"NVRM: The NVIDIA GPU ({_BUS_ID})")
 _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?({_BUS_ID})[^)]*\): (\d{{1,6}})\b(?:, )?")
 _PROCESS = re.compile(r"pid=[^,]{0,20}(?:, |$)")
 # a name may hold a comma: it ends at the last one that its 15 bytes leave room for
-_NAME = re.compile(r"name=(?:.{0,15}, |[^,]*(?:, |$))")
+_NAME = re.compile(rf"name=(?:{_BYTE}{{0,15}}, |[^,]*(?:, |$))")
 # nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 ...; lines of severity and data follow it
 _SXID = re.compile(rf"nvidia-nvswitch\d{{0,3}}: SXid \(PCI:({_BUS_ID})\): (\d{{1,6}})\b(?:, (\w[\w-]*))?")
 _SXID_DETAIL = ("severity", "data")
@@ -47,16 +48,19 @@ _BANDWIDTH = re.compile(
     rf"[\w.-]{{1,32}} ({_FUNCTION}): \d{{1,6}}(?:\.\d{{1,4}})? Gb/s available PCIe bandwidth, limited by"
 )
 # NAME[77]: segfault at ..., NAME (77): drop_caches: 3, NAME/77: potentially unexpected fatal signal 11, NAME invoked
-# oom-killer. A byte that is not printable is four characters in /dev/kmsg
+# oom-killer
 _NAME_FIRST = re.compile(
-    r"(?:\\x[0-9a-f]{2}|.){1,15}(?:\[\d{1,10}\]| ?\(\d{1,10}\)|/\d{1,10}:"
+    rf"{_BYTE}{{1,15}}(?:\[\d{{1,10}}\]| ?\(\d{{1,10}}\)|/\d{{1,10}}:"
     r"|: page allocation failure| invoked oom-killer| uses )"
 )
+# The driver's one message with words of a user that stand not in a field: the version that a program told it by ioctl
+_MISMATCH = "NVRM: API mismatch: "
 # Messages that hold words of a user further on: names of programs, files, cgroups, labels, devices
 _HOLDS_A_NAME = re.compile(
-    r"traps: |audit: |audit\(|oom-kill:|oom_reaper: |Out of memory: |Memory cgroup |Killed process |Tasks? in "
-    r"|\[ *\d{1,10}\] +\d|INFO: task |INFO: rcu_|task:|watchdog: |CPU: \d|process '|warning: |program |ptrace attach "
-    r"|usb \d|input: |hid-|scsi |sd |overlayfs: |EXT[234]-fs |XFS |BTRFS|FAT-fs |NFS: |nfs: |CIFS: |device-mapper: "
+    rf"{_MISMATCH}|traps: |audit: |audit\(|oom-kill:|oom_reaper: |Out of memory: |Memory cgroup |Killed process "
+    r"|Tasks? in |\[ *\d{1,10}\] +\d|INFO: task |INFO: rcu_|task:|watchdog: |CPU: \d|process '|warning: |program "
+    r"|ptrace attach |usb \d|input: |hid-|scsi |sd |overlayfs: |EXT[234]-fs |XFS |BTRFS|FAT-fs |NFS: |nfs: |CIFS: "
+    r"|device-mapper: "
 )
 
 
@@ -82,8 +86,8 @@ def parse_message(message: str) -> KernelEvent | None:
 
 
 def is_drivers(message: str) -> bool:
-    """Whether it begins as the driver's, and not with a process that has a name like that."""
-    return message.startswith("NVRM: ") and not _NAME_FIRST.match(message)
+    """Whether it begins as the driver's, not with a process that has a name like that, and holds no words of a user."""
+    return message.startswith("NVRM: ") and not message.startswith(_MISMATCH) and not _NAME_FIRST.match(message)
 
 
 def may_go_on(message: str) -> bool:

@@ -52,7 +52,7 @@ _STAMP_BEGIN = rf"\[ *\+?\d{{1,10}}\.\d|\[[A-Z][a-z]{{2}} ?\w|{_ISO} |[A-Z][a-z]
 _WRAPPINGS = re.compile(
     r"\d{1,9}[:\t] ?"  # grep -n, cat -n
     # grep, in more than one file
-    r"|[\w./+@-]{0,200}(?:\.(?:log|txt|out)|/(?:messages|syslog|kmsg|dmesg|kern))[\w.-]{0,20}:(?:\d{1,9}:)?(?=\S)"
+    r"|[\w./+@-]{0,200}(?:\.(?:log|txt|out)|/(?:messages|syslog|kmsg|dmesg|kern))[\w.-]{0,20}:(?:\d{1,9}:)?"
     r"|\[pod/[^\]\s]{1,300}\] "  # kubectl logs --prefix
     r"|[\w.-]{1,64} {0,64}\| "  # docker compose logs
     rf"|{_ISO} std(?:out|err) [FP] "  # the kubelet's log files
@@ -141,7 +141,7 @@ def _clipped(raw: str) -> str:
 
 
 def _continued(head: Record, line: str) -> Record:
-    return Record(line, line, head.origin, head.time_s, continued=head)
+    return Record(line, unwrapped(line).lstrip(" \t"), head.origin, head.time_s, continued=head)
 
 
 def read_line(line: str) -> Record:

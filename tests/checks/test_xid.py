@@ -82,7 +82,7 @@ def test_how_far_the_lines_can_be_relied_on_is_told_beside_them(leaf: str, words
         assert all(any(words in evidence.value for evidence in f.evidence) for f in found)
 
 
-@pytest.mark.parametrize("name", ["a, Nonfatal XC0", "Nonfatal", "x, non-fatal"])
+@pytest.mark.parametrize("name", ["a, Nonfatal XC0", "Nonfatal", "x, non-fatal", r"a\x01\x01, Nonfatal"])
 def test_the_name_of_a_program_in_an_xid_does_not_soften_it(name: str) -> None:
     assert status("gpu.xid", logged(xid(149, 5, f"pid=7, name={name}, NETIR_LINK_EVT Fatal XC0 i0 Link 08"))) == "fail"
     assert status("gpu.xid", logged(xid(149, 5, f"pid=7, name={name}, SAW_MVB"))) == "warn"

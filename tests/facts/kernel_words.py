@@ -33,6 +33,8 @@ WITH_USERS_WORDS = (
     "usb 1-1: Product: {path}",
     "EXT4-fs (loop0): mounted filesystem {path} r/w with ordered data mode",
     "overlayfs: failed to resolve '{path}': -2",
+    # the version that a program tells the driver by an ioctl on /dev/nvidiactl, which anybody may open
+    "NVRM: API mismatch: the client has the version {path}, but\nNVRM: this kernel module has the version 570.158.01.",
 )
 OF_A_PROGRAM = "NVRM: Xid (PCI:0000:3b:00): 13, pid=4711, name={comm}, Graphics SM Warp Exception on (GPC 0)"
 

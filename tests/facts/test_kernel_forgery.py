@@ -96,11 +96,7 @@ def test_the_tail_of_the_live_log_is_not_fooled_either(tmp_path: Path) -> None:
 
 
 def test_a_gpu_lost_at_boot_is_one_record_of_three_lines(tmp_path: Path) -> None:
-    boot = (
-        "NVRM: The NVIDIA GPU 0000:18:00.0\nNVRM: (PCI ID: 10de:2901) installed in this system has\n"
-        "NVRM: fallen off the bus and is not responding to commands."
-    )
-    log = live(tmp_path, kmsg(boot))
+    log = live(tmp_path, kmsg("\n".join(BOOT)))
     assert [(event.kind, event.bus_id) for event in known(log.events) or ()] == [("off-bus", "0000:18:00.0")]
 
 
@@ -209,6 +205,21 @@ def test_behind_an_unknown_prefix_it_is_at_least_told_that_a_line_is_unclear(pre
 def test_an_xid_that_is_cut_or_hidden_is_unclear_and_not_nothing(tmp_path: Path, line: str) -> None:
     assert [event.kind for event in parse_kernel_lines([f"[ 1.5] {line}"])] == ["unclear"]
     assert told(live(tmp_path, kmsg(line))) == [("unclear", None)]
+
+
+BOOT = (
+    "NVRM: The NVIDIA GPU 0000:18:00.0",
+    "NVRM: (PCI ID: 10de:2901) installed in this system has",
+    "NVRM: fallen off the bus and is not responding to commands.",
+)
+
+
+@pytest.mark.parametrize("indent", ["", " " * 15])
+@pytest.mark.parametrize("wrapping", WRAPPINGS[:9])
+def test_the_lines_of_a_message_of_the_driver_are_its_own_too(wrapping: str, indent: str) -> None:
+    text = f"{wrapping}[    9.100000] {BOOT[0]}\n{wrapping}{indent}{BOOT[1]}\n{wrapping}{indent}{BOOT[2]}\n"
+    (event,) = parse_kernel_lines(text.split("\n"))
+    assert (event.kind, event.bus_id) == ("off-bus", "0000:18:00.0")
 
 
 def test_a_daemon_that_quotes_the_kernel_is_not_unclear() -> None:
