@@ -14,7 +14,7 @@ from gpudoctor.facts.node import KernelEvent, KernelEventKind, short_bus_id
 # A word that every line of interest has: most lines are thrown away by this alone
 MARK = re.compile(r"NVRM: |SXid|AER: |PCIe Bus Error|DPC: |available PCIe bandwidth")
 # What must not be lost, wherever in a line it stands
-HARD_WORDS = re.compile(r"NVRM: Xid|SXid \(|NVRM: .{0,200}fallen off the bus")
+HARD_WORDS = re.compile(r"NVRM: Xid \(|^NVRM: Xid|SXid \(|NVRM: .{0,200}fallen off the bus")
 LOADING = "NVRM: loading NVIDIA UNIX"
 # The driver's three lines at boot; the GPU is named in the first, the fault in the last
 INSTALLED_LOST = "fallen off the bus and is not responding"

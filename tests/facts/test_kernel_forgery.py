@@ -231,3 +231,9 @@ def test_only_a_line_end_ends_a_line() -> None:
     for odd in ("\x85", "\u2028", "\x1e", "\x0c", "\r"):
         log = read_kernel_text(f"[ 1.5] usb 1-1: Product: x{odd}{LOST}\n", "dmesg.txt")
         assert told(log) == [], repr(odd)
+
+
+def test_a_command_that_looks_for_xids_is_no_line_of_the_kernel() -> None:
+    for line in ('root@node12:~# dmesg | grep "NVRM: Xid"', "Nov 14 07:00:14 node12 sudo: COMMAND=/bin/grep NVRM: Xid"):
+        log = read_kernel_text(f"{line}\n[ 1.0] Linux\n", "paste.txt")
+        assert (told(log), log.quoted) == ([], 0)
