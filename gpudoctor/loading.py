@@ -218,7 +218,7 @@ def count_again(
         burn,
         counted_s=burn.duration_s if passed_s is None else passed_s,
         counters=counter_growth(node, after),
-        kernel_events=new_events(node.kernel_log, after.kernel_log),
+        kernel_events=new_events(node.kernel_log, after.kernel_log, known(node.host.uptime_s)),
     )
     return msgspec.structs.replace(measured, burn=burn)
 

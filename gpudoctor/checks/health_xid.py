@@ -21,17 +21,21 @@ from gpudoctor.checks.finding import (
     of_gpu,
     ok,
     skip,
+    unknown,
     unread,
 )
 from gpudoctor.checks.registry import check
 from gpudoctor.checks.trust import narrowed, untrusted
 from gpudoctor.checks.xid import BUCKETS, LINK_CODES, SXID_THERMAL, Bucket, sxid_fatal, xid
 from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.kernel_lines import driver_words
 from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import KernelEvent
+from gpudoctor.facts.node import KernelEvent, KernelLog
 
 # "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
-_RECOVERY = re.compile(r"changed from 0x[0-9a-f]+ \([^)]*\) to 0x([0-9a-f]+) \(([^)]*)\)", re.IGNORECASE)
+_RECOVERY = re.compile(
+    r"GPU recovery action changed from 0x[0-9a-f]+ \([^)]*\) to 0x([0-9a-f]+) \(([^)]*)\)", re.IGNORECASE
+)
 _NON_FATAL = re.compile(r"\bnon-?fatal\b", re.IGNORECASE)
 _FATAL = re.compile(r"\bfatal\b", re.IGNORECASE)
 # driver lines that mean a sick GPU; what else NVRM writes is chatter that healthy nodes log too
@@ -55,6 +59,9 @@ _LIKELY: dict[Bucket, str] = {
 }
 
 
+_SAVE = Advice("As root:", "dmesg -x > dmesg.txt")
+
+
 class Judged(msgspec.Struct, frozen=True):
     """A kernel event with the bucket it falls into here, and what it means."""
 
@@ -71,24 +78,62 @@ def xids(case: Case) -> Iterator[Finding]:
     if isinstance(log.events, Missing):
         yield unread(NODE, "kernel log", log.events)
         return
+    notes = _notes(log)
     by_bus: dict[str | None, list[KernelEvent]] = {}
     for event in log.events:
         if event.kind in ("xid", "off-bus", "gsp", "rm"):
             by_bus.setdefault(_bus(event), []).append(event)
-    since = " in what is left of the kernel log" if log.truncated else " since boot"
+    since = _since(case, log)
     for gpu in case.gpus:
         judged = _judge(by_bus.pop(gpu.bus_id, []), gpu)
         if judged:
-            yield _finding(of_gpu(gpu), judged)
-        else:
-            yield ok(of_gpu(gpu), f"no Xid{since}", None, Evidence("kernel log", known(log.source) or "read"))
+            yield _finding(of_gpu(gpu), judged, notes)
+        elif not log.truncated:
+            yield ok(of_gpu(gpu), f"no Xid {since}", None, Evidence("kernel log", known(log.source) or "read"), *notes)
     for gpu in case.node.gpus:
         by_bus.pop(gpu.bus_id, None)
-    yield from _elsewhere(case, by_bus)
-    yield from _switches(log.events)
+    yield from _elsewhere(case, by_bus, notes)
+    yield from _switches(log.events, notes)
+    yield from _not_seen(case, log)
 
 
-def _elsewhere(case: Case, by_bus: dict[str | None, list[KernelEvent]]) -> Iterator[Finding]:
+def _since(case: Case, log: KernelLog) -> str:
+    """From when on the log is known."""
+    if case.node.source.kind == "capture":
+        return "in this kernel log"
+    return "since boot" if log.starts_s is None else "since the driver was loaded"
+
+
+def _notes(log: KernelLog) -> tuple[Evidence, ...]:
+    """How far the lines of this log can be relied on."""
+    notes = []
+    if log.forgeable:
+        words = "this text does not tell which lines are the kernel's own: a user of the machine could have forged them"
+        notes.append(Evidence("kernel log", words))
+    if log.quoted:
+        words = f"not judged: the driver's words inside other text, as in the name of a program ({log.quoted} times)"
+        notes.append(Evidence("kernel log", words))
+    return tuple(notes)
+
+
+def _not_seen(case: Case, log: KernelLog) -> Iterator[Finding]:
+    """What may stand where nobody could look: a lost part of the log, lines that cannot be told apart."""
+    if log.truncated and (case.node.gpus or case.node.driver.module_loaded is not False):
+        yield unknown(NODE, log.gap or "the kernel log does not hold everything since boot")
+    unclear = [event for event in known(log.events) or () if event.kind == "unclear"]
+    if unclear:
+        yield unknown(
+            NODE,
+            f"{len(unclear)} kernel log line{'s' if unclear[1:] else ''} with words of the driver in a place where "
+            "gpudoctor does not know them: an error, or a user's words",
+            *(Evidence("kernel log", event.text[:300]) for event in unclear[:3]),
+            advice=("Read these lines, or save the log again in a form that says what the kernel wrote.", _SAVE),
+        )
+
+
+def _elsewhere(
+    case: Case, by_bus: dict[str | None, list[KernelEvent]], notes: tuple[Evidence, ...]
+) -> Iterator[Finding]:
     """Events of GPUs that the driver does not show: gone, or not this process's to see."""
     why = narrowed(case) or case.scope_reason
     for bus, events in by_bus.items():
@@ -100,7 +145,7 @@ def _elsewhere(case: Case, by_bus: dict[str | None, list[KernelEvent]]) -> Itera
             codes = ", ".join(sorted({_name(item) for item in judged}))
             yield skip(subject, f"{codes} on a GPU outside what is judged here" + (f": {why}" if why else ""))
         else:
-            yield _finding(subject, judged)
+            yield _finding(subject, judged, notes)
 
 
 def _bus(event: KernelEvent) -> str | None:
@@ -132,7 +177,7 @@ def _judge(events: Iterable[KernelEvent], gpu: Gpu | None) -> list[Judged]:
 
 
 def _target(event: KernelEvent) -> int | None:
-    found = _RECOVERY.search(event.text)
+    found = _RECOVERY.match(driver_words(event))
     return int(found[1], 16) if found else None
 
 
@@ -140,22 +185,25 @@ def _classify(event: KernelEvent) -> Judged | None:
     if event.kind == "off-bus":
         return Judged(event, "hardware", "GPU has fallen off the bus", xid(79).advice)
     if event.kind in ("gsp", "rm"):
-        return Judged(event, "watch", "driver error", xid(119).advice) if _SICK.search(event.text) else None
+        return Judged(event, "watch", "driver error", xid(119).advice) if _SICK.search(driver_words(event)) else None
     if event.code is None:
         return Judged(event, "unknown", "an Xid without a code", xid(0).advice)
     entry = xid(event.code)
     bucket, words = entry.bucket, entry.words
+    said = driver_words(event)
     if event.code == 154:
-        found = _RECOVERY.search(event.text)
-        if found is None or int(found[1], 16) == 0:
+        found = _RECOVERY.match(said)
+        if found is None:
+            return Judged(event, "unknown", f"{words}, but the line does not say to what", xid(46).advice)
+        if int(found[1], 16) == 0:
             return Judged(event, "info", words, entry.advice)
         # drain-p2p (3) asks for care, the others make the GPU unfit; source: NVML field 230
         bucket, words = ("watch" if int(found[1], 16) == 3 else "reset"), f"the GPU asks for: {found[2]}"
         return Judged(event, bucket, words, xid(46).advice)
     if 144 <= event.code <= 150:
-        if event.fatal is False or _NON_FATAL.search(event.text):
+        if event.fatal is False or _NON_FATAL.search(said):
             bucket, words = "info", f"{words}, non-fatal"
-        elif event.fatal or _FATAL.search(event.text):
+        elif event.fatal or _FATAL.search(said):
             bucket, words = "reset", f"{words}, fatal"
     return Judged(event, bucket, words, entry.advice if bucket == entry.bucket else xid(74).advice)
 
@@ -166,7 +214,7 @@ def _name(item: Judged) -> str:
     return {"off-bus": "off the bus", "gsp": "GSP error", "rm": "driver error"}.get(item.event.kind, item.event.kind)
 
 
-def _finding(subject: Subject, judged: list[Judged]) -> Finding:
+def _finding(subject: Subject, judged: list[Judged], notes: tuple[Evidence, ...]) -> Finding:
     worst = judged[0]
     status = _STATUS[worst.bucket]
     counts = Counter((_name(item), item.words) for item in judged)
@@ -183,13 +231,13 @@ def _finding(subject: Subject, judged: list[Judged]) -> Finding:
         subject,
         Found(text, worst.event.code),
         Expected("no error that needs a reset or hands", source="NVIDIA's Xid catalogue"),
-        tuple(Evidence("kernel log", line.text[:300]) for line in lines),
+        (*(Evidence("kernel log", line.text[:300]) for line in lines), *notes),
         _LIKELY.get(worst.bucket),
         advice,
     )
 
 
-def _switches(events: Iterable[KernelEvent]) -> Iterator[Finding]:
+def _switches(events: Iterable[KernelEvent], notes: tuple[Evidence, ...]) -> Iterator[Finding]:
     """One finding per NVSwitch that logged anything."""
     by_switch: dict[str, list[KernelEvent]] = {}
     for event in events:
@@ -216,7 +264,7 @@ def _switches(events: Iterable[KernelEvent]) -> Iterator[Finding]:
             Subject(kind="node", name=f"NVSwitch {bus}"),
             Found(f"{codes} ({kind})", worst[-1].code),
             Expected("no fatal NVSwitch error", source="the switch driver's own words, else the Fabric Manager guide"),
-            tuple(Evidence("kernel log", e.text[:300]) for e in worst[-3:]),
+            (*(Evidence("kernel log", e.text[:300]) for e in worst[-3:]), *notes),
             None if status is Status.PASS else "the NVSwitch, or the link to one of its GPUs",
             advice,
         )

@@ -6,6 +6,7 @@ from collections import Counter
 
 from gpudoctor.facts.burn import GpuCounters
 from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.kernel_records import read_line
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import KernelEvent, KernelLog, Node
 
@@ -45,18 +46,34 @@ def _counters(gpu: Gpu) -> dict[str, int | Missing]:
     }
 
 
-def new_events(before: KernelLog, after: KernelLog) -> tuple[KernelEvent, ...] | Missing:
-    """What the kernel logged between two readings; Missing where they do not compare."""
+def new_events(before: KernelLog, after: KernelLog, read_s: float | None = None) -> tuple[KernelEvent, ...] | Missing:
+    """What the kernel logged between two readings; Missing where they do not compare.
+
+    `read_s`: seconds since boot at the first reading. Lines that came later and are gone make the answer Missing.
+    """
     if isinstance(after.events, Missing):
         return after.events
     if isinstance(before.events, Missing):
         return before.events
-    if before.source != after.source:
+    if after.truncated and after.starts_s is not None and read_s is not None and after.starts_s > read_s:
+        return Missing("the kernel's ring buffer was overwritten during the load", "failed")
+    if before.source != after.source and not _all_timed(before.events, after.events):
         return Missing("read from another place after the load", "failed")
-    told = Counter(event.text for event in before.events)  # the text bears the time, in most logs
+    told = Counter(_identity(event) for event in before.events)
     fresh = []
     for event in after.events:
-        told[event.text] -= 1
-        if told[event.text] < 0:
+        told[_identity(event)] -= 1
+        if told[_identity(event)] < 0:
             fresh.append(event)
     return tuple(fresh)
+
+
+def _all_timed(*logs: tuple[KernelEvent, ...]) -> bool:
+    return all(event.time_s is not None for events in logs for event in events)
+
+
+def _identity(event: KernelEvent) -> tuple[float | None, str]:
+    """The kernel's stamp and its message: the same line bears other prefixes in the journal."""
+    if event.time_s is None:
+        return None, event.text
+    return round(event.time_s, 6), read_line(event.text).message

@@ -1,25 +1,52 @@
-"""The kernel log since boot: /dev/kmsg, else the journal."""
+"""The kernel log since boot: /dev/kmsg, the journal, or what both hold where the first has been overwritten."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
-from gpudoctor.facts.kernel_lines import MAX_EVENTS, parse_kernel_lines, read_kernel_text
+import msgspec
+
+from gpudoctor.facts.kernel_lines import MAX_EVENTS, Collected, collect, parse_kernel_lines, read_kernel_text
+from gpudoctor.facts.kernel_messages import MARK
+from gpudoctor.facts.kernel_records import Record, first_of_kmsg, kmsg_records, text_records
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import KernelLog
 from gpudoctor.facts.sysfs import missing_from
 
 __all__ = ["MAX_EVENTS", "parse_kernel_lines", "read_kernel_log", "read_kernel_text"]
 
-_RECORD = re.compile(r"^\d+,(\d+),\d+,", re.MULTILINE)
-_JOURNAL_LINE = re.compile(r"^\[ *\d+\.\d+\] \S+ kernel: ", re.MULTILINE)
+_RING_BUFFER = "/dev/kmsg"
 _MAX_BYTES = 64 << 20
 _JOURNAL_DEADLINE_S = 5.0
 _JOURNAL_LINES = 100_000  # the newest: the journal of a machine that floods its log goes to gigabytes
 _JOURNAL_BYTES = 16 << 20
-_JOURNAL = ("journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q", "-n", str(_JOURNAL_LINES))
+# -k is _TRANSPORT=kernel; without -a a message with a byte that is not printable comes as "[123B blob data]"
+_JOURNAL = ("journalctl", "-k", "-b", "-a", "-o", "short-monotonic", "--no-pager", "-q", "-n", str(_JOURNAL_LINES))
+_JOURNAL_LINE = re.compile(r"\[ *(\d+\.\d+)\] \S+ kernel: ")
+_JOURNAL_NAME = " ".join(_JOURNAL[:3])
+# The kernel's first messages bear the time 0; NVIDIA's driver is never loaded within the first second
+_FROM_BOOT_S = 1.0
+
+
+class _Ring(msgspec.Struct, frozen=True):
+    """What was in /dev/kmsg; `overtaken`: the kernel overwrote records while they were read."""
+
+    text: str
+    overtaken: bool = False
+
+
+class _Journal(msgspec.Struct, frozen=True):
+    """The lines of the journal with the driver's words; `starts_s` is when the first line of all was written.
+
+    `cut`: only the newest lines were read.
+    """
+
+    records: tuple[Record, ...]
+    starts_s: float
+    cut: bool
 
 
 def read_kernel_log(root: Path, deadline_s: float = _JOURNAL_DEADLINE_S) -> KernelLog:
@@ -28,33 +55,85 @@ def read_kernel_log(root: Path, deadline_s: float = _JOURNAL_DEADLINE_S) -> Kern
     A journalctl that hangs (longer than 5 s, or `deadline_s` where that is less) or dies by a signal
     is a reading that failed, and not one that was refused.
 
-    `truncated` where the ring buffer no longer reaches back to boot, or a flood was cut. A source
-    that holds no kernel line at all (/dev/kmsg that a container engine points elsewhere, a journal
-    of another user) counts as unread: silence there says nothing about the GPUs.
+    Where the ring buffer no longer reaches back to boot, nor to the loading of the driver, what the journal holds is
+    added, each line once; `truncated` where that is not enough. A source that holds no kernel line at all (/dev/kmsg
+    that a container engine points elsewhere, a journal of another user) counts as unread: silence there says nothing
+    about the GPUs. Only lines of the kernel's own facility count.
     """
-    text = _read_ring_buffer(root / "dev/kmsg")
-    if isinstance(text, str):
-        first = _RECORD.search(text)
+    ring = _read_ring_buffer(root / "dev/kmsg")
+    limit_s = min(deadline_s, _JOURNAL_DEADLINE_S)
+    if isinstance(ring, _Ring):
+        first = first_of_kmsg(ring.text)
         if first is not None:
-            log = read_kernel_text(text, "/dev/kmsg")
-            lost = int(first[1]) > 0
-            return KernelLog(events=log.events, source=log.source, truncated=log.truncated or lost)
-        text = Missing("/dev/kmsg holds no kernel messages", "absent")
+            sequence, starts_s = first
+            found = collect(kmsg_records(ring.text, MARK))
+            overwritten = sequence > 0 and not found.loading
+            if not overwritten and not ring.overtaken:
+                log = found.log(_RING_BUFFER)
+                return msgspec.structs.replace(log, starts_s=starts_s if sequence > 0 else None)
+            journal = _read_journal(limit_s) if root == Path("/") else None
+            return _joined(ring, found, starts_s if overwritten else None, journal)
+        ring = Missing(f"{_RING_BUFFER} holds no kernel messages", "absent")
     if root == Path("/"):
-        journal = _read_journal(min(deadline_s, _JOURNAL_DEADLINE_S))
+        journal = _read_journal(limit_s)
+        if isinstance(journal, Missing):
+            return KernelLog(events=journal, source=journal)
         if journal is not None:
-            return journal
-    return KernelLog(events=text, source=text)
+            return _of_journal(journal)
+    return KernelLog(events=ring, source=ring)
 
 
-def _read_ring_buffer(path: Path) -> str | Missing:
+def _joined(ring: _Ring, found: Collected, starts_s: float | None, journal: _Journal | Missing | None) -> KernelLog:
+    """What is left in the ring buffer, with what the journal holds beside it."""
+    if starts_s is None:
+        gap = "the kernel's ring buffer was overwritten while it was read"
+    else:
+        gap = f"the kernel's ring buffer has been overwritten since boot: {starts_s:.0f} s of log missing"
+    if not isinstance(journal, _Journal):
+        why = "there is no journal" if journal is None else f"the journal was not read: {journal.reason}"
+        log = found.log(_RING_BUFFER)
+        return msgspec.structs.replace(log, truncated=True, gap=f"{gap}, and {why}", starts_s=starts_s)
+    both = collect(_each_once(journal.records, kmsg_records(ring.text, MARK)))
+    log = both.log(f"{_RING_BUFFER} and {_JOURNAL_NAME}")
+    if not journal.cut and (journal.starts_s <= _FROM_BOOT_S or both.loading):
+        return msgspec.structs.replace(log, starts_s=None if journal.starts_s <= _FROM_BOOT_S else journal.starts_s)
+    why = _shortage(journal)
+    first_s = journal.starts_s if starts_s is None else min(starts_s, journal.starts_s)
+    return msgspec.structs.replace(log, truncated=True, gap=f"{gap}, and {why}", starts_s=first_s)
+
+
+def _of_journal(journal: _Journal) -> KernelLog:
+    found = collect(journal.records)
+    log = found.log(_JOURNAL_NAME)
+    if journal.starts_s <= _FROM_BOOT_S and not journal.cut:
+        return log
+    log = msgspec.structs.replace(log, starts_s=journal.starts_s)
+    if found.loading and not journal.cut:
+        return log
+    return msgspec.structs.replace(log, truncated=True, gap=_shortage(journal))
+
+
+def _shortage(journal: _Journal) -> str:
+    if journal.cut:
+        return f"only the journal's newest {_JOURNAL_LINES} lines or {_JOURNAL_BYTES >> 20} MiB were read"
+    return f"the journal begins {journal.starts_s:.0f} s after boot"
+
+
+def _each_once(journal: Iterable[Record], ring: Iterable[Record]) -> list[Record]:
+    """The records of both in the order of their time. The kernel's stamp, in microseconds, tells which are the same."""
+    records = {(record.time_s and round(record.time_s, 6), record.message): record for record in (*journal, *ring)}
+    return sorted(records.values(), key=lambda record: record.time_s or 0.0)
+
+
+def _read_ring_buffer(path: Path) -> _Ring | Missing:
     """Every record in the buffer; the device gives one a read, and says EAGAIN after the last."""
     try:
         device = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
-        return missing_from(error, "/dev/kmsg")
+        return missing_from(error, _RING_BUFFER)
     parts: list[bytes] = []
     size = 0
+    overtaken = False
     try:
         while size < _MAX_BYTES:
             try:
@@ -62,30 +141,34 @@ def _read_ring_buffer(path: Path) -> str | Missing:
             except BlockingIOError:
                 break
             except BrokenPipeError:
-                continue  # the kernel overwrote what was to be read next; go on with what is left
+                # the kernel overwrote what was to be read next; go on with what is left
+                overtaken = overtaken or size > 0
+                continue
             if not part:
                 break
             parts.append(part)
             size += len(part)
     except OSError as error:
-        return missing_from(error, "/dev/kmsg")
+        return missing_from(error, _RING_BUFFER)
     finally:
         os.close(device)
-    return b"".join(parts).decode("utf-8", "replace")
+    return _Ring(b"".join(parts).decode("utf-8", "replace"), overtaken)
 
 
-def _read_journal(deadline_s: float) -> KernelLog | None:
-    """The journal's newest kernel lines since boot, or None where it gave none."""
+def _read_journal(deadline_s: float) -> _Journal | Missing | None:
+    """The journal's newest kernel lines since boot; None where it gave none, Missing (failed) where it hung or died."""
     from gpudoctor.facts.subprocesses import run_command, signal_name
 
     answer = run_command(list(_JOURNAL), deadline_s=deadline_s, max_bytes=_JOURNAL_BYTES)
     if isinstance(answer, Missing):
-        return KernelLog(events=answer, source=answer) if answer.kind == "failed" else None
+        return answer if answer.kind == "failed" else None
     if answer.returncode is not None and answer.returncode < 0:
-        died = Missing(f"journalctl was ended by {signal_name(-answer.returncode)}", "failed")
-        return KernelLog(events=died, source=died)
-    if not (answer.returncode == 0 or answer.truncated) or not _JOURNAL_LINE.search(answer.stdout):
+        return Missing(f"journalctl was ended by {signal_name(-answer.returncode)}", "failed")
+    if not (answer.returncode == 0 or answer.truncated):
         return None
-    log = read_kernel_text(answer.stdout, " ".join(_JOURNAL[:3]))
-    cut = answer.truncated or answer.stdout.count("\n") >= _JOURNAL_LINES
-    return KernelLog(events=log.events, source=log.source, truncated=log.truncated or cut)
+    lines = answer.stdout.split("\n")
+    starts_s = next((found[1] for line in lines if (found := _JOURNAL_LINE.match(line))), None)
+    if starts_s is None:
+        return None
+    cut = answer.truncated or len(lines) > _JOURNAL_LINES
+    return _Journal(tuple(text_records(lines, MARK, from_kernel=True)), float(starts_s), cut)

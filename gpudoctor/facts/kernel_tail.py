@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpudoctor.facts.kernel_lines import parse_kernel_lines
+from gpudoctor.facts.kernel_lines import kmsg_events
 from gpudoctor.facts.node import KernelEvent
 
 _MOST_RECORDS = 2000  # a tick; what is left comes with the next one
 _MOST_EVENTS = 200
+_GAP = KernelEvent("gap", "kernel lines were overwritten before they could be read")
 
 
 class KernelTail:
-    """Events since it was made; none where /dev/kmsg may not be read (the facts have said so). `close` it."""
+    """Events since it was made; none where /dev/kmsg may not be read (the facts have said so). `close` it.
+
+    Lines that the kernel overwrote before they could be read are told as one event of kind "gap".
+    """
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._device: int | None = None
@@ -28,22 +32,22 @@ class KernelTail:
         if self._device is None:
             return ()
         parts: list[bytes] = []
+        gap: tuple[KernelEvent, ...] = ()
         for _ in range(_MOST_RECORDS):
             try:
                 part = os.read(self._device, 1 << 16)
             except BlockingIOError:
                 break
             except BrokenPipeError:
-                continue  # the kernel overwrote what was to be read next; go on with what is left
+                gap = (_GAP,)
+                continue  # with what is left
             except OSError:
                 self.close()
                 break
             if not part:
                 break
             parts.append(part)
-        if not parts:
-            return ()
-        return parse_kernel_lines(b"".join(parts).decode("utf-8", "replace").splitlines())[-_MOST_EVENTS:]
+        return (*gap, *kmsg_events(b"".join(parts).decode("utf-8", "replace"))[-_MOST_EVENTS:])
 
     def close(self) -> None:
         """Let go of the device."""

@@ -154,7 +154,10 @@ class Doctor(App[int]):
         if state.report is None or state.playback is not None:
             return
         if tick.kernel:
-            self._hint_since = len(state.runs), f"a kernel line at {clock_words(tick.at_s)} names a GPU"
+            when = clock_words(tick.at_s)
+            lost_lines = all(event.kind == "gap" for event in tick.kernel)
+            why = f"kernel lines were lost at {when}" if lost_lines else f"a kernel line at {when} names a GPU"
+            self._hint_since = len(state.runs), why
         elif state.lost - lost:
             gone = ", ".join(str(index) for index in sorted(state.lost - lost))
             self._hint_since = len(state.runs), f"GPU {gone} was lost at {clock_words(tick.at_s)}"

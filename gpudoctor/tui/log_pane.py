@@ -112,6 +112,8 @@ class LogPane(Pane):
         node = self._state.node
         if node is not None and isinstance(node.kernel_log.events, Missing):
             parts.append(f"kernel log before: {node.kernel_log.events.reason}")
+        elif node is not None and node.kernel_log.gap:
+            parts.append(node.kernel_log.gap)
         put(
             self.query_one("#log-title", Static),
             Content.styled(printable("; ".join(parts)), style_of("head", self.app.no_color)),

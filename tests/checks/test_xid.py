@@ -44,8 +44,58 @@ def test_a_quiet_log_passes_each_gpu() -> None:
     assert texts(findings("gpu.xid", eight())) == ["no Xid since boot"] * 8
 
 
-def test_a_log_whose_start_is_gone_says_so() -> None:
-    assert "what is left of the kernel log" in text(findings("gpu.xid", put(eight(), kernel_log__truncated=True))[0])
+OVERWRITTEN = "the kernel's ring buffer has been overwritten since boot: 500 s of log missing, and there is no journal"
+
+
+def test_a_log_whose_start_is_gone_is_unknown_and_says_why() -> None:
+    subject = put(eight(), kernel_log__truncated=True, kernel_log__gap=OVERWRITTEN)
+    [finding] = findings("gpu.xid", subject)
+    assert (finding.status.value, finding.subject.kind, finding.reason) == ("unknown", "node", OVERWRITTEN)
+    assert status("gpu.xid", put(eight(), kernel_log__truncated=True)) == "unknown", "facts of an older gpudoctor"
+
+
+def test_an_error_in_what_is_left_of_a_log_fails_all_the_same() -> None:
+    subject = put(logged(xid(79, 5)), kernel_log__truncated=True, kernel_log__gap=OVERWRITTEN)
+    assert [f.status.value for f in findings("gpu.xid", subject)] == ["fail", "unknown"]
+
+
+def test_a_machine_without_gpus_and_driver_needs_no_whole_log() -> None:
+    assert status("gpu.xid", put(node(), kernel_log__truncated=True, driver__module_loaded=False)) == "skip"
+
+
+def test_a_log_that_reaches_back_to_the_loading_of_the_driver_passes_and_claims_no_more() -> None:
+    found = findings("gpu.xid", put(eight(), kernel_log__starts_s=900.0))
+    assert texts(found) == ["no Xid since the driver was loaded"] * 8
+
+
+def test_lines_that_cannot_be_told_apart_are_unknown_and_shown() -> None:
+    event = KernelEvent("unclear", "node12 | klogd NVRM: Xid (PCI:0000:15:00): 79, GPU has fallen off the bus.")
+    found = [f for f in findings("gpu.xid", logged(event)) if f.status.value != "pass"]
+    assert [(f.status.value, f.subject.kind) for f in found] == [("unknown", "node")]
+    assert found[0].evidence[0].value == event.text
+
+
+@pytest.mark.parametrize(("leaf", "words"), [("forgeable", "could have forged"), ("quoted", "not judged")])
+def test_how_far_the_lines_can_be_relied_on_is_told_beside_them(leaf: str, words: str) -> None:
+    for events in ((), (xid(79, 5),), (sxid(20034, True),)):
+        found = findings("gpu.xid", put(logged(*events), **{f"kernel_log__{leaf}": 1}))
+        assert all(any(words in evidence.value for evidence in f.evidence) for f in found)
+
+
+@pytest.mark.parametrize("name", ["a, Nonfatal XC0", "Nonfatal", "x, non-fatal", r"a\x01\x01, Nonfatal"])
+def test_the_name_of_a_program_in_an_xid_does_not_soften_it(name: str) -> None:
+    assert status("gpu.xid", logged(xid(149, 5, f"pid=7, name={name}, NETIR_LINK_EVT Fatal XC0 i0 Link 08"))) == "fail"
+    assert status("gpu.xid", logged(xid(149, 5, f"pid=7, name={name}, SAW_MVB"))) == "warn"
+
+
+def test_a_recovery_that_a_users_words_tell_settles_nothing() -> None:
+    words = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+    for text_ in (f"x {words}", f"pid=7, name=x y, a {words}"):
+        assert only("gpu.xid", logged(xid(79, 5), xid(154, 5, text_))).status.value == "fail"
+
+
+def test_a_recovery_action_that_the_line_does_not_tell_warns() -> None:
+    assert status("gpu.xid", logged(xid(154, 5, "GPU recovery action changed from 0x0 (None) to"))) == "warn"
 
 
 @pytest.mark.parametrize(("missing", "expected"), [(DENIED, "skip"), (FAILED, "unknown"), (Missing("x"), "skip")])

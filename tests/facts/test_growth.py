@@ -95,3 +95,23 @@ def test_another_source_after_the_load_is_no_comparison() -> None:
     found = new_events(log("a"), log("[1.0] a", source="journalctl -k -b"))
     assert isinstance(found, Missing)
     assert found.kind == "failed"
+
+
+def timed(text: str, at_s: float) -> KernelEvent:
+    return KernelEvent("xid", text, 79, time_s=at_s)
+
+
+def test_a_line_that_the_journal_tells_after_the_load_is_the_same_that_the_ring_buffer_held_before() -> None:
+    before = KernelLog(events=(timed("4,901,500000001,-;NVRM: Xid", 500.000001),), source="/dev/kmsg")
+    old = timed("[  500.000001] node12 kernel: NVRM: Xid", 500.000001)
+    new = timed("4,990,700000000,-;NVRM: Xid", 700.0)
+    after = KernelLog(events=(old, new), source="/dev/kmsg and journalctl -k -b")
+    assert new_events(before, after) == (new,)
+
+
+def test_a_ring_buffer_that_was_overwritten_during_the_load_is_no_quiet_one() -> None:
+    after = msgspec.structs.replace(log(), truncated=True, starts_s=900.0)
+    assert new_events(log(), after, 800.0) == Missing(
+        "the kernel's ring buffer was overwritten during the load", "failed"
+    )
+    assert new_events(log(), after, 950.0) == ()

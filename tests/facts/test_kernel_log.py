@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -219,7 +220,7 @@ def test_a_flood_of_one_error_is_cut_and_does_not_push_out_the_lost_gpu() -> Non
     flood = [f"[{n}.000000] pcieport 0000:00:01.0: AER: Corrected error received: 0000:01:00.0" for n in range(20_000)]
     log = read_kernel_text("\n".join([*flood, f"[20001.000000] {LOST}"]), "dmesg")
     events = events_of(log)
-    assert log.truncated
+    assert not log.truncated, "one message again and again is no loss"
     assert len(events) == MAX_REPEATS + 1
     assert events[-1].code == 79
     assert events[0].time_s == 0.0
@@ -277,8 +278,21 @@ def test_a_quiet_log_is_an_empty_list_of_events(tmp_path: Path) -> None:
 
 
 def test_a_ring_buffer_that_no_longer_reaches_back_to_boot_is_truncated(tmp_path: Path) -> None:
-    write(tmp_path, {"/dev/kmsg": "6,5123,900,-;eth0: link up"})
-    assert read_kernel_log(tmp_path).truncated
+    write(tmp_path, {"/dev/kmsg": "6,5123,864000900000,-;eth0: link up"})
+    log = read_kernel_log(tmp_path)
+    assert (log.events, log.truncated, log.starts_s) == ((), True, 864000.9)
+    assert log.gap == (
+        "the kernel's ring buffer has been overwritten since boot: 864001 s of log missing, and there is no journal"
+    )
+
+
+def test_a_ring_buffer_that_reaches_back_to_the_loading_of_the_driver_holds_all_of_it(tmp_path: Path) -> None:
+    loading = "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.158.01  Release Build"
+    write(tmp_path, {"/dev/kmsg": f"6,5123,900000000,-;eth0: link up\n6,5124,901000000,-;{loading}"})
+    log = read_kernel_log(tmp_path)
+    assert (log.truncated, log.gap, log.starts_s) == (False, None, 900.0)
+    write(tmp_path, {"/dev/kmsg": f"6,5123,900000000,-;eth0: link up\n6,5124,901000000,-;traps: {loading}"})
+    assert read_kernel_log(tmp_path).truncated, "a program of that name is not the driver"
 
 
 @pytest.mark.parametrize("content", ["", "a console, not a kernel log"])
@@ -406,3 +420,97 @@ def test_a_fake_root_never_asks_this_machines_journal(tmp_path: Path, monkeypatc
     events = read_kernel_log(tmp_path).events
     assert isinstance(events, Missing)
     assert commands == []
+
+
+# --- a ring buffer that was overwritten, and the journal beside it ------------------------------
+
+OLD = "NVRM: Xid (PCI:0000:18:00): 95, pid=4811, name=python3, Uncontained memory error"
+WRAPPED = f"6,900,500000000,-;eth0: link up\n4,901,500000001,-;{LOST}\n"
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str | None], KernelLog]:
+    """This machine with another /dev/kmsg, and with a journalctl that prints a text; None: it is not installed."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", str(programs))
+    real = os.open
+
+    def opened(path: str | Path, flags: int, *mode: int) -> int:
+        return real(tmp_path / "kmsg" if str(path) == "/dev/kmsg" else path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", opened)
+
+    def read(ring: str, journal: str | None) -> KernelLog:
+        (tmp_path / "kmsg").write_text(ring)
+        if journal is not None:
+            (tmp_path / "journal").write_text(journal)
+            (programs / "journalctl").write_text(f"#!/bin/sh\nexec /bin/cat {tmp_path}/journal\n")
+            (programs / "journalctl").chmod(0o755)
+        return read_kernel_log(Path("/"))
+
+    return read
+
+
+def test_what_was_overwritten_is_read_from_the_journal_and_each_line_once(
+    machine: Callable[[str, str | None], KernelLog],
+) -> None:
+    journal = (
+        "[    0.000000] node12 kernel: Linux version 6.8\n"
+        f"[  300.000000] node12 kernel: {OLD}\n"
+        f"[  500.000001] node12 kernel: {LOST}\n"
+    )
+    log = machine(WRAPPED + f"4,902,600000000,-;{LOST}\n", journal)
+    assert [(event.code, event.time_s) for event in events_of(log)] == [(95, 300.0), (79, 500.000001), (79, 600.0)]
+    assert (log.source, log.truncated, log.gap) == ("/dev/kmsg and journalctl -k -b", False, None)
+
+
+def test_a_recovery_that_only_the_journal_holds_keeps_its_place_among_the_errors(
+    machine: Callable[[str, str | None], KernelLog],
+) -> None:
+    none = "NVRM: Xid (PCI:0000:05:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+    journal = f"[    0.000000] n kernel: Linux\n[  400.000000] n kernel: {none}\n[  700.000000] n kernel: eth0: up\n"
+    assert [event.code for event in events_of(machine(WRAPPED, journal))] == [154, 79]
+
+
+@pytest.mark.parametrize(
+    ("journal", "why"),
+    [
+        (None, "there is no journal"),
+        ("-- No entries --\n", "there is no journal"),
+        ("[  350.500000] node12 kernel: eth0: up\n", "the journal begins 350 s after boot"),
+    ],
+    ids=["not installed", "of another user", "vacuumed"],
+)
+def test_where_the_journal_does_not_reach_back_either_that_is_said(
+    machine: Callable[[str, str | None], KernelLog], journal: str | None, why: str
+) -> None:
+    log = machine(WRAPPED, journal)
+    assert [event.code for event in events_of(log)] == [79], "what is left counts"
+    assert log.truncated
+    assert log.gap == f"the kernel's ring buffer has been overwritten since boot: 500 s of log missing, and {why}"
+
+
+def test_a_journal_that_begins_late_is_not_the_whole_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    restrict(monkeypatch, Completed(0, "[  350.500000] node12 kernel: eth0: up\n"))
+    log = read_kernel_log(Path("/"))
+    assert (log.events, log.truncated, log.gap) == ((), True, "the journal begins 350 s after boot")
+
+
+def test_a_whole_ring_buffer_needs_no_journal(machine: Callable[[str, str | None], KernelLog]) -> None:
+    log = machine(KMSG, f"[    0.000000] node12 kernel: {OLD}\n")
+    assert (log.source, [event.code for event in events_of(log)]) == ("/dev/kmsg", [79])
+
+
+def test_a_line_of_the_journal_that_a_program_wrote_is_none_of_the_kernels(
+    machine: Callable[[str, str | None], KernelLog],
+) -> None:
+    journal = (
+        "[    0.000000] node12 kernel: Linux version 6.8\n"
+        f"[  300.000000] node12 agent[7]: {OLD}\n"
+        "[  301.000000] node12 kernel: a[77]: segfault at 0 ip 0 sp 0 error 4 in x\n"
+        f"                            [  302.000000] node12 kernel: {OLD}\n"
+    )
+    log = machine(WRAPPED, journal)
+    assert [event.code for event in events_of(log) if event.kind == "xid"] == [79]
+    assert not log.forgeable

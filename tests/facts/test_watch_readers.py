@@ -231,6 +231,6 @@ def test_records_that_the_kernel_overwrote_are_passed_over_and_a_broken_log_ends
         return answer
 
     monkeypatch.setattr("gpudoctor.facts.kernel_tail.os.read", read)
-    assert [event.code for event in tail.read()] == [79]
+    assert [(event.kind, event.code) for event in tail.read()] == [("gap", None), ("xid", 79)]
     assert [event.code for event in tail.read()] == [79], "what came before the error counts"
     assert tail.read() == ()

@@ -17,6 +17,7 @@ from gpudoctor.checks.registry import registry
 from gpudoctor.config import Config, ConfigError, load_config
 from gpudoctor.errors import UserError
 from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.kernel_lines import kmsg_events
 from gpudoctor.facts.node import from_json, to_json
 from gpudoctor.facts.simulated import load_node
 from gpudoctor.facts.source import Loaded, SourceError, load_source
@@ -27,6 +28,7 @@ from gpudoctor.report.judge import judge
 from gpudoctor.report.report import Report
 from gpudoctor.report.text import render_text
 from gpudoctor.tui.saved import load_report
+from tests.facts.kernel_words import WITH_USERS_WORDS, kmsg, message, names
 from tests.fuzz import seeds
 from tests.fuzz.mutate import Step, mutated, steps
 from tests.fuzz.profile import fuzzed, ran
@@ -128,6 +130,17 @@ def test_lspci(seed: bytes, what: list[Step]) -> None:
 def test_kernel_log(seed: bytes, what: list[Step]) -> None:
     ran("kernel-log")
     judged(mutated(seed, what))
+
+
+@fuzzed("kernel-names")
+@given(form=st.sampled_from(WITH_USERS_WORDS), name=names, other=names, seed=st.sampled_from(LOGS), what=steps)
+def test_kernel_log_with_names_that_a_user_chose(
+    form: str, name: str, other: str, seed: bytes, what: list[Step]
+) -> None:
+    ran("kernel-names")
+    record = kmsg(message(form, name, other))
+    assert kmsg_events(record) == ()
+    judged(mutated(seed + record.encode(), what))
 
 
 @fuzzed("bug-report")

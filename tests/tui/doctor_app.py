@@ -54,13 +54,13 @@ def tick_of(
     *,
     without: Sequence[int] = (),
     changed: dict[int, GpuTick] | None = None,
-    kernel: Sequence[str] = (),
+    kernel: Sequence[str | KernelEvent] = (),
     silence: Silence | None = None,
     processes: tuple[ProcessTick, ...] | None = None,
 ) -> Tick:
     gpus = tuple((changed or {}).get(gpu.index, gpu_tick(gpu.index)) for gpu in node.gpus if gpu.index not in without)
     host = HostTick(cpu_pct=38.2, cpus=224, ram_used_mib=421_888.0, ram_total_mib=2_063_000.0, load_1min=31.25)
-    events = tuple(KernelEvent(kind="xid", text=text) for text in kernel)
+    events = tuple(KernelEvent("xid", line) if isinstance(line, str) else line for line in kernel)
     if silence is not None:
         gpus = ()
     return Tick(AT_S + second, gpus, host, processes, events, silence, cost_ms=3.2)

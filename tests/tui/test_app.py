@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from textual.pilot import Pilot
 
+from gpudoctor.facts.node import KernelEvent
 from gpudoctor.facts.watch_file import read_stream
 from gpudoctor.facts.watched import Silence
 from gpudoctor.tui.app import Doctor
@@ -87,6 +88,16 @@ def test_a_kernel_line_and_a_lost_gpu_make_the_verdicts_old_until_checks_ran_aga
         await until(pilot, lambda: app.hint is not None)
         assert "GPU 3 was lost" in screen_text(app).splitlines()[1]
         assert "LOST" in screen_text(app)
+
+    shown(doctor(), body)
+
+
+def test_kernel_lines_that_nobody_could_read_make_the_verdicts_old_too() -> None:
+    async def body(app: Doctor, pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: app.state.report is not None)
+        put(app, tick_of(node_of(), 5, kernel=[KernelEvent("gap", "kernel lines were overwritten")]))
+        await until(pilot, lambda: app.hint is not None)
+        assert "kernel lines were lost at" in screen_text(app).splitlines()[1]
 
     shown(doctor(), body)
 

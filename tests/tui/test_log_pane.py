@@ -62,6 +62,12 @@ def test_an_unreadable_kernel_log_is_said_and_is_not_an_empty_one() -> None:
     assert "kernel log before: dmesg is restricted" in text
 
 
+def test_a_kernel_log_whose_begin_was_overwritten_is_said_to_be_short() -> None:
+    log = KernelLog(events=(), truncated=True, gap="500 s of log missing, and there is no journal")
+    text = text_of(LogPane(), state_of(msgspec.structs.replace(HGX, kernel_log=log)))
+    assert "500 s of log missing" in text
+
+
 def test_only_what_came_since_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(app: PaneApp, pilot: Pilot[None]) -> None:
         view = app.query_one(LogView)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from gpudoctor.facts.kernel_records import read_line, unwrapped
+
 HEAD_BYTES = 64 * 1024
 
 Kind = Literal[
@@ -40,7 +42,8 @@ _MEMINFO = re.compile(r"^MemTotal:\s+\d+ kB", re.MULTILINE)
 _DF = re.compile(r"^Filesystem\s[^\n]*Mounted on$", re.MULTILINE)
 _DF_SHM = re.compile(r" /dev/shm$", re.MULTILINE)
 _KERNEL_LINE = re.compile(
-    r"(?:<\d+>|[a-z]+ *:[a-z]+ *: )?(?:\[ *\d+\.\d{3,9}\] |\[\w{3} \w{3} +\d+ [\d:]{8} \d{4}\] )"
+    r"(?:<\d+>|[a-z]+ *:[a-z]+ *: )?(?:\[ *\+?\d+\.\d{3,9}\] |\[\w{3} \w{3} +\d+ [\d:]{8} \d{4}\] "
+    r"|\d{4}-\d\d-\d\dT[\d:]{8},\d{6}[+-]\d\d:\d\d )"
     r"|\d{1,3},\d+,\d+,|.{0,80}? kernel: "
 )
 _ASSIGNMENT = re.compile(r"(?:export |declare -x )?[A-Za-z_]\w*=")
@@ -83,10 +86,15 @@ def _by_lines(head: str) -> Kind | None:
     lines = [line for line in re.split(r"[\n\0]", head)[:200] if line.strip()]
     if not lines:
         return None
-    kernel = sum(_KERNEL_LINE.match(line) is not None for line in lines)
+    kernel = sum(_is_kernel_line(line) for line in lines)
     if kernel * 2 > len(lines):
         return "kernel-log"
     assignments = sum(_ASSIGNMENT.match(line) is not None for line in lines)
     if assignments * 2 > len(lines) and _USUAL_NAME.search(head):
         return "environment"
     return "smi-failure" if _FAILURE.search(head) else None
+
+
+def _is_kernel_line(line: str) -> bool:
+    rest = unwrapped(line.lstrip(" \t"))
+    return _KERNEL_LINE.match(rest) is not None or (rest.startswith("{") and read_line(rest).origin == "kernel")

@@ -1,0 +1,160 @@
+"""What one message of the kernel says of a GPU, an NVSwitch or a PCIe link. Pure: words in, event out.
+
+A message counts if it begins as the kernel's module writes it. All that a user can put at the begin of a message is the
+name of a process, at most 15 bytes long (TASK_COMM_LEN in the kernel's sched.h), and the kernel goes on with the number
+of that process: no Xid, SXid or AER line can be made of that.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpudoctor.facts.node import KernelEvent, KernelEventKind, short_bus_id
+
+# A word that every line of interest has: most lines are thrown away by this alone
+MARK = re.compile(r"NVRM: |SXid|AER: |PCIe Bus Error|DPC: |available PCIe bandwidth")
+# What must not be lost, wherever in a line it stands
+HARD_WORDS = re.compile(r"NVRM: Xid \(|^NVRM: Xid|SXid \(|NVRM: .{0,200}fallen off the bus")
+LOADING = "NVRM: loading NVIDIA UNIX"
+# The driver's three lines at boot; the GPU is named in the first, the fault in the last
+INSTALLED_LOST = "fallen off the bus and is not responding"
+INSTALLED_OTHER = "not supported by"
+
+_BYTE = r"(?:\\x[0-9a-f]{2}|.)"  # one that is not printable is four characters in /dev/kmsg
+_BUS_ID = r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
+_FUNCTION = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]"
+_FULL_BUS_ID = re.compile(
+    r"(?<![0-9a-fA-F])[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?(?!\.?[0-9a-fA-F])"
+)
+_INSTALLED_GPU = re.compile(rf"NVRM: The NVIDIA GPU ({_BUS_ID})")
+# NVRM: Xid (PCI:0000:05:00): 79, ...    NVRM: Xid (PCI:0000:05:00 GPU-I:03): 13, ...    NVRM: Xid (0000:03:00): 31, ...
+_XID = re.compile(rf"NVRM: Xid \((?:PCI:)?({_BUS_ID})[^)]*\): (\d{{1,6}})\b(?:, )?")
+_PROCESS = re.compile(r"pid=[^,]{0,20}(?:, |$)")
+# a name may hold a comma: it ends at the last one that its 15 bytes leave room for
+_NAME = re.compile(rf"name=(?:{_BYTE}{{0,15}}, |[^,]*(?:, |$))")
+# nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 ...; lines of severity and data follow it
+_SXID = re.compile(rf"nvidia-nvswitch\d{{0,3}}: SXid \(PCI:({_BUS_ID})\): (\d{{1,6}})\b(?:, (\w[\w-]*))?")
+_SXID_DETAIL = ("severity", "data")
+_CODED = re.compile(r"NVRM: Xid|nvidia-nvswitch\d{0,3}: SXid")
+_OFF_BUS = re.compile(r"fallen off the bus|GPU lost from the bus|NV_ERR_GPU_IS_LOST")
+_GSP = re.compile(r"timed? ?out|heartbeat|likely needs to be reset", re.IGNORECASE)
+_RM = re.compile(r"NV_ERR_RESET_REQUIRED|RmInitAdapter failed|rm_init_adapter failed|needs? (?:to be|a) reset")
+_FAILED = re.compile(r"\bfail(?:ed|ure)?\b", re.IGNORECASE)
+_AER = re.compile(
+    rf"[\w.-]{{1,32}} ({_FUNCTION}): (?:AER: [^:]{{0,60}}error (?:message )?received(?:(?: from|:) ({_BUS_ID}))?"
+    r"|PCIe Bus Error: severity=|AER: device recovery failed|DPC: containment event)"
+)
+_BANDWIDTH = re.compile(
+    rf"[\w.-]{{1,32}} ({_FUNCTION}): \d{{1,6}}(?:\.\d{{1,4}})? Gb/s available PCIe bandwidth, limited by"
+)
+# NAME[77]: segfault at ..., NAME (77): drop_caches: 3, NAME/77: potentially unexpected fatal signal 11, NAME invoked
+# oom-killer
+_NAME_FIRST = re.compile(
+    rf"{_BYTE}{{1,15}}(?:\[\d{{1,10}}\]| ?\(\d{{1,10}}\)|/\d{{1,10}}:"
+    r"|: page allocation failure| invoked oom-killer| uses )"
+)
+# The driver's one message with words of a user that stand not in a field: the version that a program told it by ioctl
+_MISMATCH = "NVRM: API mismatch: "
+# Messages that hold words of a user further on: names of programs, files, cgroups, labels, devices
+_HOLDS_A_NAME = re.compile(
+    rf"{_MISMATCH}|traps: |audit: |audit\(|oom-kill:|oom_reaper: |Out of memory: |Memory cgroup |Killed process "
+    r"|Tasks? in |\[ *\d{1,10}\] +\d|INFO: task |INFO: rcu_|task:|watchdog: |CPU: \d|process '|warning: |program "
+    r"|ptrace attach |usb \d|input: |hid-|scsi |sd |overlayfs: |EXT[234]-fs |XFS |BTRFS|FAT-fs |NFS: |nfs: |CIFS: "
+    r"|device-mapper: "
+)
+
+
+def parse_message(message: str) -> KernelEvent | None:
+    """The event that a message tells, its text the message; None where it tells none.
+
+    A fault that the driver spreads over three messages (`installed_gpu`) is told by the last, which names no GPU.
+    """
+    if xid := _XID.match(message):
+        return _event("xid", message, bus_id=xid[1], code=int(xid[2]))
+    if sxid := _SXID.match(message):
+        word = (sxid[3] or "").lower()
+        if word in _SXID_DETAIL:
+            return None
+        fatal = {"fatal": True, "non-fatal": False}.get(word)
+        return _event("sxid", message, bus_id=sxid[1], code=int(sxid[2]), fatal=fatal)
+    if aer := _AER.match(message):
+        return _event("aer", message, bus_id=aer[2] or aer[1])
+    if bandwidth := _BANDWIDTH.match(message):
+        return _event("pcie-bandwidth", message, bus_id=bandwidth[1])
+    kind = _driver_message_kind(message) if is_drivers(message) else None
+    return _event(kind, message) if kind else None
+
+
+def is_drivers(message: str) -> bool:
+    """Whether it begins as the driver's, not with a process that has a name like that, and holds no words of a user."""
+    return message.startswith("NVRM: ") and not message.startswith(_MISMATCH) and not _NAME_FIRST.match(message)
+
+
+def may_go_on(message: str) -> bool:
+    """Whether the lines that follow in the same message are the driver's too: an Xid's may end in a user's words."""
+    return is_drivers(message) and not message.startswith("NVRM: Xid")
+
+
+def begins_coded(message: str) -> bool:
+    """Whether it begins as an Xid or SXid, told apart or not (a hidden bus id, a line cut in its middle)."""
+    return _CODED.match(message) is not None and not _NAME_FIRST.match(message)
+
+
+def is_sxid(message: str) -> bool:
+    """Whether it is a whole SXid line, one of the lines of detail too."""
+    return _SXID.match(message) is not None
+
+
+def holds_a_name(message: str) -> bool:
+    """Whether it is one of the kernel's own messages about what users name: a process, a file, a device."""
+    return bool(_HOLDS_A_NAME.match(message) or _NAME_FIRST.match(message))
+
+
+def installed_gpu(message: str) -> str | None:
+    """The GPU that the first of the driver's three lines at boot names."""
+    found = _INSTALLED_GPU.match(message)
+    return _sysfs_bus_id(found[1]) if found else None
+
+
+def words_of_xid(message: str) -> str:
+    """What the driver says in an Xid's line, without the process that it names; another message as it is.
+
+    >>> words_of_xid("NVRM: Xid (PCI:0000:05:00): 149, pid=7, name=a, Nonfatal, NETIR_LINK_EVT Fatal XC0")
+    'NETIR_LINK_EVT Fatal XC0'
+    """
+    xid = _XID.match(message)
+    if xid is None:
+        return message
+    words = message[xid.end() :]
+    for part in (_PROCESS, _NAME):
+        if found := part.match(words):
+            words = words[found.end() :]
+    return words
+
+
+def _driver_message_kind(message: str) -> KernelEventKind | None:
+    """What the driver's own words speak of, where they carry no Xid."""
+    if _OFF_BUS.search(message):
+        return "off-bus"
+    if _GSP.search(message) and ("GSP" in message or "eartbeat" in message):
+        return "gsp"
+    if "nvlink" in message.lower() and _FAILED.search(message):
+        return "nvlink"
+    return "rm" if _RM.search(message) else None
+
+
+def _event(
+    kind: KernelEventKind, message: str, bus_id: str | None = None, code: int | None = None, fatal: bool | None = None
+) -> KernelEvent:
+    if bus_id is None and (named := _FULL_BUS_ID.search(message)):
+        bus_id = named[0]
+    return KernelEvent(kind, message, code, _sysfs_bus_id(bus_id) if bus_id else None, fatal=fatal)
+
+
+def _sysfs_bus_id(text: str) -> str:
+    """Kernel messages leave out the domain or the function at times.
+
+    >>> _sysfs_bus_id("00000000:BB:00"), _sysfs_bus_id("03:00.1")
+    ('0000:bb:00.0', '0000:03:00.1')
+    """
+    return short_bus_id(text if "." in text else f"{text}.0")

@@ -1,0 +1,250 @@
+"""Where in a line of a log the kernel's message begins, and whether the kernel wrote it. Pure: text in, records out.
+
+A user chooses words that the kernel prints: the name of a program that crashes, of a file, a cgroup, a USB device. So a
+message counts only from its first character on, after prefixes of a closed grammar: stamps, syslog's host and tag,
+facility and level, and what container runtimes, grep and clush put before a line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import msgspec
+
+# "kernel": the line, or the way it came, says that the kernel wrote it. "other": its facility is another one.
+# "program": syslog's tag names a program. "text": nothing says; whoever may write to syslog could have written it.
+Origin = Literal["kernel", "other", "program", "text"]
+
+MAX_LINE = 2000
+_MAX_JSON = 1 << 16  # journald puts some thirty fields around a message
+
+_MONOTONIC = r"\[ *(?P<seconds>\d{1,10}\.\d{1,9})(?: <[^>\]]{1,20}>)?\]"
+_BRACKETED = (
+    _MONOTONIC,
+    r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]?\d [\d:]{8} \d{4}(?: <[^>\]]{1,20}>)?\]",  # dmesg -T, with -d too
+    r"\[[A-Z][a-z]{2} ?\d{1,2} \d\d:\d\d\]",  # dmesg -H, the first line of a minute
+    r"\[ *\+\d{1,10}\.\d{1,9}\]|\[<[^>\]]{1,20}>\]",  # dmesg -H and --time-format=delta
+)
+_ISO = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z| ?[+-]\d\d:?\d\d)?"
+_PLAIN = (
+    rf"(?:[A-Z][a-z]{{2}} )?{_ISO}(?: [A-Z]{{3,5}})?",  # dmesg --time-format=iso, rsyslog, journalctl -o short-full
+    r"(?:\d{4} )?[A-Z][a-z]{2} [ \d]?\d \d\d:\d\d:\d\d(?:\.\d{1,6})?(?: \d{4})?",  # syslog, journalctl
+    r"\d{9,10}\.\d{6}",  # journalctl -o short-unix
+)
+_STAMP = re.compile(rf"(?:{'|'.join(_BRACKETED)}) ?|(?P<plain>{'|'.join(_PLAIN)}) ")
+_SECOND_STAMP = re.compile(rf"{_MONOTONIC} ?")  # the kernel's own, behind the tag of syslog
+_CALLER = re.compile(r"\[ *[TC]\d{1,10}\] ?")  # CONFIG_PRINTK_CALLER
+_KMSG = re.compile(r"(\d{1,5}),(\d{1,19}),(\d{1,19}),[^;]{0,80};")
+_PRIORITY = re.compile(r"<(\d{1,3})>(?:1 (?=\d{4}-))?")  # dmesg -r; the 1 is RFC 5424's version
+_DECODED = re.compile(
+    r"(kern|user|mail|daemon|auth|syslog|lpr|news|uucp|cron|authpriv|ftp|res\d|local\d) *: *"
+    r"(?:emerg|alert|crit|err|warn|notice|info|debug) *: "
+)
+_HOST = r"[^\s:;,'\"\[\]{}()]{1,253}"
+_KERNEL_TAG = re.compile(
+    rf"(?:{_HOST} )?(?:kern\.\w{{3,7}} )?(?:(?:imklog|rsyslogd?|syslogd|syslog-ng)\[\d{{1,10}}\]: )?"
+    r"(?:kernel(?:\[\d{1,10}\])?:(?: |(?=\[))|kernel(?: -){3} )"
+)
+_PROGRAM_TAG = re.compile(rf"{_HOST} [\w./@-]{{1,64}}(?P<pid>\[\d{{1,10}}\])?: ")
+_STAMP_BEGIN = rf"\[ *\+?\d{{1,10}}\.\d|\[[A-Z][a-z]{{2}} ?\w|{_ISO} |[A-Z][a-z]{{2}} [ \d]?\d \d\d:"
+_WRAPPINGS = re.compile(
+    r"\d{1,9}[:\t] ?"  # grep -n, cat -n
+    # grep, in more than one file
+    r"|[\w./+@-]{0,200}(?:\.(?:log|txt|out)|/(?:messages|syslog|kmsg|dmesg|kern))[\w.-]{0,20}:(?:\d{1,9}:)?"
+    r"|\[pod/[^\]\s]{1,300}\] "  # kubectl logs --prefix
+    r"|[\w.-]{1,64} {0,64}\| "  # docker compose logs
+    rf"|{_ISO} std(?:out|err) [FP] "  # the kubelet's log files
+    rf"|{_ISO} (?={_STAMP_BEGIN}|<\d|\{{)"  # docker logs --timestamps
+    rf"|[\w.-]{{1,64}}: (?={_STAMP_BEGIN})"  # clush, pdsh
+)
+_MOST_WRAPPINGS = 3
+_BYTES = '"MESSAGE":['  # journalctl -o json, where not all of a message is printable
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One line of a kernel log. `message` is what stands behind its prefixes, `line` the line as it was found.
+
+    `time_s` is seconds since boot, where the line counts from there. `stamped`: a prefix of a log stands before the
+    message; `continued`: it has none, but the line before it has, whose message it goes on with.
+    """
+
+    line: str
+    message: str
+    origin: Origin = "text"
+    time_s: float | None = None
+    stamped: bool = False
+    continued: Record | None = None
+
+
+def kmsg_records(text: str, wanted: re.Pattern[str]) -> Iterator[Record]:
+    """The messages with a word that is wanted in what /dev/kmsg gave: whole records, never their " KEY=value" lines.
+
+    The kernel writes a line end inside of a message as \\x0a there, and so it stays: what comes behind it is not the
+    begin of a message.
+    """
+    for line in text.split("\n"):
+        if wanted.search(line) and (record := _kmsg_record(line)) is not None:
+            yield record
+
+
+def text_records(lines: Iterable[str], wanted: re.Pattern[str], from_kernel: bool = False) -> Iterator[Record]:
+    """The lines with a word that is wanted of dmesg, syslog, journalctl (text or JSON), /dev/kmsg, or none of these.
+
+    `from_kernel`: whoever made the text left out all that the kernel did not write (journalctl -k).
+    """
+    place = _Place()
+    passed: list[str] = []  # no need to look at them before a line comes that may go on with one of them
+    for raw in lines:
+        if not wanted.search(raw) and _BYTES not in raw:
+            passed.append(raw)
+            continue
+        record = read_line(_clipped(raw))
+        if raw[:1] in " \t" or not record.stamped:
+            for before in passed:
+                place.record(before, read_line(_clipped(before)))
+            continued = place.record(raw, record)
+            if continued is None:
+                continue
+            record = continued
+        else:
+            place = _Place(record)
+        passed.clear()
+        if from_kernel and record.origin == "text":
+            record = msgspec.structs.replace(record, origin="kernel")
+        yield record
+
+
+class _Place:
+    """The message whose lines come at a place in a text. dmesg and journalctl indent all but the first of them."""
+
+    def __init__(self, head: Record | None = None, indent: int = 0) -> None:
+        self._head = head
+        self._indent = indent
+
+    def record(self, raw: str, record: Record) -> Record | None:
+        """The next line's record, seen from here; None where it is no message (" KEY=value" of /dev/kmsg)."""
+        indent = len(raw) - len(raw.lstrip(" \t"))
+        head = self._head
+        if head is not None and record.line and (indent > self._indent or not record.stamped):
+            # what looks like a stamp is part of the message
+            return None if indent and _KMSG.match(head.line) else _continued(head, record.line)
+        if record.stamped:
+            self._head, self._indent = record, indent
+        return record
+
+
+def _clipped(raw: str) -> str:
+    line = raw.strip(" \t\r\n")
+    return line[: _MAX_JSON if line[:1] == "{" else MAX_LINE]
+
+
+def _continued(head: Record, line: str) -> Record:
+    return Record(line, unwrapped(line).lstrip(" \t"), head.origin, head.time_s, continued=head)
+
+
+def read_line(line: str) -> Record:
+    """One line, by itself.
+
+    >>> record = read_line("Nov 14 07:00:14 node12 kernel: [  123.5] NVRM: Xid")
+    >>> record.message, record.time_s, record.origin
+    ('NVRM: Xid', 123.5, 'text')
+    >>> read_line("3,1377,123500000,-;NVRM: Xid").origin, read_line("[ 1.5] traps: NVRM: Xid[77] trap").message
+    ('kernel', 'traps: NVRM: Xid[77] trap')
+    """
+    rest = unwrapped(line)
+    place = len(line) - len(rest)
+    record = _json_record(rest) if rest.startswith("{") else _kmsg_record(rest)
+    if record is not None:
+        return record
+    begin = place
+    origin: Origin = "text"
+    if priority := _PRIORITY.match(line, place):
+        origin, place = "kernel" if int(priority[1]) < 8 else "other", priority.end()
+    elif decoded := _DECODED.match(line, place):
+        origin, place = "kernel" if decoded[1] == "kern" else "other", decoded.end()
+    time_s = None
+    stamp = _STAMP.match(line, place)
+    if stamp is not None:
+        time_s, place = _seconds(stamp), _behind_caller(line, stamp.end())
+    if tag := _KERNEL_TAG.match(line, place):
+        place = tag.end()
+        if second := _SECOND_STAMP.match(line, place):
+            time_s, place = _seconds(second), second.end()
+        place = _behind_caller(line, place)
+    elif stamp is not None and (program := _PROGRAM_TAG.match(line, place)) and (program["pid"] or stamp["plain"]):
+        origin = "program"
+    return Record(line, line[place:].lstrip(" "), origin, time_s, stamped=place > begin)
+
+
+def unwrapped(line: str) -> str:
+    """The line without what container runtimes, grep and clush put before it.
+
+    >>> unwrapped("2024-11-14T07:00:14.5Z stderr F [ 1.5] eth0: up"), unwrapped("node12: [ 1.5] eth0: up")
+    ('[ 1.5] eth0: up', '[ 1.5] eth0: up')
+    """
+    place = 0
+    for _ in range(_MOST_WRAPPINGS):
+        wrapping = _WRAPPINGS.match(line, place)
+        if wrapping is None:
+            break
+        place = wrapping.end()
+    return line[place:]
+
+
+def _kmsg_record(line: str) -> Record | None:
+    found = _KMSG.match(line)
+    if found is None:
+        return None
+    origin: Origin = "kernel" if int(found[1]) >> 3 == 0 else "other"
+    return Record(line, line[found.end() :], origin, int(found[3]) / 1e6, stamped=True)
+
+
+def first_of_kmsg(text: str) -> tuple[int, float] | None:
+    """Sequence number and seconds since boot of the first record of /dev/kmsg; None where there is no record."""
+    for line in text.split("\n"):
+        if found := _KMSG.match(line):
+            return int(found[2]), int(found[3]) / 1e6
+    return None
+
+
+def _json_record(line: str) -> Record | None:
+    """A line of `journalctl -o json`, or of Docker's json-file log; None for any other."""
+    try:
+        entry = msgspec.json.decode(line)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    if not isinstance(entry, dict):
+        return None
+    if isinstance(entry.get("log"), str):
+        return read_line(entry["log"].rstrip("\n")[:MAX_LINE].replace("\n", "\\x0a"))
+    message = _text_of(entry.get("MESSAGE"))
+    if message is None:
+        return None
+    transport = entry.get("_TRANSPORT")
+    facility = entry.get("SYSLOG_FACILITY", "0")
+    origin: Origin = "kernel" if transport == "kernel" and facility == "0" else "other"
+    if transport is None and entry.get("SYSLOG_IDENTIFIER") == "kernel":
+        origin = "text"
+    stamp = entry.get("_SOURCE_MONOTONIC_TIMESTAMP", entry.get("__MONOTONIC_TIMESTAMP"))
+    time_s = int(stamp) / 1e6 if isinstance(stamp, str) and stamp.isdecimal() and len(stamp) < 20 else None
+    # as /dev/kmsg has it: a line end in a message does not begin another one
+    message = message.replace("\n", "\\x0a")[:MAX_LINE]
+    return Record(message, message, origin, time_s, stamped=True)
+
+
+def _text_of(value: object) -> str | None:
+    """A field of the journal: text, or a list of bytes where it is not all printable."""
+    if isinstance(value, list) and all(isinstance(byte, int) and 0 <= byte < 256 for byte in value):
+        return bytes(value).decode("utf-8", "replace")
+    return value if isinstance(value, str) else None
+
+
+def _seconds(stamp: re.Match[str]) -> float | None:
+    return float(stamp["seconds"]) if stamp["seconds"] else None
+
+
+def _behind_caller(line: str, place: int) -> int:
+    caller = _CALLER.match(line, place)
+    return caller.end() if caller else place

@@ -1,0 +1,98 @@
+"""Kernel messages with words that a user of the machine chooses, and what logs put before a message."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+LOST = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+NONE = "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+SWITCH = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
+OFF_BUS = "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus."
+AER = "pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0"
+
+# {comm} is a task's name (15 bytes), {path} a file, cgroup, label or device that a user names; as the kernel's sources
+# print them (show_signal_msg, do_trap, mm/oom_kill.c, mm/page_alloc.c, kernel/hung_task.c, fs/exec.c, audit, usb, ext4)
+WITH_USERS_WORDS = (
+    "traps: {comm}[4711] general protection fault ip:55d0 sp:7ffc error:0 in {path}[55d0000+1000]",
+    "{comm}[4711]: segfault at 0 ip 000055d0 sp 00007ffc error 4 in {path}[55d0000+1000] likely on CPU 3 (core 1)",
+    "{comm}[4711]: unhandled exception: DABT (lower EL), ESR 0x92000046 in {path}[aaaa0000+1000]",
+    "{comm}[4711]: memfd_create() called without MFD_EXEC or MFD_NOEXEC_SEAL set",
+    "{comm} (4711): drop_caches: 3",
+    "{comm}/4711: potentially unexpected fatal signal 11.",
+    "{comm} invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+    "{comm}: page allocation failure: order:4, mode:0x40cc0(GFP_KERNEL), nodemask=(null),cpuset={path},mems_allowed=0",
+    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset={path},task_memcg=/{path},task={comm},pid=4711,uid=1000",
+    "Memory cgroup out of memory: Killed process 4711 ({comm}) total-vm:1234kB, anon-rss:12kB",
+    "[   4711]  1000  4711     1234      567    90112        0             0 {comm}",
+    "INFO: task {comm}:4711 blocked for more than 120 seconds.",
+    "task:{comm}         state:D stack:0     pid:4711  tgid:4711  ppid:1      flags:0x00004006",
+    "watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [{comm}:4711]",
+    "CPU: 3 PID: 4711 Comm: {comm} Tainted: P           OE      6.8.0-48-generic",
+    'audit: type=1326 audit(1700000000.123:456): auid=1000 pid=4711 comm="{comm}" exe="{path}" sig=31',
+    "process '{path}' started with executable stack",
+    "usb 1-1: Product: {path}",
+    "EXT4-fs (loop0): mounted filesystem {path} r/w with ordered data mode",
+    "overlayfs: failed to resolve '{path}': -2",
+    # the version that a program tells the driver by an ioctl on /dev/nvidiactl, which anybody may open
+    "NVRM: API mismatch: the client has the version {path}, but\nNVRM: this kernel module has the version 570.158.01.",
+)
+OF_A_PROGRAM = "NVRM: Xid (PCI:0000:3b:00): 13, pid=4711, name={comm}, Graphics SM Warp Exception on (GPC 0)"
+
+# what stands before the first character of a message
+STAMPS = (
+    *("", "[  123.456789] ", "[  123.456789][ T1234] ", "[  123.456789][    C0] ", "[Thu Nov 14 07:00:14 2024] "),
+    *("[  +0.000316] ", "[  123.456789 <    0.000003>] ", "[Nov14 07:00] ", "2024-11-15T12:02:03,491363+00:00 "),
+    *(
+        "<3>[  123.456789] ",
+        "<3>",
+        "kern  :err   : [  123.456789] ",
+        "kern  :crit  : 2024-11-15T12:02:03,491363+00:00 ",
+    ),
+    *("kern  :err   : [Thu Nov 14 07:00:14 2024] ", "3,1377,123456789,-;", "3,1377,123456789,-,caller=T881;"),
+    *("Nov 14 07:00:14 node12 kernel: ", "Dec  2 12:57:06 node-1.lab kernel: [  885.242168] ", "kernel: "),
+    *("Nov 14 07:00:14.123456 node12 kernel: ", "2024-11-14T07:00:14.123456+00:00 node12 kernel: [  9.5] "),
+    *("2024-11-14T07:00:14+0000 node12 kernel: ", "Thu 2024-11-14 07:00:14 UTC node12 kernel: ", "kernel:[ 1.5] "),
+    *("[  123.456789] node12 kernel: ", "1731567614.123456 node12 kernel: ", "Nov 14 07:00:14 10.0.0.7 kernel: "),
+    *("<3>1 2024-11-14T07:00:14.123Z node12 kernel - - - [ 1.5] ", "<3>Nov 14 07:00:14 node12 kernel: [ 1.5] "),
+    *("Nov 14 07:00:14 node12 kern.err kernel: ", "Nov 14 07:00:14 node12 imklog[77]: kernel: [ 9.0] "),
+)
+WRAPPINGS = (
+    *("", "2024-01-02T03:04:05.123456789Z stderr F ", "2024-01-02T03:04:05.123456789Z stdout F ", "logger-1  | "),
+    *("[pod/dmesg-x7k2p/reader] ", "17:", "    17\t", "/var/log/kern.log:", "dmesg.txt:12:", "    ", "\t"),
+)
+BEFORE_A_STAMP = ("node12: ", "2024-01-02T03:04:05.123456789Z ")
+
+_BEFORE_WORDS = (
+    *("", " ", "a", "a ", "x kernel: ", "kernel: ", "a kernel:", "[ 1.0] ", "[ 1.0] n kernel: ", "n: [ 1.0] ", "<3>"),
+    *("\\x0a", "\n", "\nNVRM: ", "\r", "\x85", "\u2028", "\x1e", "\x0c", "3,1,1,-;", "\n3,1,1,-;", "1:", "a.log:"),
+)
+forged = st.builds(
+    lambda before, words, behind: before + words + behind,
+    st.sampled_from(_BEFORE_WORDS),
+    st.sampled_from((LOST, NONE, SWITCH, OFF_BUS, AER, "NVRM: GSP timeout", "fallen off the bus", "NVRM: Xid (PCI:")),
+    st.sampled_from(("", " ", "\n", "\n[ 2.0] NVRM: x", ")")),
+)
+names = st.one_of(forged, st.text(max_size=40), st.builds(lambda a, b: a[:15] + b, forged, st.text(max_size=3)))
+
+
+def comm(name: str) -> str:
+    """What is left of a name in task->comm."""
+    return name.encode("utf-8", "replace")[:15].decode("utf-8", "ignore").replace("\0", "")
+
+
+def path(name: str) -> str:
+    """What is left of it as the name of a file."""
+    return name.encode("utf-8", "replace")[:255].decode("utf-8", "ignore").replace("\0", "").replace("/", "")
+
+
+def message(form: str, name: str, other: str) -> str:
+    return form.replace("{comm}", comm(name)).replace("{path}", path(other))
+
+
+def kmsg(message: str, sequence: int = 1, seconds: float = 1.5, priority: int = 4) -> str:
+    """One record of /dev/kmsg, escaped as msg_add_ext_text in the kernel's printk.c does."""
+    escaped = "".join(
+        chr(byte) if 32 <= byte < 127 and byte != 0x5C else f"\\x{byte:02x}"
+        for byte in message.encode("utf-8", "replace")
+    )
+    return f"{priority},{sequence},{round(seconds * 1e6)},-;{escaped}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00.0\n"
