@@ -1,11 +1,15 @@
 """`python -m gpudoctor`, and the command `gpudoctor`."""
 
-import signal
 import sys
+
+from gpudoctor.process.own_program import forget_working_directory
 
 
 def run() -> int:
     """Run the command line; give its exit code."""
+    forget_working_directory()
+    import signal
+
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Ctrl-C while modules load: no report yet, and no traceback
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -8,7 +8,6 @@ import os
 import re
 import select
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from gpudoctor.cluster.tied import tied_program, tied_ray
 from gpudoctor.cluster.wire import TOKEN_VARIABLE, new_secret
 from gpudoctor.errors import UserError
 from gpudoctor.facts.network_reach import own_addresses
+from gpudoctor.process.own_program import own_gpudoctor
 
 _RAY_LIMIT_S = 60.0
 _LAUNCHER_END_S = 15.0
@@ -73,7 +73,7 @@ def _started(
     if launch.launcher == "ray":
         command = tied_ray([json.dumps([rank, {TOKEN_VARIABLE: token}, args.nodes])])
     else:
-        command = tied_program([*launch.prefix, sys.executable, "-m", "gpudoctor", *rank])
+        command = tied_program([*launch.prefix, *own_gpudoctor(elsewhere=True), *rank])
     try:
         process = subprocess.Popen(
             command,

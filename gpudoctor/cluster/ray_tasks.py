@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from gpudoctor.probes.between_start import package_root
+from gpudoctor.process.own_program import PACKAGE_ROOT
 
 
 def run_on_every_node(argv: Sequence[str], environment: dict[str, str], nodes_wanted: int | None) -> int:
@@ -27,7 +27,7 @@ def run_on_every_node(argv: Sequence[str], environment: dict[str, str], nodes_wa
     alive: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]
     nodes = ([node for node in alive if node["Resources"].get("GPU")] or alive)[:nodes_wanted]
     os.write(told, json.dumps([node["NodeManagerHostname"] for node in nodes]).encode() + b"\n")
-    root = package_root()
+    root = PACKAGE_ROOT
 
     def member() -> int:
         import subprocess
@@ -38,7 +38,7 @@ def run_on_every_node(argv: Sequence[str], environment: dict[str, str], nodes_wa
         from gpudoctor.cluster.tied import tied_gpudoctor
 
         return subprocess.call(
-            tied_gpudoctor(argv),
+            tied_gpudoctor(argv, sys.executable),  # without the folders in which Ray keeps its own libraries
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
