@@ -55,9 +55,12 @@ def default_directory(environ: Mapping[str, str]) -> Path:
     if Path(xdg).is_absolute():
         return Path(xdg) / "gpudoctor"
     try:
-        return Path.home() / ".local" / "state" / "gpudoctor"
+        home = Path.home()
     except RuntimeError:
-        raise UserError("no home directory is known: --state DIR says where the agent keeps its state") from None
+        home = Path()
+    if not home.is_absolute():
+        raise UserError("no home directory is known: --state DIR says where the agent keeps its state")
+    return home / ".local" / "state" / "gpudoctor"
 
 
 class StateDirectory:

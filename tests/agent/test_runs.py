@@ -235,6 +235,9 @@ def test_where_the_state_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert default_directory({"XDG_STATE_HOME": "not/absolute"}) == Path("/home/user/.local/state/gpudoctor")
     with pytest.raises(UserError, match="cannot be written"):
         StateDirectory(tmp_path / "a\0b", Subject("x"))
+    monkeypatch.setenv("HOME", ".")
+    with pytest.raises(UserError, match="no home directory is known"):
+        default_directory({"XDG_STATE_HOME": "not/absolute"})
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
