@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -56,14 +55,22 @@ def load_config(
     thresholds may be named. Raise ConfigError.
     """
     checks = tuple(checks)
-    home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME") or "/", ".config")  # noqa: PTH118
     merged: dict[str, Any] = {}
-    for path in (system_file, Path(home) / "gpudoctor" / "config.yaml"):
+    for path in (system_file, *_users_file(environ)):
         if _is_there(path):
             merged = _merge(merged, _read(path, checks))
     if explicit is not None:
         merged = _merge(merged, _read(explicit, checks))
     return msgspec.convert(merged, Config) if merged else Config()
+
+
+def _users_file(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """The user's configuration; none where it would lie below the working directory, which may be anybody's."""
+    home = Path(environ.get("HOME") or "/") / ".config"
+    # the XDG specification: a relative path is to be ignored
+    named = Path(environ.get("XDG_CONFIG_HOME", ""))
+    place = named if named.is_absolute() else home
+    return (place / "gpudoctor" / "config.yaml",) if place.is_absolute() else ()
 
 
 def threshold_overrides(config: Config) -> dict[tuple[str, str, str], float]:

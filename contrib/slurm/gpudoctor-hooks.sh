@@ -1,6 +1,8 @@
 # shellcheck shell=bash disable=SC2034
 # What prolog, epilog and health check share. It is sourced; its settings can be changed in /etc/default/gpudoctor.
 
+# Whatever of the job's environment came here: it must not choose what runs as root, nor what is read
+unset "${!GPUDOCTOR@}" "${!PYTHON@}" "${!LD_@}" XDG_CONFIG_HOME XDG_CACHE_HOME BASH_ENV ENV
 # Where gpudoctor is; without a file there, the one in PATH
 GPUDOCTOR=/opt/gpudoctor/bin/gpudoctor
 # Checks that would judge slurmd's own limits and CPUs instead of the node's
@@ -18,7 +20,7 @@ export PATH=/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin:/opt/sl
 export LC_ALL=C
 node=${SLURMD_NODENAME:-$(hostname -s)}
 # shellcheck source=/dev/null
-if [ -r "${GPUDOCTOR_DEFAULTS:-/etc/default/gpudoctor}" ]; then . "${GPUDOCTOR_DEFAULTS:-/etc/default/gpudoctor}"; fi
+if [ -r /etc/default/gpudoctor ]; then . /etc/default/gpudoctor; fi
 if [ -n "${SLURM_CONF:-}" ]; then export SLURM_CONF; fi
 # it belongs to the job; what is judged is named by --gpu
 unset CUDA_VISIBLE_DEVICES
@@ -57,6 +59,8 @@ examine() {
   why=${why%% | *}
   if [ "$code" = 124 ] || [ "$code" = 137 ]; then why="no answer in $limit s"; fi
   why=${why:-exit code $code and no word}
+  # a simulated node or a fake driver says nothing of this one
+  if [[ $why == "SIMULATED "* ]]; then verdict=unknown; fi
 }
 
 # The drain reason for `why`: one line of at most 100 plain characters, without quotes

@@ -15,11 +15,12 @@ import msgspec
 
 from gpudoctor.agent.access import Gate, address_of, listening_socket, token_of, url_of
 from gpudoctor.agent.leftovers import adopt_orphans
-from gpudoctor.agent.quick_run import environment, own_command
+from gpudoctor.agent.quick_run import environment
 from gpudoctor.agent.state import StateDirectory, Subject, default_directory
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.facts.node import Source
+from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.report.report import SourceSummary
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     named = [] if args.node is None else [f"--node={args.node}"]
     named += [f"--fault={fault}" for fault in args.fault]
     return Plan(
-        command=check_command(own_command(), [*options, *named]),
+        command=check_command(own_gpudoctor(), [*options, *named]),
         host=_utf8(socket.gethostname()) or "",
         source=_source(args, named),
         interval_s=args.interval,
@@ -126,7 +127,7 @@ def _asked(command: str, options: Sequence[str]) -> bytes:
     """stdout of a gpudoctor that reads what we were given, so that this process stays small. Raise UserError."""
     try:
         done = subprocess.run(
-            [*own_command(), command, *options],
+            [*own_gpudoctor(), command, *options],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env=environment(os.environ),

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
@@ -21,11 +20,6 @@ from gpudoctor.report.report import Report
 # a quick report of 16 GPUs is below 1 MiB
 OUTPUT_BYTES_MAX = 16 << 20
 WORDS_MAX = 300
-
-
-def own_command() -> list[str]:
-    """The command that starts this gpudoctor."""
-    return [sys.executable, "-m", "gpudoctor"]
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from gpudoctor.agent.clock import Moment
 from gpudoctor.agent.strikes import Strike
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
+from gpudoctor.private_folder import make_private_folder, why_not_private
 from gpudoctor.report.files import write_file
 from gpudoctor.report.report import Report
 
@@ -54,20 +55,30 @@ def default_directory(environ: Mapping[str, str]) -> Path:
     if Path(xdg).is_absolute():
         return Path(xdg) / "gpudoctor"
     try:
-        return Path.home() / ".local" / "state" / "gpudoctor"
+        home = Path.home()
     except RuntimeError:
-        raise UserError("no home directory is known: --state DIR says where the agent keeps its state") from None
+        home = Path()
+    if not home.is_absolute():
+        raise UserError("no home directory is known: --state DIR says where the agent keeps its state")
+    return home / ".local" / "state" / "gpudoctor"
 
 
 class StateDirectory:
-    """A folder that belongs to one agent at a time. Raise UserError where it is another's or cannot be written."""
+    """A folder that belongs to one agent at a time.
+
+    Raise UserError where it is another's, cannot be written, or could be changed by other users: what is kept there
+    decides on an alarm.
+    """
 
     def __init__(self, folder: Path, subject: Subject) -> None:
         self.folder = folder
         self._subject = subject
         self._failing: str | None = None
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(folder)
+            foreign = why_not_private(folder)
+            if foreign is not None:
+                raise UserError(f"--state {printable(foreign)}; a folder that is not there yet is made for us alone")
             self._lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error

@@ -8,7 +8,6 @@ import os
 import re
 import select
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from gpudoctor.cluster.rank_command import cluster_rank, end_child
 from gpudoctor.cluster.tied import tied_program, tied_ray
 from gpudoctor.errors import UserError
 from gpudoctor.facts.network_reach import own_addresses
+from gpudoctor.process.own_program import own_gpudoctor
 
 _RAY_LIMIT_S = 60.0
 _LAUNCHER_END_S = 15.0
@@ -76,7 +76,7 @@ def _started(
             command = tied_ray([json.dumps([rank, token_fd, args.nodes])])
             environment = dict(os.environ)
         else:
-            command = tied_program([*launch.prefix, sys.executable, "-m", "gpudoctor", *rank])
+            command = tied_program([*launch.prefix, *own_gpudoctor(elsewhere=True), *rank])
             # srun and mpirun hand the variable on in their own messages, under what protects those (munge, ssh)
             environment = {**os.environ, TOKEN_VARIABLE: token}
         try:

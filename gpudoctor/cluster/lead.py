@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -30,10 +31,12 @@ from gpudoctor.exits import (
     write_stdout,
 )
 from gpudoctor.loading import RUN_DEADLINE_S
+from gpudoctor.private_folder import make_private_folder, why_not_private
 from gpudoctor.report.files import OutputError, write_file
 from gpudoctor.report.report import Tool
 
 _JOIN_S = 60.0
+_NAME_MAX = 50  # letters, each of up to 4 bytes: file systems take 255 bytes
 _READ_S = 30.0  # facts take 10 s at most, and Python and torch may come from a cold network disk
 _OPEN_S = 60.0  # importing torch on a busy machine, and opening a GPU
 _MEET_S = {"nccl": 60.0, "gloo": 20.0}  # NCCL opens connections between all NICs first: seconds, more with many ranks
@@ -49,9 +52,14 @@ class Lead:
         self._began, self._started = time.monotonic(), now()
         if args.reports is not None:
             try:
-                args.reports.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise UserError(f"{args.reports}: cannot keep reports there: {error.strerror or error}") from None
+                make_private_folder(args.reports)
+                # a group that may write to a folder was given it, to work there together
+                foreign = why_not_private(args.reports, group_may_write=True)
+            except (OSError, ValueError) as error:
+                why = getattr(error, "strerror", None) or error
+                raise UserError(f"{args.reports}: cannot keep reports there: {why}") from None
+            if foreign is not None:
+                raise UserError(f"--reports: {foreign}; a folder that is not there yet is made for you alone")
 
     def run(
         self,
@@ -118,11 +126,10 @@ class Lead:
         )
 
     def _keep(self, name: str, hostname: str, report: str) -> None:
-        """Write the node's own report, under a name that is surely one in that folder."""
+        """Write the node's own report, under a name that is surely one in that folder, and no other node's."""
         if self.args.reports is None:
             return
-        safe = "".join(c if c.isalnum() or c in "-._#" else "_" for c in name).lstrip(".") or "node"
-        path = Path(self.args.reports) / f"{safe}.json"
+        path = Path(self.args.reports) / file_name(name, {Path(kept).name for kept in self.files.values()})
         try:
             write_file(path, report)
         except OutputError as error:  # no reason to leave the nodes unjudged
@@ -130,6 +137,20 @@ class Lead:
             self._not_kept = True
             return
         self.files[name] = str(path)
+
+
+def file_name(node: str, taken: Collection[str]) -> str:
+    """The name of a node's report: the node's own where that can be a file's, else with a digest of it.
+
+    Two nodes never share one (`a/b` and `a_b`), and without nodes that mean to the same node has the same in each run.
+    """
+    name = "".join(c if c.isalnum() or c in "-._#" else "_" for c in node).lstrip(".")[:_NAME_MAX] or "node"
+    digest = hashlib.sha256(node.encode("utf-8", "surrogatepass")).hexdigest()
+    if name != node:
+        name += f"-{digest[:8]}"
+    while f"{name}.json" in taken:
+        name += f"-{digest[:8]}"
+    return f"{name}.json"
 
 
 def silence_s(args: argparse.Namespace) -> float:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from gpudoctor.probes.between_start import package_root
+from gpudoctor.process.own_program import PACKAGE_ROOT
 
 
 def run_on_every_node(argv: Sequence[str], token_fd: int, nodes_wanted: int | None) -> int:
@@ -32,7 +32,7 @@ def run_on_every_node(argv: Sequence[str], token_fd: int, nodes_wanted: int | No
     alive: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]
     nodes = ([node for node in alive if node["Resources"].get("GPU")] or alive)[:nodes_wanted]
     os.write(told, json.dumps([node["NodeManagerHostname"] for node in nodes]).encode() + b"\n")
-    root = package_root()
+    root = PACKAGE_ROOT
 
     def member(token: str) -> int:
         import subprocess
@@ -45,7 +45,8 @@ def run_on_every_node(argv: Sequence[str], token_fd: int, nodes_wanted: int | No
 
         with token_pipe(token) as fd:
             return subprocess.call(
-                tied_gpudoctor([*argv, "--token-fd", str(fd)]),
+                # without the folders in which Ray keeps its own libraries
+                tied_gpudoctor([*argv, "--token-fd", str(fd)], sys.executable),
                 pass_fds=(fd,),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

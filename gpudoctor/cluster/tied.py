@@ -9,8 +9,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from gpudoctor.probes.between_start import boot
 from gpudoctor.probes.starter import tie_to_parent
+from gpudoctor.process.own_program import own_python
 
 
 def tied_program(argv: Sequence[str]) -> list[str]:
@@ -18,9 +18,9 @@ def tied_program(argv: Sequence[str]) -> list[str]:
     return _tied("program", argv)
 
 
-def tied_gpudoctor(argv: Sequence[str]) -> list[str]:
-    """The same for a `gpudoctor` with these arguments, in this Python."""
-    return _tied("gpudoctor", argv)
+def tied_gpudoctor(argv: Sequence[str], python: str | None = None) -> list[str]:
+    """The same for a `gpudoctor` with these arguments, in this Python; `python`: as for `own_python`."""
+    return _tied("gpudoctor", argv, python)
 
 
 def tied_ray(argv: Sequence[str]) -> list[str]:
@@ -28,17 +28,19 @@ def tied_ray(argv: Sequence[str]) -> list[str]:
     return _tied("ray", argv)
 
 
-def _tied(what: str, argv: Sequence[str]) -> list[str]:
-    return [sys.executable, "-c", boot("gpudoctor.cluster.tied"), json.dumps([os.getpid(), what, list(argv)])]
+def _tied(what: str, argv: Sequence[str], python: str | None = None) -> list[str]:
+    order = json.dumps([os.getpid(), what, list(argv)])
+    return own_python("gpudoctor.cluster.tied", "begin", order, python=python)
 
 
-def begin() -> None:
-    """Be what argv[1] says. Ends the process; raises OSError where there is no such program."""
-    parent, what, argv = json.loads(sys.argv[1])
+def begin(argument: str) -> None:
+    """Be what the argument says. Ends the process; raises OSError where there is no such program."""
+    parent, what, argv = json.loads(argument)
     tie_to_parent(parent, signal.SIGTERM)
     if what == "program":
         os.execvp(argv[0], argv)
     if what == "ray":
+        os.chdir("/")  # Ray has its workers search for modules in the working directory of who asks
         from gpudoctor.cluster.ray_tasks import run_on_every_node
 
         sys.exit(run_on_every_node(*json.loads(argv[0])))

@@ -6,10 +6,8 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from time import monotonic
 
 import msgspec
@@ -19,13 +17,11 @@ from gpudoctor.facts.node import Unanswered
 from gpudoctor.facts.nvml_channel import Crumbs, InFlight, make_memory
 from gpudoctor.facts.starvation import Starvation
 from gpudoctor.facts.subprocesses import signal_name
+from gpudoctor.process.own_program import own_python
 
 GRACE_S = 0.3
 MAX_WORDS = 300
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
-_PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[2].split(chr(0x1f)); from gpudoctor.facts.{} import main; main(sys.argv[1])"
-)
 
 
 class DriverProcess:
@@ -50,7 +46,7 @@ class DriverProcess:
             whole = {**order, "crumbs": memory, "parent_pid": os.getpid()}
             argument = msgspec.json.encode(whole).decode()
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM.format(module), argument, "\x1f".join(_import_path())],
+                own_python(f"gpudoctor.facts.{module}", "main", argument),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
@@ -154,16 +150,3 @@ class DriverProcess:
         # in the kernel and not to be killed: its parent's end, or the driver's, will free it
         self._process.returncode = -signal.SIGKILL
         return False
-
-
-def _import_path() -> list[str]:
-    """Our own path without the working directory, so that no file in it can pose as a module.
-
-    Where gpudoctor itself lies in the working directory (a checkout), that stays.
-    """
-    home = Path(__file__).resolve().parents[2]
-    try:
-        here = Path().resolve()
-    except OSError:  # the working directory was removed
-        return [entry for entry in sys.path if Path(entry).is_absolute()]
-    return [entry for entry in sys.path if (place := Path(entry).resolve()) != here or place == home]

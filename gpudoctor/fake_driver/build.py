@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpudoctor.errors import UserError
+from gpudoctor.exits import printable, say
+from gpudoctor.private_folder import make_private_folder, why_replaceable
 
 LIBRARY = "libnvidia-ml.so.1"
 FLAGS = ("-std=gnu11", "-O1", "-fPIC", "-shared", "-pthread", f"-Wl,-soname,{LIBRARY}")
@@ -21,24 +23,30 @@ _BUILD_DEADLINE_S = 60.0
 
 
 def library_folder(branch: int, private: Path, environ: Mapping[str, str]) -> Path:
-    """A folder that holds the library of this branch: in the cache, or in `private` where that cannot be written.
+    """A folder that holds the library of this branch: in the cache, or in `private` where that cannot be used.
 
+    A cache is used only if nobody but this user and root could have put a library there: programs load it.
     Raise UserError where there is no compiler, or where it cannot build the library.
     """
     compiler = find_compiler(environ)
     key = _key(compiler, branch)
     for folder in (*_cache(environ), private):
         library = folder / "fake-driver" / key / LIBRARY
-        if library.is_file():
-            return library.parent
         try:
-            library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(library.parent)
+            why = None if folder == private else why_replaceable(library)
+            if why is not None:
+                say(f"the library of the fake driver is built anew, not taken from {printable(str(folder))}: {why}")
+                continue
+            if library.is_file():
+                return library.parent
             number, made = tempfile.mkstemp(dir=library.parent, prefix=".build-")
         except OSError:  # no such place, read-only, full: the next one
             continue
         os.close(number)
         try:
             _compile(compiler, branch, made)
+            Path(made).chmod(0o644)  # the linker's would follow the umask
             # two that build at once both put the same library there, each at one stroke
             os.replace(made, library)  # noqa: PTH105 - a name, not a Path
         except OSError:

@@ -6,7 +6,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ import msgspec
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.subprocesses import signal_name
 from gpudoctor.probes.apart_messages import AnyAnswer, Broken, Doing, Done, Order, Task
-from gpudoctor.probes.between_start import boot
+from gpudoctor.process.own_program import own_python
 
 _READ_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 16
@@ -49,7 +48,7 @@ class Heard(msgspec.Struct):
 
 
 class _Process:
-    def __init__(self, seat: Seat, python: str) -> None:
+    def __init__(self, seat: Seat, python: str | None) -> None:
         self.seat = seat
         self.doing = "start"
         self.done = False
@@ -65,7 +64,7 @@ class _Process:
             environ = dict(os.environ) | {k: v for k, v in seat.environ.items() if v is not None}
             order = msgspec.json.encode(Order(os.getpid(), writer, seat.task)).decode()
             self.process = subprocess.Popen(
-                [python, "-c", boot("gpudoctor.probes.apart_child"), order],
+                own_python("gpudoctor.probes.apart_child", "begin", order, python=python),
                 stdin=subprocess.DEVNULL,
                 stdout=self.errors,
                 stderr=self.errors,
@@ -139,7 +138,7 @@ def run_apart(
     deadline_s: float,
     import_deadline_s: float | None = None,
     together: bool,
-    python: str = sys.executable,
+    python: str | None = None,
 ) -> list[Heard]:
     """Start a process for each seat and hear them until all are done; what each said, in order of the seats.
 

@@ -36,9 +36,12 @@ class Speaker:
         self.tell(Doing(text))
 
 
-def begin() -> NoReturn:
-    """Do what argv[1] says, and be gone without taking anything down: the exits of these libraries abort or hang."""
-    order = msgspec.json.decode(sys.argv[1], type=Order)
+def begin(argument: str) -> NoReturn:
+    """Do what the order (JSON) says, and be gone without taking anything down.
+
+    The exits of these libraries abort or hang.
+    """
+    order = msgspec.json.decode(argument, type=Order)
     tie_to_parent(order.parent, signal.SIGKILL)
     speaker = Speaker(order.fd)
 

@@ -79,7 +79,7 @@ def _in_working_directory(origin: str) -> bool:
     return sys.path[0] == here and origin.startswith(f"{here}{os.sep}")
 
 
-def framework_views(deadline_s: float, python: str = sys.executable) -> Measurements:
+def framework_views(deadline_s: float, python: str | None = None) -> Measurements:
     """Ask each framework that is installed, all at the same time, each in a process of its own.
 
     Of the Measurements only `frameworks` and `not_run` are filled: "frameworks" where none is installed,
@@ -147,7 +147,7 @@ def deepspeed_strategies(plan: ProbePlan, deadline_s: float, progress: Callable[
 
 
 def tensorflow_strategies(
-    plan: ProbePlan, deadline_s: float, progress: Callable[[str], None] | None, python: str = sys.executable
+    plan: ProbePlan, deadline_s: float, progress: Callable[[str], None] | None, python: str | None = None
 ) -> Measurements:
     """MirroredStrategy in one process, then MultiWorkerMirroredStrategy in one process a rank.
 

@@ -11,7 +11,6 @@ import os
 import selectors
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -53,7 +52,7 @@ def run_probes(
     probe_deadline_s: float,
     progress: Callable[[str], None] | None = None,
     on_interrupt: Callable[[Measurements], None] | None = None,
-    python: str = sys.executable,
+    python: str | None = None,
     seats: Seats | None = None,
     on_message: OnMessage | None = None,
 ) -> Measurements:
@@ -62,7 +61,7 @@ def run_probes(
     What goes wrong in a rank is a problem in the Measurements, never an exception. `deadline_s`
     bounds the whole run, start of the ranks included; `probe_deadline_s` each probe; ending ranks
     that do not obey may take 2 s more, or 11 s where the driver does not let one go. `progress` is
-    called with each phase that begins. `python` is the interpreter for the ranks. `seats`: the processes
+    called with each phase that begins. `python` is another interpreter for the ranks than ours. `seats`: the processes
     that an engine has started on this node; they host the ranks but the first. On any exception in
     this process (KeyboardInterrupt, one raised by a signal handler) the ranks are ended and the
     private directory is removed before it goes on; `on_interrupt` gets what was learnt until then.
@@ -85,7 +84,7 @@ def _run(
     probe_deadline_s: float,
     progress: Callable[[str], None] | None,
     on_interrupt: Callable[[Measurements], None] | None,
-    python: str,
+    python: str | None,
     seats: Seats | None,
     on_message: OnMessage | None,
 ) -> Measurements:
@@ -204,7 +203,7 @@ class _Children:
 
 
 @contextmanager
-def _started(job: Job, life: int, python: str, seats: Seats | None) -> Iterator[_Children]:
+def _started(job: Job, life: int, python: str | None, seats: Seats | None) -> Iterator[_Children]:
     """The running children; on leaving, however, all of them have been ended."""
     everyone = list(range(job.world_size))
     guests = everyone[1:] if seats is not None else []

@@ -54,9 +54,13 @@ class Seats:
             self._door.listen(place.ranks)
         except OSError as error:
             self._door.close()
+            stranger = _stranger_at(place)
             raise UserError(
                 f"{place.engine}: another gpudoctor of this job is under way on this node ({error.strerror}); "
                 "let it end first"
+                if stranger is None
+                else f"{place.engine}: the socket at which the processes of this job meet is held by another user "
+                f"(uid {stranger}); have {place.engine} start one process a node, which needs none"
             ) from None
 
     def gather(self) -> bool:
@@ -119,13 +123,14 @@ class Seats:
             self._admit(guest)
 
     def _admit(self, guest: socket.socket) -> None:
+        hello = None
         try:
-            guest.settimeout(_HELLO_S)
-            hello = msgspec.json.decode(guest.recv(_PACKET_BYTES), type=Hello)
-            trusted = _uid_behind(guest) == os.getuid()
+            if _uid_behind(guest) == os.getuid():  # before anything is heard: a stranger would keep us waiting
+                guest.settimeout(_HELLO_S)
+                hello = msgspec.json.decode(guest.recv(_PACKET_BYTES), type=Hello)
         except (OSError, msgspec.DecodeError):
-            trusted = False
-        if trusted and hello.rank in self.missing:
+            pass
+        if hello is not None and hello.rank in self.missing:
             self._guests[hello.rank] = (guest, hello)
         else:
             guest.close()
@@ -183,8 +188,10 @@ def _leader(place: Place) -> socket.socket | None:
     while True:
         leader = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
+            leader.setblocking(False)  # a stranger who sits on the name, and admits nobody, would hold us for ever
             leader.connect(_address(place))
-            if _uid_behind(leader) == os.getuid():  # else a stranger sits on the name, to be given our rank
+            if _uid_behind(leader) == os.getuid():  # else he would be given our rank
+                leader.setblocking(True)
                 return leader
         except OSError:
             pass  # not there yet
@@ -198,6 +205,18 @@ def _address(place: Place) -> bytes:
     """An abstract socket: no file to leave behind, and two jobs do not meet."""
     digest = hashlib.sha256(f"{place.engine}/{place.ranks}/{place.job}".encode()).hexdigest()
     return f"\0gpudoctor-{os.getuid()}-{digest[:32]}".encode()
+
+
+def _stranger_at(place: Place) -> int | None:
+    """The user who listens at the job's address, where he is another one."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        other.setblocking(False)
+        try:
+            other.connect(_address(place))
+            uid = _uid_behind(other)
+        except OSError:
+            return None
+    return uid if uid != os.getuid() else None
 
 
 def _uid_behind(connection: socket.socket) -> int:

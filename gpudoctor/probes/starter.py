@@ -24,12 +24,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-# Runs in a bare interpreter: `-m` would put the working directory first on sys.path, where a
-# user's own torch.py or random.py would be imported instead of the real one.
-BOOT = (
-    "import sys; sys.path[:1] = filter(None, sys.path[:1]); sys.path.append({root!r}); "
-    "from gpudoctor.probes.starter import {function}; {function}()"
-)
+from gpudoctor.process.own_program import own_python
 
 TERM_GRACE_S = 1.0
 _CLEARING_TRIES = 200  # 10 s: as long as a driver may take to let a process go
@@ -46,12 +41,6 @@ _GUARDED = {signal.SIGTERM, signal.SIGCHLD}
 _spawned: list[subprocess.Popen[bytes]] = []  # kept: a Popen that nobody holds may be reaped by the next one
 
 
-def boot(function: str) -> str:
-    """The source that a new interpreter runs to call `function` of this module."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH120, PTH100
-    return BOOT.format(root=root, function=function)
-
-
 def tie_to_parent(parent: int, sent: signal.Signals) -> None:
     """Have the kernel send `sent` to this process when its parent dies; end now if it is dead already."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(sent), 0, 0, 0)
@@ -59,9 +48,9 @@ def tie_to_parent(parent: int, sent: signal.Signals) -> None:
         os._exit(1)
 
 
-def main() -> None:
-    """Serve one run; argv[1] is the order as JSON (see launch.py)."""
-    order: dict[str, Any] = json.loads(sys.argv[1])
+def main(argument: str) -> None:
+    """Serve one run; the argument is the order as JSON (see launch.py)."""
+    order: dict[str, Any] = json.loads(argument)
     control: int = order["control_fd"]
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
@@ -122,9 +111,9 @@ def _start_and_attend(order: dict[str, Any], control: int, method: str) -> None:
     _attend(ranks, control)
 
 
-def rank_main() -> None:
-    """Be a rank in a fresh interpreter; argv[1] is its seat as JSON."""
-    seat: dict[str, Any] = json.loads(sys.argv[1])
+def rank_main(argument: str) -> None:
+    """Be a rank in a fresh interpreter; the argument is its seat as JSON."""
+    seat: dict[str, Any] = json.loads(argument)
     tie_to_parent(seat["parent"], signal.SIGKILL)  # before torch: its import may take long, or not end
     try:
         _import_torch(seat["job"]["probes"])
@@ -192,7 +181,7 @@ def _fork_rank(seat: dict[str, Any], not_mine: list[int]) -> int:
 
 
 def _spawn_rank(seat: dict[str, Any], _not_mine: list[int]) -> int:
-    command = [sys.executable, "-c", boot("rank_main"), json.dumps(seat)]
+    command = own_python("gpudoctor.probes.starter", "rank_main", json.dumps(seat))
     environment = dict(os.environ)
     if seat["job"]["gpu_uuids"]:  # by UUID: a torch ordinal is not an NVML index
         visible = visible_gpus(seat["rank"], seat["job"]["gpu_uuids"], seat["job"]["probes"])

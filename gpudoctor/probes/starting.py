@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from typing import IO, Any
 
 import msgspec
 
 from gpudoctor.probes.messages import Job
-from gpudoctor.probes.starter import TERM_GRACE_S, boot
+from gpudoctor.probes.starter import TERM_GRACE_S
+from gpudoctor.process.own_program import own_python
 
 KILL_GRACE_S = 10.0  # the driver takes seconds to release a GPU whose process was killed; no fault yet
 # Settings of OpenMP and its like that would bind all ranks to the same core, or have their threads fight for cores
@@ -27,12 +27,12 @@ def order_for(job: Job, ranks: list[int], method: str) -> dict[str, Any]:
 
 
 def start(
-    order: dict[str, Any], life: int, control: int, rank_fds: list[int], output: IO[bytes], python: str = sys.executable
+    order: dict[str, Any], life: int, control: int, rank_fds: list[int], output: IO[bytes], python: str | None = None
 ) -> subprocess.Popen[bytes]:
     """Start a starter that holds the ends given: life to read, control and one a rank to write. Raise OSError."""
     whole = {"parent": os.getpid(), "life_fd": life, "control_fd": control, "rank_fds": rank_fds, **order}
     return subprocess.Popen(
-        [python, "-c", boot("main"), json.dumps(whole)],
+        own_python("gpudoctor.probes.starter", "main", json.dumps(whole), python=python),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,

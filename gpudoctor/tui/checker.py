@@ -6,7 +6,6 @@ import asyncio
 import os
 import shlex
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from gpudoctor.checks.registry import LEVELS, Level
 from gpudoctor.errors import UserError
 from gpudoctor.exits import COULD_NOT, printable
 from gpudoctor.facts.subprocesses import ending_words
+from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.progress import ProgressLine
 from gpudoctor.report.report import Report
 from gpudoctor.tui.state import FinishedRun
@@ -31,11 +31,6 @@ CANCEL_GRACE_S, TERM_GRACE_S = 15.0, 3.0
 OnProgress = Callable[[ProgressLine], None]
 
 
-def local_prefix() -> list[str]:
-    """The command that starts this gpudoctor."""
-    return [sys.executable, "-m", "gpudoctor"]
-
-
 def ssh_prefix(host: str) -> list[str]:
     """The command that starts gpudoctor on another machine, over the user's own ssh, which may not ask anything."""
     # without --, a host that begins with - would be an option
@@ -45,7 +40,7 @@ def ssh_prefix(host: str) -> list[str]:
 class Checker:
     """One check at a time.
 
-    `prefix` starts gpudoctor (`local_prefix()` or `ssh_prefix(host)`; what ssh hands to a shell is
+    `prefix` starts gpudoctor (`own_gpudoctor()` or `ssh_prefix(host)`; what ssh hands to a shell is
     quoted); `node` are the words that name what is judged ("--node", "hgx-h100-8", "--fault", ...),
     empty for the machine itself; `options` are further ones of every run (--config ...). A node that
     is not a machine cannot be put under load: there CPU ranks of this one are measured, and called so.
@@ -59,7 +54,7 @@ class Checker:
         options: Sequence[str] = (),
         report_bytes_max: int = REPORT_BYTES_MAX,
     ) -> None:
-        self._prefix = list(prefix) or local_prefix()
+        self._prefix = list(prefix) or own_gpudoctor()
         self._node = list(node)
         self._options = list(options)
         self._report_bytes_max = report_bytes_max

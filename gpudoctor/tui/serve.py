@@ -15,6 +15,7 @@ from pathlib import Path
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.http_callers import is_host
+from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.tui.web_access import TOKEN_VARIABLE, Address, Gate, address, token_of
 
 try:
@@ -64,9 +65,7 @@ def serve(args: argparse.Namespace) -> int:
 
 def app_command(args: argparse.Namespace) -> list[str]:
     """The command of the app that each browser gets: the same source, and no way to start or write anything."""
-    from gpudoctor.tui.checker import local_prefix
-
-    command = [*local_prefix(), "tui", "--read-only", f"--interval={args.interval:g}"]
+    command = [*own_gpudoctor(), "tui", "--read-only", f"--interval={args.interval:g}"]
     command += [] if args.node is None else [f"--node={args.node}"]
     command += [f"--fault={fault}" for fault in args.fault]
     command += [] if args.theme is None else [f"--theme={args.theme}"]

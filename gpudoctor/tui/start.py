@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
+from gpudoctor.process.own_program import own_gpudoctor
 
 if TYPE_CHECKING:
     from gpudoctor.tui.checker import Checker
@@ -52,7 +53,7 @@ def start(args: argparse.Namespace) -> int:
 
 def opened(args: argparse.Namespace) -> tuple[Feed, Checker]:
     """Where lines come from and what runs the checks, by `--node`. Raise UserError for a source that cannot be read."""
-    from gpudoctor.tui.checker import Checker, local_prefix, ssh_prefix
+    from gpudoctor.tui.checker import Checker, ssh_prefix
     from gpudoctor.tui.child_feed import ChildFeed
 
     source: str | None = args.node
@@ -66,7 +67,7 @@ def opened(args: argparse.Namespace) -> tuple[Feed, Checker]:
     words = [] if source is None else ["--node", source]
     words += [word for fault in args.fault for word in ("--fault", fault)]
     options = ["--config", str(args.config)] if args.config else []
-    checker = Checker(local_prefix(), words, options=options)
+    checker = Checker(own_gpudoctor(), words, options=options)
     if source is not None and source != "-":
         from gpudoctor.facts.watch_file import is_stream_file, read_stream
 
@@ -77,7 +78,7 @@ def opened(args: argparse.Namespace) -> tuple[Feed, Checker]:
 
             return PlaybackFeed(read_stream(source), _file_name(source)), checker
     _refuse(source, args.fault)
-    return ChildFeed([*local_prefix(), "watch", "--interval", f"{args.interval:g}", *words], _label(source)), checker
+    return ChildFeed([*own_gpudoctor(), "watch", "--interval", f"{args.interval:g}", *words], _label(source)), checker
 
 
 def ssh_host(source: str) -> str:

@@ -235,6 +235,35 @@ def test_where_the_state_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert default_directory({"XDG_STATE_HOME": "not/absolute"}) == Path("/home/user/.local/state/gpudoctor")
     with pytest.raises(UserError, match="cannot be written"):
         StateDirectory(tmp_path / "a\0b", Subject("x"))
+    monkeypatch.setenv("HOME", ".")
+    with pytest.raises(UserError, match="no home directory is known"):
+        default_directory({"XDG_STATE_HOME": "not/absolute"})
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
+def test_a_state_that_other_users_could_forge_is_refused(tmp_path: Path, mode: int) -> None:
+    """A login node: whoever may write to the folder clears the strikes of a node, or has it drained."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(UserError, match=r"may write to .*/state \(chmod go-w takes that away\)"):
+        StateDirectory(folder, Subject("x"))
+    StateDirectory(folder / "own" / "state", Subject("x")).close()
+    assert {oct(level.stat().st_mode)[-3:] for level in folder.rglob("*") if level.is_dir()} == {"700"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders and links away")
+def test_a_state_of_a_stranger_is_refused_and_a_link_of_systemds_is_not(tmp_path: Path) -> None:
+    folder, link = tmp_path / "private", tmp_path / "state"
+    folder.mkdir(mode=0o755)
+    link.symlink_to(folder)  # as systemd makes it for DynamicUser=
+    StateDirectory(link, Subject("x")).close()
+    os.chown(link, 12345, -1, follow_symlinks=False)
+    with pytest.raises(UserError, match=r"state is a link that another user made \(uid 12345\)"):
+        StateDirectory(link, Subject("x"))
+    os.chown(folder, 12345, -1)
+    with pytest.raises(UserError, match=r"private belongs to another user \(uid 12345\)"):
+        StateDirectory(folder, Subject("x"))
 
 
 @pytest.mark.parametrize(

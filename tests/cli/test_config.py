@@ -44,6 +44,18 @@ def test_the_explicit_file_wins_over_the_users_and_the_users_over_the_systems(tm
     assert (config.level, config.fail_on, config.deadline_s) == ("quick", "never", 5.0)
 
 
+@pytest.mark.parametrize("environ", [{"XDG_CONFIG_HOME": "config"}, {"XDG_CONFIG_HOME": "."}, {"HOME": "."}])
+def test_no_configuration_is_taken_from_the_working_directory(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/tmp of a login node: somebody's suppressions there would hide a failure."""
+    for folder in (tmp_path, tmp_path / "config", tmp_path / ".config"):
+        (folder / "gpudoctor").mkdir(parents=True)
+        (folder / "gpudoctor" / "config.yaml").write_text("deadline_s: 3\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_config(None, {"HOME": "/nowhere", **environ}, registry(), system_file=NOWHERE) == Config()
+
+
 def test_null_takes_a_key_back_to_its_default(tmp_path: Path) -> None:
     system = tmp_path / "etc.yaml"
     system.write_text("deadline_s: 3\n")

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.hosts import Hosts
 from tests.cluster.slurm import HOOKS, Slurm, SlurmError
 
-_REASON = "gpudoctor: SIMULATED FAIL gpu.xid GPU 3 (0000:4b:00.0): Xid 79: GPU has fallen off the bus"
+_REASON = "gpudoctor: FAIL gpu.xid GPU 3 (0000:4b:00.0): Xid 79: GPU has fallen off the bus"
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.command_line import parsed
-from tests.cluster.slurm import HOOKS
+from tests.cluster.slurm import HOOKS, hooks_that_read
 from tests.conftest import ROOT
 
 _FAIL = "echo 'GPUDOCTOR CRITICAL - FAIL gpu.xid GPU 3: Xid 79 | pass=1'; exit 2"
@@ -37,6 +37,7 @@ class Bench:
     """A node `n1`: hooks that find a gpudoctor and a scontrol which only say what they were asked."""
 
     folder: Path
+    hooks: Path
 
     def node(self, state: str, reason: str = "", gres: str = "gpu:h100:8") -> None:
         """What scontrol says of the node."""
@@ -54,8 +55,8 @@ class Bench:
 
     def run(self, hook: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """Run a hook with no environment but `environ`, as slurmd does."""
-        given = {"SLURMD_NODENAME": "n1", "GPUDOCTOR_DEFAULTS": str(self.folder / "defaults"), **environ}
-        return subprocess.run([HOOKS / hook], env=given, capture_output=True, text=True, timeout=60, check=False)
+        given = {"SLURMD_NODENAME": "n1", **environ}
+        return subprocess.run([self.hooks / hook], env=given, capture_output=True, text=True, timeout=60, check=False)
 
     def setting(self, line: str) -> None:
         """Add a line to /etc/default/gpudoctor."""
@@ -78,7 +79,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
-    bench = Bench(tmp_path)
+    bench = Bench(tmp_path, hooks_that_read(tmp_path / "defaults", tmp_path / "hooks"))
     bench.setting(f"GPUDOCTOR={tmp_path}/gpudoctor\nGPUDOCTOR_STATE={tmp_path}/state\nPATH={tmp_path}:$PATH")
     bench.setting(f"GPUDOCTOR_DRIVER_TREE={tmp_path}/gpus")
     bench.node("IDLE")
@@ -266,8 +267,8 @@ def test_nothing_of_the_job_narrows_what_is_judged(bench: Bench) -> None:
 def test_a_health_check_that_still_runs_keeps_a_second_one_out(bench: Bench) -> None:
     fifo = bench.folder / "go"
     bench.gpudoctor(f"mkfifo {fifo}; read line < {fifo}; {_FAIL}")
-    given = {"SLURMD_NODENAME": "n1", "GPUDOCTOR_DEFAULTS": str(bench.folder / "defaults")}
-    first = subprocess.Popen([HOOKS / "gpudoctor-healthcheck.sh"], env=given, stderr=subprocess.DEVNULL)
+    given = {"SLURMD_NODENAME": "n1"}
+    first = subprocess.Popen([bench.hooks / "gpudoctor-healthcheck.sh"], env=given, stderr=subprocess.DEVNULL)
     _until(fifo.exists)
 
     second = bench.run("gpudoctor-healthcheck.sh")
@@ -313,14 +314,55 @@ def test_each_hook_calls_gpudoctor_with_options_that_it_has(bench: Bench, hook: 
 
 
 def test_the_real_gpudoctor_speaks_as_the_hooks_expect(bench: Bench) -> None:
-    simulated = f'PYTHONPATH={ROOT} exec {sys.executable} -m gpudoctor "$@" --node hgx-h100-8'
+    simulated = f'said=$(PYTHONPATH={ROOT} {sys.executable} -m gpudoctor "$@" --node hgx-h100-8 '
     verdicts = []
     for faults in ("", "--fault persistence-off", "--fault xid-79@3", "--fault no-such-fault"):
-        bench.gpudoctor(f"{simulated} {faults}")
+        # as it would say it of a real node
+        bench.gpudoctor(f"{simulated}{faults}); code=$?; echo \"$said\" | sed 's/- SIMULATED /- /'; exit $code")
         bench.run("gpudoctor-healthcheck.sh")
         verdicts.append((bench.folder / "state" / "healthcheck").read_text().split()[1])
 
     assert verdicts == ["ok", "ok", "fail", "unknown"]
+
+
+@pytest.mark.parametrize("hook", ["gpudoctor-healthcheck.sh", "prolog.sh", "epilog.sh"])
+@pytest.mark.parametrize("faults", ["", "--fault xid-79@3"])
+def test_a_simulated_node_is_no_verdict_on_this_one(bench: Bench, hook: str, faults: str) -> None:
+    """Whatever makes a fake driver or a simulated node answer neither drains a good node nor clears a bad one."""
+    bench.node("IDLE+DRAIN", "gpudoctor: FAIL gpu.ecc GPU 1")
+    bench.gpudoctor(f'PYTHONPATH={ROOT} exec {sys.executable} -m gpudoctor "$@" --node hgx-h100-8 {faults}')
+
+    done = bench.run(hook, SLURM_JOB_GPUS="0")
+
+    assert done.returncode == 0
+    assert bench.updates() == []
+    assert "no verdict: SIMULATED" in done.stderr
+
+
+def test_a_name_in_the_answer_does_not_make_it_a_simulated_one(bench: Bench) -> None:
+    bench.gpudoctor("echo 'GPUDOCTOR CRITICAL - FAIL gpu.xid: a program - SIMULATED x | pass=1'; exit 2")
+
+    bench.run("gpudoctor-healthcheck.sh")
+
+    assert len(bench.updates()) == 1
+
+
+@pytest.mark.parametrize("hook", ["gpudoctor-healthcheck.sh", "prolog.sh", "epilog.sh"])
+def test_nothing_of_the_jobs_environment_runs_or_is_read(bench: Bench, hook: str, tmp_path: Path) -> None:
+    """A Slurm that hands a user's environment to its hooks must not hand root's rights to the user."""
+    evil = tmp_path / "evil"
+    evil.write_text(f"touch {tmp_path}/was-run\n")
+    bench.gpudoctor(f"env > {tmp_path}/seen; {_PASS}")
+    given = {"GPUDOCTOR": "/bin/false", "GPUDOCTOR_STATE": str(tmp_path / "theirs"), "GPUDOCTOR_FAKE_DRIVER": "x"}
+    given |= {"PYTHONPATH": "/evil", "PYTHONSTARTUP": "/evil", "LD_PRELOAD": "", "LD_LIBRARY_PATH": "/evil"}
+    given |= {"GPUDOCTOR_DEFAULTS": str(evil), "BASH_ENV": str(evil), "XDG_CONFIG_HOME": "/evil", "LD_AUDIT": ""}
+    given["BASH_FUNC_timeout%%"] = f"() {{ touch {tmp_path}/was-run; }}"
+
+    bench.run(hook, SLURM_JOB_GPUS="0", **given)
+
+    assert not (tmp_path / "was-run").exists()
+    names = {line.partition("=")[0] for line in (tmp_path / "seen").read_text().splitlines()}
+    assert {name for name in names if name.startswith(("GPUDOCTOR", "PYTHON", "LD_", "XDG", "BASH_"))} == set()
 
 
 def test_shellcheck_finds_nothing() -> None:

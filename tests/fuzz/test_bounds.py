@@ -16,6 +16,7 @@ import pytest
 from gpudoctor.checks.registry import registry
 from gpudoctor.config import load_config
 from gpudoctor.errors import UserError
+from gpudoctor.facts.captures import directory
 from gpudoctor.facts.source import load_source
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.tui.saved import load_report
@@ -156,3 +157,49 @@ def test_an_archive_with_a_negative_or_endless_size_is_refused() -> None:
         block[124:136] = size
         block[148:156] = b"%06o\0 " % sum(b" " * 8 + block[:148] + block[156:512])
         assert "bundle: cut off in the entry at byte 0" in refused(lambda: load_source("-", stdin=io.BytesIO(block)))
+
+
+ENDLESS = {
+    "a number to the base of 60": b"x: 1" + b":1" * 5000,
+    "a decimal number": b"x: " + b"9" * 4000,
+    "a fraction": b"x: 1." + b"0" * 4000,
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_a_number_of_yaml_that_takes_the_square_of_its_length_is_not_built(what: str, tmp_path: Path) -> None:
+    """1 MB of 1:1:1:... took 47 s: a facts file from a stranger would hold up whoever judges it."""
+    path = tmp_path / "facts.yaml"
+    path.write_bytes(b"schema: gpudoctor.facts/1\n" + ENDLESS[what] + b"\n...\n")
+    said = refused(lambda: load_source(str(path)))
+    assert said == f"{path}: line 2: a number of {len(ENDLESS[what]) - 3} characters: put text in quotes"
+
+
+def test_merge_keys_of_yaml_which_take_the_square_of_their_number_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "facts.yaml"
+    path.write_bytes(b"schema: gpudoctor.facts/1\nx:\n" + b"  <<: {}\n" * 9 + b"...\n")
+    assert refused(lambda: load_source(str(path))) == f"{path}: line 3: YAML merge keys are refused"
+
+
+@pytest.mark.parametrize("kind", ["dumps", "bombs"])
+def test_a_directory_of_dumps_is_bounded_as_a_whole(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1000 files of 64 MiB each would be 64 GB."""
+    monkeypatch.setattr(directory, "MAX_TOTAL_BYTES", 16 << 20)  # so that the test is quick
+    log = b"[    0.000000] Linux version 6.8.0\n" + b"[    1.000000] usb 1-1: new device\n" * 20_000
+    if kind == "dumps":
+        for number in range(25):
+            (tmp_path / f"dmesg-{number}.txt").write_bytes(log)
+    else:
+        for number in range(3):
+            (tmp_path / f"{number}.gz").write_bytes(gzip.compress(bytes(65 << 20), 1))
+    with pytest.raises(UserError) as error:
+        load_source(str(tmp_path))
+    limit = "more than 16 MiB unpacked; a directory of dumps has at most that"
+    assert str(error.value) == f"{tmp_path}: {limit}: keep those of one machine in it"
+
+
+def test_a_directory_of_very_many_files_is_not_listed_to_its_end(tmp_path: Path) -> None:
+    for number in range(1003):
+        (tmp_path / str(number)).touch()
+    said = refused(lambda: load_source(str(tmp_path)))
+    assert said == f"{tmp_path}: 1001 files or more; a directory of dumps has at most 1000"

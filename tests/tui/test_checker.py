@@ -13,8 +13,9 @@ import pytest
 
 from gpudoctor.errors import UserError
 from gpudoctor.facts.node import Node
+from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.progress import ProgressLine
-from gpudoctor.tui.checker import Checker, local_prefix, ssh_prefix
+from gpudoctor.tui.checker import Checker, ssh_prefix
 from gpudoctor.tui.state import FinishedRun
 from tests.tui.processes import all_end, of_folder
 
@@ -174,6 +175,7 @@ def test_closed_it_ends_the_child_without_waiting_for_it() -> None:
 
 SCREEN = """
 import asyncio, sys
+from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.tui.checker import Checker
 def heard(line):
     if line.progress.startswith("all_reduce of"):
@@ -195,4 +197,4 @@ def test_nothing_is_left_when_the_screen_is_killed(tmp_path: Path) -> None:
 
 
 def test_this_gpudoctor_is_what_runs_by_default() -> None:
-    assert Checker([], []).command([], "quick")[: len(local_prefix())] == [sys.executable, "-m", "gpudoctor"]
+    assert Checker([], []).command([], "quick")[: len(own_gpudoctor())] == own_gpudoctor()

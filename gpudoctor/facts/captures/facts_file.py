@@ -21,6 +21,8 @@ _HALF_PAIR = re.compile(
 )
 _DEEPEST = 32  # facts nest 6 levels
 _MOST_YAML_EVENTS = 2_000_000
+_NUMBER = re.compile(r"[-+0-9:._]+")
+_LONGEST_NUMBER = 100
 
 Loaded = tuple[Node, Measurements | None]
 
@@ -124,6 +126,8 @@ def _plain(events: Any) -> None:
         if getattr(event, "tag", None) is not None:
             # python objects are no data, and YAML's own tags make its constructors raise what they like
             raise SourceError(f"line {line}: YAML tags are refused ({event.tag.rpartition(':')[2][:40]})")
+        if isinstance(event, yaml.ScalarEvent) and event.implicit[0]:  # not in quotes
+            _quick_to_build(event.value, line)
         if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
             depth += 1
         elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
@@ -132,6 +136,14 @@ def _plain(events: Any) -> None:
             raise SourceError(f"line {line}: nested deeper than {_DEEPEST} levels")
         if count > _MOST_YAML_EVENTS:
             raise SourceError(f"line {line}: too many values for facts")
+
+
+def _quick_to_build(value: str, line: int) -> None:
+    """Raise SourceError for what takes PyYAML the square of its length: numbers to the base of 60, and merge keys."""
+    if len(value) > _LONGEST_NUMBER and _NUMBER.fullmatch(value):
+        raise SourceError(f"line {line}: a number of {len(value)} characters: put text in quotes")
+    if value == "<<":
+        raise SourceError(f"line {line}: YAML merge keys are refused")
 
 
 def _known(schema: str) -> None:

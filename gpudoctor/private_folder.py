@@ -1,0 +1,63 @@
+"""Folders that we keep things in, and whether another user could put something of his own there."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+_GROUP_OR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make it and the levels above it that are not there, each for this user alone (0700). Raise OSError."""
+    missing = [level for level in (folder, *folder.parents) if not os.path.lexists(level)]
+    for level in reversed(missing):
+        level.mkdir(mode=0o700, exist_ok=True)
+
+
+def why_not_private(folder: Path, *, group_may_write: bool = False) -> str | None:
+    """How another user than root could change what lies in this folder, in words; None where he cannot.
+
+    Only the folder itself is looked at. Raise OSError.
+    """
+    writers = stat.S_IWOTH if group_may_write else _GROUP_OR_OTHERS
+    foreign = _foreign_link(folder)
+    return foreign or _distrust(folder, folder.stat(), writers)
+
+
+def why_replaceable(file: Path) -> str | None:
+    """How another user than root could have put something else in place of this file, in words; None where he cannot.
+
+    Looks at the file, and at every folder and link on the way to it: to be asked before code is loaded from there.
+    A file that is not there is none that could be replaced. Raise OSError.
+    """
+    path, real = Path(os.path.abspath(file)), Path(os.path.realpath(file))  # noqa: PTH100
+    for level in dict.fromkeys((*reversed(real.parents), *reversed(path.parents))):
+        folder = level.stat()
+        # in /tmp and its like nobody takes away what is another's
+        writers = 0 if folder.st_mode & stat.S_ISVTX and level != real.parent else _GROUP_OR_OTHERS
+        why = _foreign_link(level) or _distrust(level, folder, writers)
+        if why is not None:
+            return why
+    if not os.path.lexists(path):
+        return None
+    if not stat.S_ISREG(path.lstat().st_mode):
+        return f"{path} is no plain file"
+    return _distrust(path, path.lstat(), _GROUP_OR_OTHERS)
+
+
+def _foreign_link(path: Path) -> str | None:
+    info = path.lstat()
+    if stat.S_ISLNK(info.st_mode) and info.st_uid not in (0, os.geteuid()):
+        return f"{path} is a link that another user made (uid {info.st_uid})"
+    return None
+
+
+def _distrust(path: Path, info: os.stat_result, writers: int) -> str | None:
+    if info.st_uid not in (0, os.geteuid()):
+        return f"{path} belongs to another user (uid {info.st_uid})"
+    if info.st_mode & writers:
+        who = "everyone" if info.st_mode & writers & stat.S_IWOTH else "its group"
+        return f"{who} may write to {path} (chmod go-w takes that away)"
+    return None

@@ -1,0 +1,1 @@
+"""How processes of our own are started."""
