@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any, Protocol
 
+from gpudoctor.facts.error_cost import UNKNOWN, is_kept
 from gpudoctor.facts.gpu import CallError
 from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.nvml_words import FUNCTION_NOT_FOUND, TAINTING, error_word, missing_for
+from gpudoctor.facts.nvml_words import FUNCTION_NOT_FOUND, error_word, missing_for
 
 # NVML_VALUE_TYPE_* -> the member of the union that holds the value
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
@@ -66,8 +67,8 @@ def load_pynvml() -> Any:
 class Door:
     """Calls the driver for one thread: `gpu` and its `handle`, or None for calls about the system.
 
-    `errors` gathers the answers that taint the GPU (15, 16, 999). Doors made by `for_gpu` share
-    the knowledge of which functions this driver does not have, and nothing else.
+    `errors` gathers the answers that may cost the whole GPU (15, 16, 999; see `error_cost`). Doors made
+    by `for_gpu` share the knowledge of which functions this driver does not have, and nothing else.
     """
 
     def __init__(self, nvml: Any, crumbs: Crumbs | None = None, gpu: int | None = None) -> None:
@@ -116,7 +117,7 @@ class Door:
                 self.slowest_call, self.slowest_s = name, took_s
 
     def ask(self, name: str, *args: Any) -> Any:
-        """Like `call` with the GPU's handle in front; an error becomes Missing, and a tainting one is noted."""
+        """Like `call` with the GPU's handle in front; an error becomes Missing; one that may cost the GPU is noted."""
         return self.ask_of(self.handle, name, *args)
 
     def ask_of(self, handle: Any, name: str, *args: Any) -> Any:
@@ -148,8 +149,8 @@ class Door:
     def fields(self, wanted: Sequence[tuple[int, int]]) -> Fields:
         """Many (field id, scope) in one driver call; each value has its own return code.
 
-        An id this driver does not know is unsupported. 15 and 16 of a single field taint the GPU
-        as those of a call do; 999 of a single field costs only that field.
+        An id this driver does not know is unsupported. 15 and 16 of a single field are noted as those
+        of a call are; 999 of a single field costs that field alone, and stands in its leaf.
         """
         try:
             values = self.call(_FIELD_VALUES, self.handle, list(wanted))
@@ -162,7 +163,7 @@ class Door:
         name = f"{_FIELD_VALUES}({field})"
         code = int(value.nvmlReturn)
         if code:
-            if code != 999:
+            if code != UNKNOWN:
                 self._note(name, code)
             return missing_for(3 if code == _UNKNOWN_FIELD else code, name)
         kind = int(value.valueType)
@@ -175,11 +176,13 @@ class Door:
         return Missing(f"{name} answered {answer!r} of type {kind}, no whole number", "failed")
 
     def note(self, error: DriverError) -> None:
-        """Keep an error that taints the GPU; others are the caller's to deal with."""
+        """Keep an error that may cost the GPU; others are the caller's to deal with."""
         self._note(error.call, error.code)
 
     def _note(self, name: str, code: int | None) -> None:
-        if code in TAINTING and not any(e.call == name and e.code == code for e in self.errors):
+        if code is None or not is_kept(code):
+            return
+        if not any(e.call == name and e.code == code for e in self.errors):
             self.errors.append(CallError(call=name, code=code, name=error_word(code)))
 
 

@@ -175,7 +175,9 @@ class _Readers:
             pci = door.call("nvmlDeviceGetPciInfo_v3", door.handle)
         except DriverError as error:
             code = "" if error.code is None else f" ({error.code})"
-            self.listener.handle_error(index, f"{error.words}{code}")
+            # which call failed decides what it costs: see `error_cost.no_handle_cost`
+            call = "" if error.call == _HANDLE else f"{error.call}: "
+            self.listener.handle_error(index, f"{call}{error.words}{code}")
             return
         gpu = Gpu(
             index=index,
