@@ -208,7 +208,11 @@ def throttle_times(fields: Fields, driver: tuple[int, ...]) -> ThrottleTimes:
 
 
 def _thermal(door: Door, fields: Fields) -> Thermal:
-    """Absolute limits are asked for only where the GPU tells no margins, which replaced them."""
+    """Absolute limits are asked for unless the GPU tells what is left and where slowdown begins on that scale.
+
+    Both are needed: drivers 535 to 565 have the margins of the limits (fields 193-196), and the call for
+    what is left came with NVML 12.8.
+    """
 
     def margin(field: int) -> int | Missing:
         value = fields[field, 0]
@@ -222,7 +226,10 @@ def _thermal(door: Door, fields: Fields) -> Thermal:
     memory = UNSUPPORTED if memory == 0 else in_range(memory, -50, 200, "memory temperature (field 82)")
     slowdown = margin(MARGIN_SLOWDOWN)
     gpu_c = door.number(-50, 200, "nvmlDeviceGetTemperature", 0)
+    left: int | Missing = UNSUPPORTED
     if not isinstance(slowdown, Missing):
+        left = door.number(-200, 200, "nvmlDeviceGetMarginTemperature")
+    if not isinstance(left, Missing):
         return Thermal(
             gpu_c=gpu_c,
             memory_c=memory,
@@ -230,7 +237,7 @@ def _thermal(door: Door, fields: Fields) -> Thermal:
             shutdown_c=UNSUPPORTED,
             max_operating_c=UNSUPPORTED,
             memory_max_c=UNSUPPORTED,
-            margin_c=door.number(-200, 200, "nvmlDeviceGetMarginTemperature"),
+            margin_c=left,
             slowdown_margin_c=slowdown,
             shutdown_margin_c=margin(MARGIN_SHUTDOWN),
             max_operating_margin_c=margin(MARGIN_GPU_MAX),
@@ -246,7 +253,7 @@ def _thermal(door: Door, fields: Fields) -> Thermal:
         slowdown_c=limit(1),
         memory_max_c=limit(2),
         max_operating_c=limit(3),
-        margin_c=UNSUPPORTED,
+        margin_c=left,
         slowdown_margin_c=slowdown,
         shutdown_margin_c=margin(MARGIN_SHUTDOWN),
         max_operating_margin_c=margin(MARGIN_GPU_MAX),
