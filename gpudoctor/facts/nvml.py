@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
 from time import monotonic
 from typing import Any, Protocol
 
@@ -58,7 +60,22 @@ class DriverError(Exception):
 
 
 def load_pynvml() -> Any:
-    """NVIDIA's own binding; importing it loads no driver library."""
+    """NVIDIA's own binding; importing it loads no driver library.
+
+    Not the folder of an older package of its name, unless that is all there is.
+    """
+    module = sys.modules.get("pynvml")
+    if module is None:
+        spec = PathFinder.find_spec("pynvml")
+        is_folder = spec is not None and spec.submodule_search_locations is not None
+    else:
+        is_folder = hasattr(module, "__path__")
+    if is_folder:
+        from gpudoctor.facts.nvml_binding import unhidden
+
+        module = unhidden()
+        if module is not None:
+            return module
     import pynvml
 
     return pynvml
@@ -101,7 +118,9 @@ class Door:
         self._crumbs.enter(name, self.gpu)
         started = monotonic()
         try:
-            return function(*args)
+            answer = function(*args)
+            # bindings before nvidia-ml-py 11.515 tell text as bytes
+            return answer.decode() if isinstance(answer, bytes) else answer
         except self.nvml.NVMLError as error:
             code = int(error.value)
             if code == FUNCTION_NOT_FOUND:

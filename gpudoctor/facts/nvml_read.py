@@ -56,8 +56,9 @@ def read_nvml(
     listener.driver(driver)
     if driver.module_loaded is False:
         return driver
-    door = Door(nvml or load_pynvml(), listener.crumbs(0))
-    driver = _initialise(door, driver)
+    nvml = nvml or load_pynvml()
+    door = Door(nvml, listener.crumbs(0))
+    driver = _initialise(door, replace(driver, binding_hidden_by=getattr(nvml, "hidden_by", None)))
     listener.driver(driver)
     if driver.init_code != 0:
         return replace(driver, **_statistics([door]))

@@ -39,7 +39,7 @@ class StandIn(msgspec.Struct, frozen=True):
         told = {gpu.bus_id: gpu for gpu in self.node.gpus}
         gpus = tuple(_completed(gpu, told.get(gpu.bus_id)) for gpu in read.gpus)
         played = self.node.source
-        notes = (*played.notes, _NOTE)
+        notes = (*read.source.notes, *played.notes, _NOTE)
         source = replace(read.source, kind="simulated", name=played.name, faults=played.faults, notes=notes)
         return replace(read, gpus=gpus, source=source)
 
