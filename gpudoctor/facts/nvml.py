@@ -84,8 +84,8 @@ def load_pynvml() -> Any:
 class Door:
     """Calls the driver for one thread: `gpu` and its `handle`, or None for calls about the system.
 
-    `errors` gathers the answers that may cost the whole GPU (15, 16, 999; see `error_cost`). Doors made
-    by `for_gpu` share the knowledge of which functions this driver does not have, and nothing else.
+    `errors` gathers the answers that may cost the whole GPU (15, 16, 999; see `error_cost`). A function that
+    this driver said it does not have is not called again by this door, but by those of other GPUs.
     """
 
     def __init__(self, nvml: Any, crumbs: Crumbs | None = None, gpu: int | None = None) -> None:
@@ -101,9 +101,7 @@ class Door:
 
     def for_gpu(self, gpu: int, crumbs: Crumbs | None = None) -> Door:
         """A door for the thread that reads one GPU."""
-        door = Door(self.nvml, crumbs, gpu)
-        door._absent = self._absent
-        return door
+        return Door(self.nvml, crumbs, gpu)
 
     def close(self) -> None:
         """This thread makes no more calls."""
