@@ -94,6 +94,11 @@ def write_stand_in(folder: Path, node: Node) -> None:
     modules.mkdir(parents=True)
     if node.driver.module_loaded is False or (isinstance(node.driver.module_loaded, Missing) and not node.gpus):
         return
+    if isinstance(node.driver.module_loaded, Missing) and "WSL" in (known(node.host.kernel) or ""):
+        # the driver runs in Windows, behind this device
+        (root / "dev").mkdir()
+        (root / "dev" / "dxg").touch()
+        return
     (modules / "nvidia").mkdir()
     (modules / "nvidia" / "initstate").write_text("live\n", encoding="utf-8")
     if isinstance(node.driver.module_version, str):

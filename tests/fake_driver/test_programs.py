@@ -133,7 +133,7 @@ def comparable(gpu: Gpu, driver: tuple[int, ...]) -> Gpu:
     return replace(gpu, nvlinks=tuple(replace(link, remote_bus_id=hidden) for link in gpu.nvlinks))
 
 
-@pytest.mark.parametrize("name", ["hgx-h100-8", "t4-cloud-4", "a10g-cloud-1", "rtx3090-nvlink-2"])
+@pytest.mark.parametrize("name", ["hgx-h100-8", "t4-cloud-4", "a10g-cloud-1", "rtx3090-nvlink-2", "wsl2-1"])
 def test_our_own_reader_gives_back_the_node_file(run: Run, name: str) -> None:
     done = run(name, *GPUDOCTOR, "facts")
     assert done.returncode == 0, done.stderr

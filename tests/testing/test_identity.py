@@ -79,6 +79,9 @@ def nvml_part(node: Node) -> dict[str, Any]:
     pairs = {(a, b): told.get((a, b), GpuPair(a, b)) for a in indices for b in indices if a < b}
     found = dict(leaves("driver", driver))
     for gpu in node.gpus:
+        # what nvidia-smi printed for a field is no answer of a call
+        errors = tuple(error for error in gpu.errors if error.call.startswith("nvml"))
+        gpu = msgspec.structs.replace(gpu, errors=errors)
         found |= {f"{gpu.index} {path}": value for path, value in leaves("gpu", gpu)}
     for (a, b), pair in pairs.items():
         found |= {f"{a}-{b} {path}": value for path, value in leaves("pair", pair)}
