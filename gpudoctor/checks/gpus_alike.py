@@ -70,7 +70,7 @@ def identical(case: Case) -> Iterator[Finding]:
         return
     # ids, clocks and power limits of another model differ as a matter of course: one difference, not eight
     mixed = len({gpu.name for gpu in gpus}) > 1
-    attributes = (_MODEL, _MEMORY) if mixed else (_MEMORY, *_BOARD)
+    attributes: tuple[Attribute, ...] = (_MODEL, _MEMORY) if mixed else (_MEMORY, *_BOARD)
     if known(case.node.host.virtualization) == "vm":
         # clouds replace boards one by one, and a guest cannot change their firmware
         attributes = tuple(attribute for attribute in attributes if attribute is not _VBIOS)

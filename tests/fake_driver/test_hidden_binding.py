@@ -60,9 +60,14 @@ def test_the_node_is_read_as_without_it_and_the_folder_is_named_once(run: Run, l
 
 def test_where_the_folder_is_all_there_is_its_bytes_are_text(run: Run, legacy: dict[str, str]) -> None:
     """nvidia-ml-py was removed by force: the older one still tells what it can."""
-    hide = "import importlib.metadata as m; m.distribution = lambda name: (_ for _ in ()).throw(m.PackageNotFoundError())"
-    program = (
-        f"{hide}; from gpudoctor.facts.nvml import Door, load_pynvml; door = Door(load_pynvml()); door.call('nvmlInit');"
-        "print(door.call('nvmlSystemGetDriverVersion'))"
-    )
+    program = """
+import importlib.metadata as m
+def gone(name):
+    raise m.PackageNotFoundError(name)
+m.distribution = gone
+from gpudoctor.facts.nvml import Door, load_pynvml
+door = Door(load_pynvml())
+door.call("nvmlInit")
+print(door.call("nvmlSystemGetDriverVersion"))
+"""
     assert run("hgx-h100-8", sys.executable, "-c", program, env=legacy).stdout == "570.172.08\n"

@@ -62,7 +62,7 @@ class Values:
         return missing
 
     def said(self, *paths: str) -> str | Missing:
-        """Like `text`, where the words for an error are themselves the value: the outcome of something that was tried."""
+        """Like `text`, where the words for an error are the value: how something that was tried ended."""
         text = self.text(*paths)
         if isinstance(text, Missing) and text.kind == "failed":
             return next(self._values[path] for path in paths if path in self._values)
