@@ -14,6 +14,7 @@ from gpudoctor.checks.registry import LEVELS, Check, Level
 from gpudoctor.checks.scope import scope_of
 from gpudoctor.errors import UserError
 from gpudoctor.facts.burn import NOT_READ_AGAIN
+from gpudoctor.facts.error_cost import condemning
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.measurements import PROBES, Measurements, Probe
 from gpudoctor.facts.missing import Missing, known
@@ -299,8 +300,8 @@ def _danger(node: Node, gpus: tuple[Gpu, ...]) -> str | None:
     if node.driver.unanswered:
         return f"the driver does not answer ({node.driver.unanswered[0].call})"
     for gpu in gpus:
-        if gpu.errors:
-            return f"GPU {gpu.index} does not answer ({gpu.errors[0].name}); --gpu names those to measure without it"
+        if errors := condemning(gpu):
+            return f"GPU {gpu.index} does not answer ({errors[0].name}); --gpu names those to measure without it"
     setting = node.environment.get("CUDA_VISIBLE_DEVICES")
     if resolve(setting, node.gpus, node.environment.get("CUDA_DEVICE_ORDER")).hides_all:
         return f"CUDA_VISIBLE_DEVICES={setting} hides every GPU"

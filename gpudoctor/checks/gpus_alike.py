@@ -38,10 +38,11 @@ class Attribute(msgspec.Struct, frozen=True):
 
 _MODEL = Attribute("model", lambda g: g.name, grave=True)
 _MEMORY = Attribute("memory (MiB)", lambda g: g.memory_total_mib, grave=True)
+_VBIOS = Attribute("VBIOS", lambda g: g.vbios)
 _BOARD = (
     Attribute("PCI device id", lambda g: g.pci_device_id),
     Attribute("PCI subsystem id", lambda g: g.pci_subsystem_id),
-    Attribute("VBIOS", lambda g: g.vbios),
+    _VBIOS,
     Attribute("default power limit (W)", lambda g: g.power.default_limit_w),
     Attribute("maximum SM clock (MHz)", lambda g: g.clocks.sm_max_mhz),
     Attribute("maximum memory clock (MHz)", lambda g: g.clocks.memory_max_mhz),
@@ -69,7 +70,10 @@ def identical(case: Case) -> Iterator[Finding]:
         return
     # ids, clocks and power limits of another model differ as a matter of course: one difference, not eight
     mixed = len({gpu.name for gpu in gpus}) > 1
-    attributes = (_MODEL, _MEMORY) if mixed else (_MEMORY, *_BOARD)
+    attributes: tuple[Attribute, ...] = (_MODEL, _MEMORY) if mixed else (_MEMORY, *_BOARD)
+    if known(case.node.host.virtualization) == "vm":
+        # clouds replace boards one by one, and a guest cannot change their firmware
+        attributes = tuple(attribute for attribute in attributes if attribute is not _VBIOS)
     odd: dict[int, list[tuple[Attribute, object, object]]] = {}
     ties: list[tuple[Attribute, dict[Hashable, list[int]]]] = []
     for attribute in attributes:
@@ -91,7 +95,8 @@ def identical(case: Case) -> Iterator[Finding]:
             yield _odd_one(case, gpu, odd[gpu.index])
         elif not ties:
             size = known(gpu.memory_total_mib)
-            yield ok(of_gpu(gpu), f"{gpu.name}{f', {size} MiB' if size else ''}, like its peers")
+            text = f"{gpu.name}{f', {size} MiB' if size else ''}, like its peers"
+            yield ok(of_gpu(gpu), text, None, Evidence("VBIOS", known(gpu.vbios) or "not read"))
         for attribute in attributes:
             value = attribute.read(gpu)
             if isinstance(value, Missing) and value.kind == "failed":

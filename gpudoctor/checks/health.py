@@ -26,6 +26,7 @@ from gpudoctor.checks.load_harm import grown_under_load
 from gpudoctor.checks.nvlink_state import model_of
 from gpudoctor.checks.registry import check
 from gpudoctor.checks.trust import denied, untrusted
+from gpudoctor.facts.error_cost import LOST, condemning, no_handle_cost
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import Missing, known
 
@@ -65,13 +66,15 @@ def _lost_advice() -> list[Advice]:
 @check("gpu.lost", title="No GPU is lost or needs a reset")
 def lost(case: Case) -> Iterator[Finding]:
     """Judge each GPU's driver errors and the recovery it asks for; a GPU that said nothing is no pass."""
-    told = {gpu.bus_id for gpu in case.gpus if gpu.errors}
+    told = {gpu.bus_id for gpu in case.gpus if condemning(gpu)}
     for words in case.node.driver.handle_errors:
         if any(bus_id in words.lower() for bus_id in told):
             continue  # a capture names the lost GPU both ways; it is judged below
         subject = _named(words)
         if denied(words):
             yield skip(subject, f"a GPU that this process may not use: {words}")
+        elif no_handle_cost(words) == "value":
+            yield unknown(subject, f"the GPU could not be read: {words}", Evidence("GPU handle", words))
         else:
             yield fail(
                 subject,
@@ -88,7 +91,7 @@ def lost(case: Case) -> Iterator[Finding]:
 def _named(words: str) -> Subject:
     """The GPU that a handle error names by index or bus id; the node where it names none."""
     bus = re.search(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", words.lower())
-    index = re.search(r"\bGPU (\d{1,3})\b", words)
+    index = re.search(r"\b(?:GPU|index) (\d{1,3})\b", words)
     if not bus and not index:
         return NODE
     return Subject(kind="gpu", gpu=int(index[1]) if index else None, bus_id=bus[0] if bus else None)
@@ -96,15 +99,16 @@ def _named(words: str) -> Subject:
 
 def _alive(case: Case, gpu: Gpu) -> Finding:
     subject = of_gpu(gpu)
-    if gpu.errors:
-        answers = sorted({f"{error.name} ({error.code})" for error in gpu.errors})
+    errors = condemning(gpu)
+    if errors:
+        answers = sorted({f"{error.name} ({error.code})" for error in errors})
         return fail(
             subject,
             f"driver calls on it answer: {', '.join(answers)}",
             "every call answered",
-            *(Evidence(error.call, f"{error.code} {error.name}") for error in gpu.errors[:5]),
+            *(Evidence(error.call, f"{error.code} {error.name}") for error in errors[:5]),
             likely="the GPU fell off the bus"
-            if any(error.code == 15 for error in gpu.errors)
+            if any(error.code == LOST for error in errors)
             else "the GPU or its processor (GSP) stopped; a reset or a power cycle may bring it back",
             advice=_lost_advice(),
         )
@@ -112,18 +116,25 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
     if hung:
         text = f"{hung.call} {hung.reason} within {hung.waited_s:g} s" if hung.hangs else hung.words
         return unknown(subject, text, Evidence(hung.call, "no answer"))
+    single = [Evidence(error.call, f"{error.code} {error.name}: costs this value alone") for error in gpu.errors[:3]]
     action = gpu.recovery_action
-    if isinstance(action, Missing):
-        live = (gpu.memory_used_mib, gpu.thermal.gpu_c, gpu.power.draw_w, gpu.utilization.gpu_pct)
-        failed = next((v for v in (action, *live) if isinstance(v, Missing) and v.kind == "failed"), None)
+    live = (gpu.memory_used_mib, gpu.thermal.gpu_c, gpu.power.draw_w, gpu.utilization.gpu_pct)
+    # one sign of life is enough: an error costs the value that it answers, and that value's own check says so
+    silent = all(isinstance(value, Missing) for value in live)
+    if isinstance(action, Missing) or action == "none":
+        unanswered = (action, *live) if silent else (action,)
+        failed = next((v for v in unanswered if isinstance(v, Missing) and v.kind == "failed"), None)
         if failed:
             return unread(subject, "signs of life", failed)
-        if all(isinstance(value, Missing) for value in live):
+    if isinstance(action, Missing):
+        if silent:
             return unread(subject, "signs of life", action)
-        return ok(subject, "answers; no call reported it lost", None, Evidence("recovery action", action.reason))
+        return ok(
+            subject, "answers; no call reported it lost", None, Evidence("recovery action", action.reason), *single
+        )
     evidence = Evidence("recovery action", action)
     if action == "none":
-        return ok(subject, "answers, and asks for no recovery", None, evidence)
+        return ok(subject, "answers, and asks for no recovery", None, evidence, *single)
     words, unfit = _RECOVERY.get(action, (f"the GPU asks for a recovery unknown to this version: {action}", False))
     return (fail if unfit else warn)(
         subject,

@@ -107,6 +107,11 @@ def _beside_peers(case: Case, gpu: Gpu, now: int) -> Finding:
     limits = [known(gpu.thermal.slowdown_c), known(gpu.thermal.max_operating_c)]
     if _margins(gpu) or any(c is not None and c > 0 for c in limits):
         return ok(of_gpu(gpu), Found(f"{now} C, within its limits", now, "C"), None, evidence)
+    thermal = gpu.thermal
+    asked = (thermal.margin_c, thermal.slowdown_margin_c, thermal.slowdown_c, thermal.max_operating_c)
+    failed = next((value for value in asked if isinstance(value, Missing) and value.kind == "failed"), None)
+    if failed:
+        return unread(of_gpu(gpu), "temperature limits", failed)
     if len(degrees) >= 2:
         return ok(
             of_gpu(gpu), Found(f"{now} C, like its peers (its own limits are not known)", now, "C"), None, evidence

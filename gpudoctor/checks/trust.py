@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from gpudoctor.checks.case import Case
+from gpudoctor.facts.error_cost import LOST, RESET_REQUIRED, UNKNOWN, condemning
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import known
 
-# NVML return codes that taint everything else the GPU answers, worst first; source: nvml.h, nvmlReturn_t
-_TAINT_WORDS = {15: "lost", 16: "waiting for a reset", 999: "answering with driver errors"}
+# worst first
+_STATES = {LOST: "lost", RESET_REQUIRED: "waiting for a reset", UNKNOWN: "answering with driver errors"}
 
 
 def untrusted(gpu: Gpu) -> str | None:
     """Why no reading of this GPU may be judged, in words for `unknown(...)`; None where it may.
 
-    A GPU is untrusted once a driver call on it answered 15 (lost), 16 (reset required) or 999
-    (unknown error): what it answers besides may be stale or nonsense.
+    A GPU is untrusted once errors cost all of it (see `condemning`): what it answers besides may be
+    stale or nonsense.
     """
-    if not gpu.errors:
+    errors = condemning(gpu)
+    if not errors:
         return None
-    order = list(_TAINT_WORDS)
-    error = min(gpu.errors, key=lambda e: order.index(e.code) if e.code in order else len(order))
-    words = _TAINT_WORDS.get(error.code, "answering with driver errors")
+    order = list(_STATES)
+    error = min(errors, key=lambda e: order.index(e.code) if e.code in order else len(order))
+    words = _STATES.get(error.code, _STATES[UNKNOWN])
     return f"the GPU is {words} ({error.code}, {error.call}): its readings cannot be trusted"
 
 

@@ -116,9 +116,21 @@ def _merge(
     for gpu in sorted(gpus, key=lambda gpu: gpu.bus_id):
         placed.append(replace(gpu, pcie=replace(gpu.pcie, path=read_path(root, gpu.bus_id))))
     source = Source(
-        kind="live", name=os.uname().nodename, collected_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        kind="live",
+        name=os.uname().nodename,
+        collected_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        notes=_notes(driver),
     )
     return Node(source=source, driver=driver, gpus=tuple(placed), pairs=pairs, **host)
+
+
+def _notes(driver: Driver) -> tuple[str, ...]:
+    if driver.binding_hidden_by is None:
+        return ()
+    return (
+        f"other Python programs get {driver.binding_hidden_by} instead of NVIDIA's own binding, nvidia-ml-py, "
+        "and misread this driver: pip uninstall pynvml",
+    )
 
 
 def _complete(collected: Collected, read_before: Driver) -> _Told:

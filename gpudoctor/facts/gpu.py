@@ -14,7 +14,7 @@ class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CallError(Fact, frozen=True):
-    """A driver call that answered with an error that taints the whole GPU (15, 16, 999)."""
+    """A driver call that answered with an error that may cost the whole GPU (15, 16, 999); see `error_cost`."""
 
     call: str
     code: int
@@ -280,7 +280,8 @@ class Utilization(Fact, frozen=True):
 class Gpu(Fact, frozen=True):
     """One GPU. `index` is NVML's; `bus_id` is sysfs form (0000:18:00.0, lower case).
 
-    `errors` are calls that failed with 15 (lost), 16 (reset required) or 999 (unknown).
+    `errors` are calls that failed with 15 (lost), 16 (reset required) or 999 (unknown); `error_cost` says
+    what they cost.
     `recovery_action`: none, gpu-reset, node-reboot, drain-p2p, drain-and-reset, or the raw
     value as "value N" for one this version does not know.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from gpudoctor.facts.burn import GpuCounters
+from gpudoctor.facts.error_cost import condemning
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.kernel_records import read_line
 from gpudoctor.facts.missing import Missing, known
@@ -34,7 +35,7 @@ def _of_gpu(before: Gpu, after: Gpu | None) -> GpuCounters:
             unread[name] = Missing(f"went back from {first} to {second}: was the GPU reset?", "failed")
         else:
             growth[name] = second - first
-    errors = after.errors if after is not None else ()
+    errors = condemning(after) if after is not None else ()
     return GpuCounters(before.index, known(before.uuid), before.bus_id, growth, unread, errors)
 
 

@@ -58,7 +58,9 @@ class Driver(Fact, frozen=True):
     `init_code` is nvmlInit's return code (0 success, 9 driver not loaded, 12 library not
     found, 18 library and kernel module differ ...); `init_error` its words. `device_count` is
     what the driver says; `gpus` of the node may be fewer where handles failed. A capture that
-    shows GPUs implies a loaded driver: readers of captures set `init_code` 0.
+    shows GPUs implies a loaded driver: readers of captures set `init_code` 0. `binding_hidden_by` is the
+    package that other Python programs get instead of NVIDIA's own binding ("pynvml 11.5.0"); None where
+    nothing is in front of it.
     """
 
     module_loaded: bool | Missing = NOT_READ
@@ -75,6 +77,7 @@ class Driver(Fact, frozen=True):
     slowest_call: str | Missing = NOT_READ
     slowest_call_s: float | Missing = NOT_READ
     init_s: float | Missing = NOT_READ
+    binding_hidden_by: str | None = None
 
 
 class PciDevice(Fact, frozen=True):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
 from time import monotonic
 from typing import Any, Protocol
 
+from gpudoctor.facts.error_cost import UNKNOWN, is_kept
 from gpudoctor.facts.gpu import CallError
 from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.nvml_words import FUNCTION_NOT_FOUND, TAINTING, error_word, missing_for
+from gpudoctor.facts.nvml_words import FUNCTION_NOT_FOUND, error_word, missing_for
 
 # NVML_VALUE_TYPE_* -> the member of the union that holds the value
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
@@ -57,7 +60,22 @@ class DriverError(Exception):
 
 
 def load_pynvml() -> Any:
-    """NVIDIA's own binding; importing it loads no driver library."""
+    """NVIDIA's own binding; importing it loads no driver library.
+
+    Not the folder of an older package of its name, unless that is all there is.
+    """
+    module = sys.modules.get("pynvml")
+    if module is None:
+        spec = PathFinder.find_spec("pynvml")
+        is_folder = spec is not None and spec.submodule_search_locations is not None
+    else:
+        is_folder = hasattr(module, "__path__")
+    if is_folder:
+        from gpudoctor.facts.nvml_binding import unhidden
+
+        module = unhidden()
+        if module is not None:
+            return module
     import pynvml
 
     return pynvml
@@ -66,8 +84,8 @@ def load_pynvml() -> Any:
 class Door:
     """Calls the driver for one thread: `gpu` and its `handle`, or None for calls about the system.
 
-    `errors` gathers the answers that taint the GPU (15, 16, 999). Doors made by `for_gpu` share
-    the knowledge of which functions this driver does not have, and nothing else.
+    `errors` gathers the answers that may cost the whole GPU (15, 16, 999; see `error_cost`). A function that
+    this driver said it does not have is not called again by this door, but by those of other GPUs.
     """
 
     def __init__(self, nvml: Any, crumbs: Crumbs | None = None, gpu: int | None = None) -> None:
@@ -83,9 +101,7 @@ class Door:
 
     def for_gpu(self, gpu: int, crumbs: Crumbs | None = None) -> Door:
         """A door for the thread that reads one GPU."""
-        door = Door(self.nvml, crumbs, gpu)
-        door._absent = self._absent
-        return door
+        return Door(self.nvml, crumbs, gpu)
 
     def close(self) -> None:
         """This thread makes no more calls."""
@@ -100,7 +116,9 @@ class Door:
         self._crumbs.enter(name, self.gpu)
         started = monotonic()
         try:
-            return function(*args)
+            answer = function(*args)
+            # bindings before nvidia-ml-py 11.515 tell text as bytes
+            return answer.decode() if isinstance(answer, bytes) else answer
         except self.nvml.NVMLError as error:
             code = int(error.value)
             if code == FUNCTION_NOT_FOUND:
@@ -116,7 +134,7 @@ class Door:
                 self.slowest_call, self.slowest_s = name, took_s
 
     def ask(self, name: str, *args: Any) -> Any:
-        """Like `call` with the GPU's handle in front; an error becomes Missing, and a tainting one is noted."""
+        """Like `call` with the GPU's handle in front; an error becomes Missing; one that may cost the GPU is noted."""
         return self.ask_of(self.handle, name, *args)
 
     def ask_of(self, handle: Any, name: str, *args: Any) -> Any:
@@ -148,8 +166,8 @@ class Door:
     def fields(self, wanted: Sequence[tuple[int, int]]) -> Fields:
         """Many (field id, scope) in one driver call; each value has its own return code.
 
-        An id this driver does not know is unsupported. 15 and 16 of a single field taint the GPU
-        as those of a call do; 999 of a single field costs only that field.
+        An id this driver does not know is unsupported. 15 and 16 of a single field are noted as those
+        of a call are; 999 of a single field costs that field alone, and stands in its leaf.
         """
         try:
             values = self.call(_FIELD_VALUES, self.handle, list(wanted))
@@ -162,7 +180,7 @@ class Door:
         name = f"{_FIELD_VALUES}({field})"
         code = int(value.nvmlReturn)
         if code:
-            if code != 999:
+            if code != UNKNOWN:
                 self._note(name, code)
             return missing_for(3 if code == _UNKNOWN_FIELD else code, name)
         kind = int(value.valueType)
@@ -175,11 +193,13 @@ class Door:
         return Missing(f"{name} answered {answer!r} of type {kind}, no whole number", "failed")
 
     def note(self, error: DriverError) -> None:
-        """Keep an error that taints the GPU; others are the caller's to deal with."""
+        """Keep an error that may cost the GPU; others are the caller's to deal with."""
         self._note(error.call, error.code)
 
     def _note(self, name: str, code: int | None) -> None:
-        if code in TAINTING and not any(e.call == name and e.code == code for e in self.errors):
+        if code is None or not is_kept(code):
+            return
+        if not any(e.call == name and e.code == code for e in self.errors):
             self.errors.append(CallError(call=name, code=code, name=error_word(code)))
 
 

@@ -27,7 +27,7 @@ _MAX_MHZ = 20_000
 _MAX_COUNT = (1 << 62) - 1
 _MAX_MW = 10_000_000
 
-# NVML field ids (nvml.h); all stable since they came
+# NVML field ids (nvml.h); all but those of `throttle_fields` stable since they came
 ECC_CURRENT, ECC_PENDING = 1, 2
 RETIRED_SBE, RETIRED_DBE, RETIRED_PENDING = 29, 30, 31
 POLICY_POWER, POLICY_THERMAL, POLICY_SYNC_BOOST = 74, 75, 76
@@ -180,14 +180,18 @@ def event_reasons(mask: int | Missing) -> tuple[str, ...] | Missing:
 
 
 def throttle_fields(driver: tuple[int, ...]) -> tuple[int, ...]:
-    """SW thermal, HW thermal, power brake: 251-253 were given to something else in 580.82."""
+    """The ids of SW thermal, HW thermal and power brake; none where the driver has none that are sure.
+
+    By nvml.h of each driver: on 570 the ids 251-253 are power smoothing's. They are these counters from 575 to
+    580.65, and power smoothing's again from 580.82 on, where the counters are 269-271.
+    """
     if driver >= (580, 82):
         return (269, 270, 271)
-    return (251, 252, 253) if driver >= (570,) else ()
+    return (251, 252, 253) if (575,) <= driver < (580, 66) else ()
 
 
 def throttle_times(fields: Fields, driver: tuple[int, ...]) -> ThrottleTimes:
-    """Nanoseconds in NVML. Before 570 there is one counter for all thermal slowdowns: it stands in `sw_thermal_us`."""
+    """Nanoseconds in NVML. Before 575 there is one counter for all thermal slowdowns: it stands in `sw_thermal_us`."""
 
     def us(field: int) -> int | Missing:
         time_ns = in_range(fields[field, 0], 0, _MAX_COUNT, f"throttle time (field {field})")
@@ -204,7 +208,11 @@ def throttle_times(fields: Fields, driver: tuple[int, ...]) -> ThrottleTimes:
 
 
 def _thermal(door: Door, fields: Fields) -> Thermal:
-    """Absolute limits are asked for only where the GPU tells no margins, which replaced them."""
+    """Absolute limits are asked for unless the GPU tells what is left and where slowdown begins on that scale.
+
+    Both are needed: drivers 535 to 565 have the margins of the limits (fields 193-196), and the call for
+    what is left came with NVML 12.8.
+    """
 
     def margin(field: int) -> int | Missing:
         value = fields[field, 0]
@@ -218,7 +226,10 @@ def _thermal(door: Door, fields: Fields) -> Thermal:
     memory = UNSUPPORTED if memory == 0 else in_range(memory, -50, 200, "memory temperature (field 82)")
     slowdown = margin(MARGIN_SLOWDOWN)
     gpu_c = door.number(-50, 200, "nvmlDeviceGetTemperature", 0)
+    left: int | Missing = UNSUPPORTED
     if not isinstance(slowdown, Missing):
+        left = door.number(-200, 200, "nvmlDeviceGetMarginTemperature")
+    if not isinstance(left, Missing):
         return Thermal(
             gpu_c=gpu_c,
             memory_c=memory,
@@ -226,7 +237,7 @@ def _thermal(door: Door, fields: Fields) -> Thermal:
             shutdown_c=UNSUPPORTED,
             max_operating_c=UNSUPPORTED,
             memory_max_c=UNSUPPORTED,
-            margin_c=door.number(-200, 200, "nvmlDeviceGetMarginTemperature"),
+            margin_c=left,
             slowdown_margin_c=slowdown,
             shutdown_margin_c=margin(MARGIN_SHUTDOWN),
             max_operating_margin_c=margin(MARGIN_GPU_MAX),
@@ -242,7 +253,7 @@ def _thermal(door: Door, fields: Fields) -> Thermal:
         slowdown_c=limit(1),
         memory_max_c=limit(2),
         max_operating_c=limit(3),
-        margin_c=UNSUPPORTED,
+        margin_c=left,
         slowdown_margin_c=slowdown,
         shutdown_margin_c=margin(MARGIN_SHUTDOWN),
         max_operating_margin_c=margin(MARGIN_GPU_MAX),

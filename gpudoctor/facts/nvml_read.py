@@ -56,8 +56,9 @@ def read_nvml(
     listener.driver(driver)
     if driver.module_loaded is False:
         return driver
-    door = Door(nvml or load_pynvml(), listener.crumbs(0))
-    driver = _initialise(door, driver)
+    nvml = nvml or load_pynvml()
+    door = Door(nvml, listener.crumbs(0))
+    driver = _initialise(door, replace(driver, binding_hidden_by=getattr(nvml, "hidden_by", None)))
     listener.driver(driver)
     if driver.init_code != 0:
         return replace(driver, **_statistics([door]))
@@ -175,7 +176,9 @@ class _Readers:
             pci = door.call("nvmlDeviceGetPciInfo_v3", door.handle)
         except DriverError as error:
             code = "" if error.code is None else f" ({error.code})"
-            self.listener.handle_error(index, f"{error.words}{code}")
+            # which call failed decides what it costs: see `error_cost.no_handle_cost`
+            call = "" if error.call == _HANDLE else f"{error.call}: "
+            self.listener.handle_error(index, f"{call}{error.words}{code}")
             return
         gpu = Gpu(
             index=index,

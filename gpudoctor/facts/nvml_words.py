@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from gpudoctor.facts.missing import UNSUPPORTED, Missing
 
 FUNCTION_NOT_FOUND = 13
-# one of these from any call taints the whole GPU: lost, reset required, unknown
-TAINTING = frozenset({15, 16, 999})
 _UNSUPPORTED = frozenset({3, FUNCTION_NOT_FOUND, 22, 25, 26})
 _DENIED = frozenset({4})
 

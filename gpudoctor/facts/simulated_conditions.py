@@ -103,6 +103,10 @@ CONDITIONS: dict[str, tuple[Condition, str]] = {
         "it is a virtual machine or a container",
     ),
     "no-vm": (lambda n, t: not _is_virtual(n), "the hypervisor of a virtual machine hides it"),
+    "own-firmware": (
+        lambda n, t: known(n.host.virtualization) != "vm",
+        "in a virtual machine boards of several VBIOSes are no fault",
+    ),
     "x16": (_of_gpu(lambda g: (known(g.pcie.width) or 0) >= 16), "the link of this GPU is not x16"),
     "fast-link": (
         _of_gpu(lambda g: (known(g.pcie.generation_max) or 0) >= 3),

@@ -12,6 +12,7 @@ from zlib import crc32
 
 import msgspec
 
+from gpudoctor.facts.error_cost import LOST
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import Node
@@ -20,7 +21,6 @@ from gpudoctor.facts.watched import ProcessTick
 PERIOD_S, CHECKPOINT_S = 90.0, 5.0
 _POWER_S, _HEAT_S = 2.0, 25.0  # how fast power and temperature follow
 _NOISE_S = 3.0
-_LOST = (15,)
 _SLOWING = frozenset({"hw-slowdown", "sw-thermal", "hw-thermal", "hw-power-brake"})
 _HOT_C = 80
 _LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
@@ -32,7 +32,7 @@ _UP = ("active", "sleep")
 
 def is_lost(gpu: Gpu) -> bool:
     """Whether the driver no longer reaches this GPU."""
-    return any(error.code in _LOST for error in gpu.errors)
+    return any(error.code == LOST for error in gpu.errors)
 
 
 class Job(msgspec.Struct, frozen=True):

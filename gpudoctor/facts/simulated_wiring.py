@@ -50,7 +50,8 @@ def wire(groups: list[Row], pairs: Row, name: str, read: Callable[[str], Row]) -
                 gpu = put(gpu, leaf, column[place] if isinstance(column, list) else column)
             gpu = _with_open_links(gpu, links, group.get("unlinked", 0))
             gpus.append(_with_path(gpu, group.get("path"), place, pci_class))
-            devices.append(_pci_device(gpus[-1], pci_class))
+            if group.get("on_bus", True):  # WSL2 shows its guests no NVIDIA device
+                devices.append(_pci_device(gpus[-1], pci_class))
     matrix = _matrix(pairs.get("nvlinks", 0), len(gpus))
     wired_gpus = tuple(_with_links(gpu, links, matrix[gpu.index], gpus) for gpu in gpus)
     if "missing" in pairs:

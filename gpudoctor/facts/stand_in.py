@@ -39,7 +39,7 @@ class StandIn(msgspec.Struct, frozen=True):
         told = {gpu.bus_id: gpu for gpu in self.node.gpus}
         gpus = tuple(_completed(gpu, told.get(gpu.bus_id)) for gpu in read.gpus)
         played = self.node.source
-        notes = (*played.notes, _NOTE)
+        notes = (*read.source.notes, *played.notes, _NOTE)
         source = replace(read.source, kind="simulated", name=played.name, faults=played.faults, notes=notes)
         return replace(read, gpus=gpus, source=source)
 
@@ -93,6 +93,11 @@ def write_stand_in(folder: Path, node: Node) -> None:
     modules = root / "sys" / "module"
     modules.mkdir(parents=True)
     if node.driver.module_loaded is False or (isinstance(node.driver.module_loaded, Missing) and not node.gpus):
+        return
+    if isinstance(node.driver.module_loaded, Missing) and "WSL" in (known(node.host.kernel) or ""):
+        # the driver runs in Windows, behind this device
+        (root / "dev").mkdir()
+        (root / "dev" / "dxg").touch()
         return
     (modules / "nvidia").mkdir()
     (modules / "nvidia" / "initstate").write_text("live\n", encoding="utf-8")

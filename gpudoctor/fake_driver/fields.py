@@ -9,7 +9,7 @@ from gpudoctor.facts import nvml_words as words
 from gpudoctor.facts.gpu import Gpu, NvLink
 from gpudoctor.facts.missing import Missing
 from gpudoctor.fake_driver.rows import Rows, number_of, thousandths
-from gpudoctor.testing.tables import FIELDS, HOT, SLOWED_TIMES, WATT_FIELDS
+from gpudoctor.testing.tables import FIELDS, WATT_FIELDS, slowed_times
 
 _CALL = "nvmlDeviceGetFieldValues"
 _UNSIGNED, _SIGNED = 3, 5  # NVML_VALUE_TYPE_*
@@ -42,8 +42,7 @@ def _tell(rows: Rows, gpu: Gpu, field: int, scope: int, value: Any) -> None:
 
 
 def _device_fields(gpu: Gpu, driver: tuple[int, ...]) -> dict[int, Any]:
-    newer = (269, 270, 271) if driver >= (580, 82) else (251, 252, 253)
-    slowed = SLOWED_TIMES | dict(zip(newer, HOT, strict=True))
+    slowed = slowed_times(driver)
     fields = {field: attrgetter(path)(gpu) for field, path in FIELDS.items()}
     fields |= {field: thousandths(attrgetter(path)(gpu)) for field, path in (WATT_FIELDS | slowed).items()}  # mW, ns
     fields[230] = number_of(gpu.recovery_action, words.RECOVERY_ACTIONS)

@@ -149,15 +149,17 @@ VERSIONED(nvmlDeviceGetMemoryInfo_v2)
 #endif
 #if DRIVER >= 535
 VERSIONED(nvmlDeviceGetAddressingMode)
-VERSIONED(nvmlDeviceGetGpuFabricInfoV)
-VERSIONED(nvmlDeviceGetMarginTemperature)
 #endif
 #if DRIVER >= 550
+VERSIONED(nvmlDeviceGetGpuFabricInfoV)
 VERSIONED(nvmlDeviceGetSramEccErrorStatus)
 #endif
 #if DRIVER >= 565
 VERSIONED(nvmlDeviceGetRepairStatus)
 VERSIONED(nvmlDeviceGetUnrepairableMemoryFlag_v1)
+#endif
+#if DRIVER >= 570
+VERSIONED(nvmlDeviceGetMarginTemperature)
 #endif
 
 #define TEXT(name) int name(void *device, char *text, unsigned size) { return written(#name, device, text, size); }

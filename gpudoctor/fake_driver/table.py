@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from gpudoctor.facts import nvml_words as words
+from gpudoctor.facts.error_cost import condemning
 from gpudoctor.facts.gpu import Gpu, GpuPair
 from gpudoctor.facts.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.node import Driver, Node
@@ -15,7 +16,6 @@ from gpudoctor.fake_driver.link_rows import tell_links
 from gpudoctor.fake_driver.rows import NEVER, SYSTEM, UNKNOWN, Rows, code_of, number_of
 
 _NOT_LOADED = 9
-_LOST = 15
 _MIG_IDS = 1000
 # our readers call these by pynvml's name, which stands for several of the library
 _OTHER_NAMES = {"nvmlDeviceGetMemoryInfo": ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")}
@@ -103,8 +103,8 @@ def _tell_errors(rows: Rows, gpu: Gpu) -> None:
         # a field's own error stands in its leaf: "nvmlDeviceGetFieldValues(82)"
         if _is_name(error.call):
             rows.refuse(error.call, gpu.index, error.code)
-    if gpu.errors and gpu.errors[0].code == _LOST:
-        rows.refuse("*", gpu.index, _LOST)
+    for error in condemning(gpu)[:1]:
+        rows.refuse("*", gpu.index, error.code)
 
 
 def _tell_instances(rows: Rows, gpu: Gpu) -> None:

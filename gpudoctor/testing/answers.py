@@ -17,7 +17,7 @@ from gpudoctor.facts.node import short_bus_id
 from gpudoctor.testing.answers_health import HealthAnswers
 from gpudoctor.testing.answers_links import LinkAnswers, link_field
 from gpudoctor.testing.answers_settings import SettingsAnswers
-from gpudoctor.testing.tables import FIELDS, HOT, LEAVES, SLOWED_TIMES, WATT_FIELDS, WATTS, WORDS
+from gpudoctor.testing.tables import FIELDS, LEAVES, WATT_FIELDS, WATTS, WORDS, slowed_times
 from gpudoctor.testing.told import UP, FakeHandle, code_of, give, leaf_of, mw, number, nvml_bus_id
 
 # "index 3: insufficient permissions (4)", as our reader says it
@@ -165,7 +165,7 @@ class Answers(HealthAnswers, SettingsAnswers, LinkAnswers):
         if field == 230:
             return number(gpu.recovery_action, words.RECOVERY_ACTIONS)
         driver = tuple(int(part) for part in (known(self.node.driver.library_version) or "0").split("."))
-        slowed = SLOWED_TIMES | dict(zip((269, 270, 271) if driver >= (580, 82) else (251, 252, 253), HOT, strict=True))
+        slowed = slowed_times(driver)
         if field in slowed:
             return int(leaf_of(gpu, slowed[field]) * 1000)  # ns
         if field in WATT_FIELDS:

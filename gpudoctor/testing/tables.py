@@ -72,3 +72,14 @@ WATT_FIELDS = {
 }
 HOT = ("throttle_times.sw_thermal_us", "throttle_times.hw_thermal_us", "throttle_times.hw_power_brake_us")
 SLOWED_TIMES = {74: "throttle_times.sw_power_cap_us", 75: HOT[0], 76: "throttle_times.sync_boost_us"}
+
+
+def slowed_times(driver: tuple[int, ...]) -> dict[int, str]:
+    """The fields that count time slowed down, by the nvml.h of that driver: those of HOT came with 575, and moved.
+
+    On 570, and again from 580.82 on, 251 to 253 are NVML_FI_PWR_SMOOTHING_*, which no GPU of ours has.
+    """
+    if driver < (575,):
+        return SLOWED_TIMES
+    ids = (251, 252, 253) if driver < (580, 82) else (269, 270, 271)
+    return SLOWED_TIMES | dict(zip(ids, HOT, strict=True))

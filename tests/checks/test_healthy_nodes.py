@@ -204,6 +204,8 @@ TRAPS: dict[str, tuple[str, Callable[[Node], Node]]] = {
     ),
     "35 other jobs on a shared node": ("hgx-h100-8", scoped_to_a_job),
     "36 kernel log for root only": ("dmesg-restricted", lambda n: n),
+    "37 utilisation answers unknown error under WSL2": ("wsl2-1", lambda n: n),
+    "37 unknown error for what the slot can do, and two VBIOSes, in a cloud": ("gcp-v100-8", lambda n: n),
     "an interface without a cable": ("rtx4090-4", quiet_switch),
 }
 
@@ -219,6 +221,14 @@ def test_a_trap_for_naive_checks_is_no_failure_here(trap: str) -> None:
 def test_a_kernel_log_that_may_not_be_read_is_no_pass() -> None:
     report = healthy_report("dmesg-restricted")
     assert next(check.status for check in report.checks if check.id == "gpu.xid") is Status.SKIP
+
+
+@pytest.mark.parametrize("name", ["wsl2-1", "gcp-v100-8"])
+def test_one_value_that_answers_unknown_error_leaves_a_node_fit(name: str) -> None:
+    assert packaged(name).gpus[0].errors, "nothing went wrong on this node: it stands for none"
+    report = healthy_report(name)
+    assert (report.verdict, report.exit_code) == ("pass", 0)
+    assert {f.status for check in report.checks if check.id == "gpu.lost" for f in check.findings} == {Status.PASS}
 
 
 def test_facts_that_a_vm_hides_are_no_pass() -> None:

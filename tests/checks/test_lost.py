@@ -33,12 +33,74 @@ def test_a_gpu_that_asks_for_nothing_is_alive() -> None:
     assert status("gpu.lost", eight()) == "pass"
 
 
-@pytest.mark.parametrize(("code", "name"), [(15, "GPU is lost"), (16, "Reset required"), (999, "Unknown Error")])
-def test_a_tainting_answer_fails_that_gpu(code: int, name: str) -> None:
+@pytest.mark.parametrize(("code", "name"), [(15, "GPU is lost"), (16, "Reset required")])
+def test_one_call_that_says_so_condemns_that_gpu(code: int, name: str) -> None:
     finding = only("gpu.lost", eight(errors=(CallError("nvmlDeviceGetPowerUsage", code, name),)))
     assert (finding.status.value, finding.subject.gpu) == ("fail", 5)
     assert f"{name} ({code})" in text(finding)
     assert finding.evidence[0].source == "nvmlDeviceGetPowerUsage"
+
+
+def unknown_errors(*calls: str) -> tuple[CallError, ...]:
+    return tuple(CallError(call, 999, "unknown error") for call in calls)
+
+
+CORE_CALLS = (
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetClockInfo",
+    "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetUtilizationRates",
+)
+CORE_LEAVES = (
+    *("name", "memory_total_mib", "memory_used_mib", "clocks__graphics_mhz", "clocks__sm_mhz", "clocks__memory_mhz"),
+    *("thermal__gpu_c", "utilization__gpu_pct", "utilization__memory_pct"),
+)
+DEAD = {"errors": unknown_errors(*CORE_CALLS), **dict.fromkeys(CORE_LEAVES, FAILED)}
+
+
+@pytest.mark.parametrize("call", [*CORE_CALLS, "nvmlDeviceGetAddressingMode", "nvidia-smi -q: addressing_mode"])
+def test_an_unknown_error_costs_the_one_value_that_it_answers(call: str) -> None:
+    """Eight working RTX 4090, V100s of a cloud and WSL2 answer single questions so."""
+    subject = eight(errors=unknown_errors(call))
+    assert bad("gpu.lost", subject) == ()
+    assert status("gpu.lost", subject) == "pass"
+    assert status("gpu.power-limit", subject) == "pass"
+
+
+def test_unknown_errors_to_all_core_questions_condemn_the_gpu() -> None:
+    finding = only("gpu.lost", eight(**DEAD))
+    assert (finding.status.value, finding.subject.gpu) == ("fail", 5)
+    assert "unknown error (999)" in text(finding)
+    assert {f.status.value for f in findings("gpu.power-limit", eight(**DEAD)) if f.subject.gpu == 5} == {"unknown"}
+
+
+@pytest.mark.parametrize("leaf", CORE_LEAVES)
+def test_one_core_question_that_is_answered_saves_the_gpu_but_gives_no_pass(leaf: str) -> None:
+    node = eight(**{**DEAD, leaf: "NVIDIA H100 80GB HBM3" if leaf == "name" else 40}, power__draw_w=FAILED)
+    alive = leaf in ("memory_used_mib", "thermal__gpu_c", "utilization__gpu_pct")
+    struck = [f.status.value for f in findings("gpu.lost", node) if f.subject.gpu == 5]
+    assert struck == ["pass" if alive else "unknown"]
+
+
+@pytest.mark.parametrize(("code", "words"), [(15, "GPU is lost"), (16, "GPU requires reset"), (999, "unknown error")])
+def test_a_gpu_that_gets_no_handle_for_its_hardwares_sake_fails(code: int, words: str) -> None:
+    subject = seven_of_eight(driver__handle_errors=(f"index 5: {words} ({code})",))
+    assert only("gpu.lost", subject).status.value == "fail"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "index 5: not ready (27)",
+        "index 5: argument version mismatch (25)",
+        "index 5: nvmlDeviceGetPciInfo_v3: unknown error (999)",
+        "index 5: the collector did not come to it",
+    ],
+)
+def test_a_gpu_that_could_not_be_read_for_another_reason_is_unknown(words: str) -> None:
+    found = findings("gpu.lost", seven_of_eight(driver__handle_errors=(words,)))
+    assert [(f.status.value, f.subject.gpu) for f in found if f.status.value != "pass"] == [("unknown", 5)]
 
 
 @pytest.mark.parametrize(

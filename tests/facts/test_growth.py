@@ -67,6 +67,12 @@ def test_the_calls_that_a_lost_gpu_failed_are_kept() -> None:
     assert found.growth == {}
 
 
+def test_one_unknown_error_after_the_load_is_no_error_of_the_gpu() -> None:
+    """WSL2 answers the utilisation so, before the load and after."""
+    error = CallError("nvmlDeviceGetUtilizationRates", 999, "unknown error")
+    assert grown(gpu(), gpu(errors=(error,))).errors == ()
+
+
 def event(text: str) -> KernelEvent:
     return KernelEvent("xid", text, 79)
 

@@ -49,7 +49,7 @@ def comparable(gpu: Gpu, driver: str) -> Gpu:
             replace(link, remote_bus_id=ASKED_NOT) if link.remote_kind == "switch" else link for link in links
         )
     times = gpu.throttle_times
-    if tuple(map(int, driver.split("."))) < (570,):
+    if tuple(map(int, driver.split("."))) < (575,):
         times = replace(times, hw_thermal_us=UNSUPPORTED, hw_power_brake_us=UNSUPPORTED)
     pcie = replace(gpu.pcie, host_generation_max=UNSUPPORTED, path=PcieLink().path)
     gpu = replace(gpu, nvlinks=links, throttle_times=times, pcie=pcie)
@@ -161,6 +161,15 @@ def test_throttle_times_follow_the_renumbering_of_their_fields(driver: str, ids:
     times = heard.gpus[0].throttle_times
     assert (times.sw_thermal_us, times.hw_thermal_us, times.hw_power_brake_us) == ids
     assert (times.sw_power_cap_us, times.sync_boost_us) == (11, 12)
+
+
+@pytest.mark.parametrize("driver", ["535.247.01", "550.127.05", "570.172.08", "580.76.05"])
+def test_fields_that_are_power_smoothings_or_unsure_are_no_throttle_times(driver: str, root: Path) -> None:
+    """A B200 on driver 570 says that power smoothing is on (251) at privilege level 2 (252)."""
+    faults = [Fault("nvmlDeviceGetFieldValues", field=field, value=field * 1000) for field in (251, 252, 253)]
+    _, heard, _ = read(root, make_node(1, driver=driver), *faults)
+    times = heard.gpus[0].throttle_times
+    assert (times.sw_thermal_us, times.hw_thermal_us, times.hw_power_brake_us) == (13, UNSUPPORTED, UNSUPPORTED)
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,12 @@ def test_a_gpu_in_use_or_in_trouble_is_not_put_under_load(
     assert words in found.not_run["train"].reason
 
 
+def test_one_value_that_answers_unknown_error_keeps_no_gpu_from_load(plans: list[launch.ProbePlan]) -> None:
+    errors = (CallError("nvmlDeviceGetAddressingMode", 999, "unknown error"),)
+    _asked("hgx-h100-8", gpu3=msgspec.structs.replace(_gpu("hgx-h100-8", 3), errors=errors))
+    assert len(plans) == 1
+
+
 def test_the_driver_and_the_display_may_hold_a_little_memory(plans: list[launch.ProbePlan]) -> None:
     own = GpuProcess(1, "gpudoctor", memory_mib=500, is_own=True)
     desktop = GpuProcess(2, "Xorg", kind="G", memory_mib=300)

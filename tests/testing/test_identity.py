@@ -26,8 +26,8 @@ NOT_TOLD = {
     "gpu.processes.name": "NVML tells the pid; the name stands in /proc",
     "gpu.processes.user": "NVML tells the pid; the owner stands in /proc",
     "gpu.nvlinks.remote_bus_id": "where all links lead to switches, our reader asks for no address",
-    "gpu.throttle_times.hw_thermal_us": "before driver 570 one counter stands for all thermal slowdowns",
-    "gpu.throttle_times.hw_power_brake_us": "counted since driver 570",
+    "gpu.throttle_times.hw_thermal_us": "before driver 575 one counter stands for all thermal slowdowns",
+    "gpu.throttle_times.hw_power_brake_us": "counted since driver 575",
     "gpu.utilization.gpu_pct": "one call tells both rates or none, and GB10 has no memory rate",
 }
 # Missing in the facts, and there when they come back: a capture may leave out what a driver always tells
@@ -79,6 +79,9 @@ def nvml_part(node: Node) -> dict[str, Any]:
     pairs = {(a, b): told.get((a, b), GpuPair(a, b)) for a in indices for b in indices if a < b}
     found = dict(leaves("driver", driver))
     for gpu in node.gpus:
+        # what nvidia-smi printed for a field is no answer of a call
+        errors = tuple(error for error in gpu.errors if error.call.startswith("nvml"))
+        gpu = msgspec.structs.replace(gpu, errors=errors)
         found |= {f"{gpu.index} {path}": value for path, value in leaves("gpu", gpu)}
     for (a, b), pair in pairs.items():
         found |= {f"{a}-{b} {path}": value for path, value in leaves("pair", pair)}
@@ -99,7 +102,7 @@ def changed(node: Node, root: Path) -> set[str]:
             assert gone, f"{name}: {before[name]} came back as {after[name]}"
             paths.add(path)
     # what is not told depends on more than the leaf's name
-    if version_numbers(node.driver.library_version) >= (570,):
+    if version_numbers(node.driver.library_version) >= (575,):
         assert not any("throttle_times" in path for path in paths)
     for gpu, read in zip(sorted(node.gpus, key=lambda gpu: gpu.index), back.gpus, strict=True):
         for link, link_back in zip(known(gpu.nvlinks) or (), known(read.nvlinks) or (), strict=True):

@@ -10,6 +10,7 @@ import msgspec
 from gpudoctor.facts.captures import ABSENT, SourceError
 from gpudoctor.facts.captures.smi_gpu import GpuDump, gpu_from
 from gpudoctor.facts.captures.values import Values
+from gpudoctor.facts.error_cost import DUMP_HANDLE, UNKNOWN, code_in_words
 from gpudoctor.facts.gpu import CallError, Gpu
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Driver, short_bus_id
@@ -87,8 +88,9 @@ def _lost(handles: tuple[str, ...]) -> tuple[Gpu, ...]:
         bus_id = BUS_ID.search(line)
         if bus_id is not None:
             words = line.partition(bus_id.group())[2].lstrip(": ")
-            code = 15 if "lost" in words else 16 if "reset" in words else 999
-            found[short_bus_id(bus_id.group())] = CallError("nvidia-smi: device handle", code, words[:100])
+            code = code_in_words(words)
+            code = UNKNOWN if code is None else code
+            found[short_bus_id(bus_id.group())] = CallError(DUMP_HANDLE, code, words[:100])
     return tuple(Gpu(index, bus_id, errors=(found[bus_id],)) for index, bus_id in enumerate(sorted(found)))
 
 

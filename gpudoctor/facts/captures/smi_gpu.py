@@ -16,7 +16,8 @@ from gpudoctor.facts.captures.smi_health import (
     thermal_of,
     throttle_times_of,
 )
-from gpudoctor.facts.captures.values import Values, call_errors
+from gpudoctor.facts.captures.values import Values
+from gpudoctor.facts.error_cost import errors_in_dump
 from gpudoctor.facts.gpu import (
     ComputeMode,
     Fabric,
@@ -50,6 +51,8 @@ _VIRTUALIZATION: dict[str, Virtualization] = {
 }
 
 
+# how the GPU's registration with the fabric ended, in NVML's words: no answer to the question itself
+_FABRIC_STATUS = "fabric/status"
 _COMPUTE_MODES: dict[str, ComputeMode] = {mode: mode for mode in get_args(ComputeMode)}
 
 W = TypeVar("W")
@@ -81,7 +84,7 @@ def gpu_from(dump: GpuDump, index: int) -> Gpu:
         board_part_number=v.text("board_part_number"),
         minor_number=v.whole("minor_number"),
         module_id=v.whole("platforminfo/module_id", "platform_info/module_id", "gpu_module_id", "module_id"),
-        errors=call_errors(dump.values),
+        errors=errors_in_dump(item for item in dump.values.items() if item[0] != _FABRIC_STATUS),
         recovery_action=_recovery(v),
         memory_total_mib=v.whole("fb_memory_usage/total"),
         memory_reserved_mib=v.whole("fb_memory_usage/reserved"),
@@ -124,7 +127,7 @@ def _fabric(v: Values) -> Fabric:
     state = _lower(v.text("fabric/state"))
     return Fabric(
         state=state if isinstance(state, Missing) else state.replace(" ", "-"),
-        status=_lower(v.text("fabric/status")),
+        status=_lower(v.said(_FABRIC_STATUS)),
         clique_id=v.whole("fabric/cliqueid", "fabric/clique_id"),
         cluster_uuid=v.text("fabric/clusteruuid", "fabric/cluster_uuid"),
         health_summary=_lower(v.text("fabric/health/summary")),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
 from gpudoctor.facts.captures.smi_dump import SmiDump, smi_dump
 from gpudoctor.facts.captures.smi_gpu import GpuDump
-from gpudoctor.facts.captures.values import normal_name, taint
+from gpudoctor.facts.captures.values import normal_name
+from gpudoctor.facts.error_cost import cost_of, errors_in_dump
 
 _GPU = "GPU "
 _DEEPEST = 16
@@ -81,7 +82,7 @@ def _keep(gpu: GpuDump, path: list[str], value: str | None) -> None:
 
 
 def _cut(gpu: GpuDump) -> bool:
-    """A whole section starts with the product's name and has processes at or near its end."""
+    """A whole section starts with the product's name and has processes at or near its end, but that of a lost GPU."""
     values = gpu.values
-    lost = any(taint(text) for text in values.values())
+    lost = any(cost_of(error.code, error.call) == "gpu" for error in errors_in_dump(values.items()))
     return not lost and (not values or ("product_name" in values and "processes" not in values))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from gpudoctor.facts.captures import ABSENT
-from gpudoctor.facts.gpu import CallError
 from gpudoctor.facts.missing import Missing
 
 _NUMBER = re.compile(r"[-+]?\d{1,18}(?:\.\d{1,9})?(?![\w.,])|[-+]?\d{1,18}(?=x\b)")
@@ -27,12 +26,6 @@ _FAILED = frozenset(
         "corrupted inforom",
     }
 )
-# words that taint the whole GPU: nvmlReturn_t 15, 16 and 999 by the names NVML gives them
-_TAINTS = {
-    "gpu is lost": (15, "GPU is lost"),
-    "gpu requires reset": (16, "GPU requires reset"),
-    "unknown error": (999, "Unknown Error"),
-}
 
 
 def missing_word(text: str) -> Missing | None:
@@ -45,21 +38,6 @@ def missing_word(text: str) -> Missing | None:
     if word in _FAILED:
         return Missing(f"nvidia-smi says {text.strip()}", "failed")
     return ABSENT if word in ("", "redacted") else None
-
-
-def taint(text: str) -> tuple[int, str] | None:
-    """NVML's return code and name where the words say that the GPU is lost or needs a reset."""
-    return _TAINTS.get(_bare(text))
-
-
-def call_errors(values: dict[str, str]) -> tuple[CallError, ...]:
-    """One CallError for each tainting return code among a GPU's values, named by its first field."""
-    found: dict[int, CallError] = {}
-    for path, text in values.items():
-        told = taint(text)
-        if told is not None and told[0] not in found:
-            found[told[0]] = CallError(f"nvidia-smi -q: {path}", told[0], told[1])
-    return tuple(found[code] for code in sorted(found))
 
 
 class Values:
@@ -82,6 +60,13 @@ class Values:
             if missing is ABSENT:
                 missing = text
         return missing
+
+    def said(self, *paths: str) -> str | Missing:
+        """Like `text`, where the words for an error are the value: how something that was tried ended."""
+        text = self.text(*paths)
+        if isinstance(text, Missing) and text.kind == "failed":
+            return next(self._values[path] for path in paths if path in self._values)
+        return text
 
     def number(self, *paths: str) -> float | Missing:
         text = self.text(*paths)
