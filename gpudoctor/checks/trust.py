@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from gpudoctor.checks.case import Case
+from gpudoctor.checks.scope import confined
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import known
+from gpudoctor.facts.node import Node
 
 # NVML return codes that taint everything else the GPU answers, worst first; source: nvml.h, nvmlReturn_t
 _TAINT_WORDS = {15: "lost", 16: "waiting for a reset", 999: "answering with driver errors"}
@@ -27,10 +29,14 @@ def untrusted(gpu: Gpu) -> str | None:
 def narrowed(case: Case) -> str | None:
     """Why this process may see fewer GPUs than the node has, in words; None where it sees all.
 
-    A container, NVIDIA_VISIBLE_DEVICES with a list, or a driver that denies some handles (a
-    device cgroup, as Slurm sets one): fewer GPUs are then the scope, not a fault.
+    A container, NVIDIA_VISIBLE_DEVICES with a list, a driver that denies some handles, or a job
+    that is confined to its GPUs: fewer GPUs are then the scope, not a fault.
     """
-    node = case.node
+    return hidden(case.node) or confined(case.node)
+
+
+def hidden(node: Node) -> str | None:
+    """Why GPUs may be hidden without a trace of which, in words: a container, a list, denied handles."""
     engine = known(node.host.container)
     if engine or known(node.host.virtualization) == "container":
         return f"inside a container ({engine or 'unknown engine'})"

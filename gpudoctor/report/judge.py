@@ -14,7 +14,8 @@ from gpudoctor.checks.faults import Fault, explain
 from gpudoctor.checks.finding import Status
 from gpudoctor.checks.registry import Check, Level, matches, registry
 from gpudoctor.checks.run import CheckResult, run_checks
-from gpudoctor.checks.scope import scope_of
+from gpudoctor.checks.scope import scope_of, shown_count
+from gpudoctor.checks.sight import unseen
 from gpudoctor.checks.suppress import Suppression, apply_suppressions
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import known
@@ -94,7 +95,7 @@ def judge(
         verdict = "unknown"
     code = exit_code(results, verdict, question.fail_on, bool(lacking))
     wanted = tuple(f"required, and without a verdict: {result.id}" for result in lacking)
-    notes = (*node.source.notes, *suppressed, *wanted, *_scope_note(scope, scope_reason, node))
+    notes = (*node.source.notes, *suppressed, *wanted, *_scope_note(case))
     return Report(
         schema="gpudoctor.report/1",
         tool=Tool(),
@@ -166,11 +167,15 @@ def _named(result: CheckResult, word: str) -> bool:
     return matches(Check(result.id, result.title, result.level, lambda case: iter(())), word)
 
 
-def _scope_note(scope: tuple[int, ...] | None, reason: str | None, node: Node) -> tuple[str, ...]:
-    if scope is None or len(scope) == len(node.gpus):
-        return ()
-    which = ", ".join(str(index) for index in scope)
-    return (f"judged GPU {which} of {len(node.gpus)}: {reason}",)
+def _scope_note(case: Case) -> tuple[str, ...]:
+    away = unseen(case.node)
+    why = f"{away.outside} out of scope: {away.why}"
+    if case.scope is not None and len(case.scope) < len(case.node.gpus):
+        which = ", ".join(str(index) for index in case.scope)
+        also = f"; {why}" if away.outside else ""
+        return (f"judged GPU {which} of {len(case.node.gpus)}: {case.scope_reason}{also}",)
+    total = shown_count(case.node) + away.outside + len(away.gone)
+    return (f"{len(case.node.gpus)} of {total} GPUs judged, {why}",) if away.outside else ()
 
 
 def _host(node: Node) -> HostSummary:
