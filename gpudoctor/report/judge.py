@@ -32,6 +32,7 @@ from gpudoctor.report.report import (
     Tool,
     Verdict,
     counts_of,
+    suppressed_in,
     verdict_of,
 )
 
@@ -116,9 +117,16 @@ def judge(
 
 
 def without_verdict(results: Iterable[CheckResult], required: Iterable[str]) -> tuple[CheckResult, ...]:
-    """The required checks (ids, domains, globs) that were skipped or got no answer."""
+    """The required checks (ids, domains, globs) that were skipped, got no answer, or hold a suppressed finding.
+
+    A check that fails all the same has given its verdict.
+    """
     words = tuple(required)
-    silent = (r for r in results if r.status in (Status.SKIP, Status.UNKNOWN))
+    silent = (
+        r
+        for r in results
+        if r.status in (Status.SKIP, Status.UNKNOWN) or (r.status is not Status.FAIL and suppressed_in((r,)))
+    )
     return tuple(r for r in silent if any(_named(r, word) for word in words))
 
 
@@ -138,11 +146,11 @@ def reason_line(
 ) -> str:
     """One line fit for a drain reason: no quotes, no control characters, at most 100 characters."""
     results = tuple(results)
-    if faults:
-        more = f" (+{len(faults) - 1} more)" if len(faults) > 1 else ""
-        text = _cut(f"FAIL {faults[0].check} {faults[0].headline}", REASON_LENGTH - len(more)) + more
-    else:
-        text = _cut(_quiet_reason(results, verdict, lacking), REASON_LENGTH)
+    suppressed = suppressed_in(results)
+    more = f" (+{len(faults) - 1} more)" if len(faults) > 1 else ""
+    more += f", {suppressed} suppressed" if suppressed else ""
+    text = f"FAIL {faults[0].check} {faults[0].headline}" if faults else _quiet_reason(results, verdict, lacking)
+    text = _cut(text, REASON_LENGTH - len(more)) + more
     return "".join(c for c in text if c.isprintable() and c not in "\"'`\\")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -108,6 +109,11 @@ class Report(msgspec.Struct, frozen=True):
     simulated: bool = False
     error: str | None = None
     facts: Node | msgspec.UnsetType = msgspec.UNSET
+
+
+def suppressed_in(results: Iterable[CheckResult]) -> int:
+    """How many findings the operator's configuration set aside."""
+    return sum(finding.suppressed is not None for result in results for finding in result.findings)
 
 
 def verdict_of(results: tuple[CheckResult, ...]) -> Verdict:

@@ -18,7 +18,7 @@ from gpudoctor.checks.registry import LEVELS, Level
 from gpudoctor.checks.run import CheckResult
 from gpudoctor.report.blocks import STYLES, grouped_label, plain, problems, status_word
 from gpudoctor.report.figures import figure_lines
-from gpudoctor.report.report import Report
+from gpudoctor.report.report import Report, suppressed_in
 
 NARROWEST = 40
 
@@ -187,7 +187,9 @@ def _tail(report: Report) -> Iterator[Text]:
         f"{counts.skip} skipped, {counts.unknown} unknown.  {report.run.duration_s:.1f} s"
     )
     word = plain(report.verdict.upper(), STYLES[Status(report.verdict)])
-    yield Text.assemble(word, plain(f"  {verdict_words(report)}"))
+    suppressed = suppressed_in(report.checks)
+    aside = f"; {suppressed} suppressed by the configuration" if suppressed else ""
+    yield Text.assemble(word, plain(f"  {verdict_words(report)}{aside}"))
     worst_check = next(
         (r.id for status in (Status.FAIL, Status.UNKNOWN, Status.WARN) for r in report.checks if r.status is status), ""
     )
