@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.case import Case
-from gpudoctor.checks.driver import INIT_OK
+from gpudoctor.checks.driver import INIT_OK, pci_gpus
 from gpudoctor.checks.finding import (
     NODE,
     Advice,
@@ -28,6 +28,9 @@ from gpudoctor.checks.trust import denied, narrowed
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.profiles.peers import compute_gpus
 
+# GPUs of a board with SXM sockets: HGX and DGX, GB200 trays
+_BOARDS = (4, 8)
+
 
 @check("gpu.count", title="Every GPU of the node is shown by the driver", needs_gpu=False)
 def count(case: Case) -> Iterator[Finding]:
@@ -47,6 +50,7 @@ def count(case: Case) -> Iterator[Finding]:
     on_bus = known(gpus)
     limited = narrowed(case)
     problems = (*_gone(case, shown, away), *_expected(case, shown, limited))
+    problems = problems or tuple(_empty_sockets(case, limited))
     yield from problems
     silent = shown - len(node.gpus) - sum(denied(words) for words in node.driver.handle_errors)
     if silent > 0:
@@ -72,7 +76,7 @@ def count(case: Case) -> Iterator[Finding]:
 
 def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
     total = shown + away.outside + len(away.gone)
-    if away.lacking < len(away.gone):
+    if away.lacking != len(away.gone):
         gave = slurm_gave(case.node)
         given = shown + away.lacking
         yield fail(
@@ -80,8 +84,8 @@ def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
             Found(f"the driver shows {shown} of the {given} GPUs that Slurm gave this job", shown, "GPUs"),
             Expected(f"{given} GPUs", "==", given, "GPUs", gave.words if gave else "Slurm"),
             Evidence("number of GPUs, driver", str(shown)),
-            Evidence("GPUs on the PCI bus that are not shown", ", ".join(device.bus_id for device in away.gone)),
-            likely="one of these GPUs fell off the bus or did not start with the driver; the others are other jobs'",
+            Evidence("GPUs on the PCI bus that may be it", ", ".join(device.bus_id for device in away.gone) or "none"),
+            likely="a GPU fell off the bus or did not start with the driver",
             advice=["On the node, outside of the job, run gpudoctor check gpu.count: it names the GPU."],
         )
         return
@@ -105,6 +109,39 @@ def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
                 "Still gone: reseat the GPU or its riser, then open a hardware case.",
             ],
         )
+
+
+def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
+    """A board of 8 or 4 SXM sockets numbers them in a row: one left out is a GPU that is not even on the bus.
+
+    A virtual machine may have been given some of them; where nothing tells whether this is one,
+    or a container, it is a warning.
+    """
+    node = case.node
+    told = [number for gpu in case.node.gpus if (number := known(gpu.module_id)) is not None]
+    # cards without sockets answer 0 or 1 for every GPU, and have no NVLinks by themselves
+    sockets = len(set(told)) == len(node.gpus) and all(known(gpu.nvlinks) for gpu in node.gpus)
+    if limited or not sockets or known(node.host.virtualization) == "vm":
+        return
+    first = 0 if 0 in told else 1
+    board = next((size for size in _BOARDS if size // 2 < len(told) < size), 0)
+    empty = sorted(set(range(first, first + board)) - set(told))
+    handed_on = len(known(pci_gpus(node)) or ()) - len(known(bus_gpus(node)) or ())
+    if not board or len(empty) != board - len(told) or handed_on >= len(empty):
+        return
+    sure = known(node.host.virtualization) == "none"
+    words = ", ".join(map(str, empty))
+    yield (fail if sure else warn)(
+        NODE,
+        Found(f"{len(told)} GPUs on a board of {board}: module {words} is missing", len(told), "GPUs"),
+        Expected(f"{board} GPUs", "==", board, "GPUs", "module numbers of the others"),
+        Evidence("module ids, driver", ", ".join(map(str, sorted(told)))),
+        likely="a GPU is not even on the PCI bus",
+        advice=[
+            Advice("See what is on the bus.", "lspci -d 10de:"),
+            "Power-cycle the node; still gone: hardware case.",
+        ],
+    )
 
 
 def _written_down_for_here(case: Case) -> bool:

@@ -14,7 +14,8 @@ from gpudoctor.facts.node import Node, PciDevice
 class Unseen(msgspec.Struct, frozen=True):
     """`outside`: how many are not this process's to see, and `why` in words. `gone`: these are a fault.
 
-    Where Slurm tells how many GPUs the job has and nothing tells which, only `lacking` of `gone` are.
+    `lacking` is how many GPUs the job should have besides: fewer than `gone` where only Slurm's number
+    tells, and nothing which; more where one is not even on the bus.
     """
 
     outside: int = 0
@@ -46,7 +47,8 @@ def unseen(node: Node) -> Unseen:
         gone = tuple(device for device in missing if device.bus_id not in denied)
         # those that are shown without a handle are judged by gpu.lost
         gone = gone if len(gone) > shown - len(node.gpus) else ()
-        return Unseen(len(missing) - len(gone) if gone else more, why, gone, len(gone))
+        lacking = max(len(gone), gave.count - shown if gave else 0)
+        return Unseen(len(missing) - len(gone) if gone else more, why, gone, lacking)
     lacking = gave.count - shown if gave and denied is None else more
     return Unseen(gone=missing, lacking=min(lacking, len(missing)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpudoctor.checks.case import Case
+from gpudoctor.checks.readings import unreadable
 from gpudoctor.checks.scope import confined
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import known
@@ -16,10 +17,11 @@ def untrusted(gpu: Gpu) -> str | None:
     """Why no reading of this GPU may be judged, in words for `unknown(...)`; None where it may.
 
     A GPU is untrusted once a driver call on it answered 15 (lost), 16 (reset required) or 999
-    (unknown error): what it answers besides may be stale or nonsense.
+    (unknown error): what it answers besides may be stale or nonsense. So is one that was hardly
+    read, or that tells nonsense: see `unreadable`.
     """
     if not gpu.errors:
-        return None
+        return unreadable(gpu)
     order = list(_TAINT_WORDS)
     error = min(gpu.errors, key=lambda e: order.index(e.code) if e.code in order else len(order))
     words = _TAINT_WORDS.get(error.code, "answering with driver errors")

@@ -21,7 +21,7 @@ from gpudoctor.checks.finding import (
     warn,
 )
 from gpudoctor.checks.registry import check
-from gpudoctor.checks.trust import narrowed, untrusted
+from gpudoctor.checks.trust import hidden, untrusted
 from gpudoctor.facts.gpu import Gpu, GpuProcess, system_program
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.profiles.peers import majority
@@ -81,7 +81,7 @@ def _prohibited(gpu: Gpu) -> Iterator[Finding]:
 def _persistence(case: Case, gpu: Gpu) -> Iterator[Finding]:
     """Off costs seconds at each start; a guest cannot see or set it, and a desktop keeps the driver awake itself."""
     host = case.node.host
-    guest = narrowed(case) is not None or known(host.virtualization) in ("vm", "container")
+    guest = hidden(case.node) is not None or known(host.virtualization) in ("vm", "container")
     guest = guest or known(gpu.settings.virtualization) in ("passthrough", "vgpu")
     awake = known(gpu.settings.display_active) is True
     if known(gpu.settings.persistence) is False and not guest and not awake and not _unified(case, gpu):
@@ -243,7 +243,7 @@ def _name(process: GpuProcess) -> str:
 
 def _unseen(case: Case, gpu: Gpu) -> str | None:
     """Why an empty process list proves nothing here."""
-    if reason := narrowed(case):
+    if reason := hidden(case.node):
         return reason
     if known(gpu.settings.mig_enabled):
         return "MIG: processes belong to instances"

@@ -32,6 +32,7 @@ from gpudoctor.report.report import (
     Tool,
     Verdict,
     counts_of,
+    held_words,
     suppressed_in,
     verdict_of,
 )
@@ -106,7 +107,7 @@ def judge(
         profile=_profile(profile),
         verdict=verdict,
         exit_code=code,
-        reason=reason_line(results, faults, verdict, lacking),
+        reason=reason_line(results, faults, verdict, lacking, holds=_holds(node, results, question.level)),
         counts=counts_of(results),
         checks=results,
         faults=faults,
@@ -141,20 +142,35 @@ def exit_code(results: Iterable[CheckResult], verdict: Verdict, fail_on: FailOn,
     return 3 if verdict == "unknown" and fail_on != "never" else 0
 
 
+def _holds(node: Node, results: tuple[CheckResult, ...], level: Level) -> str | None:
+    """How little a capture lets the checks of this level look at, in words; None for other sources."""
+    return held_words(results, level) if node.source.kind == "capture" else None
+
+
 def reason_line(
-    results: Iterable[CheckResult], faults: tuple[Fault, ...], verdict: Verdict, lacking: tuple[CheckResult, ...] = ()
+    results: Iterable[CheckResult],
+    faults: tuple[Fault, ...],
+    verdict: Verdict,
+    lacking: tuple[CheckResult, ...] = (),
+    *,
+    holds: str | None = None,
 ) -> str:
-    """One line fit for a drain reason: no quotes, no control characters, at most 100 characters."""
+    """One line fit for a drain reason: no quotes, no control characters, at most 100 characters.
+
+    `holds` says how much of a capture could be looked at: a pass of it is no pass of the machine.
+    """
     results = tuple(results)
     suppressed = suppressed_in(results)
     more = f" (+{len(faults) - 1} more)" if len(faults) > 1 else ""
     more += f", {suppressed} suppressed" if suppressed else ""
-    text = f"FAIL {faults[0].check} {faults[0].headline}" if faults else _quiet_reason(results, verdict, lacking)
+    text = f"FAIL {faults[0].check} {faults[0].headline}" if faults else _quiet_reason(results, verdict, lacking, holds)
     text = _cut(text, REASON_LENGTH - len(more)) + more
     return "".join(c for c in text if c.isprintable() and c not in "\"'`\\")
 
 
-def _quiet_reason(results: tuple[CheckResult, ...], verdict: Verdict, lacking: tuple[CheckResult, ...]) -> str:
+def _quiet_reason(
+    results: tuple[CheckResult, ...], verdict: Verdict, lacking: tuple[CheckResult, ...], holds: str | None
+) -> str:
     """The reason of a run without a fault."""
     unknown = [r.id for r in results if r.status is Status.UNKNOWN]
     if lacking:
@@ -163,6 +179,8 @@ def _quiet_reason(results: tuple[CheckResult, ...], verdict: Verdict, lacking: t
         return f"UNKNOWN {', '.join(unknown)}" if unknown else "UNKNOWN nothing could be judged"
     if verdict == "warn":
         return f"WARN {', '.join(r.id for r in results if r.status is Status.WARN)}"
+    if holds:
+        return f"PASS of {holds}"
     passed = sum(1 for r in results if r.status is Status.PASS)
     return f"PASS {passed} of {len(results)} checks, {len(results) - passed} not judged"
 
