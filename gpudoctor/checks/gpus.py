@@ -22,7 +22,7 @@ from gpudoctor.checks.finding import (
     warn,
 )
 from gpudoctor.checks.registry import check
-from gpudoctor.checks.scope import confined, slurm_gave
+from gpudoctor.checks.scope import confined, shown_count, slurm_gave
 from gpudoctor.checks.sight import Unseen, bus_gpus, unseen
 from gpudoctor.checks.trust import denied, narrowed
 from gpudoctor.facts.missing import Missing, known
@@ -120,7 +120,7 @@ def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
     node = case.node
     told = [number for gpu in case.node.gpus if (number := known(gpu.module_id)) is not None]
     # cards without sockets answer 0 or 1 for every GPU, and have no NVLinks by themselves
-    sockets = len(set(told)) == len(node.gpus) and all(known(gpu.nvlinks) for gpu in node.gpus)
+    sockets = len(set(told)) == shown_count(node) and all(known(gpu.nvlinks) for gpu in node.gpus)
     if limited or not sockets or known(node.host.virtualization) == "vm":
         return
     first = 0 if 0 in told else 1

@@ -29,8 +29,8 @@ def without(node: Node, *indices: int) -> Node:
     devices = node.pci.nvidia_devices
     assert not isinstance(devices, Missing)
     assert not isinstance(node.pairs, Missing)
-    node = put(node, "pci.nvidia_devices", tuple(d for d in devices if d.bus_id not in gone))
     pairs = tuple(pair for pair in node.pairs if not {pair.a, pair.b} & set(indices))
+    node = put(node, "pci.nvidia_devices", tuple(d for d in devices if d.bus_id not in gone))
     gpus = tuple(gpu for gpu in node.gpus if gpu.index not in indices)
     return put(replace(node, gpus=gpus, pairs=pairs), "driver.device_count", len(gpus))
 
