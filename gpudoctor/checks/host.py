@@ -111,7 +111,11 @@ def _used_up(case: Case, gpus: int, evidence: list[Evidence]) -> Finding | None:
     limit = case.limit(id_, "available_gib")
     if available >= limit * 1024 * gpus:
         return None
-    busy = any(process for gpu in case.node.gpus for process in known(gpu.processes) or ())
+    # from inside a container a job's processes do not show, but the memory that it holds does
+    busy = any(
+        (known(gpu.memory_used_mib) or 0) > 1024 or any("C" in process.kind for process in known(gpu.processes) or ())
+        for gpu in case.node.gpus
+    )
     text = f"{_size(available)} of RAM available for {gpus} GPU{'s' * (gpus > 1)}"
     return (warn if busy else fail)(
         NODE,

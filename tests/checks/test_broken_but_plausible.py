@@ -149,6 +149,8 @@ def test_memory_that_is_used_up_fails_and_beside_a_job_warns() -> None:
     assert ids(judge(node), Status.FAIL) == {"host.ram-per-gpu"}
     job = (GpuProcess(4711, "python3", "C", 60_000, "eve"),)
     assert "host.ram-per-gpu" in ids(judge(each(node, processes=job)), Status.WARN)
+    # in a container the job's processes do not show
+    assert "host.ram-per-gpu" in ids(judge(each(node, memory_used_mib=60_000)), Status.WARN)
 
 
 def test_shared_memory_that_is_full_fails_and_for_one_gpu_warns() -> None:
