@@ -111,8 +111,16 @@ def _wrong_names(config: Config, checks: tuple[Check, ...]) -> Iterator[tuple[Pl
     for number, rule in enumerate(config.suppress):
         if not any(matches(check, rule.check) for check in checks):
             yield ("suppress", number, "check"), f"no check is called {rule.check!r}{_nearest(rule.check, names)}"
+        elif not rule.everything and _names_all(rule.check, checks):
+            why = "this names every quick check; name a check or a domain, or say `everything: true` beside it"
+            yield ("suppress", number, "check"), why
         if not rule.reason.strip():
             yield ("suppress", number, "reason"), "a reason is wanted"
+
+
+def _names_all(word: str, checks: tuple[Check, ...]) -> bool:
+    quick = [check for check in checks if check.level == "quick"]
+    return len(quick) > 1 and all(matches(check, word) for check in quick)
 
 
 def _nearest(word: str, names: Iterable[str]) -> str:

@@ -149,12 +149,12 @@ def _contradictions(node: Node, seen: Visible) -> Iterator[Finding]:
 def _allowed(node: Node, given: str | None) -> set[int] | None:
     """NVML indices that a list allows; None where it allows all or cannot contradict.
 
-    Where no more GPUs show than were given, the job is confined to them and their numbers
-    start again at 0, so that the two lists cannot be compared.
+    Where the job is confined to its GPUs, their numbers start again at 0, so that the two lists
+    cannot be compared.
     """
     listed = indices(given)
     if listed is not None:
-        return listed if len(node.gpus) > len(listed) else None
+        return listed if len(node.gpus) > len(listed) and not known(node.driver.denied_gpus) else None
     if given is None or not given.startswith("GPU-"):
         return None  # all, none, void (what CDI sets although it gives GPUs), MIG names
     names = [name.strip() for name in given.split(",")]

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from gpudoctor.checks.finding import WORST_FIRST, Finding, Status, Subject, worst
+from gpudoctor.checks.finding import NODE, WORST_FIRST, Finding, Status, Subject, worst
 from gpudoctor.checks.run import CheckResult
 from gpudoctor.checks.xid import BUS_CODES, LINK_CODES, MEMORY_CODES
 
@@ -154,12 +154,17 @@ RULES = (
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A failed finding that nothing else explains, with the ids of what it explains."""
+    """A failed finding that nothing else explains, with the ids of what it explains.
+
+    Where every GPU of the node has the same finding, with one likely cause (a power brake of the
+    chassis), they are one fault: `gpus` are all their indices then, and the subject is the node.
+    """
 
     check: str
     subject: Subject
     headline: str
     explains: tuple[str, ...] = ()
+    gpus: tuple[int, ...] = ()
 
 
 def explain(results: Iterable[CheckResult]) -> tuple[tuple[CheckResult, ...], tuple[Fault, ...]]:
@@ -175,12 +180,27 @@ def explain(results: Iterable[CheckResult]) -> tuple[tuple[CheckResult, ...], tu
         if cause is not None:
             causes[id(finding)] = cause
     explained = tuple(_with_causes(result, causes) for result in results)
-    faults = tuple(
-        Fault(check_id, finding.subject, headline(finding), _explains(finding, bad, causes))
-        for check_id, finding in bad
-        if finding.status is Status.FAIL and id(finding) not in causes
-    )
-    return explained, faults
+    roots = [(each, finding) for each, finding in bad if finding.status is Status.FAIL and id(finding) not in causes]
+    everyone = {f.subject.gpu for r in results for f in r.findings if f.subject.kind == "gpu"} - {None}
+    groups: dict[object, list[Finding]] = {}
+    for check_id, finding in roots:
+        groups.setdefault((check_id, _alike(finding)), []).append(finding)
+    faults: list[Fault] = []
+    for check_id, finding in roots:
+        group = groups[check_id, _alike(finding)]
+        if len(group) < 2 or {f.subject.gpu for f in group} != everyone:
+            faults.append(Fault(check_id, finding.subject, headline(finding), _explains(finding, bad, causes)))
+        elif finding is group[0]:
+            lines = dict.fromkeys(line for each in group for line in _explains(each, bad, causes))
+            gpus = tuple(sorted(f.subject.gpu for f in group if f.subject.gpu is not None))
+            text = f"all {len(gpus)} GPUs: {finding.found.text if finding.found else finding.reason}"
+            faults.append(Fault(check_id, NODE, text, tuple(lines), gpus))
+    return explained, tuple(faults)
+
+
+def _alike(finding: Finding) -> object:
+    """What findings of one check have in common that have one cause; two that are not of a GPU never have."""
+    return (finding.found, finding.likely) if finding.subject.kind == "gpu" else id(finding)
 
 
 def headline(finding: Finding) -> str:

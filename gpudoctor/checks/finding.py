@@ -121,6 +121,7 @@ class Finding(msgspec.Struct, frozen=True):
     """One judged statement. `reason` says why for skip and unknown.
 
     `explained_by` is set later, by `faults.py`: the id of the check whose fault explains it.
+    `suppressed` is what it was before the operator's configuration set it aside, as a skip.
     """
 
     status: Status
@@ -132,6 +133,7 @@ class Finding(msgspec.Struct, frozen=True):
     advice: tuple[Advice, ...] = ()
     reason: str | None = None
     explained_by: str | None = None
+    suppressed: Status | None = None
 
 
 def ok(subject: Subject, found: Found | str, expected: Expected | None = None, *evidence: Evidence) -> Finding:

@@ -22,10 +22,14 @@ from gpudoctor.checks.finding import (
     warn,
 )
 from gpudoctor.checks.registry import check
+from gpudoctor.checks.scope import confined, shown_count, slurm_gave
+from gpudoctor.checks.sight import Unseen, bus_gpus, unseen
 from gpudoctor.checks.trust import denied, narrowed
 from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import PciDevice
 from gpudoctor.profiles.peers import compute_gpus
+
+# GPUs of a board with SXM sockets: HGX and DGX, GB200 trays
+_BOARDS = (4, 8)
 
 
 @check("gpu.count", title="Every GPU of the node is shown by the driver", needs_gpu=False)
@@ -42,10 +46,11 @@ def count(case: Case) -> Iterator[Finding]:
             missing = node.driver.device_count
             yield unread(NODE, "the driver's number of GPUs", missing if isinstance(missing, Missing) else Missing("?"))
         return
-    gpus = pci_gpus(node)
-    on_bus = None if isinstance(gpus, Missing) else tuple(d for d in gpus if not _handed_on(case, d))
+    gpus, away = bus_gpus(node), unseen(node)
+    on_bus = known(gpus)
     limited = narrowed(case)
-    problems = (*_gone(case, shown, on_bus, limited), *_expected(case, shown, limited))
+    problems = (*_gone(case, shown, away), *_expected(case, shown, limited))
+    problems = problems or tuple(_empty_sockets(case, limited))
     yield from problems
     silent = shown - len(node.gpus) - sum(denied(words) for words in node.driver.handle_errors)
     if silent > 0:
@@ -69,31 +74,30 @@ def count(case: Case) -> Iterator[Finding]:
         yield ok(NODE, Found(text, shown, "GPUs"), None, Evidence("number of GPUs, driver", str(shown)))
 
 
-def _handed_on(case: Case, device: PciDevice) -> bool:
-    """Given to a virtual machine, or a virtual function of a GPU that hosts vGPUs: not missing."""
-    driver = known(device.driver) or ""
-    if "vfio" in driver:
-        return True
-    hosts = {g.bus_id.rpartition(":")[0] for g in case.node.gpus if known(g.settings.virtualization) == "host-vgpu"}
-    shown = {g.bus_id for g in case.node.gpus}
-    return device.bus_id not in shown and device.bus_id.rpartition(":")[0] in hosts
-
-
-def _gone(case: Case, shown: int, on_bus: tuple[PciDevice, ...] | None, limited: str | None) -> Iterator[Finding]:
-    if on_bus is None or limited or len(on_bus) <= shown:
+def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
+    total = shown + away.outside + len(away.gone)
+    if away.lacking != len(away.gone):
+        gave = slurm_gave(case.node)
+        given = shown + away.lacking
+        yield fail(
+            NODE,
+            Found(f"the driver shows {shown} of the {given} GPUs that Slurm gave this job", shown, "GPUs"),
+            Expected(f"{given} GPUs", "==", given, "GPUs", gave.words if gave else "Slurm"),
+            Evidence("number of GPUs, driver", str(shown)),
+            Evidence("GPUs on the PCI bus that may be it", ", ".join(device.bus_id for device in away.gone) or "none"),
+            likely="a GPU fell off the bus or did not start with the driver",
+            advice=["On the node, outside of the job, run gpudoctor check gpu.count: it names the GPU."],
+        )
         return
-    known_ids = {g.bus_id for g in case.node.gpus}
     models = [str(known(g.pci_device_id) or "").lower() for g in case.node.gpus]
-    for device in on_bus:
-        if device.bus_id in known_ids:
-            continue
+    for device in away.gone:
         model = (known(device.device_id) or "").lower().removeprefix("0x")
         # an unbound GPU of a model that no other GPU here has may simply be too old for this driver
         foreign = known(device.driver) is None and bool(models) and not any(model in m for m in models)
         yield (warn if foreign and model else fail)(
             Subject(kind="gpu", bus_id=device.bus_id),
-            Found(f"on the PCI bus, but not shown by the driver ({shown} of {len(on_bus)} GPUs)", shown, "GPUs"),
-            Expected(f"{len(on_bus)} GPUs", "==", len(on_bus), "GPUs", "PCI bus"),
+            Found(f"on the PCI bus, but not shown by the driver ({shown} of {total} GPUs)", shown, "GPUs"),
+            Expected(f"{total - away.outside} GPUs", "==", total - away.outside, "GPUs", "PCI bus"),
             Evidence("number of GPUs, driver", str(shown)),
             Evidence(f"PCI function {device.bus_id}", f"driver {known(device.driver) or 'none bound'}"),
             likely="a model that this driver does not support"
@@ -107,10 +111,43 @@ def _gone(case: Case, shown: int, on_bus: tuple[PciDevice, ...] | None, limited:
         )
 
 
+def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
+    """A board of 8 or 4 SXM sockets numbers them in a row: one left out is a GPU that is not even on the bus.
+
+    A virtual machine may have been given some of them; where nothing tells whether this is one,
+    or a container, it is a warning.
+    """
+    node = case.node
+    told = [number for gpu in case.node.gpus if (number := known(gpu.module_id)) is not None]
+    # cards without sockets answer 0 or 1 for every GPU, and have no NVLinks by themselves
+    sockets = len(set(told)) == shown_count(node) and all(known(gpu.nvlinks) for gpu in node.gpus)
+    if limited or not sockets or known(node.host.virtualization) == "vm":
+        return
+    first = 0 if 0 in told else 1
+    board = next((size for size in _BOARDS if size // 2 < len(told) < size), 0)
+    empty = sorted(set(range(first, first + board)) - set(told))
+    handed_on = len(known(pci_gpus(node)) or ()) - len(known(bus_gpus(node)) or ())
+    if not board or len(empty) != board - len(told) or handed_on >= len(empty):
+        return
+    sure = known(node.host.virtualization) == "none"
+    words = ", ".join(map(str, empty))
+    yield (fail if sure else warn)(
+        NODE,
+        Found(f"{len(told)} GPUs on a board of {board}: module {words} is missing", len(told), "GPUs"),
+        Expected(f"{board} GPUs", "==", board, "GPUs", "module numbers of the others"),
+        Evidence("module ids, driver", ", ".join(map(str, sorted(told)))),
+        likely="a GPU is not even on the PCI bus",
+        advice=[
+            Advice("See what is on the bus.", "lspci -d 10de:"),
+            "Power-cycle the node; still gone: hardware case.",
+        ],
+    )
+
+
 def _written_down_for_here(case: Case) -> bool:
     """A container that was given all GPUs, and a configuration that says how many those are."""
     visible = case.node.environment.get("NVIDIA_VISIBLE_DEVICES")
-    refused = any(denied(words) for words in case.node.driver.handle_errors)
+    refused = any(denied(words) for words in case.node.driver.handle_errors) or confined(case.node) is not None
     return case.expect.gpus is not None and visible in (None, "", "all") and not refused
 
 

@@ -24,6 +24,7 @@ from gpudoctor.checks.finding import (
 )
 from gpudoctor.checks.load_harm import grown_under_load
 from gpudoctor.checks.nvlink_state import model_of
+from gpudoctor.checks.readings import says_nothing, unreadable
 from gpudoctor.checks.registry import check
 from gpudoctor.checks.trust import denied, untrusted
 from gpudoctor.facts.error_cost import LOST, condemning, no_handle_cost
@@ -112,6 +113,8 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
             else "the GPU or its processor (GSP) stopped; a reset or a power cycle may bring it back",
             advice=_lost_advice(),
         )
+    if doubt := unreadable(gpu):
+        return unknown(subject, doubt)
     hung = next((u for u in case.node.driver.unanswered if u.gpu == gpu.index), None)
     if hung:
         text = f"{hung.call} {hung.reason} within {hung.waited_s:g} s" if hung.hangs else hung.words
@@ -127,6 +130,8 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
         if failed:
             return unread(subject, "signs of life", failed)
     if isinstance(action, Missing):
+        if case.node.source.kind != "capture" and says_nothing(gpu):
+            return unknown(subject, f"nothing was read of it, not even its name: {action.reason}")
         if silent:
             return unread(subject, "signs of life", action)
         return ok(

@@ -31,12 +31,17 @@ _SHM = "NCCL issues 290 and 342 (docker's 64 MiB); AMD Primus preflight asks 8 G
     needs_gpu=False,
     limits={
         "floor_gib": Limit(16, "GiB a GPU", "rule of thumb of multi-GPU guides: 2 GPUs 32, 4 GPUs 64, 8 GPUs 128 GiB"),
+        "fail_share": Limit(0.5, "of the GPU's memory", f"{_OURS}: less cannot hold a model that half fills the GPU"),
         "gpu_memory_share": Limit(1.0, "of the GPU's memory", "recommendation: a checkpoint of the GPU fits into RAM"),
+        "available_gib": Limit(1, "GiB a GPU", f"{_OURS}: a rank that imports torch and starts CUDA wants 2 to 4 GiB"),
         "nominal_share": Limit(0.94, "of the size", "firmware and kernel keep some: 64 GiB show as 62.7 GiB"),
     },
 )
 def ram_per_gpu(case: Case) -> Iterator[Finding]:
-    """Fail below the floor and warn below the GPUs' own memory, after any cgroup limit."""
+    """Warn below the floor or the GPUs' own memory, after any cgroup limit; fail where training could not start.
+
+    That is below the floor and below a share of the GPU's memory, or below a floor that the operator has set.
+    """
     host, id_ = case.node.host, "host.ram-per-gpu"
     if isinstance(host.ram_mib, Missing):
         yield unread(NODE, "RAM", host.ram_mib)
@@ -76,9 +81,14 @@ def ram_per_gpu(case: Case) -> Iterator[Finding]:
             "GiB",
             case.limit_source(id_, "floor_gib", gpus[0]),
         )
-        yield fail(NODE, found, expected, *evidence, likely=held or "too little RAM for so many GPUs", advice=advice)
+        share = case.limit(id_, "fail_share", gpus[0])
+        start_gib = memory_mib / 1024 * share if memory_mib else floor_gib * share
+        judge = fail if each_gib < start_gib or expected.source == "configuration" else warn
+        yield judge(NODE, found, expected, *evidence, likely=held or "too little RAM for so many GPUs", advice=advice)
     elif limit_unread:
         yield unread(NODE, f"{found.text}, but the memory limit of the job or container", limit_unread)
+    elif used_up := _used_up(case, len(gpus), evidence):
+        yield used_up
     elif each_gib < own_gib * tolerance:
         expected = Expected(
             f"at least the GPU's own memory, {own_gib:.0f} GiB",
@@ -91,6 +101,37 @@ def ram_per_gpu(case: Case) -> Iterator[Finding]:
         yield warn(NODE, found, expected, *evidence, likely=likely, advice=advice)
     else:
         yield ok(NODE, found, Expected(f"at least {floor_gib:g} GiB a GPU", ">=", floor_gib, "GiB"), *evidence)
+
+
+def _used_up(case: Case, gpus: int, evidence: list[Evidence]) -> Finding | None:
+    """The finding for RAM that is taken: by a job on the GPUs (warn), or by something that should be gone."""
+    available, id_ = case.node.host.ram_available_mib, "host.ram-per-gpu"
+    if isinstance(available, Missing):
+        return unread(NODE, "available RAM", available) if available.kind == "failed" else None
+    limit = case.limit(id_, "available_gib")
+    if available >= limit * 1024 * gpus:
+        return None
+    # from inside a container a job's processes do not show, but the memory that it holds does
+    busy = any(
+        (known(gpu.memory_used_mib) or 0) > 1024 or any("C" in process.kind for process in known(gpu.processes) or ())
+        for gpu in case.node.gpus
+    )
+    text = f"{_size(available)} of RAM available for {gpus} GPU{'s' * (gpus > 1)}"
+    return (warn if busy else fail)(
+        NODE,
+        Found(text, round(available / 1024 / gpus, 2), "GiB"),
+        Expected(f"at least {limit:g} GiB a GPU", ">=", limit, "GiB", case.limit_source(id_, "available_gib")),
+        *evidence,
+        Evidence("MemAvailable", f"{available} MiB"),
+        likely="the jobs on the GPUs use it" if busy else "a process left behind, files in /dev/shm, or huge pages",
+        advice=[
+            Advice(
+                "See who holds it.",
+                "ps -eo pid,user,rss,cmd --sort=-rss | head; df -h /dev/shm; grep Huge /proc/meminfo",
+            ),
+            "End what is left behind; else reboot the node.",
+        ],
+    )
 
 
 @check(
@@ -191,7 +232,24 @@ def shared_memory(case: Case) -> Iterator[Finding]:
         Advice('Kubernetes: mount an emptyDir with medium "Memory" at /dev/shm.'),
         Advice("On the machine itself:", f"mount -o remount,size={max(1, round(wanted_mib / 1024))}G /dev/shm"),
     )
-    if host.shm_mib < needed_mib:
+    own_mib = case.limit(id_, "fail_per_gpu_mib") * max(count, 1)
+    free = host.shm_free_mib
+    if isinstance(free, Missing) and free.kind == "failed":
+        yield unread(NODE, "free space of /dev/shm", free)
+    elif not isinstance(free, Missing) and free < own_mib <= host.shm_mib:
+        # one GPU needs no NCCL, only its data loaders do
+        yield (fail if count > 1 else warn)(
+            NODE,
+            Found(f"/dev/shm is {_size(host.shm_mib)}, and full: {free} MiB free", free, "MiB"),
+            Expected(f"{own_mib:g} MiB free", ">=", own_mib, "MiB", case.limit_source(id_, "fail_per_gpu_mib")),
+            *evidence,
+            Evidence("statvfs /dev/shm", f"{free} MiB free"),
+            likely="files that jobs left behind when they were killed, or a job that runs",
+            advice=[
+                Advice("See whose they are; those that no process has open may go.", "ls -la /dev/shm; lsof /dev/shm")
+            ],
+        )
+    elif host.shm_mib < needed_mib:
         why = "these GPUs have no peer-to-peer, so NCCL moves all data through it" if through_shm else "NCCL's own need"
         name = "fail_without_p2p_mib" if through_shm else "fail_per_gpu_mib"
         text = f"at least {_size(needed_mib)}: {why}"

@@ -18,7 +18,11 @@ ID = "network.infiniband"
     ID,
     title="RDMA ports are up at full rate, and GPUs can reach them",
     needs_gpu=False,
-    limits={"sibling_ports": Limit(3, "ports", "gpudoctor's own: where the maximum is not known, so many outvote one")},
+    limits={
+        "sibling_ports": Limit(3, "ports", "gpudoctor's own: where the maximum is not known, so many outvote one"),
+        "cluster_gpus": Limit(4, "GPUs", "gpudoctor's own: from so many on, a node is built to train with others"),
+        "ports_per_gpu": Limit(0.5, "ports a GPU", "HGX and DGX nodes have one adapter for one or two GPUs"),
+    },
 )
 def infiniband(case: Case) -> Iterator[Finding]:
     """Warn about a port that is down or slower while most of its siblings are not."""
@@ -35,7 +39,7 @@ def infiniband(case: Case) -> Iterator[Finding]:
         if unread_state is not None:
             yield unread(NODE, "RDMA port state", unread_state)
         else:
-            yield skip(NODE, f"none of the {len(ports)} RDMA ports is in use ({_states(ports)})")
+            yield _none_active(case, ports)
         return
     odd = [*_down(ports), *_slow(active, case.limit(ID, "sibling_ports"))]
     yield from odd
@@ -46,6 +50,28 @@ def infiniband(case: Case) -> Iterator[Finding]:
         text = f"{len(active)} RDMA ports active{speed}" + (f", {unused} unused" if unused else "")
         yield ok(NODE, Found(text, len(active), "ports"), None, *(_evidence(port) for port in active))
     yield from _gpudirect(case)
+
+
+def _none_active(case: Case, ports: tuple[RdmaPort, ...]) -> Finding:
+    """A warning on a node that is built to train with others, or where a cable is in; else adapters may lie idle."""
+    text = f"none of the {len(ports)} RDMA ports is in use ({_states(ports)})"
+    cabled = [port for port in ports if (known(port.physical_state) or "").lower() == "linkup"]
+    gpus, share = len(case.node.gpus), case.limit(ID, "ports_per_gpu")
+    if not cabled and (gpus < case.limit(ID, "cluster_gpus") or len(ports) < gpus * share):
+        return skip(NODE, text)
+    return warn(
+        NODE,
+        Found(text, 0, "ports"),
+        Expected("active ports on a node with so many", ">", 0, "ports", case.limits[ID]["ports_per_gpu"].source),
+        *(_evidence(port) for port in ports),
+        likely="the links are up, but no subnet manager has set up the ports"
+        if cabled
+        else "the switch is off, the driver of the adapters did not start them, or the node was never cabled",
+        advice=(
+            Advice("Look at the ports.", "ibstat"),
+            Advice("No cables, on purpose? Suppress this check in the configuration, with that as the reason."),
+        ),
+    )
 
 
 def _active(port: RdmaPort) -> bool:

@@ -26,6 +26,7 @@ from gpudoctor.checks.registry import check
 from gpudoctor.checks.trust import untrusted
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import Missing, known
+from gpudoctor.profiles.peers import majority
 
 # lanes that each GPU should get, widest first; more GPUs than here: x8 each
 _IDEAL: dict[int, tuple[int, ...]] = {2: (16, 8), 3: (16, 8, 8), 4: (8, 8, 8, 8)}
@@ -40,7 +41,7 @@ _IDEAL: dict[int, tuple[int, ...]] = {2: (16, 8), 3: (16, 8, 8), 4: (8, 8, 8, 8)
     },
 )
 def balance(case: Case) -> Iterator[Finding]:
-    """Warn where the platform gives a GPU fewer lanes than the usual split and less than enough GB/s."""
+    """Warn where the platform gives a GPU fewer lanes than most of the others, or too few by the usual split."""
     gpus = [gpu for gpu in case.compute_gpus if not untrusted(gpu)]
     for gpu in case.compute_gpus:
         if reason := untrusted(gpu):
@@ -91,6 +92,9 @@ def _split(case: Case, gpus: list[Gpu]) -> Finding:
         case.limit_source("pcie.balance", "enough_lanes"),
     )
     if not short:
+        short, most = _narrower(gpus)
+        expected = Expected(f"x{most}, as most of the GPUs have", ">=", most, "lanes", "peers") if short else expected
+    if not short:
         return ok(NODE, found, expected)
     degraded = [gpu for gpu in short if _below_slot(case, gpu)]
     if degraded:
@@ -107,6 +111,12 @@ def _split(case: Case, gpus: list[Gpu]) -> Finding:
             Advice("See what hangs where:", "sudo lspci -tv"),
         ),
     )
+
+
+def _narrower(gpus: list[Gpu]) -> tuple[list[Gpu], int]:
+    """The GPUs with fewer lanes than most, and how many most have; boards for up to 3 GPUs divide theirs unevenly."""
+    most = majority([_lanes(gpu) for gpu in gpus]) or 0
+    return ([gpu for gpu in gpus if _lanes(gpu) < most] if len(gpus) > 3 else []), most
 
 
 def _below_slot(case: Case, gpu: Gpu) -> bool:

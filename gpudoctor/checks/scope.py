@@ -1,8 +1,11 @@
-"""Which GPUs of a node are judged: those asked for, those of the job, or all."""
+"""Which GPUs of a node are judged: those asked for, those of the job, or all that this process may see."""
 
 from __future__ import annotations
 
+import msgspec
+
 from gpudoctor.checks.cuda_visible_devices import resolve
+from gpudoctor.checks.driver import pci_gpus
 from gpudoctor.errors import UserError
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import known
@@ -32,11 +35,62 @@ def scope_of(node: Node, wanted: str | None) -> tuple[tuple[int, ...] | None, st
     for name in SLURM_GPUS:
         listed = indices(node.environment.get(name))
         # a job confined to its GPUs sees only those, numbered anew from 0
-        if listed is not None and len(node.gpus) > len(listed):
+        if listed is not None and len(node.gpus) > len(listed) and not known(node.driver.denied_gpus):
             chosen = _sorted(node, {gpu.index for gpu in node.gpus} & listed)
             if chosen:
                 return chosen, f"{name}={node.environment.get(name)}"
     return None, None
+
+
+def confined(node: Node) -> str | None:
+    """How device files or a Slurm job keep GPUs of the machine from this process, in words; None if neither does."""
+    gave, shown = slurm_gave(node), shown_count(node)
+    if known(node.driver.denied_gpus):
+        of_job = f"; {gave.words}" if gave and gave.count == shown else ""
+        return f"their device files may not be opened here (device cgroup or file mode{of_job})"
+    # device files that may all be opened confine nothing, whatever the job was given
+    if gave is None or gave.count != shown or known(node.driver.denied_gpus) is not None:
+        return None
+    on_bus = known(pci_gpus(node))
+    whole = on_bus is not None and len(on_bus) <= shown
+    return None if whole else f"the job was given {gave.count} GPUs by {gave.words}"
+
+
+def shown_count(node: Node) -> int:
+    """How many GPUs the driver shows this process, with those that gave no handle."""
+    count = known(node.driver.device_count)
+    return len(node.gpus) if count is None else count
+
+
+class Gave(msgspec.Struct, frozen=True):
+    """How many GPUs Slurm gave this process on this node, and the variable that says so."""
+
+    count: int
+    words: str
+
+
+def slurm_gave(node: Node) -> Gave | None:
+    """The smallest number of GPUs in Slurm's variables that is not below what the driver shows.
+
+    A task may be confined to fewer GPUs than its step, and a step to fewer than its job. None
+    where Slurm says nothing, or less than the driver shows (a prolog, a job that is not
+    confined), or where it counts MIG instances.
+    """
+    if not node.gpus or any(known(gpu.settings.mig_enabled) for gpu in node.gpus):
+        return None
+    shown = shown_count(node)
+    counts: list[tuple[int, str]] = []
+    for name in (*SLURM_GPUS, "CUDA_VISIBLE_DEVICES"):
+        listed = indices(node.environment.get(name))
+        counts += [(len(listed), name)] if listed else []
+    for name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_TASK"):
+        number = (node.environment.get(name) or "").rpartition(":")[2]
+        counts += [(int(number), name)] if _is_index(number) else []
+    given = [(count, name) for count, name in counts if count >= shown]
+    if not given or not any(name.startswith("SLURM") for _, name in counts):
+        return None
+    count, name = min(given, key=lambda item: item[0])
+    return Gave(count, f"{name}={node.environment.get(name)}")
 
 
 def indices(text: str | None) -> set[int] | None:

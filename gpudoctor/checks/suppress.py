@@ -16,19 +16,24 @@ class Suppression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Set aside warn, fail and unknown findings of `check` (an id or glob).
 
     `gpu` is a UUID, a bus id or an index; without it every subject is meant. `until` is the
-    last day on which it holds.
+    last day on which it holds. `everything` must be true for an entry whose `check` names all
+    quick checks, as "*" does: nobody switches a node's alarms off by one character.
     """
 
     check: str
     reason: str
     until: datetime.date
     gpu: str | int | None = None
+    everything: bool = False
 
 
 def apply_suppressions(
     results: Iterable[CheckResult], rules: Iterable[Suppression], today: datetime.date
 ) -> tuple[tuple[CheckResult, ...], tuple[str, ...]]:
-    """The results with suppressed findings turned to skip (never to pass), and what a reader must be told of it."""
+    """The results with suppressed findings turned to skip (never to pass), and what a reader must be told of it.
+
+    Each keeps what it was in `suppressed`: `--require` takes none of them for a verdict.
+    """
     rules = tuple(rules)
     live = [rule for rule in rules if today <= rule.until]
     notes = [
@@ -60,7 +65,7 @@ def _set_aside(finding: Finding, rules: list[Suppression]) -> Finding:
         if rule.gpu is None or str(rule.gpu).lower() in _names(finding):
             was = finding.found.text if finding.found else finding.reason
             reason = f"suppressed until {rule.until} ({rule.reason}); was {finding.status.value}: {was}"
-            return msgspec.structs.replace(finding, status=Status.SKIP, reason=reason)
+            return msgspec.structs.replace(finding, status=Status.SKIP, reason=reason, suppressed=finding.status)
     return finding
 
 

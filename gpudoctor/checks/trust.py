@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from gpudoctor.checks.case import Case
+from gpudoctor.checks.readings import unreadable
+from gpudoctor.checks.scope import confined
 from gpudoctor.facts.error_cost import LOST, RESET_REQUIRED, UNKNOWN, condemning
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import known
+from gpudoctor.facts.node import Node
 
 # worst first
 _STATES = {LOST: "lost", RESET_REQUIRED: "waiting for a reset", UNKNOWN: "answering with driver errors"}
@@ -15,11 +18,11 @@ def untrusted(gpu: Gpu) -> str | None:
     """Why no reading of this GPU may be judged, in words for `unknown(...)`; None where it may.
 
     A GPU is untrusted once errors cost all of it (see `condemning`): what it answers besides may be
-    stale or nonsense.
+    stale or nonsense. So is one that was hardly read, or that tells nonsense: see `unreadable`.
     """
     errors = condemning(gpu)
     if not errors:
-        return None
+        return unreadable(gpu)
     order = list(_STATES)
     error = min(errors, key=lambda e: order.index(e.code) if e.code in order else len(order))
     words = _STATES.get(error.code, _STATES[UNKNOWN])
@@ -29,10 +32,14 @@ def untrusted(gpu: Gpu) -> str | None:
 def narrowed(case: Case) -> str | None:
     """Why this process may see fewer GPUs than the node has, in words; None where it sees all.
 
-    A container, NVIDIA_VISIBLE_DEVICES with a list, or a driver that denies some handles (a
-    device cgroup, as Slurm sets one): fewer GPUs are then the scope, not a fault.
+    A container, NVIDIA_VISIBLE_DEVICES with a list, a driver that denies some handles, or a job
+    that is confined to its GPUs: fewer GPUs are then the scope, not a fault.
     """
-    node = case.node
+    return hidden(case.node) or confined(case.node)
+
+
+def hidden(node: Node) -> str | None:
+    """Why GPUs may be hidden without a trace of which, in words: a container, a list, denied handles."""
     engine = known(node.host.container)
     if engine or known(node.host.virtualization) == "container":
         return f"inside a container ({engine or 'unknown engine'})"

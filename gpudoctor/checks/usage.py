@@ -21,7 +21,7 @@ from gpudoctor.checks.finding import (
     warn,
 )
 from gpudoctor.checks.registry import check
-from gpudoctor.checks.trust import narrowed, untrusted
+from gpudoctor.checks.trust import hidden, untrusted
 from gpudoctor.facts.gpu import Gpu, GpuProcess, system_program
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.profiles.peers import majority
@@ -37,7 +37,7 @@ def settings(case: Case) -> Iterator[Finding]:
         else:
             gpus.append(gpu)
     compute = [g for g in case.compute_gpus if g in gpus]
-    mixtures = (*_mixture(compute, "MIG"), *_mixture(compute, "ECC"))
+    mixtures = (*_mixture(compute, "MIG"), *_mixture(compute, "ECC"), *_mixed_compute_modes(compute))
     for gpu in gpus:
         problems = (*_prohibited(gpu), *_persistence(case, gpu), *_mig(gpu))
         yield from problems
@@ -81,7 +81,7 @@ def _prohibited(gpu: Gpu) -> Iterator[Finding]:
 def _persistence(case: Case, gpu: Gpu) -> Iterator[Finding]:
     """Off costs seconds at each start; a guest cannot see or set it, and a desktop keeps the driver awake itself."""
     host = case.node.host
-    guest = narrowed(case) is not None or known(host.virtualization) in ("vm", "container")
+    guest = hidden(case.node) is not None or known(host.virtualization) in ("vm", "container")
     guest = guest or known(gpu.settings.virtualization) in ("passthrough", "vgpu")
     awake = known(gpu.settings.display_active) is True
     if known(gpu.settings.persistence) is False and not guest and not awake and not _unified(case, gpu):
@@ -157,6 +157,35 @@ def _mixture(gpus: list[Gpu], what: str) -> Iterator[tuple[int | None, Finding]]
             words = f"{what} is {'off' if usual else 'on'}, and {'on' if usual else 'off'} on the other GPUs"
             evidence = Evidence(f"{what} mode", sides)
             yield gpu.index, judge(of_gpu(gpu), Found(words, what), expected, evidence, likely=likely, advice=advice)
+
+
+def _mixed_compute_modes(gpus: list[Gpu]) -> Iterator[tuple[int | None, Finding]]:
+    """As `_mixture`, for the compute modes that let programs run: a prohibited one is a fault of its own."""
+    modes = {g.index: m for g in gpus if (m := known(g.settings.compute_mode)) not in (None, "prohibited")}
+    if len(set(modes.values())) < 2:
+        return
+    usual = majority(modes.values())
+    sides = "; ".join(
+        f"{mode}: GPU {', '.join(str(i) for i, m in modes.items() if m == mode)}"
+        for mode in sorted({str(mode) for mode in modes.values()})
+    )
+    for gpu in gpus if usual is not None else gpus[:1]:
+        mode = modes.get(gpu.index, usual)
+        if usual is not None and mode == usual:
+            continue
+        index, subject = (None, NODE) if usual is None else (gpu.index, of_gpu(gpu))
+        words = sides if usual is None else f"compute mode is {mode}, and {usual} on most of the others"
+        yield (
+            index,
+            warn(
+                subject,
+                Found(words, "compute mode"),
+                Expected("the same on all GPUs", source="peers" if usual is None else "majority of the peers"),
+                Evidence("compute mode", sides),
+                likely="set for an earlier job and not set back: a second program on one GPU starts on some only",
+                advice=[Advice("Give all GPUs the same mode.", "nvidia-smi -c DEFAULT  # or EXCLUSIVE_PROCESS")],
+            ),
+        )
 
 
 def _unified(case: Case, gpu: Gpu) -> bool:
@@ -243,7 +272,7 @@ def _name(process: GpuProcess) -> str:
 
 def _unseen(case: Case, gpu: Gpu) -> str | None:
     """Why an empty process list proves nothing here."""
-    if reason := narrowed(case):
+    if reason := hidden(case.node):
         return reason
     if known(gpu.settings.mig_enabled):
         return "MIG: processes belong to instances"

@@ -57,10 +57,11 @@ class Driver(Fact, frozen=True):
 
     `init_code` is nvmlInit's return code (0 success, 9 driver not loaded, 12 library not
     found, 18 library and kernel module differ ...); `init_error` its words. `device_count` is
-    what the driver says; `gpus` of the node may be fewer where handles failed. A capture that
-    shows GPUs implies a loaded driver: readers of captures set `init_code` 0. `binding_hidden_by` is the
-    package that other Python programs get instead of NVIDIA's own binding ("pynvml 11.5.0"); None where
-    nothing is in front of it.
+    what the driver says; `gpus` of the node may be fewer where handles failed. `denied_gpus` are
+    bus ids of GPUs that it does not show and whose device files this process may not open. A
+    capture that shows GPUs implies a loaded driver: readers of captures set `init_code` 0.
+    `binding_hidden_by` is the package that other Python programs get instead of NVIDIA's own
+    binding ("pynvml 11.5.0"); None if nothing is in front of it.
     """
 
     module_loaded: bool | Missing = NOT_READ
@@ -72,6 +73,7 @@ class Driver(Fact, frozen=True):
     cuda_version: str | Missing = NOT_READ
     device_count: int | Missing = NOT_READ
     handle_errors: tuple[str, ...] = ()
+    denied_gpus: tuple[str, ...] | Missing = NOT_READ
     unanswered: tuple[Unanswered, ...] = ()
     calls: int | Missing = NOT_READ
     slowest_call: str | Missing = NOT_READ

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from gpudoctor.facts.device_files import read_denied_gpus
 from gpudoctor.facts.gpu import Gpu, GpuPair
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Driver, short_bus_id
@@ -67,7 +68,10 @@ def read_nvml(
     system = System(version_numbers(driver.library_version), _confidential(door), root, own_pid)
     node = _Readers(listener, door, system)
     node.run(count)
-    return replace(driver, **_statistics(node.doors))
+    driver = replace(driver, **_statistics(node.doors))
+    # what is said already stays said if the kernel module does not answer for a GPU that it does not show
+    listener.driver(driver)
+    return replace(driver, denied_gpus=read_denied_gpus(root, node.bus_ids))
 
 
 def _initialise(door: Door, driver: Driver) -> Driver:
@@ -148,6 +152,7 @@ class _Readers:
         self.listener = listener
         self.system = system
         self.doors = [door]
+        self.bus_ids: set[str] = set()
         self._done: list[tuple[Gpu, Any]] = []
         self._lock = threading.Lock()
 
@@ -186,6 +191,7 @@ class _Readers:
             pci_device_id=f"0x{pci.pciDeviceId:08x}",
             pci_subsystem_id=f"0x{pci.pciSubSystemId:08x}",
         )
+        self.bus_ids.add(gpu.bus_id)
         self.listener.gpu(gpu, False)
         gpu = read_gpu(door, gpu, self.system, lambda part: self.listener.gpu(part, False))
         self.listener.gpu(gpu, True)

@@ -56,13 +56,13 @@ def _span(part: str) -> int:
 
 
 def _small_ram(node: Node, target: Target) -> Node:
-    """Half of the 16 GiB a GPU that multi-GPU training wants."""
-    ram = 8 * 1024 * max(len(node.gpus), 1)
+    """A quarter of the 16 GiB a GPU that multi-GPU training wants: less than half the memory of any GPU here."""
+    ram = 4 * 1024 * max(len(node.gpus), 1)
     return replace(node, host=replace(node.host, ram_mib=ram, ram_available_mib=ram - 2_048))
 
 
 def _small_cgroup(node: Node, target: Target) -> Node:
-    limit = 8 * 1024 * max(len(node.gpus), 1)
+    limit = 4 * 1024 * max(len(node.gpus), 1)
     source = "/sys/fs/cgroup/memory.max"
     return replace(node, host=replace(node.host, memory_limit_mib=limit, memory_limit_source=source))
 

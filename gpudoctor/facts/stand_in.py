@@ -41,7 +41,8 @@ class StandIn(msgspec.Struct, frozen=True):
         played = self.node.source
         notes = (*read.source.notes, *played.notes, _NOTE)
         source = replace(read.source, kind="simulated", name=played.name, faults=played.faults, notes=notes)
-        return replace(read, gpus=gpus, source=source)
+        driver = replace(read.driver, denied_gpus=self.node.driver.denied_gpus)
+        return replace(read, driver=driver, gpus=gpus, source=source)
 
 
 def _completed(gpu: Gpu, told: Gpu | None) -> Gpu:

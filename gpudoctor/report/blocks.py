@@ -83,7 +83,9 @@ def explained_by(report: Report, check_id: str, findings: list[Finding]) -> list
     """What the block accounts for: failures and warnings line by line, unknowns in one line."""
     if findings[0].status is Status.FAIL:
         subjects = [f.subject for f in findings]
-        mine = [fault for fault in report.faults if fault.check == check_id and fault.subject in subjects]
+        of = [fault for fault in report.faults if fault.check == check_id]
+        gpus = {subject.gpu for subject in subjects}
+        mine = [fault for fault in of if (gpus.issuperset(fault.gpus) if fault.gpus else fault.subject in subjects)]
         lines = list(dict.fromkeys(line for fault in mine for line in fault.explains))
     else:
         lines = [

@@ -14,7 +14,8 @@ from gpudoctor.checks.faults import Fault, explain
 from gpudoctor.checks.finding import Status
 from gpudoctor.checks.registry import Check, Level, matches, registry
 from gpudoctor.checks.run import CheckResult, run_checks
-from gpudoctor.checks.scope import scope_of
+from gpudoctor.checks.scope import scope_of, shown_count
+from gpudoctor.checks.sight import unseen
 from gpudoctor.checks.suppress import Suppression, apply_suppressions
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import known
@@ -31,6 +32,8 @@ from gpudoctor.report.report import (
     Tool,
     Verdict,
     counts_of,
+    held_words,
+    suppressed_in,
     verdict_of,
 )
 
@@ -94,7 +97,7 @@ def judge(
         verdict = "unknown"
     code = exit_code(results, verdict, question.fail_on, bool(lacking))
     wanted = tuple(f"required, and without a verdict: {result.id}" for result in lacking)
-    notes = (*node.source.notes, *suppressed, *wanted, *_scope_note(scope, scope_reason, node))
+    notes = (*node.source.notes, *suppressed, *wanted, *_scope_note(case))
     return Report(
         schema="gpudoctor.report/1",
         tool=Tool(),
@@ -104,7 +107,7 @@ def judge(
         profile=_profile(profile),
         verdict=verdict,
         exit_code=code,
-        reason=reason_line(results, faults, verdict, lacking),
+        reason=reason_line(results, faults, verdict, lacking, holds=_holds(node, results, question.level)),
         counts=counts_of(results),
         checks=results,
         faults=faults,
@@ -115,9 +118,16 @@ def judge(
 
 
 def without_verdict(results: Iterable[CheckResult], required: Iterable[str]) -> tuple[CheckResult, ...]:
-    """The required checks (ids, domains, globs) that were skipped or got no answer."""
+    """The required checks (ids, domains, globs) that were skipped, got no answer, or hold a suppressed finding.
+
+    A check that fails all the same has given its verdict.
+    """
     words = tuple(required)
-    silent = (r for r in results if r.status in (Status.SKIP, Status.UNKNOWN))
+    silent = (
+        r
+        for r in results
+        if r.status in (Status.SKIP, Status.UNKNOWN) or (r.status is not Status.FAIL and suppressed_in((r,)))
+    )
     return tuple(r for r in silent if any(_named(r, word) for word in words))
 
 
@@ -132,20 +142,35 @@ def exit_code(results: Iterable[CheckResult], verdict: Verdict, fail_on: FailOn,
     return 3 if verdict == "unknown" and fail_on != "never" else 0
 
 
+def _holds(node: Node, results: tuple[CheckResult, ...], level: Level) -> str | None:
+    """How little a capture lets the checks of this level look at, in words; None for other sources."""
+    return held_words(results, level) if node.source.kind == "capture" else None
+
+
 def reason_line(
-    results: Iterable[CheckResult], faults: tuple[Fault, ...], verdict: Verdict, lacking: tuple[CheckResult, ...] = ()
+    results: Iterable[CheckResult],
+    faults: tuple[Fault, ...],
+    verdict: Verdict,
+    lacking: tuple[CheckResult, ...] = (),
+    *,
+    holds: str | None = None,
 ) -> str:
-    """One line fit for a drain reason: no quotes, no control characters, at most 100 characters."""
+    """One line fit for a drain reason: no quotes, no control characters, at most 100 characters.
+
+    `holds` says how much of a capture could be looked at: a pass of it is no pass of the machine.
+    """
     results = tuple(results)
-    if faults:
-        more = f" (+{len(faults) - 1} more)" if len(faults) > 1 else ""
-        text = _cut(f"FAIL {faults[0].check} {faults[0].headline}", REASON_LENGTH - len(more)) + more
-    else:
-        text = _cut(_quiet_reason(results, verdict, lacking), REASON_LENGTH)
+    suppressed = suppressed_in(results)
+    more = f" (+{len(faults) - 1} more)" if len(faults) > 1 else ""
+    more += f", {suppressed} suppressed" if suppressed else ""
+    text = f"FAIL {faults[0].check} {faults[0].headline}" if faults else _quiet_reason(results, verdict, lacking, holds)
+    text = _cut(text, REASON_LENGTH - len(more)) + more
     return "".join(c for c in text if c.isprintable() and c not in "\"'`\\")
 
 
-def _quiet_reason(results: tuple[CheckResult, ...], verdict: Verdict, lacking: tuple[CheckResult, ...]) -> str:
+def _quiet_reason(
+    results: tuple[CheckResult, ...], verdict: Verdict, lacking: tuple[CheckResult, ...], holds: str | None
+) -> str:
     """The reason of a run without a fault."""
     unknown = [r.id for r in results if r.status is Status.UNKNOWN]
     if lacking:
@@ -154,6 +179,8 @@ def _quiet_reason(results: tuple[CheckResult, ...], verdict: Verdict, lacking: t
         return f"UNKNOWN {', '.join(unknown)}" if unknown else "UNKNOWN nothing could be judged"
     if verdict == "warn":
         return f"WARN {', '.join(r.id for r in results if r.status is Status.WARN)}"
+    if holds:
+        return f"PASS of {holds}"
     passed = sum(1 for r in results if r.status is Status.PASS)
     return f"PASS {passed} of {len(results)} checks, {len(results) - passed} not judged"
 
@@ -166,11 +193,15 @@ def _named(result: CheckResult, word: str) -> bool:
     return matches(Check(result.id, result.title, result.level, lambda case: iter(())), word)
 
 
-def _scope_note(scope: tuple[int, ...] | None, reason: str | None, node: Node) -> tuple[str, ...]:
-    if scope is None or len(scope) == len(node.gpus):
-        return ()
-    which = ", ".join(str(index) for index in scope)
-    return (f"judged GPU {which} of {len(node.gpus)}: {reason}",)
+def _scope_note(case: Case) -> tuple[str, ...]:
+    away = unseen(case.node)
+    why = f"{away.outside} out of scope: {away.why}"
+    if case.scope is not None and len(case.scope) < len(case.node.gpus):
+        which = ", ".join(str(index) for index in case.scope)
+        also = f"; {why}" if away.outside else ""
+        return (f"judged GPU {which} of {len(case.node.gpus)}: {case.scope_reason}{also}",)
+    total = shown_count(case.node) + away.outside + len(away.gone)
+    return (f"{len(case.node.gpus)} of {total} GPUs judged, {why}",) if away.outside else ()
 
 
 def _host(node: Node) -> HostSummary:

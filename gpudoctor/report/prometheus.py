@@ -7,7 +7,7 @@ from typing import NamedTuple, get_args
 
 from gpudoctor.checks.finding import WORST_FIRST, Finding, Status, Subject, worst
 from gpudoctor.checks.run import CheckResult
-from gpudoctor.report.report import Report, Verdict
+from gpudoctor.report.report import Report, Verdict, suppressed_in
 
 Labels = dict[str, str]
 Sample = tuple[Labels, float]
@@ -45,6 +45,7 @@ def families(report: Report) -> Iterator[Family]:
         ("gpudoctor_check_threshold", "What a check held that number against.", thresholds),
         # no number of faults where nothing was judged: 0 would look healthy
         ("gpudoctor_faults", "Faults: failed findings that nothing else explains.", _faults(report)),
+        ("gpudoctor_suppressed_findings", "Findings that the configuration sets aside.", _suppressed(report)),
         ("gpudoctor_gpu_info", "The GPUs of the node.", _gpus(report)),
         ("gpudoctor_collective_busbw_bytes_per_second", "Measured bus bandwidth.", _collectives(report)),
         ("gpudoctor_ddp_compute_seconds", "Compute time of a DDP step on each rank.", _ranks(report)),
@@ -71,6 +72,11 @@ def statuses(report: Report) -> Iterator[tuple[str, str, str, Status]]:
     for result in report.checks:
         for gpu, findings in _by_gpu(result).items():
             yield result.id, gpu, uuids.get(gpu, ""), worst(finding.status for finding in findings)
+
+
+def _suppressed(report: Report) -> Iterator[Sample]:
+    if report.error is None:
+        yield {}, suppressed_in(report.checks)
 
 
 def _faults(report: Report) -> Iterator[Sample]:

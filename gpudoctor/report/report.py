@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from gpudoctor import __version__
 from gpudoctor.checks.faults import Fault
 from gpudoctor.checks.finding import Status
-from gpudoctor.checks.registry import Level
+from gpudoctor.checks.registry import LEVELS, Level
 from gpudoctor.checks.run import CheckResult
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.node import Node, SourceKind
@@ -108,6 +109,23 @@ class Report(msgspec.Struct, frozen=True):
     simulated: bool = False
     error: str | None = None
     facts: Node | msgspec.UnsetType = msgspec.UNSET
+
+
+def suppressed_in(results: Iterable[CheckResult]) -> int:
+    """How many findings the operator's configuration set aside."""
+    return sum(finding.suppressed is not None for result in results for finding in result.findings)
+
+
+def is_above(result: CheckResult, level: Level) -> bool:
+    """Whether a check was not run since its level is above the one asked for."""
+    return result.status is Status.SKIP and LEVELS.index(result.level) > LEVELS.index(level)
+
+
+def held_words(results: Iterable[CheckResult], level: Level) -> str:
+    """ "what this capture holds: 12 of 33 checks could look"."""
+    asked = [result for result in results if not is_above(result, level)]
+    looked = sum(result.status is not Status.SKIP for result in asked)
+    return f"what this capture holds: {looked} of {len(asked)} checks could look"
 
 
 def verdict_of(results: tuple[CheckResult, ...]) -> Verdict:

@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gpudoctor.checks.finding import WORST_FIRST, Status, worst
-from gpudoctor.checks.registry import LEVELS, Level
+from gpudoctor.checks.registry import LEVELS
 from gpudoctor.checks.run import CheckResult
 from gpudoctor.report.blocks import STYLES, grouped_label, plain, problems, status_word
 from gpudoctor.report.figures import figure_lines
-from gpudoctor.report.report import Report
+from gpudoctor.report.report import Report, held_words, is_above, suppressed_in
 
 NARROWEST = 40
 
@@ -111,11 +111,6 @@ def _domains(report: Report, verbose: bool) -> RenderableType:
     return Padding(table, (0, 0, 0, 2))
 
 
-def is_above(result: CheckResult, level: Level) -> bool:
-    """Whether a check was not run since its level is above the one asked for."""
-    return result.status is Status.SKIP and LEVELS.index(result.level) > LEVELS.index(level)
-
-
 def _count_of(count: int) -> str:
     return f"{count} {'check' if count == 1 else 'checks'}"
 
@@ -187,7 +182,9 @@ def _tail(report: Report) -> Iterator[Text]:
         f"{counts.skip} skipped, {counts.unknown} unknown.  {report.run.duration_s:.1f} s"
     )
     word = plain(report.verdict.upper(), STYLES[Status(report.verdict)])
-    yield Text.assemble(word, plain(f"  {verdict_words(report)}"))
+    suppressed = suppressed_in(report.checks)
+    aside = f"; {suppressed} suppressed by the configuration" if suppressed else ""
+    yield Text.assemble(word, plain(f"  {verdict_words(report)}{aside}"))
     worst_check = next(
         (r.id for status in (Status.FAIL, Status.UNKNOWN, Status.WARN) for r in report.checks if r.status is status), ""
     )
@@ -201,8 +198,11 @@ def verdict_words(report: Report) -> str:
     training = report.measurements.training
     if report.verdict == "pass" and training is not None and training.device == "cuda":
         return "fit to train on"
+    looked = f"{_checks(report.counts.passed)} that could look"
+    if report.run.source.kind == "capture":
+        looked = held_words(report.checks, report.run.level)
     words = {
-        "pass": f"nothing wrong in {_checks(report.counts.passed)} that could look; no GPU was put under load",
+        "pass": f"nothing wrong in {looked}; no GPU was put under load",
         "warn": "works; look at the warnings",
         "fail": "not fit to train on",
     }

@@ -18,7 +18,7 @@ from gpudoctor.agent.listener import Listener
 from gpudoctor.checks.finding import Status
 from gpudoctor.command_line import parsed
 from gpudoctor.errors import UserError
-from tests.agent.running import DEADLINE_S, HEALTHY, TOKEN, Agent, agent, refused, wait_for
+from tests.agent.running import DEADLINE_S, FAULTY, HEALTHY, TOKEN, Agent, agent, refused, wait_for
 
 
 def test_healthz_says_503_and_why_for_a_fault(faulty: Agent) -> None:
@@ -63,6 +63,17 @@ def test_the_metrics_are_those_of_check_and_the_agents_own(faulty: Agent) -> Non
     assert metrics.of("gpudoctor_agent_strikes", check="pcie.link-width", gpu="5") == [1]
     assert metrics.of("gpudoctor_agent_report_fresh") == metrics.of("gpudoctor_agent_state_kept") == [1]
     assert metrics.of("gpudoctor_agent_runs_total", outcome="report") == [1]
+
+
+def test_healthz_says_what_the_configuration_sets_aside(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("suppress: [{check: pcie, until: 2999-01-01, reason: riser is ordered}]\n")
+    with agent(tmp_path / "agent", *FAULTY, "--config", str(config)) as it:
+        metrics = it.after_run()
+        answer = it.ask("/healthz")
+    assert answer.status == 200
+    assert ", 1 suppressed (" in answer.body
+    assert metrics.of("gpudoctor_suppressed_findings") == [1]
 
 
 def test_every_metric_of_a_simulated_node_says_so_and_none_has_a_label_without_bound(faulty: Agent) -> None:

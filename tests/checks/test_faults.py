@@ -8,6 +8,11 @@ from gpudoctor.checks.faults import RULES, explain
 from gpudoctor.checks.finding import NODE, Finding, Found, Status, Subject, fail, of_pair, ok, unknown, warn, worst
 from gpudoctor.checks.registry import matches, registry
 from gpudoctor.checks.run import CheckResult
+from gpudoctor.facts.simulated import apply_faults
+from gpudoctor.report.judge import judge
+from gpudoctor.report.report import Report
+from gpudoctor.report.text import render_text
+from tests.checks.simulated_nodes import packaged
 
 
 def gpu(index: int) -> Subject:
@@ -207,3 +212,34 @@ def test_a_strategy_that_alone_trains_wrongly_is_a_fault_of_its_own() -> None:
     )
     assert [fault.check for fault in faults] == ["strategy.ddp", "strategy.tensor"]
     assert results[2].findings[0].explained_by == "strategy.ddp"
+
+
+def report_of(*specs: str, node: str = "hgx-h100-8") -> Report:
+    return judge(apply_faults(packaged(node), specs))
+
+
+def test_a_power_brake_of_the_whole_chassis_is_one_fault() -> None:
+    report = report_of(*(f"hw-power-brake@{index}" for index in range(8)))
+    [fault] = report.faults
+    assert (fault.check, fault.subject.kind, fault.gpus) == ("gpu.throttle", "node", tuple(range(8)))
+    assert fault.headline.startswith("all 8 GPUs: the power supply's brake")
+    assert report.reason.startswith("FAIL gpu.throttle all 8 GPUs: ")
+    [result] = [r for r in report.checks if r.id == "gpu.throttle"]
+    assert [f.subject.gpu for f in result.findings if f.status is Status.FAIL] == list(range(8))
+
+
+def test_what_hits_seven_of_eight_gpus_or_two_causes_are_faults_of_their_gpus() -> None:
+    seven = report_of(*(f"hw-power-brake@{index}" for index in range(7)))
+    assert [fault.subject.gpu for fault in seven.faults] == list(range(7))
+    mixed = report_of(*(f"hw-power-brake@{index}" for index in range(7)), "thermal@7")
+    assert len({fault.subject.gpu for fault in mixed.faults}) == 8
+
+
+def test_what_one_fault_of_all_gpus_explains_is_listed_once_below_it() -> None:
+    report = report_of(*(f"gpu-lost@{index}" for index in range(8)))
+    [fault] = report.faults
+    assert (fault.check, fault.gpus) == ("gpu.lost", tuple(range(8)))
+    assert len(fault.explains) == len(set(fault.explains)) > 8
+    text = render_text(report, width=100, color=False)
+    assert text.count("FAIL     gpu.lost ") == 1
+    assert "checks that got no answer" in text

@@ -113,6 +113,80 @@ def test_a_number_that_is_written_down_holds_in_a_container_that_was_given_all_g
     assert status("gpu.count", Case(node=put(seven, driver__handle_errors=("code 4",)), expect=eight_wanted)) == "pass"
 
 
+def job(shown: int, denied: tuple[str, ...] | Missing, **variables: str) -> Node:
+    """The first GPUs of an 8 x H100 machine, as a Slurm job sees them that was given only some."""
+    bus = PciBus(nvidia_devices=tuple(pci(i) for i in range(8)))
+    environment = Environment(tuple(Variable(name, value) for name, value in variables.items()))
+    return put(node(*(h100(i) for i in range(shown))), pci=bus, environment=environment, driver__denied_gpus=denied)
+
+
+def others(first: int, last: int = 7) -> tuple[str, ...]:
+    return tuple(bus_id(i) for i in range(first, last + 1))
+
+
+NOT_KNOWN = Missing("/proc/driver/nvidia/gpus: not there")
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        job(2, others(2)),
+        job(2, others(2), SLURM_JOB_GPUS="4,5"),
+        job(2, NOT_KNOWN, SLURM_JOB_GPUS="4,5"),
+        job(2, NOT_KNOWN, SLURM_STEP_GPUS="4-5", SLURM_JOB_GPUS="4-7"),
+        job(2, NOT_KNOWN, SLURM_GPUS_ON_NODE="2"),
+        job(1, NOT_KNOWN, SLURM_GPUS_ON_NODE="4", SLURM_GPUS_PER_TASK="h100:1"),
+        job(1, NOT_KNOWN, SLURM_GPUS_ON_NODE="4", CUDA_VISIBLE_DEVICES="0"),
+        # one of the others is unbound from the driver: no business of a job that has all that it was given
+        job(2, others(3), SLURM_JOB_GPUS="0,1"),
+    ],
+)
+def test_a_job_that_shows_what_it_was_given_misses_no_gpu(subject: Node) -> None:
+    [finding] = findings("gpu.count", Case(node=subject, expect=Expect(gpus=8)))
+    assert finding.status.value == "pass"
+    assert "of the 8 on the PCI bus" in text(finding)
+
+
+def test_a_gpu_of_the_job_that_fell_off_the_bus_is_named_among_those_of_other_jobs() -> None:
+    lost = job(3, others(4), SLURM_JOB_GPUS="0-3", SLURM_GPUS_ON_NODE="4")
+    finding = only("gpu.count", lost)
+    assert (finding.status.value, finding.subject.bus_id) == ("fail", bus_id(3))
+
+
+def test_where_nothing_tells_which_gpu_of_the_job_is_gone_it_is_one_fault() -> None:
+    finding = only("gpu.count", job(3, NOT_KNOWN, SLURM_JOB_GPUS="0-3"))
+    assert (finding.status.value, finding.subject.kind) == ("fail", "node")
+    assert text(finding) == "the driver shows 3 of the 4 GPUs that Slurm gave this job"
+    whole_node = only("gpu.count", job(7, NOT_KNOWN, SLURM_GPUS_ON_NODE="8"))
+    assert whole_node.subject.bus_id == bus_id(7)
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        # all device files may be opened: the job is confined by nothing
+        job(7, (), SLURM_JOB_GPUS="0-6"),
+        # a prolog sees all GPUs, whatever the job was given
+        job(7, NOT_KNOWN, SLURM_JOB_GPUS="0,1"),
+        job(7, NOT_KNOWN),
+    ],
+)
+def test_a_job_excuses_no_gpu_that_it_does_not_hide(subject: Node) -> None:
+    finding = only("gpu.count", subject)
+    assert (finding.status.value, finding.subject.bus_id) == ("fail", bus_id(7))
+
+
+def test_slurm_counts_mig_instances_and_they_are_no_lost_gpus() -> None:
+    mig = put(job(1, others(1), SLURM_JOB_GPUS="0,1,2"), gpus=(h100(0, settings__mig_enabled=True),))
+    assert status("gpu.count", mig) == "pass"
+
+
+def test_a_gpu_without_a_handle_is_left_to_gpu_lost() -> None:
+    lost = put(job(1, others(2)), driver__device_count=2, driver__handle_errors=("index 1: GPU is lost (15)",))
+    assert [f.status.value for f in findings("gpu.count", lost)] == ["unknown"]
+    assert status("gpu.lost", lost) == "fail"
+
+
 def test_a_loaded_driver_that_shows_no_gpu_fails() -> None:
     assert text(only("gpu.count", node())) == "the driver shows no GPU"
 

@@ -169,6 +169,11 @@ TRAPS: dict[str, tuple[str, Callable[[Node], Node]]] = {
         ),
     ),
     "14 container with a subset": ("container-2-of-8", lambda n: n),
+    "14 Slurm job with a subset": ("slurm-2-of-8", lambda n: n),
+    "14 Slurm job whose device files say nothing": (
+        "slurm-2-of-8",
+        lambda n: replace(n, driver=replace(n.driver, denied_gpus=Missing("not read"))),
+    ),
     "15 cgroup limits": ("container-2-of-8", lambda n: n),
     "16 Grace": ("gh200-1", lambda n: n),
     "16 GB10 without memory figures": ("gb10-1", lambda n: n),
@@ -237,3 +242,12 @@ def test_facts_that_a_vm_hides_are_no_pass() -> None:
     statuses = {check.id: check.status for check in healthy_report("t4-cloud-4").checks}
     assert statuses["pcie.upstream"] is Status.SKIP
     assert statuses["pcie.acs"] is Status.SKIP
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("slurm-2-of-8", "device cgroup"), ("container-2-of-8", "inside a container (docker)")]
+)
+def test_a_subset_says_what_was_not_judged_and_why(name: str, why: str) -> None:
+    [note] = healthy_report(name).run.notes
+    assert note.startswith("2 of 8 GPUs judged, 6 out of scope: ")
+    assert why in note

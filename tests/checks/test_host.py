@@ -43,7 +43,8 @@ def test_a_reading_that_failed_is_unknown(check: str, fact: str) -> None:
         (2, 31.2, Status.WARN),  # 32 GiB of modules: the floor, though below the GPUs' own memory
         (4, 62.7, Status.WARN),
         (8, 125.6, Status.WARN),
-        (4, 55.0, Status.FAIL),
+        (4, 55.0, Status.WARN),  # below the floor, above half of the GPUs' own memory
+        (4, 46.0, Status.FAIL),
         (4, 128.0, Status.PASS),
         (4, 94.0, Status.PASS),
         (8, 64.0, Status.FAIL),
@@ -53,6 +54,13 @@ def test_ram_is_judged_for_each_gpu(count: int, ram_gib: float, status: Status) 
     result = host(RAM, count, ram_mib=int(ram_gib * GIB))
     assert result.status is status
     assert f"for {count} GPUs" in words(result)
+
+
+@pytest.mark.parametrize(("ram_gib", "status"), [(14.7, Status.WARN), (8.2, Status.WARN), (6.5, Status.FAIL)])
+def test_an_ordinary_cloud_machine_with_one_t4_starts_training(ram_gib: float, status: Status) -> None:
+    # n1-standard-4 of Google Cloud: 15 GB of RAM for a GPU of 16 GB
+    node = Node(gpus=(gpu(0, "Tesla T4", memory_total_mib=15360),), host=Host(ram_mib=int(ram_gib * GIB)))
+    assert judge(RAM, node).status is status
 
 
 def test_the_floor_is_given_for_the_whole_node() -> None:

@@ -8,10 +8,12 @@ import pytest
 
 from gpudoctor.checks.finding import Status
 from gpudoctor.facts.missing import Missing
+from gpudoctor.report.judge import judge as judge_node
 from tests.checks.wired import (
     ABSENT,
     FAILED,
     bad,
+    expected,
     found,
     hops,
     judged,
@@ -176,6 +178,25 @@ def test_a_short_gpu_is_named_with_the_gb_s_of_all() -> None:
     [finding] = bad(judged(BALANCE, node))
     assert (finding.status, finding.subject.gpu) == (Status.WARN, 3)
     assert found(finding) == "x16 / x16 / x16 / x4: 7.88 to 31.51 GB/s each way"
+
+
+def test_one_gpu_of_eight_with_half_the_lanes_is_named_although_gen5_carries_much() -> None:
+    narrow = on_gpus(simulated("hgx-h100-8"), 5, pcie__width=8, pcie__path=hops({1: {"max_width": 8}}))
+    [finding] = bad(judged(BALANCE, narrow))
+    assert (finding.status, finding.subject.gpu) == (Status.WARN, 5)
+    assert found(finding) == "x16 / x16 / x16 / x16 / x16 / x8 / x16 / x16: 31.51 to 63.02 GB/s each way"
+    assert expected(finding) == "x16, as most of the GPUs have"
+    alike = on_gpus(simulated("hgx-h100-8"), pcie__width=8, pcie__path=hops({1: {"max_width": 8}}))
+    assert judged(BALANCE, alike).status is Status.PASS
+
+
+def test_half_the_lanes_of_one_gpu_are_one_problem_and_not_two() -> None:
+    narrow = on_gpus(simulated("hgx-h100-8"), 5, pcie__width=8, pcie__path=hops({1: {"max_width": 8}}))
+    report = judge_node(narrow)
+    explained = {c.id: f.explained_by for c in report.checks for f in c.findings if f.status is Status.WARN}
+    assert explained == {"pcie.link-width": None, "pcie.balance": "pcie.link-width"}
+    below_its_slot = judge_node(simulated("hgx-h100-8", "pcie-width-x8@5"))
+    assert [fault.check for fault in below_its_slot.faults] == ["pcie.link-width"]
 
 
 def test_few_lanes_of_a_fast_generation_are_enough() -> None:

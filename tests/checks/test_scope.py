@@ -8,6 +8,7 @@ from gpudoctor.checks.scope import scope_of
 from gpudoctor.errors import UserError
 from gpudoctor.facts.gpu import Settings
 from gpudoctor.facts.node import Node
+from tests.checks.gpu_nodes import put
 from tests.checks.one_check import env, gpu, gpus, uuid_of
 
 
@@ -89,6 +90,12 @@ def test_a_job_confined_to_its_gpus_is_judged_as_a_whole() -> None:
     # two GPUs show, numbered 0 and 1, and the host calls them 4 and 5
     assert scope_of(node(2, SLURM_JOB_GPUS="4,5"), None) == (None, None)
     assert scope_of(node(2, SLURM_JOB_GPUS="1,2"), None) == (None, None)
+
+
+def test_the_numbers_of_a_confined_job_are_not_those_of_its_slurm_lists() -> None:
+    # a job with GPUs 2 to 5 of eight sees them as 0 to 3: the step's 2 and 3 are its 0 and 1
+    confined = put(node(4, SLURM_JOB_GPUS="2-5", SLURM_STEP_GPUS="2,3"), driver__denied_gpus=("0000:17:00.0",))
+    assert scope_of(confined, None) == (None, None)
 
 
 @pytest.mark.parametrize("value", ["", "none", "9,10", "(null)"])

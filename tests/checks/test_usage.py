@@ -24,9 +24,22 @@ def test_settings_are_said() -> None:
     ("mode", "expected"), [("prohibited", "fail"), ("exclusive-process", "pass"), ("exclusive-thread", "pass")]
 )
 def test_only_a_prohibited_compute_mode_stops_training(mode: str, expected: str) -> None:
-    subject = eight(settings__compute_mode=mode)
-    assert status("gpu.settings", subject) == expected
-    assert [f.subject.gpu for f in bad("gpu.settings", subject)] == ([5] if expected == "fail" else [])
+    assert status("gpu.settings", node(*(h100(i, settings__compute_mode=mode) for i in range(8)))) == expected
+
+
+def test_one_exclusive_gpu_among_seven_is_named() -> None:
+    finding = only("gpu.settings", eight(settings__compute_mode="exclusive-process"))
+    assert (finding.status.value, finding.subject.gpu) == ("warn", 5)
+    assert text(finding) == "compute mode is exclusive-process, and default on most of the others"
+
+
+def test_two_halves_of_different_compute_modes_are_one_finding_and_a_prohibited_one_is_no_mixture() -> None:
+    halves = node(*(h100(i, settings__compute_mode="default" if i < 2 else "exclusive-process") for i in range(4)))
+    finding = only("gpu.settings", halves)
+    assert (finding.status.value, finding.subject.kind) == ("warn", "node")
+    assert text(finding) == "default: GPU 0, 1; exclusive-process: GPU 2, 3"
+    [finding] = bad("gpu.settings", eight(settings__compute_mode="prohibited"))
+    assert (finding.status.value, finding.subject.gpu) == ("fail", 5)
 
 
 OFF = {"settings__persistence": False}

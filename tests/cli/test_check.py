@@ -170,6 +170,48 @@ def test_a_suppressed_fault_is_skipped_with_its_reason(gpudoctor: Gpudoctor, tmp
     assert "riser is ordered" in reasons[0]
 
 
+BROKEN_MEMORY = ("check", "--node", "hgx-h100-8", "--fault", "ecc-uncorrected@2", "--level", "quick")
+
+
+def everything_about_gpus_set_aside(folder: Path) -> str:
+    """A configuration as an operator in a hurry, or a stranger, writes it: no more alarms about GPUs."""
+    config = folder / "c.yaml"
+    config.write_text("suppress: [{check: gpu, until: 2999-01-01, reason: known}]\n")
+    return str(config)
+
+
+def test_a_fault_that_is_suppressed_is_said_in_the_one_line_of_every_format(
+    gpudoctor: Gpudoctor, tmp_path: Path
+) -> None:
+    command = (*BROKEN_MEMORY, "--config", everything_about_gpus_set_aside(tmp_path))
+    assert "PASS  nothing wrong" in gpudoctor(*command).out
+    assert "; 1 suppressed by the" in gpudoctor(*command).out
+    nagios = gpudoctor(*command, "--format", "nagios")
+    assert nagios.out.startswith("GPUDOCTOR OK - SIMULATED PASS ")
+    assert ", 1 suppressed | " in nagios.out
+    report = gpudoctor(*command, "--json").json
+    assert report["reason"].endswith(", 1 suppressed")
+    [finding] = [f for c in report["checks"] for f in c["findings"] if f["suppressed"]]
+    assert (finding["suppressed"], finding["status"], finding["subject"]["gpu"]) == ("fail", "skip", 2)
+    assert 'gpudoctor_suppressed_findings{simulated="true"} 1' in gpudoctor(*command, "--format", "prometheus").out
+
+
+def test_beside_a_fault_the_line_says_both_and_stays_short(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    command = (*BROKEN_MEMORY, "--fault", "pcie-width-x4@5", "--config", everything_about_gpus_set_aside(tmp_path))
+    reason = gpudoctor(*command, "--json").json["reason"]
+    assert reason.startswith("FAIL pcie.link-width GPU 5")
+    assert reason.endswith(", 1 suppressed")
+    assert len(reason) <= 100
+
+
+def test_a_suppressed_finding_is_no_verdict_for_require(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    command = (*BROKEN_MEMORY, "--require", "gpu.ecc", "--config", everything_about_gpus_set_aside(tmp_path))
+    outcome = gpudoctor(*command, "--json")
+    assert (outcome.code, outcome.json["verdict"]) == (3, "unknown")
+    assert outcome.json["reason"] == "UNKNOWN required but without a verdict: gpu.ecc, 1 suppressed"
+    assert gpudoctor(*command, "--format", "nagios").code == 3
+
+
 @pytest.mark.parametrize("form", ["nagios", "prometheus", "junit"])
 def test_other_formats_come_on_stdout_or_in_a_file(form: str, gpudoctor: Gpudoctor, tmp_path: Path) -> None:
     base = ("check", "--node", "hgx-h100-8", "--level", "quick", "--format", form)

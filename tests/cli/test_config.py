@@ -78,6 +78,12 @@ def test_null_takes_a_key_back_to_its_default(tmp_path: Path) -> None:
         ("suppress:\n  - check: gpu.ecc\n    until: 2030-01-01\n", 2, ("suppress[0]", "reason")),
         ("suppress:\n  - check: gpu.ecc\n    until: soon\n    reason: x\n", 3, ("until",)),
         ("suppress:\n  - check: gpu.ec\n    until: 2030-01-01\n    reason: x\n", 2, ("gpu.ec", "gpu.ecc")),
+        (
+            "suppress:\n  - check: '*'\n    until: 2030-01-01\n    reason: x\n",
+            2,
+            ("suppress[0].check", "everything: true"),
+        ),
+        ("suppress:\n  - check: '[!z]*.*'\n    until: 2030-01-01\n    reason: x\n", 2, ("everything: true",)),
         ("level: quick\n  bad: [\n", 2, ()),
         ("- a\n", None, ("mapping",)),
         ("a: &x 1\nb: *x\n", None, ("aliases",)),
@@ -156,6 +162,13 @@ def test_what_cannot_be_meant_is_refused_with_line_and_key(text: str, words: str
     assert words in message
     assert "\n" not in message
     assert len(message) < 700
+
+
+def test_all_checks_are_suppressed_by_a_key_of_its_own_and_domains_without(tmp_path: Path) -> None:
+    rest = "until: 2030-01-01, reason: moving house"
+    everything = load(f"suppress: [{{check: '*', everything: true, {rest}}}]", tmp_path)
+    assert everything.suppress[0].everything
+    assert [rule.check for rule in load(f"suppress: [{{check: 'gpu.*', {rest}}}]", tmp_path).suppress] == ["gpu.*"]
 
 
 def test_a_long_key_is_cut(tmp_path: Path) -> None:

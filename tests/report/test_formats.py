@@ -42,6 +42,7 @@ def test_every_key_of_a_finding_is_there_even_where_it_is_null() -> None:
     finding = json.loads(render_json(BROKEN))["checks"][0]["findings"][0]
     assert set(finding) == {
         "status", "subject", "found", "expected", "evidence", "likely", "advice", "reason", "explained_by",
+        "suppressed",
     }  # fmt: skip
 
 

@@ -10,8 +10,8 @@ from gpudoctor.checks.finding import WORST_FIRST, Finding, Status, worst
 from gpudoctor.checks.run import CheckResult
 from gpudoctor.report.blocks import expected_words, explained_by, grouped_label, problem_groups
 from gpudoctor.report.html.elements import Child, append, chip, element, section
-from gpudoctor.report.report import Report
-from gpudoctor.report.text import domain_words, is_above
+from gpudoctor.report.report import Report, is_above
+from gpudoctor.report.text import domain_words
 
 _OPEN = (Status.FAIL, Status.UNKNOWN, Status.WARN)
 

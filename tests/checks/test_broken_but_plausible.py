@@ -1,0 +1,189 @@
+"""Facts of broken nodes whose values are all well formed: none of them may pass, and what looks like them may."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gpudoctor.checks.finding import Status
+from gpudoctor.facts.gpu import Gpu, GpuProcess
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Node, Variable
+from gpudoctor.facts.simulated_wiring import put
+from gpudoctor.report.judge import judge
+from gpudoctor.report.report import Report
+from tests.checks.simulated_nodes import findings, packaged
+
+DENIED = Missing("Insufficient Permissions", "denied")
+
+
+def ids(report: Report, status: Status) -> set[str]:
+    return {check for check, _ in findings(report, status)}
+
+
+def without(node: Node, *indices: int) -> Node:
+    """The node after a boot at which these GPUs did not even come up on the bus."""
+    gone = {gpu.bus_id for gpu in node.gpus if gpu.index in indices}
+    devices = node.pci.nvidia_devices
+    assert not isinstance(devices, Missing)
+    assert not isinstance(node.pairs, Missing)
+    pairs = tuple(pair for pair in node.pairs if not {pair.a, pair.b} & set(indices))
+    node = put(node, "pci.nvidia_devices", tuple(d for d in devices if d.bus_id not in gone))
+    gpus = tuple(gpu for gpu in node.gpus if gpu.index not in indices)
+    return put(replace(node, gpus=gpus, pairs=pairs), "driver.device_count", len(gpus))
+
+
+def denied_fact(fact: Any) -> Any:
+    """A copy in which every value is denied."""
+    changed: dict[str, Any] = {}
+    for name in fact.__struct_fields__:
+        value = getattr(fact, name)
+        if name in ("index", "bus_id") or name == "errors":
+            continue
+        changed[name] = (
+            denied_fact(value) if hasattr(value, "__struct_fields__") and not isinstance(value, Missing) else DENIED
+        )
+    return replace(fact, **changed)
+
+
+def denied(node: Node, *indices: int) -> Node:
+    return replace(node, gpus=tuple(denied_fact(gpu) if gpu.index in indices else gpu for gpu in node.gpus))
+
+
+def each(node: Node, **leaves: Any) -> Node:
+    gpus = node.gpus
+    for leaf, value in leaves.items():
+        gpus = tuple(put(gpu, leaf.replace("__", "."), value) for gpu in gpus)
+    return replace(node, gpus=gpus)
+
+
+# an empty socket
+
+
+def test_seven_of_eight_sxm_gpus_fail_by_the_number_that_is_left_out() -> None:
+    report = judge(without(packaged("hgx-h100-8"), 5))
+    [(check, finding)] = findings(report, Status.FAIL)
+    assert check == "gpu.count"
+    assert finding.found is not None
+    assert finding.found.text == "7 GPUs on a board of 8: module 5 is missing"
+
+
+def test_three_of_four_gpus_of_a_tray_fail_too() -> None:
+    assert ids(judge(without(packaged("gb200-tray-4"), 1)), Status.FAIL) == {"gpu.count"}
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        {"host.virtualization": "container", "host.container": "docker"},
+        {"host.virtualization": "vm"},
+        {"driver.denied_gpus": ("0000:ab:00.0",)},
+        {"environment.variables": (Variable("NVIDIA_VISIBLE_DEVICES", "0,1,2,3,4,6,7"),)},
+    ],
+)
+def test_seven_gpus_that_were_given_on_purpose_are_no_fault(leaves: dict[str, Any]) -> None:
+    node = without(packaged("hgx-h100-8"), 5)
+    for leaf, value in leaves.items():
+        node = put(node, leaf, value)
+    assert "gpu.count" not in ids(judge(node), Status.FAIL) | ids(judge(node), Status.WARN)
+
+
+def test_where_nothing_tells_whether_it_is_a_container_an_empty_socket_is_a_warning() -> None:
+    node = put(without(packaged("hgx-h100-8"), 5), "host.virtualization", Missing("not in this capture"))
+    assert "gpu.count" in ids(judge(node), Status.WARN)
+    assert "gpu.count" not in ids(judge(node), Status.FAIL)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_smaller_boards_and_gpus_that_were_handed_on_are_no_empty_sockets(count: int) -> None:
+    assert "gpu.count" not in ids(judge(without(packaged("hgx-h100-8"), *range(count, 8))), Status.FAIL)
+
+
+# GPUs that told nothing
+
+
+@pytest.mark.parametrize("indices", [(3,), tuple(range(8))])
+def test_a_gpu_whose_readings_were_all_denied_is_unknown(indices: tuple[int, ...]) -> None:
+    report = judge(denied(packaged("hgx-h100-8"), *indices))
+    assert (report.verdict, report.exit_code) == ("unknown", 3)
+    silent = {f.subject.gpu for check, f in findings(report, Status.UNKNOWN) if check == "gpu.lost"}
+    assert silent == set(indices)
+    # the kernel log is not the GPU's to tell
+    passed = {
+        f.subject.gpu for check, f in findings(report, Status.PASS) if check.startswith("gpu.") and check != "gpu.xid"
+    }
+    assert passed & set(indices) == set()
+
+
+def test_a_gpu_of_a_facts_file_that_says_nothing_is_unknown_and_one_of_a_capture_is_skipped() -> None:
+    node = packaged("hgx-h100-8")
+    bare = replace(node, gpus=(Gpu(0, node.gpus[0].bus_id), *node.gpus[1:]))
+    statuses = {}
+    for kind in ("facts", "live", "capture"):
+        report = judge(put(bare, "source.kind", kind))
+        statuses[kind] = {
+            f.status.value for r in report.checks if r.id == "gpu.lost" for f in r.findings if f.subject.gpu == 0
+        }
+    assert statuses == {"facts": {"unknown"}, "live": {"unknown"}, "capture": {"skip"}}
+
+
+def test_a_few_denied_values_leave_the_rest_to_be_judged() -> None:
+    node = each(packaged("hgx-h100-8"), utilization__gpu_pct=DENIED, processes=DENIED)
+    assert judge(node).verdict == "pass"
+
+
+def test_zero_degrees_watts_and_megahertz_at_once_are_no_readings() -> None:
+    zeros = each(packaged("hgx-h100-8"), thermal__gpu_c=0, power__draw_w=0.0, clocks__sm_mhz=0)
+    report = judge(zeros)
+    assert (report.verdict, report.exit_code) == ("unknown", 3)
+    assert {"gpu.temperature", "gpu.lost", "gpu.clocks"} <= ids(report, Status.UNKNOWN)
+
+
+# the host
+
+
+def test_memory_that_is_used_up_fails_and_beside_a_job_warns() -> None:
+    node = put(packaged("hgx-h100-8"), "host.ram_available_mib", 100)
+    assert ids(judge(node), Status.FAIL) == {"host.ram-per-gpu"}
+    job = (GpuProcess(4711, "python3", "C", 60_000, "eve"),)
+    assert "host.ram-per-gpu" in ids(judge(each(node, processes=job)), Status.WARN)
+    # in a container the job's processes do not show
+    assert "host.ram-per-gpu" in ids(judge(each(node, memory_used_mib=60_000)), Status.WARN)
+
+
+def test_shared_memory_that_is_full_fails_and_for_one_gpu_warns() -> None:
+    assert ids(judge(put(packaged("hgx-h100-8"), "host.shm_free_mib", 0)), Status.FAIL) == {"host.shm"}
+    assert "host.shm" in ids(judge(put(packaged("gh200-1"), "host.shm_free_mib", 0)), Status.WARN)
+
+
+def rdma(node: Node, **leaves: Any) -> Node:
+    ports = node.network.rdma_ports
+    assert not isinstance(ports, Missing)
+    return put(node, "network.rdma_ports", tuple(replace(port, **leaves) for port in ports))
+
+
+def test_a_training_node_with_all_ports_down_warns() -> None:
+    report = judge(rdma(packaged("hgx-h100-8"), state="DOWN", physical_state="Polling"))
+    assert ids(report, Status.WARN) == {"network.infiniband"}
+    assert ids(report, Status.FAIL) == set()
+
+
+def test_one_idle_adapter_in_a_workstation_is_no_alarm_unless_a_cable_is_in_it() -> None:
+    node, server = packaged("rtx4090-4"), packaged("hgx-h100-8").network.rdma_ports
+    assert not isinstance(server, Missing)
+    node = put(node, "network.rdma_ports", server[:1])
+    assert judge(rdma(node, state="DOWN", physical_state="Disabled")).verdict == "pass"
+    waiting = judge(rdma(node, state="INIT", physical_state="LinkUp"))
+    assert ids(waiting, Status.WARN) == {"network.infiniband"}
+
+
+def test_the_pass_of_a_capture_says_how_little_could_be_looked_at() -> None:
+    node = packaged("hgx-h100-8")
+    capture = Node(source=replace(node.source, kind="capture"), driver=node.driver, gpus=node.gpus)
+    report = judge(capture)
+    assert (report.verdict, report.exit_code) == ("pass", 0)
+    looked = sum(check.status is not Status.SKIP for check in report.checks)
+    asked = sum(check.level == "quick" for check in report.checks)
+    assert report.reason == f"PASS of what this capture holds: {looked} of {asked} checks could look"
