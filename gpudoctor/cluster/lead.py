@@ -29,12 +29,13 @@ from gpudoctor.exits import (
     say,
     write_stdout,
 )
+from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.loading import RUN_DEADLINE_S
 from gpudoctor.report.files import OutputError, write_file
 from gpudoctor.report.report import Tool
 
 _JOIN_S = 60.0
-_READ_S = 30.0  # facts take 10 s at most, and Python and torch may come from a cold network disk
+_READ_S = COLLECTION.seconds + 20.0  # Python and torch may come from a cold network disk
 _OPEN_S = 60.0  # importing torch on a busy machine, and opening a GPU
 _MEET_S = {"nccl": 60.0, "gloo": 20.0}  # NCCL opens connections between all NICs first: seconds, more with many ranks
 

@@ -15,6 +15,14 @@ class Deadline(NamedTuple):
     source: str
 
 
+class Patience(NamedTuple):
+    """When a reader of the driver gives up, in seconds: on all of it, on one call, on a call that starts a GPU."""
+
+    whole_s: float
+    call_s: float
+    start_s: float
+
+
 # A sleeping GPU is started in these calls, one GPU after another behind one lock of the driver
 START_CALLS = frozenset(
     {

@@ -58,7 +58,11 @@ class Driver(Fact, frozen=True):
     `init_code` is nvmlInit's return code (0 success, 9 driver not loaded, 12 library not
     found, 18 library and kernel module differ ...); `init_error` its words. `device_count` is
     what the driver says; `gpus` of the node may be fewer where handles failed. A capture that
-    shows GPUs implies a loaded driver: readers of captures set `init_code` 0.
+    shows GPUs implies a loaded driver: readers of captures set `init_code` 0. `handle_errors` is
+    what the driver answered where it gave no handle; `unread_handles` names the GPUs whose handle
+    did not come in time, with the reason, which is no word of the driver. `init_s` is nvmlInit's
+    time, `start_s` the time from its begin until the last GPU had given its handle: without
+    persistence mode the GPUs are woken in it. `slowest_call` is the slowest of the others.
     """
 
     module_loaded: bool | Missing = NOT_READ
@@ -70,11 +74,13 @@ class Driver(Fact, frozen=True):
     cuda_version: str | Missing = NOT_READ
     device_count: int | Missing = NOT_READ
     handle_errors: tuple[str, ...] = ()
+    unread_handles: tuple[str, ...] = ()
     unanswered: tuple[Unanswered, ...] = ()
     calls: int | Missing = NOT_READ
     slowest_call: str | Missing = NOT_READ
     slowest_call_s: float | Missing = NOT_READ
     init_s: float | Missing = NOT_READ
+    start_s: float | Missing = NOT_READ
 
 
 class PciDevice(Fact, frozen=True):
