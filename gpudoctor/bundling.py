@@ -15,6 +15,7 @@ from gpudoctor import __version__
 from gpudoctor.errors import UserError
 from gpudoctor.exits import OK, printable, write_stdout
 from gpudoctor.facts.bundle import FACTS, KERNEL, REPORT, VERSIONS, pack
+from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import Node, to_json
 from gpudoctor.json_text import terminal_safe
@@ -36,7 +37,7 @@ def bundle(args: argparse.Namespace) -> int:
     if to_stdout and sys.stdout is not None and sys.stdout.isatty():
         raise UserError("an archive is nothing for a terminal: -o FILE, or send it on: -o - | ...")
     made_s = time.time()
-    node = read_source(args.node, args.fault, args.deadline or 10.0).node
+    node = read_source(args.node, args.fault, args.deadline or COLLECTION.seconds).node
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(made_s))
     archive = pack(files_of(node, redact=args.redact, made_s=made_s, argv=tuple(args.argv)), int(made_s))
     if to_stdout:

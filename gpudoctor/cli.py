@@ -72,12 +72,13 @@ def _facts(args: argparse.Namespace) -> int:
     import msgspec
 
     from gpudoctor.examine import read_source
+    from gpudoctor.facts.deadlines import COLLECTION
     from gpudoctor.facts.node import to_json
     from gpudoctor.facts.redact import redacted
     from gpudoctor.json_text import terminal_safe
     from gpudoctor.report.files import write_file
 
-    node = read_source(args.node, args.fault, args.deadline or 10.0).node
+    node = read_source(args.node, args.fault, args.deadline or COLLECTION.seconds).node
     data = msgspec.json.format(to_json(redacted(node) if args.redact else node), indent=2)
     text = terminal_safe(data).decode() + "\n"
     if args.output is None or str(args.output) == "-":

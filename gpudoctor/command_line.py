@@ -99,7 +99,7 @@ def _check_options(check: argparse.ArgumentParser) -> None:
     check.add_argument("--force", action="store_true", help="load GPUs that another process uses")
     check.add_argument("--profile", metavar="NAME|FILE", help="judge against this profile (default: matched)")
     check.add_argument("--config", type=Path, metavar="FILE")
-    check.add_argument("--deadline", type=seconds, metavar="SECONDS", help="for reading the facts (default 10)")
+    check.add_argument("--deadline", type=seconds, metavar="SECONDS", help="for reading the facts (default 60)")
     check.add_argument("--format", choices=FORMATS, help="default: text")
     check.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
     check.add_argument(
@@ -124,7 +124,7 @@ def _bundle_options(bundle: argparse.ArgumentParser) -> None:
     _source_options(bundle)
     redact_option(bundle)
     output_option(bundle, "default: gpudoctor-HOST-DATE.tar.gz here; never replaces one; - for stdout")
-    bundle.add_argument("--deadline", type=seconds, default=None, metavar="SECONDS", help="for reading the facts (10)")
+    bundle.add_argument("--deadline", type=seconds, default=None, metavar="SECONDS", help="for reading the facts (60)")
 
 
 def _watch_options(watch: argparse.ArgumentParser) -> None:
@@ -185,7 +185,7 @@ def _facts_options(facts: argparse.ArgumentParser) -> None:
     _source_options(facts)
     redact_option(facts)
     output_option(facts, "write to FILE, atomically")
-    facts.add_argument("--deadline", type=seconds, default=None, metavar="SECONDS", help="for reading the facts (10)")
+    facts.add_argument("--deadline", type=seconds, default=None, metavar="SECONDS", help="for reading the facts (60)")
 
 
 def _schema_options(schema: argparse.ArgumentParser) -> None:

@@ -13,6 +13,7 @@ from gpudoctor.checks.case import Expect
 from gpudoctor.checks.registry import Check, Level, matches
 from gpudoctor.checks.suppress import Suppression
 from gpudoctor.errors import UserError
+from gpudoctor.facts.deadlines import COLLECTION
 
 if TYPE_CHECKING:
     from gpudoctor.yaml_file import Place
@@ -37,7 +38,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     level: Level = "standard"
     profile: str = "auto"
     fail_on: Literal["fail", "warn", "never"] = "fail"
-    deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 10.0
+    deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = COLLECTION.seconds
     burn_duration_s: Annotated[float, msgspec.Meta(ge=10, le=86400)] = 600.0
     skip: tuple[str, ...] = ()
     require: tuple[str, ...] = ()

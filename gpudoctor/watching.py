@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from gpudoctor.facts.driver_watch import DriverWatch
     from gpudoctor.facts.watch_file import Recording
 
-FACTS_DEADLINE_S = 10.0
-
 
 class ClosedError(Exception):
     """Nobody reads any more."""
@@ -99,7 +97,7 @@ class Live:
     def _collect(self) -> Node:
         from gpudoctor.facts.collect import collect_live
 
-        return collect_live(self._root, FACTS_DEADLINE_S, nvml_module=self._nvml)
+        return collect_live(self._root, nvml_module=self._nvml)
 
     def _readers(self) -> None:
         from gpudoctor.facts.watch_host import HostReader
@@ -163,7 +161,7 @@ class Live:
 
 
 def _half_read(node: Node) -> bool:
-    return bool(node.driver.unanswered) or (
+    return bool(node.driver.unanswered or node.driver.unread_handles) or (
         isinstance(node.driver.init_code, Missing) and node.driver.module_loaded is True
     )
 

@@ -42,7 +42,7 @@ from tests.fuzz.seeds import as_yaml
 ROOT = Path(__file__).parent.parent
 # a driver that is played has no calls that are slow without being hung; and where links lead to switches, a driver
 # tells each GPU's links and nothing of pairs: from them follows what a pair has
-NOT_PLAYED = {"driver-slow", "nvlink-asymmetric"}
+NOT_PLAYED = {"driver-slow", "driver-stall", "nvlink-asymmetric"}
 HANGS = {"driver-hang"}
 PATIENT_S = 120
 

@@ -13,7 +13,7 @@ _TABLE = """
 driver.loaded fail: driver-not-loaded nouveau-loaded nvml-library-missing nvml-library-truncated
 driver.version-match fail: driver-mismatch
 driver.responsive fail: driver-hang
-driver.responsive warn: driver-slow
+driver.responsive warn: driver-slow driver-stall
 gpu.lost fail: gpu-lost gpu-reset-required node-reboot-required drain-and-reset
 gpu.lost warn: drain-p2p recovery-unknown
 gpu.count fail: gpu-missing gpu-off-pci

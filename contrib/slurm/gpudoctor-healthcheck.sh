@@ -22,7 +22,7 @@ fi
 if [[ $gres != *gpu* ]] && ! has_gpus; then exit 0; fi
 
 # slurmd kills it after 60 s
-examine 28
+examine 40
 printf '%s %s %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$verdict" "$why" >"$GPUDOCTOR_STATE/healthcheck"
 if [ "$verdict" = unknown ]; then
   say "no verdict: $why"

@@ -46,7 +46,7 @@ examine() {
     return
   fi
   # into a file: a pipe would wait for a child that hangs in the driver. Nor may such a child keep the lock (9)
-  timeout -k 2 "$limit" "$gpudoctor" check --level quick --format nagios --deadline 10 "${skips[@]}" "$@" \
+  timeout -k 2 "$limit" "$gpudoctor" check --level quick --format nagios --deadline "$((limit - 5))" "${skips[@]}" "$@" \
     >"$output" 2>&1 </dev/null 9>&-
   code=$?
   line=$(grep -a -m1 '^GPUDOCTOR ' "$output" || tail -n1 "$output")
@@ -142,7 +142,7 @@ judge_for_job() {
   gpus=$(job_gpus)
   # gpudoctor would narrow its view by them on its own
   unset SLURM_JOB_GPUS SLURM_STEP_GPUS
-  examine 20 ${gpus:+--gpu "$gpus"}
+  examine 35 ${gpus:+--gpu "$gpus"}
   if [ "$verdict" = unknown ]; then
     say "job ${SLURM_JOB_ID:-?}: no verdict: $why"
     if [ "$GPUDOCTOR_DRAIN_ON_UNKNOWN" = yes ]; then verdict=fail; fi

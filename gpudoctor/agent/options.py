@@ -47,9 +47,9 @@ def add_agent_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deadline",
         type=_deadline,
-        default=60.0,
+        default=90.0,
         metavar="SECONDS",
-        help="for a run: 1 to 3600 (60); then it is ended",
+        help="for a run: 1 to 3600 (90); then it is ended",
     )
     parser.add_argument(
         "--state",

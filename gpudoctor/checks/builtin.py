@@ -8,6 +8,7 @@ from gpudoctor.checks import (  # noqa: F401
     compute_bits,
     compute_speed,
     driver,
+    driver_responsive,
     environment,
     gpus,
     gpus_alike,

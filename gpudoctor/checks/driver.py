@@ -1,25 +1,21 @@
-"""Is the NVIDIA driver there, of one piece, and does it answer?"""
+"""Is the NVIDIA driver there, and of one piece?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.case import Case, Limit
+from gpudoctor.checks.case import Case
 from gpudoctor.checks.finding import (
     NODE,
     Advice,
     Evidence,
     Expected,
     Finding,
-    Found,
-    Subject,
     fail,
-    of_gpu,
     ok,
     skip,
     unknown,
     unread,
-    warn,
 )
 from gpudoctor.checks.registry import check
 from gpudoctor.facts.missing import Missing, known
@@ -200,107 +196,3 @@ def version_match(case: Case) -> Iterator[Finding]:
         yield unread(NODE, "kernel module version", driver.module_version)
     elif isinstance(driver.library_version, Missing):
         yield unread(NODE, "user library version", driver.library_version)
-
-
-_HANGS = "the driver or the GPU's own processor (GSP) hangs; every tool that asks will hang with it"
-_CRASHES = "the driver's library crashed; every program that makes this call will crash with it"
-_STARTS_THE_GPU = ("nvmlInit", "nvmlDeviceGetHandle")
-
-
-@check(
-    "driver.responsive",
-    title="Every driver call answered in time",
-    needs_gpu=False,
-    limits={
-        "init_s": Limit(10, "s", "8 GPUs without persistence mode take 2 to 10 s to start; more is a sick driver"),
-        "call_s": Limit(5, "s", "calls of more than 5 s come before a hang (field reports)"),
-        "hung_start_s": Limit(30, "s", "a driver that takes longer to start is hung (AMD Primus: 30 to 60 s)"),
-    },
-)
-def responsive(case: Case) -> Iterator[Finding]:
-    """Fail for each call that did not return; warn where the driver is slow."""
-    driver = case.node.driver
-    unanswered = (*driver.unanswered, *case.measurements.unanswered)
-    for hung in unanswered:
-        where = f" on GPU {hung.gpu}" if hung.gpu is not None else ""
-        text = f"{hung.call}{where} {hung.reason} within {hung.waited_s:g} s" if hung.hangs else hung.words
-        start_s = case.limit("driver.responsive", "hung_start_s")
-        if hung.hangs and hung.call.startswith(_STARTS_THE_GPU) and hung.waited_s < start_s:
-            # without persistence mode it wakes the GPU, which healthy nodes may take long for
-            yield unknown(
-                _subject(case, hung.gpu),
-                f"{text}; a driver that has to wake its GPUs may need more",
-                Evidence(hung.call, f"{hung.reason} ({hung.waited_s:g} s)"),
-                advice=[Advice("Give it time.", f"gpudoctor check driver --level quick --deadline {start_s + 10:g}")],
-            )
-            continue
-        if "SIGKILL" in hung.reason:
-            # so ends the kernel who is in a driver's module that goes wrong, but also who takes too much memory
-            yield unknown(
-                _subject(case, hung.gpu),
-                f"{text}: the driver's kernel module went wrong, or memory ran out",
-                Evidence(hung.call, f"{hung.reason} ({hung.waited_s:g} s)"),
-                advice=[Advice("Look which it was, and check again.", "dmesg | grep -iE 'oops|bug:|killed process'")],
-            )
-            continue
-        yield fail(
-            _subject(case, hung.gpu),
-            Found(text, hung.waited_s, "s"),
-            Expected("an answer before the deadline", "<=", hung.waited_s, "s", "deadline of the reader"),
-            Evidence(hung.call, f"{hung.reason} ({hung.waited_s:g} s)"),
-            likely=_HANGS if hung.hangs else _CRASHES,
-            advice=[
-                "Drain the node; do not start more tools that call the driver.",
-                Advice(
-                    "Look for Xid 119, 120 or 79 and for processes in state D.",
-                    "dmesg | grep -i xid; ps -eo pid,stat,comm | grep ' D'",
-                ),
-                "Reset the GPU if it lets you, else power-cycle the node: a plain reboot may hang too.",
-            ],
-        )
-    slow = tuple(_slow(case))
-    yield from slow
-    if unanswered or slow:
-        return
-    calls = driver.calls
-    if isinstance(calls, Missing):
-        yield unread(NODE, "driver calls", calls)
-        return
-    if calls == 0:
-        yield skip(NODE, "no driver call was made: there is no driver to ask")
-        return
-    slowest = known(driver.slowest_call_s)
-    text = f"{calls} calls answered" + (f", the slowest in {slowest:.3g} s" if slowest is not None else "")
-    yield ok(NODE, Found(text, slowest, "s" if slowest is not None else None))
-
-
-def _slow(case: Case) -> Iterator[Finding]:
-    driver = case.node.driver
-    call = known(driver.slowest_call) or "a driver call"
-    for name, what, took in (
-        ("init_s", "starting the driver's library", known(driver.init_s)),
-        ("call_s", call, known(driver.slowest_call_s)),
-    ):
-        limit = case.limit("driver.responsive", name)
-        # the slowest call is often nvmlInit itself: said once, against its own limit
-        if took is None or took <= limit or (name == "call_s" and "init" in call.lower()):
-            continue
-        yield warn(
-            NODE,
-            Found(f"{what} took {took:.3g} s", took, "s"),
-            Expected(f"at most {limit:g} s", "<=", limit, "s", case.limit_source("driver.responsive", name)),
-            Evidence(what, f"{took:.3g} s"),
-            likely="a GPU is slow to wake or its processor (GSP) is in trouble",
-            advice=[
-                Advice("Keep the driver awake, so that its start is paid once.", "nvidia-smi -pm 1"),
-                Advice("Look for GSP timeouts.", "dmesg | grep -i -e xid -e gsp"),
-                "Run gpudoctor check driver again: if it stays slow, drain the node before it hangs.",
-            ],
-        )
-
-
-def _subject(case: Case, index: int | None) -> Subject:
-    if index is None:
-        return NODE
-    gpu = next((g for g in case.node.gpus if g.index == index), None)
-    return of_gpu(gpu) if gpu else Subject(kind="gpu", gpu=index)

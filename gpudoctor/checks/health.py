@@ -85,6 +85,9 @@ def lost(case: Case) -> Iterator[Finding]:
                 likely="the GPU fell off the bus, or did not start",
                 advice=_lost_advice(),
             )
+    for words in case.node.driver.unread_handles:
+        # we gave up, or our own process was ended: nothing that the driver said
+        yield unknown(_named(words), f"a GPU that was not reached: {words}", Evidence("GPU handle", words))
     for gpu in case.gpus:
         yield _alive(case, gpu)
 

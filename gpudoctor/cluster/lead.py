@@ -30,6 +30,7 @@ from gpudoctor.exits import (
     say,
     write_stdout,
 )
+from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.loading import RUN_DEADLINE_S
 from gpudoctor.private_folder import make_private_folder, why_not_private
 from gpudoctor.report.files import OutputError, write_file
@@ -37,7 +38,7 @@ from gpudoctor.report.report import Tool
 
 _JOIN_S = 60.0
 _NAME_MAX = 50  # letters, each of up to 4 bytes: file systems take 255 bytes
-_READ_S = 30.0  # facts take 10 s at most, and Python and torch may come from a cold network disk
+_READ_S = COLLECTION.seconds + 20.0  # Python and torch may come from a cold network disk
 _OPEN_S = 60.0  # importing torch on a busy machine, and opening a GPU
 _MEET_S = {"nccl": 60.0, "gloo": 20.0}  # NCCL opens connections between all NICs first: seconds, more with many ranks
 

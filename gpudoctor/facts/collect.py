@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
+from gpudoctor.facts.deadlines import CALL, COLLECTION, START, Patience
 from gpudoctor.facts.gpu import Fact, Gpu, GpuPair
 from gpudoctor.facts.missing import NOT_READ, Missing
 from gpudoctor.facts.node import Driver, Node, Source
@@ -31,17 +32,18 @@ _SLACK_S = 1.0
 
 def collect_live(
     root: Path = Path("/"),
-    deadline_s: float = 10.0,
-    call_deadline_s: float = 2.0,
+    deadline_s: float = COLLECTION.seconds,
+    call_deadline_s: float = CALL.seconds,
     progress: Callable[[str], None] | None = None,
     nvml_module: str | None = None,
     on_interrupt: Callable[[Node], None] | None = None,
+    start_deadline_s: float = START.seconds,
 ) -> Node:
     """The facts of this machine, never later than the deadline for the driver.
 
     The driver is called only in a collector process. A call that runs longer than
-    `call_deadline_s` (nvmlInit and the handle lookup: `deadline_s`) becomes an `Unanswered`; what
-    was read before stays, and the leaves that were not reached are Missing (failed) and name
+    `call_deadline_s` (nvmlInit and the handle lookup: `start_deadline_s`) becomes an `Unanswered`;
+    what was read before stays, and the leaves that were not reached are Missing (failed) and name
     that call. Neither pynvml nor torch is imported here. `progress` gets a line for people now
     and then. `nvml_module`, as module:factory:argument, stands in for pynvml in tests. Under
     `gpudoctor fake-driver` the node is the one that is played, and SIMULATED. On any exception in
@@ -52,6 +54,7 @@ def collect_live(
     if played is not None:
         root = played.root
     driver = read_kernel_module(root)
+    patience = Patience(deadline_s, call_deadline_s, start_deadline_s)
     collector = None
     told: _Told = (driver, (), Missing("the driver is not loaded"))
     stop: BaseException | None = None
@@ -65,7 +68,7 @@ def collect_live(
             told = _complete(Collected(f"the collector could not be started: {error.strerror or error}"), driver)
     try:
         if collector is not None:
-            collector.listen(deadline_s, call_deadline_s, progress)
+            collector.listen(patience, progress)
         # the host's readers (journalctl is slow) run meanwhile
         if played is None:
             _read_host(root, deadline_s, around)
@@ -77,7 +80,7 @@ def collect_live(
         stop = error
     words = None if stop is None else f"interrupted by {str(stop) or type(stop).__name__}"
     if collector is not None:
-        told = _complete(collector.end(call_deadline_s, words), driver)
+        told = _complete(collector.end(patience, words), driver)
     if words is not None:
         for name in _AROUND:
             around.setdefault(name, fill(getattr(Node(), name), Missing(words, "failed")))
@@ -144,13 +147,13 @@ def _complete(collected: Collected, read_before: Driver) -> _Told:
         index: gpu if index in collected.done else fill(gpu, Missing(why.get(index, failure), "failed"))
         for index, gpu in collected.gpus.items()
     }
-    errors = dict(collected.handle_errors)
-    for index in range(driver.device_count if isinstance(driver.device_count, int) else 0):
-        if index not in gpus:
-            errors.setdefault(index, why.get(index, failure))
+    count = driver.device_count if isinstance(driver.device_count, int) else 0
+    unread = [index for index in range(count) if index not in gpus and index not in collected.handle_errors]
     driver = replace(
         driver,
-        handle_errors=tuple(f"index {index}: {words}" for index, words in sorted(errors.items())),
+        handle_errors=tuple(f"index {index}: {words}" for index, words in sorted(collected.handle_errors.items())),
+        # no word of the driver: whoever judges must not take it for one
+        unread_handles=tuple(f"GPU {index}: {why.get(index, failure)}" for index in unread),
         unanswered=collected.unanswered,
     )
     if driver.init_code != 0:

@@ -11,12 +11,11 @@ from time import monotonic
 
 import msgspec
 
+from gpudoctor.facts.deadlines import CALL, PATIENCE, START, START_CALLS
 from gpudoctor.facts.nvml_spawn import MAX_WORDS, DriverProcess
-from gpudoctor.facts.watch_channel import PATIENT_CALLS, Answer
+from gpudoctor.facts.watch_channel import Answer
 from gpudoctor.facts.watched import Silence
 
-CALL_DEADLINE_S = 2.0
-START_DEADLINE_S = 30.0
 LONGEST_BACKOFF_S = 60.0
 _MAX_LINE_BYTES = 16 << 20
 _MAX_STUCK = 3  # readers that sit in the kernel and cannot be ended: no more are put beside them
@@ -27,9 +26,10 @@ class DriverWatch:
     """The driver as `gpudoctor watch` sees it. `close` must be called; it waits only for a moment.
 
     `gpus`: NVML index and UUID of each (None where it is not known); none: all that the driver
-    counts. A call that has not returned for `call_deadline_s` (those that start a GPU:
-    `start_deadline_s`) ends its process, which is started again after `first_backoff_s`, then
-    twice as long each time. `nvml` (module:factory:argument) stands in for pynvml in tests.
+    counts. One reading waits for `patience_s`, then says what it waits for. A call that has not
+    returned for `call_deadline_s` (those that start a GPU: `start_deadline_s`) ends its process,
+    which is started again after `first_backoff_s`, then twice as long each time. `nvml`
+    (module:factory:argument) stands in for pynvml in tests.
     """
 
     def __init__(
@@ -37,15 +37,17 @@ class DriverWatch:
         gpus: Sequence[tuple[int, str | None]],
         interval_s: float = 1.0,
         nvml: str | None = None,
-        call_deadline_s: float = CALL_DEADLINE_S,
-        start_deadline_s: float = START_DEADLINE_S,
+        call_deadline_s: float = CALL.seconds,
+        start_deadline_s: float = START.seconds,
         first_backoff_s: float = 1.0,
+        patience_s: float = PATIENCE.seconds,
     ) -> None:
         self._order = {"gpus": tuple(gpus), "interval_s": interval_s, "nvml": nvml}
         self._interval_s = interval_s
         self._call_deadline_s = call_deadline_s
         self._start_deadline_s = start_deadline_s
         self._first_backoff_s = first_backoff_s
+        self._patience_s = min(patience_s, call_deadline_s)
         self._reader: _Reader | None = None
         self._failures = 0
         self._next_start_s = 0.0
@@ -60,14 +62,14 @@ class DriverWatch:
         return None if self._reader is None else self._reader.process.pid
 
     def read(self) -> tuple[Answer | None, Silence | None]:
-        """What the GPUs tell now; or, after at most `call_deadline_s`, that the driver is silent, and why."""
+        """What the GPUs tell now; or, after at most `patience_s`, that the driver is silent, and why."""
         if self._reader is None and not self._start():
             return None, self._silence()
         reader = self._reader
         assert reader is not None
         try:
             # once it is silent the ticks must go on in their time
-            patience_s = self._call_deadline_s if self._silent_since_s is None else min(self._interval_s / 2, 1.0)
+            patience_s = self._patience_s if self._silent_since_s is None else min(self._interval_s / 2, 1.0)
             answer = reader.answer(patience_s, self._call_deadline_s)
         except _EndedError as ended:
             self._gave_up(reader, str(ended))
@@ -115,7 +117,7 @@ class DriverWatch:
                 self._gave_up(reader, f"the reader of the driver did not answer in {took_s:.0f} s")
             return
         where = late.call if late.gpu is None else f"{late.call} on GPU {late.gpu}"
-        limit_s = self._start_deadline_s if late.call in PATIENT_CALLS else self._call_deadline_s
+        limit_s = self._start_deadline_s if late.call in START_CALLS else self._call_deadline_s
         if late.waited_s < min(limit_s, self._call_deadline_s):
             # many calls, each slow, or one that has only just begun
             took_s = now - reader.asked_s
@@ -214,18 +216,20 @@ class _Reader:
         if not data:
             raise _EndedError(self._what_became())
         line, end, rest = (self._rest + data).partition(b"\n")
-        if len(line) > _MAX_LINE_BYTES or rest:
-            raise _EndedError("the reader of the driver said more than it was asked")
-        if not end:
+        if not end and len(line) <= _MAX_LINE_BYTES:
             self._rest = line
             return None
         self._rest = b""
         try:
-            return msgspec.json.decode(line, type=Answer)
+            answer = msgspec.json.decode(line, type=Answer)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise _EndedError(
                 f"the reader of the driver sent something that is no answer: {error}"[:MAX_WORDS]
             ) from None
+        # only now: how many lines one read takes is chance, and what the first one says is not
+        if rest:
+            raise _EndedError("the reader of the driver said more than it was asked")
+        return answer
 
     def _what_became(self) -> str:
         return self.process.post_mortem()[1]

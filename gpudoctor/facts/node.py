@@ -57,11 +57,15 @@ class Driver(Fact, frozen=True):
 
     `init_code` is nvmlInit's return code (0 success, 9 driver not loaded, 12 library not
     found, 18 library and kernel module differ ...); `init_error` its words. `device_count` is
-    what the driver says; `gpus` of the node may be fewer where handles failed. `denied_gpus` are
-    bus ids of GPUs that it does not show and whose device files this process may not open. A
-    capture that shows GPUs implies a loaded driver: readers of captures set `init_code` 0.
-    `binding_hidden_by` is the package that other Python programs get instead of NVIDIA's own
-    binding ("pynvml 11.5.0"); None if nothing is in front of it.
+    what the driver says; `gpus` of the node may be fewer where handles failed. A capture that
+    shows GPUs implies a loaded driver: readers of captures set `init_code` 0. `handle_errors` is
+    what the driver answered instead of giving a handle; `unread_handles` names the GPUs whose handle
+    did not come in time, with the reason, which is no word of the driver. `denied_gpus` are
+    bus ids of GPUs that it does not show and whose device files this process may not open.
+    `init_s` is nvmlInit's time, `start_s` the time from its begin until the last GPU had given its
+    handle: without persistence mode the GPUs are woken in it. `slowest_call` is the slowest of the
+    others. `binding_hidden_by` is the package that other Python programs get instead of NVIDIA's
+    own binding ("pynvml 11.5.0"); None if nothing is in front of it.
     """
 
     module_loaded: bool | Missing = NOT_READ
@@ -73,6 +77,7 @@ class Driver(Fact, frozen=True):
     cuda_version: str | Missing = NOT_READ
     device_count: int | Missing = NOT_READ
     handle_errors: tuple[str, ...] = ()
+    unread_handles: tuple[str, ...] = ()
     denied_gpus: tuple[str, ...] | Missing = NOT_READ
     unanswered: tuple[Unanswered, ...] = ()
     calls: int | Missing = NOT_READ
@@ -80,6 +85,7 @@ class Driver(Fact, frozen=True):
     slowest_call_s: float | Missing = NOT_READ
     init_s: float | Missing = NOT_READ
     binding_hidden_by: str | None = None
+    start_s: float | Missing = NOT_READ
 
 
 class PciDevice(Fact, frozen=True):

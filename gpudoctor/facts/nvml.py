@@ -8,6 +8,7 @@ from importlib.machinery import PathFinder
 from time import monotonic
 from typing import Any, Protocol
 
+from gpudoctor.facts.deadlines import START_CALLS
 from gpudoctor.facts.error_cost import UNKNOWN, is_kept
 from gpudoctor.facts.gpu import CallError
 from gpudoctor.facts.missing import Missing
@@ -43,6 +44,21 @@ class NoCrumbs:
 
     def finish(self) -> None:
         pass
+
+
+class _Start:
+    """A call that starts a GPU: it holds a lock of the driver, and what is asked after it began waits behind it."""
+
+    def __init__(self) -> None:
+        self.began_s = monotonic()
+        self.ended_s: float | None = None
+
+
+def _own_s(started_s: float, starts: list[_Start]) -> float:
+    """How long the call that began then, and ends now, took by itself: after those that it may have waited behind."""
+    now_s = monotonic()
+    ends = [now_s if start.ended_s is None else start.ended_s for start in starts if start.began_s < started_s]
+    return now_s - max((started_s, *ends))
 
 
 class DriverError(Exception):
@@ -86,6 +102,8 @@ class Door:
 
     `errors` gathers the answers that may cost the whole GPU (15, 16, 999; see `error_cost`). A function that
     this driver said it does not have is not called again by this door, but by those of other GPUs.
+    Doors made by `for_gpu` share the knowledge of the GPUs that are being started, and nothing else.
+    `slowest_call` and `slowest_s` are of the calls that start no GPU.
     """
 
     def __init__(self, nvml: Any, crumbs: Crumbs | None = None, gpu: int | None = None) -> None:
@@ -98,10 +116,13 @@ class Door:
         self.slowest_s = 0.0
         self._crumbs: Crumbs = crumbs or NoCrumbs()
         self._absent: set[tuple[str, int]] = set()
+        self._starts: list[_Start] = []
 
     def for_gpu(self, gpu: int, crumbs: Crumbs | None = None) -> Door:
         """A door for the thread that reads one GPU."""
-        return Door(self.nvml, crumbs, gpu)
+        door = Door(self.nvml, crumbs, gpu)
+        door._starts = self._starts
+        return door
 
     def close(self) -> None:
         """This thread makes no more calls."""
@@ -114,6 +135,9 @@ class Door:
             raise DriverError(name, FUNCTION_NOT_FOUND, error_word(FUNCTION_NOT_FOUND))
         self.calls += 1
         self._crumbs.enter(name, self.gpu)
+        start = _Start() if name in START_CALLS else None
+        if start is not None:
+            self._starts.append(start)
         started = monotonic()
         try:
             answer = function(*args)
@@ -129,8 +153,9 @@ class Door:
             raise DriverError(name, None, f"answered bytes that are not text ({error.object[:40]!r})") from None
         finally:
             self._crumbs.leave()
-            took_s = monotonic() - started
-            if took_s > self.slowest_s:
+            if start is not None:
+                start.ended_s = monotonic()
+            elif monotonic() - started > self.slowest_s and (took_s := _own_s(started, self._starts)) > self.slowest_s:
                 self.slowest_call, self.slowest_s = name, took_s
 
     def ask(self, name: str, *args: Any) -> Any:

@@ -16,9 +16,6 @@ import msgspec
 from gpudoctor.facts.gpu import Gpu, GpuPair
 from gpudoctor.facts.node import Driver
 
-# without persistence mode the driver starts every GPU anew for these: seconds on a healthy node
-SLOW_CALLS = frozenset({"nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"})
-
 SLOTS = 129  # the first thread and 128 GPUs
 _HEAD = struct.Struct(
     "=dQiI"

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from pathlib import Path
 
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Driver
 
 NOT_LOADED = 9
+_LIBRARY = "libnvidia-ml.so.1"
+# where distributions put the driver's library
+_OWN_FOLDERS = (
+    f"/usr/lib/{os.uname().machine}-linux-gnu/",
+    "/usr/lib64/",
+    "/usr/lib/",
+    f"/lib/{os.uname().machine}-linux-gnu/",
+    "/lib64/",
+    "/lib/",
+)
 
 
 def read_kernel_module(root: Path) -> Driver:
     """`module_loaded`, `module_version` and `nouveau_loaded`; code 9 where the module is not there.
 
     As root and without the module, nvmlInit looks for nvidia-modprobe and makes device nodes, so
-    it must not be called then. WSL has no module but /dev/dxg, and a sandbox that shows no
-    /sys/module at all (gVisor) may have /dev/nvidiactl: there the library is asked, and whether
-    the module is loaded stays Missing.
+    it must not be called then. WSL has no module but /dev/dxg, a sandbox that shows no /sys/module
+    at all (gVisor) may have /dev/nvidiactl, and NVIDIA's nvml-mock, Tegra and some container
+    runtimes have a library that works without /sys/module/nvidia: there the library is asked,
+    and whether the module is loaded stays Missing.
     """
     folder = root / "sys/module/nvidia"
     state = _text(folder / "initstate")
@@ -31,6 +44,9 @@ def read_kernel_module(root: Path) -> Driver:
         return Driver(module_loaded=missing, module_version=missing, nouveau_loaded=nouveau)
     if state is None and not (root / "sys/module").is_dir() and (root / "dev/nvidiactl").exists():
         missing = Missing("this sandbox shows no /sys/module")
+        return Driver(module_loaded=missing, module_version=missing, nouveau_loaded=nouveau)
+    if state is None and _may_be_asked(root):
+        missing = Missing("there is no /sys/module/nvidia; the driver's library was asked")
         return Driver(module_loaded=missing, module_version=missing, nouveau_loaded=nouveau)
     why = f"the kernel module is {state}" if state else "the kernel module nvidia is not loaded"
     if nouveau is True:
@@ -46,6 +62,50 @@ def read_kernel_module(root: Path) -> Driver:
         device_count=Missing("not asked: the kernel module is not loaded"),
         calls=0,
     )
+
+
+def _may_be_asked(root: Path) -> bool:
+    """Whether the library that would be loaded may know of a driver that /sys does not show, and changes nothing.
+
+    One that is not the distribution's own is made for this place; with a device node, or for a user
+    who can make none, nvmlInit changes nothing but where it can start nvidia-modprobe.
+    """
+    library = _library(root)
+    if library is None or _loads_modules(root):
+        return False
+    is_own = str(library).startswith(_OWN_FOLDERS)
+    return not is_own or (root / "dev/nvidiactl").exists() or os.geteuid() != 0
+
+
+def _loads_modules(root: Path) -> bool:
+    """Whether nvmlInit, called by this user, would find an nvidia-modprobe that loads the module."""
+    try:
+        mode = (root / "usr/bin/nvidia-modprobe").stat().st_mode
+    except OSError:
+        return False
+    return os.geteuid() == 0 or bool(mode & stat.S_ISUID)
+
+
+def _library(root: Path) -> Path | None:
+    """Where the dynamic loader would find libnvidia-ml.so.1 (ld.so(8)), as a path below the root; None: nowhere."""
+    named = [f"{folder}/{_LIBRARY}" for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":")]
+    try:
+        cache = (root / "etc/ld.so.cache").read_bytes()
+    except OSError:
+        cache = b""
+    cached = [found.decode() for found in re.findall(rb"/[!-~]*/libnvidia-ml\.so\.1(?=\0)", cache)]
+    usual = [f"{folder}{_LIBRARY}" for folder in _OWN_FOLDERS]
+    for path in (*named, *cached, *usual):
+        if path.startswith("/") and "i386" not in path and _is_file(root, path):
+            return Path(path)
+    return None
+
+
+def _is_file(root: Path, path: str) -> bool:
+    try:
+        return (root / path.lstrip("/")).is_file()
+    except OSError:
+        return False
 
 
 def _nouveau(root: Path) -> bool | Missing:

@@ -12,15 +12,16 @@ from time import monotonic
 
 import msgspec
 
+from gpudoctor.facts.deadlines import START_CALLS, Patience
 from gpudoctor.facts.gpu import Gpu, GpuPair
 from gpudoctor.facts.node import Driver, Unanswered
-from gpudoctor.facts.nvml_channel import SLOW_CALLS, InFlight, Message
+from gpudoctor.facts.nvml_channel import InFlight, Message
 from gpudoctor.facts.nvml_spawn import MAX_WORDS, DriverProcess
 
 _TICK_S = 0.05
 _TURN_S = 0.2
 _SLACK_S = 0.5
-MOST_STARVED = 2.0  # still in under a minute where the deadline is the usual 10 s
+MOST_STARVED, MOST_STARVED_S = 2.0, 30.0  # how much a deadline grows at most: times itself, and seconds
 _MAX_LINE_BYTES = 16 << 20
 
 Progress = Callable[[str], None]
@@ -79,33 +80,36 @@ class Collector:
         # not Thread.join: a signal's exception in it takes the thread for one that has ended
         self._heard = Event()
 
-    def listen(self, deadline_s: float, call_deadline_s: float, progress: Progress | None = None) -> None:
+    def listen(self, patience: Patience, progress: Progress | None = None) -> None:
         """Take messages until the end, the deadline, or until every thread that is left sits in a hung call.
 
         Deadlines count from the start of the process, and only the time in which the machine let it run: a
-        node full of work is no sick driver. They grow by at most `MOST_STARVED` times the deadline. nvmlInit
-        and the handle lookup may take all of it: without persistence mode they start the GPUs.
+        node full of work is no sick driver. They grow by at most `MOST_STARVED` times the deadline, and
+        `MOST_STARVED_S`. Where no thread can be started, this one listens before it goes on.
         """
 
         def listen() -> None:
             try:
-                self._listen(deadline_s, call_deadline_s, progress)
+                self._listen(patience, progress)
             finally:
                 self._heard.set()
 
-        Thread(target=listen, daemon=True).start()
+        try:
+            Thread(target=listen, daemon=True).start()
+        except RuntimeError:  # can't start new thread: a limit on this container's processes
+            listen()
 
     def wait(self, limit_s: float) -> None:
         """Until all was said, or nothing more will be; longer than the limit only where the deadline has grown."""
-        end_s = monotonic() + limit_s * (1.0 + MOST_STARVED)
+        end_s = monotonic() + limit_s + _most_starved_s(limit_s)
         # in short turns: a signal that came just before a wait does not end it, and nothing runs its handler
         while not self._heard.wait(_TURN_S) and monotonic() < end_s:
             pass
 
-    def end(self, call_deadline_s: float, interrupted: str | None = None) -> Collected:
+    def end(self, patience: Patience, interrupted: str | None = None) -> Collected:
         """End the process and its group; what it told. `interrupted`: why it was not let finish, in words."""
         was_over = self._heard.is_set()
-        late = self._process.late_calls(call_deadline_s)
+        late = self._process.late_calls(patience.call_s, patience.start_s)
         self._process.end()
         if not self._heard.wait(_SLACK_S):
             return Collected(interrupted or "the collector could not be listened to")
@@ -117,21 +121,26 @@ class Collector:
             collected.failure = late[0].words if late else interrupted
         return collected
 
-    def _listen(self, deadline_s: float, call_deadline_s: float, progress: Progress | None) -> None:
+    def _listen(self, patience: Patience, progress: Progress | None) -> None:
         collected = self._collected
         said = ""
+        starting_until_s = 0.0
         while not collected.ended:
             now = monotonic()
-            starved_s = min(self._process.starved_s(_TICK_S), MOST_STARVED * deadline_s)
+            starved_s = min(self._process.starved_s(_TICK_S), _most_starved_s(patience.whole_s))
             calls, between = self._process.calls()
-            over = now - self._process.started_s > deadline_s + starved_s
-            if over or (not between and _all_hang(calls, now, call_deadline_s)):
+            hung = _hung(calls, now, starting_until_s, patience)
+            if any(call.call in START_CALLS and call not in hung for call in calls):
+                starting_until_s = now
+            over = now - self._process.started_s > patience.whole_s + starved_s
+            # where every thread that has not finished sits in a hung call, nothing more will come
+            if over or (not between and calls and len(hung) == len(calls)):
                 # what was written until now is still taken
                 with suppress(msgspec.MsgspecError, UnicodeDecodeError):
                     while monotonic() < now + _SLACK_S and self._take(collected, 0.0):
                         pass
                 if not collected.ended:
-                    self._give_up(collected, calls, now, deadline_s, call_deadline_s)
+                    self._give_up(collected, calls, hung, now, patience)
                 return
             if progress is not None and (words := _progress(collected, calls, now)) != said:
                 progress(words)
@@ -163,28 +172,53 @@ class Collector:
         return True
 
     def _give_up(
-        self, collected: Collected, calls: tuple[InFlight, ...], now: float, deadline_s: float, call_deadline_s: float
+        self,
+        collected: Collected,
+        calls: tuple[InFlight, ...],
+        hung: tuple[InFlight, ...],
+        now: float,
+        patience: Patience,
     ) -> None:
-        collected.unanswered = tuple(
-            Unanswered(call.call, call.gpu, round(now - call.started_s, 3))
-            for call in calls
-            if now - call.started_s > call_deadline_s
-        )
+        # a start that has not had all of its time is told too: whoever judges knows how long it may take
+        starting = (call for call in calls if call.call in START_CALLS and now - call.started_s > patience.call_s)
+        told = sorted({*hung, *starting}, key=lambda call: call.slot)
+        collected.unanswered = tuple(Unanswered(call.call, call.gpu, round(now - call.started_s, 3)) for call in told)
         if not collected.unanswered:
             # no call is to blame: a slow disk, a machine without a moment to spare, a short deadline
-            busy = f" (it is in {calls[0].call})" if calls else ""
-            collected.failure = f"the collector did not finish in {deadline_s:g} s{busy}"
+            collected.failure = f"the collector did not finish in {patience.whole_s:g} s{_busy(calls)}"
             return
         collected.failure = collected.unanswered[0].words
 
 
-def _all_hang(calls: tuple[InFlight, ...], now: float, call_deadline_s: float) -> bool:
-    """Every thread that has not finished sits in a call for too long: nothing more will come."""
-    return bool(calls) and all(call.call not in SLOW_CALLS and now - call.started_s > call_deadline_s for call in calls)
+def _most_starved_s(deadline_s: float) -> float:
+    return min(MOST_STARVED * deadline_s, MOST_STARVED_S)
+
+
+def _hung(calls: tuple[InFlight, ...], now: float, starting_until_s: float, patience: Patience) -> tuple[InFlight, ...]:
+    """The calls that are out for longer than they may take; what began before `starting_until_s` waited until then."""
+    return tuple(
+        call
+        for call in calls
+        if (
+            now - call.started_s > patience.start_s
+            if call.call in START_CALLS
+            else now - max(call.started_s, starting_until_s) > patience.call_s
+        )
+    )
+
+
+def _busy(calls: tuple[InFlight, ...]) -> str:
+    """The call that is out for longest, in words."""
+    if not calls:
+        return ""
+    first = min(calls, key=lambda call: call.started_s)
+    return f" (it is in {first.call}{'' if first.gpu is None else f' on GPU {first.gpu}'})"
 
 
 def _progress(collected: Collected, calls: tuple[InFlight, ...], now: float) -> str:
+    slow = next((call for call in calls if call.call in START_CALLS and now - call.started_s > 1.0), None)
+    if slow is not None:
+        return f"{slow.call}: the driver is starting the GPUs"
     if not collected.gpus:
-        slow = next((call for call in calls if now - call.started_s > 1.0), None)
-        return f"{slow.call}: the driver is starting the GPUs" if slow else "reading the driver"
+        return "reading the driver"
     return f"reading GPUs: {len(collected.done)} of {len(collected.gpus)}"

@@ -59,6 +59,7 @@ def read_nvml(
         return driver
     nvml = nvml or load_pynvml()
     door = Door(nvml, listener.crumbs(0))
+    began_s = monotonic()
     driver = _initialise(door, replace(driver, binding_hidden_by=getattr(nvml, "hidden_by", None)))
     listener.driver(driver)
     if driver.init_code != 0:
@@ -68,7 +69,7 @@ def read_nvml(
     system = System(version_numbers(driver.library_version), _confidential(door), root, own_pid)
     node = _Readers(listener, door, system)
     node.run(count)
-    driver = replace(driver, **_statistics(node.doors))
+    driver = replace(driver, start_s=node.started_s - began_s, **_statistics(node.doors))
     # what is said already stays said if the kernel module does not answer for a GPU that it does not show
     listener.driver(driver)
     return replace(driver, denied_gpus=read_denied_gpus(root, node.bus_ids))
@@ -136,8 +137,8 @@ def _statistics(doors: list[Door]) -> dict[str, Any]:
     where = "" if slowest.gpu is None else f" on GPU {slowest.gpu}"
     return {
         "calls": sum(door.calls for door in doors),
-        "slowest_call": slowest.slowest_call + where if slowest.calls else Missing("no call was made"),
-        "slowest_call_s": slowest.slowest_s if slowest.calls else Missing("no call was made"),
+        "slowest_call": slowest.slowest_call + where if slowest.slowest_call else Missing("no call was made"),
+        "slowest_call_s": slowest.slowest_s if slowest.slowest_call else Missing("no call was made"),
     }
 
 
@@ -153,6 +154,7 @@ class _Readers:
         self.system = system
         self.doors = [door]
         self.bus_ids: set[str] = set()
+        self.started_s = monotonic()  # when the last GPU had given its handle
         self._done: list[tuple[Gpu, Any]] = []
         self._lock = threading.Lock()
 
@@ -163,11 +165,18 @@ class _Readers:
             self.doors.append(door)
             # daemon: a thread inside a hung call must not keep the process alive
             threads.append(threading.Thread(target=self._read, args=(door, index), name=f"GPU {index}", daemon=True))
-        for thread in threads:
-            thread.start()
+        left = []
+        for index, thread in enumerate(threads):
+            try:
+                thread.start()
+            except RuntimeError:  # can't start new thread: a limit on this container's processes
+                left.append(index)
         self.doors[0].close()
-        for thread in threads:
-            thread.join()
+        for index in left:
+            self._read(self.doors[index + 1], index)
+        for index, thread in enumerate(threads):
+            if index not in left:
+                thread.join()
 
     def _read(self, door: Door, index: int) -> None:
         try:
@@ -177,7 +186,10 @@ class _Readers:
 
     def _read_gpu(self, door: Door, index: int) -> None:
         try:
-            door.handle = door.call(_HANDLE, index)
+            try:
+                door.handle = door.call(_HANDLE, index)
+            finally:
+                self.started_s = monotonic()
             pci = door.call("nvmlDeviceGetPciInfo_v3", door.handle)
         except DriverError as error:
             code = "" if error.code is None else f" ({error.code})"

@@ -13,6 +13,7 @@ from time import monotonic
 import msgspec
 from msgspec.structs import replace
 
+from gpudoctor.facts.deadlines import START_CALLS
 from gpudoctor.facts.node import Unanswered
 from gpudoctor.facts.nvml_channel import Crumbs, InFlight, make_memory
 from gpudoctor.facts.starvation import Starvation
@@ -111,14 +112,18 @@ class DriverProcess:
         since = self._starvation.since
         return tuple(replace(call, started_s=call.started_s + since(call.started_s)) for call in calls), between
 
-    def late_calls(self, call_deadline_s: float) -> tuple[Unanswered, ...]:
-        """The calls that have not returned for longer than the deadline, the want of a CPU left out."""
+    def late_calls(self, call_deadline_s: float, start_deadline_s: float | None = None) -> tuple[Unanswered, ...]:
+        """The calls that have not returned for longer than the deadline, the want of a CPU left out.
+
+        `start_deadline_s`: for calls that start a GPU, where that is another one.
+        """
+        starting_s = call_deadline_s if start_deadline_s is None else start_deadline_s
         self.starved_s()
         now = monotonic()
         return tuple(
             Unanswered(call.call, call.gpu, round(now - call.started_s, 3))
             for call in self.calls()[0]
-            if now - call.started_s > call_deadline_s
+            if now - call.started_s > (starting_s if call.call in START_CALLS else call_deadline_s)
         )
 
     def last_words(self) -> str:

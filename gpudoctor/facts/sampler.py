@@ -13,6 +13,7 @@ from time import monotonic
 
 import msgspec
 
+from gpudoctor.facts.deadlines import CALL, START
 from gpudoctor.facts.node import Unanswered
 from gpudoctor.facts.nvml_channel import make_memory
 from gpudoctor.facts.nvml_spawn import MAX_WORDS, DriverProcess
@@ -20,8 +21,6 @@ from gpudoctor.facts.samples import Recording, Said, Sample
 
 INTERVAL_S = 0.2
 _MOST_TICKS = 5000  # a long load is sampled more seldom: 5000 samples of 8 GPUs are some 10 MB
-# ranks that start, or are killed, hold the driver's lock for seconds on a healthy node
-CALL_DEADLINE_S = 10.0
 _TICK_S = 0.05
 _SLACK_S = 1.0
 
@@ -43,7 +42,7 @@ class Sampler:
         self,
         gpus: Sequence[tuple[int, str]],
         interval_s: float = INTERVAL_S,
-        call_deadline_s: float = CALL_DEADLINE_S,
+        call_deadline_s: float = CALL.seconds,
         nvml: str | None = None,
     ) -> None:
         self._gpus = tuple(gpus)
@@ -101,7 +100,7 @@ class Sampler:
         """Until the process has ended; else the calls that are to blame, and words."""
         limit = monotonic() + patience_s
         while self._process.ends_within(_TICK_S) is None:
-            unanswered = self._process.late_calls(self._call_deadline_s)
+            unanswered = self._process.late_calls(self._call_deadline_s, START.seconds)
             if unanswered:
                 return unanswered, unanswered[0].words
             if monotonic() > limit:

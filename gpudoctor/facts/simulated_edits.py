@@ -15,11 +15,12 @@ from gpudoctor.facts.simulated_wiring import put
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What a fault strikes: nothing said is the whole node; NVML indices."""
+    """What a fault strikes: nothing said is the whole node; NVML indices. `seconds`: for how long, if that was said."""
 
     gpu: int | None = None
     other: int | None = None
     link: int | None = None
+    seconds: float | None = None
 
 
 Pattern = Callable[[Node, Target], Node]

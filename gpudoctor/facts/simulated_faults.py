@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +26,7 @@ class Fault(msgspec.Struct, frozen=True):
     `check` must answer with `status` where the fault is applied (the best known rule for it);
     `level` is the first that runs that check. `needs` are conditions on the node and the target
     (see `simulated_conditions`). `given` says what the judge must be told for the fault to show:
-    `expect-gpus`, the number of GPUs from the configuration.
+    `expect-gpus`, the number of GPUs from the configuration. `of`: what may stand behind a colon.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Fault(msgspec.Struct, frozen=True):
     level: Literal["quick", "standard"] = "quick"
     needs: tuple[str, ...] = ()
     given: Literal["expect-gpus"] | None = None
+    of: Literal["seconds"] | None = None
     patch: Mapping[str, Any] = {}
 
     def happens_on(self, node: Node, spec: str | None = None) -> bool:
@@ -58,7 +60,9 @@ def faults() -> tuple[Fault, ...]:
     made = []
     for name, row in rows.items():
         check, status = row.pop("trips").split()
-        head: dict[str, Any] = {key: row.pop(key) for key in ("title", "kind", "level", "needs", "given") if key in row}
+        head: dict[str, Any] = {
+            key: row.pop(key) for key in ("title", "kind", "level", "needs", "given", "of") if key in row
+        }
         fault: dict[str, Any] = {"name": name, "check": check, "status": status, **head, "patch": row}
         made.append(msgspec.convert(fault, Fault))
     return tuple(made)
@@ -68,8 +72,9 @@ def apply_faults(node: Node, specs: Iterable[str]) -> Node:
     """The node with every fault applied in order; it says SIMULATED from then on, whatever it was.
 
     A spec is `NAME`, or `NAME@GPU` with NVML's index, `NAME@A-B` for a pair, `NAME@GPU:LINK` for a
-    link. Without a target: the last GPU, the last two GPUs, link 0 of the last GPU. Raise
-    UserError for an unknown fault, GPU, pair or link, and for a fault that cannot occur there.
+    link, `NAME@GPU:SECONDS` for one that lasts so long. Without a target: the last GPU, the last two
+    GPUs, link 0 of the last GPU. Raise UserError for an unknown fault, GPU, pair or link, and for a
+    fault that cannot occur there.
     """
     specs = tuple(specs)
     for spec in specs:
@@ -118,6 +123,8 @@ def _target(fault: Fault, node: Node, spec: str | None) -> Target:
         return Target(gpu=min(first.index, second.index), other=max(first.index, second.index))
     index, colon, link = where.partition(":")
     gpu = _gpu(node, index, spec) if where else _gpu(node, str(last), spec)
+    if fault.of == "seconds":
+        return Target(gpu=gpu.index, seconds=_seconds(spec, link) if colon else None)
     if fault.kind != "link":
         if colon:
             raise UserError(f"{spec}: there is no link to strike: write {fault.name}@{gpu.index}")
@@ -134,6 +141,13 @@ def _gpu(node: Node, word: str, spec: str | None) -> Gpu:
         if word == str(gpu.index):
             return gpu
     raise UserError(f"{spec}: there is no GPU {word!r}; this node has GPU {known_ones}")
+
+
+def _seconds(spec: str | None, word: str) -> float:
+    told = re.fullmatch(r"([0-9]{1,5}(?:\.[0-9]{1,3})?)s?", word, re.ASCII)
+    if told is None or float(told[1]) <= 0:
+        raise UserError(f"{spec}: behind the colon stand seconds, as in driver-stall@3:2.6s, not {word!r}")
+    return float(told[1])
 
 
 def _last_two(node: Node) -> tuple[Gpu, Gpu]:

@@ -7,11 +7,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from gpudoctor.facts.deadlines import CALL
 from gpudoctor.facts.gpu import CallError, Gpu, GpuProcess
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import Node, Unanswered
 from gpudoctor.facts.simulated_edits import Pattern, Target, change, each, on_slot, struck_gpu
 from gpudoctor.facts.simulated_wiring import GT_S, put
+
+_STALL_S = 7.0
 
 
 def _without_gpu(node: Node, target: Target) -> Node:
@@ -72,11 +75,20 @@ def _on_own_hop(gpu: Gpu, leaves: Mapping[str, Any]) -> Gpu:
     return put(gpu, "pcie.path", (replace(gpu.pcie.path[0], **leaves), *gpu.pcie.path[1:]))
 
 
+def _stall(node: Node, target: Target) -> Node:
+    """One call takes long and then answers; one that takes longer than a reader waits looks as if it hung."""
+    took_s = target.seconds or _STALL_S
+    if took_s > CALL.seconds:
+        return _hang(node, target)
+    slowest = f"nvmlDeviceGetFieldValues on GPU {target.gpu}"
+    return replace(node, driver=replace(node.driver, slowest_call=slowest, slowest_call_s=took_s))
+
+
 def _hang(node: Node, target: Target) -> Node:
     """One call never comes back; what was to be asked after it was not asked."""
-    call = Unanswered("nvmlDeviceGetFieldValues", target.gpu, 10.0)
+    call = Unanswered("nvmlDeviceGetFieldValues", target.gpu, CALL.seconds)
     node = replace(node, driver=replace(node.driver, unanswered=(*node.driver.unanswered, call)))
-    silent = {"missing": "nvmlDeviceGetFieldValues did not return within 10 s", "kind": "failed"}
+    silent = {"missing": f"nvmlDeviceGetFieldValues did not return within {CALL.seconds:g} s", "kind": "failed"}
     leaves = (
         "recovery_action",
         "processes",
@@ -223,6 +235,7 @@ GPU_PATTERNS: dict[str, Pattern] = {
     "off-pci": _off_pci,
     "lost": _lost,
     "hang": _hang,
+    "stall": _stall,
     "hot": _hot,
     "overheated": _overheated,
     "slowed": _slowed,

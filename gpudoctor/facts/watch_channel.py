@@ -6,11 +6,6 @@ import msgspec
 
 from gpudoctor.facts.watched import GpuTick
 
-# a GPU that sleeps is started for these: seconds on a healthy node
-PATIENT_CALLS = frozenset(
-    {"nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetUUID"}
-)
-
 
 class WatchOrder(msgspec.Struct, frozen=True):
     """What the reader is to do.

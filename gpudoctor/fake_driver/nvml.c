@@ -3,17 +3,21 @@
  * The table is the file "answers" in the folder that GPUDOCTOR_FAKE_DRIVER names: lines sorted by
  * key, of the form  key TAB code TAB bytes in hex.  A key is  function|device  or
  * function|device|argument|...; the code is NVML's return code, or -1 where the call never returns.
+ * wait|function|device has milliseconds as its code: so long does the first such call of a process
+ * hold the driver's lock, behind which all others queue; wait|device|N, the first handle of that device.
  * The bytes are the struct, number or text as the caller wants it in memory. All knowledge of
  * what a GPU answers is in table.py; here is only how each function takes its arguments.
  * DRIVER is the branch (535): functions that came later are not in the library, as in a real one.
  */
 #include <ctype.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #ifndef DRIVER
@@ -34,7 +38,9 @@ struct record {
 
 static struct record *records;
 static size_t record_count;
+static int has_waits;
 static atomic_int started;
+static pthread_mutex_t driver_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static int nibble(char c)
@@ -83,11 +89,12 @@ static void load(void)
         record->bytes = (unsigned char *)hex;
         for (place = 0; place < record->size; place++)
             record->bytes[place] = (unsigned char)(nibble(hex[2 * place]) << 4 | nibble(hex[2 * place + 1]));
+        has_waits |= !strncmp(record->key, "wait|", 5);
         record_count++;
     }
 }
 
-static const struct record *find(const char *key)
+static struct record *find(const char *key)
 {
     size_t low = 0, high = record_count;
     pthread_once(&once, load);
@@ -105,6 +112,25 @@ static const struct record *find(const char *key)
     return NULL;
 }
 
+/* A GPU that wakes, or a call that stalls: once in a process, and nobody else gets on meanwhile. */
+static void queue(const char *name, int device)
+{
+    char key[KEY_SIZE];
+    struct record *record;
+    pthread_once(&once, load);
+    if (!has_waits)
+        return;
+    snprintf(key, sizeof key, "wait|%s|%d", name, device);
+    pthread_mutex_lock(&driver_lock);
+    if ((record = find(key)) && record->code > 0) {
+        struct timespec left = {record->code / 1000, record->code % 1000 * 1000000L};
+        while (nanosleep(&left, &left) && errno == EINTR)
+            ;
+        record->code = 0;
+    }
+    pthread_mutex_unlock(&driver_lock);
+}
+
 /* The record's code; never comes back where the driver does not answer. */
 static int code_of(const struct record *record)
 {
@@ -120,6 +146,7 @@ static int look(const char *name, int device, int count, const unsigned *args, c
     char key[KEY_SIZE];
     int length = snprintf(key, sizeof key, "%s|%d", name, device), place;
     const struct record *record = find(key);
+    queue(name, device);
     if (record && (code_of(record) || !count)) {
         *found = record;
         return record->code;
@@ -242,6 +269,7 @@ static int handle_to(const struct record *record, int code, void **out)
     if (code || !record || record->size != sizeof number)
         return code ? code : NOT_FOUND;
     memcpy(&number, record->bytes, sizeof number);
+    queue("device", number);
     *out = (void *)(intptr_t)(number + 1);
     return SUCCESS;
 }

@@ -19,6 +19,7 @@ _TOLD_CODE = re.compile(r"\(([0-9]{1,3})\)$")
 # a failed leaf that names no code; not 999, which would condemn the whole GPU
 _TIMEOUT = 10
 _KEY_BYTES = 250
+_LONGEST_WAIT_MS = 86_400_000
 
 
 def code_of(why: Missing) -> int:
@@ -77,6 +78,10 @@ class Rows:
             self._put(function, device, args, code_of(text), b"")
         else:
             self._put(function, device, args, 0, str(text).encode("utf-8", "replace") + b"\0")
+
+    def wait(self, function: str, device: int, seconds: float) -> None:
+        """The first such call of a process holds the driver's lock for so long; `device`: the GPU's first handle."""
+        self._put(f"wait|{function}", device, (), min(round(seconds * 1000), _LONGEST_WAIT_MS), b"")
 
     def handle(self, function: str, text: Any, device: int) -> None:
         """The device that goes by this text; a text that no caller could ask for is left out."""

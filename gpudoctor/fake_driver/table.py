@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -17,13 +18,19 @@ from gpudoctor.fake_driver.rows import NEVER, SYSTEM, UNKNOWN, Rows, code_of, nu
 
 _NOT_LOADED = 9
 _MIG_IDS = 1000
+_WORTH_PLAYING_S = 1.0
 # our readers call these by pynvml's name, which stands for several of the library
 _OTHER_NAMES = {"nvmlDeviceGetMemoryInfo": ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")}
 
 
 def answers_of(node: Node) -> bytes:
-    """The table for the C library: see `Rows.written`. A call that did not return in the facts never does."""
+    """The table for the C library: see `Rows.written`. A call that did not return in the facts never does.
+
+    The time that waking the GPUs took is shared out among them, and a slowest call of a second or more is
+    as slow again.
+    """
     rows = Rows()
+    _tell_waits(rows, node)
     for call in node.driver.unanswered:
         name = re.sub(r"(RunningProcesses)_v[23]$", r"\1", call.call)
         for each in _OTHER_NAMES.get(name, (name,)) if _is_name(name) else ():
@@ -48,6 +55,18 @@ def branch_of(node: Node) -> int:
     """The driver's branch (535), which decides what functions the library has; 999, all, where it is not known."""
     version = _version(node.driver)
     return version[0] if version and version[0] > 0 else UNKNOWN
+
+
+def _tell_waits(rows: Rows, node: Node) -> None:
+    start_s = known(node.driver.start_s) or 0.0
+    for gpu in node.gpus:
+        if known(gpu.settings.persistence) is False and 0 < start_s < math.inf:
+            rows.wait("device", gpu.index, start_s / len(node.gpus))
+    stalled = re.fullmatch(r"(\w{1,80}) on GPU ([0-9]{1,6})", known(node.driver.slowest_call) or "", re.ASCII)
+    took_s = known(node.driver.slowest_call_s) or 0.0
+    if stalled and _WORTH_PLAYING_S <= took_s < math.inf:
+        for each in _OTHER_NAMES.get(stalled[1], (stalled[1],)):
+            rows.wait(each, int(stalled[2]), took_s)
 
 
 def _is_name(call: str) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 from gpudoctor.errors import UserError
 from gpudoctor.examine import Sourced, read_source
 from gpudoctor.exits import FAILED, OK, UNKNOWN, printable, write_stdout
+from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.node import Node
@@ -48,7 +49,7 @@ def plan(args: argparse.Namespace) -> int:
             raise UserError(f"{option} says where --try runs: add --try, or leave {option} out")
     args.backend = args.backend or "auto"
     shape = _shape(args.model)
-    sourced = read_source(args.node, args.fault, args.deadline or 10.0)
+    sourced = read_source(args.node, args.fault, args.deadline or COLLECTION.seconds)
     if not args.try_it:
         _write(make_plan(args, shape, sourced)[0], args)
         return OK

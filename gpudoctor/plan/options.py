@@ -43,7 +43,7 @@ def add_plan_options(plan: argparse.ArgumentParser) -> None:
         "--report", type=Path, metavar="FILE", help="of a check of this node: use its measurements, name its faults"
     )
     plan.add_argument("--config", type=Path, metavar="FILE", help="thresholds for the faults that are looked for")
-    plan.add_argument("--deadline", type=_seconds, metavar="SECONDS", help="for reading the facts (default 10)")
+    plan.add_argument("--deadline", type=_seconds, metavar="SECONDS", help="for reading the facts (default 60)")
     plan.add_argument("--format", choices=("text", "json"), help="default: text")
     plan.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
     output_option(plan, "write to FILE, atomically")

@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from gpudoctor.checks.driver_responsive import WAKING
 from gpudoctor.checks.finding import WORST_FIRST, Status, worst
 from gpudoctor.checks.registry import LEVELS
 from gpudoctor.checks.run import CheckResult
@@ -127,7 +128,7 @@ def domain_words(results: list[CheckResult], status: Status) -> str:
     bad = [r for r in looked if r.status is not Status.PASS]
     tail = f", {skipped} skipped" if skipped else ""
     if not bad:
-        summary = _links_up(results)
+        summary = _worth_seeing(results)
         return f"{_count_of(len(looked))}{tail}" + (f"   {summary}" if summary else "")
     ok = len(looked) - len(bad)
     return f"{ok} of {len(looked)} ok{tail}   {'; '.join(_by_subject(bad))}"
@@ -147,10 +148,11 @@ def _by_subject(bad: list[CheckResult]) -> list[str]:
     return lines
 
 
-def _links_up(results: list[CheckResult]) -> str:
-    """ "144 of 144 links up", which a reader wants to see even where all is well."""
+def _worth_seeing(results: list[CheckResult]) -> str:
+    """What a reader wants to see even where all is well: "144 of 144 links up", or what the driver took to wake."""
     nodes = (f for r in results for f in r.findings if f.subject.kind == "node" and f.found)
-    return next((f.found.text for f in nodes if f.found and f.found.unit == "links"), "")
+    seen = (f for f in nodes if f.found and (f.found.unit == "links" or any(e.source == WAKING for e in f.evidence)))
+    return next((f.found.text for f in seen if f.found), "")
 
 
 def _reason(result: CheckResult) -> str:

@@ -13,11 +13,12 @@ from contextlib import suppress
 import msgspec
 
 from gpudoctor.exits import printable
+from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.facts.watched import Opening, WatchLine
 from gpudoctor.tui.feed import Trouble
 
 LINE_BYTES_MAX = 16 << 20
-FIRST_LINE_S = 45.0  # reading the facts has a deadline of its own (10 s); ssh may take its time too
+FIRST_LINE_S = COLLECTION.seconds + 35.0  # the facts are read first; ssh may take its time too
 SILENT_S, SILENT_INTERVALS = 5.0, 3.0
 KILL_AFTER_S = 1.0
 LONGEST_PAUSE_S = 60.0

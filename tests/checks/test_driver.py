@@ -146,7 +146,8 @@ def test_a_start_that_may_just_be_cold_is_unknown_until_it_has_had_its_time(call
         )
 
     assert judged(10.0) == "unknown"
-    assert judged(30.0) == "fail"
+    assert judged(49.0) == "unknown", "16 GPUs of 3 s each, one after another"
+    assert judged(50.0) == "fail"
     assert judged(0.1, "the collector died by SIGSEGV in it") == "fail"
 
 
@@ -174,6 +175,40 @@ def test_slow_is_a_warning_and_a_start_without_persistence_mode_is_not_slow(
     leaves: dict[str, Any], expected: str
 ) -> None:
     assert status("driver.responsive", node(h100(), **leaves)) == expected
+
+
+@pytest.mark.parametrize(
+    ("persistence", "start_s", "expected", "told"),
+    [
+        (False, 14.2, "pass", "persistence mode is off: the driver took 14.2 s to wake"),
+        (False, 31.0, "pass", "persistence mode is off: the driver took 31 s to wake"),
+        (False, 33.0, "warn", "persistence mode is off: the driver took 33 s to wake"),
+        (FAILED, 14.2, "pass", "the driver took 14.2 s to start"),
+        (True, 8.0, "pass", "the driver took 8 s to start"),
+        (True, 14.2, "warn", "the driver took 14.2 s to start"),
+        (False, 0.3, "pass", None),
+    ],
+)
+def test_what_the_driver_took_to_wake_is_told_and_judged_by_the_gpus_that_slept(
+    persistence: bool | Missing, start_s: float, expected: str, told: str | None
+) -> None:
+    gpus = [h100(index, settings__persistence=persistence) for index in range(8)]
+    found = findings("driver.responsive", node(*gpus, driver__start_s=start_s, driver__device_count=8))
+    assert {finding.status.value for finding in found} == {expected}
+    assert [text(f) for f in found if "the driver took" in text(f)] == ([told] if told else [])
+
+
+def test_a_handle_that_was_slow_is_judged_as_a_start_where_facts_tell_no_start() -> None:
+    slow = {"driver__slowest_call": "nvmlDeviceGetHandleByIndex on GPU 7", "driver__slowest_call_s": 14.0}
+    gpus = [h100(index, settings__persistence=False) for index in range(8)]
+    assert status("driver.responsive", node(*gpus, **slow)) == "pass"
+    assert status("driver.responsive", node(h100(settings__persistence=True), **slow)) == "warn"
+
+
+def test_a_slow_call_is_told_of_its_gpu() -> None:
+    slow = {"driver__slowest_call": "nvmlDeviceGetName on GPU 1", "driver__slowest_call_s": 7.0}
+    finding = only("driver.responsive", node(h100(0), h100(1), **slow))
+    assert (finding.status.value, finding.subject.gpu) == ("warn", 1)
 
 
 def test_no_call_made_is_no_pass() -> None:

@@ -127,6 +127,13 @@ def test_a_handle_error_fails_and_names_the_gpu_it_names() -> None:
     assert nameless.subject.kind == "node"
 
 
+def test_a_gpu_that_our_reader_did_not_reach_is_unknown_with_the_cause_and_never_lost() -> None:
+    words = "GPU 5: the collector died by SIGKILL in nvmlDeviceGetHandleByIndex"
+    finding = only("gpu.lost", seven_of_eight(driver__unread_handles=(words,)))
+    assert (finding.status.value, finding.subject.gpu) == ("unknown", 5)
+    assert words in text(finding)
+
+
 def test_a_denied_handle_is_scope_and_not_a_fault() -> None:
     subject = seven_of_eight(driver__handle_errors=("GPU 5: insufficient permissions (4)",))
     assert bad("gpu.lost", subject) == ()

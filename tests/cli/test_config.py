@@ -29,7 +29,7 @@ def load(text: str, tmp_path: Path) -> Config:
 def test_without_any_file_the_defaults_hold(tmp_path: Path) -> None:
     config = load_config(None, {"HOME": str(tmp_path)}, registry(), system_file=NOWHERE)
     assert config == Config()
-    assert (config.level, config.fail_on, config.deadline_s) == ("standard", "fail", 10.0)
+    assert (config.level, config.fail_on, config.deadline_s) == ("standard", "fail", 60.0)
 
 
 def test_the_explicit_file_wins_over_the_users_and_the_users_over_the_systems(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -17,6 +18,8 @@ import psutil
 import pytest
 
 from gpudoctor.errors import UserError
+from gpudoctor.facts.collect import collect_live
+from gpudoctor.facts.driver_watch import DriverWatch
 from gpudoctor.facts.gpu import GpuProcess
 from gpudoctor.facts.node import Node
 from gpudoctor.facts.watched import Opening, Tick, WatchLine
@@ -217,9 +220,12 @@ class Read(BytesIO):
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[Callable[..., list[Opening | Tick]]]:
+def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Opening | Tick]]]:
     """The first lines of this machine with a fake driver; every process must be gone afterwards."""
     root = make_root(tmp_path / "root")
+    # on a busy machine the child that calls the driver takes seconds to start, which would be told as silence
+    patient = partial(DriverWatch, patience_s=60.0, call_deadline_s=60.0)
+    monkeypatch.setattr("gpudoctor.facts.driver_watch.DriverWatch", patient)
 
     def live(node: Node, *faults: Fault, count: int = 3, maker: str = "") -> list[Opening | Tick]:
         spec = write_script(tmp_path / "script.json", Script(node, faults))
@@ -291,7 +297,10 @@ def hangs_at_first(path: str) -> FakeNvml:
     return fake
 
 
-def test_facts_that_were_cut_short_are_read_anew_once_the_driver_answers(live: Told) -> None:
+def test_facts_that_were_cut_short_are_read_anew_once_the_driver_answers(
+    live: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpudoctor.facts.collect.collect_live", partial(collect_live, call_deadline_s=0.8))
     lines = live(make_node(2), count=3, maker="tests.cli.test_watch:hangs_at_first")
     first, second, tick = lines
     assert isinstance(first, Opening)

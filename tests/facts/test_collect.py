@@ -12,12 +12,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gpudoctor.checks.registry import registry
 from gpudoctor.facts.collect import collect_live, fill
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import Missing
-from gpudoctor.testing.fake_nvml import FakeNvml, Fault, from_file
+from gpudoctor.facts.node import Node
+from gpudoctor.report.judge import Question
+from gpudoctor.report.judge import judge as report_on
+from gpudoctor.testing.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
+from tests.checks.one_check import judge, words
 from tests.facts.live_nodes import CALL_DEADLINE_S, as_read, collect
-from tests.facts.nvml_nodes import make_node, make_root
+from tests.facts.nvml_nodes import make_node, make_root, with_gpu
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
 
@@ -91,9 +96,145 @@ def test_a_handle_lookup_that_hangs_gets_the_whole_deadline_and_costs_only_that_
     hang = Fault("nvmlDeviceGetHandleByIndex", gpu=1, hang=True)
     node = collect(root, told, hang, deadline_s=4.0, call_deadline_s=CALL_DEADLINE_S)
     assert [as_read(gpu) for gpu in node.gpus] == [told.gpus[index] for index in (0, 2, 3)]
-    (error,) = node.driver.handle_errors
-    assert error.startswith("index 1: nvmlDeviceGetHandleByIndex on GPU 1 did not return")
+    assert node.driver.handle_errors == (), "the driver said nothing"
+    (words,) = node.driver.unread_handles
+    assert words.startswith("GPU 1: nvmlDeviceGetHandleByIndex on GPU 1 did not return")
     assert node.driver.device_count == 4
+
+
+STALLED = "nvmlDeviceGetTemperature"
+
+
+def status_of(check: str, node: Node) -> str:
+    return judge(check, node).status.value
+
+
+def exit_code(node: Node) -> int:
+    """Of the checks of the driver; the others look at the machine that the tests run on."""
+    asked = tuple(check for check in registry() if check.id.startswith(("driver.", "gpu.lost")))
+    return report_on(node, question=Question(checks=asked, level="quick")).exit_code
+
+
+def test_a_stall_of_seconds_under_running_ranks_is_no_dead_driver(root: Path) -> None:
+    # 8 x H100 with a training job: its ranks held the driver's lock for 2.6 s, and the prolog drained the node
+    told = make_node(8)
+    stall = Fault(STALLED, gpu=3, delay_s=2.6)
+    node = collect_live(root, nvml_module=write_script(root.parent / "script.json", Script(told, (stall,))))
+    assert [as_read(gpu) for gpu in node.gpus] == list(told.gpus)
+    assert node.driver.unanswered == ()
+    assert node.driver.slowest_call == f"{STALLED} on GPU 3"
+    assert (status_of("driver.responsive", node), status_of("gpu.lost", node)) == ("pass", "pass")
+
+
+# 1, 3, 8 and 30 s where a call has 10 s
+@pytest.mark.parametrize(
+    ("stall_s", "call_deadline_s", "answers"),
+    [(0.2, 2.0, True), (0.6, 2.0, True), (1.6, 20.0, True), (30.0, 0.8, False)],
+)
+def test_a_call_that_answers_late_is_told_and_one_that_does_not_is_named(
+    root: Path, stall_s: float, call_deadline_s: float, answers: bool
+) -> None:
+    told = make_node(2)
+    node = collect(root, told, Fault(STALLED, gpu=1, delay_s=stall_s), call_deadline_s=call_deadline_s)
+    assert as_read(node.gpus[0]) == told.gpus[0]
+    assert [(call.call, call.gpu) for call in node.driver.unanswered] == ([] if answers else [(STALLED, 1)])
+    assert (as_read(node.gpus[1]) == told.gpus[1]) is answers
+    assert status_of("driver.responsive", node) == ("pass" if answers else "fail")
+    assert status_of("gpu.lost", node) == ("pass" if answers else "unknown")
+    assert exit_code(node) == (0 if answers else 1)
+
+
+class Cold:
+    """Without persistence mode: each GPU takes a while to wake, and all other calls wait behind the driver's lock."""
+
+    def __init__(self, nvml: FakeNvml) -> None:
+        self._nvml = nvml
+        self._lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._nvml, name)
+        if not name.startswith("nvmlDevice"):
+            return real
+
+        def queued(*args: Any) -> Any:
+            with self._lock:
+                if name == "nvmlDeviceGetHandleByIndex":
+                    threading.Event().wait(WAKE_S)
+                return real(*args)
+
+        return queued
+
+
+WAKE_S = 0.5
+
+
+def cold(path: str) -> Cold:
+    return Cold(from_file(path))
+
+
+def asleep(count: int) -> Node:
+    node = make_node(count)
+    for gpu in node.gpus:
+        node = with_gpu(node, gpu.index, settings=replace(gpu.settings, persistence=False))
+    return node
+
+
+def test_gpus_that_wake_one_after_the_other_are_waited_for_and_the_time_is_told(root: Path) -> None:
+    # 8 x A100 without persistence mode took 8 to 24 s until the last handle; whoever waits for the lock is not hung
+    told = asleep(4)
+    node = collect(root, told, maker="tests.facts.test_collect:cold", call_deadline_s=WAKE_S / 2)
+    assert [as_read(gpu) for gpu in node.gpus] == list(told.gpus)
+    assert (node.driver.unanswered, node.driver.unread_handles) == ((), ())
+    assert isinstance(node.driver.start_s, float)
+    assert node.driver.start_s >= 4 * WAKE_S
+    assert "Handle" not in str(node.driver.slowest_call)
+    responsive = judge("driver.responsive", node)
+    assert responsive.status.value == "pass"
+    assert f"persistence mode is off: the driver took {node.driver.start_s:.3g} s to wake" in words(responsive)
+
+
+def test_gpus_that_still_wake_when_the_time_is_over_are_unknown_and_not_lost(root: Path) -> None:
+    node = collect(
+        root, asleep(4), maker="tests.facts.test_collect:cold", deadline_s=2.5 * WAKE_S, call_deadline_s=WAKE_S / 2
+    )
+    assert node.driver.handle_errors == (), "the driver said nothing"
+    assert {call.call for call in node.driver.unanswered} <= {"nvmlDeviceGetHandleByIndex"}
+    assert len(node.gpus) + len(node.driver.unread_handles) == 4
+    assert node.driver.unread_handles
+    for check in ("driver.responsive", "gpu.count"):
+        assert status_of(check, node) == "unknown", check
+    assert status_of("gpu.lost", node) in ("unknown", "skip")
+    assert exit_code(node) == 3
+
+
+def few_threads(path: str) -> FakeNvml:
+    """A container in which no more than two threads can be started."""
+    start = threading.Thread.start
+    left = iter(range(2))
+
+    def limited(thread: threading.Thread) -> None:
+        if next(left, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    threading.Thread.start = limited  # type: ignore[method-assign, assignment]
+    return from_file(path)
+
+
+def test_where_no_more_threads_can_be_started_all_gpus_are_read_all_the_same(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a container with a limit on processes: six of eight GPUs were called lost
+    told = make_node(8)
+    node = collect(root, told, maker="tests.facts.test_collect:few_threads")
+    assert [as_read(gpu) for gpu in node.gpus] == list(told.gpus)
+    assert status_of("gpu.lost", node) == "pass"
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert [as_read(gpu) for gpu in collect(root, told).gpus] == list(told.gpus)
 
 
 def test_a_driver_that_starts_slowly_is_waited_for(root: Path) -> None:

@@ -96,6 +96,22 @@ def test_a_collector_that_dies_in_a_call_names_that_call_and_gpu_and_keeps_the_o
     assert "did not return" not in str(finding.evidence)
 
 
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+def test_gpus_that_a_dead_collector_did_not_reach_are_not_called_lost(root: Path, name: str) -> None:
+    # the last memory of a container was taken while the GPUs woke: all eight were to be power-cycled
+    wakes = "nvmlDeviceGetHandleByIndex"
+    # it waits until the other GPU is done
+    slow, crash = Fault(wakes, gpu=1, delay_s=1.0), Fault(wakes, gpu=1, crash=True)
+    maker = f"tests.facts.test_collector_process:by_{name.lower()}"
+    node = collect(root, make_node(2), slow, crash, maker=maker)
+    assert node.driver.handle_errors == ()
+    assert [words.partition(":")[0] for words in node.driver.unread_handles] == ["GPU 1"]
+    for check in ("gpu.lost", "driver.responsive"):
+        result = judge(check, node)
+        assert result.status is Status.UNKNOWN
+        assert f"died by {name}" in " ".join(str(finding.reason) for finding in result.findings)
+
+
 def test_where_nobody_knows_in_which_call_it_was_killed_no_gpu_is_convicted(root: Path) -> None:
     hang, crash = Fault(DRAW, gpu=0, hang=True), Fault(DRAW, gpu=1, crash=True)
     slow = Fault(DRAW, gpu=1, delay_s=1.0)

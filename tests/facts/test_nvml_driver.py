@@ -10,10 +10,11 @@ import pytest
 
 from gpudoctor.facts.gpu import GpuProcess
 from gpudoctor.facts.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.node import Driver
+from gpudoctor.facts.node import Driver, Node, PciBus
 from gpudoctor.facts.nvml_kernel import read_kernel_module
 from gpudoctor.facts.nvml_read import read_nvml
 from gpudoctor.testing.fake_nvml import FakeNvml, Fault
+from tests.checks.one_check import judge, words
 from tests.facts.nvml_nodes import Heard, make_node, make_root, read, with_gpu
 
 
@@ -78,6 +79,85 @@ def test_a_stale_device_node_does_not_pass_for_a_driver(tmp_path: Path) -> None:
     assert read_kernel_module(tmp_path).module_loaded is False
 
 
+def with_library(root: Path, place: str, *, cached: bool = True) -> Path:
+    """A root without the kernel module, with a driver library at that place; the loader's cache may know it."""
+    (root / "sys/module").mkdir(parents=True)
+    path = root / place.lstrip("/")
+    path.parent.mkdir(parents=True)
+    path.touch()
+    if cached:
+        (root / "etc").mkdir()
+        names = b"ld.so-1.7.0\0glibc-ld.so.cache1.1\0libnvidia-ml.so.1\0" + place.encode() + b"\0libz.so.1\0"
+        (root / "etc/ld.so.cache").write_bytes(names)
+    return root
+
+
+DEBIAN = f"/usr/lib/{os.uname().machine}-linux-gnu/libnvidia-ml.so.1"
+MOCK = "/opt/nvml-mock/lib/libnvidia-ml.so.1"
+
+
+@pytest.mark.parametrize(
+    ("place", "cached", "uid", "device", "modprobe", "asked"),
+    [
+        (MOCK, True, 0, False, None, True),  # NVIDIA's nvml-mock
+        ("/usr/lib64/libnvidia-ml.so.1", False, 0, True, None, True),  # a container runtime without /sys/module/nvidia
+        (DEBIAN, True, 1000, False, None, True),  # a user can load no module
+        (DEBIAN, True, 0, False, None, False),  # root on a node whose driver is not loaded
+        (DEBIAN, True, 0, True, 0o755, False),  # rmmod nvidia leaves the device node: nvmlInit would load it again
+        (DEBIAN, True, 1000, True, 0o4755, False),  # nvidia-modprobe does it for users, too
+        (DEBIAN, True, 1000, True, 0o755, True),
+        (MOCK, True, 0, False, 0o755, False),
+        ("/nowhere/libnvidia-ml.so.1", False, 1000, True, None, False),  # no library that a loader would find
+    ],
+)
+def test_a_library_that_may_know_of_a_driver_without_a_module_is_asked_where_that_changes_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    cached: bool,
+    uid: int,
+    device: bool,
+    modprobe: int | None,
+    asked: bool,
+) -> None:
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    root = with_library(tmp_path, place, cached=cached)
+    if device:
+        (root / "dev").mkdir()
+        (root / "dev/nvidiactl").touch()
+    if modprobe is not None:
+        (root / "usr/bin").mkdir(parents=True, exist_ok=True)
+        (root / "usr/bin/nvidia-modprobe").touch()
+        (root / "usr/bin/nvidia-modprobe").chmod(modprobe)
+    nvml = FakeNvml(make_node(1))
+    driver = read_nvml(Heard(), nvml, root)
+    assert bool(nvml.calls) is asked
+    assert isinstance(driver.module_loaded, Missing) is asked
+    assert asked or driver.module_loaded is False
+
+
+def test_a_library_named_by_the_environment_is_asked_and_its_gpus_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", f":relative:{Path(MOCK).parent}")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    driver, heard, _ = read(with_library(tmp_path, MOCK, cached=False), make_node(2))
+    node = Node(driver=driver, gpus=tuple(heard.gpus.values()), pci=PciBus(nvidia_devices=()))
+    told = {check: judge(check, node).status.value for check in ("driver.loaded", "driver.version-match", "gpu.count")}
+    assert told == {"driver.loaded": "pass", "driver.version-match": "skip", "gpu.count": "pass"}
+
+
+def test_a_library_that_finds_no_driver_is_a_driver_that_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    driver = init_error(with_library(tmp_path, DEBIAN), 9)
+    result = judge("driver.loaded", Node(driver=driver, pci=PciBus(nvidia_devices=())))
+    assert "there is no NVIDIA GPU and no NVIDIA driver on this machine" in words(result)
+
+
 def test_a_version_mismatch_tells_both_versions(tmp_path: Path) -> None:
     root = make_root(tmp_path, version="535.104.05")
     driver = init_error(root, 18)
@@ -104,6 +184,14 @@ def test_the_slowest_call_is_named_with_its_gpu(tmp_path: Path) -> None:
     assert driver.slowest_call == "nvmlDeviceGetName on GPU 1"
     assert isinstance(driver.slowest_call_s, float)
     assert driver.slowest_call_s >= 0.05
+
+
+def test_a_call_that_starts_a_gpu_is_not_the_slowest_call_nor_is_one_that_waits_behind_it(tmp_path: Path) -> None:
+    slow = Fault("nvmlDeviceGetHandleByIndex", gpu=1, delay_s=1.0)
+    driver, _, _ = read(make_root(tmp_path), make_node(2), slow, Fault("nvmlDeviceGetName", gpu=0, delay_s=0.5))
+    assert "Handle" not in str(driver.slowest_call)
+    assert isinstance(driver.start_s, float)
+    assert driver.start_s >= 1.0
 
 
 def test_confidential_computing_is_the_same_for_every_gpu(tmp_path: Path) -> None:

@@ -118,6 +118,31 @@ def test_the_links_of_an_hgx_end_at_its_four_switches() -> None:
     assert len(switches) == 4
 
 
+@pytest.mark.parametrize(
+    ("spec", "slowest_s", "hangs"),
+    [
+        ("driver-stall@3:2.6s", 2.6, 0),
+        ("driver-stall@3:8", 8.0, 0),
+        ("driver-stall", 7.0, 0),
+        ("driver-stall@3:30s", 0.021, 1),
+    ],
+)
+def test_a_stall_is_as_long_as_was_asked_and_beyond_a_readers_patience_a_hang(
+    spec: str, slowest_s: float, hangs: int
+) -> None:
+    node = apply_faults(load_node("hgx-h100-8"), [spec])
+    assert node.driver.slowest_call_s == slowest_s
+    assert len(node.driver.unanswered) == hangs
+    if not hangs:
+        assert node.driver.slowest_call == f"nvmlDeviceGetFieldValues on GPU {3 if '@' in spec else 7}"
+
+
+@pytest.mark.parametrize("seconds", ["", "x", "0", "-1", "1e3", "3ms", "nan"])
+def test_a_stall_that_is_not_in_seconds_is_refused_with_an_example(seconds: str) -> None:
+    with pytest.raises(UserError, match="seconds, as in driver-stall@3:2"):
+        apply_faults(load_node("hgx-h100-8"), [f"driver-stall@3:{seconds}"])
+
+
 def test_a_container_sees_two_gpus_where_the_bus_has_eight() -> None:
     node = load_node("container-2-of-8")
     assert isinstance(node.pci.nvidia_devices, tuple)

@@ -41,6 +41,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def start(*faults: Fault, count: int = 2, maker: str = "", **options: Any) -> DriverWatch:
         node = make_node(count)
         options.setdefault("call_deadline_s", 30.0)
+        options.setdefault("patience_s", 30.0)
         options.setdefault("first_backoff_s", 0.01)
         started.append(DriverWatch(named(node), 60.0, spec_of(tmp_path, node, *faults, maker=maker), **options))
         return started[-1]
@@ -100,6 +101,15 @@ def test_a_start_that_takes_long_is_told_but_not_given_up(start: Start) -> None:
     first = watch.pid
     assert first is not None
     until_silent(watch)
+    assert watch.pid == first
+
+
+def test_a_call_that_stalls_is_told_and_waited_for(start: Start) -> None:
+    # ranks that start hold the driver's lock for seconds: the reader must not be ended for that
+    watch = start(Fault("nvmlDeviceGetMemoryInfo", gpu=1, delay_s=1.0), patience_s=0.2)
+    until_silent(watch, "the driver has not told all for ")
+    first = watch.pid
+    until_answered(watch)
     assert watch.pid == first
 
 
@@ -196,11 +206,27 @@ def garbled(path: str) -> FakeNvml:
     return from_file(path)
 
 
+def garbled_and_answered(path: str) -> FakeNvml:
+    """As `garbled`, where the reader of the pipe comes late: what is no answer and an answer lie in it together."""
+    import sys
+
+    order = msgspec.json.decode(sys.argv[1], type=WatchOrder)
+    os.write(order.out, b"NVRM: \xff\n" + msgspec.json.encode(Answer()) + b"\n")
+    return from_file(path)
+
+
 def broken(path: str) -> FakeNvml:
     raise RuntimeError("no such driver")
 
 
-@pytest.mark.parametrize(("maker", "words"), [("garbled", "is no answer"), ("broken", "RuntimeError: no such driver")])
+@pytest.mark.parametrize(
+    ("maker", "words"),
+    [
+        ("garbled", "is no answer"),
+        ("garbled_and_answered", "is no answer"),
+        ("broken", "RuntimeError: no such driver"),
+    ],
+)
 def test_a_reader_that_fails_is_a_silence(start: Start, maker: str, words: str) -> None:
     assert words in until_silent(start(maker=maker)).why
 

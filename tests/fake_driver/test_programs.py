@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,8 @@ from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Node, from_json, to_json
 from gpudoctor.facts.nvml_read import version_numbers
 from gpudoctor.facts.simulated import load_node
+from gpudoctor.fake_driver.build import FLAGS, LIBRARY, SOURCES, find_compiler
+from gpudoctor.fake_driver.table import answers_of
 from tests.fake_driver.conftest import Run
 
 GPUDOCTOR = (sys.executable, "-m", "gpudoctor")
@@ -186,18 +191,73 @@ def test_every_output_under_the_fake_driver_says_simulated(run: Run, form: str) 
 
 
 def test_a_call_that_hangs_is_named_and_the_other_gpus_are_judged(run: Run) -> None:
-    done = run("hgx-h100-8", *GPUDOCTOR, "check", "--level", "quick", "--json", faults=("driver-hang@3",))
+    words = ("check", "--level", "quick", "--json", "--include-facts")
+    done = run("hgx-h100-8", *GPUDOCTOR, *words, faults=("driver-hang@3",))
     report = json.loads(done.stdout)
     assert (done.returncode, report["verdict"]) == (1, "fail")
     checks = {check["id"]: check for check in report["checks"]}
     responsive = checks["driver.responsive"]
     assert responsive["status"] == "fail"
     assert "nvmlDeviceGetFieldValues on GPU 3 did not return" in json.dumps(responsive)
-    facts = run("hgx-h100-8", *GPUDOCTOR, "facts", faults=("driver-hang@3",))
-    node = from_json(facts.stdout)
-    read = {gpu.index: isinstance(gpu.memory_total_mib, int) for gpu in node.gpus}
+    read = {gpu["index"]: isinstance(gpu["memory_total_mib"], int) for gpu in report["facts"]["gpus"]}
     assert read == {index: index != 3 for index in range(8)}
-    assert report["run"]["duration_s"] < 10.0
+    assert report["run"]["duration_s"] < 60.0
+
+
+def test_gpus_without_persistence_mode_wake_one_after_the_other_and_the_node_passes(run: Run, tmp_path: Path) -> None:
+    # as `fake-driver --node cold-start-8`, whose GPUs take 2 s each
+    node = load_node("cold-start-8")
+    file = tmp_path / "node.json"
+    file.write_bytes(to_json(replace(node, driver=replace(node.driver, start_s=1.6))))
+    done = run(str(file), *GPUDOCTOR, "check", "--level", "quick")
+    assert done.returncode == 0
+    shown = " ".join(done.stdout.split())
+    told = re.search(r"PASS driver [^:]* persistence mode is off: the driver took ([0-9.]+) s to wake", shown)
+    assert told is not None
+    assert float(told[1]) >= 1.6
+    assert "PASS nothing wrong" in shown
+
+
+def test_a_driver_that_stalls_once_costs_nothing_and_is_told(run: Run) -> None:
+    words = ("check", "--level", "quick", "--json", "--include-facts")
+    done = run("hgx-h100-8", *GPUDOCTOR, *words, faults=("driver-stall@3:1.2s",))
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["verdict"]) == (0, "pass")
+    driver = report["facts"]["driver"]
+    assert driver["slowest_call_s"] >= 1.2
+    assert "unanswered" not in driver
+
+
+def test_a_mock_driver_on_a_machine_without_the_kernel_module_is_read(environ: dict[str, str], tmp_path: Path) -> None:
+    # as NVIDIA's nvml-mock: a library on LD_LIBRARY_PATH, and nothing in /sys. gpudoctor does not know that it is ours
+    if Path("/sys/module/nvidia").exists() or Path("/usr/bin/nvidia-modprobe").exists():
+        pytest.skip("this machine has a driver of its own")
+    node = load_node("hgx-h100-8", {})
+    (tmp_path / "answers").write_bytes(answers_of(node))
+    source = tmp_path / "mock.c"
+    found = f'setenv("GPUDOCTOR_FAKE_DRIVER", "{tmp_path}", 1);'
+    own = f"#include <stdlib.h>\n__attribute__((constructor)) static void know_the_answers(void) {{ {found} }}\n"
+    source.write_text(f'{own}#include "{SOURCES[0]}"\n', encoding="utf-8")
+    library = str(tmp_path / LIBRARY)
+    subprocess.run([*find_compiler(os.environ), *FLAGS, "-o", library, str(source)], check=True, timeout=60)
+    done = subprocess.run(
+        [*GPUDOCTOR, "check", "driver", "gpu.count", "gpu.lost", "--json", "--include-facts"],
+        env={**environ, "LD_LIBRARY_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    report = json.loads(done.stdout)
+    told = {check["id"]: check["status"] for check in report["checks"]}
+    assert told == {
+        "driver.loaded": "pass",
+        "driver.version-match": "skip",
+        "driver.responsive": "pass",
+        "gpu.count": "pass",
+        "gpu.lost": "pass",
+    }
+    assert (done.returncode, len(report["facts"]["gpus"]), report["run"]["source"]["kind"]) == (0, 8, "live")
 
 
 def test_a_capture_becomes_simulated_when_its_driver_is_played(run: Run, tmp_path: Path) -> None:
@@ -209,8 +269,6 @@ def test_a_capture_becomes_simulated_when_its_driver_is_played(run: Run, tmp_pat
 
 
 def test_a_folder_that_is_gone_is_an_error_and_never_this_machine(environ: dict[str, str]) -> None:
-    import subprocess
-
     env = {**environ, "GPUDOCTOR_FAKE_DRIVER": "/no/such/folder"}
     done = subprocess.run(
         [*GPUDOCTOR, "check", "--level", "quick"], env=env, capture_output=True, text=True, check=False

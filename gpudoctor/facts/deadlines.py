@@ -1,0 +1,62 @@
+"""How long the driver, and what is built on it, may take: one table, each number with its source.
+
+A limit here says when to give up waiting. What is merely slow is judged by the checks, and never fails.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Deadline(NamedTuple):
+    """Seconds, and why so many."""
+
+    seconds: float
+    source: str
+
+
+class Patience(NamedTuple):
+    """When a reader of the driver gives up, in seconds: on all of it, on one call, on a call that starts a GPU."""
+
+    whole_s: float
+    call_s: float
+    start_s: float
+
+
+# A sleeping GPU is started in these calls, one GPU after another behind one lock of the driver
+START_CALLS = frozenset(
+    {
+        "nvmlInit",
+        "nvmlDeviceGetCount",
+        "nvmlDeviceGetHandleByIndex",
+        "nvmlDeviceGetHandleByUUID",
+    }
+)
+
+CALL = Deadline(
+    10.0,
+    "a driver call: ranks that run, start or are killed hold the driver's lock for seconds on a healthy node, and "
+    "nvidia-smi takes 2 to 10 s there",
+)
+START = Deadline(
+    50.0,
+    "nvmlInit and the handle of a GPU: without persistence mode 1 to 3 s a GPU and more, 16 GPUs one after another; "
+    "also for every call that waits behind one of these",
+)
+COLLECTION = Deadline(60.0, "all facts of a node: a start that takes its whole limit and then a call that does")
+PATIENCE = Deadline(
+    2.0, "one reading of gpudoctor watch: then it says what it waits for, and goes on waiting for as long as CALL says"
+)
+TORCH_IMPORT = Deadline(
+    180.0,
+    "8 ranks that import a CUDA build of torch (some 3 GB of libraries) from a cold network disk at 50 MB/s, read once "
+    "for all of them, twice over; 1.2 to 2 s where the files are in memory",
+)
+CUDA_CONTEXT = Deadline(
+    60.0, "the first CUDA call of 8 ranks: it wakes the GPUs as START does, then below a second for each context"
+)
+NCCL_INIT = Deadline(
+    120.0,
+    "the first collective of 8 ranks: 2 to 10 s on a warm node, with a search of the topology, NVLS and connections "
+    "between all NICs; GPUs without persistence mode are started in it",
+)
