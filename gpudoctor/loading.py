@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from gpudoctor.checks.cuda_visible_devices import resolve
+from gpudoctor.checks.gpu_use import use_of_gpu
 from gpudoctor.checks.registry import LEVELS, Check, Level
 from gpudoctor.checks.scope import scope_of
 from gpudoctor.errors import UserError
@@ -33,8 +34,6 @@ CPU_RANKS = 2
 # as long means that something hangs. A burn adds its duration: the last round may begin at its end.
 RUN_DEADLINE_S: dict[Level, float] = {"standard": 120.0, "full": 300.0, "burn": 300.0}
 PROBE_DEADLINE_S: dict[Level, float] = {"standard": 60.0, "full": 120.0, "burn": 120.0}
-UNSEEN_MIB = 2000  # an idle GPU shows at most the driver's own reserve, up to 1.5 GB with old drivers
-UNSEEN_PCT = 20
 # a probe on CPU ranks takes 3 s, at level full up to 20; many times that on a busy machine
 CPU_PROBE_DEADLINE_S: dict[Level, float] = {"standard": 30.0, "full": 180.0, "burn": 180.0}
 SHORTEST_BURN_S, LONGEST_BURN_S = 10.0, 86400.0
@@ -310,15 +309,11 @@ def _danger(node: Node, gpus: tuple[Gpu, ...]) -> str | None:
 def _busy(gpus: tuple[Gpu, ...]) -> str | None:
     """The first GPU that somebody else computes on, in words."""
     for gpu in gpus:
-        processes = [p for p in known(gpu.processes) or () if "C" in p.kind]
-        for process in processes:
-            if not process.is_own:
-                name = known(process.name) or "a process"
-                return f"GPU {gpu.index} is used by {name} (pid {process.pid})"
-        # in a container, or where the list cannot be read, the work shows in memory and utilisation only
-        used_mib, busy_pct = known(gpu.memory_used_mib) or 0, known(gpu.utilization.gpu_pct) or 0
-        if not processes and (used_mib > UNSEEN_MIB or busy_pct > UNSEEN_PCT):
-            return f"GPU {gpu.index} is {busy_pct} % busy with {used_mib} MiB in use by a process that is not seen here"
+        use = use_of_gpu(gpu)
+        for process in use.others:
+            return f"GPU {gpu.index} is used by {known(process.name) or 'a process'} (pid {process.pid})"
+        if use.unseen is not None:
+            return f"GPU {gpu.index}: {use.unseen}"
     return None
 
 

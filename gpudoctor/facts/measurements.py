@@ -36,7 +36,8 @@ class ProbeProblem(Fact, frozen=True):
     """Something that kept a probe from its answer, in the words of the person who must act.
 
     `kind`: `timeout` (a rank did not come back), `crash` (a rank died), `error` (a rank
-    reported an error), `out-of-memory`, `refused` (a GPU in exclusive mode or in use).
+    reported an error), `out-of-memory`, `refused` (a GPU took no process: by its
+    compute mode, or though it should have).
     `phase` is what the rank was doing: "start", "import torch", "join", "all_reduce of 64 MiB",
     "train step 12". `waiting` are the ranks that were held up by it. `output` holds the last
     lines the rank wrote to stderr.

@@ -22,7 +22,7 @@ from gpudoctor.facts.missing import NOT_READ, Missing
 from gpudoctor.probes import messages
 from gpudoctor.probes.board import Board
 from gpudoctor.probes.course import Course
-from gpudoctor.probes.diagnosis import RankState, failure_problem, slow_problem, timeout_problem
+from gpudoctor.probes.diagnosis import RankState, failure_problems, slow_problem, timeout_problem
 from gpudoctor.probes.plan import ProbePlan
 
 INSTALL_TORCH = "PyTorch is not installed: pip install 'gpudoctor-cli[torch]'"
@@ -169,19 +169,19 @@ class Outcome:
         self._look()
         moving = [state.standing.moves for state in self._states] != before
         problem = slow_problem(self._states, limit_s) if moving else timeout_problem(self._states, limit_s)
-        self._problems.append(failure_problem(self._states) or problem)
+        self._problems += failure_problems(self._states) or (problem,)
 
     def conclude(self) -> None:
         """Note why the run ended early, if it did; to be called before the ranks are ended."""
         self._look()
         if self._problems or self._no_torch is not None or self._cannot_run is not None:
             return
-        failure = failure_problem(self._states)
+        failures = failure_problems(self._states)
         if self._cannot_start is not None:
             text = f"the ranks could not be started: {self._cannot_start}"
             self._problems.append(ProbeProblem("launch", "error", text, phase="start"))
-        elif failure is not None:
-            self._problems.append(failure)
+        elif failures:
+            self._problems += failures
         elif self._method is None or not all(state.left for state in self._states):
             output = _evidence(self._folder / "starter.stderr")
             last = f": {output[-1]}" if output else ""
