@@ -1,4 +1,4 @@
-"""Who uses a GPU, and who of them is in nobody's way: one rule for gpu.in-use, for load, for the screen and for figures.
+"""Who uses a GPU, and who of them is in nobody's way: one rule for all that ask.
 
 In nobody's way are programs that only draw (kind G), desktops that also compute a little (C+G), the MPS
 server, which hands the GPU out and computes nothing itself, and monitoring. Its clients are listed on their own.

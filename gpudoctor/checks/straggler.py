@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.checks.under_load import causes_under_load
 from gpudoctor.checks.gpu_use import use_of_gpu
+from gpudoctor.checks.under_load import causes_under_load
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.measurements import Training, TrainRank
 from gpudoctor.facts.missing import known

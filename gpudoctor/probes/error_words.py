@@ -22,7 +22,7 @@ class Meaning(msgspec.Struct, frozen=True):
     plain: str
 
 
-# Each with its source: the number is that of cudaError_t (CUDA Runtime API, "CUDART types"), where the words are CUDA's.
+# Each with its source; a number is that of cudaError_t in the CUDA Runtime API ("Data types used by CUDA Runtime").
 # The first that is found counts: what names the hardware stands before what any failure may bring about.
 _WORDS: tuple[tuple[str, str, Kind, str], ...] = (
     ("ecc error", "214", "crash", "the GPU met an error in its memory that ECC cannot correct"),

@@ -1,4 +1,4 @@
-"""One rule for who is in the way: what gpu.in-use says, whether load goes, what the screen asks, what plan --try does."""
+"""One rule for who is in the way: for gpu.in-use, for load, for the screen and for plan --try."""
 
 from __future__ import annotations
 
