@@ -53,7 +53,10 @@ class ProbeProblem(Fact, frozen=True):
 
 
 class Launch(Fact, frozen=True):
-    """How the ranks were run. `method` is fork-server or fresh-interpreters."""
+    """How the ranks were run. `method` is fork-server or fresh-interpreters.
+
+    `import_s`: until every rank had torch; `start_s`: until all had met; `total_s`: until all was over.
+    """
 
     backend: Literal["nccl", "gloo"]
     world_size: int
@@ -61,6 +64,7 @@ class Launch(Fact, frozen=True):
     method: str = "fresh-interpreters"
     start_s: float | Missing = NOT_READ
     total_s: float | Missing = NOT_READ
+    import_s: float | Missing = NOT_READ
 
 
 class TorchView(Fact, frozen=True):

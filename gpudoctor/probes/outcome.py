@@ -22,7 +22,8 @@ from gpudoctor.facts.missing import NOT_READ, Missing
 from gpudoctor.probes import messages
 from gpudoctor.probes.board import Board
 from gpudoctor.probes.course import Course
-from gpudoctor.probes.diagnosis import RankState, failure_problems, slow_problem, timeout_problem
+from gpudoctor.probes.deadlines import Stage
+from gpudoctor.probes.diagnosis import RankState, failure_problems, rank_list, slow_problem, timeout_problem
 from gpudoctor.probes.plan import ProbePlan
 
 INSTALL_TORCH = "PyTorch is not installed: pip install 'gpudoctor-cli[torch]'"
@@ -55,6 +56,7 @@ class Outcome:
         self._not_offered: dict[str, Missing] = {}
         self._joined: set[int] = set()
         self._start_s: float | Missing = NOT_READ
+        self._import_s: float | Missing = NOT_READ
         self._phases: set[tuple[int, str]] = set()
         self._method: str | None = None
         self._no_torch: messages.NoTorch | None = None
@@ -78,9 +80,22 @@ class Outcome:
         return self._plan.probes
 
     @property
-    def importing(self) -> bool:
-        """Whether torch is not there yet in every rank."""
-        return self._method is None or any(state.phase in ("start", "import torch") for state in self._states)
+    def stage(self) -> Stage:
+        """What all ranks have not yet behind them: torch, the others, or the rest."""
+        if self._method is None or any(state.phase in ("start", "import torch") for state in self._states):
+            return "import"
+        return "join" if isinstance(self._start_s, Missing) else "run"
+
+    def waited_for(self) -> str:
+        """What goes on, in words, for whoever watches: the ranks that are behind, and how long the run has lasted."""
+        self._look()
+        passed = f"{time.monotonic() - self._began:.0f} s"
+        if self._method is None:
+            return f"waits for torch to be imported: {passed}"
+        unfinished = [state for state in self._states if not state.left and state.status is None] or self._states
+        least = min(state.standing.moves for state in unfinished)
+        behind = [state for state in unfinished if state.standing.moves == least]
+        return f"waits for {rank_list(state.number for state in behind)} in {behind[0].doing}: {passed}"
 
     @property
     def broken(self) -> bool:
@@ -215,6 +230,8 @@ class Outcome:
 
     def _enter(self, state: RankState, probe: messages.Where, text: str) -> None:
         state.probe, state.phase = probe, text
+        if isinstance(self._import_s, Missing) and self.stage != "import":
+            self._import_s = time.monotonic() - self._began
         if probe != "launch":
             self._course.begin(state.number, probe)
         if text == "joined":
@@ -243,7 +260,7 @@ class Outcome:
             for rank in range(self._plan.ranks)
         )
         total_s = time.monotonic() - self._began
-        return Launch(self._plan.backend, self._plan.ranks, ranks, self._method, self._start_s, total_s)
+        return Launch(self._plan.backend, self._plan.ranks, ranks, self._method, self._start_s, total_s, self._import_s)
 
     def _torch_view(self) -> TorchView | None:
         if not self._views:
