@@ -82,7 +82,7 @@ class GpuSampler:
             lambda: self._take("memory_mhz", lambda: door.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 2)),
             lambda: self._take("memory_used_mib", lambda: read_memory(door)["memory_used_mib"]),
             lambda: self._take("pcie_width", lambda: door.number(1, 32, "nvmlDeviceGetCurrPcieLinkWidth")),
-            self._count,
+            lambda: self._counted.update(self._counters()),
         )
         self._turn = 0
 
@@ -143,15 +143,17 @@ class GpuSampler:
             return None
         return events
 
-    def _count(self) -> None:
+    def _counters(self) -> dict[str, int]:
         wanted = {name: field for name, field in _COUNTER_FIELDS.items() if name not in self._refused}
         fields = self._door.fields([(field, 0) for field in wanted.values()]) if wanted else {}
+        counted: dict[str, int] = {}
         for name, field in wanted.items():
             value = in_range(fields[field, 0], 0, _MAX_COUNT, f"{name} (field {field})")
             if isinstance(value, Missing):
                 self._miss(name, value)
             else:
-                self._counted[name] = int(value)
+                counted[name] = int(value)
+        return counted
 
 
 def sample_until(

@@ -77,7 +77,8 @@ def test_what_is_waited_for_is_said_of_the_ranks_that_are_behind(outcome: Outcom
         outcome.take(rank, Phase("launch", "joined"))
     assert outcome.stage == "join"
     outcome.take(7, Phase("launch", "joined"))
-    assert outcome.stage == "run"
+    stage: str = outcome.stage
+    assert stage == "run"
     found = outcome.measurements().launch
     assert found is not None
     assert isinstance(found.import_s, float)

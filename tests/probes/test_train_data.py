@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
+pytest.importorskip("torch")
+import torch
+from torch import nn
 
-from gpudoctor.probes import sanity_model, train_steps  # noqa: E402
-from gpudoctor.probes.sanity_model import Data, Shape, build_model, shape_for  # noqa: E402
-from tests.probes import fake_gpus  # noqa: E402
-from tests.probes.fake_gpus import GpuRank  # noqa: E402
+from gpudoctor.probes import sanity_model, train_steps
+from gpudoctor.probes.sanity_model import Data, Shape, build_model, shape_for
+from tests.probes import fake_gpus
+from tests.probes.fake_gpus import GpuRank
 
 SMALL = Shape(8, 16, 1, target_ms=1.0, batch_max=64, learning_rate=1e-3, bfloat16=False)
 CPU = torch.device("cpu")
