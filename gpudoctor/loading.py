@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from gpudoctor.checks.cuda_visible_devices import resolve
+from gpudoctor.checks.gpu_use import use_of_gpu
 from gpudoctor.checks.registry import LEVELS, Check, Level
 from gpudoctor.checks.scope import scope_of
 from gpudoctor.errors import UserError
@@ -29,17 +30,27 @@ if TYPE_CHECKING:
 
 Backend = Literal["nccl", "gloo"]
 CPU_RANKS = 2
-# starting ranks (torch, CUDA contexts, NCCL) takes 4 to 10 s on an 8-GPU node; reference: a
-# healthy standard run ends in about half a minute, a full one in about one, so that a few times
-# as long means that something hangs. A burn adds its duration: the last round may begin at its end.
+# From when all ranks have met (probes/deadlines.py has what comes before). A healthy standard run ends in about half
+# a minute, a full one in about one, so that a few times as long means that something hangs. A burn adds its duration:
+# the last round may begin at its end.
 RUN_DEADLINE_S: dict[Level, float] = {"standard": 120.0, "full": 300.0, "burn": 300.0}
 PROBE_DEADLINE_S: dict[Level, float] = {"standard": 60.0, "full": 120.0, "burn": 120.0}
-UNSEEN_MIB = 2000  # an idle GPU shows at most the driver's own reserve, up to 1.5 GB with old drivers
-UNSEEN_PCT = 20
 # a probe on CPU ranks takes 3 s, at level full up to 20; many times that on a busy machine
 CPU_PROBE_DEADLINE_S: dict[Level, float] = {"standard": 30.0, "full": 180.0, "burn": 180.0}
 SHORTEST_BURN_S, LONGEST_BURN_S = 10.0, 86400.0
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def run_limit_s(level: Level) -> float:
+    """The longest that the ranks of one round of this level can take on a node of 8 GPUs, import of torch included."""
+    if level not in RUN_DEADLINE_S:
+        return 0.0
+    from gpudoctor.probes.deadlines import Limits
+    from gpudoctor.probes.plan import ProbePlan
+
+    probes = ("collective", "train") if level == "standard" else PROBES
+    plan = ProbePlan("nccl", 8, probes=probes, level=level)
+    return Limits(plan, RUN_DEADLINE_S[level], PROBE_DEADLINE_S[level]).whole_s
 
 
 def measure(
@@ -142,6 +153,7 @@ def _probed(
             on_interrupt=lambda partial: on_interrupt(sampled.added_to(partial)),
             on_message=hear,
             seats=seats,
+            on_wait=progress,
         )
     measured = sampled.added_to(measured)
     if progress is not None:
@@ -311,15 +323,11 @@ def _danger(node: Node, gpus: tuple[Gpu, ...]) -> str | None:
 def _busy(gpus: tuple[Gpu, ...]) -> str | None:
     """The first GPU that somebody else computes on, in words."""
     for gpu in gpus:
-        processes = [p for p in known(gpu.processes) or () if "C" in p.kind]
-        for process in processes:
-            if not process.is_own:
-                name = known(process.name) or "a process"
-                return f"GPU {gpu.index} is used by {name} (pid {process.pid})"
-        # in a container, or where the list cannot be read, the work shows in memory and utilisation only
-        used_mib, busy_pct = known(gpu.memory_used_mib) or 0, known(gpu.utilization.gpu_pct) or 0
-        if not processes and (used_mib > UNSEEN_MIB or busy_pct > UNSEEN_PCT):
-            return f"GPU {gpu.index} is {busy_pct} % busy with {used_mib} MiB in use by a process that is not seen here"
+        use = use_of_gpu(gpu)
+        for process in use.others:
+            return f"GPU {gpu.index} is used by {known(process.name) or 'a process'} (pid {process.pid})"
+        if use.unseen is not None:
+            return f"GPU {gpu.index}: {use.unseen}"
     return None
 
 

@@ -21,7 +21,7 @@ from gpudoctor.checks.finding import (
     unknown,
     warn,
 )
-from gpudoctor.checks.probe_outcome import absent, on_gpus, rank_gpu, rank_subject, ranks_in_words
+from gpudoctor.checks.probe_outcome import absent, closed_by, on_gpus, rank_gpu, rank_subject, ranks_in_words
 from gpudoctor.checks.registry import check
 from gpudoctor.checks.straggler import causes, shared_with
 from gpudoctor.checks.under_load import load_of, middle, percent
@@ -65,8 +65,8 @@ def ended_early(case: Case, what: str) -> Iterator[Finding]:
     """One finding for each problem that broke the burn off: what it would have shown later is not known."""
     for problem in case.measurements.problems:
         subject = NODE if problem.rank is None else rank_subject(case, problem.rank)
-        if problem.kind == "refused":
-            yield skip(subject, f"{what}: {problem.text}")
+        if (mode := closed_by(case, problem)) is not None:
+            yield skip(subject, f"{what}: {problem.text}: {mode}")
         else:
             yield unknown(subject, f"{what}: the burn did not come to its end, {problem.text}")
 

@@ -22,6 +22,7 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
+from gpudoctor.checks.gpu_use import use_of_gpu
 from gpudoctor.checks.probe_outcome import (
     absent,
     judged_problems,
@@ -210,10 +211,5 @@ def strangers(case: Case) -> str | None:
     """Compute processes of others on the GPUs measured, in words."""
     ranks = range(rank_count(case))
     measured = [gpu for rank in ranks if (gpu := rank_gpu(case, rank)) is not None]
-    pids = [
-        f"pid {p.pid} on GPU {gpu.index}"
-        for gpu in measured
-        for p in (known(gpu.processes) or ())
-        if not p.is_own and "C" in p.kind
-    ]
+    pids = [f"pid {p.pid} on GPU {gpu.index}" for gpu in measured for p in use_of_gpu(gpu).others]
     return f"{', '.join(pids[:3])} used the GPUs too" if pids else None

@@ -136,6 +136,9 @@ def _worth(gpu: Gpu) -> float | None:
     return link_gb_s(generation, _lanes(gpu)) if generation else None
 
 
+_ENOUGH_TO_COMPARE = 4
+
+
 @check(
     "pcie.errors",
     title="No GPU's PCIe link counts errors out of line with its peers",
@@ -160,7 +163,8 @@ def _errors_of(case: Case, gpu: Gpu) -> Finding:
     # a bridge may be shared with other devices: what it counted alone speaks for no fault of this GPU
     fatal = [(hop, hop.aer_fatal) for hop in path if known(hop.aer_fatal)]
     nonfatal = [(hop, hop.aer_nonfatal) for hop in path[:1] if known(hop.aer_nonfatal)]
-    if fatal or nonfatal:
+    usual = _counted_by_all(case, gpu) if nonfatal and not fatal else None
+    if fatal or (nonfatal and usual is None):
         kind, hits = ("fatal", fatal) if fatal else ("non-fatal", nonfatal)
         places = [(f"/sys/bus/pci/devices/{hop.bus_id}/aer_dev_{kind.replace('-', '')}", n) for hop, n in hits]
         total = sum(known(n) or 0 for _, n in hits)
@@ -199,7 +203,20 @@ def _errors_of(case: Case, gpu: Gpu) -> Finding:
             )
     words = " and ".join(f"{count} {name}" for name, count in seen.items())
     note = "" if not any(seen.values()) else ": lifetime counts, in line with the peers; a rate needs load"
+    if usual is not None:
+        note += f"; {usual} non-fatal errors since boot, as on all the others: the platform's own, not one link's"
     return ok(subject, Found(words + note, max(seen.values()), "errors"))
+
+
+def _counted_by_all(case: Case, gpu: Gpu) -> int | None:
+    """The GPU's non-fatal errors, where all of at least four GPUs count about as many; None where they do not.
+
+    Enumeration and resets leave such counts (Unsupported Request) on every device alike, which never grow again.
+    """
+    paths = [known(peer.pcie.path) for peer in case.gpus]
+    counts = [known(path[0].aer_nonfatal) or 0 if path else 0 for path in paths]
+    own = counts[case.gpus.index(gpu)]
+    return own if len(counts) >= _ENOUGH_TO_COMPARE and own and max(counts) <= 2 * min(counts) else None
 
 
 def _corrected(gpu: Gpu) -> int | None:

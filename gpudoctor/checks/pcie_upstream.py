@@ -144,13 +144,16 @@ def _bad_hop(case: Case, hop: Hop, behind: list[Gpu], rest: list[Gpu]) -> Findin
     subject = of_gpu(behind[0]) if len(behind) == 1 else Subject("node", bus_id=hop.child.bus_id, name=name)
     if len(behind) == 2:
         subject = Subject("pair", gpus=(behind[0].index, behind[1].index), bus_id=hop.child.bus_id, name=name)
-    return (warn if everywhere else fail)(
+    virtual = (hop.width, hop.speed_gt_s) == (1, 2.5)
+    return (warn if everywhere or virtual else fail)(
         subject,
         found,
         expected,
         *evidence,
         likely="the BIOS holds every slot at a lower generation"
         if everywhere
+        else "a virtual port of a switch, which shows the least there is; link.host tells what it carries"
+        if virtual
         else "a switch uplink or root port trained below what it can do: a bad contact, cable, backplane or retimer",
         advice=(
             Advice("See both ends of the link:", f"sudo lspci -vvs {hop.child.bus_id} | grep -i lnk"),

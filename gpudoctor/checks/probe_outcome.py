@@ -18,8 +18,10 @@ from gpudoctor.checks.finding import (
     unknown,
     unread,
 )
+from gpudoctor.checks.gpu_use import UNSEEN_MIB, use_of_gpu
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.measurements import ProbeProblem, RankInfo
+from gpudoctor.facts.missing import Missing, known
 
 NOT_MEASURED = "not measured in this run"
 # reading torch from a cold network disk can take minutes, which no GPU is to blame for
@@ -54,7 +56,9 @@ def judged_problems(case: Case, probe: str) -> Iterator[Finding]:
     A rank that died, or hung while others waited for it, is a `fail`: a training would have met
     the same; a rank whose memory ran out by itself too, since the probes ask for little. CPU ranks
     that are all slow together, and errors that torch reported itself, convict nobody: `unknown`, as
-    does memory that others hold. A GPU that accepts no process was not tried: `skip`.
+    does memory that others hold. A GPU that accepts no process is a `skip` only where its compute mode
+    says so, `unknown` where somebody uses it or nothing tells its mode, and a `fail` else: CUDA refuses
+    broken GPUs in the same words (TensorRT 3822).
     """
     for problem in problems_of(case, probe):
         yield _judged(case, problem)
@@ -63,8 +67,8 @@ def judged_problems(case: Case, probe: str) -> Iterator[Finding]:
 def not_judged(case: Case, probe: str, what: str, told_by: str) -> Iterator[Finding]:
     """The same problems for the checks that lack a figure for them: never a pass, told once."""
     for problem in problems_of(case, probe):
-        if problem.kind == "refused":
-            yield skip(_subject(case, problem), f"{what}: {problem.text}")
+        if (mode := closed_by(case, problem)) is not None:
+            yield skip(_subject(case, problem), f"{what}: {problem.text}: {mode}")
         else:
             yield unknown(_subject(case, problem), f"{what}: not measured, {problem.text} (see {told_by})")
 
@@ -115,7 +119,7 @@ def _judged(case: Case, problem: ProbeProblem) -> Finding:
     text = problem.text
     evidence = tuple(Evidence(f"stderr of {who}", line) for line in problem.output)
     if problem.kind == "refused":
-        return skip(subject, problem.text)
+        return _refused(case, problem, evidence)
     if problem.kind == "out-of-memory":
         return _out_of_memory(case, problem, evidence)
     look = _LOOK_AT_GPUS if on_gpus(case) else _LOOK_AT_HOST
@@ -133,8 +137,58 @@ def _judged(case: Case, problem: ProbeProblem) -> Finding:
     )
 
 
+def closed_by(case: Case, problem: ProbeProblem) -> str | None:
+    """The setting by which the rank's GPU takes no process, in words; None where no setting does."""
+    gpu = _gpu_of(case, problem) if problem.kind == "refused" else None
+    return mode_that_closes(gpu) if gpu else None
+
+
+def mode_that_closes(gpu: Gpu) -> str | None:
+    """The compute mode by which a GPU takes no second process, or none, in words; None where it takes all."""
+    mode = known(gpu.settings.compute_mode)
+    return None if mode in (None, "default") else f"its compute mode is {mode}"
+
+
+def _refused(case: Case, problem: ProbeProblem, evidence: tuple[Evidence, ...]) -> Finding:
+    subject, gpu = _subject(case, problem), _gpu_of(case, problem)
+    if (mode := closed_by(case, problem)) is not None:
+        return skip(subject, f"{problem.text}: {mode}")
+    if gpu is None or isinstance(gpu.settings.compute_mode, Missing):
+        return unknown(subject, f"{problem.text}; its compute mode is not known", *evidence, advice=_LOOK_AT_GPUS)
+    if problem.probe != "launch":  # it had opened its own GPU by then, and opens those of others too
+        return unknown(subject, problem.text, *evidence, advice=_LOOK_AT_GPUS)
+    if (use := _use_in_words(gpu)) is not None:
+        return unknown(subject, f"{problem.text}; {use}", *evidence, advice=_LOOK_AT_GPUS)
+    return fail(
+        subject,
+        Found(problem.text, problem.kind),
+        "a process may use it: its compute mode is default, and nobody was seen on it",
+        *evidence,
+        likely="the GPU or its driver is in a state that only a reset, or a repair, ends",
+        advice=(
+            Advice("Look for Xid errors of the time.", "gpudoctor check gpu.xid gpu.lost gpu.ecc"),
+            Advice("Reset it while it is idle, and try again.", f"nvidia-smi --gpu-reset -i {gpu.bus_id}"),
+        ),
+    )
+
+
+def _gpu_of(case: Case, problem: ProbeProblem) -> Gpu | None:
+    return None if problem.rank is None else rank_gpu(case, problem.rank)
+
+
+def _use_in_words(gpu: Gpu) -> str | None:
+    """Who else holds memory of the GPU, by the facts: only what was seen speaks for a GPU."""
+    use = use_of_gpu(gpu)
+    if use.others:
+        return f"pid {use.others[0].pid} uses the GPU"
+    return use.unseen if (use.unlisted_mib or 0) > UNSEEN_MIB else None
+
+
 def _out_of_memory(case: Case, problem: ProbeProblem, evidence: tuple[Evidence, ...]) -> Finding:
     on_gpu = on_gpus(case) and "the host" not in problem.text
+    gpu = _gpu_of(case, problem) if on_gpu else None
+    if gpu is not None and (use := _use_in_words(gpu)) is not None:  # loaded by --force
+        return unknown(_subject(case, problem), f"{problem.text}; {use}", *evidence, advice=_LOOK_AT_GPUS)
     holder = "nvidia-smi --query-compute-apps=pid,used_memory --format=csv" if on_gpu else "ps aux --sort=-rss | head"
     return fail(
         _subject(case, problem),

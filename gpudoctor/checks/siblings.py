@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpudoctor.checks.case import Case
 from gpudoctor.checks.finding import Finding, unknown
+from gpudoctor.checks.gpu_use import use_of_gpu
 from gpudoctor.checks.probe_outcome import on_gpus, problems_of, rank_gpu, rank_subject
 from gpudoctor.checks.straggler import causes
 from gpudoctor.checks.under_load import load_of, middle
@@ -56,7 +57,7 @@ def reasons(case: Case, rank: int, group: Sequence[int], during: str) -> list[st
 def strangers(case: Case, rank: int) -> str | None:
     """Who else computes on this rank's GPU, in words: its figures say nothing then."""
     gpu = rank_gpu(case, rank)
-    others = [p for p in (known(gpu.processes) or ()) if not p.is_own and "C" in p.kind] if gpu else []
+    others = use_of_gpu(gpu).others if gpu else ()
     return f"pid {', '.join(str(p.pid) for p in others[:3])} uses the GPU too" if others else None
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from gpudoctor.checks.gpu_use import use_of_gpu
 from gpudoctor.checks.under_load import causes_under_load
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.measurements import Training, TrainRank
@@ -172,7 +173,7 @@ def causes(
     peers = [p for p in peers if known(p.name) == known(gpu.name)]
     loads = [load for load in peers_under_load if any(load.index == p.index for p in peers)]
     found = []
-    strangers = [p for p in (known(gpu.processes) or ()) if not p.is_own and "C" in p.kind]
+    strangers = use_of_gpu(gpu).others
     if strangers:
         found.append(f"pid {', '.join(str(p.pid) for p in strangers[:3])} computes on it too")
     told: set[str] = set()
@@ -207,7 +208,7 @@ def causes(
 
 def shared_with(gpu: Gpu) -> bool:
     """Whether another process computes on the GPU, so that its slowness says nothing about it."""
-    return any(not p.is_own and "C" in p.kind for p in (known(gpu.processes) or ()))
+    return bool(use_of_gpu(gpu).others)
 
 
 def _median(values: Sequence[float]) -> float | None:

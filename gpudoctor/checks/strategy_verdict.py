@@ -10,6 +10,7 @@ from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, 
 from gpudoctor.checks.probe_outcome import (
     absent,
     judged_problems,
+    mode_that_closes,
     not_judged,
     problems_of,
     rank_subject,
@@ -55,7 +56,12 @@ def judged_strategy(case: Case, strategy: str, what: str, *, likely: str, who: s
             yield absent(case, PROBE, what) if tried is None else unknown(NODE, f"{what}: no rank reported a result")
         return
     if strategy in tried.not_run:
-        yield unread(NODE, what, tried.not_run[strategy])
+        missing = tried.not_run[strategy]
+        # CUDA refused a second process on a GPU; by a setting that is no fault, else nothing here explains it
+        if missing.kind == "denied" and not any(map(mode_that_closes, case.gpus)):
+            yield unknown(NODE, f"{what}: {missing.reason}")
+        else:
+            yield unread(NODE, what, missing)
     for run in runs:
         expected = _ranks_of(tried, strategy)
         limit = case.limit(check_id, f"{run.dtype}_error")

@@ -36,7 +36,10 @@ _WHEELS = Advice("Install a build for your driver's CUDA: https://pytorch.org/ge
     ID,
     title="torch fits the driver and sees every GPU it may use",
     level="standard",
-    limits={"oldest_version": Limit(2.4, "torch version", "gpudoctor's probes are made for torch 2.4 and later")},
+    limits={
+        "oldest_version": Limit(2.4, "torch version", "gpudoctor's probes are made for torch 2.4 and later"),
+        "slow_import_s": Limit(20, "s", "1 to 2 s from memory, some 10 s from a local disk (ours); said, not judged"),
+    },
 )
 def torch_build(case: Case) -> Iterator[Finding]:
     """Judge the build of torch against the driver, and what it saw against the GPUs."""
@@ -48,6 +51,10 @@ def torch_build(case: Case) -> Iterator[Finding]:
         else:
             yield unread(NODE, "torch", torch)
         return
+    launch = case.measurements.launch
+    import_s = known(launch.import_s) if launch else None
+    if import_s is not None and import_s > case.limit(ID, "slow_import_s"):
+        yield ok(NODE, f"importing torch took {import_s:.0f} s: it lies on a slow disk, and was not in memory")
     yield from _build(case, torch, view.cuda if view else case.node.software.torch_cuda)
     if view is not None:
         yield from _sight(case, view)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from gpudoctor.checks.case import Case, Limit
@@ -20,9 +21,10 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
+from gpudoctor.checks.gpu_use import UNSEEN_MIB, use_of_gpu
 from gpudoctor.checks.registry import check
 from gpudoctor.checks.trust import hidden, untrusted
-from gpudoctor.facts.gpu import Gpu, GpuProcess, system_program
+from gpudoctor.facts.gpu import Gpu, GpuProcess
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.profiles.peers import majority
 
@@ -215,8 +217,8 @@ def in_use(case: Case) -> Iterator[Finding]:
 
 
 def _used_by(case: Case, gpu: Gpu, processes: tuple[GpuProcess, ...]) -> Finding:
-    others = [p for p in processes if not p.is_own and not _harmless(p)]
-    if others:
+    use = use_of_gpu(gpu)
+    if others := use.others:
         return warn(
             of_gpu(gpu),
             Found(f"in use by {', '.join(_name(p) for p in others)}", len(others), "processes"),
@@ -234,15 +236,21 @@ def _used_by(case: Case, gpu: Gpu, processes: tuple[GpuProcess, ...]) -> Finding
     used = known(gpu.memory_used_mib)
     name = "leaked_with_reserved_mib" if isinstance(gpu.memory_reserved_mib, Missing) else "leaked_mib"
     limit = case.limit("gpu.in-use", name, gpu)
-    if not processes and used is not None and used > limit:
+    # what a desktop draws with is more than the sum of its processes, and some of them do not tell theirs
+    if processes and any(isinstance(p.memory_mib, Missing) for p in processes):
+        limit = math.inf
+    elif processes:
+        limit = max(limit, UNSEEN_MIB)
+    stray_mib = use.unlisted_mib
+    if used is not None and stray_mib is not None and stray_mib > limit:
         if why := _unseen(case, gpu):
-            return skip(of_gpu(gpu), f"{used} MiB in use and no process listed, which says nothing here: {why}")
+            return skip(of_gpu(gpu), f"{stray_mib} MiB in use by no process listed, which says nothing here: {why}")
         return warn(
             of_gpu(gpu),
-            Found(f"{used} MiB of its memory in use, and no process owns it", used, "MiB"),
+            Found(f"{stray_mib} MiB of its memory in use, and no process owns it", stray_mib, "MiB"),
             Expected(f"at most {limit:g} MiB", "<=", limit, "MiB", case.limit_source("gpu.in-use", name, gpu)),
             Evidence("memory used", f"{used} MiB"),
-            Evidence("processes", "none"),
+            Evidence("processes", ", ".join(map(_name, processes)) or "none"),
             likely="a dead or zombie process still holds it, or one of a container that is not seen from here",
             advice=[
                 Advice(
@@ -256,11 +264,6 @@ def _used_by(case: Case, gpu: Gpu, processes: tuple[GpuProcess, ...]) -> Finding
         return unread(of_gpu(gpu), "memory in use", gpu.memory_used_mib)
     text = "no other process" if not processes else f"only {', '.join(_name(p) for p in processes)}"
     return ok(of_gpu(gpu), text + (f", {used} MiB in use" if used is not None else ""), None)
-
-
-def _harmless(process: GpuProcess) -> bool:
-    """Holds a little memory to draw the screen, or only hands the GPU out (MPS): not a stray job."""
-    return process.kind == "G" or system_program(known(process.name) or "") is not None
 
 
 def _name(process: GpuProcess) -> str:

@@ -31,7 +31,7 @@ from gpudoctor.exits import (
     write_stdout,
 )
 from gpudoctor.facts.deadlines import COLLECTION
-from gpudoctor.loading import RUN_DEADLINE_S
+from gpudoctor.loading import run_limit_s
 from gpudoctor.private_folder import make_private_folder, why_not_private
 from gpudoctor.report.files import OutputError, write_file
 from gpudoctor.report.report import Tool
@@ -119,7 +119,7 @@ class Lead:
             count=count,
             names=names,
             join_limit_s=args.deadline or _JOIN_S,
-            check_limit_s=_READ_S + RUN_DEADLINE_S.get(level, 0.0),
+            check_limit_s=_READ_S + run_limit_s(level),
             open_limit_s=_OPEN_S,
             meet_limit_s=args.deadline or _MEET_S["gloo" if args.backend == "gloo" else "nccl"],
             slow_share=SLOW_SHARE,

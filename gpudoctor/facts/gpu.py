@@ -254,20 +254,31 @@ class GpuProcess(Fact, frozen=True):
     is_own: bool = False
 
 
-# the desktop's, which draws the screen, and MPS, which hands the GPU out
+# the desktop's, which draws the screen; MPS, which hands the GPU out; and DCGM, which only watches
 # fmt: off
 SYSTEM_PROGRAMS = (
     "xorg", "xwayland", "gnome-shell", "gnome-remote", "kwin", "plasmashell", "mutter", "sddm", "gdm", "lightdm",
     "cinnamon", "xfwm", "compiz", "weston", "sway", "hyprland", "xdg-desktop", "firefox", "chrome", "chromium",
-    "nvidia-cuda-mps", "mps-server",
+    "nvidia-cuda-mps", "mps-server", "nv-hostengine", "dcgm-exporter",
 )
 # fmt: on
 
 
 def system_program(name: str) -> str | None:
-    """Which of SYSTEM_PROGRAMS a process of this name is; None for any other."""
+    """Which of SYSTEM_PROGRAMS a process of this name (or path) is; None for any other.
+
+    After the name "-", "_", "." or a version may follow, and a letter may not.
+
+    >>> system_program("/usr/lib/xorg/Xorg"), system_program("kwin_x11"), system_program("swayformer")
+    ('xorg', 'kwin', None)
+    """
     program = name.lower().rpartition("/")[2]
-    return next((known for known in SYSTEM_PROGRAMS if program.startswith(known)), None)
+    return next((known for known in SYSTEM_PROGRAMS if _is_program(program, known)), None)
+
+
+def _is_program(program: str, known: str) -> bool:
+    rest = program[len(known) :]
+    return program.startswith(known) and not rest[:1].isalpha()
 
 
 class Utilization(Fact, frozen=True):

@@ -36,7 +36,8 @@ class ProbeProblem(Fact, frozen=True):
     """Something that kept a probe from its answer, in the words of the person who must act.
 
     `kind`: `timeout` (a rank did not come back), `crash` (a rank died), `error` (a rank
-    reported an error), `out-of-memory`, `refused` (a GPU in exclusive mode or in use).
+    reported an error), `out-of-memory`, `refused` (a GPU took no process: by its
+    compute mode, or though it should have).
     `phase` is what the rank was doing: "start", "import torch", "join", "all_reduce of 64 MiB",
     "train step 12". `waiting` are the ranks that were held up by it. `output` holds the last
     lines the rank wrote to stderr.
@@ -52,7 +53,10 @@ class ProbeProblem(Fact, frozen=True):
 
 
 class Launch(Fact, frozen=True):
-    """How the ranks were run. `method` is fork-server or fresh-interpreters."""
+    """How the ranks were run. `method` is fork-server or fresh-interpreters.
+
+    `import_s`: until every rank had torch; `start_s`: until all had met; `total_s`: until all was over.
+    """
 
     backend: Literal["nccl", "gloo"]
     world_size: int
@@ -60,6 +64,7 @@ class Launch(Fact, frozen=True):
     method: str = "fresh-interpreters"
     start_s: float | Missing = NOT_READ
     total_s: float | Missing = NOT_READ
+    import_s: float | Missing = NOT_READ
 
 
 class TorchView(Fact, frozen=True):

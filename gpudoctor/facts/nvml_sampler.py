@@ -45,8 +45,11 @@ _TIMERS = {
     "hw-thermal": "hw_thermal_us",
     "hw-power-brake": "hw_power_brake_us",
 }
-_SLOW_EVERY = 5  # ticks: what changes slowly, or costs more
-_REST = 4.0  # of the time that a tick took, at least: the driver is there for the ranks
+# The driver is there for the ranks: four times as long as a tick took. But a train of 3 s is watched too, five times
+# of which train.utilization wants, where 8 GPUs answer 6 calls each in 10 ms: then it rests for a fifth of a tick.
+# It has one call in the driver at a time, so that a rank's own waits for one of them at most.
+_REST, _LEAST_REST = 4.0, 0.2
+_PERIOD_S = 0.55
 
 
 class SampleOrder(msgspec.Struct, frozen=True):
@@ -66,7 +69,7 @@ class SampleOrder(msgspec.Struct, frozen=True):
 
 
 class GpuSampler:
-    """Reads one GPU, cheaply; what it does not have is not asked for again."""
+    """Reads one GPU, cheaply; what it does not have is not asked for again, and what changes slowly is in turn."""
 
     def __init__(self, door: Door, driver: tuple[int, ...]) -> None:
         self._door = door
@@ -74,9 +77,17 @@ class GpuSampler:
         self._refused: set[str] = set()
         timers = throttle_fields(driver) or (POLICY_THERMAL,)
         self._fast = [(field, 0) for field in (POWER_INSTANT, POLICY_POWER, POLICY_SYNC_BOOST, *timers)]
+        self._slow: tuple[Callable[[], None], ...] = (
+            lambda: self._take("temperature_c", lambda: door.number(-50, 200, "nvmlDeviceGetTemperature", 0)),
+            lambda: self._take("memory_mhz", lambda: door.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 2)),
+            lambda: self._take("memory_used_mib", lambda: read_memory(door)["memory_used_mib"]),
+            lambda: self._take("pcie_width", lambda: door.number(1, 32, "nvmlDeviceGetCurrPcieLinkWidth")),
+            lambda: self._counted.update(self._counters()),
+        )
+        self._turn = 0
 
     def sample(self, whole: bool) -> Sample:
-        """What changes fast; the `whole` also tells what changes slowly."""
+        """What changes fast, and in turn one of what changes slowly; the `whole` tells all of it."""
         door, gpu = self._door, self._door.gpu or 0
         self._readings: dict[str, float] = {}
         self._unread: dict[str, Missing] = {}
@@ -84,22 +95,22 @@ class GpuSampler:
         fields = door.fields(self._fast)
         self._take("power_w", lambda: self._power(fields[POWER_INSTANT, 0]))
         self._take("sm_mhz", lambda: door.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 1))
-        self._take("temperature_c", lambda: door.number(-50, 200, "nvmlDeviceGetTemperature", 0))
         self._take("utilization_pct", lambda: read_utilization(door).gpu_pct)
         # each GPU's link may be loaded for less than a second
         self._take("pcie_generation", lambda: door.number(1, 8, "nvmlDeviceGetCurrPcieLinkGeneration"))
         events = self._events()
-        counters: dict[str, int] = {}
+        self._counted: dict[str, int] = {}
         if whole:
-            self._take("memory_mhz", lambda: door.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 2))
-            self._take("memory_used_mib", lambda: read_memory(door)["memory_used_mib"])
-            self._take("pcie_width", lambda: door.number(1, 32, "nvmlDeviceGetCurrPcieLinkWidth"))
-            counters = self._counters()
+            for read in self._slow:
+                read()
+        else:
+            self._slow[self._turn]()
+            self._turn = (self._turn + 1) % len(self._slow)
         times = throttle_times(fields, self._driver)
         timers_ms = {
             reason: us / 1000 for reason, leaf in _TIMERS.items() if not isinstance(us := getattr(times, leaf), Missing)
         }
-        return Sample(at_s, gpu, self._readings, events, timers_ms, counters, self._unread)
+        return Sample(at_s, gpu, self._readings, events, timers_ms, self._counted, self._unread)
 
     def _take(self, name: str, ask: Callable[[], float | Missing]) -> None:
         if name in self._refused:
@@ -155,8 +166,8 @@ def sample_until(
 ) -> None:
     """Sample the GPUs (NVML index and UUID) until `stopped(seconds)` says so after waiting so long.
 
-    A whole sample of each comes first and last, so that counters can be compared. It rests for at
-    least `_REST` times as long as the driver was busy with it.
+    A whole sample of each comes first and last, so that counters can be compared. It begins anew after
+    `interval_s`; where the driver is slow, it rests as the constants above say.
     """
     door = Door(nvml, crumbs)
     try:
@@ -176,13 +187,13 @@ def sample_until(
             continue
         doors.append(own)
         samplers.append(GpuSampler(own, driver))
-    tick, over = 0, False
+    first, over = True, False
     while not over:
         started_s = monotonic()
         for sampler in samplers:
-            send(Said(sample=sampler.sample(whole=tick % _SLOW_EVERY == 0)))
-        over = stopped(max(interval_s, (monotonic() - started_s) * _REST))
-        tick += 1
+            send(Said(sample=sampler.sample(whole=first)))
+        over = stopped(_rest_s(monotonic() - started_s, interval_s))
+        first = False
     for sampler in samplers:
         send(Said(sample=sampler.sample(whole=True)))
     slowest = max(doors, key=lambda one: one.slowest_s)
@@ -195,6 +206,12 @@ def sample_until(
         )
     )
     door.close()
+
+
+def _rest_s(busy_s: float, interval_s: float) -> float:
+    """How long to leave the driver alone after it was busy for so long."""
+    fair_s = min(busy_s * _REST, max(_PERIOD_S - busy_s, busy_s * _LEAST_REST))
+    return max(interval_s - busy_s, fair_s)
 
 
 def main(argument: str) -> None:

@@ -71,20 +71,26 @@ def slow_problem(states: Sequence[RankState], limit_s: float) -> ProbeProblem:
     return ProbeProblem(last.probe, "error", text, phase=last.doing, output=last.output)
 
 
-def failure_problem(states: Sequence[RankState]) -> ProbeProblem | None:
-    """The one failure that explains the others, or None where no rank failed.
+def failure_problems(states: Sequence[RankState]) -> tuple[ProbeProblem, ...]:
+    """The failure that explains the others, and each GPU that refused its rank; empty where no rank failed.
 
     A rank that died, or that failed by itself, breaks the connections of all: the others then fail
-    too, while waiting. Those are `waiting`, not faults of their own.
+    too, while waiting. Those are `waiting`, not faults of their own. A refusal is one GPU's own: one may
+    be set so and the next be broken, and none of them may hide what is worse.
     """
     dead = [state for state in states if state.died]
     by_itself = [state for state in states if state.trouble is not None and not state.trouble.blocked]
     while_waiting = [state for state in states if state.trouble is not None and state.trouble.blocked]
     culprits = dead or by_itself or while_waiting
-    if not culprits:
-        return None
-    first = culprits[0]
+    refused = [state for state in culprits if state.trouble is not None and state.trouble.kind == "refused"]
     waiting = tuple(s.number for s in states if s not in culprits and not s.left)
+    others = [state for state in culprits if state not in refused]
+    return tuple(_failed(group, waiting) for group in (others, *([state] for state in refused)) if group)
+
+
+def _failed(culprits: Sequence[RankState], waiting: tuple[int, ...]) -> ProbeProblem:
+    """What the first of these ranks said, or how it ended."""
+    first = culprits[0]
     if first.trouble is None:
         text = f"{rank_list(s.number for s in culprits)} died in {first.doing}: {_how_it_ended(first)}"
         # who ends by itself before there was a probe was kept from beginning, and says nothing of a GPU

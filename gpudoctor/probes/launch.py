@@ -21,6 +21,7 @@ import msgspec
 
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.probes.board import Board
+from gpudoctor.probes.deadlines import Limits
 from gpudoctor.probes.messages import AnyMessage, Job
 from gpudoctor.probes.outcome import Outcome, nothing_started
 from gpudoctor.probes.plan import ProbePlan, checked, injections_of
@@ -33,9 +34,7 @@ _FAILURE_GRACE_S = 1.0  # after one rank failed: the time for the others to noti
 _READ_BYTES = 1 << 16
 _TURN_S = 0.5
 _SPARE_DESCRIPTORS = 4  # what removing a directory takes
-# Until every rank has torch: many times what a warm disk takes, and no longer than users wait
-_IMPORT_LIMIT_S = {"nccl": 60.0, "gloo": 45.0}
-_STRATEGY_IMPORT_LIMIT_S = 30.0  # more, where the modules of the strategies come with it: half as much again
+_SAY_EVERY_S = 10.0  # what is waited for, where nothing has begun since
 
 
 OnMessage = Callable[[int, AnyMessage], None]
@@ -55,13 +54,16 @@ def run_probes(
     python: str | None = None,
     seats: Seats | None = None,
     on_message: OnMessage | None = None,
+    on_wait: Callable[[str], None] | None = None,
 ) -> Measurements:
     """Run the plan's probes in rank processes and return what was learnt.
 
     What goes wrong in a rank is a problem in the Measurements, never an exception. `deadline_s`
-    bounds the whole run, start of the ranks included; `probe_deadline_s` each probe; ending ranks
-    that do not obey may take 2 s more, or 11 s where the driver does not let one go. `progress` is
-    called with each phase that begins. `python` is another interpreter for the ranks than ours. `seats`: the processes
+    bounds the run from when all ranks have met, `probe_deadline_s` each probe; importing torch and
+    meeting have limits of their own (deadlines.py), since a cold disk or sleeping GPUs may take
+    minutes. Ending ranks that do not obey may take 2 s more, or 11 s where the driver does not let
+    one go. `progress` is called with each phase that begins, `on_wait` with what is waited for where
+    nothing has begun for a while. `python` is another interpreter for the ranks than ours. `seats`: the processes
     that an engine has started on this node; they host the ranks but the first. On any exception in
     this process (KeyboardInterrupt, one raised by a signal handler) the ranks are ended and the
     private directory is removed before it goes on; `on_interrupt` gets what was learnt until then.
@@ -73,20 +75,21 @@ def run_probes(
         if seats is not None and seats.missing:
             who = f"{'processes' if len(seats.missing) > 1 else 'process'} {', '.join(map(str, seats.missing))}"
             raise _CannotStartError(f"{seats.engine} started {seats.ranks} processes here, and {who} did not come")
-        return _run(plan, deadline_s, probe_deadline_s, progress, on_interrupt, python, seats, on_message)
+        limits = Limits(plan, deadline_s, probe_deadline_s)
+        return _run(plan, limits, progress, on_interrupt, python, seats, on_message, on_wait)
     except _CannotStartError as error:
         return nothing_started(plan, str(error))
 
 
 def _run(
     plan: ProbePlan,
-    deadline_s: float,
-    probe_deadline_s: float,
+    limits: Limits,
     progress: Callable[[str], None] | None,
     on_interrupt: Callable[[Measurements], None] | None,
     python: str | None,
     seats: Seats | None,
     on_message: OnMessage | None,
+    on_wait: Callable[[str], None] | None,
 ) -> Measurements:
     with _private_folder() as (folder, life):
         job = Job(
@@ -94,7 +97,7 @@ def _run(
             world_size=plan.ranks,
             probes=plan.probes,
             folder=str(folder),
-            group_timeout_s=deadline_s + 10.0,
+            group_timeout_s=limits.whole_s + 10.0,
             gpu_uuids=tuple(uuid for _, uuid, _ in plan.gpus),
             gpu_bus_ids=tuple(bus_id for _, _, bus_id in plan.gpus),
             level=plan.level,
@@ -108,7 +111,7 @@ def _run(
         outcome = Outcome(plan, folder, board, progress)
         with closing(board), _started(job, life, python, seats) as children:
             try:
-                _watch(children, outcome, time.monotonic() + deadline_s, deadline_s, probe_deadline_s, on_message)
+                _watch(children, outcome, limits, on_message, on_wait)
             except BaseException:
                 if on_interrupt is not None:
                     on_interrupt(outcome.measurements())
@@ -240,34 +243,29 @@ def _started(job: Job, life: int, python: str | None, seats: Seats | None) -> It
 def _watch(
     children: _Children,
     outcome: Outcome,
-    deadline: float,
-    deadline_s: float,
-    probe_deadline_s: float,
+    limits: Limits,
     on_message: OnMessage | None,
+    on_wait: Callable[[str], None] | None,
 ) -> None:
     """Take in what the children say until they have ended, failed, or run out of time."""
     decoder = msgspec.json.Decoder(AnyMessage)
-    probe_deadlines: dict[str, float] = {}
     give_up_at: float | None = None
-    more_s = _STRATEGY_IMPORT_LIMIT_S if "strategy" in outcome.probes else 0.0
-    import_limit_s = min(deadline_s, _IMPORT_LIMIT_S[outcome.backend] + more_s)
-    import_deadline = time.monotonic() + import_limit_s
+    say_at = time.monotonic() + _SAY_EVERY_S
     while children.talking:
-        now, phase_limit_s = time.monotonic(), probe_deadline_s
-        for probe in outcome.running:
-            probe_deadlines.setdefault(probe, now + probe_deadline_s)
-        phase_deadline = min((probe_deadlines[probe] for probe in outcome.running), default=deadline)
+        now = time.monotonic()
+        limit, limit_s = limits.at(now, outcome.stage, outcome.running)
         if give_up_at is None and outcome.broken:
             give_up_at = now + _FAILURE_GRACE_S
-        if outcome.importing:
-            phase_deadline, phase_limit_s = import_deadline, import_limit_s
-        limit = min(deadline, phase_deadline) if give_up_at is None else give_up_at
-        if now >= limit:
+        if now >= (limit if give_up_at is None else give_up_at):
             if give_up_at is None:
-                outcome.time_out(phase_limit_s if phase_deadline < deadline else deadline_s)
+                outcome.time_out(limit_s)
             return
+        if now >= say_at:
+            say_at = now + _SAY_EVERY_S
+            if on_wait is not None:
+                on_wait(outcome.waited_for())
         # in short turns: a signal that came just before a wait does not end it
-        for rank, line in children.lines(min(limit - now, _TURN_S)):
+        for rank, line in children.lines(min((limit if give_up_at is None else give_up_at) - now, _TURN_S)):
             if line is None:
                 outcome.pipe_ended(rank)
             else:

@@ -22,7 +22,8 @@ from gpudoctor.facts.missing import NOT_READ, Missing
 from gpudoctor.probes import messages
 from gpudoctor.probes.board import Board
 from gpudoctor.probes.course import Course
-from gpudoctor.probes.diagnosis import RankState, failure_problem, slow_problem, timeout_problem
+from gpudoctor.probes.deadlines import Stage
+from gpudoctor.probes.diagnosis import RankState, failure_problems, rank_list, slow_problem, timeout_problem
 from gpudoctor.probes.plan import ProbePlan
 
 INSTALL_TORCH = "PyTorch is not installed: pip install 'gpudoctor-cli[torch]'"
@@ -55,6 +56,7 @@ class Outcome:
         self._not_offered: dict[str, Missing] = {}
         self._joined: set[int] = set()
         self._start_s: float | Missing = NOT_READ
+        self._import_s: float | Missing = NOT_READ
         self._phases: set[tuple[int, str]] = set()
         self._method: str | None = None
         self._no_torch: messages.NoTorch | None = None
@@ -78,9 +80,22 @@ class Outcome:
         return self._plan.probes
 
     @property
-    def importing(self) -> bool:
-        """Whether torch is not there yet in every rank."""
-        return self._method is None or any(state.phase in ("start", "import torch") for state in self._states)
+    def stage(self) -> Stage:
+        """What all ranks have not yet behind them: torch, the others, or the rest."""
+        if self._method is None or any(state.phase in ("start", "import torch") for state in self._states):
+            return "import"
+        return "join" if isinstance(self._start_s, Missing) else "run"
+
+    def waited_for(self) -> str:
+        """What goes on, in words, for whoever watches: the ranks that are behind, and how long the run has lasted."""
+        self._look()
+        passed = f"{time.monotonic() - self._began:.0f} s"
+        if self._method is None:
+            return f"waits for torch to be imported: {passed}"
+        unfinished = [state for state in self._states if not state.left and state.status is None] or self._states
+        least = min(state.standing.moves for state in unfinished)
+        behind = [state for state in unfinished if state.standing.moves == least]
+        return f"waits for {rank_list(state.number for state in behind)} in {behind[0].doing}: {passed}"
 
     @property
     def broken(self) -> bool:
@@ -169,19 +184,19 @@ class Outcome:
         self._look()
         moving = [state.standing.moves for state in self._states] != before
         problem = slow_problem(self._states, limit_s) if moving else timeout_problem(self._states, limit_s)
-        self._problems.append(failure_problem(self._states) or problem)
+        self._problems += failure_problems(self._states) or (problem,)
 
     def conclude(self) -> None:
         """Note why the run ended early, if it did; to be called before the ranks are ended."""
         self._look()
         if self._problems or self._no_torch is not None or self._cannot_run is not None:
             return
-        failure = failure_problem(self._states)
+        failures = failure_problems(self._states)
         if self._cannot_start is not None:
             text = f"the ranks could not be started: {self._cannot_start}"
             self._problems.append(ProbeProblem("launch", "error", text, phase="start"))
-        elif failure is not None:
-            self._problems.append(failure)
+        elif failures:
+            self._problems += failures
         elif self._method is None or not all(state.left for state in self._states):
             output = _evidence(self._folder / "starter.stderr")
             last = f": {output[-1]}" if output else ""
@@ -215,6 +230,8 @@ class Outcome:
 
     def _enter(self, state: RankState, probe: messages.Where, text: str) -> None:
         state.probe, state.phase = probe, text
+        if isinstance(self._import_s, Missing) and self.stage != "import":
+            self._import_s = time.monotonic() - self._began
         if probe != "launch":
             self._course.begin(state.number, probe)
         if text == "joined":
@@ -243,7 +260,7 @@ class Outcome:
             for rank in range(self._plan.ranks)
         )
         total_s = time.monotonic() - self._began
-        return Launch(self._plan.backend, self._plan.ranks, ranks, self._method, self._start_s, total_s)
+        return Launch(self._plan.backend, self._plan.ranks, ranks, self._method, self._start_s, total_s, self._import_s)
 
     def _torch_view(self) -> TorchView | None:
         if not self._views:

@@ -221,7 +221,7 @@ def _probes() -> dict[str, Callable[[Rank], None]]:
 
 def _join(rank: Rank) -> None:
     rank.phase("ask torch", "launch")
-    view = _torch_view(rank)
+    view = torch_view(rank)
     rank.send(messages.TorchSeen(view))
     require_usable(rank, view)
     rank.phase("join")
@@ -245,12 +245,14 @@ def _join(rank: Rank) -> None:
     rank.phase("joined")
 
 
-def _torch_view(rank: Rank) -> TorchView:
+def torch_view(rank: Rank) -> TorchView:
+    """What torch says of itself and, on a GPU rank, of the GPUs that CUDA opens for it."""
     cuda = torch.version.cuda
     uuids: tuple[str, ...] | Missing = () if cuda is None else Missing("CPU ranks do not open the GPUs")
     error: str | None = None
     if rank.on_gpu and cuda is not None:
         try:
+            _cuda.init()  # where CUDA does not start, device_count() answers 0 and does not say why
             uuids = _opened_uuids()
         except (RuntimeError, torch.cuda.DeferredCudaCallError) as failure:
             error = in_one_line(failure)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpudoctor.checks.gpu_use import use_of
 from gpudoctor.checks.registry import LEVELS, Level, select
 from gpudoctor.exits import printable
-from gpudoctor.facts.missing import known
-from gpudoctor.loading import UNSEEN_MIB, UNSEEN_PCT
+from gpudoctor.facts.gpu import GpuProcess
+from gpudoctor.facts.missing import NOT_READ, Missing, known
 from gpudoctor.loading import puts_load as checks_put_load
 from gpudoctor.tui.state import State
 
@@ -28,42 +29,39 @@ def puts_load(words: Sequence[str], level: Level) -> bool:
 
 
 def users_of_gpus(state: State) -> tuple[str, ...]:
-    """One line for each use of a GPU: computing processes, else GPUs that are busy with nobody to be seen."""
-    lines = _seen(state)
-    lines |= _unseen(state, lines)
+    """One line for each use of a GPU that load would meet, by the same rule as on the command line."""
+    lines = []
+    for index in _gpus(state):
+        readings = state.latest[index].readings if index in state.latest else {}
+        use = use_of(_processes(state, index), readings.get("memory_used_mib"), readings.get("utilization_pct"))
+        lines += [_line(index, known(p.name), p.pid, known(p.user)) for p in use.others]
+        if use.unseen is not None:
+            lines.append(f"GPU {index}: {use.unseen}")
     more = len(lines) - SHOWN_MAX
-    shown = list(lines.values())[:SHOWN_MAX]
-    return (*shown, f"and {more} more") if more > 0 else tuple(shown)
+    return (*lines[:SHOWN_MAX], f"and {more} more") if more > 0 else tuple(lines)
 
 
-def _seen(state: State) -> dict[tuple[int, int], str]:
-    """By GPU and process id."""
+def _gpus(state: State) -> list[int]:
+    of_facts = {gpu.index for gpu in state.node.gpus} if state.node is not None else set()
+    return sorted({*state.latest, *of_facts, *(p.gpu for p in state.processes or ())})
+
+
+def _processes(state: State, index: int) -> tuple[GpuProcess, ...] | Missing:
+    """What is listed on this GPU: by the newest tick, else by the facts."""
     if state.processes is not None:
-        return {
-            (p.gpu, p.pid): _line(p.gpu, p.name, p.pid, p.user)
+        return tuple(
+            GpuProcess(
+                pid=p.pid,
+                name=NOT_READ if p.name is None else p.name,
+                kind=p.kind,
+                memory_mib=NOT_READ if p.memory_mib is None else round(p.memory_mib),
+                user=NOT_READ if p.user is None else p.user,
+            )
             for p in state.processes
-            if "C" in p.kind or "M" in p.kind
-        }
+            if p.gpu == index
+        )
     gpus = state.node.gpus if state.node is not None else ()
-    return {
-        (gpu.index, p.pid): _line(gpu.index, known(p.name), p.pid, known(p.user))
-        for gpu in gpus
-        for p in known(gpu.processes) or ()
-        if ("C" in p.kind or "M" in p.kind) and not p.is_own
-    }
-
-
-def _unseen(state: State, seen: dict[tuple[int, int], str]) -> dict[tuple[int, int], str]:
-    """In a container the work of others shows in memory and utilisation only."""
-    with_process = {gpu for gpu, _ in seen}
-    lines = {}
-    for index, tick in sorted(state.latest.items()):
-        used_mib = tick.readings.get("memory_used_mib", 0.0)
-        busy_pct = tick.readings.get("utilization_pct", 0.0)
-        if index not in with_process and (used_mib > UNSEEN_MIB or busy_pct > UNSEEN_PCT):
-            text = f"GPU {index}: {busy_pct:.0f} % busy, {used_mib:.0f} MiB in use by a process that is not seen here"
-            lines[index, -1] = text
-    return lines
+    return next((gpu.processes for gpu in gpus if gpu.index == index), ())
 
 
 def _line(gpu: int, name: str | None, pid: int, user: str | None) -> str:

@@ -162,9 +162,9 @@ def test_a_burn_that_broke_off_is_no_pass_and_its_drift_is_still_told() -> None:
     drifting = judge(DRIFT, HGX, measured(burnt(*gemms(*[695.0] * 7, 500.0)), problems=(died,)))
     assert drifting.status is Status.FAIL
     assert "rank 2 died" in words(drifting)
-    refused = ProbeProblem("launch", "refused", "GPU 1 does not accept another process")
+    refused = ProbeProblem("launch", "refused", "rank 1 failed in ask torch: the GPU does not accept a process", 1)
     only_refused = judge(DRIFT, HGX, measured(burnt(rounds=0, duration_s=0.0), problems=(refused,)))
-    assert only_refused.findings[0].status is Status.SKIP
+    assert only_refused.findings[0].status is Status.UNKNOWN
 
 
 def test_cpu_ranks_are_printed_and_never_judged() -> None:

@@ -112,7 +112,6 @@ def test_a_translating_iommu_is_the_likely_cause_of_wrong_sums() -> None:
         ("crash", Status.FAIL, Status.FAIL),
         ("error", Status.UNKNOWN, Status.UNKNOWN),
         ("out-of-memory", Status.FAIL, Status.FAIL),
-        ("refused", Status.SKIP, Status.SKIP),
     ],
 )
 def test_a_problem_is_judged_by_its_kind_and_never_a_pass(kind: Any, gpu_status: Status, cpu_status: Status) -> None:
@@ -120,11 +119,9 @@ def test_a_problem_is_judged_by_its_kind_and_never_a_pass(kind: Any, gpu_status:
     result = judge(CORRECT, HGX, on_gpus(8, all_reduce(), problems=odd))
     assert result.status is gpu_status
     assert result.findings[0].subject.rank == 1
-    if kind != "refused":
-        assert odd[0].text in words(result)
+    assert odd[0].text in words(result)
     assert judge(CORRECT, HGX, on_cpus(2, problems=odd)).status is cpu_status
-    other = judge(BANDWIDTH, HGX, on_gpus(8, problems=odd))
-    assert other.status is (Status.SKIP if kind == "refused" else Status.UNKNOWN)
+    assert judge(BANDWIDTH, HGX, on_gpus(8, problems=odd)).status is Status.UNKNOWN
 
 
 def test_cpu_ranks_that_are_all_slow_together_convict_nobody() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpudoctor.checks.finding import Finding, Status
@@ -86,6 +87,16 @@ def test_a_rate_is_judged_by_what_generation_and_lanes_carry(
 def test_the_slower_direction_counts() -> None:
     node = Node(gpus=gpus(1, pcie=PcieLink(generation=4, generation_max=4, width=16)))
     assert host(node, HostLink(0, 256 << 20, 26.0, 6.3)).status is Status.FAIL
+
+
+@pytest.mark.parametrize(("gb_s", "status"), [(25.0, Status.WARN), (15.0, Status.FAIL), (50.0, Status.PASS)])
+def test_a_guest_is_convicted_only_of_far_less_than_its_link_carries(gb_s: float, status: Status) -> None:
+    """A VM on a cloud, 8 x H100 at 25 GB/s of 63: a vIOMMU, or host memory of the other socket, not the link."""
+    vm = msgspec.structs.replace(FOUR, host=Host(virtualization="vm"))
+    links = copied(*[gb_s] * 4)
+    assert host(vm, *links).status is status
+    if gb_s == 25.0:
+        assert host(FOUR, *links).status is Status.FAIL
 
 
 def test_one_gpu_slower_than_the_others_on_equal_links_stands_out() -> None:

@@ -56,6 +56,17 @@ def test_a_bridge_above_three_gpus_is_named_itself() -> None:
     assert finding.subject.label == "the link above GPUs 0, 1 and 2"
 
 
+def test_a_virtual_switch_port_is_a_warning_and_a_link_trained_to_one_lane_a_failure() -> None:
+    """H100 PCIe behind Broadcom PEX890xx in synthetic mode: its ports show Gen1 x1, whatever they carry."""
+    least = {"width": 1, "speed_gt_s": 2.5}
+    virtual = on_gpus(simulated("hgx-h100-8"), 5, pcie__path=hops({2: least, 3: least}))
+    [finding] = bad(judged(UPSTREAM, virtual))
+    assert (finding.status, finding.subject.gpu) == (Status.WARN, 5)
+    assert says(finding, "Gen1 x1", "link.host")
+    one_lane = on_gpus(simulated("hgx-h100-8"), 5, pcie__path=hops({2: {"width": 1}, 3: {"width": 1}}))
+    assert [f.status for f in bad(judged(UPSTREAM, one_lane))] == [Status.FAIL]
+
+
 def test_every_hop_slowed_alike_is_a_setting_and_a_warning() -> None:
     node = on_gpus(simulated("hgx-h100-8"), pcie__path=hops({2: {"speed_gt_s": 16.0}, 3: {"speed_gt_s": 16.0}}))
     result = judged(UPSTREAM, node)
@@ -266,6 +277,19 @@ def test_corrected_errors_of_the_gpu_count_like_replays() -> None:
 def test_uncorrected_errors_are_judged_by_severity_and_by_whose_they_are(hop: int, leaf: str, status: Status) -> None:
     result = judged(ERRORS, on_gpus(simulated("hgx-h100-8"), 1, pcie__path=hops({hop: {leaf: 2}})))
     assert of_gpu(result, 1).status is status
+
+
+@pytest.mark.parametrize(
+    ("others", "own", "status"), [(1, 1, Status.PASS), (2, 3, Status.PASS), (0, 1, Status.WARN), (2, 9, Status.WARN)]
+)
+def test_non_fatal_errors_that_all_gpus_count_alike_came_with_the_platform(
+    others: int, own: int, status: Status
+) -> None:
+    """HGX H100 whose firmware probes every GPU for what it does not have at boot: one Unsupported Request each."""
+    node = on_gpus(simulated("hgx-h100-8"), pcie__path=hops({0: {"aer_nonfatal": others}}))
+    result = judged(ERRORS, on_gpus(node, 3, pcie__path=hops({0: {"aer_nonfatal": own}})))
+    assert of_gpu(result, 3).status is status
+    assert says(of_gpu(result, 3), f"{own} non-fatal")
 
 
 def test_no_counter_at_all_is_no_pass() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from gpudoctor.checks.finding import Finding, Status
 from gpudoctor.checks.run import CheckResult
+from gpudoctor.facts.gpu import Settings
 from gpudoctor.facts.measured_strategies import (
     Strategies,
     StrategyMemory,
@@ -263,3 +264,11 @@ def test_gpus_without_bf16_pass_by_fp32_alone_and_say_so() -> None:
     result = judged("fsdp", run("fsdp"), fsdp=Missing("mixed precision: a GPU here has no bf16", "unsupported"))
     assert result.status is Status.PASS
     assert "has no bf16" in words(result)
+
+
+@pytest.mark.parametrize(("mode", "status"), [("default", Status.UNKNOWN), ("exclusive-process", Status.SKIP)])
+def test_a_second_process_that_a_gpu_refuses_is_explained_by_its_mode_alone(mode: Any, status: Status) -> None:
+    """DataParallel on a node in exclusive mode, and on one with a GPU that refuses though it is in default mode."""
+    node = Node(gpus=gpus(2, settings=Settings(compute_mode=mode)))
+    refused = Missing("the GPU does not accept a process (CUDA error: busy or unavailable)", "denied")
+    assert judged("dp", node=node, dp=refused).status is status

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpudoctor.facts import nvml_sampler
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Node
 from gpudoctor.facts.nvml_channel import make_memory
@@ -89,14 +90,15 @@ def test_a_whole_sample_tells_every_reading_of_the_gpu() -> None:
     assert set(first.readings) | {"event_reasons"} | set(first.counters) == set(NAMES)
 
 
-def test_counters_are_read_first_and_last_and_cheap_values_every_time() -> None:
+def test_everything_is_read_first_and_last_and_in_turn_between_and_cheap_values_every_time() -> None:
     node = make_node(1)
     nvml = FakeNvml(node)
-    samples, rests, _ = sample(nvml, node, ticks=4)
-    assert [bool(s.counters) for s in samples] == [True, False, False, False, True]
-    assert all({"sm_mhz", "pcie_generation"} <= s.readings.keys() and s.events is not None for s in samples)
-    assert [("memory_used_mib" in s.readings) for s in samples] == [True, False, False, False, True]
-    assert all(rest >= 0.2 for rest in rests)
+    samples, _, _ = sample(nvml, node, ticks=6)
+    assert [bool(s.counters) for s in samples] == [True, False, False, False, False, True, True]
+    fast = {"sm_mhz", "utilization_pct", "pcie_generation", "power_w"}
+    assert all(fast <= s.readings.keys() and s.events is not None for s in samples)
+    for slow in ("temperature_c", "memory_mhz", "memory_used_mib", "pcie_width"):
+        assert sum(slow in s.readings for s in samples) == 3, slow
     assert nvml.unknown == set()
 
 
@@ -104,6 +106,46 @@ def test_a_slow_driver_is_asked_more_seldom() -> None:
     node = make_node(1)
     _, rests, _ = sample(FakeNvml(node, (Fault("nvmlDeviceGetTemperature", delay_s=0.06),)), node, ticks=1)
     assert rests[0] >= 4 * 0.06
+
+
+@pytest.mark.parametrize("call_ms", [0.3, 2.0, 5.0, 10.0])
+def test_a_train_of_three_seconds_is_seen_five_times_on_each_of_eight_gpus(
+    call_ms: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HGX nodes whose driver takes 2 to 10 ms a call; by the clock of the calls and rests, not by this machine's."""
+    node = make_node(8)
+    nvml = FakeNvml(node)
+    rests: list[float] = []
+    samples: list[Sample] = []
+
+    def clock() -> float:
+        return sum(nvml.calls.values()) * call_ms / 1000 + sum(rests)
+
+    def stopped(wait_s: float) -> bool:
+        rests.append(wait_s)
+        return clock() > 20
+
+    monkeypatch.setattr(nvml_sampler, "monotonic", clock)
+    sample_until(stopped, lambda said: samples.append(said.sample) if said.sample else None, nvml, named(node), 0.2)
+    for begin_s in (3.0, 5.5, 8.1, 11.7):  # the first samples are whole, and take longer
+        for gpu in Recording(named(node), samples).between(begin_s, begin_s + 3.0):
+            assert gpu.samples >= 5
+            assert gpu.unread == {}, "what is read in turn is read too"
+    resting = sum(rests) / clock()
+    assert resting > (0.75 if call_ms <= 2.0 else 0.15), "the driver is there for the ranks"
+
+
+def test_a_sampler_of_a_long_burn_comes_as_seldom_as_it_was_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = make_node(8)
+    rests: list[float] = []
+
+    def stopped(wait_s: float) -> bool:
+        rests.append(wait_s)
+        return True
+
+    monkeypatch.setattr(nvml_sampler, "monotonic", lambda: 0.0)
+    sample_until(stopped, lambda _: None, FakeNvml(node), named(node), 17.0)
+    assert rests == [17.0]
 
 
 def test_what_a_gpu_does_not_have_is_asked_for_once() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpudoctor.probes.board import Standing
-from gpudoctor.probes.diagnosis import RankState, failure_problem, slow_problem, timeout_problem
+from gpudoctor.probes.diagnosis import RankState, failure_problems, slow_problem, timeout_problem
 from gpudoctor.probes.messages import Trouble
 
 
@@ -46,8 +46,7 @@ def test_a_rank_that_died_explains_the_errors_of_those_that_waited_for_it() -> N
     dead, held_up = _state(1, 11), _state(0, 12)
     dead.status = -9
     held_up.trouble = Trouble("error", "Connection closed by peer", blocked=True)
-    problem = failure_problem([held_up, dead])
-    assert problem is not None
+    [problem] = failure_problems([held_up, dead])
     assert (problem.kind, problem.rank, problem.waiting) == ("crash", 1, (0,))
     assert "SIGKILL" in problem.text
 
@@ -56,16 +55,14 @@ def test_a_rank_that_failed_by_itself_explains_those_that_failed_while_waiting()
     full, held_up = _state(1, 11), _state(0, 12)
     full.trouble = Trouble("out-of-memory", "CUDA out of memory", blocked=False)
     held_up.trouble = Trouble("error", "Connection reset by peer", blocked=True)
-    problem = failure_problem([held_up, full])
-    assert problem is not None
+    [problem] = failure_problems([held_up, full])
     assert (problem.kind, problem.rank, problem.waiting) == ("out-of-memory", 1, (0,))
 
 
 def test_a_crash_is_told_with_the_last_line_that_the_rank_wrote() -> None:
     dead = _state(0, 3)
     dead.status, dead.output = 1, ("Traceback (most recent call last):", "KeyError: 'x'")
-    problem = failure_problem([dead])
-    assert problem is not None
+    [problem] = failure_problems([dead])
     assert problem.text == "rank 0 died in all_reduce of 64 MiB: exit code 1 (KeyError: 'x')"
     assert problem.output == dead.output
 
@@ -73,15 +70,14 @@ def test_a_crash_is_told_with_the_last_line_that_the_rank_wrote() -> None:
 def test_a_rank_that_ends_by_itself_before_any_probe_is_no_crash_of_a_gpu() -> None:
     for status, kind in ((1, "error"), (-11, "crash")):
         early = RankState(0, status=status)
-        problem = failure_problem([early, RankState(1)])
-        assert problem is not None
+        [problem] = failure_problems([early, RankState(1)])
         assert (problem.kind, problem.rank) == (kind, 0)
 
 
 def test_ranks_that_run_or_have_left_are_no_failure() -> None:
     gone = _state(0, 99)
     gone.left, gone.status = True, 0
-    assert failure_problem([gone, _state(1, 5)]) is None
+    assert failure_problems([gone, _state(1, 5)]) == ()
 
 
 def test_a_watchdog_that_ends_a_process_says_what_it_met() -> None:
@@ -92,17 +88,14 @@ def test_a_watchdog_that_ends_a_process_says_what_it_met() -> None:
         "CUDA error: uncorrectable ECC error encountered",
         "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x57",
     )
-    problem = failure_problem([dead])
-    assert problem is not None
+    [problem] = failure_problems([dead])
     assert (problem.kind, problem.rank) == ("crash", 2)
     assert "ended by SIGABRT: the GPU met an error in its memory that ECC cannot correct" in problem.text
     dead.output = ("[rank2]: CUDA error: device-side assert triggered",)
-    problem = failure_problem([dead])
-    assert problem is not None
+    [problem] = failure_problems([dead])
     assert problem.kind == "error", "a defect of software, however it ended"
     dead.status = -11
-    problem = failure_problem([dead])
-    assert problem is not None
+    [problem] = failure_problems([dead])
     assert problem.kind == "crash"
 
 
@@ -110,6 +103,5 @@ def test_a_gpus_own_error_explains_those_that_failed_while_waiting_for_it() -> N
     broken, held_up = _state(3, 12), _state(0, 12)
     broken.trouble = Trouble("crash", "the GPU stopped in the middle of the work", blocked=False)
     held_up.trouble = Trouble("error", "NCCL: remote process exited", blocked=True)
-    problem = failure_problem([held_up, broken])
-    assert problem is not None
+    [problem] = failure_problems([held_up, broken])
     assert (problem.kind, problem.rank, problem.waiting) == ("crash", 3, (0,))

@@ -14,9 +14,10 @@ from typing import Any, Literal
 import psutil
 import pytest
 
+from gpudoctor.facts.deadlines import Deadline
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import Missing
-from gpudoctor.probes import launch
+from gpudoctor.probes import deadlines
 from gpudoctor.probes.launch import ProbePlan, run_probes
 from gpudoctor.probes.outcome import INSTALL_TORCH
 from tests.probes.conftest import DEADLINE_S, GONE_WITHIN_S, measure
@@ -273,7 +274,7 @@ def test_a_rank_that_sticks_in_nccl_dies_by_itself_whatever_the_user_has_set(mon
     assert watchdog == {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
         "TORCH_NCCL_ENABLE_MONITORING": "1",
-        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "60",
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "420",  # import 180, meeting 180, the run 50, and 10 more
     }
     assert "NCCL_BLOCKING_WAIT" not in seen
     assert seen["NCCL_DEBUG"] == "INFO", "what the user wants to see of NCCL is the user's"
@@ -341,7 +342,7 @@ def test_an_import_that_does_not_end_has_a_limit_of_its_own(
 ) -> None:
     (tmp_path / "torch.py").write_text("import signal\nsignal.pause()\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setitem(launch._IMPORT_LIMIT_S, method, 2.0)
+    monkeypatch.setattr(deadlines, "TORCH_IMPORT", Deadline(2.0, "for the test"))
     gpus = ((0, "GPU-aa", "a"), (1, "GPU-bb", "b")) if method == "nccl" else ()
     [problem] = measure(ProbePlan(method, 2, gpus=gpus)).problems
     assert (problem.probe, problem.kind, problem.phase) == ("launch", "timeout", "import torch")

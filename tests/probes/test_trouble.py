@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,7 +34,7 @@ Error while creating shared memory segment /dev/shm/nccl-A1b2C3 (size 9637888), 
         (
             "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nCUDA kernel errors might be",
             "refused",
-            "does not accept another process",
+            "does not accept a process",
         ),
         ("CUDA error: uncorrectable ECC error encountered\nCUDA kernel", "crash", "uncorrectable ECC error"),
         (
@@ -113,7 +114,7 @@ def test_a_host_without_memory_is_told_as_the_host(monkeypatch: pytest.MonkeyPat
         ("Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized", "crash", "fabricmanager"),
         ("CUDA error: device-side assert triggered", "error", "refused its input"),
         ("CUDA error: the launch timed out and was terminated", "error", "drives a screen"),
-        ("CUDA error: all CUDA-capable devices are busy or unavailable", "refused", "exclusive mode"),
+        ("CUDA error: all CUDA-capable devices are busy or unavailable", "refused", "not accept a process"),
         ("CUDA driver version is insufficient for CUDA runtime version", "error", "the driver is too old"),
         (
             "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
@@ -207,3 +208,21 @@ def test_a_torch_that_does_not_fit_is_found_before_anything_is_run(
     view = TorchView(**{f: getattr(_VIEW, f) for f in _VIEW.__struct_fields__} | change)
     with pytest.raises(error, match=words):
         rank.require_usable(one_gpu, view)
+
+
+def test_why_cuda_does_not_start_is_told_and_not_only_that_it_counts_no_gpu(
+    one_gpu: _OneGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An 8-GPU H100 node without its fabric manager: cudaGetDeviceCount answers 802, and torch counts 0 GPUs."""
+    text = "Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"
+
+    def init() -> None:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "nccl", SimpleNamespace(version=lambda: (2, 27, 5)), raising=False)
+    with pytest.raises(RuntimeError, match="802") as caught:
+        rank.require_usable(one_gpu, rank.torch_view(one_gpu))
+    assert trouble(caught.value, blocked=False).kind == "crash"

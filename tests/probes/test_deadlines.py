@@ -1,0 +1,136 @@
+"""When a run is given up: a cold disk, sleeping GPUs and many contexts are slow, not broken; what hangs ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpudoctor.checks.finding import Status
+from gpudoctor.facts.measurements import Launch, Measurements, RankInfo, TorchView
+from gpudoctor.facts.node import Driver, Node, Source
+from gpudoctor.loading import PROBE_DEADLINE_S, RUN_DEADLINE_S
+from gpudoctor.probes import deadlines, launch
+from gpudoctor.probes.board import Board
+from gpudoctor.probes.deadlines import Limits
+from gpudoctor.probes.messages import Phase, Started
+from gpudoctor.probes.outcome import Outcome
+from gpudoctor.probes.plan import ProbePlan
+from tests.checks.one_check import gpus, judge, uuid_of, words
+from tests.probes.conftest import measure
+
+EIGHT = ProbePlan(
+    "nccl", 8, gpus=tuple((n, f"GPU-{n}", f"0000:0{n}:00.0") for n in range(8)), probes=("collective", "train")
+)
+FULL = msgspec.structs.replace(EIGHT, probes=("collective", "link", "compute", "train", "strategy"))
+
+
+def limits(plan: ProbePlan = EIGHT) -> Limits:
+    level = "standard" if plan is EIGHT else "full"
+    return Limits(plan, RUN_DEADLINE_S[level], PROBE_DEADLINE_S[level])  # type: ignore[index]
+
+
+def test_eight_ranks_may_read_torch_from_a_cold_network_disk_and_still_have_their_time() -> None:
+    """A first job on a node whose environment lies on NFS: 74 s, where 60 s used to be the end of it."""
+    of = limits()
+    assert of.at(0.0, "import", [])[0] > 74
+    end, limit_s = of.at(74.0, "join", [])
+    assert end > 74 + 8 * 3 + 20, "eight GPUs that wake one after another, and NCCL"
+    assert limit_s == 180
+    assert of.at(150.0, "run", ["train"]) == (150.0 + 60, 60)
+    assert of.at(200.0, "run", ["train"]) == (150.0 + 60, 60), "a limit begins once"
+    assert of.at(150.0, "run", [])[0] == 150.0 + RUN_DEADLINE_S["standard"]
+
+
+def test_fifty_six_contexts_have_their_time_and_no_other_probe_gets_more() -> None:
+    of = limits(FULL)
+    assert of.at(0.0, "run", ["link"])[1] == 120 + 112
+    assert of.at(0.0, "run", ["compute"])[1] == 120
+    assert limits(FULL).at(0.0, "run", ["link, round 2"])[1] == 120 + 112
+    assert of.at(0.0, "run", [])[0] == RUN_DEADLINE_S["full"] + 112
+
+
+def test_a_strategys_modules_are_more_to_read() -> None:
+    assert limits(FULL).at(0.0, "import", [])[1] > limits().at(0.0, "import", [])[1]
+
+
+def test_cpu_ranks_have_no_context_to_make() -> None:
+    of = Limits(ProbePlan("gloo", 2, probes=("collective", "link")), 120.0, 30.0)
+    assert of.at(0.0, "join", [])[1] == 120
+    assert of.at(0.0, "run", ["link"])[1] == 30
+
+
+@pytest.fixture
+def outcome(tmp_path: Path) -> Outcome:
+    return Outcome(EIGHT, tmp_path, Board(tmp_path / "board", 8), None)
+
+
+def test_what_is_waited_for_is_said_of_the_ranks_that_are_behind(outcome: Outcome) -> None:
+    assert (outcome.stage, outcome.waited_for()) == ("import", "waits for torch to be imported: 0 s")
+    outcome.take(-1, Started("fresh-interpreters"))
+    assert outcome.waited_for() == "waits for ranks 0, 1, 2, 3, 4, 5, 6, 7 in import torch: 0 s"
+    for rank in range(8):
+        outcome.take(rank, Phase("launch", "ask torch"))
+    assert outcome.stage == "join"
+    for rank in range(7):
+        outcome.take(rank, Phase("launch", "joined"))
+    assert outcome.stage == "join"
+    outcome.take(7, Phase("launch", "joined"))
+    stage: str = outcome.stage
+    assert stage == "run"
+    found = outcome.measurements().launch
+    assert found is not None
+    assert isinstance(found.import_s, float)
+
+
+def test_a_slow_import_says_what_it_waits_for_and_is_no_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CPU ranks with a torch that comes only after somebody has been told that it is waited for."""
+    told = tmp_path / "told"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys, time\n"
+        "if 'gpudoctor.probes.starter' in ' '.join(sys.orig_argv):\n"
+        f"    while not os.path.exists({str(told)!r}):\n"
+        "        time.sleep(0.02)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(launch, "_SAY_EVERY_S", 0.0)
+    words: list[str] = []
+
+    def on_wait(text: str) -> None:
+        words.append(text)
+        told.touch()
+
+    plan = ProbePlan("gloo", 2, probes=("collective",))
+    found = launch.run_probes(plan, deadline_s=120.0, probe_deadline_s=120.0, on_wait=on_wait)
+    assert found.problems == ()
+    assert words[0].startswith("waits for torch to be imported: ")
+    assert found.launch is not None
+    assert isinstance(found.launch.import_s, float)
+    assert isinstance(found.launch.start_s, float)
+    assert 0 < found.launch.import_s <= found.launch.start_s
+
+
+def test_a_join_that_hangs_ends_at_the_limit_of_the_meeting(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = ProbePlan("gloo", 2, probes=("collective",), inject=("hang-rank=1:join",))
+    found = measure(plan, deadline_s=8.0)
+    [problem] = found.problems
+    assert (problem.kind, problem.rank, problem.phase) == ("timeout", 1, "join")
+    assert "within 8 s" in problem.text
+
+
+@pytest.mark.parametrize(("import_s", "said"), [(74.2, True), (6.0, False)])
+def test_a_slow_import_is_told_and_not_judged(import_s: float, said: bool) -> None:
+    ranks = tuple(RankInfo(i, "cuda", gpu=i) for i in range(8))
+    view = TorchView("2.9.1", "12.8", "2.27.5", True, 8, tuple(uuid_of(i) for i in range(8)))
+    measurements = Measurements(launch=Launch("nccl", 8, ranks, import_s=import_s), torch_view=view)
+    node = Node(source=Source("live", "here"), gpus=gpus(8), driver=Driver(cuda_version="12.8"))
+    result = judge("env.torch", node, measurements)
+    assert ("importing torch took 74 s" in words(result)) is said
+    assert result.status is Status.PASS
+
+
+def test_the_sources_of_the_limits_are_told() -> None:
+    assert all(each.source and each.seconds > 0 for each in (deadlines.STRATEGY_IMPORT, deadlines.PEER_CONTEXT))
