@@ -80,7 +80,7 @@ def run_child(
         late = not heard.to_the_end(started + deadline_s)
         if late:
             _end(process)
-        code = None if late else process.wait(_OBEY_S)
+        code = None if late else process.returncode
         return Finished(code, bytes(heard.stdout), tuple(heard.lines), monotonic() - started, late)
     finally:
         _end(process)

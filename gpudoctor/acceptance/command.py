@@ -90,7 +90,7 @@ def run_steps(run: Run, steps: tuple[Step, ...]) -> tuple[list[StepResult], Inte
     items: list[Item] = []
     began_s = time.monotonic()
     try:
-        _first_look(run)
+        first_look(run)
         for step in steps:
             began_s, items = time.monotonic(), []
             run.begin(step)
@@ -112,7 +112,7 @@ def run_steps(run: Run, steps: tuple[Step, ...]) -> tuple[list[StepResult], Inte
         return results, stop
 
 
-def _first_look(run: Run) -> None:
+def first_look(run: Run) -> None:
     """The cold reading of the driver before anything wakes it, and the facts. Raise UserError where there is no GPU."""
     read_cold(run)
     run.node = run.facts()

@@ -7,6 +7,7 @@ SIGKILL of the run leave neither a locked clock nor a process nor a file behind.
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.subprocesses import Completed, run_command
 
 _READY = b"ready\n"
+_START_S = 60.0
 _COMMAND_DEADLINE_S = 30.0
 _TRIES = 3
 _SLACK_S = 20.0
@@ -64,7 +66,8 @@ class Guardian:
         finally:
             os.close(watched)
         assert self._process.stdout is not None
-        if self._process.stdout.readline() != _READY:
+        began = select.select([self._process.stdout], [], [], _START_S)[0]
+        if not began or self._process.stdout.readline() != _READY:
             self.close()
             raise UserError("the process that would undo it did not start")
 

@@ -15,21 +15,21 @@ _NOT_ASKED = "not asked for"
 
 def standard(run: Run) -> Iterator[Item]:
     """Level standard: collectives and the DDP train."""
-    yield from _level(run.check("--level", "standard"), run)
+    yield from level_items(run.check("--level", "standard"))
 
 
 def full(run: Run) -> Iterator[Item]:
     """Level full: links, compute, memory, every collective, strategies."""
-    yield from _level(run.check("--level", "full"), run)
+    yield from level_items(run.check("--level", "full"))
 
 
 def burn(run: Run) -> Iterator[Item]:
     """Level burn: full again and again, with the drift judged."""
     asked_s = run.options.burn_s or (_BURN_CPU_S if run.on_cpu else _BURN_GPU_S)
-    yield from _level(run.check("--level", "burn", "--duration", f"{asked_s:g}"), run)
+    yield from level_items(run.check("--level", "burn", "--duration", f"{asked_s:g}"))
 
 
-def _level(report: Report, run: Run) -> Iterator[Item]:
+def level_items(report: Report) -> Iterator[Item]:
     """What failed or is unknown, what went wrong in the ranks, and what the level could not put under load."""
     yield from verdicts(report)
     for problem in report.measurements.problems:

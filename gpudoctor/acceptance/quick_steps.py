@@ -45,8 +45,10 @@ def under_load(run: Run) -> Iterator[Item]:
             seen.append(statuses(report))
             times.append(report.run.duration_s)
     if not seen:
-        yield could_not(f"no load could be started: {said or 'it did not begin in time'}")
+        yield could_not("quick checks beside a load: no load could be started (is there a PyTorch?)")
         return
+    rows = [{"seconds": seconds, "statuses": each} for seconds, each in zip(times, seen, strict=True)]
+    run.raw["quick-under-load.json"] = msgspec.json.encode(rows)
     what = "a CPU load" if run.on_cpu else "a load on every GPU"
     usual = sorted(times)[len(times) // 2]
     words = f"{len(seen)} quick checks beside {what} (median {usual:.2f} s, longest {max(times):.2f} s)"

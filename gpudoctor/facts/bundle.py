@@ -13,7 +13,7 @@ FACTS, REPORT, KERNEL, VERSIONS, MANIFEST = "facts.json", "report.json", "kernel
 MEMBERS = (FACTS, REPORT, KERNEL, VERSIONS, MANIFEST)
 # of an acceptance run: what agreed, what its probes measured, and raw data, which nobody reads back
 ACCEPTANCE, MEASURED = "acceptance.json", "measurements.json"
-_RAW = re.compile(r"(?:report|nvml|nvidia-smi|nccl|plain)-[a-z-]{1,30}\.(?:json|txt)|nvidia-smi\.xml")
+_RAW = re.compile(r"(?:report|nvml|nvidia-smi|nccl|plain|quick)-[a-z-]{1,30}\.(?:json|txt)|nvidia-smi\.xml")
 _MAX_ENTRIES = 64
 _BLOCK = 512
 _MAGIC = slice(257, 262)

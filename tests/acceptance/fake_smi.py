@@ -1,7 +1,7 @@
 """nvidia-smi of a simulated node: shows what the fake driver plays, and sets what it is told to set.
 
-Run as a program. FAKE_SMI_LOG: each setting is appended there. FAKE_SMI_LIE=tag=text: the first GPU's dump says
-that. FAKE_SMI_DENY: settings are refused, as without root. FAKE_SMI_STRAY: it leaves a process behind.
+Run as a program. FAKE_SMI_XML: the dump is this file. FAKE_SMI_LOG: each setting is appended there.
+FAKE_SMI_LIE=tag=text: the first GPU's dump says that. FAKE_SMI_DENY: settings are refused, as without root. FAKE_SMI_STRAY: it leaves a process behind.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def main(argv: list[str]) -> int:
     folder = Path(os.environ["GPUDOCTOR_FAKE_DRIVER"])
     if os.environ.get("FAKE_SMI_STRAY"):
         subprocess.Popen(["sleep", "300"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    if "-q" in argv:
+    if "-q" in argv and "FAKE_SMI_XML" in os.environ:
+        sys.stdout.write(Path(os.environ["FAKE_SMI_XML"]).read_text(encoding="utf-8"))
+    elif "-q" in argv:
         sys.stdout.write(dump(from_json((folder / "node.json").read_bytes()), os.environ.get("FAKE_SMI_LIE")))
     if not {"-pl", "-lgc", "-rgc"} & set(argv):
         return 0
