@@ -35,6 +35,7 @@ from gpudoctor.exits import (
 from gpudoctor.facts.missing import known
 from gpudoctor.report.files import OutputError, write_new_file
 
+_FACTS_S = 180.0
 # what a step may meet and not expect: it did not agree, and the others go on
 _STEP_ERRORS = (
     *(UserError, msgspec.MsgspecError, OSError, ValueError, TypeError, LookupError, AttributeError),
@@ -115,6 +116,7 @@ def run_steps(run: Run, steps: tuple[Step, ...]) -> tuple[list[StepResult], Inte
 def first_look(run: Run) -> None:
     """The cold reading of the driver before anything wakes it, and the facts. Raise UserError where there is no GPU."""
     read_cold(run)
+    run.allow(_FACTS_S)
     run.node = run.facts()
     if not run.node.gpus:
         why = known(run.node.driver.init_error) or "there is none, or its driver is not loaded"

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import msgspec
@@ -20,6 +20,8 @@ from gpudoctor.facts.nvml import Crumbs, NoCrumbs, load_pynvml
 from gpudoctor.facts.nvml_read import read_nvml
 from gpudoctor.facts.stand_in import stand_in
 
+_TURN_S = 0.2
+_saying = threading.Lock()
 _FIELDS = "nvmlDeviceGetFieldValues"
 # the counters of time slowed down by their numbers in both kinds of drivers: which of them has this one?
 _THROTTLE_IDS = (251, 252, 253, 269, 270, 271)
@@ -72,15 +74,21 @@ class Twin(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct):
-    """One whole reading. `unread` are GPUs that were not read to the end, and why."""
+    """One whole reading. `unread` are GPUs that were not read to the end, and why; `hung` calls that did not return."""
 
     seconds: float = 0.0
     driver: Driver = Driver()
     read: list[int] = []
     unread: dict[int, str] = {}
+    hung: list[str] = []
     calls: list[Call] = []
     answers: list[Answer] = []
     twins: list[Twin] = []
+
+
+def where(thread: str) -> str:
+    """Of which GPU a thread's calls are, in words; "" for the first thread, whose calls are about the system."""
+    return f" on {thread}" if thread.startswith("GPU") else ""
 
 
 class _Noted:
@@ -89,6 +97,13 @@ class _Noted:
     def __init__(self, nvml: Any, reading: Reading) -> None:
         self._nvml = nvml
         self._reading = reading
+        self._begun: dict[str, tuple[str, float]] = {}
+
+    def hung(self, limit_s: float) -> list[str]:
+        """The calls that have been running for longer than the limit."""
+        now = perf_counter()
+        late = [(name, who) for who, (name, begun) in list(self._begun.items()) if now - begun > limit_s]
+        return [f"{name}{where(who)} did not return in {limit_s:g} s" for name, who in late]
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._nvml, name)
@@ -96,15 +111,17 @@ class _Noted:
             return found
 
         def noted(*args: Any) -> Any:
+            who = threading.current_thread().name
             began, code = perf_counter(), 0
+            self._begun[who] = (name, began)
             try:
                 answer = found(*args)
             except self._nvml.NVMLError as error:
                 code = int(error.value)
                 raise
             finally:
-                call = Call(name, threading.current_thread().name, round((perf_counter() - began) * 1e3, 4), code)
-                self._reading.calls.append(call)
+                del self._begun[who]
+                self._reading.calls.append(Call(name, who, round((perf_counter() - began) * 1e3, 4), code))
             if name == _FIELDS:
                 self._reading.answers += [_answer(value) for value in answer]
             return answer
@@ -136,18 +153,32 @@ class _Ears:
 
 
 def main() -> None:
-    """Read, and write the `Reading` as JSON to stdout."""
+    """Read, and write the `Reading` as JSON to stdout; argv[1] is how many seconds a call may take."""
     reading = Reading()
     played = stand_in(os.environ)
     nvml = _Noted(load_pynvml(), reading)
+    threading.Thread(target=_watch, args=(nvml, reading, float(sys.argv[1])), daemon=True).start()
     began = perf_counter()
     reading.driver = read_nvml(_Ears(reading), nvml, played.root if played else Path("/"))
     reading.seconds = round(perf_counter() - began, 4)
     for index in sorted(reading.read):
         _ask_again(nvml, reading, index)
-    sys.stdout.buffer.write(msgspec.json.encode(reading))
-    sys.stdout.flush()
-    os._exit(0)  # as the collector: tearing the driver library down may hang
+    _say(reading)
+
+
+def _watch(nvml: _Noted, reading: Reading, limit_s: float) -> None:
+    """End the process when a call has not returned in time: its thread never will."""
+    while not (hung := nvml.hung(limit_s)):
+        sleep(_TURN_S)
+    reading.hung = hung
+    _say(reading)
+
+
+def _say(reading: Reading) -> None:
+    with _saying:
+        sys.stdout.buffer.write(msgspec.json.encode(reading))
+        sys.stdout.flush()
+        os._exit(0)  # as the collector: tearing the driver library down may hang
 
 
 def _ask_again(nvml: Any, reading: Reading, index: int) -> None:

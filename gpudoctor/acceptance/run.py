@@ -14,8 +14,6 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.node import Node, from_json
 from gpudoctor.report.report import Report
 
-_FACTS_DEADLINE_S = 180.0
-
 
 class Options(msgspec.Struct, frozen=True):
     """What was asked for. `burn_s` None: 3 minutes on GPUs, 10 s on CPU ranks."""
@@ -58,7 +56,7 @@ class Run:
         self.reports: dict[str, Report] = {}
         self._show = show
         self._step = ""
-        self._ends_s = monotonic() + _FACTS_DEADLINE_S
+        self._ends_s = monotonic()
 
     @property
     def simulated(self) -> bool:
@@ -75,8 +73,13 @@ class Run:
 
     def begin(self, step: Step) -> None:
         """From here on children belong to this step, and end with it."""
-        self._step, self._ends_s = step.name, monotonic() + step.deadline_s
+        self._step = step.name
+        self.allow(step.deadline_s)
         self._show(f"{step.name}: {step.title}")
+
+    def allow(self, seconds: float) -> None:
+        """All children from here on have so long together."""
+        self._ends_s = monotonic() + seconds
 
     @property
     def left_s(self) -> float:

@@ -1,7 +1,8 @@
 """nvidia-smi of a simulated node: shows what the fake driver plays, and sets what it is told to set.
 
-Run as a program. FAKE_SMI_XML: the dump is this file. FAKE_SMI_LOG: each setting is appended there.
-FAKE_SMI_LIE=tag=text: the first GPU's dump says that. FAKE_SMI_DENY: settings are refused, as without root. FAKE_SMI_STRAY: it leaves a process behind.
+Run as a program. FAKE_SMI_XML: the dump is this file. FAKE_SMI_LIE=tag=text: the first GPU's dump says that.
+FAKE_SMI_LOG: each setting is appended there. FAKE_SMI_DENY: settings are refused, as without root.
+FAKE_SMI_STRAY: it leaves a process behind.
 """
 
 from __future__ import annotations

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -14,14 +16,17 @@ from msgspec.structs import replace
 
 from gpudoctor.acceptance.children import run_child
 from gpudoctor.acceptance.command import run_steps
+from gpudoctor.acceptance.driver_child import Reading
 from gpudoctor.acceptance.guardian import Guardian
 from gpudoctor.acceptance.leaves import compare
 from gpudoctor.acceptance.level_steps import level_items
+from gpudoctor.acceptance.quick_steps import verdicts
 from gpudoctor.acceptance.rate_steps import bus_bandwidth, judged, rate_item
 from gpudoctor.acceptance.result import Item, agreed, result_of
 from gpudoctor.acceptance.run import Options, Run, Step
 from gpudoctor.acceptance.settings_step import judged as judged_settings
 from gpudoctor.acceptance.smi_step import compared
+from gpudoctor.checks.finding import Status, of_rank, unknown
 from gpudoctor.facts.captures.smi_xml import parse_smi_xml
 from gpudoctor.facts.gpu import Clocks, Gpu, Power, Thermal
 from gpudoctor.facts.measured_compute import ComputeRank, Gemm
@@ -35,6 +40,7 @@ from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.report import Report, SourceSummary
 from gpudoctor.report.report import Run as ReportRun
 from tests.acceptance.fake_smi import dump
+from tests.fake_driver.conftest import COMMAND, ROOT
 
 
 def of(items: Iterator[Item], outcome: str) -> list[str]:
@@ -205,6 +211,20 @@ def test_a_level_tells_what_its_ranks_met_and_what_was_not_put_under_load() -> N
     ]
 
 
+@pytest.mark.parametrize(("backend", "outcome"), [("gloo", "could not look"), ("nccl", "did not agree")])
+def test_a_rank_too_noisy_to_judge_is_no_disagreement_on_a_cpu_and_is_one_on_a_gpu(
+    backend: Literal["gloo", "nccl"], outcome: str
+) -> None:
+    report = quick_report()
+    noisy = unknown(of_rank(1), "too noisy to judge")
+    checks = tuple(
+        replace(check, status=Status.UNKNOWN, findings=(noisy,)) if check.id == "gpu.count" else check
+        for check in report.checks
+    )
+    report = replace(report, checks=checks, verdict="unknown", measurements=Measurements(Launch(backend, 2, ())))
+    assert [item.outcome for item in verdicts(report)] == [outcome]
+
+
 def test_a_step_that_breaks_off_did_not_agree_and_the_next_one_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,3 +274,18 @@ def test_a_child_that_leaves_a_grandchild_with_its_pipe_is_not_waited_for(tmp_pa
     script = "sleep 300 & echo '{}'"
     done = run_child(["sh", "-c", script], deadline_s=60, environ={"PATH": "/usr/bin:/bin"}, cwd=tmp_path)
     assert (done.code, done.stdout.strip(), done.late) == (0, b"{}", False)
+
+
+def test_a_driver_call_that_hangs_is_named_and_ends_the_reading(cache: Path) -> None:
+    """A GPU of which one call never returns: the reading of its driver says which, and does not wait for ever."""
+    command = [*COMMAND, "--node", "hgx-h100-8", "--fault", "driver-hang@3", "--", sys.executable, "-m"]
+    done = subprocess.run(
+        [*command, "gpudoctor.acceptance.driver_child", "1"],
+        env={**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    reading = msgspec.json.decode(done.stdout, type=Reading)
+    assert sorted(reading.read) == [0, 1, 2, 4, 5, 6, 7]
+    assert [said for said in reading.hung if "on GPU 3 did not return in 1 s" in said] == reading.hung != []
