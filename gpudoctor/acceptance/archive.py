@@ -6,6 +6,7 @@ import re
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.acceptance.result import Acceptance
 from gpudoctor.acceptance.run import Run
@@ -38,7 +39,7 @@ def packed(run: Run, acceptance: Acceptance, made_s: int) -> bytes:
     node = run.node if redaction is None else redaction.node
     files = {
         FACTS: _pretty(to_json(node)),
-        ACCEPTANCE: _pretty(msgspec.json.encode(clean(acceptance))),
+        ACCEPTANCE: _pretty(msgspec.json.encode(_told(acceptance, redaction))),
         VERSIONS: _pretty(msgspec.json.encode(versions(node))),
         KERNEL: kernel_lines(node).encode("utf-8", "backslashreplace"),
     }
@@ -50,6 +51,16 @@ def packed(run: Run, acceptance: Acceptance, made_s: int) -> bytes:
     for name, data in run.raw.items():
         files[name] = data if redaction is None else _text_of(redaction, name, data)
     return pack(files, made_s)
+
+
+def _told(acceptance: Acceptance, redaction: Redaction | None) -> Acceptance:
+    if redaction is None:
+        return acceptance
+    steps = tuple(
+        replace(step, items=tuple(replace(item, text=redaction.text(item.text)) for item in step.items))
+        for step in acceptance.steps
+    )
+    return replace(acceptance, node=redaction.text(acceptance.node), steps=steps)
 
 
 def _pretty(data: bytes) -> bytes:

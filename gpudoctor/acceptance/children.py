@@ -61,7 +61,7 @@ def environment(mark: str, folder: Path) -> dict[str, str]:
 def run_child(
     argv: Sequence[str], *, deadline_s: float, environ: Mapping[str, str], cwd: Path, on_line: OnLine | None = None
 ) -> Finished:
-    """Run a program until its end or the deadline, and end its process group in every case. Raise OSError.
+    """Run a program until its end, or end its process group: at the deadline, and on any exception. Raise OSError.
 
     `on_line` hears each line of stderr as it comes; a signal that it gives back is sent to the program.
     """
@@ -135,16 +135,18 @@ class _Heard:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the group: SIGTERM, and SIGKILL for what does not obey."""
-    if process.returncode is None:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, number)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_OBEY_S)
-                break
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)  # what it left behind in its group
+    """End the group of a process that still runs: SIGTERM, and SIGKILL for what does not obey.
+
+    What one that has ended left behind is for the step `left-behind` to see.
+    """
+    if process.returncode is not None:
+        return
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_OBEY_S)
+            return
 
 
 @contextmanager

@@ -69,14 +69,11 @@ def accept(options: Options, output: Path | None) -> int:
         results, interrupted = run_steps(run, steps)
         show("")
         acceptance = _told(run, results, interrupted, started, time.monotonic() - began_s)
-        refused = None
         try:
             write_new_file(path, packed(run, acceptance, int(time.time())))
-        except OutputError as error:  # the summary is worth having all the same
-            refused = error
-        write_stdout(summary(acceptance) + ("" if refused else f"{printable(str(path))}\n"))
-        if refused is not None:
-            raise refused
+        finally:  # the summary is worth having also if the archive cannot be written
+            write_stdout(summary(acceptance))
+        write_stdout(f"{printable(str(path))}\n")
         return acceptance.exit_code
     finally:
         if guardian is not None:

@@ -119,7 +119,7 @@ class Run:
             words += ["--ranks", str(self.options.ranks)]
         done = self.child(own_command("gpudoctor", *words), on_line)
         if done.late:
-            raise StepError(f"gpudoctor {' '.join(words[:-3])} {done.words}")
+            raise StepError(f"gpudoctor check {' '.join(arguments)} {done.words}")
         try:
             report = msgspec.json.decode(done.stdout, type=Report)
         except (msgspec.MsgspecError, ValueError) as error:
