@@ -14,6 +14,7 @@ from time import monotonic
 
 import msgspec
 
+from gpudoctor.errors import UserError
 from gpudoctor.facts.subprocesses import ending_words
 
 MARK = "GPUDOCTOR_ACCEPTANCE"
@@ -153,7 +154,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def beside(argv: Sequence[str], *, environ: Mapping[str, str], cwd: Path, deadline_s: float) -> Iterator[str]:
     """Have a program run while the block runs; it gives its first line of stdout, "" where none came in time.
 
-    It is told to end by the end of its stdin. Raise OSError where it cannot be started.
+    It is told to end by the end of its stdin. Raise OSError where it cannot be started, and UserError where
+    it has ended by itself, so that a part of the block ran without it.
     """
     process = subprocess.Popen(
         list(argv),
@@ -167,7 +169,10 @@ def beside(argv: Sequence[str], *, environ: Mapping[str, str], cwd: Path, deadli
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        yield _first_line(process.stdout.fileno(), monotonic() + deadline_s)
+        said = _first_line(process.stdout.fileno(), monotonic() + deadline_s)
+        yield said
+        if said and process.poll() is not None:
+            raise UserError(f"what was to run beside it ended too early: {ending_words(process.returncode)}")
     finally:
         process.stdin.close()
         with suppress(subprocess.TimeoutExpired):

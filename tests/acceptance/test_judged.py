@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.acceptance.children import run_child
+from gpudoctor.acceptance.children import beside, run_child
 from gpudoctor.acceptance.command import run_steps
 from gpudoctor.acceptance.driver_child import Reading
 from gpudoctor.acceptance.guardian import Guardian
@@ -28,6 +28,7 @@ from gpudoctor.acceptance.run import Options, Run, Step
 from gpudoctor.acceptance.settings_step import judged as judged_settings
 from gpudoctor.acceptance.smi_step import compared
 from gpudoctor.checks.finding import Status, of_rank, unknown
+from gpudoctor.errors import UserError
 from gpudoctor.facts.captures.smi_xml import parse_smi_xml
 from gpudoctor.facts.gpu import Clocks, Gpu, Power, Thermal
 from gpudoctor.facts.measured_compute import ComputeRank, Gemm
@@ -291,3 +292,16 @@ def test_a_driver_call_that_hangs_is_named_and_ends_the_reading(cache: Path) -> 
     reading = msgspec.json.decode(done.stdout, type=Reading)
     assert sorted(reading.read) == [0, 1, 2, 4, 5, 6, 7]
     assert [said for said in reading.hung if "on GPU 3 did not return in 1 s" in said] == reading.hung != []
+
+
+def test_a_load_that_ends_too_early_is_no_load(tmp_path: Path) -> None:
+    environ = {"PATH": "/usr/bin:/bin"}
+    with beside(["sh", "-c", "echo running; cat"], environ=environ, cwd=tmp_path, deadline_s=60) as said:
+        assert said == "running"
+    with (
+        pytest.raises(UserError, match="ended too early: exit code 7"),
+        beside(["sh", "-c", "echo running; exit 7"], environ=environ, cwd=tmp_path, deadline_s=60) as said,
+    ):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    with beside(["false"], environ=environ, cwd=tmp_path, deadline_s=60) as said:
+        assert said == ""
