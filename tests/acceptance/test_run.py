@@ -48,8 +48,10 @@ def test_without_a_gpu_it_ends_green_and_lists_what_it_could_not_look_at(accept:
     ran = accept(*only(*steps), smi=False)
     assert (ran.code, ran.err.count("\n")) == (0, 1), ran.out + ran.err
     outcomes = {name: step["outcome"] for name, step in told(ran)["steps"].items()}
+    # on a machine full of work the ranks may be too noisy to judge
+    assert outcomes.pop("standard") in ("agreed", "could not look")
     assert {name for name, outcome in outcomes.items() if outcome == "agreed"} == {
-        *("driver", "quick", "standard", "under-load", "interrupt", "left-behind")
+        *("driver", "quick", "under-load", "interrupt", "left-behind")
     }
     assert {name for name, outcome in outcomes.items() if outcome == "could not look"} == {
         *("facts", "rates", "all-reduce")
