@@ -3,13 +3,16 @@
 #   make test   installs the same way and runs every test
 # and one more
 #   make test-frameworks   the tests that start DeepSpeed and TensorFlow, 3 GB in an environment of their own
+# On a GPU node, once (docs/acceptance.md):
+#   make gpu-acceptance   compares gpudoctor with nvidia-smi, plain loops and nccl-tests; BACKEND=gloo: without a GPU
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FRAMEWORKS := .venv-frameworks
+BACKEND ?= auto
 
-.PHONY: demo test test-frameworks lint coverage fuzz soak clean
+.PHONY: demo test test-frameworks gpu-acceptance lint coverage fuzz soak clean
 
 demo: $(VENV)/.installed
 	$(BIN)/gpudoctor check --node hgx-h100-8 --backend gloo --ranks 2
@@ -18,7 +21,7 @@ demo: $(VENV)/.installed
 # share it with one of their kind; the rest waits more than it computes: two for each core
 ALONE := $(patsubst %,tests/probes/test_%.py,collectives injections two_ranks) tests/cli/test_probes.py \
   $(patsubst %,tests/cluster/test_%.py,whole_job ray_job slurm slurm_job)
-RANKS := tests/probes tests/cli tests/plan/test_trial.py
+RANKS := tests/probes tests/cli tests/acceptance tests/plan/test_trial.py
 TWO_A_CORE = $(shell echo $$(( 2 * $$(nproc) )))
 
 test: $(VENV)/.installed-dev
@@ -30,6 +33,10 @@ test: $(VENV)/.installed-dev
 # Compiled is what they import of it, and then, not all of it by pip; containers often forbid to keep that
 test-frameworks: $(FRAMEWORKS)/.installed
 	GPUDOCTOR_FRAMEWORKS=1 PYTHONDONTWRITEBYTECODE= $(FRAMEWORKS)/bin/python -m pytest tests/frameworks
+
+# gloo: before a driver that plays a node. OPTIONS: --only STEP, --burn TIME, -o FILE ...
+gpu-acceptance: $(VENV)/.installed
+	$(if $(filter gloo,$(BACKEND)),$(BIN)/gpudoctor fake-driver --node hgx-h100-8 --) $(BIN)/python -m gpudoctor.acceptance --backend $(BACKEND) $(OPTIONS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""The archive of `gpudoctor bundle`: its members, how it is packed, and how one from a stranger is read."""
+"""The archives of `gpudoctor bundle` and of the acceptance run: what is in them, how they are packed and read."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import re
 from collections.abc import Mapping
 
 from gpudoctor.facts.captures import SourceError
-from gpudoctor.facts.captures.facts_file import Loaded, load_json
+from gpudoctor.facts.captures.facts_file import Loaded, load_json, load_measurements
 
 FOLDER = "gpudoctor-bundle"
 FACTS, REPORT, KERNEL, VERSIONS, MANIFEST = "facts.json", "report.json", "kernel.log", "versions.json", "MANIFEST"
 MEMBERS = (FACTS, REPORT, KERNEL, VERSIONS, MANIFEST)
+# of an acceptance run: what agreed, what its probes measured, and raw data, which nobody reads back
+ACCEPTANCE, MEASURED = "acceptance.json", "measurements.json"
+_RAW = re.compile(r"(?:report|nvml|nvidia-smi|nccl|plain|quick)-[a-z-]{1,30}\.(?:json|txt)|nvidia-smi\.xml")
 _MAX_ENTRIES = 64
 _BLOCK = 512
 _MAGIC = slice(257, 262)
-_LINE = re.compile(r"([0-9a-f]{64})  ([A-Za-z.]{1,40})")
+_LINE = re.compile(r"([0-9a-f]{64})  ([A-Za-z.-]{1,48})")
 
 
 def is_bundle(data: bytes) -> bool:
@@ -70,7 +73,7 @@ def members(data: bytes) -> dict[str, bytes]:
         if entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
             if name in found:
                 raise SourceError(f"not a bundle of gpudoctor: there are two of {name} in it")
-            if name not in MEMBERS:
+            if name not in (*MEMBERS, ACCEPTANCE, MEASURED) and not _RAW.fullmatch(name):
                 raise SourceError(f"not a bundle of gpudoctor: {entry.name[:60]!r} does not belong in one")
             found[name] = data[at + _BLOCK : end]
         elif entry.type not in (tarfile.DIRTYPE, tarfile.XHDTYPE, tarfile.XGLTYPE):
@@ -80,8 +83,12 @@ def members(data: bytes) -> dict[str, bytes]:
 
 
 def load_bundle(data: bytes) -> Loaded:
-    """The facts of a bundle, to be judged again. Raise SourceError."""
-    return load_json(members(data)[FACTS])
+    """The facts of a bundle, and what an acceptance run measured, to be judged again. Raise SourceError."""
+    found = members(data)
+    node, measured = load_json(found[FACTS])
+    if MEASURED in found:
+        measured = load_measurements(found[MEASURED])
+    return node, measured
 
 
 def _whole(found: dict[str, bytes]) -> dict[str, bytes]:

@@ -64,6 +64,16 @@ def load_json(data: bytes) -> Loaded:
     return checked(report.facts), report.measurements
 
 
+def load_measurements(data: bytes) -> Measurements:
+    """The measurements of an acceptance run. Raise SourceError."""
+    try:
+        return msgspec.json.decode(data, type=Measurements)
+    except RecursionError:
+        raise SourceError("measurements: nested too deeply") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise SourceError(f"measurements: {error}") from None
+
+
 def _cut(text: str, said: str) -> bool:
     """msgspec calls half a surrogate pair, as in "\\ud800", truncated too."""
     return "truncated" in said and not _HALF_PAIR.search(text)

@@ -1,0 +1,80 @@
+"""The archive of an acceptance run: a bundle that `--node` reads, with all that the run saw beside the facts."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from gpudoctor.acceptance.result import Acceptance
+from gpudoctor.acceptance.run import Run
+from gpudoctor.acceptance.smi_step import DUMP
+from gpudoctor.bundling import kernel_lines, versions
+from gpudoctor.facts.bundle import ACCEPTANCE, FACTS, KERNEL, MEASURED, REPORT, VERSIONS, pack
+from gpudoctor.facts.gpu import system_program
+from gpudoctor.facts.node import to_json
+from gpudoctor.facts.redact import Redaction
+from gpudoctor.json_text import terminal_safe
+from gpudoctor.report.json import render_json
+
+T = TypeVar("T")
+
+# what names a part, a person's program or a rack, in the dump of nvidia-smi
+_NAMING_TAGS = "serial|board_part_number|gpu_part_number|process_name|chassis_serial_number"
+_TAG = re.compile(rf"<({_NAMING_TAGS})>([^<]*)</\1>")
+_NOTHING = ("N/A", "None", "")
+# the measurements that are judged again with the archive: the richest first
+_RICHEST = ("burn", "full", "standard")
+
+
+def packed(run: Run, acceptance: Acceptance, made_s: int) -> bytes:
+    """The .tar.gz, redacted where the run's options say so."""
+    redaction = Redaction(run.node) if run.options.redact else None
+
+    def clean(thing: T) -> T:
+        return thing if redaction is None else redaction.of(thing)
+
+    node = run.node if redaction is None else redaction.node
+    files = {
+        FACTS: _pretty(to_json(node)),
+        ACCEPTANCE: _pretty(msgspec.json.encode(_told(acceptance, redaction))),
+        VERSIONS: _pretty(msgspec.json.encode(versions(node))),
+        KERNEL: kernel_lines(node).encode("utf-8", "backslashreplace"),
+    }
+    for name, report in run.reports.items():
+        files[REPORT if name == "quick" else f"report-{name}.json"] = render_json(clean(report)).encode()
+    richest = next((run.reports[name] for name in _RICHEST if name in run.reports), None)
+    if richest is not None:
+        files[MEASURED] = _pretty(msgspec.json.encode(clean(richest.measurements)))
+    for name, data in run.raw.items():
+        files[name] = data if redaction is None else _text_of(redaction, name, data)
+    return pack(files, made_s)
+
+
+def _told(acceptance: Acceptance, redaction: Redaction | None) -> Acceptance:
+    if redaction is None:
+        return acceptance
+    steps = tuple(
+        replace(step, items=tuple(replace(item, text=redaction.text(item.text)) for item in step.items))
+        for step in acceptance.steps
+    )
+    return replace(acceptance, node=redaction.text(acceptance.node), steps=steps)
+
+
+def _pretty(data: bytes) -> bytes:
+    return terminal_safe(msgspec.json.format(data, indent=2)) + b"\n"
+
+
+def _text_of(redaction: Redaction, name: str, data: bytes) -> bytes:
+    text = data.decode("utf-8", "replace")
+    if name == DUMP:
+        text = _TAG.sub(_hidden, text)
+    return redaction.text(text).encode("utf-8", "backslashreplace")
+
+
+def _hidden(match: re.Match[str]) -> str:
+    tag, value = match[1], match[2].strip()
+    kept = value in _NOTHING or (tag == "process_name" and system_program(value) is not None)
+    return match[0] if kept else f"<{tag}>redacted</{tag}>"

@@ -1,0 +1,178 @@
+"""Runs the acceptance: the steps one after the other, then the summary and the archive, also when a signal ends it."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gpudoctor.acceptance.archive import packed
+from gpudoctor.acceptance.driver_step import read_cold
+from gpudoctor.acceptance.guardian import Guardian
+from gpudoctor.acceptance.options import parsed
+from gpudoctor.acceptance.result import Acceptance, Item, StepResult, could_not, differs, result_of
+from gpudoctor.acceptance.run import Options, Run, Step
+from gpudoctor.acceptance.steps import NAMES, wanted_steps
+from gpudoctor.acceptance.text import summary
+from gpudoctor.errors import UserError
+from gpudoctor.exits import (
+    FAILED,
+    OK,
+    InterruptedBySignal,
+    catch_signals,
+    guarded,
+    hold_signals,
+    printable,
+    write_stdout,
+)
+from gpudoctor.facts.missing import known
+from gpudoctor.report.files import OutputError, write_new_file
+
+_FACTS_S = 180.0
+# what a step may meet and not expect: it did not agree, and the others go on
+_STEP_ERRORS = (
+    *(UserError, msgspec.MsgspecError, OSError, ValueError, TypeError, LookupError, AttributeError),
+    *(ArithmeticError, RuntimeError),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Give the exit code: 0 all agreed, 1 something did not, 2 it could not run, 128 + n ended by a signal."""
+
+    def run() -> int:
+        catch_signals()
+        options, output = parsed(argv, NAMES)
+        return accept(options, output)
+
+    return guarded(run, lambda message, code: code)
+
+
+def accept(options: Options, output: Path | None) -> int:
+    """One run. Raise UserError where it could not begin, or where the archive cannot be written."""
+    path = _writable(output or Path(time.strftime("gpudoctor-acceptance-%Y%m%dT%H%M%SZ.tar.gz", time.gmtime())))
+    mark = str(uuid.uuid4())
+    folder = _private_folder()
+    guardian = None
+    steps = wanted_steps(options)
+    show = _progress()
+    try:
+        guardian = Guardian(mark=mark, folder=folder)
+        run = Run(options, folder, mark, show)
+        began_s, started = time.monotonic(), _now()
+        results, interrupted = run_steps(run, steps)
+        show("")
+        acceptance = _told(run, results, interrupted, started, time.monotonic() - began_s)
+        try:
+            write_new_file(path, packed(run, acceptance, int(time.time())))
+        finally:  # the summary is worth having also if the archive cannot be written
+            write_stdout(summary(acceptance))
+        write_stdout(f"{printable(str(path))}\n")
+        return acceptance.exit_code
+    finally:
+        if guardian is not None:
+            guardian.close()
+        else:
+            folder.rmdir()
+
+
+def run_steps(run: Run, steps: tuple[Step, ...]) -> tuple[list[StepResult], InterruptedBySignal | None]:
+    """The results so far, and the signal that ended it early. Raise UserError where there is no driver to look at."""
+    results: list[StepResult] = []
+    items: list[Item] = []
+    began_s = time.monotonic()
+    try:
+        first_look(run)
+        for step in steps:
+            began_s, items = time.monotonic(), []
+            run.begin(step)
+            try:
+                for item in step.function(run):
+                    items.append(item)
+            except _STEP_ERRORS as error:
+                words = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+                items.append(differs(f"the step broke off: {words}"))
+            results.append(result_of(step.name, step.title, time.monotonic() - began_s, tuple(items)))
+        hold_signals()
+        return results, None
+    except InterruptedBySignal as stop:
+        hold_signals(stop)
+        for step in steps[len(results) :]:
+            seconds = time.monotonic() - began_s if items else 0.0
+            results.append(result_of(step.name, step.title, seconds, (*items, could_not(f"ended by {stop}"))))
+            items = []
+        return results, stop
+
+
+def first_look(run: Run) -> None:
+    """The cold reading of the driver before anything wakes it, and the facts. Raise UserError where there is no GPU."""
+    read_cold(run)
+    run.allow(_FACTS_S)
+    run.node = run.facts()
+    if not run.node.gpus:
+        why = known(run.node.driver.init_error) or "there is none, or its driver is not loaded"
+        raise UserError(
+            f"no NVIDIA GPU answers here ({why}); gpudoctor check says more. Without a GPU: "
+            "make gpu-acceptance BACKEND=gloo"
+        )
+
+
+def _told(
+    run: Run, results: list[StepResult], interrupted: InterruptedBySignal | None, started: str, duration_s: float
+) -> Acceptance:
+    code = FAILED if any(step.outcome == "did not agree" for step in results) else OK
+    return Acceptance(
+        node=known(run.node.host.hostname) or run.node.source.name or "this node",
+        simulated=run.simulated,
+        backend=run.options.backend,
+        started_at=started,
+        duration_s=round(duration_s, 1),
+        exit_code=code if interrupted is None else interrupted.exit_code,
+        steps=tuple(results),
+        interrupted=None if interrupted is None else str(interrupted),
+    )
+
+
+def _writable(path: Path) -> Path:
+    """The path, if a new file can be made there: 20 minutes must not end in a full stop. Raise OutputError."""
+    if str(path) == "-":
+        raise OutputError("-o -: the summary goes to stdout; name a file for the archive")
+    if os.path.lexists(path):
+        raise OutputError(f"{path}: cannot write: there is one already, and it is not replaced")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            return path
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{path}: cannot write: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _private_folder() -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="gpudoctor-acceptance-"))
+    except OSError as error:
+        raise UserError(f"no place for temporary files: {error.strerror or error}") from None
+
+
+def _progress() -> Callable[[str], None]:
+    """Says on one line of stderr what goes on, on a terminal only; "" clears it."""
+    try:
+        on_terminal = bool(sys.stderr and sys.stderr.isatty())
+    except ValueError:
+        on_terminal = False
+
+    def show(text: str) -> None:
+        if on_terminal:
+            sys.stderr.write(f"\r\x1b[2K{printable(text)[:78]}")
+            sys.stderr.flush()
+
+    return show
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,219 @@
+"""A process that reads the driver as gpudoctor does and notes each call: how long it took, and what fields answered.
+
+It stands before pynvml as the readers' own module does, so that it notes exactly the calls that they make.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+import msgspec
+
+from gpudoctor.facts.gpu import Gpu, GpuPair
+from gpudoctor.facts.node import Driver
+from gpudoctor.facts.nvml import Crumbs, NoCrumbs, load_pynvml
+from gpudoctor.facts.nvml_read import read_nvml
+from gpudoctor.facts.stand_in import stand_in
+
+_TURN_S = 0.2
+_saying = threading.Lock()
+_FIELDS = "nvmlDeviceGetFieldValues"
+# the counters of time slowed down by their numbers in both kinds of drivers: which of them has this one?
+_THROTTLE_IDS = (251, 252, 253, 269, 270, 271)
+_BYTES = {1: 4, 5: 4, 6: 2}  # NVML_VALUE_TYPE_*: unsigned and signed int, unsigned short
+# field id -> (getter, its arguments, which part of its answer): the same value by two ways
+_TWINS: tuple[tuple[int, str, tuple[int, ...], int | None], ...] = (
+    (1, "nvmlDeviceGetEccMode", (), 0),
+    (2, "nvmlDeviceGetEccMode", (), 1),
+    (3, "nvmlDeviceGetTotalEccErrors", (0, 0), None),
+    (4, "nvmlDeviceGetTotalEccErrors", (1, 0), None),
+    (5, "nvmlDeviceGetTotalEccErrors", (0, 1), None),
+    (6, "nvmlDeviceGetTotalEccErrors", (1, 1), None),
+    (94, "nvmlDeviceGetPcieReplayCounter", (), None),
+    (187, "nvmlDeviceGetPowerManagementLimitConstraints", (), 0),
+    (188, "nvmlDeviceGetPowerManagementLimitConstraints", (), 1),
+    (189, "nvmlDeviceGetPowerManagementDefaultLimit", (), None),
+    (190, "nvmlDeviceGetEnforcedPowerLimit", (), None),
+    (192, "nvmlDeviceGetPowerManagementLimit", (), None),
+)
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One driver call: its thread ("GPU 3", "MainThread"), how long it took, and NVML's return code."""
+
+    name: str
+    thread: str
+    ms: float
+    code: int
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """One value of nvmlDeviceGetFieldValues as it came: return code, NVML's value type, the union's bytes as hex."""
+
+    thread: str
+    field: int
+    scope: int
+    code: int
+    type: int
+    value: str
+
+
+class Twin(msgspec.Struct, frozen=True):
+    """One value asked by field id and by its getter; None where that way gave none."""
+
+    gpu: int
+    field: int
+    getter: str
+    by_field: int | None
+    by_getter: int | None
+
+
+class Reading(msgspec.Struct):
+    """One whole reading. `unread` are GPUs that were not read to the end, and why; `hung` calls that did not return."""
+
+    seconds: float = 0.0
+    driver: Driver = Driver()
+    read: list[int] = []
+    unread: dict[int, str] = {}
+    hung: list[str] = []
+    calls: list[Call] = []
+    answers: list[Answer] = []
+    twins: list[Twin] = []
+
+
+def where(thread: str) -> str:
+    """Of which GPU a thread's calls are, in words; "" for the first thread, whose calls are about the system."""
+    return f" on {thread}" if thread.startswith("GPU") else ""
+
+
+class _Noted:
+    """pynvml, each function of which notes its calls."""
+
+    def __init__(self, nvml: Any, reading: Reading) -> None:
+        self._nvml = nvml
+        self._reading = reading
+        self._begun: dict[str, tuple[str, float]] = {}
+
+    def hung(self, limit_s: float) -> list[str]:
+        """The calls that have been running for longer than the limit."""
+        now = perf_counter()
+        late = [(name, who) for who, (name, begun) in list(self._begun.items()) if now - begun > limit_s]
+        return [f"{name}{where(who)} did not return in {limit_s:g} s" for name, who in late]
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._nvml, name)
+        if not name.startswith("nvml") or not callable(found) or isinstance(found, type):
+            return found
+
+        def noted(*args: Any) -> Any:
+            who = threading.current_thread().name
+            began, code = perf_counter(), 0
+            self._begun[who] = (name, began)
+            try:
+                answer = found(*args)
+            except self._nvml.NVMLError as error:
+                code = int(error.value)
+                raise
+            finally:
+                del self._begun[who]
+                self._reading.calls.append(Call(name, who, round((perf_counter() - began) * 1e3, 4), code))
+            if name == _FIELDS:
+                self._reading.answers += [_answer(value) for value in answer]
+            return answer
+
+        return noted
+
+
+class _Ears:
+    """Hears of the reading what its parent wants to know."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    def driver(self, driver: Driver) -> None:
+        self._reading.driver = driver
+
+    def gpu(self, gpu: Gpu, done: bool) -> None:
+        if done:
+            self._reading.read.append(gpu.index)
+
+    def handle_error(self, index: int, words: str) -> None:
+        self._reading.unread[index] = words
+
+    def pairs(self, pairs: tuple[GpuPair, ...]) -> None:
+        return
+
+    def crumbs(self, slot: int) -> Crumbs:
+        return NoCrumbs()
+
+
+def main(call_limit: str) -> None:
+    """Read, and write the `Reading` as JSON to stdout; `call_limit` is how many seconds a call may take."""
+    reading = Reading()
+    played = stand_in(os.environ)
+    nvml = _Noted(load_pynvml(), reading)
+    threading.Thread(target=_watch, args=(nvml, reading, float(call_limit)), daemon=True).start()
+    began = perf_counter()
+    reading.driver = read_nvml(_Ears(reading), nvml, played.root if played else Path("/"))
+    reading.seconds = round(perf_counter() - began, 4)
+    for index in sorted(reading.read):
+        _ask_again(nvml, reading, index)
+    _say(reading)
+
+
+def _watch(nvml: _Noted, reading: Reading, limit_s: float) -> None:
+    """End the process when a call has not returned in time: its thread never will."""
+    while not (hung := nvml.hung(limit_s)):
+        sleep(_TURN_S)
+    reading.hung = hung
+    _say(reading)
+
+
+def _say(reading: Reading) -> None:
+    with _saying:
+        sys.stdout.buffer.write(msgspec.json.encode(reading))
+        sys.stdout.flush()
+        os._exit(0)  # as the collector: tearing the driver library down may hang
+
+
+def _ask_again(nvml: Any, reading: Reading, index: int) -> None:
+    threading.current_thread().name = f"GPU {index}"
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        values = nvml.nvmlDeviceGetFieldValues(handle, [*(twin[0] for twin in _TWINS), *_THROTTLE_IDS])
+    except nvml.NVMLError as error:
+        reading.unread[index] = f"{_FIELDS}: {error}"
+        return
+    for (field, getter, args, part), value in zip(_TWINS, values, strict=False):
+        by_field = None if value.nvmlReturn else _number(value)
+        by_getter = _asked(nvml, getter, (handle, *args), part)
+        reading.twins.append(Twin(index, field, getter, by_field, by_getter))
+
+
+def _asked(nvml: Any, getter: str, args: tuple[Any, ...], part: int | None) -> int | None:
+    try:
+        answer = getattr(nvml, getter)(*args)
+    except (nvml.NVMLError, AttributeError):
+        return None
+    return int(answer if part is None else answer[part])
+
+
+def _number(value: Any) -> int:
+    # the drivers' machines are little-endian; what a smaller member leaves of the union is not defined
+    return int.from_bytes(bytes(value.value)[: _BYTES.get(int(value.valueType), 8)], "little")
+
+
+def _answer(value: Any) -> Answer:
+    return Answer(
+        threading.current_thread().name,
+        int(value.fieldId),
+        int(value.scopeId),
+        int(value.nvmlReturn),
+        int(value.valueType),
+        bytes(value.value).hex(),
+    )

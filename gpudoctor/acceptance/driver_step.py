@@ -1,0 +1,98 @@
+"""Step `driver`: what each NVML call took, cold and warm, and what each field id answered."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+
+from gpudoctor.acceptance.driver_child import Call, Reading, where
+from gpudoctor.acceptance.result import Item, agreed, could_not, differs
+from gpudoctor.acceptance.run import Run, StepError
+from gpudoctor.facts.missing import known
+
+HANGS_S = 60.0  # a call: without persistence mode 16 GPUs wake in 48 s, one after the other
+_READING_S = 180.0
+_CHILD = ("gpudoctor.acceptance.driver_child", f"{HANGS_S:g}")
+COLD, WARM = "nvml-cold.json", "nvml-warm.json"
+_COUNTERS = (3, 4, 5, 6, 94)  # they may grow between two questions
+_SHOWN = 3
+
+
+def read_cold(run: Run) -> None:
+    """The first reading of all, before anything else has woken the driver; what is wrong with it, the step tells."""
+    run.allow(_READING_S)
+    try:
+        run.raw[COLD] = run.module(*_CHILD)
+    except StepError as error:
+        run.raw[COLD] = msgspec.json.encode({"error": str(error)})
+
+
+def driver(run: Run) -> Iterator[Item]:
+    """Both readings came to their end, each GPU was read, and no value differs by the way it is asked."""
+    run.raw[WARM] = run.module(*_CHILD)
+    for name, words in ((COLD, "first"), (WARM, "second")):
+        try:
+            reading = msgspec.json.decode(run.raw[name], type=Reading)
+        except (msgspec.MsgspecError, ValueError) as error:
+            yield differs(f"the {words} reading is none: {error}")
+            continue
+        if not reading.calls and not reading.hung:
+            yield differs(f"the {words} reading failed: {_error(run.raw[name])}")
+            continue
+        yield from _reading(words, reading)
+    yield from _fields(msgspec.json.decode(run.raw[WARM], type=Reading))
+
+
+def _reading(words: str, reading: Reading) -> Iterator[Item]:
+    driver = reading.driver
+    for call in reading.hung:
+        yield differs(f"{words} reading: {call}")
+    if reading.hung:
+        return
+    if driver.init_code != 0:
+        yield differs(f"{words} reading: nvmlInit answered {driver.init_code}: {known(driver.init_error)}")
+        return
+    for index, why in sorted(reading.unread.items()):
+        yield differs(f"{words} reading: GPU {index} was not read: {why}")
+    count = known(driver.device_count)
+    if count != len(reading.read) + len(set(reading.unread) - set(reading.read)):
+        yield differs(f"{words} reading: the driver counts {count} GPUs, {len(reading.read)} were read to the end")
+    slowest = sorted(reading.calls, key=lambda call: -call.ms)[:_SHOWN]
+    init_s = known(driver.init_s)
+    yield agreed(
+        f"{words} reading: {len(reading.read)} GPUs in {reading.seconds:.2f} s, {len(reading.calls)} calls"
+        + (f", nvmlInit {init_s:.3f} s" if init_s is not None else "")
+        + f"; slowest: {', '.join(map(_call, slowest))}"
+    )
+
+
+def _call(call: Call) -> str:
+    return f"{call.name}{where(call.thread)} {call.ms:.1f} ms"
+
+
+def _fields(reading: Reading) -> Iterator[Item]:
+    ids = {answer.field for answer in reading.answers}
+    refused = Counter(answer.field for answer in reading.answers if answer.code)
+    if not ids:
+        yield could_not("field values: this driver answered no nvmlDeviceGetFieldValues")
+        return
+    same = 0
+    for twin in reading.twins:
+        if twin.by_field is None or twin.by_getter is None:
+            continue
+        grown = twin.field in _COUNTERS and twin.by_getter > twin.by_field
+        if twin.by_field == twin.by_getter or grown:
+            same += 1
+            continue
+        yield differs(f"GPU {twin.gpu}: field {twin.field} says {twin.by_field}, {twin.getter} {twin.by_getter}")
+    said = f"{len(ids)} field ids asked for, {len(refused)} refused by some GPU or link"
+    if same:
+        yield agreed(f"{said}; {same} values are the same by field id and by getter")
+    else:
+        yield could_not(f"{said}; none of them has a getter that answered too")
+
+
+def _error(raw: bytes) -> str:
+    return str(msgspec.json.decode(raw).get("error", "no driver call was made"))

@@ -1,0 +1,63 @@
+"""What may be asked of `python -m gpudoctor.acceptance`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpudoctor.acceptance.run import Options
+from gpudoctor.command_line import count
+from gpudoctor.errors import UserError
+from gpudoctor.loading import burn_duration_s
+from gpudoctor.options import output_option
+
+_MOST_REPEATS = 1000
+
+
+def parsed(argv: Sequence[str] | None, names: Sequence[str]) -> tuple[Options, Path | None]:
+    """The options and where the archive goes; ends the process where they are wrong, as argparse does."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gpudoctor.acceptance",
+        description="Compare gpudoctor with nvidia-smi, plain torch loops and nccl-tests on this node, and write all "
+        "of it into one archive. Takes about 10 minutes on one GPU and 20 on eight.",
+        epilog=f"steps: {', '.join(names)}. Exit codes: 0 all agreed, 1 something did not agree, 2 it could not run, "
+        "130 and 143 ended by a signal (with what was seen until then in the archive).",
+        allow_abbrev=False,
+    )
+    output_option(parser, "default: gpudoctor-acceptance-DATE.tar.gz here; never replaces one")
+    parser.add_argument("--backend", choices=("auto", "nccl", "gloo"), default="auto", help="gloo: CPU ranks")
+    parser.add_argument("--ranks", type=count, default=2, metavar="N", help="number of CPU ranks (default 2)")
+    parser.add_argument("--burn", metavar="TIME", help="of level burn (default: 3m; 10s on CPU ranks)")
+    parser.add_argument(
+        "--repeats", type=_repeats, default=60, metavar="N", help="quick checks beside a load (default 60)"
+    )
+    parser.add_argument("--only", action="append", default=[], choices=names, metavar="STEP", help="only these steps")
+    parser.add_argument("--skip", action="append", default=[], choices=names, metavar="STEP", help="all but these")
+    parser.add_argument("--no-redact", action="store_true", help="keep serials, UUIDs and names in the archive")
+    args = parser.parse_args(argv)
+    options = Options(
+        backend=args.backend,
+        ranks=args.ranks,
+        burn_s=None if args.burn is None else _burn_s(args.burn),
+        repeats=args.repeats,
+        redact=not args.no_redact,
+        only=tuple(args.only),
+        skip=tuple(args.skip),
+    )
+    if all(name in options.skip or (options.only and name not in options.only) for name in names):
+        raise UserError("--only and --skip leave no step to run")
+    return options, args.output
+
+
+def _repeats(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_REPEATS:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 to {_MOST_REPEATS} is wanted")
+    return int(text)
+
+
+def _burn_s(text: str) -> float | None:
+    try:
+        return burn_duration_s(text, "burn", 0.0)
+    except UserError as error:
+        raise UserError(str(error).replace("--duration", "--burn")) from None

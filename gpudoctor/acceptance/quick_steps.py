@@ -1,0 +1,129 @@
+"""Steps `quick` and `under-load`: the quick check again and again, idle and beside a load; all must say the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+
+from gpudoctor.acceptance.children import beside
+from gpudoctor.acceptance.result import Item, agreed, could_not, differs
+from gpudoctor.acceptance.run import Run
+from gpudoctor.probes.plain_order import LOOPS, LoadOrder
+from gpudoctor.process.own_program import own_python
+from gpudoctor.report.report import Report
+
+_LOAD_START_S = 120.0
+_BAD = ("fail", "unknown")
+Statuses = dict[str, str]
+
+
+def quick(run: Run) -> Iterator[Item]:
+    """The first quick check and the second say the same, and neither has a fail or an unknown."""
+    first = run.check("--level", "quick", name="quick")
+    second = run.check("--level", "quick", name="quick-warm")
+    times = " and ".join(f"{each.run.duration_s:.2f} s" for each in (first, second))
+    yield from compared(statuses(first), statuses(second), f"the first and the second quick check ({times})")
+    yield from verdicts(second)
+
+
+def under_load(run: Run) -> Iterator[Item]:
+    """Beside a load on every GPU all quick checks say the same, and nothing fails that did not fail on an idle node."""
+    idle = run.reports.get("quick-warm") or run.check("--level", "quick", name="quick-warm")
+    uuids = loaded_gpus(run)
+    if not uuids and not run.on_cpu:
+        yield could_not("no GPU of this node may be put under load (see the step standard)")
+        return
+    order = msgspec.json.encode(LoadOrder(uuids)).decode()
+    seen: list[Statuses] = []
+    times: list[float] = []
+    with beside(
+        own_python(LOOPS, "main", order), environ=run.environ, cwd=run.folder, deadline_s=min(_LOAD_START_S, run.left_s)
+    ) as said:
+        for _ in range(run.options.repeats if said == "running" else 0):
+            report = run.check("--level", "quick", name="quick-under-load")
+            seen.append(statuses(report))
+            times.append(report.run.duration_s)
+    if not seen:
+        yield could_not("quick checks beside a load: no load could be started (is there a PyTorch?)")
+        return
+    rows = [{"seconds": seconds, "statuses": each} for seconds, each in zip(times, seen, strict=True)]
+    run.raw["quick-under-load.json"] = msgspec.json.encode(rows)
+    what = "a CPU load" if run.on_cpu else "a load on every GPU"
+    usual = sorted(times)[len(times) // 2]
+    words = f"{len(seen)} quick checks beside {what} (median {usual:.2f} s, longest {max(times):.2f} s)"
+    yield from _all_alike(seen, words)
+    before = statuses(idle)
+    worse = sorted(
+        {name for each in seen for name, status in each.items() if status in _BAD and before.get(name) not in _BAD}
+    )
+    for name in worse:
+        said_so = Counter(each.get(name, "not there") for each in seen)
+        yield differs(f"{name}: {before.get(name, 'not there')} on the idle node, beside a load {_counted(said_so)}")
+    if run.on_cpu:
+        yield could_not("quick checks beside a load on GPUs: the load ran on the CPU")
+
+
+def loaded_gpus(run: Run) -> tuple[str, ...]:
+    """The GPUs, by UUID, that gpudoctor itself has put under load, and so may be: nobody else uses them."""
+    if run.on_cpu:
+        return ()
+    launched = [report.measurements.launch for report in run.reports.values()]
+    if not any(launched):
+        launched = [run.check("compute.gemm", "--level", "full", name="who-may-be-loaded").measurements.launch]
+    ranks = next((launch.ranks for launch in launched if launch is not None), ())
+    return tuple(rank.uuid for rank in ranks if rank.uuid is not None)
+
+
+def statuses(report: Report) -> Statuses:
+    """What each check says, by its id."""
+    return {check.id: check.status.value for check in report.checks}
+
+
+def compared(one: Statuses, other: Statuses, what: str) -> Iterator[Item]:
+    """A line for each check that the two judge differently; one line where there is none."""
+    odd = [name for name in one if one[name] != other.get(name)]
+    for name in odd:
+        yield differs(f"{what}: {name} is {one[name]}, then {other.get(name, 'not there')}")
+    if not odd:
+        yield agreed(f"{what} say the same in {len(one)} checks")
+
+
+def _all_alike(seen: list[Statuses], what: str) -> Iterator[Item]:
+    names = dict.fromkeys(name for each in seen for name in each)
+    odd = {name: said for name in names if len(said := Counter(each.get(name, "not there") for each in seen)) > 1}
+    for name, said in odd.items():
+        yield differs(f"{what}: {name} is {_counted(said)}")
+    if not odd:
+        yield agreed(f"{what} say the same in {len(names)} checks")
+
+
+def _counted(said: Counter[str]) -> str:
+    return ", ".join(f"{count} x {status}" for status, count in said.most_common())
+
+
+def verdicts(report: Report) -> Iterator[Item]:
+    """Each fail and each unknown, since this node is taken for a healthy one; warnings in one line.
+
+    What another finding explains is left to the report. What stays unknown of CPU ranks, as on a machine
+    too busy to compare them, says nothing of a GPU.
+    """
+    bad = 0
+    launch = report.measurements.launch
+    on_cpu = launch is not None and launch.backend == "gloo"
+    for check in report.checks:
+        for finding in check.findings:
+            if finding.status.value in _BAD and finding.explained_by is None:
+                bad += 1
+                said = finding.reason or (finding.found.text if finding.found else "")
+                of_cpu = on_cpu and finding.subject.kind == "rank" and finding.status.value == "unknown"
+                line = f"{check.id} {finding.status.value}: {finding.subject.label}: {said}"
+                yield could_not(f"{line} (a CPU rank)") if of_cpu else differs(line)
+    if not bad and report.verdict in _BAD:
+        bad += 1
+        yield differs(f"level {report.run.level}: the verdict is {report.verdict}, and no finding says so")
+    warned = [check.id for check in report.checks if check.status.value == "warn"]
+    if not bad:
+        tail = f"; warnings: {', '.join(warned)}" if warned else ""
+        yield agreed(f"level {report.run.level}: {report.counts.passed} checks pass, none fails or is unknown{tail}")

@@ -1,0 +1,158 @@
+"""Step `settings`: a power cap and a locked clock on one GPU, which gpudoctor must name, and nothing else.
+
+A guardian process takes both back, however the run ends.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+from gpudoctor.acceptance.guardian import Guardian
+from gpudoctor.acceptance.quick_steps import loaded_gpus
+from gpudoctor.acceptance.result import Item, agreed, could_not, differs
+from gpudoctor.acceptance.run import Run
+from gpudoctor.acceptance.smi_step import SMI
+from gpudoctor.errors import UserError
+from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.missing import known
+from gpudoctor.report.report import Report
+
+_CAP_SHARE = 0.8  # of the default: far below the 1 % that gpu.power-limit allows
+_CLOCK_SHARE = 0.4  # of the maximum: below the 50 % at which gpu.clocks takes a busy GPU for locked
+_CAP_CHECKS = frozenset({"gpu.power-limit", "gpu.identical"})
+_CLOCK_CHECKS = frozenset(
+    {*("gpu.clocks", "gpu.throttle", "compute.gemm", "compute.memory", "train.balance", "train.scaling")}
+)
+_LOCK_LOAD = ("gpu", "compute.gemm", "compute.memory", "--level", "full")
+Said = set[tuple[str, str, str | None]]
+
+
+def settings(run: Run) -> Iterator[Item]:
+    """The power cap by a quick check, the locked clock by a check under load."""
+    program = shutil.which(SMI)
+    if program is None:
+        yield could_not(f"a power cap and a locked clock: {SMI} is not on PATH")
+        return
+    gpu = _free_gpu(run)
+    if gpu is None:
+        yield could_not("a power cap and a locked clock: each GPU is in use by another process, or split by MIG")
+        return
+    yield from _capped(run, program, gpu)
+    if not loaded_gpus(run):
+        yield could_not("a locked clock: it shows under load only, and no GPU was put under load")
+        return
+    yield from _locked(run, program, gpu)
+
+
+def _free_gpu(run: Run) -> Gpu | None:
+    """The last GPU that nobody uses: job schedulers give out the first ones first."""
+    for gpu in reversed(run.node.gpus):
+        if known(gpu.processes) == () and known(gpu.settings.mig_enabled) is not True:
+            return gpu
+    return None
+
+
+def _capped(run: Run, program: str, gpu: Gpu) -> Iterator[Item]:
+    before_w, default_w = known(gpu.power.requested_limit_w), known(gpu.power.default_limit_w)
+    lowest_w = known(gpu.power.min_limit_w)
+    if before_w is None or default_w is None or lowest_w is None:
+        yield could_not(f"a power cap on {gpu.label}: its limits are not known")
+        return
+    cap_w = float(round(max(lowest_w, _CAP_SHARE * default_w)))
+    if cap_w > 0.98 * default_w or before_w < 0.99 * default_w:
+        yield could_not(f"a power cap on {gpu.label}: set to {before_w:g} W already, or no lower limit is allowed")
+        return
+    set_to = [program, "-i", gpu.bus_id, "-pl"]
+    yield from _changed(
+        run,
+        gpu,
+        f"a power cap of {cap_w:g} W",
+        ([*set_to, f"{cap_w:g}"], [*set_to, f"{before_w:g}"]),
+        ("--level", "quick"),
+        _CAP_CHECKS,
+    )
+    if _limit(run, gpu) != before_w:
+        yield differs(f"{gpu.label} has a power limit of {_limit(run, gpu)} W, not the {before_w:g} W from before")
+
+
+def _locked(run: Run, program: str, gpu: Gpu) -> Iterator[Item]:
+    top = known(gpu.clocks.sm_max_mhz)
+    if top is None:
+        yield could_not(f"a locked clock on {gpu.label}: its maximum clock is not known")
+        return
+    mhz = str(round(_CLOCK_SHARE * top))
+    base = [program, "-i", gpu.bus_id]
+    yield from _changed(
+        run,
+        gpu,
+        f"clocks locked at {mhz} MHz",
+        ([*base, "-lgc", f"{mhz},{mhz}"], [*base, "-rgc"]),
+        _LOCK_LOAD,
+        _CLOCK_CHECKS,
+    )
+
+
+def _changed(
+    run: Run,
+    gpu: Gpu,
+    what: str,
+    commands: tuple[list[str], list[str]],
+    check: tuple[str, ...],
+    may_say: frozenset[str],
+) -> Iterator[Item]:
+    """Check, change, check, undo. The guardian is there before the change, and it alone undoes it."""
+    do, undo = commands
+    before = run.check(*check, name="settings-before")
+    try:
+        guardian = Guardian([undo])
+    except UserError as error:
+        yield could_not(f"{what} on {gpu.label}: {error}")
+        return
+    after = None
+    try:
+        done = run.child(do)
+        if done.code == 0:
+            after = run.check(*check, name="settings-changed")
+    finally:
+        failed = guardian.close()
+    if after is None:
+        # what was not set need not be put back, and is refused in the same words
+        said = done.stdout.decode("utf-8", "replace").strip().partition("\n")[0] or done.words
+        yield could_not(f"{what} on {gpu.label}: needs root; {SMI} said: {said}")
+        return
+    yield from judged(before, after, gpu, what, may_say)
+    for line in failed:
+        yield differs(f"NOT PUT BACK, do it by hand: {line}")
+
+
+def judged(before: Report, after: Report, gpu: Gpu, what: str, may_say: frozenset[str]) -> Iterator[Item]:
+    """Of what was not said before: one of these checks names this GPU, and no other check or GPU is named."""
+    new = _said(after) - _said(before)
+    named = {said for said in new if said[0] in may_say and said[2] == gpu.bus_id}
+    if named:
+        words = ", ".join(sorted(f"{check} {status}" for check, status, _ in named))
+        yield agreed(f"{what} on {gpu.label} is named: {words}")
+    else:
+        yield differs(f"{what} on {gpu.label} is named by no check")
+    for check, status, bus_id in sorted(new - named, key=str):
+        yield differs(f"{what} on {gpu.label}: {check} {status} of {bus_id or 'the node'} has nothing to do with it")
+
+
+def _said(report: Report) -> Said:
+    """Each warning, fail and unknown: check, status, and the GPU by bus id."""
+    by_index = {gpu.index: gpu.bus_id for gpu in report.gpus}
+    return {
+        (check.id, finding.status.value, finding.subject.bus_id or by_index.get(_index(finding.subject.gpu)))
+        for check in report.checks
+        for finding in check.findings
+        if finding.status.value in ("warn", "fail", "unknown")
+    }
+
+
+def _index(gpu: int | None) -> int:
+    return -1 if gpu is None else gpu
+
+
+def _limit(run: Run, gpu: Gpu) -> float | None:
+    return next((known(each.power.requested_limit_w) for each in run.facts().gpus if each.bus_id == gpu.bus_id), None)

@@ -1,0 +1,159 @@
+"""The loops that anyone would write by hand to measure a GPU with torch: what the probes' figures are compared with.
+
+A process of its own (`python -m gpudoctor.probes.plain_loops ORDER`). On purpose it shares no code with
+the probes: a mistake of theirs must not be made here again.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from gpudoctor.probes.plain_order import HostCopies, LoadOrder, LoopOrder, PlainFigures
+
+_BATCH_S = 0.05
+_WARM_UP, _TIMED = 4, 16
+_LOAD_SIZE = 4096
+_COPY_BYTES = 1 << 30
+_CPU_COPY_BYTES = 8 << 20
+
+
+def main(argument: str) -> None:
+    """Do as the order says; figures are JSON on stdout. Exit 3 where there is no torch or no GPU to use."""
+    order = msgspec.json.decode(argument, type=LoadOrder | LoopOrder)
+    if order.uuids:  # before CUDA starts: device i of torch is uuids[i]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(order.uuids)
+    try:
+        import torch
+    except ImportError as error:
+        sys.exit(_refused(f"torch does not load: {error}"))
+    if torch.cuda.device_count() < len(order.uuids):
+        sys.exit(_refused(f"torch sees {torch.cuda.device_count()} of {len(order.uuids)} GPUs"))
+    devices = [torch.device("cuda", place) for place in range(len(order.uuids))]
+    if isinstance(order, LoadOrder):
+        _load(torch, devices)
+        return
+    sys.stdout.buffer.write(msgspec.json.encode(_figures(torch, devices, order)))
+
+
+def _refused(why: str) -> int:
+    sys.stderr.write(f"{why}\n")
+    return 3
+
+
+def _load(torch: Any, devices: list[Any]) -> None:
+    torch.set_num_threads(1)
+    size, dtype = (_LOAD_SIZE, torch.float16) if devices else (256, torch.float32)
+    matrices = [torch.randn(size, size, device=device, dtype=dtype) for device in devices or [torch.device("cpu")]]
+    results = [torch.empty_like(matrix) for matrix in matrices]
+    said = False
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        for matrix, result in zip(matrices, results, strict=True):
+            for _ in range(20):
+                torch.mm(matrix, matrix, out=result)
+        for device in devices:
+            torch.cuda.synchronize(device)
+        if not said:
+            sys.stdout.write("running\n")
+            sys.stdout.flush()
+            said = True
+
+
+def _figures(torch: Any, devices: list[Any], order: LoopOrder) -> PlainFigures:
+    gemm = _gemm(torch, devices, order)
+    copies = _copies(torch, devices, order.seconds / 4)
+    h2d, d2h = [], []
+    for host in order.host:
+        one, other = _host(torch, devices[host.gpu], host)
+        h2d.append(one)
+        d2h.append(other)
+    return PlainFigures(tuple(gemm), tuple(copies), tuple(h2d), tuple(d2h))
+
+
+def _gemm(torch: Any, devices: list[Any], order: LoopOrder) -> list[float]:
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(order.dtype, torch.float32)
+    left, right, result = [], [], []
+    for device in devices or [torch.device("cpu")]:
+        left.append(torch.randn(order.size, order.size, device=device).to(dtype))
+        right.append(torch.randn(order.size, order.size, device=device).to(dtype))
+        result.append(torch.empty_like(left[-1]))
+    times_s = _timed(torch, devices, lambda at: torch.mm(left[at], right[at], out=result[at]), order.seconds)
+    return [2 * order.size**3 / each / 1e12 for each in times_s]
+
+
+def _copies(torch: Any, devices: list[Any], seconds: float) -> list[float]:
+    sources, targets = [], []
+    for device in devices or [torch.device("cpu")]:
+        size = _CPU_COPY_BYTES
+        if devices:
+            size = min(_COPY_BYTES, torch.cuda.mem_get_info(device)[0] // 5)
+        sources.append(torch.ones(size // 4, device=device))
+        targets.append(torch.empty_like(sources[-1]))
+    times_s = _timed(torch, devices, lambda at: targets[at].copy_(sources[at]), seconds)
+    return [2 * source.nbytes / each / 1e9 for source, each in zip(sources, times_s, strict=True)]
+
+
+def _timed(torch: Any, devices: list[Any], work: Callable[[int], object], seconds: float) -> list[float]:
+    """Seconds of one piece of work on each device, all at the same time; the first third only warms up."""
+    if not devices:
+        began = time.perf_counter()
+        for _ in range(10):
+            work(0)
+        return [(time.perf_counter() - began) / 10]
+    for at in range(len(devices)):
+        work(at)
+        torch.cuda.synchronize(at)
+    began = time.perf_counter()
+    work(0)
+    torch.cuda.synchronize(0)
+    pieces = max(1, int(_BATCH_S / (time.perf_counter() - began)))
+    laps: list[list[float]] = [[] for _ in devices]
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds or len(laps[0]) < 6:
+        events = []
+        for at, device in enumerate(devices):
+            with torch.cuda.device(device):
+                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                start.record()
+                for _ in range(pieces):
+                    work(at)
+                end.record()
+                events.append((start, end))
+        for at, (start, end) in enumerate(events):
+            end.synchronize()
+            laps[at].append(start.elapsed_time(end) / 1e3 / pieces)
+    return [median(each[len(each) // 3 :]) for each in laps]
+
+
+def _host(torch: Any, device: Any, host: HostCopies) -> tuple[float, float]:
+    """GB/s to the GPU and back, one copy after the other, with pinned memory near these CPUs."""
+    allowed = os.sched_getaffinity(0)
+    if near := allowed & set(host.cpus):
+        os.sched_setaffinity(0, near)
+    try:
+        pinned = torch.ones(host.size_bytes // 4, dtype=torch.int32).pin_memory()
+        there = torch.empty_like(pinned, device=device)
+        return _copied(torch, there, pinned, device), _copied(torch, pinned, there, device)
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def _copied(torch: Any, target: Any, source: Any, device: Any) -> float:
+    times_s = []
+    with torch.cuda.device(device):
+        for lap in range(_WARM_UP + _TIMED):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            target.copy_(source, non_blocking=True)
+            end.record()
+            end.synchronize()
+            if lap >= _WARM_UP:
+                times_s.append(start.elapsed_time(end) / 1e3)
+    return float(source.nbytes / median(times_s) / 1e9)

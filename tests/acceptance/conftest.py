@@ -1,0 +1,106 @@
+"""The acceptance run as an operator starts it, before the fake driver and a fake nvidia-smi."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.fake_driver.conftest import COMMAND, ROOT
+
+PROGRAM = (sys.executable, "-m", "gpudoctor.acceptance")
+
+
+class Ran(msgspec.Struct):
+    """One acceptance run: what it said, its archive, its temporary files, and what nvidia-smi was told to set."""
+
+    code: int
+    out: str
+    err: str
+    archive: Path
+    temporary: Path
+    log: Path
+
+    @property
+    def set_to(self) -> list[str]:
+        return self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
+
+
+Accept = Callable[..., Ran]
+Begin = Callable[..., "tuple[subprocess.Popen[str], Ran]"]
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("no C compiler here: the fake driver cannot be built")
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def begin(cache: Path, tmp_path: Path) -> Begin:
+    """begin(*options, node, faults, smi, env): start it and give the process with what will become of it."""
+
+    def start(
+        *options: str,
+        node: str = "hgx-h100-8",
+        faults: tuple[str, ...] = (),
+        smi: bool = True,
+        env: dict[str, str] | None = None,
+        before: tuple[str, ...] = (),
+    ) -> tuple[subprocess.Popen[str], Ran]:
+        ran = Ran(-1, "", "", tmp_path / "acceptance.tar.gz", tmp_path / "tmp", tmp_path / "set.log")
+        ran.temporary.mkdir(exist_ok=True)
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "NCCL_", "GPUDOCTOR_"))
+        }
+        environ = {
+            **kept,
+            "XDG_CACHE_HOME": str(cache),
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(ran.temporary),
+            "FAKE_SMI_LOG": str(ran.log),
+            "PATH": f"{_smi(tmp_path)}:{kept['PATH']}" if smi else kept["PATH"],
+            **(env or {}),
+        }
+        asked = [word for fault in faults for word in ("--fault", fault)]
+        process = subprocess.Popen(
+            [*COMMAND, "--node", node, *asked, "--", *before, *PROGRAM, "-o", str(ran.archive), *options],
+            env=environ,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        return process, ran
+
+    return start
+
+
+@pytest.fixture
+def accept(begin: Begin) -> Accept:
+    """accept(*options, ...): the whole run."""
+
+    def run(*options: str, **given: object) -> Ran:
+        process, ran = begin(*options, **given)
+        ran.out, ran.err = process.communicate(timeout=180)
+        ran.code = process.returncode
+        return ran
+
+    return run
+
+
+def _smi(folder: Path) -> Path:
+    """A folder with an nvidia-smi in it."""
+    place = folder / "bin"
+    place.mkdir(exist_ok=True)
+    program = place / "nvidia-smi"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tests.acceptance.fake_smi "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    return place

@@ -1,0 +1,307 @@
+"""What two sources said, and whether they agree: rates, leaves, settings, and steps that break."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from gpudoctor.acceptance.children import beside, run_child
+from gpudoctor.acceptance.command import run_steps
+from gpudoctor.acceptance.driver_child import Reading
+from gpudoctor.acceptance.guardian import Guardian
+from gpudoctor.acceptance.leaves import compare
+from gpudoctor.acceptance.level_steps import level_items
+from gpudoctor.acceptance.quick_steps import verdicts
+from gpudoctor.acceptance.rate_steps import bus_bandwidth, judged, rate_item
+from gpudoctor.acceptance.result import Item, agreed, result_of
+from gpudoctor.acceptance.run import Options, Run, Step
+from gpudoctor.acceptance.settings_step import judged as judged_settings
+from gpudoctor.acceptance.smi_step import compared
+from gpudoctor.checks.finding import Status, of_rank, unknown
+from gpudoctor.errors import UserError
+from gpudoctor.facts.captures.smi_xml import parse_smi_xml
+from gpudoctor.facts.gpu import Clocks, Gpu, Power, Thermal
+from gpudoctor.facts.measured_compute import ComputeRank, Gemm
+from gpudoctor.facts.measured_links import HostLink
+from gpudoctor.facts.measurements import Launch, Measurements, ProbeProblem
+from gpudoctor.facts.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.simulated import apply_faults, load_node
+from gpudoctor.plugins import all_checks
+from gpudoctor.probes.plain_order import HostCopies, LoopOrder, PlainFigures
+from gpudoctor.report.judge import Question, judge
+from gpudoctor.report.report import Report, SourceSummary
+from gpudoctor.report.report import Run as ReportRun
+from tests.acceptance.fake_smi import dump
+from tests.fake_driver.conftest import COMMAND, ROOT
+
+
+def of(items: Iterator[Item], outcome: str) -> list[str]:
+    return [item.text for item in items if item.outcome == outcome]
+
+
+@pytest.mark.parametrize(
+    ("ours", "before", "after", "outcome"),
+    [
+        (640.0, 650.0, 640.0, "agreed"),
+        (663.0, 650.0, 640.0, "agreed"),
+        (580.0, 650.0, 640.0, "did not agree"),  # 10 % below
+        (710.0, 650.0, 640.0, "did not agree"),  # 10 % above: a figure that no GPU reached
+        (640.0, 650.0, 610.0, "could not look"),  # the loop itself moved by 6 %
+        (0.0, 650.0, 650.0, "did not agree"),
+        (640.0, 0.0, 0.0, "could not look"),
+        (Missing("no memory", "failed"), 650.0, 650.0, "did not agree"),
+    ],
+)
+def test_a_rate_agrees_within_3_percent_of_a_plain_loop_that_is_steady(
+    ours: float | Missing, before: float, after: float, outcome: str
+) -> None:
+    assert rate_item("GPU 0: bf16 GEMM", "TFLOP/s", ours, before, after).outcome == outcome
+
+
+def test_the_figure_of_one_gpu_that_is_off_is_named_and_no_other() -> None:
+    ours = Measurements(
+        compute=tuple(
+            ComputeRank(rank=rank, gemms=(Gemm("bf16", 8192, tflops, 1.0),), copy_gb_s=2500.0)
+            for rank, tflops in enumerate((640.0, 570.0))
+        ),
+        host_links=tuple(HostLink(rank, 1 << 28, h2d_alone_gb_s=55.0, d2h_alone_gb_s=54.0) for rank in range(2)),
+    )
+    order = LoopOrder(("GPU-a", "GPU-b"), "bf16", 8192, 3.0, (HostCopies(0, 1 << 28), HostCopies(1, 1 << 28)))
+    plain = PlainFigures((640.0, 640.0), (2490.0, 2490.0), (55.2, 55.2), (54.1, 60.0))
+    items = list(judged(ours, ["GPU 0", "GPU 1"], order, plain, plain))
+    assert of(iter(items), "did not agree") == [
+        "GPU 1: bf16 GEMM: gpudoctor 570, plain loop 640 TFLOP/s (-10.9%); allowed are 3%",
+        "GPU 1: GPU to host: gpudoctor 54, plain loop 60 GB/s (-10.0%); allowed are 3%",
+    ]
+    assert len(of(iter(items), "agreed")) == 6
+
+
+def test_the_plain_loops_run_on_a_cpu() -> None:
+    pytest.importorskip("torch")
+    order = msgspec.json.encode(LoopOrder((), "fp32", 128, 0.1)).decode()
+    done = subprocess.run(
+        [sys.executable, "-m", "gpudoctor.probes.plain_loops", order], capture_output=True, check=True, timeout=120
+    )
+    figures = msgspec.json.decode(done.stdout, type=PlainFigures)
+    assert len(figures.gemm_tflops) == len(figures.copy_gb_s) == 1
+    assert figures.gemm_tflops[0] > 0
+    assert figures.copy_gb_s[0] > 0
+
+
+OUT, IN = "1182.4  227.03  397.30", "1178.9  227.70  398.48"
+NCCL_ROW = f"   268435456      67108864     float     sum      -1   {OUT}      0   {IN}      0"
+OLDER_ROW = f"   268435456      67108864     float     sum   {OUT}  0e+00   {IN}  0e+00"
+
+
+@pytest.mark.parametrize("row", [NCCL_ROW, OLDER_ROW])
+def test_the_bus_bandwidth_of_nccl_tests_is_the_one_out_of_place_with_and_without_a_root(row: str) -> None:
+    text = f"# nThread 1 nGpus 8 minBytes 268435456\n#       size         count      type\n{row}\n# Avg bus bandwidth"
+    assert bus_bandwidth(text, 268435456) == 397.30
+    assert bus_bandwidth(text, 1024) is None
+
+
+def test_a_leaf_agrees_with_what_was_read_around_it() -> None:
+    before = Gpu(
+        0,
+        "0000:1b:00.0",
+        name="NVIDIA H100 80GB HBM3",
+        vbios="96.00.74.00.01",
+        power=Power(draw_w=70.1, limit_w=700.0, default_limit_w=Missing("no permission", "denied")),
+        thermal=Thermal(gpu_c=30, slowdown_c=UNSUPPORTED, slowdown_margin_c=-2),
+        clocks=Clocks(sm_mhz=345, sm_max_mhz=1980),
+        pcie=replace(Gpu(0, "").pcie, replays=3, width=16),
+    )
+    after = replace(before, pcie=replace(before.pcie, replays=9))
+    smi = replace(
+        before,
+        name="nvidia H100 80GB HBM3",  # capitals say nothing
+        power=Power(draw_w=450.0, limit_w=700.004, default_limit_w=700.0),
+        thermal=Thermal(gpu_c=34, slowdown_c=87, slowdown_margin_c=-2),
+        clocks=Clocks(sm_mhz=1980, sm_max_mhz=1980),
+        pcie=replace(before.pcie, replays=5),  # it grew meanwhile
+    )
+    made = compare(before, after, smi)
+    assert (made.differ, made.denied) == ([], ["power.default_limit_w"])
+    assert made.same >= 8
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"vbios": "96.00.74.00.02"}, "vbios: gpudoctor 96.00.74.00.01, nvidia-smi 96.00.74.00.02"),
+        ({"vbios": Missing("nvidia-smi says N/A", "unsupported")}, "vbios: gpudoctor 96.00.74.00.01, nvidia-smi none"),
+        ({"pcie": replace(Gpu(0, "").pcie, replays=2)}, "pcie.replays: gpudoctor 3, nvidia-smi 2"),
+        ({"thermal": Thermal(gpu_c=60)}, "thermal.gpu_c: gpudoctor 30, nvidia-smi 60"),
+        ({"clocks": Clocks(sm_mhz=UNSUPPORTED)}, "clocks.sm_mhz: gpudoctor 345, nvidia-smi none"),
+    ],
+)
+def test_a_leaf_that_is_outside_of_what_was_read_around_it_is_named(change: dict[str, object], named: str) -> None:
+    before = Gpu(
+        0,
+        "0000:1b:00.0",
+        vbios="96.00.74.00.01",
+        thermal=Thermal(gpu_c=30),
+        clocks=Clocks(sm_mhz=345),
+        pcie=replace(Gpu(0, "").pcie, replays=3),
+    )
+    after = replace(before, pcie=replace(before.pcie, replays=9))
+    (said,) = compare(before, after, replace(before, **change)).differ
+    assert said.startswith(named)
+
+
+def test_a_gpu_that_only_one_of_the_two_sees_is_named() -> None:
+    node = load_node("t4-cloud-4")
+    shown = parse_smi_xml(dump(replace(node, gpus=node.gpus[:3])))
+    said = of(compared(node, node, shown), "did not agree")
+    assert f"GPU {node.gpus[3].bus_id}: only gpudoctor sees it" in said
+    assert "number of GPUs: gpudoctor 4, nvidia-smi 3" in said
+
+
+def test_a_captured_dump_agrees_with_the_facts_that_were_read_from_it(captures: Path) -> None:
+    for name in ("qx-h100.xml", "qx-t4.xml", "qx-gb200.xml", "qx-l40s.xml"):
+        shown = parse_smi_xml((captures / name).read_text(encoding="utf-8"))
+        node = replace(load_node("t4-cloud-4"), driver=shown.driver, gpus=shown.gpus)
+        items = list(compared(node, node, shown))
+        assert of(iter(items), "did not agree") == [], name
+        assert int(of(iter(items), "agreed")[0].split()[0]) > 40
+
+
+def quick_report(*faults: str) -> Report:
+    node = apply_faults(load_node("hgx-h100-8"), list(faults))
+    run = ReportRun("test", "", 0.0, "quick", SourceSummary("simulated", ""))
+    return judge(node, question=Question(checks=all_checks(), level="quick"), run=run)
+
+
+def test_a_cap_must_be_named_on_its_gpu_and_nothing_else_may_be() -> None:
+    gpu, may_say = load_node("hgx-h100-8").gpus[3], frozenset({"gpu.power-limit"})
+    healthy = quick_report()
+
+    def said(*faults: str) -> list[Item]:
+        return list(judged_settings(healthy, quick_report(*faults), gpu, "a power cap", may_say))
+
+    assert [item.outcome for item in said("power-cap@3")] == ["agreed"]
+    assert of(iter(said()), "did not agree") == [f"a power cap on {gpu.label} is named by no check"]
+    other = of(iter(said("power-cap@5")), "did not agree")
+    assert len(other) == 2
+    assert "gpu.power-limit warn of 0000:" in other[1]
+    both = of(iter(said("power-cap@3", "pcie-width-x8@5")), "did not agree")
+    assert both
+    assert all("has nothing to do with it" in line for line in both)
+
+
+def test_a_level_tells_what_its_ranks_met_and_what_was_not_put_under_load() -> None:
+    report = quick_report()
+    trouble = Measurements(
+        launch=Launch("nccl", 8, ()), problems=(ProbeProblem("train", "crash", "rank 3 died", rank=3),)
+    )
+    assert of(level_items(replace(report, measurements=trouble)), "did not agree") == [
+        "train crash: rank 3: rank 3 died"
+    ]
+    idle = Measurements(not_run={"train": Missing("GPU 2 is in use by pid 77")})
+    assert of(level_items(replace(report, measurements=idle)), "could not look") == [
+        "level quick under load: GPU 2 is in use by pid 77"
+    ]
+
+
+@pytest.mark.parametrize(("backend", "outcome"), [("gloo", "could not look"), ("nccl", "did not agree")])
+def test_a_rank_too_noisy_to_judge_is_no_disagreement_on_a_cpu_and_is_one_on_a_gpu(
+    backend: Literal["gloo", "nccl"], outcome: str
+) -> None:
+    report = quick_report()
+    noisy = unknown(of_rank(1), "too noisy to judge")
+    checks = tuple(
+        replace(check, status=Status.UNKNOWN, findings=(noisy,)) if check.id == "gpu.count" else check
+        for check in report.checks
+    )
+    report = replace(report, checks=checks, verdict="unknown", measurements=Measurements(Launch(backend, 2, ())))
+    assert [item.outcome for item in verdicts(report)] == [outcome]
+
+
+def test_a_step_that_breaks_off_did_not_agree_and_the_next_one_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(run: Run) -> Iterator[Item]:
+        yield agreed("the beginning")
+        raise KeyError("busbw")
+
+    def hangs(run: Run) -> Iterator[Item]:
+        done = run.child(["sleep", "600"])
+        yield agreed("it ended") if not done.late else Item("did not agree", done.words)
+
+    def says_nothing(run: Run) -> Iterator[Item]:
+        yield from ()
+
+    run = Run(Options(), tmp_path, "mark", lambda _: None)
+    monkeypatch.setattr("gpudoctor.acceptance.command.first_look", lambda run: None)
+    steps = (
+        Step("a", "breaks", 60.0, breaks),
+        Step("b", "hangs", 0.5, hangs),
+        Step("c", "silent", 60.0, says_nothing),
+    )
+    began = time.monotonic()
+    results, interrupted = run_steps(run, steps)
+    assert time.monotonic() - began < 60
+    assert interrupted is None
+    assert [result.outcome for result in results] == ["did not agree"] * 3
+    assert results[0].items[1].text == "the step broke off: KeyError: 'busbw'"
+    assert "did not end in" in results[1].items[0].text
+    assert "without a word" in results[2].items[0].text
+
+
+def test_a_step_of_which_nothing_could_be_seen_did_not_agree_silently() -> None:
+    assert result_of("x", "", 0.0, (Item("could not look", "no GPU"),)).outcome == "could not look"
+    assert result_of("x", "", 0.0, (Item("could not look", ""), agreed(""))).outcome == "agreed"
+    assert result_of("x", "", 0.0, ()).outcome == "did not agree"
+
+
+def test_what_the_guardian_cannot_put_back_it_says_with_the_command(tmp_path: Path) -> None:
+    done, refused = tmp_path / "done", [sys.executable, "-c", "print('Insufficient Permissions'); exit(4)"]
+    guardian = Guardian([["touch", str(done)], refused])
+    assert not done.exists()
+    assert guardian.close() == (f"{' '.join(refused)}: Insufficient Permissions",)
+    assert done.exists()
+
+
+def test_a_child_that_leaves_a_grandchild_with_its_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    script = "sleep 300 & echo $!"
+    done = run_child(["sh", "-c", script], deadline_s=60, environ={"PATH": "/usr/bin:/bin"}, cwd=tmp_path)
+    os.kill(int(done.stdout), signal.SIGKILL)  # it is there still, for the step left-behind to see
+    assert (done.code, done.late) == (0, False)
+
+
+def test_a_driver_call_that_hangs_is_named_and_ends_the_reading(cache: Path) -> None:
+    """A GPU of which one call never returns: the reading of its driver says which, and does not wait for ever."""
+    command = [*COMMAND, "--node", "hgx-h100-8", "--fault", "driver-hang@3", "--", sys.executable, "-m"]
+    done = subprocess.run(
+        [*command, "gpudoctor.acceptance.driver_child", "1"],
+        env={**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    reading = msgspec.json.decode(done.stdout, type=Reading)
+    assert sorted(reading.read) == [0, 1, 2, 4, 5, 6, 7]
+    assert [said for said in reading.hung if "on GPU 3 did not return in 1 s" in said] == reading.hung != []
+
+
+def test_a_load_that_ends_too_early_is_no_load(tmp_path: Path) -> None:
+    environ = {"PATH": "/usr/bin:/bin"}
+    with beside(["sh", "-c", "echo running; cat"], environ=environ, cwd=tmp_path, deadline_s=60) as said:
+        assert said == "running"
+    with (
+        pytest.raises(UserError, match="ended too early: exit code 7"),
+        beside(["sh", "-c", "echo running; exit 7"], environ=environ, cwd=tmp_path, deadline_s=60) as said,
+    ):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    with beside(["false"], environ=environ, cwd=tmp_path, deadline_s=60) as said:
+        assert said == ""
