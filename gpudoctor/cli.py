@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return write_plan_error(asked[0], message, code)
         if not asked or asked[0].command != "check":
             return code
-        from gpudoctor.examine import write_error
+        from gpudoctor.check_report import write_error
 
         return write_error(asked[0], message, code)
 

@@ -14,6 +14,7 @@ import msgspec
 
 from gpudoctor.facts.gpu import Gpu, GpuPair
 from gpudoctor.facts.node import Driver, Unanswered
+from gpudoctor.facts.nvml_ahead import take_ahead
 from gpudoctor.facts.nvml_channel import SLOW_CALLS, InFlight, Message
 from gpudoctor.facts.nvml_spawn import MAX_WORDS, DriverProcess
 
@@ -65,6 +66,15 @@ class Collector:
     """
 
     def __init__(self, root: Path, nvml: str | None = None) -> None:
+        self._rest = b""
+        self._collected = Collected()
+        # not Thread.join: a signal's exception in it takes the thread for one that has ended
+        self._heard = Event()
+        ahead = take_ahead(root, nvml)
+        if ahead is not None:
+            self._pipe = ahead.pipe
+            self._process = DriverProcess.ahead("collector", ahead)
+            return
         with ExitStack() as kept:
             self._pipe, write_end = os.pipe()
             kept.callback(os.close, self._pipe)
@@ -74,10 +84,6 @@ class Collector:
             finally:
                 os.close(write_end)
             kept.pop_all()
-        self._rest = b""
-        self._collected = Collected()
-        # not Thread.join: a signal's exception in it takes the thread for one that has ended
-        self._heard = Event()
 
     def listen(self, deadline_s: float, call_deadline_s: float, progress: Progress | None = None) -> None:
         """Take messages until the end, the deadline, or until every thread that is left sits in a hung call.
