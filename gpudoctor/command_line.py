@@ -185,12 +185,17 @@ def _tui_options(tui: argparse.ArgumentParser) -> None:
 
 
 def _fake_driver_options(fake: argparse.ArgumentParser) -> None:
-    fake.usage = "gpudoctor fake-driver --node SOURCE [--fault NAME[@GPU]] -- PROGRAM [ARGUMENT ...]"
+    fake.usage = (
+        "gpudoctor fake-driver --node SOURCE [--fault NAME[@GPU]] [--call-latency MS] -- PROGRAM [ARGUMENT ...]"
+    )
     fake.epilog = (
         "The library libnvidia-ml.so.1 is built with cc, gcc, clang or $CC and kept in the cache. Exit code: the "
         "program's own; 126 it cannot be started, 127 there is none of that name, 2 gpudoctor could not do its work."
     )
     _source_options(fake, without="")
+    fake.add_argument(
+        "--call-latency", metavar="MS", help="milliseconds that every call takes: 0 (default) to 60000; a real one, 2"
+    )
 
 
 def _list_options(listing: argparse.ArgumentParser) -> None:

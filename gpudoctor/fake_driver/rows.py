@@ -78,6 +78,11 @@ class Rows:
         else:
             self._put(function, device, args, 0, str(text).encode("utf-8", "replace") + b"\0")
 
+    def latency(self, milliseconds: float) -> None:
+        """How long every call takes before it is answered; 0 is not told: it answers at once."""
+        if milliseconds:
+            self._put("latency", SYSTEM, (), round(1000 * milliseconds), b"")
+
     def handle(self, function: str, text: Any, device: int) -> None:
         """The device that goes by this text; a text that no caller could ask for is left out."""
         key = f"{function}|{str(text).lower()}".encode("ascii", "replace")

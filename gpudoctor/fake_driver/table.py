@@ -21,7 +21,7 @@ _MIG_IDS = 1000
 _OTHER_NAMES = {"nvmlDeviceGetMemoryInfo": ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")}
 
 
-def answers_of(node: Node) -> bytes:
+def answers_of(node: Node, call_latency_ms: float = 0.0) -> bytes:
     """The table for the C library: see `Rows.written`. A call that did not return in the facts never does."""
     rows = Rows()
     for call in node.driver.unanswered:
@@ -41,6 +41,7 @@ def answers_of(node: Node) -> bytes:
         tell_links(rows, gpu)
         _tell_instances(rows, gpu)
     _tell_pairs(rows, node)
+    rows.latency(call_latency_ms)
     return rows.written()
 
 
