@@ -1,6 +1,7 @@
 """`python -m gpudoctor`, and the command `gpudoctor`."""
 
 import gc
+import os
 import signal
 import sys
 
@@ -18,6 +19,7 @@ def run() -> int:
 
 
 def _run() -> int:
+    _open_standard_streams()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Ctrl-C while modules load: no report yet, and no traceback
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -38,11 +40,20 @@ def _run() -> int:
         dismiss_ahead()
 
 
+def _open_standard_streams() -> None:
+    """Have the number of a stream that was closed be no other file's: a child would take that for its own stream."""
+    for stream in (0, 1, 2):
+        try:
+            os.fstat(stream)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+
+
 def _import_msgspec() -> None:
     """Without typing_extensions: importing that takes as long again, and `typing` has what msgspec looks for in it."""
     if sys.version_info < (3, 11) or "typing_extensions" in sys.modules:
         return
-    sys.modules["typing_extensions"] = None  # type: ignore[assignment]  # as if it were not installed
+    sys.modules["typing_extensions"] = None  # as if it were not installed
     try:
         import msgspec  # noqa: F401
     finally:

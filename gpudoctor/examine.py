@@ -87,7 +87,8 @@ def check(args: argparse.Namespace) -> int:
     if args.node is None and not args.fault:
         order_ahead(root_of(os.environ))
     # imported while the driver is asked: it takes as long
-    from gpudoctor.check_report import Question, nothing_read, write_report
+    from gpudoctor.check_report import nothing_read, write_report
+    from gpudoctor.report.judge import Question
 
     question = Question(
         checks=asked,

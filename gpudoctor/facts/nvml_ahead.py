@@ -65,8 +65,6 @@ class Ahead:
     """
 
     def __init__(self) -> None:
-        for stream in (0, 1, 2):
-            os.fstat(stream)  # what is opened would take the number of one that was closed
         parent = os.getpid()
         with ExitStack() as theirs, ExitStack() as ours:
             memory = _kept(make_memory(), theirs)
@@ -165,6 +163,8 @@ def _collect(orders: int, pipe: int, memory: int, errors: int, parent: int) -> N
         null = os.open(os.devnull, os.O_RDWR)
         for fd, stream in ((null, 0), (null, 1), (errors, 2)):
             os.dup2(fd, stream)
+        if sys.stderr is None:  # it was closed when Python started
+            sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names, not Paths
             if int(name) not in (0, 1, 2, orders, pipe, memory):
                 with suppress(OSError):  # the listing's own
