@@ -34,7 +34,7 @@ def parsed(given: list[str]) -> argparse.Namespace:
             raise UserError(f"fake-driver wants -- before the program, as in: -- {' '.join(program)}")
     else:
         args = parser.parse_args(given)
-    _refuse_lone_dashes(args, parser)
+    _refuse_lone_dashes(args, command)
     return args
 
 
@@ -50,17 +50,17 @@ def _of_command(command: str, given: list[str]) -> argparse.Namespace:
     if strange:
         _parser(command).error(f"unrecognized arguments: {' '.join(strange)}")
     args.command = command
-    _refuse_lone_dashes(args, parser)
+    _refuse_lone_dashes(args, command)
     return args
 
 
-def _refuse_lone_dashes(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def _refuse_lone_dashes(args: argparse.Namespace, command: str | None) -> None:
     for name, value in vars(args).items():
         # some versions of argparse make an empty list of `--node=--`
         if (value == [] and name in ("node", "gpu", "profile", "config", "output")) or (
             isinstance(value, list) and [] in value
         ):
-            parser.error(f"argument --{name}: '--' is no value for it")
+            _parser(command).error(f"argument --{name}: '--' is no value for it")
 
 
 class _Parser(argparse.ArgumentParser):

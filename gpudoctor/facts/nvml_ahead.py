@@ -131,8 +131,11 @@ def start_ahead() -> None:
 
 
 def order_ahead(root: Path, nvml: str | None = None) -> None:
-    """Let the process read the driver now, where there is one: `take_ahead` finds what it has told until then."""
-    if _waiting is not None:
+    """Let the process, if there is one, read the driver now: `take_ahead` finds what it has told until then.
+
+    The first order is the one that counts.
+    """
+    if _waiting is not None and _waiting.ordered is None:
         _waiting.send(root, nvml)
 
 

@@ -106,6 +106,7 @@ def test_a_driver_that_is_to_be_read_is_loaded(
         (("check", "--level", "deep"), 2),
         (("check", "no.such-check"), 2),
         (("check", "--skip", "no.such-check"), 2),
+        (("check", "--require", "no.such-check"), 2),
         (("check", "--config", "/nowhere.yaml"), 2),
         (("check", "--level", "burn", "--duration", "soon"), 2),
         (("check", "--fault", "gpu-lost@0"), 2),
