@@ -5,19 +5,64 @@ import sys
 
 from gpudoctor.process.own_program import forget_working_directory
 
+_LIVE = (["check"], ["facts"], ["bundle"])
+
 
 def run() -> int:
-    """Run the command line; give its exit code."""
+    """Run the command line; give its exit code, with which the process is to end."""
     forget_working_directory()
     _hold_standard_streams()
+    import gc
+
+    # most of what a short run makes are modules, and they stay: looking through them for garbage frees nothing
+    gc.set_threshold(50_000, 20, 20)
+    try:
+        return _run()
+    finally:
+        gc.freeze()  # nor at the end
+
+
+def _run() -> int:
     import signal
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Ctrl-C while modules load: no report yet, and no traceback
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from gpudoctor.cli import main
+    if sys.argv[1:2] != ["--version"]:
+        _import_msgspec()
+    if not _may_read_this_machine(sys.argv[1:]):
+        from gpudoctor.cli import main
 
-    return main()
+        return main()
+    from gpudoctor.facts.nvml_ahead import dismiss_ahead, start_ahead
+
+    start_ahead()
+    try:
+        from gpudoctor.cli import main
+
+        return main()
+    finally:
+        dismiss_ahead()
+
+
+def _import_msgspec() -> None:
+    """Without typing_extensions: importing that takes as long again, and `typing` has what msgspec looks for in it."""
+    if sys.version_info < (3, 11) or "typing_extensions" in sys.modules:
+        return
+    sys.modules["typing_extensions"] = None  # as if it were not installed
+    try:
+        import msgspec  # noqa: F401
+    finally:
+        del sys.modules["typing_extensions"]
+
+
+def _may_read_this_machine(words: list[str]) -> bool:
+    """Whether a driver is to be asked, as far as that shows before the options are understood.
+
+    It only has a process made ready: that is ended, and has not touched the driver, where this turns out to be wrong.
+    """
+    other = ("-h", "--help", "--node", "--version")
+    return words[:1] in _LIVE and not any(word.partition("=")[0] in other for word in words)
 
 
 def _hold_standard_streams() -> None:

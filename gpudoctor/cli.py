@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         asked.append(args)
         if args.command != "check":
             return _COMMANDS[args.command](args)
+        _have_driver_read(args)
         from gpudoctor.examine import check
 
         return check(args)
@@ -36,11 +37,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             return write_plan_error(asked[0], message, code)
         if not asked or asked[0].command != "check":
             return code
-        from gpudoctor.examine import write_error
+        from gpudoctor.check_report import write_error
 
         return write_error(asked[0], message, code)
 
     return guarded(run, on_error)
+
+
+def _have_driver_read(args: argparse.Namespace) -> None:
+    """Have the collector that waits begin, before the checks are imported: that takes as long as reading.
+
+    Not if an option is left that only the checks can understand: for a wrong one the driver is not to be asked.
+    """
+    from gpudoctor.facts.nvml_ahead import order_ahead
+    from gpudoctor.facts.stand_in import root_of
+    from gpudoctor.probes.engine import place_of
+
+    place = place_of(os.environ)
+    later = (args.node, args.fault, args.ids, args.skip, args.require, args.config, args.duration)
+    if not any(later) and args.node is None and (place is None or not place.rank):
+        order_ahead(root_of(os.environ))
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -19,7 +19,10 @@ FORMATS = ("text", "json", "nagios", "prometheus", "junit", "html")
 
 def parsed(given: list[str]) -> argparse.Namespace:
     """The arguments of the command that was given; ends the process where they are wrong, as argparse does."""
-    parser = _parser(next((word for word in given if not word.startswith("-")), None))
+    command = next((word for word in given if not word.startswith("-")), None)
+    if given[:1] == [command] and command in _COMMANDS and command != "fake-driver":
+        return _of_command(command, given)
+    parser = _parser(command)
     if given[:1] == ["fake-driver"] and "--" in given:
         # what stands behind -- is the program's own, and no argparse must look at it
         place = given.index("--")
@@ -30,17 +33,34 @@ def parsed(given: list[str]) -> argparse.Namespace:
         if program:
             raise UserError(f"fake-driver wants -- before the program, as in: -- {' '.join(program)}")
     else:
-        below = next((w for w in given if given[:1] == ["plan"] and w[:1] == "-" and w[1:2].isdecimal()), "")
-        if below[-1:].isalpha():  # a size below nothing, which argparse would take for an option
-            raise UserError(f"{printable(below)[:60]} is no size: did you mean {printable(below)[1:60]}?")
         args = parser.parse_args(given)
+    _refuse_lone_dashes(args, command)
+    return args
+
+
+def _of_command(command: str, given: list[str]) -> argparse.Namespace:
+    """As the parser of all commands would have it, without making it: that takes longer than to parse."""
+    text, add_options = _COMMANDS[command]
+    below = next((w for w in given if command == "plan" and w[:1] == "-" and w[1:2].isdecimal()), "")
+    if below[-1:].isalpha():  # a size below nothing, which argparse would take for an option
+        raise UserError(f"{printable(below)[:60]} is no size: did you mean {printable(below)[1:60]}?")
+    parser = _Parser(prog=f"gpudoctor {command}", description=text, allow_abbrev=False)
+    add_options(parser)
+    args, strange = parser.parse_known_args(given[1:])
+    if strange:
+        _parser(command).error(f"unrecognized arguments: {' '.join(strange)}")
+    args.command = command
+    _refuse_lone_dashes(args, command)
+    return args
+
+
+def _refuse_lone_dashes(args: argparse.Namespace, command: str | None) -> None:
     for name, value in vars(args).items():
         # some versions of argparse make an empty list of `--node=--`
         if (value == [] and name in ("node", "gpu", "profile", "config", "output")) or (
             isinstance(value, list) and [] in value
         ):
-            parser.error(f"argument --{name}: '--' is no value for it")
-    return args
+            _parser(command).error(f"argument --{name}: '--' is no value for it")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -165,12 +185,17 @@ def _tui_options(tui: argparse.ArgumentParser) -> None:
 
 
 def _fake_driver_options(fake: argparse.ArgumentParser) -> None:
-    fake.usage = "gpudoctor fake-driver --node SOURCE [--fault NAME[@GPU]] -- PROGRAM [ARGUMENT ...]"
+    fake.usage = (
+        "gpudoctor fake-driver --node SOURCE [--fault NAME[@GPU]] [--call-latency MS] -- PROGRAM [ARGUMENT ...]"
+    )
     fake.epilog = (
         "The library libnvidia-ml.so.1 is built with cc, gcc, clang or $CC and kept in the cache. Exit code: the "
         "program's own; 126 it cannot be started, 127 there is none of that name, 2 gpudoctor could not do its work."
     )
     _source_options(fake, without="")
+    fake.add_argument(
+        "--call-latency", metavar="MS", help="milliseconds that every call takes: 0 (default) to 60000; a real one, 2"
+    )
 
 
 def _list_options(listing: argparse.ArgumentParser) -> None:

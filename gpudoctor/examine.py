@@ -1,4 +1,4 @@
-"""One `gpudoctor check`: read the facts, run the probes, judge, write the report."""
+"""One `gpudoctor check`: read the facts, run the probes, have the report written."""
 
 from __future__ import annotations
 
@@ -14,32 +14,14 @@ import msgspec
 from gpudoctor.checks.registry import Check, Level, matches, select
 from gpudoctor.config import load_config, threshold_overrides
 from gpudoctor.errors import UserError
-from gpudoctor.exits import (
-    COULD_NOT,
-    OK,
-    ClosedStdoutError,
-    InterruptedBySignal,
-    hold_signals,
-    printable,
-    say,
-    write_stdout,
-)
+from gpudoctor.exits import COULD_NOT, OK, InterruptedBySignal, hold_signals, is_terminal, printable, say
 from gpudoctor.facts.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node, Source
+from gpudoctor.facts.node import Node
+from gpudoctor.facts.nvml_ahead import dismiss_ahead, order_ahead
+from gpudoctor.facts.stand_in import root_of
 from gpudoctor.plugins import all_checks
 from gpudoctor.probes.engine import Place, place_of
-from gpudoctor.report.files import OutputError, write_file
-from gpudoctor.report.judge import Question, judge
-from gpudoctor.report.report import (
-    Counts,
-    HostSummary,
-    ProfileSummary,
-    Report,
-    Run,
-    SourceSummary,
-    Tool,
-)
 
 if TYPE_CHECKING:
     from gpudoctor.probes.seats import Seats
@@ -84,7 +66,7 @@ def read_source(
 
 def check(args: argparse.Namespace) -> int:
     """Run `gpudoctor check`; give its exit code. Raise UserError where it could not do its work."""
-    started, began = _now(), time.monotonic()
+    started_s, began = time.time(), time.monotonic()
     checks = all_checks()
     config = load_config(args.config, os.environ, checks)
     required = (*config.require, *args.require)
@@ -94,6 +76,20 @@ def check(args: argparse.Namespace) -> int:
     level = args.level or _level_for(named if args.ids else (), config.level)
     left_out = _left_out(chosen, (*config.skip, *args.skip))
     asked = tuple(c for c in chosen if c not in left_out)
+    from gpudoctor.loading import burn_duration_s, count_again, measure, puts_load
+
+    duration_s = burn_duration_s(args.duration, level, config.burn_duration_s)
+    progress = _progress_lines(duration_s) if args.progress else _progress()
+    place, loaded = place_of(os.environ), puts_load(asked, level)
+    if place is not None and place.rank:
+        dismiss_ahead()
+        return _host_rank(place) if loaded else OK
+    if args.node is None and not args.fault:
+        order_ahead(root_of(os.environ))
+    # imported while the driver is asked: it takes as long
+    from gpudoctor.check_report import nothing_read, write_report
+    from gpudoctor.report.judge import Question
+
     question = Question(
         checks=asked,
         left_out=left_out,
@@ -106,15 +102,8 @@ def check(args: argparse.Namespace) -> int:
         limit_overrides=threshold_overrides(config),
         suppress=config.suppress,
     )
-    from gpudoctor.loading import burn_duration_s, count_again, measure, puts_load
-
-    duration_s = burn_duration_s(args.duration, level, config.burn_duration_s)
-    progress = _progress_lines(duration_s) if args.progress else _progress()
-    place, loaded = place_of(os.environ), puts_load(asked, level)
-    if place is not None and place.rank:
-        return _host_rank(place) if loaded else OK
     seats = _seats(place) if loaded else None
-    sourced = Sourced(_nothing_read(args.node))
+    sourced = Sourced(nothing_read(args.node))
     measurements: Measurements | None = None
     partial: list[Measurements] = []
     half_read: list[Node] = []
@@ -133,26 +122,8 @@ def check(args: argparse.Namespace) -> int:
         measurements = _cut_short(partial[0] if partial else Measurements(), f"interrupted by {stop}")
     if seats is not None and not signals:
         seats.close()
-    node = sourced.node
-    run = Run(
-        id=_run_id(),
-        started_at=started,
-        duration_s=round(time.monotonic() - began, 3),
-        level=level,
-        source=SourceSummary(node.source.kind, node.source.name, node.source.faults),
-        argv=tuple(args.argv),
-    )
-    with_facts = args.include_facts or _format(args) == "html"  # its tables of GPUs and of the topology are facts
-    report = judge(node, measurements, question, run=run, include_facts=with_facts)
-    if signals:
-        signal = InterruptedBySignal(signals[0])
-        run = msgspec.structs.replace(report.run, interrupted=str(signal))
-        report = msgspec.structs.replace(report, run=run, exit_code=signal.exit_code)
-    if args.redact:
-        from gpudoctor.facts.redact import Redaction
-
-        report = Redaction(node).of(report)
-    return _write(report, args)
+    passed_s = time.monotonic() - began
+    return write_report(sourced.node, measurements, question, args, started_s, passed_s, signals)
 
 
 def _level_for(named: tuple[Check, ...], usual: Level) -> Level:
@@ -186,113 +157,10 @@ def _host_rank(place: Place) -> int:
     return COULD_NOT
 
 
-def write_error(args: argparse.Namespace, message: str, code: int) -> int:
-    """What could not be done, in the format asked for: one document on every exit, 2 included.
-
-    As text it stands on stderr already; a file asked for gets it too, so that no old report
-    lies there as if it were this run's.
-    """
-    if _format(args) == "text":
-        if _to_file(args):
-            write_file(args.output, f"gpudoctor could not judge this node: {printable(message)}\n")
-        return code
-    report = Report(
-        schema="gpudoctor.report/1",
-        tool=Tool(),
-        run=Run(_run_id(), _now(), 0.0, args.level or "standard", _named_source(args.node), tuple(args.argv)),
-        host=HostSummary(None, None, None),
-        gpus=(),
-        profile=ProfileSummary("none", "nothing was judged"),
-        verdict="unknown",
-        exit_code=code,
-        reason="UNKNOWN gpudoctor could not do its work",
-        counts=Counts(),
-        checks=(),
-        faults=(),
-        measurements=Measurements(),
-        error=printable(message),
-    )
-    if args.redact:
-        from gpudoctor.facts.redact import Redaction
-
-        report = Redaction(_nothing_read(args.node)).of(report)
-    return _write(report, args)
-
-
-def _write(report: Report, args: argparse.Namespace) -> int:
-    code = report.exit_code
-    if _format(args) == "nagios" and report.run.interrupted is None:
-        from gpudoctor.report.nagios import nagios_code
-
-        code = nagios_code(report)
-    if _to_file(args):
-        try:
-            write_file(args.output, _render(report, args, to_file=True))
-            return code
-        except OutputError as error:
-            if report.error is None:
-                say(f"error: {error}; the report goes to stdout instead")
-            report, code = msgspec.structs.replace(report, exit_code=COULD_NOT), COULD_NOT
-    try:
-        write_stdout(_render(report, args, to_file=False))
-    except ClosedStdoutError as error:
-        if report.error is None:
-            say(f"error: {error}")
-        return COULD_NOT
-    return code
-
-
-def _render(report: Report, args: argparse.Namespace, *, to_file: bool) -> str:
-    wanted = _format(args)
-    if wanted == "json":
-        from gpudoctor.report.json import render_json
-
-        return render_json(report)
-    if wanted == "nagios":
-        from gpudoctor.report.nagios import render_nagios
-
-        return render_nagios(report)
-    if wanted == "prometheus":
-        from gpudoctor.report.prometheus import render_prometheus
-
-        return render_prometheus(report)
-    if wanted == "junit":
-        from gpudoctor.report.junit import render_junit
-
-        return render_junit(report)
-    if wanted == "html":
-        from gpudoctor.report.html import render_html
-
-        return render_html(report, raw_facts=args.include_facts)
-    from gpudoctor.report.text import render_text, terminal_width, wants_color
-
-    # FORCE_COLOR is about what a person watches: a file gets colour on --color always only
-    color = wants_color(args.color, {} if to_file else os.environ, is_terminal=not to_file and _is_terminal(sys.stdout))
-    return render_text(report, width=terminal_width(), color=color, verbose=args.verbose)
-
-
-def _to_file(args: argparse.Namespace) -> bool:
-    return args.output is not None and str(args.output) != "-"
-
-
-def _format(args: argparse.Namespace) -> str:
-    return args.format or "text"
-
-
 def _left_out(chosen: tuple[Check, ...], words: tuple[str, ...]) -> tuple[Check, ...]:
     if words:
         select(all_checks(), skipped=words)  # a word that names no check is an error
     return tuple(c for c in chosen if any(matches(c, word) for word in words))
-
-
-def _named_source(name: str | None) -> SourceSummary:
-    return SourceSummary("live" if name is None else "facts", printable(name or ""))
-
-
-def _nothing_read(name: str | None) -> Node:
-    """What is known when a signal came before any fact."""
-    source = _named_source(name)
-    return Node(source=Source(kind=source.kind, name=source.name))
 
 
 def _cut_short(partial: Measurements, why: str) -> Measurements:
@@ -317,7 +185,7 @@ def _cut_short(partial: Measurements, why: str) -> Measurements:
 
 def _progress() -> Callable[[str], None] | None:
     """Says on one line of stderr what goes on, on a terminal only."""
-    if not _is_terminal(sys.stderr):
+    if not is_terminal(sys.stderr):
         return None
 
     def show(text: str) -> None:
@@ -331,23 +199,3 @@ def _progress_lines(duration_s: float | None) -> Callable[[str], None]:
     from gpudoctor.progress import progress_to_stderr
 
     return progress_to_stderr(duration_s)
-
-
-def _is_terminal(stream: object) -> bool:
-    isatty = getattr(stream, "isatty", None)
-    try:
-        return bool(isatty and isatty())
-    except ValueError:
-        return False
-
-
-def _now() -> str:
-    import datetime
-
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def _run_id() -> str:
-    import uuid
-
-    return str(uuid.uuid4())

@@ -117,6 +117,15 @@ def say(message: str) -> None:
         return
 
 
+def is_terminal(stream: object) -> bool:
+    """Whether people watch it; a stream that is closed, or none, is no terminal."""
+    isatty = getattr(stream, "isatty", None)
+    try:
+        return bool(isatty and isatty())
+    except ValueError:
+        return False
+
+
 def printable(text: str) -> str:
     """The text without control characters: names come from strangers and may hold escapes."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text.replace("\n", " "))

@@ -41,8 +41,9 @@ def links(case: Case) -> Iterator[Finding]:
     """Count each GPU's links that are up against the model's number, else against the peers'."""
     judged: list[Gpu] = []
     findings: list[Finding] = []
+    usual = majority(speed for gpu in case.gpus for link in real_links(gpu) if (speed := _speed(link)) is not None)
     for gpu in case.gpus:
-        finding = _none_shown(case, gpu) or not_judged(case, gpu) or _links_of(case, gpu)
+        finding = _none_shown(case, gpu) or not_judged(case, gpu) or _links_of(case, gpu, usual)
         findings.append(finding)
         if finding.status.value in ("pass", "warn", "fail"):
             judged.append(gpu)
@@ -70,7 +71,7 @@ def _none_shown(case: Case, gpu: Gpu) -> Finding | None:
     return _down(gpu, links, Expected(f"{links} of {links}: all that the model has", "==", links, "links", "profile"))
 
 
-def _links_of(case: Case, gpu: Gpu) -> Finding:
+def _links_of(case: Case, gpu: Gpu, usual: float | None) -> Finding:
     model = model_of(case, gpu)
     spec = model.nvlink if model is not None else None
     if spec is None:
@@ -84,7 +85,7 @@ def _links_of(case: Case, gpu: Gpu) -> Finding:
         finding = _all_of(case, gpu, spec)
     if finding.status.value == "fail" and model is not None and _uncertain(model):
         finding = warn(of_gpu(gpu), finding.found or "", finding.expected, *finding.evidence, likely=finding.likely)
-    return finding if finding.status.value != "pass" else _speed_of(case, gpu, spec) or finding
+    return finding if finding.status.value != "pass" else _speed_of(case, gpu, spec, usual) or finding
 
 
 def _all_of(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
@@ -224,12 +225,11 @@ def _all_down(dead: list[Finding]) -> Finding:
     )
 
 
-def _speed_of(case: Case, gpu: Gpu, spec: NvlinkSpec | None) -> Finding | None:
-    """A finding where an active link is slower than nominal, or than most links here; else None."""
+def _speed_of(case: Case, gpu: Gpu, spec: NvlinkSpec | None, usual: float | None) -> Finding | None:
+    """A finding where an active link is slower than nominal, or than most links here (`usual`, GB/s); else None."""
     speeds = {link.link: speed for link in real_links(gpu) if (speed := _speed(link)) is not None}
     if not speeds:
         return None
-    usual = majority(s for g in case.gpus for link in real_links(g) if (s := _speed(link)) is not None)
     nominal = spec.raw_gb_s if spec is not None else None
     reference = max(n for n in (usual, nominal, 0.0) if n is not None)
     if not reference:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gpudoctor.checks.case import Case, Limit
 from gpudoctor.checks.counters import out_of_line
@@ -11,6 +11,8 @@ from gpudoctor.checks.nvlink_state import not_judged, real_links
 from gpudoctor.checks.registry import check
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import Missing, known
+
+_KINDS = ("crc_errors", "replay_errors", "recovery_errors")
 
 
 @check(
@@ -24,15 +26,14 @@ from gpudoctor.facts.missing import Missing, known
 )
 def errors(case: Case) -> Iterator[Finding]:
     """Warn of a GPU whose lifetime counts stand far above its peers'; a rate needs two samples under load."""
+    totals = {gpu.index: _totals(gpu) for gpu in case.gpus}
     for gpu in case.gpus:
         stop = not_judged(case, gpu)
-        yield stop if stop is not None else _errors_of(case, gpu)
+        yield stop if stop is not None else _errors_of(case, gpu, totals)
 
 
-def _errors_of(case: Case, gpu: Gpu) -> Finding:
-    subject = of_gpu(gpu)
-    kinds = ("crc_errors", "replay_errors", "recovery_errors")
-    totals = {kind: total for kind in kinds if (total := _total(gpu, kind)) is not None}
+def _errors_of(case: Case, gpu: Gpu, of_all: Mapping[int, Mapping[str, int]]) -> Finding:
+    subject, totals = of_gpu(gpu), of_all[gpu.index]
     if not totals:
         first = (known(gpu.nvlinks) or ())[0].crc_errors
         return unread(subject, "NVLink error counters", first if isinstance(first, Missing) else Missing("not known"))
@@ -40,7 +41,7 @@ def _errors_of(case: Case, gpu: Gpu) -> Finding:
     for kind, total in totals.items():
         name = kind.replace("_errors", "").replace("crc", "CRC")
         floor = case.limit("nvlink.errors", "floor_recoveries" if kind == "recovery_errors" else "floor_errors", gpu)
-        peers = [n for peer in case.gpus if peer is not gpu and (n := _total(peer, kind)) is not None]
+        peers = [counts[kind] for peer, counts in of_all.items() if peer != gpu.index and kind in counts]
         bound = out_of_line(total, peers, floor, ratio)
         if bound is not None:
             worst = max(real_links(gpu), key=lambda link: known(getattr(link, kind)) or 0)
@@ -61,6 +62,9 @@ def _errors_of(case: Case, gpu: Gpu) -> Finding:
     return ok(subject, Found(words + note, sum(totals.values()), "errors"))
 
 
-def _total(gpu: Gpu, kind: str) -> int | None:
-    counts = [n for link in real_links(gpu) if (n := known(getattr(link, kind))) is not None]
-    return sum(counts) if counts else None
+def _totals(gpu: Gpu) -> dict[str, int]:
+    """What its links have counted together, of each kind that any of them tells."""
+    links = real_links(gpu)
+    counted = {kind: [known(getattr(link, kind)) for link in links] for kind in _KINDS}
+    told = {kind: [count for count in counts if count is not None] for kind, counts in counted.items()}
+    return {kind: sum(counts) for kind, counts in told.items() if counts}

@@ -15,6 +15,7 @@ from gpudoctor.facts.deadlines import CALL, COLLECTION, START, Patience
 from gpudoctor.facts.gpu import Fact, Gpu, GpuPair
 from gpudoctor.facts.missing import NOT_READ, Missing
 from gpudoctor.facts.node import Driver, Node, Source
+from gpudoctor.facts.nvml_ahead import dismiss_ahead
 from gpudoctor.facts.nvml_kernel import read_kernel_module
 from gpudoctor.facts.stand_in import stand_in
 
@@ -66,6 +67,8 @@ def collect_live(
             collector = Collector(root, nvml_module)
         except OSError as error:  # no more processes or files may be opened, or Python itself is gone
             told = _complete(Collected(f"the collector could not be started: {error.strerror or error}"), driver)
+    else:
+        dismiss_ahead()
     try:
         if collector is not None:
             collector.listen(patience, progress)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import msgspec
 
 from gpudoctor.facts.gpu import Gpu, GpuPair
 from gpudoctor.facts.node import Driver
-from gpudoctor.facts.nvml import Crumbs
+from gpudoctor.facts.nvml import Crumbs, load_pynvml
 from gpudoctor.facts.nvml_channel import Crumbs as SharedCrumbs
 from gpudoctor.facts.nvml_channel import Message
 from gpudoctor.facts.nvml_read import read_nvml
@@ -75,6 +76,19 @@ def main(argument: str) -> None:
     serve(order)
     sys.stderr.flush()
     # not sys.exit: tearing the driver library down may hang, and there is nothing to tidy
+    os._exit(0)
+
+
+def wait_for_order(orders: int, parent_pid: int) -> None:
+    """Import the driver's binding meanwhile, then do as `main`; end where the parent has no order for it."""
+    die_with(parent_pid)
+    with suppress(ImportError):  # whoever needs it says so
+        load_pynvml()
+    argument = b""
+    while part := os.read(orders, 1 << 16):
+        argument += part
+    if argument:
+        main(argument.decode())
     os._exit(0)
 
 

@@ -15,6 +15,7 @@ import msgspec
 from gpudoctor.facts.deadlines import START_CALLS, Patience
 from gpudoctor.facts.gpu import Gpu, GpuPair
 from gpudoctor.facts.node import Driver, Unanswered
+from gpudoctor.facts.nvml_ahead import take_ahead
 from gpudoctor.facts.nvml_channel import InFlight, Message
 from gpudoctor.facts.nvml_spawn import MAX_WORDS, DriverProcess
 
@@ -66,6 +67,15 @@ class Collector:
     """
 
     def __init__(self, root: Path, nvml: str | None = None) -> None:
+        self._rest = b""
+        self._collected = Collected()
+        # not Thread.join: a signal's exception in it takes the thread for one that has ended
+        self._heard = Event()
+        ahead = take_ahead(root, nvml)
+        if ahead is not None:
+            self._pipe = ahead.pipe
+            self._process = DriverProcess.ahead("collector", ahead)
+            return
         with ExitStack() as kept:
             self._pipe, write_end = os.pipe()
             kept.callback(os.close, self._pipe)
@@ -75,10 +85,6 @@ class Collector:
             finally:
                 os.close(write_end)
             kept.pop_all()
-        self._rest = b""
-        self._collected = Collected()
-        # not Thread.join: a signal's exception in it takes the thread for one that has ended
-        self._heard = Event()
 
     def listen(self, patience: Patience, progress: Progress | None = None) -> None:
         """Take messages until the end, the deadline, or until every thread that is left sits in a hung call.

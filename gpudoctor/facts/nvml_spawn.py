@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.deadlines import START_CALLS
 from gpudoctor.facts.node import Unanswered
+from gpudoctor.facts.nvml_ahead import Ahead, ForkedProcess
 from gpudoctor.facts.nvml_channel import Crumbs, InFlight, make_memory
 from gpudoctor.facts.starvation import Starvation
 from gpudoctor.facts.subprocesses import signal_name
@@ -46,7 +47,7 @@ class DriverProcess:
             kept.callback(self.crumbs.close)
             whole = {**order, "crumbs": memory, "parent_pid": os.getpid()}
             argument = msgspec.json.encode(whole).decode()
-            self._process = subprocess.Popen(
+            self._process: subprocess.Popen[bytes] | ForkedProcess = subprocess.Popen(
                 own_python(f"gpudoctor.facts.{module}", "main", argument),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -57,6 +58,18 @@ class DriverProcess:
             self._told_to_end = False
             self._starvation = Starvation(self._process.pid)
             kept.pop_all()
+
+    @classmethod
+    def ahead(cls, name: str, ahead: Ahead) -> DriverProcess:
+        """The one that was forked before, and has its order: from here on it is as any other."""
+        self = cls.__new__(cls)
+        self.name = name
+        self.started_s = ahead.ordered_s
+        self.crumbs, self._errors = ahead.crumbs, ahead.errors
+        self._process = ahead.process
+        self._told_to_end = False
+        self._starvation = Starvation(ahead.process.pid)
+        return self
 
     @property
     def pid(self) -> int:

@@ -62,6 +62,12 @@ def _completed(gpu: Gpu, told: Gpu | None) -> Gpu:
     return replace(gpu, pcie=slot, processes=tuple(processes))
 
 
+def root_of(environ: Mapping[str, str]) -> Path:
+    """Where the driver's kernel module is to be looked for, before `stand_in` has read what is played."""
+    name = environ.get(VARIABLE)
+    return Path("/") if name is None else Path(name) / _ROOT
+
+
 def stand_in(environ: Mapping[str, str]) -> StandIn | None:
     """None where the driver is this machine's own.
 
@@ -80,7 +86,7 @@ def stand_in(environ: Mapping[str, str]) -> StandIn | None:
             f"{VARIABLE}={name}: no fake driver is there ({why}); it is set by gpudoctor fake-driver, and only while "
             "that runs: unset it to read this machine"
         ) from None
-    return StandIn(node, folder / _ROOT)
+    return StandIn(node, root_of(environ))
 
 
 def write_stand_in(folder: Path, node: Node) -> None:

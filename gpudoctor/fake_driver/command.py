@@ -22,6 +22,8 @@ NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
+# longer than any deadline for a call; a driver that never answers is the fault driver-hang
+LONGEST_CALL_LATENCY_MS = 60_000
 
 
 def fake_driver(args: argparse.Namespace) -> int:
@@ -30,18 +32,33 @@ def fake_driver(args: argparse.Namespace) -> int:
     127: there is no such program, 126: it cannot be started, as shells have it. Raise UserError
     for a node that cannot be read, and where the library cannot be built.
     """
+    latency_ms = _call_latency_ms(args.call_latency)
     node = _node(args)
     with TemporaryDirectory(prefix="gpudoctor-fake-driver-") as name:
         private = Path(name)
         try:
             write_stand_in(private, node)
-            (private / "answers").write_bytes(answers_of(node))
+            (private / "answers").write_bytes(answers_of(node, latency_ms))
         except OSError as error:
             raise UserError(f"{private}: {error.strerror or error}") from None
         libraries = library_folder(branch_of(node), private, os.environ)
         struck = f" with {', '.join(node.source.faults)}" if node.source.faults else ""
         say(f"SIMULATED: {args.program[0]} sees the driver of {node.source.name}{struck}, not this machine's")
         return _run(args.program, _environment(os.environ, libraries, private))
+
+
+def _call_latency_ms(asked: str | None) -> float:
+    if asked is None:
+        return 0.0
+    try:
+        milliseconds = float(asked)
+    except ValueError:
+        milliseconds = -1.0
+    if not 0 <= milliseconds <= LONGEST_CALL_LATENCY_MS:
+        raise UserError(
+            f"--call-latency {asked[:40]}: a number of milliseconds from 0 to {LONGEST_CALL_LATENCY_MS} is wanted"
+        )
+    return milliseconds
 
 
 def _node(args: argparse.Namespace) -> Node:

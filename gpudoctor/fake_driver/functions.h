@@ -285,7 +285,7 @@ int nvmlDeviceGetFieldValues(void *device, int count, struct field *fields)
     for (place = 0; place < count; place++) {
         struct field *field = &fields[place];
         unsigned args[] = {field->id, field->scope};
-        field->code = asked(__func__, device, 2, args, &record);
+        field->code = answer(__func__, device_of(device), 2, args, &record); /* all of them in one call */
         field->timestamp = field->latency_us = 0;
         if (!field->code && record && record->size == 12) {
             memcpy(&field->type, record->bytes, 4);

@@ -5,6 +5,7 @@
  * function|device|argument|...; the code is NVML's return code, or -1 where the call never returns.
  * wait|function|device has milliseconds as its code: so long does the first such call of a process
  * hold the driver's lock, behind which all others queue; wait|device|N, the first handle of that device.
+ * latency|-1 has microseconds as its code: so long does every call take before it is answered.
  * The bytes are the struct, number or text as the caller wants it in memory. All knowledge of
  * what a GPU answers is in table.py; here is only how each function takes its arguments.
  * DRIVER is the branch (535): functions that came later are not in the library, as in a real one.
@@ -39,6 +40,7 @@ struct record {
 static struct record *records;
 static size_t record_count;
 static int has_waits;
+static int latency_us;
 static atomic_int started;
 static pthread_mutex_t driver_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -90,6 +92,8 @@ static void load(void)
         for (place = 0; place < record->size; place++)
             record->bytes[place] = (unsigned char)(nibble(hex[2 * place]) << 4 | nibble(hex[2 * place + 1]));
         has_waits |= !strncmp(record->key, "wait|", 5);
+        if (!strcmp(record->key, "latency|-1"))
+            latency_us = record->code;
         record_count++;
     }
 }
@@ -141,7 +145,7 @@ static int code_of(const struct record *record)
 
 /* Look up function|device and, with arguments, function|device|a|b|c. A record without arguments
  * that says no speaks for all arguments. */
-static int look(const char *name, int device, int count, const unsigned *args, const struct record **found)
+static int answer(const char *name, int device, int count, const unsigned *args, const struct record **found)
 {
     char key[KEY_SIZE];
     int length = snprintf(key, sizeof key, "%s|%d", name, device), place;
@@ -161,6 +165,24 @@ static int look(const char *name, int device, int count, const unsigned *args, c
     *found = NULL;
     record = find(key);
     return record ? code_of(record) : NOT_SUPPORTED;
+}
+
+/* The way to the driver and back. */
+static void travel(void)
+{
+    struct timespec left;
+    pthread_once(&once, load);
+    left.tv_sec = latency_us / 1000000;
+    left.tv_nsec = latency_us % 1000000 * 1000L;
+    while (latency_us && nanosleep(&left, &left) && errno == EINTR)
+        ;
+}
+
+/* One call: the table's answer to it, late by the latency. */
+static int look(const char *name, int device, int count, const unsigned *args, const struct record **found)
+{
+    travel();
+    return answer(name, device, count, args, found);
 }
 
 /* The device of a handle, or -2: a handle is the device's number in the table and 1. */
@@ -281,6 +303,7 @@ static int handle_by_text(const char *name, const char *text, void **out)
     size_t place;
     if (!atomic_load(&started))
         return UNINITIALIZED;
+    travel();
     if (!text || !out || snprintf(key, sizeof key, "%s|%s", name, text) >= KEY_SIZE)
         return INVALID_ARGUMENT;
     for (place = strlen(name); key[place]; place++)

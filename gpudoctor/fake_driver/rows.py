@@ -83,6 +83,11 @@ class Rows:
         """The first such call of a process holds the driver's lock for so long; `device`: the GPU's first handle."""
         self._put(f"wait|{function}", device, (), min(round(seconds * 1000), _LONGEST_WAIT_MS), b"")
 
+    def latency(self, milliseconds: float) -> None:
+        """How long every call takes before it is answered; 0 is not told: it answers at once."""
+        if milliseconds:
+            self._put("latency", SYSTEM, (), round(1000 * milliseconds), b"")
+
     def handle(self, function: str, text: Any, device: int) -> None:
         """The device that goes by this text; a text that no caller could ask for is left out."""
         key = f"{function}|{str(text).lower()}".encode("ascii", "replace")

@@ -23,7 +23,7 @@ _WORTH_PLAYING_S = 1.0
 _OTHER_NAMES = {"nvmlDeviceGetMemoryInfo": ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")}
 
 
-def answers_of(node: Node) -> bytes:
+def answers_of(node: Node, call_latency_ms: float = 0.0) -> bytes:
     """The table for the C library: see `Rows.written`. A call that did not return in the facts never does.
 
     The time that waking the GPUs took is shared out among them, and a slowest call of a second or more is
@@ -48,6 +48,7 @@ def answers_of(node: Node) -> bytes:
         tell_links(rows, gpu)
         _tell_instances(rows, gpu)
     _tell_pairs(rows, node)
+    rows.latency(call_latency_ms)
     return rows.written()
 
 

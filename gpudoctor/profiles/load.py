@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from gpudoctor.errors import UserError
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import Node
+from gpudoctor.profiles.packaged import packaged
 from gpudoctor.profiles.peers import compute_gpus, majority
 from gpudoctor.profiles.profile import NO_PROFILE, GpuModel, NodeProfile, Profile
 
-_FOLDER = Path(__file__).parent
 _VENDOR = re.compile(r"(nvidia\s+)?(.*)", re.IGNORECASE | re.DOTALL)
-
-
-class IndexEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A line of names.yaml: NVML names of a model, and the node kinds made of so many of it."""
-
-    names: tuple[str, ...]
-    nodes: dict[int, str] = {}
 
 
 def profile_for(node: Node, wanted: str | None = None) -> Profile:
@@ -53,14 +44,12 @@ def _is_file(name: str) -> bool:
 
 def profile_names() -> tuple[str, ...]:
     """Every packaged name that `--profile` takes: node kinds first, then GPU models."""
-    entries = [(key, entry) for family in _index().values() for key, entry in family.items()]
-    kinds = sorted(kind for _, entry in entries for kind in entry.nodes.values())
-    return (*kinds, *sorted(key for key, _ in entries))
+    return (*sorted(packaged().nodes), *sorted(packaged().models))
 
 
 def gpu_models() -> dict[str, GpuModel]:
     """Every packaged GPU model by its key."""
-    return {key: _model(key) for family in _index().values() for key in family}
+    return {key: _model(key) for key in packaged().models}
 
 
 @cache
@@ -72,12 +61,8 @@ def model_key(product_name: str, memory_mib: int | None = None) -> str | None:
     """
     vendorless = _VENDOR.fullmatch(product_name.strip())
     name = vendorless.group(2) if vendorless else product_name
-    found = [
-        key
-        for family in _index().values()
-        for key, entry in family.items()
-        if any(_matches(pattern, name) for pattern in entry.names)
-    ]
+    index = packaged().index
+    found = [key for key, entry in index.items() if any(_matches(pattern, name) for pattern in entry.names)]
     if len(found) > 1 and memory_mib is not None:
         fitting = [key for key in found if _fits(_model(key), memory_mib)]
         found = fitting or found
@@ -104,8 +89,8 @@ def _matched(node: Node) -> Profile:
         return NO_PROFILE
     model = _model(key)
     alike = all(k == key for k in keys)
-    kind = _entry_of(key).nodes.get(len(gpus)) if alike else None
-    candidate = _node_profile(kind) if kind else None
+    kind = packaged().index[key].nodes.get(len(gpus)) if alike else None
+    candidate = packaged().node(kind) if kind else None
     if candidate is None or _contradiction(node, candidate) is not None:
         return Profile(name=key, matched_by="GPU name", gpu=model)
     return Profile(name=candidate.name, matched_by="GPU name and count", node=candidate, gpu=model)
@@ -132,12 +117,11 @@ def _contradiction(node: Node, kind: NodeProfile) -> str | None:
 
 def _packaged(name: str) -> Profile:
     matched_by = "asked for by name"
-    for family in _index().values():
-        for key, entry in family.items():
-            if key == name:
-                return Profile(name=key, matched_by=matched_by, gpu=_model(key))
-            if name in entry.nodes.values():
-                return Profile(name=name, matched_by=matched_by, node=_node_profile(name), gpu=_model(key))
+    if name in packaged().models:
+        return Profile(name=name, matched_by=matched_by, gpu=_model(name))
+    if name in packaged().nodes:
+        node = packaged().node(name)
+        return Profile(name=name, matched_by=matched_by, node=node, gpu=_model(node.gpu))
     from difflib import get_close_matches
 
     close = get_close_matches(name[:100], profile_names(), n=3, cutoff=0.4)
@@ -165,10 +149,10 @@ def _from_file(path: Path) -> Profile:
         if own.gpu is None and own.node is None:
             raise file.error((), "says nothing: it needs a key `gpu` or `node`")
         gpu = own.gpu
-        if gpu is None and own.node is not None and _is_model(own.node.gpu):
+        if gpu is None and own.node is not None and own.node.gpu in packaged().models:
             gpu = own.node.gpu
         if isinstance(gpu, str):
-            if not _is_model(gpu):
+            if gpu not in packaged().models:
                 raise file.error(("gpu",), f"no model is called {gpu!r}; take a key such as h100-sxm")
             gpu = _model(gpu)
         elif gpu is not None:
@@ -188,44 +172,6 @@ def _is_expression(pattern: str) -> bool:
     return True
 
 
-def _is_model(key: str) -> bool:
-    return any(key in family for family in _index().values())
-
-
-@cache
-def _index() -> Mapping[str, Mapping[str, IndexEntry]]:
-    raw = _parse((_FOLDER / "names.yaml").read_text())
-    return msgspec.convert(raw, dict[str, dict[str, IndexEntry]], strict=False)
-
-
-def _entry_of(key: str) -> IndexEntry:
-    return next(family[key] for family in _index().values() if key in family)
-
-
 @cache
 def _model(key: str) -> GpuModel:
-    family = next(name for name, models in _index().items() if key in models)
-    return msgspec.convert({**_slice(family, "gpus", key), "patterns": _entry_of(key).names}, GpuModel)
-
-
-def _node_profile(name: str) -> NodeProfile:
-    family = next(
-        family for family, models in _index().items() if any(name in entry.nodes.values() for entry in models.values())
-    )
-    return msgspec.convert({**_slice(family, "nodes", name), "name": name}, NodeProfile)
-
-
-def _slice(family: str, section: str, key: str) -> dict[str, Any]:
-    """One entry of a family file, without parsing the others: a run needs two of eighty."""
-    text = (_FOLDER / f"{family}.yaml").read_text()
-    start = text.index(f"\n  {key}:\n", text.index(f"{section}:\n"))
-    end = re.compile(r"\n {0,2}\S|\Z").search(text, start + len(key) + 5)
-    entry: dict[str, Any] = _parse(text[start : end.start() if end else None])[key]
-    return entry
-
-
-def _parse(text: str) -> Any:
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load(text, Loader=loader)
+    return packaged().model(key)

@@ -38,6 +38,7 @@ from gpudoctor.facts.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.simulated import apply_faults, load_node
 from gpudoctor.plugins import all_checks
 from gpudoctor.probes.plain_order import HostCopies, LoopOrder, PlainFigures
+from gpudoctor.process.own_program import own_python
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.report import Report, SourceSummary
 from gpudoctor.report.report import Run as ReportRun
@@ -90,7 +91,7 @@ def test_the_plain_loops_run_on_a_cpu() -> None:
     pytest.importorskip("torch")
     order = msgspec.json.encode(LoopOrder((), "fp32", 128, 0.1)).decode()
     done = subprocess.run(
-        [sys.executable, "-m", "gpudoctor.probes.plain_loops", order], capture_output=True, check=True, timeout=120
+        own_python("gpudoctor.probes.plain_loops", "main", order), capture_output=True, check=True, timeout=120
     )
     figures = msgspec.json.decode(done.stdout, type=PlainFigures)
     assert len(figures.gemm_tflops) == len(figures.copy_gb_s) == 1

@@ -13,9 +13,8 @@ from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.node import Node
 from gpudoctor.profiles import load
 from gpudoctor.profiles.load import gpu_models, model_key, profile_for, profile_names
+from gpudoctor.profiles.packaged import DOCUMENT, FOLDER, IndexEntry, packaged, packaged_from_yaml
 from tests.checks.wired import ABSENT, on_gpus, on_pairs, simulated
-
-FOLDER = Path(load.__file__).parent
 
 
 def of(name: str, count: int = 1) -> Node:
@@ -50,8 +49,8 @@ def test_a_model_is_known_by_its_whole_name_in_any_case(product: str, key: str |
 
 
 def test_memory_decides_between_models_of_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    index = {"hopper": {k: load.IndexEntry(("Twin",)) for k in ("h100-sxm", "h200-sxm")}}
-    monkeypatch.setattr(load, "_index", lambda: index)
+    twins = {key: IndexEntry(("Twin",)) for key in ("h100-sxm", "h200-sxm")}
+    monkeypatch.setattr(load, "packaged", lambda: replace(packaged(), index=twins))
     uncached = model_key.__wrapped__
     assert uncached("NVIDIA Twin", 143771) == "h200-sxm"
     assert uncached("NVIDIA Twin", 81559) == "h100-sxm"
@@ -225,22 +224,21 @@ def test_a_name_too_long_for_a_file_is_no_profile() -> None:
         profile_for(Node(), "x" * 5000)
 
 
-def test_every_packaged_entry_is_valid_and_the_index_agrees_with_the_files() -> None:
-    names = set(profile_names())
-    models = gpu_models()
-    for family, entries in load._index().items():
-        whole = load._parse((FOLDER / f"{family}.yaml").read_text())
-        assert list(whole["gpus"]) == list(entries)
-        kinds = {name: (key, count) for key, e in entries.items() for count, name in e.nodes.items()}
-        assert set(kinds) == set(whole.get("nodes", {}))
-        for name, (key, count) in kinds.items():
-            kind = profile_for(Node(), name).node
-            assert kind is not None
-            assert (kind.gpu, kind.gpus, name in names) == (key, count, True)
-            assert load._slice(family, "nodes", name) == whole["nodes"][name]
-        for key in entries:
-            assert load._slice(family, "gpus", key) == whole["gpus"][key]
-    assert len(models) == 62
+def test_what_a_run_reads_is_what_the_yaml_files_say() -> None:
+    # after a change of the YAML files: write packaged_from_yaml() to gpudoctor/profiles/packaged.json
+    assert DOCUMENT.read_text(encoding="utf-8") == packaged_from_yaml()
+
+
+def test_every_packaged_entry_is_valid_and_the_index_names_every_kind_of_node() -> None:
+    kinds = {name: (key, count) for key, e in packaged().index.items() for count, name in e.nodes.items()}
+    assert set(kinds) == set(packaged().nodes)
+    assert sorted((*kinds, *packaged().index)) == sorted(profile_names())
+    for name, (key, count) in kinds.items():
+        kind = profile_for(Node(), name).node
+        assert kind is not None
+        assert (kind.name, kind.gpu, kind.gpus) == (name, key, count)
+    assert list(packaged().index) == list(gpu_models())
+    assert len(gpu_models()) == 62
 
 
 def test_every_number_judged_has_a_source_that_is_explained() -> None:

@@ -151,19 +151,22 @@ def test_a_signal_at_the_very_start_is_no_traceback_and_no_verdict(name: str, co
 
 JUDGING = """
 import os, signal, sys
-import gpudoctor.cli, gpudoctor.examine as examine
-real = examine.{at}
+import gpudoctor.cli, gpudoctor.{within} as within
+real = within.{at}
 def interrupted(*args, **options):
     os.kill(os.getpid(), signal.SIGTERM)
     return real(*args, **options)
-examine.{at} = interrupted
+within.{at} = interrupted
 sys.exit(gpudoctor.cli.main({argv!r}))
 """
 
 
-@pytest.mark.parametrize("at", ["all_checks", "load_config", "read_source", "judge"])
-def test_a_signal_at_any_later_point_gives_one_whole_document_that_says_so(at: str) -> None:
-    script = JUDGING.format(at=at, argv=[*QUICK, "--json"])
+@pytest.mark.parametrize(
+    ("within", "at"),
+    [("examine", "all_checks"), ("examine", "load_config"), ("examine", "read_source"), ("check_report", "judge")],
+)
+def test_a_signal_at_any_later_point_gives_one_whole_document_that_says_so(within: str, at: str) -> None:
+    script = JUDGING.format(within=within, at=at, argv=[*QUICK, "--json"])
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
     assert done.returncode == 128 + signal.SIGTERM
     document = json.loads(done.stdout)

@@ -54,6 +54,10 @@ def test_a_program_that_is_not_there_is_127_with_one_line_and_one_that_cannot_ru
         (["--", "true"], "wants --node"),
         (["--node", "no-such-node", "--", "true"], "no-such-node"),
         (["--node", "t4-cloud-4", "--fault", "no-such-fault", "--", "true"], "no-such-fault"),
+        *(
+            (["--node", "t4-cloud-4", f"--call-latency={value}", "--", "true"], f"--call-latency {value}: a number of")
+            for value in ("", "-1", "nan", "inf", "60001", "2ms", "1e999")
+        ),
     ],
 )
 def test_a_wrong_command_is_one_line_and_exit_2(environ: dict[str, str], arguments: list[str], words: str) -> None:

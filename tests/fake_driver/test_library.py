@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from gpudoctor.facts.gpu import Gpu, GpuProcess, MigInstance
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Driver, Node, Unanswered, to_json
 from gpudoctor.fake_driver.build import FLAGS, SOURCES, find_compiler
-from tests.fake_driver.conftest import Ask
+from tests.fake_driver.conftest import COMMAND, Ask
 
 CODES = """
 def code(call):
@@ -150,3 +151,24 @@ def _file(folder: Path, node: Node) -> str:
     file = folder / "node.json"
     file.write_bytes(to_json(replace(node, source=replace(node.source, name="made here"))))
     return str(file)
+
+
+def test_each_call_takes_the_latency_asked_for_and_many_fields_are_one_call(environ: dict[str, str]) -> None:
+    program = (
+        "import time, pynvml as N\n"
+        "def took(call, *args):\n"
+        "    began = time.monotonic()\n"
+        "    call(*args)\n"
+        "    return time.monotonic() - began\n"
+        "waits = [took(N.nvmlInit), took(N.nvmlDeviceGetCount), took(N.nvmlDeviceGetHandleByIndex, 0)]\n"
+        "gpu = N.nvmlDeviceGetHandleByIndex(0)\n"
+        "waits.append(took(N.nvmlDeviceGetName, gpu))\n"
+        "fields = [N.NVML_FI_DEV_ECC_CURRENT, N.NVML_FI_DEV_MEMORY_TEMP] * 10\n"
+        "many = took(N.nvmlDeviceGetFieldValues, gpu, fields)\n"
+        "assert all(wait >= 0.05 for wait in [*waits, many]), waits\n"
+        "apart = sum(took(N.nvmlDeviceGetFieldValues, gpu, [field]) for field in fields)\n"
+        "assert many < apart, 'many fields are one call'\n"
+    )
+    command = [*COMMAND, "--node", "hgx-h100-8", "--call-latency", "50", "--", sys.executable, "-c", program]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
