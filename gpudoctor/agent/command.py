@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from gpudoctor.agent.leftovers import adopt_orphans
 from gpudoctor.agent.quick_run import environment
 from gpudoctor.agent.state import StateDirectory, Subject, default_directory
 from gpudoctor.errors import UserError
-from gpudoctor.exits import printable, say
+from gpudoctor.exits import FAILED, OK, UNKNOWN, printable, say, write_stdout
 from gpudoctor.facts.node import Source
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.report.report import SourceSummary
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from gpudoctor.agent.rounds import Plan, Rounds
 
 _ASK_S = 60.0
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_EXIT_OF = {"pass": OK, "warn": OK, "fail": FAILED, "unknown": UNKNOWN}
 _JITTER_SHARE, _JITTER_MAX_S = 0.1, 60.0
 
 
@@ -36,21 +38,23 @@ class _Facts(msgspec.Struct):
 
 
 def agent(args: argparse.Namespace) -> int:
-    """Run until SIGINT, SIGTERM or SIGHUP; give 128 + its number. Raise UserError where it cannot start."""
+    """Run until SIGINT, SIGTERM or SIGHUP; give 128 + its number. Raise UserError where it cannot start.
+
+    `args.once`: run one check as the agent would, keep its state, write how the node stands, and give the exit
+    code of that; nothing listens.
+    """
+    if args.once:
+        return _once(args)
     from gpudoctor.agent.metrics import AgentMetrics  # says where prometheus-client is missing, before all else
 
     where = address_of(args.listen)
     token = token_of(args.token_file, os.environ, where)
     with ExitStack() as kept:
         listener = kept.enter_context(listening_socket(where))
-        plan = _plan(args)
-        subject = Subject(plan.host, _utf8(args.node), tuple(_utf8(fault) or "" for fault in args.fault))
-        state = StateDirectory(args.state or default_directory(os.environ), subject)
-        kept.callback(state.close)
+        rounds = _rounds(args, kept)
+        plan = rounds.plan
         from gpudoctor.agent.answers import Answers
-        from gpudoctor.agent.rounds import Rounds
 
-        rounds = Rounds(plan, state)
         answers = Answers(Gate(token, where.host), AgentMetrics(rounds.tell), rounds.look)
         adopt_orphans()
         url = url_of(where.host, listener.getsockname()[1])
@@ -60,6 +64,48 @@ def agent(args: argparse.Namespace) -> int:
         import asyncio
 
         return asyncio.run(_serve(listener, answers, rounds))
+
+
+def _once(args: argparse.Namespace) -> int:
+    with ExitStack() as kept:
+        rounds = _rounds(args, kept)
+        adopt_orphans()
+        import asyncio
+
+        ended_by = asyncio.run(_until_signal(rounds.once()))
+    if ended_by is not None:
+        return 128 + ended_by
+    standing, mark = rounds.look()
+    write_stdout(f"{mark}{printable(standing.line)}\n")
+    return _EXIT_OF[standing.verdict]
+
+
+def _rounds(args: argparse.Namespace, kept: ExitStack) -> Rounds:
+    plan = _plan(args)
+    subject = Subject(plan.host, _utf8(args.node), tuple(_utf8(fault) or "" for fault in args.fault))
+    state = StateDirectory(args.state or default_directory(os.environ), subject)
+    kept.callback(state.close)
+    from gpudoctor.agent.rounds import Rounds
+
+    return Rounds(plan, state)
+
+
+async def _until_signal(work: Coroutine[None, None, None]) -> int | None:
+    """Let it run to its end; the number of the signal that ended it before, else None."""
+    import asyncio
+
+    task = asyncio.ensure_future(work)
+    came: list[int] = []
+
+    def end(number: int) -> None:
+        came.append(number)
+        task.cancel()
+
+    for number in _ENDING:
+        asyncio.get_running_loop().add_signal_handler(number, end, number)
+    with suppress(asyncio.CancelledError):
+        await task
+    return came[0] if came else None
 
 
 async def _serve(listener: socket.socket, answers: Answers, rounds: Rounds) -> int:
@@ -74,7 +120,7 @@ async def _serve(listener: socket.socket, answers: Answers, rounds: Rounds) -> i
         if not ended.done():
             ended.set_result(128 + number)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _ENDING:
         loop.add_signal_handler(number, end, number)
     server = Listener(answers.to)
     await server.start(listener)

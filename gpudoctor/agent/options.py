@@ -19,6 +19,11 @@ def add_agent_options(parser: argparse.ArgumentParser) -> None:
         "--interval", type=_interval, default=600.0, metavar="SECONDS", help="between starts of runs: 1 to 86400 (600)"
     )
     parser.add_argument(
+        "--once",
+        action="store_true",
+        help="run one check now as the agent does, write how the node stands, and end: 0 healthy, 1 fail, 3 unknown",
+    )
+    parser.add_argument(
         "--listen",
         default=DEFAULT_LISTEN,
         metavar="HOST:PORT",

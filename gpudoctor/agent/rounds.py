@@ -49,7 +49,7 @@ class Rounds:
     """The agent's one job. `run` never returns; cancelled, it leaves no process behind."""
 
     def __init__(self, plan: Plan, state: StateDirectory) -> None:
-        self._plan = plan
+        self.plan = plan
         self._state = state
         self._last: Last | None = state.load()
         self._runs = {"report": 0, "none": 0}
@@ -58,7 +58,7 @@ class Rounds:
 
     def look(self) -> tuple[Standing, str]:
         """How the node stands now, and what is to be said before it."""
-        plan = self._plan
+        plan = self.plan
         found = standing(
             self._last, now(), interval_s=plan.interval_s, deadline_s=plan.deadline_s, strikes=plan.strikes
         )
@@ -66,22 +66,27 @@ class Rounds:
 
     def tell(self) -> Telling:
         """For the metrics."""
-        simulated = self._plan.source.kind == "simulated"
-        return Telling(self.look()[0], self._plan.interval_s, dict(self._runs), self._state_kept, simulated)
+        simulated = self.plan.source.kind == "simulated"
+        return Telling(self.look()[0], self.plan.interval_s, dict(self._runs), self._state_kept, simulated)
+
+    async def once(self) -> None:
+        """Run the check one time, now."""
+        began = now()
+        self._take(await self._outcome(), began, now(), quiet=True)
 
     async def run(self) -> None:
-        due_s = first_due_s(self._last, now(), self._plan.interval_s, random.uniform(0.0, self._plan.jitter_s))
+        due_s = first_due_s(self._last, now(), self.plan.interval_s, random.uniform(0.0, self.plan.jitter_s))
         while True:
             await _sleep_until(due_s)
             began = now()
             outcome = await self._outcome()
             self._take(outcome, began, now())
-            due_s = next_due_s(due_s, now().since_boot_s, self._plan.interval_s)
+            due_s = next_due_s(due_s, now().since_boot_s, self.plan.interval_s)
 
-    def _take(self, outcome: Report | str, began: Moment, ended: Moment) -> None:
+    def _take(self, outcome: Report | str, began: Moment, ended: Moment, *, quiet: bool = False) -> None:
         if isinstance(outcome, str):
             self._runs["none"] += 1
-            report = no_report(outcome, began, ended, self._plan.host, self._plan.source)
+            report = no_report(outcome, began, ended, self.plan.host, self.plan.source)
         else:
             self._runs["report"] += 1
             report = outcome
@@ -89,8 +94,8 @@ class Rounds:
         self._last = Last(began, ended, report, strikes)
         self._state_kept = self._state.save(self._last)
         line = report.reason if report.error is None else f"UNKNOWN {report.error}"
-        if line != self._said:  # a log that says the same each time is not read
-            say(f"{self._plan.mark}{line}")
+        if line != self._said and not quiet:  # a log that says the same each time is not read
+            say(f"{self.plan.mark}{line}")
         self._said = line
 
     async def _outcome(self) -> Report | str:
@@ -102,11 +107,11 @@ class Rounds:
                 "nothing is started beside it"
             )
         try:
-            run = QuickRun(self._plan.command, os.environ)
+            run = QuickRun(self.plan.command, os.environ)
         except OSError as error:
             return f"the check cannot be started: {error.strerror or error}"
         try:
-            if not await _over_within(run, self._plan.deadline_s):
+            if not await _over_within(run, self.plan.deadline_s):
                 return await self._ended(run)
         except asyncio.CancelledError:
             _end_now(run)
@@ -122,7 +127,7 @@ class Rounds:
         run.end_softly()
         if not await _over_within(run, SOFT_S):
             run.end_hard()
-        late = f"the check did not end in {self._plan.deadline_s:g} s"
+        late = f"the check did not end in {self.plan.deadline_s:g} s"
         if not await _over_within(run, HARD_S):
             run.abandon()
             return f"{late}, and its process {run.pid} cannot be killed: it waits in the kernel, for the driver"

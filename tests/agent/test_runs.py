@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from gpudoctor.report.json import render_json
 from gpudoctor.report.judge import judge
 from gpudoctor.report.prometheus import families
 from gpudoctor.report.report import Report, SourceSummary
-from tests.agent.running import DEADLINE_S, wait_for
+from tests.agent.running import DEADLINE_S, FAULTY, command, environ, wait_for
 from tests.conftest import ROOT
 
 HEALTHY = judge(load_node("hgx-h100-8", {}))
@@ -306,3 +307,41 @@ def test_of_several_numbers_about_one_part_the_worst_is_told() -> None:
     report = msgspec.structs.replace(HEALTHY, checks=(result,))
     [values] = [family for family in families(report) if family.name == "gpudoctor_check_value"]
     assert [value for _, value in values.samples] == [7]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [(("--node", "hgx-h100-8"), 0, "SIMULATED PASS"), (FAULTY, 1, "SIMULATED FAIL pcie.link-width GPU 5")],
+    ids=["healthy", "faulty"],
+)
+def test_once_runs_one_check_keeps_its_state_says_how_the_node_stands_and_ends(
+    tmp_path: Path, options: tuple[str, ...], code: int, said: str
+) -> None:
+    done = subprocess.run(
+        command("--once", *options),
+        env=environ(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (code, "")
+    assert done.stdout.startswith(said)
+    assert done.stdout.count("\n") == 1
+    kept = json.loads((tmp_path / "state" / "gpudoctor" / "agent.json").read_text())
+    assert kept["last"]["report"]["exit_code"] == code
+
+
+def test_once_that_is_told_to_end_leaves_no_check_behind(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("--once", "--node", "hgx-h100-8", "--deadline", "60"),
+        env=environ(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    it = psutil.Process(process.pid)
+    children = wait_for(lambda: it.children(recursive=True), process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=DEADLINE_S)
+    assert process.returncode in (143, 0)
+    wait_for(lambda: not any(child.is_running() for child in children))
