@@ -33,9 +33,7 @@ _OWN_PLACES = (
 )
 _IN_PATH = r"[\w.~@%+=:-]"
 _PATH = re.compile(rf"(?<![\w./])/(?!{_OWN_PLACES})[\w~@%+-][\w.~@%+-]*(?:/{_IN_PATH}+)+/?")
-_SHORT_PATH = re.compile(
-    r"(?<![\w./])/(?:home|Users|root|scratch|data|mnt|work|workspace|lustre|gpfs|fsx)/[\w.~@%+-]+"
-)
+_SHORT_PATH = re.compile(r"(?<![\w./])/(?:home|Users|root|scratch|data|mnt|work|workspace|lustre|gpfs|fsx)/[\w.~@%+-]+")
 _CGROUP = re.compile(r"(/sys/fs/cgroup/)(?:[^\s/]+/)+([\w.]+)")
 _FILE_ENDINGS = (
     "py|sh|json|jsonl|yaml|yml|toml|ini|cfg|conf|txt|log|csv|tsv|parquet|arrow|pt|pth|bin|ckpt|safetensors|npz|npy|h5|"
