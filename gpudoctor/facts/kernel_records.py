@@ -43,11 +43,12 @@ _DECODED = re.compile(
     r"(?:emerg|alert|crit|err|warn|notice|info|debug) *: "
 )
 _HOST = r"[^\s:;,'\"\[\]{}()]{1,253}"
+_STRUCTURED = r"\[[\w@.-]{1,64}(?: [\w@.-]{1,64}=\"[^\"\]\\]{0,200}\"){0,20}\]"
 _KERNEL_TAG = re.compile(
     rf"(?:{_HOST} )?(?:kern\.\w{{3,7}} )?(?:(?:imklog|rsyslogd?|syslogd|syslog-ng)\[\d{{1,10}}\]: )?"
     # RFC 5424 behind the host: program, process, message id, structured data (syslog-ng writes some by itself)
     r"(?:kernel(?:\[\d{1,10}\])?:(?: |(?=\[))"
-    r"|kernel (?:-|\d{1,10}) (?:-|[!-~]{1,32}) (?:-|(?:\[[\w@.-]{1,64}(?: [\w@.-]{1,64}=\"[^\"\]\\]{0,200}\"){0,20}\]){1,5}) )"
+    rf"|kernel (?:-|\d{{1,10}}) (?:-|[!-~]{{1,32}}) (?:-|(?:{_STRUCTURED}){{1,5}}) )"
 )
 _PROGRAM_TAG = re.compile(rf"{_HOST} [\w./@-]{{1,64}}(?P<pid>\[\d{{1,10}}\])?: ")
 _STAMP_BEGIN = rf"\[ *\+?\d{{1,10}}\.\d|\[[A-Z][a-z]{{2}} ?\w|{_ISO} |[A-Z][a-z]{{2}} [ \d]?\d \d\d:"
