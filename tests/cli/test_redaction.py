@@ -192,7 +192,7 @@ def test_what_an_xid_says_behind_the_name_of_a_process_is_judged_the_same(said: 
     assert name == "<unknown>" or f"name={name}" not in to_json(hidden).decode()
 
     def xids(of: Node) -> list[str | None]:
-        return [finding.found.text for check in judge(of).checks if check.id == "gpu.xid" for finding in check.findings]
+        return [str(finding.found) for check in judge(of).checks if check.id == "gpu.xid" for finding in check.findings]
 
     assert xids(hidden) == xids(node)
 
