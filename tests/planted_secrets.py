@@ -1,4 +1,4 @@
-"""Sixty secrets of different shapes, and how texts of drivers, kernels and programs hold them."""
+"""Seventy-five secrets of different shapes, and how texts of drivers, kernels and programs hold them."""
 
 from __future__ import annotations
 
@@ -64,4 +64,19 @@ SECRETS = {
     "GPU-deadbeef-28ae-d2a6-abf7-158809cf4f3d": "GPU {}",
     "MIG-feedbeef-28ae-d2a6-abf7-158809cf4f3e": "instance {}",
     "nfs.lab-example.edu:/exports/amelie": "mount {}",
+    "/proc/4711/root/home/carla": "{} is gone",
+    "/usr/lib/../../home/dora": "{} is gone",
+    "/etc/../exports-of-emil/x": "{} is gone",
+    "//filer7/projects/amelie": "mount {}",
+    "train_of_amelie.py": 'File "{}", line 3, in main',
+    "peer-of-amelie": "NCCL WARN socketProgress: Connection closed by remote peer {}<43211>",
+    "a100-node-042": "connect to {}:2379 failed",
+    "hf_AbCdEfGhIjKlMnOp": "asked with {}",
+    "ghp_AbCdEfGhIjKlMnOp1234": "asked with {}",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhIn0.c2ln": "asked with {}",
+    "hunter2-of-amelie": "WANDB_API_KEY={} was refused",
+    "hunter3-of-amelie": "password: {}",
+    "hunter4-of-amelie": "Authorization: Bearer {}",
+    "MT2012X01234": "SN: {}",
+    "4e2a9c81d0e4": "docker-{} died",
 }

@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import os
 import socket
+import time
 from typing import Literal, TypeVar
 
 import msgspec
@@ -67,9 +68,17 @@ class Line:
             self._sent += 1
         self.socket.sendall(text + b"\n")
 
-    def one(self) -> bytes:
-        """Wait for one line, and leave those behind it for `take`. Raise OSError, and LineError at the end."""
+    def one(self, limit_s: float) -> bytes:
+        """Wait for one line, however slowly it comes, and leave those behind it for `take`.
+
+        Raise OSError, also if it is not there within the limit, and LineError at the end.
+        """
+        until_s = time.monotonic() + limit_s
         while True:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("no message came in time")
+            self.socket.settimeout(left_s)
             lines = self.take()
             if lines is None:
                 raise LineError("the connection ended")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 import resource
 import selectors
@@ -182,8 +183,10 @@ class Hub:
     def _accept(self) -> None:
         try:
             connection, _ = self._door.accept()
-        except OSError:
-            return  # gone before it was let in
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE) and self._unproved:
+                self._hang_up_on(next(iter(self._unproved)))  # strangers hold all that this process may open
+            return  # else it was gone before it was let in
         if len(self._unproved) >= _UNPROVED_MAX:
             self._hang_up_on(next(iter(self._unproved)))  # a member of ours comes again, and proves itself at once
         connection.settimeout(self._silence_s)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
+from gpudoctor.cluster.channel import new_secret
 from gpudoctor.cluster.place import JobPlace
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
@@ -18,6 +19,7 @@ from gpudoctor.http_callers import is_loopback
 TOKEN_VARIABLE = "GPUDOCTOR_CLUSTER_TOKEN"
 # 64 bits where it is random: it can be tried out offline by who has seen one connection
 _LENGTH_MIN = 16
+_LENGTH_MAX = 1024  # all of it has to fit into a pipe that nobody reads yet
 _BYTES_MAX = 4096
 _ADVICE = "openssl rand -hex 16 makes one"
 
@@ -37,13 +39,16 @@ def given_token(args: argparse.Namespace, environ: MutableMapping[str, str]) -> 
 
 
 def token_for(place: JobPlace, given: str | None, *, insecure: bool) -> str:
-    """The token of the job that an engine started; derived from the job's name where nobody gave one.
+    """The token of the job that an engine started; made, or derived from the job's name, where nobody gave one.
 
-    Who knows the name of the job can derive it too. That keeps jobs on one machine apart and no more, so it
-    is refused where they meet over a network, if not `insecure`. Raise UserError.
+    On a single node the process that leads hands it to its only member, so it is random. Else who knows the name of
+    the job can derive it too. That keeps jobs on one machine apart and no more, so it is refused where they meet over
+    a network, if not `insecure`. Raise UserError.
     """
     if given is not None:
         return given
+    if place.nodes == 1:
+        return new_secret()
     if not insecure and not meets_on_loopback(place):
         raise UserError(
             f"this job has no token, and anybody who reaches {place.host or 'its first node'} could pose as one of its "
@@ -73,9 +78,10 @@ def token_pipe(token: str) -> Iterator[int]:
 
 
 def _checked(token: str, where: str) -> str:
-    if not re.fullmatch(rf"[!-~]{{{_LENGTH_MIN},}}", token):
+    if not re.fullmatch(rf"[!-~]{{{_LENGTH_MIN},{_LENGTH_MAX}}}", token):
         raise UserError(
-            f"{printable(where)}: a token of at least {_LENGTH_MIN} characters is wanted, without blanks ({_ADVICE})"
+            f"{printable(where)}: a token of at least {_LENGTH_MIN} characters, and {_LENGTH_MAX} at most, is wanted, "
+            f"without blanks ({_ADVICE})"
         )
     return token
 

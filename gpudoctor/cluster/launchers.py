@@ -73,7 +73,8 @@ def launch_with(launcher: Launcher, args: argparse.Namespace, environment: Mappi
     raise UserError(
         "gpudoctor starts no pods itself: start one a node, with kubectl apply -f contrib/kubernetes/, and read their "
         "reports with gpudoctor cluster report; pods of an Indexed Job or of a PyTorchJob that run "
-        "gpudoctor cluster rank -N NODES, with MASTER_ADDR the first pod, measure between nodes too"
+        "gpudoctor cluster rank -N NODES, with MASTER_ADDR the first pod, measure between nodes too; give all of them "
+        f"one {TOKEN_VARIABLE}, from a Secret"
     )
 
 
@@ -128,7 +129,7 @@ def _mpi(args: argparse.Namespace, environment: Mapping[str, str]) -> Launch:
     if isinstance(version, Missing) or "Open MPI" not in version.stdout:
         raise UserError(
             "this mpirun is not Open MPI's: start gpudoctor cluster rank with it yourself, one process a node, "
-            "with RANK, WORLD_SIZE and MASTER_ADDR set"
+            f"with RANK, WORLD_SIZE and MASTER_ADDR set, and {TOKEN_VARIABLE} the same for all"
         )
     names, where = _mpi_hosts(args, environment)
     nodes = args.nodes or len(names)

@@ -14,6 +14,7 @@ from typing import IO
 import msgspec
 
 from gpudoctor.cluster.channel import (
+    GUEST_LINE_BYTES,
     MAX_LINE_BYTES,
     Line,
     LineError,
@@ -182,15 +183,16 @@ class Member:
         connection = None
         try:
             connection = socket.create_connection(address, _TRY_S)
-            line = Line(connection)
-            challenge = decoded(line.one(), Challenge)
+            line = Line(connection, GUEST_LINE_BYTES)
+            challenge = decoded(line.one(_TRY_S), Challenge)
             hello = hello_of(token, challenge, self._hostname, index)
             line.send(hello)
             line.sign("member", token, challenge.nonce, hello.nonce)
-            welcome = decoded(line.one(), Welcome)
+            welcome = decoded(line.one(_TRY_S), Welcome)
+            line.most_bytes = MAX_LINE_BYTES
             notice_silence(connection, welcome.silence_s)
             connection.settimeout(None)
-        except (OSError, LineError):
+        except (OSError, LineError, UnicodeError):  # the last: what IDNA calls no host name
             if connection is not None:
                 connection.close()
             return None  # not there yet, another job's, or somebody who does not know the token

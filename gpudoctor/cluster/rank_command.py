@@ -9,6 +9,8 @@ import socket
 import subprocess
 from collections.abc import Callable
 
+import msgspec
+
 from gpudoctor.cluster.check_options import passed_on
 from gpudoctor.cluster.hub import Hub
 from gpudoctor.cluster.job_token import given_token, meets_on_loopback, token_for, token_pipe
@@ -45,15 +47,16 @@ def cluster_rank(args: argparse.Namespace) -> int:
             )
         if place.local != 0:
             return OK  # the first process of the node starts its ranks, one a GPU
+        if args.meet is not None:
+            place = msgspec.structs.replace(place, host=args.meet)
         token = token_for(place, given, insecure=args.insecure)
         if place.leads:
             return _lead(args, place, token, derived=given is None)
-        host = args.meet or place.host
-        if host is None:
+        if place.host is None:
             raise UserError(
                 f"{place.engine} does not tell where the first process runs: give --meet HOST to all of them"
             )
-        return _serve(args, [(host, port) for port in place.ports], token, place.node)
+        return _serve(args, [(place.host, port) for port in place.ports], token, place.node)
     except UserError as error:
         if place is not None and not place.leads:
             raise

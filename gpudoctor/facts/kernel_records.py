@@ -43,9 +43,12 @@ _DECODED = re.compile(
     r"(?:emerg|alert|crit|err|warn|notice|info|debug) *: "
 )
 _HOST = r"[^\s:;,'\"\[\]{}()]{1,253}"
+_STRUCTURED = r"\[[\w@.-]{1,64}(?: [\w@.-]{1,64}=\"[^\"\]\\]{0,200}\"){0,20}\]"
 _KERNEL_TAG = re.compile(
     rf"(?:{_HOST} )?(?:kern\.\w{{3,7}} )?(?:(?:imklog|rsyslogd?|syslogd|syslog-ng)\[\d{{1,10}}\]: )?"
-    r"(?:kernel(?:\[\d{1,10}\])?:(?: |(?=\[))|kernel(?: -){3} )"
+    # RFC 5424 behind the host: program, process, message id, structured data (syslog-ng writes some by itself)
+    r"(?:kernel(?:\[\d{1,10}\])?:(?: |(?=\[))"
+    rf"|kernel (?:-|\d{{1,10}}) (?:-|[!-~]{{1,32}}) (?:-|(?:{_STRUCTURED}){{1,5}}) )"
 )
 _PROGRAM_TAG = re.compile(rf"{_HOST} [\w./@-]{{1,64}}(?P<pid>\[\d{{1,10}}\])?: ")
 _STAMP_BEGIN = rf"\[ *\+?\d{{1,10}}\.\d|\[[A-Z][a-z]{{2}} ?\w|{_ISO} |[A-Z][a-z]{{2}} [ \d]?\d \d\d:"
@@ -60,6 +63,7 @@ _WRAPPINGS = re.compile(
     rf"|[\w.-]{{1,64}}: (?={_STAMP_BEGIN})"  # clush, pdsh
 )
 _MOST_WRAPPINGS = 3
+_COLOURS = re.compile(r"\x1b\[[0-9;]{0,20}[mK]")  # dmesg --color=always
 _BYTES = '"MESSAGE":['  # journalctl -o json, where not all of a message is printable
 
 
@@ -96,7 +100,8 @@ def text_records(lines: Iterable[str], wanted: re.Pattern[str], from_kernel: boo
     """
     place = _Place()
     passed: list[str] = []  # no need to look at them before a line comes that may go on with one of them
-    for raw in lines:
+    for coloured in lines:
+        raw = _COLOURS.sub("", coloured) if "\x1b" in coloured else coloured
         if not wanted.search(raw) and _BYTES not in raw:
             passed.append(raw)
             continue

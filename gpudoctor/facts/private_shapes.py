@@ -26,13 +26,17 @@ _TOP = (
 )
 # where a distribution, the kernel and NVIDIA put things; any other place is somebody's
 _OWN_PLACES = (
-    r"usr/(?:bin|sbin|lib|lib32|lib64|libexec|share|include|src)/|usr/local/cuda(?:-[\d.]+)?(?![\w.-])|etc/|proc/|sys/|"
+    r"usr/(?:bin|sbin|lib|lib32|lib64|libexec|share|include|src)/|usr/local/cuda(?:-[\d.]+)?(?![\w.-])|etc/|sys/|"
+    r"proc/(?!(?:\d{1,10}|self|thread-self)/(?:root|cwd|fd|map_files|task)/)|"
     r"dev/(?!shm/|mapper/|disk/|hugepages/|mqueue/)|lib/|lib64/|bin/|sbin/|boot/|"
     r"run/(?:nvidia[\w-]*|systemd|udev|mount|lock)/|"
     r"var/log/(?:messages|syslog|kern\.log|dmesg|fabricmanager\.log|nvidia[\w.-]*)(?![\w./-])"
 )
 _IN_PATH = r"[\w.~@%+=:-]"
-_PATH = re.compile(rf"(?<![\w./])/(?!{_OWN_PLACES})[\w~@%+-][\w.~@%+-]*(?:/{_IN_PATH}+)+/?")
+# no place that a path leaves again by "..", and none below another process's root, is the distribution's
+_PATH = re.compile(
+    rf"(?<![\w./])/(?!(?:{_OWN_PLACES})(?!(?:\S{{0,300}}/)?\.\./))[\w~@%+-][\w.~@%+-]*(?:/{_IN_PATH}+)+/?"
+)
 _SHORT_PATH = re.compile(r"(?<![\w./])/(?:home|Users|root|scratch|data|mnt|work|workspace|lustre|gpfs|fsx)/[\w.~@%+-]+")
 _CGROUP = re.compile(r"(/sys/fs/cgroup/)(?:[^\s/]+/)+([\w.]+)")
 _FILE_ENDINGS = (
@@ -40,7 +44,11 @@ _FILE_ENDINGS = (
     "tar|gz|zip|zst|sif|sqsh|img|ipynb|sbatch|slurm|xml"
 )
 _LIBRARY = re.compile(r".*/(lib[\w+-]+\.so[\d.]*)")
-_TAIL_OF_XID = r"(?:Ch|channel|intr|engine|ESR|GPC|Graphics|MMU|MemErr|errorString|Class Error|Illegal|Out Of Range)\b"
+# how the driver goes on behind the name of a process; what is judged must not be lost with the name
+_TAIL_OF_XID = (
+    r"(?:Ch|channel|intr|engine|ESR|GPC|Graphics|MMU|MemErr|errorString|Class Error|Illegal|Out Of Range|"
+    r"GPU (?:has fallen|recovery action)|[A-Z][A-Z_]{2,20} (?:Non-?)?[Ff]atal|(?:Non-?)?[Ff]atal)\b"
+)
 
 
 def _of_path(match: re.Match[str]) -> str:
@@ -60,13 +68,22 @@ def _of_name(match: re.Match[str]) -> str:
 # in this order: what holds a host or a path is taken before the host or the path alone
 _SHAPES: tuple[tuple[re.Pattern[str], Replacement], ...] = (
     (re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{1,20})://([^\s'\"<>,;)]+)"), _of_url),
+    # what the word before it calls a secret, and tokens that have their kind in front
+    (re.compile(r"(?i)\b([\w-]{0,40}(?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key|credential)s?[\"']?"
+                r"\s{0,4}[=:]\s{0,4}[\"']?)[^\s\"',;)]{4,}"), rf"\1{REDACTED}"),
+    (re.compile(r"(?i)\b(bearer|basic) [\w.~+/=-]{8,}"), rf"\1 {REDACTED}"),
+    (re.compile(r"(?<![\w-])(?:gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox[bp]-|AKIA)[\w-]{12,}"), REDACTED),
+    (re.compile(r"(?<![\w-])eyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*"), REDACTED),
+    (re.compile(r"\b(File \"?)[^\"\n,]{1,300}\.py\b(?=\"?, line)"), rf"\1{REDACTED}"),  # of a traceback
     (re.compile(r"\b(pid=)('[^']*'|\d+)"), rf"\1{REDACTED}"),
     # a name may hold commas: it ends where the driver's own words go on, else with the line
-    (re.compile(rf"\b((?:name|comm|exe|cmdline|cmd|task|user)=)(?:[^\n]*(?=, {_TAIL_OF_XID})|[^\n]*)"),
+    (re.compile(rf"\b((?:name|comm|exe|cmdline|cmd|task|user)=)(?!<unknown>)(?:[^\n]*(?=, {_TAIL_OF_XID})|[^\n]*)"),
      rf"\1{REDACTED}"),
     (re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)*"), REDACTED),
-    (re.compile(r"(?i)\b(serial(?:[ _-]?(?:number|no))?|s/n|board[ _]?id)(\.?\s*[:=#]?\s*)(?=[\w-]*\d)[\w-]{4,}"),
+    (re.compile(r"(?i)\b(serial(?:[ _-]?(?:number|no))?|s/n|sn(?=\s?[:=#])|board[ _]?id)"
+                r"(\.?\s*[:=#]?\s*)(?=[\w-]*\d)[\w-]{4,}"),
      rf"\1\2{REDACTED}"),
+    (re.compile(rf"(?<![\w./:])//[\w.-]+(?:/{_IN_PATH}+)+"), REDACTED),  # a share of a file server
     (_CGROUP, rf"\1{REDACTED}/\2"),
     (re.compile(r"(?<![\w./~])~[A-Za-z_]?[\w.-]*(?:/[\w.~@%+=-]+)*(?<!~)"), REDACTED),
     (_PATH, _of_path),
@@ -78,7 +95,8 @@ _SHAPES: tuple[tuple[re.Pattern[str], Replacement], ...] = (
      REDACTED),
     # ids of containers, machines, boots and images: 64, 40 or 32 digits, or the first 12
     (re.compile(r"(?<![0-9A-Za-z])(?:[0-9a-f]{64}|[0-9a-f]{40}|[0-9a-f]{32})(?![0-9A-Za-z])"), REDACTED),
-    (re.compile(r"(?<![0-9A-Za-z:.-])(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{12}(?![0-9A-Za-z:-])"), REDACTED),
+    (re.compile(r"(?:(?<![0-9A-Za-z:.-])|(?<=docker-)|(?<=crio-)|(?<=containerd-))"
+                r"(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{12}(?![0-9A-Za-z:-])"), REDACTED),
     # GUIDs of InfiniBand; a mask of reasons has leading zeros
     (re.compile(r"(?<![0-9A-Za-z])(0x)?(?!0000)[0-9a-fA-F]{16}(?![0-9A-Za-z])"), rf"\1{REDACTED}"),
     # hardware addresses with colons, dashes or dots; GUIDs in four groups
@@ -89,6 +107,10 @@ _SHAPES: tuple[tuple[re.Pattern[str], Replacement], ...] = (
     (re.compile(rf"(?<![\w:.])(?:{_GROUPS}{{7}}|{_GROUPS}{{0,6}}::(?:{_GROUPS}{{0,6}})?)(?![\w:.])"), "0.0.0.0"),
     (re.compile(rf"(?<![\d.]){_OCTET}(?:\.{_OCTET}){{3}}(?!\.?\d)"), "0.0.0.0"),
     (re.compile(rf"(?i)(?<![\w./-])(?:[a-z0-9-]{{1,63}}\.){{1,8}}(?:{_TOP})(?![\w-]|\.\w)"), _of_name),
+    # a host with its port, as NCCL and as everybody else writes it
+    (re.compile(r"(?<![\w./-])[A-Za-z][\w.-]{0,254}(?=<\d{2,5}>)"), REDACTED),
+    (re.compile(r"(?<![\w./-])(?!(?i:gpu|rank|cuda|nvidia|sm_?)\d+:)[A-Za-z][A-Za-z0-9-]{0,62}\d(?=:\d{4,5}(?![\w.:]))"),
+     REDACTED),
 )  # fmt: skip
 
 

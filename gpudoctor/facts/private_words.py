@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 
 from gpudoctor.facts.gpu import system_program
+from gpudoctor.facts.kernel_messages import HARD_WORDS
+from gpudoctor.facts.kernel_records import read_line
 from gpudoctor.facts.missing import known
 from gpudoctor.facts.node import Node, Variable
 from gpudoctor.facts.private_shapes import REDACTED, shapes_taken_out
@@ -14,6 +16,15 @@ from gpudoctor.facts.public_settings import is_public
 _USER = re.compile(r"/(?:home|Users)/([^/\s:;,'\"]+)")
 _CARD = re.compile(r"\b((?:en|wl|ww|ib)x)([0-9a-f]{12})\b")
 # the host name that syslog and journalctl put before the kernel's line
+_BETWEEN_NAMES = re.compile(r"[\s\[\]<>|{}\"',;=]+")
+_LIKE_A_NAME = re.compile(r"[A-Za-z].*\d|\d.*[A-Za-z]|[A-Za-z0-9][.-][A-Za-z]")
+_PLACE_IN_FILE = re.compile(r":(?:\d{1,9}:?)?$")
+# words of logs that name nobody: times, zones, callers, facilities, the program that writes
+_OF_LOGS = re.compile(
+    r"[\d:.,TZ+-]*|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\d{0,2}|[A-Z]{3,5}"
+    r"|[TC]\d+|-|stdout|stderr|[FP]|kernel|kern|(?:kern\.)?(?:emerg|alert|crit|err|warn|notice|info|debug)|syslog(?:-ng|d)?"
+    r"|imklog|rsyslogd?|meta|sequenceId|(?:kern|dmesg|syslog|messages)[.-]?(?:log|txt|out)?"
+)
 _LOG_HOST = re.compile(r"^((?:\w{3} +\d+ [\d:.]+|\d{4}-\d\d-\d\dT\S+|\[ *[\d.]+\]) )(\S+)(?= kernel: )")
 _HOST = re.compile(r"([A-Za-z][A-Za-z0-9-]{2,}?)\d+")
 _HOSTS_OF_LIST = re.compile(r"([A-Za-z][A-Za-z0-9-]{1,}?)\d*\[[\d,-]+\]")
@@ -119,8 +130,22 @@ def _hosts_of(node: Node) -> Iterator[str]:
             # a list is hopper[17-24,30],login1; an address may have a port
             yield from (host.partition(":")[0] for host in re.split(r",(?![^\[]*\])", variable.value))
     for event in known(node.kernel_log.events) or ():
-        if host := _LOG_HOST.match(event.text):
-            yield host[2]
+        yield from _names_before_message(event.text)
+
+
+def _names_before_message(line: str) -> Iterator[str]:
+    """What a line of a kernel log has before the kernel's words, but stamps: hosts, pods, containers, files."""
+    message = read_line(line).message
+    hard = HARD_WORDS.search(message)
+    # behind a prefix that is not known, any word may stand before the driver's
+    begin = hard.start() if hard is not None else 0
+    before = line[: len(line) - len(message) + begin]
+    for word in _BETWEEN_NAMES.split(before):
+        name = _PLACE_IN_FILE.sub("", word)
+        if name.startswith("/") or _OF_LOGS.fullmatch(name):
+            continue
+        if _LIKE_A_NAME.search(name) or (len(name) > 2 and not begin and not name.isdecimal()):
+            yield name
 
 
 def _words_of_command(command: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What --redact leaves: sixty kinds of secret, each planted wherever facts hold text, in no output of any kind."""
+"""What --redact leaves: 75 kinds of secret, each planted wherever facts hold text, in no output of any kind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudoctor.facts.gpu import GpuProcess
-from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.kernel_lines import parse_kernel_lines
+from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import KernelEvent, Node, Variable, from_json, to_json
 from gpudoctor.facts.private_shapes import shapes_taken_out
 from gpudoctor.facts.public_settings import is_public
@@ -21,6 +22,7 @@ from gpudoctor.facts.simulated import load_node
 from gpudoctor.facts.simulated_wiring import put
 from gpudoctor.report.judge import judge
 from tests.cli.conftest import Gpudoctor
+from tests.facts.kernel_words import LOST, STAMPS
 from tests.planted_secrets import SECRETS
 
 # variable -> value: none of them is of a name that tells of a secret, and still nothing of it may be shown
@@ -110,6 +112,27 @@ def test_a_secret_in_any_field_is_in_no_redacted_facts_and_no_redacted_report(se
     assert secret not in msgspec.json.encode(report).decode()
 
 
+@pytest.mark.parametrize(
+    "wrapping", ["", "[pod/amelie-train-0/main] ", "amelie-train-1  | ", "amelie-kern.log:12:", "17:"]
+)
+def test_who_wrote_a_line_of_a_kernel_log_is_hidden_behind_every_prefix(wrapping: str) -> None:
+    """A dump of syslog, journalctl or clush, through kubectl, docker compose or grep: all have names in front."""
+    hosts = ("node12", "node-1.lab", "10.0.0.7")
+    own = "xerxes"  # no other word of the node is like it
+    for stamp in (*STAMPS, "node12: [ 1.5] ", "[Do Nov 14 07:00:14 2024] node12-b: "):
+        for host in hosts:
+            stamp = stamp.replace(host, f"{own}-7")
+        node = put(load_node("hgx-h100-8", {}), "kernel_log.events", parse_kernel_lines([f"{wrapping}{stamp}{LOST}"]))
+        redaction = Redaction(node)
+        shown = to_json(redaction.node) + msgspec.json.encode(redaction.of(judge(node, include_facts=True)))
+        assert own.encode() not in shown, stamp
+        assert b"amelie" not in shown, stamp
+        assert b"fallen off the bus" in shown, stamp
+        assert [e.kind for e in known(redaction.node.kernel_log.events) or ()] == [
+            e.kind for e in known(node.kernel_log.events) or ()
+        ]
+
+
 @pytest.mark.parametrize("form", ["text", "json", "html", "junit", "nagios", "prometheus"])
 def test_all_of_them_at_once_are_in_no_output(gpudoctor: Gpudoctor, tmp_path: Path, form: str) -> None:
     path = tmp_path / "node.json"
@@ -149,6 +172,31 @@ def test_a_node_is_judged_the_same_without_its_secrets(variables: dict[str, str]
     assert [(check.id, check.status) for check in after.checks] == [(check.id, check.status) for check in before.checks]
 
 
+@pytest.mark.parametrize("name", ["<unknown>", "python3", "a, b", "x, GPU recov", "x, Nonfatal"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        ("79", "GPU has fallen off the bus."),
+        ("154", "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"),
+        ("154", "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"),
+        ("149", "NETIR_LINK_EVT Nonfatal XC0 i0 Link 04 (0x000004c6 0x00000000)"),
+        ("149", "NETIR_LINK_EVT Fatal XC0 i0 Link 04 (0x000004c6 0x00000000)"),
+    ],
+    ids=["lost", "asks for a reset", "was reset", "not fatal", "fatal"],
+)
+def test_what_an_xid_says_behind_the_name_of_a_process_is_judged_the_same(said: tuple[str, str], name: str) -> None:
+    before = "NVRM: Xid (PCI:0000:18:00): 95, pid=77, name=python3, Uncontained memory error"
+    line = f"NVRM: Xid (PCI:0000:18:00): {said[0]}, pid='77', name={name}, {said[1]}"
+    node = put(load_node("hgx-h100-8", {}), "kernel_log.events", parse_kernel_lines([before, line]))
+    hidden = redacted(node)
+    assert name == "<unknown>" or f"name={name}" not in to_json(hidden).decode()
+
+    def xids(of: Node) -> list[str | None]:
+        return [str(finding.found) for check in judge(of).checks if check.id == "gpu.xid" for finding in check.findings]
+
+    assert xids(hidden) == xids(node)
+
+
 @given(st.text(alphabet="abcdefghijklmnopqrstuvwxyz0123456789._-/:@=, ", min_size=1, max_size=60))
 def test_no_variable_that_a_site_made_up_is_shown(value: str) -> None:
     numbers = set(value) <= set("0123456789.,:- ") or value.strip().lower() in (
@@ -177,6 +225,8 @@ def test_no_variable_that_a_site_made_up_is_shown(value: str) -> None:
         "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1 and /usr/local/cuda-12.8/lib64/libcudart.so.12",
         "/etc/modprobe.d/blacklist-nouveau.conf; /dev/nvidia0; /proc/driver/nvidia/version; /dev/shm",
         "gpudoctor check pcie.link-width --node hgx-h100-8",
+        "rank3:12345 GPU3:1024 ProcessGroupNCCL.cpp:2011 [rank0]: at cuda:0",
+        "GPUDOCTOR_CLUSTER_TOKEN: a token is wanted",
         "2026-11-21T10:00:00Z 12:34:56 at 60 C, 700.0 W, 1980 MHz, 80 GiB",
     ],
 )

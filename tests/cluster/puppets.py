@@ -85,13 +85,13 @@ class Puppet(threading.Thread):
     def _serve(self) -> None:
         with socket.create_connection(("127.0.0.1", self.port), 30) as connection:
             line = Line(connection)
-            challenge = msgspec.json.decode(line.one(), type=Challenge)
+            challenge = msgspec.json.decode(line.one(30.0), type=Challenge)
             hello = hello_of(self.token, challenge, self.hostname, self.index)
             line.send(hello)
             line.sign("member", self.token, challenge.nonce, hello.nonce)
-            msgspec.json.decode(line.one(), type=Welcome)
+            msgspec.json.decode(line.one(30.0), type=Welcome)
             while True:
-                asked = msgspec.json.decode(line.one(), type=Asked)
+                asked = msgspec.json.decode(line.one(30.0), type=Asked)
                 if isinstance(asked.order, End):
                     return
                 answer = self.answer(asked.order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -17,9 +19,12 @@ from hypothesis import strategies as st
 
 from gpudoctor.checks.finding import Status
 from gpudoctor.cluster import hub as hub_module
+from gpudoctor.cluster import member as member_module
 from gpudoctor.cluster.channel import Line, LineError, TamperedError, decoded, hello_of, is_proved
 from gpudoctor.cluster.hub import Hub
+from gpudoctor.cluster.job_token import token_for
 from gpudoctor.cluster.member import Member
+from gpudoctor.cluster.place import JobPlace
 from gpudoctor.cluster.wire import Answered, Challenge, Hello, Pong
 from gpudoctor.errors import UserError
 from tests.cluster.puppets import TOKEN, Puppet, bad, examined, findings, job
@@ -148,7 +153,7 @@ def test_a_member_does_not_serve_a_hub_that_does_not_know_the_token() -> None:
             with connection:
                 line = Line(connection)
                 line.send(Challenge("00" * 16))
-                hello = decoded(line.one(), Hello)
+                hello = decoded(line.one(30.0), Hello)
                 line.sign("hub", "some other token", "00" * 16, hello.nonce)
                 from gpudoctor.cluster.wire import Asked, Ping, Welcome
 
@@ -162,6 +167,57 @@ def test_a_member_does_not_serve_a_hub_that_does_not_know_the_token() -> None:
             Member([]).serve([("127.0.0.1", door.getsockname()[1])], TOKEN, 0, 0.0)
         posing.join(30)
     assert orders == [], "it has said nothing but its Hello"
+
+
+def test_a_false_hub_that_speaks_slowly_does_not_hold_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user of the first node sits on the port that the job's name gives, and sends a blank now and then, for ever."""
+    monkeypatch.setattr(member_module, "_TRY_S", 0.2)
+    hung_up = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def pose() -> None:
+            connection, _ = door.accept()
+            with connection:
+                connection.settimeout(0.05)
+                for _ in range(200):
+                    try:
+                        if not connection.recv(1):
+                            hung_up.set()
+                            return
+                    except TimeoutError:
+                        connection.sendall(b" ")
+                    except OSError:
+                        hung_up.set()
+                        return
+
+        posing = threading.Thread(target=pose, daemon=True)
+        posing.start()
+        with pytest.raises(UserError, match="nobody to meet at"):
+            Member([]).serve([("127.0.0.1", door.getsockname()[1])], TOKEN, 0, 0.0)
+        posing.join(30)
+    assert hung_up.is_set()
+
+
+def test_a_false_hub_gets_no_more_memory_than_a_stranger() -> None:
+    taken = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def pose() -> None:
+            connection, _ = door.accept()
+            with connection:
+                try:
+                    for _ in range(64):
+                        connection.sendall(b" " * (1 << 20))
+                    taken.set()
+                except OSError:
+                    pass  # hung up on
+
+        posing = threading.Thread(target=pose, daemon=True)
+        posing.start()
+        with pytest.raises(UserError, match="nobody to meet at"):
+            Member([]).serve([("127.0.0.1", door.getsockname()[1])], TOKEN, 0, 0.0)
+        posing.join(30)
+    assert not taken.is_set()
 
 
 @pytest.fixture
@@ -183,7 +239,7 @@ def test_what_one_end_said_cannot_be_sent_back_to_it(pair: tuple[Line, Line]) ->
     said = hub.socket.recv(4096)
     hub.socket.sendall(said)
     with pytest.raises(TamperedError):
-        member.one()
+        member.one(30.0)
 
 
 def test_after_a_line_that_was_left_out_none_is_believed(pair: tuple[Line, Line]) -> None:
@@ -192,7 +248,7 @@ def test_after_a_line_that_was_left_out_none_is_believed(pair: tuple[Line, Line]
     hub.socket.recv(4096)
     member.send(Answered(2, Pong(2.0)))
     with pytest.raises(TamperedError):
-        hub.one()
+        hub.one(30.0)
 
 
 @given(st.integers(0, 200), st.integers(0, 255))
@@ -206,10 +262,10 @@ def test_no_byte_of_a_signed_line_can_be_changed_unnoticed(place: int, byte: int
         line[place % len(line)] = byte
         right.sendall(line + b"\n")
         if bytes(line) == bytes(said[:-1]):
-            assert decoded(hub.one(), Answered) == Answered(7, Pong(12345.678))
+            assert decoded(hub.one(30.0), Answered) == Answered(7, Pong(12345.678))
         else:
             with pytest.raises(LineError):
-                hub.one()
+                hub.one(30.0)
 
 
 @given(st.text(max_size=40), st.text(max_size=40), st.one_of(st.none(), st.integers(0, 10**6)))
@@ -260,6 +316,40 @@ def test_a_crowd_that_proves_nothing_does_not_keep_a_member_out(monkeypatch: pyt
     assert names == ["ours"]
 
 
+def test_a_crowd_that_holds_all_that_may_be_open_does_not_keep_a_member_out() -> None:
+    """`ulimit -n 1024`, hard: the strangers' connections are all that this process may have."""
+
+    class Full:
+        def __init__(self, door: socket.socket) -> None:
+            self.fileno, self.close, self._door = door.fileno, door.close, door
+
+        def accept(self) -> object:
+            if len(hub._unproved) >= 4:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return self._door.accept()
+
+    hub = Hub(TOKEN, proof_s=600.0)
+    hub._door = cast(socket.socket, Full(hub._door))
+    crowd = [socket.create_connection(("127.0.0.1", hub.port), 30) for _ in range(8)]
+    own = Puppet("ours")
+    own.port = hub.port
+    own.start()
+    hub.gather(1, 30.0, lambda: False)
+    names = [member.hostname for member in hub.members]
+    hub.close()
+    for stranger in crowd:
+        stranger.close()
+    assert names == ["ours"]
+
+
+def test_on_one_node_the_token_is_nobodys_guess() -> None:
+    """Every user of the node can read the job's number, and would come before the node's own process."""
+    place = JobPlace("slurm", 0, 1, 0, "node1", "slurm/cluster/4711/0")
+    tokens = {token_for(place, None, insecure=insecure) for insecure in (False, False, True)}
+    assert len(tokens) == 3
+    assert token_for(place, TOKEN, insecure=False) == TOKEN
+
+
 def rank_of(place: dict[str, str], *options: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     engines = ("SLURM", "OMPI", "PMIX", "RAY", "TORCHELASTIC", "MASTER", "GPUDOCTOR_CLUSTER")
     env = {name: value for name, value in os.environ.items() if not name.startswith(engines)}
@@ -285,6 +375,21 @@ def test_without_a_token_a_job_of_many_nodes_is_refused(rank: str) -> None:
     assert all(word in done.stderr for word in ("GPUDOCTOR_CLUSTER_TOKEN", "--token-file", "--insecure", "192.0.2.1"))
 
 
+def test_a_host_to_meet_off_loopback_wants_a_token_whatever_the_engine_says() -> None:
+    place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29504"}
+    done = rank_of(place, "--meet", "192.0.2.1")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "GPUDOCTOR_CLUSTER_TOKEN" in done.stderr
+
+
+@pytest.mark.parametrize("host", ["node..lab", "x" * 70])
+def test_what_is_no_host_name_is_told_in_one_line(host: str) -> None:
+    place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": host, "GPUDOCTOR_CLUSTER_TOKEN": "0123456789abcdef"}
+    done = rank_of(place, "--deadline", "1")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert f"nobody to meet at {host}:" in done.stderr
+
+
 def test_on_one_node_no_token_is_needed_and_the_hub_listens_on_loopback_only() -> None:
     place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29502"}
     done = rank_of(place, "--json")
@@ -306,6 +411,7 @@ def test_insecure_is_told_loudly() -> None:
     [
         ("short", 0o600, "at least 16 characters"),
         ("with blanks between its words", 0o600, "without blanks"),
+        ("0123456789abcdef" * 100, 0o600, "1024 at most"),
         ("0123456789abcdef", 0o622, "others may write to it"),
         (None, 0, "cannot be read: No such file"),
     ],

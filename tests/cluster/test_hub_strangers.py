@@ -19,7 +19,7 @@ from tests.cluster.puppets import TOKEN, Puppet, bad, examined, job
 
 
 def hello(line: Line, hostname: str) -> None:
-    challenge = decoded(line.one(), Challenge)
+    challenge = decoded(line.one(30.0), Challenge)
     said = hello_of(TOKEN, challenge, hostname, None)
     line.send(said)
     line.sign("member", TOKEN, challenge.nonce, said.nonce)
@@ -82,7 +82,7 @@ def test_a_member_that_dies_before_all_are_there_is_unknown_and_the_others_are_c
             connection = socket.create_connection(("127.0.0.1", self.port), 30)
             line = Line(connection)
             hello(line, self.hostname)
-            decoded(line.one(), Welcome)
+            decoded(line.one(30.0), Welcome)
             # as a host that is reset: no goodbye, and the kernel knows nothing of the connection any more
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.close()

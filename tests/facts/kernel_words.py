@@ -54,6 +54,9 @@ STAMPS = (
     *("2024-11-14T07:00:14+0000 node12 kernel: ", "Thu 2024-11-14 07:00:14 UTC node12 kernel: ", "kernel:[ 1.5] "),
     *("[  123.456789] node12 kernel: ", "1731567614.123456 node12 kernel: ", "Nov 14 07:00:14 10.0.0.7 kernel: "),
     *("<3>1 2024-11-14T07:00:14.123Z node12 kernel - - - [ 1.5] ", "<3>Nov 14 07:00:14 node12 kernel: [ 1.5] "),
+    # syslog-ng's RFC 5424; dmesg --color=always
+    *('<3>1 2024-11-14T07:00:14Z node12 kernel - - [meta sequenceId="7"] ', "\x1b[32m[  123.456789] \x1b[0m\x1b[31m"),
+    '2024-11-14T07:00:14+01:00 node12 kernel 77 ID7 [a@1 b="c d" e=""][f] [ 1.5] ',
     *("Nov 14 07:00:14 node12 kern.err kernel: ", "Nov 14 07:00:14 node12 imklog[77]: kernel: [ 9.0] "),
 )
 WRAPPINGS = (

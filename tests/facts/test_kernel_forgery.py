@@ -178,6 +178,16 @@ def test_behind_every_known_prefix_an_error_is_found(line: str, kind: str) -> No
         assert [event.kind for event in parse_kernel_lines(text.split("\n"))] == [kind], prefix
 
 
+@pytest.mark.parametrize("line", [LOST, SWITCH, OFF_BUS, AER])
+def test_the_colours_of_dmesg_hide_no_error(line: str) -> None:
+    """`dmesg --color=always > dmesg.txt`: the subsystem has a colour of its own, amid the driver's words."""
+    subsystem, _, words = line.partition(": ")
+    coloured = f"\x1b[32m[   12.500000] \x1b[0m\x1b[33m{subsystem}: \x1b[0m\x1b[31m{words}\x1b[0m"
+    plain = parse_kernel_lines([f"[   12.500000] {line}"])
+    assert len(plain) == 1
+    assert parse_kernel_lines([coloured]) == plain
+
+
 @pytest.mark.parametrize("wrapping", BEFORE_A_STAMP)
 def test_what_stands_before_a_stamp_is_a_prefix(wrapping: str) -> None:
     for stamp in STAMPS:

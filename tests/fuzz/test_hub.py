@@ -59,7 +59,7 @@ def test_a_stranger_is_hung_up_on(hub: Hub, said: bytes, how: list[Step]) -> Non
     ran("hub")
     with socket.create_connection(("127.0.0.1", hub.port), 30) as stranger:
         line = Line(stranger)
-        decoded(line.one(), Challenge)
+        decoded(line.one(30.0), Challenge)
         with contextlib.suppress(OSError):
             stranger.sendall(mutated(said, how))
             stranger.shutdown(socket.SHUT_WR)
@@ -88,4 +88,4 @@ def test_a_signed_line_that_was_changed_is_refused(message: msgspec.Struct, how:
 def _heard(line: Line, wanted: bytes) -> None:
     """Take lines until one is refused, at the latest at the end; nothing but what was said may come before that."""
     while True:
-        assert line.one() == wanted
+        assert line.one(30.0) == wanted
