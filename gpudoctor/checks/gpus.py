@@ -30,6 +30,8 @@ from gpudoctor.profiles.peers import compute_gpus
 
 # GPUs of a board with SXM sockets: HGX and DGX, GB200 trays
 _BOARDS = (4, 8)
+# with these GPUs there were servers of 6 sockets too (IBM AC922)
+_OTHER_BOARDS = ("Pascal", "Volta")
 
 
 @check("gpu.count", title="Every GPU of the node is shown by the driver", needs_gpu=False)
@@ -115,7 +117,7 @@ def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
     """A board of 8 or 4 SXM sockets numbers them in a row: one left out is a GPU that is not even on the bus.
 
     A virtual machine may have been given some of them; where nothing tells whether this is one,
-    or a container, it is a warning.
+    or a container, it is a warning, and so it is with GPUs that had boards of other sizes.
     """
     node = case.node
     told = [number for gpu in case.node.gpus if (number := known(gpu.module_id)) is not None]
@@ -130,6 +132,7 @@ def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
     if not board or len(empty) != board - len(told) or handed_on >= len(empty):
         return
     sure = known(node.host.virtualization) == "none"
+    sure = sure and not any(known(gpu.architecture) in _OTHER_BOARDS for gpu in node.gpus)
     words = ", ".join(map(str, empty))
     yield (fail if sure else warn)(
         NODE,

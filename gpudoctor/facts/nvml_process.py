@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Event, Thread
@@ -68,6 +68,7 @@ class Collector:
 
     def __init__(self, root: Path, nvml: str | None = None) -> None:
         self._rest = b""
+        self._starting_until_s = 0.0
         self._collected = Collected()
         # not Thread.join: a signal's exception in it takes the thread for one that has ended
         self._heard = Event()
@@ -115,7 +116,9 @@ class Collector:
     def end(self, patience: Patience, interrupted: str | None = None) -> Collected:
         """End the process and its group; what it told. `interrupted`: why it was not let finish, in words."""
         was_over = self._heard.is_set()
-        late = self._process.late_calls(patience.call_s, patience.start_s)
+        self._process.starved_s()
+        now = monotonic()
+        late = _unanswered(self._hung(self._process.calls()[0], now, patience), now)
         self._process.end()
         if not self._heard.wait(_SLACK_S):
             return Collected(interrupted or "the collector could not be listened to")
@@ -130,14 +133,11 @@ class Collector:
     def _listen(self, patience: Patience, progress: Progress | None) -> None:
         collected = self._collected
         said = ""
-        starting_until_s = 0.0
         while not collected.ended:
             now = monotonic()
             starved_s = min(self._process.starved_s(_TICK_S), _most_starved_s(patience.whole_s))
             calls, between = self._process.calls()
-            hung = _hung(calls, now, starting_until_s, patience)
-            if any(call.call in START_CALLS and call not in hung for call in calls):
-                starting_until_s = now
+            hung = self._hung(calls, now, patience)
             over = now - self._process.started_s > patience.whole_s + starved_s
             # where every thread that has not finished sits in a hung call, nothing more will come
             if over or (not between and calls and len(hung) == len(calls)):
@@ -162,6 +162,20 @@ class Collector:
                 return
         if collected.gpus.keys() - collected.done:
             collected.failure = f"a reader stopped early: {self._process.last_words()}"
+
+    def _hung(self, calls: tuple[InFlight, ...], now: float, patience: Patience) -> tuple[InFlight, ...]:
+        """The calls that are out for longer than they may take, the time left out in which they waited for a start."""
+        if any(call.call in START_CALLS and now - call.started_s <= patience.start_s for call in calls):
+            self._starting_until_s = now
+        return tuple(
+            call
+            for call in calls
+            if (
+                now - call.started_s > patience.start_s
+                if call.call in START_CALLS
+                else now - max(call.started_s, self._starting_until_s) > patience.call_s
+            )
+        )
 
     def _take(self, collected: Collected, wait_s: float) -> bool | None:
         """Take what the pipe holds; False where nothing came in time, None at its end."""
@@ -188,7 +202,7 @@ class Collector:
         # a start that has not had all of its time is told too: whoever judges knows how long it may take
         starting = (call for call in calls if call.call in START_CALLS and now - call.started_s > patience.call_s)
         told = sorted({*hung, *starting}, key=lambda call: call.slot)
-        collected.unanswered = tuple(Unanswered(call.call, call.gpu, round(now - call.started_s, 3)) for call in told)
+        collected.unanswered = _unanswered(told, now)
         if not collected.unanswered:
             # no call is to blame: a slow disk, a machine without a moment to spare, a short deadline
             collected.failure = f"the collector did not finish in {patience.whole_s:g} s{_busy(calls)}"
@@ -200,17 +214,8 @@ def _most_starved_s(deadline_s: float) -> float:
     return min(MOST_STARVED * deadline_s, MOST_STARVED_S)
 
 
-def _hung(calls: tuple[InFlight, ...], now: float, starting_until_s: float, patience: Patience) -> tuple[InFlight, ...]:
-    """The calls that are out for longer than they may take; what began before `starting_until_s` waited until then."""
-    return tuple(
-        call
-        for call in calls
-        if (
-            now - call.started_s > patience.start_s
-            if call.call in START_CALLS
-            else now - max(call.started_s, starting_until_s) > patience.call_s
-        )
-    )
+def _unanswered(calls: Iterable[InFlight], now: float) -> tuple[Unanswered, ...]:
+    return tuple(Unanswered(call.call, call.gpu, round(now - call.started_s, 3)) for call in calls)
 
 
 def _busy(calls: tuple[InFlight, ...]) -> str:

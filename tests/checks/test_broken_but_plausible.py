@@ -96,6 +96,15 @@ def test_where_nothing_tells_whether_it_is_a_container_an_empty_socket_is_a_warn
     assert "gpu.count" not in ids(judge(node), Status.FAIL)
 
 
+def test_a_server_of_six_v100_is_at_most_a_warning() -> None:
+    # IBM AC922: 6 sockets, all in use; the V100 tells a module id too
+    node = without(packaged("dgx1-v100-8"), 6, 7)
+    gpus = tuple(put(gpu, "module_id", number) for number, gpu in enumerate(node.gpus))
+    report = judge(put(replace(node, gpus=gpus), "host.virtualization", "none"))
+    assert ids(report, Status.FAIL) == set()
+    assert "gpu.count" in ids(report, Status.WARN)
+
+
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_smaller_boards_and_gpus_that_were_handed_on_are_no_empty_sockets(count: int) -> None:
     assert "gpu.count" not in ids(judge(without(packaged("hgx-h100-8"), *range(count, 8))), Status.FAIL)

@@ -207,6 +207,40 @@ def test_gpus_that_still_wake_when_the_time_is_over_are_unknown_and_not_lost(roo
     assert exit_code(node) == 3
 
 
+def test_ctrl_c_while_a_gpu_wakes_does_not_call_what_waits_behind_it_hung(root: Path) -> None:
+    # 8 x H100 without persistence mode, interrupted after 13 s: GPU 0 waited for the lock, and failed the node
+    class StopError(Exception):
+        pass
+
+    def stop(number: int, _: object) -> None:
+        raise StopError(signal.Signals(number).name)
+
+    def progress(words: str) -> None:
+        if words.startswith("nvmlDeviceGetHandleByIndex"):
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    half_read: list[Node] = []
+    waits = (Fault("nvmlDeviceGetHandleByIndex", gpu=1, hang=True), Fault("nvmlDeviceGetName", gpu=0, hang=True))
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        with pytest.raises(StopError):
+            collect(
+                root,
+                asleep(2),
+                *waits,
+                call_deadline_s=WAKE_S / 2,
+                progress=progress,
+                on_interrupt=half_read.append,
+            )
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    [node] = half_read
+    assert node.driver.unanswered == ()
+    assert "interrupted by SIGUSR1" in str(node.gpus[0].name)
+    assert status_of("driver.responsive", node) == "unknown"
+    assert exit_code(node) == 3
+
+
 def few_threads(path: str) -> FakeNvml:
     """A container in which no more than two threads can be started."""
     start = threading.Thread.start
