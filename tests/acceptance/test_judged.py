@@ -282,9 +282,9 @@ def test_a_child_that_leaves_a_grandchild_with_its_pipe_is_not_waited_for(tmp_pa
 
 def test_a_driver_call_that_hangs_is_named_and_ends_the_reading(cache: Path) -> None:
     """A GPU of which one call never returns: the reading of its driver says which, and does not wait for ever."""
-    command = [*COMMAND, "--node", "hgx-h100-8", "--fault", "driver-hang@3", "--", sys.executable, "-m"]
+    command = [*COMMAND, "--node", "hgx-h100-8", "--fault", "driver-hang@3", "--"]
     done = subprocess.run(
-        [*command, "gpudoctor.acceptance.driver_child", "1"],
+        [*command, *own_python("gpudoctor.acceptance.driver_child", "main", "1")],
         env={**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         check=True,
