@@ -44,8 +44,8 @@ def settings(run: Run) -> Iterator[Item]:
         return
     if known(gpu.settings.persistence) is False:
         yield could_not(
-            f"a power cap and a locked clock: persistence mode is off on {gpu.label}, whose driver forgets both as soon "
-            f"as nobody uses it: {SMI} -pm 1"
+            f"a power cap and a locked clock: persistence mode is off on {gpu.label}, whose driver forgets both "
+            f"as soon as nobody uses it: {SMI} -pm 1"
         )
         return
     yield from _capped(run, program, gpu)

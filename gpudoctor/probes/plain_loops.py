@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.probes.plain_order import HostCopies, LoadOrder, LoopOrder, PlainFigures
+from gpudoctor.probes.plain_order import NOTHING_TO_RUN_ON, HostCopies, LoadOrder, LoopOrder, PlainFigures
 
 _BATCH_S = 0.05
 _WARM_UP, _TIMED = 4, 16
@@ -45,7 +45,7 @@ def main(argument: str) -> None:
 
 def _refused(why: str) -> int:
     sys.stderr.write(f"{why}\n")
-    return 3
+    return NOTHING_TO_RUN_ON
 
 
 def _load(torch: Any, devices: list[Any]) -> None:
@@ -72,7 +72,9 @@ def _figures(torch: Any, devices: list[Any], order: LoopOrder) -> PlainFigures:
     h2d, d2h, held = [], [], []
     for host in order.host:
         pinned = _pinned(torch, host)
-        held.append(pinned)  # torch gives freed pinned memory to the next GPU, whose CPUs may be those of another socket
+        held.append(
+            pinned
+        )  # torch gives freed pinned memory to the next GPU, whose CPUs may be those of another socket
         there = torch.empty_like(pinned, device=devices[host.gpu])
         h2d.append(_copied(torch, there, pinned, devices[host.gpu]))
         d2h.append(_copied(torch, pinned, there, devices[host.gpu]))
