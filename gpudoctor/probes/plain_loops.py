@@ -72,9 +72,7 @@ def _figures(torch: Any, devices: list[Any], order: LoopOrder) -> PlainFigures:
     h2d, d2h, held = [], [], []
     for host in order.host:
         pinned = _pinned(torch, host)
-        held.append(
-            pinned
-        )  # torch gives freed pinned memory to the next GPU, whose CPUs may be those of another socket
+        held.append(pinned)  # torch would give it, once freed, to the next GPU, which may be near another socket
         there = torch.empty_like(pinned, device=devices[host.gpu])
         h2d.append(_copied(torch, there, pinned, devices[host.gpu]))
         d2h.append(_copied(torch, pinned, there, devices[host.gpu]))
