@@ -69,7 +69,9 @@ def test_without_a_gpu_it_ends_green_and_lists_what_it_could_not_look_at(accept:
         timeout=60,
     )
     report = json.loads(again.stdout)
-    assert (again.returncode, report["simulated"], len(report["gpus"])) == (0, True, 8)
+    # judged again, the same: unknown where the ranks were too noisy
+    noisy = texts(ran, "standard", "could not look")[:-1]
+    assert (again.returncode, report["simulated"], len(report["gpus"])) == (3 if noisy else 0, True, 8), noisy
     assert report["measurements"]["launch"]["world_size"] == 2  # of its standard check, judged again
 
 
