@@ -138,11 +138,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def beside(argv: Sequence[str], *, environ: Mapping[str, str], cwd: Path, deadline_s: float) -> Iterator[str]:
+def beside(
+    argv: Sequence[str], *, environ: Mapping[str, str], cwd: Path, deadline_s: float, may_end_with: int | None = None
+) -> Iterator[str]:
     """Have a program run while the block runs; it gives its first line of stdout, "" where none came in time.
 
     It is told to end by the end of its stdin. Raise OSError where it cannot be started, and UserError where
-    it has ended by itself, so that a part of the block ran without it.
+    it did not begin, or has ended by itself, so that a part of the block ran without it. With the exit code
+    `may_end_with` it may end before its first line.
     """
     process = subprocess.Popen(
         list(argv),
@@ -158,7 +161,13 @@ def beside(argv: Sequence[str], *, environ: Mapping[str, str], cwd: Path, deadli
     try:
         said = _first_line(process.stdout.fileno(), monotonic() + deadline_s)
         yield said
-        if said and process.poll() is not None:
+        if not said:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_TURN_S)  # its output has ended, and so it does
+        code = process.poll()
+        if code is None and not said:
+            raise UserError(f"what was to run beside it had not begun after {deadline_s:.0f} s")
+        if code is not None and (said or code != may_end_with):
             raise UserError(f"what was to run beside it ended too early: {ending_words(process.returncode)}")
     finally:
         process.stdin.close()

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from time import sleep
 
 import msgspec
 
 from gpudoctor.acceptance.children import beside
 from gpudoctor.acceptance.result import Item, agreed, could_not, differs
 from gpudoctor.acceptance.run import Run
-from gpudoctor.probes.plain_order import LOOPS, LoadOrder
+from gpudoctor.probes.plain_order import LOOPS, NOTHING_TO_RUN_ON, LoadOrder
 from gpudoctor.process.own_program import own_python
 from gpudoctor.report.report import Report
 
 _LOAD_START_S = 120.0
+# NVML's utilisation is of up to the last second: a check that came at once would take the load for somebody's work
+_SETTLE_S = 2.0
 _BAD = ("fail", "unknown")
 Statuses = dict[str, str]
 
@@ -39,14 +42,20 @@ def under_load(run: Run) -> Iterator[Item]:
     seen: list[Statuses] = []
     times: list[float] = []
     with beside(
-        own_python(LOOPS, "main", order), environ=run.environ, cwd=run.folder, deadline_s=min(_LOAD_START_S, run.left_s)
+        own_python(LOOPS, "main", order),
+        environ=run.environ,
+        cwd=run.folder,
+        deadline_s=min(_LOAD_START_S, run.left_s),
+        may_end_with=NOTHING_TO_RUN_ON,
     ) as said:
         for _ in range(run.options.repeats if said == "running" else 0):
             report = run.check("--level", "quick", name="quick-under-load")
             seen.append(statuses(report))
             times.append(report.run.duration_s)
+    if not run.on_cpu:
+        sleep(_SETTLE_S)
     if not seen:
-        yield could_not("quick checks beside a load: no load could be started (is there a PyTorch?)")
+        yield could_not("quick checks beside a load: there is no PyTorch that sees the GPUs")
         return
     rows = [{"seconds": seconds, "statuses": each} for seconds, each in zip(times, seen, strict=True)]
     run.raw["quick-under-load.json"] = msgspec.json.encode(rows)

@@ -13,13 +13,12 @@ from gpudoctor.acceptance.run import Run, StepError
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.sysfs import parse_cpu_list
-from gpudoctor.probes.plain_order import LOOPS, HostCopies, LoopOrder, PlainFigures
+from gpudoctor.probes.plain_order import LOOPS, NOTHING_TO_RUN_ON, HostCopies, LoopOrder, PlainFigures
 from gpudoctor.process.own_program import own_python
 
 TOLERANCE = 0.03  # the issue's own: two programs that do the same on the same GPU within a minute
 NCCL_TOLERANCE = 0.10  # nccl-tests gives out many operations before it waits, a train step waits for each
 _SECONDS = 3.0
-_NO_TORCH = 3
 _PROGRAM = "all_reduce_perf"
 
 
@@ -76,7 +75,7 @@ def _order(run: Run, ours: Measurements, uuids: tuple[str, ...]) -> LoopOrder | 
 def _loops(run: Run, order: LoopOrder) -> PlainFigures | str:
     """The figures, or why there are none. Raise StepError where the loops broke."""
     done = run.child(own_python(LOOPS, "main", msgspec.json.encode(order).decode()))
-    if done.code == _NO_TORCH:
+    if done.code == NOTHING_TO_RUN_ON:
         return done.said[-1] if done.said else "there is no torch to run them"
     if done.code != 0:
         raise StepError(f"the plain loops {done.words}")
@@ -128,6 +127,9 @@ def all_reduce(run: Run) -> Iterator[Item]:
     """Bus bandwidth of the largest all_reduce against nccl-tests at the same size and type, on the same GPUs."""
     if run.on_cpu:
         yield could_not("all_reduce against nccl-tests: CPU ranks do not use NCCL")
+        return
+    if len(run.node.gpus) < 2:
+        yield could_not("all_reduce against nccl-tests: one GPU has nothing to sum with; it takes two or more")
         return
     program = shutil.which(_PROGRAM)
     if program is None:

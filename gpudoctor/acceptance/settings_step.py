@@ -5,6 +5,8 @@ A guardian process takes both back, however the run ends.
 
 from __future__ import annotations
 
+import math
+import os
 import shutil
 from collections.abc import Iterator
 
@@ -25,6 +27,8 @@ _CLOCK_CHECKS = frozenset(
     {*("gpu.clocks", "gpu.throttle", "compute.gemm", "compute.memory", "train.balance", "train.scaling")}
 )
 _LOCK_LOAD = ("gpu", "compute.gemm", "compute.memory", "--level", "full")
+# nvidia-smi ends with 0 after "... is not supported for GPU ...", and goes on
+_NOT_SET = b"treating as warning"
 Said = set[tuple[str, str, str | None]]
 
 
@@ -37,6 +41,12 @@ def settings(run: Run) -> Iterator[Item]:
     gpu = _free_gpu(run)
     if gpu is None:
         yield could_not("a power cap and a locked clock: each GPU is in use by another process, or split by MIG")
+        return
+    if known(gpu.settings.persistence) is False:
+        yield could_not(
+            f"a power cap and a locked clock: persistence mode is off on {gpu.label}, whose driver forgets both "
+            f"as soon as nobody uses it: {SMI} -pm 1"
+        )
         return
     yield from _capped(run, program, gpu)
     if not loaded_gpus(run):
@@ -59,7 +69,7 @@ def _capped(run: Run, program: str, gpu: Gpu) -> Iterator[Item]:
     if before_w is None or default_w is None or lowest_w is None:
         yield could_not(f"a power cap on {gpu.label}: its limits are not known")
         return
-    cap_w = float(round(max(lowest_w, _CAP_SHARE * default_w)))
+    cap_w = float(math.ceil(max(lowest_w, _CAP_SHARE * default_w)))
     if cap_w > 0.98 * default_w or before_w < 0.99 * default_w:
         yield could_not(f"a power cap on {gpu.label}: set to {before_w:g} W already, or no lower limit is allowed")
         return
@@ -112,14 +122,15 @@ def _changed(
     after = None
     try:
         done = run.child(do)
-        if done.code == 0:
+        if done.code == 0 and _NOT_SET not in done.stdout.lower():
             after = run.check(*check, name="settings-changed")
     finally:
         failed = guardian.close()
     if after is None:
         # what was not set need not be put back, and is refused in the same words
         said = done.stdout.decode("utf-8", "replace").strip().partition("\n")[0] or done.words
-        yield could_not(f"{what} on {gpu.label}: needs root; {SMI} said: {said}")
+        root = "" if os.geteuid() == 0 else "needs root; "
+        yield could_not(f"{what} on {gpu.label}: {root}{SMI} said: {said}")
         return
     yield from judged(before, after, gpu, what, may_say)
     for line in failed:

@@ -31,7 +31,7 @@ def wanted_steps(options: Options) -> tuple[Step, ...]:
         return left_behind(run, shm)
 
     steps = (
-        Step("driver", "every driver call, timed, and every field id", 180.0, driver),
+        Step("driver", "every driver call and field id, timed", 180.0, driver),
         Step("quick", "quick check, twice", 180.0, quick),
         Step("facts", "facts against nvidia-smi -q -x", 300.0, facts),
         Step("standard", "level standard", 600.0, standard),

@@ -1,6 +1,6 @@
 """The loops that anyone would write by hand to measure a GPU with torch: what the probes' figures are compared with.
 
-A process of its own (`python -m gpudoctor.probes.plain_loops ORDER`). On purpose it shares no code with
+A process of its own; `main` gets the order as JSON. On purpose it shares no code with
 the probes: a mistake of theirs must not be made here again.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.probes.plain_order import HostCopies, LoadOrder, LoopOrder, PlainFigures
+from gpudoctor.probes.plain_order import NOTHING_TO_RUN_ON, HostCopies, LoadOrder, LoopOrder, PlainFigures
 
 _BATCH_S = 0.05
 _WARM_UP, _TIMED = 4, 16
@@ -45,7 +45,7 @@ def main(argument: str) -> None:
 
 def _refused(why: str) -> int:
     sys.stderr.write(f"{why}\n")
-    return 3
+    return NOTHING_TO_RUN_ON
 
 
 def _load(torch: Any, devices: list[Any]) -> None:
@@ -69,11 +69,13 @@ def _load(torch: Any, devices: list[Any]) -> None:
 def _figures(torch: Any, devices: list[Any], order: LoopOrder) -> PlainFigures:
     gemm = _gemm(torch, devices, order)
     copies = _copies(torch, devices, order.seconds / 4)
-    h2d, d2h = [], []
+    h2d, d2h, held = [], [], []
     for host in order.host:
-        one, other = _host(torch, devices[host.gpu], host)
-        h2d.append(one)
-        d2h.append(other)
+        pinned = _pinned(torch, host)
+        held.append(pinned)  # torch would give it, once freed, to the next GPU, which may be near another socket
+        there = torch.empty_like(pinned, device=devices[host.gpu])
+        h2d.append(_copied(torch, there, pinned, devices[host.gpu]))
+        d2h.append(_copied(torch, pinned, there, devices[host.gpu]))
     return PlainFigures(tuple(gemm), tuple(copies), tuple(h2d), tuple(d2h))
 
 
@@ -132,20 +134,19 @@ def _timed(torch: Any, devices: list[Any], work: Callable[[int], object], second
     return [median(each[len(each) // 3 :]) for each in laps]
 
 
-def _host(torch: Any, device: Any, host: HostCopies) -> tuple[float, float]:
-    """GB/s to the GPU and back, one copy after the other, with pinned memory near these CPUs."""
+def _pinned(torch: Any, host: HostCopies) -> Any:
+    """Pinned memory near the CPUs of this order."""
     allowed = os.sched_getaffinity(0)
     if near := allowed & set(host.cpus):
         os.sched_setaffinity(0, near)
     try:
-        pinned = torch.ones(host.size_bytes // 4, dtype=torch.int32).pin_memory()
-        there = torch.empty_like(pinned, device=device)
-        return _copied(torch, there, pinned, device), _copied(torch, pinned, there, device)
+        return torch.ones(host.size_bytes // 4, dtype=torch.int32).pin_memory()
     finally:
         os.sched_setaffinity(0, allowed)
 
 
 def _copied(torch: Any, target: Any, source: Any, device: Any) -> float:
+    """GB/s, one copy after the other."""
     times_s = []
     with torch.cuda.device(device):
         for lap in range(_WARM_UP + _TIMED):

@@ -2,6 +2,7 @@
 
 Run as a program. FAKE_SMI_XML: the dump is this file. FAKE_SMI_LIE=tag=text: the first GPU's dump says that.
 FAKE_SMI_LOG: each setting is appended there. FAKE_SMI_DENY: settings are refused, as without root.
+FAKE_SMI_CANNOT: nor are they supported, which it takes for a success.
 FAKE_SMI_STRAY: it leaves a process behind.
 """
 
@@ -37,6 +38,10 @@ def main(argv: list[str]) -> int:
     if os.environ.get("FAKE_SMI_DENY"):
         sys.stdout.write("Changing settings is not permitted: Insufficient Permissions\nTerminating early.\n")
         return 4
+    if os.environ.get("FAKE_SMI_CANNOT"):
+        sys.stdout.write("Changing power management limit is not supported for GPU: 00000000:CB:00.0.\n")
+        sys.stdout.write("Treating as warning and moving on.\nAll done.\n")
+        return 0
     # the fake driver is gone when its program was killed, and with it what was set
     if "-pl" in argv and folder.exists():
         set_power(folder, argv[argv.index("-i") + 1], float(argv[-1]))

@@ -22,11 +22,12 @@ from gpudoctor.acceptance.guardian import Guardian
 from gpudoctor.acceptance.leaves import compare
 from gpudoctor.acceptance.level_steps import level_items
 from gpudoctor.acceptance.quick_steps import verdicts
-from gpudoctor.acceptance.rate_steps import bus_bandwidth, judged, rate_item
+from gpudoctor.acceptance.rate_steps import all_reduce, bus_bandwidth, judged, rate_item
 from gpudoctor.acceptance.result import Item, agreed, result_of
 from gpudoctor.acceptance.run import Options, Run, Step
 from gpudoctor.acceptance.settings_step import judged as judged_settings
 from gpudoctor.acceptance.smi_step import compared
+from gpudoctor.acceptance.steps import wanted_steps
 from gpudoctor.checks.finding import Status, of_rank, unknown
 from gpudoctor.errors import UserError
 from gpudoctor.facts.captures.smi_xml import parse_smi_xml
@@ -35,6 +36,7 @@ from gpudoctor.facts.measured_compute import ComputeRank, Gemm
 from gpudoctor.facts.measured_links import HostLink
 from gpudoctor.facts.measurements import Launch, Measurements, ProbeProblem
 from gpudoctor.facts.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.node import Source
 from gpudoctor.facts.simulated import apply_faults, load_node
 from gpudoctor.plugins import all_checks
 from gpudoctor.probes.plain_order import HostCopies, LoopOrder, PlainFigures
@@ -282,9 +284,9 @@ def test_a_child_that_leaves_a_grandchild_with_its_pipe_is_not_waited_for(tmp_pa
 
 def test_a_driver_call_that_hangs_is_named_and_ends_the_reading(cache: Path) -> None:
     """A GPU of which one call never returns: the reading of its driver says which, and does not wait for ever."""
-    command = [*COMMAND, "--node", "hgx-h100-8", "--fault", "driver-hang@3", "--", sys.executable, "-m"]
+    command = [*COMMAND, "--node", "hgx-h100-8", "--fault", "driver-hang@3", "--"]
     done = subprocess.run(
-        [*command, "gpudoctor.acceptance.driver_child", "1"],
+        [*command, *own_python("gpudoctor.acceptance.driver_child", "main", "1")],
         env={**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         check=True,
@@ -304,5 +306,35 @@ def test_a_load_that_ends_too_early_is_no_load(tmp_path: Path) -> None:
         beside(["sh", "-c", "echo running; exit 7"], environ=environ, cwd=tmp_path, deadline_s=60) as said,
     ):
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-    with beside(["false"], environ=environ, cwd=tmp_path, deadline_s=60) as said:
+    with beside(["sh", "-c", "exit 3"], environ=environ, cwd=tmp_path, deadline_s=60, may_end_with=3) as said:
+        assert said == ""  # no torch: nothing to run
+
+
+@pytest.mark.parametrize(
+    ("script", "deadline_s", "words"),
+    [("exit 1", 60, "ended too early: exit code 1"), ("exec sleep 600", 0.5, "had not begun after 0 s")],
+)
+def test_a_load_that_breaks_before_it_begins_is_no_missing_torch(
+    tmp_path: Path, script: str, deadline_s: float, words: str
+) -> None:
+    """A GPU on which CUDA does not start, or hangs."""
+    environ = {"PATH": "/usr/bin:/bin"}
+    command = ["sh", "-c", script]
+    with (
+        pytest.raises(UserError, match=words),
+        beside(command, environ=environ, cwd=tmp_path, deadline_s=deadline_s, may_end_with=3) as said,
+    ):
         assert said == ""
+
+
+def test_all_reduce_of_one_gpu_asks_for_no_program(tmp_path: Path) -> None:
+    """A node with one GPU: not nccl-tests is what is missing."""
+    run = Run(Options(), tmp_path, "mark", lambda _: None)
+    run.node = replace(load_node("hgx-h100-8"), source=Source("live"), gpus=load_node("hgx-h100-8").gpus[:1])
+    assert [item.outcome for item in all_reduce(run)] == ["could not look"]
+    assert "two or more" in next(all_reduce(run)).text
+
+
+def test_no_title_of_a_step_is_cut_off() -> None:
+    for step in wanted_steps(Options()):
+        assert len(f"{'DID NOT AGREE':<15} {step.name:<12} {1000.0:6.1f} s  {step.title}") <= 80, step.title

@@ -69,7 +69,9 @@ def test_without_a_gpu_it_ends_green_and_lists_what_it_could_not_look_at(accept:
         timeout=60,
     )
     report = json.loads(again.stdout)
-    assert (again.returncode, report["simulated"], len(report["gpus"])) == (0, True, 8)
+    # judged again, the same: unknown where the ranks were too noisy
+    noisy = texts(ran, "standard", "could not look")[:-1]
+    assert (again.returncode, report["simulated"], len(report["gpus"])) == (3 if noisy else 0, True, 8), noisy
     assert report["measurements"]["launch"]["world_size"] == 2  # of its standard check, judged again
 
 
@@ -135,7 +137,22 @@ def test_a_power_cap_is_named_and_taken_back(accept: Accept) -> None:
 def test_without_root_the_settings_are_not_looked_at_and_nothing_is_set(accept: Accept) -> None:
     ran = accept(*only("settings"), env={"FAKE_SMI_DENY": "1"})
     assert (ran.code, ran.set_to) == (0, []), ran.out
-    assert "needs root; nvidia-smi said: Changing settings" in texts(ran, "settings", "could not look")[0]
+    assert "nvidia-smi said: Changing settings" in texts(ran, "settings", "could not look")[0]
+    assert ("needs root; " in texts(ran, "settings", "could not look")[0]) == (os.geteuid() != 0)
+
+
+def test_a_setting_that_the_driver_does_not_have_is_not_looked_for(accept: Accept) -> None:
+    """A GPU of a cloud: nvidia-smi says "not supported", and ends with 0."""
+    ran = accept(*only("settings"), env={"FAKE_SMI_CANNOT": "1"})
+    assert (ran.code, ran.set_to) == (0, []), ran.out
+    assert "is not supported for GPU" in texts(ran, "settings", "could not look")[0]
+
+
+def test_a_driver_that_forgets_its_settings_is_given_none(accept: Accept) -> None:
+    """A node without persistence mode: the cap would be gone before the check that is to name it."""
+    ran = accept(*only("settings"), node="cold-start-8")
+    assert (ran.code, ran.set_to) == (0, []), ran.out
+    assert "persistence mode is off" in texts(ran, "settings", "could not look")[0]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, 137)])
