@@ -63,7 +63,7 @@ def check(
     title: str,
     level: Level = "quick",
     needs_gpu: bool = True,
-    limits: Iterable[Limit] | Mapping[str, Limit] = (),
+    limits: Iterable[Limit] | Mapping[str, Limit] | None = None,
     page: str | None = None,
     impact: Impact | None = None,
 ) -> Callable[[CheckFunction], CheckFunction]:
@@ -73,7 +73,7 @@ def check(
     """
     if isinstance(limits, Mapping):
         limits = [msgspec.structs.replace(limit, name=name) for name, limit in limits.items()]
-    by_name = {limit.name: limit for limit in limits}
+    by_name = {limit.name: limit for limit in limits or ()}
 
     def register(function: CheckFunction) -> CheckFunction:
         if id in _checks and _checks[id].function.__module__ != function.__module__:
