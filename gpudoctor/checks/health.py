@@ -25,23 +25,12 @@ from gpudoctor.checks.finding import (
 from gpudoctor.checks.load_harm import grown_under_load
 from gpudoctor.checks.nvlink_state import model_of
 from gpudoctor.checks.readings import says_nothing, unreadable
+from gpudoctor.checks.recovery import RECOVERY_ACTIONS, RecoveryAction
 from gpudoctor.checks.registry import check
 from gpudoctor.checks.trust import denied, untrusted
 from gpudoctor.facts.error_cost import LOST, condemning, no_handle_cost
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import Missing, known
-
-# What a GPU asks for and whether that makes it unfit; source: NVML, field 230 (GPU recovery action)
-_RECOVERY = {
-    "gpu-reset": ("the GPU needs a reset", True),
-    "node-reboot": ("the GPU needs the node rebooted", True),
-    "drain-p2p": ("the GPU asks that its peer-to-peer traffic be drained", False),
-    "drain-and-reset": ("the GPU asks to be drained and reset", True),
-    "recover-imex-domain": ("the GPU asks that its IMEX domain be recovered", False),
-    "bus-reset": ("the GPU needs a reset of its bus", True),
-    "system-reboot": ("the GPU needs the system rebooted", True),
-}
-_REBOOTS = ("node-reboot", "bus-reset", "system-reboot")
 
 
 def reset_advice(gpu: Gpu) -> list[Advice]:
@@ -64,7 +53,7 @@ def _lost_advice() -> list[Advice]:
     ]
 
 
-@check("gpu.lost", title="No GPU is lost or needs a reset")
+@check("gpu.lost", title="No GPU is lost or needs a reset", impact="no-work")
 def lost(case: Case) -> Iterator[Finding]:
     """Judge each GPU's driver errors and the recovery it asks for; a GPU that said nothing is no pass."""
     told = {gpu.bus_id for gpu in case.gpus if condemning(gpu)}
@@ -143,25 +132,32 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
     evidence = Evidence("recovery action", action)
     if action == "none":
         return ok(subject, "answers, and asks for no recovery", None, evidence, *single)
-    words, unfit = _RECOVERY.get(action, (f"the GPU asks for a recovery unknown to this version: {action}", False))
-    return (fail if unfit else warn)(
+    unknown_action = RecoveryAction(f"the GPU asks for a recovery unknown to this version: {action}", unfit=False)
+    asked = RECOVERY_ACTIONS.get(action, unknown_action)
+    return (fail if asked.unfit else warn)(
         subject,
-        Found(words, action),
+        Found(asked.words, action),
         Expected("none", "==", "none", source="the GPU itself"),
         evidence,
         likely="an earlier error (see gpu.xid, gpu.ecc) left the GPU in a state that only this clears",
-        advice=reset_advice(gpu) if action not in _REBOOTS else [Advice("Drain the node and reboot it.", "reboot")],
+        advice=[Advice("Drain the node and reboot it.", "reboot")] if asked.reboot else reset_advice(gpu),
     )
+
+
+_UNCORRECTED = Limit(
+    0, "errors", "any volatile uncorrected error killed or corrupted work (DCGM, GCM)", name="uncorrected"
+)
+_CORRECTED = Limit(10_000_000, "errors", "lowest figure at which operators act (10 to 50 million)", name="corrected")
+_SRAM_UNCORRECTED_LIFETIME = Limit(
+    4, "errors", "SRAM cannot be repaired; operators replace above 4", name="sram_uncorrected_lifetime"
+)
 
 
 @check(
     "gpu.ecc",
     title="No uncorrected memory errors since the driver was loaded",
-    limits={
-        "uncorrected": Limit(0, "errors", "any volatile uncorrected error killed or corrupted work (DCGM, GCM)"),
-        "corrected": Limit(10_000_000, "errors", "lowest figure at which operators act (10 to 50 million)"),
-        "sram_uncorrected_lifetime": Limit(4, "errors", "SRAM cannot be repaired; operators replace above 4"),
-    },
+    impact="wrong-results",
+    limits=(_UNCORRECTED, _CORRECTED, _SRAM_UNCORRECTED_LIFETIME),
 )
 def ecc(case: Case) -> Iterator[Finding]:
     """Judge volatile counters and the SRAM threshold; lifetime counts are said, and judged for SRAM alone."""
@@ -218,7 +214,7 @@ def _ecc(case: Case, gpu: Gpu) -> Iterator[Finding]:
         return
     sram = known(facts.sram_uncorrected_volatile) or 0
     bad = max(count, sram)
-    if bad > case.limit("gpu.ecc", "uncorrected", gpu):
+    if bad > case.limit(_UNCORRECTED, gpu):
         where = f" ({sram} in SRAM)" if sram else ""
         text = f"{bad} uncorrected memory error{'s' * (bad > 1)} since the driver was loaded{where}"
         yield _ecc_fail(gpu, Found(text, bad, "errors"), "ECC uncorrected, volatile", str(bad), replace=False)
@@ -276,22 +272,22 @@ def _ecc_fail(gpu: Gpu, found: Found | str, source: str, value: str, *, replace:
 
 def _worn(case: Case, gpu: Gpu) -> Iterator[Finding]:
     facts = gpu.ecc
-    for name, words, value in (
-        ("corrected", "corrected memory errors since the driver was loaded", known(facts.corrected_volatile)),
+    for limit, words, value in (
+        (_CORRECTED, "corrected memory errors since the driver was loaded", known(facts.corrected_volatile)),
         (
-            "sram_uncorrected_lifetime",
+            _SRAM_UNCORRECTED_LIFETIME,
             "uncorrected SRAM errors in its lifetime",
             # the GPU's own threshold flag, where it can be read, is the authority
             known(facts.sram_uncorrected_aggregate) if isinstance(facts.sram_threshold_exceeded, Missing) else None,
         ),
     ):
-        limit = case.limit("gpu.ecc", name, gpu)
-        if value is None or value <= limit:
+        most = case.limit(limit, gpu)
+        if value is None or value <= most:
             continue
         yield warn(
             of_gpu(gpu),
             Found(f"{value} {words}", value, "errors"),
-            Expected(f"at most {limit:.0f}", "<=", limit, "errors", case.limit_source("gpu.ecc", name, gpu)),
+            Expected(f"at most {most:.0f}", "<=", most, "errors", case.limit_source(limit, gpu)),
             Evidence(f"ECC: {words}", str(value)),
             likely="memory that is wearing out; correcting at a high rate also costs speed",
             advice=[

@@ -21,11 +21,9 @@ from gpudoctor.checks.finding import (
 )
 from gpudoctor.checks.pcie_rates import (
     describe,
-    generation_of,
     generation_reachable,
     hidden_bridges,
     idling,
-    link_gb_s,
     names_of,
     on_c2c,
     slot_above,
@@ -34,13 +32,14 @@ from gpudoctor.checks.registry import check
 from gpudoctor.checks.trust import untrusted
 from gpudoctor.facts.gpu import Gpu, PcieHop
 from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.pcie_generations import generation_of, link_gb_s
 from gpudoctor.profiles.peers import majority
 
 WIDTH = "nvmlDeviceGetCurrPcieLinkWidth"
 GENERATION = "nvmlDeviceGetCurrPcieLinkGeneration"
 
 
-@check("pcie.link-width", title="Every GPU uses all of its PCIe lanes")
+@check("pcie.link-width", title="Every GPU uses all of its PCIe lanes", impact="slow-host-link")
 def link_width(case: Case) -> Iterator[Finding]:
     """Judge each link's lanes by the GPU's and the slot's maximum; where the slot is hidden, by its peers."""
     for gpu in case.gpus:
@@ -177,10 +176,14 @@ _MOVE = (
 )
 
 
+_BUSY_PCT = Limit(10, "percent", "below it a desktop's redraws look the same as an idle GPU (ours)", name="busy_pct")
+
+
 @check(
     "pcie.link-speed",
     title="Every busy GPU runs its PCIe link at full generation",
-    limits={"busy_pct": Limit(10, "percent", "below it a desktop's redraws look the same as an idle GPU (ours)")},
+    impact="slow-host-link",
+    limits=(_BUSY_PCT,),
 )
 def link_speed(case: Case) -> Iterator[Finding]:
     """Judge each link's generation, but only where the link is not idling or already at its maximum."""
@@ -210,7 +213,7 @@ def _speed_of(case: Case, gpu: Gpu) -> Finding:
         return ok(subject, found, expected)
     if on_c2c(gpu) and not any((known(peer.pcie.generation) or 0) > now for peer in _peers(case, gpu)):
         return skip(subject, f"Gen{now}: the host link of this GPU is NVLink-C2C, not PCIe")
-    idle = idling(gpu, case.limit("pcie.link-speed", "busy_pct", gpu))
+    idle = idling(gpu, case.limit(_BUSY_PCT, gpu))
     if idle is None:
         return skip(subject, f"Gen{now} of Gen{most}: nothing here tells whether the link is idling")
     if idle:
