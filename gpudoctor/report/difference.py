@@ -19,7 +19,6 @@ FIGURE_CHANGE_MIN = 0.05
 
 Kind = Literal["new", "changed", "gone", "figure"]
 _BAD = (Status.FAIL, Status.UNKNOWN, Status.WARN)
-_NOT_JUDGED = (Status.SKIP, Status.UNKNOWN)
 
 
 class Difference(msgspec.Struct, frozen=True):
