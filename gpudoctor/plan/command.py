@@ -27,7 +27,7 @@ from gpudoctor.plan.known_models import is_size, shape_of_size
 from gpudoctor.plan.last_check import measurements_of
 from gpudoctor.plan.launch import launch_of
 from gpudoctor.plan.machine import Machine, compute_capability, machine_of, usable_gpus
-from gpudoctor.plan.memory import GIB, Job
+from gpudoctor.plan.memory import Job
 from gpudoctor.plan.model_shape import ModelError, ModelShape, seq_of
 from gpudoctor.plan.plan import Plan, plan_of
 from gpudoctor.plan.precision import Precision
@@ -37,6 +37,7 @@ from gpudoctor.profiles.load import profile_for
 from gpudoctor.profiles.profile import Profile
 from gpudoctor.report.files import write_file
 from gpudoctor.report.report import SourceSummary
+from gpudoctor.units import gib_text
 
 
 def plan(args: argparse.Namespace) -> int:
@@ -184,8 +185,8 @@ def _tight(choice: Choice, room_bytes: float) -> tuple[str, ...]:
     taken = choice.taken
     if taken.fit != "tight" or taken.memory is None:
         return ()
-    over = (taken.memory.total - room_bytes) / GIB
-    return (f"tight: with what the caching allocator usually loses it is {over:.1f} GiB more than there is",)
+    over = gib_text(taken.memory.total - room_bytes)
+    return (f"tight: with what the caching allocator usually loses it is {over} more than there is",)
 
 
 def _lacking(taken: Option) -> tuple[str, ...]:

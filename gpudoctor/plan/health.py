@@ -15,10 +15,10 @@ from gpudoctor.facts.missing import known
 from gpudoctor.facts.node import Node
 from gpudoctor.plan.communication import StepTime
 from gpudoctor.plan.machine import Machine, ranges
-from gpudoctor.plan.memory import GIB
 from gpudoctor.plan.rates import Rate
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.report import Report
+from gpudoctor.units import gib_text
 
 # a GPU with one of these takes no work at all
 _UNFIT = ("gpu.lost", "driver.responsive")
@@ -111,8 +111,8 @@ def meaning(trouble: Trouble, machine: Machine, now: StepTime, sound: StepTime, 
     if trouble.check in _SLOW:
         return f"{leave}, or expect every step to wait for GPU {several}"
     if trouble.check == "gpu.identical":
-        room = machine.memory_bytes / GIB
-        return f"{leave}, or expect all to wait for the slowest, and {room:.1f} GiB of each to be used"
+        room = gib_text(machine.memory_bytes)
+        return f"{leave}, or expect all to wait for the slowest, and {room} of each to be used"
     if trouble.check == "gpu.in-use":
         return f"the plan counts all memory of GPU {several} as free: end that program first"
     if trouble.check.startswith("nvlink.") and trouble.check != "nvlink.fabric":

@@ -25,8 +25,7 @@ from gpudoctor.plan.rates import (
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.profiles.peers import compute_gpus
 from gpudoctor.profiles.profile import Profile
-
-MIB = 2**20
+from gpudoctor.units import MIB
 
 
 class Machine(msgspec.Struct, frozen=True):

@@ -9,8 +9,9 @@ from textwrap import wrap
 from gpudoctor.plan.machine import ranges
 from gpudoctor.plan.model_shape import count_text
 from gpudoctor.plan.plan import Communication, MachineSummary, Plan, Speed, Strategy
-from gpudoctor.plan.text_rows import hanging, row_of, seconds_text, wrapped
+from gpudoctor.plan.text_rows import hanging, row_of, wrapped
 from gpudoctor.plan.trial_text import trial_lines
+from gpudoctor.units import seconds_text
 
 NARROWEST = 40
 _WORDS = 24  # columns that words beside a strategy's figures want at least

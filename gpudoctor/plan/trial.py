@@ -23,11 +23,11 @@ from gpudoctor.plan.rates import Rate
 from gpudoctor.plan.split import Split
 from gpudoctor.plan.trial_shape import CPU_SIZE, GPU_SIZE, least_ranks, trial_job, trial_split
 from gpudoctor.profiles.profile import NO_PROFILE
+from gpudoctor.units import MIB
 
 if TYPE_CHECKING:
     from gpudoctor.probes.trial_order import TrialFigures, TrialOrder
 
-MIB = 2**20
 STEPS = 3
 DEADLINE_S: dict[Backend, float] = {"nccl": 180.0, "gloo": 240.0}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from gpudoctor.facts.measured_strategies import Strategies, StrategyMemory
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import Missing
-from gpudoctor.report.collective_figures import figure_text, time_text
+from gpudoctor.units import figure_text, time_text
 
 _TITLES = ("step", "sent", "weights", "grads", "optim", "activations", "peak")  # short: 80 columns hold all of them
 _GAP = 2
