@@ -16,6 +16,7 @@ from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.node import Node
+from gpudoctor.json_text import json_line
 from gpudoctor.plan import megatron
 from gpudoctor.plan.choose import Choice, choose
 from gpudoctor.plan.communication import StepTime, step_time
@@ -210,10 +211,8 @@ def _slower(machine: Machine, step: StepTime) -> tuple[str, ...]:
 
 
 def _write(made: Plan, args: argparse.Namespace) -> None:
-    from gpudoctor.plan.plan_json import render_json
-
     if (args.format or "text") == "json":
-        text = render_json(made)
+        text = json_line(made)
     else:
         from shutil import get_terminal_size
 

@@ -18,7 +18,7 @@ from textual.widgets import Footer, Input, TabbedContent, TabPane
 
 from gpudoctor.checks.registry import Level
 from gpudoctor.facts.watched import Opening, Tick
-from gpudoctor.tui.bindings import KEYS, MAIN_ACTIONS, PLAYBACK_ACTIONS
+from gpudoctor.tui.bindings import KEYS, MAIN_ACTIONS, PLAYBACK_ACTIONS, palette_commands
 from gpudoctor.tui.check_list import CheckList
 from gpudoctor.tui.checker import Checker
 from gpudoctor.tui.feed import Feed, Trouble
@@ -381,6 +381,4 @@ class Doctor(App[int]):
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The command palette."""
-        from gpudoctor.tui.palette import commands
-
-        return commands(self)
+        return palette_commands(self)

@@ -15,9 +15,8 @@ from gpudoctor.report.collective_figures import column_of
 from gpudoctor.report.html.charts import Bar, lines_by_size, stacked_bars
 from gpudoctor.report.html.elements import Child, element, lines, section, table
 from gpudoctor.report.html.matrices import bandwidths, rank_name
-from gpudoctor.report.library_figures import library_lines
 from gpudoctor.report.report import Report
-from gpudoctor.report.strategy_figures import strategy_lines
+from gpudoctor.report.strategy_figures import library_lines, strategy_lines
 from gpudoctor.report.telemetry_figures import TELEMETRY_COLUMNS, telemetry_cells
 from gpudoctor.units import figure_text, size_text, time_text, whole_mib_text
 
