@@ -1,6 +1,8 @@
-"""Bytes, rates and durations as text: the formatters of reports, plans and the screen."""
+"""Bytes, rates, durations and lists of indices as text: the formatters of reports, plans and the screen."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -149,3 +151,27 @@ def rounded_duration_text(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min".replace(" 0 min", "")
+
+
+def ranges(numbers: Iterable[int], between: str = ", ") -> str:
+    """Runs of ascending indices.
+
+    >>> ranges([0, 1, 2, 5]), ranges([0, 1, 2, 5], ",")
+    ('0-2, 5', '0-2,5')
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return between.join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def option_ranges(numbers: Iterable[int]) -> str:
+    """Indices as --gpu takes them.
+
+    >>> option_ranges([0, 1, 2, 5])
+    '0-2,5'
+    """
+    return ranges(numbers, ",")

@@ -157,10 +157,9 @@ def _write(comparison: Comparison, args: argparse.Namespace) -> None:
     if args.format == "json":
         text = json_line(comparison)
     else:
-        from gpudoctor.report.text import wants_color
+        from gpudoctor.report.text import output_color
 
-        terminal = not to_file and sys.stdout is not None and sys.stdout.isatty()
-        text = _text(comparison, wants_color(args.color, {} if to_file else os.environ, is_terminal=terminal))
+        text = _text(comparison, output_color(args.color, to_file=to_file))
     if to_file:
         write_file(args.output, text)
     else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -191,10 +190,9 @@ def _render(report: ClusterReport, args: argparse.Namespace, *, to_file: bool) -
     if args.format == "json":
         return render_cluster_json(report)
     from gpudoctor.cluster.cluster_text import render_cluster_text
-    from gpudoctor.report.text import terminal_width, wants_color
+    from gpudoctor.report.text import output_color, terminal_width
 
-    is_terminal = not to_file and sys.stdout is not None and sys.stdout.isatty()
-    color = wants_color(args.color, {} if to_file else os.environ, is_terminal=is_terminal)
+    color = output_color(args.color, to_file=to_file)
     return render_cluster_text(report, width=terminal_width(), color=color, verbose=args.verbose)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections import Counter
@@ -183,13 +182,9 @@ def _render(fleet: Fleet, args: argparse.Namespace, *, to_file: bool) -> str:
 
         return render_fleet_html(fleet)
     from gpudoctor.cluster.fleet_text import render_fleet_text
-    from gpudoctor.report.text import terminal_width, wants_color
+    from gpudoctor.report.text import output_color, terminal_width
 
-    color = wants_color(
-        args.color,
-        {} if to_file else os.environ,
-        is_terminal=not to_file and sys.stdout is not None and sys.stdout.isatty(),
-    )
+    color = output_color(args.color, to_file=to_file)
     return render_fleet_text(fleet, width=terminal_width(), color=color, verbose=args.verbose)
 
 

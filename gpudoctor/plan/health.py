@@ -14,11 +14,11 @@ from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import known
 from gpudoctor.facts.node import Node
 from gpudoctor.plan.communication import StepTime
-from gpudoctor.plan.machine import Machine, ranges
+from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.rates import Rate
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.report import Report
-from gpudoctor.units import gib_text
+from gpudoctor.units import gib_text, option_ranges
 
 # a GPU with one of these takes no work at all
 _UNFIT = ("gpu.lost", "driver.responsive")
@@ -95,7 +95,7 @@ def meaning(trouble: Trouble, machine: Machine, now: StepTime, sound: StepTime, 
 
     `sound` and `host_sound` are the step and the link to RAM that these GPUs would have with sound PCIe links.
     """
-    several = ranges(trouble.gpus)
+    several = option_ranges(trouble.gpus)
     here = {gpu.index for gpu in machine.gpus}
     rest = sorted(here - set(trouble.gpus))
     if trouble.gpus and not rest and trouble.check in _LINKS:
@@ -103,7 +103,7 @@ def meaning(trouble: Trouble, machine: Machine, now: StepTime, sound: StepTime, 
     if not trouble.gpus or (not rest and trouble.check != "gpu.in-use"):
         how = f"gpudoctor explain {trouble.check} says"
         return f"mend it first: {how} how" if trouble.status == "fail" else f"{how} what it costs, and how to mend it"
-    leave = f"leave {'it' if len(trouble.gpus) == 1 else 'them'} out (--gpu {ranges(rest)})"
+    leave = f"leave {'it' if len(trouble.gpus) == 1 else 'them'} out (--gpu {option_ranges(rest)})"
     if trouble.check in _WRONG and trouble.status == "fail":
         return f"{leave}: GPU {several} may fail, or compute what is wrong"
     if trouble.check in _LINKS:

@@ -17,7 +17,7 @@ from gpudoctor.tui.link_grids import gpu_of_rank, judged, kind_of, on_cpus, pair
 from gpudoctor.tui.paragraphs import hanging
 from gpudoctor.tui.state import State
 from gpudoctor.tui.status_style import WORDS, style_of, worst_first
-from gpudoctor.units import short_figure
+from gpudoctor.units import ranges, short_figure
 
 _LINK_DOMAINS = ("nvlink", "pcie", "topology", "link", "network")
 _BAD = (Status.FAIL, Status.WARN, Status.UNKNOWN)
@@ -179,21 +179,7 @@ def _grouped(said: Iterable[tuple[int, str]]) -> Iterator[str]:
 
 
 def _which(indices: list[int], several: bool) -> str:
-    return f"GPU {ranges(indices)}" if several or len(indices) == 1 else "every GPU"
-
-
-def ranges(numbers: list[int]) -> str:
-    """
-    >>> ranges([0, 1, 2, 5])
-    '0-2, 5'
-    """
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"GPU {ranges(sorted(indices))}" if several or len(indices) == 1 else "every GPU"
 
 
 def _nvlinks(state: State, node: Node) -> Iterator[str]:
@@ -286,7 +272,7 @@ def _rdma(node: Node) -> Iterator[str]:
     for port in ports:
         where = known(port.numa_node)
         near = [gpu.index for gpu in node.gpus if where is not None and known(gpu.numa_node) == where]
-        words = f"near GPU {ranges(near)} (node {where})" if near else "near no GPU, as far as is known"
+        words = f"near GPU {ranges(sorted(near))} (node {where})" if near else "near no GPU, as far as is known"
         rate = known(port.rate_gbit_s)
         said = (known(port.state) or "-") + (f" {rate:g} Gbit/s" if rate is not None else "")
         by_node.setdefault(words, {}).setdefault(said, []).append(f"{port.device}:{port.port}")
