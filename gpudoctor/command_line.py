@@ -10,7 +10,7 @@ from typing import NoReturn
 from gpudoctor import __version__
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
-from gpudoctor.options import output_option, redact_option
+from gpudoctor.options import output_option, redact_option, seconds
 
 LEVELS = ("quick", "standard", "full", "burn")
 MAX_RANKS = 64
@@ -258,17 +258,6 @@ def interval(text: str) -> float:
         value = 0.0
     if not 0.2 <= value <= 3600:
         raise argparse.ArgumentTypeError(f"{text!r}: a number of seconds from 0.2 to 3600 is wanted")
-    return value
-
-
-def seconds(text: str) -> float:
-    """A time limit."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 86400:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number of seconds above 0 and below 86400 is wanted")
     return value
 
 

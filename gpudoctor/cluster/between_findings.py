@@ -23,6 +23,7 @@ from gpudoctor.cluster.examination import Backend, Examination, Group
 from gpudoctor.cluster.odd_ones import name_odd, slow_pairs, usual_rate
 from gpudoctor.cluster.tournament import Pair
 from gpudoctor.facts.missing import Missing
+from gpudoctor.units import rate_text
 
 # A pair below this share of what is usual is slow, and below the second one not fit. Both are gpudoctor's own choice:
 # healthy pairs of one fabric differ by a few percent over NCCL, and half of it is a NIC or a rail that is missing; over
@@ -52,7 +53,7 @@ def all_reduce_findings(exam: Examination) -> Iterator[Finding]:
             yield _wrong(exam, place, (group,))
         return
     rate = group.busbw_gb_s
-    text = f"{group.ranks} ranks on {len(group.places)} nodes add exactly" + (f", at {speed(rate)}" if rate else "")
+    text = f"{group.ranks} ranks on {len(group.places)} nodes add exactly" + (f", at {rate_text(rate)}" if rate else "")
     yield ok(NODE, Found(text, None if rate is None else round(rate, 3), "GB/s"))
 
 
@@ -86,7 +87,7 @@ def pair_findings(exam: Examination, floor_gb_s: float | None) -> Iterator[Findi
     confirmed = [pair for pair in (*slow, *below) if there[pair].again]
     for pair in (*slow, *below):
         if pair not in confirmed:
-            yield unknown(_link(exam, pair), f"{speed(rates[pair])}, and there was no time to measure it once more")
+            yield unknown(_link(exam, pair), f"{rate_text(rates[pair])}, and there was no time to measure it once more")
     yield from _slow(exam, rates, confirmed, floor_gb_s)
     if rates and not (slow or below or in_vain or wrong):
         yield _fine(rates, floor_gb_s, SLOW_SHARE[backend])
@@ -111,7 +112,7 @@ def _told(
     is_fail = worst < usual * FAIL_SHARE[exam.backend]
     share = (FAIL_SHARE if is_fail else SLOW_SHARE)[exam.backend]
     expected = Expected(
-        f"at least {speed(usual * share)}: {share:.0%} of the {speed(usual)} that is usual here",
+        f"at least {rate_text(usual * share)}: {share:.0%} of the {rate_text(usual)} that is usual here",
         ">=",
         round(usual * share, 4),
         "GB/s",
@@ -119,11 +120,11 @@ def _told(
     )
     if worst >= usual * SLOW_SHARE[exam.backend] and floor_gb_s is not None:
         is_fail = True  # somebody who knows the network said what it has to reach
-        expected = Expected(f"at least {speed(floor_gb_s)}", ">=", floor_gb_s, "GB/s", "--at-least")
+        expected = Expected(f"at least {rate_text(floor_gb_s)}", ">=", floor_gb_s, "GB/s", "--at-least")
     places = {place for pair in pairs for place in pair}
     alone = subject.kind == "node"
     others = sorted(exam.nodes[p].name for p in places if exam.nodes[p].name != subject.name)
-    text = f"{speed(worst)}" + (
+    text = f"{rate_text(worst)}" + (
         f" at worst with {_listed(others)}; those are not slow with each other" if alone else ""
     )
     node = subject.name if alone else others[0]
@@ -131,7 +132,7 @@ def _told(
         subject,
         Found(text, round(worst, 4), "GB/s"),
         expected,
-        *(Evidence(f"all_reduce between {_names(exam, pair)}", speed(rates[pair])) for pair in pairs[:_ALIKE_MAX]),
+        *(Evidence(f"all_reduce between {_names(exam, pair)}", rate_text(rates[pair])) for pair in pairs[:_ALIKE_MAX]),
         likely="its link came up at a lower speed, or drops and repeats packets: cable, transceiver, port, NIC slot"
         if alone
         else "the way between these two alone: a switch or uplink in between, or a routing of its own"
@@ -197,11 +198,12 @@ def _wrong(exam: Examination, place: int, groups: Sequence[Group]) -> Finding:
 def _fine(rates: Mapping[Pair, float], floor_gb_s: float | None, share: float) -> Finding:
     low, high = min(rates.values()), max(rates.values())
     if len(rates) == 1 and floor_gb_s is None:
-        return skip(NODE, f"1 pair, at {speed(low)}: there is no other to compare with; --at-least GBIT_S judges it")
+        text = f"1 pair, at {rate_text(low)}: there is no other to compare with; --at-least GBIT_S judges it"
+        return skip(NODE, text)
     text = f"{len(rates)} pairs" if len(rates) > 1 else "1 pair"
-    span = speed(low) if len(rates) == 1 else f"{speed(low)} to {speed(high)}"
+    span = rate_text(low) if len(rates) == 1 else f"{rate_text(low)} to {rate_text(high)}"
     expected = (
-        Expected(f"at least {speed(floor_gb_s)}", ">=", floor_gb_s, "GB/s", "--at-least")
+        Expected(f"at least {rate_text(floor_gb_s)}", ">=", floor_gb_s, "GB/s", "--at-least")
         if floor_gb_s is not None
         else Expected(f"each at least {share:.0%} of what is usual", source=_OWN)
     )
@@ -212,11 +214,6 @@ def _not_measured(exam: Examination) -> Finding:
     why = exam.not_run or Missing("the check ended before it", "failed")
     reason = f"not measured: {why.reason}"
     return unknown(NODE, reason) if why.kind == "failed" else skip(NODE, reason)
-
-
-def speed(gb_s: float) -> str:
-    """ "0.0113 GB/s (0.0906 Gbit/s)": bus bandwidth, and in the unit that links are known by."""
-    return f"{gb_s:.3g} GB/s ({gb_s * 8:.3g} Gbit/s)"
 
 
 def _of(exam: Examination, place: int) -> Subject:

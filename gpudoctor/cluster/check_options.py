@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gpudoctor.options import output_option
+from gpudoctor.options import output_option, seconds
 
 LEVELS = ("quick", "standard", "full")
 
@@ -75,7 +75,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--deadline",
-        type=_seconds,
+        type=seconds,
         metavar="SECONDS",
         help="for all nodes to come, and for each group of them to be measured (default: 60; groups on CPU ranks: 20)",
     )
@@ -127,19 +127,11 @@ def _ranks(text: str) -> int:
     return int(text)
 
 
-def _seconds(text: str) -> float:
-    return _above_zero(text, 86400, "a number of seconds above 0 and below 86400")
-
-
 def _rate(text: str) -> float:
-    return _above_zero(text, 1e6, "a rate in Gbit/s, above 0,")
-
-
-def _above_zero(text: str, below: float, what: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < below:
-        raise argparse.ArgumentTypeError(f"{text!r}: {what} is wanted")
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r}: a rate in Gbit/s, above 0, is wanted")
     return value

@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gpudoctor.checks.finding import Finding, Status
-from gpudoctor.cluster.between_findings import speed
-from gpudoctor.cluster.cluster_report import Between, ClusterReport, GroupResult, Judged
+from gpudoctor.cluster.cluster_report import Between, ClusterReport, Judged
 from gpudoctor.cluster.text_rows import Rows
 from gpudoctor.report.blocks import STYLES, block_rows, plain, status_word
 from gpudoctor.report.text import laid_out
+from gpudoctor.units import mib_text, rate_text
 
 _NODES_SHOWN = 64  # of those that pass; every other one is always shown
 _VERDICT_WORDS = {
@@ -95,22 +95,22 @@ def _figures(between: Between, verbose: bool) -> Iterator[str]:
     everyone = between.everyone
     if everyone is not None and everyone.busbw_gb_s is not None:
         yield (
-            f"all_reduce of {_mib(everyone)} over {everyone.ranks} ranks on {len(everyone.nodes)} nodes: "
-            f"{speed(everyone.busbw_gb_s)} bus bandwidth"
+            f"all_reduce of {mib_text(everyone.size_bytes)} over {everyone.ranks} ranks on "
+            f"{len(everyone.nodes)} nodes: {rate_text(everyone.busbw_gb_s)} bus bandwidth"
         )
     told = [pair for pair in between.pairs if pair.busbw_gb_s is not None]
     rates = [pair.busbw_gb_s for pair in told if pair.busbw_gb_s is not None]
     if len(rates) == between.pairs_planned == 1:
-        yield f"the pair of nodes: {speed(rates[0])}"
+        yield f"the pair of nodes: {rate_text(rates[0])}"
     elif rates:
         yield (
-            f"{len(rates)} of {between.pairs_planned} pairs of nodes: slowest {speed(min(rates))}, "
-            f"middle {speed(median(rates))}, fastest {speed(max(rates))}"
+            f"{len(rates)} of {between.pairs_planned} pairs of nodes: slowest {rate_text(min(rates))}, "
+            f"middle {rate_text(median(rates))}, fastest {rate_text(max(rates))}"
         )
     if verbose:
         for pair in between.pairs:
             trouble = "; ".join(f"{name}: {text}" for name, text in pair.trouble.items())
-            rate = speed(pair.busbw_gb_s) if pair.busbw_gb_s is not None else trouble
+            rate = rate_text(pair.busbw_gb_s) if pair.busbw_gb_s is not None else trouble
             yield f"  {' - '.join(pair.nodes)}   {rate}" + ("   (once more, alone)" if pair.again else "")
 
 
@@ -139,7 +139,3 @@ def _all(report: ClusterReport) -> Iterator[RenderableType]:
             text = finding.reason or (finding.found.text if finding.found else "")
             row = Text.assemble(status_word(finding.status), "  ", plain(finding.subject.label), "  ", plain(text))
             yield Padding(row, (0, 0, 0, 2))
-
-
-def _mib(group: GroupResult) -> str:
-    return f"{group.size_bytes / 2**20:g} MiB"

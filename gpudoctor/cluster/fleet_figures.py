@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpudoctor.cluster.fleet_shapes import MeasuredOf, Number
-from gpudoctor.report.collective_figures import size_text
+from gpudoctor.units import size_text
 
 # smaller messages measure latency, whose spread on healthy nodes says nothing of a link
 SMALLEST_BYTES = 1 << 20

@@ -12,7 +12,7 @@ from gpudoctor.cluster.fleet_judged import outlier_words
 from gpudoctor.cluster.fleet_reading import Refused
 from gpudoctor.cluster.hostlist import hostlist
 from gpudoctor.report import html
-from gpudoctor.report.html.elements import Child, append, chip, document, element, section, table
+from gpudoctor.report.html.elements import Child, append, banner, chip, document, element, section, table, tally
 
 # nothing is loaded, nothing runs, nothing is sent: a browser holds to it whatever stands in the page
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -93,28 +93,17 @@ def _header(fleet: Fleet) -> Iterator[Child]:
         ("warn", "warn", counts.warn),
         ("pass", "pass", counts.passed),
     )
-    yield element(
-        "ul",
-        *(
-            element("li", element("b", str(count)), f" {word}", class_=status if count else "none")
-            for status, word, count in tiles
-        ),
-        class_="tally",
-    )
+    yield tally(tiles)
 
 
 def _banners(fleet: Fleet) -> Iterator[Element]:
     if fleet.simulated:
         which = "all nodes are" if fleet.simulated == len(fleet.nodes) else f"{fleet.simulated} nodes are"
-        yield _banner("SIMULATED", f"{which} made up, no verdict on real machines", "loud")
+        yield banner("SIMULATED", f"{which} made up, no verdict on real machines", "loud")
     if fleet.reading.interrupted:
-        yield _banner("INTERRUPTED", f"by {fleet.reading.interrupted}: what was read until then", "loud")
+        yield banner("INTERRUPTED", f"by {fleet.reading.interrupted}: what was read until then", "loud")
     for note in fleet.notes:
-        yield _banner("Note", note, "quiet")
-
-
-def _banner(word: str, text: str, how: str) -> Element:
-    return element("p", element("strong", word), f" {text}", class_=f"banner {how}")
+        yield banner("Note", note, "quiet")
 
 
 def _kinds(fleet: Fleet) -> Element | None:

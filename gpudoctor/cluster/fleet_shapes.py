@@ -15,7 +15,6 @@ class NoValue(msgspec.Struct, frozen=True, gc=False):
 
 
 Number = float | NoValue | None
-Word = str | NoValue | None
 
 
 class ToolOf(msgspec.Struct, frozen=True, gc=False):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections import Counter
@@ -178,18 +177,15 @@ def _write(fleet: Fleet, args: argparse.Namespace) -> int:
 def _render(fleet: Fleet, args: argparse.Namespace, *, to_file: bool) -> str:
     if args.format == "json":
         return _json(fleet)
+    # what draws for people costs a JSON report of many nodes more than half of its start
     if args.format == "html":
         from gpudoctor.cluster.fleet_html import render_fleet_html
 
         return render_fleet_html(fleet)
     from gpudoctor.cluster.fleet_text import render_fleet_text
-    from gpudoctor.report.text import terminal_width, wants_color
+    from gpudoctor.report.text import output_color, terminal_width
 
-    color = wants_color(
-        args.color,
-        {} if to_file else os.environ,
-        is_terminal=not to_file and sys.stdout is not None and sys.stdout.isatty(),
-    )
+    color = output_color(args.color, to_file=to_file)
     return render_fleet_text(fleet, width=terminal_width(), color=color, verbose=args.verbose)
 
 

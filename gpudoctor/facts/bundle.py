@@ -16,13 +16,7 @@ ACCEPTANCE, MEASURED = "acceptance.json", "measurements.json"
 _RAW = re.compile(r"(?:report|nvml|nvidia-smi|nccl|plain|quick)-[a-z-]{1,30}\.(?:json|txt)|nvidia-smi\.xml")
 _MAX_ENTRIES = 64
 _BLOCK = 512
-_MAGIC = slice(257, 262)
 _LINE = re.compile(r"([0-9a-f]{64})  ([A-Za-z.-]{1,48})")
-
-
-def is_bundle(data: bytes) -> bool:
-    """Whether these (unpacked) bytes are a tar archive."""
-    return data[_MAGIC] == b"ustar"
 
 
 def pack(files: Mapping[str, bytes], made_s: int) -> bytes:

@@ -8,10 +8,11 @@ import msgspec
 
 from gpudoctor.errors import UserError
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import GIB, Job
+from gpudoctor.plan.memory import Job
 from gpudoctor.plan.options import MAX_BATCH
 from gpudoctor.plan.split import Split
 from gpudoctor.plan.strategies import Option, each_option, options_of
+from gpudoctor.units import gib_text
 
 MOST_NODES = 4096
 
@@ -176,11 +177,3 @@ def _nodes_wanted(machine: Machine, job: Job) -> int | None:
 
 def _fits(machine: Machine, job: Job, *, offload: bool = False) -> bool:
     return any(o.fit == "fits" and (offload or not o.split.offload) for o in each_option(machine, job, None))
-
-
-def gib_text(amount: float) -> str:
-    """
-    >>> gib_text(1.5 * 2**30)
-    '1.5 GiB'
-    """
-    return f"{amount / GIB:.1f} GiB"

@@ -12,13 +12,14 @@ from gpudoctor.examine import Sourced
 from gpudoctor.loading import CPU_RANKS
 from gpudoctor.plan.forced import nearest_split, undividable
 from gpudoctor.plan.machine import ram_bytes
-from gpudoctor.plan.memory import GIB, Job, memory_of
+from gpudoctor.plan.memory import Job, memory_of
 from gpudoctor.plan.model_shape import ModelShape, seq_of
 from gpudoctor.plan.plan import Plan, model_summary, strategy
 from gpudoctor.plan.settings import batch_of, learning_rates
 from gpudoctor.plan.split import Split, StrategyName
 from gpudoctor.plan.strategies import Option
 from gpudoctor.report.report import SourceSummary
+from gpudoctor.units import gib_text
 
 
 def cpu_plan(args: argparse.Namespace, shape: ModelShape, sourced: Sourced) -> tuple[Plan, Option]:
@@ -38,9 +39,9 @@ def cpu_plan(args: argparse.Namespace, shape: ModelShape, sourced: Sourced) -> t
     taken = next((option for option in options if option.works), None)
     if taken is None:
         least = min(option.memory.total for option in options if option.memory)
-        there = "of unknown size" if room is None else f"of {room / GIB:.0f} GiB"
+        there = "of unknown size" if room is None else f"of {gib_text(room, 0)}"
         raise UserError(
-            f"{shape.name} does not fit {ranks} CPU ranks in RAM {there} (least: {least / GIB:.1f} GiB a rank): plan "
+            f"{shape.name} does not fit {ranks} CPU ranks in RAM {there} (least: {gib_text(least)} a rank): plan "
             f"it for GPUs, and try it here: --node hgx-h100-8 --backend gloo --try"
         )
     node = sourced.node
@@ -87,5 +88,5 @@ def _options(job: Job, splits: tuple[Split, ...], room: float | None) -> Iterato
     for split in splits:
         memory = msgspec.structs.replace(memory_of(job, split, 0.0), framework=0.0)
         over = 0.0 if room is None else memory.total * split.world - room
-        reason = f"{over / GIB:.1f} GiB of RAM too much" if over > 0 else ""
+        reason = f"{gib_text(over)} of RAM too much" if over > 0 else ""
         yield Option(split, job, "no" if over > 0 else "fits", memory, reason)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpudoctor.errors import UserError
-from gpudoctor.plan.choose import Choice, check_batch, gib_text, way_out
+from gpudoctor.plan.choose import Choice, check_batch, way_out
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import Job
 from gpudoctor.plan.split import Split
 from gpudoctor.plan.strategies import megatron, options_of, tensor_divides, tried
+from gpudoctor.units import gib_text
 
 
 def choose_forced(machine: Machine, job: Job, global_batch: int | None, tensor: int, pipeline: int) -> Choice:

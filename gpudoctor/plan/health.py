@@ -14,11 +14,11 @@ from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import known
 from gpudoctor.facts.node import Node
 from gpudoctor.plan.communication import StepTime
-from gpudoctor.plan.machine import Machine, ranges
-from gpudoctor.plan.memory import GIB
+from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.rates import Rate
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.report import Report
+from gpudoctor.units import gib_text, option_ranges
 
 # a plan names warnings of these too, of the others failures only
 _WARNINGS_OF: frozenset[Impact | None] = frozenset(
@@ -93,7 +93,7 @@ def meaning(trouble: Trouble, machine: Machine, now: StepTime, sound: StepTime, 
 
     `sound` and `host_sound` are the step and the link to RAM that these GPUs would have with sound PCIe links.
     """
-    several, impact = ranges(trouble.gpus), impact_of(trouble.check)
+    several, impact = option_ranges(trouble.gpus), impact_of(trouble.check)
     here = {gpu.index for gpu in machine.gpus}
     rest = sorted(here - set(trouble.gpus))
     if trouble.gpus and not rest and impact == "slow-host-link":
@@ -101,7 +101,7 @@ def meaning(trouble: Trouble, machine: Machine, now: StepTime, sound: StepTime, 
     if not trouble.gpus or (not rest and impact != "memory-taken"):
         how = f"gpudoctor explain {trouble.check} says"
         return f"mend it first: {how} how" if trouble.status == "fail" else f"{how} what it costs, and how to mend it"
-    leave = f"leave {'it' if len(trouble.gpus) == 1 else 'them'} out (--gpu {ranges(rest)})"
+    leave = f"leave {'it' if len(trouble.gpus) == 1 else 'them'} out (--gpu {option_ranges(rest)})"
     if impact == "wrong-results" and trouble.status == "fail":
         return f"{leave}: GPU {several} may fail, or compute what is wrong"
     if impact == "slow-host-link":
@@ -109,8 +109,8 @@ def meaning(trouble: Trouble, machine: Machine, now: StepTime, sound: StepTime, 
     if impact == "slow-gpu":
         return f"{leave}, or expect every step to wait for GPU {several}"
     if impact == "unequal-gpus":
-        room = machine.memory_bytes / GIB
-        return f"{leave}, or expect all to wait for the slowest, and {room:.1f} GiB of each to be used"
+        room = gib_text(machine.memory_bytes)
+        return f"{leave}, or expect all to wait for the slowest, and {room} of each to be used"
     if impact == "memory-taken":
         return f"the plan counts all memory of GPU {several} as free: end that program first"
     if impact == "slow-collectives":

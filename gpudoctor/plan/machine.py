@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 
 from gpudoctor.errors import UserError
@@ -25,8 +23,7 @@ from gpudoctor.plan.rates import (
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.profiles.peers import compute_gpus
 from gpudoctor.profiles.profile import Profile
-
-MIB = 2**20
+from gpudoctor.units import MIB, option_ranges
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -80,7 +77,7 @@ def usable_gpus(node: Node, scope: tuple[int, ...] | None, unfit: dict[int, str]
     cut = [gpu.index for gpu in gpus if known(gpu.settings.mig_enabled) is True]
     if cut:
         whole = [gpu.index for gpu in gpus if gpu.index not in cut]
-        rest = f", or leave GPU {ranges(cut)} out: --gpu {ranges(whole)}" if whole else ""
+        rest = f", or leave GPU {option_ranges(cut)} out: --gpu {option_ranges(whole)}" if whole else ""
         raise UserError(
             f"{_name(node)}: MIG is on, and MIG instances cannot be joined for one training: switch it off "
             f"(nvidia-smi -mig 0){rest}"
@@ -141,21 +138,6 @@ def ram_bytes(node: Node) -> float | None:
     limit = known(node.host.memory_limit_mib)
     amounts = [mib for mib in (free, limit) if mib]
     return min(amounts) * float(MIB) if amounts else None
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Indices as --gpu takes them.
-
-    >>> ranges([0, 1, 2, 5])
-    '0-2,5'
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _name(node: Node) -> str:

@@ -9,7 +9,6 @@ from gpudoctor.plan.model_shape import ModelShape, layers_of_stages
 from gpudoctor.plan.precision import Optimizer, Precision, StateBytes, compute_bytes, state_bytes
 from gpudoctor.plan.split import Split
 
-GIB = 2**30
 # 855 MiB beside the tensors: llm.c's own count of GPT-2 124M on an A800 ("device memory usage" less its allocations)
 CONTEXT_BYTES = 855 * 2**20
 # NCCL_BUFFSIZE's default of 4 MiB, to send and to receive, 32 channels: a communicator. NCCL user guide

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from gpudoctor.options import output_option
+from gpudoctor.options import output_option, seconds
 
 PRECISIONS = ("bf16", "fp16", "fp32", "bf16-true")
 OPTIMIZERS = ("adamw", "adamw-8bit", "momentum", "lion", "sgd")
@@ -43,7 +43,7 @@ def add_plan_options(plan: argparse.ArgumentParser) -> None:
         "--report", type=Path, metavar="FILE", help="of a check of this node: use its measurements, name its faults"
     )
     plan.add_argument("--config", type=Path, metavar="FILE", help="thresholds for the faults that are looked for")
-    plan.add_argument("--deadline", type=_seconds, metavar="SECONDS", help="for reading the facts (default 60)")
+    plan.add_argument("--deadline", type=seconds, metavar="SECONDS", help="for reading the facts (default 60)")
     plan.add_argument("--format", choices=("text", "json"), help="default: text")
     plan.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
     output_option(plan, "write to FILE, atomically")
@@ -58,13 +58,3 @@ def _up_to(largest: int) -> Callable[[str], int]:
         return int(text)
 
     return whole_number
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 86400:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number of seconds above 0 and below 86400 is wanted")
-    return value

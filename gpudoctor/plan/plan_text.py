@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from textwrap import wrap
 
-from gpudoctor.plan.machine import ranges
 from gpudoctor.plan.model_shape import count_text
 from gpudoctor.plan.plan import Communication, MachineSummary, Plan, Speed, Strategy
-from gpudoctor.plan.text_rows import hanging, row_of, seconds_text, wrapped
+from gpudoctor.plan.text_rows import hanging, row_of, wrapped
 from gpudoctor.plan.trial_text import trial_lines
+from gpudoctor.units import option_ranges, seconds_text
 
 NARROWEST = 40
 _WORDS = 24  # columns that words beside a strategy's figures want at least
@@ -194,7 +194,7 @@ def _settings(plan: Plan, width: int) -> Iterator[str]:
 
 def _troubles(plan: Plan, width: int) -> Iterator[str]:
     for trouble in plan.troubles:
-        who = f"GPU {ranges(trouble.gpus)}: " if trouble.gpus else ""
+        who = f"GPU {option_ranges(trouble.gpus)}: " if trouble.gpus else ""
         yield from row_of(trouble.status, f"{who}{trouble.found} ({trouble.check})", width)
         yield from row_of("", trouble.means, width)
     for n, warning in enumerate(plan.warnings):

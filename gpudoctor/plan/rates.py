@@ -14,8 +14,8 @@ from gpudoctor.facts.node import Node
 from gpudoctor.facts.pcie_generations import LANE_GB_S
 from gpudoctor.plan.precision import Precision
 from gpudoctor.profiles.profile import Profile
+from gpudoctor.units import whole_mib_text
 
-MIB = 2**20
 C2C_GB_S = 342
 
 
@@ -114,7 +114,7 @@ def _measured(measurements: Measurements | None, ranks: int, op: str) -> Rate | 
     if not done:
         return None
     best = max(done, key=lambda c: c.size_bytes)
-    return _found(best.busbw_gb_s, f"measured here: {op} of {best.size_bytes / MIB:.0f} MiB")
+    return _found(best.busbw_gb_s, f"measured here: {op} of {whole_mib_text(best.size_bytes)}")
 
 
 def _found(value: float, source: str) -> Rate | str:

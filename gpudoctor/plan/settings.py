@@ -12,7 +12,6 @@ from gpudoctor.facts.node import Node
 from gpudoctor.plan.machine import Machine, compute_capability
 from gpudoctor.plan.memory import Job
 from gpudoctor.plan.precision import state_bytes
-from gpudoctor.plan.rates import Rate
 from gpudoctor.plan.split import Split
 
 
@@ -144,11 +143,3 @@ def _bootstrap_interface(node: Node) -> str | None:
         if known(i.state) == "up" and i.name != "lo" and not i.name.startswith(("ib", "docker", "veth", "virbr"))
     ]
     return max(up)[1] if up else None
-
-
-def rate_words(rate: Rate | str, unit: str = "GB/s") -> str:
-    """ "480 GB/s (profile hgx-h100-8: ...)", "at most 31.5 GB/s (...)", "not known: ..."."""
-    if isinstance(rate, str):
-        return f"not known: {rate}"
-    bound = "at most " if rate.at_most else ""
-    return f"{bound}{rate.value:.4g} {unit} ({rate.source})"

@@ -10,8 +10,9 @@ import msgspec
 
 from gpudoctor.plan.activations import RECOMPUTES, Recompute
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import GIB, Job, Memory, memory_of
+from gpudoctor.plan.memory import Job, Memory, memory_of
 from gpudoctor.plan.split import Split
+from gpudoctor.units import gib_number, gib_text
 
 Fit = Literal["fits", "tight", "no", "not here"]
 LARGEST_MICRO_BATCH = 64
@@ -93,10 +94,10 @@ def _at(
         if machine.ram_bytes is None:
             return Option(split, job, "not here", None, "the node's RAM is not known")
         if memory.host * ranks > machine.ram_bytes:
-            wanted, there = memory.host * ranks / GIB, machine.ram_bytes / GIB
-            fit, reason = "no", f"{wanted:.0f} GiB of RAM a node are wanted, {there:.0f} are free"
+            wanted, there = gib_text(memory.host * ranks, 0), gib_number(machine.ram_bytes, 0)
+            fit, reason = "no", f"{wanted} of RAM a node are wanted, {there} are free"
     if fit == "no" and not reason:
-        reason = f"{(memory.total - room) / GIB:.1f} GiB too much"
+        reason = f"{gib_text(memory.total - room)} too much"
     return Option(split, job, fit, memory, reason)
 
 

@@ -26,11 +26,3 @@ def hanging(lead: str, words: str, width: int) -> Iterator[str]:
 def wrapped(words: str, width: int) -> Iterable[str]:
     """The words in lines of `width` columns."""
     return wrap(printable(words), width, break_long_words=False, break_on_hyphens=False)
-
-
-def seconds_text(seconds: float) -> str:
-    """
-    >>> seconds_text(0.0421), seconds_text(3.14159)
-    ('42.1 ms', '3.14 s')
-    """
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

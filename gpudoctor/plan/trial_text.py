@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from gpudoctor.plan.model_shape import count_text
 from gpudoctor.plan.plan import Plan, Trial
-from gpudoctor.plan.text_rows import row_of, seconds_text
+from gpudoctor.plan.text_rows import row_of
 from gpudoctor.plan.trial_shape import TOLERANCE
+from gpudoctor.units import seconds_text
 
 
 def trial_lines(plan: Plan, width: int) -> Iterator[str]:

@@ -14,6 +14,7 @@ from gpudoctor.checks.finding import Evidence, Expected, Finding, Status, Subjec
 from gpudoctor.checks.run import CheckResult
 from gpudoctor.exits import printable
 from gpudoctor.report.report import Report
+from gpudoctor.units import ranges
 
 STYLES = {
     Status.PASS: "green",
@@ -123,21 +124,7 @@ def grouped_label(subjects: Iterable[Subject]) -> str:
     gpus = sorted({s.gpu for s in kept if s.kind == "gpu" and s.gpu is not None})
     others = list(dict.fromkeys(s.label for s in kept if s.kind != "gpu"))
     shown = others[:4] + ([f"{len(others) - 4} more"] if len(others) > 4 else [])
-    return ", ".join(([f"GPU {_ranges(gpus)}"] if gpus else []) + shown)
-
-
-def _ranges(numbers: list[int]) -> str:
-    """
-    >>> _ranges([0, 1, 2, 5])
-    '0-2, 5'
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return ", ".join(([f"GPU {ranges(gpus)}"] if gpus else []) + shown)
 
 
 def status_word(status: Status) -> Text:

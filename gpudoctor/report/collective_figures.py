@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import log2
 
 from gpudoctor.facts.measurements import Collective, Measurements, PairBandwidth
+from gpudoctor.units import figure_text, size_text, time_text
 
 _MATRIX_RANKS_MAX = 8
 
@@ -57,39 +58,3 @@ def _pair_lines(pairs: Sequence[PairBandwidth]) -> list[str]:
         cells = ("" if b <= a else figure_text(rates[a, b]) if (a, b) in rates else "-" for b in ranks[1:])
         lines.append("    " + "".join(f"{cell:>8}" for cell in (str(a), *cells)).rstrip())
     return lines
-
-
-def figure_text(value: float) -> str:
-    """Three digits, and never a 0 for what is not.
-
-    >>> figure_text(0.0004), figure_text(0.0521), figure_text(1.234), figure_text(45.61), figure_text(481.4)
-    ('<0.01', '0.05', '1.23', '45.6', '481')
-    """
-    if 0 < value < 0.01:
-        return "<0.01"
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
-
-
-def time_text(us: float) -> str:
-    """Microseconds in the unit that suits them.
-
-    >>> time_text(12.34), time_text(123.4), time_text(1234.5), time_text(2.5e6)
-    ('12 us', '123 us', '1.2 ms', '2.5 s')
-    >>> time_text(12_345.6), time_text(9_960.0)
-    ('12 ms', '10 ms')
-    """
-    for unit, factor in (("s", 1e6), ("ms", 1e3)):
-        if us >= factor:
-            return f"{us / factor:.1f} {unit}" if us < 9.95 * factor else f"{us / factor:.0f} {unit}"
-    return f"{us:.0f} us"
-
-
-def size_text(size_bytes: int) -> str:
-    """
-    >>> size_text(1 << 20), size_text(4012), size_text(1 << 30)
-    ('1 MiB', '4012 B', '1 GiB')
-    """
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size_bytes >= factor and size_bytes % factor == 0:
-            return f"{size_bytes // factor} {unit}"
-    return f"{size_bytes / (1 << 20):.2f} MiB" if size_bytes >= 1 << 20 else f"{size_bytes} B"

@@ -8,8 +8,7 @@ from gpudoctor.facts.measured_compute import ComputeRank
 from gpudoctor.facts.measured_links import HostLink, PeerLink
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import Missing, known
-
-_MIB = 1 << 20
+from gpudoctor.units import mib_text, whole_mib_text
 
 
 def device_lines(measurements: Measurements) -> list[str]:
@@ -24,7 +23,7 @@ def device_lines(measurements: Measurements) -> list[str]:
 def _host_lines(links: tuple[HostLink, ...]) -> list[str]:
     if not links:
         return []
-    lines = [f"  host copies of {links[0].size_bytes / _MIB:g} MiB, to and from the GPU (all at once):"]
+    lines = [f"  host copies of {mib_text(links[0].size_bytes)}, to and from the GPU (all at once):"]
     lines += [
         f"    rank {link.rank}: {link.h2d_alone_gb_s:.2f} and {link.d2h_alone_gb_s:.2f} GB/s "
         f"({_rate(link.h2d_together_gb_s)} and {_rate(link.d2h_together_gb_s)})"
@@ -59,7 +58,7 @@ def _compute_lines(ranks: Iterable[ComputeRank]) -> list[str]:
         parts = [f"copy {_rate(each.copy_gb_s)}, triad {_rate(each.triad_gb_s)} GB/s"]
         covered = known(each.pattern_bytes)
         if covered is not None:
-            parts.append(f"{each.pattern_passes} patterns over {covered / _MIB:.0f} MiB")
+            parts.append(f"{each.pattern_passes} patterns over {whole_mib_text(covered)}")
         if each.fingerprints:
             steady = "" if len(set(each.fingerprints)) == 1 else " (not steady)"
             parts.append(f"bits {each.fingerprints[0][:8]}{steady}")

@@ -11,15 +11,14 @@ from gpudoctor.checks.finding import WORST_FIRST, Finding, Status, Subject, wors
 from gpudoctor.checks.run import CheckResult
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import Missing
-from gpudoctor.report.collective_figures import size_text
 from gpudoctor.report.report import Report
+from gpudoctor.units import size_text
 
 # repeats of a busbw on one healthy node lie within 2 to 3 %; below this a difference says nothing
 FIGURE_CHANGE_MIN = 0.05
 
 Kind = Literal["new", "changed", "gone", "figure"]
 _BAD = (Status.FAIL, Status.UNKNOWN, Status.WARN)
-_NOT_JUDGED = (Status.SKIP, Status.UNKNOWN)
 
 
 class Difference(msgspec.Struct, frozen=True):

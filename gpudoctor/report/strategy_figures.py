@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from gpudoctor.facts.measured_strategies import Strategies, StrategyMemory
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import Missing
-from gpudoctor.report.collective_figures import figure_text, time_text
+from gpudoctor.units import figure_text, time_text
 
 _TITLES = ("step", "sent", "weights", "grads", "optim", "activations", "peak")  # short: 80 columns hold all of them
 _GAP = 2
@@ -33,6 +35,16 @@ def strategy_lines(measurements: Measurements) -> list[str]:
     widths = [_GAP + max(map(len, column)) for column in zip(*(cells for _, cells in rows), strict=True)]
     names = max(len(name) for name, _ in rows)
     return [head, *(f"    {name:<{names}}{_aligned(cells, widths)}" for name, cells in rows)]
+
+
+def library_lines(measurements: Measurements) -> list[str]:
+    """The same for DeepSpeed and TensorFlow, a table for each library that was tried; empty if none was."""
+    lines: list[str] = []
+    for library in (measurements.deepspeed, measurements.tensorflow):
+        if library is not None:
+            head, *rows = strategy_lines(replace(measurements, strategies=library.strategies)) or [""]
+            lines += [head.replace("strategies:", f"{library.library} {library.version}:", 1), *rows]
+    return [line for line in lines if line]
 
 
 def _aligned(cells: Iterable[str], widths: Iterable[int]) -> str:

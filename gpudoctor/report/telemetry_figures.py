@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpudoctor.checks.under_load import event_share, percent
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.telemetry import GpuUnderLoad, Telemetry
+from gpudoctor.units import MIB, gib_text
 
 # Reasons that cost speed, shortest words; the rest is how a healthy GPU works
 _HELD_BACK = {
@@ -63,7 +64,7 @@ def telemetry_cells(gpu: GpuUnderLoad) -> tuple[str, ...]:
         median("sm_mhz", "MHz"),
         median("power_w", "W"),
         median("temperature_c", "C"),
-        "-" if memory is None else f"{memory.high / 1024:.1f} GiB",
+        "-" if memory is None else gib_text(memory.high * MIB),
         "-" if generation is None or width is None else f"{generation.high:.0f} x{width.high:.0f}",
         _held_back(gpu),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from io import StringIO
@@ -242,3 +244,9 @@ def wants_color(asked: str, environ: Mapping[str, str], *, is_terminal: bool) ->
     if environ.get("FORCE_COLOR"):
         return True
     return is_terminal and environ.get("TERM") != "dumb"
+
+
+def output_color(asked: str, *, to_file: bool) -> bool:
+    """The same for what goes to stdout, or into a file, which no terminal's variable concerns."""
+    is_terminal = not to_file and sys.stdout is not None and sys.stdout.isatty()
+    return wants_color(asked, {} if to_file else os.environ, is_terminal=is_terminal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import floor, log10
 
 
 def stacked(parts: Sequence[tuple[float, str]], limit: float, width: int) -> list[tuple[str, str]]:
@@ -38,24 +39,7 @@ def nice_limit(value: float) -> float:
     >>> nice_limit(0), nice_limit(7.2), nice_limit(210), nice_limit(24), nice_limit(0.03)
     (1.0, 10.0, 250.0, 25.0, 0.05)
     """
-    from math import floor, log10
-
     if value <= 0:
         return 1.0
     power = 10.0 ** floor(log10(value))
     return next(float(f"{step * power:.6g}") for step in (1, 2, 2.5, 5, 10) if step * power >= value * 0.999999)
-
-
-def short(value: float) -> str:
-    """At most four characters of a figure from 0 to 9999.
-
-    >>> short(0), short(0.0521), short(1.234), short(45.61), short(481.4), short(0.001)
-    ('0', '.05', '1.2', '45.6', '481', '<.01')
-    """
-    if value == 0:
-        return "0"
-    if value < 0.01:
-        return "<.01"
-    if value < 0.995:
-        return f"{value:.2f}".removeprefix("0")
-    return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"

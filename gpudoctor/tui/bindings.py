@@ -1,10 +1,18 @@
-"""Every key of the screen; the footer and the help screen are made of these."""
+"""Every key of the screen, of which the footer and the help screen are made, and the same in words: the palette."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 
 from gpudoctor.tui.tabs import TABS
+from gpudoctor.tui.themes import THEMES
+
+if TYPE_CHECKING:
+    from gpudoctor.tui.app import Doctor
 
 # only a recording has a time to turn to
 PLAYBACK_ACTIONS = ("pause", "faster", "seek", "seek_end")
@@ -36,3 +44,21 @@ KEYS: tuple[BindingType, ...] = (
     Binding("end", "seek_end(1)", "To the end", show=False),
     Binding("ctrl+z", "suspend_process", "Suspend", show=False, tooltip="Back to the shell; fg returns"),
 )
+
+
+def palette_commands(app: Doctor) -> Iterable[SystemCommand]:
+    """What the command palette offers now: everything that has a key."""
+    for name, title in TABS:
+        yield SystemCommand(f"Show {title}", f"Turn to the tab {title}", lambda name=name: app.action_tab(name))
+    for theme in THEMES:
+        yield SystemCommand(f"Theme: {theme}", "Change the colours", lambda theme=theme: setattr(app, "theme", theme))
+    yield SystemCommand("Run all checks", f"At level {app.level}", app.action_run_all)
+    yield SystemCommand("Run all checks at a level", "Quick, standard, full or burn", app.action_level)
+    if app.state.running is not None:
+        yield SystemCommand("Cancel the check", "End it with what it has learnt", app.action_cancel)
+    yield SystemCommand("Only problems", "In the check list", app.action_problems)
+    yield SystemCommand("Filter checks", "In the check list", app.action_filter)
+    yield SystemCommand("Save the report", "As JSON or HTML", app.action_save)
+    yield SystemCommand("Export the screen", "As SVG into the working directory", app.action_export)
+    yield SystemCommand("Keys", "All keys, and what the words mean", app.action_help)
+    yield SystemCommand("Quit", "End gpudoctor", app.action_quit)

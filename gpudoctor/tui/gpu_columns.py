@@ -14,6 +14,7 @@ from gpudoctor.facts.missing import known
 from gpudoctor.facts.watched import GpuTick
 from gpudoctor.tui.lines import Row, Run, row
 from gpudoctor.tui.words import STYLE_OF, bar, both, held, whole
+from gpudoctor.units import MIB, gib_number
 
 _WIDTHS = {
     "gpu": 4,
@@ -123,7 +124,7 @@ def _cell(name: str, readings: dict[str, float], tick: GpuTick | None, health: s
         return whole(get("utilization_pct"))
     if name == "memory":
         used = get("memory_used_mib")
-        return "-" if used is None else f"{used / 1024:.1f}"
+        return "-" if used is None else gib_number(used * MIB)
     if name == "pcie":
         return both(get("pcie_rx_gb_s"), get("pcie_tx_gb_s"))
     if name == "nvlink":

@@ -11,7 +11,8 @@ from gpudoctor.facts.pcie_generations import LANE_GB_S
 from gpudoctor.tui.host_words import gpu_of
 from gpudoctor.tui.lines import Lines, Row, row
 from gpudoctor.tui.state import State
-from gpudoctor.tui.words import both, graph, rate, span, whole
+from gpudoctor.tui.words import both, graph, whole
+from gpudoctor.units import rate_number, rounded_duration_text
 
 SPAN_S = 300  # what the graph reaches back at least, where it was watched for so long
 _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600)
@@ -53,7 +54,7 @@ class HistoryGraph(Lines):
             return
         columns = max(1, width - _LABEL - _VALUE)
         step_s = step_for(columns, state.opening.interval_s, _watched_s(state, gpu))
-        self.border_title = f"GPU {gpu.index}: last {span(step_s * columns)}"
+        self.border_title = f"GPU {gpu.index}: last {rounded_duration_text(step_s * columns)}"
         self.border_subtitle = "fixed scales"
         self.show_rows(history_rows(state, gpu, columns, height, step_s))
 
@@ -121,7 +122,7 @@ def _lines(state: State, gpu: Gpu) -> list[_Line]:
 
 
 def _upto(limit: float | None) -> str:
-    return "0-?" if limit is None else f"0-{rate(limit)}"
+    return "0-?" if limit is None else f"0-{rate_number(limit)}"
 
 
 def pcie_limit_gb_s(gpu: Gpu) -> float | None:

@@ -10,7 +10,7 @@ from gpudoctor.facts.missing import known
 from gpudoctor.facts.watched import ProcessTick
 from gpudoctor.tui.lines import Lines, Row, Run, length, row
 from gpudoctor.tui.state import State
-from gpudoctor.tui.words import span
+from gpudoctor.units import MIB, gib_number, gib_text, rounded_duration_text
 
 # what train.utilization and train.memory call alike, so that screen and verdict agree
 APART_PCT = 20.0
@@ -66,7 +66,7 @@ def _host(state: State) -> Row:
 
 
 def _gib(mib: float | None) -> str:
-    return "-" if mib is None else f"{mib / 1024:.0f}"
+    return "-" if mib is None else gib_number(mib * MIB, 0)
 
 
 def _job(state: State, *, short: bool) -> Row:
@@ -132,8 +132,8 @@ def _memory(state: State, gpus: list[int]) -> Run | None:
         return None
     low, high = min(read.values()), max(read.values())
     if high - low <= max(APART_MIB, APART_SHARE * _middle(read)):
-        return f"memory balanced ({high / 1024:.1f} GiB)", "ok"
-    return f"memory uneven ({low / 1024:.1f} to {high / 1024:.1f} GiB)", "warn"
+        return f"memory balanced ({gib_text(high * MIB)})", "ok"
+    return f"memory uneven ({gib_number(low * MIB)} to {gib_text(high * MIB)})", "warn"
 
 
 def _steadiness(state: State, gpus: list[int]) -> Run | None:
@@ -154,8 +154,8 @@ def _steadiness(state: State, gpus: list[int]) -> Run | None:
         seen_s = min(seen_s, end_s - first_s)
     most = max(swings, key=lambda gpu: swings[gpu])
     if swings[most] <= STEADY_PCT:
-        return f"steady over {span(seen_s)}", "ok"
-    return f"fluctuates by {swings[most]:.0f} % (GPU {most}) over {span(seen_s)}", "warn"
+        return f"steady over {rounded_duration_text(seen_s)}", "ok"
+    return f"fluctuates by {swings[most]:.0f} % (GPU {most}) over {rounded_duration_text(seen_s)}", "warn"
 
 
 def _odd_one(read: dict[int, float]) -> int:

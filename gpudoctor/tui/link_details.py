@@ -14,11 +14,11 @@ from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import Node
 from gpudoctor.facts.pcie_generations import generation_of
 from gpudoctor.report.report import Report
-from gpudoctor.tui.bars import short
 from gpudoctor.tui.link_grids import gpu_of_rank, judged, kind_of, on_cpus, pair_of
 from gpudoctor.tui.paragraphs import hanging
 from gpudoctor.tui.state import State
 from gpudoctor.tui.status_style import WORDS, style_of, worst_first
+from gpudoctor.units import ranges, short_figure
 
 _LINK_DOMAINS = ("nvlink", "pcie", "topology", "link", "network")
 _BAD = (Status.FAIL, Status.WARN, Status.UNKNOWN)
@@ -79,12 +79,14 @@ def _measured(report: Report, a: int, b: int) -> Iterator[str]:
     links = report.measurements.peer_links
     if link := next((link for link in links if (link.source, link.target) == (a, b)), None):
         both = known(link.both_ways_gb_s)
-        said = f"copy {short(link.gb_s)} GB/s" + (f", both ways {short(both)}" if both is not None else "")
+        said = f"copy {short_figure(link.gb_s)} GB/s" + (
+            f", both ways {short_figure(both)}" if both is not None else ""
+        )
         yield said + {True: "", False: ", CUDA P2P off", None: ""}[known(link.p2p)]
         if link.wrong_elements:
             yield f"{link.wrong_elements} elements arrived WRONG"
     if pair := next((pair for pair in report.measurements.pairs if {pair.a, pair.b} == {a, b}), None):
-        yield f"sendrecv {short(pair.busbw_gb_s)} GB/s each way"
+        yield f"sendrecv {short_figure(pair.busbw_gb_s)} GB/s each way"
         if pair.wrong_ranks:
             yield "data arrived WRONG"
 
@@ -178,21 +180,7 @@ def _grouped(said: Iterable[tuple[int, str]]) -> Iterator[str]:
 
 
 def _which(indices: list[int], several: bool) -> str:
-    return f"GPU {ranges(indices)}" if several or len(indices) == 1 else "every GPU"
-
-
-def ranges(numbers: list[int]) -> str:
-    """
-    >>> ranges([0, 1, 2, 5])
-    '0-2, 5'
-    """
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"GPU {ranges(sorted(indices))}" if several or len(indices) == 1 else "every GPU"
 
 
 def _nvlinks(state: State, node: Node) -> Iterator[str]:
@@ -253,10 +241,10 @@ def _host_links(node: Node, report: Report | None) -> Iterator[str]:
         gpu = gpu_of_rank(report.measurements, node, link.rank)
         who = f"GPU {gpu}" if gpu is not None else f"rank {link.rank}"
         together = [known(link.h2d_together_gb_s), known(link.d2h_together_gb_s)]
-        at_once = ", ".join("-" if rate is None else short(rate) for rate in together)
+        at_once = ", ".join("-" if rate is None else short_figure(rate) for rate in together)
         word = WORDS[told[link.rank]] if link.rank in told else ""
         wrong = f"{link.wrong_bytes} bytes came back WRONG" if link.wrong_bytes else ""
-        line = f"{who:<9}{short(link.h2d_alone_gb_s):>9}{short(link.d2h_alone_gb_s):>9}   ({at_once})"
+        line = f"{who:<9}{short_figure(link.h2d_alone_gb_s):>9}{short_figure(link.d2h_alone_gb_s):>9}   ({at_once})"
         yield "  ".join(part for part in (line, word, wrong) if part)
 
 
@@ -285,7 +273,7 @@ def _rdma(node: Node) -> Iterator[str]:
     for port in ports:
         where = known(port.numa_node)
         near = [gpu.index for gpu in node.gpus if where is not None and known(gpu.numa_node) == where]
-        words = f"near GPU {ranges(near)} (node {where})" if near else "near no GPU, as far as is known"
+        words = f"near GPU {ranges(sorted(near))} (node {where})" if near else "near no GPU, as far as is known"
         rate = known(port.rate_gbit_s)
         said = (known(port.state) or "-") + (f" {rate:g} Gbit/s" if rate is not None else "")
         by_node.setdefault(words, {}).setdefault(said, []).append(f"{port.device}:{port.port}")

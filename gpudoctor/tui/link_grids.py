@@ -12,9 +12,10 @@ from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import Node
 from gpudoctor.report.report import Report
-from gpudoctor.tui.bars import heat_sign, short
+from gpudoctor.tui.bars import heat_sign
 from gpudoctor.tui.matrix import DIAGONAL, Cell, Grid
 from gpudoctor.tui.status_style import Tone
+from gpudoctor.units import short_figure
 
 Metric = Literal["topology", "nvlinks", "p2p", "peer", "both", "pairs"]
 METRICS: tuple[Metric, ...] = ("topology", "nvlinks", "p2p", "peer", "both", "pairs")
@@ -175,7 +176,7 @@ def _figures(metric: Metric, node: Node | None, report: Report | None) -> Drawn:
         sign = "!" if (a, b) in wrong else heat_sign(rate / yardsticks[kinds[a, b]])
         # below what is expected it never looks full, whatever its like reach
         sign = "-" if sign == "#" and tone is not None else sign
-        cells[where[a], where[b]] = Cell(short(rate), sign, tone or (None if cpu else _SIGN_TONES[sign]))
+        cells[where[a], where[b]] = Cell(short_figure(rate), sign, tone or (None if cpu else _SIGN_TONES[sign]))
     if cpu:
         title = f"CPU ranks (gloo), not judged: {title}"
     scale = f"# >=90%  - 50..90%  . <50% of {told}" + ("   ! arrived wrong" if wrong else "")
@@ -205,20 +206,20 @@ def _yardsticks(
     """
     if cpu:
         highest = max(rates.values())
-        return {"CPU": highest or 1.0}, f"the highest here, {short(highest)} GB/s"
+        return {"CPU": highest or 1.0}, f"the highest here, {short_figure(highest)} GB/s"
     by_kind: dict[str, list[float]] = {}
     for place, rate in rates.items():
         by_kind.setdefault(kinds[place], []).append(rate)
     medians = {kind: median(found) or 1.0 for kind, found in by_kind.items()}
     floor = _floor(report, _JUDGE[metric]) if len(medians) == 1 and metric != "both" else None
     if floor is None:
-        shown = [f"{short(rate)} {kind}" for kind, rate in medians.items()]
+        shown = [f"{short_figure(rate)} {kind}" for kind, rate in medians.items()]
         more = f", {len(shown) - _NAMES_MAX} more kinds" if len(shown) > _NAMES_MAX else ""
         return medians, f"the median of its kind (GB/s: {', '.join(shown[:_NAMES_MAX])}{more})"
     kind, usual = next(iter(medians.items()))
     if floor > usual:
-        return {kind: floor}, f"{short(floor)} GB/s, which {_JUDGE[metric]} expects"
-    return {kind: usual}, f"{short(usual)} GB/s, the median ({_JUDGE[metric]}: at least {short(floor)})"
+        return {kind: floor}, f"{short_figure(floor)} GB/s, which {_JUDGE[metric]} expects"
+    return {kind: usual}, f"{short_figure(usual)} GB/s, the median ({_JUDGE[metric]}: at least {short_figure(floor)})"
 
 
 def _floor(report: Report | None, check_id: str) -> float | None:

@@ -17,8 +17,7 @@ from gpudoctor.tui.link_details import details, pair_line, rank_of_gpu
 from gpudoctor.tui.link_grids import METRICS, Drawn, Metric, best_metric, draw
 from gpudoctor.tui.matrix import Matrix
 from gpudoctor.tui.messages import GpuChosen, RunWanted
-from gpudoctor.tui.pane import Pane
-from gpudoctor.tui.state import State
+from gpudoctor.tui.pane import DrawnPane
 from gpudoctor.tui.status_style import style_of
 
 _BESIDE_WIDTH = 56  # what the details need to stand beside the matrix
@@ -26,7 +25,7 @@ _BESIDE_WIDTH = 56  # what the details need to stand beside the matrix
 _LIVE = ("pcie_generation", "pcie_width")
 
 
-class LinksPane(Pane):
+class LinksPane(DrawnPane):
     """The matrix with a cursor, a line about the pair under it, and what else joins the GPUs and the host.
 
     The GPU of the cursor's row is the one whose PCIe path is shown; turning to another posts GpuChosen.
@@ -48,7 +47,6 @@ class LinksPane(Pane):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._state = State()
         self._metric: Metric | None = None  # None: the best there is
         self._drawn: Drawn | None = None
         self._drawn_from: tuple[Metric, Node | None, Report | None] = ("topology", None, None)
@@ -61,14 +59,6 @@ class LinksPane(Pane):
             yield Matrix()
             yield Static(id="links-details", markup=False)
         yield Static(id="links-pair", markup=False)
-
-    def show(self, state: State) -> None:
-        self._state = state
-        if self.is_mounted:
-            self._draw()
-
-    def on_mount(self) -> None:
-        self._draw()
 
     def on_resize(self, event: events.Resize) -> None:
         if self._drawn is not None:

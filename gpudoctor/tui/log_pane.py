@@ -15,14 +15,14 @@ from gpudoctor.facts.missing import Missing
 from gpudoctor.tui.changed import put
 from gpudoctor.tui.filter_line import FilterLine
 from gpudoctor.tui.log_view import LogView, Run
-from gpudoctor.tui.pane import Pane
-from gpudoctor.tui.state import LogLine, State
+from gpudoctor.tui.pane import DrawnPane
+from gpudoctor.tui.state import LogLine
 from gpudoctor.tui.status_style import style_of
 
 _BEFORE = "before"
 
 
-class LogPane(Pane):
+class LogPane(DrawnPane):
     """First the kernel's lines that the facts held already, marked "before"; then events, the newest at the bottom."""
 
     DEFAULT_CSS = """
@@ -37,7 +37,6 @@ class LogPane(Pane):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._state = State()
         self._only_kernel = False
         self._drawn: list[LogLine] = []  # of the state's log, as far as it was looked at
         self._before: tuple[str, ...] | None = None
@@ -46,14 +45,6 @@ class LogPane(Pane):
         yield Static(id="log-title", markup=False)
         yield FilterLine()
         yield LogView()
-
-    def show(self, state: State) -> None:
-        self._state = state
-        if self.is_mounted:
-            self._draw()
-
-    def on_mount(self) -> None:
-        self._draw()
 
     def action_only_kernel(self) -> None:
         """Show only the kernel's lines, or all again."""

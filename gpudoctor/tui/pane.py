@@ -16,3 +16,22 @@ class Pane(Widget):
 
     def show(self, state: State) -> None:
         raise NotImplementedError
+
+
+class DrawnPane(Pane):
+    """A pane that keeps the state, and draws itself from it."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._state = State()
+
+    def show(self, state: State) -> None:
+        self._state = state
+        if self.is_mounted:
+            self._draw()
+
+    def on_mount(self) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        raise NotImplementedError

@@ -12,7 +12,7 @@ from textual.widgets import DataTable, Static
 from gpudoctor.facts.watched import ProcessTick
 from gpudoctor.tui.changed import put
 from gpudoctor.tui.filter_line import FilterLine
-from gpudoctor.tui.pane import Pane
+from gpudoctor.tui.pane import DrawnPane
 from gpudoctor.tui.process_rows import (
     CYCLE,
     HEADINGS,
@@ -25,14 +25,13 @@ from gpudoctor.tui.process_rows import (
     unread,
     why_empty,
 )
-from gpudoctor.tui.state import State
 from gpudoctor.tui.status_style import style_of
 
 _COMMAND_WIDTH_MIN = 12
 _PADDING = 1
 
 
-class ProcessesPane(Pane):
+class ProcessesPane(DrawnPane):
     """A table that keeps its cursor on the same process while others come and go; the whole command stands below."""
 
     DEFAULT_CSS = """
@@ -52,7 +51,6 @@ class ProcessesPane(Pane):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._state = State()
         self._order: Column = "gpu"
         self._rows: dict[str, ProcessTick] = {}  # by row key, in the order shown
         self._drawn: dict[tuple[str, Column], str] = {}
@@ -63,14 +61,6 @@ class ProcessesPane(Pane):
         yield Static(id="processes-none", markup=False)
         yield DataTable[Text](cursor_type="row", cell_padding=_PADDING, zebra_stripes=False)
         yield Static(id="processes-command", markup=False)
-
-    def show(self, state: State) -> None:
-        self._state = state
-        if self.is_mounted:
-            self._draw()
-
-    def on_mount(self) -> None:
-        self._draw()
 
     def on_resize(self, event: events.Resize) -> None:
         # the columns' widths are fixed but for the last, which takes the rest

@@ -12,13 +12,13 @@ from gpudoctor.facts.measurements import Measurements, Training, TrainRank
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import Node
 from gpudoctor.facts.telemetry import Spread
-from gpudoctor.report.collective_figures import size_text
 from gpudoctor.report.report import Report
-from gpudoctor.tui.bars import nice_limit, short, stacked
+from gpudoctor.tui.bars import nice_limit, stacked
 from gpudoctor.tui.link_grids import gpu_of_rank, judged, on_cpus
 from gpudoctor.tui.paragraphs import hanging
 from gpudoctor.tui.plot import plot_lines
 from gpudoctor.tui.status_style import WORDS, style_of, worst_first
+from gpudoctor.units import exact_time_text, short_figure, size_text
 
 _BAD = (Status.FAIL, Status.WARN, Status.UNKNOWN)
 _SIGNS = {"compute": "█", "wait": "░", "data": "▒"}
@@ -204,8 +204,8 @@ def _busbw(measurements: Measurements, op: str, width: int, no_color: bool) -> I
     for row in done:
         wrong = f"  WRONG on rank {', '.join(map(str, row.wrong_ranks))}" if row.wrong_ranks else ""
         wrong += f"  without rank {', '.join(map(str, row.missing_ranks))}" if row.missing_ranks else ""
-        text = f"{row.op:<15}{size_text(_round_size(row.size_bytes)):>10}{short(row.busbw_gb_s):>12}"
-        text += f"{_time(row.time_us):>12}{_time(row.time_us_mad):>10}"
+        text = f"{row.op:<15}{size_text(_round_size(row.size_bytes)):>10}{short_figure(row.busbw_gb_s):>12}"
+        text += f"{exact_time_text(row.time_us):>12}{exact_time_text(row.time_us_mad):>10}"
         yield Content.assemble(
             (text, style_of("head", no_color) if row.op == op else ""), (wrong, style_of("fail", no_color))
         )
@@ -215,17 +215,6 @@ def _round_size(size_bytes: int) -> int:
     # sizes that must divide among the ranks are a few bytes below the round ones
     near = 1 << max(size_bytes.bit_length() - 1, 0)
     return next((size for size in (near, near * 2) if abs(size - size_bytes) <= size // 64), size_bytes)
-
-
-def _time(us: float) -> str:
-    """
-    >>> _time(12.34), _time(1234.5), _time(2.5e6)
-    ('12.3 us', '1.23 ms', '2.5 s')
-    """
-    for unit, factor in (("s", 1e6), ("ms", 1e3)):
-        if us >= factor:
-            return f"{us / factor:.3g} {unit}"
-    return f"{us:.3g} us"
 
 
 def _load(measurements: Measurements, width: int, no_color: bool) -> Iterator[Content]:

@@ -10,12 +10,11 @@ from textual.widgets import Static
 
 from gpudoctor.tui.changed import put
 from gpudoctor.tui.messages import RunWanted
-from gpudoctor.tui.pane import Pane
+from gpudoctor.tui.pane import DrawnPane
 from gpudoctor.tui.rank_figures import figures, next_operation, operations
-from gpudoctor.tui.state import State
 
 
-class RanksPane(Pane):
+class RanksPane(DrawnPane):
     """Figures of the report's ranks as text that scrolls; drawn anew only with another report or another width."""
 
     DEFAULT_CSS = """
@@ -29,20 +28,11 @@ class RanksPane(Pane):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._state = State()
         self._operation: str | None = None
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(can_focus=True):
             yield Static(id="ranks-figures", markup=False)
-
-    def show(self, state: State) -> None:
-        self._state = state
-        if self.is_mounted:
-            self._draw()
-
-    def on_mount(self) -> None:
-        self._draw()
 
     def on_resize(self, event: events.Resize) -> None:
         self._draw()

@@ -13,6 +13,7 @@ from gpudoctor.report.difference import Difference, differences
 from gpudoctor.report.report import Report
 from gpudoctor.tui.state import FinishedRun, Running, State
 from gpudoctor.tui.status_style import Tone, style_of
+from gpudoctor.units import duration_text
 
 RUNS_SHOWN = 20
 DIFFERENCES_SHOWN = 30
@@ -25,18 +26,11 @@ def running_words(running: Running | None, now_s: float) -> str:
         return ""
     what = ", ".join(running.words) or "all checks"
     left_s = None if running.ends_s is None else running.ends_s - now_s
-    left = f", about {_span(left_s)} left" if left_s is not None and left_s > 0 else ""
+    left = f", about {duration_text(left_s)} left" if left_s is not None and left_s > 0 else ""
     doing = f"  {running.progress}" if running.progress else ""
-    return printable(f"RUN {what}, level {running.level}: {_span(max(0.0, now_s - running.since_s))}{left}{doing}")
-
-
-def _span(seconds: float) -> str:
-    """
-    >>> _span(9.4), _span(90), _span(600)
-    ('9 s', '1 min 30 s', '10 min 0 s')
-    """
-    whole = round(seconds)
-    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+    return printable(
+        f"RUN {what}, level {running.level}: {duration_text(max(0.0, now_s - running.since_s))}{left}{doing}"
+    )
 
 
 def history_content(state: State, no_color: bool) -> Content:

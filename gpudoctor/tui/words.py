@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from gpudoctor.exits import printable
+from gpudoctor.units import rate_number
 
 # what the health words look like; the word itself always stands there
 STYLE_OF = {
@@ -76,20 +77,9 @@ def graph(values: Sequence[float | None], low: float, high: float, height: int =
     return ["".join(line) for line in lines]
 
 
-def rate(gb_s: float | None) -> str:
-    """GB/s in at most 3 characters, one more from 1000 on.
-
-    >>> rate(3.14), rate(0.04), rate(26.6), rate(131.2), rate(None)
-    ('3.1', '0.0', '27', '131', '-')
-    """
-    if gb_s is None:
-        return "-"
-    return f"{gb_s:.1f}" if gb_s < 9.95 else f"{gb_s:.0f}"
-
-
 def both(received: float | None, sent: float | None) -> str:
     """GB/s received/sent; one dash where neither was read."""
-    return "-" if received is None and sent is None else f"{rate(received)}/{rate(sent)}"
+    return "-" if received is None and sent is None else f"{rate_number(received)}/{rate_number(sent)}"
 
 
 def whole(value: float | None) -> str:
@@ -99,15 +89,3 @@ def whole(value: float | None) -> str:
 def clock(at_s: float) -> str:
     """HH:MM:SS of this machine's time zone."""
     return time.strftime("%H:%M:%S", time.localtime(at_s))
-
-
-def span(seconds: float) -> str:
-    """A length of time in words.
-
-    >>> span(45), span(300), span(5400)
-    ('45 s', '5 min', '1 h 30 min')
-    """
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min".replace(" 0 min", "")

@@ -8,10 +8,11 @@ import msgspec
 
 from gpudoctor.plan.activations import Kernels, Recompute
 from gpudoctor.plan.known_models import shape_of_size
-from gpudoctor.plan.memory import ALLOCATOR_SHARE, GIB, Job, memory_of
+from gpudoctor.plan.memory import ALLOCATOR_SHARE, Job, memory_of
 from gpudoctor.plan.model_shape import ModelShape
 from gpudoctor.plan.precision import Precision
 from gpudoctor.plan.split import Split
+from gpudoctor.units import GIB
 
 
 class Source(NamedTuple):

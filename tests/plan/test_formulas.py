@@ -11,12 +11,13 @@ from gpudoctor.plan.communication import step_time, traffic_of
 from gpudoctor.plan.explain import FORMULAS, formulas
 from gpudoctor.plan.known_models import shape_of_size
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import CONTEXT_BYTES, GIB, Job, activation_parts, memory_of, sharded_states, stage_parameters
+from gpudoctor.plan.memory import CONTEXT_BYTES, Job, activation_parts, memory_of, sharded_states, stage_parameters
 from gpudoctor.plan.precision import optimizer_bytes, state_bytes
 from gpudoctor.plan.rates import Rate
 from gpudoctor.plan.settings import batch_of, learning_rates
 from gpudoctor.plan.split import Split
 from gpudoctor.profiles.profile import NO_PROFILE
+from gpudoctor.units import GIB
 
 HUNDRED = Rate(100, "test")
 SEVEN = shape_of_size("7b")

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.measurements import Launch, Measurements
 from gpudoctor.report.figures import figure_lines
 from gpudoctor.report.html import render_html
-from gpudoctor.report.library_figures import library_lines
-from gpudoctor.report.strategy_figures import strategy_lines
+from gpudoctor.report.strategy_figures import library_lines, strategy_lines
 from tests.checks.test_strategy_libraries import found, library, zero
 from tests.tui.checks_app import report_of
 

@@ -6,12 +6,14 @@ import doctest
 
 import pytest
 
+from gpudoctor import units
 from gpudoctor.tui import bars, plot
-from gpudoctor.tui.bars import heat_sign, nice_limit, short, stacked
+from gpudoctor.tui.bars import heat_sign, nice_limit, stacked
 from gpudoctor.tui.plot import plot_lines
+from gpudoctor.units import short_figure
 
 
-@pytest.mark.parametrize("module", [bars, plot])
+@pytest.mark.parametrize("module", [bars, plot, units])
 def test_what_the_documentation_shows_is_what_is_drawn(module: object) -> None:
     results = doctest.testmod(module)  # type: ignore[arg-type]
     assert results.attempted > 0
@@ -36,7 +38,7 @@ def test_an_axis_ends_at_a_round_figure_that_is_not_below_the_highest() -> None:
 
 @pytest.mark.parametrize("value", [0.0, 0.003, 0.5, 0.999, 9.97, 99.97, 1800.0])
 def test_a_figure_in_the_matrix_takes_at_most_four_places(value: float) -> None:
-    assert len(short(value)) <= 4
+    assert len(short_figure(value)) <= 4
 
 
 def test_a_plot_stands_on_a_logarithmic_axis_and_keeps_to_its_width() -> None:

@@ -9,8 +9,8 @@ from xml.etree.ElementTree import Element
 import msgspec
 
 from gpudoctor.checks.finding import Status
-from gpudoctor.report.collective_figures import size_text
 from gpudoctor.report.html.elements import append, element
+from gpudoctor.units import size_text
 
 _WIDTH = 720
 _BAR_LEFT, _BAR_RIGHT, _BAR_STEP, _BAR_HEIGHT = 118, 40, 30, 20

@@ -97,6 +97,23 @@ def scroll(wide: Element, label: str) -> Element:
     return element("div", wide, class_="scroll", tabindex=0, role="region", aria_label=label)
 
 
+def tally(tiles: Iterable[tuple[str, str, int]]) -> Element:
+    """How many of what, a tile for each: (status that colours it, word, count)."""
+    return element(
+        "ul",
+        *(
+            element("li", element("b", str(count)), f" {word}", class_=status if count else "none")
+            for status, word, count in tiles
+        ),
+        class_="tally",
+    )
+
+
+def banner(word: str, text: str, how: str) -> Element:
+    """A line over the page; `how` is loud or quiet."""
+    return element("p", element("strong", word), f" {text}", class_=f"banner {how}")
+
+
 def section(title: str, *children: Child, id_: str | None = None) -> Element | None:
     """A titled part of the page; None where nothing is in it."""
     inside = [child for child in children if child is not None]

@@ -12,6 +12,7 @@ from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import Host, Node, to_json
 from gpudoctor.report.html.elements import Child, element, lines, section, table
 from gpudoctor.report.report import GpuSummary, Report
+from gpudoctor.units import MIB, gib_number, gib_text
 
 
 def facts_part(report: Report, raw_facts: bool) -> Iterator[Child]:
@@ -64,7 +65,7 @@ def _gpu(summary: GpuSummary, gpu: Gpu | None, wide: bool) -> tuple[Child, ...]:
     ecc = known(gpu.ecc.enabled)
     return (
         *first,
-        "-" if total is None else f"{total / 1024:.1f}",
+        "-" if total is None else gib_number(total * MIB),
         _pcie(gpu.pcie),
         _links(gpu),
         f"{_short(draw)} of {_short(limit)}",
@@ -135,7 +136,7 @@ def _cpus(usable: int | None, total: int | None, quota: float | None) -> str | N
 
 
 def _gib(mib: int | None) -> str | None:
-    return None if mib is None else f"{mib / 1024:.1f} GiB"
+    return None if mib is None else gib_text(mib * MIB)
 
 
 def _processes(facts: Node) -> Element | None:

@@ -11,16 +11,14 @@ from gpudoctor.facts.burn import Burn, GpuCounters, Series
 from gpudoctor.facts.measurements import Collective, Measurements, ProbeProblem, Training
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.telemetry import Telemetry
-from gpudoctor.report.collective_figures import column_of, figure_text, size_text, time_text
+from gpudoctor.report.collective_figures import column_of
 from gpudoctor.report.html.charts import Bar, lines_by_size, stacked_bars
 from gpudoctor.report.html.elements import Child, element, lines, section, table
 from gpudoctor.report.html.matrices import bandwidths, rank_name
-from gpudoctor.report.library_figures import library_lines
 from gpudoctor.report.report import Report
-from gpudoctor.report.strategy_figures import strategy_lines
+from gpudoctor.report.strategy_figures import library_lines, strategy_lines
 from gpudoctor.report.telemetry_figures import TELEMETRY_COLUMNS, telemetry_cells
-
-_MIB = 1 << 20
+from gpudoctor.units import figure_text, size_text, time_text, whole_mib_text
 
 
 def figures_part(report: Report) -> Iterator[Child]:
@@ -210,7 +208,7 @@ def _compute(measured: Measurements) -> Iterator[Child]:
 def _pattern(covered: int | None, wrong: int | None) -> str:
     if covered is None:
         return "-"
-    return f"{covered / _MIB:.0f} MiB, " + ("not compared" if wrong is None else f"{wrong} bytes wrong")
+    return f"{whole_mib_text(covered)}, " + ("not compared" if wrong is None else f"{wrong} bytes wrong")
 
 
 def _telemetry(telemetry: Telemetry) -> Element:

@@ -10,9 +10,9 @@ import msgspec
 from gpudoctor.facts.gpu import GpuPair
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import Missing, known
-from gpudoctor.report.collective_figures import figure_text, size_text
 from gpudoctor.report.html.elements import Child, append, element, scroll, section
 from gpudoctor.report.report import Report
+from gpudoctor.units import figure_text, size_text
 
 _MEANING = {
     "NV": "NV#: that many NVLinks",

@@ -9,7 +9,7 @@ from shlex import join
 from xml.etree.ElementTree import Element
 
 from gpudoctor.report.html.checks import check_table, problem_cards
-from gpudoctor.report.html.elements import Child, document, element, section
+from gpudoctor.report.html.elements import Child, banner, document, element, section, tally
 from gpudoctor.report.html.facts import facts_part
 from gpudoctor.report.html.figures import figures_part
 from gpudoctor.report.html.matrices import topology
@@ -91,35 +91,24 @@ def _tally(report: Report) -> Element:
         ("pass", "passed", counts.passed),
         ("skip", "skipped", counts.skip),
     )
-    return element(
-        "ul",
-        *(
-            element("li", element("b", str(count)), f" {word}", class_=status if count else "none")
-            for status, word, count in tiles
-        ),
-        class_="tally",
-    )
+    return tally(tiles)
 
 
 def _banners(report: Report) -> Iterator[Element]:
     source = report.run.source
     if report.simulated:
         what = f"node {source.name}" + (f" with {', '.join(source.faults)}" if source.faults else "")
-        yield _banner("SIMULATED", f"{what}: made up, no verdict on a real machine", "loud")
+        yield banner("SIMULATED", f"{what}: made up, no verdict on a real machine", "loud")
     elif report.error is None and source.kind != "live":
-        yield _banner("READ", f"from {source.kind} {source.name}: that machine, not the one that judged", "quiet")
+        yield banner("READ", f"from {source.kind} {source.name}: that machine, not the one that judged", "quiet")
     if report.run.injected:
-        yield _banner("INJECTED", f"{', '.join(report.run.injected)}: the probes were made to go wrong", "loud")
+        yield banner("INJECTED", f"{', '.join(report.run.injected)}: the probes were made to go wrong", "loud")
     if report.run.interrupted:
-        yield _banner("INTERRUPTED", f"by {report.run.interrupted}: what was known until then", "loud")
+        yield banner("INTERRUPTED", f"by {report.run.interrupted}: what was known until then", "loud")
     if report.error is not None:
-        yield _banner("ERROR", report.error, "loud")
+        yield banner("ERROR", report.error, "loud")
     for note in report.run.notes:
-        yield _banner("Note", note, "quiet")
-
-
-def _banner(word: str, text: str, how: str) -> Element:
-    return element("p", element("strong", word), f" {text}", class_=f"banner {how}")
+        yield banner("Note", note, "quiet")
 
 
 def _footer(report: Report) -> Element:

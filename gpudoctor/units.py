@@ -1,0 +1,177 @@
+"""Bytes, rates, durations and lists of indices as text: the formatters of reports, plans and the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+
+def size_text(size_bytes: int) -> str:
+    """
+    >>> size_text(1 << 20), size_text(4012), size_text(1 << 30)
+    ('1 MiB', '4012 B', '1 GiB')
+    """
+    for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size_bytes >= factor and size_bytes % factor == 0:
+            return f"{size_bytes // factor} {unit}"
+    return f"{size_bytes / MIB:.2f} MiB" if size_bytes >= MIB else f"{size_bytes} B"
+
+
+def mib_text(size_bytes: float) -> str:
+    """
+    >>> mib_text(256 << 20), mib_text(1.5 * MIB)
+    ('256 MiB', '1.5 MiB')
+    """
+    return f"{size_bytes / MIB:g} MiB"
+
+
+def whole_mib_text(size_bytes: float) -> str:
+    """
+    >>> whole_mib_text(68 << 30), whole_mib_text(1.6 * MIB)
+    ('69632 MiB', '2 MiB')
+    """
+    return f"{size_bytes / MIB:.0f} MiB"
+
+
+def gib_number(size_bytes: float, digits: int = 1) -> str:
+    """The number alone, for a column that names the unit.
+
+    >>> gib_number(80 * GIB), gib_number(79.6 * GIB, 0)
+    ('80.0', '80')
+    """
+    return f"{size_bytes / GIB:.{digits}f}"
+
+
+def gib_text(size_bytes: float, digits: int = 1) -> str:
+    """
+    >>> gib_text(1.5 * 2**30), gib_text(503.4 * GIB, 0)
+    ('1.5 GiB', '503 GiB')
+    """
+    return f"{gib_number(size_bytes, digits)} GiB"
+
+
+def figure_text(value: float) -> str:
+    """Three digits, and never a 0 for what is not.
+
+    >>> figure_text(0.0004), figure_text(0.0521), figure_text(1.234), figure_text(45.61), figure_text(481.4)
+    ('<0.01', '0.05', '1.23', '45.6', '481')
+    """
+    if 0 < value < 0.01:
+        return "<0.01"
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def short_figure(value: float) -> str:
+    """At most four characters of a figure from 0 to 9999.
+
+    >>> [short_figure(value) for value in (0, 0.0521, 1.234, 45.61, 481.4, 0.001)]
+    ['0', '.05', '1.2', '45.6', '481', '<.01']
+    """
+    if value == 0:
+        return "0"
+    if value < 0.01:
+        return "<.01"
+    if value < 0.995:
+        return f"{value:.2f}".removeprefix("0")
+    return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
+
+
+def rate_number(gb_s: float | None) -> str:
+    """GB/s in at most 3 characters, one more from 1000 on.
+
+    >>> rate_number(3.14), rate_number(0.04), rate_number(26.6), rate_number(131.2), rate_number(None)
+    ('3.1', '0.0', '27', '131', '-')
+    """
+    if gb_s is None:
+        return "-"
+    return f"{gb_s:.1f}" if gb_s < 9.95 else f"{gb_s:.0f}"
+
+
+def rate_text(gb_s: float) -> str:
+    """Bus bandwidth, and in the unit that links between nodes are known by.
+
+    >>> rate_text(0.01133)
+    '0.0113 GB/s (0.0906 Gbit/s)'
+    """
+    return f"{gb_s:.3g} GB/s ({gb_s * 8:.3g} Gbit/s)"
+
+
+def time_text(us: float) -> str:
+    """Microseconds in the unit that suits them, in two digits.
+
+    >>> time_text(12.34), time_text(123.4), time_text(1234.5), time_text(2.5e6)
+    ('12 us', '123 us', '1.2 ms', '2.5 s')
+    >>> time_text(12_345.6), time_text(9_960.0)
+    ('12 ms', '10 ms')
+    """
+    for unit, factor in (("s", 1e6), ("ms", 1e3)):
+        if us >= factor:
+            return f"{us / factor:.1f} {unit}" if us < 9.95 * factor else f"{us / factor:.0f} {unit}"
+    return f"{us:.0f} us"
+
+
+def exact_time_text(us: float) -> str:
+    """Microseconds in the unit that suits them, in three digits.
+
+    >>> exact_time_text(12.34), exact_time_text(1234.5), exact_time_text(2.5e6)
+    ('12.3 us', '1.23 ms', '2.5 s')
+    """
+    for unit, factor in (("s", 1e6), ("ms", 1e3)):
+        if us >= factor:
+            return f"{us / factor:.3g} {unit}"
+    return f"{us:.3g} us"
+
+
+def seconds_text(seconds: float) -> str:
+    """
+    >>> seconds_text(0.0421), seconds_text(3.14159)
+    ('42.1 ms', '3.14 s')
+    """
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def duration_text(seconds: float) -> str:
+    """To the second.
+
+    >>> duration_text(9.4), duration_text(90), duration_text(600)
+    ('9 s', '1 min 30 s', '10 min 0 s')
+    """
+    whole = round(seconds)
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+
+
+def rounded_duration_text(seconds: float) -> str:
+    """To the minute, if it is longer than one.
+
+    >>> rounded_duration_text(45), rounded_duration_text(300), rounded_duration_text(5400)
+    ('45 s', '5 min', '1 h 30 min')
+    """
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min".replace(" 0 min", "")
+
+
+def ranges(numbers: Iterable[int], between: str = ", ") -> str:
+    """Runs of ascending indices.
+
+    >>> ranges([0, 1, 2, 5]), ranges([0, 1, 2, 5], ",")
+    ('0-2, 5', '0-2,5')
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return between.join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def option_ranges(numbers: Iterable[int]) -> str:
+    """Indices as --gpu takes them.
+
+    >>> option_ranges([0, 1, 2, 5])
+    '0-2,5'
+    """
+    return ranges(numbers, ",")
