@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from gpudoctor.api import Sourced
 from gpudoctor.errors import UserError
-from gpudoctor.examine import Sourced, read_source
+from gpudoctor.examine import read_source
 from gpudoctor.exits import FAILED, OK, UNKNOWN, printable, write_stdout
 from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.facts.gpu import Gpu
