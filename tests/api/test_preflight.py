@@ -90,9 +90,8 @@ def test_the_example_trains_on_a_node_that_is_fit() -> None:
 def test_the_example_does_not_train_on_a_node_that_is_not() -> None:
     run = _example(NODE, "pcie-width-x8@1")
     assert run.returncode == 1
-    assert (
-        run.stderr.count(f"not trained: simulated node {NODE} is not fit to train on: FAIL pcie.link-width GPU 1") == 2
-    )
+    said = f"not trained: simulated node {NODE} is not fit to train on: FAIL pcie.link-width GPU 1"
+    assert run.stderr.count(said) == 2
     assert "trained: loss" not in run.stdout
 
 
@@ -197,7 +196,7 @@ def test_processes_that_are_confined_to_gpus_of_their_own_are_not_passed_by_the_
 
 def test_without_an_engine_it_checks_alone() -> None:
     assert gpudoctor.preflight(node=NODE).exit_code == 0
-    with pytest.raises(gpudoctor.NotFitError, match="FAIL pcie.link-width GPU 1") as error:
+    with pytest.raises(gpudoctor.NotFitError, match=r"FAIL pcie\.link-width GPU 1") as error:
         gpudoctor.preflight(node=NODE, faults="pcie-width-x8@1")
     assert error.value.report is not None
     assert error.value.report.verdict == "fail"
