@@ -1,3 +1,59 @@
-"""gpudoctor: is this multi-GPU node fit to train on, and if not, which part is at fault?"""
+"""gpudoctor: is this multi-GPU node fit to train on, and if not, which part is at fault?
+
+`docs/python-api.md` says what of it is public. Importing this package imports nothing else: each name is looked up when
+it is first used.
+"""
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "CheckRequest",
+    "Fault",
+    "Measurements",
+    "Node",
+    "NotFitError",
+    "Report",
+    "Sourced",
+    "UserError",
+    "check",
+    "judge",
+    "load_node",
+    "load_source",
+    "preflight",
+    "run_check",
+]
+
+TYPE_CHECKING = False  # as type checkers know it; importing typing would cost more than all of this
+if TYPE_CHECKING:
+    from gpudoctor.api import CheckRequest, NotFitError, Sourced
+    from gpudoctor.checks.faults import Fault
+    from gpudoctor.errors import UserError
+    from gpudoctor.facts.measurements import Measurements
+    from gpudoctor.facts.node import Node
+    from gpudoctor.library import check, judge, load_node, load_source, preflight, run_check
+    from gpudoctor.report.report import Report
+
+_MODULES = {
+    "CheckRequest": "gpudoctor.api",
+    "Fault": "gpudoctor.checks.faults",
+    "Measurements": "gpudoctor.facts.measurements",
+    "Node": "gpudoctor.facts.node",
+    "NotFitError": "gpudoctor.api",
+    "Report": "gpudoctor.report.report",
+    "Sourced": "gpudoctor.api",
+    "UserError": "gpudoctor.errors",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'gpudoctor' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_MODULES.get(name, "gpudoctor.library")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,21 +1,18 @@
-"""The report of one `gpudoctor check`: judged, or that it could not be, and written in the format asked for."""
+"""The report of one `gpudoctor check`, or that nothing could be judged, written in the format asked for."""
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
 import sys
 import time
-import uuid
 
 import msgspec
 
-from gpudoctor.exits import COULD_NOT, ClosedStdoutError, InterruptedBySignal, is_terminal, printable, say, write_stdout
+from gpudoctor.api import nothing_read, rfc3339, run_id
+from gpudoctor.exits import COULD_NOT, ClosedStdoutError, is_terminal, printable, say, write_stdout
 from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.node import Node, Source
 from gpudoctor.report.files import OutputError, write_file
-from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.report import (
     Counts,
     HostSummary,
@@ -25,40 +22,6 @@ from gpudoctor.report.report import (
     SourceSummary,
     Tool,
 )
-
-
-def write_report(
-    node: Node,
-    measurements: Measurements | None,
-    question: Question,
-    args: argparse.Namespace,
-    started_s: float,
-    duration_s: float,
-    signals: list[int],
-) -> int:
-    """Judge the node and write the report; give the exit code.
-
-    `started_s`: when the run began, in seconds since 1970; `signals`: those that have cut it short.
-    """
-    run = Run(
-        id=_run_id(),
-        started_at=_rfc3339(started_s),
-        duration_s=round(duration_s, 3),
-        level=question.level,
-        source=SourceSummary(node.source.kind, node.source.name, node.source.faults),
-        argv=tuple(args.argv),
-    )
-    with_facts = args.include_facts or _format(args) == "html"  # its tables of GPUs and of the topology are facts
-    report = judge(node, measurements, question, run=run, include_facts=with_facts)
-    if signals:
-        signal = InterruptedBySignal(signals[0])
-        run = msgspec.structs.replace(report.run, interrupted=str(signal))
-        report = msgspec.structs.replace(report, run=run, exit_code=signal.exit_code)
-    if args.redact:
-        from gpudoctor.facts.redact import Redaction
-
-        report = Redaction(node).of(report)
-    return _write(report, args)
 
 
 def write_error(args: argparse.Namespace, message: str, code: int) -> int:
@@ -71,15 +34,16 @@ def write_error(args: argparse.Namespace, message: str, code: int) -> int:
         if _to_file(args):
             write_file(args.output, f"gpudoctor could not judge this node: {printable(message)}\n")
         return code
+    source = nothing_read(args.node).source
     report = Report(
         schema="gpudoctor.report/1",
         tool=Tool(),
         run=Run(
-            id=_run_id(),
-            started_at=_rfc3339(time.time()),
+            id=run_id(),
+            started_at=rfc3339(time.time()),
             duration_s=0.0,
             level=args.level or "standard",
-            source=_named_source(args.node),
+            source=SourceSummary(source.kind, source.name),
             argv=tuple(args.argv),
         ),
         host=HostSummary(None, None, None),
@@ -98,10 +62,11 @@ def write_error(args: argparse.Namespace, message: str, code: int) -> int:
         from gpudoctor.facts.redact import Redaction
 
         report = Redaction(nothing_read(args.node)).of(report)
-    return _write(report, args)
+    return write_report(report, args)
 
 
-def _write(report: Report, args: argparse.Namespace) -> int:
+def write_report(report: Report, args: argparse.Namespace) -> int:
+    """Write the report where and as it was asked for; give the exit code."""
     code = report.exit_code
     if _format(args) == "nagios" and report.run.interrupted is None:
         from gpudoctor.report.nagios import nagios_code
@@ -159,21 +124,3 @@ def _to_file(args: argparse.Namespace) -> bool:
 
 def _format(args: argparse.Namespace) -> str:
     return args.format or "text"
-
-
-def _named_source(name: str | None) -> SourceSummary:
-    return SourceSummary("live" if name is None else "facts", printable(name or ""))
-
-
-def nothing_read(name: str | None) -> Node:
-    """What is known when a signal came before any fact."""
-    source = _named_source(name)
-    return Node(source=Source(kind=source.kind, name=source.name))
-
-
-def _rfc3339(time_s: float) -> str:
-    return datetime.datetime.fromtimestamp(time_s, datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def _run_id() -> str:
-    return str(uuid.uuid4())

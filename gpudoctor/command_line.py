@@ -11,9 +11,9 @@ from gpudoctor import __version__
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
 from gpudoctor.options import output_option, redact_option, seconds
+from gpudoctor.probes.engine import MAX_RANKS
 
 LEVELS = ("quick", "standard", "full", "burn")
-MAX_RANKS = 64
 FORMATS = ("text", "json", "nagios", "prometheus", "junit", "html")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
@@ -41,6 +40,16 @@ SHORTEST_BURN_S, LONGEST_BURN_S = 10.0, 86400.0
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
+class LoadRequest(msgspec.Struct, frozen=True):
+    """What may be loaded and how, as the options of the same names say it."""
+
+    backend: Backend | Literal["auto"] = "auto"
+    gpu: str | None = None
+    ranks: int | None = None
+    inject: tuple[str, ...] = ()
+    force: bool = False
+
+
 def run_limit_s(level: Level) -> float:
     """The longest that the ranks of one round of this level can take on a node of 8 GPUs, import of torch included."""
     if level not in RUN_DEADLINE_S:
@@ -57,7 +66,7 @@ def measure(
     node: Node,
     checks: tuple[Check, ...],
     level: Level,
-    args: argparse.Namespace,
+    request: LoadRequest,
     progress: Callable[[str], None] | None,
     on_interrupt: Callable[[Measurements], None],
     duration_s: float | None = None,
@@ -72,27 +81,27 @@ def measure(
     wanted, parts = _wanted(checks, level), parts_wanted(checks, level)
     if seats is not None and not seats.gather():
         seats = None  # the engine's variables were inherited: it started one process, which called gpudoctor
-    if seats is not None and args.ranks not in (None, seats.ranks):
-        raise UserError(f"--ranks {args.ranks}: {seats.engine} started {seats.ranks} ranks here; leave --ranks out")
-    backend = _backend(node, args.backend)
+    if seats is not None and request.ranks not in (None, seats.ranks):
+        raise UserError(f"--ranks {request.ranks}: {seats.engine} started {seats.ranks} ranks here; leave --ranks out")
+    backend = _backend(node, request.backend)
     why_not = _why_not(node, checks, wanted or parts, level, backend)
     if why_not is not None or backend is None:
-        if args.inject:
+        if request.inject:
             raise UserError(f"--inject makes a probe go wrong, and none runs here: {why_not}")
-        return _not_run(Missing(why_not or ""))
-    gpus = _gpus_to_load(node, args, seats) if backend == "nccl" else ()
+        return not_run(Missing(why_not or ""))
+    gpus = _gpus_to_load(node, request, seats) if backend == "nccl" else ()
     if isinstance(gpus, Missing):
-        return _not_run(gpus)
+        return not_run(gpus)
     from gpudoctor.probes.plan import ProbePlan, checked, desyncs
 
     plan = ProbePlan(
         backend=backend,
-        ranks=seats.ranks if seats is not None else len(gpus) if backend == "nccl" else args.ranks or CPU_RANKS,
+        ranks=seats.ranks if seats is not None else len(gpus) if backend == "nccl" else request.ranks or CPU_RANKS,
         gpus=tuple((gpu.index, known(gpu.uuid) or "", gpu.bus_id) for gpu in gpus),
         probes=wanted,
         level=level,
         duration_s=duration_s if wanted else None,
-        inject=tuple(args.inject),
+        inject=request.inject,
         engine=seats.engine if seats is not None else None,
         strategies=tuple(c.id.partition(".")[2] for c in checks if c.domain == "strategy" and c.id not in PARTS),
     )
@@ -103,12 +112,12 @@ def measure(
         raise UserError(f"--inject {strange[0]}: what was asked for has no ranks of a probe in which that can happen")
     if not has_ranks:
         checked(plan)
-        measured = _not_run(Missing("not asked for"))
+        measured = not_run(Missing("not asked for"))
     elif backend == "nccl" and isinstance(node.software.torch, Missing):
         measured = _no_torch()
     else:
         measured = _probed(plan, level, progress, on_interrupt, seats)
-    refused = _refused(node, gpus, force=args.force) if backend == "nccl" and "frameworks" in parts else {}
+    refused = _refused(node, gpus, force=request.force) if backend == "nccl" and "frameworks" in parts else {}
     return with_parts(parts, plan, measured, progress, on_interrupt, refused)
 
 
@@ -161,28 +170,28 @@ def _probed(
     return measured
 
 
-def devices_to_load(node: Node, args: argparse.Namespace) -> tuple[Backend, tuple[Gpu, ...]] | Missing:
+def devices_to_load(node: Node, request: LoadRequest) -> tuple[Backend, tuple[Gpu, ...]] | Missing:
     """Where ranks may run that no check asks for: on these GPUs, on none (gloo), or why nowhere.
 
-    Of `args` it takes backend, gpu, ranks and force. Raise UserError for options that contradict the node.
+    Raise UserError for options that contradict the node.
     """
-    backend = _backend(node, args.backend)
+    backend = _backend(node, request.backend)
     if backend is None:
         return Missing(_why_no_devices(node))
     if backend == "gloo":
         return backend, ()
-    gpus = _gpus_to_load(node, args, None)
+    gpus = _gpus_to_load(node, request, None)
     return gpus if isinstance(gpus, Missing) else (backend, gpus)
 
 
-def _gpus_to_load(node: Node, args: argparse.Namespace, seats: Seats | None) -> tuple[Gpu, ...] | Missing:
+def _gpus_to_load(node: Node, request: LoadRequest, seats: Seats | None) -> tuple[Gpu, ...] | Missing:
     """The GPU of each rank, in rank order, or why none may be put under load."""
-    in_scope = _in_scope(node, args)
+    in_scope = _in_scope(node, request)
     fit = tuple(gpu for gpu in in_scope if _unfit(gpu) is None)
     if not fit:
         return Missing(_unfit(in_scope[0]) or "", "unsupported")
     if seats is None or seats.missing:
-        gpus = _as_many_as_asked(fit, args)
+        gpus = _as_many_as_asked(fit, request)
     else:
         seated = seated_gpus(node, seats.visible)
         why = seated if isinstance(seated, str) else next(filter(None, map(_unfit, seated)), None)
@@ -192,7 +201,7 @@ def _gpus_to_load(node: Node, args: argparse.Namespace, seats: Seats | None) -> 
     danger = _danger(node, gpus)
     if danger is not None:
         return Missing(f"{danger}: no load on such a node", "denied")
-    busy = None if args.force else _busy(gpus)
+    busy = None if request.force else _busy(gpus)
     return gpus if busy is None else Missing(f"{busy}: no load beside it without --force", "denied")
 
 
@@ -288,8 +297,8 @@ def _why_no_devices(node: Node) -> str:
     return f"a {kind} cannot be put under load; --backend gloo measures CPU ranks of this machine"
 
 
-def _in_scope(node: Node, args: argparse.Namespace) -> tuple[Gpu, ...]:
-    scope, _ = scope_of(node, args.gpu)
+def _in_scope(node: Node, request: LoadRequest) -> tuple[Gpu, ...]:
+    scope, _ = scope_of(node, request.gpu)
     return compute_gpus(tuple(gpu for gpu in node.gpus if scope is None or gpu.index in scope))
 
 
@@ -301,10 +310,10 @@ def _unfit(gpu: Gpu) -> str | None:
     return None if known(gpu.uuid) else f"GPU {gpu.index} tells no UUID"
 
 
-def _as_many_as_asked(gpus: tuple[Gpu, ...], args: argparse.Namespace) -> tuple[Gpu, ...]:
-    if args.ranks is not None and args.ranks > len(gpus):
-        raise UserError(f"--ranks {args.ranks}: one GPU a rank, and there are {len(gpus)}")
-    return gpus[: args.ranks]
+def _as_many_as_asked(gpus: tuple[Gpu, ...], request: LoadRequest) -> tuple[Gpu, ...]:
+    if request.ranks is not None and request.ranks > len(gpus):
+        raise UserError(f"--ranks {request.ranks}: one GPU a rank, and there are {len(gpus)}")
+    return gpus[: request.ranks]
 
 
 def _danger(node: Node, gpus: tuple[Gpu, ...]) -> str | None:
@@ -331,9 +340,10 @@ def _busy(gpus: tuple[Gpu, ...]) -> str | None:
     return None
 
 
-def _not_run(why: Missing) -> Measurements:
+def not_run(why: Missing) -> Measurements:
+    """What is known of every probe where none ran: the reason."""
     return without_parts(Measurements(not_run=dict.fromkeys((*PROBES, "torch"), why)), why)
 
 
 def _no_torch() -> Measurements:
-    return _not_run(Missing("PyTorch is not installed: pip install 'gpudoctor-cli[torch]'"))
+    return not_run(Missing("PyTorch is not installed: pip install 'gpudoctor-cli[torch]'"))

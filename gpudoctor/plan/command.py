@@ -10,10 +10,11 @@ from shutil import get_terminal_size
 
 import msgspec
 
+from gpudoctor.api import Sourced
 from gpudoctor.checks.scope import scope_of
 from gpudoctor.config import load_config
 from gpudoctor.errors import UserError
-from gpudoctor.examine import Sourced, read_source
+from gpudoctor.examine import read_source
 from gpudoctor.exits import FAILED, OK, UNKNOWN, printable, write_stdout
 from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.facts.gpu import Gpu

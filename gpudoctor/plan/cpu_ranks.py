@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from gpudoctor.api import Sourced
 from gpudoctor.errors import UserError
-from gpudoctor.examine import Sourced
 from gpudoctor.loading import CPU_RANKS
 from gpudoctor.plan.forced import nearest_split, undividable
 from gpudoctor.plan.machine import ram_bytes

@@ -13,7 +13,7 @@ from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Node
-from gpudoctor.loading import CPU_RANKS, Backend, devices_to_load
+from gpudoctor.loading import CPU_RANKS, Backend, LoadRequest, devices_to_load
 from gpudoctor.plan.communication import step_time
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import Job, memory_of
@@ -45,7 +45,8 @@ class Devices(msgspec.Struct, frozen=True):
 
 def devices_of(node: Node, args: argparse.Namespace) -> Devices:
     """Where `--try` runs. Raise UserError where it may not, with what would work."""
-    found = devices_to_load(node, args)
+    request = LoadRequest(args.backend, args.gpu, args.ranks, force=args.force)
+    found = devices_to_load(node, request)
     if isinstance(found, Missing):
         raise UserError(f"--try: {found.reason}")
     backend, gpus = found

@@ -14,6 +14,7 @@ import msgspec
 
 Engine = Literal["torchrun", "mpirun", "srun"]
 
+MAX_RANKS = 64  # that may be asked for
 _MAX_RANKS = 1024  # far more than a node has GPUs; more is no number of processes
 _SLURM_SPECIAL_STEPS = 0xFFFF0000  # from here on the numbers mean batch, interactive, extern
 _SLURM_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")

@@ -14,6 +14,7 @@ import os
 import socket
 import struct
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from gpudoctor.probes.starting import KILL_GRACE_S, end, start
 _FIRST_GUEST_S = 15.0
 _ALL_GUESTS_S = 60.0
 _LEADER_S = 60.0
+LONGEST_GATHERING_S = _FIRST_GUEST_S + _ALL_GUESTS_S
 _RETRY_S = 0.05
 _HELLO_S = 5.0
 _PACKET_BYTES = 1 << 17
@@ -35,26 +37,27 @@ _STUCK = b"stuck"
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What a guest says of itself; `visible` is its CUDA_VISIBLE_DEVICES."""
+    """What a guest says of itself: its CUDA_VISIBLE_DEVICES, and if it is asked the device files that it may open."""
 
     rank: int
     visible: str | None = None
+    openable: tuple[str, ...] = ()
 
 
 class Seats:
     """The leader's side. Raises UserError where another gpudoctor of the same job has it already."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, purpose: str = "") -> None:
         self.engine = place.engine
         self.ranks = place.ranks
         self._guests: dict[int, tuple[socket.socket, Hello]] = {}
         self._door: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._door.bind(_address(place))
+            self._door.bind(_address(place, purpose))
             self._door.listen(place.ranks)
         except OSError as error:
             self._door.close()
-            stranger = _stranger_at(place)
+            stranger = _stranger_at(place, purpose)
             raise UserError(
                 f"{place.engine}: another gpudoctor of this job is under way on this node ({error.strerror}); "
                 "let it end first"
@@ -82,6 +85,22 @@ class Seats:
         first = os.environ.get("CUDA_VISIBLE_DEVICES")
         return [first, *(self._guests[rank][1].visible for rank in range(1, self.ranks))]
 
+    @property
+    def visible_of_those_here(self) -> list[str | None]:
+        """CUDA_VISIBLE_DEVICES of this process and of each that has come."""
+        return [os.environ.get("CUDA_VISIBLE_DEVICES"), *(hello.visible for _, hello in self._guests.values())]
+
+    @property
+    def openable(self) -> list[tuple[str, ...]]:
+        """The device files that each guest may open, as it says."""
+        return [hello.openable for _, hello in self._guests.values()]
+
+    def tell(self, packet: bytes, *descriptors: int) -> None:
+        """Send all guests the same; one that is gone needs nothing."""
+        for guest, _ in self._guests.values():
+            with suppress(OSError):
+                socket.send_fds(guest, [packet], descriptors)
+
     def give(self, rank: int, order: dict[str, Any], life: int, control: int, rank_fd: int) -> None:
         """Have a guest start its rank; where it is gone, the end of its pipes will tell."""
         try:
@@ -108,6 +127,15 @@ class Seats:
         """Let go of all guests, of those too that are still to come: they would wait for a leader."""
         self.gather()
         self.ended()
+
+    def drop(self) -> None:
+        """Close every connection at once, and admit nobody more."""
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+        for guest, _ in self._guests.values():
+            guest.close()
+        self._guests.clear()
 
     def _admit_all(self, door: socket.socket) -> None:
         began = time.monotonic()
@@ -138,7 +166,7 @@ class Seats:
 
 def host_rank(place: Place) -> str | None:
     """Be a guest: start and end one rank for the leader. None at the end, or why it could not be, in one line."""
-    leader = _leader(place)
+    leader = leader_of(place)
     if leader is None:
         return (
             f"{place.engine} started this process as number {place.rank} of {place.ranks} on this node, and number 0 "
@@ -183,13 +211,14 @@ def _wait_until_let_go(leader: socket.socket) -> None:
         return  # the leader is gone
 
 
-def _leader(place: Place) -> socket.socket | None:
+def leader_of(place: Place, purpose: str = "") -> socket.socket | None:
+    """A connection to the first process of the job on this node; None if there is none within a minute."""
     deadline = time.monotonic() + _LEADER_S
     while True:
         leader = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             leader.setblocking(False)  # a stranger who sits on the name, and admits nobody, would hold us for ever
-            leader.connect(_address(place))
+            leader.connect(_address(place, purpose))
             if _uid_behind(leader) == os.getuid():  # else he would be given our rank
                 leader.setblocking(True)
                 return leader
@@ -201,18 +230,25 @@ def _leader(place: Place) -> socket.socket | None:
         time.sleep(_RETRY_S)
 
 
-def _address(place: Place) -> bytes:
+def openable_gpus() -> tuple[str, ...]:
+    """The device files of GPUs that this process may open: a Slurm task may be confined to its own. Opens none."""
+    names = os.listdir("/dev")  # noqa: PTH208 - names, not Paths
+    gpus = sorted(name for name in names if name.startswith("nvidia") and name[6:].isdecimal())
+    return tuple(name for name in gpus if os.access(f"/dev/{name}", os.R_OK | os.W_OK))
+
+
+def _address(place: Place, purpose: str = "") -> bytes:
     """An abstract socket: no file to leave behind, and two jobs do not meet."""
-    digest = hashlib.sha256(f"{place.engine}/{place.ranks}/{place.job}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{place.engine}/{place.ranks}/{place.job}{purpose and f'/{purpose}'}".encode()).hexdigest()
     return f"\0gpudoctor-{os.getuid()}-{digest[:32]}".encode()
 
 
-def _stranger_at(place: Place) -> int | None:
+def _stranger_at(place: Place, purpose: str) -> int | None:
     """The user who listens at the job's address, where he is another one."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
         other.setblocking(False)
         try:
-            other.connect(_address(place))
+            other.connect(_address(place, purpose))
             uid = _uid_behind(other)
         except OSError:
             return None

@@ -14,6 +14,7 @@ from gpudoctor.checks.registry import LEVELS, Level
 from gpudoctor.checks.run import CheckResult
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.node import Node, SourceKind
+from gpudoctor.json_text import json_line
 
 Verdict = Literal["pass", "warn", "fail", "unknown"]
 
@@ -109,6 +110,10 @@ class Report(msgspec.Struct, frozen=True):
     simulated: bool = False
     error: str | None = None
     facts: Node | msgspec.UnsetType = msgspec.UNSET
+
+    def to_json(self) -> str:
+        """The document that `gpudoctor check --json` writes, on one line without its end."""
+        return json_line(self).rstrip("\n")
 
 
 def suppressed_in(results: Iterable[CheckResult]) -> int:

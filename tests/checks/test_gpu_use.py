@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,7 +13,7 @@ from gpudoctor.facts.missing import NOT_READ, UNSUPPORTED, Missing
 from gpudoctor.facts.node import Node, Source
 from gpudoctor.facts.simulated import load_node
 from gpudoctor.facts.watched import GpuTick, Opening, ProcessTick, Tick
-from gpudoctor.loading import devices_to_load
+from gpudoctor.loading import LoadRequest, devices_to_load
 from gpudoctor.tui.busy import users_of_gpus
 from gpudoctor.tui.state import State
 from tests.checks.one_check import judge
@@ -109,7 +108,7 @@ def test_gpu_in_use_warns_of_what_would_be_in_the_way(machine: Machine) -> None:
 
 @EACH
 def test_load_and_plan_try_go_where_nobody_is_in_the_way(machine: Machine) -> None:
-    args = argparse.Namespace(backend="auto", gpu=None, ranks=None, force=False)
+    args = LoadRequest(backend="auto", gpu=None, ranks=None, force=False)
     found = devices_to_load(node_of(machine), args)
     assert isinstance(found, Missing) is machine.in_the_way
     if isinstance(found, Missing):

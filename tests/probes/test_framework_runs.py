@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import importlib.util
 import json
@@ -29,7 +28,7 @@ from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Node, Source
 from gpudoctor.facts.simulated import load_node
 from gpudoctor.framework_runs import PARTS, parts_wanted, with_parts, without_parts
-from gpudoctor.loading import measure
+from gpudoctor.loading import LoadRequest, measure
 from gpudoctor.probes import frameworks, launch
 from gpudoctor.probes.apart import Heard, Seat
 from gpudoctor.probes.apart_messages import Reference, TensorflowTask, Trained
@@ -203,7 +202,7 @@ def test_weights_are_changed_in_ddp_and_in_the_train(check: str, monkeypatch: py
 
     monkeypatch.setattr(launch, "run_probes", run_probes)
     [chosen] = [each for each in registry() if each.id == check]
-    args = argparse.Namespace(backend="gloo", gpu=None, ranks=2, inject=["desync=1"], force=False)
+    args = LoadRequest(backend="gloo", gpu=None, ranks=2, inject=("desync=1",), force=False)
     measure(load_node("hgx-h100-8"), (chosen,), "full", args, None, nothing)
     assert [plan.inject for plan in plans] == [("desync=1",)]
 
@@ -223,7 +222,7 @@ def asked_of_cpu_ranks(monkeypatch: pytest.MonkeyPatch, check: str, *inject: str
     """What `measure` brings for one check on CPU ranks, where no rank of a probe may be started."""
     monkeypatch.setattr(launch, "run_probes", lambda *_, **__: pytest.fail("ranks of a probe were started"))
     [chosen] = [each for each in registry() if each.id == check]
-    args = argparse.Namespace(backend="gloo", gpu=None, ranks=2, inject=list(inject), force=False)
+    args = LoadRequest(backend="gloo", gpu=None, ranks=2, inject=inject, force=False)
     return measure(load_node("hgx-h100-8"), (chosen,), "full", args, None, nothing)
 
 
@@ -311,7 +310,7 @@ def test_no_framework_is_asked_while_others_use_a_gpu_that_it_would_open(
         return Measurements()
 
     monkeypatch.setattr(frameworks, "framework_views", framework_views)
-    args = argparse.Namespace(backend="auto", gpu="0", ranks=None, inject=[], force=force)
+    args = LoadRequest(backend="auto", gpu="0", ranks=None, inject=(), force=force)
     [chosen] = [each for each in registry() if each.id == "env.frameworks"]
     measured = measure(node, (chosen,), "full", args, None, nothing)
     assert bool(asked) is not refused

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import msgspec
@@ -14,7 +13,7 @@ from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Driver, Environment, Source, Unanswered, Variable
 from gpudoctor.facts.simulated import load_node
-from gpudoctor.loading import measure
+from gpudoctor.loading import LoadRequest, measure
 from gpudoctor.probes import launch, sampled
 
 
@@ -40,7 +39,7 @@ def _asked(name: str, *, ranks: int | None = None, **changes: Gpu) -> Measuremen
     gpus = tuple(changes.get(f"gpu{gpu.index}", gpu) for gpu in node.gpus)
     software = msgspec.structs.replace(node.software, torch="2.9.1")
     live = msgspec.structs.replace(node, source=Source("live", "here"), gpus=gpus, software=software)
-    args = argparse.Namespace(backend="auto", gpu=None, ranks=ranks, inject=[], force=False)
+    args = LoadRequest(backend="auto", gpu=None, ranks=ranks, inject=(), force=False)
     return measure(live, registry(), "standard", args, None, lambda _: None)
 
 
@@ -85,7 +84,7 @@ def _refused(monkeypatch: pytest.MonkeyPatch, **leaves: Any) -> str:
     """Why a live node like hgx-h100-8 with these leaves gets no load, even with --force."""
     monkeypatch.setattr(launch, "run_probes", lambda *_, **__: pytest.fail("ranks were started"))
     live = msgspec.structs.replace(load_node("hgx-h100-8"), source=Source("live", "here"), **leaves)
-    args = argparse.Namespace(backend="auto", gpu=None, ranks=None, inject=[], force=True)
+    args = LoadRequest(backend="auto", gpu=None, ranks=None, inject=(), force=True)
     return measure(live, registry(), "standard", args, None, lambda _: None).not_run["collective"].reason
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from gpudoctor.facts.measurements import Measurements, Probe
 from gpudoctor.facts.node import Node, Source
 from gpudoctor.facts.sampler import Sampler
 from gpudoctor.facts.simulated import load_node
-from gpudoctor.loading import measure
+from gpudoctor.loading import LoadRequest, measure
 from gpudoctor.probes import launch, messages, sampled
 from gpudoctor.probes.plan import ProbePlan
 from gpudoctor.probes.sampled import Windows, sampling
@@ -115,7 +114,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Nod
 
 def load(node: Node, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Measurements], **args: Any) -> Measurements:
     monkeypatch.setattr(launch, "run_probes", run)
-    asked = argparse.Namespace(backend="auto", gpu=None, ranks=None, inject=[], force=False)
+    asked = LoadRequest(backend="auto", gpu=None, ranks=None, inject=(), force=False)
     interrupted: list[Measurements] = args.pop("interrupted", [])
     try:
         return measure(node, registry(), "standard", asked, None, interrupted.append, **args)

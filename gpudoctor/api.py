@@ -1,0 +1,352 @@
+"""gpudoctor as a library: a request in, a report out. Nothing is printed, no signal handler set, no process ended.
+
+The command `gpudoctor check` is the same calls with its own streams and signals around them (`examine.py`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from gpudoctor.checks.registry import LEVELS, Check, Level, matches, select
+from gpudoctor.config import Config, load_config, threshold_overrides
+from gpudoctor.errors import UserError
+from gpudoctor.exits import InterruptedBySignal, printable
+from gpudoctor.facts.measurements import Measurements, ProbeProblem
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Node, Source
+from gpudoctor.plugins import all_checks
+from gpudoctor.probes.engine import MAX_RANKS, Place
+
+if TYPE_CHECKING:
+    from gpudoctor.loading import Backend, LoadRequest
+    from gpudoctor.report.judge import FailOn
+    from gpudoctor.report.report import Report, Run
+
+HoldSignals = Callable[[InterruptedBySignal | None], list[int]]
+
+_CHOICES = {"level": LEVELS, "backend": ("auto", "nccl", "gloo"), "fail_on": ("fail", "warn", "never")}
+
+
+class NotFitError(Exception):
+    """This node is not fit to train on, or nobody could say that it is; one line says why.
+
+    `report` is the report of the check; None if the process that checks for the others of its node gave none.
+    """
+
+    def __init__(self, message: str, report: Report | None = None) -> None:
+        super().__init__(message, report)
+        self.report = report
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked for, in the meaning of `gpudoctor check`'s options; None: as the configuration says.
+
+    `only` are the checks named (ids, domains, globs; none: all). `duration` is that of a burn ("10m"). Raise UserError
+    for a value that no option takes.
+    """
+
+    node: str | None = None
+    faults: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    require: tuple[str, ...] = ()
+    level: Level | None = None
+    duration: str | None = None
+    gpu: str | None = None
+    backend: Backend | Literal["auto"] = "auto"
+    ranks: int | None = None
+    inject: tuple[str, ...] = ()
+    force: bool = False
+    profile: str | None = None
+    config: Path | None = None
+    deadline_s: float | None = None
+    fail_on: FailOn | None = None
+    include_facts: bool = False
+    redact: bool = False
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in choices:
+                raise UserError(f"{name} {_shown(value)}: one of {', '.join(choices)} is wanted")
+        for name in ("node", "gpu", "profile"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise UserError(f"{name} {_shown(value)}: text is wanted")
+        for name in ("faults", "only", "skip", "require", "inject"):
+            for word in getattr(self, name):
+                if not isinstance(word, str):
+                    raise UserError(f"{name} {_shown(word)}: text is wanted")
+        if self.ranks is not None and not (isinstance(self.ranks, int) and 1 <= self.ranks <= MAX_RANKS):
+            raise UserError(f"ranks {_shown(self.ranks)}: a number from 1 to {MAX_RANKS} is wanted")
+        if self.deadline_s is not None and not (
+            isinstance(self.deadline_s, int | float) and 0 < self.deadline_s < 86400
+        ):
+            raise UserError(f"deadline_s {_shown(self.deadline_s)}: seconds above 0 and below 86400 are wanted")
+
+    @property
+    def load(self) -> LoadRequest:
+        """What of it decides which GPUs are loaded."""
+        from gpudoctor.loading import LoadRequest
+
+        return LoadRequest(self.backend, self.gpu, self.ranks, self.inject, self.force)
+
+
+class Sourced(msgspec.Struct, frozen=True):
+    """Facts as read, with the measurements of a report that is judged again."""
+
+    node: Node
+    measurements: Measurements | None = None
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A request with the configuration laid under it. `checks` are to run, `left_out` are skipped.
+
+    `burn_s`: how long a burn lasts, in seconds; `wants_ranks`: whether anything asked for puts load on a node.
+    `started_s` is in seconds since 1970, `began_s` on the monotonic clock.
+    """
+
+    request: CheckRequest
+    config: Config
+    checks: tuple[Check, ...]
+    left_out: tuple[Check, ...]
+    required: tuple[str, ...]
+    level: Level
+    burn_s: float | None
+    wants_ranks: bool
+    started_s: float
+    began_s: float
+
+    @property
+    def deadline_s(self) -> float:
+        """For reading the facts."""
+        return self.request.deadline_s or self.config.deadline_s
+
+
+def prepared(request: CheckRequest) -> Prepared:
+    """Find the checks, the level and the limits of a request. Raise UserError for names that do not exist."""
+    started_s, began_s = time.time(), time.monotonic()
+    checks = all_checks()
+    config = load_config(request.config, os.environ, checks)
+    required = (*config.require, *request.require)
+    named = select(checks, request.only, required=required)
+    # what is required is run too: a check that nobody ran gives no verdict
+    chosen = tuple(c for c in checks if c in named or any(matches(c, word) for word in required))
+    level = request.level or _level_for(named if request.only else (), config.level)
+    left_out = _left_out(chosen, (*config.skip, *request.skip))
+    asked = tuple(c for c in chosen if c not in left_out)
+    from gpudoctor.loading import burn_duration_s, puts_load
+
+    burn_s = burn_duration_s(request.duration, level, config.burn_duration_s)
+    wants_ranks = puts_load(asked, level)
+    return Prepared(request, config, asked, left_out, required, level, burn_s, wants_ranks, started_s, began_s)
+
+
+def examined(
+    prep: Prepared,
+    *,
+    argv: Iterable[str] = (),
+    place: Place | None = None,
+    visible: tuple[str | None, ...] = (),
+    progress: Callable[[str], None] | None = None,
+    hold_signals: HoldSignals | None = None,
+) -> Report:
+    """Read the facts, run the probes, and judge both. Raise UserError if that cannot be done.
+
+    `place`: this process is the first of several of an engine, and the others host ranks. `visible`: the
+    CUDA_VISIBLE_DEVICES of all processes that the verdict is for; the GPUs of all of them are judged. `progress` gets
+    a line for people now and then. `hold_signals` makes signals wait and gives those that came: the report is then a
+    partial one. Without it an exception (KeyboardInterrupt) passes, and no process is left behind.
+    """
+    # imported while the driver is asked: it takes as long
+    import gpudoctor.report.judge  # noqa: F401
+    from gpudoctor.loading import count_again, measure
+
+    request = prep.request
+    seats = None
+    if place is not None and prep.wants_ranks:
+        from gpudoctor.probes.seats import Seats
+
+        seats = Seats(place)
+    sourced = Sourced(nothing_read(request.node))
+    measurements: Measurements | None = None
+    partial: list[Measurements] = []
+    half_read: list[Node] = []
+    try:
+        sourced = read_source(request.node, request.faults, prep.deadline_s, progress, half_read.append)
+        if request.gpu is None and (gpus := _gpus_of_all(sourced.node, visible)) is not None:
+            request = msgspec.structs.replace(request, gpu=gpus)
+            prep = msgspec.structs.replace(prep, request=request)
+        measurements = sourced.measurements if request.backend == "auto" else None
+        if measurements is None:
+            node, checks, burn_s = sourced.node, prep.checks, prep.burn_s
+            measurements = measure(node, checks, prep.level, request.load, progress, partial.append, burn_s, seats)
+            partial.append(measurements)
+            measurements = count_again(node, measurements, prep.deadline_s, progress)
+        signals = hold_signals(None) if hold_signals else []
+    except InterruptedBySignal as stop:
+        if hold_signals is None:
+            raise
+        signals = hold_signals(stop)
+        sourced = Sourced(half_read[0]) if half_read else sourced
+        measurements = _cut_short(partial[0] if partial else Measurements(), f"interrupted by {stop}")
+    if seats is not None and not signals:
+        seats.close()
+    return judged(prep, sourced.node, measurements, argv, signals)
+
+
+def judged(
+    prep: Prepared,
+    node: Node,
+    measurements: Measurements | None,
+    argv: Iterable[str] = (),
+    signals: list[int] | None = None,
+) -> Report:
+    """The report of what was read and measured; `signals`: those that have cut the run short, or do so meanwhile."""
+    from gpudoctor.report.judge import Question, judge
+    from gpudoctor.report.report import Run, SourceSummary
+
+    request, config = prep.request, prep.config
+    question = Question(
+        checks=prep.checks,
+        left_out=prep.left_out,
+        required=prep.required,
+        level=prep.level,
+        gpu=request.gpu,
+        profile=request.profile or (None if config.profile == "auto" else config.profile),
+        fail_on=request.fail_on or config.fail_on,
+        expect=config.expect,
+        limit_overrides=threshold_overrides(config),
+        suppress=config.suppress,
+    )
+    run = Run(
+        id=run_id(),
+        started_at=rfc3339(prep.started_s),
+        duration_s=round(time.monotonic() - prep.began_s, 3),
+        level=prep.level,
+        source=SourceSummary(node.source.kind, node.source.name, node.source.faults),
+        argv=tuple(argv),
+    )
+    report = judge(node, measurements, question, run=run, include_facts=request.include_facts)
+    if signals:
+        report = _interrupted(report, InterruptedBySignal(signals[0]))
+    if request.redact:
+        from gpudoctor.facts.redact import Redaction
+
+        report = Redaction(node).of(report)
+    return report
+
+
+def read_source(
+    name: str | None,
+    faults: Iterable[str],
+    deadline_s: float,
+    progress: Callable[[str], None] | None = None,
+    on_interrupt: Callable[[Node], None] | None = None,
+) -> Sourced:
+    """The facts of this machine (None) or of a source, with faults put on them. Raise UserError.
+
+    `progress` gets a line for people now and then; `on_interrupt` what was known of this machine when an exception
+    ends the reading.
+    """
+    faults = list(faults)
+    if name is None:
+        if faults:
+            raise UserError("--fault is for simulated nodes and captures: name one with --node (see: gpudoctor nodes)")
+        from gpudoctor.facts.collect import collect_live
+
+        return Sourced(collect_live(deadline_s=deadline_s, progress=progress, on_interrupt=on_interrupt))
+    from gpudoctor.facts.source import load_source
+
+    loaded = load_source(name, stdin=sys.stdin.buffer if name == "-" and sys.stdin else None)
+    if not faults:
+        return Sourced(loaded.node, loaded.measurements)
+    from gpudoctor.facts.simulated import apply_faults
+
+    # figures measured on the unbroken node say nothing of the broken one
+    return Sourced(apply_faults(loaded.node, faults))
+
+
+def nothing_read(name: str | None) -> Node:
+    """What is known of a source of which nothing was read yet."""
+    return Node(source=Source(kind="live" if name is None else "facts", name=printable(name or "")))
+
+
+def rfc3339(time_s: float) -> str:
+    """A time in seconds since 1970, in UTC, as reports have it."""
+    return datetime.datetime.fromtimestamp(time_s, datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def run_id() -> str:
+    """A new id of a run."""
+    return str(uuid.uuid4())
+
+
+def _level_for(named: tuple[Check, ...], usual: Level) -> Level:
+    """The usual level; full where every check that is named runs at no lower one.
+
+    Whoever has configured quick wants no load, and a burn must be asked for.
+    """
+    return "full" if usual == "standard" and named and all(check.level == "full" for check in named) else usual
+
+
+def _left_out(chosen: tuple[Check, ...], words: tuple[str, ...]) -> tuple[Check, ...]:
+    if words:
+        select(all_checks(), skipped=words)  # a word that names no check is an error
+    return tuple(c for c in chosen if any(matches(c, word) for word in words))
+
+
+def _gpus_of_all(node: Node, visible: tuple[str | None, ...]) -> str | None:
+    """The GPUs that these settings of CUDA_VISIBLE_DEVICES show together; None if the own setting says it all."""
+    if len(set(visible)) < 2:
+        return None
+    from gpudoctor.checks.cuda_visible_devices import resolve
+
+    order = node.environment.get("CUDA_DEVICE_ORDER")
+    seen = [resolve(setting, node.gpus, order) for setting in visible]
+    shown = {index for each in seen for index in each.visible}
+    # a broken setting says nothing about which GPUs are meant: then it is all of them
+    if any(each.unresolved or each.problems or each.order_uncertain for each in seen):
+        shown = {gpu.index for gpu in node.gpus}
+    return ",".join(str(gpu.index) for gpu in node.gpus if gpu.index in shown) or None
+
+
+def _cut_short(partial: Measurements, why: str) -> Measurements:
+    """What had been measured; nothing of it is a pass, since what was to follow is not known."""
+    have = {
+        "collective": bool(partial.collectives),
+        "link": bool(partial.host_links),
+        "compute": bool(partial.compute),
+        "train": partial.training is not None,
+        "strategy": partial.strategies is not None,
+        "deepspeed": partial.deepspeed is not None,
+        "tensorflow": partial.tensorflow is not None,
+        "frameworks": bool(partial.frameworks),
+        "torch": partial.torch_view,
+    }
+    lost = {probe: Missing(why, "failed") for probe, done in have.items() if not done}
+    # one of several frameworks that gave no answer is no pass beside the others
+    lost |= {name: gap for name, gap in partial.not_run.items() if name.startswith("frameworks.")}
+    problem = ProbeProblem("launch", "error", why)
+    return msgspec.structs.replace(partial, not_run=lost, problems=(*partial.problems, problem))
+
+
+def _interrupted(report: Report, signal: InterruptedBySignal) -> Report:
+    run: Run = msgspec.structs.replace(report.run, interrupted=str(signal))
+    return msgspec.structs.replace(report, run=run, exit_code=signal.exit_code)
+
+
+def _shown(value: object) -> str:
+    return printable(repr(value))[:60]

@@ -1,0 +1,201 @@
+"""The functions of `import gpudoctor`: keyword arguments to requests. `docs/python-api.md` is the promise."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from gpudoctor.api import CheckRequest, NotFitError, Sourced, examined, judged, prepared, read_source
+from gpudoctor.checks.registry import Level
+from gpudoctor.errors import UserError
+from gpudoctor.facts.deadlines import COLLECTION
+from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.node import Node
+from gpudoctor.loading import Backend, not_run
+from gpudoctor.probes.engine import place_of
+
+if TYPE_CHECKING:
+    from gpudoctor.report.judge import FailOn
+    from gpudoctor.report.report import Report
+
+Words = str | Iterable[str]  # one, or several
+Gpus = str | int | Iterable[str | int] | None  # indices, UUIDs, bus ids
+Source = str | os.PathLike[str]
+
+
+def check(
+    *,
+    node: Source | None = None,
+    faults: Words = (),
+    only: Words = (),
+    skip: Words = (),
+    require: Words = (),
+    level: Level | None = None,
+    duration_s: float | None = None,
+    gpu: Gpus = None,
+    backend: Backend | Literal["auto"] = "auto",
+    ranks: int | None = None,
+    inject: Words = (),
+    force: bool = False,
+    profile: Source | None = None,
+    config: Source | None = None,
+    deadline_s: float | None = None,
+    fail_on: FailOn | None = None,
+    include_facts: bool = False,
+    redact: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Report:
+    """Check this machine, or `node`, as `gpudoctor check` does with the options of these names.
+
+    `only`: ids, domains or globs of checks (none: all). `duration_s`: of level burn, in seconds. `progress` gets a line
+    for people now and then. Raise UserError, one line, if it cannot be done. A report that fails is no exception.
+    """
+    request = CheckRequest(
+        node=_path(node),
+        faults=_words(faults),
+        only=_words(only),
+        skip=_words(skip),
+        require=_words(require),
+        level=level,
+        duration=None if duration_s is None else f"{duration_s:.3f}",
+        gpu=_gpu(gpu),
+        backend=backend,
+        ranks=ranks,
+        inject=_words(inject),
+        force=force,
+        profile=_path(profile),
+        config=None if config is None else Path(config),
+        deadline_s=deadline_s,
+        fail_on=fail_on,
+        include_facts=include_facts,
+        redact=redact,
+    )
+    return run_check(request, progress=progress)
+
+
+def run_check(request: CheckRequest, *, progress: Callable[[str], None] | None = None) -> Report:
+    """Do what a request asks for. Raise UserError if it cannot be done."""
+    return examined(prepared(request), progress=progress)
+
+
+def load_source(source: Source | None = None, faults: Words = (), *, deadline_s: float = COLLECTION.seconds) -> Sourced:
+    """The facts of this machine, or of a source with faults put on them, and the measurements of a saved report.
+
+    A source is what `--node` takes. `deadline_s` limits reading the driver of this machine. Raise UserError.
+    """
+    return read_source(_path(source), _words(faults), deadline_s)
+
+
+def load_node(source: Source | None = None, faults: Words = (), *, deadline_s: float = COLLECTION.seconds) -> Node:
+    """The facts that `load_source` gives. Raise UserError."""
+    return load_source(source, faults, deadline_s=deadline_s).node
+
+
+def judge(
+    node: Node,
+    measurements: Measurements | None = None,
+    *,
+    only: Words = (),
+    skip: Words = (),
+    require: Words = (),
+    level: Level | None = None,
+    gpu: Gpus = None,
+    profile: Source | None = None,
+    config: Source | None = None,
+    fail_on: FailOn | None = None,
+    include_facts: bool = False,
+    redact: bool = False,
+) -> Report:
+    """Judge facts and measurements that are at hand; reads nothing of the machine and puts load on nothing.
+
+    Without measurements the checks that want some are skipped. Raise UserError for names that do not exist.
+    """
+    request = CheckRequest(
+        only=_words(only),
+        skip=_words(skip),
+        require=_words(require),
+        level=level,
+        gpu=_gpu(gpu),
+        profile=_path(profile),
+        config=None if config is None else Path(config),
+        fail_on=fail_on,
+        include_facts=include_facts,
+        redact=redact,
+    )
+    measured = not_run(Missing("judged without measurements")) if measurements is None else measurements
+    return judged(prepared(request), node, measured)
+
+
+def preflight(
+    level: Level = "quick",
+    *,
+    node: Source | None = None,
+    faults: Words = (),
+    only: Words = (),
+    skip: Words = (),
+    require: Words = (),
+    gpu: Gpus = None,
+    backend: Backend | Literal["auto"] = "auto",
+    ranks: int | None = None,
+    force: bool = False,
+    profile: Source | None = None,
+    config: Source | None = None,
+    deadline_s: float | None = None,
+    fail_on: FailOn | None = None,
+) -> Report:
+    """At the top of a training script: give the report if this node is fit, raise NotFitError if it is not.
+
+    Under torchrun, srun or mpirun all processes call it with the same arguments, before they touch a GPU: the first of
+    a node checks the GPUs of all of them, and all get its report. It needs no torch.distributed. Not fit: the exit code
+    is not 0, or the verdict is fail or unknown, or the first process ended or fell silent. Raise UserError, in all of
+    them, if it could not be checked.
+    """
+    request = CheckRequest(
+        node=_path(node),
+        faults=_words(faults),
+        only=_words(only),
+        skip=_words(skip),
+        require=_words(require),
+        level=level,
+        gpu=_gpu(gpu),
+        backend=backend,
+        ranks=ranks,
+        force=force,
+        profile=_path(profile),
+        config=None if config is None else Path(config),
+        deadline_s=deadline_s,
+        fail_on=fail_on,
+    )
+    place = place_of(os.environ)
+    if place is not None:
+        from gpudoctor.local_verdict import report_for_all, report_of_first
+
+        report = report_of_first(place) if place.rank else report_for_all(place, request)
+    elif os.environ.get("LOCAL_RANK", "0") != "0" and level != "quick":
+        raise UserError(
+            f"preflight({level!r}): LOCAL_RANK is {os.environ['LOCAL_RANK']}, but none of torchrun, srun and mpirun "
+            "started this process; what checks each node by itself is level quick"
+        )
+    else:
+        report = run_check(request)
+    if report.exit_code != 0 or report.verdict in ("fail", "unknown"):
+        what = "simulated node" if report.simulated else "node"
+        raise NotFitError(f"{what} {report.run.source.name} is not fit to train on: {report.reason}", report)
+    return report
+
+
+def _words(words: Words) -> tuple[str, ...]:
+    return (words,) if isinstance(words, str) else tuple(words)
+
+
+def _path(path: Source | None) -> str | None:
+    return None if path is None else os.fspath(path)
+
+
+def _gpu(gpu: Gpus) -> str | None:
+    if gpu is None or isinstance(gpu, str):
+        return gpu
+    return str(gpu) if isinstance(gpu, int) else ",".join(map(str, gpu))

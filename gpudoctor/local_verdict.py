@@ -1,0 +1,120 @@
+"""How all processes that an engine has started on a node get the report of the first one, without torch.distributed.
+
+They meet at an abstract socket that only this start of the job knows and that is gone with its process: no old result
+can be found there. The first process closes it before it checks, and tells each of the others how long that may take,
+then the report in memory that both can read. If it dies, its connections end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+
+import msgspec
+
+from gpudoctor.api import CheckRequest, NotFitError, Prepared, examined, prepared
+from gpudoctor.errors import UserError
+from gpudoctor.loading import run_limit_s
+from gpudoctor.probes.engine import Place
+from gpudoctor.probes.seats import LONGEST_GATHERING_S, Hello, Seats, leader_of, openable_gpus
+from gpudoctor.report.report import Report
+
+PURPOSE = "preflight"
+_SLACK_S = 60.0  # judging, imports from a cold network disk
+_PACKET_BYTES = 1 << 16
+_ANSWER_CHARACTERS = 4096
+
+
+class _Wait(msgspec.Struct, frozen=True, tag=True):
+    """The check has begun: it ends within so many seconds."""
+
+    limit_s: float
+
+
+class _Done(msgspec.Struct, frozen=True, tag=True):
+    """The report is in the memory that comes with this message; or why there is none."""
+
+    error: str | None = None
+
+
+_Message = _Wait | _Done
+
+
+def report_for_all(place: Place, request: CheckRequest) -> Report:
+    """Be the first process: check, and give the report to the others, as to the caller. Raise UserError in all."""
+    seats = Seats(place, PURPOSE)
+    try:
+        try:
+            seats.gather()
+            prep = prepared(request)
+            _refuse_confined(place, prep, seats)
+            seats.tell(msgspec.json.encode(_Wait(_limit_s(prep))))
+            report = examined(prep, visible=tuple(seats.visible_of_those_here))
+        except UserError as error:
+            seats.tell(msgspec.json.encode(_Done(str(error)[:_ANSWER_CHARACTERS])))
+            raise
+        memory = os.memfd_create("gpudoctor-report")
+        with os.fdopen(memory, "wb") as file:
+            file.write(_encoded(report))
+            file.flush()
+            seats.tell(msgspec.json.encode(_Done()), memory)
+        return report
+    finally:
+        seats.drop()
+
+
+def report_of_first(place: Place) -> Report:
+    """Be one of the others: the report of the first. Raise UserError as it does; NotFitError if it gives none."""
+    first = leader_of(place, PURPOSE)
+    if first is None:
+        raise NotFitError(
+            f"no verdict on this node: {place.engine} started this process as number {place.rank} of {place.ranks} "
+            "here, and number 0 did not call preflight in time; call it in all of them"
+        )
+    with first:
+        try:
+            hello = Hello(place.rank, os.environ.get("CUDA_VISIBLE_DEVICES"), openable_gpus())
+            first.send(msgspec.json.encode(hello))
+            message, memory = _received(first, LONGEST_GATHERING_S + _SLACK_S)
+            if isinstance(message, _Wait):
+                message, memory = _received(first, message.limit_s)
+        except TimeoutError:
+            raise NotFitError("no verdict on this node: its first process fell silent while it checked") from None
+        except OSError:
+            message, memory = None, []
+    if isinstance(message, _Done) and message.error is not None:
+        raise UserError(message.error)
+    if not memory:
+        raise NotFitError("no verdict on this node: its first process ended before it had one")
+    with os.fdopen(memory[0], "rb") as file:
+        size = os.fstat(memory[0]).st_size
+        return msgspec.json.decode(os.pread(file.fileno(), size, 0), type=Report)
+
+
+def _encoded(report: Report) -> bytes:
+    try:
+        return msgspec.json.encode(report)
+    except UnicodeEncodeError:  # a name that is not UTF-8
+        return json.dumps(msgspec.to_builtins(report), ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _received(first: socket.socket, limit_s: float) -> tuple[_Wait | _Done | None, list[int]]:
+    """The next message; None if the first process is gone. Raise TimeoutError."""
+    first.settimeout(limit_s)
+    packet, descriptors, _, _ = socket.recv_fds(first, _PACKET_BYTES, 1)
+    return (msgspec.json.decode(packet, type=_Message) if packet else None), descriptors
+
+
+def _limit_s(prep: Prepared) -> float:
+    """From when everybody is there; twice the ranks', since frameworks take processes of their own after them."""
+    return prep.deadline_s + 2 * run_limit_s(prep.level) + (prep.burn_s or 0.0) + _SLACK_S
+
+
+def _refuse_confined(place: Place, prep: Prepared, seats: Seats) -> None:
+    """What the first process may not open it cannot check; a pass would say nothing of the others' GPUs."""
+    if prep.request.node is None and any(theirs != openable_gpus() for theirs in seats.openable):
+        raise UserError(
+            f"{place.engine} confined each process of this node to GPUs of its own, which the first one cannot check "
+            "for all; srun --gpu-bind=none opens them, or check the node in the prolog: gpudoctor check --level quick"
+        )
