@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import signal
 import socket
@@ -57,14 +58,10 @@ def agent(args: argparse.Namespace) -> int:
         say(f"{plan.mark}agent on {url} (metrics, healthz, report), a quick check every {plan.interval_s:g} s")
         if not where.is_loopback:
             say("the connection is not encrypted: on a network that you do not trust, put TLS or a tunnel before it")
-        import asyncio
-
         return asyncio.run(_serve(listener, answers, rounds))
 
 
 async def _serve(listener: socket.socket, answers: Answers, rounds: Rounds) -> int:
-    import asyncio
-
     from gpudoctor.agent.listener import Listener
 
     loop = asyncio.get_running_loop()

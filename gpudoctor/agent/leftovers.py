@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 from contextlib import suppress
@@ -15,8 +16,6 @@ def adopt_orphans() -> bool:
 
     A process that is stuck in the driver cannot be killed, and each run would add one.
     """
-    import ctypes
-
     try:
         return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
     except (OSError, AttributeError):

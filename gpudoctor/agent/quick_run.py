@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -113,8 +114,6 @@ def decoded(data: bytes) -> Report:
     except msgspec.DecodeError:
         if not re.search(rb"\\u[dD][89a-fA-F]", data):
             raise
-    import json
-
     try:
         clean = json.dumps(json.loads(data), ensure_ascii=False).encode("utf-8", "replace")
     except RecursionError:

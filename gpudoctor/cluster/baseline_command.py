@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import sys
+import uuid
 from pathlib import Path
 
 import msgspec
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from gpudoctor import __version__
+from gpudoctor.checks.finding import Status
+from gpudoctor.checks.registry import Level
 from gpudoctor.cluster.baseline import RUNS_TO_JUDGE, Baseline, Comparison, compare, with_run
 from gpudoctor.cluster.fleet_files import Document, Listed, documents_of, stdin_documents
 from gpudoctor.cluster.fleet_records import BrokenError, ForeignError, Record, Recorder
 from gpudoctor.cluster.fleet_shapes import Verdict
 from gpudoctor.cluster.hostlist import is_host_name
 from gpudoctor.errors import UserError
+from gpudoctor.examine import read_source
 from gpudoctor.exits import COULD_NOT, FAILED, OK, UNKNOWN, printable, write_stdout
 from gpudoctor.json_text import json_line
+from gpudoctor.plugins import all_checks
+from gpudoctor.report.blocks import plain, status_word
 from gpudoctor.report.files import write_file
+from gpudoctor.report.json import render_json
+from gpudoctor.report.judge import Question, judge
+from gpudoctor.report.report import Run, SourceSummary
+from gpudoctor.report.text import laid_out, output_color, terminal_width
 
 _EXITS: dict[Verdict, int] = {"pass": OK, "warn": OK, "fail": FAILED, "unknown": UNKNOWN}
 
@@ -118,16 +132,6 @@ def _read(path: str) -> Document:
 
 def _checked(args: argparse.Namespace) -> Document:
     """A check at level quick, with the figures that a report as the source holds."""
-    import datetime
-    import uuid
-
-    from gpudoctor.checks.registry import Level
-    from gpudoctor.examine import read_source
-    from gpudoctor.plugins import all_checks
-    from gpudoctor.report.json import render_json
-    from gpudoctor.report.judge import Question, judge
-    from gpudoctor.report.report import Run, SourceSummary
-
     sourced = read_source(args.node, args.fault, 10.0)
     source = sourced.node.source
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
@@ -157,8 +161,6 @@ def _write(comparison: Comparison, args: argparse.Namespace) -> None:
     if args.format == "json":
         text = json_line(comparison)
     else:
-        from gpudoctor.report.text import output_color
-
         text = _text(comparison, output_color(args.color, to_file=to_file))
     if to_file:
         write_file(args.output, text)
@@ -167,14 +169,6 @@ def _write(comparison: Comparison, args: argparse.Namespace) -> None:
 
 
 def _text(comparison: Comparison, color: bool) -> str:
-    from rich.console import RenderableType
-    from rich.table import Table
-    from rich.text import Text
-
-    from gpudoctor.checks.finding import Status
-    from gpudoctor.report.blocks import plain, status_word
-    from gpudoctor.report.text import laid_out, terminal_width
-
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold", ratio=1)

@@ -9,6 +9,7 @@ import msgspec
 from gpudoctor.cluster.drift import Drift
 from gpudoctor.cluster.fleet_reading import Refused
 from gpudoctor.cluster.fleet_shapes import Verdict
+from gpudoctor.cluster.hostlist import is_host_name
 
 OUTLIER = "fleet.outlier"
 """The id under which a node counts that fails by comparison with the others only."""
@@ -161,6 +162,4 @@ def bad_names(fleet: Fleet) -> list[str]:
 
 def listed(fleet: Fleet, row: NodeRow) -> bool:
     """Whether the node may stand in a host list: it is real, or nothing is."""
-    from gpudoctor.cluster.hostlist import is_host_name
-
     return is_host_name(row.host) and (not row.simulated or fleet.simulated == len(fleet.nodes))

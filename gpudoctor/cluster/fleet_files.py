@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import stat
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -161,9 +163,6 @@ def _of_large(file: BinaryIO, path: str, stem: str, modified: float) -> Iterator
 
 
 def _unpacked(file: BinaryIO, path: str, stem: str | None, modified: float | None) -> Iterator[Document]:
-    import gzip
-    import zlib
-
     try:
         with gzip.GzipFile(fileobj=file) as unpacked:
             yield from _split(cast(BinaryIO, unpacked), path, stem, modified)

@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 from typing import Literal
@@ -162,8 +163,6 @@ def _mpi_hosts(args: argparse.Namespace, environment: Mapping[str, str]) -> tupl
 
 
 def _ray(args: argparse.Namespace) -> Launch:
-    from importlib.util import find_spec
-
     if find_spec("ray") is None:
         raise UserError("Ray is not installed in this Python: run gpudoctor with the Python that your Ray jobs use")
     if args.launcher_args:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import hashlib
 import json
 import sys
 import time
+import uuid
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -189,6 +191,7 @@ def write_cluster(report: ClusterReport, args: argparse.Namespace) -> int:
 def _render(report: ClusterReport, args: argparse.Namespace, *, to_file: bool) -> str:
     if args.format == "json":
         return render_cluster_json(report)
+    # every rank imports this module, and only one of them draws
     from gpudoctor.cluster.cluster_text import render_cluster_text
     from gpudoctor.report.text import output_color, terminal_width
 
@@ -220,12 +223,8 @@ def _to_stderr(text: str) -> None:
 
 
 def now() -> str:
-    import datetime
-
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def run_id() -> str:
-    import uuid
-
     return str(uuid.uuid4())

@@ -177,6 +177,7 @@ def _write(fleet: Fleet, args: argparse.Namespace) -> int:
 def _render(fleet: Fleet, args: argparse.Namespace, *, to_file: bool) -> str:
     if args.format == "json":
         return _json(fleet)
+    # what draws for people costs a JSON report of many nodes more than half of its start
     if args.format == "html":
         from gpudoctor.cluster.fleet_html import render_fleet_html
 

@@ -6,9 +6,12 @@ import argparse
 import os
 from itertools import takewhile
 from pathlib import Path
+from shutil import get_terminal_size
 
 import msgspec
 
+from gpudoctor.checks.scope import scope_of
+from gpudoctor.config import load_config
 from gpudoctor.errors import UserError
 from gpudoctor.examine import Sourced, read_source
 from gpudoctor.exits import FAILED, OK, UNKNOWN, printable, write_stdout
@@ -20,6 +23,7 @@ from gpudoctor.json_text import json_line
 from gpudoctor.plan import megatron
 from gpudoctor.plan.choose import Choice, choose
 from gpudoctor.plan.communication import StepTime, step_time
+from gpudoctor.plan.cpu_ranks import cpu_plan
 from gpudoctor.plan.explain import formulas
 from gpudoctor.plan.forced import choose_forced
 from gpudoctor.plan.health import Trouble, examined, meaning, mended, troubles, unfit_gpus
@@ -31,9 +35,11 @@ from gpudoctor.plan.machine import Machine, compute_capability, machine_of, usab
 from gpudoctor.plan.memory import Job
 from gpudoctor.plan.model_shape import ModelError, ModelShape, seq_of
 from gpudoctor.plan.plan import Plan, plan_of
+from gpudoctor.plan.plan_text import render_text
 from gpudoctor.plan.precision import Precision
 from gpudoctor.plan.settings import batch_of, bucket_of, harmful_settings, learning_rates, wanted_settings
 from gpudoctor.plan.strategies import Option
+from gpudoctor.plugins import all_checks
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.profiles.profile import Profile
 from gpudoctor.report.files import write_file
@@ -55,7 +61,6 @@ def plan(args: argparse.Namespace) -> int:
     if not args.try_it:
         _write(make_plan(args, shape, sourced)[0], args)
         return OK
-    from gpudoctor.plan.cpu_ranks import cpu_plan
     from gpudoctor.plan.trial import devices_of, run_trial
 
     devices = devices_of(sourced.node, args)  # before the plan: it may not run at all
@@ -67,10 +72,6 @@ def plan(args: argparse.Namespace) -> int:
 
 def make_plan(args: argparse.Namespace, shape: ModelShape, sourced: Sourced) -> tuple[Plan, Option]:
     """The plan for a model on a node, and the option that it takes. Raise UserError."""
-    from gpudoctor.checks.scope import scope_of
-    from gpudoctor.config import load_config
-    from gpudoctor.plugins import all_checks
-
     node = sourced.node
     measured = sourced.measurements if args.report is None else measurements_of(args.report, node)
     measurements = _of_gpus(measured)
@@ -214,10 +215,6 @@ def _write(made: Plan, args: argparse.Namespace) -> None:
     if (args.format or "text") == "json":
         text = json_line(made)
     else:
-        from shutil import get_terminal_size
-
-        from gpudoctor.plan.plan_text import render_text
-
         text = render_text(made, width=get_terminal_size((100, 24)).columns)
     if args.output is None or str(args.output) == "-":
         write_stdout(text)

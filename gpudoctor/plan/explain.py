@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import cleandoc
 
 from gpudoctor.plan import activations, choose, communication, known_models, memory, precision, settings, strategies
 
@@ -33,7 +34,5 @@ FORMULAS: tuple[tuple[str, Callable[..., object]], ...] = (
 
 def formulas() -> tuple[str, ...]:
     """Each formula as text: a heading, then its docstring. Under python -OO there are no docstrings to print."""
-    from inspect import cleandoc
-
     lost = "not kept by this interpreter (-OO)"
     return tuple(f"{title}\n{cleandoc(function.__doc__ or lost)}" for title, function in FORMULAS)

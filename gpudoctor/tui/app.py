@@ -17,7 +17,9 @@ from textual.screen import Screen
 from textual.widgets import Footer, Input, TabbedContent, TabPane
 
 from gpudoctor.checks.registry import Level
+from gpudoctor.errors import UserError
 from gpudoctor.facts.watched import Opening, Tick
+from gpudoctor.report.files import write_file
 from gpudoctor.tui.bindings import KEYS, MAIN_ACTIONS, PLAYBACK_ACTIONS, palette_commands
 from gpudoctor.tui.check_list import CheckList
 from gpudoctor.tui.checker import Checker
@@ -324,9 +326,6 @@ class Doctor(App[int]):
         if self.state.read_only:
             self.say("this view is read-only: nothing is written from it")
             return
-        from gpudoctor.errors import UserError
-        from gpudoctor.report.files import write_file
-
         path = Path.cwd() / time.strftime("gpudoctor-%Y%m%d-%H%M%S.svg", time.localtime(self._clock()))
         try:
             write_file(path, self.export_screenshot(title="gpudoctor"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import floor, log10
 
 
 def stacked(parts: Sequence[tuple[float, str]], limit: float, width: int) -> list[tuple[str, str]]:
@@ -38,8 +39,6 @@ def nice_limit(value: float) -> float:
     >>> nice_limit(0), nice_limit(7.2), nice_limit(210), nice_limit(24), nice_limit(0.03)
     (1.0, 10.0, 250.0, 25.0, 0.05)
     """
-    from math import floor, log10
-
     if value <= 0:
         return 1.0
     power = 10.0 ** floor(log10(value))

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from gpudoctor.checks.gpu_use import use_of
 from gpudoctor.checks.registry import LEVELS, Level, select
+from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
 from gpudoctor.facts.gpu import GpuProcess
 from gpudoctor.facts.missing import NOT_READ, Missing, known
 from gpudoctor.loading import puts_load as checks_put_load
+from gpudoctor.plugins import all_checks
 from gpudoctor.tui.state import State
 
 SHOWN_MAX = 8
@@ -19,9 +21,6 @@ def puts_load(words: Sequence[str], level: Level) -> bool:
     """Whether a run of these checks (none: all) at this level starts ranks."""
     if LEVELS.index(level) < LEVELS.index("standard"):
         return False
-    from gpudoctor.errors import UserError
-    from gpudoctor.plugins import all_checks
-
     try:
         return checks_put_load(select(all_checks(), words), level)
     except UserError:  # a check of a plugin that only the other machine has

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region
@@ -28,8 +29,6 @@ def row(*runs: Run | str, cursor: bool = False) -> Row:
 
 def length(runs: Sequence[Run]) -> int:
     """Cells that the runs take."""
-    from rich.cells import cell_len
-
     return sum(cell_len(text) for text, _ in runs)
 
 

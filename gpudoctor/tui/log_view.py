@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.cells import cell_len
 from rich.segment import Segment
 from textual import events
 from textual.geometry import Region, Size
@@ -94,8 +95,6 @@ class LogView(ScrollView, can_focus=True):
         return Strip(segments).crop_extend(across, across + width, plain)
 
     def _add(self, rows: Sequence[tuple[Run, ...]]) -> None:
-        from rich.cells import cell_len
-
         self._rows += rows
         widths = [sum(cell_len(text) for text, _ in row) for row in rows]
         self._widest = max([self._widest, *widths])

@@ -17,6 +17,10 @@ from textual.widgets.option_list import Option
 from gpudoctor.checks.registry import LEVELS, Level
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
+from gpudoctor.plugins import all_checks
+from gpudoctor.report.files import write_file
+from gpudoctor.report.json import render_json
+from gpudoctor.report.pages import page_text
 from gpudoctor.report.report import Report
 
 # the README's words and times; where it gives none, none is made up
@@ -166,8 +170,6 @@ class SaveScreen(ModalScreen[str | None]):
             self.app.push_screen(ConfirmScreen("Overwrite?", [f"{path} exists already."], "Overwrite"), answered)
 
     def _save(self, path: Path) -> None:
-        from gpudoctor.report.files import write_file
-
         try:
             write_file(path, self._text())
         except UserError as error:
@@ -178,8 +180,6 @@ class SaveScreen(ModalScreen[str | None]):
     def _text(self) -> str:
         """Raise UserError where this installation cannot write the format."""
         if self._kind == "json":
-            from gpudoctor.report.json import render_json
-
             return render_json(self._report)
         from gpudoctor.report.html import render_html
 
@@ -253,8 +253,5 @@ class PageScreen(ModalScreen[None]):
 
 def page_of(check_id: str) -> str:
     """The page as Markdown; of a check that only the other machine has, that it is not here."""
-    from gpudoctor.plugins import all_checks
-    from gpudoctor.report.pages import page_text
-
     check = next((check for check in all_checks() if check.id == check_id), None)
     return page_text(check) if check is not None else f"# {check_id}\n\nThis check is not part of this installation.\n"

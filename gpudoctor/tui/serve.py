@@ -16,6 +16,7 @@ from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.http_callers import is_host
 from gpudoctor.process.own_program import own_gpudoctor
+from gpudoctor.tui.start import opened
 from gpudoctor.tui.web_access import TOKEN_VARIABLE, Address, Gate, address, token_of
 
 try:
@@ -56,8 +57,6 @@ def serve(args: argparse.Namespace) -> int:
     """Serve the screen until SIGINT, SIGTERM or SIGHUP; give 128 + its number. Raise UserError where it cannot."""
     where = address(args.serve)
     gate = Gate(token_of(args.serve_token, os.environ, where))
-    from gpudoctor.tui.start import opened
-
     feed, _ = opened(args)  # a source that cannot be read is an error now, not in each browser
     feed.close()
     return run_server(app_command(args), where, gate, feed.label)
