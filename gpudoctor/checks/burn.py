@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import msgspec
 
@@ -79,16 +78,17 @@ def length_in_words(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
 
 
+_WARN_LOSS = Limit(0.05, "of the speed", _RULE, name="warn_loss")
+_FAIL_LOSS = Limit(0.10, "of the speed", f"{_RULE}; on one GPU, not on all", name="fail_loss")
+_LEAST_S = Limit(90, "s", "first half minute and last minute may not be the same one", name="least_s")
+
+
 @check(
     DRIFT,
     title="Sustained load does not make the GPUs slower",
     level="burn",
     needs_gpu=False,
-    limits={
-        "warn_loss": Limit(0.05, "of the speed", _RULE),
-        "fail_loss": Limit(0.10, "of the speed", f"{_RULE}; on one GPU, not on all"),
-        "least_s": Limit(90, "s", "first half minute and last minute may not be the same one"),
-    },
+    limits=(_WARN_LOSS, _FAIL_LOSS, _LEAST_S),
 )
 def drift(case: Case) -> Iterator[Finding]:
     """Compare the last minute with the first half minute, for each rank and figure."""
@@ -109,7 +109,7 @@ def drift(case: Case) -> Iterator[Finding]:
     if too_little is not None:
         yield too_little
         return
-    warn_loss = case.limit(DRIFT, "warn_loss")
+    warn_loss = case.limit(_WARN_LOSS)
     found = [d for d in drifts if d.loss >= warn_loss]
     yield from _judged(case, [d for d in found if d.steady])
     noisy = [d for d in found if not d.steady]
@@ -120,12 +120,12 @@ def drift(case: Case) -> Iterator[Finding]:
     if not found and not case.measurements.problems:
         worst = max(drifts, key=lambda d: d.loss)
         text = f"{who}, {rounds}: most changed is {_of_rank(worst)}{worst.words}"
-        yield ok(NODE, Found(text, round(worst.loss, 3), "share"), _expected(case, "warn_loss"))
+        yield ok(NODE, Found(text, round(worst.loss, 3), "share"), _expected(case, _WARN_LOSS))
 
 
 def _too_little(case: Case, burn: Burn, rounds: str) -> Finding | None:
     """Why nothing can be said of drift; None where it can."""
-    least_s = case.limit(DRIFT, "least_s")
+    least_s = case.limit(_LEAST_S)
     if burn.asked_s < least_s:
         return skip(NODE, f"drift under load: {rounds}; {least_s:g} s at least tell anything (--duration)")
     if burn.duration_s < least_s or burn.rounds < 2 or not burn.series:
@@ -143,7 +143,7 @@ def _drift(case: Case, series: Series, every: Sequence[Series]) -> Drift:
         and _model(case, other) == _model(case, series)
     ]
     usual = middle(others)
-    alone = usual is not None and usual < case.limit(DRIFT, "warn_loss")
+    alone = usual is not None and usual < case.limit(_WARN_LOSS)
     early, late = series.early, series.late
     steady = late.low > early.high if _in_time(series) else late.high < early.low
     return Drift(series, _loss(series), steady, alone)
@@ -179,7 +179,7 @@ def _judged(case: Case, drifts: Sequence[Drift]) -> Iterator[Finding]:
         yield warn(
             NODE,
             Found("; ".join(f"{_of_rank(d)}{d.words}" for d in worst), round(most.loss, 3), "share"),
-            _expected(case, "warn_loss"),
+            _expected(case, _WARN_LOSS),
             *(_evidence(d) for d in worst),
             likely="no GPU stands out: all of them warm up, or share what slows them (air, power, host)",
             advice=(
@@ -192,9 +192,8 @@ def _judged(case: Case, drifts: Sequence[Drift]) -> Iterator[Finding]:
 def _slower(case: Case, rank: int, drifts: Sequence[Drift]) -> Finding:
     gpu = rank_gpu(case, rank)
     worst = max(drifts, key=lambda d: d.loss)
-    own = [d for d in drifts if _probe(d)[1] and d.loss >= case.limit(DRIFT, "fail_loss", gpu)]
-    kind: Literal["fail_loss", "warn_loss"] = "fail_loss" if own and not (gpu and shared_with(gpu)) else "warn_loss"
-    judge = fail if kind == "fail_loss" else warn
+    own = [d for d in drifts if _probe(d)[1] and d.loss >= case.limit(_FAIL_LOSS, gpu)]
+    kind, judge = (_FAIL_LOSS, fail) if own and not (gpu and shared_with(gpu)) else (_WARN_LOSS, warn)
     reasons = _causes(case, rank, _probe(worst)[0])
     return judge(
         rank_subject(case, rank),
@@ -243,8 +242,6 @@ def _of_rank(drift: Drift) -> str:
     return "" if drift.series.rank is None else f"rank {drift.series.rank} "
 
 
-def _expected(case: Case, name: str) -> Expected:
-    limit = case.limit(DRIFT, name)
-    return Expected(
-        f"less than {percent(limit)} slower at the end", "<", limit, "share", case.limit_source(DRIFT, name)
-    )
+def _expected(case: Case, limit: Limit) -> Expected:
+    share = case.limit(limit)
+    return Expected(f"less than {percent(share)} slower at the end", "<", share, "share", case.limit_source(limit))

@@ -43,16 +43,19 @@ _BIT_ERROR_RATIO = 1e-12
 _LEAST_S = 60.0  # over less a few replays by chance would make a high rate
 
 
+_UNCORRECTED = Limit(0, "errors", "any uncorrected error killed or corrupted work (DCGM, GCM)", name="uncorrected")
+_CORRECTED = Limit(0, "errors", "under minutes of load a sound GPU corrects none (ours)", name="corrected")
+_REPLAY_RATE = Limit(
+    1.0, "of the bit error rate allowed", "DCGM: 10^-12 a bit, PCI Express specification", name="replay_rate"
+)
+
+
 @check(
     COUNTERS,
     title="Nothing counts errors under sustained load",
     level="burn",
     needs_gpu=False,
-    limits={
-        "uncorrected": Limit(0, "errors", "any uncorrected error killed or corrupted work (DCGM, GCM)"),
-        "corrected": Limit(0, "errors", "under minutes of load a sound GPU corrects none (ours)"),
-        "replay_rate": Limit(1.0, "of the bit error rate allowed", "DCGM: 10^-12 a bit, PCI Express specification"),
-    },
+    limits=(_UNCORRECTED, _CORRECTED, _REPLAY_RATE),
 )
 def counters(case: Case) -> Iterator[Finding]:
     """Judge what grew between the readings before and after the load; what was not read is no pass."""
@@ -111,22 +114,22 @@ def _grown(case: Case, gpu: Gpu, counted: GpuCounters, burn: Burn) -> Iterator[F
             likely="it was lost, or stopped and waits for a reset, under load: power, heat, slot, or the GPU itself",
             advice=_SEE,
         )
-    uncorrected, limit = counted.growth.get("ecc_uncorrected", 0), case.limit(COUNTERS, "uncorrected", gpu)
+    uncorrected, limit = counted.growth.get("ecc_uncorrected", 0), case.limit(_UNCORRECTED, gpu)
     if uncorrected > limit:
         yield fail(
             subject,
             Found(f"{uncorrected} uncorrected memory errors in {length} of load", uncorrected, "errors"),
-            Expected("none", "<=", limit, "errors", case.limit_source(COUNTERS, "uncorrected", gpu)),
+            Expected("none", "<=", limit, "errors", case.limit_source(_UNCORRECTED, gpu)),
             Evidence("ECC uncorrected, volatile", f"+{uncorrected}"),
             likely="a memory cell failed under load",
             advice=(Advice("Drain the node; then see what repair the GPU asks for.", "gpudoctor check gpu"), *_SEE),
         )
-    corrected, limit = counted.growth.get("ecc_corrected", 0), case.limit(COUNTERS, "corrected", gpu)
+    corrected, limit = counted.growth.get("ecc_corrected", 0), case.limit(_CORRECTED, gpu)
     if corrected > limit:
         yield warn(
             subject,
             Found(f"{corrected} corrected memory errors in {length} of load", corrected, "errors"),
-            Expected("none", "<=", limit, "errors", case.limit_source(COUNTERS, "corrected", gpu)),
+            Expected("none", "<=", limit, "errors", case.limit_source(_CORRECTED, gpu)),
             Evidence("ECC corrected, volatile", f"+{corrected}"),
             likely="memory at the edge: correcting at a high rate costs speed, and comes before worse",
             advice=(Advice("Repeat the burn; open a hardware case where the count grows each time."),),
@@ -139,14 +142,12 @@ def _replays(case: Case, gpu: Gpu, counted: GpuCounters, burn: Burn) -> Iterator
     rate = replays * 60 / max(_LEAST_S, _passed_s(burn))
     gt_s = _GT_S.get(known(gpu.pcie.generation_max) or 0, _GT_S[5])
     lanes = known(gpu.pcie.width) or known(gpu.pcie.width_max) or 16
-    allowed = ceil(case.limit(COUNTERS, "replay_rate", gpu) * gt_s * 1e9 * lanes * 60 * _BIT_ERROR_RATIO)
+    allowed = ceil(case.limit(_REPLAY_RATE, gpu) * gt_s * 1e9 * lanes * 60 * _BIT_ERROR_RATIO)
     if rate > allowed:
         yield warn(
             of_gpu(gpu),
             Found(f"{rate:.0f} PCIe replays a minute under load ({replays} in all)", round(rate, 1), "per minute"),
-            Expected(
-                f"at most {allowed} a minute", "<=", allowed, "per minute", case.limit_source(COUNTERS, "replay_rate")
-            ),
+            Expected(f"at most {allowed} a minute", "<=", allowed, "per minute", case.limit_source(_REPLAY_RATE)),
             Evidence("nvmlDeviceGetPcieReplayCounter", f"+{replays}"),
             likely="the link sends much again: a riser, cable or contact at the edge of what it can carry",
             advice=(Advice("Reseat the GPU and its riser or cable, and see whether the errors follow it."), *_SEE),

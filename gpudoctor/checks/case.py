@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import overload
 
 import msgspec
 
@@ -15,11 +16,15 @@ from gpudoctor.profiles.profile import NO_PROFILE, Profile
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """A threshold: its default, unit, and where the number comes from."""
+    """A threshold: its default, unit, and where the number comes from.
+
+    `name` is its key in the configuration under each check that has it.
+    """
 
     value: float
     unit: str
     source: str
+    name: str = ""
 
 
 class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,7 +37,8 @@ class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Case(msgspec.Struct, frozen=True):
     """Everything a check may look at.
 
-    `scope` holds the NVML indices judged and `scope_reason` why they are not all;
+    `scope` holds the NVML indices judged and `scope_reason` why they are not all; `check_id` is
+    the check that runs, whose limits `limit` gives; `limits` are those of all by check and name;
     `limit_overrides` maps (check id, limit name, GPU name pattern or "") to a configured number.
     """
 
@@ -42,6 +48,7 @@ class Case(msgspec.Struct, frozen=True):
     scope: tuple[int, ...] | None = None
     scope_reason: str | None = None
     expect: Expect = Expect()
+    check_id: str = ""
     limits: Mapping[str, Mapping[str, Limit]] = {}
     limit_overrides: Mapping[tuple[str, str, str], float] = {}
 
@@ -65,17 +72,39 @@ class Case(msgspec.Struct, frozen=True):
         inside = {gpu.index for gpu in self.gpus}
         return tuple(pair for pair in self.node.pairs if {pair.a, pair.b} <= inside)
 
-    def limit(self, check_id: str, name: str, gpu: Gpu | None = None) -> float:
-        """The threshold in force: configured for this GPU's model, configured, or the default."""
+    @overload
+    def limit(self, limit: Limit, gpu: Gpu | None = None, /) -> float: ...
+    @overload
+    def limit(self, check_id: str, name: str, gpu: Gpu | None = None, /) -> float: ...
+    def limit(self, limit: Limit | str, of: Gpu | str | None = None, gpu: Gpu | None = None, /) -> float:
+        """The threshold in force: configured for this GPU's model, configured, or the default.
+
+        A check asks for a limit that it was registered with (else KeyError). Checks of other
+        packages may still name it by check id and name.
+        """
+        check_id, default, gpu = self._declared(limit, of, gpu)
         model = known(gpu.name) if gpu is not None else None
         if model is not None:
-            for (check, limit, pattern), value in self.limit_overrides.items():
-                if check == check_id and limit == name and pattern and pattern.lower() in model.lower():
+            for (check, name, pattern), value in self.limit_overrides.items():
+                if check == check_id and name == default.name and pattern and pattern.lower() in model.lower():
                     return value
-        plain = self.limit_overrides.get((check_id, name, ""))
-        return plain if plain is not None else self.limits[check_id][name].value
+        plain = self.limit_overrides.get((check_id, default.name, ""))
+        return plain if plain is not None else default.value
 
-    def limit_source(self, check_id: str, name: str, gpu: Gpu | None = None) -> str:
+    @overload
+    def limit_source(self, limit: Limit, gpu: Gpu | None = None, /) -> str: ...
+    @overload
+    def limit_source(self, check_id: str, name: str, gpu: Gpu | None = None, /) -> str: ...
+    def limit_source(self, limit: Limit | str, of: Gpu | str | None = None, gpu: Gpu | None = None, /) -> str:
         """Where `limit` took its number from, in words for `Expected.source`."""
-        default = self.limits[check_id][name]
-        return default.source if self.limit(check_id, name, gpu) == default.value else "configuration"
+        check_id, default, gpu = self._declared(limit, of, gpu)
+        return default.source if self.limit(check_id, default.name, gpu) == default.value else "configuration"
+
+    def _declared(self, limit: Limit | str, of: Gpu | str | None, gpu: Gpu | None) -> tuple[str, Limit, Gpu | None]:
+        if isinstance(of, Gpu):
+            gpu = of
+        if isinstance(limit, Limit):
+            check_id, name = self.check_id, limit.name
+        else:
+            check_id, name = limit, of if isinstance(of, str) else ""
+        return check_id, self.limits[check_id][name], gpu

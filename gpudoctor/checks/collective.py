@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.expected_busbw import Bound, expected_busbw
+from gpudoctor.checks.case import Case
+from gpudoctor.checks.expected_busbw import LIMITS, Bound, expected_busbw
 from gpudoctor.checks.finding import (
     NODE,
     Advice,
@@ -142,13 +142,7 @@ def size_text(size_bytes: int) -> str:
     title="all_reduce reaches the bandwidth that this kind of node has",
     level="standard",
     needs_gpu=False,
-    limits={
-        "warn_share": Limit(0.90, "of the expected", "SuperBench's rule, loosened for a single run of one node"),
-        "fail_share": Limit(0.75, "of the expected", "gpudoctor's own choice: a lost link or lost in-switch sums"),
-        "nvlink_share": Limit(0.60, "of the slowest NVLink path", "gpudoctor's own choice, without a profile's figure"),
-        "pcie_p2p_share": Limit(0.30, "of the slowest PCIe link", "gpudoctor's own; 20 of 32 GB/s seen on A100 PCIe"),
-        "host_memory_share": Limit(0.06, "of the slowest PCIe link", "gpudoctor's own; 5 GB/s seen on 8 RTX 4090"),
-    },
+    limits=LIMITS,
 )
 def bandwidth(case: Case) -> Iterator[Finding]:
     """Judge the largest all_reduce against the profile, else against the slowest link in the way."""

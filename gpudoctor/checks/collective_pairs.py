@@ -65,17 +65,20 @@ class _Pair(msgspec.Struct, frozen=True):
         return self.measured.time_us - usual_us < _NOISE_DEVIATIONS * self.measured.time_us_mad
 
 
+_WARN_SHARE = Limit(
+    0.90, "of the median of the other pairs", "gpudoctor's own choice: healthy ones differ by 3 %", name="warn_share"
+)
+_FAIL_SHARE = Limit(
+    0.75, "of the median of the other pairs", "gpudoctor's own choice: a quarter of the links", name="fail_share"
+)
+
+
 @check(
     PAIRS,
     title="Every two GPUs exchange data as fast as the other pairs of their kind",
     level="full",
     needs_gpu=False,
-    limits={
-        "warn_share": Limit(
-            0.90, "of the median of the other pairs", "gpudoctor's own choice: healthy ones differ by 3 %"
-        ),
-        "fail_share": Limit(0.75, "of the median of the other pairs", "gpudoctor's own choice: a quarter of the links"),
-    },
+    limits=(_WARN_SHARE, _FAIL_SHARE),
 )
 def pairs(case: Case) -> Iterator[Finding]:
     """Compare pairs of one kind (NVLinks or PCIe path, models); name the odd pair, or the GPU that they share."""
@@ -139,11 +142,11 @@ def _alike(case: Case, members: Sequence[_Pair]) -> Iterator[Finding]:
     slow = []
     for pair in members:
         usual = middle(other.gb_s for other in members if other is not pair) or 0.0
-        if pair.gb_s < usual * case.limit(PAIRS, "warn_share"):
+        if pair.gb_s < usual * case.limit(_WARN_SHARE):
             slow.append(msgspec.structs.replace(pair, usual_gb_s=usual))
     if not slow:
-        share = case.limit(PAIRS, "warn_share")
-        expected = Expected(f"each at least {share:.0%} of the others", source=case.limit_source(PAIRS, "warn_share"))
+        share = case.limit(_WARN_SHARE)
+        expected = Expected(f"each at least {share:.0%} of the others", source=case.limit_source(_WARN_SHARE))
         yield ok(NODE, Found(text, round(min(pair.gb_s for pair in members), 2), "GB/s"), expected)
     for subject, odd in _culprits(case, slow):
         yield _told(case, subject, odd)
@@ -172,19 +175,19 @@ def _told(case: Case, subject: Subject, odd: Sequence[_Pair]) -> Finding:
     if all(pair.noisy for pair in odd):
         return unknown(subject, f"{text}; but its own time scatters as much: too noisy to judge", *evidence)
     # through host memory, pairs of one kind may differ by how the board is made
-    bad = [p for p in odd if p.direct and p.gb_s < p.usual_gb_s * case.limit(PAIRS, "fail_share") and not p.noisy]
-    limit = "fail_share" if bad else "warn_share"
-    floor = worst.usual_gb_s * case.limit(PAIRS, limit)
+    bad = [p for p in odd if p.direct and p.gb_s < p.usual_gb_s * case.limit(_FAIL_SHARE) and not p.noisy]
+    limit = _FAIL_SHARE if bad else _WARN_SHARE
+    floor = worst.usual_gb_s * case.limit(limit)
     return (fail if bad else warn)(
         subject,
         Found(text, round(worst.gb_s, 2), "GB/s"),
         Expected(
-            f"at least {floor:.3g} GB/s: {case.limit(PAIRS, limit):.0%} of the {worst.usual_gb_s:.3g} GB/s "
+            f"at least {floor:.3g} GB/s: {case.limit(limit):.0%} of the {worst.usual_gb_s:.3g} GB/s "
             f"of the other pairs over {worst.joined.kind}",
             ">=",
             round(floor, 2),
             "GB/s",
-            case.limit_source(PAIRS, limit),
+            case.limit_source(limit),
         ),
         *evidence,
         likely="NVLinks of this path are down or retry"

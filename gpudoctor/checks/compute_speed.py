@@ -46,12 +46,12 @@ _LOOK = (
 
 
 class _Bar(msgspec.Struct, frozen=True):
-    """One yardstick: the share of `of` that was reached, the names of its limits, and whether it may fail a GPU."""
+    """One yardstick: the share of `of` that was reached, its limits, and whether it may fail a GPU."""
 
     share: float
     of: float
-    warn: str
-    fail: str | None
+    warn: Limit
+    fail: Limit | None
     what: str
     allowance: float = 1.0
 
@@ -67,22 +67,33 @@ class _Rate(msgspec.Struct, frozen=True):
     noise: float = 0.0
 
 
+_GEMM_PEER_WARN_SHARE = Limit(
+    0.92, "of the others' median", "5 % between GPUs of one node is normal (MAMF's author)", name="peer_warn_share"
+)
+_GEMM_PEER_FAIL_SHARE = Limit(
+    0.85, "of the others' median", "gpudoctor's own choice: three times that", name="peer_fail_share"
+)
+_ACHIEVED_WARN_SHARE = Limit(
+    0.80, "of the best measured", "8192 x 8192 reaches 0.8 to 0.9 of the best shape", name="achieved_warn_share"
+)
+_ACHIEVED_FAIL_SHARE = Limit(0.60, "of the best measured", "gpudoctor's own choice", name="achieved_fail_share")
+_GEMM_PEAK_WARN_SHARE = Limit(
+    0.30, "of the data sheet", "cards capped at 70 W reach 0.38 of it, others 0.7 and more", name="peak_warn_share"
+)
+
+
 @check(
     GEMM,
     title="Every GPU multiplies matrices as fast as its siblings",
     level="full",
     needs_gpu=False,
-    limits={
-        "peer_warn_share": Limit(
-            0.92, "of the others' median", "5 % between GPUs of one node is normal (MAMF's author)"
-        ),
-        "peer_fail_share": Limit(0.85, "of the others' median", "gpudoctor's own choice: three times that"),
-        "achieved_warn_share": Limit(0.80, "of the best measured", "8192 x 8192 reaches 0.8 to 0.9 of the best shape"),
-        "achieved_fail_share": Limit(0.60, "of the best measured", "gpudoctor's own choice"),
-        "peak_warn_share": Limit(
-            0.30, "of the data sheet", "cards capped at 70 W reach 0.38 of it, others 0.7 and more"
-        ),
-    },
+    limits=(
+        _GEMM_PEER_WARN_SHARE,
+        _GEMM_PEER_FAIL_SHARE,
+        _ACHIEVED_WARN_SHARE,
+        _ACHIEVED_FAIL_SHARE,
+        _GEMM_PEAK_WARN_SHARE,
+    ),
 )
 def gemm(case: Case) -> Iterator[Finding]:
     """Judge the first type measured (bf16, or fp16 before Ampere) by the siblings and by what is known of the model."""
@@ -102,7 +113,7 @@ def gemm(case: Case) -> Iterator[Finding]:
             own = next(each for each in done if each.rank == rank)
             bars = (*_sibling_bars(rank, alike), *_known_rates(case, own))
             rate = _Rate(rank, figures[rank], _gemm_text(own), bars, _gemm_evidence(own), 3 * own.gemms[0].tflops_mad)
-            yield _judged(case, GEMM, rate, group, "TFLOP/s")
+            yield _judged(case, rate, group, "TFLOP/s")
 
 
 def _gemm_text(own: ComputeRank) -> str:
@@ -118,7 +129,8 @@ def _sibling_bars(rank: int, figures: Mapping[int, float]) -> tuple[_Bar, ...]:
     ratio = against_others(rank, figures)
     if not ratio:
         return ()
-    return (_Bar(ratio, figures[rank] / ratio, "peer_warn_share", "peer_fail_share", "the others of this model reach"),)
+    others = "the others of this model reach"
+    return (_Bar(ratio, figures[rank] / ratio, _GEMM_PEER_WARN_SHARE, _GEMM_PEER_FAIL_SHARE, others),)
 
 
 def _known_rates(case: Case, own: ComputeRank) -> tuple[_Bar, ...]:
@@ -130,14 +142,31 @@ def _known_rates(case: Case, own: ComputeRank) -> tuple[_Bar, ...]:
         return ()
     if model.achieved_bf16_tflops is not None:
         certain = "achieved_bf16_tflops" not in model.uncertain
-        best, fails = model.achieved_bf16_tflops, "achieved_fail_share" if certain else None
+        best, fails = model.achieved_bf16_tflops, _ACHIEVED_FAIL_SHARE if certain else None
         what = f"are the best that was measured on a {model.name}"
-        return (_Bar(first.tflops / best, best, "achieved_warn_share", fails, what),)
+        return (_Bar(first.tflops / best, best, _ACHIEVED_WARN_SHARE, fails, what),)
     peak = model.bf16_tflops if model.bf16_tflops is not None else model.fp16_tflops
     if peak is None:
         return ()
     what = f"the data sheet gives the {model.name}"
-    return (_Bar(first.tflops / peak, peak, "peak_warn_share", None, what),)
+    return (_Bar(first.tflops / peak, peak, _GEMM_PEAK_WARN_SHARE, None, what),)
+
+
+_MEMORY_PEAK_WARN_SHARE = Limit(
+    0.75, "of the data sheet", "copies reach 0.79 to 0.87 of it (A100, H100, H200)", name="peak_warn_share"
+)
+_PEAK_FAIL_SHARE = Limit(
+    0.65, "of the data sheet", "gpudoctor's own choice; DCGM's floor is 0.55 to 0.60", name="peak_fail_share"
+)
+_INLINE_ECC_SHARE = Limit(
+    0.90, "of these limits", "ECC bits of GDDR lie in the same memory: up to a tenth", name="inline_ecc_share"
+)
+_MEMORY_PEER_WARN_SHARE = Limit(
+    0.95, "of the others' median", "gpudoctor's own choice: memory clocks are equal", name="peer_warn_share"
+)
+_MEMORY_PEER_FAIL_SHARE = Limit(
+    0.90, "of the others' median", "gpudoctor's own choice: one stack or channel of many", name="peer_fail_share"
+)
 
 
 @check(
@@ -145,13 +174,13 @@ def _known_rates(case: Case, own: ComputeRank) -> tuple[_Bar, ...]:
     title="Every GPU moves its own memory as fast as its model should",
     level="full",
     needs_gpu=False,
-    limits={
-        "peak_warn_share": Limit(0.75, "of the data sheet", "copies reach 0.79 to 0.87 of it (A100, H100, H200)"),
-        "peak_fail_share": Limit(0.65, "of the data sheet", "gpudoctor's own choice; DCGM's floor is 0.55 to 0.60"),
-        "inline_ecc_share": Limit(0.90, "of these limits", "ECC bits of GDDR lie in the same memory: up to a tenth"),
-        "peer_warn_share": Limit(0.95, "of the others' median", "gpudoctor's own choice: memory clocks are equal"),
-        "peer_fail_share": Limit(0.90, "of the others' median", "gpudoctor's own choice: one stack or channel of many"),
-    },
+    limits=(
+        _MEMORY_PEAK_WARN_SHARE,
+        _PEAK_FAIL_SHARE,
+        _INLINE_ECC_SHARE,
+        _MEMORY_PEER_WARN_SHARE,
+        _MEMORY_PEER_FAIL_SHARE,
+    ),
 )
 def memory(case: Case) -> Iterator[Finding]:
     """Judge the better of copy and triad, since what slows memory down slows both."""
@@ -183,10 +212,10 @@ def memory(case: Case) -> Iterator[Finding]:
             bars = _peak_bars(case, rank, better)
             if ratio:
                 what = "the others of this model reach"
-                bars = (_Bar(ratio, better / ratio, "peer_warn_share", "peer_fail_share", what), *bars)
+                bars = (_Bar(ratio, better / ratio, _MEMORY_PEER_WARN_SHARE, _MEMORY_PEER_FAIL_SHARE, what), *bars)
             text = f"copy {copy_gb_s:.4g} GB/s, triad {triad_gb_s:.4g} GB/s"
             evidence = (Evidence("copy, triad", f"{copy_gb_s:.1f}, {triad_gb_s:.1f} GB/s, read and written"),)
-            yield _judged(case, MEMORY, _Rate(rank, better, text, bars, evidence), group, "GB/s")
+            yield _judged(case, _Rate(rank, better, text, bars, evidence), group, "GB/s")
 
 
 def _peak_bars(case: Case, rank: int, better_gb_s: float) -> tuple[_Bar, ...]:
@@ -196,10 +225,10 @@ def _peak_bars(case: Case, rank: int, better_gb_s: float) -> tuple[_Bar, ...]:
     if gpu is None or model is None or not peak:
         return ()
     inline = model.inline_ecc and known(gpu.ecc.enabled) is not False
-    allowance = case.limit(MEMORY, "inline_ecc_share", gpu) if inline else 1.0
-    fails = None if "memory_bandwidth_gb_s" in model.uncertain else "peak_fail_share"
+    allowance = case.limit(_INLINE_ECC_SHARE, gpu) if inline else 1.0
+    fails = None if "memory_bandwidth_gb_s" in model.uncertain else _PEAK_FAIL_SHARE
     what = f"the data sheet gives the {model.name}" + (", less what ECC takes" if inline else "")
-    return (_Bar(better_gb_s / peak, peak, "peak_warn_share", fails, what, allowance),)
+    return (_Bar(better_gb_s / peak, peak, _MEMORY_PEAK_WARN_SHARE, fails, what, allowance),)
 
 
 def _lacking(case: Case, what: str) -> Iterator[Finding]:
@@ -209,7 +238,7 @@ def _lacking(case: Case, what: str) -> Iterator[Finding]:
         yield absent(case, "compute", what)
 
 
-def _judged(case: Case, check_id: str, rate: _Rate, group: Sequence[int], unit: str) -> Finding:
+def _judged(case: Case, rate: _Rate, group: Sequence[int], unit: str) -> Finding:
     """The worst that any yardstick says. A GPU that is slow by a setting, or by others' work, is no failure."""
     subject, gpu = rank_subject(case, rate.rank), rank_gpu(case, rate.rank)
     if gpu is None:
@@ -218,9 +247,9 @@ def _judged(case: Case, check_id: str, rate: _Rate, group: Sequence[int], unit: 
         why = "no figure is known for this model, and no other GPU of it is here"
         return skip(subject, f"{rate.text}, not judged: {why}")
     found = Found(rate.text, round(rate.value, 2), unit)
-    verdicts = [(bar, kind) for bar in rate.bars if (kind := _verdict(case, check_id, bar, rate)) is not None]
+    verdicts = [(bar, kind) for bar in rate.bars if (kind := _verdict(case, bar, rate)) is not None]
     if not verdicts:
-        return ok(subject, found, _expected(case, check_id, rate, rate.bars[0], "warn"), *rate.evidence)
+        return ok(subject, found, _expected(case, rate, rate.bars[0], "warn", unit), *rate.evidence)
     bar, kind = min(verdicts, key=lambda one: (one[1] == "warn", one[0].share))
     if others := strangers(case, rate.rank):
         return unknown(subject, f"{rate.text}: slow, but {others}: too disturbed to judge", *rate.evidence)
@@ -228,31 +257,31 @@ def _judged(case: Case, check_id: str, rate: _Rate, group: Sequence[int], unit: 
         text = f"{rate.text}: too noisy to judge, its own laps differ by {rate.noise / 3:.2g} {unit} (MAD)"
         return unknown(subject, text, *rate.evidence, advice=("Repeat it while nothing else runs on the node.",))
     setting, found_reasons = set_slower(case, rate.rank, group), reasons(case, rate.rank, group, "compute")
-    explained = setting is not None or (bar.warn != "peer_warn_share" and bool(found_reasons))
+    by_peers = bar.warn in (_GEMM_PEER_WARN_SHARE, _MEMORY_PEER_WARN_SHARE)
+    explained = setting is not None or (not by_peers and bool(found_reasons))
     judge = fail if kind == "fail" and not explained else warn
     causes = [*([setting] if setting and not any("power limit" in r for r in found_reasons) else []), *found_reasons]
     return judge(
         subject,
         found,
-        _expected(case, check_id, rate, bar, kind),
+        _expected(case, rate, bar, kind, unit),
         *rate.evidence,
         likely="; ".join(causes) or "no reading explains it: the GPU itself is slow",
         advice=_LOOK,
     )
 
 
-def _verdict(case: Case, check_id: str, bar: _Bar, rate: _Rate) -> Literal["warn", "fail"] | None:
+def _verdict(case: Case, bar: _Bar, rate: _Rate) -> Literal["warn", "fail"] | None:
     gpu = rank_gpu(case, rate.rank)
-    if bar.fail is not None and bar.share < case.limit(check_id, bar.fail, gpu) * bar.allowance:
+    if bar.fail is not None and bar.share < case.limit(bar.fail, gpu) * bar.allowance:
         return "fail"
-    return "warn" if bar.share < case.limit(check_id, bar.warn, gpu) * bar.allowance else None
+    return "warn" if bar.share < case.limit(bar.warn, gpu) * bar.allowance else None
 
 
-def _expected(case: Case, check_id: str, rate: _Rate, bar: _Bar, kind: Literal["warn", "fail"]) -> Expected:
+def _expected(case: Case, rate: _Rate, bar: _Bar, kind: Literal["warn", "fail"], unit: str) -> Expected:
     gpu = rank_gpu(case, rate.rank)
-    name = bar.fail if kind == "fail" and bar.fail is not None else bar.warn
-    unit = "TFLOP/s" if check_id == GEMM else "GB/s"
-    share = case.limit(check_id, name, gpu) * bar.allowance
+    limit = bar.fail if kind == "fail" and bar.fail is not None else bar.warn
+    share = case.limit(limit, gpu) * bar.allowance
     floor = share * bar.of
     text = f"at least {floor:.4g} {unit}: {share:.0%} of the {bar.of:.4g} that {bar.what}"
-    return Expected(text, ">=", round(floor, 2), unit, case.limit_source(check_id, name, gpu))
+    return Expected(text, ">=", round(floor, 2), unit, case.limit_source(limit, gpu))

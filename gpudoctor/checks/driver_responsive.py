@@ -35,16 +35,19 @@ WAKING = "time to start the driver and its GPUs"
 _WORTH_TELLING_S = 1.0
 
 
+_INIT_S = Limit(
+    10, "s", "a driver that is awake answers at once; 8 GPUs that it has to start take 2 to 10 s", name="init_s"
+)
+_WAKE_S = Limit(4, "s", "for each GPU without persistence mode: 1 to 3 s is usual, one after another", name="wake_s")
+_CALL_S = Limit(5, "s", "calls of more than 5 s come before a hang (field reports)", name="call_s")
+_HUNG_START_S = Limit(START.seconds, "s", START.source, name="hung_start_s")
+
+
 @check(
     "driver.responsive",
     title="Every driver call answered in time",
     needs_gpu=False,
-    limits={
-        "init_s": Limit(10, "s", "a driver that is awake answers at once; 8 GPUs that it has to start take 2 to 10 s"),
-        "wake_s": Limit(4, "s", "for each GPU without persistence mode: 1 to 3 s is usual, one after another"),
-        "call_s": Limit(5, "s", "calls of more than 5 s come before a hang (field reports)"),
-        "hung_start_s": Limit(START.seconds, "s", START.source),
-    },
+    limits=(_INIT_S, _WAKE_S, _CALL_S, _HUNG_START_S),
 )
 def responsive(case: Case) -> Iterator[Finding]:
     """Fail for each call that did not return; warn where the driver is slow."""
@@ -53,7 +56,7 @@ def responsive(case: Case) -> Iterator[Finding]:
     for hung in unanswered:
         where = f" on GPU {hung.gpu}" if hung.gpu is not None else ""
         text = f"{hung.call}{where} {hung.reason} within {hung.waited_s:g} s" if hung.hangs else hung.words
-        start_s = case.limit("driver.responsive", "hung_start_s")
+        start_s = case.limit(_HUNG_START_S)
         if hung.hangs and hung.call.startswith(_STARTS_THE_GPU) and hung.waited_s < start_s:
             # without persistence mode it wakes the GPU, which healthy nodes may take long for
             yield unknown(
@@ -125,10 +128,11 @@ def _waking(case: Case) -> _Waking | None:
     if not told:
         return None
     took_s = max(told)
-    limit_s, limit = case.limit("driver.responsive", "init_s"), "init_s"
+    limit_s, limit = case.limit(_INIT_S), _INIT_S
     if any(known(gpu.settings.persistence) is not True for gpu in gpus):
-        asleep_s = case.limit("driver.responsive", "wake_s") * (known(driver.device_count) or len(gpus))
-        limit_s, limit = max((limit_s, limit), (asleep_s, "wake_s"))
+        asleep_s = case.limit(_WAKE_S) * (known(driver.device_count) or len(gpus))
+        if asleep_s >= limit_s:
+            limit_s, limit = asleep_s, _WAKE_S
     if any(known(gpu.settings.persistence) is False for gpu in gpus):
         words = f"persistence mode is off: the driver took {took_s:.3g} s to wake"
     else:
@@ -136,9 +140,8 @@ def _waking(case: Case) -> _Waking | None:
     return _Waking(took_s, words, limit_s, _at_most(case, limit_s, limit))
 
 
-def _at_most(case: Case, limit_s: float, name: str) -> Expected:
-    source = case.limit_source("driver.responsive", name)
-    return Expected(f"at most {limit_s:g} s", "<=", limit_s, "s", source)
+def _at_most(case: Case, limit_s: float, limit: Limit) -> Expected:
+    return Expected(f"at most {limit_s:g} s", "<=", limit_s, "s", case.limit_source(limit))
 
 
 def _starts_a_gpu(driver: Driver) -> bool:
@@ -151,11 +154,11 @@ def _slow(case: Case, woken: _Waking | None) -> Iterator[Finding]:
     if woken is not None and woken.took_s > woken.limit_s:
         slow.append((NODE, woken.words, WAKING, woken.took_s, woken.expected))
     call, took_s = known(driver.slowest_call) or "a driver call", known(driver.slowest_call_s)
-    limit_s = case.limit("driver.responsive", "call_s")
+    limit_s = case.limit(_CALL_S)
     if took_s is not None and took_s > limit_s and not _starts_a_gpu(driver):
         on_gpu = re.search(r" on GPU ([0-9]{1,6})$", call)
         subject = _subject(case, int(on_gpu[1]) if on_gpu else None)
-        slow.append((subject, f"{call} took {took_s:.3g} s", call, took_s, _at_most(case, limit_s, "call_s")))
+        slow.append((subject, f"{call} took {took_s:.3g} s", call, took_s, _at_most(case, limit_s, _CALL_S)))
     for subject, text, what, took_s, expected in slow:
         yield warn(
             subject,

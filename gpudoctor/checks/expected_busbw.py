@@ -7,17 +7,33 @@ from math import log2
 
 import msgspec
 
-from gpudoctor.checks.case import Case
+from gpudoctor.checks.case import Case, Limit
 from gpudoctor.checks.probe_outcome import rank_gpu
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import known
-
-ID = "collective.bandwidth"
 
 # GB/s a lane and direction after line coding; PCI-SIG base specifications
 PCIE_LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 # below this the latency of a message counts, not the links
 SMALLEST_JUDGED_BYTES = 16 * 2**20
+
+
+_WARN_SHARE = Limit(
+    0.90, "of the expected", "SuperBench's rule, loosened for a single run of one node", name="warn_share"
+)
+_FAIL_SHARE = Limit(
+    0.75, "of the expected", "gpudoctor's own choice: a lost link or lost in-switch sums", name="fail_share"
+)
+_NVLINK_SHARE = Limit(
+    0.60, "of the slowest NVLink path", "gpudoctor's own choice, without a profile's figure", name="nvlink_share"
+)
+_PCIE_P2P_SHARE = Limit(
+    0.30, "of the slowest PCIe link", "gpudoctor's own; 20 of 32 GB/s seen on A100 PCIe", name="pcie_p2p_share"
+)
+_HOST_MEMORY_SHARE = Limit(
+    0.06, "of the slowest PCIe link", "gpudoctor's own; 5 GB/s seen on 8 RTX 4090", name="host_memory_share"
+)
+LIMITS = (_WARN_SHARE, _FAIL_SHARE, _NVLINK_SHARE, _PCIE_P2P_SHARE, _HOST_MEMORY_SHARE)
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -68,9 +84,10 @@ def _by_profile(case: Case, ranks: int, size_bytes: int) -> Bound | None:
         if size_bytes < 2**30:
             return None
         share = 1.0
-    configured = {name: case.limit_source(ID, name) == "configuration" for name in ("warn_share", "fail_share")}
-    warn_ratio = case.limit(ID, "warn_share") if configured["warn_share"] else node.warn_below
-    fail_ratio = case.limit(ID, "fail_share") if configured["fail_share"] else node.fail_below
+    warn_ratio, fail_ratio = (
+        case.limit(limit) if case.limit_source(limit) == "configuration" else of_node
+        for limit, of_node in ((_WARN_SHARE, node.warn_below), (_FAIL_SHARE, node.fail_below))
+    )
     weak = row.uncertain or not node.size_factor
     return Bound(
         row.busbw_gb_s * share,
@@ -85,7 +102,7 @@ def _by_links(case: Case, gpus: list[Gpu], size_bytes: int) -> Bound | str:
     """A loose bound that can only warn: the slowest link that the ring has to pass."""
     nvlink = _nvlink_gb_s(case, gpus)
     if nvlink is not None:
-        return _loose(case, "nvlink_share", nvlink, "the GPU with the fewest NVLinks")
+        return _loose(case, _NVLINK_SHARE, nvlink, "the GPU with the fewest NVLinks")
     links = [_pcie_gb_s(gpu) for gpu in gpus]
     slowest = min((gb_s for gb_s in links if gb_s is not None), default=None)
     if slowest is None or None in links:
@@ -94,15 +111,15 @@ def _by_links(case: Case, gpus: list[Gpu], size_bytes: int) -> Bound | str:
     pairs = [p for p in case.pairs if {p.a, p.b} <= inside]
     complete = len(pairs) == len(inside) * (len(inside) - 1) // 2
     if complete and all(known(p.p2p_read) == "OK" and known(p.path) in ("PIX", "PXB") for p in pairs):
-        return _loose(case, "pcie_p2p_share", slowest, "the slowest PCIe link, peer to peer")
+        return _loose(case, _PCIE_P2P_SHARE, slowest, "the slowest PCIe link, peer to peer")
     # NCCL itself goes through host memory where GPUs do not share a switch
-    return _loose(case, "host_memory_share", slowest, "the slowest PCIe link, by way of host memory")
+    return _loose(case, _HOST_MEMORY_SHARE, slowest, "the slowest PCIe link, by way of host memory")
 
 
-def _loose(case: Case, name: str, link_gb_s: float, what: str) -> Bound:
-    ratio = case.limit(ID, name)
+def _loose(case: Case, limit: Limit, link_gb_s: float, what: str) -> Bound:
+    ratio = case.limit(limit)
     text = f"{ratio:.0%} of {link_gb_s:.3g} GB/s, {what}; no profile has a figure, so this is a loose bound"
-    return Bound(link_gb_s, ratio, None, text, f"the links of these GPUs; {case.limit_source(ID, name)}")
+    return Bound(link_gb_s, ratio, None, text, f"the links of these GPUs; {case.limit_source(limit)}")
 
 
 def _nvlink_gb_s(case: Case, gpus: list[Gpu]) -> float | None:

@@ -49,10 +49,13 @@ _BOARD = (
 )
 
 
+_MEMORY_PCT = Limit(3, "%", "equal boards differ by less; ECC on GDDR memory takes about 6 %", name="memory_pct")
+
+
 @check(
     "gpu.identical",
     title="The compute GPUs are alike",
-    limits={"memory_pct": Limit(3, "%", "equal boards differ by less; ECC on GDDR memory takes about 6 %")},
+    limits=(_MEMORY_PCT,),
 )
 def identical(case: Case) -> Iterator[Finding]:
     """Compare each attribute with the majority; name the odd one out, or both sides of a tie."""
@@ -110,7 +113,7 @@ def _values(case: Case, attribute: Attribute, gpus: list[Gpu]) -> dict[int, Hash
         return values
     sizes = sorted(v for v in values.values() if isinstance(v, int))
     usual = sizes[len(sizes) // 2]
-    limit = case.limit("gpu.identical", "memory_pct")
+    limit = case.limit(_MEMORY_PCT)
     return {i: usual if abs(v - usual) * 100 <= limit * usual else v for i, v in values.items() if isinstance(v, int)}
 
 

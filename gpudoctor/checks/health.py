@@ -154,14 +154,19 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
     )
 
 
+_UNCORRECTED = Limit(
+    0, "errors", "any volatile uncorrected error killed or corrupted work (DCGM, GCM)", name="uncorrected"
+)
+_CORRECTED = Limit(10_000_000, "errors", "lowest figure at which operators act (10 to 50 million)", name="corrected")
+_SRAM_UNCORRECTED_LIFETIME = Limit(
+    4, "errors", "SRAM cannot be repaired; operators replace above 4", name="sram_uncorrected_lifetime"
+)
+
+
 @check(
     "gpu.ecc",
     title="No uncorrected memory errors since the driver was loaded",
-    limits={
-        "uncorrected": Limit(0, "errors", "any volatile uncorrected error killed or corrupted work (DCGM, GCM)"),
-        "corrected": Limit(10_000_000, "errors", "lowest figure at which operators act (10 to 50 million)"),
-        "sram_uncorrected_lifetime": Limit(4, "errors", "SRAM cannot be repaired; operators replace above 4"),
-    },
+    limits=(_UNCORRECTED, _CORRECTED, _SRAM_UNCORRECTED_LIFETIME),
 )
 def ecc(case: Case) -> Iterator[Finding]:
     """Judge volatile counters and the SRAM threshold; lifetime counts are said, and judged for SRAM alone."""
@@ -218,7 +223,7 @@ def _ecc(case: Case, gpu: Gpu) -> Iterator[Finding]:
         return
     sram = known(facts.sram_uncorrected_volatile) or 0
     bad = max(count, sram)
-    if bad > case.limit("gpu.ecc", "uncorrected", gpu):
+    if bad > case.limit(_UNCORRECTED, gpu):
         where = f" ({sram} in SRAM)" if sram else ""
         text = f"{bad} uncorrected memory error{'s' * (bad > 1)} since the driver was loaded{where}"
         yield _ecc_fail(gpu, Found(text, bad, "errors"), "ECC uncorrected, volatile", str(bad), replace=False)
@@ -276,22 +281,22 @@ def _ecc_fail(gpu: Gpu, found: Found | str, source: str, value: str, *, replace:
 
 def _worn(case: Case, gpu: Gpu) -> Iterator[Finding]:
     facts = gpu.ecc
-    for name, words, value in (
-        ("corrected", "corrected memory errors since the driver was loaded", known(facts.corrected_volatile)),
+    for limit, words, value in (
+        (_CORRECTED, "corrected memory errors since the driver was loaded", known(facts.corrected_volatile)),
         (
-            "sram_uncorrected_lifetime",
+            _SRAM_UNCORRECTED_LIFETIME,
             "uncorrected SRAM errors in its lifetime",
             # the GPU's own threshold flag, where it can be read, is the authority
             known(facts.sram_uncorrected_aggregate) if isinstance(facts.sram_threshold_exceeded, Missing) else None,
         ),
     ):
-        limit = case.limit("gpu.ecc", name, gpu)
-        if value is None or value <= limit:
+        most = case.limit(limit, gpu)
+        if value is None or value <= most:
             continue
         yield warn(
             of_gpu(gpu),
             Found(f"{value} {words}", value, "errors"),
-            Expected(f"at most {limit:.0f}", "<=", limit, "errors", case.limit_source("gpu.ecc", name, gpu)),
+            Expected(f"at most {most:.0f}", "<=", most, "errors", case.limit_source(limit, gpu)),
             Evidence(f"ECC: {words}", str(value)),
             likely="memory that is wearing out; correcting at a high rate also costs speed",
             advice=[

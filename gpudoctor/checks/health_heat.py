@@ -17,13 +17,14 @@ _ADVICE = [
 ]
 
 
+_OVER_PEERS_C = Limit(10, "C", "above the peers' median at equal load (field rule)", name="over_peers_c")
+_EQUAL_LOAD_PCT = Limit(15, "%", "of the peers' median power: more apart is not equal load", name="equal_load_pct")
+
+
 @check(
     "gpu.temperature",
     title="No GPU is too hot",
-    limits={
-        "over_peers_c": Limit(10, "C", "above the peers' median at equal load (field rule)"),
-        "equal_load_pct": Limit(15, "%", "of the peers' median power: more apart is not equal load"),
-    },
+    limits=(_OVER_PEERS_C, _EQUAL_LOAD_PCT),
 )
 def temperature(case: Case) -> Iterator[Finding]:
     """Against the GPU's own limits (absolute or as margins), its memory's, and its peers at equal load."""
@@ -93,7 +94,7 @@ def _beside_peers(case: Case, gpu: Gpu, now: int) -> Finding:
     # two GPUs cannot tell which one is the odd one
     if len(degrees) >= 2:
         usual = degrees[len(degrees) // 2]
-        limit = case.limit("gpu.temperature", "over_peers_c", gpu)
+        limit = case.limit(_OVER_PEERS_C, gpu)
         if now - usual > limit:
             return warn(
                 of_gpu(gpu),
@@ -126,5 +127,5 @@ def _equal_load(case: Case, gpu: Gpu, peer: Gpu) -> bool:
     """Within the tolerance of the peer's power; where power is not known, both idle."""
     mine, theirs = known(gpu.power.draw_w), known(peer.power.draw_w)
     if mine is not None and theirs is not None:
-        return abs(mine - theirs) * 100 <= case.limit("gpu.temperature", "equal_load_pct", gpu) * max(mine, theirs)
+        return abs(mine - theirs) * 100 <= case.limit(_EQUAL_LOAD_PCT, gpu) * max(mine, theirs)
     return all("idle" in (known(g.clocks.event_reasons) or ()) for g in (gpu, peer))

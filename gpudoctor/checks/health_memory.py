@@ -32,14 +32,17 @@ _JUDGED = (
 )
 
 
+_REMAPPED_UNCORRECTED = Limit(
+    512, "rows", "DCGM: uncorrectable remaps at which a GPU is worn out", name="remapped_uncorrected"
+)
+_RETIRED_PAGES = Limit(63, "pages", "DCGM: 64 retired pages are the most a GPU can hold", name="retired_pages")
+_RETIRED_DOUBLE_BIT = Limit(15, "pages", "DCGM: double-bit retirements worth a look", name="retired_double_bit")
+
+
 @check(
     "gpu.memory-repair",
     title="Memory repair is not waiting, not failed, and has spares left",
-    limits={
-        "remapped_uncorrected": Limit(512, "rows", "DCGM: uncorrectable remaps at which a GPU is worn out"),
-        "retired_pages": Limit(63, "pages", "DCGM: 64 retired pages are the most a GPU can hold"),
-        "retired_double_bit": Limit(15, "pages", "DCGM: double-bit retirements worth a look"),
-    },
+    limits=(_REMAPPED_UNCORRECTED, _RETIRED_PAGES, _RETIRED_DOUBLE_BIT),
 )
 def memory_repair(case: Case) -> Iterator[Finding]:
     """Row remapping (Ampere and newer) and page retirement (Volta and older); waiting repairs only warn."""
@@ -89,7 +92,7 @@ def _fine(gpu: Gpu) -> Finding:
 def _broken(case: Case, gpu: Gpu) -> Iterator[Finding]:
     repair = gpu.memory_repair
     retired = sum(v for v in (known(repair.retired_single_bit), known(repair.retired_double_bit)) if v)
-    limit = case.limit("gpu.memory-repair", "retired_pages", gpu)
+    limit = case.limit(_RETIRED_PAGES, gpu)
     for is_so, words, source, value in (
         (known(repair.remap_failed) is True, "a row could not be remapped", "row remap failure", "yes"),
         (known(repair.unrepairable) is True, "memory that cannot be repaired", "unrepairable memory", "yes"),
@@ -131,17 +134,16 @@ def _waiting(gpu: Gpu) -> Iterator[Finding]:
 
 def _worn(case: Case, gpu: Gpu) -> Iterator[Finding]:
     repair = gpu.memory_repair
-    for name, words, value in (
-        ("remapped_uncorrected", "rows remapped after uncorrected errors", known(repair.remapped_uncorrected)),
-        ("retired_double_bit", "pages retired after double-bit errors", known(repair.retired_double_bit)),
+    for limit, words, value in (
+        (_REMAPPED_UNCORRECTED, "rows remapped after uncorrected errors", known(repair.remapped_uncorrected)),
+        (_RETIRED_DOUBLE_BIT, "pages retired after double-bit errors", known(repair.retired_double_bit)),
     ):
-        limit = case.limit("gpu.memory-repair", name, gpu)
-        if value is not None and value >= limit:
-            source = case.limit_source("gpu.memory-repair", name, gpu)
+        worn = case.limit(limit, gpu)
+        if value is not None and value >= worn:
             yield warn(
                 of_gpu(gpu),
                 Found(f"{value} {words}", value, "repairs"),
-                Expected(f"fewer than {limit:.0f}", "<", limit, "repairs", source),
+                Expected(f"fewer than {worn:.0f}", "<", worn, "repairs", case.limit_source(limit, gpu)),
                 Evidence(words, str(value)),
                 likely="worn memory: its next failure may find no spare",
                 advice=[Advice("Plan to replace the GPU; open a hardware case.", "nvidia-bug-report.sh")],

@@ -43,14 +43,17 @@ _SOFT = {
 }
 
 
+_THROTTLE_SHARE_PCT = Limit(1, "%", "of the time since boot; less is the noise of short events", name="share_pct")
+_LOAD_WARN_PCT = Limit(1, "%", "of a probe's time; less is the noise of short events (ours)", name="load_warn_pct")
+_LOAD_FAIL_PCT = Limit(
+    10, "%", "of a probe's time: the work takes visibly longer (ours, to be calibrated)", name="load_fail_pct"
+)
+
+
 @check(
     "gpu.throttle",
     title="No GPU is slowed down by heat or by its power supply",
-    limits={
-        "share_pct": Limit(1, "%", "of the time since boot; less is the noise of short events"),
-        "load_warn_pct": Limit(1, "%", "of a probe's time; less is the noise of short events (ours)"),
-        "load_fail_pct": Limit(10, "%", "of a probe's time: the work takes visibly longer (ours, to be calibrated)"),
-    },
+    limits=(_THROTTLE_SHARE_PCT, _LOAD_WARN_PCT, _LOAD_FAIL_PCT),
 )
 def throttle(case: Case) -> Iterator[Finding]:
     """Test the harmful clock event bits, and the time spent slowed by the hardware."""
@@ -90,14 +93,14 @@ def _throttled(case: Case, gpu: Gpu, reasons: tuple[str, ...]) -> Finding:
     if slowed is not None:
         return slowed
     share = _slowed_share(case, gpu)
-    limit = case.limit("gpu.throttle", "share_pct", gpu)
+    limit = case.limit(_THROTTLE_SHARE_PCT, gpu)
     if share is not None and share > limit:
         return warn(
             of_gpu(gpu),
             Found(
                 f"slowed by the hardware for {share:.1f} % of the time since boot, though not now", round(share, 2), "%"
             ),
-            Expected(f"at most {limit:g} %", "<=", limit, "%", case.limit_source("gpu.throttle", "share_pct", gpu)),
+            Expected(f"at most {limit:g} %", "<=", limit, "%", case.limit_source(_THROTTLE_SHARE_PCT, gpu)),
             evidence,
             Evidence("time slowed by heat, by power brake (us)", f"{_us(gpu)}"),
             likely="cooling or power that fails under load",
@@ -110,21 +113,17 @@ def _slowed_by_load(case: Case, gpu: Gpu, advice: list[Advice]) -> Finding | Non
     """What was set while the probes ran; the hardware's own reasons fail, the driver's warn."""
     for table in (_HARMFUL, _SOFT):
         slowed = slowed_under_load(case, gpu, tuple(table))
-        name = "load_warn_pct"
-        if (
-            slowed is not None
-            and table is _HARMFUL
-            and slowed.share * 100 > case.limit("gpu.throttle", "load_fail_pct")
-        ):
-            name = "load_fail_pct"
-        limit = case.limit("gpu.throttle", name, gpu)
-        if slowed is None or slowed.share * 100 <= limit:
+        limit, judge = _LOAD_WARN_PCT, warn
+        if slowed is not None and table is _HARMFUL and slowed.share * 100 > case.limit(_LOAD_FAIL_PCT):
+            limit, judge = _LOAD_FAIL_PCT, fail
+        most_pct = case.limit(limit, gpu)
+        if slowed is None or slowed.share * 100 <= most_pct:
             continue
         words, likely = table[slowed.reason]
-        return (fail if name == "load_fail_pct" else warn)(
+        return judge(
             of_gpu(gpu),
             Found(f"{words} under load ({slowed.reason}), {percent(slowed.share)} of {slowed.during}", slowed.reason),
-            Expected(f"at most {limit:g} %", "<=", limit, "%", case.limit_source("gpu.throttle", name, gpu)),
+            Expected(f"at most {most_pct:g} %", "<=", most_pct, "%", case.limit_source(limit, gpu)),
             Evidence(f"clock event reasons during {slowed.during}", f"{slowed.reason} {percent(slowed.share)}"),
             likely=likely,
             advice=advice,
@@ -143,10 +142,13 @@ def _slowed_share(case: Case, gpu: Gpu) -> float | None:
     return _us(gpu) / 1e6 / uptime_s * 100 if uptime_s else None
 
 
+_POWER_LIMIT_SHARE_PCT = Limit(1, "%", "rounding of the limit by the driver", name="share_pct")
+
+
 @check(
     "gpu.power-limit",
     title="No GPU is capped below its default power",
-    limits={"share_pct": Limit(1, "%", "rounding of the limit by the driver")},
+    limits=(_POWER_LIMIT_SHARE_PCT,),
 )
 def power_limit(case: Case) -> Iterator[Finding]:
     """Compare the enforced limit with the GPU's default, and with its peers; a cap only ever warns."""
@@ -166,7 +168,7 @@ def _capped(case: Case, gpu: Gpu, limit_w: float) -> Finding:
     if default_w is None and model is not None and "power_limit_w" not in model.uncertain:
         default_w, source = model.power_limit_w, f"profile {case.profile.name}"
     peers_w = majority(known(g.power.limit_w) for g in _peers(case, gpu))
-    slack = 1 - case.limit("gpu.power-limit", "share_pct", gpu) / 100
+    slack = 1 - case.limit(_POWER_LIMIT_SHARE_PCT, gpu) / 100
     evidence = Evidence("power limit, enforced", f"{limit_w:g} W")
     for wanted_w, where in ((default_w, source), (peers_w, "majority of the peers")):
         if wanted_w and limit_w < wanted_w * slack:
@@ -194,14 +196,19 @@ def _peers(case: Case, gpu: Gpu) -> tuple[Gpu, ...]:
     return tuple(g for g in case.gpus if g is not gpu and name and known(g.name) == name and not untrusted(g))
 
 
+_APPLICATION_PCT = Limit(
+    95, "%", "of the default application clock; steps of the clock table are smaller", name="application_pct"
+)
+_BUSY_PCT = Limit(
+    50, "%", "of the maximum: a busy GPU without a reason to slow down runs far above it", name="busy_pct"
+)
+_BUSY_FROM_PCT = Limit(50, "%", "utilisation from which the clocks of this moment may be judged", name="busy_from_pct")
+
+
 @check(
     "gpu.clocks",
     title="No GPU is locked to low clocks",
-    limits={
-        "application_pct": Limit(95, "%", "of the default application clock; steps of the clock table are smaller"),
-        "busy_pct": Limit(50, "%", "of the maximum: a busy GPU without a reason to slow down runs far above it"),
-        "busy_from_pct": Limit(50, "%", "utilisation from which the clocks of this moment may be judged"),
-    },
+    limits=(_APPLICATION_PCT, _BUSY_PCT, _BUSY_FROM_PCT),
 )
 def clocks(case: Case) -> Iterator[Finding]:
     """Judge the clock settings always, the clocks of this moment only on a GPU that is not idle."""
@@ -214,7 +221,7 @@ def clocks(case: Case) -> Iterator[Finding]:
 
 def _lowered(case: Case, gpu: Gpu) -> Finding | None:
     """Application clocks set below the GPU's default."""
-    share = case.limit("gpu.clocks", "application_pct", gpu) / 100
+    share = case.limit(_APPLICATION_PCT, gpu) / 100
     for what, mhz, default_mhz in (
         ("graphics", known(gpu.clocks.application_graphics_mhz), known(gpu.clocks.default_graphics_mhz)),
         ("memory", known(gpu.clocks.application_memory_mhz), known(gpu.clocks.default_memory_mhz)),
@@ -246,7 +253,7 @@ def _excused(gpu: Gpu) -> bool:
 
 def _slow_now(case: Case, gpu: Gpu) -> Finding | None:
     now, top = known(gpu.clocks.sm_mhz), known(gpu.clocks.sm_max_mhz)
-    share = case.limit("gpu.clocks", "busy_pct", gpu) / 100
+    share = case.limit(_BUSY_PCT, gpu) / 100
     if not now or not top or _excused(gpu) or now >= top * share:
         return None
     running = [known(p.clocks.sm_mhz) or 0 for p in _peers(case, gpu) if not _excused(p)]
@@ -255,7 +262,7 @@ def _slow_now(case: Case, gpu: Gpu) -> Finding | None:
     busy = known(gpu.utilization.gpu_pct)
     state = known(gpu.clocks.performance_state)
     # between two kernels a healthy GPU may show a low clock for a moment: only one at work is unfit
-    certain = busy is not None and busy >= case.limit("gpu.clocks", "busy_from_pct", gpu)
+    certain = busy is not None and busy >= case.limit(_BUSY_FROM_PCT, gpu)
     return (fail if certain else warn)(
         of_gpu(gpu),
         Found(f"runs at {now} of {top} MHz with no reason to slow down", now, "MHz"),
@@ -264,7 +271,7 @@ def _slow_now(case: Case, gpu: Gpu) -> Finding | None:
             ">=",
             top * share,
             "MHz",
-            "peers" if running else case.limit_source("gpu.clocks", "busy_pct", gpu),
+            "peers" if running else case.limit_source(_BUSY_PCT, gpu),
         ),
         Evidence("SM clock", f"{now} MHz" + (f" in P{state}" if state is not None else "")),
         Evidence("utilisation", f"{busy} %" if busy is not None else "not read"),

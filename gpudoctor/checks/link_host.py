@@ -22,13 +22,30 @@ _UNPROVEN_GENERATION = 6  # nobody has published what a copy reaches there: at m
 
 
 class _Bar(msgspec.Struct, frozen=True):
-    """One yardstick: the share reached, the limits for it, and what it is a share of."""
+    """One yardstick: the share reached, its limits, and what it is a share of."""
 
     share: float
     of_gb_s: float
-    limit: str
+    warn: Limit
+    fail: Limit
     what: str
     may_fail: bool
+
+
+_WARN_SHARE = Limit(
+    0.72, "of the link's rate", "healthy links: 0.73 (Gen3) to 0.88 (Gen5), Azure, nvbandwidth", name="warn_share"
+)
+_FAIL_SHARE = Limit(0.60, "of the link's rate", "below all floors of AzNHC, which are 0.60 to 0.76", name="fail_share")
+_VM_FAIL_SHARE = Limit(
+    0.30,
+    "of the link's rate",
+    "gpudoctor's own choice: vIOMMU and unknown NUMA may cost half in a guest",
+    name="vm_fail_share",
+)
+_PEER_WARN_SHARE = Limit(
+    0.85, "of the others' median", "gpudoctor's own choice: alike links differ by 5 %", name="peer_warn_share"
+)
+_PEER_FAIL_SHARE = Limit(0.60, "of the others' median", "gpudoctor's own choice", name="peer_fail_share")
 
 
 @check(
@@ -36,17 +53,7 @@ class _Bar(msgspec.Struct, frozen=True):
     title="Copies between host and GPU are as fast as the link allows",
     level="full",
     needs_gpu=False,
-    limits={
-        "warn_share": Limit(
-            0.72, "of the link's rate", "healthy links: 0.73 (Gen3) to 0.88 (Gen5), Azure, nvbandwidth"
-        ),
-        "fail_share": Limit(0.60, "of the link's rate", "below all floors of AzNHC, which are 0.60 to 0.76"),
-        "vm_fail_share": Limit(
-            0.30, "of the link's rate", "gpudoctor's own choice: vIOMMU and unknown NUMA may cost half in a guest"
-        ),
-        "peer_warn_share": Limit(0.85, "of the others' median", "gpudoctor's own choice: alike links differ by 5 %"),
-        "peer_fail_share": Limit(0.60, "of the others' median", "gpudoctor's own choice"),
-    },
+    limits=(_WARN_SHARE, _FAIL_SHARE, _VM_FAIL_SHARE, _PEER_WARN_SHARE, _PEER_FAIL_SHARE),
 )
 def host(case: Case) -> Iterator[Finding]:
     """Judge the slower direction of each GPU, copying alone, by its link and by its peers on equal links."""
@@ -143,7 +150,8 @@ def _bars(
     carries = link_gb_s(*in_use) if in_use else None
     if in_use and carries:
         proven = in_use[0] < _UNPROVEN_GENERATION
-        bars.append(_Bar(_slower(link) / carries, carries, "", f"{describe(*in_use)} carries", may_fail and proven))
+        fails, what = _fails_below(case, gpu), f"{describe(*in_use)} carries"
+        bars.append(_Bar(_slower(link) / carries, carries, _WARN_SHARE, fails, what, may_fail and proven))
     group = next(ranks for ranks in by_model(case, [other.rank for other in links]) if link.rank in ranks)
     alike = {
         other.rank: _slower(other)
@@ -154,28 +162,29 @@ def _bars(
     }
     ratio = against_others(link.rank, alike)
     if ratio is not None:
-        bars.append(_Bar(ratio, _slower(link) / ratio, "peer_", "the others of this model reach", may_fail))
+        what = "the others of this model reach"
+        bars.append(_Bar(ratio, _slower(link) / ratio, _PEER_WARN_SHARE, _PEER_FAIL_SHARE, what, may_fail))
     return bars
 
 
 def _verdict(case: Case, bar: _Bar, gpu: Gpu) -> str:
-    if bar.may_fail and bar.share < case.limit(HOST, _fails_below(case, bar, gpu), gpu):
+    if bar.may_fail and bar.share < case.limit(bar.fail, gpu):
         return "fail"
-    return "warn" if bar.share < case.limit(HOST, f"{bar.limit}warn_share", gpu) else "ok"
+    return "warn" if bar.share < case.limit(bar.warn, gpu) else "ok"
 
 
-def _fails_below(case: Case, bar: _Bar, gpu: Gpu) -> str:
-    """The limit below which it fails: in a guest the host's memory lies behind more than the link."""
+def _fails_below(case: Case, gpu: Gpu) -> Limit:
+    """The share of the link's rate below which it fails: a guest's host memory lies behind more than the link."""
     guest = known(case.node.host.virtualization) == "vm" or known(gpu.settings.virtualization) == "passthrough"
-    return "vm_fail_share" if guest and not bar.limit else f"{bar.limit}fail_share"
+    return _VM_FAIL_SHARE if guest else _FAIL_SHARE
 
 
 def _expected(case: Case, bar: _Bar, gpu: Gpu, kind: str) -> Expected:
-    name = _fails_below(case, bar, gpu) if kind == "fail" else f"{bar.limit}{kind}_share"
-    limit = case.limit(HOST, name, gpu)
-    floor = bar.of_gb_s * limit
-    text = f"at least {floor:.3g} GB/s: {limit:.0%} of the {bar.of_gb_s:.3g} GB/s that {bar.what}"
-    return Expected(text, ">=", round(floor, 2), "GB/s", case.limit_source(HOST, name, gpu))
+    limit = bar.fail if kind == "fail" else bar.warn
+    share = case.limit(limit, gpu)
+    floor = bar.of_gb_s * share
+    text = f"at least {floor:.3g} GB/s: {share:.0%} of the {bar.of_gb_s:.3g} GB/s that {bar.what}"
+    return Expected(text, ">=", round(floor, 2), "GB/s", case.limit_source(limit, gpu))
 
 
 def _lower_generation(case: Case, gpu: Gpu, in_use: tuple[int, int] | None, links: Sequence[HostLink]) -> str | None:

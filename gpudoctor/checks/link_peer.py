@@ -48,9 +48,23 @@ class _Slow(msgspec.Struct, frozen=True):
 
     pair: Joined
     kind: Status
-    limit: str
+    limit: Limit
     of_gb_s: float
     what: str
+
+
+_NVLINK_WARN_SHARE = Limit(
+    0.75, "of the line rate", "copies reach 0.80 to 0.92 of it; AzNHC's floors 0.74, 0.78", name="nvlink_warn_share"
+)
+_NVLINK_FAIL_SHARE = Limit(
+    0.60, "of the line rate", "gpudoctor's own choice: below every published figure", name="nvlink_fail_share"
+)
+_CLASS_WARN_SHARE = Limit(
+    0.90, "of the other pairs of its kind", "gpudoctor's own: such pairs differ by 3 %", name="class_warn_share"
+)
+_CLASS_FAIL_SHARE = Limit(
+    0.75, "of the other pairs of its kind", "gpudoctor's own: a quarter of the links", name="class_fail_share"
+)
 
 
 @check(
@@ -58,14 +72,7 @@ class _Slow(msgspec.Struct, frozen=True):
     title="Every GPU reaches every other fast, and every byte arrives right",
     level="full",
     needs_gpu=False,
-    limits={
-        "nvlink_warn_share": Limit(
-            0.75, "of the line rate", "copies reach 0.80 to 0.92 of it; AzNHC's floors 0.74, 0.78"
-        ),
-        "nvlink_fail_share": Limit(0.60, "of the line rate", "gpudoctor's own choice: below every published figure"),
-        "class_warn_share": Limit(0.90, "of the other pairs of its kind", "gpudoctor's own: such pairs differ by 3 %"),
-        "class_fail_share": Limit(0.75, "of the other pairs of its kind", "gpudoctor's own: a quarter of the links"),
-    },
+    limits=(_NVLINK_WARN_SHARE, _NVLINK_FAIL_SHARE, _CLASS_WARN_SHARE, _CLASS_FAIL_SHARE),
 )
 def peer(case: Case) -> Iterator[Finding]:
     """Fail wrong data and closed NVLink paths; judge the rate by the NVLinks' line rate and by alike pairs."""
@@ -160,18 +167,20 @@ def _speeds(case: Case, pairs: Sequence[Joined]) -> Iterator[Finding]:
 def _slow(case: Case, pair: Joined, members: Sequence[Joined]) -> _Slow | None:
     yardsticks = []
     if pair.line_gb_s:
-        yardsticks.append(("nvlink", pair.line_gb_s, f"their {pair.nvlinks} NVLinks carry", pair.certain))
+        bounds = (_NVLINK_WARN_SHARE, _NVLINK_FAIL_SHARE)
+        yardsticks.append((bounds, pair.line_gb_s, f"their {pair.nvlinks} NVLinks carry", pair.certain))
     usual = middle(other.gb_s for other in members if other is not pair)
     if usual and len(members) >= _LEAST_TO_COMPARE:
         # through the CPUs' own fabric alike pairs may differ by how the board is made
-        yardsticks.append(("class", usual, f"the other pairs over {pair.kind} reach", pair.direct))
+        bounds = (_CLASS_WARN_SHARE, _CLASS_FAIL_SHARE)
+        yardsticks.append((bounds, usual, f"the other pairs over {pair.kind} reach", pair.direct))
     worst: _Slow | None = None
-    for name, of_gb_s, what, may_fail in yardsticks:
+    for (warns, fails), of_gb_s, what, may_fail in yardsticks:
         share = pair.gb_s / of_gb_s
-        if may_fail and share < case.limit(PEER, f"{name}_fail_share"):
-            return _Slow(pair, Status.FAIL, f"{name}_fail_share", of_gb_s, what)
-        if worst is None and share < case.limit(PEER, f"{name}_warn_share"):
-            worst = _Slow(pair, Status.WARN, f"{name}_warn_share", of_gb_s, what)
+        if may_fail and share < case.limit(fails):
+            return _Slow(pair, Status.FAIL, fails, of_gb_s, what)
+        if worst is None and share < case.limit(warns):
+            worst = _Slow(pair, Status.WARN, warns, of_gb_s, what)
     return worst
 
 
@@ -200,14 +209,14 @@ def _finding(
     others = next((words for rank in ranks if (words := strangers(case, rank))), None)
     if others:
         return unknown(subject, f"{text}: slow, but {others}: too disturbed to judge", *evidence)
-    limit = case.limit(PEER, slow.limit)
-    floor = limit * slow.of_gb_s
+    share = case.limit(slow.limit)
+    floor = share * slow.of_gb_s
     expected = Expected(
-        f"at least {floor:.3g} GB/s: {limit:.0%} of the {slow.of_gb_s:.3g} GB/s that {slow.what}",
+        f"at least {floor:.3g} GB/s: {share:.0%} of the {slow.of_gb_s:.3g} GB/s that {slow.what}",
         ">=",
         round(floor, 2),
         "GB/s",
-        case.limit_source(PEER, slow.limit),
+        case.limit_source(slow.limit),
     )
     judge = fail if slow.kind is Status.FAIL else warn
     likely = (
@@ -222,11 +231,11 @@ def _finding(
 def _expectation(case: Case, members: Sequence[Joined]) -> Expected:
     line = members[0].line_gb_s
     if line is None:
-        share = case.limit(PEER, "class_warn_share")
-        return Expected(f"each at least {share:.0%} of the others", source=case.limit_source(PEER, "class_warn_share"))
-    floor = line * case.limit(PEER, "nvlink_warn_share")
+        share = case.limit(_CLASS_WARN_SHARE)
+        return Expected(f"each at least {share:.0%} of the others", source=case.limit_source(_CLASS_WARN_SHARE))
+    floor = line * case.limit(_NVLINK_WARN_SHARE)
     text = f"at least {floor:.3g} GB/s, of a line rate of {line:g} GB/s"
-    return Expected(text, ">=", round(floor, 2), "GB/s", case.limit_source(PEER, "nvlink_warn_share"))
+    return Expected(text, ">=", round(floor, 2), "GB/s", case.limit_source(_NVLINK_WARN_SHARE))
 
 
 def _figures(pair: Joined) -> list[Evidence]:

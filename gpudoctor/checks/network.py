@@ -14,15 +14,22 @@ from gpudoctor.profiles.peers import majority
 ID = "network.infiniband"
 
 
+_SIBLING_PORTS = Limit(
+    3, "ports", "gpudoctor's own: where the maximum is not known, so many outvote one", name="sibling_ports"
+)
+_CLUSTER_GPUS = Limit(
+    4, "GPUs", "gpudoctor's own: from so many on, a node is built to train with others", name="cluster_gpus"
+)
+_PORTS_PER_GPU = Limit(
+    0.5, "ports a GPU", "HGX and DGX nodes have one adapter for one or two GPUs", name="ports_per_gpu"
+)
+
+
 @check(
     ID,
     title="RDMA ports are up at full rate, and GPUs can reach them",
     needs_gpu=False,
-    limits={
-        "sibling_ports": Limit(3, "ports", "gpudoctor's own: where the maximum is not known, so many outvote one"),
-        "cluster_gpus": Limit(4, "GPUs", "gpudoctor's own: from so many on, a node is built to train with others"),
-        "ports_per_gpu": Limit(0.5, "ports a GPU", "HGX and DGX nodes have one adapter for one or two GPUs"),
-    },
+    limits=(_SIBLING_PORTS, _CLUSTER_GPUS, _PORTS_PER_GPU),
 )
 def infiniband(case: Case) -> Iterator[Finding]:
     """Warn about a port that is down or slower while most of its siblings are not."""
@@ -41,7 +48,7 @@ def infiniband(case: Case) -> Iterator[Finding]:
         else:
             yield _none_active(case, ports)
         return
-    odd = [*_down(ports), *_slow(active, case.limit(ID, "sibling_ports"))]
+    odd = [*_down(ports), *_slow(active, case.limit(_SIBLING_PORTS))]
     yield from odd
     if not odd:
         rates = sorted({known(p.rate_gbit_s) or 0 for p in active} - {0})
@@ -56,13 +63,13 @@ def _none_active(case: Case, ports: tuple[RdmaPort, ...]) -> Finding:
     """A warning on a node that is built to train with others, or where a cable is in; else adapters may lie idle."""
     text = f"none of the {len(ports)} RDMA ports is in use ({_states(ports)})"
     cabled = [port for port in ports if (known(port.physical_state) or "").lower() == "linkup"]
-    gpus, share = len(case.node.gpus), case.limit(ID, "ports_per_gpu")
-    if not cabled and (gpus < case.limit(ID, "cluster_gpus") or len(ports) < gpus * share):
+    gpus, share = len(case.node.gpus), case.limit(_PORTS_PER_GPU)
+    if not cabled and (gpus < case.limit(_CLUSTER_GPUS) or len(ports) < gpus * share):
         return skip(NODE, text)
     return warn(
         NODE,
         Found(text, 0, "ports"),
-        Expected("active ports on a node with so many", ">", 0, "ports", case.limits[ID]["ports_per_gpu"].source),
+        Expected("active ports on a node with so many", ">", 0, "ports", _PORTS_PER_GPU.source),
         *(_evidence(port) for port in ports),
         likely="the links are up, but no subnet manager has set up the ports"
         if cabled

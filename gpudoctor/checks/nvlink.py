@@ -26,16 +26,18 @@ from gpudoctor.facts.missing import Missing, known
 from gpudoctor.profiles.peers import majority
 from gpudoctor.profiles.profile import GpuModel, NvlinkSpec
 
+_BRIDGE_LINKS = Limit(
+    4, "links", "an NVLink bridge of an A100, A30 or H100 card joins four (product briefs)", name="bridge_links"
+)
+_SPEED_SHARE = Limit(
+    0.9, "of the nominal line rate", "nvidia-smi rounds and versions differ by a few percent (ours)", name="speed_share"
+)
+
 
 @check(
     "nvlink.links",
     title="Every NVLink that should be up is up, at full speed",
-    limits={
-        "bridge_links": Limit(4, "links", "an NVLink bridge of an A100, A30 or H100 card joins four (product briefs)"),
-        "speed_share": Limit(
-            0.9, "of the nominal line rate", "nvidia-smi rounds and versions differ by a few percent (ours)"
-        ),
-    },
+    limits=(_BRIDGE_LINKS, _SPEED_SHARE),
 )
 def links(case: Case) -> Iterator[Finding]:
     """Count each GPU's links that are up against the model's number, else against the peers'."""
@@ -114,7 +116,7 @@ def _all_of(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
 
 def _bridged(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
     up, subject = links_up(gpu), of_gpu(gpu)
-    whole = min(int(case.limit("nvlink.links", "bridge_links", gpu)), spec.links)
+    whole = min(int(case.limit(_BRIDGE_LINKS, gpu)), spec.links)
     partners = _partners(case, gpu)
     joined = max((links_up(partner) for partner in partners), default=0)
     expected = Expected(f"{spec.links} of {spec.links} over its bridge", "==", spec.links, "links", "profile")
@@ -234,7 +236,7 @@ def _speed_of(case: Case, gpu: Gpu, spec: NvlinkSpec | None, usual: float | None
     reference = max(n for n in (usual, nominal, 0.0) if n is not None)
     if not reference:
         return None
-    share = case.limit("nvlink.links", "speed_share", gpu)
+    share = case.limit(_SPEED_SHARE, gpu)
     slow = {link: speed for link, speed in speeds.items() if speed < share * reference}
     if not slow:
         return None

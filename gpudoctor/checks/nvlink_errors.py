@@ -15,14 +15,19 @@ from gpudoctor.facts.missing import Missing, known
 _KINDS = ("crc_errors", "replay_errors", "recovery_errors")
 
 
+_FLOOR_ERRORS = Limit(1000, "errors", "lifetime counts of healthy links are mostly 0 (ours)", name="floor_errors")
+_FLOOR_RECOVERIES = Limit(
+    10, "recoveries", "a healthy link hardly ever retrains while in use (ours)", name="floor_recoveries"
+)
+_PEERS_RATIO = Limit(
+    100, "times the peers' median", "two orders of magnitude (ours); DCGM judges rates", name="peers_ratio"
+)
+
+
 @check(
     "nvlink.errors",
     title="No NVLink counts errors out of line with its peers",
-    limits={
-        "floor_errors": Limit(1000, "errors", "lifetime counts of healthy links are mostly 0 (ours)"),
-        "floor_recoveries": Limit(10, "recoveries", "a healthy link hardly ever retrains while in use (ours)"),
-        "peers_ratio": Limit(100, "times the peers' median", "two orders of magnitude (ours); DCGM judges rates"),
-    },
+    limits=(_FLOOR_ERRORS, _FLOOR_RECOVERIES, _PEERS_RATIO),
 )
 def errors(case: Case) -> Iterator[Finding]:
     """Warn of a GPU whose lifetime counts stand far above its peers'; a rate needs two samples under load."""
@@ -37,10 +42,10 @@ def _errors_of(case: Case, gpu: Gpu, of_all: Mapping[int, Mapping[str, int]]) ->
     if not totals:
         first = (known(gpu.nvlinks) or ())[0].crc_errors
         return unread(subject, "NVLink error counters", first if isinstance(first, Missing) else Missing("not known"))
-    ratio = case.limit("nvlink.errors", "peers_ratio", gpu)
+    ratio = case.limit(_PEERS_RATIO, gpu)
     for kind, total in totals.items():
         name = kind.replace("_errors", "").replace("crc", "CRC")
-        floor = case.limit("nvlink.errors", "floor_recoveries" if kind == "recovery_errors" else "floor_errors", gpu)
+        floor = case.limit(_FLOOR_RECOVERIES if kind == "recovery_errors" else _FLOOR_ERRORS, gpu)
         peers = [counts[kind] for peer, counts in of_all.items() if peer != gpu.index and kind in counts]
         bound = out_of_line(total, peers, floor, ratio)
         if bound is not None:

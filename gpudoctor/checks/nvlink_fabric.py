@@ -30,10 +30,15 @@ from gpudoctor.facts.missing import Missing, known
 _MULTI_NODE = re.compile(r"\bGB[23]00\b", re.IGNORECASE)
 
 
+_SETTLING_S = Limit(
+    600, "s since boot", "the fabric manager is still at work shortly after boot (ours)", name="settling_s"
+)
+
+
 @check(
     "nvlink.fabric",
     title="The NVSwitch fabric has registered every GPU and is healthy",
-    limits={"settling_s": Limit(600, "s since boot", "the fabric manager is still at work shortly after boot (ours)")},
+    limits=(_SETTLING_S,),
 )
 def fabric(case: Case) -> Iterator[Finding]:
     """Fail a GPU that the fabric has not taken in or serves badly; skip where there is no fabric."""
@@ -90,7 +95,7 @@ def _unregistered(case: Case, gpu: Gpu, state: str, expected: Expected, evidence
     if len(case.node.gpus) == 1 and not links_up(gpu):
         return skip(subject, f"fabric {state}: the only GPU here has no NVLink peer")
     uptime = known(case.node.host.uptime_s)
-    settling = state == "in-progress" and uptime is not None and uptime < case.limit("nvlink.fabric", "settling_s")
+    settling = state == "in-progress" and uptime is not None and uptime < case.limit(_SETTLING_S)
     return (warn if settling else fail)(
         subject,
         f"registration {state}",

@@ -177,10 +177,13 @@ _MOVE = (
 )
 
 
+_BUSY_PCT = Limit(10, "percent", "below it a desktop's redraws look the same as an idle GPU (ours)", name="busy_pct")
+
+
 @check(
     "pcie.link-speed",
     title="Every busy GPU runs its PCIe link at full generation",
-    limits={"busy_pct": Limit(10, "percent", "below it a desktop's redraws look the same as an idle GPU (ours)")},
+    limits=(_BUSY_PCT,),
 )
 def link_speed(case: Case) -> Iterator[Finding]:
     """Judge each link's generation, but only where the link is not idling or already at its maximum."""
@@ -210,7 +213,7 @@ def _speed_of(case: Case, gpu: Gpu) -> Finding:
         return ok(subject, found, expected)
     if on_c2c(gpu) and not any((known(peer.pcie.generation) or 0) > now for peer in _peers(case, gpu)):
         return skip(subject, f"Gen{now}: the host link of this GPU is NVLink-C2C, not PCIe")
-    idle = idling(gpu, case.limit("pcie.link-speed", "busy_pct", gpu))
+    idle = idling(gpu, case.limit(_BUSY_PCT, gpu))
     if idle is None:
         return skip(subject, f"Gen{now} of Gen{most}: nothing here tells whether the link is idling")
     if idle:

@@ -32,13 +32,16 @@ from gpudoctor.profiles.peers import majority
 _IDEAL: dict[int, tuple[int, ...]] = {2: (16, 8), 3: (16, 8, 8), 4: (8, 8, 8, 8)}
 
 
+_ENOUGH_LANES = Limit(
+    8, "lanes", "rule of the field: 2 GPUs x16/x8, 3 x16/x8/x8, 4 and more x8 each", name="enough_lanes"
+)
+_ENOUGH_GB_S = Limit(15.75, "GB/s", "line rate of Gen4 x8 = Gen3 x16: adequate for most training", name="enough_gb_s")
+
+
 @check(
     "pcie.balance",
     title="The PCIe lanes are split well between the GPUs",
-    limits={
-        "enough_lanes": Limit(8, "lanes", "rule of the field: 2 GPUs x16/x8, 3 x16/x8/x8, 4 and more x8 each"),
-        "enough_gb_s": Limit(15.75, "GB/s", "line rate of Gen4 x8 = Gen3 x16: adequate for most training"),
-    },
+    limits=(_ENOUGH_LANES, _ENOUGH_GB_S),
 )
 def balance(case: Case) -> Iterator[Finding]:
     """Warn where the platform gives a GPU fewer lanes than most of the others, or too few by the usual split."""
@@ -67,8 +70,8 @@ def balance(case: Case) -> Iterator[Finding]:
 
 def _split(case: Case, gpus: list[Gpu]) -> Finding:
     widest_first = sorted(gpus, key=lambda gpu: (-_lanes(gpu), gpu.index))
-    floor = int(case.limit("pcie.balance", "enough_lanes"))
-    enough = case.limit("pcie.balance", "enough_gb_s")
+    floor = int(case.limit(_ENOUGH_LANES))
+    enough = case.limit(_ENOUGH_GB_S)
     ideal = [max(floor, lanes) if floor < 8 else lanes for lanes in _IDEAL.get(len(gpus), ())]
     ideal = ideal or [floor] * len(gpus)
     short = [
@@ -89,7 +92,7 @@ def _split(case: Case, gpus: list[Gpu]) -> Finding:
         ">=",
         floor,
         "lanes",
-        case.limit_source("pcie.balance", "enough_lanes"),
+        case.limit_source(_ENOUGH_LANES),
     )
     if not short:
         short, most = _narrower(gpus)
@@ -139,15 +142,21 @@ def _worth(gpu: Gpu) -> float | None:
 _ENOUGH_TO_COMPARE = 4
 
 
+_FLOOR_ERRORS = Limit(
+    1000, "errors", "healthy H100 nodes show up to about 200 lifetime replays a GPU (ours)", name="floor_errors"
+)
+_PEERS_RATIO = Limit(
+    100,
+    "times the peers' median",
+    "two orders of magnitude: lifetime counts differ by chance (ours)",
+    name="peers_ratio",
+)
+
+
 @check(
     "pcie.errors",
     title="No GPU's PCIe link counts errors out of line with its peers",
-    limits={
-        "floor_errors": Limit(1000, "errors", "healthy H100 nodes show up to about 200 lifetime replays a GPU (ours)"),
-        "peers_ratio": Limit(
-            100, "times the peers' median", "two orders of magnitude: lifetime counts differ by chance (ours)"
-        ),
-    },
+    limits=(_FLOOR_ERRORS, _PEERS_RATIO),
 )
 def errors(case: Case) -> Iterator[Finding]:
     """Fatal errors fail and non-fatal ones warn; corrected ones count only far above the peers'."""
@@ -186,7 +195,7 @@ def _errors_of(case: Case, gpu: Gpu) -> Finding:
     replays = gpu.pcie.replays
     if not seen or (isinstance(replays, Missing) and replays.kind == "failed"):
         return unread(subject, "PCIe error counters", replays if isinstance(replays, Missing) else Missing("not known"))
-    floor, ratio = case.limit("pcie.errors", "floor_errors", gpu), case.limit("pcie.errors", "peers_ratio", gpu)
+    floor, ratio = case.limit(_FLOOR_ERRORS, gpu), case.limit(_PEERS_RATIO, gpu)
     place = case.gpus.index(gpu)
     for name, count in seen.items():
         peers = [n for i, n in enumerate(counts[name]) if i != place and n is not None]

@@ -50,15 +50,21 @@ def check(
     title: str,
     level: Level = "quick",
     needs_gpu: bool = True,
-    limits: Mapping[str, Limit] | None = None,
+    limits: Iterable[Limit] | Mapping[str, Limit] | None = None,
     page: str | None = None,
 ) -> Callable[[CheckFunction], CheckFunction]:
-    """Register a check under `domain.name`; a second one under the same id raises DuplicateCheckError."""
+    """Register a check under `domain.name`; a second one under the same id raises DuplicateCheckError.
+
+    `limits` are its thresholds, each with its name, or by name.
+    """
+    if isinstance(limits, Mapping):
+        limits = [msgspec.structs.replace(limit, name=name) for name, limit in limits.items()]
+    by_name = {limit.name: limit for limit in limits or ()}
 
     def register(function: CheckFunction) -> CheckFunction:
         if id in _checks and _checks[id].function.__module__ != function.__module__:
             raise DuplicateCheckError(f"{id} is registered by {_checks[id].function.__module__} already")
-        _checks[id] = Check(id, title, level, function, needs_gpu, limits or {}, page)
+        _checks[id] = Check(id, title, level, function, needs_gpu, by_name, page)
         return function
 
     return register

@@ -54,7 +54,7 @@ def _run(case: Case, check: Check, level: Level, clock: Callable[[], float]) -> 
         findings = (skip(NODE_SUBJECT, "no GPU in scope to look at"),)
     else:
         try:
-            findings = tuple(check.function(case))
+            findings = tuple(check.function(msgspec.structs.replace(case, check_id=check.id)))
         except Exception as error:  # the one place where a check's crash is contained
             reason = f"the check itself failed: {type(error).__name__}: {error}"
             findings = (unknown(NODE_SUBJECT, reason),)

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from gpudoctor.checks.case import Case, Limit
 from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, Found, fail, ok
 from gpudoctor.checks.registry import check
-from gpudoctor.checks.strategy_verdict import TOLERANCES, judged_strategy, mib, runs_of
+from gpudoctor.checks.strategy_verdict import BF16_ERROR, FP32_ERROR, judged_strategy, mib, runs_of
 from gpudoctor.facts.measured_strategies import StrategyRun
 
 DP, DDP, ZERO1, FSDP = "strategy.dp", "strategy.ddp", "strategy.zero1", "strategy.fsdp"
-_FP32 = {"fp32_error": TOLERANCES["fp32_error"]}
 # of what is divided, each rank has its share, rounded up to whole tensors (ZeRO) or rows (FSDP)
-_SHARE_ROOM = "shares are rounded up to whole rows, which small models feel"
 _PARTS = {"parameters": "the weights", "gradients": "the gradients", "optimizer": "the optimizer's state"}
 
 
@@ -22,7 +20,7 @@ _PARTS = {"parameters": "the weights", "gradients": "the gradients", "optimizer"
     title="DistributedDataParallel trains what one rank alone trains",
     level="full",
     needs_gpu=False,
-    limits=_FP32,
+    limits=(FP32_ERROR,),
 )
 def ddp(case: Case) -> Iterator[Finding]:
     """Fail where losses or weights deviate, at once or with gradients accumulated over four micro-batches."""
@@ -31,7 +29,7 @@ def ddp(case: Case) -> Iterator[Finding]:
     )
 
 
-@check(DP, title="DataParallel trains what one GPU alone trains", level="full", needs_gpu=False, limits=_FP32)
+@check(DP, title="DataParallel trains what one GPU alone trains", level="full", needs_gpu=False, limits=(FP32_ERROR,))
 def dp(case: Case) -> Iterator[Finding]:
     """Fail where losses or weights deviate; say how much slower and less balanced it is than DDP."""
     yield from judged_strategy(case, "dp", "DataParallel", likely="copies between GPUs that arrive changed")
@@ -49,12 +47,17 @@ def dp(case: Case) -> Iterator[Finding]:
         yield ok(NODE, f"DataParallel: {' and '.join(words)}; DDP is the one to use")
 
 
+_SHARE_EXCESS = Limit(
+    0.25, "of the share", "shares are rounded up to whole rows, which small models feel", name="share_excess"
+)
+
+
 @check(
     ZERO1,
     title="ZeroRedundancyOptimizer trains as one rank does, and divides the optimizer's state",
     level="full",
     needs_gpu=False,
-    limits={**_FP32, "share_excess": Limit(0.25, "of the share", _SHARE_ROOM)},
+    limits=(FP32_ERROR, _SHARE_EXCESS),
 )
 def zero1(case: Case) -> Iterator[Finding]:
     """Fail where losses or weights deviate, or a rank holds more than its share of the optimizer's state."""
@@ -62,7 +65,7 @@ def zero1(case: Case) -> Iterator[Finding]:
         case, "zero1", "ZeRO stage 1", likely="updated weights that were not handed to every rank"
     )
     for run in runs_of(case, "zero1"):
-        yield from shares(case, ZERO1, run, ("optimizer",))
+        yield from shares(case, _SHARE_EXCESS, run, ("optimizer",))
 
 
 @check(
@@ -70,7 +73,7 @@ def zero1(case: Case) -> Iterator[Finding]:
     title="Fully sharded training (fully_shard) trains as one rank does, with 1/n of the weights on each",
     level="full",
     needs_gpu=False,
-    limits={**TOLERANCES, "share_excess": Limit(0.25, "of the share", _SHARE_ROOM)},
+    limits=(FP32_ERROR, BF16_ERROR, _SHARE_EXCESS),
 )
 def fsdp(case: Case) -> Iterator[Finding]:
     """Fail where losses or weights deviate in fp32 or bf16, or a rank holds more than its share."""
@@ -78,16 +81,15 @@ def fsdp(case: Case) -> Iterator[Finding]:
         case, "fsdp", "FSDP (fully_shard)", likely="weights gathered, or gradients scattered, that lack a rank's part"
     )
     for run in runs_of(case, "fsdp"):
-        yield from shares(case, FSDP, run, ("parameters", "gradients", "optimizer"))
+        yield from shares(case, _SHARE_EXCESS, run, ("parameters", "gradients", "optimizer"))
 
 
-def shares(case: Case, check_id: str, run: StrategyRun, parts: tuple[str, ...]) -> Iterator[Finding]:
+def shares(case: Case, limit: Limit, run: StrategyRun, parts: tuple[str, ...]) -> Iterator[Finding]:
     """Whether every rank holds its share of these parts of memory only, against one rank alone."""
     tried = case.measurements.strategies
     if tried is None:
         return
-    excess = case.limit(check_id, "share_excess")
-    source = case.limit_source(check_id, "share_excess")
+    excess, source = case.limit(limit), case.limit_source(limit)
     wrong = False
     for part in parts:
         whole = getattr(tried.reference.memory, f"{part}_bytes")

@@ -21,16 +21,19 @@ from gpudoctor.checks.finding import (
 )
 from gpudoctor.checks.probe_outcome import on_gpus, rank_subject, ranks_in_words
 from gpudoctor.checks.registry import check
-from gpudoctor.checks.strategy_verdict import TOLERANCES, judged_strategy, mib, runs_of
+from gpudoctor.checks.strategy_verdict import FP32_ERROR, judged_strategy, mib, runs_of
 from gpudoctor.facts.measured_strategies import StrategyRun
 
 TENSOR, PIPELINE, THREE_D = "strategy.tensor", "strategy.pipeline", "strategy.3d"
-_FP32 = {"fp32_error": TOLERANCES["fp32_error"]}
 _WRONG_SHARDS = "wrong_shards_rank_"
 
 
 @check(
-    TENSOR, title="Tensor parallelism trains what one rank alone trains", level="full", needs_gpu=False, limits=_FP32
+    TENSOR,
+    title="Tensor parallelism trains what one rank alone trains",
+    level="full",
+    needs_gpu=False,
+    limits=(FP32_ERROR,),
 )
 def tensor(case: Case) -> Iterator[Finding]:
     """Fail a rank that held a wrong part of a weight, and where losses or weights deviate without one."""
@@ -67,17 +70,17 @@ def _wrong_shards(case: Case, run: StrategyRun) -> Iterator[Finding]:
         )
 
 
+_BUBBLE_EXCESS = Limit(
+    0.15, "of a step", "gpudoctor's own choice: a transfer is short against a stage of 5 ms", name="bubble_excess"
+)
+
+
 @check(
     PIPELINE,
     title="Pipeline parallelism trains what one rank alone trains, with the bubble that it must have",
     level="full",
     needs_gpu=False,
-    limits={
-        **_FP32,
-        "bubble_excess": Limit(
-            0.15, "of a step", "gpudoctor's own choice: a transfer is short against a stage of 5 ms"
-        ),
-    },
+    limits=(FP32_ERROR, _BUBBLE_EXCESS),
 )
 def pipeline(case: Case) -> Iterator[Finding]:
     """Fail where losses or weights deviate under GPipe or 1F1B; warn where stages of GPUs idle for too long."""
@@ -104,9 +107,9 @@ def _bubble(case: Case, run: StrategyRun) -> Finding:
     )
     if not on_gpus(case):
         return skip(NODE, f"{ranks_in_words(case, len(run.ranks))}: {text}, not judged")
-    limit = case.limit(PIPELINE, "bubble_excess")
+    limit = case.limit(_BUBBLE_EXCESS)
     most = round(ideal + limit, 3)
-    source = case.limit_source(PIPELINE, "bubble_excess")
+    source = case.limit_source(_BUBBLE_EXCESS)
     measured = Found(text, round(found, 3), "of a step")
     expected = Expected(f"at most {most:.0%} of a step", "<=", most, "of a step", source)
     if found <= most:
@@ -137,7 +140,7 @@ def _kept(run: StrategyRun) -> str:
     title="Data, tensor and pipeline parallelism together train what one rank alone trains",
     level="full",
     needs_gpu=False,
-    limits=_FP32,
+    limits=(FP32_ERROR,),
 )
 def three_dimensions(case: Case) -> Iterator[Finding]:
     """Fail where losses or weights deviate under data x tensor x pipeline; say which split it was."""

@@ -10,7 +10,7 @@ from gpudoctor.checks.case import Case, Limit
 from gpudoctor.checks.finding import NODE, Finding, skip, unknown, unread
 from gpudoctor.checks.registry import check
 from gpudoctor.checks.strategy_data import shares
-from gpudoctor.checks.strategy_verdict import TOLERANCES, judged_strategy, runs_of
+from gpudoctor.checks.strategy_verdict import BF16_ERROR, FP32_ERROR, judged_strategy, runs_of
 from gpudoctor.facts.measured_frameworks import LibraryStrategies
 from gpudoctor.facts.measurements import Launch
 
@@ -20,15 +20,15 @@ _DIVIDED = {"zero-1": ("optimizer",), "zero-2": ("optimizer",), "zero-3": ("para
 _NAMES = {"mirrored": "MirroredStrategy", "multi-worker": "MultiWorkerMirroredStrategy"}
 
 
+_SHARE_EXCESS = Limit(0.25, "of the share", "DeepSpeed pads every share to the same length", name="share_excess")
+
+
 @check(
     DEEPSPEED,
     title="DeepSpeed's ZeRO 1, 2 and 3 train what one rank alone trains",
     level="full",
     needs_gpu=False,
-    limits={
-        **TOLERANCES,
-        "share_excess": Limit(0.25, "of the share", "DeepSpeed pads every share to the same length"),
-    },
+    limits=(FP32_ERROR, BF16_ERROR, _SHARE_EXCESS),
 )
 def deepspeed(case: Case) -> Iterator[Finding]:
     """Fail where losses or weights deviate in a stage, or a rank holds more than its share."""
@@ -46,7 +46,7 @@ def deepspeed(case: Case) -> Iterator[Finding]:
     if lost and "deepspeed" not in measured.strategies.not_run:
         yield unknown(NODE, f"{what}: no rank reported a result of {', '.join(lost)}")
     for run in runs:
-        yield from shares(own, DEEPSPEED, run, _DIVIDED.get(run.variant, ()))
+        yield from shares(own, _SHARE_EXCESS, run, _DIVIDED.get(run.variant, ()))
 
 
 @check(
@@ -54,7 +54,7 @@ def deepspeed(case: Case) -> Iterator[Finding]:
     title="TensorFlow's mirrored strategies train what one device alone trains",
     level="full",
     needs_gpu=False,
-    limits=TOLERANCES,
+    limits=(FP32_ERROR, BF16_ERROR),
 )
 def tensorflow(case: Case) -> Iterator[Finding]:
     """Fail where losses or weights deviate, between devices of one process or between processes."""

@@ -26,10 +26,9 @@ _MS_PER_S = 1e3
 _MIB_SHORT = 999.5  # from here on three digits do not do
 # for every strategy's check; fp32 measured at 3e-7 and bf16 at 1e-3 on 2 to 8 CPU ranks, and at 7e-7 and 2e-3 for the
 # larger model that GPUs train (its parts added up on a CPU)
-TOLERANCES = {
-    "fp32_error": Limit(1e-4, "relative", "rounding of fp32 over ten steps, measured at 3e-7, with room"),
-    "bf16_error": Limit(1e-2, "relative", "rounding of bf16 over ten steps, measured at 1e-3, with room"),
-}
+FP32_ERROR = Limit(1e-4, "relative", "rounding of fp32 over ten steps, measured at 3e-7, with room", name="fp32_error")
+BF16_ERROR = Limit(1e-2, "relative", "rounding of bf16 over ten steps, measured at 1e-3, with room", name="bf16_error")
+_TOLERANCES = {"fp32": FP32_ERROR, "bf16": BF16_ERROR}
 
 
 def runs_of(case: Case, strategy: str) -> tuple[StrategyRun, ...]:
@@ -42,7 +41,7 @@ def judged_strategy(case: Case, strategy: str, what: str, *, likely: str, who: s
     """The findings that every strategy has; one pass for each variant that is wholly right.
 
     `what` names it for people ("tensor parallelism"), `likely` says where a deviation comes from, `who` trained
-    where it was not the ranks of torch. The check of id `strategy.{strategy}` has `TOLERANCES` among its limits.
+    where it was not the ranks of torch. The check that calls has the error of each dtype among its limits.
     """
     check_id = f"strategy.{strategy}"
     tried, runs = case.measurements.strategies, runs_of(case, strategy)
@@ -64,8 +63,8 @@ def judged_strategy(case: Case, strategy: str, what: str, *, likely: str, who: s
             yield unread(NODE, what, missing)
     for run in runs:
         expected = _ranks_of(tried, strategy)
-        limit = case.limit(check_id, f"{run.dtype}_error")
-        source = case.limit_source(check_id, f"{run.dtype}_error")
+        tolerance = _TOLERANCES[run.dtype]
+        limit, source = case.limit(tolerance), case.limit_source(tolerance)
         wrong = list(_weights(case, run, limit, source, likely))
         if len(run.ranks) == expected:
             wrong += _losses(tried, run, limit, source, likely)

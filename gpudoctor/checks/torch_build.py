@@ -32,14 +32,19 @@ INSTALL = "pip install 'gpudoctor-cli[torch]'"
 _WHEELS = Advice("Install a build for your driver's CUDA: https://pytorch.org/get-started", "nvidia-smi | head -4")
 
 
+_OLDEST_VERSION = Limit(
+    2.4, "torch version", "gpudoctor's probes are made for torch 2.4 and later", name="oldest_version"
+)
+_SLOW_IMPORT_S = Limit(
+    20, "s", "1 to 2 s from memory, some 10 s from a local disk (ours); said, not judged", name="slow_import_s"
+)
+
+
 @check(
     ID,
     title="torch fits the driver and sees every GPU it may use",
     level="standard",
-    limits={
-        "oldest_version": Limit(2.4, "torch version", "gpudoctor's probes are made for torch 2.4 and later"),
-        "slow_import_s": Limit(20, "s", "1 to 2 s from memory, some 10 s from a local disk (ours); said, not judged"),
-    },
+    limits=(_OLDEST_VERSION, _SLOW_IMPORT_S),
 )
 def torch_build(case: Case) -> Iterator[Finding]:
     """Judge the build of torch against the driver, and what it saw against the GPUs."""
@@ -53,7 +58,7 @@ def torch_build(case: Case) -> Iterator[Finding]:
         return
     launch = case.measurements.launch
     import_s = known(launch.import_s) if launch else None
-    if import_s is not None and import_s > case.limit(ID, "slow_import_s"):
+    if import_s is not None and import_s > case.limit(_SLOW_IMPORT_S):
         yield ok(NODE, f"importing torch took {import_s:.0f} s: it lies on a slow disk, and was not in memory")
     yield from _build(case, torch, view.cuda if view else case.node.software.torch_cuda)
     if view is not None:
@@ -80,13 +85,13 @@ def _own_view(case: Case) -> TorchView | None:
 
 def _build(case: Case, torch: str, cuda: str | Missing | None) -> Iterator[Finding]:
     evidence = Evidence("torch", torch)
-    oldest = case.limit(ID, "oldest_version")
+    oldest = case.limit(_OLDEST_VERSION)
     version = _version(torch)
     if version is not None and version < (_version(f"{oldest:g}") or (0, 0)):
         yield warn(
             NODE,
             f"torch {torch}",
-            Expected(f"torch {oldest:g} or later", ">=", oldest, None, case.limit_source(ID, "oldest_version")),
+            Expected(f"torch {oldest:g} or later", ">=", oldest, None, case.limit_source(_OLDEST_VERSION)),
             evidence,
             likely="an old environment",
             advice=(Advice("Update torch.", "pip install -U torch"),),

@@ -17,7 +17,18 @@ from gpudoctor.facts.missing import known
 
 BALANCE = "train.balance"
 _SIMULATED = "simulation of 20 000 runs: false alarms at most 0.01 % at 1.10"
-_LIMITS = ("warn_ratio", "fail_ratio", "excess_ms", "last_in_share", "data_excess_ms")
+
+
+_WARN_RATIO = Limit(1.10, "of the others' median", _SIMULATED, name="warn_ratio")
+_FAIL_RATIO = Limit(1.20, "of the others' median", _SIMULATED, name="fail_ratio")
+_EXCESS_MS = Limit(1.0, "ms", "differences below this are scheduling noise", name="excess_ms")
+_LAST_IN_SHARE = Limit(
+    0.8, "of the steps", "an innocent rank comes last in 1 of n steps; at most 40 % seen", name="last_in_share"
+)
+_DATA_EXCESS_MS = Limit(
+    3.0, "ms", "gpudoctor's own choice: about as long as a scheduler keeps a process off", name="data_excess_ms"
+)
+_LIMITS = (_WARN_RATIO, _FAIL_RATIO, _EXCESS_MS, _LAST_IN_SHARE, _DATA_EXCESS_MS)
 
 
 @check(
@@ -25,13 +36,7 @@ _LIMITS = ("warn_ratio", "fail_ratio", "excess_ms", "last_in_share", "data_exces
     title="No rank is slower than the others",
     level="standard",
     needs_gpu=False,
-    limits={
-        "warn_ratio": Limit(1.10, "of the others' median", _SIMULATED),
-        "fail_ratio": Limit(1.20, "of the others' median", _SIMULATED),
-        "excess_ms": Limit(1.0, "ms", "differences below this are scheduling noise"),
-        "last_in_share": Limit(0.8, "of the steps", "an innocent rank comes last in 1 of n steps; at most 40 % seen"),
-        "data_excess_ms": Limit(3.0, "ms", "gpudoctor's own choice: about as long as a scheduler keeps a process off"),
-    },
+    limits=_LIMITS,
 )
 def balance(case: Case) -> Iterator[Finding]:
     """Name the rank whose compute or data time stands out, with its cause where facts show one."""
@@ -43,7 +48,7 @@ def balance(case: Case) -> Iterator[Finding]:
     if len(training.ranks) < 2:
         yield skip(NODE, f"{ranks_in_words(case, len(training.ranks))}: nothing to compare with")
         return
-    limits = Thresholds(*(case.limit(BALANCE, name) for name in _LIMITS))
+    limits = Thresholds(*(case.limit(limit) for limit in _LIMITS))
     even: list[Deviation] = []
     clean = True
     for group in _groups(case, training):
@@ -85,15 +90,15 @@ def _evenness(case: Case, training: Training, even: list[Deviation], limits: Thr
 
 def _late_data(case: Case, late: SlowData) -> Finding:
     rank = late.rank
-    name = f"{late.verdict}_ratio"
-    limit = case.limit(BALANCE, name)
+    limit = _FAIL_RATIO if late.verdict == "fail" else _WARN_RATIO
+    most = case.limit(limit)
     text = (
         f"waits {rank.data_ms:.1f} ms for each batch, the others {late.usual_ms:.1f} ms: {late.ratio:.2f} x their step"
     )
     return (fail if late.verdict == "fail" else warn)(
         rank_subject(case, rank.rank),
         Found(text, round(late.ratio, 3), "ratio"),
-        Expected(f"below {limit:g} x", "<", limit, "ratio", case.limit_source(BALANCE, name)),
+        Expected(f"below {most:g} x", "<", most, "ratio", case.limit_source(limit)),
         Evidence("data", f"{rank.data_ms:.2f} ms a batch, the last to have it in {_share(rank)} of the steps"),
         Evidence("compute", f"{rank.compute_ms:.2f} ms a step"),
         likely="slow data: its loader, the storage it reads from, or the CPUs that it may use",
@@ -128,8 +133,8 @@ def _uneven(case: Case, training: Training, deviation: Deviation) -> Finding:
             likely="its process is held up on the host: data loading, CPU affinity, or another process on its cores",
             advice=_host_steps(),
         )
-    name = f"{deviation.verdict}_ratio"
-    limit = case.limit(BALANCE, name, gpu)
+    limit = _FAIL_RATIO if deviation.verdict == "fail" else _WARN_RATIO
+    most = case.limit(limit, gpu)
     judge = fail if deviation.verdict == "fail" and not (gpu and shared_with(gpu)) else warn
     likely, on_host = _why(case, training, deviation, gpu)
     advice = (
@@ -139,7 +144,7 @@ def _uneven(case: Case, training: Training, deviation: Deviation) -> Finding:
     return judge(
         subject,
         Found(text, round(deviation.ratio, 3), "ratio"),
-        Expected(f"below {limit:g} x", "<", limit, "ratio", case.limit_source(BALANCE, name, gpu)),
+        Expected(f"below {most:g} x", "<", most, "ratio", case.limit_source(limit, gpu)),
         *evidence,
         likely=likely,
         advice=_host_steps() if on_host else advice,

@@ -14,15 +14,16 @@ from gpudoctor.facts.missing import Missing
 MEMORY = "train.memory"
 
 
+_SPREAD_SHARE = Limit(0.02, "of the median", "equal work allocates equally; 2 % for fragmentation", name="spread_share")
+_SPREAD_MIB = Limit(256, "MiB", "gpudoctor's own choice: NCCL's buffers differ a little by rank", name="spread_mib")
+
+
 @check(
     MEMORY,
     title="Every rank uses the same amount of GPU memory",
     level="standard",
     needs_gpu=False,
-    limits={
-        "spread_share": Limit(0.02, "of the median", "equal work allocates equally; 2 % for fragmentation"),
-        "spread_mib": Limit(256, "MiB", "gpudoctor's own choice: NCCL's buffers differ a little by rank"),
-    },
+    limits=(_SPREAD_SHARE, _SPREAD_MIB),
 )
 def memory(case: Case) -> Iterator[Finding]:
     """Warn where a rank's peak is off the others' median by more than the larger of the two limits."""
@@ -48,7 +49,7 @@ def memory(case: Case) -> Iterator[Finding]:
     from statistics import median  # not at the top: it costs start-up time
 
     usual_mib = median(peaks.values())
-    room_mib = max(case.limit(MEMORY, "spread_share") * usual_mib, case.limit(MEMORY, "spread_mib"))
+    room_mib = max(case.limit(_SPREAD_SHARE) * usual_mib, case.limit(_SPREAD_MIB))
     odd = {rank: mib for rank, mib in peaks.items() if abs(mib - usual_mib) > room_mib}
     for number, mib in odd.items():
         yield warn(

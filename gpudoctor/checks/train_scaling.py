@@ -49,16 +49,17 @@ def split_of(training: Training, efficiency: float) -> Split | None:
     return Split(concurrency, balance, efficiency / (concurrency * balance))
 
 
+_EFFICIENCY_2 = Limit(0.95, "efficiency", "rule of thumb: 2 GPUs 1.9 x", name="efficiency_2")
+_EFFICIENCY_4 = Limit(0.88, "efficiency", "rule of thumb: 4 GPUs 3.5 x", name="efficiency_4")
+_EFFICIENCY_8 = Limit(0.81, "efficiency", "rule of thumb: 8 GPUs 6.5 x", name="efficiency_8")
+
+
 @check(
     SCALING,
     title="All GPUs together are worth nearly their number",
     level="standard",
     needs_gpu=False,
-    limits={
-        "efficiency_2": Limit(0.95, "efficiency", "rule of thumb: 2 GPUs 1.9 x"),
-        "efficiency_4": Limit(0.88, "efficiency", "rule of thumb: 4 GPUs 3.5 x"),
-        "efficiency_8": Limit(0.81, "efficiency", "rule of thumb: 8 GPUs 6.5 x"),
-    },
+    limits=(_EFFICIENCY_2, _EFFICIENCY_4, _EFFICIENCY_8),
 )
 def scaling(case: Case) -> Iterator[Finding]:
     """Warn where a step with all ranks takes much longer than the same step on one rank alone."""
@@ -96,9 +97,7 @@ def scaling(case: Case) -> Iterator[Finding]:
         return
     limit = _good(case, training.world_size)
     found = Found(f"{text} ({gradient})", round(efficiency, 3), "ratio")
-    expected = Expected(
-        f"at least {limit:.0%}", ">=", round(limit, 3), "ratio", case.limit_source(SCALING, "efficiency_2")
-    )
+    expected = Expected(f"at least {limit:.0%}", ">=", round(limit, 3), "ratio", case.limit_source(_EFFICIENCY_2))
     data_ms = max(r.data_ms for r in training.ranks)
     evidence = (
         Evidence("probe", f"step {step_ms:.2f} ms, alone {training.solo_step_ms:.2f} ms, {gradient}"),
@@ -145,7 +144,7 @@ def _direct(case: Case, training: Training) -> bool:
 
 def _good(case: Case, ranks: int) -> float:
     """The efficiency to expect, between 2, 4 and 8 ranks in log scale; that of 8 beyond."""
-    two, four, eight = (case.limit(SCALING, name) for name in ("efficiency_2", "efficiency_4", "efficiency_8"))
+    two, four, eight = (case.limit(limit) for limit in (_EFFICIENCY_2, _EFFICIENCY_4, _EFFICIENCY_8))
     if ranks >= 8:
         return eight
     if ranks >= 4:
@@ -153,12 +152,15 @@ def _good(case: Case, ranks: int) -> float:
     return two + (four - two) * (log2(ranks) - 1)
 
 
+_GAIN = Limit(0.05, "of the step", "gpudoctor's own choice: less is not worth a setting", name="gain")
+
+
 @check(
     BUCKET,
     title="Whether the size of DDP's gradient buckets matters here",
     level="full",
     needs_gpu=False,
-    limits={"gain": Limit(0.05, "of the step", "gpudoctor's own choice: less is not worth a setting")},
+    limits=(_GAIN,),
 )
 def bucket(case: Case) -> Iterator[Finding]:
     """Say which bucket_cap_mb is fastest, and by how much; it is advice, never a fault."""
@@ -179,7 +181,7 @@ def bucket(case: Case) -> Iterator[Finding]:
         return
     best = min(steps_ms, key=steps_ms.__getitem__)
     gain = 1 - steps_ms[best] / steps_ms[_DEFAULT_BUCKET_MB]
-    if gain < case.limit(BUCKET, "gain"):
+    if gain < case.limit(_GAIN):
         yield ok(NODE, Found(f"{text}: it does not matter here", round(gain, 3), "ratio"))
         return
     yield ok(

@@ -31,12 +31,15 @@ def no_training(case: Case, what: str) -> Iterator[Finding]:
         yield absent(case, "train", what)
 
 
+_GRADIENT_ERROR = Limit(1e-2, "relative", "tolerance of bf16; fp32 measured at 3.3e-7", name="gradient_error")
+
+
 @check(
     SYNC,
     title="After a short DDP train all ranks agree, and the loss fell",
     level="standard",
     needs_gpu=False,
-    limits={"gradient_error": Limit(1e-2, "relative", "tolerance of bf16; fp32 measured at 3.3e-7")},
+    limits=(_GRADIENT_ERROR,),
 )
 def sync(case: Case) -> Iterator[Finding]:
     """Fail where weights differ between ranks, a gradient is wrong, or the loss did not fall."""
@@ -101,7 +104,7 @@ def _gradients(case: Case, training: Training) -> Iterator[Finding]:
             likely="a collective dropped or doubled a part",
             advice=steps,
         )
-    error, limit = known(training.gradient_error), case.limit(SYNC, "gradient_error")
+    error, limit = known(training.gradient_error), case.limit(_GRADIENT_ERROR)
     if isinstance(training.gradient_error, Missing) and training.gradient_error.kind == "failed":
         yield unread(NODE, "gradient against one rank's own", training.gradient_error)
     # not "error > limit": NaN must not slip through
@@ -109,7 +112,7 @@ def _gradients(case: Case, training: Training) -> Iterator[Finding]:
         yield fail(
             NODE,
             Found(f"the DDP gradient is off by {error:.2g}", error if isfinite(error) else str(error)),
-            Expected(f"at most {limit:g}", "<=", limit, "relative", case.limit_source(SYNC, "gradient_error")),
+            Expected(f"at most {limit:g}", "<=", limit, "relative", case.limit_source(_GRADIENT_ERROR)),
             Evidence("probe", "compared with one rank computing every shard"),
             likely="sums that are wrong, or averaged wrongly",
             advice=steps,

@@ -197,13 +197,16 @@ def _unified(case: Case, gpu: Gpu) -> bool:
     return ats or any(n.is_gpu_memory for n in nodes) or "GB10" in (known(gpu.name) or "").upper().split()
 
 
+_LEAKED_MIB = Limit(500, "MiB", "above what the driver reserves; an idle GPU uses a few MiB", name="leaked_mib")
+_LEAKED_WITH_RESERVED_MIB = Limit(
+    1500, "MiB", "where old drivers count their own reserve as used", name="leaked_with_reserved_mib"
+)
+
+
 @check(
     "gpu.in-use",
     title="No other program uses the GPUs, and no memory is left behind",
-    limits={
-        "leaked_mib": Limit(500, "MiB", "above what the driver reserves; an idle GPU uses a few MiB"),
-        "leaked_with_reserved_mib": Limit(1500, "MiB", "where old drivers count their own reserve as used"),
-    },
+    limits=(_LEAKED_MIB, _LEAKED_WITH_RESERVED_MIB),
 )
 def in_use(case: Case) -> Iterator[Finding]:
     """Name other compute processes; warn of memory in use that no listed process owns."""
@@ -234,8 +237,8 @@ def _used_by(case: Case, gpu: Gpu, processes: tuple[GpuProcess, ...]) -> Finding
             ],
         )
     used = known(gpu.memory_used_mib)
-    name = "leaked_with_reserved_mib" if isinstance(gpu.memory_reserved_mib, Missing) else "leaked_mib"
-    limit = case.limit("gpu.in-use", name, gpu)
+    leaked = _LEAKED_WITH_RESERVED_MIB if isinstance(gpu.memory_reserved_mib, Missing) else _LEAKED_MIB
+    limit = case.limit(leaked, gpu)
     # what a desktop draws with is more than the sum of its processes, and some of them do not tell theirs
     if processes and any(isinstance(p.memory_mib, Missing) for p in processes):
         limit = math.inf
@@ -248,7 +251,7 @@ def _used_by(case: Case, gpu: Gpu, processes: tuple[GpuProcess, ...]) -> Finding
         return warn(
             of_gpu(gpu),
             Found(f"{stray_mib} MiB of its memory in use, and no process owns it", stray_mib, "MiB"),
-            Expected(f"at most {limit:g} MiB", "<=", limit, "MiB", case.limit_source("gpu.in-use", name, gpu)),
+            Expected(f"at most {limit:g} MiB", "<=", limit, "MiB", case.limit_source(leaked, gpu)),
             Evidence("memory used", f"{used} MiB"),
             Evidence("processes", ", ".join(map(_name, processes)) or "none"),
             likely="a dead or zombie process still holds it, or one of a container that is not seen from here",

@@ -21,14 +21,15 @@ _CALL = "nvmlDeviceGetUtilizationRates"
 Watched = tuple[Gpu, GpuUnderLoad]
 
 
+_APART_PCT = Limit(20, "points", "from the others' median; NVML's figure itself jumps by 10 (ours)", name="apart_pct")
+_LEAST_SAMPLES = Limit(5, "samples", "NVML's figure is a mean over up to 1 s: fewer say nothing", name="least_samples")
+
+
 @check(
     UTILIZATION,
     title="Every GPU is as busy as the others during the train",
     level="standard",
-    limits={
-        "apart_pct": Limit(20, "points", "from the others' median; NVML's figure itself jumps by 10 (ours)"),
-        "least_samples": Limit(5, "samples", "NVML's figure is a mean over up to 1 s: fewer say nothing"),
-    },
+    limits=(_APART_PCT, _LEAST_SAMPLES),
 )
 def utilization(case: Case) -> Iterator[Finding]:
     """Warn of a GPU that stands out; never fail, since a GPU that waits in NCCL shows 100 % too."""
@@ -81,7 +82,7 @@ def _gap(case: Case, gpu: Gpu, load: GpuUnderLoad) -> Finding | None:
         return not_read(of_gpu(gpu), "utilisation under load", missing)
     if _BUSY not in load.readings:
         return not_read(of_gpu(gpu), "utilisation under load", Missing("not sampled while it ran"))
-    if load.samples < case.limit(UTILIZATION, "least_samples", gpu):
+    if load.samples < case.limit(_LEAST_SAMPLES, gpu):
         return skip(of_gpu(gpu), f"the train was too short to watch: {load.samples} samples")
     return None
 
@@ -91,7 +92,7 @@ def _compared(case: Case, telemetry: Telemetry, group: Sequence[Watched], unseen
     if len(group) == 1:
         yield skip(of_gpu(group[0][0]), f"{busy[0]:.0f} % busy; no other GPU of its model to compare with")
         return
-    limit = case.limit(UTILIZATION, "apart_pct")
+    limit = case.limit(_APART_PCT)
     usual = [middle(busy[:place] + busy[place + 1 :]) or 0.0 for place in range(len(busy))]
     odd = [place for place in range(len(busy)) if abs(busy[place] - usual[place]) > limit]
     if len(group) == 2:
@@ -108,7 +109,7 @@ def _compared(case: Case, telemetry: Telemetry, group: Sequence[Watched], unseen
 
 def _apart(case: Case, telemetry: Telemetry, watched: Watched, busy: float, usual: float) -> Finding:
     gpu, load = watched
-    limit = case.limit(UTILIZATION, "apart_pct", gpu)
+    limit = case.limit(_APART_PCT, gpu)
     spread = load.readings[_BUSY]
     steps = (
         Advice("See which rank is slower, and why.", "gpudoctor check train -v"),
@@ -122,7 +123,7 @@ def _apart(case: Case, telemetry: Telemetry, watched: Watched, busy: float, usua
             ">=" if busy < usual else "<=",
             round(usual - limit if busy < usual else usual + limit, 1),
             "%",
-            case.limit_source(UTILIZATION, "apart_pct", gpu),
+            case.limit_source(_APART_PCT, gpu),
         ),
         Evidence(
             _CALL, f"median {busy:.0f} %, {spread.low:.0f} to {spread.high:.0f} % in {telemetry.duration_s:.1f} s"
@@ -136,7 +137,7 @@ def _apart(case: Case, telemetry: Telemetry, watched: Watched, busy: float, usua
 
 def _uneven(case: Case, group: Sequence[Watched], busy: Sequence[float]) -> Finding:
     each = ", ".join(f"GPU {gpu.index} {value:.0f} %" for (gpu, _), value in zip(group, busy, strict=True))
-    limit = case.limit(UTILIZATION, "apart_pct")
+    limit = case.limit(_APART_PCT)
     return warn(
         NODE,
         Found(f"the GPUs are unevenly busy during the train: {_span(busy)} %", round(min(busy), 1), "%"),

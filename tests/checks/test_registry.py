@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.checks.case import Case
+from gpudoctor.checks.case import Case, Limit
 from gpudoctor.checks.finding import NODE, Finding, Status, ok
 from gpudoctor.checks.registry import DOMAINS, Check, DuplicateCheckError, check, registry, select
 from gpudoctor.checks.run import run_checks
@@ -87,6 +87,19 @@ def test_a_check_that_finds_nothing_to_say_and_one_above_the_level_are_skipped()
     first, second = run_checks(Case(node=load_node("hgx-h100-8")), checks, level="standard", clock=lambda: 0.0)
     assert first.status is second.status is Status.SKIP
     assert second.findings[0].reason == "runs at level full; asked for standard"
+
+
+def test_a_check_that_asks_for_a_limit_of_another_is_unknown() -> None:
+    """Its configured value would be looked for under the wrong check."""
+    mine, others = Limit(1, "s", "ours", name="mine_s"), Limit(2, "s", "ours", name="others_s")
+
+    def asks(case: Case) -> Iterator[Finding]:
+        yield ok(NODE, f"{case.limit(mine)}")
+        yield ok(NODE, f"{case.limit(others)}")
+
+    checks = [Check("x.mine", "", "quick", asks, limits={"mine_s": mine})]
+    [result] = run_checks(Case(node=load_node("hgx-h100-8")), checks, level="quick", clock=lambda: 0.0)
+    assert [f.reason for f in result.findings] == ["the check itself failed: KeyError: 'others_s'"]
 
 
 def test_every_check_is_timed() -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PLUGIN = """
 from gpudoctor.checks.finding import NODE, ok
 from gpudoctor.checks.registry import check
@@ -15,6 +17,20 @@ from gpudoctor.checks.registry import check
 @check("site.motd", title="The operator has left no message", needs_gpu=False, page="# site.motd: ours\\n")
 def motd(case):
     yield ok(NODE, "no message")
+"""
+
+LIMITED = """
+from gpudoctor.checks.case import Limit
+from gpudoctor.checks.finding import NODE, ok
+from gpudoctor.checks.registry import check
+
+ROOM = Limit(20, "GiB", "ours", name="room_gib")
+
+
+@check("site.scratch", title="Scratch has room", needs_gpu=False, limits=LIMITS, page="# site.scratch: ours\\n")
+def scratch(case):
+    room, source = case.limit(ASKED), case.limit_source(ASKED)
+    yield ok(NODE, f"at least {room:g} GiB: {source}")
 """
 
 
@@ -41,6 +57,21 @@ def test_a_plugins_check_is_listed_run_and_explained(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "site" in done.stdout
     assert gpudoctor(environ, "explain", "site.motd").stdout.startswith("# site.motd: ours")
+
+
+@pytest.mark.parametrize(
+    ("limits", "asked"),
+    [("(ROOM,)", "ROOM"), ('{"room_gib": Limit(20, "GiB", "ours")}', '"site.scratch", "room_gib"')],
+    ids=["bound", "by name, as packages for older versions have it"],
+)
+def test_a_plugins_limit_is_read_and_configured(tmp_path: Path, limits: str, asked: str) -> None:
+    environ = install(tmp_path, LIMITED.replace("LIMITS", limits).replace("ASKED", asked))
+    run = ("check", "site", "--node", "hgx-h100-8", "--level", "quick", "--verbose")
+    assert "at least 20 GiB: ours" in gpudoctor(environ, *run).stdout
+    (tmp_path / "mine.yaml").write_text("thresholds:\n  site.scratch:\n    room_gib: 40\n")
+    done = gpudoctor(environ, *run, "--config", str(tmp_path / "mine.yaml"))
+    assert "at least 40 GiB: configuration" in done.stdout
+    assert "room_gib" in gpudoctor(environ, "explain", "site.scratch").stdout
 
 
 def test_a_plugin_that_cannot_be_loaded_ends_the_run_with_its_name(tmp_path: Path) -> None:
