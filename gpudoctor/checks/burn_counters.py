@@ -30,6 +30,7 @@ from gpudoctor.facts.burn import Burn, GpuCounters
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import NOT_READ, Missing, known
 from gpudoctor.facts.node import KernelLog
+from gpudoctor.facts.pcie_generations import GT_S
 
 COUNTERS = "burn.counters"
 _WORDS = {
@@ -37,8 +38,7 @@ _WORDS = {
     "ecc_corrected": "corrected memory errors",
     "pcie_replays": "PCIe replays",
 }
-# GT/s a lane; PCI Express Base Specification. One bit in 10^12 may be wrong, and a wrong one is sent again
-_GT_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
+# PCI Express Base Specification: one bit in 10^12 may be wrong, and a wrong one is sent again
 _BIT_ERROR_RATIO = 1e-12
 _LEAST_S = 60.0  # over less a few replays by chance would make a high rate
 
@@ -140,7 +140,7 @@ def _grown(case: Case, gpu: Gpu, counted: GpuCounters, burn: Burn) -> Iterator[F
 def _replays(case: Case, gpu: Gpu, counted: GpuCounters, burn: Burn) -> Iterator[Finding]:
     replays = counted.growth.get("pcie_replays", 0)
     rate = replays * 60 / max(_LEAST_S, _passed_s(burn))
-    gt_s = _GT_S.get(known(gpu.pcie.generation_max) or 0, _GT_S[5])
+    gt_s = GT_S.get(known(gpu.pcie.generation_max) or 0, GT_S[5])
     lanes = known(gpu.pcie.width) or known(gpu.pcie.width_max) or 16
     allowed = ceil(case.limit(_REPLAY_RATE, gpu) * gt_s * 1e9 * lanes * 60 * _BIT_ERROR_RATIO)
     if rate > allowed:

@@ -11,9 +11,8 @@ from gpudoctor.checks.case import Case, Limit
 from gpudoctor.checks.probe_outcome import rank_gpu
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import known
+from gpudoctor.facts.pcie_generations import LANE_GB_S
 
-# GB/s a lane and direction after line coding; PCI-SIG base specifications
-PCIE_LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 # below this the latency of a message counts, not the links
 SMALLEST_JUDGED_BYTES = 16 * 2**20
 
@@ -139,6 +138,6 @@ def _pcie_gb_s(gpu: Gpu) -> float | None:
     """One direction of the GPU's link at the generation it reaches under load; width as it is."""
     generation = known(gpu.pcie.generation_max)
     width = known(gpu.pcie.width)
-    if generation not in PCIE_LANE_GB_S or not width:
+    if generation not in LANE_GB_S or not width:
         return None
-    return PCIE_LANE_GB_S[generation] * width
+    return LANE_GB_S[generation] * width

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from gpudoctor.checks.finding import NODE, WORST_FIRST, Finding, Status, Subject, worst
+from gpudoctor.checks.recovery import RECOVERY_ACTIONS
 from gpudoctor.checks.run import CheckResult
 from gpudoctor.checks.xid import BUS_CODES, LINK_CODES, MEMORY_CODES
 
@@ -43,7 +44,7 @@ def _value(finding: Finding) -> float | str | None:
 
 
 # what gpu.lost finds where the GPU answers and asks for a reset: the error that came first explains that
-RECOVERY_ACTIONS = ("gpu-reset", "node-reboot", "drain-p2p", "drain-and-reset", "bus-reset", "system-reboot")
+RESETS = tuple(name for name, action in RECOVERY_ACTIONS.items() if action.after_error)
 # how a probe ends whose ranks cannot start or meet: never by a wrong result
 ENDS = ("timeout", "crash")
 # checks of the whole node that add up single GPUs, so that one bad GPU may be all there is to them
@@ -77,9 +78,9 @@ RULES = (
     Rule("gpu.count", ("driver.responsive", "gpu.xid", "gpu.lost", *VIEWS)),
     # a list made for all GPUs is cut short where one is gone; one that shows none is a slip of its own
     Rule("gpu.count", ("env.cuda-visible-devices",), found=tuple(range(1, 64))),
-    Rule("gpu.memory-repair", ("gpu.lost",), found=RECOVERY_ACTIONS),
-    Rule("gpu.ecc", ("gpu.lost",), found=RECOVERY_ACTIONS),
-    Rule("gpu.xid", ("gpu.lost",), found=RECOVERY_ACTIONS),
+    Rule("gpu.memory-repair", ("gpu.lost",), found=RESETS),
+    Rule("gpu.ecc", ("gpu.lost",), found=RESETS),
+    Rule("gpu.xid", ("gpu.lost",), found=RESETS),
     Rule("gpu.lost", ("gpu.*", "pcie.*", "nvlink.*", "topology.*", *VIEWS, "collective.*", "train.*")),
     Rule("gpu.lost", ("link.*", "compute.*", "burn.*")),
     Rule("nvlink.fabric", ("nvlink.links", "nvlink.topology", "nvlink.errors", "collective.*", "train.scaling")),

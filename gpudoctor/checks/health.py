@@ -25,23 +25,12 @@ from gpudoctor.checks.finding import (
 from gpudoctor.checks.load_harm import grown_under_load
 from gpudoctor.checks.nvlink_state import model_of
 from gpudoctor.checks.readings import says_nothing, unreadable
+from gpudoctor.checks.recovery import RECOVERY_ACTIONS, RecoveryAction
 from gpudoctor.checks.registry import check
 from gpudoctor.checks.trust import denied, untrusted
 from gpudoctor.facts.error_cost import LOST, condemning, no_handle_cost
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import Missing, known
-
-# What a GPU asks for and whether that makes it unfit; source: NVML, field 230 (GPU recovery action)
-_RECOVERY = {
-    "gpu-reset": ("the GPU needs a reset", True),
-    "node-reboot": ("the GPU needs the node rebooted", True),
-    "drain-p2p": ("the GPU asks that its peer-to-peer traffic be drained", False),
-    "drain-and-reset": ("the GPU asks to be drained and reset", True),
-    "recover-imex-domain": ("the GPU asks that its IMEX domain be recovered", False),
-    "bus-reset": ("the GPU needs a reset of its bus", True),
-    "system-reboot": ("the GPU needs the system rebooted", True),
-}
-_REBOOTS = ("node-reboot", "bus-reset", "system-reboot")
 
 
 def reset_advice(gpu: Gpu) -> list[Advice]:
@@ -143,14 +132,15 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
     evidence = Evidence("recovery action", action)
     if action == "none":
         return ok(subject, "answers, and asks for no recovery", None, evidence, *single)
-    words, unfit = _RECOVERY.get(action, (f"the GPU asks for a recovery unknown to this version: {action}", False))
-    return (fail if unfit else warn)(
+    unknown_action = RecoveryAction(f"the GPU asks for a recovery unknown to this version: {action}", unfit=False)
+    asked = RECOVERY_ACTIONS.get(action, unknown_action)
+    return (fail if asked.unfit else warn)(
         subject,
-        Found(words, action),
+        Found(asked.words, action),
         Expected("none", "==", "none", source="the GPU itself"),
         evidence,
         likely="an earlier error (see gpu.xid, gpu.ecc) left the GPU in a state that only this clears",
-        advice=reset_advice(gpu) if action not in _REBOOTS else [Advice("Drain the node and reboot it.", "reboot")],
+        advice=[Advice("Drain the node and reboot it.", "reboot")] if asked.reboot else reset_advice(gpu),
     )
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from gpudoctor.checks.case import Case, Limit
 from gpudoctor.checks.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
-from gpudoctor.checks.pcie_rates import describe, generation_reachable, hidden_bridges, link_gb_s, names_of, on_c2c
+from gpudoctor.checks.pcie_rates import describe, generation_reachable, hidden_bridges, names_of, on_c2c
 from gpudoctor.checks.probe_outcome import absent, judged_problems, problems_of, rank_gpu, rank_subject
 from gpudoctor.checks.registry import check
 from gpudoctor.checks.siblings import against_others, by_model, silent, strangers
@@ -16,6 +16,7 @@ from gpudoctor.checks.under_load import highest_of, load_of
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.measured_links import HostLink
 from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.pcie_generations import link_gb_s
 
 HOST = "link.host"
 _UNPROVEN_GENERATION = 6  # nobody has published what a copy reaches there: at most a warn

@@ -21,11 +21,9 @@ from gpudoctor.checks.finding import (
 )
 from gpudoctor.checks.pcie_rates import (
     describe,
-    generation_of,
     generation_reachable,
     hidden_bridges,
     idling,
-    link_gb_s,
     names_of,
     on_c2c,
     slot_above,
@@ -34,6 +32,7 @@ from gpudoctor.checks.registry import check
 from gpudoctor.checks.trust import untrusted
 from gpudoctor.facts.gpu import Gpu, PcieHop
 from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.pcie_generations import generation_of, link_gb_s
 from gpudoctor.profiles.peers import majority
 
 WIDTH = "nvmlDeviceGetCurrPcieLinkWidth"

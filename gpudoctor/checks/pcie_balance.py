@@ -21,11 +21,12 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.pcie_rates import generation_reachable, hidden_bridges, link_gb_s, names_of, on_c2c, slot_above
+from gpudoctor.checks.pcie_rates import generation_reachable, hidden_bridges, names_of, on_c2c, slot_above
 from gpudoctor.checks.registry import check
 from gpudoctor.checks.trust import untrusted
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.pcie_generations import link_gb_s
 from gpudoctor.profiles.peers import majority
 
 # lanes that each GPU should get, widest first; more GPUs than here: x8 each

@@ -1,4 +1,4 @@
-"""What a PCIe link is worth: generation and lanes in GB/s, and where a GPU's slot and host come into it."""
+"""What can be known of a GPU's PCIe link: what GPU, slot and host come up to, and whether it is in use."""
 
 from __future__ import annotations
 
@@ -8,34 +8,8 @@ from gpudoctor.checks.case import Case
 from gpudoctor.facts.gpu import Gpu, PcieHop
 from gpudoctor.facts.missing import Missing, known
 
-# GT/s a lane -> generation; PCI Express Base Specification
-_GENERATIONS: dict[float, int] = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
-# share of the bits that carry data: 8b/10b up to Gen2, 128b/130b up to Gen5, 242 of 256 bytes a FLIT in Gen6
-_ENCODING: dict[int, float] = {1: 0.8, 2: 0.8, 3: 128 / 130, 4: 128 / 130, 5: 128 / 130, 6: 242 / 256}
-
 # NVIDIA Grace superchips and GB10: the CPU reaches the GPU over NVLink-C2C and PCIe is narrow or idle by design
 _C2C_NAME = re.compile(r"\b(GH200|GB200|GB300|GB10)\b", re.IGNORECASE)
-
-
-def generation_of(speed_gt_s: float) -> int | None:
-    """The PCIe generation that signals at this many GT/s a lane; None for a speed of no generation.
-
-    >>> generation_of(16.0)
-    4
-    """
-    return _GENERATIONS.get(round(speed_gt_s, 1))
-
-
-def link_gb_s(generation: int, lanes: int) -> float | None:
-    """Line rate in GB/s (1e9) each way, before packet overhead; None for an unknown generation.
-
-    >>> link_gb_s(4, 8)
-    15.75
-    """
-    for speed, known_generation in _GENERATIONS.items():
-        if known_generation == generation:
-            return round(speed * _ENCODING[generation] / 8 * lanes, 2)
-    return None
 
 
 def describe(generation: int | None, lanes: int) -> str:

@@ -23,11 +23,12 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.pcie_rates import describe, generation_of, hidden_bridges, link_gb_s, names_of, on_c2c
+from gpudoctor.checks.pcie_rates import describe, hidden_bridges, names_of, on_c2c
 from gpudoctor.checks.registry import check
 from gpudoctor.checks.trust import untrusted
 from gpudoctor.facts.gpu import Gpu, PcieHop
 from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.pcie_generations import generation_of, link_gb_s
 
 
 class Hop(msgspec.Struct, frozen=True):

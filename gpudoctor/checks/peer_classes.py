@@ -8,11 +8,12 @@ import msgspec
 
 from gpudoctor.checks.case import Case
 from gpudoctor.checks.nvlink_state import model_of
-from gpudoctor.checks.pcie_rates import generation_reachable, link_gb_s
+from gpudoctor.checks.pcie_rates import generation_reachable
 from gpudoctor.checks.probe_outcome import rank_gpu
 from gpudoctor.facts.gpu import Gpu, GpuPair
 from gpudoctor.facts.measured_links import PeerLink
 from gpudoctor.facts.missing import known
+from gpudoctor.facts.pcie_generations import link_gb_s
 
 _ONE_SWITCH = ("PIX", "PXB")
 

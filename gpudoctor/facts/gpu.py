@@ -293,8 +293,8 @@ class Gpu(Fact, frozen=True):
 
     `errors` are calls that failed with 15 (lost), 16 (reset required) or 999 (unknown); `error_cost` says
     what they cost.
-    `recovery_action`: none, gpu-reset, node-reboot, drain-p2p, drain-and-reset, or the raw
-    value as "value N" for one this version does not know.
+    `recovery_action`: one of `nvml_words.RECOVERY_ACTIONS`, or the raw value as "value N" for
+    one this version does not know.
     """
 
     index: int

@@ -11,8 +11,9 @@ from gpudoctor.facts.deadlines import CALL
 from gpudoctor.facts.gpu import CallError, Gpu, GpuProcess
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import Node, Unanswered
+from gpudoctor.facts.pcie_generations import GT_S
 from gpudoctor.facts.simulated_edits import Pattern, Target, change, each, on_slot, struck_gpu
-from gpudoctor.facts.simulated_wiring import GT_S, put
+from gpudoctor.facts.simulated_wiring import put
 
 _STALL_S = 7.0
 

@@ -16,6 +16,7 @@ from gpudoctor.facts.error_cost import LOST
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import Node
+from gpudoctor.facts.pcie_generations import LANE_GB_S
 from gpudoctor.facts.watched import ProcessTick
 
 PERIOD_S, CHECKPOINT_S = 90.0, 5.0
@@ -23,7 +24,6 @@ _POWER_S, _HEAT_S = 2.0, 25.0  # how fast power and temperature follow
 _NOISE_S = 3.0
 _SLOWING = frozenset({"hw-slowdown", "sw-thermal", "hw-thermal", "hw-power-brake"})
 _HOT_C = 80
-_LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 _PCIE_SHARE, _NVLINK_SHARE, _MEMORY_SHARE = 0.8, 0.28, 0.74
 _FULL_CLOCK = 0.95  # of the maximum: what a busy GPU holds
 _FIRST_PID = 4_190_000
@@ -104,7 +104,7 @@ def _generation(gpu: Gpu) -> int | None:
 def pcie_gb_s(gpu: Gpu) -> float:
     """What the awake link carries each way, of 1e9 bytes."""
     generation, width = _generation(gpu), known(gpu.pcie.width)
-    return _LANE_GB_S.get(generation or 0, 0.0) * (width or 0) * _PCIE_SHARE
+    return LANE_GB_S.get(generation or 0, 0.0) * (width or 0) * _PCIE_SHARE
 
 
 def readings_at(gpu: Gpu, job: Job, seconds: float) -> dict[str, float]:

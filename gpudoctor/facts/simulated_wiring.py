@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.gpu import Gpu, GpuPair, NvLink, P2pStatus, PathKind, PcieHop
 from gpudoctor.facts.missing import NOT_READ, UNSUPPORTED, Missing, known
-
-GT_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
+from gpudoctor.facts.pcie_generations import GT_S
 
 _NOT_A_BRIDGE = Missing("not a bridge", "unsupported")
 

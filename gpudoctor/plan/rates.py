@@ -6,12 +6,12 @@ from math import inf
 
 import msgspec
 
-from gpudoctor.checks.expected_busbw import PCIE_LANE_GB_S
 from gpudoctor.checks.pcie_rates import on_c2c
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import Node
+from gpudoctor.facts.pcie_generations import LANE_GB_S
 from gpudoctor.plan.precision import Precision
 from gpudoctor.profiles.profile import Profile
 
@@ -198,9 +198,9 @@ def _slowest_pcie(gpus: tuple[Gpu, ...]) -> Rate | str:
     links: list[tuple[float, str]] = []
     for gpu in gpus:
         generation, width = known(gpu.pcie.generation_max), known(gpu.pcie.width)
-        if generation not in PCIE_LANE_GB_S or not width:
+        if generation not in LANE_GB_S or not width:
             return f"the PCIe link of GPU {gpu.index} is not known"
-        links.append((PCIE_LANE_GB_S[generation] * width, f"PCIe Gen{generation} x{width} of GPU {gpu.index}"))
+        links.append((LANE_GB_S[generation] * width, f"PCIe Gen{generation} x{width} of GPU {gpu.index}"))
     speed, name = min(links)
     if all(each == speed for each, _ in links):
         name = name.rpartition(" of ")[0]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.missing import known
+from gpudoctor.facts.pcie_generations import LANE_GB_S
 from gpudoctor.tui.host_words import gpu_of
 from gpudoctor.tui.lines import Lines, Row, row
 from gpudoctor.tui.state import State
@@ -17,8 +18,6 @@ _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600)
 # a reading that is taken seldom still holds: PCIe throughput comes with every 4th tick
 _HOLDS_TICKS = 5
 _COLDEST_C, _HOTTEST_C = 20.0, 90.0
-# GB/s a lane and direction by PCIe generation: line rate x encoding (PCI-SIG base specifications)
-_LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 _LABEL, _VALUE = 16, 9
 _TALLEST = 5
 Samples = Sequence[tuple[float, float]]
@@ -128,9 +127,9 @@ def _upto(limit: float | None) -> str:
 def pcie_limit_gb_s(gpu: Gpu) -> float | None:
     """What GPU and slot together could carry in one direction."""
     generation, width = known(gpu.pcie.generation_max), known(gpu.pcie.width_max)
-    if generation not in _LANE_GB_S or not width:
+    if generation not in LANE_GB_S or not width:
         return None
-    return _LANE_GB_S[generation] * width
+    return LANE_GB_S[generation] * width
 
 
 def nvlink_limit_gb_s(gpu: Gpu) -> float | None:

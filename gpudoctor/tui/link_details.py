@@ -12,6 +12,7 @@ from gpudoctor.exits import printable
 from gpudoctor.facts.gpu import Gpu, PcieHop
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import Node
+from gpudoctor.facts.pcie_generations import generation_of
 from gpudoctor.report.report import Report
 from gpudoctor.tui.bars import short
 from gpudoctor.tui.link_grids import gpu_of_rank, judged, kind_of, on_cpus, pair_of
@@ -21,7 +22,6 @@ from gpudoctor.tui.status_style import WORDS, style_of, worst_first
 
 _LINK_DOMAINS = ("nvlink", "pcie", "topology", "link", "network")
 _BAD = (Status.FAIL, Status.WARN, Status.UNKNOWN)
-_GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 _MATRICES = ("link.peer", "collective.pairs")
 _FINDINGS_MAX = 6
 
@@ -163,7 +163,8 @@ def _link(speed_gt_s: float | Missing, width: int | Missing) -> str:
     ('Gen5 x16', '- x8')
     """
     speed, lanes = known(speed_gt_s), known(width)
-    generation = "-" if speed is None else f"Gen{_GENERATIONS[speed]}" if speed in _GENERATIONS else f"{speed:g}GT/s"
+    number = None if speed is None else generation_of(speed)
+    generation = "-" if speed is None else f"Gen{number}" if number else f"{speed:g}GT/s"
     return f"{generation} x{'-' if lanes is None else lanes}"
 
 

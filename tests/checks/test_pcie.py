@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from gpudoctor.checks.finding import Status
-from gpudoctor.checks.pcie_rates import describe, generation_of, link_gb_s
+from gpudoctor.checks.pcie_rates import describe
 from gpudoctor.facts.missing import Missing
 from gpudoctor.facts.node import Node
+from gpudoctor.facts.pcie_generations import generation_of, link_gb_s
 from tests.checks.wired import (
     ABSENT,
     FAILED,

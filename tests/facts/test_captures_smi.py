@@ -236,7 +236,11 @@ def test_older_reset_flags_are_a_recovery_action(mig: tuple[Gpu, ...], captures:
 
 @pytest.mark.parametrize(
     ("said", "action"),
-    [("Reset", "gpu-reset"), ("Reboot", "node-reboot"), ("Drain P2P", "drain-p2p"), ("Sing", "value Sing")],
+    [
+        *(("Reset", "gpu-reset"), ("GPU Reset Required", "gpu-reset"), ("Reboot", "node-reboot")),
+        *(("Drain P2P", "drain-p2p"), ("Drain and Reset", "drain-and-reset"), ("Bus Reset", "bus-reset")),
+        ("Sing", "value Sing"),
+    ],
 )
 def test_a_recovery_action_is_named_and_an_unknown_one_kept(
     captures: Path, tmp_path: Path, said: str, action: str

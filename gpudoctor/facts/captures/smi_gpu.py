@@ -30,18 +30,8 @@ from gpudoctor.facts.gpu import (
     Virtualization,
 )
 from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.nvml_words import RECOVERY_ACTIONS
 
-_RECOVERY = {
-    "none": "none",
-    "reset": "gpu-reset",
-    "gpu reset": "gpu-reset",
-    "gpu reset required": "gpu-reset",
-    "reboot": "node-reboot",
-    "node reboot": "node-reboot",
-    "node reboot required": "node-reboot",
-    "drain p2p": "drain-p2p",
-    "drain and reset": "drain-and-reset",
-}
 _VIRTUALIZATION: dict[str, Virtualization] = {
     "none": "none",
     "pass-through": "passthrough",
@@ -194,7 +184,9 @@ def _recovery(v: Values) -> str | Missing:
     """The recovery action; older drivers (up to 565) tell only two flags of it."""
     said = v.text("gpu_recovery_action")
     if not isinstance(said, Missing):
-        return _RECOVERY.get(said.lower(), f"value {said}")
+        action = said.lower().removesuffix(" required").replace(" ", "-")
+        action = {"reset": "gpu-reset", "reboot": "node-reboot"}.get(action, action)
+        return action if action in RECOVERY_ACTIONS.values() else f"value {said}"
     reset = v.flag("gpu_reset_status/reset_required")
     drain = v.flag("gpu_reset_status/drain_and_reset_recommended")
     if reset is True:
