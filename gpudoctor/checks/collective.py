@@ -57,7 +57,9 @@ class _Wrong(msgspec.Struct, frozen=True):
         return f"{self.what} {size_text(self.size_bytes)}"
 
 
-@check(CORRECT, title="Sums over all ranks are exactly right", level="standard", needs_gpu=False)
+@check(
+    CORRECT, title="Sums over all ranks are exactly right", impact="wrong-results", level="standard", needs_gpu=False
+)
 def correct(case: Case) -> Iterator[Finding]:
     """Fail every rank whose result is wrong or whose part is missing; a hung or dead rank too."""
     yield from judged_problems(case, "collective")

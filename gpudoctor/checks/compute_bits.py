@@ -33,7 +33,9 @@ _ON_CPUS = (
 )
 
 
-@check(EXACT, title="Equal work gives equal bits on every device", level="full", needs_gpu=False)
+@check(
+    EXACT, title="Equal work gives equal bits on every device", impact="wrong-results", level="full", needs_gpu=False
+)
 def exact(case: Case) -> Iterator[Finding]:
     """Fail the rank whose repeats differ, and the one that differs from most of its model; a dead or hung rank too."""
     yield from judged_problems(case, "compute")
@@ -130,7 +132,7 @@ def _compared(case: Case, group: Sequence[ComputeRank], others_failed: bool) -> 
             )
 
 
-@check(PATTERN, title="Memory keeps what is written to it", level="full", needs_gpu=False)
+@check(PATTERN, title="Memory keeps what is written to it", impact="wrong-results", level="full", needs_gpu=False)
 def pattern(case: Case) -> Iterator[Finding]:
     """Fail a rank with any byte that came back changed."""
     done = case.measurements.compute

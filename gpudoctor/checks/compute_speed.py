@@ -85,6 +85,7 @@ _GEMM_PEAK_WARN_SHARE = Limit(
 @check(
     GEMM,
     title="Every GPU multiplies matrices as fast as its siblings",
+    impact="slow-gpu",
     level="full",
     needs_gpu=False,
     limits=(

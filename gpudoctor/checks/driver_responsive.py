@@ -46,6 +46,7 @@ _HUNG_START_S = Limit(START.seconds, "s", START.source, name="hung_start_s")
 @check(
     "driver.responsive",
     title="Every driver call answered in time",
+    impact="no-work",
     needs_gpu=False,
     limits=(_INIT_S, _WAKE_S, _CALL_S, _HUNG_START_S),
 )

@@ -55,6 +55,7 @@ _MEMORY_PCT = Limit(3, "%", "equal boards differ by less; ECC on GDDR memory tak
 @check(
     "gpu.identical",
     title="The compute GPUs are alike",
+    impact="unequal-gpus",
     limits=(_MEMORY_PCT,),
 )
 def identical(case: Case) -> Iterator[Finding]:

@@ -53,7 +53,7 @@ def _lost_advice() -> list[Advice]:
     ]
 
 
-@check("gpu.lost", title="No GPU is lost or needs a reset")
+@check("gpu.lost", title="No GPU is lost or needs a reset", impact="no-work")
 def lost(case: Case) -> Iterator[Finding]:
     """Judge each GPU's driver errors and the recovery it asks for; a GPU that said nothing is no pass."""
     told = {gpu.bus_id for gpu in case.gpus if condemning(gpu)}
@@ -156,6 +156,7 @@ _SRAM_UNCORRECTED_LIFETIME = Limit(
 @check(
     "gpu.ecc",
     title="No uncorrected memory errors since the driver was loaded",
+    impact="wrong-results",
     limits=(_UNCORRECTED, _CORRECTED, _SRAM_UNCORRECTED_LIFETIME),
 )
 def ecc(case: Case) -> Iterator[Finding]:

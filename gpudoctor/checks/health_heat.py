@@ -24,6 +24,7 @@ _EQUAL_LOAD_PCT = Limit(15, "%", "of the peers' median power: more apart is not 
 @check(
     "gpu.temperature",
     title="No GPU is too hot",
+    impact="slow-gpu",
     limits=(_OVER_PEERS_C, _EQUAL_LOAD_PCT),
 )
 def temperature(case: Case) -> Iterator[Finding]:

@@ -42,6 +42,7 @@ _RETIRED_DOUBLE_BIT = Limit(15, "pages", "DCGM: double-bit retirements worth a l
 @check(
     "gpu.memory-repair",
     title="Memory repair is not waiting, not failed, and has spares left",
+    impact="wrong-results",
     limits=(_REMAPPED_UNCORRECTED, _RETIRED_PAGES, _RETIRED_DOUBLE_BIT),
 )
 def memory_repair(case: Case) -> Iterator[Finding]:

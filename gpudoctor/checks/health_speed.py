@@ -53,6 +53,7 @@ _LOAD_FAIL_PCT = Limit(
 @check(
     "gpu.throttle",
     title="No GPU is slowed down by heat or by its power supply",
+    impact="slow-gpu",
     limits=(_THROTTLE_SHARE_PCT, _LOAD_WARN_PCT, _LOAD_FAIL_PCT),
 )
 def throttle(case: Case) -> Iterator[Finding]:
@@ -148,6 +149,7 @@ _POWER_LIMIT_SHARE_PCT = Limit(1, "%", "rounding of the limit by the driver", na
 @check(
     "gpu.power-limit",
     title="No GPU is capped below its default power",
+    impact="slow-gpu",
     limits=(_POWER_LIMIT_SHARE_PCT,),
 )
 def power_limit(case: Case) -> Iterator[Finding]:
@@ -208,6 +210,7 @@ _BUSY_FROM_PCT = Limit(50, "%", "utilisation from which the clocks of this momen
 @check(
     "gpu.clocks",
     title="No GPU is locked to low clocks",
+    impact="slow-gpu",
     limits=(_APPLICATION_PCT, _BUSY_PCT, _BUSY_FROM_PCT),
 )
 def clocks(case: Case) -> Iterator[Finding]:

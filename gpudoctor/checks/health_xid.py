@@ -71,7 +71,9 @@ class Judged(msgspec.Struct, frozen=True):
     advice: str
 
 
-@check("gpu.xid", title="No GPU or NVSwitch errors in the kernel log that matter", needs_gpu=False)
+@check(
+    "gpu.xid", title="No GPU or NVSwitch errors in the kernel log that matter", impact="wrong-results", needs_gpu=False
+)
 def xids(case: Case) -> Iterator[Finding]:
     """Judge Xids, SXids and lost-GPU lines since boot by bucket; programs' own errors never fail a node."""
     log = case.node.kernel_log

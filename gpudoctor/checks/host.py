@@ -226,6 +226,7 @@ _WARN_MOST_MIB = Limit(8192, "MiB", _SHM, name="warn_most_mib")
 @check(
     "host.shm",
     title="/dev/shm is large enough for NCCL and data loaders",
+    impact="costs",
     needs_gpu=False,
     limits=(_FAIL_WITHOUT_P2P_MIB, _FAIL_PER_GPU_MIB, _WARN_PER_GPU_MIB, _WARN_MOST_MIB),
 )

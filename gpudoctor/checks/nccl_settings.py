@@ -14,7 +14,7 @@ ID = "env.nccl"
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-@check(ID, title="No NCCL or launcher setting slows training down or stops it", needs_gpu=False)
+@check(ID, title="No NCCL or launcher setting slows training down or stops it", impact="costs", needs_gpu=False)
 def nccl_settings(case: Case) -> Iterator[Finding]:
     """Fail settings with which training cannot start or loses its links; warn about costly ones."""
     environment = case.node.environment

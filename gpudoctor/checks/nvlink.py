@@ -37,6 +37,7 @@ _SPEED_SHARE = Limit(
 @check(
     "nvlink.links",
     title="Every NVLink that should be up is up, at full speed",
+    impact="slow-collectives",
     limits=(_BRIDGE_LINKS, _SPEED_SHARE),
 )
 def links(case: Case) -> Iterator[Finding]:

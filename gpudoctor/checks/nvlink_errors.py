@@ -27,6 +27,7 @@ _PEERS_RATIO = Limit(
 @check(
     "nvlink.errors",
     title="No NVLink counts errors out of line with its peers",
+    impact="slow-collectives",
     limits=(_FLOOR_ERRORS, _FLOOR_RECOVERIES, _PEERS_RATIO),
 )
 def errors(case: Case) -> Iterator[Finding]:

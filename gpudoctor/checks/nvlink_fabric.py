@@ -38,6 +38,7 @@ _SETTLING_S = Limit(
 @check(
     "nvlink.fabric",
     title="The NVSwitch fabric has registered every GPU and is healthy",
+    impact="costs",
     limits=(_SETTLING_S,),
 )
 def fabric(case: Case) -> Iterator[Finding]:

@@ -42,7 +42,7 @@ _BROKEN_P2P = {
 }
 
 
-@check("nvlink.topology", title="Every GPU reaches every other as it should")
+@check("nvlink.topology", title="Every GPU reaches every other as it should", impact="slow-collectives")
 def topology(case: Case) -> Iterator[Finding]:
     """Judge the matrix by its kind; name the odd GPU, or the odd pair."""
     for gpu in case.gpus:

@@ -39,7 +39,7 @@ WIDTH = "nvmlDeviceGetCurrPcieLinkWidth"
 GENERATION = "nvmlDeviceGetCurrPcieLinkGeneration"
 
 
-@check("pcie.link-width", title="Every GPU uses all of its PCIe lanes")
+@check("pcie.link-width", title="Every GPU uses all of its PCIe lanes", impact="slow-host-link")
 def link_width(case: Case) -> Iterator[Finding]:
     """Judge each link's lanes by the GPU's and the slot's maximum; where the slot is hidden, by its peers."""
     for gpu in case.gpus:
@@ -182,6 +182,7 @@ _BUSY_PCT = Limit(10, "percent", "below it a desktop's redraws look the same as 
 @check(
     "pcie.link-speed",
     title="Every busy GPU runs its PCIe link at full generation",
+    impact="slow-host-link",
     limits=(_BUSY_PCT,),
 )
 def link_speed(case: Case) -> Iterator[Finding]:

@@ -42,6 +42,7 @@ _ENOUGH_GB_S = Limit(15.75, "GB/s", "line rate of Gen4 x8 = Gen3 x16: adequate f
 @check(
     "pcie.balance",
     title="The PCIe lanes are split well between the GPUs",
+    impact="costs",
     limits=(_ENOUGH_LANES, _ENOUGH_GB_S),
 )
 def balance(case: Case) -> Iterator[Finding]:
@@ -157,6 +158,7 @@ _PEERS_RATIO = Limit(
 @check(
     "pcie.errors",
     title="No GPU's PCIe link counts errors out of line with its peers",
+    impact="costs",
     limits=(_FLOOR_ERRORS, _PEERS_RATIO),
 )
 def errors(case: Case) -> Iterator[Finding]:

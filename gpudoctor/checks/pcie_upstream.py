@@ -51,7 +51,11 @@ class Hop(msgspec.Struct, frozen=True):
         return now is not None and possible is not None and now < possible
 
 
-@check("pcie.upstream", title="Every link above the GPUs, up to the root, is at full width and speed")
+@check(
+    "pcie.upstream",
+    title="Every link above the GPUs, up to the root, is at full width and speed",
+    impact="slow-host-link",
+)
 def upstream(case: Case) -> Iterator[Finding]:
     """Name the first bad hop above each GPU, once per bridge with all the GPUs behind it."""
     bad: dict[str, tuple[Hop, list[Gpu]]] = {}
@@ -196,7 +200,7 @@ def _clean(gpu: Gpu) -> Finding:
     return ok(of_gpu(gpu), f"{len(links)} link(s) above at full width and speed")
 
 
-@check("pcie.acs", title="Nothing sends peer-to-peer traffic through the root complex")
+@check("pcie.acs", title="Nothing sends peer-to-peer traffic through the root complex", impact="costs")
 def acs(case: Case) -> Iterator[Finding]:
     """Warn of ACS redirect above a GPU and of a translating IOMMU, on bare metal with several GPUs."""
     reason = _acs_does_not_matter(case)

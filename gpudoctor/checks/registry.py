@@ -14,6 +14,17 @@ from gpudoctor.errors import UserError
 
 Level = Literal["quick", "standard", "full", "burn"]
 LEVELS: tuple[Level, ...] = ("quick", "standard", "full", "burn")
+# what a bad finding of a check means for a training on this node, for `gpudoctor plan`
+Impact = Literal[
+    "no-work",  # the GPU takes none
+    "wrong-results",  # it may fail, or compute what is wrong
+    "slow-gpu",  # every step waits for it
+    "slow-host-link",  # copies between it and RAM take longer, and what passes through RAM
+    "slow-collectives",  # the GPUs exchange data more slowly
+    "unequal-gpus",  # all wait for the slowest, and use no more memory than the smallest has
+    "memory-taken",  # a program holds memory that a plan counts on
+    "costs",  # speed or start-up, as its page says
+]
 CheckFunction = Callable[[Case], Iterator[Finding]]
 
 
@@ -21,7 +32,8 @@ class Check(msgspec.Struct, frozen=True):
     """A named pure function and what there is to say about it.
 
     `needs_gpu`: without any GPU in the facts the runner skips it. `limits` are its thresholds.
-    `page` is the check's page where it does not lie in `checks/pages/`.
+    `page` is the check's page where it does not lie in `checks/pages/`. `impact` is what a bad
+    finding means for a training; None: nothing in particular.
     """
 
     id: str
@@ -31,6 +43,7 @@ class Check(msgspec.Struct, frozen=True):
     needs_gpu: bool = True
     limits: Mapping[str, Limit] = {}
     page: str | None = None
+    impact: Impact | None = None
 
     @property
     def domain(self) -> str:
@@ -52,6 +65,7 @@ def check(
     needs_gpu: bool = True,
     limits: Iterable[Limit] | Mapping[str, Limit] | None = None,
     page: str | None = None,
+    impact: Impact | None = None,
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register a check under `domain.name`; a second one under the same id raises DuplicateCheckError.
 
@@ -64,7 +78,7 @@ def check(
     def register(function: CheckFunction) -> CheckFunction:
         if id in _checks and _checks[id].function.__module__ != function.__module__:
             raise DuplicateCheckError(f"{id} is registered by {_checks[id].function.__module__} already")
-        _checks[id] = Check(id, title, level, function, needs_gpu, by_name, page)
+        _checks[id] = Check(id, title, level, function, needs_gpu, by_name, page, impact)
         return function
 
     return register
@@ -76,6 +90,11 @@ def registry() -> tuple[Check, ...]:
 
     order = {domain: place for place, domain in enumerate(DOMAINS)}
     return tuple(sorted(_checks.values(), key=lambda c: (order.get(c.domain, len(order)), c.domain)))
+
+
+def impact_of(check_id: str) -> Impact | None:
+    """What a bad finding of a registered check means for a training."""
+    return _checks[check_id].impact if check_id in _checks else None
 
 
 DOMAINS = (

@@ -206,6 +206,7 @@ _LEAKED_WITH_RESERVED_MIB = Limit(
 @check(
     "gpu.in-use",
     title="No other program uses the GPUs, and no memory is left behind",
+    impact="memory-taken",
     limits=(_LEAKED_MIB, _LEAKED_WITH_RESERVED_MIB),
 )
 def in_use(case: Case) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from gpudoctor.checks.finding import Finding, Status
-from gpudoctor.checks.registry import Check, Level
+from gpudoctor.checks.registry import Check, Impact, Level, impact_of
 from gpudoctor.config import Config, threshold_overrides
 from gpudoctor.facts.gpu import Gpu
 from gpudoctor.facts.measurements import Measurements
@@ -20,12 +20,10 @@ from gpudoctor.plan.rates import Rate
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.report import Report
 
-# a GPU with one of these takes no work at all
-_UNFIT = ("gpu.lost", "driver.responsive")
-_WRONG = ("gpu.ecc", "gpu.memory-repair", "gpu.xid", "compute.exact", "compute.pattern", "collective.correct")
-_SLOW = ("gpu.throttle", "gpu.temperature", "gpu.power-limit", "gpu.clocks", "train.balance", "compute.gemm")
-_ALSO = ("env.nccl", "host.shm", "gpu.in-use")
-_LINKS = ("pcie.link-width", "pcie.link-speed", "pcie.upstream", "link.host")
+# a plan names warnings of these too, of the others failures only
+_WARNINGS_OF: frozenset[Impact | None] = frozenset(
+    {"wrong-results", "slow-gpu", "slow-host-link", "slow-collectives", "memory-taken", "costs"}
+)
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -61,7 +59,7 @@ def unfit_gpus(report: Report) -> dict[int, str]:
     found: dict[int, str] = {}
     for check, finding in _roots(report):
         closed = check == "gpu.settings" and finding.found is not None and finding.found.value == "prohibited"
-        bad = finding.status in (Status.FAIL, Status.UNKNOWN) and (check in _UNFIT or closed)
+        bad = finding.status in (Status.FAIL, Status.UNKNOWN) and (impact_of(check) == "no-work" or closed)
         if bad and finding.subject.gpu is not None:
             found.setdefault(finding.subject.gpu, _words(finding))
     return found
@@ -71,7 +69,7 @@ def troubles(report: Report, left_out: Iterable[int]) -> tuple[Trouble, ...]:
     """Faults, and warnings that bear on a training, as one line each; the same words on several GPUs are one."""
     groups: dict[tuple[str, str, str], list[int]] = {}
     for check, finding in _roots(report):
-        bears = check.startswith(("pcie.", "nvlink.")) or check in (*_WRONG, *_SLOW, *_LINKS, *_ALSO)
+        bears = impact_of(check) in _WARNINGS_OF
         if finding.status is Status.FAIL or (finding.status is Status.WARN and bears):
             if finding.subject.gpu is not None and finding.subject.gpu in left_out:
                 continue
@@ -95,27 +93,27 @@ def meaning(trouble: Trouble, machine: Machine, now: StepTime, sound: StepTime, 
 
     `sound` and `host_sound` are the step and the link to RAM that these GPUs would have with sound PCIe links.
     """
-    several = ranges(trouble.gpus)
+    several, impact = ranges(trouble.gpus), impact_of(trouble.check)
     here = {gpu.index for gpu in machine.gpus}
     rest = sorted(here - set(trouble.gpus))
-    if trouble.gpus and not rest and trouble.check in _LINKS:
+    if trouble.gpus and not rest and impact == "slow-host-link":
         return f"expect {_link_cost(machine, now, sound, host_sound)}"
-    if not trouble.gpus or (not rest and trouble.check != "gpu.in-use"):
+    if not trouble.gpus or (not rest and impact != "memory-taken"):
         how = f"gpudoctor explain {trouble.check} says"
         return f"mend it first: {how} how" if trouble.status == "fail" else f"{how} what it costs, and how to mend it"
     leave = f"leave {'it' if len(trouble.gpus) == 1 else 'them'} out (--gpu {ranges(rest)})"
-    if trouble.check in _WRONG and trouble.status == "fail":
+    if impact == "wrong-results" and trouble.status == "fail":
         return f"{leave}: GPU {several} may fail, or compute what is wrong"
-    if trouble.check in _LINKS:
+    if impact == "slow-host-link":
         return f"{leave}, or expect {_link_cost(machine, now, sound, host_sound)}"
-    if trouble.check in _SLOW:
+    if impact == "slow-gpu":
         return f"{leave}, or expect every step to wait for GPU {several}"
-    if trouble.check == "gpu.identical":
+    if impact == "unequal-gpus":
         room = machine.memory_bytes / GIB
         return f"{leave}, or expect all to wait for the slowest, and {room:.1f} GiB of each to be used"
-    if trouble.check == "gpu.in-use":
+    if impact == "memory-taken":
         return f"the plan counts all memory of GPU {several} as free: end that program first"
-    if trouble.check.startswith("nvlink.") and trouble.check != "nvlink.fabric":
+    if impact == "slow-collectives":
         rate = machine.collective
         if isinstance(rate, str):
             return f"{leave}, or expect slower collectives: the slowest GPU sets the pace"

@@ -33,6 +33,16 @@ def scratch(case):
     yield ok(NODE, f"at least {room:g} GiB: {source}")
 """
 
+SLOW = """
+from gpudoctor.checks.finding import of_gpu, warn
+from gpudoctor.checks.registry import check
+
+
+@check("site.fan", title="Every fan turns", impact="slow-gpu", page="# site.fan: ours\\n")
+def fan(case):
+    yield warn(of_gpu(case.gpus[2]), "its fan stands still", "it turns")
+"""
+
 
 def install(folder: Path, code: str) -> dict[str, str]:
     """Lay a distribution with one plugin where Python finds it; give the environment for that."""
@@ -72,6 +82,13 @@ def test_a_plugins_limit_is_read_and_configured(tmp_path: Path, limits: str, ask
     done = gpudoctor(environ, *run, "--config", str(tmp_path / "mine.yaml"))
     assert "at least 40 GiB: configuration" in done.stdout
     assert "room_gib" in gpudoctor(environ, "explain", "site.scratch").stdout
+
+
+def test_a_plan_says_what_a_plugins_warning_means_for_a_training(tmp_path: Path) -> None:
+    run = ("plan", "7b", "--node", "hgx-h100-8")
+    said = " ".join(gpudoctor(install(tmp_path, SLOW), *run).stdout.split())
+    assert "its fan stands still (site.fan)" in said
+    assert "leave it out (--gpu 0-1,3-7), or expect every step to wait for GPU 2" in said
 
 
 def test_a_plugin_that_cannot_be_loaded_ends_the_run_with_its_name(tmp_path: Path) -> None:
