@@ -14,7 +14,6 @@ from gpudoctor.checks.registry import LEVELS, Level
 from gpudoctor.checks.run import CheckResult
 from gpudoctor.facts.measurements import Measurements
 from gpudoctor.facts.node import Node, SourceKind
-from gpudoctor.json_text import json_line
 
 Verdict = Literal["pass", "warn", "fail", "unknown"]
 
@@ -113,6 +112,8 @@ class Report(msgspec.Struct, frozen=True):
 
     def to_json(self) -> str:
         """The document that `gpudoctor check --json` writes, on one line without its end."""
+        from gpudoctor.json_text import json_line  # for JSON only: it compiles a pattern
+
         return json_line(self).rstrip("\n")
 
 
