@@ -300,7 +300,7 @@ def test_no_framework_is_asked_while_others_use_a_gpu_that_it_would_open(
     monkeypatch: pytest.MonkeyPatch, installed: None, visible: str | None, force: bool, refused: bool
 ) -> None:
     busy = GpuProcess(4242, "python")
-    gpus = (gpu(0), gpu(1, processes=(busy,)))
+    gpus = (gpu(0, processes=()), gpu(1, processes=(busy,)))
     environment = env() if visible is None else env(CUDA_VISIBLE_DEVICES=visible)
     node = Node(source=Source(kind="live"), gpus=gpus, environment=environment)
     asked: list[float] = []
