@@ -22,9 +22,6 @@ from gpudoctor.plan.plan import Compared, Trial, model_summary
 from gpudoctor.plan.rates import Rate
 from gpudoctor.plan.split import Split
 from gpudoctor.plan.trial_shape import CPU_SIZE, GPU_SIZE, least_ranks, trial_job, trial_split
-from gpudoctor.probes.launch import ProbePlan, run_probes
-from gpudoctor.probes.messages import AnyMessage, CannotRun, TrialSample
-from gpudoctor.probes.trial_order import TrialModel, TrialOrder
 from gpudoctor.profiles.profile import NO_PROFILE
 from gpudoctor.units import MIB
 
@@ -55,6 +52,9 @@ def devices_of(node: Node, args: argparse.Namespace) -> Devices:
 
 def run_trial(job: Job, split: Split, devices: Devices) -> Trial:
     """Try a plan's job and split, made smaller, on these devices. Raise UserError for what no rank can be told."""
+    from gpudoctor.probes.launch import ProbePlan, run_probes
+    from gpudoctor.probes.messages import AnyMessage, CannotRun, TrialSample
+
     on_gpu = devices.backend == "nccl"
     ranks = devices.ranks or least_ranks(split, CPU_RANKS)
     small_split = trial_split(split, ranks, job.shape.layers)
@@ -133,6 +133,8 @@ def compared(trial: Trial, job: Job, split: Split, figures: dict[int, TrialFigur
 
 def order_of(job: Job, split: Split) -> TrialOrder:
     """The same as the ranks are told it."""
+    from gpudoctor.probes.trial_order import TrialModel, TrialOrder
+
     shape = job.shape
     model = TrialModel(
         layers=shape.layers,
