@@ -163,7 +163,7 @@ sys.exit(gpudoctor.cli.main({argv!r}))
 
 @pytest.mark.parametrize(
     ("within", "at"),
-    [("examine", "all_checks"), ("examine", "load_config"), ("examine", "read_source"), ("check_report", "judge")],
+    [("api", "all_checks"), ("api", "load_config"), ("api", "read_source"), ("report.judge", "judge")],
 )
 def test_a_signal_at_any_later_point_gives_one_whole_document_that_says_so(within: str, at: str) -> None:
     script = JUDGING.format(within=within, at=at, argv=[*QUICK, "--json"])
