@@ -28,7 +28,6 @@ from gpudoctor.checks.registry import check
 from gpudoctor.checks.trust import narrowed, untrusted
 from gpudoctor.checks.xid import BUCKETS, LINK_CODES, SXID_THERMAL, Bucket, sxid_fatal, xid
 from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.kernel_lines import driver_words
 from gpudoctor.facts.missing import Missing, known
 from gpudoctor.facts.node import KernelEvent, KernelLog
 
@@ -178,8 +177,16 @@ def _judge(events: Iterable[KernelEvent], gpu: Gpu | None) -> list[Judged]:
     return sorted(judged, key=lambda item: (BUCKETS.index(item.bucket), item.event.code in LINK_CODES))
 
 
+def _driver_words(event: KernelEvent) -> str:
+    """What the driver says in the line, without what a user can write into it."""
+    # 10 ms of patterns (-X importtime), which a log without errors does not need
+    from gpudoctor.facts.kernel_lines import driver_words
+
+    return driver_words(event)
+
+
 def _target(event: KernelEvent) -> int | None:
-    found = _RECOVERY.match(driver_words(event))
+    found = _RECOVERY.match(_driver_words(event))
     return int(found[1], 16) if found else None
 
 
@@ -187,12 +194,12 @@ def _classify(event: KernelEvent) -> Judged | None:
     if event.kind == "off-bus":
         return Judged(event, "hardware", "GPU has fallen off the bus", xid(79).advice)
     if event.kind in ("gsp", "rm"):
-        return Judged(event, "watch", "driver error", xid(119).advice) if _SICK.search(driver_words(event)) else None
+        return Judged(event, "watch", "driver error", xid(119).advice) if _SICK.search(_driver_words(event)) else None
     if event.code is None:
         return Judged(event, "unknown", "an Xid without a code", xid(0).advice)
     entry = xid(event.code)
     bucket, words = entry.bucket, entry.words
-    said = driver_words(event)
+    said = _driver_words(event)
     if event.code == 154:
         found = _RECOVERY.match(said)
         if found is None:
