@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
 
 from gpudoctor import __version__
-from gpudoctor.agent.standing import Standing
+from gpudoctor.agent.standing import Standing, Telling
 from gpudoctor.errors import UserError
 from gpudoctor.report.prometheus import Family, Labels, Sample, families, verdict_states
 
@@ -20,16 +19,6 @@ except ImportError:
 
 # of a report that no longer counts, only when it was made
 _TIMESTAMP = "gpudoctor_run_timestamp_seconds"
-
-
-class Telling(NamedTuple):
-    """What the agent tells of itself at a scrape."""
-
-    standing: Standing
-    interval_s: float
-    runs: dict[str, int]  # by outcome: "report", "none"
-    state_kept: bool
-    simulated: bool
 
 
 class AgentMetrics(Collector):

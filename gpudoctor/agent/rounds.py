@@ -12,9 +12,8 @@ import msgspec
 
 from gpudoctor.agent.clock import Moment, now
 from gpudoctor.agent.leftovers import end_leftovers
-from gpudoctor.agent.metrics import Telling
 from gpudoctor.agent.quick_run import QuickRun
-from gpudoctor.agent.standing import Standing, no_report, standing
+from gpudoctor.agent.standing import Standing, Telling, no_report, standing
 from gpudoctor.agent.state import Last, StateDirectory
 from gpudoctor.agent.strikes import counted
 from gpudoctor.exits import say

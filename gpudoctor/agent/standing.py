@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import uuid
+from typing import NamedTuple
 
 import msgspec
 
@@ -54,6 +55,16 @@ class Standing(msgspec.Struct, frozen=True):
         waits = [alarm.check for alarm in self.alarms if alarm.status.value == "warn"]
         repeated = f"; repeatedly: {', '.join(dict.fromkeys(waits))}" if waits else ""
         return f"{said}{repeated} ({self.age_s or 0:.0f} s old)"
+
+
+class Telling(NamedTuple):
+    """What the agent tells of itself at a scrape."""
+
+    standing: Standing
+    interval_s: float
+    runs: dict[str, int]  # by outcome: "report", "none"
+    state_kept: bool
+    simulated: bool
 
 
 def standing(last: Last | None, now: Moment, *, interval_s: float, deadline_s: float, strikes: int) -> Standing:
