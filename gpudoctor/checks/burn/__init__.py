@@ -1,0 +1,1 @@
+"""burn.*: what repeating the load for minutes brought to light."""

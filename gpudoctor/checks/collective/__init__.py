@@ -1,0 +1,1 @@
+"""collective.*: measured collectives over all ranks."""

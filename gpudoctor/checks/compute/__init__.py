@@ -1,0 +1,1 @@
+"""compute.*: measured arithmetic and memory of each device."""

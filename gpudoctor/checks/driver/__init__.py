@@ -1,0 +1,1 @@
+"""driver.*: is the NVIDIA driver there, of one piece, and does it answer."""

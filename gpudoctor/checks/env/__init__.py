@@ -1,0 +1,1 @@
+"""env.*: variables and software that decide what a training sees."""

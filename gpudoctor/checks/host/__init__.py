@@ -1,0 +1,1 @@
+"""host.*: whether the machine around the GPUs can feed them."""

@@ -1,0 +1,1 @@
+"""link.*: measured copies between host and GPU, and between GPUs."""

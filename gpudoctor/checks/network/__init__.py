@@ -1,0 +1,1 @@
+"""network.*: the adapters that carry training between nodes."""

@@ -1,0 +1,1 @@
+"""nvlink.*: links between GPUs and the NVSwitch fabric, from facts."""

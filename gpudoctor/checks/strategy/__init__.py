@@ -1,0 +1,1 @@
+"""strategy.*: whether each parallel strategy trains here as one rank alone does."""

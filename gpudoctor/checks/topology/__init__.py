@@ -1,0 +1,1 @@
+"""topology.*: where CPUs and GPUs lie beside each other."""

@@ -1,0 +1,1 @@
+"""train.*: what a short DDP training showed."""

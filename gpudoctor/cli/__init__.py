@@ -1,0 +1,1 @@
+"""The command line: one module a command. What a command does lives in the room that does it."""

@@ -1,0 +1,1 @@
+"""`gpudoctor baseline`: one node compared with its own healthy runs."""

@@ -1,0 +1,1 @@
+"""`gpudoctor cluster check`: many live nodes, checked and measured against each other."""

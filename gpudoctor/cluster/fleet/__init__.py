@@ -1,0 +1,1 @@
+"""`gpudoctor cluster report`: many saved reports, compared."""

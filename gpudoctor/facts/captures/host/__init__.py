@@ -1,0 +1,1 @@
+"""Readers of what other commands print about the host."""

@@ -1,0 +1,1 @@
+"""The shapes of facts and measurements: data only, nothing is read or judged here."""

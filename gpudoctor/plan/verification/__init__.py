@@ -1,0 +1,1 @@
+"""`gpudoctor plan --try`: what was predicted against what a few steps measured."""

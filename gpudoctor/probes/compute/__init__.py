@@ -1,0 +1,1 @@
+"""Arithmetic and memory of one device."""

@@ -1,0 +1,1 @@
+"""What ranks measure between nodes."""

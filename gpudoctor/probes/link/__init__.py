@@ -1,0 +1,1 @@
+"""Copies between host and GPU, and between GPUs."""

@@ -1,0 +1,1 @@
+"""The ranks of `gpudoctor plan --try`."""

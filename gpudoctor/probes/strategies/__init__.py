@@ -1,0 +1,1 @@
+"""Each parallel strategy: ten steps of one small transformer."""

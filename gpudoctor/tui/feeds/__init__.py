@@ -1,0 +1,1 @@
+"""Where the screen gets its data from: child processes, recordings, saved reports."""
