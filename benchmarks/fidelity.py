@@ -47,10 +47,11 @@ def inside(size_bytes: int, rounds: int, folder: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from gpudoctor.probes import collectives, messages
-    from gpudoctor.probes.collective_merge import merged_collectives
-    from gpudoctor.probes.collective_ops import AllReduce
-    from gpudoctor.probes.rank import Rank
+    from gpudoctor.probes.collective import probe as collectives
+    from gpudoctor.probes.collective.merge import merged_collectives
+    from gpudoctor.probes.collective.operations import AllReduce
+    from gpudoctor.probes.runner import messages
+    from gpudoctor.probes.runner.rank import Rank
 
     dist.init_process_group("gloo")
     torch.set_num_threads(1)

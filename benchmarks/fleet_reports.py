@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.measured_compute import ComputeRank, Gemm
-from gpudoctor.facts.measured_links import HostLink, PeerLink
-from gpudoctor.facts.measurements import (
+from gpudoctor.facts.model.measured_compute import ComputeRank, Gemm
+from gpudoctor.facts.model.measured_links import HostLink, PeerLink
+from gpudoctor.facts.model.measurements import (
     Collective,
     Launch,
     Measurements,
@@ -31,13 +31,13 @@ from gpudoctor.facts.measurements import (
     Training,
     TrainRank,
 )
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.simulated import apply_faults, load_node
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.plugins import all_checks
 from gpudoctor.report.json import render_json
 from gpudoctor.report.judge import Question, judge
-from gpudoctor.report.report import Run, SourceSummary
+from gpudoctor.report.model import Run, SourceSummary
 
 FAULTS = ("pcie-width-x8@3", "nvlink-link-down@5", "ecc-uncorrected@1", "thermal@6", "row-remap-failed@2", "gpu-lost@4")
 _OPERATIONS = {"all_reduce": 478.0, "all_gather": 360.0, "reduce_scatter": 362.0, "alltoall": 330.0}

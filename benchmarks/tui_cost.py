@@ -33,9 +33,9 @@ import sys
 sys.path.insert(0, {root!r})
 import pynvml
 from msgspec.structs import replace
-from gpudoctor.facts.gpu import GpuProcess
-from gpudoctor.facts.source import load_source
-from gpudoctor.testing.fake_nvml import FakeNvml
+from gpudoctor.facts.model.gpu import GpuProcess
+from gpudoctor.facts.captures.source import load_source
+from gpudoctor.fakes.fake_nvml import FakeNvml
 
 node = load_source({node!r}).node
 pids = {pids!r}

@@ -26,20 +26,20 @@ __all__ = [
 TYPE_CHECKING = False  # as type checkers know it; importing typing would cost more than all of this
 if TYPE_CHECKING:
     from gpudoctor.api import CheckRequest, NotFitError, Sourced
-    from gpudoctor.checks.faults import Fault
+    from gpudoctor.checks.core.causes import Fault
     from gpudoctor.errors import UserError
-    from gpudoctor.facts.measurements import Measurements
-    from gpudoctor.facts.node import Node
+    from gpudoctor.facts.model.measurements import Measurements
+    from gpudoctor.facts.model.node import Node
     from gpudoctor.library import check, judge, load_node, load_source, preflight, run_check
-    from gpudoctor.report.report import Report
+    from gpudoctor.report.model import Report
 
 _MODULES = {
     "CheckRequest": "gpudoctor.api",
-    "Fault": "gpudoctor.checks.faults",
-    "Measurements": "gpudoctor.facts.measurements",
-    "Node": "gpudoctor.facts.node",
+    "Fault": "gpudoctor.checks.core.causes",
+    "Measurements": "gpudoctor.facts.model.measurements",
+    "Node": "gpudoctor.facts.model.node",
     "NotFitError": "gpudoctor.api",
-    "Report": "gpudoctor.report.report",
+    "Report": "gpudoctor.report.model",
     "Sourced": "gpudoctor.api",
     "UserError": "gpudoctor.errors",
 }

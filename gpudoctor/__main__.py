@@ -31,14 +31,14 @@ def _run() -> int:
     if sys.argv[1:2] != ["--version"]:
         _import_msgspec()
     if not _may_read_this_machine(sys.argv[1:]):
-        from gpudoctor.cli import main
+        from gpudoctor.cli.main import main
 
         return main()
-    from gpudoctor.facts.nvml_ahead import dismiss_ahead, start_ahead
+    from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead, start_ahead
 
     start_ahead()
     try:
-        from gpudoctor.cli import main
+        from gpudoctor.cli.main import main
 
         return main()
     finally:

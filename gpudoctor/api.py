@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from gpudoctor.checks.registry import LEVELS, Check, Level, matches, select
+from gpudoctor.checks.core.registry import LEVELS, Check, Level, matches, select
 from gpudoctor.config import Config, load_config, threshold_overrides
 from gpudoctor.errors import UserError
 from gpudoctor.exits import InterruptedBySignal, printable
-from gpudoctor.facts.measurements import Measurements, ProbeProblem
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node, Source
+from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.plugins import all_checks
-from gpudoctor.probes.engine import MAX_RANKS, Place
+from gpudoctor.probes.runner.launch_engine import MAX_RANKS, Place
 
 if TYPE_CHECKING:
-    from gpudoctor.loading import Backend, LoadRequest
+    from gpudoctor.load_policy import Backend, LoadRequest
     from gpudoctor.report.judge import FailOn
-    from gpudoctor.report.report import Report, Run
+    from gpudoctor.report.model import Report, Run
 
 HoldSignals = Callable[[InterruptedBySignal | None], list[int]]
 
@@ -99,7 +99,7 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def load(self) -> LoadRequest:
         """What of it decides which GPUs are loaded."""
-        from gpudoctor.loading import LoadRequest
+        from gpudoctor.load_policy import LoadRequest
 
         return LoadRequest(self.backend, self.gpu, self.ranks, self.inject, self.force)
 
@@ -147,7 +147,7 @@ def prepared(request: CheckRequest) -> Prepared:
     level = request.level or _level_for(named if request.only else (), config.level)
     left_out = _left_out(chosen, (*config.skip, *request.skip))
     asked = tuple(c for c in chosen if c not in left_out)
-    from gpudoctor.loading import burn_duration_s, puts_load
+    from gpudoctor.load_policy import burn_duration_s, puts_load
 
     burn_s = burn_duration_s(request.duration, level, config.burn_duration_s)
     wants_ranks = puts_load(asked, level)
@@ -172,12 +172,12 @@ def examined(
     """
     # imported while the driver is asked: it takes as long
     import gpudoctor.report.judge  # noqa: F401
-    from gpudoctor.loading import count_again, measure
+    from gpudoctor.load_policy import count_again, measure
 
     request = prep.request
     seats = None
     if place is not None and prep.wants_ranks:
-        from gpudoctor.probes.seats import Seats
+        from gpudoctor.probes.runner.local_workers import Seats
 
         seats = Seats(place)
     sourced = Sourced(nothing_read(request.node))
@@ -216,7 +216,7 @@ def judged(
 ) -> Report:
     """The report of what was read and measured; `signals`: those that have cut the run short, or do so meanwhile."""
     from gpudoctor.report.judge import Question, judge
-    from gpudoctor.report.report import Run, SourceSummary
+    from gpudoctor.report.model import Run, SourceSummary
 
     request, config = prep.request, prep.config
     question = Question(
@@ -243,7 +243,7 @@ def judged(
     if signals:
         report = _interrupted(report, InterruptedBySignal(signals[0]))
     if request.redact:
-        from gpudoctor.facts.redact import Redaction
+        from gpudoctor.facts.redaction.redact import Redaction
 
         report = Redaction(node).of(report)
     return report
@@ -268,12 +268,12 @@ def read_source(
         from gpudoctor.facts.collect import collect_live
 
         return Sourced(collect_live(deadline_s=deadline_s, progress=progress, on_interrupt=on_interrupt))
-    from gpudoctor.facts.source import load_source
+    from gpudoctor.facts.captures.source import load_source
 
     loaded = load_source(name, stdin=sys.stdin.buffer if name == "-" and sys.stdin else None)
     if not faults:
         return Sourced(loaded.node, loaded.measurements)
-    from gpudoctor.facts.simulated import apply_faults
+    from gpudoctor.facts.simulated.load import apply_faults
 
     # figures measured on the unbroken node say nothing of the broken one
     return Sourced(apply_faults(loaded.node, faults))
@@ -312,7 +312,7 @@ def _gpus_of_all(node: Node, visible: tuple[str | None, ...]) -> str | None:
     """The GPUs that these settings of CUDA_VISIBLE_DEVICES show together; None if the own setting says it all."""
     if len(set(visible)) < 2:
         return None
-    from gpudoctor.checks.cuda_visible_devices import resolve
+    from gpudoctor.checks.env.cuda_device_list import resolve
 
     order = node.environment.get("CUDA_DEVICE_ORDER")
     seen = [resolve(setting, node.gpus, order) for setting in visible]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from gpudoctor.checks.case import Expect
-from gpudoctor.checks.registry import Check, Level, matches
-from gpudoctor.checks.suppress import Suppression
+from gpudoctor.checks.core.case import Expect
+from gpudoctor.checks.core.registry import Check, Level, matches
+from gpudoctor.checks.core.suppressions import Suppression
 from gpudoctor.errors import UserError
 from gpudoctor.facts.deadlines import COLLECTION
 

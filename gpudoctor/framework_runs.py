@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpudoctor.checks.registry import LEVELS, Check, Level
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing
+from gpudoctor.checks.core.registry import LEVELS, Check, Level
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing
 
 if TYPE_CHECKING:
-    from gpudoctor.probes.plan import ProbePlan
+    from gpudoctor.probes.runner.plan import ProbePlan
 
 # the check that needs a part, and the part's name in Measurements and its not_run
 PARTS = {"env.frameworks": "frameworks", "strategy.deepspeed": "deepspeed", "strategy.tensorflow": "tensorflow"}
@@ -76,7 +76,7 @@ def _part(part: str, plan: ProbePlan, progress: Callable[[str], None] | None) ->
         return Measurements(not_run={part: Missing("asked where GPUs of this machine are measured, not CPU ranks")})
     if part != "frameworks" and plan.ranks == 1:
         return Measurements(not_run={part: Missing("one rank has nobody to divide the work with")})
-    from gpudoctor.probes.frameworks import deepspeed_strategies, framework_views, tensorflow_strategies
+    from gpudoctor.probes.frameworks.run import deepspeed_strategies, framework_views, tensorflow_strategies
 
     if part == "frameworks":
         if progress is not None:

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gpudoctor.api import CheckRequest, NotFitError, Sourced, examined, judged, prepared, read_source
-from gpudoctor.checks.registry import Level
+from gpudoctor.checks.core.registry import Level
 from gpudoctor.errors import UserError
 from gpudoctor.facts.deadlines import COLLECTION
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
-from gpudoctor.loading import Backend, not_run
-from gpudoctor.probes.engine import place_of
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
+from gpudoctor.load_policy import Backend, not_run
+from gpudoctor.probes.runner.launch_engine import place_of
 
 if TYPE_CHECKING:
     from gpudoctor.report.judge import FailOn
-    from gpudoctor.report.report import Report
+    from gpudoctor.report.model import Report
 
 Words = str | Iterable[str]  # one, or several
 Gpus = str | int | Iterable[str | int] | None  # indices, UUIDs, bus ids

@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from gpudoctor.checks.cuda_visible_devices import resolve
-from gpudoctor.checks.gpu_use import use_of_gpu
-from gpudoctor.checks.registry import LEVELS, Check, Level
-from gpudoctor.checks.scope import scope_of
+from gpudoctor.checks.core.gpu_use import use_of_gpu
+from gpudoctor.checks.core.registry import LEVELS, Check, Level
+from gpudoctor.checks.core.scope import scope_of
+from gpudoctor.checks.env.cuda_device_list import resolve
 from gpudoctor.errors import UserError
-from gpudoctor.facts.burn import NOT_READ_AGAIN
-from gpudoctor.facts.error_cost import condemning
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.measurements import PROBES, Measurements, Probe
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Node
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.measured_burn import NOT_READ_AGAIN
+from gpudoctor.facts.model.measurements import PROBES, Measurements, Probe
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.nvml.error_cost import condemning
 from gpudoctor.framework_runs import DESYNCED, PARTS, parts_wanted, with_parts, without_parts
 from gpudoctor.profiles.peers import compute_gpus
-from gpudoctor.seating import seated_gpus
+from gpudoctor.rank_assignment import seated_gpus
 
 if TYPE_CHECKING:
-    from gpudoctor.probes.plan import ProbePlan
-    from gpudoctor.probes.seats import Seats
+    from gpudoctor.probes.runner.local_workers import Seats
+    from gpudoctor.probes.runner.plan import ProbePlan
 
 Backend = Literal["nccl", "gloo"]
 CPU_RANKS = 2
@@ -54,8 +54,8 @@ def run_limit_s(level: Level) -> float:
     """The longest that the ranks of one round of this level can take on a node of 8 GPUs, import of torch included."""
     if level not in RUN_DEADLINE_S:
         return 0.0
-    from gpudoctor.probes.deadlines import Limits
-    from gpudoctor.probes.plan import ProbePlan
+    from gpudoctor.probes.runner.deadlines import Limits
+    from gpudoctor.probes.runner.plan import ProbePlan
 
     probes = ("collective", "train") if level == "standard" else PROBES
     plan = ProbePlan("nccl", 8, probes=probes, level=level)
@@ -92,7 +92,7 @@ def measure(
     gpus = _gpus_to_load(node, request, seats) if backend == "nccl" else ()
     if isinstance(gpus, Missing):
         return not_run(gpus)
-    from gpudoctor.probes.plan import ProbePlan, checked, desyncs
+    from gpudoctor.probes.runner.plan import ProbePlan, checked, desyncs
 
     plan = ProbePlan(
         backend=backend,
@@ -138,9 +138,9 @@ def _probed(
     seats: Seats | None,
 ) -> Measurements:
     """What the ranks measure."""
-    from gpudoctor.probes.launch import run_probes
-    from gpudoctor.probes.messages import AnyMessage
-    from gpudoctor.probes.sampled import sampling
+    from gpudoctor.probes.runner.launch import run_probes
+    from gpudoctor.probes.runner.messages import AnyMessage
+    from gpudoctor.probes.runner.telemetry import sampling
     from gpudoctor.progress import USUAL_STANDARD_S, ProgressLines
 
     limits_s = PROBE_DEADLINE_S if plan.backend == "nccl" else CPU_PROBE_DEADLINE_S
@@ -232,7 +232,7 @@ def count_again(
     if burn is None or burn.counters != NOT_READ_AGAIN:
         return measured
     from gpudoctor.facts.collect import collect_live
-    from gpudoctor.facts.growth import counter_growth, new_events
+    from gpudoctor.facts.counter_deltas import counter_growth, new_events
 
     after = collect_live(deadline_s=deadline_s, progress=progress)
     passed_s = known(measured.launch.total_s) if measured.launch else None

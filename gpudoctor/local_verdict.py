@@ -15,10 +15,10 @@ import msgspec
 
 from gpudoctor.api import CheckRequest, NotFitError, Prepared, examined, prepared
 from gpudoctor.errors import UserError
-from gpudoctor.loading import run_limit_s
-from gpudoctor.probes.engine import Place
-from gpudoctor.probes.seats import LONGEST_GATHERING_S, Hello, Seats, leader_of, openable_gpus
-from gpudoctor.report.report import Report
+from gpudoctor.load_policy import run_limit_s
+from gpudoctor.probes.runner.launch_engine import Place
+from gpudoctor.probes.runner.local_workers import LONGEST_GATHERING_S, Hello, Seats, leader_of, openable_gpus
+from gpudoctor.report.model import Report
 
 PURPOSE = "preflight"
 _SLACK_S = 60.0  # judging, imports from a cold network disk

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from gpudoctor.checks.registry import Check, DuplicateCheckError, registry
+from gpudoctor.checks.core.registry import Check, DuplicateCheckError, registry
 from gpudoctor.errors import UserError
 
 GROUP = "gpudoctor.checks"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpudoctor.checks.cuda_visible_devices import resolve
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.node import Node
+from gpudoctor.checks.env.cuda_device_list import resolve
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.node import Node
 
 
 def seated_gpus(node: Node, visible: Sequence[str | None]) -> tuple[Gpu, ...] | str:

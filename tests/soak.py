@@ -18,14 +18,14 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpudoctor.checks.finding import WORST_FIRST, Status
-from gpudoctor.checks.registry import LEVELS, Check, Level
+from gpudoctor.checks.core.finding import WORST_FIRST, Status
+from gpudoctor.checks.core.registry import LEVELS, Check, Level
 from gpudoctor.errors import UserError
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.simulated import apply_faults, faults, node_names
-from gpudoctor.facts.simulated_faults import Fault
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.fault_kit import Fault
+from gpudoctor.facts.simulated.load import apply_faults, faults, node_names
 from gpudoctor.report.judge import FailOn
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 from tests.checks.simulated_nodes import healthy_report, packaged, speaks_of
 from tests.soak_doors import DOORS, DRIVERS, HANGS, NOT_PLAYED, Asked
 from tests.soak_expected import EXPECTED, NODES

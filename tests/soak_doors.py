@@ -20,22 +20,22 @@ from unittest.mock import patch
 
 import msgspec
 
-from gpudoctor.bundling import files_of
-from gpudoctor.checks.registry import Check, Level
-from gpudoctor.cli import main
+from gpudoctor.checks.core.registry import Check, Level
+from gpudoctor.cli.bundle import files_of
+from gpudoctor.cli.main import main
 from gpudoctor.errors import UserError
-from gpudoctor.facts.bundle import pack
+from gpudoctor.facts.captures.bundle import pack
+from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.collect import collect_live
-from gpudoctor.facts.measurements import PROBES, Measurements
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node, to_json
-from gpudoctor.facts.source import load_source
-from gpudoctor.facts.stand_in import VARIABLE, stand_in, write_stand_in
+from gpudoctor.facts.model.measurements import PROBES, Measurements
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node, to_json
+from gpudoctor.facts.nvml.fake_driver_context import VARIABLE, stand_in, write_stand_in
+from gpudoctor.fakes.fake_nvml import FakeNvml, Script, write_script
 from gpudoctor.report.json import render_json
 from gpudoctor.report.judge import FailOn, Question, judge
-from gpudoctor.report.report import Report
-from gpudoctor.testing.fake_nvml import FakeNvml, Script, write_script
-from gpudoctor.tui.saved import load_report
+from gpudoctor.report.model import Report
+from gpudoctor.tui.feeds.saved_report import load_report
 from tests.facts.nvml_nodes import Heard
 from tests.fuzz.seeds import as_yaml
 
@@ -66,7 +66,7 @@ class Asked(msgspec.Struct, frozen=True):
         return [*words, "--profile", self.profile] if self.profile else words
 
     def judged(self, node: Node) -> Report:
-        from gpudoctor.checks.case import Expect
+        from gpudoctor.checks.core.case import Expect
 
         not_run = dict.fromkeys((*PROBES, "torch"), Missing("nothing was put under load"))
         question = Question(
@@ -99,7 +99,7 @@ def _bundle(redact: bool) -> Callable[[Node], bytes]:
 
 
 def nvml(asked: Asked) -> Report:
-    from gpudoctor.facts.nvml_read import read_nvml
+    from gpudoctor.facts.nvml.read_node import read_nvml
 
     with _played(asked.node):
         played = stand_in(os.environ)

@@ -7,7 +7,7 @@ is not fit to train on, a user's own crash is no reason to drain a node), and mu
 
 from __future__ import annotations
 
-from gpudoctor.checks.finding import Status
+from gpudoctor.checks.core.finding import Status
 
 _TABLE = """
 driver.loaded fail: driver-not-loaded nouveau-loaded nvml-library-missing nvml-library-truncated

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from gpudoctor.acceptance.result import Acceptance
 from gpudoctor.acceptance.run import Run
 from gpudoctor.acceptance.smi_step import DUMP
-from gpudoctor.bundling import kernel_lines, versions
-from gpudoctor.facts.bundle import ACCEPTANCE, FACTS, KERNEL, MEASURED, REPORT, VERSIONS, pack
-from gpudoctor.facts.gpu import system_program
-from gpudoctor.facts.node import to_json
-from gpudoctor.facts.redact import Redaction
+from gpudoctor.cli.bundle import kernel_lines, versions
+from gpudoctor.facts.captures.bundle import ACCEPTANCE, FACTS, KERNEL, MEASURED, REPORT, VERSIONS, pack
+from gpudoctor.facts.model.gpu import system_program
+from gpudoctor.facts.model.node import to_json
+from gpudoctor.facts.redaction.redact import Redaction
 from gpudoctor.json_text import terminal_safe
 from gpudoctor.report.json import render_json
 

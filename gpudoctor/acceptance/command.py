@@ -32,8 +32,8 @@ from gpudoctor.exits import (
     printable,
     write_stdout,
 )
-from gpudoctor.facts.missing import known
-from gpudoctor.report.files import OutputError, write_new_file
+from gpudoctor.facts.model.missing import known
+from gpudoctor.report.output_files import OutputError, write_new_file
 
 _FACTS_S = 180.0
 # what a step may meet and not expect: it did not agree, and the others go on

@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.gpu import Gpu, GpuPair
-from gpudoctor.facts.node import Driver
-from gpudoctor.facts.nvml import Crumbs, NoCrumbs, load_pynvml
-from gpudoctor.facts.nvml_read import read_nvml
-from gpudoctor.facts.stand_in import stand_in
+from gpudoctor.facts.model.gpu import Gpu, GpuPair
+from gpudoctor.facts.model.node import Driver
+from gpudoctor.facts.nvml.client import Crumbs, NoCrumbs, load_pynvml
+from gpudoctor.facts.nvml.fake_driver_context import stand_in
+from gpudoctor.facts.nvml.read_node import read_nvml
 
 _TURN_S = 0.2
 _saying = threading.Lock()

@@ -10,7 +10,7 @@ import msgspec
 from gpudoctor.acceptance.driver_child import Call, Reading, where
 from gpudoctor.acceptance.result import Item, agreed, could_not, differs
 from gpudoctor.acceptance.run import Run, StepError
-from gpudoctor.facts.missing import known
+from gpudoctor.facts.model.missing import known
 
 HANGS_S = 60.0  # a call: without persistence mode 16 GPUs wake in 48 s, one after the other
 _READING_S = 180.0

@@ -13,11 +13,11 @@ import msgspec
 from gpudoctor.acceptance.children import marked_processes
 from gpudoctor.acceptance.result import Item, agreed, could_not, differs
 from gpudoctor.acceptance.run import Run
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.node import Node
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.node import Node
 from gpudoctor.process.own_program import own_gpudoctor
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 
 _LETTING_GO_S = 10.0  # a driver may take as long to let a process go
 _SHM = Path("/dev/shm")

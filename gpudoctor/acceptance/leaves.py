@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from gpudoctor.facts.gpu import Fact, Gpu
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.model.gpu import Fact, Gpu
+from gpudoctor.facts.model.missing import Missing, known
 
 Value = object
 # what moves by itself: both must tell it, and the number may have changed meanwhile

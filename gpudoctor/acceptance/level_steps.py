@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpudoctor.acceptance.quick_steps import verdicts
 from gpudoctor.acceptance.result import Item, could_not, differs
 from gpudoctor.acceptance.run import Run
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 
 _BURN_GPU_S, _BURN_CPU_S = 180.0, 10.0
 _NOT_ASKED = "not asked for"

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpudoctor.acceptance.run import Options
-from gpudoctor.command_line import count
+from gpudoctor.cli.options import output_option
+from gpudoctor.cli.parsers import count
 from gpudoctor.errors import UserError
-from gpudoctor.loading import burn_duration_s
-from gpudoctor.options import output_option
+from gpudoctor.load_policy import burn_duration_s
 
 _MOST_REPEATS = 1000
 

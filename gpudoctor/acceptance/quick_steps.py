@@ -11,9 +11,9 @@ import msgspec
 from gpudoctor.acceptance.children import beside
 from gpudoctor.acceptance.result import Item, agreed, could_not, differs
 from gpudoctor.acceptance.run import Run
-from gpudoctor.probes.plain_order import LOOPS, NOTHING_TO_RUN_ON, LoadOrder
+from gpudoctor.probes.compute.plain_loops_messages import LOOPS, NOTHING_TO_RUN_ON, LoadOrder
 from gpudoctor.process.own_program import own_python
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 
 _LOAD_START_S = 120.0
 # NVML's utilisation is of up to the last second: a check that came at once would take the load for somebody's work

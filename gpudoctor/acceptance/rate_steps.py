@@ -10,10 +10,10 @@ import msgspec
 from gpudoctor.acceptance.quick_steps import loaded_gpus
 from gpudoctor.acceptance.result import Item, agreed, could_not, differs
 from gpudoctor.acceptance.run import Run, StepError
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.sysfs import parse_cpu_list
-from gpudoctor.probes.plain_order import LOOPS, NOTHING_TO_RUN_ON, HostCopies, LoopOrder, PlainFigures
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.system.sysfs import parse_cpu_list
+from gpudoctor.probes.compute.plain_loops_messages import LOOPS, NOTHING_TO_RUN_ON, HostCopies, LoopOrder, PlainFigures
 from gpudoctor.process.own_program import own_python
 
 TOLERANCE = 0.03  # the issue's own: two programs that do the same on the same GPU within a minute

@@ -11,9 +11,9 @@ import msgspec
 from gpudoctor.acceptance.children import Finished, OnLine, environment, run_child
 from gpudoctor.acceptance.result import Item
 from gpudoctor.errors import UserError
-from gpudoctor.facts.node import Node, from_json
+from gpudoctor.facts.model.node import Node, from_json
 from gpudoctor.process.own_program import own_gpudoctor, own_python
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 
 
 class Options(msgspec.Struct, frozen=True):

@@ -16,9 +16,9 @@ from gpudoctor.acceptance.result import Item, agreed, could_not, differs
 from gpudoctor.acceptance.run import Run
 from gpudoctor.acceptance.smi_step import SMI
 from gpudoctor.errors import UserError
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import known
-from gpudoctor.report.report import Report
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import known
+from gpudoctor.report.model import Report
 
 _CAP_SHARE = 0.8  # of the default: far below the 1 % that gpu.power-limit allows
 _CLOCK_SHARE = 0.4  # of the maximum: below the 50 % at which gpu.clocks takes a busy GPU for locked

@@ -10,11 +10,11 @@ from gpudoctor.acceptance.leaves import compare
 from gpudoctor.acceptance.result import Item, agreed, could_not, differs
 from gpudoctor.acceptance.run import Run
 from gpudoctor.facts.captures import SourceError
-from gpudoctor.facts.captures.smi_dump import SmiDump
-from gpudoctor.facts.captures.smi_xml import parse_smi_xml
-from gpudoctor.facts.gpu import Gpu, GpuProcess
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Node
+from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
+from gpudoctor.facts.captures.nvidia_smi.query_xml import parse_smi_xml
+from gpudoctor.facts.model.gpu import Gpu, GpuProcess
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
 
 SMI = "nvidia-smi"
 DUMP = "nvidia-smi.xml"

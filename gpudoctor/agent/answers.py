@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gpudoctor.agent.access import Gate
 from gpudoctor.agent.metrics import AgentMetrics
-from gpudoctor.agent.standing import Standing
+from gpudoctor.agent.node_status import Standing
 from gpudoctor.report.json import render_json
 
 _REQUEST = re.compile(rb"([A-Z]{1,20}) (/[!-~]*) HTTP/1\.[01]\r\n")

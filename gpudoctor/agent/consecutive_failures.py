@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from gpudoctor.checks.finding import Status
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.report.model import Report
 from gpudoctor.report.prometheus import statuses
-from gpudoctor.report.report import Report
 
 _AT_ONCE = (Status.FAIL, Status.UNKNOWN)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from gpudoctor import __version__
-from gpudoctor.agent.standing import Standing, Telling
+from gpudoctor.agent.node_status import Standing, Telling
 from gpudoctor.errors import UserError
 from gpudoctor.report.prometheus import Family, Labels, Sample, families, verdict_states
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import msgspec
 
 from gpudoctor.agent.clock import Moment
+from gpudoctor.agent.consecutive_failures import Alarm, Strike, alarms
 from gpudoctor.agent.state import Last
-from gpudoctor.agent.strikes import Alarm, Strike, alarms
 from gpudoctor.exits import COULD_NOT
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.report.report import (
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.report.model import (
     Counts,
     HostSummary,
     ProfileSummary,

@@ -15,8 +15,8 @@ import msgspec
 
 from gpudoctor.agent.access import TOKEN_VARIABLE
 from gpudoctor.exits import printable
-from gpudoctor.facts.subprocesses import ending_words
-from gpudoctor.report.report import Report
+from gpudoctor.facts.system.command import ending_words
+from gpudoctor.report.model import Report
 
 # a quick report of 16 GPUs is below 1 MiB
 OUTPUT_BYTES_MAX = 16 << 20

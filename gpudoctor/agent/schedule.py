@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import msgspec
 
 from gpudoctor.agent.clock import Moment, now
+from gpudoctor.agent.consecutive_failures import counted
 from gpudoctor.agent.leftovers import end_leftovers
+from gpudoctor.agent.node_status import Standing, Telling, no_report, standing
 from gpudoctor.agent.quick_run import QuickRun
-from gpudoctor.agent.standing import Standing, Telling, no_report, standing
 from gpudoctor.agent.state import Last, StateDirectory
-from gpudoctor.agent.strikes import counted
 from gpudoctor.exits import say
-from gpudoctor.report.report import Report, SourceSummary
+from gpudoctor.report.model import Report, SourceSummary
 
 _LOOK_S = 0.05
 _NAP_MAX_S = 30.0  # the loop's clock stands still while the machine is suspended

@@ -11,12 +11,12 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.agent.clock import Moment
-from gpudoctor.agent.strikes import Strike
+from gpudoctor.agent.consecutive_failures import Strike
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.private_folder import make_private_folder, why_not_private
-from gpudoctor.report.files import write_file
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
+from gpudoctor.report.output_files import write_file
 
 STATE_FILE, LOCK_FILE = "agent.json", "agent.lock"
 # a report of 16 GPUs is below 1 MiB

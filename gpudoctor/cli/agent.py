@@ -20,13 +20,13 @@ from gpudoctor.agent.quick_run import environment
 from gpudoctor.agent.state import StateDirectory, Subject, default_directory
 from gpudoctor.errors import UserError
 from gpudoctor.exits import FAILED, OK, UNKNOWN, printable, say, write_stdout
-from gpudoctor.facts.node import Source
+from gpudoctor.facts.model.node import Source
 from gpudoctor.process.own_program import own_gpudoctor
-from gpudoctor.report.report import SourceSummary
+from gpudoctor.report.model import SourceSummary
 
 if TYPE_CHECKING:
     from gpudoctor.agent.answers import Answers
-    from gpudoctor.agent.rounds import Plan, Rounds
+    from gpudoctor.agent.schedule import Plan, Rounds
 
 _ASK_S = 60.0
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -84,7 +84,7 @@ def _rounds(args: argparse.Namespace, kept: ExitStack) -> Rounds:
     subject = Subject(plan.host, _utf8(args.node), tuple(_utf8(fault) or "" for fault in args.fault))
     state = StateDirectory(args.state or default_directory(os.environ), subject)
     kept.callback(state.close)
-    from gpudoctor.agent.rounds import Rounds
+    from gpudoctor.agent.schedule import Rounds
 
     return Rounds(plan, state)
 
@@ -138,7 +138,7 @@ async def _serve(listener: socket.socket, answers: Answers, rounds: Rounds) -> i
 
 def _plan(args: argparse.Namespace) -> Plan:
     """What is run, once it is known that it can be. Raise UserError for a source or a configuration that is none."""
-    from gpudoctor.agent.rounds import Plan, check_command
+    from gpudoctor.agent.schedule import Plan, check_command
 
     options = [] if args.config is None else [f"--config={args.config}"]
     _asked("config", options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-DEFAULT_LISTEN = "127.0.0.1:9464"
+from gpudoctor.agent.access import DEFAULT_LISTEN
 
 
 def add_agent_options(parser: argparse.ArgumentParser) -> None:

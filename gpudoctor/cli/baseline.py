@@ -15,24 +15,24 @@ from rich.table import Table
 from rich.text import Text
 
 from gpudoctor import __version__
-from gpudoctor.checks.finding import Status
-from gpudoctor.checks.registry import Level
-from gpudoctor.cluster.baseline import RUNS_TO_JUDGE, Baseline, Comparison, compare, with_run
-from gpudoctor.cluster.fleet_files import Document, Listed, documents_of, stdin_documents
-from gpudoctor.cluster.fleet_records import BrokenError, ForeignError, Record, Recorder
-from gpudoctor.cluster.fleet_shapes import Verdict
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.checks.core.registry import Level
+from gpudoctor.cli.check import read_source
+from gpudoctor.cluster.baseline.compare import RUNS_TO_JUDGE, Baseline, Comparison, compare, with_run
+from gpudoctor.cluster.fleet.files import Document, Listed, documents_of, stdin_documents
+from gpudoctor.cluster.fleet.records import BrokenError, ForeignError, Record, Recorder
+from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.cluster.hostlist import is_host_name
 from gpudoctor.errors import UserError
-from gpudoctor.examine import read_source
 from gpudoctor.exits import COULD_NOT, FAILED, OK, UNKNOWN, printable, write_stdout
 from gpudoctor.json_text import json_line
 from gpudoctor.plugins import all_checks
-from gpudoctor.report.blocks import plain, status_word
-from gpudoctor.report.files import write_file
 from gpudoctor.report.json import render_json
 from gpudoctor.report.judge import Question, judge
-from gpudoctor.report.report import Run, SourceSummary
+from gpudoctor.report.model import Run, SourceSummary
+from gpudoctor.report.output_files import write_file
 from gpudoctor.report.text import laid_out, output_color, terminal_width
+from gpudoctor.report.text_blocks import plain, status_word
 
 _EXITS: dict[Verdict, int] = {"pass": OK, "warn": OK, "fail": FAILED, "unknown": UNKNOWN}
 

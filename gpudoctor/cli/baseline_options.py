@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gpudoctor.options import output_option
+from gpudoctor.cli.options import output_option
 
 
 def add_baseline_options(parser: argparse.ArgumentParser) -> None:

@@ -14,16 +14,16 @@ import msgspec
 from gpudoctor import __version__
 from gpudoctor.errors import UserError
 from gpudoctor.exits import OK, printable, write_stdout
-from gpudoctor.facts.bundle import FACTS, KERNEL, REPORT, VERSIONS, pack
+from gpudoctor.facts.captures.bundle import FACTS, KERNEL, REPORT, VERSIONS, pack
 from gpudoctor.facts.deadlines import COLLECTION
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Node, to_json
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node, to_json
 from gpudoctor.json_text import terminal_safe
 from gpudoctor.plugins import all_checks
-from gpudoctor.report.files import write_new_file
 from gpudoctor.report.json import render_json
 from gpudoctor.report.judge import Question, judge
-from gpudoctor.report.report import Report, Run, SourceSummary
+from gpudoctor.report.model import Report, Run, SourceSummary
+from gpudoctor.report.output_files import write_new_file
 
 _NO_FILE_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_HOST = 64
@@ -31,7 +31,7 @@ _LONGEST_HOST = 64
 
 def bundle(args: argparse.Namespace) -> int:
     """Write the archive and say where; raise UserError where a file of that name is there already."""
-    from gpudoctor.examine import read_source
+    from gpudoctor.cli.check import read_source
 
     to_stdout = str(args.output) in ("-", "/dev/stdout")
     if to_stdout and sys.stdout is not None and sys.stdout.isatty():
@@ -56,7 +56,7 @@ def files_of(node: Node, *, redact: bool, made_s: float, argv: tuple[str, ...] =
     """
     report = _judged(node, made_s, argv)
     if redact:
-        from gpudoctor.facts.redact import Redaction
+        from gpudoctor.facts.redaction.redact import Redaction
 
         redaction = Redaction(node)
         node, report = redaction.node, redaction.of(report)

@@ -11,9 +11,8 @@ import msgspec
 
 from gpudoctor.api import nothing_read, rfc3339, run_id
 from gpudoctor.exits import COULD_NOT, ClosedStdoutError, is_terminal, printable, say, write_stdout
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.report.files import OutputError, write_file
-from gpudoctor.report.report import (
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.report.model import (
     Counts,
     HostSummary,
     ProfileSummary,
@@ -22,6 +21,7 @@ from gpudoctor.report.report import (
     SourceSummary,
     Tool,
 )
+from gpudoctor.report.output_files import OutputError, write_file
 
 
 def write_error(args: argparse.Namespace, message: str, code: int) -> int:
@@ -59,7 +59,7 @@ def write_error(args: argparse.Namespace, message: str, code: int) -> int:
         error=printable(message),
     )
     if args.redact:
-        from gpudoctor.facts.redact import Redaction
+        from gpudoctor.facts.redaction.redact import Redaction
 
         report = Redaction(nothing_read(args.node)).of(report)
     return write_report(report, args)

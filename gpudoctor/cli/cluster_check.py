@@ -14,16 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
-from gpudoctor.cluster.channel import new_secret
-from gpudoctor.cluster.check_options import passed_on
-from gpudoctor.cluster.hub import Hub
-from gpudoctor.cluster.job_token import TOKEN_VARIABLE, given_token, token_pipe
-from gpudoctor.cluster.launchers import Launch, chosen_launcher, in_engine, launch_with
-from gpudoctor.cluster.lead import Lead, could_not, silence_s
-from gpudoctor.cluster.rank_command import cluster_rank, end_child
-from gpudoctor.cluster.tied import tied_program, tied_ray
+from gpudoctor.cli.cluster_check_options import passed_on
+from gpudoctor.cli.cluster_rank import cluster_rank, end_child
+from gpudoctor.cluster.check.channel import new_secret
+from gpudoctor.cluster.check.coordinator import Lead, could_not, silence_s
+from gpudoctor.cluster.check.die_with_parent import tied_program, tied_ray
+from gpudoctor.cluster.check.hub import Hub
+from gpudoctor.cluster.check.job_token import TOKEN_VARIABLE, given_token, token_pipe
+from gpudoctor.cluster.check.launchers import Launch, chosen_launcher, in_engine, launch_with
 from gpudoctor.errors import UserError
-from gpudoctor.facts.network_reach import own_addresses
+from gpudoctor.facts.system.network_reach import own_addresses
 from gpudoctor.process.own_program import own_gpudoctor
 
 _RAY_LIMIT_S = 60.0

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gpudoctor.options import output_option, seconds
+from gpudoctor.cli.options import output_option, seconds
 
 LEVELS = ("quick", "standard", "full")
 
 
 def add_check_options(parser: argparse.ArgumentParser) -> None:
     """Add those of check: how to start a process on each node, and what all of them are to do."""
-    from gpudoctor.cluster.launchers import LAUNCHERS
+    from gpudoctor.cluster.check.launchers import LAUNCHERS
 
     parser.add_argument(
         "--launcher", choices=("auto", *LAUNCHERS), default="auto", help="what places one process on each node"

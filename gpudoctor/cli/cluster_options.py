@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gpudoctor.cluster.check_options import add_check_options, add_rank_options
-from gpudoctor.options import output_option
+from gpudoctor.cli.cluster_check_options import add_check_options, add_rank_options
+from gpudoctor.cli.options import output_option
 
 
 def add_cluster_options(cluster: argparse.ArgumentParser) -> None:

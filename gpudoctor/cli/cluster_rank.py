@@ -11,16 +11,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from gpudoctor.cluster.check_options import passed_on
-from gpudoctor.cluster.hub import Hub
-from gpudoctor.cluster.job_token import given_token, meets_on_loopback, token_for, token_pipe
-from gpudoctor.cluster.lead import Lead, could_not, silence_s
-from gpudoctor.cluster.member import HubGoneError, Member
-from gpudoctor.cluster.place import JobPlace, job_place
-from gpudoctor.cluster.tied import tied_gpudoctor
+from gpudoctor.cli.cluster_check_options import passed_on
+from gpudoctor.cluster.check.coordinator import Lead, could_not, silence_s
+from gpudoctor.cluster.check.die_with_parent import tied_gpudoctor
+from gpudoctor.cluster.check.hub import Hub
+from gpudoctor.cluster.check.job_token import given_token, meets_on_loopback, token_for, token_pipe
+from gpudoctor.cluster.check.member import HubGoneError, Member
+from gpudoctor.cluster.check.placement import JobPlace, job_place
 from gpudoctor.errors import UserError
 from gpudoctor.exits import OK, UNKNOWN, say
-from gpudoctor.facts.network_reach import own_addresses
+from gpudoctor.facts.system.network_reach import own_addresses
 
 _JOIN_S = 60.0
 _OWN_END_S = 20.0

@@ -11,11 +11,11 @@ from typing import BinaryIO
 
 import msgspec
 
-from gpudoctor.cluster.fleet import Fleet, bad_names, good_names
-from gpudoctor.cluster.fleet_files import as_text
-from gpudoctor.cluster.fleet_judged import could_not, fleet_against, fleet_of
-from gpudoctor.cluster.fleet_reading import Gathered, Reader, Refused, without_collector
-from gpudoctor.cluster.fleet_records import Record
+from gpudoctor.cluster.fleet.files import as_text
+from gpudoctor.cluster.fleet.judge import could_not, fleet_against, fleet_of
+from gpudoctor.cluster.fleet.model import Fleet, bad_names, good_names
+from gpudoctor.cluster.fleet.reading import Gathered, Reader, Refused, without_collector
+from gpudoctor.cluster.fleet.records import Record
 from gpudoctor.cluster.hostlist import hostlist
 from gpudoctor.errors import UserError
 from gpudoctor.exits import (
@@ -28,7 +28,7 @@ from gpudoctor.exits import (
     write_stdout,
 )
 from gpudoctor.json_text import json_line
-from gpudoctor.report.files import OutputError, write_file
+from gpudoctor.report.output_files import OutputError, write_file
 
 _SHOW_EVERY_S = 0.2
 
@@ -179,10 +179,10 @@ def _render(fleet: Fleet, args: argparse.Namespace, *, to_file: bool) -> str:
         return _json(fleet)
     # what draws for people costs a JSON report of many nodes more than half of its start
     if args.format == "html":
-        from gpudoctor.cluster.fleet_html import render_fleet_html
+        from gpudoctor.cluster.fleet.html import render_fleet_html
 
         return render_fleet_html(fleet)
-    from gpudoctor.cluster.fleet_text import render_fleet_text
+    from gpudoctor.cluster.fleet.text import render_fleet_text
     from gpudoctor.report.text import output_color, terminal_width
 
     color = output_color(args.color, to_file=to_file)

@@ -13,10 +13,10 @@ from tempfile import TemporaryDirectory
 
 from gpudoctor.errors import UserError
 from gpudoctor.exits import say
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.stand_in import VARIABLE, write_stand_in
-from gpudoctor.fake_driver.build import library_folder
-from gpudoctor.fake_driver.table import answers_of, branch_of
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.nvml.fake_driver_context import VARIABLE, write_stand_in
+from gpudoctor.fakes.library_build import library_folder
+from gpudoctor.fakes.library_table import answers_of, branch_of
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -62,8 +62,8 @@ def _call_latency_ms(asked: str | None) -> float:
 
 
 def _node(args: argparse.Namespace) -> Node:
-    from gpudoctor.facts.simulated import apply_faults
-    from gpudoctor.facts.source import load_source
+    from gpudoctor.facts.captures.source import load_source
+    from gpudoctor.facts.simulated.load import apply_faults
 
     if VARIABLE in os.environ:
         raise UserError("this is running under gpudoctor fake-driver already: one driver at a time")

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from gpudoctor.command_line import parsed
+from gpudoctor.cli.parsers import parsed
 from gpudoctor.errors import UserError
 from gpudoctor.exits import OK, catch_signals, guarded, write_stdout
 
@@ -26,18 +26,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command != "check":
             return _COMMANDS[args.command](args)
         _have_driver_read(args)
-        from gpudoctor.examine import check
+        from gpudoctor.cli.check import check
 
         return check(args)
 
     def on_error(message: str, code: int) -> int:
         if asked and asked[0].command == "plan":
-            from gpudoctor.plan.command import write_plan_error
+            from gpudoctor.cli.plan import write_plan_error
 
             return write_plan_error(asked[0], message, code)
         if not asked or asked[0].command != "check":
             return code
-        from gpudoctor.check_report import write_error
+        from gpudoctor.cli.check_output import write_error
 
         return write_error(asked[0], message, code)
 
@@ -49,9 +49,9 @@ def _have_driver_read(args: argparse.Namespace) -> None:
 
     Not if an option is left that only the checks can understand: for a wrong one the driver is not to be asked.
     """
-    from gpudoctor.facts.nvml_ahead import order_ahead
-    from gpudoctor.facts.stand_in import root_of
-    from gpudoctor.probes.engine import place_of
+    from gpudoctor.facts.nvml.collector_ahead import order_ahead
+    from gpudoctor.facts.nvml.fake_driver_context import root_of
+    from gpudoctor.probes.runner.launch_engine import place_of
 
     place = place_of(os.environ)
     later = (args.node, args.fault, args.ids, args.skip, args.require, args.config, args.duration)
@@ -75,9 +75,9 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    from gpudoctor.checks.registry import select
+    from gpudoctor.checks.core.registry import select
     from gpudoctor.plugins import all_checks
-    from gpudoctor.report.pages import page_text
+    from gpudoctor.report.check_docs import page_text
 
     for check in select(all_checks(), [args.id]):
         write_stdout(page_text(check))
@@ -87,12 +87,12 @@ def _explain(args: argparse.Namespace) -> int:
 def _facts(args: argparse.Namespace) -> int:
     import msgspec
 
-    from gpudoctor.examine import read_source
+    from gpudoctor.cli.check import read_source
     from gpudoctor.facts.deadlines import COLLECTION
-    from gpudoctor.facts.node import to_json
-    from gpudoctor.facts.redact import redacted
+    from gpudoctor.facts.model.node import to_json
+    from gpudoctor.facts.redaction.redact import redacted
     from gpudoctor.json_text import terminal_safe
-    from gpudoctor.report.files import write_file
+    from gpudoctor.report.output_files import write_file
 
     node = read_source(args.node, args.fault, args.deadline or COLLECTION.seconds).node
     data = msgspec.json.format(to_json(redacted(node) if args.redact else node), indent=2)
@@ -105,13 +105,13 @@ def _facts(args: argparse.Namespace) -> int:
 
 
 def _bundle(args: argparse.Namespace) -> int:
-    from gpudoctor.bundling import bundle
+    from gpudoctor.cli.bundle import bundle
 
     return bundle(args)
 
 
 def _nodes(args: argparse.Namespace) -> int:
-    from gpudoctor.facts.simulated import faults, node_titles
+    from gpudoctor.facts.simulated.load import faults, node_titles
 
     titles = node_titles()
     width = max(len(name) for name in titles)
@@ -139,23 +139,23 @@ def _schema(args: argparse.Namespace) -> int:
 
 def _document_type(name: str) -> type:
     if name == "facts":
-        from gpudoctor.facts.node import Node
+        from gpudoctor.facts.model.node import Node
 
         return Node
     if name == "cluster":
-        from gpudoctor.cluster.cluster_report import ClusterReport
+        from gpudoctor.cluster.check.report import ClusterReport
 
         return ClusterReport
     if name == "fleet":
-        from gpudoctor.cluster.fleet import Fleet
+        from gpudoctor.cluster.fleet.model import Fleet
 
         return Fleet
     if name == "comparison":
-        from gpudoctor.cluster.baseline import Comparison
+        from gpudoctor.cluster.baseline.compare import Comparison
 
         return Comparison
     if name == "plan":
-        from gpudoctor.plan.plan import Plan
+        from gpudoctor.plan.model import Plan
 
         return Plan
     from gpudoctor.config import Config
@@ -177,20 +177,20 @@ def _fake_driver(args: argparse.Namespace) -> int:
         raise UserError("fake-driver wants --node SOURCE: whose driver is to be played (see: gpudoctor nodes)")
     if not any(getattr(args, "program", [])[:1]):
         raise UserError("fake-driver wants a program behind --, as in: gpudoctor fake-driver --node NAME -- nvitop -1")
-    from gpudoctor.fake_driver.command import fake_driver
+    from gpudoctor.cli.fake_driver import fake_driver
 
     return fake_driver(args)
 
 
 def _watch(args: argparse.Namespace) -> int:
-    from gpudoctor.watching import watch
+    from gpudoctor.cli.watch import watch
 
     return watch(args)
 
 
 def _tui(args: argparse.Namespace) -> int:
     if args.serve is not None:
-        from gpudoctor.tui.serve import serve
+        from gpudoctor.tui.web.serve import serve
 
         return serve(args)
     if args.serve_token is not None:
@@ -201,33 +201,33 @@ def _tui(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from gpudoctor.plan.command import plan
+    from gpudoctor.cli.plan import plan
 
     return plan(args)
 
 
 def _cluster(args: argparse.Namespace) -> int:
     if args.cluster_command == "report":
-        from gpudoctor.cluster.report_command import cluster_report
+        from gpudoctor.cli.cluster_report import cluster_report
 
         return cluster_report(args)
     if args.cluster_command == "rank":
-        from gpudoctor.cluster.rank_command import cluster_rank
+        from gpudoctor.cli.cluster_rank import cluster_rank
 
         return cluster_rank(args)
-    from gpudoctor.cluster.check_command import cluster_check
+    from gpudoctor.cli.cluster_check import cluster_check
 
     return cluster_check(args)
 
 
 def _agent(args: argparse.Namespace) -> int:
-    from gpudoctor.agent.command import agent
+    from gpudoctor.cli.agent import agent
 
     return agent(args)
 
 
 def _baseline(args: argparse.Namespace) -> int:
-    from gpudoctor.cluster.baseline_command import baseline
+    from gpudoctor.cli.baseline import baseline
 
     return baseline(args)
 

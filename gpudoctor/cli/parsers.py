@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from gpudoctor import __version__
+from gpudoctor.cli.options import output_option, redact_option, seconds
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
-from gpudoctor.options import output_option, redact_option, seconds
-from gpudoctor.probes.engine import MAX_RANKS
+from gpudoctor.probes.runner.launch_engine import MAX_RANKS
 
 LEVELS = ("quick", "standard", "full", "burn")
 FORMATS = ("text", "json", "nagios", "prometheus", "junit", "html")
@@ -227,25 +227,25 @@ def _no_options(_: argparse.ArgumentParser) -> None:
 
 
 def _cluster_options(cluster: argparse.ArgumentParser) -> None:
-    from gpudoctor.cluster.options import add_cluster_options
+    from gpudoctor.cli.cluster_options import add_cluster_options
 
     add_cluster_options(cluster)
 
 
 def _agent_options(agent: argparse.ArgumentParser) -> None:
-    from gpudoctor.agent.options import add_agent_options
+    from gpudoctor.cli.agent_options import add_agent_options
 
     add_agent_options(agent)
 
 
 def _baseline_options(baseline: argparse.ArgumentParser) -> None:
-    from gpudoctor.cluster.baseline_options import add_baseline_options
+    from gpudoctor.cli.baseline_options import add_baseline_options
 
     add_baseline_options(baseline)
 
 
 def _plan_options(plan: argparse.ArgumentParser) -> None:
-    from gpudoctor.plan.options import add_plan_options
+    from gpudoctor.cli.plan_options import add_plan_options
 
     add_plan_options(plan)
 

@@ -11,15 +11,15 @@ from shutil import get_terminal_size
 import msgspec
 
 from gpudoctor.api import Sourced
-from gpudoctor.checks.scope import scope_of
+from gpudoctor.checks.core.scope import scope_of
+from gpudoctor.cli.check import read_source
 from gpudoctor.config import load_config
 from gpudoctor.errors import UserError
-from gpudoctor.examine import read_source
 from gpudoctor.exits import FAILED, OK, UNKNOWN, printable, write_stdout
 from gpudoctor.facts.deadlines import COLLECTION
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.node import Node
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.node import Node
 from gpudoctor.json_text import json_line
 from gpudoctor.plan import megatron
 from gpudoctor.plan.choose import Choice, choose
@@ -27,15 +27,15 @@ from gpudoctor.plan.communication import StepTime, step_time
 from gpudoctor.plan.cpu_ranks import cpu_plan
 from gpudoctor.plan.explain import formulas
 from gpudoctor.plan.forced import choose_forced
-from gpudoctor.plan.health import Trouble, examined, meaning, mended, troubles, unfit_gpus
 from gpudoctor.plan.hf_config import shape_of_config
 from gpudoctor.plan.known_models import is_size, shape_of_size
 from gpudoctor.plan.last_check import measurements_of
 from gpudoctor.plan.launch import launch_of
 from gpudoctor.plan.machine import Machine, compute_capability, machine_of, usable_gpus
 from gpudoctor.plan.memory import Job
+from gpudoctor.plan.model import Plan, plan_of
 from gpudoctor.plan.model_shape import ModelError, ModelShape, seq_of
-from gpudoctor.plan.plan import Plan, plan_of
+from gpudoctor.plan.node_health import Trouble, examined, meaning, mended, troubles, unfit_gpus
 from gpudoctor.plan.plan_text import render_text
 from gpudoctor.plan.precision import Precision
 from gpudoctor.plan.settings import batch_of, bucket_of, harmful_settings, learning_rates, wanted_settings
@@ -43,8 +43,8 @@ from gpudoctor.plan.strategies import Option
 from gpudoctor.plugins import all_checks
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.profiles.profile import Profile
-from gpudoctor.report.files import write_file
-from gpudoctor.report.report import SourceSummary
+from gpudoctor.report.model import SourceSummary
+from gpudoctor.report.output_files import write_file
 from gpudoctor.units import gib_text
 
 
@@ -62,7 +62,7 @@ def plan(args: argparse.Namespace) -> int:
     if not args.try_it:
         _write(make_plan(args, shape, sourced)[0], args)
         return OK
-    from gpudoctor.plan.trial import devices_of, run_trial
+    from gpudoctor.plan.verification.run import devices_of, run_trial
 
     devices = devices_of(sourced.node, args)  # before the plan: it may not run at all
     made, taken = (make_plan if sourced.node.gpus else cpu_plan)(args, shape, sourced)

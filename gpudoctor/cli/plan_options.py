@@ -6,11 +6,12 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from gpudoctor.options import output_option, seconds
+from gpudoctor.cli.options import output_option, seconds
+from gpudoctor.plan.choose import MAX_BATCH
 
 PRECISIONS = ("bf16", "fp16", "fp32", "bf16-true")
 OPTIMIZERS = ("adamw", "adamw-8bit", "momentum", "lion", "sgd")
-MAX_NODES, MAX_SEQ, MAX_BATCH, MAX_RANKS = 4096, 2**24, 2**24, 64
+MAX_NODES, MAX_SEQ, MAX_RANKS = 4096, 2**24, 64
 
 
 def add_plan_options(plan: argparse.ArgumentParser) -> None:

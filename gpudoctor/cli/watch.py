@@ -17,15 +17,15 @@ import msgspec
 
 from gpudoctor.errors import UserError
 from gpudoctor.exits import OK
-from gpudoctor.facts.kernel_tail import KernelTail
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import KernelEvent, Node
-from gpudoctor.facts.watched import Opening, Tick
+from gpudoctor.facts.kernel_log.tail import KernelTail
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import KernelEvent, Node
+from gpudoctor.facts.stream.messages import Opening, Tick
 from gpudoctor.json_text import terminal_safe
 
 if TYPE_CHECKING:
-    from gpudoctor.facts.driver_watch import DriverWatch
-    from gpudoctor.facts.watch_file import Recording
+    from gpudoctor.facts.stream.driver import DriverWatch
+    from gpudoctor.facts.stream.recording import Recording
 
 
 class ClosedError(Exception):
@@ -100,15 +100,15 @@ class Live:
         return collect_live(self._root, nvml_module=self._nvml)
 
     def _readers(self) -> None:
-        from gpudoctor.facts.watch_host import HostReader
-        from gpudoctor.facts.watch_processes import ProcessReader
+        from gpudoctor.facts.stream.host import HostReader
+        from gpudoctor.facts.stream.processes import ProcessReader
 
         self._host = HostReader(self._node.host, self._root)
         self._processes = ProcessReader()
         self._watch_driver()
 
     def _watch_driver(self) -> None:
-        from gpudoctor.facts.driver_watch import DriverWatch
+        from gpudoctor.facts.stream.driver import DriverWatch
 
         driver = self._node.driver
         code = known(driver.init_code)
@@ -175,7 +175,7 @@ class Made:
         self._number = 0
 
     def lines(self, at_s: float) -> Iterator[Opening | Tick]:
-        from gpudoctor.facts.simulated_live import ticks_of
+        from gpudoctor.facts.simulated.live import ticks_of
 
         number, self._number = self._number, self._number + 1
         if number == 0:
@@ -210,16 +210,16 @@ def open_source(name: str | None, faults: list[str], interval_s: float) -> Sourc
         if faults:
             raise UserError("--fault is for simulated nodes and captures: name one with --node (see: gpudoctor nodes)")
         return Live(interval_s)
-    from gpudoctor.facts.source import load_source
+    from gpudoctor.facts.captures.source import load_source
 
     if name != "-" and not faults and Path(name).is_file():
-        from gpudoctor.facts.watch_file import is_stream_file, read_stream
+        from gpudoctor.facts.stream.recording import is_stream_file, read_stream
 
         if is_stream_file(name):
             return Recorded(read_stream(name))
     node = load_source(name, stdin=sys.stdin.buffer if name == "-" and sys.stdin else None).node
     if faults:
-        from gpudoctor.facts.simulated import apply_faults
+        from gpudoctor.facts.simulated.load import apply_faults
 
         node = apply_faults(node, faults)
     return Made(node, interval_s)

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec.structs import replace
 
 from gpudoctor.facts.deadlines import CALL, COLLECTION, START, Patience
-from gpudoctor.facts.gpu import Fact, Gpu, GpuPair
-from gpudoctor.facts.missing import NOT_READ, Missing
-from gpudoctor.facts.node import Driver, Node, Source
-from gpudoctor.facts.nvml_ahead import dismiss_ahead
-from gpudoctor.facts.nvml_kernel import read_kernel_module
-from gpudoctor.facts.stand_in import stand_in
+from gpudoctor.facts.model.gpu import Fact, Gpu, GpuPair
+from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.node import Driver, Node, Source
+from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead
+from gpudoctor.facts.nvml.fake_driver_context import stand_in
+from gpudoctor.facts.nvml.kernel_module import read_kernel_module
 
 if TYPE_CHECKING:
-    from gpudoctor.facts.nvml_process import Collected
+    from gpudoctor.facts.nvml.collector import Collected
 
 F = TypeVar("F", bound=Fact)
 _Told = tuple[Driver, tuple[Gpu, ...], "tuple[GpuPair, ...] | Missing"]
@@ -61,7 +61,7 @@ def collect_live(
     stop: BaseException | None = None
     around: dict[str, Any] = {}
     if driver.module_loaded is not False:
-        from gpudoctor.facts.nvml_process import Collected, Collector
+        from gpudoctor.facts.nvml.collector import Collected, Collector
 
         try:
             collector = Collector(root, nvml_module)
@@ -98,12 +98,12 @@ def collect_live(
 
 def _read_host(root: Path, deadline_s: float, into: dict[str, Any]) -> None:
     """What the readers of everything but the driver tell, by the names that `Node` has for it; the slow one last."""
-    from gpudoctor.facts.environment import read_environment
-    from gpudoctor.facts.host import read_host
-    from gpudoctor.facts.kernel_log import read_kernel_log
-    from gpudoctor.facts.network import read_network
-    from gpudoctor.facts.pci import read_pci
-    from gpudoctor.facts.software import read_software
+    from gpudoctor.facts.kernel_log.live import read_kernel_log
+    from gpudoctor.facts.system.environment import read_environment
+    from gpudoctor.facts.system.host import read_host
+    from gpudoctor.facts.system.network import read_network
+    from gpudoctor.facts.system.pci import read_pci
+    from gpudoctor.facts.system.software import read_software
 
     into["pci"] = read_pci(root)
     into["host"] = read_host(root)
@@ -116,7 +116,7 @@ def _read_host(root: Path, deadline_s: float, into: dict[str, Any]) -> None:
 def _merge(
     root: Path, driver: Driver, gpus: tuple[Gpu, ...], pairs: tuple[GpuPair, ...] | Missing, host: dict[str, Any]
 ) -> Node:
-    from gpudoctor.facts.pci import read_path
+    from gpudoctor.facts.system.pci import read_path
 
     placed = []
     for gpu in sorted(gpus, key=lambda gpu: gpu.bus_id):

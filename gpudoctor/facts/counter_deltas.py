@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gpudoctor.facts.burn import GpuCounters
-from gpudoctor.facts.error_cost import condemning
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.kernel_records import read_line
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import KernelEvent, KernelLog, Node
+from gpudoctor.facts.kernel_log.records import read_line
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.measured_burn import GpuCounters
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node
+from gpudoctor.facts.nvml.error_cost import condemning
 
 _GONE = Missing("the driver did not show this GPU any more after the load", "failed")
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pynvml
 
-from gpudoctor.facts import nvml_words as words
-from gpudoctor.facts.gpu import NvLink
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import short_bus_id
-from gpudoctor.testing.answers_health import HealthAnswers
-from gpudoctor.testing.answers_links import LinkAnswers, link_field
-from gpudoctor.testing.answers_settings import SettingsAnswers
-from gpudoctor.testing.tables import FIELDS, LEAVES, WATT_FIELDS, WATTS, WORDS, slowed_times
-from gpudoctor.testing.told import UP, FakeHandle, code_of, give, leaf_of, mw, number, nvml_bus_id
+from gpudoctor.facts.model.gpu import NvLink
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import short_bus_id
+from gpudoctor.facts.nvml import labels as words
+from gpudoctor.fakes.answers_health import HealthAnswers
+from gpudoctor.fakes.answers_links import LinkAnswers, link_field
+from gpudoctor.fakes.answers_settings import SettingsAnswers
+from gpudoctor.fakes.nvml_table import FIELDS, LEAVES, WATT_FIELDS, WATTS, WORDS, slowed_times
+from gpudoctor.fakes.reported import UP, FakeHandle, code_of, give, leaf_of, mw, number, nvml_bus_id
 
 # "index 3: insufficient permissions (4)", as our reader says it
 _HANDLE_ERROR = re.compile(r"(?:index|GPU) (\d+): .*\((\d+)\)$")

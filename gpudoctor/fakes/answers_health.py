@@ -8,8 +8,8 @@ from typing import Any
 
 import pynvml
 
-from gpudoctor.facts.gpu import EVENT_REASONS
-from gpudoctor.testing.told import FakeHandle, Told, give, mw
+from gpudoctor.facts.model.gpu import EVENT_REASONS
+from gpudoctor.fakes.reported import FakeHandle, Told, give, mw
 
 _SRAM = 7  # of nvmlMemoryLocation_t
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pynvml
 
-from gpudoctor.facts import nvml_words as words
-from gpudoctor.facts.gpu import GpuPair, NvLink
-from gpudoctor.facts.missing import known
-from gpudoctor.testing.told import FakeHandle, Told, give, mw, number, nvml_bus_id, tristate
+from gpudoctor.facts.model.gpu import GpuPair, NvLink
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.nvml import labels as words
+from gpudoctor.fakes.reported import FakeHandle, Told, give, mw, number, nvml_bus_id, tristate
 
 
 class LinkAnswers(Told):

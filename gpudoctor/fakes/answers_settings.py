@@ -8,9 +8,9 @@ from typing import Any
 
 import pynvml
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.sysfs import parse_cpu_list
-from gpudoctor.testing.told import FakeHandle, Told, give, mask
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.sysfs import parse_cpu_list
+from gpudoctor.fakes.reported import FakeHandle, Told, give, mask
 
 
 class SettingsAnswers(Told):

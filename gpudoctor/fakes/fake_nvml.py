@@ -18,12 +18,12 @@ import msgspec
 import pynvml
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.node import Node
-from gpudoctor.testing.answers import Answers
-from gpudoctor.testing.installed import replace_functions
-from gpudoctor.testing.nodes import load
-from gpudoctor.testing.told import FakeHandle
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.fakes.answers import Answers
+from gpudoctor.fakes.installed import replace_functions
+from gpudoctor.fakes.nodes import load
+from gpudoctor.fakes.reported import FakeHandle
 
 # what a driver of the 470 branch does not have
 ABSENT_IN_470 = (
@@ -287,4 +287,4 @@ def from_file(path: str) -> FakeNvml:
 def write_script(path: Path, script: Script) -> str:
     """Write the script; the result is what `collect_live(nvml_module=...)` takes."""
     path.write_bytes(msgspec.json.encode(script))
-    return f"gpudoctor.testing.fake_nvml:from_file:{path}"
+    return f"gpudoctor.fakes.fake_nvml:from_file:{path}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any
 
-from gpudoctor.facts import nvml_words as words
-from gpudoctor.facts.gpu import Gpu, NvLink
-from gpudoctor.facts.missing import Missing
-from gpudoctor.fake_driver.rows import Rows, number_of, thousandths
-from gpudoctor.testing.tables import FIELDS, WATT_FIELDS, slowed_times
+from gpudoctor.facts.model.gpu import Gpu, NvLink
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.nvml import labels as words
+from gpudoctor.fakes.library_rows import Rows, number_of, thousandths
+from gpudoctor.fakes.nvml_table import FIELDS, WATT_FIELDS, slowed_times
 
 _CALL = "nvmlDeviceGetFieldValues"
 _UNSIGNED, _SIGNED = 3, 5  # NVML_VALUE_TYPE_*

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpudoctor.facts import nvml_words as words
-from gpudoctor.facts.gpu import EVENT_REASONS, Gpu, GpuProcess
-from gpudoctor.facts.missing import UNSUPPORTED, Missing, known
-from gpudoctor.facts.sysfs import parse_cpu_list
-from gpudoctor.fake_driver.rows import Rows, number_of, thousandths
+from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu, GpuProcess
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
+from gpudoctor.facts.nvml import labels as words
+from gpudoctor.facts.system.sysfs import parse_cpu_list
+from gpudoctor.fakes.library_rows import Rows, number_of, thousandths
 
 _NOT_FOUND = 6
 _SAMPLE_PERIOD_US = 167_000

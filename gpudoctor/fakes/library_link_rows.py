@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpudoctor.facts import nvml_words as words
-from gpudoctor.facts.gpu import Fabric, Gpu
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.fake_driver.gpu_rows import PCI_INFO, pci_info, version_of
-from gpudoctor.fake_driver.rows import Rows, number_of
+from gpudoctor.facts.model.gpu import Fabric, Gpu
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.nvml import labels as words
+from gpudoctor.fakes.library_gpu_rows import PCI_INFO, pci_info, version_of
+from gpudoctor.fakes.library_rows import Rows, number_of
 
 _HIDDEN = (b"FFFF:FF:FF.0", 0xFFFF_FFFF, 0xFF, 0xFF, 0, 0, b"FFFFFFFF:FF:FF.0")
 _COMPLETED = 3

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.model.missing import Missing
 
 SYSTEM = -1
 NEVER = -1  # as a return code: the call does not return

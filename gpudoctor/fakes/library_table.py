@@ -6,15 +6,15 @@ import math
 import re
 from typing import Any
 
-from gpudoctor.facts import nvml_words as words
-from gpudoctor.facts.error_cost import condemning
-from gpudoctor.facts.gpu import Gpu, GpuPair
-from gpudoctor.facts.missing import UNSUPPORTED, Missing, known
-from gpudoctor.facts.node import Driver, Node
-from gpudoctor.fake_driver.fields import tell_fields
-from gpudoctor.fake_driver.gpu_rows import tell_gpu
-from gpudoctor.fake_driver.link_rows import tell_links
-from gpudoctor.fake_driver.rows import NEVER, SYSTEM, UNKNOWN, Rows, code_of, number_of
+from gpudoctor.facts.model.gpu import Gpu, GpuPair
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
+from gpudoctor.facts.model.node import Driver, Node
+from gpudoctor.facts.nvml import labels as words
+from gpudoctor.facts.nvml.error_cost import condemning
+from gpudoctor.fakes.library_fields import tell_fields
+from gpudoctor.fakes.library_gpu_rows import tell_gpu
+from gpudoctor.fakes.library_link_rows import tell_links
+from gpudoctor.fakes.library_rows import NEVER, SYSTEM, UNKNOWN, Rows, code_of, number_of
 
 _NOT_LOADED = 9
 _MIG_IDS = 1000

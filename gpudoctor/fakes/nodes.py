@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.simulated import apply_faults
-from gpudoctor.facts.source import load_source
+from gpudoctor.facts.captures.source import load_source
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.load import apply_faults
 
 
 def load(source: Node | str | Path, faults: Iterable[str] = ()) -> Node:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpudoctor.facts import nvml_words as words
+from gpudoctor.facts.nvml import labels as words
 
 # functions that tell one leaf, as NVML has it
 LEAVES = {

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pynvml
 
-from gpudoctor.facts.gpu import Gpu, MigInstance
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.nvml_words import ERROR_WORDS, missing_for
+from gpudoctor.facts.model.gpu import Gpu, MigInstance
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.nvml.labels import ERROR_WORDS, missing_for
 
 UP = ("active", "sleep")
 _CODES = {"unsupported": 3, "absent": 3, "denied": 4, "failed": 999}

@@ -9,12 +9,12 @@ import msgspec
 from gpudoctor.errors import UserError
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import Job
-from gpudoctor.plan.options import MAX_BATCH
 from gpudoctor.plan.split import Split
 from gpudoctor.plan.strategies import Option, each_option, options_of
 from gpudoctor.units import gib_text
 
 MOST_NODES = 4096
+MAX_BATCH = 2**24  # sequences of one step
 
 
 class Choice(msgspec.Struct, frozen=True):

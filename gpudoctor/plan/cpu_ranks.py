@@ -9,16 +9,16 @@ import msgspec
 
 from gpudoctor.api import Sourced
 from gpudoctor.errors import UserError
-from gpudoctor.loading import CPU_RANKS
+from gpudoctor.load_policy import CPU_RANKS
 from gpudoctor.plan.forced import nearest_split, undividable
 from gpudoctor.plan.machine import ram_bytes
 from gpudoctor.plan.memory import Job, memory_of
+from gpudoctor.plan.model import Plan, model_summary, strategy
 from gpudoctor.plan.model_shape import ModelShape, seq_of
-from gpudoctor.plan.plan import Plan, model_summary, strategy
 from gpudoctor.plan.settings import batch_of, learning_rates
 from gpudoctor.plan.split import Split, StrategyName
 from gpudoctor.plan.strategies import Option
-from gpudoctor.report.report import SourceSummary
+from gpudoctor.report.model import SourceSummary
 from gpudoctor.units import gib_text
 
 

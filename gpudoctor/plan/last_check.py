@@ -8,10 +8,10 @@ import msgspec
 
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.node import Node
-from gpudoctor.report.report import Report
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.report.model import Report
 
 MAX_BYTES = 64 * 2**20
 

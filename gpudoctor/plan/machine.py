@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Node
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
 from gpudoctor.plan.precision import Precision
 from gpudoctor.plan.rates import (
     Rate,

@@ -9,16 +9,16 @@ import msgspec
 from gpudoctor.plan.activations import Recompute
 from gpudoctor.plan.choose import Choice
 from gpudoctor.plan.communication import StepTime, Traffic
-from gpudoctor.plan.health import Trouble
 from gpudoctor.plan.launch import Launch
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import Job, Memory
 from gpudoctor.plan.model_shape import ModelShape
+from gpudoctor.plan.node_health import Trouble
 from gpudoctor.plan.precision import Optimizer, Precision
 from gpudoctor.plan.rates import Rate
 from gpudoctor.plan.settings import Batch, LearningRate, Setting
 from gpudoctor.plan.strategies import Fit, Option
-from gpudoctor.report.report import SourceSummary, Tool
+from gpudoctor.report.model import SourceSummary, Tool
 from gpudoctor.units import GIB
 
 

@@ -6,18 +6,18 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpudoctor.checks.finding import Finding, Status
-from gpudoctor.checks.registry import Check, Impact, Level, impact_of
+from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.checks.core.registry import Check, Impact, Level, impact_of
 from gpudoctor.config import Config, threshold_overrides
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.node import Node
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.node import Node
 from gpudoctor.plan.communication import StepTime
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.rates import Rate
 from gpudoctor.report.judge import Question, judge
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 from gpudoctor.units import gib_text, option_ranges
 
 # a plan names warnings of these too, of the others failures only

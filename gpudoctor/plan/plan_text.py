@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from textwrap import wrap
 
+from gpudoctor.plan.model import Communication, MachineSummary, Plan, Speed, Strategy
 from gpudoctor.plan.model_shape import count_text
-from gpudoctor.plan.plan import Communication, MachineSummary, Plan, Speed, Strategy
 from gpudoctor.plan.text_rows import hanging, row_of, wrapped
-from gpudoctor.plan.trial_text import trial_lines
+from gpudoctor.plan.verification.text import trial_lines
 from gpudoctor.units import option_ranges, seconds_text
 
 NARROWEST = 40

@@ -6,12 +6,12 @@ from math import inf
 
 import msgspec
 
-from gpudoctor.checks.pcie_rates import on_c2c
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.pcie_generations import LANE_GB_S
+from gpudoctor.checks.pcie.link_state import on_c2c
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.pcie_generations import LANE_GB_S
 from gpudoctor.plan.precision import Precision
 from gpudoctor.profiles.profile import Profile
 from gpudoctor.units import whole_mib_text

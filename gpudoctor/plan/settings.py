@@ -6,9 +6,9 @@ from math import sqrt
 
 import msgspec
 
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.node import Node
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.node import Node
 from gpudoctor.plan.machine import Machine, compute_capability
 from gpudoctor.plan.memory import Job
 from gpudoctor.plan.precision import state_bytes

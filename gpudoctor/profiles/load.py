@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Node
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
 from gpudoctor.profiles.packaged import packaged
 from gpudoctor.profiles.peers import compute_gpus, majority
 from gpudoctor.profiles.profile import NO_PROFILE, GpuModel, NodeProfile, Profile

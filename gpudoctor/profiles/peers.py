@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import known
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import known
 
 T = TypeVar("T")
 

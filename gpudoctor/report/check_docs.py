@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpudoctor.checks.registry import Check
+from gpudoctor.checks.core.registry import Check
 
-PAGES = Path(__file__).parent.parent / "checks" / "pages"
+_CHECKS = Path(__file__).parent.parent / "checks"
 
 
 def page_text(check: Check) -> str:
@@ -25,8 +25,14 @@ def page_text(check: Check) -> str:
     return "\n".join(lines)
 
 
+def page_path(check_id: str) -> Path:
+    """Where the page of a built-in check lies: beside its code, `pcie/link_width.md` for `pcie.link-width`."""
+    domain, name = check_id.split(".", 1)
+    return _CHECKS / domain / f"{name.replace('-', '_')}.md"
+
+
 def _packaged(check: Check) -> str:
-    path = PAGES / f"{check.id}.md"
+    path = page_path(check.id)
     if path.is_file():
         return path.read_text(encoding="utf-8")
     return f"# {check.id}: {check.title}\n\nThis check comes without a page.\n"

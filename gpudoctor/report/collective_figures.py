@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import log2
 
-from gpudoctor.facts.measurements import Collective, Measurements, PairBandwidth
+from gpudoctor.facts.model.measurements import Collective, Measurements, PairBandwidth
 from gpudoctor.units import figure_text, size_text, time_text
 
 _MATRIX_RANKS_MAX = 8

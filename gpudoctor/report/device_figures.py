@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpudoctor.facts.measured_compute import ComputeRank
-from gpudoctor.facts.measured_links import HostLink, PeerLink
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.model.measured_compute import ComputeRank
+from gpudoctor.facts.model.measured_links import HostLink, PeerLink
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.units import mib_text, whole_mib_text
 
 

@@ -7,11 +7,11 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.checks.finding import WORST_FIRST, Finding, Status, Subject, worst
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing
-from gpudoctor.report.report import Report
+from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status, Subject, worst
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.report.model import Report
 from gpudoctor.units import size_text
 
 # repeats of a busbw on one healthy node lie within 2 to 3 %; below this a difference says nothing

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpudoctor.facts.burn import Burn, Series, WrongResult
-from gpudoctor.facts.measurements import Measurements, Training
-from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.model.measured_burn import Burn, Series, WrongResult
+from gpudoctor.facts.model.measurements import Measurements, Training
+from gpudoctor.facts.model.missing import Missing
 from gpudoctor.report.collective_figures import collective_lines
 from gpudoctor.report.device_figures import device_lines
 from gpudoctor.report.strategy_figures import library_lines, strategy_lines

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from gpudoctor.checks.faults import explain
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing
+from gpudoctor.checks.core.causes import explain
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing
 from gpudoctor.report.judge import exit_code, reason_line
-from gpudoctor.report.report import Report, counts_of, verdict_of
+from gpudoctor.report.model import Report, counts_of, verdict_of
 
 
 def joined(old: Report, new: Report) -> Report:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from gpudoctor.json_text import json_line
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 
 
 def render_json(report: Report) -> str:

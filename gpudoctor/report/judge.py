@@ -9,20 +9,20 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.checks.case import Case, Expect
-from gpudoctor.checks.faults import Fault, explain
-from gpudoctor.checks.finding import Status
-from gpudoctor.checks.registry import Check, Level, matches, registry
-from gpudoctor.checks.run import CheckResult, run_checks
-from gpudoctor.checks.scope import scope_of, shown_count
-from gpudoctor.checks.sight import unseen
-from gpudoctor.checks.suppress import Suppression, apply_suppressions
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.node import Node
+from gpudoctor.checks.core.case import Case, Expect
+from gpudoctor.checks.core.causes import Fault, explain
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.checks.core.registry import Check, Level, matches, registry
+from gpudoctor.checks.core.runner import CheckResult, run_checks
+from gpudoctor.checks.core.scope import scope_of, shown_count
+from gpudoctor.checks.core.sight import unseen
+from gpudoctor.checks.core.suppressions import Suppression, apply_suppressions
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.node import Node
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.profiles.profile import Profile
-from gpudoctor.report.report import (
+from gpudoctor.report.model import (
     GpuSummary,
     HostSummary,
     ProfileSummary,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from gpudoctor.checks.faults import headline
-from gpudoctor.checks.finding import Status
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.report.report import Report
+from gpudoctor.checks.core.causes import headline
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.report.model import Report
 
 
 def render_junit(report: Report) -> str:

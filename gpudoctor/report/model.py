@@ -8,12 +8,12 @@ from typing import Literal
 import msgspec
 
 from gpudoctor import __version__
-from gpudoctor.checks.faults import Fault
-from gpudoctor.checks.finding import Status
-from gpudoctor.checks.registry import LEVELS, Level
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.node import Node, SourceKind
+from gpudoctor.checks.core.causes import Fault
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.checks.core.registry import LEVELS, Level
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.node import Node, SourceKind
 
 Verdict = Literal["pass", "warn", "fail", "unknown"]
 

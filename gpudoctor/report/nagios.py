@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 
 CODES = {"pass": 0, "warn": 1, "fail": 2, "unknown": 3}
 WORDS = {"pass": "OK", "warn": "WARNING", "fail": "CRITICAL", "unknown": "UNKNOWN"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, get_args
 
-from gpudoctor.checks.finding import WORST_FIRST, Finding, Status, Subject, worst
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.report.report import Report, Verdict, suppressed_in
+from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status, Subject, worst
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.report.model import Report, Verdict, suppressed_in
 
 Labels = dict[str, str]
 Sample = tuple[Labels, float]

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from gpudoctor.facts.measured_strategies import Strategies, StrategyMemory
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.model.measured_strategies import Strategies, StrategyMemory
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing
 from gpudoctor.units import figure_text, time_text
 
 _TITLES = ("step", "sent", "weights", "grads", "optim", "activations", "peak")  # short: 80 columns hold all of them

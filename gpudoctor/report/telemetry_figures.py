@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpudoctor.checks.under_load import event_share, percent
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.telemetry import GpuUnderLoad, Telemetry
+from gpudoctor.checks.core.under_load import event_share, percent
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.telemetry import GpuUnderLoad, Telemetry
 from gpudoctor.units import MIB, gib_text
 
 # Reasons that cost speed, shortest words; the rest is how a healthy GPU works

@@ -15,13 +15,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gpudoctor.checks.driver_responsive import WAKING
-from gpudoctor.checks.finding import WORST_FIRST, Status, worst
-from gpudoctor.checks.registry import LEVELS
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.report.blocks import STYLES, grouped_label, plain, problems, status_word
+from gpudoctor.checks.core.finding import WORST_FIRST, Status, worst
+from gpudoctor.checks.core.registry import LEVELS
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.checks.driver.responsive import WAKING
 from gpudoctor.report.figures import figure_lines
-from gpudoctor.report.report import Report, held_words, is_above, suppressed_in
+from gpudoctor.report.model import Report, held_words, is_above, suppressed_in
+from gpudoctor.report.text_blocks import STYLES, grouped_label, plain, problems, status_word
 
 NARROWEST = 40
 

@@ -9,11 +9,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gpudoctor.checks.faults import headline
-from gpudoctor.checks.finding import Evidence, Expected, Finding, Status, Subject
-from gpudoctor.checks.run import CheckResult
+from gpudoctor.checks.core.causes import headline
+from gpudoctor.checks.core.finding import Evidence, Expected, Finding, Status, Subject
+from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.exits import printable
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 from gpudoctor.units import ranges
 
 STYLES = {

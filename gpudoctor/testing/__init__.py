@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpudoctor.testing.fake_nvml import FakeNvml, Fault
-    from gpudoctor.testing.nodes import load
+    from gpudoctor.fakes.fake_nvml import FakeNvml, Fault
+    from gpudoctor.fakes.nodes import load
 
 __all__ = ["FakeNvml", "Fault", "load"]
 
@@ -17,11 +17,11 @@ __all__ = ["FakeNvml", "Fault", "load"]
 # on demand: pytest imports this package in every run of every project that has gpudoctor installed
 def __getattr__(name: str) -> Any:
     if name in ("FakeNvml", "Fault"):
-        from gpudoctor.testing import fake_nvml
+        from gpudoctor.fakes import fake_nvml
 
         return getattr(fake_nvml, name)
     if name == "load":
-        from gpudoctor.testing.nodes import load
+        from gpudoctor.fakes.nodes import load
 
         return load
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,8 +15,8 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gpudoctor.facts.node import Node
-    from gpudoctor.testing.fake_nvml import FakeNvml, Fault
+    from gpudoctor.facts.model.node import Node
+    from gpudoctor.fakes.fake_nvml import FakeNvml, Fault
 
 DEFAULT_NODE = "hgx-h100-8"
 _USAGE = "gpu_node(source='hgx-h100-8', faults=()): answer pynvml from this node, broken by these faults"
@@ -60,7 +60,7 @@ def gpu_node() -> Iterator[Callable[..., Node]]:
 def _made(*args: Any, **named: Any) -> FakeNvml:
     """The fake driver of a marker's or a call's arguments; one clear line ends the test where they are wrong."""
     from gpudoctor.errors import UserError
-    from gpudoctor.testing.fake_nvml import FakeNvml
+    from gpudoctor.fakes.fake_nvml import FakeNvml
 
     if len(args) > 2 or named.keys() - {"source", "faults"} or named.keys() & set(("source", "faults")[: len(args)]):
         shown = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in named.items())])

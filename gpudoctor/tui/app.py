@@ -16,26 +16,26 @@ from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.widgets import Footer, Input, TabbedContent, TabPane
 
-from gpudoctor.checks.registry import Level
+from gpudoctor.checks.core.registry import Level
 from gpudoctor.errors import UserError
-from gpudoctor.facts.watched import Opening, Tick
-from gpudoctor.report.files import write_file
+from gpudoctor.facts.stream.messages import Opening, Tick
+from gpudoctor.report.output_files import write_file
 from gpudoctor.tui.bindings import KEYS, MAIN_ACTIONS, PLAYBACK_ACTIONS, palette_commands
-from gpudoctor.tui.check_list import CheckList
-from gpudoctor.tui.checker import Checker
-from gpudoctor.tui.feed import Feed, Trouble
-from gpudoctor.tui.header import AlertLine, HeaderLine
+from gpudoctor.tui.feeds.check_runner import Checker
+from gpudoctor.tui.feeds.feed import Feed, Trouble
+from gpudoctor.tui.feeds.playback import STEP_S, PlaybackFeed
+from gpudoctor.tui.labels import clock as clock_words
 from gpudoctor.tui.messages import BaseWanted, CancelWanted, GpuChosen, PageWanted, RunWanted, SaveWanted
-from gpudoctor.tui.overview import OverviewPane
-from gpudoctor.tui.pane import Pane
-from gpudoctor.tui.playback_feed import STEP_S, PlaybackFeed
-from gpudoctor.tui.printable_text import PrintableText
+from gpudoctor.tui.panes.check_list import CheckList
+from gpudoctor.tui.panes.header import AlertLine, HeaderLine
+from gpudoctor.tui.panes.overview import OverviewPane
+from gpudoctor.tui.panes.pane import Pane
+from gpudoctor.tui.panes.tabs import TABS, pane_class
 from gpudoctor.tui.run_control import RunControl
 from gpudoctor.tui.state import LogLine, State
-from gpudoctor.tui.tabs import TABS, pane_class
 from gpudoctor.tui.themes import THEMES, next_theme
-from gpudoctor.tui.time_slider import Sought, TimeSlider
-from gpudoctor.tui.words import clock as clock_words
+from gpudoctor.tui.widgets.printable_text import PrintableText
+from gpudoctor.tui.widgets.time_slider import Sought, TimeSlider
 
 
 class Doctor(App[int]):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpudoctor.checks.gpu_use import use_of
-from gpudoctor.checks.registry import LEVELS, Level, select
+from gpudoctor.checks.core.gpu_use import use_of
+from gpudoctor.checks.core.registry import LEVELS, Level, select
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
-from gpudoctor.facts.gpu import GpuProcess
-from gpudoctor.facts.missing import NOT_READ, Missing, known
-from gpudoctor.loading import puts_load as checks_put_load
+from gpudoctor.facts.model.gpu import GpuProcess
+from gpudoctor.facts.model.missing import NOT_READ, Missing, known
+from gpudoctor.load_policy import puts_load as checks_put_load
 from gpudoctor.plugins import all_checks
 from gpudoctor.tui.state import State
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.message import Message
 
-from gpudoctor.checks.registry import Level
+from gpudoctor.checks.core.registry import Level
 
 
 class RunWanted(Message):

@@ -17,13 +17,13 @@ from typing import Any
 
 from textual.app import App
 
-from gpudoctor.checks.registry import Level
+from gpudoctor.checks.core.registry import Level
 from gpudoctor.errors import UserError
 from gpudoctor.progress import ProgressLine
 from gpudoctor.report.joined import joined
 from gpudoctor.tui.busy import puts_load, users_of_gpus
-from gpudoctor.tui.checker import Checker
-from gpudoctor.tui.saved import load_report
+from gpudoctor.tui.feeds.check_runner import Checker
+from gpudoctor.tui.feeds.saved_report import load_report
 from gpudoctor.tui.state import FinishedRun, LogLine, Running, State
 
 RUNS_KEPT = 100

@@ -14,14 +14,14 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Markdown, OptionList, RadioButton, RadioSet, Static
 from textual.widgets.option_list import Option
 
-from gpudoctor.checks.registry import LEVELS, Level
+from gpudoctor.checks.core.registry import LEVELS, Level
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
 from gpudoctor.plugins import all_checks
-from gpudoctor.report.files import write_file
+from gpudoctor.report.check_docs import page_text
 from gpudoctor.report.json import render_json
-from gpudoctor.report.pages import page_text
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
+from gpudoctor.report.output_files import write_file
 
 # the README's words and times; where it gives none, none is made up
 LEVEL_COSTS: dict[Level, str] = {

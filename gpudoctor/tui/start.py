@@ -14,8 +14,8 @@ from gpudoctor.exits import printable
 from gpudoctor.process.own_program import own_gpudoctor
 
 if TYPE_CHECKING:
-    from gpudoctor.tui.checker import Checker
-    from gpudoctor.tui.feed import Feed
+    from gpudoctor.tui.feeds.check_runner import Checker
+    from gpudoctor.tui.feeds.feed import Feed
 
 _SSH = "ssh:"
 # user@host, an address, or a Host of the user's own ssh_config; never an option
@@ -27,7 +27,7 @@ _SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "Ser
 def start(args: argparse.Namespace) -> int:
     """Show the screen until the user quits; give the exit code. Raise UserError before it is taken over."""
     if "TEXTUAL_DRIVER" in os.environ:  # in a browser: Textual's web driver draws, and pipes are no terminal
-        from gpudoctor.tui.web_session import end_with_server
+        from gpudoctor.tui.web.session import end_with_server
 
         end_with_server()
     elif not _on_terminal():
@@ -53,8 +53,8 @@ def start(args: argparse.Namespace) -> int:
 
 def opened(args: argparse.Namespace) -> tuple[Feed, Checker]:
     """Where lines come from and what runs the checks, by `--node`. Raise UserError for a source that cannot be read."""
-    from gpudoctor.tui.checker import Checker, ssh_prefix
-    from gpudoctor.tui.child_feed import ChildFeed
+    from gpudoctor.tui.feeds.check_runner import Checker, ssh_prefix
+    from gpudoctor.tui.feeds.child import ChildFeed
 
     source: str | None = args.node
     if source is not None and source.startswith(_SSH):
@@ -69,12 +69,12 @@ def opened(args: argparse.Namespace) -> tuple[Feed, Checker]:
     options = ["--config", str(args.config)] if args.config else []
     checker = Checker(own_gpudoctor(), words, options=options)
     if source is not None and source != "-":
-        from gpudoctor.facts.watch_file import is_stream_file, read_stream
+        from gpudoctor.facts.stream.recording import is_stream_file, read_stream
 
         if is_stream_file(source):
             if args.fault:
                 raise UserError("--fault is for simulated nodes and captures, not for a recorded stream")
-            from gpudoctor.tui.playback_feed import PlaybackFeed
+            from gpudoctor.tui.feeds.playback import PlaybackFeed
 
             return PlaybackFeed(read_stream(source), _file_name(source)), checker
     _refuse(source, args.fault)
@@ -100,9 +100,10 @@ def _refuse(source: str | None, faults: list[str]) -> None:
         raise UserError("--node -: the screen needs standard input for its keys; write the stream into a file first")
     if source is None and not faults:
         return  # this machine: what it says is seen on the screen
-    from gpudoctor.examine import read_source
+    from gpudoctor.api import read_source
+    from gpudoctor.progress import terminal_progress
 
-    read_source(source, faults, 10.0)
+    read_source(source, faults, 10.0, terminal_progress())
 
 
 def _label(source: str | None) -> str:

@@ -6,11 +6,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpudoctor.checks.finding import Finding, Status
-from gpudoctor.checks.registry import Level
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.watched import WATCHED, GpuTick, HostTick, Opening, ProcessTick, Tick
-from gpudoctor.report.report import Report
+from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.checks.core.registry import Level
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.stream.messages import WATCHED, GpuTick, HostTick, Opening, ProcessTick, Tick
+from gpudoctor.report.model import Report
 
 HISTORY_TICKS = 600
 LOG_LINES = 2000

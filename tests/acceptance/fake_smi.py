@@ -17,10 +17,10 @@ from xml.sax.saxutils import escape
 
 from msgspec.structs import replace
 
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node, from_json, to_json
-from gpudoctor.fake_driver.table import answers_of
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node, from_json, to_json
+from gpudoctor.fakes.library_table import answers_of
 
 _WORDS = {True: "Enabled", False: "Disabled"}
 

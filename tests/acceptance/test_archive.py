@@ -13,12 +13,12 @@ from gpudoctor.acceptance.archive import packed
 from gpudoctor.acceptance.result import Acceptance, Item, result_of
 from gpudoctor.acceptance.run import Options, Run
 from gpudoctor.acceptance.text import summary
-from gpudoctor.facts.bundle import ACCEPTANCE, FACTS, MEASURED, members, pack
 from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures.bundle import ACCEPTANCE, FACTS, MEASURED, members, pack
 from gpudoctor.facts.captures.opened import read_file
-from gpudoctor.facts.node import to_json
-from gpudoctor.facts.simulated import load_node
-from gpudoctor.facts.source import load_source
+from gpudoctor.facts.captures.source import load_source
+from gpudoctor.facts.model.node import to_json
+from gpudoctor.facts.simulated.load import load_node
 
 NODE = load_node("t4-cloud-4")
 ROOT = Path(__file__).parents[2]

@@ -28,22 +28,22 @@ from gpudoctor.acceptance.run import Options, Run, Step
 from gpudoctor.acceptance.settings_step import judged as judged_settings
 from gpudoctor.acceptance.smi_step import compared
 from gpudoctor.acceptance.steps import wanted_steps
-from gpudoctor.checks.finding import Status, of_rank, unknown
+from gpudoctor.checks.core.finding import Status, of_rank, unknown
 from gpudoctor.errors import UserError
-from gpudoctor.facts.captures.smi_xml import parse_smi_xml
-from gpudoctor.facts.gpu import Clocks, Gpu, Power, Thermal
-from gpudoctor.facts.measured_compute import ComputeRank, Gemm
-from gpudoctor.facts.measured_links import HostLink
-from gpudoctor.facts.measurements import Launch, Measurements, ProbeProblem
-from gpudoctor.facts.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.node import Source
-from gpudoctor.facts.simulated import apply_faults, load_node
+from gpudoctor.facts.captures.nvidia_smi.query_xml import parse_smi_xml
+from gpudoctor.facts.model.gpu import Clocks, Gpu, Power, Thermal
+from gpudoctor.facts.model.measured_compute import ComputeRank, Gemm
+from gpudoctor.facts.model.measured_links import HostLink
+from gpudoctor.facts.model.measurements import Launch, Measurements, ProbeProblem
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.model.node import Source
+from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.plugins import all_checks
-from gpudoctor.probes.plain_order import HostCopies, LoopOrder, PlainFigures
+from gpudoctor.probes.compute.plain_loops_messages import HostCopies, LoopOrder, PlainFigures
 from gpudoctor.process.own_program import own_python
 from gpudoctor.report.judge import Question, judge
-from gpudoctor.report.report import Report, SourceSummary
-from gpudoctor.report.report import Run as ReportRun
+from gpudoctor.report.model import Report, SourceSummary
+from gpudoctor.report.model import Run as ReportRun
 from tests.acceptance.fake_smi import dump
 from tests.fake_driver.conftest import COMMAND, ROOT
 
@@ -93,7 +93,7 @@ def test_the_plain_loops_run_on_a_cpu() -> None:
     pytest.importorskip("torch")
     order = msgspec.json.encode(LoopOrder((), "fp32", 128, 0.1)).decode()
     done = subprocess.run(
-        own_python("gpudoctor.probes.plain_loops", "main", order), capture_output=True, check=True, timeout=120
+        own_python("gpudoctor.probes.compute.plain_loops", "main", order), capture_output=True, check=True, timeout=120
     )
     figures = msgspec.json.decode(done.stdout, type=PlainFigures)
     assert len(figures.gemm_tflops) == len(figures.copy_gb_s) == 1

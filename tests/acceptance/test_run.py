@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gpudoctor.facts.simulated import load_node
+from gpudoctor.facts.simulated.load import load_node
 from tests.acceptance.conftest import Accept, Begin, Ran
 
 SHORT = ("--backend", "gloo", "--repeats", "2")

@@ -7,9 +7,10 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from gpudoctor.agent import leftovers, rounds
+from gpudoctor.agent import leftovers
+from gpudoctor.agent import schedule as rounds
 from gpudoctor.agent.state import StateDirectory, Subject
-from gpudoctor.report.report import SourceSummary
+from gpudoctor.report.model import SourceSummary
 
 
 async def _after(it: rounds.Rounds, runs: int) -> str:

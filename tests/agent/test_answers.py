@@ -15,8 +15,8 @@ import pytest
 
 from gpudoctor.agent.access import Gate, address_of, listening_socket, token_of
 from gpudoctor.agent.listener import Listener
-from gpudoctor.checks.finding import Status
-from gpudoctor.command_line import parsed
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.cli.parsers import parsed
 from gpudoctor.errors import UserError
 from tests.agent.running import DEADLINE_S, FAULTY, HEALTHY, TOKEN, Agent, agent, refused, wait_for
 
@@ -224,13 +224,13 @@ def test_a_client_whose_request_has_come_is_not_dropped_for_another() -> None:
 def test_the_agent_is_small_and_its_runs_are_not_in_it(faulty: Agent) -> None:
     assert psutil.Process(faulty.process.pid).memory_info().rss < 64 << 20
     code = (
-        "import sys, gpudoctor.agent.command, gpudoctor.agent.rounds, gpudoctor.agent.answers, asyncio;"
+        "import sys, gpudoctor.cli.agent, gpudoctor.agent.schedule, gpudoctor.agent.answers, asyncio;"
         "print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert "gpudoctor.agent.rounds" in loaded
-    assert not loaded & {"torch", "textual", "rich", "pynvml", "psutil", "yaml", "gpudoctor.examine"}
+    assert "gpudoctor.agent.schedule" in loaded
+    assert not loaded & {"torch", "textual", "rich", "pynvml", "psutil", "yaml", "gpudoctor.cli.check"}
 
 
 def test_any_other_address_wants_a_token_and_healthz_does_not(tmp_path: Path) -> None:

@@ -217,6 +217,6 @@ def test_no_unit_hides_the_driver_or_sets_a_limit_that_a_check_would_judge(name:
         assert harmful not in settings
     assert {"LimitMEMLOCK", "LimitNOFILE", "NoNewPrivileges", "ProtectSystem"} <= settings
     words = re.findall(r"^ExecStart=(\S+) (.+)$", text, re.MULTILINE)[0][1].split()
-    from gpudoctor.command_line import parsed
+    from gpudoctor.cli.parsers import parsed
 
     assert parsed(words).command == words[0]  # options that there are

@@ -15,18 +15,18 @@ import psutil
 import pytest
 
 from gpudoctor.agent.clock import Moment, now
+from gpudoctor.agent.consecutive_failures import Strike, alarms, counted
+from gpudoctor.agent.node_status import no_report, standing
 from gpudoctor.agent.quick_run import OUTPUT_BYTES_MAX, QuickRun, decoded
-from gpudoctor.agent.rounds import first_due_s, next_due_s
-from gpudoctor.agent.standing import no_report, standing
+from gpudoctor.agent.schedule import first_due_s, next_due_s
 from gpudoctor.agent.state import STATE_FILE, Last, StateDirectory, Subject, default_directory
-from gpudoctor.agent.strikes import Strike, alarms, counted
-from gpudoctor.checks.finding import Status
+from gpudoctor.checks.core.finding import Status
 from gpudoctor.errors import UserError
-from gpudoctor.facts.simulated import apply_faults, load_node, node_names
+from gpudoctor.facts.simulated.load import apply_faults, load_node, node_names
 from gpudoctor.report.json import render_json
 from gpudoctor.report.judge import judge
+from gpudoctor.report.model import Report, SourceSummary
 from gpudoctor.report.prometheus import families
-from gpudoctor.report.report import Report, SourceSummary
 from tests.agent.running import DEADLINE_S, FAULTY, command, environ, wait_for
 from tests.conftest import ROOT
 
@@ -348,7 +348,9 @@ def test_once_that_is_told_to_end_leaves_no_check_behind(tmp_path: Path) -> None
 
 
 def test_once_serves_no_metrics_and_needs_no_library_for_them(tmp_path: Path) -> None:
-    hidden = "import sys; sys.modules['prometheus_client'] = None; from gpudoctor.cli import main; sys.exit(main())"
+    hidden = (
+        "import sys; sys.modules['prometheus_client'] = None; from gpudoctor.cli.main import main; sys.exit(main())"
+    )
     done = subprocess.run(
         [sys.executable, "-c", hidden, "agent", "--once", "--node", "hgx-h100-8"],
         env=environ(tmp_path),

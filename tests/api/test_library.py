@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 import gpudoctor
-from gpudoctor.command_line import LEVELS as COMMAND_LINE_LEVELS
+from gpudoctor.cli.parsers import LEVELS as COMMAND_LINE_LEVELS
 from gpudoctor.facts import collect
 from tests.cli.conftest import Gpudoctor
 from tests.cli.conftest import gpudoctor as command
@@ -52,7 +52,7 @@ def test_every_option_of_the_command_line_has_its_keyword() -> None:
     from argparse import ArgumentParser
     from inspect import signature
 
-    from gpudoctor.command_line import _check_options
+    from gpudoctor.cli.parsers import _check_options
 
     parser = ArgumentParser()
     _check_options(parser)
@@ -151,7 +151,7 @@ def test_every_public_name_is_there_and_none_is_a_module() -> None:
 
 
 def test_the_levels_are_the_command_lines() -> None:
-    from gpudoctor.checks.registry import Level
+    from gpudoctor.checks.core.registry import Level
 
     assert get_args(Level) == COMMAND_LINE_LEVELS
 

@@ -17,9 +17,9 @@ import pytest
 
 import gpudoctor
 from gpudoctor import local_verdict
-from gpudoctor.probes import seats
-from gpudoctor.probes.engine import Place, place_of
-from gpudoctor.probes.seats import Hello, Seats
+from gpudoctor.probes.runner import local_workers as seats
+from gpudoctor.probes.runner.launch_engine import Place, place_of
+from gpudoctor.probes.runner.local_workers import Hello, Seats
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "docs" / "examples" / "preflight.py"

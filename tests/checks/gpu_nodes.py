@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.finding import Finding, Status
-from gpudoctor.checks.registry import registry
-from gpudoctor.checks.run import CheckResult, run_checks
-from gpudoctor.facts.gpu import Clocks, Ecc, Gpu, MemoryRepair, Power, Settings, Thermal, Utilization
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Driver, Host, KernelEvent, KernelLog, Node, PciBus, PciDevice
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.checks.core.registry import registry
+from gpudoctor.checks.core.runner import CheckResult, run_checks
+from gpudoctor.facts.model.gpu import Clocks, Ecc, Gpu, MemoryRepair, Power, Settings, Thermal, Utilization
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Driver, Host, KernelEvent, KernelLog, Node, PciBus, PciDevice
 
 S = TypeVar("S")
 

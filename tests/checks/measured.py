@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpudoctor.facts.measured_compute import ComputeRank, Gemm
-from gpudoctor.facts.measured_links import HostLink, PeerLink
-from gpudoctor.facts.measurements import Launch, Measurements, RankInfo
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.telemetry import GpuUnderLoad, Spread, Telemetry
+from gpudoctor.facts.model.measured_compute import ComputeRank, Gemm
+from gpudoctor.facts.model.measured_links import HostLink, PeerLink
+from gpudoctor.facts.model.measurements import Launch, Measurements, RankInfo
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
 
 
 def launched(node: Node, ranks: int | None = None) -> Launch:

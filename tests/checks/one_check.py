@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.finding import Finding
-from gpudoctor.checks.registry import registry
-from gpudoctor.checks.run import CheckResult, run_checks
-from gpudoctor.facts.gpu import Gpu, GpuPair, Settings
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.node import Environment, Node, Variable
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import Finding
+from gpudoctor.checks.core.registry import registry
+from gpudoctor.checks.core.runner import CheckResult, run_checks
+from gpudoctor.facts.model.gpu import Gpu, GpuPair, Settings
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.node import Environment, Node, Variable
 
 
 def judge(check_id: str, node: Node, measurements: Measurements | None = None, **case: Any) -> CheckResult:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
-from gpudoctor.checks.finding import Finding, Status, Subject
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.simulated import load_node
+from gpudoctor.checks.core.finding import Finding, Status, Subject
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.report.judge import judge
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 
 
 @cache

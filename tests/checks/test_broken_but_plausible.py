@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.facts.gpu import Gpu, GpuProcess
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node, Variable
-from gpudoctor.facts.simulated_wiring import put
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.model.gpu import Gpu, GpuProcess
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node, Variable
+from gpudoctor.facts.simulated.wiring import put
 from gpudoctor.report.judge import judge
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 from tests.checks.simulated_nodes import findings, packaged
 
 DENIED = Missing("Insufficient Permissions", "denied")

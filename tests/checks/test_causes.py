@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.straggler import causes
-from gpudoctor.checks.under_load import load_of
-from gpudoctor.facts.gpu import Clocks, Gpu, GpuProcess, PcieLink, Power, Thermal
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.telemetry import GpuUnderLoad, Spread, Telemetry
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.under_load import load_of
+from gpudoctor.checks.train.straggler import causes
+from gpudoctor.facts.model.gpu import Clocks, Gpu, GpuProcess, PcieLink, Power, Thermal
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
 from tests.checks.one_check import gpu, gpus, uuid_of
 
 USUAL = {

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.checks.expected_busbw import size_factor
-from gpudoctor.checks.finding import Status
-from gpudoctor.facts.gpu import Gpu, GpuProcess, NvLink, PcieLink, Settings
-from gpudoctor.facts.measurements import Collective, Launch, Measurements, PairBandwidth, ProbeProblem, RankInfo
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node, PciBus
+from gpudoctor.checks.collective.expected_busbw import size_factor
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.model.gpu import Gpu, GpuProcess, NvLink, PcieLink, Settings
+from gpudoctor.facts.model.measurements import Collective, Launch, Measurements, PairBandwidth, ProbeProblem, RankInfo
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node, PciBus
 from gpudoctor.profiles.profile import BusbwRow, GpuModel, NodeProfile, NvlinkSpec, Profile
 from tests.checks.one_check import gpu, gpus, judge, pairs, uuid_of, words
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.facts.gpu import GpuProcess, PcieLink, Settings
-from gpudoctor.facts.measured_links import PeerLink
-from gpudoctor.facts.measurements import Launch, Measurements, PairBandwidth, ProbeProblem, RankInfo
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.facts.model.gpu import GpuProcess, PcieLink, Settings
+from gpudoctor.facts.model.measured_links import PeerLink
+from gpudoctor.facts.model.measurements import Launch, Measurements, PairBandwidth, ProbeProblem, RankInfo
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
 from tests.checks.one_check import gpus, judge, pairs, uuid_of, words
 
 PAIRS = "collective.pairs"

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-import gpudoctor.checks
-from gpudoctor.checks.finding import Finding, Status
-from gpudoctor.checks.registry import Check, registry
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.facts.gpu import Clocks, Ecc, GpuProcess, Power
-from gpudoctor.facts.measured_compute import ComputeRank, Gemm
-from gpudoctor.facts.measurements import Measurements, ProbeProblem
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
+from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.checks.core.registry import Check, registry
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.facts.model.gpu import Clocks, Ecc, GpuProcess, Power
+from gpudoctor.facts.model.measured_compute import ComputeRank, Gemm
+from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
 from gpudoctor.profiles.load import gpu_models, profile_for
+from gpudoctor.report.check_docs import page_path
 from tests.checks.measured import computed, measured, sampled
 from tests.checks.one_check import gpu, gpus, judge, words
 
@@ -244,12 +243,9 @@ def test_the_profiles_know_rates_of_the_models_that_train() -> None:
         assert None in rates or rates[0] < rates[1], model.name  # type: ignore[operator]
 
 
-PAGES = Path(gpudoctor.checks.__file__).parent / "pages"
-
-
 @pytest.mark.parametrize("check", [c for c in registry() if c.domain in ("link", "compute")], ids=lambda c: c.id)
 def test_a_page_has_its_title_its_sections_and_every_limit_with_its_value(check: Check) -> None:
-    lines = (PAGES / f"{check.id}.md").read_text(encoding="utf-8").splitlines()
+    lines = page_path(check.id).read_text(encoding="utf-8").splitlines()
     assert lines[0] == f"# {check.id}: {check.title}"
     sections = ["## What", "## Why", "## Thresholds", "## False alarms", "## Fix"]
     assert [line for line in lines if line.startswith("## ")] == sections

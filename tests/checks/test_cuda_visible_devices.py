@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpudoctor.checks.cuda_visible_devices import resolve
-from gpudoctor.facts.gpu import Gpu, MigInstance, Settings
-from gpudoctor.facts.missing import Missing
+from gpudoctor.checks.env.cuda_device_list import resolve
+from gpudoctor.facts.model.gpu import Gpu, MigInstance, Settings
+from gpudoctor.facts.model.missing import Missing
 from tests.checks.one_check import gpu, gpus, uuid_of
 
 EIGHT = gpus(8)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Driver, Host, Node, PciBus, Unanswered
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Driver, Host, Node, PciBus, Unanswered
 from tests.checks.gpu_nodes import FAILED, eight, findings, h100, node, only, pci, status, text
 
 

@@ -7,12 +7,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.facts.gpu import CallError, MigInstance, Settings
-from gpudoctor.facts.measurements import Launch, Measurements, ProbeProblem, RankInfo, TorchView
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Driver, Environment, Interface, Network, Node, RdmaPort, Software, Source, Variable
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.facts.model.gpu import CallError, MigInstance, Settings
+from gpudoctor.facts.model.measurements import Launch, Measurements, ProbeProblem, RankInfo, TorchView
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import (
+    Driver,
+    Environment,
+    Interface,
+    Network,
+    Node,
+    RdmaPort,
+    Software,
+    Source,
+    Variable,
+)
 from tests.checks.one_check import env, gpu, gpus, judge, pairs, uuid_of, words
 
 VISIBLE, NCCL, TORCH = "env.cuda-visible-devices", "env.nccl", "env.torch"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gpudoctor.checks.faults import RULES, explain
-from gpudoctor.checks.finding import NODE, Finding, Found, Status, Subject, fail, of_pair, ok, unknown, warn, worst
-from gpudoctor.checks.registry import matches, registry
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.facts.simulated import apply_faults
+from gpudoctor.checks.core.causes import RULES, explain
+from gpudoctor.checks.core.finding import NODE, Finding, Found, Status, Subject, fail, of_pair, ok, unknown, warn, worst
+from gpudoctor.checks.core.registry import matches, registry
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.facts.simulated.load import apply_faults
 from gpudoctor.report.judge import judge
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 from gpudoctor.report.text import render_text
 from tests.checks.simulated_nodes import packaged
 

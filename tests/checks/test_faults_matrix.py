@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from gpudoctor.checks.case import Expect
-from gpudoctor.checks.finding import Status
-from gpudoctor.checks.registry import registry
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.simulated import apply_faults, faults, node_names
-from gpudoctor.facts.simulated_faults import Fault
+from gpudoctor.checks.core.case import Expect
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.checks.core.registry import registry
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.fault_kit import Fault
+from gpudoctor.facts.simulated.load import apply_faults, faults, node_names
 from gpudoctor.report.judge import Question, judge
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 from tests.checks.simulated_nodes import findings, healthy_report, packaged, speaks_of
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.facts.measured_frameworks import FrameworkView
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Driver, Environment, Node, Source
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.facts.model.measured_frameworks import FrameworkView
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Driver, Environment, Node, Source
 from tests.checks.one_check import env, gpus, judge, uuid_of, words
 
 ID = "env.frameworks"

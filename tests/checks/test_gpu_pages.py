@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-import gpudoctor.checks
-from gpudoctor.checks.registry import Check, registry
+from gpudoctor.checks.core.registry import Check, registry
+from gpudoctor.report.check_docs import page_path
 
-PAGES = Path(gpudoctor.checks.__file__).parent / "pages"
 MINE = [c for c in registry() if c.domain in ("driver", "gpu")]
 
 
 @pytest.mark.parametrize("check", MINE, ids=lambda c: c.id)
 def test_a_page_has_its_title_its_sections_and_every_limit_with_its_value(check: Check) -> None:
-    page = (PAGES / f"{check.id}.md").read_text(encoding="utf-8")
+    page = page_path(check.id).read_text(encoding="utf-8")
     lines = page.splitlines()
     assert lines[0] == f"# {check.id}: {check.title}"
     assert [line for line in lines if line.startswith("## ")] == [

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.facts.gpu import GpuProcess, Utilization, system_program
-from gpudoctor.facts.missing import NOT_READ, UNSUPPORTED, Missing
-from gpudoctor.facts.node import Node, Source
-from gpudoctor.facts.simulated import load_node
-from gpudoctor.facts.watched import GpuTick, Opening, ProcessTick, Tick
-from gpudoctor.loading import LoadRequest, devices_to_load
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.model.gpu import GpuProcess, Utilization, system_program
+from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing
+from gpudoctor.facts.model.node import Node, Source
+from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.facts.stream.messages import GpuTick, Opening, ProcessTick, Tick
+from gpudoctor.load_policy import LoadRequest, devices_to_load
 from gpudoctor.tui.busy import users_of_gpus
 from gpudoctor.tui.state import State
 from tests.checks.one_check import judge

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.checks.case import Case, Expect
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Driver, Environment, Node, PciBus, Variable
+from gpudoctor.checks.core.case import Case, Expect
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Driver, Environment, Node, PciBus, Variable
 from gpudoctor.profiles.profile import NodeProfile, Profile
 from tests.checks.gpu_nodes import (
     FAILED,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.facts.gpu import Gpu, NvLink, PcieHop
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.simulated_wiring import put
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.model.gpu import Gpu, NvLink, PcieHop
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.simulated.wiring import put
 from tests.checks.one_check import env
 from tests.checks.wired import FAILED, judged, lost, simulated
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.checks.case import Case
-from gpudoctor.facts.missing import Missing
+from gpudoctor.checks.core.case import Case
+from gpudoctor.facts.model.missing import Missing
 from gpudoctor.profiles.profile import GpuModel, Profile
 from tests.checks.gpu_nodes import (
     DENIED,

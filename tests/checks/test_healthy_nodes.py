@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.facts.gpu import GpuProcess
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Interface, Node
-from gpudoctor.facts.simulated import load_node, node_names
-from gpudoctor.facts.simulated_wiring import put
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.model.gpu import GpuProcess
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Interface, Node
+from gpudoctor.facts.simulated.load import load_node, node_names
+from gpudoctor.facts.simulated.wiring import put
 from gpudoctor.report.judge import Question, judge
 from tests.checks.simulated_nodes import findings, healthy_report, packaged
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.facts.gpu import Settings
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Host, Network, Node, RdmaPort
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.facts.model.gpu import Settings
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Host, Network, Node, RdmaPort
 from tests.checks.one_check import gpu, gpus, judge, pairs, words
 
 RAM, CPU, SHM, LIMITS = "host.ram-per-gpu", "host.cpu-per-gpu", "host.shm", "host.limits"

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpudoctor.checks.finding import Finding, Status
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.facts.gpu import GpuProcess, PcieHop, PcieLink, Settings
-from gpudoctor.facts.measured_links import HostLink
-from gpudoctor.facts.measurements import Measurements, ProbeProblem
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Host, Node
-from gpudoctor.facts.telemetry import GpuUnderLoad, Spread, Telemetry
+from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.facts.model.gpu import GpuProcess, PcieHop, PcieLink, Settings
+from gpudoctor.facts.model.measured_links import HostLink
+from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Host, Node
+from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
 from gpudoctor.profiles.load import profile_for
 from tests.checks.measured import copied, matrix, measured, sampled
 from tests.checks.one_check import gpu, gpus, judge, pairs, uuid_of, words

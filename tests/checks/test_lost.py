@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpudoctor.facts.gpu import CallError, Gpu
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node, Unanswered
+from gpudoctor.facts.model.gpu import CallError, Gpu
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node, Unanswered
 from tests.checks.gpu_nodes import (
     FAILED,
     UNSUPPORTED,

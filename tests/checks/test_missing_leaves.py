@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.facts.missing import Missing, MissingKind
-from gpudoctor.facts.node import Node
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.model.missing import Missing, MissingKind
+from gpudoctor.facts.model.node import Node
 from gpudoctor.report.judge import judge
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 from tests.checks.gpu_nodes import put
 from tests.checks.simulated_nodes import healthy_report, packaged
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Network, Node, RdmaPort
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Network, Node, RdmaPort
 from tests.checks.one_check import gpus, judge, words
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.facts.gpu import Gpu, GpuPair, NvLink
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import KernelEvent, Node
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.model.gpu import Gpu, GpuPair, NvLink
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import KernelEvent, Node
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.profiles.profile import NO_PROFILE
 from tests.checks.wired import (
@@ -389,7 +389,7 @@ def test_a_lone_gpu_and_mig_have_no_fabric_to_join() -> None:
 
 
 def test_real_dumps_of_healthy_nodes_raise_no_alarm(captures: Path) -> None:
-    from gpudoctor.facts.source import load_source
+    from gpudoctor.facts.captures.source import load_source
 
     # beside them lie complaints (cases) and logs of jobs
     dumps = [path for path in captures.iterdir() if path.name not in ("README.md", "cases", "logs")]

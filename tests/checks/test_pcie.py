@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.checks.pcie_rates import describe
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.pcie_generations import generation_of, link_gb_s
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.checks.pcie.link_state import describe
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.pcie_generations import generation_of, link_gb_s
 from tests.checks.wired import (
     ABSENT,
     FAILED,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.facts.missing import Missing
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.model.missing import Missing
 from gpudoctor.report.judge import judge as judge_node
 from tests.checks.wired import (
     ABSENT,

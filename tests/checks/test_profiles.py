@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.node import Node
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.node import Node
 from gpudoctor.profiles import load
 from gpudoctor.profiles.load import gpu_models, model_key, profile_for, profile_names
 from gpudoctor.profiles.packaged import DOCUMENT, FOLDER, IndexEntry, packaged, packaged_from_yaml
@@ -268,7 +268,7 @@ def test_the_numbers_of_the_common_nodes_are_those_of_their_sources() -> None:
 
 
 def test_real_dumps_are_matched(captures: Path) -> None:
-    from gpudoctor.facts.source import load_source
+    from gpudoctor.facts.captures.source import load_source
 
     wanted = {"hgx-h100-dump": "hgx-h100-8", "smi-q-8x-rtx4090.txt": "rtx4090-8", "qx-h100.xml": "hgx-h100-8"}
     assert {name: profile_for(load_source(str(captures / name)).node).name for name in wanted} == wanted

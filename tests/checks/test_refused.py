@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.facts.gpu import GpuProcess, Settings
-from gpudoctor.facts.measurements import Launch, Measurements, ProbeProblem, RankInfo
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
-from gpudoctor.probes.diagnosis import RankState, failure_problems
-from gpudoctor.probes.error_words import meaning_of
-from gpudoctor.probes.messages import Trouble
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.model.gpu import GpuProcess, Settings
+from gpudoctor.facts.model.measurements import Launch, Measurements, ProbeProblem, RankInfo
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
+from gpudoctor.probes.runner.error_texts import meaning_of
+from gpudoctor.probes.runner.messages import Trouble
+from gpudoctor.probes.runner.stalls import RankState, failure_problems
 from tests.checks.one_check import gpus, judge, uuid_of, words
 
 CORRECT, SYNC, BANDWIDTH = "collective.correct", "train.sync", "collective.bandwidth"

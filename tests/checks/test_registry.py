@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import NODE, Finding, Status, ok
-from gpudoctor.checks.registry import DOMAINS, Check, DuplicateCheckError, check, registry, select
-from gpudoctor.checks.run import run_checks
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import NODE, Finding, Status, ok
+from gpudoctor.checks.core.registry import DOMAINS, Check, DuplicateCheckError, check, registry, select
+from gpudoctor.checks.core.runner import run_checks
 from gpudoctor.errors import UserError
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.simulated import load_node
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.load import load_node
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "check_ids.txt"
 

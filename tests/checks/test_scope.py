@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpudoctor.checks.scope import scope_of
+from gpudoctor.checks.core.scope import scope_of
 from gpudoctor.errors import UserError
-from gpudoctor.facts.gpu import Settings
-from gpudoctor.facts.node import Node
+from gpudoctor.facts.model.gpu import Settings
+from gpudoctor.facts.model.node import Node
 from tests.checks.gpu_nodes import put
 from tests.checks.one_check import env, gpu, gpus, uuid_of
 
@@ -104,7 +104,7 @@ def test_a_job_list_that_names_none_of_these_gpus_narrows_nothing(value: str) ->
 
 
 def test_a_mig_gpu_in_the_variable_narrows_to_that_gpu() -> None:
-    from gpudoctor.facts.gpu import MigInstance
+    from gpudoctor.facts.model.gpu import MigInstance
 
     mig = Settings(mig_enabled=True, mig_instances=(MigInstance(uuid="MIG-a"),))
     shared = Node(gpus=(gpu(0, settings=mig), gpu(1)), environment=env(CUDA_VISIBLE_DEVICES="MIG-a"))

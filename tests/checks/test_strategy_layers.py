@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.facts.measured_strategies import (
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.facts.model.measured_strategies import (
     Strategies,
     StrategyMemory,
     StrategyRank,
@@ -16,9 +16,9 @@ from gpudoctor.facts.measured_strategies import (
     StrategyRun,
     StrategyShape,
 )
-from gpudoctor.facts.measurements import Measurements, ProbeProblem
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
+from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
 from tests.checks.measured import measured
 from tests.checks.one_check import judge, words
 from tests.checks.simulated_nodes import packaged

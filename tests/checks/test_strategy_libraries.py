@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.facts.measured_frameworks import LibraryStrategies
-from gpudoctor.facts.measured_strategies import (
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.facts.model.measured_frameworks import LibraryStrategies
+from gpudoctor.facts.model.measured_strategies import (
     Strategies,
     StrategyMemory,
     StrategyRank,
@@ -18,9 +18,9 @@ from gpudoctor.facts.measured_strategies import (
     StrategyRun,
     StrategyShape,
 )
-from gpudoctor.facts.measurements import Launch, Measurements, ProbeProblem, RankInfo
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node, Source
+from gpudoctor.facts.model.measurements import Launch, Measurements, ProbeProblem, RankInfo
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node, Source
 from tests.checks.one_check import gpus, judge, uuid_of, words
 
 LOSSES = (4.5, 4.2, 4.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime
 
-from gpudoctor.checks.finding import Status, Subject, fail, ok, unknown
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.checks.suppress import Suppression, apply_suppressions
+from gpudoctor.checks.core.finding import Status, Subject, fail, ok, unknown
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.checks.core.suppressions import Suppression, apply_suppressions
 
 TODAY = datetime.date(2026, 5, 1)
 GPU5 = Subject("gpu", gpu=5, uuid="GPU-abc", bus_id="0000:bb:00.0")

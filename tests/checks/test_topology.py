@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.checks.topology import cpu_numbers
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.checks.topology.numa import cpu_numbers
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
 from tests.checks.wired import ABSENT, FAILED, bad, found, judged, lost, of_gpu, on_gpus, says, simulated
 
 NUMA = "topology.numa"

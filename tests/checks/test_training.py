@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpudoctor.checks.finding import Finding, Status
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.checks.train_scaling import split_of
-from gpudoctor.facts.gpu import Clocks, Gpu, GpuPair, GpuProcess, PcieLink, Power, Thermal
-from gpudoctor.facts.measurements import (
+from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.checks.train.scaling import split_of
+from gpudoctor.facts.model.gpu import Clocks, Gpu, GpuPair, GpuProcess, PcieLink, Power, Thermal
+from gpudoctor.facts.model.measurements import (
     BucketStep,
     Launch,
     Measurements,
@@ -21,9 +21,9 @@ from gpudoctor.facts.measurements import (
     Training,
     TrainRank,
 )
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.telemetry import GpuUnderLoad, Telemetry
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.telemetry import GpuUnderLoad, Telemetry
 from tests.checks.one_check import gpu, gpus, judge, uuid_of, words
 
 SYNC, BALANCE, MEMORY, SCALING = "train.sync", "train.balance", "train.memory", "train.scaling"

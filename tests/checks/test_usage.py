@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.checks.case import Case
-from gpudoctor.facts.gpu import GpuProcess
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import NumaNode
+from gpudoctor.checks.core.case import Case
+from gpudoctor.facts.model.gpu import GpuProcess
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import NumaNode
 from tests.checks.gpu_nodes import FAILED, UNSUPPORTED, bad, eight, findings, h100, node, only, put, status, text, texts
 
 # gpu.settings

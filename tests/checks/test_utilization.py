@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.checks.finding import Finding, Status
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.facts.gpu import Clocks, Ecc
-from gpudoctor.facts.measurements import Launch, Measurements, ProbeProblem, RankInfo
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Driver, Node, Unanswered
-from gpudoctor.facts.telemetry import GpuUnderLoad, Spread, Telemetry
+from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.facts.model.gpu import Clocks, Ecc
+from gpudoctor.facts.model.measurements import Launch, Measurements, ProbeProblem, RankInfo
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Driver, Node, Unanswered
+from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
 from gpudoctor.report.telemetry_figures import telemetry_lines
 from tests.checks.one_check import gpu, gpus, judge, uuid_of, words
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.xid import ADVICE, BUCKETS, SXID_FATAL, XIDS, sxid_fatal
-from gpudoctor.checks.xid import xid as entry
-from gpudoctor.facts.gpu import CallError
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import KernelEvent, Node
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.xid_codes import ADVICE, BUCKETS, SXID_FATAL, XIDS, sxid_fatal
+from gpudoctor.checks.core.xid_codes import xid as entry
+from gpudoctor.facts.model.gpu import CallError
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import KernelEvent, Node
 from tests.checks.gpu_nodes import (
     DENIED,
     FAILED,

@@ -7,14 +7,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpudoctor.checks.finding import Finding, Status
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.facts.gpu import CallError, Gpu, GpuPair, PcieHop
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.simulated import load_node
-from gpudoctor.facts.simulated_faults import apply_faults
-from gpudoctor.facts.simulated_wiring import put
+from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.facts.model.gpu import CallError, Gpu, GpuPair, PcieHop
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.fault_kit import apply_faults
+from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.facts.simulated.wiring import put
 from gpudoctor.profiles.load import profile_for
 from tests.checks.one_check import judge, text_of
 

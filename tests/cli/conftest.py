@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpudoctor.cli import main
+from gpudoctor.cli.main import main
 
 
 class Outcome(NamedTuple):

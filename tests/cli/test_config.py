@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpudoctor.checks.registry import registry
+from gpudoctor.checks.core.registry import registry
 from gpudoctor.config import Config, ConfigError, load_config, threshold_overrides
 from tests.cli.conftest import Gpudoctor
 

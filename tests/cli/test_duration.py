@@ -14,17 +14,17 @@ import msgspec
 import psutil
 import pytest
 
-from gpudoctor.checks.registry import Level, registry
+from gpudoctor.checks.core.registry import Level, registry
 from gpudoctor.errors import UserError
 from gpudoctor.facts import collect
-from gpudoctor.facts.burn import Burn
-from gpudoctor.facts.gpu import Gpu, PcieLink
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import KernelEvent, KernelLog, Node, Source
-from gpudoctor.facts.simulated import load_node
-from gpudoctor.loading import CPU_PROBE_DEADLINE_S, RUN_DEADLINE_S, burn_duration_s, count_again
-from gpudoctor.probes import launch
+from gpudoctor.facts.model.gpu import Gpu, PcieLink
+from gpudoctor.facts.model.measured_burn import Burn
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node, Source
+from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.load_policy import CPU_PROBE_DEADLINE_S, RUN_DEADLINE_S, burn_duration_s, count_again
+from gpudoctor.probes.runner import launch
 from tests.cli.conftest import Gpudoctor
 
 BURN = ("check", "--node", "hgx-h100-8", "--level", "burn", "--backend", "gloo")

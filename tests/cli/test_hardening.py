@@ -135,9 +135,9 @@ def caught():
     real()
     os.kill(os.getpid(), signal.{name})
 exits.catch_signals = caught
-import gpudoctor.cli
-gpudoctor.cli.catch_signals = caught
-sys.exit(gpudoctor.cli.main({argv!r}))
+import gpudoctor.cli.main
+gpudoctor.cli.main.catch_signals = caught
+sys.exit(gpudoctor.cli.main.main({argv!r}))
 """
 
 
@@ -151,13 +151,13 @@ def test_a_signal_at_the_very_start_is_no_traceback_and_no_verdict(name: str, co
 
 JUDGING = """
 import os, signal, sys
-import gpudoctor.cli, gpudoctor.{within} as within
+import gpudoctor.cli.main, gpudoctor.{within} as within
 real = within.{at}
 def interrupted(*args, **options):
     os.kill(os.getpid(), signal.SIGTERM)
     return real(*args, **options)
 within.{at} = interrupted
-sys.exit(gpudoctor.cli.main({argv!r}))
+sys.exit(gpudoctor.cli.main.main({argv!r}))
 """
 
 

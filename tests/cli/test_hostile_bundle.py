@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.facts.node import to_json
-from gpudoctor.facts.simulated import load_node
+from gpudoctor.facts.model.node import to_json
+from gpudoctor.facts.simulated.load import load_node
 from tests.cli.conftest import Gpudoctor
 
 FOLDER = "gpudoctor-bundle"

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from gpudoctor.facts.node import from_json, to_json
-from gpudoctor.facts.simulated import apply_faults, load_node
+from gpudoctor.facts.model.node import from_json, to_json
+from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.json_text import terminal_safe
 from tests.cli.conftest import Gpudoctor
 

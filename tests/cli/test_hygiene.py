@@ -12,7 +12,7 @@ HEAVY = ("torch", "textual", "rich", "numpy", "psutil", "pynvml", "defusedxml", 
 
 def modules_after(*argv: str) -> set[str]:
     """The modules loaded in a fresh interpreter once the command has run."""
-    run = f"from gpudoctor.cli import main; main({list(argv)!r})"
+    run = f"from gpudoctor.cli.main import main; main({list(argv)!r})"
     code = f"import sys; {run}; print('\\n'.join(sys.modules), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stderr.split())
@@ -29,7 +29,7 @@ def modules_after(*argv: str) -> set[str]:
 )
 def test_no_heavy_module_is_loaded(argv: tuple[str, ...]) -> None:
     loaded = modules_after(*argv)
-    assert "gpudoctor.checks.builtin" in loaded
+    assert "gpudoctor.checks.core.builtin" in loaded
     assert [name for name in HEAVY if name in loaded] == []
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gpudoctor.testing.fake_nvml import Fault, Script, write_script
+from gpudoctor.fakes.fake_nvml import Fault, Script, write_script
 from tests.facts.nvml_nodes import make_node, make_root
 
 FIRST, SECOND, HANGUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
@@ -30,16 +30,16 @@ import gpudoctor.facts.collect as collect
 collect.collect_live = partial(
     collect.collect_live, Path(sys.argv.pop(1)), call_deadline_s=60.0,
     nvml_module=sys.argv.pop(1))
-from gpudoctor.cli import main
+from gpudoctor.cli.main import main
 sys.exit(main())
 """
 # a machine whose kernel log is in the journal only
 JOURNAL_ONLY = """
 import sys
-import gpudoctor.facts.kernel_log as log
-from gpudoctor.facts.missing import Missing
+import gpudoctor.facts.kernel_log.live as log
+from gpudoctor.facts.model.missing import Missing
 log._read_ring_buffer = lambda path: Missing("/dev/kmsg: no permission", "denied")
-from gpudoctor.cli import main
+from gpudoctor.cli.main import main
 sys.exit(main())
 """
 HUNG_JOURNAL = """#!/bin/sh
@@ -50,7 +50,7 @@ mv "$JOURNAL_PIDS.new" "$JOURNAL_PIDS"
 while :; do wait; sleep 1; done
 """
 PATIENT = (
-    "import gpudoctor.exits as e; e._PATIENCE_S = 0.0; import sys; from gpudoctor.cli import main; sys.exit(main())"
+    "import gpudoctor.exits as e; e._PATIENCE_S = 0.0; from gpudoctor.cli.main import main; raise SystemExit(main())"
 )
 
 

@@ -225,7 +225,7 @@ def test_a_pipe_gives_the_report_to_its_reader(gpudoctor: Gpudoctor, mine: Path)
 def test_a_pipe_that_nobody_reads_does_not_hang_it(
     gpudoctor: Gpudoctor, mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpudoctor.report.files.READER_DEADLINE_S", 0.0)
+    monkeypatch.setattr("gpudoctor.report.output_files.READER_DEADLINE_S", 0.0)
     os.mkfifo(mine / "pipe")
     done = gpudoctor(*QUICK, str(mine / "pipe"))
     assert done.code == 2
@@ -239,7 +239,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(unnamed: bool, mine: P
     path.write_text("old")
     words = [*FACTS, str(path)]
     limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))"
-    code = f"import os, resource; from gpudoctor.cli import main; {'' if unnamed else 'del os.O_TMPFILE; '}{limit}"
+    code = f"import os, resource; from gpudoctor.cli.main import main; {'' if unnamed else 'del os.O_TMPFILE; '}{limit}"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; raise SystemExit(main({words!r}))"], capture_output=True, check=False
     )
@@ -257,7 +257,7 @@ def test_killed_while_it_writes_it_leaves_the_old_file_and_nothing_else(mine: Pa
     (mine / "r.json").write_text("old")
     killed = "import os; os.fsync = lambda number: os.kill(os.getpid(), 9)"
     for words in ((*FACTS, str(mine / "r.json")), (*FACTS, str(mine / "new")), (*BUNDLE, str(mine / "b.tar.gz"))):
-        code = f"{killed}; from gpudoctor.cli import main; main({list(words)!r})"
+        code = f"{killed}; from gpudoctor.cli.main import main; main({list(words)!r})"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     assert (mine / "r.json").read_text() == "old"
     assert names(mine) == ["r.json"]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 PLUGIN = """
-from gpudoctor.checks.finding import NODE, ok
-from gpudoctor.checks.registry import check
+from gpudoctor.checks.core.finding import NODE, ok
+from gpudoctor.checks.core.registry import check
 
 
 @check("site.motd", title="The operator has left no message", needs_gpu=False, page="# site.motd: ours\\n")
@@ -20,9 +20,9 @@ def motd(case):
 """
 
 LIMITED = """
-from gpudoctor.checks.case import Limit
-from gpudoctor.checks.finding import NODE, ok
-from gpudoctor.checks.registry import check
+from gpudoctor.checks.core.case import Limit
+from gpudoctor.checks.core.finding import NODE, ok
+from gpudoctor.checks.core.registry import check
 
 ROOM = Limit(20, "GiB", "ours", name="room_gib")
 
@@ -34,8 +34,8 @@ def scratch(case):
 """
 
 SLOW = """
-from gpudoctor.checks.finding import of_gpu, warn
-from gpudoctor.checks.registry import check
+from gpudoctor.checks.core.finding import of_gpu, warn
+from gpudoctor.checks.core.registry import check
 
 
 @check("site.fan", title="Every fan turns", impact="slow-gpu", page="# site.fan: ours\\n")

@@ -13,7 +13,7 @@ import jsonschema
 import psutil
 import pytest
 
-from gpudoctor import loading
+from gpudoctor import load_policy as loading
 from gpudoctor.report.json import shipped_schema
 from tests.cli.conftest import Gpudoctor
 

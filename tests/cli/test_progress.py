@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.probes.messages import Left, Phase
+from gpudoctor.probes.runner.messages import Left, Phase
 from gpudoctor.progress import ProgressLine, ProgressLines
 from tests.cli.conftest import Gpudoctor
 

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudoctor.facts.gpu import GpuProcess
-from gpudoctor.facts.kernel_lines import parse_kernel_lines
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import KernelEvent, Node, Variable, from_json, to_json
-from gpudoctor.facts.private_shapes import shapes_taken_out
-from gpudoctor.facts.public_settings import is_public
-from gpudoctor.facts.redact import Redaction, redacted
-from gpudoctor.facts.simulated import load_node
-from gpudoctor.facts.simulated_wiring import put
+from gpudoctor.facts.kernel_log.lines import parse_kernel_lines
+from gpudoctor.facts.model.gpu import GpuProcess
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import KernelEvent, Node, Variable, from_json, to_json
+from gpudoctor.facts.redaction.private_shapes import shapes_taken_out
+from gpudoctor.facts.redaction.public_settings import is_public
+from gpudoctor.facts.redaction.redact import Redaction, redacted
+from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.facts.simulated.wiring import put
 from gpudoctor.report.judge import judge
 from tests.cli.conftest import Gpudoctor
 from tests.facts.kernel_words import LOST, STAMPS

@@ -17,14 +17,14 @@ import msgspec
 import psutil
 import pytest
 
+from gpudoctor.cli.watch import ClosedError, Lines, Live, follow
 from gpudoctor.errors import UserError
 from gpudoctor.facts.collect import collect_live
-from gpudoctor.facts.driver_watch import DriverWatch
-from gpudoctor.facts.gpu import GpuProcess
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.watched import Opening, Tick, WatchLine
-from gpudoctor.testing.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
-from gpudoctor.watching import ClosedError, Lines, Live, follow
+from gpudoctor.facts.model.gpu import GpuProcess
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.stream.driver import DriverWatch
+from gpudoctor.facts.stream.messages import Opening, Tick, WatchLine
+from gpudoctor.fakes.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
 from tests.cli.conftest import Gpudoctor
 from tests.conftest import ROOT
 from tests.facts.nvml_nodes import make_node, make_root, with_gpu
@@ -127,8 +127,8 @@ def test_a_source_that_cannot_be_is_one_line(gpudoctor: Gpudoctor, argv: tuple[s
 
 
 def record(folder: Path, name: str = "w.jsonl") -> Path:
-    from gpudoctor.facts.simulated import apply_faults, load_node
-    from gpudoctor.facts.simulated_live import ticks_of
+    from gpudoctor.facts.simulated.live import ticks_of
+    from gpudoctor.facts.simulated.load import apply_faults, load_node
 
     node = apply_faults(load_node("hgx-h100-8"), ["pcie-width-x8@5"])
     lines = [Opening("gpudoctor.watch/1", 1.8e9, 1.0, node), *(ticks_of(node, n, 1.8e9 + n) for n in range(4))]
@@ -185,7 +185,7 @@ def test_a_full_disk_is_an_error_of_one_line() -> None:
 def test_what_only_the_screen_needs_is_not_imported() -> None:
     code = (
         "import sys\n"
-        "from gpudoctor.cli import main\n"
+        "from gpudoctor.cli.main import main\n"
         "main(['watch', '--node', 'rtx4090-4'])\n"
         "print([m for m in ('rich', 'textual', 'psutil', 'torch', 'pynvml') if m in sys.modules], file=sys.stderr)\n"
     )
@@ -225,7 +225,7 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     root = make_root(tmp_path / "root")
     # on a busy machine the child that calls the driver takes seconds to start, which would be told as silence
     patient = partial(DriverWatch, patience_s=60.0, call_deadline_s=60.0)
-    monkeypatch.setattr("gpudoctor.facts.driver_watch.DriverWatch", patient)
+    monkeypatch.setattr("gpudoctor.facts.stream.driver.DriverWatch", patient)
 
     def live(node: Node, *faults: Fault, count: int = 3, maker: str = "") -> list[Opening | Tick]:
         spec = write_script(tmp_path / "script.json", Script(node, faults))
@@ -315,7 +315,7 @@ def test_a_reader_that_hangs_in_the_driver_dies_with_its_parent(tmp_path: Path) 
     spec = write_script(tmp_path / "script.json", Script(make_node(1), (Fault("nvmlInit", hang=True),)))
     code = (
         "import sys\n"
-        "from gpudoctor.facts.driver_watch import DriverWatch\n"
+        "from gpudoctor.facts.stream.driver import DriverWatch\n"
         f"watch = DriverWatch(((0, None),), 1.0, {spec!r}, call_deadline_s=0.2)\n"
         "while 'nvmlInit' not in watch.read()[1].why: pass\n"
         "print(watch.pid, 'pynvml' in sys.modules, flush=True)\n"

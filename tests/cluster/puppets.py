@@ -11,15 +11,14 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.checks.finding import Finding, Status
-from gpudoctor.checks.registry import Level
-from gpudoctor.cluster.between_findings import SLOW_SHARE
-from gpudoctor.cluster.channel import Line, LineError, hello_of
-from gpudoctor.cluster.cluster_report import ClusterReport, ClusterRun
-from gpudoctor.cluster.examination import Examination, Plan
-from gpudoctor.cluster.hub import Hub
-from gpudoctor.cluster.judging import judge_cluster
-from gpudoctor.cluster.wire import (
+from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.checks.core.registry import Level
+from gpudoctor.cluster.check.channel import Line, LineError, hello_of
+from gpudoctor.cluster.check.cluster_run import Examination, Plan
+from gpudoctor.cluster.check.hub import Hub
+from gpudoctor.cluster.check.inter_node_findings import SLOW_SHARE
+from gpudoctor.cluster.check.judge import judge_cluster
+from gpudoctor.cluster.check.messages import (
     Answer,
     Answered,
     Asked,
@@ -37,15 +36,16 @@ from gpudoctor.cluster.wire import (
     Times,
     Welcome,
 )
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.network_reach import LocalInterface, Reach
-from gpudoctor.facts.simulated import apply_faults
-from gpudoctor.facts.source import load_source
+from gpudoctor.cluster.check.report import ClusterReport, ClusterRun
+from gpudoctor.facts.captures.source import load_source
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.simulated.load import apply_faults
+from gpudoctor.facts.system.network_reach import LocalInterface, Reach
 from gpudoctor.plugins import all_checks
 from gpudoctor.report.json import render_json
 from gpudoctor.report.judge import Question, judge
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 
 TOKEN = "of the test"
 SIZE_BYTES = 1 << 20

@@ -17,15 +17,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.cluster import hub as hub_module
-from gpudoctor.cluster import member as member_module
-from gpudoctor.cluster.channel import Line, LineError, TamperedError, decoded, hello_of, is_proved
-from gpudoctor.cluster.hub import Hub
-from gpudoctor.cluster.job_token import token_for
-from gpudoctor.cluster.member import Member
-from gpudoctor.cluster.place import JobPlace
-from gpudoctor.cluster.wire import Answered, Challenge, Hello, Pong
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.cluster.check import hub as hub_module
+from gpudoctor.cluster.check import member as member_module
+from gpudoctor.cluster.check.channel import Line, LineError, TamperedError, decoded, hello_of, is_proved
+from gpudoctor.cluster.check.hub import Hub
+from gpudoctor.cluster.check.job_token import token_for
+from gpudoctor.cluster.check.member import Member
+from gpudoctor.cluster.check.messages import Answered, Challenge, Hello, Pong
+from gpudoctor.cluster.check.placement import JobPlace
 from gpudoctor.errors import UserError
 from tests.cluster.puppets import TOKEN, Puppet, bad, examined, findings, job
 
@@ -135,7 +135,7 @@ def test_an_order_that_is_changed_on_the_wire_is_not_followed_and_the_hub_is_tol
     member = Ours(relay.port)
     member.start()
     hub.gather(1, 30.0, lambda: False)
-    from gpudoctor.cluster.wire import Check
+    from gpudoctor.cluster.check.messages import Check
 
     answer = hub.ask({0: Check(20.0)}, 30.0)[0]
     hub.close()
@@ -155,7 +155,7 @@ def test_a_member_does_not_serve_a_hub_that_does_not_know_the_token() -> None:
                 line.send(Challenge("00" * 16))
                 hello = decoded(line.one(30.0), Hello)
                 line.sign("hub", "some other token", "00" * 16, hello.nonce)
-                from gpudoctor.cluster.wire import Asked, Ping, Welcome
+                from gpudoctor.cluster.check.messages import Asked, Ping, Welcome
 
                 line.send(Welcome())
                 line.send(Asked(1, Ping()))
@@ -473,8 +473,8 @@ def test_nodes_with_the_same_token_meet_and_no_process_of_theirs_shows_it(tmp_pa
 
 
 def test_the_store_between_nodes_listens_on_the_address_of_the_job_only() -> None:
-    from gpudoctor.probes.between_nodes import Between
-    from gpudoctor.probes.between_orders import Opened
+    from gpudoctor.probes.inter_node.measure import Between
+    from gpudoctor.probes.inter_node.messages import Opened
 
     rank = Between("gloo", "127.0.0.3")
     opened = rank.open()
@@ -485,8 +485,8 @@ def test_the_store_between_nodes_listens_on_the_address_of_the_job_only() -> Non
 
 
 def test_an_address_that_is_not_this_nodes_is_said() -> None:
-    from gpudoctor.probes.between_nodes import Between
-    from gpudoctor.probes.between_orders import Trouble
+    from gpudoctor.probes.inter_node.measure import Between
+    from gpudoctor.probes.inter_node.messages import Trouble
 
     opened = Between("gloo", "192.0.2.9").open()
     assert isinstance(opened, Trouble)

@@ -8,17 +8,17 @@ import time
 import msgspec
 import pytest
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.checks.registry import Level
-from gpudoctor.cluster import examination
-from gpudoctor.cluster.cluster_text import render_cluster_text
-from gpudoctor.cluster.hub import Hub
-from gpudoctor.cluster.member import HubGoneError, Member
-from gpudoctor.cluster.wire import Answer, Check, CouldNot, Meet, Order, Ping, Ready
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.checks.core.registry import Level
+from gpudoctor.cluster.check import cluster_run as examination
+from gpudoctor.cluster.check.hub import Hub
+from gpudoctor.cluster.check.member import HubGoneError, Member
+from gpudoctor.cluster.check.messages import Answer, Check, CouldNot, Meet, Order, Ping, Ready
+from gpudoctor.cluster.check.text import render_cluster_text
 from gpudoctor.errors import UserError
-from gpudoctor.facts.measurements import Launch, Measurements, RankInfo
-from gpudoctor.facts.missing import Missing
-from gpudoctor.report.report import Report
+from gpudoctor.facts.model.measurements import Launch, Measurements, RankInfo
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.report.model import Report
 from tests.cluster.puppets import TOKEN, Puppet, bad, examined, findings, four, job, loaded_json, simulated_json
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.facts.network_reach import LocalInterface
-from gpudoctor.facts.node import RdmaPort
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.model.node import RdmaPort
+from gpudoctor.facts.system.network_reach import LocalInterface
 from tests.cluster.puppets import Puppet, bad, examined, findings, four, job
 
 

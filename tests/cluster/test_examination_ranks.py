@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpudoctor.cluster.wire import Answer, CouldNot, Meet, Open, Order
+from gpudoctor.cluster.check.messages import Answer, CouldNot, Meet, Open, Order
 from tests.cluster.puppets import Puppet, bad, examined, findings, job
 
 
@@ -52,7 +52,7 @@ def test_pairs_that_the_time_left_out_are_not_put_down_to_a_node_that_took_no_pa
         def answer(self, order: Order) -> Answer | None:
             return CouldNot("no port is free") if isinstance(order, Open) else super().answer(order)
 
-    monkeypatch.setattr("gpudoctor.cluster.examination._ROUNDS_BOX_S", -1.0)
+    monkeypatch.setattr("gpudoctor.cluster.check.cluster_run._ROUNDS_BOX_S", -1.0)
     report = examined([*job("a", "b", "c", "d"), Closed("e", 4)])
     said = [finding.reason or "" for check in report.checks for finding in check.findings]
     assert any("the time for it was up" in reason for reason in said)

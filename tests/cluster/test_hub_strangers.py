@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from gpudoctor.cluster.channel import GUEST_LINE_BYTES, Line, LineError, decoded, hello_of
-from gpudoctor.cluster.hub import Hub
-from gpudoctor.cluster.member import Member
-from gpudoctor.cluster.wire import Challenge, Welcome
+from gpudoctor.cluster.check.channel import GUEST_LINE_BYTES, Line, LineError, decoded, hello_of
+from gpudoctor.cluster.check.hub import Hub
+from gpudoctor.cluster.check.member import Member
+from gpudoctor.cluster.check.messages import Challenge, Welcome
 from gpudoctor.errors import UserError
 from tests.cluster.puppets import TOKEN, Puppet, bad, examined, job
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gpudoctor.checks.registry import registry
-from gpudoctor.command_line import parsed
+from gpudoctor.checks.core.registry import registry
+from gpudoctor.cli.parsers import parsed
 from gpudoctor.config import load_config
 from tests.cluster.manifests import FOLDER, Manifest, commands, commands_in, manifests, script_of, the
 from tests.conftest import ROOT

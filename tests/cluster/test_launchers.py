@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.cluster import launchers
-from gpudoctor.cluster.launchers import chosen_launcher, launch_with
-from gpudoctor.command_line import parsed
+from gpudoctor.cli.parsers import parsed
+from gpudoctor.cluster.check import launchers
+from gpudoctor.cluster.check.launchers import chosen_launcher, launch_with
 from gpudoctor.errors import UserError
-from gpudoctor.facts.subprocesses import Completed
+from gpudoctor.facts.system.command import Completed
 from tests.conftest import ROOT
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.cluster.hub import Hub
-from gpudoctor.cluster.lead import Lead, file_name
-from gpudoctor.command_line import parsed
+from gpudoctor.cli.parsers import parsed
+from gpudoctor.cluster.check.coordinator import Lead, file_name
+from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.errors import UserError
 from tests.cluster.puppets import TOKEN, job, simulated_json
 
@@ -17,7 +17,7 @@ from tests.cluster.puppets import TOKEN, job, simulated_json
 def test_a_nodes_report_that_cannot_be_kept_costs_neither_the_verdict_nor_the_others_and_is_no_0(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpudoctor.cluster.lead.hold_signals", list)  # pytest's own handlers stay
+    monkeypatch.setattr("gpudoctor.cluster.check.coordinator.hold_signals", list)  # pytest's own handlers stay
     (tmp_path / "a.json").mkdir()
     args = parsed(["cluster", "check", "--json", "--backend", "gloo", "--reports", str(tmp_path)])
     args.argv = []
@@ -41,7 +41,7 @@ def test_nodes_whose_names_look_alike_as_file_names_each_keep_their_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that calls itself a/b must not put its report in the place of a_b's."""
-    monkeypatch.setattr("gpudoctor.cluster.lead.hold_signals", list)  # pytest's own handlers stay
+    monkeypatch.setattr("gpudoctor.cluster.check.coordinator.hold_signals", list)  # pytest's own handlers stay
     args = parsed(["cluster", "check", "--json", "--backend", "gloo", "--reports", str(tmp_path / "new" / "reports")])
     args.argv = []
     hub, nodes = Hub(TOKEN), job("a_b", "a/b")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpudoctor.cluster.place import JobPlace, first_host, job_place
+from gpudoctor.cluster.check.placement import JobPlace, first_host, job_place
 from gpudoctor.errors import UserError
 
 _TORCHRUN = {

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.cluster.cluster_report import ClusterReport
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.cluster.check.report import ClusterReport
 
 # the cluster lives in a process of its own: it starts 26, and warns of what pytest makes an error here
 _CLUSTER = """

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.command_line import parsed
+from gpudoctor.cli.parsers import parsed
 from tests.cluster.slurm import HOOKS, hooks_that_read
 from tests.conftest import ROOT
 

@@ -7,8 +7,8 @@ import sys
 import msgspec
 import pytest
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.cluster.cluster_report import ClusterReport
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.cluster.check.report import ClusterReport
 from tests.cluster.hosts import Hosts
 from tests.cluster.slurm import Slurm, SlurmError
 

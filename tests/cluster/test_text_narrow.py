@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.cluster.cluster_text import render_cluster_text
+from gpudoctor.cluster.check.text import render_cluster_text
 from tests.cli.conftest import Gpudoctor
 from tests.cluster.fleet_reports import fleet, report, write
 from tests.cluster.puppets import Puppet, examined

@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpudoctor.checks.finding import Finding, Status
-from gpudoctor.cluster.cluster_report import ClusterReport
-from gpudoctor.report.report import Report
+from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.cluster.check.report import ClusterReport
+from gpudoctor.report.model import Report
 from tests.cluster.hosts import LOGIN, Hosts
 
 _LIMIT_S = 240

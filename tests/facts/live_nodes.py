@@ -8,9 +8,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpudoctor.facts.collect import collect_live
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.node import Node
-from gpudoctor.testing.fake_nvml import Fault, Script, write_script
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.node import Node
+from gpudoctor.fakes.fake_nvml import Fault, Script, write_script
 
 CALL_DEADLINE_S = 0.8
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpudoctor.facts.gpu import (
+from gpudoctor.facts.model.gpu import (
     Clocks,
     Ecc,
     Fabric,
@@ -22,11 +22,11 @@ from gpudoctor.facts.gpu import (
     ThrottleTimes,
     Utilization,
 )
-from gpudoctor.facts.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.node import Driver, Node
-from gpudoctor.facts.nvml import Crumbs, NoCrumbs
-from gpudoctor.facts.nvml_read import read_nvml
-from gpudoctor.testing.fake_nvml import FakeNvml, Fault
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.model.node import Driver, Node
+from gpudoctor.facts.nvml.client import Crumbs, NoCrumbs
+from gpudoctor.facts.nvml.read_node import read_nvml
+from gpudoctor.fakes.fake_nvml import FakeNvml, Fault
 
 ASKED_NOT = Missing("not asked: the link leads to a switch")
 

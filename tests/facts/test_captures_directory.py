@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.facts.captures import ABSENT
-from gpudoctor.facts.captures.host_text import parse_df, parse_free, parse_meminfo
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.source import SourceError, load_source
+from gpudoctor.facts.captures.host.memory_text import parse_df, parse_free, parse_meminfo
+from gpudoctor.facts.captures.source import SourceError, load_source
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
 
 DUMPS = Path(__file__).parent / "dumps"
 XID = "[  912.345678] NVRM: Xid (PCI:0000:18:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.source import load_source
+from gpudoctor.facts.captures.source import load_source
+from gpudoctor.facts.model.node import Node
 from gpudoctor.report.judge import judge
 from tests.facts.test_captures_smi import written
 

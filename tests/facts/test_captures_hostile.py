@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from gpudoctor.facts.captures.plausible import _KINDS, _REQUIRED, plausible
-from gpudoctor.facts.node import to_json
-from gpudoctor.facts.simulated import node_names
-from gpudoctor.facts.source import SourceError, load_source
+from gpudoctor.facts.captures.source import SourceError, load_source
+from gpudoctor.facts.model.node import to_json
+from gpudoctor.facts.simulated.load import node_names
 from tests.checks.wired import judged, on_gpus, simulated
 from tests.facts.test_source import NODE, Write, said, write
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.facts.captures import ABSENT, SourceError
-from gpudoctor.facts.captures.lspci import parse_lspci
-from gpudoctor.facts.captures.nvlink import parse_nvlink
-from gpudoctor.facts.captures.topology import parse_p2p, parse_topology
-from gpudoctor.facts.gpu import NvLink, PcieHop
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.source import load_source
+from gpudoctor.facts.captures.host.lspci import parse_lspci
+from gpudoctor.facts.captures.nvidia_smi.nvlink import parse_nvlink
+from gpudoctor.facts.captures.nvidia_smi.topology import parse_p2p, parse_topology
+from gpudoctor.facts.captures.source import load_source
+from gpudoctor.facts.model.gpu import NvLink, PcieHop
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
 
 DUMPS = Path(__file__).parent / "dumps"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Node, Source
-from gpudoctor.facts.source import SourceError, load_source
+from gpudoctor.facts.captures.source import SourceError, load_source
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node, Source
 
 XID = "NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 NOISE = b'[sudo] password for ops: \nDefaulted container "train" out of: train, sidecar\n'

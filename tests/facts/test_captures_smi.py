@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.facts.captures import ABSENT
-from gpudoctor.facts.gpu import EVENT_REASONS, Gpu
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.source import SourceError, load_source
+from gpudoctor.facts.captures.source import SourceError, load_source
+from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
 
 DUMPS = Path(__file__).parent / "dumps"
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.checks.registry import registry
+from gpudoctor.checks.core.registry import registry
 from gpudoctor.facts.collect import collect_live, fill
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
+from gpudoctor.fakes.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
 from gpudoctor.report.judge import Question
 from gpudoctor.report.judge import judge as report_on
-from gpudoctor.testing.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
 from tests.checks.one_check import judge, words
 from tests.facts.live_nodes import CALL_DEADLINE_S, as_read, collect
 from tests.facts.nvml_nodes import make_node, make_root, with_gpu

@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.stand_in import write_stand_in
-from gpudoctor.fake_driver.build import find_compiler
-from gpudoctor.testing.fake_nvml import Fault, Script, write_script
+from gpudoctor.facts.nvml.fake_driver_context import write_stand_in
+from gpudoctor.fakes.fake_nvml import Fault, Script, write_script
+from gpudoctor.fakes.library_build import find_compiler
 from tests.conftest import ROOT
 from tests.facts.nvml_nodes import make_node, make_root
 
@@ -36,8 +36,8 @@ COLLECT = """
 import json, sys
 from pathlib import Path
 from gpudoctor.facts.collect import collect_live
-from gpudoctor.facts.node import to_json
-from gpudoctor.facts.nvml_ahead import order_ahead, start_ahead, take_ahead
+from gpudoctor.facts.model.node import to_json
+from gpudoctor.facts.nvml.collector_ahead import order_ahead, start_ahead, take_ahead
 def read():
     node = collect_live(Path(sys.argv[1]), 20.0, 5.0, nvml_module=sys.argv[2])
     sys.stdout.buffer.write(to_json(node) + b"\\n")

@@ -15,12 +15,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from gpudoctor.checks.finding import Status
+from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.collect import collect_live
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Host
-from gpudoctor.testing import fake_nvml
-from gpudoctor.testing.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Host
+from gpudoctor.fakes import fake_nvml
+from gpudoctor.fakes.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
 from tests.checks.one_check import judge
 from tests.conftest import ROOT
 from tests.facts.live_nodes import as_read, collect
@@ -133,7 +133,7 @@ def test_a_collector_that_the_kernel_does_not_let_go_is_never_waited_for(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("gpudoctor.facts.nvml_spawn.os.killpg", lambda group, number: None)  # as in state D
+        patched.setattr("gpudoctor.facts.nvml.spawn.os.killpg", lambda group, number: None)  # as in state D
         node = collect(root, make_node(2), Fault(DRAW, gpu=1, hang=True), call_deadline_s=0.5)
     [stuck] = psutil.Process().children()
     assert stuck.is_running()

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpudoctor.facts.environment import parse_env_text, read_environment
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Environment, Node, from_json, to_json
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Environment, Node, from_json, to_json
+from gpudoctor.facts.system.environment import parse_env_text, read_environment
 from tests.sysfs_tree import write
 
 

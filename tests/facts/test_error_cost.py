@@ -13,15 +13,15 @@ import pynvml
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.facts.error_cost import cost_of
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.nvml_read import read_nvml
-from gpudoctor.facts.simulated import load_node
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.nvml.error_cost import cost_of
+from gpudoctor.facts.nvml.read_node import read_nvml
+from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.fakes.fake_nvml import FakeNvml, Fault
 from gpudoctor.report.judge import judge
-from gpudoctor.report.report import Report
-from gpudoctor.testing.fake_nvml import FakeNvml, Fault
+from gpudoctor.report.model import Report
 from tests.checks.test_missing_leaves import ESSENTIAL
 from tests.facts.nvml_nodes import Heard, make_root
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpudoctor.facts.host import read_host
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Host, NumaNode
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Host, NumaNode
+from gpudoctor.facts.system.host import read_host
 from tests.sysfs_tree import meminfo, numa_node, write
 
 UNLIMITED_V1 = "9223372036854771712"  # 0x7ffffffffffff000

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.report.judge import judge
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 from tests.facts.kernel_words import LOST, NONE, WITH_USERS_WORDS, kmsg, message
 from tests.facts.live_nodes import collect
 from tests.facts.nvml_nodes import make_node, make_root

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpudoctor.facts.kernel_lines import parse_kernel_lines, read_kernel_text
-from gpudoctor.facts.kernel_log import read_kernel_log
-from gpudoctor.facts.kernel_tail import KernelTail
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.node import KernelLog
+from gpudoctor.facts.kernel_log.lines import parse_kernel_lines, read_kernel_text
+from gpudoctor.facts.kernel_log.live import read_kernel_log
+from gpudoctor.facts.kernel_log.tail import KernelTail
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.node import KernelLog
 from tests.facts.kernel_words import (
     AER,
     BEFORE_A_STAMP,
@@ -68,7 +68,7 @@ def test_the_lines_that_were_passed_over_are_counted(tmp_path: Path) -> None:
 @example(form=WITH_USERS_WORDS[7], name="NVRM: a", other="fallen off the bus")
 @settings(max_examples=300, deadline=None)
 def test_no_name_makes_an_event_in_the_live_log(form: str, name: str, other: str) -> None:
-    from gpudoctor.facts.kernel_lines import kmsg_events
+    from gpudoctor.facts.kernel_log.lines import kmsg_events
 
     events = kmsg_events(kmsg(message(form, name, other)) + kmsg(LOST, 2, 2.5))
     expected = [("xid", 13)] if form == OF_A_PROGRAM else []

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpudoctor.facts.kernel_lines import MAX_EVENTS, MAX_REPEATS, parse_kernel_lines, read_kernel_text
-from gpudoctor.facts.kernel_log import read_kernel_log
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import KernelEvent, KernelLog
-from gpudoctor.facts.subprocesses import Completed
+from gpudoctor.facts.kernel_log.lines import MAX_EVENTS, MAX_REPEATS, parse_kernel_lines, read_kernel_text
+from gpudoctor.facts.kernel_log.live import read_kernel_log
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import KernelEvent, KernelLog
+from gpudoctor.facts.system.command import Completed
 from tests.sysfs_tree import write
 
 LOST = "NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -352,7 +352,7 @@ def restrict(monkeypatch: pytest.MonkeyPatch, answer: Completed | Missing) -> li
     def refuse(path: object, flags: int) -> int:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr("gpudoctor.facts.subprocesses.run_command", run_command)
+    monkeypatch.setattr("gpudoctor.facts.system.command.run_command", run_command)
     monkeypatch.setattr(os, "open", refuse)
     return commands
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.checks.finding import Status
+from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.captures.plausible import plausible
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.simulated import load_node
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.fakes.fake_nvml import Fault
 from gpudoctor.report.judge import judge
-from gpudoctor.report.report import Report
-from gpudoctor.testing.fake_nvml import Fault
+from gpudoctor.report.model import Report
 from tests.facts.nvml_nodes import make_root, read
 
 STRUCK = 3
@@ -205,7 +205,7 @@ LIES: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("leaf", "value"), LIES)
 def test_a_lie_in_a_file_is_a_failed_reading_too(leaf: str, value: float) -> None:
-    from gpudoctor.facts.simulated_wiring import put
+    from gpudoctor.facts.simulated.wiring import put
 
     gpu = put(load_node("hgx-h100-8", {}).gpus[0], leaf, value)
     read_again = attrgetter(leaf)(plausible(gpu))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.network import read_network
-from gpudoctor.facts.node import Interface, RdmaPort
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Interface, RdmaPort
+from gpudoctor.facts.system.network import read_network
 from tests.sysfs_tree import link, rdma_port, write
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build  (builder@host)"

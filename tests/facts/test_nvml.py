@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.facts.gpu import CallError, Gpu, PcieLink, Thermal
-from gpudoctor.facts.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.nvml_read import read_nvml
-from gpudoctor.facts.simulated import load_node
-from gpudoctor.testing.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, FakeNvml, Fault
+from gpudoctor.facts.model.gpu import CallError, Gpu, PcieLink, Thermal
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.nvml.read_node import read_nvml
+from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.fakes.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, FakeNvml, Fault
 from tests.facts.nvml_nodes import ASKED_NOT, Heard, make_node, make_root, read
 
 CARRIED = (

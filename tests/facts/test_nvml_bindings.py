@@ -9,12 +9,12 @@ from typing import Any
 import pynvml
 import pytest
 
-from gpudoctor.facts import nvml_fabric
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.nvml_read import read_nvml
-from gpudoctor.facts.simulated import load_node
-from gpudoctor.testing.fake_nvml import FakeNvml, Fault
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.nvml import fabric as nvml_fabric
+from gpudoctor.facts.nvml.read_node import read_nvml
+from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.fakes.fake_nvml import FakeNvml, Fault
 from tests.facts.nvml_nodes import Heard, make_gpu, make_node, make_root, read
 
 # what nvidia-ml-py 12.535 lacks of what is used here

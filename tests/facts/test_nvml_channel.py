@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.facts.nvml_channel import SIZE_BYTES, Crumbs, Message, make_memory
-from gpudoctor.facts.nvml_child import Order, serve
-from gpudoctor.testing.fake_nvml import Fault, Script, write_script
+from gpudoctor.facts.nvml.channel import SIZE_BYTES, Crumbs, Message, make_memory
+from gpudoctor.facts.nvml.collector_child import Order, serve
+from gpudoctor.fakes.fake_nvml import Fault, Script, write_script
 from tests.facts.nvml_nodes import make_node, make_root
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.facts.gpu import GpuProcess
-from gpudoctor.facts.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.node import Driver, Node, PciBus
-from gpudoctor.facts.nvml_kernel import read_kernel_module
-from gpudoctor.facts.nvml_read import read_nvml
-from gpudoctor.testing.fake_nvml import FakeNvml, Fault
+from gpudoctor.facts.model.gpu import GpuProcess
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.model.node import Driver, Node, PciBus
+from gpudoctor.facts.nvml.kernel_module import read_kernel_module
+from gpudoctor.facts.nvml.read_node import read_nvml
+from gpudoctor.fakes.fake_nvml import FakeNvml, Fault
 from tests.checks.one_check import judge, words
 from tests.facts.nvml_nodes import Heard, make_node, make_root, read, with_gpu
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.facts.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.simulated import load_node
-from gpudoctor.testing.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, Fault
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.fakes.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, Fault
 from tests.facts.nvml_nodes import make_gpu, make_node, make_root, read, with_gpu
 
 

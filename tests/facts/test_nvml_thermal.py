@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.facts.missing import UNSUPPORTED
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.model.missing import UNSUPPORTED
+from gpudoctor.fakes.fake_nvml import Fault
 from gpudoctor.report.judge import judge
-from gpudoctor.testing.fake_nvml import Fault
 from tests.facts.nvml_nodes import make_node, make_root, read
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.facts.gpu import PcieHop
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import PciDevice
-from gpudoctor.facts.pci import read_path, read_pci
+from gpudoctor.facts.model.gpu import PcieHop
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import PciDevice
+from gpudoctor.facts.system.pci import read_path, read_pci
 from tests.sysfs_tree import config_space, iommu_group, pci_device
 
 ROOT_PORT = "pci0000:15/0000:15:01.0"

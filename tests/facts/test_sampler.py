@@ -14,15 +14,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpudoctor.facts import nvml_sampler
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.nvml_channel import make_memory
-from gpudoctor.facts.nvml_sampler import SampleOrder, sample_until, serve
-from gpudoctor.facts.sampler import Sampler, interval_for
-from gpudoctor.facts.samples import NAMES, Recording, Said, Sample
-from gpudoctor.facts.telemetry import Spread
-from gpudoctor.testing.fake_nvml import (
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.telemetry import Spread
+from gpudoctor.facts.nvml import sampler_child as nvml_sampler
+from gpudoctor.facts.nvml.channel import make_memory
+from gpudoctor.facts.nvml.sampler import Sampler, interval_for
+from gpudoctor.facts.nvml.sampler_child import SampleOrder, sample_until, serve
+from gpudoctor.facts.nvml.samples import NAMES, Recording, Said, Sample
+from gpudoctor.fakes.fake_nvml import (
     ABSENT_IN_470,
     LAST_FIELD_IN_470,
     FakeNvml,
@@ -405,7 +405,7 @@ def test_the_parent_imports_no_binding(tmp_path: Path) -> None:
     node = make_node(1)
     code = (
         "import sys, json\n"
-        "from gpudoctor.facts.sampler import Sampler\n"
+        "from gpudoctor.facts.nvml.sampler import Sampler\n"
         f"one = Sampler({named(node)!r}, call_deadline_s=60.0, nvml=sys.argv[1])\n"
         "one.stop()\n"
         "[gpu] = one.recording().between(0.0, 1e18)\n"

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.gpu import Gpu, PcieLink
-from gpudoctor.facts.missing import NOT_READ, Missing
-from gpudoctor.facts.node import Driver, Node, Source, from_json, to_json
-from gpudoctor.facts.simulated import apply_faults, fault_names, faults, load_node, node_names, node_titles
+from gpudoctor.facts.model.gpu import Gpu, PcieLink
+from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.node import Driver, Node, Source, from_json, to_json
+from gpudoctor.facts.simulated.load import apply_faults, fault_names, faults, load_node, node_names, node_titles
 
 PROMISED = (
     "hgx-h100-8",
@@ -330,5 +330,5 @@ def test_a_log_that_may_not_be_read_stays_unread_under_a_fault() -> None:
 
 
 def test_packaged_files_are_small(pytestconfig: pytest.Config) -> None:
-    folder = Path(pytestconfig.rootpath) / "gpudoctor" / "facts" / "nodes"
+    folder = Path(pytestconfig.rootpath) / "gpudoctor" / "facts" / "simulated" / "nodes"
     assert max(path.stat().st_size for path in folder.glob("*.yaml")) < 8_000

@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.simulated import apply_faults, load_node, node_names
-from gpudoctor.facts.simulated_live import ticks_of
-from gpudoctor.facts.source import load_source
-from gpudoctor.facts.watched import WATCHED, GpuTick, Tick
+from gpudoctor.facts.captures.source import load_source
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.live import ticks_of
+from gpudoctor.facts.simulated.load import apply_faults, load_node, node_names
+from gpudoctor.facts.stream.messages import WATCHED, GpuTick, Tick
 from tests.conftest import ROOT
 
 AT_S = 1_800_000_000.0

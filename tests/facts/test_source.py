@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpudoctor.facts.captures.opened import read_stream
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.measurements import Measurements, TorchView
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Driver, Host, Node, Source, to_json
-from gpudoctor.facts.source import SourceError, load_source
+from gpudoctor.facts.captures.source import SourceError, load_source
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.measurements import Measurements, TorchView
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Driver, Host, Node, Source, to_json
 
 NODE = Node(
     source=Source(kind="live", name="here"),

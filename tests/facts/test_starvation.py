@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.facts.collect import collect_live
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.starvation import STALL_S, Starvation
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
+from gpudoctor.fakes.fake_nvml import Fault, Script, write_script
+from gpudoctor.process.cpu_starvation import STALL_S, Starvation
 from gpudoctor.report.judge import judge
-from gpudoctor.testing.fake_nvml import Fault, Script, write_script
 from tests.facts.nvml_nodes import make_node, make_root
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
@@ -98,7 +98,7 @@ def test_the_deadline_grows_by_what_was_lost_and_a_slow_machine_is_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Starvation, "_waited_s", lambda self: 1e9)
-    monkeypatch.setattr("gpudoctor.facts.nvml_process.MOST_STARVED", 40.0)  # this machine may be slow itself
+    monkeypatch.setattr("gpudoctor.facts.nvml.collector.MOST_STARVED", 40.0)  # this machine may be slow itself
     # in all longer than the deadline, shorter than it may grow
     node = read(tmp_path, 1.5, Fault("nvmlDeviceGetTemperature", gpu=1, delay_s=1.6))
     assert node.driver.unanswered == ()

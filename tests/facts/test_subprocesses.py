@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.subprocesses import Completed, run_command
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.command import Completed, run_command
 
 
 def python(code: str, deadline_s: float = 60.0, max_bytes: int = 1 << 20) -> Completed | Missing:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.sysfs import format_cpu_list, link_name, list_names, parse_cpu_list, read_int, read_text
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.sysfs import format_cpu_list, link_name, list_names, parse_cpu_list, read_int, read_text
 from tests.sysfs_tree import link, write
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.facts.host import read_host
-from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.host import read_host
 from tests.sysfs_tree import write
 
 BARE_CPU = "processor\t: 0\nflags\t\t: fpu vme sse2"

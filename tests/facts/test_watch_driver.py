@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpudoctor.facts import nvml_watcher
-from gpudoctor.facts.gpu import GpuProcess
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.nvml_watcher import Watcher
-from gpudoctor.facts.watch_channel import Answer, OnGpu
-from gpudoctor.facts.watched import GpuTick
-from gpudoctor.testing.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, FakeNvml, Fault
+from gpudoctor.facts.model.gpu import GpuProcess
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.stream import driver_child as nvml_watcher
+from gpudoctor.facts.stream.driver_channel import Answer, OnGpu
+from gpudoctor.facts.stream.driver_child import Watcher
+from gpudoctor.facts.stream.messages import GpuTick
+from gpudoctor.fakes.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, FakeNvml, Fault
 from tests.facts.nvml_nodes import make_node, with_gpu
 
 

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from gpudoctor.facts.captures import SourceError
-from gpudoctor.facts.node import Node, Source
-from gpudoctor.facts.simulated import load_node
-from gpudoctor.facts.simulated_live import ticks_of
-from gpudoctor.facts.source import load_source
-from gpudoctor.facts.watch_file import Recording, is_stream_file, read_stream
-from gpudoctor.facts.watched import Opening, Tick
+from gpudoctor.facts.captures.source import load_source
+from gpudoctor.facts.model.node import Node, Source
+from gpudoctor.facts.simulated.live import ticks_of
+from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.facts.stream.messages import Opening, Tick
+from gpudoctor.facts.stream.recording import Recording, is_stream_file, read_stream
 
 BEGIN_S = 1_800_000_000.0
 NODE = load_node("rtx4090-4")
@@ -195,7 +195,7 @@ def test_a_recording_is_read_from_stdin_too(write: Write) -> None:
 
 
 def test_other_files_are_not_taken_for_recordings(write: Write, tmp_path: Path) -> None:
-    from gpudoctor.facts.node import to_json
+    from gpudoctor.facts.model.node import to_json
 
     assert not is_stream_file(write(to_json(NODE), name="facts.json"))
     assert not is_stream_file(str(tmp_path / "nowhere"))

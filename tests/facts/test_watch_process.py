@@ -12,13 +12,13 @@ import msgspec
 import psutil
 import pytest
 
-from gpudoctor.facts.driver_watch import DriverWatch
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.nvml_channel import make_memory
-from gpudoctor.facts.nvml_watcher import serve
-from gpudoctor.facts.watch_channel import Answer, WatchOrder
-from gpudoctor.facts.watched import Silence
-from gpudoctor.testing.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.nvml.channel import make_memory
+from gpudoctor.facts.stream.driver import DriverWatch
+from gpudoctor.facts.stream.driver_channel import Answer, WatchOrder
+from gpudoctor.facts.stream.driver_child import serve
+from gpudoctor.facts.stream.messages import Silence
+from gpudoctor.fakes.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
 from tests.facts.nvml_nodes import make_node
 from tests.facts.test_watch_driver import named
 
@@ -232,7 +232,7 @@ def test_a_reader_that_fails_is_a_silence(start: Start, maker: str, words: str) 
 
 
 def test_readers_that_cannot_be_ended_are_not_piled_up(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpudoctor.facts import driver_watch
+    from gpudoctor.facts.stream import driver as driver_watch
 
     watch = start(Fault("nvmlDeviceGetTemperature", hang=True), call_deadline_s=0.2, start_deadline_s=PATIENT_S)
     end = driver_watch._Reader.end

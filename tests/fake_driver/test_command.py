@@ -159,7 +159,7 @@ def test_a_program_can_answer_the_signal_itself(environ: dict[str, str]) -> None
 
 
 def test_the_sources_of_the_library_are_beside_the_package(environ: dict[str, str]) -> None:
-    from gpudoctor.fake_driver.build import SOURCES
+    from gpudoctor.fakes.library_build import SOURCES
 
     assert all(source.is_file() and source.is_relative_to(ROOT / "gpudoctor") for source in SOURCES)
 

@@ -65,7 +65,7 @@ import importlib.metadata as m
 def gone(name):
     raise m.PackageNotFoundError(name)
 m.distribution = gone
-from gpudoctor.facts.nvml import Door, load_pynvml
+from gpudoctor.facts.nvml.client import Door, load_pynvml
 door = Door(load_pynvml())
 door.call("nvmlInit")
 print(door.call("nvmlSystemGetDriverVersion"))

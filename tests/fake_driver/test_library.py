@@ -12,10 +12,10 @@ import pynvml
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.facts.gpu import Gpu, GpuProcess, MigInstance
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Driver, Node, Unanswered, to_json
-from gpudoctor.fake_driver.build import FLAGS, SOURCES, find_compiler
+from gpudoctor.facts.model.gpu import Gpu, GpuProcess, MigInstance
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Driver, Node, Unanswered, to_json
+from gpudoctor.fakes.library_build import FLAGS, SOURCES, find_compiler
 from tests.fake_driver.conftest import COMMAND, Ask
 
 CODES = """

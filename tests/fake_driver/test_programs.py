@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node, from_json, to_json
-from gpudoctor.facts.nvml_read import version_numbers
-from gpudoctor.facts.simulated import load_node
-from gpudoctor.fake_driver.build import FLAGS, LIBRARY, SOURCES, find_compiler
-from gpudoctor.fake_driver.table import answers_of
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node, from_json, to_json
+from gpudoctor.facts.nvml.read_node import version_numbers
+from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.fakes.library_build import FLAGS, LIBRARY, SOURCES, find_compiler
+from gpudoctor.fakes.library_table import answers_of
 from tests.fake_driver.conftest import Run
 
 GPUDOCTOR = (sys.executable, "-m", "gpudoctor")
@@ -170,7 +170,7 @@ def test_the_verdict_is_that_of_the_simulated_node_and_simulated(run: Run, name:
     from contextlib import redirect_stdout
     from io import StringIO
 
-    from gpudoctor.cli import main
+    from gpudoctor.cli.main import main
 
     asked = () if fault is None else (fault,)
     out = StringIO()

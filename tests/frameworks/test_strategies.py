@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.probes.frameworks import framework_views
+from gpudoctor.probes.frameworks.run import framework_views
 
 BOTH = ("strategy.deepspeed", "strategy.tensorflow")
 STAGES = ["zero-1", "zero-2", "zero-3"]

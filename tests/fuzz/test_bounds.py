@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.checks.registry import registry
+from gpudoctor.checks.core.registry import registry
 from gpudoctor.config import load_config
 from gpudoctor.errors import UserError
 from gpudoctor.facts.captures import directory
-from gpudoctor.facts.source import load_source
+from gpudoctor.facts.captures.source import load_source
 from gpudoctor.profiles.load import profile_for
-from gpudoctor.tui.saved import load_report
+from gpudoctor.tui.feeds.saved_report import load_report
 from tests.fuzz import seeds
 
 GIB = 1 << 30

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.facts.node import to_json
-from gpudoctor.report.report import Report
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.model.node import to_json
+from gpudoctor.report.model import Report
 from tests.fuzz import seeds
 from tests.fuzz.profile import fuzzed, ran
 from tests.fuzz.test_parsers import judged

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudoctor.cluster.channel import Line, LineError, decoded, hello_of
-from gpudoctor.cluster.hub import Hub
-from gpudoctor.cluster.wire import Answered, Asked, Challenge, Check, Meet, Pong, Times
+from gpudoctor.cluster.check.channel import Line, LineError, decoded, hello_of
+from gpudoctor.cluster.check.hub import Hub
+from gpudoctor.cluster.check.messages import Answered, Asked, Challenge, Check, Meet, Pong, Times
 from tests.cluster.puppets import TOKEN, Puppet
 from tests.fuzz.mutate import Step, mutated, steps
 from tests.fuzz.profile import fuzzed, ran

@@ -12,22 +12,22 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpudoctor.checks.cuda_visible_devices import resolve
-from gpudoctor.checks.registry import registry
+from gpudoctor.checks.core.registry import registry
+from gpudoctor.checks.env.cuda_device_list import resolve
 from gpudoctor.config import Config, ConfigError, load_config
 from gpudoctor.errors import UserError
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.kernel_lines import kmsg_events
-from gpudoctor.facts.node import from_json, to_json
-from gpudoctor.facts.simulated import load_node
-from gpudoctor.facts.source import Loaded, SourceError, load_source
-from gpudoctor.facts.watch_file import read_stream
+from gpudoctor.facts.captures.source import Loaded, SourceError, load_source
+from gpudoctor.facts.kernel_log.lines import kmsg_events
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.node import from_json, to_json
+from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.facts.stream.recording import read_stream
 from gpudoctor.report.difference import differences
 from gpudoctor.report.joined import joined
 from gpudoctor.report.judge import judge
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 from gpudoctor.report.text import render_text
-from gpudoctor.tui.saved import load_report
+from gpudoctor.tui.feeds.saved_report import load_report
 from tests.facts.kernel_words import WITH_USERS_WORDS, kmsg, message, names
 from tests.fuzz import seeds
 from tests.fuzz.mutate import Step, mutated, steps

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import KernelEvent, Node, to_json
-from gpudoctor.facts.redact import redacted
-from gpudoctor.facts.simulated import load_node
-from gpudoctor.facts.simulated_wiring import put
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import KernelEvent, Node, to_json
+from gpudoctor.facts.redaction.redact import redacted
+from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.facts.simulated.wiring import put
 from tests.fuzz.profile import fuzzed, ran
 from tests.planted_secrets import SECRETS
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.finding import NODE, Finding, Status, fail, of_gpu, ok, unknown
-from gpudoctor.checks.registry import Check, registry
-from gpudoctor.facts.simulated import faults, node_names
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import NODE, Finding, Status, fail, of_gpu, ok, unknown
+from gpudoctor.checks.core.registry import Check, registry
+from gpudoctor.facts.simulated.load import faults, node_names
 from gpudoctor.report.judge import FailOn
 from tests import soak
 from tests.checks.simulated_nodes import packaged

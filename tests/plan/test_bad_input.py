@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import to_json
-from gpudoctor.facts.simulated import load_node
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import to_json
+from gpudoctor.facts.simulated.load import load_node
 from tests.cli.conftest import Gpudoctor
 
 HGX = "--node hgx-h100-8"

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node, to_json
-from gpudoctor.facts.simulated import load_node
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node, to_json
+from gpudoctor.facts.simulated.load import load_node
 from tests.cli.conftest import Gpudoctor
 
 GONE = Missing("not in this capture")

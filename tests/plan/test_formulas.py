@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gpudoctor.facts.gpu import Gpu
+from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.plan.activations import Kernels, backward_bytes, kept_bytes, layer_bytes, loss_bytes
 from gpudoctor.plan.communication import step_time, traffic_of
 from gpudoctor.plan.explain import FORMULAS, formulas

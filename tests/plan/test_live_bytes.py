@@ -9,10 +9,10 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from gpudoctor.plan.activations import Kernels, kept_bytes  # noqa: E402
 from gpudoctor.plan.model_shape import ModelShape  # noqa: E402
-from gpudoctor.probes.live_bytes import LiveBytes  # noqa: E402
-from gpudoctor.probes.tensor_ways import Ways  # noqa: E402
-from gpudoctor.probes.trial_model import Layer, Norm  # noqa: E402
-from gpudoctor.probes.trial_order import TrialModel  # noqa: E402
+from gpudoctor.probes.plan_verification.messages import TrialModel  # noqa: E402
+from gpudoctor.probes.plan_verification.model import Layer, Norm  # noqa: E402
+from gpudoctor.probes.runner.live_bytes import LiveBytes  # noqa: E402
+from gpudoctor.probes.strategies.tensor_matmuls import Ways  # noqa: E402
 
 KIB = 1024
 

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpudoctor.facts.measured_compute import ComputeRank, Gemm
-from gpudoctor.facts.measured_links import HostLink
-from gpudoctor.facts.measurements import BucketStep, Collective, Launch, Measurements, RankInfo, Training
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import to_json
-from gpudoctor.facts.simulated import load_node
+from gpudoctor.facts.model.measured_compute import ComputeRank, Gemm
+from gpudoctor.facts.model.measured_links import HostLink
+from gpudoctor.facts.model.measurements import BucketStep, Collective, Launch, Measurements, RankInfo, Training
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import to_json
+from gpudoctor.facts.simulated.load import load_node
 from tests.cli.conftest import Gpudoctor
 
 

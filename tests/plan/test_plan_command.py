@@ -12,8 +12,8 @@ import jsonschema
 import msgspec
 import pytest
 
-from gpudoctor.facts.node import to_json
-from gpudoctor.facts.simulated import load_node
+from gpudoctor.facts.model.node import to_json
+from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.plan.explain import FORMULAS
 from tests.cli.conftest import Gpudoctor
 
@@ -93,7 +93,7 @@ def test_tensor_parallelism_stays_inside_nvlink(gpudoctor: Gpudoctor) -> None:
 
 
 def test_every_simulated_node_gives_a_plan_or_one_line(gpudoctor: Gpudoctor) -> None:
-    from gpudoctor.facts.simulated import node_names
+    from gpudoctor.facts.simulated.load import node_names
 
     for name in node_names():
         outcome = gpudoctor("plan", "350m", "--node", name)
@@ -247,7 +247,7 @@ def test_settings_fit_the_topology(gpudoctor: Gpudoctor) -> None:
 
 def test_planning_loads_neither_torch_nor_textual() -> None:
     code = (
-        "import sys; from gpudoctor.cli import main; main(['plan', '7b', '--node', 'hgx-h100-8']); "
+        "import sys; from gpudoctor.cli.main import main; main(['plan', '7b', '--node', 'hgx-h100-8']); "
         "print([m for m in ('torch', 'textual', 'numpy', 'pynvml') if m in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,11 +9,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpudoctor.facts.measurements import Measurements, ProbeProblem
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes import launch
-from gpudoctor.probes.launch import OnMessage
-from gpudoctor.probes.messages import CannotRun
+from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.runner import launch
+from gpudoctor.probes.runner.launch import OnMessage
+from gpudoctor.probes.runner.messages import CannotRun
 from tests.cli.conftest import Gpudoctor
 
 CPU = ("--node", "cpu-only", "--try", "--backend", "gloo")

@@ -6,18 +6,18 @@ import msgspec
 import pytest
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.measurements import Measurements
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.plan.known_models import published_sizes, shape_of_size
 from gpudoctor.plan.memory import Job, memory_of
-from gpudoctor.plan.plan import Plan, Trial, model_summary
+from gpudoctor.plan.model import Plan, Trial, model_summary
 from gpudoctor.plan.split import Split
-from gpudoctor.plan.trial import Devices, compared, order_of, run_trial
-from gpudoctor.plan.trial_shape import CPU_SIZE, GPU_SIZE, TrialSize, trial_job, trial_split
-from gpudoctor.plan.trial_text import trial_lines
-from gpudoctor.probes import launch
-from gpudoctor.probes.plan import ProbePlan
-from gpudoctor.probes.trial_order import TrialFigures
+from gpudoctor.plan.verification.run import Devices, compared, order_of, run_trial
+from gpudoctor.plan.verification.shape import CPU_SIZE, GPU_SIZE, TrialSize, trial_job, trial_split
+from gpudoctor.plan.verification.text import trial_lines
+from gpudoctor.probes.plan_verification.messages import TrialFigures
+from gpudoctor.probes.runner import launch
+from gpudoctor.probes.runner.plan import ProbePlan
 
 
 @pytest.mark.parametrize("size", published_sizes())

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.probes.launch import ProbePlan, run_probes
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 
 # Far more than a run needs, for the sake of a loaded machine; only runs that hang wait for a deadline.
 DEADLINE_S = 120.0

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from gpudoctor.probes import messages, rank
-from gpudoctor.probes.board import Board
-from gpudoctor.probes.messages import Job
+from gpudoctor.probes.runner import messages, rank
+from gpudoctor.probes.runner.messages import Job
+from gpudoctor.probes.runner.progress_board import Board
 
 COPY_MS = 1.0
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.facts.burn import NOT_READ_AGAIN, Burn, Series
-from gpudoctor.facts.measured_compute import ComputeRank, Gemm
-from gpudoctor.facts.measured_links import HostLink, PeerLink
-from gpudoctor.facts.measurements import Measurements, Probe
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes import messages
-from gpudoctor.probes.board import Board
-from gpudoctor.probes.launch import ProbePlan
-from gpudoctor.probes.messages import Block, CollectiveSample, Finished, PairSample, Phase, TrainSample
-from gpudoctor.probes.outcome import Outcome
+from gpudoctor.facts.model.measured_burn import NOT_READ_AGAIN, Burn, Series
+from gpudoctor.facts.model.measured_compute import ComputeRank, Gemm
+from gpudoctor.facts.model.measured_links import HostLink, PeerLink
+from gpudoctor.facts.model.measurements import Measurements, Probe
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.runner import messages
+from gpudoctor.probes.runner.launch import ProbePlan
+from gpudoctor.probes.runner.messages import Block, CollectiveSample, Finished, PairSample, Phase, TrainSample
+from gpudoctor.probes.runner.progress_board import Board
+from gpudoctor.probes.runner.run_collector import Outcome
 
 PROBES: tuple[Probe, ...] = ("collective", "link", "compute", "train")
 RIGHT = "aa" * 32

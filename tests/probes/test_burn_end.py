@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from gpudoctor.facts.measurements import Measurements, Probe
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes import messages
-from gpudoctor.probes.launch import ProbePlan
-from gpudoctor.probes.messages import Finished
+from gpudoctor.facts.model.measurements import Measurements, Probe
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.runner import messages
+from gpudoctor.probes.runner.launch import ProbePlan
+from gpudoctor.probes.runner.messages import Finished
 from tests.probes.conftest import measure
 
 
@@ -35,7 +35,7 @@ class Seat:
 
 
 def _rounds(seat: Seat, clock: Callable[[], float], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    rank_module = pytest.importorskip("gpudoctor.probes.rank", reason="PyTorch is not installed")
+    rank_module = pytest.importorskip("gpudoctor.probes.runner.rank", reason="PyTorch is not installed")
     monkeypatch.setattr(rank_module.time, "monotonic", clock)
     monkeypatch.setattr(rank_module.time, "sleep", lambda _: None)
     rank_module._run_rounds(seat, {"collective": lambda _: None, "train": lambda _: None})

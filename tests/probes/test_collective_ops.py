@@ -12,8 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from gpudoctor.probes import collective_ops, collectives  # noqa: E402
-from gpudoctor.probes.collective_ops import (  # noqa: E402
+from gpudoctor.probes.collective import operations as collective_ops  # noqa: E402
+from gpudoctor.probes.collective import probe as collectives  # noqa: E402
+from gpudoctor.probes.collective.operations import (  # noqa: E402
     AllGather,
     AllReduce,
     AllToAll,
@@ -23,7 +24,7 @@ from gpudoctor.probes.collective_ops import (  # noqa: E402
     ReduceScatter,
     SendRecv,
 )
-from gpudoctor.probes.rank import Rank  # noqa: E402
+from gpudoctor.probes.runner.rank import Rank  # noqa: E402
 
 WORLD = 4
 OPERATIONS: tuple[type[Operation], ...] = (AllReduce, AllGather, ReduceScatter, Broadcast, AllToAll, SendRecv)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.measurements import Collective, Measurements, PairBandwidth
-from gpudoctor.probes.collective_merge import merged_collectives, merged_pairs
-from gpudoctor.probes.launch import ProbePlan, run_probes
-from gpudoctor.probes.messages import CollectiveSample, PairSample
+from gpudoctor.facts.model.measurements import Collective, Measurements, PairBandwidth
+from gpudoctor.probes.collective.merge import merged_collectives, merged_pairs
+from gpudoctor.probes.runner.launch import ProbePlan, run_probes
+from gpudoctor.probes.runner.messages import CollectiveSample, PairSample
 from tests.probes.conftest import measure
 
 OTHERS = ("all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv")

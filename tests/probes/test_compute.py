@@ -11,13 +11,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gpudoctor.errors import UserError  # noqa: E402
-from gpudoctor.facts.measured_compute import ComputeRank  # noqa: E402
-from gpudoctor.facts.measurements import Measurements  # noqa: E402
-from gpudoctor.facts.missing import Missing  # noqa: E402
-from gpudoctor.probes import compute, device_memory, exactness, memory_pattern, messages  # noqa: E402
-from gpudoctor.probes.launch import ProbePlan  # noqa: E402
-from gpudoctor.probes.messages import Job  # noqa: E402
-from gpudoctor.probes.plan import parse_injection  # noqa: E402
+from gpudoctor.facts.model.measured_compute import ComputeRank  # noqa: E402
+from gpudoctor.facts.model.measurements import Measurements  # noqa: E402
+from gpudoctor.facts.model.missing import Missing  # noqa: E402
+from gpudoctor.probes.compute import exactness, memory_pattern  # noqa: E402
+from gpudoctor.probes.compute import probe as compute  # noqa: E402
+from gpudoctor.probes.runner import device_memory, messages  # noqa: E402
+from gpudoctor.probes.runner.launch import ProbePlan  # noqa: E402
+from gpudoctor.probes.runner.messages import Job  # noqa: E402
+from gpudoctor.probes.runner.plan import parse_injection  # noqa: E402
 from tests.probes.conftest import measure  # noqa: E402
 from tests.probes.fake_gpus import GpuRank, install  # noqa: E402
 
@@ -254,7 +256,7 @@ def test_memory_that_runs_out_is_known_by_its_class_or_words() -> None:
 
 
 def test_cublas_is_told_a_fixed_workspace_where_bits_are_compared() -> None:
-    from gpudoctor.probes.starting import _environment
+    from gpudoctor.probes.runner.starter_client import _environment
 
     variable = "CUBLAS_WORKSPACE_CONFIG"
     assert _environment(Job("nccl", 1, ("compute",), "/nowhere", 10.0))[variable] == ":4096:8"

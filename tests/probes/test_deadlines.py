@@ -7,16 +7,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.facts.measurements import Launch, Measurements, RankInfo, TorchView
-from gpudoctor.facts.node import Driver, Node, Source
-from gpudoctor.loading import PROBE_DEADLINE_S, RUN_DEADLINE_S
-from gpudoctor.probes import deadlines, launch
-from gpudoctor.probes.board import Board
-from gpudoctor.probes.deadlines import Limits
-from gpudoctor.probes.messages import Phase, Started
-from gpudoctor.probes.outcome import Outcome
-from gpudoctor.probes.plan import ProbePlan
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.model.measurements import Launch, Measurements, RankInfo, TorchView
+from gpudoctor.facts.model.node import Driver, Node, Source
+from gpudoctor.load_policy import PROBE_DEADLINE_S, RUN_DEADLINE_S
+from gpudoctor.probes.runner import deadlines, launch
+from gpudoctor.probes.runner.deadlines import Limits
+from gpudoctor.probes.runner.messages import Phase, Started
+from gpudoctor.probes.runner.plan import ProbePlan
+from gpudoctor.probes.runner.progress_board import Board
+from gpudoctor.probes.runner.run_collector import Outcome
 from tests.checks.one_check import gpus, judge, uuid_of, words
 from tests.probes.conftest import measure
 
@@ -91,7 +91,7 @@ def test_a_slow_import_says_what_it_waits_for_and_is_no_problem(
     told = tmp_path / "told"
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys, time\n"
-        "if 'gpudoctor.probes.starter' in ' '.join(sys.orig_argv):\n"
+        "if 'gpudoctor.probes.runner.starter' in ' '.join(sys.orig_argv):\n"
         f"    while not os.path.exists({str(told)!r}):\n"
         "        time.sleep(0.02)\n"
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpudoctor.probes.board import Standing
-from gpudoctor.probes.diagnosis import RankState, failure_problems, slow_problem, timeout_problem
-from gpudoctor.probes.messages import Trouble
+from gpudoctor.probes.runner.messages import Trouble
+from gpudoctor.probes.runner.progress_board import Standing
+from gpudoctor.probes.runner.stalls import RankState, failure_problems, slow_problem, timeout_problem
 
 
 def _state(number: int, moves: int, phase: str = "all_reduce of 64 MiB", step: int = 0) -> RankState:

@@ -15,16 +15,16 @@ import psutil
 import pytest
 
 from gpudoctor.facts.deadlines import Deadline
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes import deadlines
-from gpudoctor.probes.launch import ProbePlan, run_probes
-from gpudoctor.probes.outcome import INSTALL_TORCH
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.runner import deadlines
+from gpudoctor.probes.runner.launch import ProbePlan, run_probes
+from gpudoctor.probes.runner.run_collector import INSTALL_TORCH
 from tests.probes.conftest import DEADLINE_S, GONE_WITHIN_S, measure
 
 _HUNG_RUN = """
 import signal, sys, tempfile
-from gpudoctor.probes.launch import ProbePlan, run_probes
+from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 tempfile.tempdir = sys.argv[1]
 def stop(number, frame):
     raise SystemExit(143)
@@ -128,7 +128,7 @@ def _guardians(folder: Path) -> list[int]:
 
 _WITH_FEW_FILES = """
 import os, resource, sys, tempfile
-from gpudoctor.probes.launch import ProbePlan, run_probes
+from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 tempfile.tempdir = sys.argv[1]
 tempfile.gettempdir()
 for limit in range(3, 12):
@@ -148,7 +148,7 @@ def test_a_limit_of_a_few_open_files_is_unknown_and_leaves_no_folder(private_fol
 
 _WITHOUT_STANDARD_FILES = """
 import os, sys, tempfile
-from gpudoctor.probes.launch import ProbePlan, run_probes
+from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 tempfile.tempdir = sys.argv[1]
 for fd in (0, 1, 2):
     os.close(fd)

@@ -15,14 +15,14 @@ import msgspec
 import psutil
 import pytest
 
-from gpudoctor.cli import main
+from gpudoctor.cli.main import main
 from gpudoctor.errors import UserError
-from gpudoctor.facts.simulated import load_node
-from gpudoctor.probes import seats
-from gpudoctor.probes.engine import Place, place_of
-from gpudoctor.probes.launch import ProbePlan, run_probes
-from gpudoctor.probes.seats import Seats
-from gpudoctor.seating import seated_gpus
+from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.probes.runner import local_workers as seats
+from gpudoctor.probes.runner.launch import ProbePlan, run_probes
+from gpudoctor.probes.runner.launch_engine import Place, place_of
+from gpudoctor.probes.runner.local_workers import Seats
+from gpudoctor.rank_assignment import seated_gpus
 from tests.probes.conftest import GONE_WITHIN_S
 
 _TORCHRUN = {

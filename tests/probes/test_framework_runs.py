@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from gpudoctor.checks.registry import registry
+from gpudoctor.checks.core.registry import registry
 from gpudoctor.errors import UserError
-from gpudoctor.facts.gpu import GpuProcess
-from gpudoctor.facts.measured_strategies import (
+from gpudoctor.facts.model.gpu import GpuProcess
+from gpudoctor.facts.model.measured_strategies import (
     Strategies,
     StrategyMemory,
     StrategyRank,
@@ -23,16 +23,17 @@ from gpudoctor.facts.measured_strategies import (
     StrategyRun,
     StrategyShape,
 )
-from gpudoctor.facts.measurements import Measurements, ProbeProblem
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node, Source
-from gpudoctor.facts.simulated import load_node
+from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node, Source
+from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.framework_runs import PARTS, parts_wanted, with_parts, without_parts
-from gpudoctor.loading import LoadRequest, measure
-from gpudoctor.probes import frameworks, launch
-from gpudoctor.probes.apart import Heard, Seat
-from gpudoctor.probes.apart_messages import Reference, TensorflowTask, Trained
-from gpudoctor.probes.plan import ProbePlan
+from gpudoctor.load_policy import LoadRequest, measure
+from gpudoctor.probes.frameworks import run as frameworks
+from gpudoctor.probes.frameworks.isolated import Heard, Seat
+from gpudoctor.probes.frameworks.isolated_messages import Reference, TensorflowTask, Trained
+from gpudoctor.probes.runner import launch
+from gpudoctor.probes.runner.plan import ProbePlan
 from tests.checks.one_check import env, gpu
 
 ALL = tuple(PARTS.values())
@@ -322,9 +323,9 @@ INTERRUPTED = """
 import signal, sys
 from gpudoctor import loading
 from gpudoctor.exits import InterruptedBySignal
-from gpudoctor.facts.measured_frameworks import FrameworkView
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.model.measured_frameworks import FrameworkView
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing
 
 def measure(node, asked, level, args, progress, on_interrupt, *_):
     views = (FrameworkView("tensorflow", "2.21.0", True, len(node.gpus)),)
@@ -332,7 +333,7 @@ def measure(node, asked, level, args, progress, on_interrupt, *_):
     raise InterruptedBySignal(signal.SIGTERM)
 
 loading.measure = measure
-from gpudoctor.cli import main
+from gpudoctor.cli.main import main
 sys.exit(main(["check", "env.frameworks", "--node", "hgx-h100-8", "--backend", "gloo", "--level", "full", "--json"]))
 """
 

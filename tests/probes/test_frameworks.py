@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.facts.measured_frameworks import FrameworkView
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes import frameworks
-from gpudoctor.probes.apart import Seat, run_apart
-from gpudoctor.probes.apart_messages import ViewTask
-from gpudoctor.probes.frameworks import framework_views
+from gpudoctor.facts.model.measured_frameworks import FrameworkView
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.frameworks import run as frameworks
+from gpudoctor.probes.frameworks.isolated import Seat, run_apart
+from gpudoctor.probes.frameworks.isolated_messages import ViewTask
+from gpudoctor.probes.frameworks.run import framework_views
 from tests.probes.fake_frameworks import install, jax, tensorflow, torch
 
 ALL = ("torch", "tensorflow", "jax")

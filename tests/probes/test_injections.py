@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes.launch import ProbePlan, run_probes
-from gpudoctor.probes.plan import Injection, parse_injection
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.runner.launch import ProbePlan, run_probes
+from gpudoctor.probes.runner.plan import Injection, parse_injection
 from tests.probes.conftest import measure
 
 

@@ -10,15 +10,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpudoctor.facts.measurements import TorchView  # noqa: E402
-from gpudoctor.facts.missing import Missing  # noqa: E402
-from gpudoctor.probes import links, messages, peer_copies  # noqa: E402
-from gpudoctor.probes.board import Board  # noqa: E402
-from gpudoctor.probes.device_memory import numbered, power_of_two  # noqa: E402
-from gpudoctor.probes.outcome import Outcome  # noqa: E402
-from gpudoctor.probes.plan import ProbePlan  # noqa: E402
-from gpudoctor.probes.rank import require_usable  # noqa: E402
-from gpudoctor.probes.starter import visible_gpus  # noqa: E402
+from gpudoctor.facts.model.measurements import TorchView  # noqa: E402
+from gpudoctor.facts.model.missing import Missing  # noqa: E402
+from gpudoctor.probes.link import peer_copies  # noqa: E402
+from gpudoctor.probes.link import probe as links  # noqa: E402
+from gpudoctor.probes.runner import messages  # noqa: E402
+from gpudoctor.probes.runner.device_memory import numbered, power_of_two  # noqa: E402
+from gpudoctor.probes.runner.plan import ProbePlan  # noqa: E402
+from gpudoctor.probes.runner.progress_board import Board  # noqa: E402
+from gpudoctor.probes.runner.rank import require_usable  # noqa: E402
+from gpudoctor.probes.runner.run_collector import Outcome  # noqa: E402
+from gpudoctor.probes.runner.starter import visible_gpus  # noqa: E402
 from tests.probes.conftest import measure  # noqa: E402
 from tests.probes.fake_gpus import GpuRank, install  # noqa: E402
 

@@ -7,14 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpudoctor.checks.registry import registry
-from gpudoctor.facts.gpu import CallError, Gpu, GpuProcess, Utilization
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Driver, Environment, Source, Unanswered, Variable
-from gpudoctor.facts.simulated import load_node
-from gpudoctor.loading import LoadRequest, measure
-from gpudoctor.probes import launch, sampled
+from gpudoctor.checks.core.registry import registry
+from gpudoctor.facts.model.gpu import CallError, Gpu, GpuProcess, Utilization
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Driver, Environment, Source, Unanswered, Variable
+from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.load_policy import LoadRequest, measure
+from gpudoctor.probes.runner import launch
+from gpudoctor.probes.runner import telemetry as sampled
 
 
 @pytest.fixture

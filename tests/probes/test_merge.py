@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gpudoctor.facts.measurements import BucketStep, Device
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes.core_turns import precise_enough
-from gpudoctor.probes.merge import merged_training
-from gpudoctor.probes.messages import Block, TrainSample
+from gpudoctor.facts.model.measurements import BucketStep, Device
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.compute.core_turns import precise_enough
+from gpudoctor.probes.runner.merge import merged_training
+from gpudoctor.probes.runner.messages import Block, TrainSample
 
 _MS = 1_000_000
 _DEVICES: tuple[Device, ...] = ("cpu", "cuda")

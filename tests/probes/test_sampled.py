@@ -11,16 +11,17 @@ import msgspec
 import psutil
 import pytest
 
-from gpudoctor.checks.registry import registry
-from gpudoctor.facts.measurements import Measurements, Probe
-from gpudoctor.facts.node import Node, Source
-from gpudoctor.facts.sampler import Sampler
-from gpudoctor.facts.simulated import load_node
-from gpudoctor.loading import LoadRequest, measure
-from gpudoctor.probes import launch, messages, sampled
-from gpudoctor.probes.plan import ProbePlan
-from gpudoctor.probes.sampled import Windows, sampling
-from gpudoctor.testing.fake_nvml import Fault, Script, write_script
+from gpudoctor.checks.core.registry import registry
+from gpudoctor.facts.model.measurements import Measurements, Probe
+from gpudoctor.facts.model.node import Node, Source
+from gpudoctor.facts.nvml.sampler import Sampler
+from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.fakes.fake_nvml import Fault, Script, write_script
+from gpudoctor.load_policy import LoadRequest, measure
+from gpudoctor.probes.runner import launch, messages
+from gpudoctor.probes.runner import telemetry as sampled
+from gpudoctor.probes.runner.plan import ProbePlan
+from gpudoctor.probes.runner.telemetry import Windows, sampling
 from tests.probes.conftest import DEADLINE_S
 
 
@@ -160,7 +161,7 @@ def test_a_driver_that_hangs_under_load_is_told_and_holds_nothing_up(
     driver: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = driver(Fault("nvmlDeviceGetTemperature", gpu=2, hang=True), call_deadline_s=0.5)
-    monkeypatch.setattr("gpudoctor.facts.sampler._SLACK_S", 60.0)
+    monkeypatch.setattr("gpudoctor.facts.nvml.sampler._SLACK_S", 60.0)
 
     def hung(plan: ProbePlan, **rest: Any) -> Measurements:
         found = trained(plan, **rest)

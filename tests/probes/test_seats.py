@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from gpudoctor.errors import UserError
-from gpudoctor.probes import seats
-from gpudoctor.probes.engine import Place
-from gpudoctor.probes.seats import Hello, Seats, host_rank
+from gpudoctor.probes.runner import local_workers as seats
+from gpudoctor.probes.runner.launch_engine import Place
+from gpudoctor.probes.runner.local_workers import Hello, Seats, host_rank
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user, too")
 STRANGER = 12345

@@ -17,21 +17,21 @@ import torch
 import torch.distributed.fsdp
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.finding import Status
-from gpudoctor.checks.registry import registry
-from gpudoctor.checks.run import CheckResult, run_checks
-from gpudoctor.checks.strategy_verdict import loss_error, mean_losses
-from gpudoctor.facts.measured_strategies import Strategies, StrategyRun
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.node import Node
-from gpudoctor.probes import strategy_dp
-from gpudoctor.probes.board import Board
-from gpudoctor.probes.launch import ProbePlan
-from gpudoctor.probes.strategy_bench import Bench
-from gpudoctor.probes.strategy_fsdp import why_not_fsdp
-from gpudoctor.probes.strategy_model import shape_for
-from gpudoctor.probes.strategy_traffic import Traffic
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.checks.core.registry import registry
+from gpudoctor.checks.core.runner import CheckResult, run_checks
+from gpudoctor.checks.strategy.verdict import loss_error, mean_losses
+from gpudoctor.facts.model.measured_strategies import Strategies, StrategyRun
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.node import Node
+from gpudoctor.probes.runner.launch import ProbePlan
+from gpudoctor.probes.runner.progress_board import Board
+from gpudoctor.probes.strategies import dp as strategy_dp
+from gpudoctor.probes.strategies.bench import Bench
+from gpudoctor.probes.strategies.fsdp import why_not_fsdp
+from gpudoctor.probes.strategies.model import shape_for
+from gpudoctor.probes.strategies.traffic import Traffic
 from tests.probes.conftest import measure
 
 # What fp32 rounds in ten steps was measured at 3e-7, what bf16 does at 1e-3: the checks allow ten times more and more.
@@ -251,9 +251,9 @@ RANKS = """
     import os, sys, msgspec, torch
     import torch.distributed as dist
     from gpudoctor.probes import strategies
-    from gpudoctor.probes.messages import Job
-    from gpudoctor.probes.rank import Rank
-    from gpudoctor.probes.strategy_bench import Variant
+    from gpudoctor.probes.runner.messages import Job
+    from gpudoctor.probes.runner.rank import Rank
+    from gpudoctor.probes.strategies.bench import Variant
 
     number, folder = int(sys.argv[1]), sys.argv[2]
     dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 2), rank=number, world_size=2)

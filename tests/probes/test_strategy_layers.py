@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.finding import Finding, Status
-from gpudoctor.checks.registry import registry
-from gpudoctor.checks.run import run_checks
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.checks.core.registry import registry
+from gpudoctor.checks.core.runner import run_checks
 from gpudoctor.errors import UserError
-from gpudoctor.facts.measured_strategies import Strategies, StrategyRun
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
-from gpudoctor.probes.launch import ProbePlan, run_probes
-from gpudoctor.probes.plan import parse_injection
+from gpudoctor.facts.model.measured_strategies import Strategies, StrategyRun
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
+from gpudoctor.probes.runner.launch import ProbePlan, run_probes
+from gpudoctor.probes.runner.plan import parse_injection
 from tests.probes.conftest import measure
 
 # A dozen trains of four ranks, on machines where other tests have the cores too.
@@ -142,9 +142,9 @@ def test_two_ranks_split_tensors_rightly_and_say_why_they_do_not_split_three_way
 # Where torch's own schedules do not run: both stages of a small model, by hand-written transfers, against the whole.
 TWO_STAGES = """
 import sys, torch, torch.distributed as dist
-from gpudoctor.probes.pipeline_schedule import SCHEDULES, layers_of_stage
-from gpudoctor.probes.pipeline_steps import HandWritten, Stages, cut
-from gpudoctor.probes.strategy_model import StrategyShape, batch_of, build_transformer, loss_of
+from gpudoctor.probes.strategies.pipeline_schedule import SCHEDULES, layers_of_stage
+from gpudoctor.probes.strategies.pipeline_steps import HandWritten, Stages, cut
+from gpudoctor.probes.strategies.model import StrategyShape, batch_of, build_transformer, loss_of
 rank, device = int(sys.argv[1]), torch.device("cpu")
 dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 2), rank=rank, world_size=2)
 shape = StrategyShape(layers=3, width=16, heads=2, vocabulary=32, sequence=4, batch=6)

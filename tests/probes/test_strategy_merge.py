@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gpudoctor.facts.measured_strategies import StrategyMemory, StrategyRank, StrategyReference, StrategyShape
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes import messages
-from gpudoctor.probes.course import Course
-from gpudoctor.probes.plan import ProbePlan
-from gpudoctor.probes.strategy_merge import StrategySamples, merged_strategies
+from gpudoctor.facts.model.measured_strategies import StrategyMemory, StrategyRank, StrategyReference, StrategyShape
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.runner import messages
+from gpudoctor.probes.runner.plan import ProbePlan
+from gpudoctor.probes.runner.run_progress import Course
+from gpudoctor.probes.strategies.merge import StrategySamples, merged_strategies
 
 MEMORY = StrategyMemory(1, 2, 3)
 SHARED = messages.StrategyShared(

@@ -12,8 +12,9 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from gpudoctor.probes import sanity_model, train_steps
-from gpudoctor.probes.sanity_model import Data, Shape, build_model, shape_for
+from gpudoctor.probes.train import sanity_model
+from gpudoctor.probes.train import steps as train_steps
+from gpudoctor.probes.train.sanity_model import Data, Shape, build_model, shape_for
 from tests.probes import fake_gpus
 from tests.probes.fake_gpus import GpuRank
 

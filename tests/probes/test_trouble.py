@@ -9,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpudoctor.facts.measurements import TorchView  # noqa: E402
-from gpudoctor.probes import messages, rank  # noqa: E402
-from gpudoctor.probes.board import Board  # noqa: E402
-from gpudoctor.probes.messages import Job, Trouble  # noqa: E402
-from gpudoctor.probes.trouble import trouble  # noqa: E402
+from gpudoctor.facts.model.measurements import TorchView  # noqa: E402
+from gpudoctor.probes.runner import messages, rank  # noqa: E402
+from gpudoctor.probes.runner.messages import Job, Trouble  # noqa: E402
+from gpudoctor.probes.runner.progress_board import Board  # noqa: E402
+from gpudoctor.probes.runner.torch_errors import trouble  # noqa: E402
 
 _NCCL_SHM = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled system error
 ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.

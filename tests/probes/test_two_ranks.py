@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpudoctor.facts.measurements import Measurements, Training
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes.launch import ProbePlan
+from gpudoctor.facts.model.measurements import Measurements, Training
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.runner.launch import ProbePlan
 from tests.probes.conftest import measure
 
 
@@ -138,7 +138,7 @@ def test_no_figure_is_infinite_or_nan(run: Measurements, training: Training) -> 
 
 def test_the_process_that_asks_for_probes_never_imports_torch(tmp_path: Path) -> None:
     program = (
-        "import sys; from gpudoctor.probes.launch import ProbePlan, run_probes\n"
+        "import sys; from gpudoctor.probes.runner.launch import ProbePlan, run_probes\n"
         "found = run_probes(ProbePlan('gloo', 1, probes=('collective',)), deadline_s=120, probe_deadline_s=120)\n"
         "assert found.torch_view is not None, found\n"
         "print(sorted(name for name in sys.modules if name in ('torch', 'numpy')))"

@@ -35,9 +35,9 @@ wait
 
 TUI = """
 import asyncio, argparse, json
-from gpudoctor.tui.serve import app_command
+from gpudoctor.tui.web.serve import app_command
 from gpudoctor.tui.start import opened
-from gpudoctor.tui.web_session import WebSession
+from gpudoctor.tui.web.session import WebSession
 
 asked = argparse.Namespace(node="hgx-h100-8", fault=[], interval=1.0, theme=None, config=None)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gpudoctor.facts.burn import Burn, GpuCounters, Series, WrongResult
-from gpudoctor.facts.measurements import Collective, PairBandwidth, ProbeProblem, Training, TrainRank
-from gpudoctor.facts.node import KernelEvent, Node
-from gpudoctor.facts.simulated import apply_faults, load_node
-from gpudoctor.facts.telemetry import Spread
+from gpudoctor.facts.model.measured_burn import Burn, GpuCounters, Series, WrongResult
+from gpudoctor.facts.model.measurements import Collective, PairBandwidth, ProbeProblem, Training, TrainRank
+from gpudoctor.facts.model.node import KernelEvent, Node
+from gpudoctor.facts.model.telemetry import Spread
+from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.judge import Question, judge
-from gpudoctor.report.report import Report, Run, SourceSummary
+from gpudoctor.report.model import Report, Run, SourceSummary
 from tests.checks.measured import computed, copied, matrix, measured, sampled
 
 SLOW_RANK = 2

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gpudoctor.facts.burn import Burn, GpuCounters, Series, WrongResult
-from gpudoctor.facts.measurements import Launch, Measurements
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import KernelEvent
-from gpudoctor.facts.telemetry import Spread
+from gpudoctor.facts.model.measured_burn import Burn, GpuCounters, Series, WrongResult
+from gpudoctor.facts.model.measurements import Launch, Measurements
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import KernelEvent
+from gpudoctor.facts.model.telemetry import Spread
 from gpudoctor.report.figures import figure_lines
 
 

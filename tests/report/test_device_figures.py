@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.node import Node
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.node import Node
 from gpudoctor.report.device_figures import device_lines
 from gpudoctor.report.figures import figure_lines
 from tests.checks.measured import computed, copied, matrix, measured

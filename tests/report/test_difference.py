@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from gpudoctor.checks.finding import NODE, Finding, Status, Subject, fail, ok, skip, unknown, warn, worst
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.facts.measurements import Collective, Launch, Measurements, Training
+from gpudoctor.checks.core.finding import NODE, Finding, Status, Subject, fail, ok, skip, unknown, warn, worst
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.facts.model.measurements import Collective, Launch, Measurements, Training
 from gpudoctor.report.difference import differences
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 from tests.tui.checks_app import report_of
 
 GPU5 = Subject(kind="gpu", gpu=5, uuid="GPU-5", bus_id="0000:ab:00.0")

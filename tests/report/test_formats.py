@@ -9,14 +9,14 @@ import jsonschema
 import msgspec
 import pytest
 
-from gpudoctor.facts.node import Node, from_json, to_json
-from gpudoctor.facts.simulated import apply_faults, load_node
+from gpudoctor.facts.model.node import Node, from_json, to_json
+from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.json import render_json, schema_from_structs, shipped_schema
 from gpudoctor.report.judge import FailOn, exit_code, judge, without_verdict
 from gpudoctor.report.junit import render_junit
+from gpudoctor.report.model import Report
 from gpudoctor.report.nagios import nagios_code, render_nagios
 from gpudoctor.report.prometheus import render_prometheus
-from gpudoctor.report.report import Report
 from gpudoctor.report.text import render_text
 
 HEALTHY = judge(load_node("hgx-h100-8"))

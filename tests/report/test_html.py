@@ -17,13 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpudoctor.exits import printable
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.simulated import apply_faults, load_node
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.html import render_html
 from gpudoctor.report.judge import judge
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 from tests.cli.conftest import Gpudoctor, gpudoctor
 from tests.report.html_report import full_report, run_of
 

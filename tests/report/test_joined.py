@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gpudoctor.facts.measured_frameworks import Framework, FrameworkView
-from gpudoctor.facts.measurements import Collective, Launch, Measurements, Training
-from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.model.measured_frameworks import Framework, FrameworkView
+from gpudoctor.facts.model.measurements import Collective, Launch, Measurements, Training
+from gpudoctor.facts.model.missing import Missing
 from gpudoctor.report.joined import joined
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 from tests.tui.checks_app import report_of
 
 LOST = "gpu-lost@2"

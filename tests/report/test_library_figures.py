@@ -6,7 +6,7 @@ import html
 
 from msgspec.structs import replace
 
-from gpudoctor.facts.measurements import Launch, Measurements
+from gpudoctor.facts.model.measurements import Launch, Measurements
 from gpudoctor.report.figures import figure_lines
 from gpudoctor.report.html import render_html
 from gpudoctor.report.strategy_figures import library_lines, strategy_lines

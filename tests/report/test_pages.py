@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from gpudoctor.checks.registry import Check, registry
-from gpudoctor.report.pages import PAGES, page_text
+import gpudoctor.checks
+from gpudoctor.checks.core.registry import Check, registry
+from gpudoctor.report.check_docs import page_path, page_text
 
+CHECKS = Path(gpudoctor.checks.__file__).parent
 SECTIONS = ("## What", "## Why", "## Thresholds", "## False alarms", "## Fix")
 
 
 @pytest.mark.parametrize("check", registry(), ids=lambda check: check.id)
 def test_a_page_has_its_title_and_every_section_with_words_in_it(check: Check) -> None:
-    text = (PAGES / f"{check.id}.md").read_text()
+    text = page_path(check.id).read_text()
     assert text.splitlines()[0] == f"# {check.id}: {check.title}"
     places = [text.find(f"\n{section}\n") for section in SECTIONS]
     assert -1 not in places
@@ -32,7 +36,7 @@ def test_the_printed_page_shows_every_threshold_with_its_number_and_source(check
 
 
 def test_no_page_lies_there_without_its_check() -> None:
-    assert {path.stem for path in PAGES.glob("*.md")} == {check.id for check in registry()}
+    assert set(CHECKS.glob("*/*.md")) == {page_path(check.id) for check in registry()}
 
 
 def test_a_plugin_brings_its_page_along() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
-from gpudoctor.facts.measured_strategies import StrategyMemory
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.node import Node
+from gpudoctor.facts.model.measured_strategies import StrategyMemory
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.node import Node
 from gpudoctor.report.figures import figure_lines
 from gpudoctor.report.html import render_html
 from gpudoctor.report.judge import judge

@@ -9,8 +9,8 @@ import pynvml
 import pytest
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.node import Node, to_json
-from gpudoctor.facts.nvml_words import ERROR_WORDS
+from gpudoctor.facts.model.node import Node, to_json
+from gpudoctor.facts.nvml.labels import ERROR_WORDS
 from gpudoctor.testing import FakeNvml, Fault, load
 
 

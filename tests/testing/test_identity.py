@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from gpudoctor.facts.captures import SourceError
-from gpudoctor.facts.gpu import GpuPair
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Driver, Node
-from gpudoctor.facts.nvml_read import read_nvml, version_numbers
-from gpudoctor.facts.simulated import node_names
+from gpudoctor.facts.model.gpu import GpuPair
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Driver, Node
+from gpudoctor.facts.nvml.read_node import read_nvml, version_numbers
+from gpudoctor.facts.simulated.load import node_names
 from gpudoctor.testing import FakeNvml, load
 from tests.facts.nvml_nodes import Heard, make_root
 

@@ -14,7 +14,7 @@ from tests.testing.user_project import PLUGIN, ROOT, project, run_pytest
 USES = """
 import pynvml
 import pytest
-from gpudoctor.facts.node import Node
+from gpudoctor.facts.model.node import Node
 
 own = pynvml.nvmlDeviceGetCount
 

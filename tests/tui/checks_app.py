@@ -11,13 +11,13 @@ from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 
 import gpudoctor.tui
-from gpudoctor.checks.registry import Level, registry, select
-from gpudoctor.facts.simulated import apply_faults, load_node
+from gpudoctor.checks.core.registry import Level, registry, select
+from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.judge import Question, judge
-from gpudoctor.report.report import Report
-from gpudoctor.tui.checker import Checker
-from gpudoctor.tui.checks_pane import ChecksPane
+from gpudoctor.report.model import Report
+from gpudoctor.tui.feeds.check_runner import Checker
 from gpudoctor.tui.messages import BaseWanted, CancelWanted, PageWanted, RunWanted, SaveWanted
+from gpudoctor.tui.panes.checks import ChecksPane
 from gpudoctor.tui.run_control import RunControl
 from gpudoctor.tui.state import State
 

@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 from textual.pilot import Pilot
 
-from gpudoctor.checks.registry import Level
+from gpudoctor.checks.core.registry import Level
 from gpudoctor.errors import UserError
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.node import KernelEvent, Node
-from gpudoctor.facts.simulated import apply_faults, load_node
-from gpudoctor.facts.watched import GpuTick, HostTick, Opening, ProcessTick, Silence, Tick, WatchLine
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.node import KernelEvent, Node
+from gpudoctor.facts.simulated.load import apply_faults, load_node
+from gpudoctor.facts.stream.messages import GpuTick, HostTick, Opening, ProcessTick, Silence, Tick, WatchLine
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.tui.app import Doctor
-from gpudoctor.tui.checker import Checker, OnProgress
-from gpudoctor.tui.feed import Trouble
+from gpudoctor.tui.feeds.check_runner import Checker, OnProgress
+from gpudoctor.tui.feeds.feed import Trouble
 from gpudoctor.tui.state import FinishedRun, State
 
 AT_S = 1_790_000_000.0

@@ -10,13 +10,13 @@ from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 from textual.widget import Widget
 
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.source import load_source
-from gpudoctor.facts.watched import Opening
+from gpudoctor.facts.captures.source import load_source
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.stream.messages import Opening
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.tui.messages import GpuChosen, RunWanted
-from gpudoctor.tui.pane import Pane
+from gpudoctor.tui.panes.pane import Pane
 from gpudoctor.tui.state import State
 from tests.tui.screen import screen_text
 

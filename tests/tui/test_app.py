@@ -13,16 +13,16 @@ import msgspec
 import pytest
 from textual.pilot import Pilot
 
-from gpudoctor.facts.node import KernelEvent
-from gpudoctor.facts.watch_file import read_stream
-from gpudoctor.facts.watched import Silence
+from gpudoctor.facts.model.node import KernelEvent
+from gpudoctor.facts.stream.messages import Silence
+from gpudoctor.facts.stream.recording import read_stream
 from gpudoctor.tui.app import Doctor
-from gpudoctor.tui.child_feed import ChildFeed
-from gpudoctor.tui.feed import Trouble
-from gpudoctor.tui.header import header_runs, report_runs
-from gpudoctor.tui.lines import Run, length
-from gpudoctor.tui.playback_feed import PlaybackFeed
-from gpudoctor.tui.time_slider import TimeSlider
+from gpudoctor.tui.feeds.child import ChildFeed
+from gpudoctor.tui.feeds.feed import Trouble
+from gpudoctor.tui.feeds.playback import PlaybackFeed
+from gpudoctor.tui.panes.header import header_runs, report_runs
+from gpudoctor.tui.widgets.lines import Run, length
+from gpudoctor.tui.widgets.time_slider import TimeSlider
 from tests.tui.doctor_app import (
     AT_S,
     HandChecker,

@@ -7,9 +7,9 @@ import doctest
 import pytest
 
 from gpudoctor import units
-from gpudoctor.tui import bars, plot
-from gpudoctor.tui.bars import heat_sign, nice_limit, stacked
-from gpudoctor.tui.plot import plot_lines
+from gpudoctor.tui.widgets import bars, plot
+from gpudoctor.tui.widgets.bars import heat_sign, nice_limit, stacked
+from gpudoctor.tui.widgets.plot import plot_lines
 from gpudoctor.units import short_figure
 
 

@@ -10,10 +10,10 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from gpudoctor.report.report import Report
-from gpudoctor.tui.check_lines import CheckLines
-from gpudoctor.tui.check_list import CheckList
-from gpudoctor.tui.check_rows import rows_of
+from gpudoctor.report.model import Report
+from gpudoctor.tui.panes.check_lines import CheckLines
+from gpudoctor.tui.panes.check_list import CheckList
+from gpudoctor.tui.panes.check_rows import rows_of
 from gpudoctor.tui.state import FinishedRun, Running, State
 from tests.tui.checks_app import ChecksApp, report_of
 from tests.tui.screen import screen_text

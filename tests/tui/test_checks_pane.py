@@ -13,15 +13,15 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input, Markdown
 
-from gpudoctor.checks.registry import Level
-from gpudoctor.facts.watched import GpuTick, Opening, ProcessTick, Tick
+from gpudoctor.checks.core.registry import Level
+from gpudoctor.facts.stream.messages import GpuTick, Opening, ProcessTick, Tick
 from gpudoctor.progress import ProgressLine
 from gpudoctor.report.json import render_json
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 from gpudoctor.tui.busy import puts_load, users_of_gpus
-from gpudoctor.tui.checker import Checker, OnProgress
+from gpudoctor.tui.feeds.check_runner import Checker, OnProgress
+from gpudoctor.tui.panes.run_lines import running_words
 from gpudoctor.tui.run_control import summary
-from gpudoctor.tui.run_lines import running_words
 from gpudoctor.tui.screens import ConfirmScreen, LevelScreen, PageScreen
 from gpudoctor.tui.state import FinishedRun, Running, State
 from tests.tui.checks_app import ChecksApp, report_of, until

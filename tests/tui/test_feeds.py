@@ -13,12 +13,12 @@ import msgspec
 import psutil
 import pytest
 
-from gpudoctor.facts.watch_file import read_stream
-from gpudoctor.facts.watched import Opening, Tick, WatchLine
-from gpudoctor.tui import child_feed
-from gpudoctor.tui.child_feed import ChildFeed
-from gpudoctor.tui.feed import Trouble
-from gpudoctor.tui.playback_feed import PlaybackFeed
+from gpudoctor.facts.stream.messages import Opening, Tick, WatchLine
+from gpudoctor.facts.stream.recording import read_stream
+from gpudoctor.tui.feeds import child as child_feed
+from gpudoctor.tui.feeds.child import ChildFeed
+from gpudoctor.tui.feeds.feed import Trouble
+from gpudoctor.tui.feeds.playback import PlaybackFeed
 from tests.tui.doctor_app import AT_S, node_of, opening_of, tick_of
 
 WITHIN_S = 60.0

@@ -7,11 +7,11 @@ import asyncio
 import msgspec
 from textual.app import App, ComposeResult
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.report.report import Report
-from gpudoctor.tui.finding_pane import FindingPane
-from gpudoctor.tui.finding_text import check_of, finding_content, seen
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.report.model import Report
 from gpudoctor.tui.messages import PageWanted
+from gpudoctor.tui.panes.finding import FindingPane
+from gpudoctor.tui.panes.finding_text import check_of, finding_content, seen
 from gpudoctor.tui.state import FinishedRun, State
 from tests.tui.checks_app import report_of
 from tests.tui.screen import screen_text

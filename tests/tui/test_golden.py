@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.simulated_live import ticks_of
-from gpudoctor.facts.watched import WatchLine
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.live import ticks_of
+from gpudoctor.facts.stream.messages import WatchLine
 from tests.tui.doctor_app import AT_S, doctor, node_of, opening_of, until
 from tests.tui.screen import screen_text
 

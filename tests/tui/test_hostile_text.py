@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from rich.segment import Segment
 from textual.color import Color
 
-from gpudoctor.facts.node import KernelEvent, Node, from_json, to_json
-from gpudoctor.facts.watched import GpuTick, ProcessTick, Silence, Tick
+from gpudoctor.facts.model.node import KernelEvent, Node, from_json, to_json
+from gpudoctor.facts.stream.messages import GpuTick, ProcessTick, Silence, Tick
 from gpudoctor.tui.app import Doctor
-from gpudoctor.tui.printable_text import PrintableText
-from gpudoctor.tui.tabs import TABS
-from gpudoctor.tui.words import held
+from gpudoctor.tui.labels import held
+from gpudoctor.tui.panes.tabs import TABS
+from gpudoctor.tui.widgets.printable_text import PrintableText
 from tests.tui.doctor_app import HandChecker, doctor, node_of, opening_of, put, tick_of, until
 
 CLIPBOARD = "\x1b]52;c;cHduZWQ=\x07"

@@ -9,17 +9,17 @@ import msgspec
 import pytest
 from textual.pilot import Pilot
 
-from gpudoctor.facts.gpu import GpuPair
-from gpudoctor.facts.measurements import Launch, Measurements, PairBandwidth, RankInfo
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.simulated import apply_faults
-from gpudoctor.facts.source import load_source
-from gpudoctor.facts.watched import GpuTick
-from gpudoctor.tui.link_grids import METRICS, draw
-from gpudoctor.tui.links_pane import LinksPane
-from gpudoctor.tui.matrix import Matrix
+from gpudoctor.facts.captures.source import load_source
+from gpudoctor.facts.model.gpu import GpuPair
+from gpudoctor.facts.model.measurements import Launch, Measurements, PairBandwidth, RankInfo
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.load import apply_faults
+from gpudoctor.facts.stream.messages import GpuTick
+from gpudoctor.tui.panes.link_matrices import METRICS, draw
+from gpudoctor.tui.panes.links import LinksPane
 from gpudoctor.tui.state import State
+from gpudoctor.tui.widgets.matrix import Matrix
 from tests.checks.measured import copied, matrix, measured
 from tests.tui.pane_app import PaneApp, shown, state_of, text_of
 

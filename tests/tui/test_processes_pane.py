@@ -9,11 +9,11 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable
 
-from gpudoctor.facts.gpu import GpuProcess
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.source import load_source
-from gpudoctor.facts.watched import GpuTick, ProcessTick
-from gpudoctor.tui.processes_pane import ProcessesPane
+from gpudoctor.facts.captures.source import load_source
+from gpudoctor.facts.model.gpu import GpuProcess
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.stream.messages import GpuTick, ProcessTick
+from gpudoctor.tui.panes.processes import ProcessesPane
 from gpudoctor.tui.state import State
 from tests.tui.pane_app import PaneApp, shown, state_of, text_of
 

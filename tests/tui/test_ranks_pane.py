@@ -9,7 +9,8 @@ import pytest
 from textual.containers import VerticalScroll
 from textual.pilot import Pilot
 
-from gpudoctor.facts.measurements import (
+from gpudoctor.facts.captures.source import load_source
+from gpudoctor.facts.model.measurements import (
     Collective,
     Launch,
     Measurements,
@@ -18,10 +19,9 @@ from gpudoctor.facts.measurements import (
     Training,
     TrainRank,
 )
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.source import load_source
-from gpudoctor.facts.telemetry import GpuUnderLoad, Spread, Telemetry
-from gpudoctor.tui.ranks_pane import RanksPane
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
+from gpudoctor.tui.panes.ranks import RanksPane
 from tests.checks.measured import measured
 from tests.checks.test_training import rank, slow
 from tests.tui.pane_app import PaneApp, shown, state_of, text_of

@@ -14,8 +14,8 @@ from textual.pilot import Pilot
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from gpudoctor.report.report import Report
-from gpudoctor.tui.saved import load_report
+from gpudoctor.report.model import Report
+from gpudoctor.tui.feeds.saved_report import load_report
 from gpudoctor.tui.screens import ConfirmScreen, LevelScreen, PageScreen, PathScreen, SaveScreen
 from tests.tui.checks_app import report_of
 from tests.tui.screen import screen_text

@@ -19,7 +19,7 @@ import pytest
 from aiohttp import WSServerHandshakeError
 
 from gpudoctor.errors import UserError
-from gpudoctor.tui.web_access import Address, Gate, address, token_of
+from gpudoctor.tui.web.access import Address, Gate, address, token_of
 from tests.cli.conftest import Gpudoctor, gpudoctor
 from tests.tui.chromium import CATCH_TERMINAL, browsing, chromium
 
@@ -100,7 +100,7 @@ async def refused(served: Served, **headers: str) -> int:
 def test_without_the_token_nothing_is_served() -> None:
     async def body() -> None:
         async with serving(token=TOKEN) as served:
-            for path in ("", "ws", "static/js/textual.js", "web_page.css", "nothing", "?token=wrong", "?token="):
+            for path in ("", "ws", "static/js/textual.js", "page.css", "nothing", "?token=wrong", "?token="):
                 status, text, headers = await served.get(path)
                 assert (status, text.count("\n")) == (401, 1)
                 assert headers["WWW-Authenticate"] == "Bearer"
@@ -290,7 +290,7 @@ def test_without_textual_serve_the_line_says_what_to_install(
     gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "textual_serve", None)
-    monkeypatch.delitem(sys.modules, "gpudoctor.tui.serve", raising=False)
+    monkeypatch.delitem(sys.modules, "gpudoctor.tui.web.serve", raising=False)
     done = gpudoctor("tui", "--serve", "--node", "hgx-h100-8")
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "pip install 'gpudoctor-cli[serve]'" in done.err

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 
 import psutil
 
-from gpudoctor.tui.web_listener import WebListener, listening
+from gpudoctor.tui.web.listener import WebListener, listening
 from tests.tui.test_serve import DEADLINE_S, TOKEN, Served, run, serving
 
 

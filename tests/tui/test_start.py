@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.errors import UserError
-from gpudoctor.tui.playback_feed import PlaybackFeed
+from gpudoctor.tui.feeds.playback import PlaybackFeed
 from gpudoctor.tui.start import opened, ssh_command, start
 from tests.tui.doctor_app import (
     recorded,
@@ -81,6 +81,6 @@ def test_the_command_line_gives_one_line_and_exit_code_2() -> None:
 
 
 def test_a_check_does_not_import_textual() -> None:
-    code = "import sys; from gpudoctor.cli import main; main(['check', '--node', 'hgx-h100-8', '--level', 'quick', '--json']); sys.exit('textual' in sys.modules)"  # noqa: E501
+    code = "import sys; from gpudoctor.cli.main import main; main(['check', '--node', 'hgx-h100-8', '--level', 'quick', '--json']); sys.exit('textual' in sys.modules)"  # noqa: E501
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == 0

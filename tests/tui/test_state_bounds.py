@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpudoctor.facts.node import KernelEvent
-from gpudoctor.facts.watched import GpuTick, Silence, Tick
+from gpudoctor.facts.model.node import KernelEvent
+from gpudoctor.facts.stream.messages import GpuTick, Silence, Tick
 from gpudoctor.tui.state import LONGEST_LINE, MOST_GPUS, MOST_NAMES
 from tests.tui.doctor_app import node_of, state_of
 

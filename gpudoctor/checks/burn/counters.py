@@ -7,9 +7,9 @@ from math import ceil
 
 import msgspec
 
-from gpudoctor.checks.burn import ended_early, length_in_words
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.burn.drift import ended_early, length_in_words
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -24,13 +24,13 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.probe_outcome import absent, rank_gpu
-from gpudoctor.checks.registry import check
-from gpudoctor.facts.burn import Burn, GpuCounters
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import NOT_READ, Missing, known
-from gpudoctor.facts.node import KernelLog
-from gpudoctor.facts.pcie_generations import GT_S
+from gpudoctor.checks.core.probe_outcome import absent, rank_gpu
+from gpudoctor.checks.core.registry import check
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.measured_burn import Burn, GpuCounters
+from gpudoctor.facts.model.missing import NOT_READ, Missing, known
+from gpudoctor.facts.model.node import KernelLog
+from gpudoctor.facts.model.pcie_generations import GT_S
 
 COUNTERS = "burn.counters"
 _WORDS = {
@@ -158,7 +158,7 @@ def _logged(case: Case, burn: Burn) -> list[Finding]:
     """What gpu.xid would say of the lines that came during the load, less its passes."""
     if isinstance(burn.kernel_events, Missing):
         return [unread(NODE, "kernel log of the load", burn.kernel_events)]
-    from gpudoctor.checks.health_xid import xids  # not at the top: the order of import is the order of the report
+    from gpudoctor.checks.gpu.xid import xids  # not at the top: the order of import is the order of the report
 
     # what the GPUs said before the load settles nothing that came after
     before = tuple(msgspec.structs.replace(gpu, recovery_action=NOT_READ) for gpu in case.node.gpus)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -20,12 +20,12 @@ from gpudoctor.checks.finding import (
     unknown,
     warn,
 )
-from gpudoctor.checks.probe_outcome import absent, closed_by, on_gpus, rank_gpu, rank_subject, ranks_in_words
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.straggler import causes, shared_with
-from gpudoctor.checks.under_load import load_of, middle, percent
-from gpudoctor.facts.burn import Burn, Series
-from gpudoctor.facts.missing import known
+from gpudoctor.checks.core.probe_outcome import absent, closed_by, on_gpus, rank_gpu, rank_subject, ranks_in_words
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.under_load import load_of, middle, percent
+from gpudoctor.checks.train.straggler import causes, shared_with
+from gpudoctor.facts.model.measured_burn import Burn, Series
+from gpudoctor.facts.model.missing import known
 
 DRIFT = "burn.drift"
 _RULE = "SuperBench's rule for a run against an earlier one of its own"

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.expected_busbw import LIMITS, Bound, expected_busbw
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.collective.expected_busbw import LIMITS, Bound, expected_busbw
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -22,8 +22,8 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.gpu_use import use_of_gpu
-from gpudoctor.checks.probe_outcome import (
+from gpudoctor.checks.core.gpu_use import use_of_gpu
+from gpudoctor.checks.core.probe_outcome import (
     absent,
     judged_problems,
     not_judged,
@@ -33,9 +33,9 @@ from gpudoctor.checks.probe_outcome import (
     rank_subject,
     ranks_in_words,
 )
-from gpudoctor.checks.registry import check
-from gpudoctor.facts.measurements import Collective
-from gpudoctor.facts.missing import known
+from gpudoctor.checks.core.registry import check
+from gpudoctor.facts.model.measurements import Collective
+from gpudoctor.facts.model.missing import known
 
 # nccl-tests' names
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv")

@@ -7,11 +7,11 @@ from math import log2
 
 import msgspec
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.probe_outcome import rank_gpu
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.pcie_generations import LANE_GB_S
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.probe_outcome import rank_gpu
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.pcie_generations import LANE_GB_S
 
 # below this the latency of a message counts, not the links
 SMALLEST_JUDGED_BYTES = 16 * 2**20

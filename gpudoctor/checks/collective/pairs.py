@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.collective import CORRECT, size_text
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.collective.bandwidth import CORRECT, size_text
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -24,14 +24,14 @@ from gpudoctor.checks.finding import (
     unknown,
     warn,
 )
-from gpudoctor.checks.peer_classes import Joined, joined_pairs
-from gpudoctor.checks.probe_outcome import absent, not_judged, on_gpus, problems_of, rank_gpu, ranks_in_words
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.siblings import strangers
-from gpudoctor.checks.under_load import middle
-from gpudoctor.facts.measured_links import PeerLink
-from gpudoctor.facts.measurements import PairBandwidth
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.checks.core.peer_pairs import Joined, joined_pairs
+from gpudoctor.checks.core.peer_ranks import strangers
+from gpudoctor.checks.core.probe_outcome import absent, not_judged, on_gpus, problems_of, rank_gpu, ranks_in_words
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.under_load import middle
+from gpudoctor.facts.model.measured_links import PeerLink
+from gpudoctor.facts.model.measurements import PairBandwidth
+from gpudoctor.facts.model.missing import Missing, known
 
 PAIRS = "collective.pairs"
 _WHAT = "send and receive between pairs"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.finding import NODE, Advice, Evidence, Finding, Found, fail, ok, unknown, unread
-from gpudoctor.checks.probe_outcome import (
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Finding, Found, fail, ok, unknown, unread
+from gpudoctor.checks.core.peer_ranks import by_model, silent
+from gpudoctor.checks.core.probe_outcome import (
     absent,
     judged_problems,
     not_judged,
@@ -16,10 +17,9 @@ from gpudoctor.checks.probe_outcome import (
     rank_subject,
     ranks_in_words,
 )
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.siblings import by_model, silent
-from gpudoctor.facts.measured_compute import ComputeRank
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.checks.core.registry import check
+from gpudoctor.facts.model.measured_compute import ComputeRank
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import majority
 
 EXACT, PATTERN = "compute.exact", "compute.pattern"

@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.compute_bits import EXACT
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.compute.exact import EXACT
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -23,8 +23,8 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.nvlink_state import model_of
-from gpudoctor.checks.probe_outcome import (
+from gpudoctor.checks.core.peer_ranks import against_others, by_model, reasons, set_slower, silent, strangers
+from gpudoctor.checks.core.probe_outcome import (
     absent,
     not_judged,
     on_gpus,
@@ -33,10 +33,10 @@ from gpudoctor.checks.probe_outcome import (
     rank_subject,
     ranks_in_words,
 )
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.siblings import against_others, by_model, reasons, set_slower, silent, strangers
-from gpudoctor.facts.measured_compute import ComputeRank
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.nvlink.link_state import model_of
+from gpudoctor.facts.model.measured_compute import ComputeRank
+from gpudoctor.facts.model.missing import Missing, known
 
 GEMM, MEMORY = "compute.gemm", "compute.memory"
 _LOOK = (

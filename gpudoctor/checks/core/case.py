@@ -7,10 +7,10 @@ from typing import overload
 
 import msgspec
 
-from gpudoctor.facts.gpu import Gpu, GpuPair
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Node
+from gpudoctor.facts.model.gpu import Gpu, GpuPair
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
 from gpudoctor.profiles.peers import compute_gpus
 from gpudoctor.profiles.profile import NO_PROFILE, Profile
 

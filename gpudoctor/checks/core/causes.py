@@ -7,10 +7,10 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from gpudoctor.checks.finding import NODE, WORST_FIRST, Finding, Status, Subject, worst
-from gpudoctor.checks.recovery import RECOVERY_ACTIONS
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.checks.xid import BUS_CODES, LINK_CODES, MEMORY_CODES
+from gpudoctor.checks.core.finding import NODE, WORST_FIRST, Finding, Status, Subject, worst
+from gpudoctor.checks.core.recovery_actions import RECOVERY_ACTIONS
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.checks.core.xid_codes import BUS_CODES, LINK_CODES, MEMORY_CODES
 
 
 class Rule(msgspec.Struct, frozen=True):

@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing
 
 
 class Status(str, Enum):

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpudoctor.facts.gpu import Gpu, GpuProcess, system_program
-from gpudoctor.facts.missing import NOT_READ, Missing, known
+from gpudoctor.facts.model.gpu import Gpu, GpuProcess, system_program
+from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 
 UNSEEN_MIB = 2000  # an idle GPU shows at most the driver's own reserve, up to 1.5 GB with old drivers
 UNSEEN_PCT = 20

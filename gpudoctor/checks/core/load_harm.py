@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.under_load import event_share
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.telemetry import GpuUnderLoad
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.under_load import event_share
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.telemetry import GpuUnderLoad
 
 _LEAST_SAMPLES = 10
 

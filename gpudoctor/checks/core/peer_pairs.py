@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.nvlink_state import model_of
-from gpudoctor.checks.pcie_rates import generation_reachable
-from gpudoctor.checks.probe_outcome import rank_gpu
-from gpudoctor.facts.gpu import Gpu, GpuPair
-from gpudoctor.facts.measured_links import PeerLink
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.pcie_generations import link_gb_s
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.probe_outcome import rank_gpu
+from gpudoctor.checks.nvlink.link_state import model_of
+from gpudoctor.checks.pcie.link_state import generation_reachable
+from gpudoctor.facts.model.gpu import Gpu, GpuPair
+from gpudoctor.facts.model.measured_links import PeerLink
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.pcie_generations import link_gb_s
 
 _ONE_SWITCH = ("PIX", "PXB")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.finding import Finding, unknown
-from gpudoctor.checks.gpu_use import use_of_gpu
-from gpudoctor.checks.probe_outcome import on_gpus, problems_of, rank_gpu, rank_subject
-from gpudoctor.checks.straggler import causes
-from gpudoctor.checks.under_load import load_of, middle
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import known
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import Finding, unknown
+from gpudoctor.checks.core.gpu_use import use_of_gpu
+from gpudoctor.checks.core.probe_outcome import on_gpus, problems_of, rank_gpu, rank_subject
+from gpudoctor.checks.core.under_load import load_of, middle
+from gpudoctor.checks.train.straggler import causes
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import known
 
 
 def silent(case: Case, probe: str, measured: Iterable[int], what: str) -> Iterator[Finding]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -18,10 +18,10 @@ from gpudoctor.checks.finding import (
     unknown,
     unread,
 )
-from gpudoctor.checks.gpu_use import UNSEEN_MIB, use_of_gpu
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.measurements import ProbeProblem, RankInfo
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.checks.core.gpu_use import UNSEEN_MIB, use_of_gpu
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.measurements import ProbeProblem, RankInfo
+from gpudoctor.facts.model.missing import Missing, known
 
 NOT_MEASURED = "not measured in this run"
 # reading torch from a cold network disk can take minutes, which no GPU is to blame for

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing, known
 
 
 def unreadable(gpu: Gpu) -> str | None:

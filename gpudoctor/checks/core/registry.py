@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import Finding
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import Finding
 from gpudoctor.errors import UserError
 
 Level = Literal["quick", "standard", "full", "burn"]
@@ -86,7 +86,7 @@ def check(
 
 def registry() -> tuple[Check, ...]:
     """Every registered check, grouped by domain in the order a reader wants them."""
-    import gpudoctor.checks.builtin  # noqa: F401  registers on import
+    import gpudoctor.checks.core.builtin  # noqa: F401  registers on import
 
     order = {domain: place for place, domain in enumerate(DOMAINS)}
     return tuple(sorted(_checks.values(), key=lambda c: (order.get(c.domain, len(order)), c.domain)))

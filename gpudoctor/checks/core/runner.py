@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.finding import NODE as NODE_SUBJECT
-from gpudoctor.checks.finding import Finding, Status, skip, unknown, worst
-from gpudoctor.checks.registry import LEVELS, Check, Level
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import NODE as NODE_SUBJECT
+from gpudoctor.checks.core.finding import Finding, Status, skip, unknown, worst
+from gpudoctor.checks.core.registry import LEVELS, Check, Level
 
 
 class CheckResult(msgspec.Struct, frozen=True):

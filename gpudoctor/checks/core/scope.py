@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from gpudoctor.checks.cuda_visible_devices import resolve
-from gpudoctor.checks.driver import pci_gpus
+from gpudoctor.checks.driver.loaded import pci_gpus
+from gpudoctor.checks.env.cuda_device_list import resolve
 from gpudoctor.errors import UserError
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.node import Node, short_bus_id
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.node import Node, short_bus_id
 
 # the step is the narrower of the two
 SLURM_GPUS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")

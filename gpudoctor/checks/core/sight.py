@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from gpudoctor.checks.driver import pci_gpus
-from gpudoctor.checks.scope import confined, shown_count, slurm_gave
-from gpudoctor.checks.trust import hidden
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Node, PciDevice
+from gpudoctor.checks.core.scope import confined, shown_count, slurm_gave
+from gpudoctor.checks.core.trust import hidden
+from gpudoctor.checks.driver.loaded import pci_gpus
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node, PciDevice
 
 
 class Unseen(msgspec.Struct, frozen=True):

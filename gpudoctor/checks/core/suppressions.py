@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from gpudoctor.checks.finding import Finding, Status, worst
-from gpudoctor.checks.run import CheckResult
+from gpudoctor.checks.core.finding import Finding, Status, worst
+from gpudoctor.checks.core.runner import CheckResult
 
 
 class Suppression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.readings import unreadable
-from gpudoctor.checks.scope import confined
-from gpudoctor.facts.error_cost import LOST, RESET_REQUIRED, UNKNOWN, condemning
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.node import Node
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.readings import unreadable
+from gpudoctor.checks.core.scope import confined
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.nvml.error_cost import LOST, RESET_REQUIRED, UNKNOWN, condemning
 
 # worst first
 _STATES = {LOST: "lost", RESET_REQUIRED: "waiting for a reset", UNKNOWN: "answering with driver errors"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gpudoctor.checks.case import Case
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.telemetry import GpuUnderLoad, Telemetry
+from gpudoctor.checks.core.case import Case
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.telemetry import GpuUnderLoad, Telemetry
 
 # Clock event reasons that slow a GPU down; source: nvml.h. hw-slowdown is set with either of the narrower ones
 _SLOWING = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -17,9 +17,9 @@ from gpudoctor.checks.finding import (
     unknown,
     unread,
 )
-from gpudoctor.checks.registry import check
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Node, PciDevice
+from gpudoctor.checks.core.registry import check
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node, PciDevice
 
 # nvmlReturn_t as nvmlInit gives it; source: nvml.h
 INIT_OK = 0

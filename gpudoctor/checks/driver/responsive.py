@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -23,10 +23,10 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.registry import check
+from gpudoctor.checks.core.registry import check
 from gpudoctor.facts.deadlines import START
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Driver
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Driver
 
 _HANGS = "the driver or the GPU's own processor (GSP) hangs; every tool that asks will hang with it"
 _CRASHES = "the driver's library crashed; every program that makes this call will crash with it"

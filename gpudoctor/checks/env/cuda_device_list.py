@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpudoctor.facts.gpu import Gpu, MigInstance
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.model.gpu import Gpu, MigInstance
+from gpudoctor.facts.model.missing import Missing, known
 
 # what C's strtoul takes from the front of an entry; anything behind it is ignored
 _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)([0-9]+)")

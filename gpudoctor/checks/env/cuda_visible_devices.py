@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.cuda_visible_devices import Visible, resolve
-from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, Found, fail, ok, unknown, unread, warn
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.scope import SLURM_GPUS, indices
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Node
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    fail,
+    ok,
+    unknown,
+    unread,
+    warn,
+)
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.scope import SLURM_GPUS, indices
+from gpudoctor.checks.env.cuda_device_list import Visible, resolve
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
 
 NAME = "CUDA_VISIBLE_DEVICES"
 ID = "env.cuda-visible-devices"

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.cuda_visible_devices import Visible, resolve
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -24,9 +23,10 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.registry import check
-from gpudoctor.facts.measured_frameworks import FrameworkView
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.env.cuda_device_list import Visible, resolve
+from gpudoctor.facts.model.measured_frameworks import FrameworkView
+from gpudoctor.facts.model.missing import Missing, known
 
 ID = "env.frameworks"
 PROBE = "frameworks"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.finding import NODE, Advice, Evidence, Finding, fail, ok, unread, warn
-from gpudoctor.checks.registry import check
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Environment, Variable
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Finding, fail, ok, unread, warn
+from gpudoctor.checks.core.registry import check
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Environment, Variable
 
 ID = "env.nccl"
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.cuda_visible_devices import resolve
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -21,11 +20,12 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.probe_outcome import rank_gpu
-from gpudoctor.checks.registry import check
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.measurements import TorchView
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.checks.core.probe_outcome import rank_gpu
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.env.cuda_device_list import resolve
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.measurements import TorchView
+from gpudoctor.facts.model.missing import Missing, known
 
 ID = "env.torch"
 INSTALL = "pip install 'gpudoctor-cli[torch]'"

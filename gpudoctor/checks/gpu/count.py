@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.driver import INIT_OK, pci_gpus
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -21,11 +20,12 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.scope import confined, shown_count, slurm_gave
-from gpudoctor.checks.sight import Unseen, bus_gpus, unseen
-from gpudoctor.checks.trust import denied, narrowed
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.scope import confined, shown_count, slurm_gave
+from gpudoctor.checks.core.sight import Unseen, bus_gpus, unseen
+from gpudoctor.checks.core.trust import denied, narrowed
+from gpudoctor.checks.driver.loaded import INIT_OK, pci_gpus
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import compute_gpus
 
 # GPUs of a board with SXM sockets: HGX and DGX, GB200 trays

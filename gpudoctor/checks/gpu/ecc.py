@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -22,15 +22,15 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.load_harm import grown_under_load
-from gpudoctor.checks.nvlink_state import model_of
-from gpudoctor.checks.readings import says_nothing, unreadable
-from gpudoctor.checks.recovery import RECOVERY_ACTIONS, RecoveryAction
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.trust import denied, untrusted
-from gpudoctor.facts.error_cost import LOST, condemning, no_handle_cost
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.checks.core.load_harm import grown_under_load
+from gpudoctor.checks.core.readings import says_nothing, unreadable
+from gpudoctor.checks.core.recovery_actions import RECOVERY_ACTIONS, RecoveryAction
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.trust import denied, untrusted
+from gpudoctor.checks.nvlink.link_state import model_of
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.nvml.error_cost import LOST, condemning, no_handle_cost
 
 
 def reset_advice(gpu: Gpu) -> list[Advice]:

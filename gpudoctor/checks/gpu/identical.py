@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Iterator
 
 import msgspec
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -21,10 +21,10 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.trust import untrusted
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import majority
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -21,11 +21,11 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.gpu_use import UNSEEN_MIB, use_of_gpu
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.trust import hidden, untrusted
-from gpudoctor.facts.gpu import Gpu, GpuProcess
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.checks.core.gpu_use import UNSEEN_MIB, use_of_gpu
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.trust import hidden, untrusted
+from gpudoctor.facts.model.gpu import Gpu, GpuProcess
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import majority
 
 

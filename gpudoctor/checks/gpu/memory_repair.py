@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import Advice, Evidence, Expected, Finding, Found, fail, of_gpu, ok, unknown, unread, warn
-from gpudoctor.checks.health import reset_advice
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.trust import untrusted
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    fail,
+    of_gpu,
+    ok,
+    unknown,
+    unread,
+    warn,
+)
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.gpu.ecc import reset_advice
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing, known
 
 _REPLACE = [
     Advice("Drain the node."),

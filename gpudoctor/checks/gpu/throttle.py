@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
     Expected,
@@ -19,13 +19,13 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.load_harm import slowed_under_load
-from gpudoctor.checks.nvlink_state import model_of
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.trust import untrusted
-from gpudoctor.checks.under_load import percent
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.checks.core.load_harm import slowed_under_load
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.core.under_load import percent
+from gpudoctor.checks.nvlink.link_state import model_of
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import majority
 
 # Clock event reasons that mean harm; every other bit (idle, application clocks, power cap,

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -24,12 +24,12 @@ from gpudoctor.checks.finding import (
     unknown,
     unread,
 )
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.trust import narrowed, untrusted
-from gpudoctor.checks.xid import BUCKETS, LINK_CODES, SXID_THERMAL, Bucket, sxid_fatal, xid
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import KernelEvent, KernelLog
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.trust import narrowed, untrusted
+from gpudoctor.checks.core.xid_codes import BUCKETS, LINK_CODES, SXID_THERMAL, Bucket, sxid_fatal, xid
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import KernelEvent, KernelLog
 
 # "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
 _RECOVERY = re.compile(
@@ -180,7 +180,7 @@ def _judge(events: Iterable[KernelEvent], gpu: Gpu | None) -> list[Judged]:
 def _driver_words(event: KernelEvent) -> str:
     """What the driver says in the line, without what a user can write into it."""
     # 10 ms of patterns (-X importtime), which a log without errors does not need
-    from gpudoctor.facts.kernel_lines import driver_words
+    from gpudoctor.facts.kernel_log.lines import driver_words
 
     return driver_words(event)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -18,8 +18,8 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.registry import check
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.checks.core.registry import check
+from gpudoctor.facts.model.missing import Missing, known
 
 _OURS = "gpudoctor's own choice"
 _SHM = "NCCL issues 290 and 342 (docker's 64 MiB); AMD Primus preflight asks 8 GiB for 8 GPUs"

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
-from gpudoctor.checks.pcie_rates import describe, generation_reachable, hidden_bridges, names_of, on_c2c
-from gpudoctor.checks.probe_outcome import absent, judged_problems, problems_of, rank_gpu, rank_subject
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.siblings import against_others, by_model, silent, strangers
-from gpudoctor.checks.under_load import highest_of, load_of
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.measured_links import HostLink
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.pcie_generations import link_gb_s
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.core.peer_ranks import against_others, by_model, silent, strangers
+from gpudoctor.checks.core.probe_outcome import absent, judged_problems, problems_of, rank_gpu, rank_subject
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.under_load import highest_of, load_of
+from gpudoctor.checks.pcie.link_state import describe, generation_reachable, hidden_bridges, names_of, on_c2c
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.measured_links import HostLink
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.pcie_generations import link_gb_s
 
 HOST = "link.host"
 _UNPROVEN_GENERATION = 6  # nobody has published what a copy reaches there: at most a warn

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -25,14 +25,14 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.link_host import HOST
-from gpudoctor.checks.peer_classes import Joined, joined_pairs
-from gpudoctor.checks.probe_outcome import absent, not_judged, problems_of, ranks_in_words
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.siblings import strangers
-from gpudoctor.checks.under_load import middle
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import known
+from gpudoctor.checks.core.peer_pairs import Joined, joined_pairs
+from gpudoctor.checks.core.peer_ranks import strangers
+from gpudoctor.checks.core.probe_outcome import absent, not_judged, problems_of, ranks_in_words
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.under_load import middle
+from gpudoctor.checks.link.host import HOST
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import known
 
 PEER = "link.peer"
 _WHAT = "copies between GPUs"

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, Found, of_nic, ok, skip, unread, warn
-from gpudoctor.checks.registry import check
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import RdmaPort
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    of_nic,
+    ok,
+    skip,
+    unread,
+    warn,
+)
+from gpudoctor.checks.core.registry import check
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import RdmaPort
 from gpudoctor.profiles.peers import majority
 
 ID = "network.infiniband"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.counters import out_of_line
-from gpudoctor.checks.finding import Advice, Evidence, Expected, Finding, Found, of_gpu, ok, unread, warn
-from gpudoctor.checks.nvlink_state import not_judged, real_links
-from gpudoctor.checks.registry import check
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, of_gpu, ok, unread, warn
+from gpudoctor.checks.core.lifetime_counters import out_of_line
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.nvlink.link_state import not_judged, real_links
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing, known
 
 _KINDS = ("crc_errors", "replay_errors", "recovery_errors")
 

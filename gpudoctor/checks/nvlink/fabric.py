@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -20,11 +20,11 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.nvlink_state import links_up
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.trust import untrusted
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.nvlink.link_state import links_up
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing, known
 
 # compute trays whose NVLink domain spans several machines
 _MULTI_NODE = re.compile(r"\bGB[23]00\b", re.IGNORECASE)

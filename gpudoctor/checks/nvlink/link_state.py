@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.finding import Finding, of_gpu, skip, unknown, unread
-from gpudoctor.checks.trust import untrusted
-from gpudoctor.facts.gpu import Gpu, NvLink
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import Finding, of_gpu, skip, unknown, unread
+from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.facts.model.gpu import Gpu, NvLink
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.profile import GpuModel
 
 UP = ("active", "sleep")  # asleep is a power state, not a fault (nvml.h, NVML_NVLINK_STATE_SLEEP)

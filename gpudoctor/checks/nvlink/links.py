@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -18,11 +18,11 @@ from gpudoctor.checks.finding import (
     skip,
     warn,
 )
-from gpudoctor.checks.nvlink_state import UP, links_up, model_of, not_judged, real_links
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.trust import untrusted
-from gpudoctor.facts.gpu import Gpu, NvLink
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.nvlink.link_state import UP, links_up, model_of, not_judged, real_links
+from gpudoctor.facts.model.gpu import Gpu, NvLink
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import majority
 from gpudoctor.profiles.profile import GpuModel, NvlinkSpec
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -23,11 +23,11 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.nvlink_state import model_of
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.trust import untrusted
-from gpudoctor.facts.gpu import Gpu, GpuPair
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.nvlink.link_state import model_of
+from gpudoctor.facts.model.gpu import Gpu, GpuPair
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import majority
 
 Kind = str  # switch, mesh, pairs or pcie

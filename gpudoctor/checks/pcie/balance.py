@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.counters import out_of_line
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -21,12 +20,13 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.pcie_rates import generation_reachable, hidden_bridges, names_of, on_c2c, slot_above
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.trust import untrusted
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.pcie_generations import link_gb_s
+from gpudoctor.checks.core.lifetime_counters import out_of_line
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.pcie.link_state import generation_reachable, hidden_bridges, names_of, on_c2c, slot_above
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.pcie_generations import link_gb_s
 from gpudoctor.profiles.peers import majority
 
 # lanes that each GPU should get, widest first; more GPUs than here: x8 each

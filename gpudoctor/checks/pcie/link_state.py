@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from gpudoctor.checks.case import Case
-from gpudoctor.facts.gpu import Gpu, PcieHop
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.checks.core.case import Case
+from gpudoctor.facts.model.gpu import Gpu, PcieHop
+from gpudoctor.facts.model.missing import Missing, known
 
 # NVIDIA Grace superchips and GB10: the CPU reaches the GPU over NVLink-C2C and PCIe is narrow or idle by design
 _C2C_NAME = re.compile(r"\b(GH200|GB200|GB300|GB10)\b", re.IGNORECASE)

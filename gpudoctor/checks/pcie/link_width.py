@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
     Expected,
@@ -19,7 +19,9 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.pcie_rates import (
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.pcie.link_state import (
     describe,
     generation_reachable,
     hidden_bridges,
@@ -28,11 +30,9 @@ from gpudoctor.checks.pcie_rates import (
     on_c2c,
     slot_above,
 )
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.trust import untrusted
-from gpudoctor.facts.gpu import Gpu, PcieHop
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.pcie_generations import generation_of, link_gb_s
+from gpudoctor.facts.model.gpu import Gpu, PcieHop
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.pcie_generations import generation_of, link_gb_s
 from gpudoctor.profiles.peers import majority
 
 WIDTH = "nvmlDeviceGetCurrPcieLinkWidth"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -23,12 +23,12 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.pcie_rates import describe, hidden_bridges, names_of, on_c2c
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.trust import untrusted
-from gpudoctor.facts.gpu import Gpu, PcieHop
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.pcie_generations import generation_of, link_gb_s
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.pcie.link_state import describe, hidden_bridges, names_of, on_c2c
+from gpudoctor.facts.model.gpu import Gpu, PcieHop
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.pcie_generations import generation_of, link_gb_s
 
 
 class Hop(msgspec.Struct, frozen=True):

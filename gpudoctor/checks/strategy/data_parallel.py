@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, Found, fail, ok
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.strategy_verdict import BF16_ERROR, FP32_ERROR, judged_strategy, mib, runs_of
-from gpudoctor.facts.measured_strategies import StrategyRun
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Expected, Finding, Found, fail, ok
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.strategy.verdict import BF16_ERROR, FP32_ERROR, judged_strategy, mib, runs_of
+from gpudoctor.facts.model.measured_strategies import StrategyRun
 
 DP, DDP, ZERO1, FSDP = "strategy.dp", "strategy.ddp", "strategy.zero1", "strategy.fsdp"
 # of what is divided, each rank has its share, rounded up to whole tensors (ZeRO) or rows (FSDP)

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import NODE, Finding, skip, unknown, unread
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.strategy_data import shares
-from gpudoctor.checks.strategy_verdict import BF16_ERROR, FP32_ERROR, judged_strategy, runs_of
-from gpudoctor.facts.measured_frameworks import LibraryStrategies
-from gpudoctor.facts.measurements import Launch
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import NODE, Finding, skip, unknown, unread
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.strategy.data_parallel import shares
+from gpudoctor.checks.strategy.verdict import BF16_ERROR, FP32_ERROR, judged_strategy, runs_of
+from gpudoctor.facts.model.measured_frameworks import LibraryStrategies
+from gpudoctor.facts.model.measurements import Launch
 
 DEEPSPEED, TENSORFLOW = "strategy.deepspeed", "strategy.tensorflow"
 # what each stage of ZeRO divides of that which is there between two steps (arXiv:1910.02054, figure 1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -19,10 +19,10 @@ from gpudoctor.checks.finding import (
     unknown,
     warn,
 )
-from gpudoctor.checks.probe_outcome import on_gpus, rank_subject, ranks_in_words
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.strategy_verdict import FP32_ERROR, judged_strategy, mib, runs_of
-from gpudoctor.facts.measured_strategies import StrategyRun
+from gpudoctor.checks.core.probe_outcome import on_gpus, rank_subject, ranks_in_words
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.strategy.verdict import FP32_ERROR, judged_strategy, mib, runs_of
+from gpudoctor.facts.model.measured_strategies import StrategyRun
 
 TENSOR, PIPELINE, THREE_D = "strategy.tensor", "strategy.pipeline", "strategy.3d"
 _WRONG_SHARDS = "wrong_shards_rank_"

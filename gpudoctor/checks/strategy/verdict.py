@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from math import isfinite
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, Found, Status, fail, ok, unknown, unread
-from gpudoctor.checks.probe_outcome import (
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    Status,
+    fail,
+    ok,
+    unknown,
+    unread,
+)
+from gpudoctor.checks.core.probe_outcome import (
     absent,
     judged_problems,
     mode_that_closes,
@@ -16,7 +28,7 @@ from gpudoctor.checks.probe_outcome import (
     rank_subject,
     ranks_in_words,
 )
-from gpudoctor.facts.measured_strategies import Strategies, StrategyRank, StrategyRun
+from gpudoctor.facts.model.measured_strategies import Strategies, StrategyRank, StrategyRun
 
 PROBE = "strategy"
 TOLD_BY = "strategy.ddp"  # the check that answers for problems of the whole probe

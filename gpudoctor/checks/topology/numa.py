@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.case import Case
-from gpudoctor.checks.finding import Advice, Evidence, Expected, Finding, of_gpu, ok, skip, unknown, unread, warn
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.trust import untrusted
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import NumaNode
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, of_gpu, ok, skip, unknown, unread, warn
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import NumaNode
 
 
 @check("topology.numa", title="Every GPU has CPUs of this process near it")

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
-from gpudoctor.checks.probe_outcome import not_judged, rank_gpu, rank_subject, ranks_in_words
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.straggler import Deviation, SlowData, Thresholds, causes, deviations, shared_with, slow_data
-from gpudoctor.checks.train_sync import SYNC, no_training
-from gpudoctor.checks.under_load import load_of
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.measurements import Training, TrainRank
-from gpudoctor.facts.missing import known
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    fail,
+    ok,
+    skip,
+    unknown,
+    warn,
+)
+from gpudoctor.checks.core.probe_outcome import not_judged, rank_gpu, rank_subject, ranks_in_words
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.under_load import load_of
+from gpudoctor.checks.train.straggler import Deviation, SlowData, Thresholds, causes, deviations, shared_with, slow_data
+from gpudoctor.checks.train.sync import SYNC, no_training
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.measurements import Training, TrainRank
+from gpudoctor.facts.model.missing import known
 
 BALANCE = "train.balance"
 _SIMULATED = "simulation of 20 000 runs: false alarms at most 0.01 % at 1.10"

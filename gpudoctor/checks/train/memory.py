@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
-from gpudoctor.checks.probe_outcome import not_judged, rank_subject, ranks_in_words
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.train_sync import SYNC, no_training
-from gpudoctor.facts.missing import Missing
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
+from gpudoctor.checks.core.probe_outcome import not_judged, rank_subject, ranks_in_words
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.train.sync import SYNC, no_training
+from gpudoctor.facts.model.missing import Missing
 
 MEMORY = "train.memory"
 

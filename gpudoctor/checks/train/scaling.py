@@ -7,13 +7,25 @@ from math import log2
 
 import msgspec
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, unread, warn
-from gpudoctor.checks.probe_outcome import not_judged, rank_gpu, ranks_in_words
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.train_sync import SYNC, no_training
-from gpudoctor.facts.measurements import Training
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    ok,
+    skip,
+    unknown,
+    unread,
+    warn,
+)
+from gpudoctor.checks.core.probe_outcome import not_judged, rank_gpu, ranks_in_words
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.train.sync import SYNC, no_training
+from gpudoctor.facts.model.measurements import Training
+from gpudoctor.facts.model.missing import Missing, known
 
 SCALING, BUCKET = "train.scaling", "train.bucket"
 _DEFAULT_BUCKET_MB = 25

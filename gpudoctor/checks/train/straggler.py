@@ -7,12 +7,12 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.checks.gpu_use import use_of_gpu
-from gpudoctor.checks.under_load import causes_under_load
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.measurements import Training, TrainRank
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.telemetry import GpuUnderLoad
+from gpudoctor.checks.core.gpu_use import use_of_gpu
+from gpudoctor.checks.core.under_load import causes_under_load
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.measurements import Training, TrainRank
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.telemetry import GpuUnderLoad
 
 _LEAST_TURNS = 6
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from math import isfinite
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, Found, fail, ok, unknown, unread
-from gpudoctor.checks.probe_outcome import (
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Expected, Finding, Found, fail, ok, unknown, unread
+from gpudoctor.checks.core.probe_outcome import (
     absent,
     judged_problems,
     not_judged,
@@ -15,9 +15,9 @@ from gpudoctor.checks.probe_outcome import (
     rank_subject,
     ranks_in_words,
 )
-from gpudoctor.checks.registry import check
-from gpudoctor.facts.measurements import Training
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.checks.core.registry import check
+from gpudoctor.facts.model.measurements import Training
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import majority
 
 SYNC = "train.sync"

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpudoctor.checks.case import Case, Limit
-from gpudoctor.checks.finding import NODE, Advice, Evidence, Expected, Finding, Found, of_gpu, ok, skip, unknown, warn
-from gpudoctor.checks.finding import unread as not_read
-from gpudoctor.checks.probe_outcome import absent, not_judged, on_gpus, problems_of, ranks_in_words
-from gpudoctor.checks.registry import check
-from gpudoctor.checks.train_sync import SYNC
-from gpudoctor.checks.under_load import highest_of, median_of, middle, telemetry_of
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.telemetry import GpuUnderLoad, Telemetry
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    of_gpu,
+    ok,
+    skip,
+    unknown,
+    warn,
+)
+from gpudoctor.checks.core.finding import unread as not_read
+from gpudoctor.checks.core.probe_outcome import absent, not_judged, on_gpus, problems_of, ranks_in_words
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.under_load import highest_of, median_of, middle, telemetry_of
+from gpudoctor.checks.train.sync import SYNC
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.telemetry import GpuUnderLoad, Telemetry
 
 UTILIZATION = "train.utilization"
 _BUSY = "utilization_pct"

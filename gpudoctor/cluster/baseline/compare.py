@@ -8,9 +8,9 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.cluster.fleet_figures import Entry, figure_of, figure_words, less_is_better, place_words, unit_of
-from gpudoctor.cluster.fleet_records import Record
-from gpudoctor.cluster.fleet_shapes import Verdict
+from gpudoctor.cluster.fleet.figures import Entry, figure_of, figure_words, less_is_better, place_words, unit_of
+from gpudoctor.cluster.fleet.records import Record
+from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.errors import UserError
 
 # reference (probes, 5.1): a stored baseline warns at -5 % and fails at -10 %, after three healthy runs

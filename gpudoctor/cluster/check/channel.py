@@ -18,7 +18,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from gpudoctor.cluster.wire import PROTOCOL, Challenge, Hello
+from gpudoctor.cluster.check.messages import PROTOCOL, Challenge, Hello
 
 MAX_LINE_BYTES = 64 << 20  # a report with facts of 16 GPUs is 1 MB; more than this is no report
 GUEST_LINE_BYTES = 64 << 10  # who has not proved anything yet gets no more of the hub's memory than a Hello takes

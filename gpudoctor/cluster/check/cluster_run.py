@@ -10,14 +10,14 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.checks.registry import Level
-from gpudoctor.cluster.hub import Hub, Silence
-from gpudoctor.cluster.odd_ones import slow_pairs
-from gpudoctor.cluster.tournament import Pair, rounds_of
-from gpudoctor.cluster.wire import Answer, Check, Checked, CouldNot, Meet, Open, Ping, Pong, Ready, Times
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.network_reach import Reach
-from gpudoctor.report.report import Report
+from gpudoctor.checks.core.registry import Level
+from gpudoctor.cluster.check.hub import Hub, Silence
+from gpudoctor.cluster.check.messages import Answer, Check, Checked, CouldNot, Meet, Open, Ping, Pong, Ready, Times
+from gpudoctor.cluster.check.pair_outliers import slow_pairs
+from gpudoctor.cluster.check.tournament import Pair, rounds_of
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.network_reach import Reach
+from gpudoctor.report.model import Report
 
 Backend = Literal["nccl", "gloo"]
 

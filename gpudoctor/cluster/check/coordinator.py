@@ -14,13 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.checks.registry import Level
-from gpudoctor.cluster.between_findings import SLOW_SHARE
-from gpudoctor.cluster.cluster_report import SCHEMA, ClusterReport, ClusterRun, render_cluster_json
-from gpudoctor.cluster.examination import Examination, Plan
-from gpudoctor.cluster.hub import Hub
-from gpudoctor.cluster.judging import judge_cluster
-from gpudoctor.cluster.wire import DEFAULT_SILENCE_S
+from gpudoctor.checks.core.registry import Level
+from gpudoctor.cluster.check.cluster_run import Examination, Plan
+from gpudoctor.cluster.check.hub import Hub
+from gpudoctor.cluster.check.inter_node_findings import SLOW_SHARE
+from gpudoctor.cluster.check.judge import judge_cluster
+from gpudoctor.cluster.check.messages import DEFAULT_SILENCE_S
+from gpudoctor.cluster.check.report import SCHEMA, ClusterReport, ClusterRun, render_cluster_json
 from gpudoctor.errors import UserError
 from gpudoctor.exits import (
     COULD_NOT,
@@ -32,10 +32,10 @@ from gpudoctor.exits import (
     write_stdout,
 )
 from gpudoctor.facts.deadlines import COLLECTION
-from gpudoctor.loading import run_limit_s
+from gpudoctor.load_policy import run_limit_s
 from gpudoctor.private_folder import make_private_folder, why_not_private
-from gpudoctor.report.files import OutputError, write_file
-from gpudoctor.report.report import Tool
+from gpudoctor.report.model import Tool
+from gpudoctor.report.output_files import OutputError, write_file
 
 _JOIN_S = 60.0
 _NAME_MAX = 50  # letters, each of up to 4 bytes: file systems take 255 bytes
@@ -192,7 +192,7 @@ def _render(report: ClusterReport, args: argparse.Namespace, *, to_file: bool) -
     if args.format == "json":
         return render_cluster_json(report)
     # every rank imports this module, and only one of them draws
-    from gpudoctor.cluster.cluster_text import render_cluster_text
+    from gpudoctor.cluster.check.text import render_cluster_text
     from gpudoctor.report.text import output_color, terminal_width
 
     color = output_color(args.color, to_file=to_file)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.network_reach import Reach
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.network_reach import Reach
 
 
 def loopback(address: str) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from gpudoctor.cluster.channel import (
+from gpudoctor.cluster.check.channel import (
     GUEST_LINE_BYTES,
     MAX_LINE_BYTES,
     Line,
@@ -24,7 +24,7 @@ from gpudoctor.cluster.channel import (
     new_secret,
     notice_silence,
 )
-from gpudoctor.cluster.wire import Answer, Answered, Asked, Challenge, End, Hello, Order, Tampered, Welcome
+from gpudoctor.cluster.check.messages import Answer, Answered, Asked, Challenge, End, Hello, Order, Tampered, Welcome
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
 

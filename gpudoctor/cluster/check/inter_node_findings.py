@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -19,10 +19,10 @@ from gpudoctor.checks.finding import (
     unread,
     warn,
 )
-from gpudoctor.cluster.examination import Backend, Examination, Group
-from gpudoctor.cluster.odd_ones import name_odd, slow_pairs, usual_rate
-from gpudoctor.cluster.tournament import Pair
-from gpudoctor.facts.missing import Missing
+from gpudoctor.cluster.check.cluster_run import Backend, Examination, Group
+from gpudoctor.cluster.check.pair_outliers import name_odd, slow_pairs, usual_rate
+from gpudoctor.cluster.check.tournament import Pair
+from gpudoctor.facts.model.missing import Missing
 from gpudoctor.units import rate_text
 
 # A pair below this share of what is usual is slow, and below the second one not fit. Both are gpudoctor's own choice:

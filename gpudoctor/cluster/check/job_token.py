@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
-from gpudoctor.cluster.channel import new_secret
-from gpudoctor.cluster.place import JobPlace
+from gpudoctor.cluster.check.channel import new_secret
+from gpudoctor.cluster.check.placement import JobPlace
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.http_callers import is_loopback

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from shlex import quote
 from typing import Literal
 
-from gpudoctor.checks.faults import Fault
-from gpudoctor.checks.finding import NODE, Advice, Evidence, Finding, Found, Subject, fail, ok, skip, unknown, warn
-from gpudoctor.cluster.between_findings import all_reduce_findings, pair_findings
-from gpudoctor.cluster.cluster_report import (
+from gpudoctor.checks.core.causes import Fault
+from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Finding, Found, Subject, fail, ok, skip, unknown, warn
+from gpudoctor.cluster.check.cluster_run import Examination, Group, NodeSeen
+from gpudoctor.cluster.check.inter_node_findings import all_reduce_findings, pair_findings
+from gpudoctor.cluster.check.network_findings import network_findings
+from gpudoctor.cluster.check.report import (
     SCHEMA,
     Between,
     ClusterReport,
@@ -20,12 +22,10 @@ from gpudoctor.cluster.cluster_report import (
     judged,
     verdict_of,
 )
-from gpudoctor.cluster.examination import Examination, Group, NodeSeen
-from gpudoctor.cluster.network_findings import network_findings
 from gpudoctor.exits import FAILED, OK, UNKNOWN
-from gpudoctor.facts.missing import known
+from gpudoctor.facts.model.missing import known
 from gpudoctor.report.judge import REASON_LENGTH
-from gpudoctor.report.report import Tool, Verdict
+from gpudoctor.report.model import Tool, Verdict
 
 FailOn = Literal["fail", "warn", "never"]
 _FAULTS_SHOWN = 4

@@ -13,11 +13,11 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.cluster.job_token import TOKEN_VARIABLE
-from gpudoctor.cluster.place import job_place
+from gpudoctor.cluster.check.job_token import TOKEN_VARIABLE
+from gpudoctor.cluster.check.placement import job_place
 from gpudoctor.errors import UserError
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.subprocesses import run_command
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.command import run_command
 
 Launcher = Literal["slurm", "torchrun", "mpi", "ray", "k8s"]
 LAUNCHERS: tuple[Launcher, ...] = ("slurm", "torchrun", "mpi", "ray", "k8s")

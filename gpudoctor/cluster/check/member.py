@@ -13,7 +13,7 @@ from typing import IO
 
 import msgspec
 
-from gpudoctor.cluster.channel import (
+from gpudoctor.cluster.check.channel import (
     GUEST_LINE_BYTES,
     MAX_LINE_BYTES,
     Line,
@@ -23,10 +23,10 @@ from gpudoctor.cluster.channel import (
     hello_of,
     notice_silence,
 )
-from gpudoctor.cluster.gloo_interface import interface_for_gloo
-from gpudoctor.cluster.local_ranks import DisturbedError, LocalRanks
-from gpudoctor.cluster.tied import tied_gpudoctor
-from gpudoctor.cluster.wire import (
+from gpudoctor.cluster.check.die_with_parent import tied_gpudoctor
+from gpudoctor.cluster.check.gloo_interface import interface_for_gloo
+from gpudoctor.cluster.check.local_ranks import DisturbedError, LocalRanks
+from gpudoctor.cluster.check.messages import (
     Answer,
     Answered,
     Asked,
@@ -44,9 +44,9 @@ from gpudoctor.cluster.wire import (
     Welcome,
 )
 from gpudoctor.errors import UserError
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.network_reach import Reach, read_here
-from gpudoctor.report.report import Report
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.network_reach import Reach, read_here
+from gpudoctor.report.model import Report
 
 _TRY_S = 3.0
 _PAUSE_S = 0.1

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.network_reach import Reach
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.network_reach import Reach
 
 PROTOCOL = "gpudoctor-cluster/2"
 DEFAULT_SILENCE_S = 15.0

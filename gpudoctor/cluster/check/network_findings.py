@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from gpudoctor.checks.finding import (
+from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
     Evidence,
@@ -18,10 +18,10 @@ from gpudoctor.checks.finding import (
     unknown,
     warn,
 )
-from gpudoctor.cluster.examination import Backend, NodeSeen
-from gpudoctor.cluster.gloo_interface import gloo_trouble
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.network_reach import Reach
+from gpudoctor.cluster.check.cluster_run import Backend, NodeSeen
+from gpudoctor.cluster.check.gloo_interface import gloo_trouble
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.system.network_reach import Reach
 from gpudoctor.profiles.peers import majority
 
 # gpudoctor's own: logs and traces of nodes that are further apart cannot be put in order, and what is renewed by

@@ -8,7 +8,7 @@ from statistics import median_high
 
 import msgspec
 
-from gpudoctor.cluster.tournament import Pair
+from gpudoctor.cluster.check.tournament import Pair
 
 # A node is named where its pairs are slow with nearly all others, of which there must be two or more: with one
 # partner alone nobody can tell which of the two it is. gpudoctor's own choice: of four partners three.

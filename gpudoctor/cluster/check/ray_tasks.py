@@ -40,8 +40,8 @@ def run_on_every_node(argv: Sequence[str], token_fd: int, nodes_wanted: int | No
 
         # where gpudoctor is not installed there, it may lie at the same place, on a disk that the nodes share
         sys.path.append(root)
-        from gpudoctor.cluster.job_token import token_pipe
-        from gpudoctor.cluster.tied import tied_gpudoctor
+        from gpudoctor.cluster.check.die_with_parent import tied_gpudoctor
+        from gpudoctor.cluster.check.job_token import token_pipe
 
         with token_pipe(token) as fd:
             return subprocess.call(

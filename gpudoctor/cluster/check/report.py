@@ -6,13 +6,13 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.checks.faults import Fault
-from gpudoctor.checks.finding import Finding, Status, worst
-from gpudoctor.checks.registry import Level
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.network_reach import Reach
+from gpudoctor.checks.core.causes import Fault
+from gpudoctor.checks.core.finding import Finding, Status, worst
+from gpudoctor.checks.core.registry import Level
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.network_reach import Reach
 from gpudoctor.json_text import json_line
-from gpudoctor.report.report import Tool, Verdict
+from gpudoctor.report.model import Tool, Verdict
 
 SCHEMA: Literal["gpudoctor.cluster/1"] = "gpudoctor.cluster/1"
 # What is judged between nodes: id and what it says of it where all is well

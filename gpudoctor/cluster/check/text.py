@@ -10,11 +10,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gpudoctor.checks.finding import Finding, Status
-from gpudoctor.cluster.cluster_report import Between, ClusterReport, Judged
+from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.cluster.check.report import Between, ClusterReport, Judged
 from gpudoctor.cluster.text_rows import Rows
-from gpudoctor.report.blocks import STYLES, block_rows, plain, status_word
 from gpudoctor.report.text import laid_out
+from gpudoctor.report.text_blocks import STYLES, block_rows, plain, status_word
 from gpudoctor.units import mib_text, rate_text
 
 _NODES_SHOWN = 64  # of those that pass; every other one is always shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpudoctor.cluster.fleet_shapes import MeasuredOf, Number
+from gpudoctor.cluster.fleet.shapes import MeasuredOf, Number
 from gpudoctor.units import size_text
 
 # smaller messages measure latency, whose spread on healthy nodes says nothing of a link

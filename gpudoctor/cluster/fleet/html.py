@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.cluster.fleet import WORST_FIRST, FigureRow, Fleet, NodeRow, Outlier, Reading
-from gpudoctor.cluster.fleet_judged import outlier_words
-from gpudoctor.cluster.fleet_reading import Refused
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.cluster.fleet.judge import outlier_words
+from gpudoctor.cluster.fleet.model import WORST_FIRST, FigureRow, Fleet, NodeRow, Outlier, Reading
+from gpudoctor.cluster.fleet.reading import Refused
 from gpudoctor.cluster.hostlist import hostlist
 from gpudoctor.report import html
 from gpudoctor.report.html.elements import Child, append, banner, chip, document, element, section, table, tally

@@ -10,8 +10,8 @@ from typing import Literal
 import msgspec
 
 from gpudoctor import __version__
-from gpudoctor.cluster.drift import Drift, drifts
-from gpudoctor.cluster.fleet import (
+from gpudoctor.cluster.fleet.drift import Drift, drifts
+from gpudoctor.cluster.fleet.model import (
     OUTLIER,
     WORST_FIRST,
     Counts,
@@ -22,13 +22,13 @@ from gpudoctor.cluster.fleet import (
     Outlier,
     Reading,
 )
-from gpudoctor.cluster.fleet_nodes import CLOCK_TOLERANCE_S, FleetNode, nodes_of
-from gpudoctor.cluster.fleet_reading import Gathered
-from gpudoctor.cluster.fleet_records import NO_GPU
-from gpudoctor.cluster.fleet_shapes import Verdict
-from gpudoctor.cluster.fleet_spreads import by_kind, compare
+from gpudoctor.cluster.fleet.nodes import CLOCK_TOLERANCE_S, FleetNode, nodes_of
+from gpudoctor.cluster.fleet.reading import Gathered
+from gpudoctor.cluster.fleet.records import NO_GPU
+from gpudoctor.cluster.fleet.shapes import Verdict
+from gpudoctor.cluster.fleet.spreads import by_kind, compare
+from gpudoctor.cluster.fleet.trends import trends
 from gpudoctor.cluster.hostlist import hostlist, is_host_name
-from gpudoctor.cluster.trends import trends
 
 STALE_S = 86400.0
 

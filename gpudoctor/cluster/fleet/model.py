@@ -6,9 +6,9 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.cluster.drift import Drift
-from gpudoctor.cluster.fleet_reading import Refused
-from gpudoctor.cluster.fleet_shapes import Verdict
+from gpudoctor.cluster.fleet.drift import Drift
+from gpudoctor.cluster.fleet.reading import Refused
+from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.cluster.hostlist import is_host_name
 
 OUTLIER = "fleet.outlier"

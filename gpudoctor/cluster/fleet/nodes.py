@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from gpudoctor.cluster.fleet_records import FaultSeen, Record, judged_of
+from gpudoctor.cluster.fleet.records import FaultSeen, Record, judged_of
 
 CLOCK_TOLERANCE_S = 60.0
 _DIGITS = re.compile(r"([0-9]+)")

@@ -9,9 +9,9 @@ from typing import BinaryIO
 
 import msgspec
 
-from gpudoctor.cluster.fleet_files import Document, Found, Listed, documents_of, listed, stdin_documents
-from gpudoctor.cluster.fleet_records import BrokenError, ForeignError, Record, Recorder
-from gpudoctor.cluster.fleet_workers import in_processes
+from gpudoctor.cluster.fleet.files import Document, Found, Listed, documents_of, listed, stdin_documents
+from gpudoctor.cluster.fleet.records import BrokenError, ForeignError, Record, Recorder
+from gpudoctor.cluster.fleet.workers import in_processes
 
 
 class Refused(msgspec.Struct, frozen=True):

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import msgspec
 
-from gpudoctor.cluster.fleet_figures import Entry, figures
-from gpudoctor.cluster.fleet_files import Document, Listed, documents_of
-from gpudoctor.cluster.fleet_shapes import REPORT, ReportOf, SchemaOf, Verdict
-from gpudoctor.facts.private_shapes import REDACTED
+from gpudoctor.cluster.fleet.figures import Entry, figures
+from gpudoctor.cluster.fleet.files import Document, Listed, documents_of
+from gpudoctor.cluster.fleet.shapes import REPORT, ReportOf, SchemaOf, Verdict
+from gpudoctor.facts.redaction.private_shapes import REDACTED
 
 # half of a surrogate pair, which the standard library writes for a name that is not UTF-8 and msgspec cannot read
 _HALF_PAIR = re.compile(

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from gpudoctor.cluster.fleet import FigureRow, Outlier
-from gpudoctor.cluster.fleet_figures import Figure, Place, figure_of, figure_words, less_is_better, unit_of
-from gpudoctor.cluster.fleet_nodes import FleetNode
-from gpudoctor.cluster.fleet_records import Record
+from gpudoctor.cluster.fleet.figures import Figure, Place, figure_of, figure_words, less_is_better, unit_of
+from gpudoctor.cluster.fleet.model import FigureRow, Outlier
+from gpudoctor.cluster.fleet.nodes import FleetNode
+from gpudoctor.cluster.fleet.records import Record
 from gpudoctor.cluster.hostlist import hostlist
 from gpudoctor.cluster.outliers import FAIL_SIMILARITY, MIN_NODES, Bad, Spread, spread_of
 

@@ -9,14 +9,14 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.cluster.fleet import OUTLIER, WORST_FIRST, FigureRow, Fleet, NodeRow, Outlier, Reading
-from gpudoctor.cluster.fleet_judged import outlier_words
-from gpudoctor.cluster.fleet_reading import Refused
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.cluster.fleet.judge import outlier_words
+from gpudoctor.cluster.fleet.model import OUTLIER, WORST_FIRST, FigureRow, Fleet, NodeRow, Outlier, Reading
+from gpudoctor.cluster.fleet.reading import Refused
 from gpudoctor.cluster.hostlist import hostlist
 from gpudoctor.cluster.text_rows import Rows
-from gpudoctor.report.blocks import STYLES, plain, status_word
 from gpudoctor.report.text import laid_out
+from gpudoctor.report.text_blocks import STYLES, plain, status_word
 
 # a fleet of thousands may have hundreds of each; --json has all of them
 MOST_ROWS = 30

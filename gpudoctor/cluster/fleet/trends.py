@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpudoctor.cluster.fleet import WORST_FIRST, NodeRow, Trend
-from gpudoctor.cluster.fleet_figures import figure_words, less_is_better, place_words
-from gpudoctor.cluster.fleet_nodes import FleetNode
-from gpudoctor.cluster.fleet_spreads import by_kind, changed
+from gpudoctor.cluster.fleet.figures import figure_words, less_is_better, place_words
+from gpudoctor.cluster.fleet.model import WORST_FIRST, NodeRow, Trend
+from gpudoctor.cluster.fleet.nodes import FleetNode
+from gpudoctor.cluster.fleet.spreads import by_kind, changed
 from gpudoctor.cluster.hostlist import hostlist
 from gpudoctor.report.difference import FIGURE_CHANGE_MIN
 

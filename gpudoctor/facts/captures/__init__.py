@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.model.missing import Missing
 
 MOST_GPUS = 1024  # no machine has so many, and each is compared with all of its peers
 LONGEST_TEXT = 1000

@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpudoctor.facts.captures import ABSENT, SourceError
-from gpudoctor.facts.captures.lspci import PciTree
-from gpudoctor.facts.captures.nvlink import LinkDump
-from gpudoctor.facts.captures.topology import Pair, Topology
-from gpudoctor.facts.gpu import Gpu, GpuPair, NvLink, P2pStatus
-from gpudoctor.facts.missing import NOT_READ, Missing
-from gpudoctor.facts.node import Host
+from gpudoctor.facts.captures.host.lspci import PciTree
+from gpudoctor.facts.captures.nvidia_smi.nvlink import LinkDump
+from gpudoctor.facts.captures.nvidia_smi.topology import Pair, Topology
+from gpudoctor.facts.model.gpu import Gpu, GpuPair, NvLink, P2pStatus
+from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.node import Host
 
 T = TypeVar("T")
 

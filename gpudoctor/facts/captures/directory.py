@@ -12,7 +12,7 @@ from gpudoctor.facts.captures.bug_report import add_bug_report
 from gpudoctor.facts.captures.join import Dumps
 from gpudoctor.facts.captures.opened import MAX_BYTES, decoded, head_text, open_plain, read_file
 from gpudoctor.facts.captures.recognise import HEAD_BYTES, Kind, recognise
-from gpudoctor.facts.node import Node
+from gpudoctor.facts.model.node import Node
 
 MAX_FILES = 1000
 MAX_TOTAL_BYTES = 512 * 1024 * 1024  # unpacked: twice the largest bug report that is read

@@ -9,8 +9,8 @@ import msgspec
 
 from gpudoctor.facts.captures import MOST_GPUS, SourceError
 from gpudoctor.facts.captures.plausible import plausible
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.node import Node
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.node import Node
 
 FACTS = "gpudoctor.facts/1"
 REPORT = "gpudoctor.report/1"

@@ -9,17 +9,17 @@ import msgspec
 
 from gpudoctor.facts.captures import MOST_GPUS, SourceError
 from gpudoctor.facts.captures.complete import pairs_of, placeholder_gpus, say_absent, with_links, without_gpu_memory
-from gpudoctor.facts.captures.lspci import PciTree, parse_lspci
-from gpudoctor.facts.captures.nvlink import LinkDump, merge_links, parse_nvlink
+from gpudoctor.facts.captures.host.lspci import PciTree, parse_lspci
+from gpudoctor.facts.captures.nvidia_smi.nvlink import LinkDump, merge_links, parse_nvlink
+from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, init_failure
+from gpudoctor.facts.captures.nvidia_smi.query_text import parse_smi_text
+from gpudoctor.facts.captures.nvidia_smi.query_xml import parse_smi_xml
+from gpudoctor.facts.captures.nvidia_smi.topology import Pair, Topology, parse_p2p, parse_topology
 from gpudoctor.facts.captures.plausible import plausible
 from gpudoctor.facts.captures.recognise import Kind
-from gpudoctor.facts.captures.smi_dump import SmiDump, init_failure
-from gpudoctor.facts.captures.smi_text import parse_smi_text
-from gpudoctor.facts.captures.smi_xml import parse_smi_xml
-from gpudoctor.facts.captures.topology import Pair, Topology, parse_p2p, parse_topology
-from gpudoctor.facts.gpu import Gpu, P2pStatus
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Driver, Environment, Host, KernelLog, Node, PciBus, Source
+from gpudoctor.facts.model.gpu import Gpu, P2pStatus
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Driver, Environment, Host, KernelLog, Node, PciBus, Source
 
 # printed line by line to its end: a last line without an end is half a line
 _BY_LINES = ("smi-text", "nvlink", "topology", "p2p", "lspci", "free", "meminfo", "df")
@@ -133,14 +133,14 @@ class Dumps:
         self.notes.append(f"{file} and {other_file} both hold nvidia-smi -q: {self._smi[0]} is used")
 
     def _add_host(self, kind: Kind, text: str, file: str) -> None:
-        from gpudoctor.facts.captures.host_text import kernel_module_version, parse_df, parse_free, parse_meminfo
+        from gpudoctor.facts.captures.host.memory_text import kernel_module_version, parse_df, parse_free, parse_meminfo
 
         if kind == "environment":
-            from gpudoctor.facts.environment import parse_env_text
+            from gpudoctor.facts.system.environment import parse_env_text
 
             self._environment = self._first("env", self._environment, parse_env_text(text), file)
         elif kind == "kernel-log":
-            from gpudoctor.facts.kernel_lines import read_kernel_text
+            from gpudoctor.facts.kernel_log.lines import read_kernel_text
 
             log = read_kernel_text(text, file)
             # dmesg and journal hold the same lines: the fuller one counts, never both

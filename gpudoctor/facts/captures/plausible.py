@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpudoctor.facts.captures import clipped
-from gpudoctor.facts.gpu import (
+from gpudoctor.facts.model.gpu import (
     Clocks,
     Ecc,
     Gpu,
@@ -20,8 +20,8 @@ from gpudoctor.facts.gpu import (
     ThrottleTimes,
     Utilization,
 )
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Driver, Host, Variable
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Driver, Host, Variable
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from gpudoctor.facts.kernel_records import read_line, unwrapped
+from gpudoctor.facts.kernel_log.records import read_line, unwrapped
 
 HEAD_BYTES = 64 * 1024
 

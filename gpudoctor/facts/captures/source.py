@@ -13,8 +13,8 @@ from typing import BinaryIO
 import msgspec
 
 from gpudoctor.facts.captures import SourceError, printable
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.node import Node
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.node import Node
 
 __all__ = ["Loaded", "SourceError", "load_source"]
 
@@ -65,7 +65,7 @@ def _load(name: str, stdin: BinaryIO | None, environ: Mapping[str, str] | None) 
 
         return Loaded(node_from_directory(name))
     from gpudoctor.facts.captures.opened import read_file
-    from gpudoctor.facts.watch_file import is_stream_file, node_of_file
+    from gpudoctor.facts.stream.recording import is_stream_file, node_of_file
 
     if is_stream_file(name):
         return _named(printable(Path(name).name), Loaded(node_of_file(name)))
@@ -77,13 +77,13 @@ def _load(name: str, stdin: BinaryIO | None, environ: Mapping[str, str] | None) 
 
 
 def _is_node(name: str) -> bool:
-    from gpudoctor.facts.simulated import node_names
+    from gpudoctor.facts.simulated.load import node_names
 
     return name in node_names()
 
 
 def _simulated(name: str, environ: Mapping[str, str]) -> Node:
-    from gpudoctor.facts.simulated import load_node, node_names
+    from gpudoctor.facts.simulated.load import load_node, node_names
 
     names = node_names()
     if name in names:
@@ -117,7 +117,7 @@ def _from_bytes(data: bytes, name: str) -> Loaded:
     from gpudoctor.facts.captures.recognise import HEAD_BYTES, recognise
 
     if data[257:262] == b"ustar":
-        from gpudoctor.facts.bundle import load_bundle
+        from gpudoctor.facts.captures.bundle import load_bundle
 
         try:
             return Loaded(*load_bundle(data))
@@ -125,7 +125,7 @@ def _from_bytes(data: bytes, name: str) -> Loaded:
             raise SourceError(f"{name}: {error}") from None
     head = head_text(data)
     if head.lstrip().startswith("{"):
-        from gpudoctor.facts.watch_file import is_stream, node_of_stream
+        from gpudoctor.facts.stream.recording import is_stream, node_of_stream
 
         if is_stream(data[:HEAD_BYTES]):
             return Loaded(node_of_stream(data, name))

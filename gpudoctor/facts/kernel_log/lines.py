@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.facts.kernel_messages import (
+from gpudoctor.facts.kernel_log.messages import (
     HARD_WORDS,
     INSTALLED_LOST,
     INSTALLED_OTHER,
@@ -21,9 +21,9 @@ from gpudoctor.facts.kernel_messages import (
     parse_message,
     words_of_xid,
 )
-from gpudoctor.facts.kernel_records import Record, kmsg_records, read_line, text_records
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import KernelEvent, KernelLog
+from gpudoctor.facts.kernel_log.records import Record, kmsg_records, read_line, text_records
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import KernelEvent, KernelLog
 
 MAX_EVENTS = 10_000
 # A flood of one message must not push out the one that matters: of each kind, code and device this many are kept

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.facts.kernel_lines import MAX_EVENTS, Collected, collect, parse_kernel_lines, read_kernel_text
-from gpudoctor.facts.kernel_messages import MARK
-from gpudoctor.facts.kernel_records import Record, first_of_kmsg, kmsg_records, text_records
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import KernelLog
-from gpudoctor.facts.sysfs import missing_from
+from gpudoctor.facts.kernel_log.lines import MAX_EVENTS, Collected, collect, parse_kernel_lines, read_kernel_text
+from gpudoctor.facts.kernel_log.messages import MARK
+from gpudoctor.facts.kernel_log.records import Record, first_of_kmsg, kmsg_records, text_records
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import KernelLog
+from gpudoctor.facts.system.sysfs import missing_from
 
 __all__ = ["MAX_EVENTS", "parse_kernel_lines", "read_kernel_log", "read_kernel_text"]
 
@@ -157,7 +157,7 @@ def _read_ring_buffer(path: Path) -> _Ring | Missing:
 
 def _read_journal(deadline_s: float) -> _Journal | Missing | None:
     """The journal's newest kernel lines since boot; None where it gave none, Missing (failed) where it hung or died."""
-    from gpudoctor.facts.subprocesses import run_command, signal_name
+    from gpudoctor.facts.system.command import run_command, signal_name
 
     answer = run_command(list(_JOURNAL), deadline_s=deadline_s, max_bytes=_JOURNAL_BYTES)
     if isinstance(answer, Missing):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from gpudoctor.facts.node import KernelEvent, KernelEventKind, short_bus_id
+from gpudoctor.facts.model.node import KernelEvent, KernelEventKind, short_bus_id
 
 # A word that every line of interest has: most lines are thrown away by this alone
 MARK = re.compile(r"NVRM: |SXid|AER: |PCIe Bus Error|DPC: |available PCIe bandwidth")

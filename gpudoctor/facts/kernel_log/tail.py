@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpudoctor.facts.kernel_lines import kmsg_events
-from gpudoctor.facts.node import KernelEvent
+from gpudoctor.facts.kernel_log.lines import kmsg_events
+from gpudoctor.facts.model.node import KernelEvent
 
 _MOST_RECORDS = 2000  # a tick; what is left comes with the next one
 _MOST_EVENTS = 200

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.facts.missing import NOT_READ, Missing
+from gpudoctor.facts.model.missing import NOT_READ, Missing
 
 
 class Fact(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpudoctor.facts.gpu import CallError, Fact
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import KernelEvent
-from gpudoctor.facts.telemetry import Spread
+from gpudoctor.facts.model.gpu import CallError, Fact
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import KernelEvent
+from gpudoctor.facts.model.telemetry import Spread
 
 NOT_READ_AGAIN = Missing("not read again after the load", "failed")
 

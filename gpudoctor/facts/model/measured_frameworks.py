@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gpudoctor.facts.gpu import Fact
-from gpudoctor.facts.measured_strategies import Strategies
-from gpudoctor.facts.missing import NOT_READ, Missing
+from gpudoctor.facts.model.gpu import Fact
+from gpudoctor.facts.model.measured_strategies import Strategies
+from gpudoctor.facts.model.missing import NOT_READ, Missing
 
 Framework = Literal["torch", "tensorflow", "jax"]
 FRAMEWORKS: tuple[Framework, ...] = ("torch", "tensorflow", "jax")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpudoctor.facts.gpu import Fact
-from gpudoctor.facts.missing import NOT_READ, Missing
+from gpudoctor.facts.model.gpu import Fact
+from gpudoctor.facts.model.missing import NOT_READ, Missing
 
 
 class HostLink(Fact, frozen=True):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gpudoctor.facts.burn import Burn
-from gpudoctor.facts.gpu import Fact
-from gpudoctor.facts.measured_compute import ComputeRank
-from gpudoctor.facts.measured_frameworks import FrameworkView, LibraryStrategies
-from gpudoctor.facts.measured_links import HostLink, PeerLink
-from gpudoctor.facts.measured_strategies import Strategies
-from gpudoctor.facts.missing import NOT_READ, Missing
-from gpudoctor.facts.node import Unanswered
-from gpudoctor.facts.telemetry import Telemetry
+from gpudoctor.facts.model.gpu import Fact
+from gpudoctor.facts.model.measured_burn import Burn
+from gpudoctor.facts.model.measured_compute import ComputeRank
+from gpudoctor.facts.model.measured_frameworks import FrameworkView, LibraryStrategies
+from gpudoctor.facts.model.measured_links import HostLink, PeerLink
+from gpudoctor.facts.model.measured_strategies import Strategies
+from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.node import Unanswered
+from gpudoctor.facts.model.telemetry import Telemetry
 
 Device = Literal["cuda", "cpu"]
 Probe = Literal["collective", "link", "compute", "train", "strategy"]

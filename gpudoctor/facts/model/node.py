@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.facts.gpu import Fact, Gpu, GpuPair
-from gpudoctor.facts.missing import NOT_READ, Missing
+from gpudoctor.facts.model.gpu import Fact, Gpu, GpuPair
+from gpudoctor.facts.model.missing import NOT_READ, Missing
 
 SourceKind = Literal["live", "facts", "capture", "simulated"]
 

@@ -1,1 +1,1 @@
-"""Everything that comes from the NVIDIA driver: the one client, one reader a section, collector and sampler processes."""
+"""Everything that comes from the NVIDIA driver: one client, a reader for each section, collector and sampler."""

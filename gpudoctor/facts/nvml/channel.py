@@ -13,8 +13,8 @@ from time import monotonic
 
 import msgspec
 
-from gpudoctor.facts.gpu import Gpu, GpuPair
-from gpudoctor.facts.node import Driver
+from gpudoctor.facts.model.gpu import Gpu, GpuPair
+from gpudoctor.facts.model.node import Driver
 
 SLOTS = 129  # the first thread and 128 GPUs
 _HEAD = struct.Struct(

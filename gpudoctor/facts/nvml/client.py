@@ -9,10 +9,10 @@ from time import monotonic
 from typing import Any, Protocol
 
 from gpudoctor.facts.deadlines import START_CALLS
-from gpudoctor.facts.error_cost import UNKNOWN, is_kept
-from gpudoctor.facts.gpu import CallError
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.nvml_words import FUNCTION_NOT_FOUND, error_word, missing_for
+from gpudoctor.facts.model.gpu import CallError
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.nvml.error_cost import UNKNOWN, is_kept
+from gpudoctor.facts.nvml.labels import FUNCTION_NOT_FOUND, error_word, missing_for
 
 # NVML_VALUE_TYPE_* -> the member of the union that holds the value
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
@@ -87,7 +87,7 @@ def load_pynvml() -> Any:
     else:
         is_folder = hasattr(module, "__path__")
     if is_folder:
-        from gpudoctor.facts.nvml_binding import unhidden
+        from gpudoctor.facts.nvml.binding import unhidden
 
         module = unhidden()
         if module is not None:

@@ -13,11 +13,11 @@ from time import monotonic
 import msgspec
 
 from gpudoctor.facts.deadlines import START_CALLS, Patience
-from gpudoctor.facts.gpu import Gpu, GpuPair
-from gpudoctor.facts.node import Driver, Unanswered
-from gpudoctor.facts.nvml_ahead import take_ahead
-from gpudoctor.facts.nvml_channel import InFlight, Message
-from gpudoctor.facts.nvml_spawn import MAX_WORDS, DriverProcess
+from gpudoctor.facts.model.gpu import Gpu, GpuPair
+from gpudoctor.facts.model.node import Driver, Unanswered
+from gpudoctor.facts.nvml.channel import InFlight, Message
+from gpudoctor.facts.nvml.collector_ahead import take_ahead
+from gpudoctor.facts.nvml.spawn import MAX_WORDS, DriverProcess
 
 _TICK_S = 0.05
 _TURN_S = 0.2

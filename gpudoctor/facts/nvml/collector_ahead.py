@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import NoReturn
 
-from gpudoctor.facts.nvml_channel import Crumbs, make_memory
+from gpudoctor.facts.nvml.channel import Crumbs, make_memory
 
 _GRACE_S = 0.3
 _SIGKILL = 9
@@ -172,7 +172,7 @@ def _collect(orders: int, pipe: int, memory: int, errors: int, parent: int) -> N
             if int(name) not in (0, 1, 2, orders, pipe, memory):
                 with suppress(OSError):  # the listing's own
                     os.close(int(name))
-        from gpudoctor.facts.nvml_child import wait_for_order
+        from gpudoctor.facts.nvml.collector_child import wait_for_order
 
         wait_for_order(orders, parent)
     except BaseException:  # noqa: BLE001 - the last words of a process are for its post-mortem

@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.gpu import Gpu, GpuPair
-from gpudoctor.facts.node import Driver
-from gpudoctor.facts.nvml import Crumbs, load_pynvml
-from gpudoctor.facts.nvml_channel import Crumbs as SharedCrumbs
-from gpudoctor.facts.nvml_channel import Message
-from gpudoctor.facts.nvml_read import read_nvml
+from gpudoctor.facts.model.gpu import Gpu, GpuPair
+from gpudoctor.facts.model.node import Driver
+from gpudoctor.facts.nvml.channel import Crumbs as SharedCrumbs
+from gpudoctor.facts.nvml.channel import Message
+from gpudoctor.facts.nvml.client import Crumbs, load_pynvml
+from gpudoctor.facts.nvml.read_node import read_nvml
 
 _PR_SET_PDEATHSIG = 1
 

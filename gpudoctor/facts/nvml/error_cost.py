@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from gpudoctor.facts.gpu import CallError, Gpu
-from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.model.gpu import CallError, Gpu
+from gpudoctor.facts.model.missing import Missing
 
 Cost = Literal["value", "gpu", "node"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from ctypes import Structure, byref, c_uint, c_uint8, c_uint32, sizeof
 from typing import Any
 
-from gpudoctor.facts.gpu import Fabric
-from gpudoctor.facts.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.nvml import Door, DriverError
-from gpudoctor.facts.nvml_words import (
+from gpudoctor.facts.model.gpu import Fabric
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.nvml.client import Door, DriverError
+from gpudoctor.facts.nvml.labels import (
     FABRIC_CONFIGURATION,
     FABRIC_HEALTH,
     FABRIC_STATES,

@@ -14,9 +14,9 @@ import msgspec
 from msgspec.structs import replace
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Node, from_json, to_json
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node, from_json, to_json
 
 VARIABLE = "GPUDOCTOR_FAKE_DRIVER"
 _NODE, _ROOT = "node.json", "root"

@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from gpudoctor.facts.gpu import EVENT_REASONS, Clocks, Gpu, PcieLink, Power, Thermal, ThrottleTimes, Utilization
-from gpudoctor.facts.missing import NOT_READ, UNSUPPORTED, Missing
-from gpudoctor.facts.nvml import Door, Fields, in_range, prefer
-from gpudoctor.facts.nvml_fabric import read_fabric
-from gpudoctor.facts.nvml_health import read_ecc, read_memory_repair, read_recovery_action
-from gpudoctor.facts.nvml_identity import read_identity
-from gpudoctor.facts.nvml_links import read_links
-from gpudoctor.facts.nvml_settings import read_cpu_affinity, read_numa_node, read_processes, read_settings
+from gpudoctor.facts.model.gpu import EVENT_REASONS, Clocks, Gpu, PcieLink, Power, Thermal, ThrottleTimes, Utilization
+from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing
+from gpudoctor.facts.nvml.client import Door, Fields, in_range, prefer
+from gpudoctor.facts.nvml.fabric import read_fabric
+from gpudoctor.facts.nvml.identity import read_identity
+from gpudoctor.facts.nvml.links import read_links
+from gpudoctor.facts.nvml.memory_health import read_ecc, read_memory_repair, read_recovery_action
+from gpudoctor.facts.nvml.settings import read_cpu_affinity, read_numa_node, read_processes, read_settings
 
 MIB_SHIFT = 20
 _MAX_MHZ = 20_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.nvml import Door, DriverError, in_range
-from gpudoctor.facts.nvml_words import ARCHITECTURES, BRANDS, error_word, word
-from gpudoctor.facts.sysfs import key_values, read_text
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.nvml.client import Door, DriverError, in_range
+from gpudoctor.facts.nvml.labels import ARCHITECTURES, BRANDS, error_word, word
+from gpudoctor.facts.system.sysfs import key_values, read_text
 
 
 def read_identity(door: Door, root: Path, bus_id: str) -> dict[str, Any]:

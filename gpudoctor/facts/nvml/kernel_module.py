@@ -7,8 +7,8 @@ import re
 import stat
 from pathlib import Path
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Driver
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Driver
 
 NOT_LOADED = 9
 _LIBRARY = "libnvidia-ml.so.1"

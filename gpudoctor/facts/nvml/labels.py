@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpudoctor.facts.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 
 FUNCTION_NOT_FOUND = 13
 _UNSUPPORTED = frozenset({3, FUNCTION_NOT_FOUND, 22, 25, 26})

@@ -6,11 +6,11 @@ import platform
 from collections import Counter
 from typing import Any, Literal, cast
 
-from gpudoctor.facts.gpu import Gpu, GpuPair, LinkState, NvLink, P2pStatus, PathKind
-from gpudoctor.facts.missing import UNSUPPORTED, Missing, known
-from gpudoctor.facts.node import short_bus_id
-from gpudoctor.facts.nvml import Door, DriverError, Fields, in_range, prefer
-from gpudoctor.facts.nvml_words import (
+from gpudoctor.facts.model.gpu import Gpu, GpuPair, LinkState, NvLink, P2pStatus, PathKind
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
+from gpudoctor.facts.model.node import short_bus_id
+from gpudoctor.facts.nvml.client import Door, DriverError, Fields, in_range, prefer
+from gpudoctor.facts.nvml.labels import (
     LINK_ENDS,
     LINK_STATES,
     LINK_VERSIONS,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from ctypes import byref
 from typing import Any
 
-from gpudoctor.facts.gpu import Ecc, MemoryRepair
-from gpudoctor.facts.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.nvml import Door, Fields, in_range, prefer
-from gpudoctor.facts.nvml_words import RECOVERY_ACTIONS, word
+from gpudoctor.facts.model.gpu import Ecc, MemoryRepair
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.nvml.client import Door, Fields, in_range, prefer
+from gpudoctor.facts.nvml.labels import RECOVERY_ACTIONS, word
 
 _MAX_COUNT = (1 << 62) - 1
 _CORRECTED, _UNCORRECTED = 0, 1

@@ -9,14 +9,14 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from gpudoctor.facts.device_files import read_denied_gpus
-from gpudoctor.facts.gpu import Gpu, GpuPair
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Driver, short_bus_id
-from gpudoctor.facts.nvml import Crumbs, Door, DriverError, in_range, load_pynvml
-from gpudoctor.facts.nvml_gpu import System, read_gpu
-from gpudoctor.facts.nvml_kernel import read_kernel_module
-from gpudoctor.facts.nvml_links import read_pair
+from gpudoctor.facts.model.gpu import Gpu, GpuPair
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Driver, short_bus_id
+from gpudoctor.facts.nvml.client import Crumbs, Door, DriverError, in_range, load_pynvml
+from gpudoctor.facts.nvml.gpu import System, read_gpu
+from gpudoctor.facts.nvml.kernel_module import read_kernel_module
+from gpudoctor.facts.nvml.links import read_pair
+from gpudoctor.facts.system.device_files import read_denied_gpus
 
 _LIBRARY_NOT_FOUND = 12
 _MOST_GPUS = 1024  # no machine has so many

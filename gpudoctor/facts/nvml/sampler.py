@@ -14,10 +14,10 @@ from time import monotonic
 import msgspec
 
 from gpudoctor.facts.deadlines import CALL, START
-from gpudoctor.facts.node import Unanswered
-from gpudoctor.facts.nvml_channel import make_memory
-from gpudoctor.facts.nvml_spawn import MAX_WORDS, DriverProcess
-from gpudoctor.facts.samples import Recording, Said, Sample
+from gpudoctor.facts.model.node import Unanswered
+from gpudoctor.facts.nvml.channel import make_memory
+from gpudoctor.facts.nvml.samples import Recording, Said, Sample
+from gpudoctor.facts.nvml.spawn import MAX_WORDS, DriverProcess
 
 INTERVAL_S = 0.2
 _MOST_TICKS = 5000  # a long load is sampled more seldom: 5000 samples of 8 GPUs are some 10 MB

@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.nvml import Crumbs, Door, DriverError, in_range, load_pynvml, prefer
-from gpudoctor.facts.nvml_channel import Crumbs as SharedCrumbs
-from gpudoctor.facts.nvml_child import die_with, load
-from gpudoctor.facts.nvml_gpu import (
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.nvml.channel import Crumbs as SharedCrumbs
+from gpudoctor.facts.nvml.client import Crumbs, Door, DriverError, in_range, load_pynvml, prefer
+from gpudoctor.facts.nvml.collector_child import die_with, load
+from gpudoctor.facts.nvml.gpu import (
     PCIE_REPLAY,
     POLICY_POWER,
     POLICY_SYNC_BOOST,
@@ -30,8 +30,8 @@ from gpudoctor.facts.nvml_gpu import (
     throttle_fields,
     throttle_times,
 )
-from gpudoctor.facts.nvml_read import version_numbers
-from gpudoctor.facts.samples import EVENTS, NAMES, Said, Sample
+from gpudoctor.facts.nvml.read_node import version_numbers
+from gpudoctor.facts.nvml.samples import EVENTS, NAMES, Said, Sample
 
 _MAX_MHZ = 20_000
 _MAX_MW = 10_000_000

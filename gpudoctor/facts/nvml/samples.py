@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Unanswered
-from gpudoctor.facts.telemetry import GpuUnderLoad, Spread, Telemetry
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Unanswered
+from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
 
 READINGS = (
     *("utilization_pct", "sm_mhz", "memory_mhz", "power_w", "temperature_c", "memory_used_mib"),

@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 from typing import Any, cast
 
-from gpudoctor.facts.gpu import ComputeMode, GpuProcess, MigInstance, Settings, Virtualization
-from gpudoctor.facts.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.nvml import Door, DriverError, in_range
-from gpudoctor.facts.nvml_health import flag
-from gpudoctor.facts.nvml_words import ADDRESSING, COMPUTE_MODES, VIRTUALIZATION, known_word, word
-from gpudoctor.facts.sysfs import format_cpu_list, read_int, read_text
+from gpudoctor.facts.model.gpu import ComputeMode, GpuProcess, MigInstance, Settings, Virtualization
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.nvml.client import Door, DriverError, in_range
+from gpudoctor.facts.nvml.labels import ADDRESSING, COMPUTE_MODES, VIRTUALIZATION, known_word, word
+from gpudoctor.facts.nvml.memory_health import flag
+from gpudoctor.facts.system.sysfs import format_cpu_list, read_int, read_text
 
 _MASK_BITS = 64
 _MASK_WORDS = 64  # 4096 CPUs

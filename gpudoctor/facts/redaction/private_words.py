@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gpudoctor.facts.gpu import system_program
-from gpudoctor.facts.kernel_messages import HARD_WORDS
-from gpudoctor.facts.kernel_records import read_line
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.node import Node, Variable
-from gpudoctor.facts.private_shapes import REDACTED, shapes_taken_out
-from gpudoctor.facts.public_settings import is_public
+from gpudoctor.facts.kernel_log.messages import HARD_WORDS
+from gpudoctor.facts.kernel_log.records import read_line
+from gpudoctor.facts.model.gpu import system_program
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.node import Node, Variable
+from gpudoctor.facts.redaction.private_shapes import REDACTED, shapes_taken_out
+from gpudoctor.facts.redaction.public_settings import is_public
 
 _USER = re.compile(r"/(?:home|Users)/([^/\s:;,'\"]+)")
 _CARD = re.compile(r"\b((?:en|wl|ww|ib)x)([0-9a-f]{12})\b")

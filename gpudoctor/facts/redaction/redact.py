@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpudoctor.facts.gpu import system_program
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.private_shapes import REDACTED, shapes_taken_out
-from gpudoctor.facts.private_words import PrivateWords, hidden_variables
-from gpudoctor.facts.public_settings import is_public
+from gpudoctor.facts.model.gpu import system_program
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.redaction.private_shapes import REDACTED, shapes_taken_out
+from gpudoctor.facts.redaction.private_words import PrivateWords, hidden_variables
+from gpudoctor.facts.redaction.public_settings import is_public
 
 T = TypeVar("T")
 

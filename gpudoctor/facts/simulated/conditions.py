@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from gpudoctor.facts.gpu import Gpu, GpuPair
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.simulated_edits import Target
+from gpudoctor.facts.model.gpu import Gpu, GpuPair
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.edits import Target
 
 Condition = Callable[[Node, Target], bool]
 

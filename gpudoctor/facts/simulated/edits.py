@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from gpudoctor.facts.gpu import Gpu, GpuPair
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.simulated_wiring import put
+from gpudoctor.facts.model.gpu import Gpu, GpuPair
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.wiring import put
 
 
 class Target(msgspec.Struct, frozen=True):

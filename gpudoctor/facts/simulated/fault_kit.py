@@ -12,9 +12,9 @@ import msgspec
 from msgspec.structs import replace
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.simulated_edits import Target
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.edits import Target
 
 FAULTS_FILE = Path(__file__).parent / "faults.yaml"
 
@@ -42,7 +42,7 @@ class Fault(msgspec.Struct, frozen=True):
 
     def happens_on(self, node: Node, spec: str | None = None) -> bool:
         """Whether it can occur on that node (on the target of `spec`, else the default one)."""
-        from gpudoctor.facts.simulated_conditions import why_not
+        from gpudoctor.facts.simulated.conditions import why_not
 
         try:
             return why_not(self.needs, node, _target(self, node, spec)) is None
@@ -84,8 +84,8 @@ def apply_faults(node: Node, specs: Iterable[str]) -> Node:
 
 
 def _applied(node: Node, spec: str) -> Node:
-    from gpudoctor.facts.simulated_conditions import why_not
-    from gpudoctor.facts.simulated_patches import patched
+    from gpudoctor.facts.simulated.conditions import why_not
+    from gpudoctor.facts.simulated.patches import patched
 
     name = spec.partition("@")[0]
     fault = next((fault for fault in faults() if fault.name == name), None)

@@ -8,12 +8,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpudoctor.facts.deadlines import CALL
-from gpudoctor.facts.gpu import CallError, Gpu, GpuProcess
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Node, Unanswered
-from gpudoctor.facts.pcie_generations import GT_S
-from gpudoctor.facts.simulated_edits import Pattern, Target, change, each, on_slot, struck_gpu
-from gpudoctor.facts.simulated_wiring import put
+from gpudoctor.facts.model.gpu import CallError, Gpu, GpuProcess
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node, Unanswered
+from gpudoctor.facts.model.pcie_generations import GT_S
+from gpudoctor.facts.simulated.edits import Pattern, Target, change, each, on_slot, struck_gpu
+from gpudoctor.facts.simulated.wiring import put
 
 _STALL_S = 7.0
 

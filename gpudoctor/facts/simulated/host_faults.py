@@ -6,10 +6,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.simulated_edits import Pattern, Target, struck_gpu
-from gpudoctor.facts.simulated_wiring import put
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.edits import Pattern, Target, struck_gpu
+from gpudoctor.facts.simulated.wiring import put
 
 
 def _no_gpus(node: Node, target: Target) -> Node:

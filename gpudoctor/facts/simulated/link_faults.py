@@ -7,11 +7,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpudoctor.facts.gpu import Gpu, GpuPair, NvLink
-from gpudoctor.facts.missing import UNSUPPORTED, Missing, known
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.simulated_edits import Pattern, Target, change, each, each_pair, struck_gpu
-from gpudoctor.facts.simulated_wiring import put
+from gpudoctor.facts.model.gpu import Gpu, GpuPair, NvLink
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.edits import Pattern, Target, change, each, each_pair, struck_gpu
+from gpudoctor.facts.simulated.wiring import put
 
 
 def _links_down(node: Node, target: Target) -> Node:

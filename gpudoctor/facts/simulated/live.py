@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpudoctor.facts.gpu import Gpu, GpuProcess
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.simulated_job import (
+from gpudoctor.facts.model.gpu import Gpu, GpuProcess
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.training_job import (
     Job,
     events_at,
     is_lost,
@@ -16,8 +16,8 @@ from gpudoctor.facts.simulated_job import (
     readings_at,
     smooth_noise,
 )
-from gpudoctor.facts.watch_cadence import Due, due
-from gpudoctor.facts.watched import GpuTick, HostTick, ProcessTick, Silence, Tick
+from gpudoctor.facts.stream.cadence import Due, due
+from gpudoctor.facts.stream.messages import GpuTick, HostTick, ProcessTick, Silence, Tick
 
 _SLOW = frozenset({"memory_mhz"})
 _PCIE = frozenset({"pcie_generation", "pcie_width", "pcie_rx_gb_s", "pcie_tx_gb_s"})

@@ -10,12 +10,12 @@ import msgspec
 import yaml
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Environment, Node, Source, Variable
-from gpudoctor.facts.simulated_wiring import Wired, wire
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Environment, Node, Source, Variable
+from gpudoctor.facts.simulated.wiring import Wired, wire
 
 if TYPE_CHECKING:
-    from gpudoctor.facts.simulated_faults import Fault
+    from gpudoctor.facts.simulated.fault_kit import Fault
 
 FOLDER = Path(__file__).parent / "nodes"
 CALLER_PREFIXES = ("CUDA_", "NCCL_", "SLURM_")
@@ -47,7 +47,7 @@ def load_node(name: str, environ: Mapping[str, str] | None = None) -> Node:
     the node's own, so that a setting can be tried on it. Raise UserError for an unknown name.
     """
     if name not in node_names():
-        from gpudoctor.facts.simulated_faults import nearest
+        from gpudoctor.facts.simulated.fault_kit import nearest
 
         raise UserError(f"no simulated node is called {name!r}{nearest(name, node_names(), 'gpudoctor nodes')}")
     body = _read(name)
@@ -72,7 +72,7 @@ def load_node(name: str, environ: Mapping[str, str] | None = None) -> Node:
 
 def faults() -> tuple[Fault, ...]:
     """Every fault of the kit, in the order of its file."""
-    from gpudoctor.facts import simulated_faults
+    from gpudoctor.facts.simulated import fault_kit as simulated_faults
 
     return simulated_faults.faults()
 
@@ -87,7 +87,7 @@ def apply_faults(node: Node, specs: Iterable[str]) -> Node:
     specs = tuple(specs)
     if not specs:
         return node
-    from gpudoctor.facts import simulated_faults
+    from gpudoctor.facts.simulated import fault_kit as simulated_faults
 
     return simulated_faults.apply_faults(node, specs)
 
@@ -96,7 +96,7 @@ def _with_callers(own: Environment, environ: Mapping[str, str] | None) -> Enviro
     taken = {key: value for key, value in (environ or {}).items() if key.startswith(CALLER_PREFIXES)}
     variables = {} if isinstance(own.variables, Missing) else {variable.name: variable for variable in own.variables}
     if taken:
-        from gpudoctor.facts.environment import read_environment
+        from gpudoctor.facts.system.environment import read_environment
 
         read = read_environment(taken, Path("/")).variables
         variables |= {variable.name: variable for variable in (() if isinstance(read, Missing) else read)}

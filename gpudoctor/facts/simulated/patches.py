@@ -7,14 +7,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Environment, KernelEvent, Node, Variable
-from gpudoctor.facts.simulated_edits import Target, each, each_pair, on_slot
-from gpudoctor.facts.simulated_gpu_patterns import GPU_PATTERNS
-from gpudoctor.facts.simulated_host_patterns import HOST_PATTERNS
-from gpudoctor.facts.simulated_link_patterns import LINK_PATTERNS
-from gpudoctor.facts.simulated_wiring import put
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Environment, KernelEvent, Node, Variable
+from gpudoctor.facts.simulated.edits import Target, each, each_pair, on_slot
+from gpudoctor.facts.simulated.gpu_faults import GPU_PATTERNS
+from gpudoctor.facts.simulated.host_faults import HOST_PATTERNS
+from gpudoctor.facts.simulated.link_faults import LINK_PATTERNS
+from gpudoctor.facts.simulated.wiring import put
 
 PATTERNS = {**GPU_PATTERNS, **HOST_PATTERNS, **LINK_PATTERNS}
 

@@ -12,12 +12,12 @@ from zlib import crc32
 
 import msgspec
 
-from gpudoctor.facts.error_cost import LOST
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.pcie_generations import LANE_GB_S
-from gpudoctor.facts.watched import ProcessTick
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.pcie_generations import LANE_GB_S
+from gpudoctor.facts.nvml.error_cost import LOST
+from gpudoctor.facts.stream.messages import ProcessTick
 
 PERIOD_S, CHECKPOINT_S = 90.0, 5.0
 _POWER_S, _HEAT_S = 2.0, 25.0  # how fast power and temperature follow

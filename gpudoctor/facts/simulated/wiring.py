@@ -13,9 +13,9 @@ from zlib import crc32
 import msgspec
 from msgspec.structs import replace
 
-from gpudoctor.facts.gpu import Gpu, GpuPair, NvLink, P2pStatus, PathKind, PcieHop
-from gpudoctor.facts.missing import NOT_READ, UNSUPPORTED, Missing, known
-from gpudoctor.facts.pcie_generations import GT_S
+from gpudoctor.facts.model.gpu import Gpu, GpuPair, NvLink, P2pStatus, PathKind, PcieHop
+from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing, known
+from gpudoctor.facts.model.pcie_generations import GT_S
 
 _NOT_A_BRIDGE = Missing("not a bridge", "unsupported")
 

@@ -12,9 +12,9 @@ from time import monotonic
 import msgspec
 
 from gpudoctor.facts.deadlines import CALL, PATIENCE, START, START_CALLS
-from gpudoctor.facts.nvml_spawn import MAX_WORDS, DriverProcess
-from gpudoctor.facts.watch_channel import Answer
-from gpudoctor.facts.watched import Silence
+from gpudoctor.facts.nvml.spawn import MAX_WORDS, DriverProcess
+from gpudoctor.facts.stream.driver_channel import Answer
+from gpudoctor.facts.stream.messages import Silence
 
 LONGEST_BACKOFF_S = 60.0
 _MAX_LINE_BYTES = 16 << 20

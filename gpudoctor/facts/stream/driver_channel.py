@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpudoctor.facts.watched import GpuTick
+from gpudoctor.facts.stream.messages import GpuTick
 
 
 class WatchOrder(msgspec.Struct, frozen=True):

@@ -14,18 +14,18 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.nvml import Crumbs, Door, DriverError, in_range, load_pynvml
-from gpudoctor.facts.nvml_channel import Crumbs as SharedCrumbs
-from gpudoctor.facts.nvml_child import die_with, load
-from gpudoctor.facts.nvml_gpu import LINK_COUNT, POWER_INSTANT, SWITCH_LINK_COUNT, read_memory, read_utilization
-from gpudoctor.facts.nvml_links import read_links
-from gpudoctor.facts.nvml_read import version_numbers
-from gpudoctor.facts.nvml_sampler import GpuSampler
-from gpudoctor.facts.nvml_settings import process_name, running
-from gpudoctor.facts.watch_cadence import Due, due
-from gpudoctor.facts.watch_channel import Answer, OnGpu, WatchOrder
-from gpudoctor.facts.watched import GpuTick
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.nvml.channel import Crumbs as SharedCrumbs
+from gpudoctor.facts.nvml.client import Crumbs, Door, DriverError, in_range, load_pynvml
+from gpudoctor.facts.nvml.collector_child import die_with, load
+from gpudoctor.facts.nvml.gpu import LINK_COUNT, POWER_INSTANT, SWITCH_LINK_COUNT, read_memory, read_utilization
+from gpudoctor.facts.nvml.links import read_links
+from gpudoctor.facts.nvml.read_node import version_numbers
+from gpudoctor.facts.nvml.sampler_child import GpuSampler
+from gpudoctor.facts.nvml.settings import process_name, running
+from gpudoctor.facts.stream.cadence import Due, due
+from gpudoctor.facts.stream.driver_channel import Answer, OnGpu, WatchOrder
+from gpudoctor.facts.stream.messages import GpuTick
 
 _ALL_LINKS = 0xFFFF_FFFF  # as scope: the sum over a GPU's links
 _NVLINK = {"nvlink_tx_gb_s": (138, _ALL_LINKS), "nvlink_rx_gb_s": (139, _ALL_LINKS)}

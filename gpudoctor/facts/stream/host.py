@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Host
-from gpudoctor.facts.numa import gpu_memory_free_mib
-from gpudoctor.facts.sysfs import read_int, read_text
-from gpudoctor.facts.watched import HostTick
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Host
+from gpudoctor.facts.stream.messages import HostTick
+from gpudoctor.facts.system.numa import gpu_memory_free_mib
+from gpudoctor.facts.system.sysfs import read_int, read_text
 
 _MIB = 1 << 20
 

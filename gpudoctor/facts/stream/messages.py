@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import KernelEvent, Node
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import KernelEvent, Node
 
 SCHEMA = "gpudoctor.watch/1"
 

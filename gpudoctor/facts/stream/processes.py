@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpudoctor.facts.sysfs import read_text
-from gpudoctor.facts.watch_channel import OnGpu
-from gpudoctor.facts.watched import ProcessTick
+from gpudoctor.facts.stream.driver_channel import OnGpu
+from gpudoctor.facts.stream.messages import ProcessTick
+from gpudoctor.facts.system.sysfs import read_text
 
 if TYPE_CHECKING:
     import psutil

@@ -18,8 +18,8 @@ from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.facts_file import checked
 from gpudoctor.facts.captures.opened import open_plain
 from gpudoctor.facts.captures.recognise import HEAD_BYTES
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.watched import Opening, Tick
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.stream.messages import Opening, Tick
 
 MAX_LINE_BYTES = 16 << 20
 MAX_FILE_BYTES = 4 << 30

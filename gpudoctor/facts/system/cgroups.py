@@ -7,8 +7,8 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.sysfs import read_int, read_text
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.sysfs import read_int, read_text
 
 # Version 1 writes "no limit" as the largest page-aligned signed 64-bit number, which depends on the page size
 _UNLIMITED_BYTES = 1 << 62

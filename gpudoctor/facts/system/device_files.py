@@ -6,9 +6,9 @@ import os
 from collections.abc import Container
 from pathlib import Path
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import short_bus_id
-from gpudoctor.facts.sysfs import key_values, list_names, present, read_text
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import short_bus_id
+from gpudoctor.facts.system.sysfs import key_values, list_names, present, read_text
 
 _GPUS = "proc/driver/nvidia/gpus"
 

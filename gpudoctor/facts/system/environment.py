@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from gpudoctor.facts.node import Environment, Variable
+from gpudoctor.facts.model.node import Environment, Variable
 
 _PREFIXES = ("CUDA_", "NCCL_", "TORCH_NCCL_", "TORCHELASTIC_", "OMPI_COMM_WORLD_")
 # fmt: off

@@ -6,11 +6,11 @@ import os
 import re
 from pathlib import Path
 
-from gpudoctor.facts import cgroups
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Host, NumaNode
-from gpudoctor.facts.numa import gpu_memory_free_mib, read_meminfo_mib, read_numa_nodes
-from gpudoctor.facts.sysfs import (
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Host, NumaNode
+from gpudoctor.facts.system import cgroups
+from gpudoctor.facts.system.numa import gpu_memory_free_mib, read_meminfo_mib, read_numa_nodes
+from gpudoctor.facts.system.sysfs import (
     format_cpu_list,
     key_values,
     list_names,
@@ -18,7 +18,7 @@ from gpudoctor.facts.sysfs import (
     parse_cpu_list,
     read_text,
 )
-from gpudoctor.facts.virtualization import read_virtualization
+from gpudoctor.facts.system.virtualization import read_virtualization
 
 _CPU = re.compile(r"cpu\d+")
 _NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,15})?")

@@ -6,10 +6,10 @@ import os
 import re
 from pathlib import Path
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Interface, Network, RdmaPort
-from gpudoctor.facts.pci import BUS_ID, read_numa_node
-from gpudoctor.facts.sysfs import list_names, present, read_int, read_text
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Interface, Network, RdmaPort
+from gpudoctor.facts.system.pci import BUS_ID, read_numa_node
+from gpudoctor.facts.system.sysfs import list_names, present, read_int, read_text
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
 _NUMBERED = re.compile(r"^\d+:\s*(\S.*)$")

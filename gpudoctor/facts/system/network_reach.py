@@ -8,11 +8,11 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpudoctor.facts.gpu import Fact
-from gpudoctor.facts.missing import NOT_READ, Missing
-from gpudoctor.facts.network import read_network
-from gpudoctor.facts.node import RdmaPort
-from gpudoctor.facts.sysfs import read_text
+from gpudoctor.facts.model.gpu import Fact
+from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.node import RdmaPort
+from gpudoctor.facts.system.network import read_network
+from gpudoctor.facts.system.sysfs import read_text
 
 _RESOLVER_LIMIT_S = 5.0  # a name server that does not answer is tried for half a minute and longer
 SETTINGS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE")

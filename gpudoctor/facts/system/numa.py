@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import NumaNode
-from gpudoctor.facts.sysfs import key_values, list_names, present, read_text
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import NumaNode
+from gpudoctor.facts.system.sysfs import key_values, list_names, present, read_text
 
 _NODE = re.compile(r"node(\d+)")
 _NUMA_STATUS = re.compile(r"^Node:\s*(\d+)", re.MULTILINE)

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from gpudoctor.facts.gpu import PcieHop
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import PciBus, PciDevice, short_bus_id
-from gpudoctor.facts.sysfs import link_name, list_names, missing_from, present, read_int, read_text
+from gpudoctor.facts.model.gpu import PcieHop
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import PciBus, PciDevice, short_bus_id
+from gpudoctor.facts.system.sysfs import link_name, list_names, missing_from, present, read_int, read_text
 
 DEVICES = "sys/bus/pci/devices"
 BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-1][0-9a-f]\.[0-7]")

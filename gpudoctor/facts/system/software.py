@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Software
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Software
 
 _NOT_INSTALLED = Missing("PyTorch is not installed")
 _MAX_BYTES = 1 << 20

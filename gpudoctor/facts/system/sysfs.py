@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 
-from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.model.missing import Missing
 
 # The rest (EINVAL, ENXIO, EIO ...) is what a driver answers for an attribute that it cannot give now
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENODEV}

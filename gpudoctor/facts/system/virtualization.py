@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.sysfs import present, read_text
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.sysfs import present, read_text
 
 _NO_NAME = "unnamed"
 # DMI vendor or product -> the name systemd-detect-virt uses

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Node
-from gpudoctor.loading import CPU_RANKS, Backend, LoadRequest, devices_to_load
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
+from gpudoctor.load_policy import CPU_RANKS, Backend, LoadRequest, devices_to_load
 from gpudoctor.plan.communication import step_time
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import Job, memory_of
+from gpudoctor.plan.model import Compared, Trial, model_summary
 from gpudoctor.plan.model_shape import layers_of_stages
-from gpudoctor.plan.plan import Compared, Trial, model_summary
 from gpudoctor.plan.rates import Rate
 from gpudoctor.plan.split import Split
-from gpudoctor.plan.trial_shape import CPU_SIZE, GPU_SIZE, least_ranks, trial_job, trial_split
+from gpudoctor.plan.verification.shape import CPU_SIZE, GPU_SIZE, least_ranks, trial_job, trial_split
 from gpudoctor.profiles.profile import NO_PROFILE
 from gpudoctor.units import MIB
 
 if TYPE_CHECKING:
-    from gpudoctor.probes.trial_order import TrialFigures, TrialOrder
+    from gpudoctor.probes.plan_verification.messages import TrialFigures, TrialOrder
 
 STEPS = 3
 DEADLINE_S: dict[Backend, float] = {"nccl": 180.0, "gloo": 240.0}
@@ -52,8 +52,8 @@ def devices_of(node: Node, args: argparse.Namespace) -> Devices:
 
 def run_trial(job: Job, split: Split, devices: Devices) -> Trial:
     """Try a plan's job and split, made smaller, on these devices. Raise UserError for what no rank can be told."""
-    from gpudoctor.probes.launch import ProbePlan, run_probes
-    from gpudoctor.probes.messages import AnyMessage, CannotRun, TrialSample
+    from gpudoctor.probes.runner.launch import ProbePlan, run_probes
+    from gpudoctor.probes.runner.messages import AnyMessage, CannotRun, TrialSample
 
     on_gpu = devices.backend == "nccl"
     ranks = devices.ranks or least_ranks(split, CPU_RANKS)
@@ -133,7 +133,7 @@ def compared(trial: Trial, job: Job, split: Split, figures: dict[int, TrialFigur
 
 def order_of(job: Job, split: Split) -> TrialOrder:
     """The same as the ranks are told it."""
-    from gpudoctor.probes.trial_order import TrialModel, TrialOrder
+    from gpudoctor.probes.plan_verification.messages import TrialModel, TrialOrder
 
     shape = job.shape
     model = TrialModel(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpudoctor.plan.model import Plan, Trial
 from gpudoctor.plan.model_shape import count_text
-from gpudoctor.plan.plan import Plan, Trial
 from gpudoctor.plan.text_rows import row_of
-from gpudoctor.plan.trial_shape import TOLERANCE
+from gpudoctor.plan.verification.shape import TOLERANCE
 from gpudoctor.units import seconds_text
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from gpudoctor.facts.measurements import Collective, PairBandwidth
-from gpudoctor.probes.merge import median_deviation
-from gpudoctor.probes.messages import CollectiveSample, PairSample
+from gpudoctor.facts.model.measurements import Collective, PairBandwidth
+from gpudoctor.probes.runner.merge import median_deviation
+from gpudoctor.probes.runner.messages import CollectiveSample, PairSample
 
 
 def busbw_factor(op: str, world_size: int) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpudoctor.probes.rank import Rank
+from gpudoctor.probes.runner.rank import Rank
 
 FLOAT_BYTES = 4
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from gpudoctor.probes.collective_ops import SendRecv
-from gpudoctor.probes.messages import PairSample
-from gpudoctor.probes.rank import Rank
+from gpudoctor.probes.collective.operations import SendRecv
+from gpudoctor.probes.runner.messages import PairSample
+from gpudoctor.probes.runner.rank import Rank
 
 _OPERATIONS_MAX = 20
 _GPU_PASSES, _CPU_PASSES = 2, 1  # what disturbed one pass does not disturb the other: the better one counts

@@ -8,7 +8,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from gpudoctor.probes.collective_ops import (
+from gpudoctor.probes.collective.operations import (
     FLOAT_BYTES,
     AllGather,
     AllReduce,
@@ -19,10 +19,10 @@ from gpudoctor.probes.collective_ops import (
     ReduceScatter,
     SendRecv,
 )
-from gpudoctor.probes.collective_pairs import run_pairs
-from gpudoctor.probes.messages import CollectiveSample, NotOffered
-from gpudoctor.probes.plan import FULL_LEVELS
-from gpudoctor.probes.rank import Rank
+from gpudoctor.probes.collective.pairs import run_pairs
+from gpudoctor.probes.runner.messages import CollectiveSample, NotOffered
+from gpudoctor.probes.runner.plan import FULL_LEVELS
+from gpudoctor.probes.runner.rank import Rank
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 

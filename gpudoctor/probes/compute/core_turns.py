@@ -20,8 +20,8 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from gpudoctor.probes.rank import Rank
-from gpudoctor.probes.train_steps import Train
+from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.train.steps import Train
 
 _STEPS = 8
 _SETTLING = 2  # steps after a move to another core, whose caches know nothing of this rank

@@ -13,8 +13,8 @@ import msgspec
 import torch
 from torch.nn.functional import gelu, mse_loss
 
-from gpudoctor.probes.device_memory import free_bytes
-from gpudoctor.probes.rank import Rank
+from gpudoctor.probes.runner.device_memory import free_bytes
+from gpudoctor.probes.runner.rank import Rank
 
 REPEATS = 5
 _SEED = 40

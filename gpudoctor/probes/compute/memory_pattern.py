@@ -8,8 +8,8 @@ from collections.abc import Callable
 import msgspec
 import torch
 
-from gpudoctor.probes.device_memory import free_bytes
-from gpudoctor.probes.rank import Rank
+from gpudoctor.probes.runner.device_memory import free_bytes
+from gpudoctor.probes.runner.rank import Rank
 
 MIB = 1 << 20
 _SHARE_OF_FREE = 0.85

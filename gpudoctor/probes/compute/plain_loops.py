@@ -16,7 +16,13 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.probes.plain_order import NOTHING_TO_RUN_ON, HostCopies, LoadOrder, LoopOrder, PlainFigures
+from gpudoctor.probes.compute.plain_loops_messages import (
+    NOTHING_TO_RUN_ON,
+    HostCopies,
+    LoadOrder,
+    LoopOrder,
+    PlainFigures,
+)
 
 _BATCH_S = 0.05
 _WARM_UP, _TIMED = 4, 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-LOOPS = "gpudoctor.probes.plain_loops"
+LOOPS = "gpudoctor.probes.compute.plain_loops"
 NOTHING_TO_RUN_ON = 3  # their exit code where there is no torch, or it sees none of the GPUs; all others are failures
 
 

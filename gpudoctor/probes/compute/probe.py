@@ -8,15 +8,15 @@ from statistics import median
 import msgspec
 import torch
 
-from gpudoctor.facts.measured_compute import ComputeRank, Gemm
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes.device_memory import free_bytes, give_back, power_of_two
-from gpudoctor.probes.exactness import fingerprints
-from gpudoctor.probes.memory_pattern import check_memory
-from gpudoctor.probes.merge import median_deviation
-from gpudoctor.probes.messages import ComputeSample
-from gpudoctor.probes.rank import Rank
-from gpudoctor.probes.stopwatch import Stopwatch
+from gpudoctor.facts.model.measured_compute import ComputeRank, Gemm
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.compute.exactness import fingerprints
+from gpudoctor.probes.compute.memory_pattern import check_memory
+from gpudoctor.probes.runner.device_memory import free_bytes, give_back, power_of_two
+from gpudoctor.probes.runner.merge import median_deviation
+from gpudoctor.probes.runner.messages import ComputeSample
+from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.runner.stopwatch import Stopwatch
 
 MIB = 1 << 20
 _SEED = 30

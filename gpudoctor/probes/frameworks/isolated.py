@@ -14,9 +14,9 @@ from typing import IO
 
 import msgspec
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.subprocesses import signal_name
-from gpudoctor.probes.apart_messages import AnyAnswer, Broken, Doing, Done, Order, Task
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.command import signal_name
+from gpudoctor.probes.frameworks.isolated_messages import AnyAnswer, Broken, Doing, Done, Order, Task
 from gpudoctor.process.own_program import own_python
 
 _READ_BYTES = 1 << 16
@@ -64,7 +64,7 @@ class _Process:
             environ = dict(os.environ) | {k: v for k, v in seat.environ.items() if v is not None}
             order = msgspec.json.encode(Order(os.getpid(), writer, seat.task)).decode()
             self.process = subprocess.Popen(
-                own_python("gpudoctor.probes.apart_child", "begin", order, python=python),
+                own_python("gpudoctor.probes.frameworks.isolated_child", "begin", order, python=python),
                 stdin=subprocess.DEVNULL,
                 stdout=self.errors,
                 stderr=self.errors,

@@ -14,8 +14,8 @@ from typing import NoReturn
 
 import msgspec
 
-from gpudoctor.probes.apart_messages import Answer, Broken, Doing, Done, Order, TensorflowTask, ViewTask
-from gpudoctor.probes.starter import tie_to_parent
+from gpudoctor.probes.frameworks.isolated_messages import Answer, Broken, Doing, Done, Order, TensorflowTask, ViewTask
+from gpudoctor.probes.runner.starter import tie_to_parent
 
 
 class Speaker:
@@ -56,11 +56,11 @@ def begin(argument: str) -> NoReturn:
     sys.excepthook = tell_and_go
     match order.task:
         case ViewTask(framework=framework):
-            from gpudoctor.probes.framework_views import view_of
+            from gpudoctor.probes.frameworks.views import view_of
 
             view_of(framework, speaker)
         case TensorflowTask():
-            from gpudoctor.probes.tensorflow_steps import train
+            from gpudoctor.probes.frameworks.tensorflow_steps import train
 
             train(order.task, speaker)
     speaker.tell(Done())

@@ -16,20 +16,20 @@ from importlib.machinery import PathFinder
 
 import msgspec
 
-from gpudoctor.facts.measured_frameworks import FRAMEWORKS, FrameworkView, LibraryStrategies
-from gpudoctor.facts.measured_strategies import (
+from gpudoctor.facts.model.measured_frameworks import FRAMEWORKS, FrameworkView, LibraryStrategies
+from gpudoctor.facts.model.measured_strategies import (
     Strategies,
     StrategyRank,
     StrategyReference,
     StrategyRun,
     StrategyShape,
 )
-from gpudoctor.facts.measurements import Device, Measurements
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes.apart import ENDED_WITH_OTHERS, Heard, Seat, run_apart
-from gpudoctor.probes.apart_messages import Reference, Seen, TensorflowTask, Trained, ViewTask
-from gpudoctor.probes.launch import run_probes
-from gpudoctor.probes.plan import ProbePlan, injections_of
+from gpudoctor.facts.model.measurements import Device, Measurements
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.frameworks.isolated import ENDED_WITH_OTHERS, Heard, Seat, run_apart
+from gpudoctor.probes.frameworks.isolated_messages import Reference, Seen, TensorflowTask, Trained, ViewTask
+from gpudoctor.probes.runner.launch import run_probes
+from gpudoctor.probes.runner.plan import ProbePlan, injections_of
 
 STEPS = 10
 INSTALL = {

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gpudoctor.facts.measured_strategies import StrategyShape
+from gpudoctor.facts.model.measured_strategies import StrategyShape
 
 LEARNING_RATE = 1e-3
 # With Adam's usual 1e-8 a gradient that is nothing but rounding makes a step of full length: a false alarm

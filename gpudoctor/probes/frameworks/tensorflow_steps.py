@@ -13,10 +13,10 @@ import statistics
 import time
 from typing import Any
 
-from gpudoctor.facts.measured_strategies import StrategyMemory, StrategyRank, StrategyReference
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes.apart_child import Speaker
-from gpudoctor.probes.apart_messages import Reference, TensorflowTask, Trained
+from gpudoctor.facts.model.measured_strategies import StrategyMemory, StrategyRank, StrategyReference
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.frameworks.isolated_child import Speaker
+from gpudoctor.probes.frameworks.isolated_messages import Reference, TensorflowTask, Trained
 
 MIRRORED, MULTI_WORKER = "mirrored", "multi-worker"
 DRIFT = 0.01  # what --inject desync adds to a weight of one replica
@@ -73,7 +73,7 @@ def _multi_worker(tf: Any, task: TensorflowTask) -> Any:
 
 def _alone(tf: Any, task: TensorflowTask) -> tuple[dict[str, Any], StrategyReference]:
     """The final weights by name and the figures of the same steps on the whole batch in this process."""
-    from gpudoctor.probes.tensorflow_model import Adam, batch_of, initial_weights, loss_of
+    from gpudoctor.probes.frameworks.tensorflow_model import Adam, batch_of, initial_weights, loss_of
 
     with tf.device("/gpu:0" if task.on_gpu else "/cpu:0"):
         weights = {name: tf.Variable(value) for name, value in initial_weights(task.shape).items()}
@@ -107,7 +107,7 @@ def _alone(tf: Any, task: TensorflowTask) -> tuple[dict[str, Any], StrategyRefer
 
 def _under(tf: Any, task: TensorflowTask, strategy: Any, replicas: int, expected: dict[str, Any]) -> list[StrategyRank]:
     """What each replica of this process had at the end."""
-    from gpudoctor.probes.tensorflow_model import Adam, batch_of, initial_weights, loss_of
+    from gpudoctor.probes.frameworks.tensorflow_model import Adam, batch_of, initial_weights, loss_of
 
     with strategy.scope():
         weights = {name: tf.Variable(value) for name, value in initial_weights(task.shape).items()}

@@ -6,10 +6,10 @@ import os
 from contextlib import suppress
 from typing import Any
 
-from gpudoctor.facts.measured_frameworks import Framework, FrameworkView
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes.apart_child import Speaker
-from gpudoctor.probes.apart_messages import Seen
+from gpudoctor.facts.model.measured_frameworks import Framework, FrameworkView
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.frameworks.isolated_child import Speaker
+from gpudoctor.probes.frameworks.isolated_messages import Seen
 
 _NO_UUIDS = Missing("it does not tell UUIDs", "unsupported")
 _CPU_BUILD = Missing("this build is for the CPU")

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpudoctor.probes.between_orders import Meeting, Met, Opened, Trouble
-from gpudoctor.probes.trouble import FAILURES, in_one_line
+from gpudoctor.probes.inter_node.messages import Meeting, Met, Opened, Trouble
+from gpudoctor.probes.runner.torch_errors import FAILURES, in_one_line
 
 _OLDEST_TORCH = (2, 4)
 _OPERATIONS = {"nccl": 4, "gloo": 1}  # a time: launching and waiting for a GPU is then a small part of it

@@ -8,14 +8,14 @@ from typing import NoReturn
 
 import msgspec
 
-from gpudoctor.probes.between_orders import Answer, Meeting, Trouble
+from gpudoctor.probes.inter_node.messages import Answer, Meeting, Trouble
 
 
 def take_orders(fd: int) -> NoReturn:
     """Open, then one meeting a line of stdin, until it ends; an answer to each on `fd`."""
     own_stdout_to_stderr()
     try:
-        from gpudoctor.probes.between_nodes import Between
+        from gpudoctor.probes.inter_node.measure import Between
     except (ImportError, OSError) as error:
         name = getattr(error, "name", None)
         text = "PyTorch is not installed" if name == "torch" else f"PyTorch does not load: {error}"

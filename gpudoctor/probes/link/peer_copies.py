@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import torch
 
-from gpudoctor.facts.measured_links import PeerLink
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes.device_memory import free_bytes, numbered, out_of_memory, power_of_two
-from gpudoctor.probes.rank import Rank
-from gpudoctor.probes.trouble import in_one_line
+from gpudoctor.facts.model.measured_links import PeerLink
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.runner.device_memory import free_bytes, numbered, out_of_memory, power_of_two
+from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.runner.torch_errors import in_one_line
 
 MIB = 1 << 20
 _LARGEST = 256 * MIB

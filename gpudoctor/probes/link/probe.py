@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import torch
 
-from gpudoctor.facts.measured_links import HostLink
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.sysfs import parse_cpu_list
-from gpudoctor.probes.device_memory import free_bytes, give_back, numbered, out_of_memory, power_of_two
-from gpudoctor.probes.messages import LinkSample
-from gpudoctor.probes.peer_copies import measure_peers
-from gpudoctor.probes.rank import Rank
+from gpudoctor.facts.model.measured_links import HostLink
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.sysfs import parse_cpu_list
+from gpudoctor.probes.link.peer_copies import measure_peers
+from gpudoctor.probes.runner.device_memory import free_bytes, give_back, numbered, out_of_memory, power_of_two
+from gpudoctor.probes.runner.messages import LinkSample
+from gpudoctor.probes.runner.rank import Rank
 
 MIB = 1 << 20
 # nvbandwidth's method: some copies to warm up, then as many as are timed, and their median

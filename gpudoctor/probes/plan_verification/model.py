@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gpudoctor.probes.tensor_ways import Ways, vocabulary_loss
-from gpudoctor.probes.trial_order import TrialModel
+from gpudoctor.probes.plan_verification.messages import TrialModel
+from gpudoctor.probes.strategies.tensor_matmuls import Ways, vocabulary_loss
 
 _EPSILON = 1e-5
 _ROTARY_BASE = 10000.0

@@ -12,13 +12,13 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from gpudoctor.probes.live_bytes import LiveBytes
-from gpudoctor.probes.messages import TrialSample
-from gpudoctor.probes.pipeline_schedule import one_f_one_b, transfers_before
-from gpudoctor.probes.rank import Rank
-from gpudoctor.probes.trial_model import loss_of
-from gpudoctor.probes.trial_order import TrialFigures, TrialOrder
-from gpudoctor.probes.trial_split import Built, Seat, stored_bytes
+from gpudoctor.probes.plan_verification.messages import TrialFigures, TrialOrder
+from gpudoctor.probes.plan_verification.model import loss_of
+from gpudoctor.probes.plan_verification.split import Built, Seat, stored_bytes
+from gpudoctor.probes.runner.live_bytes import LiveBytes
+from gpudoctor.probes.runner.messages import TrialSample
+from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.strategies.pipeline_schedule import one_f_one_b, transfers_before
 
 _SETTLED = 2  # steps until optimizer states are there and DDP has ordered its buckets
 _PRODUCTS = 8

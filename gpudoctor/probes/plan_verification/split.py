@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpudoctor.probes.rank import CannotRunError, Rank
-from gpudoctor.probes.tensor_ways import Ways
-from gpudoctor.probes.trial_model import TrialTransformer
-from gpudoctor.probes.trial_order import TrialOrder
+from gpudoctor.probes.plan_verification.messages import TrialOrder
+from gpudoctor.probes.plan_verification.model import TrialTransformer
+from gpudoctor.probes.runner.rank import CannotRunError, Rank
+from gpudoctor.probes.strategies.tensor_matmuls import Ways
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "bf16-true": torch.bfloat16, "fp32": torch.float32}
 _SEED = 47

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from gpudoctor.facts.deadlines import CUDA_CONTEXT, NCCL_INIT, TORCH_IMPORT, Deadline
-from gpudoctor.probes.plan import ProbePlan
+from gpudoctor.probes.runner.plan import ProbePlan
 
 Stage = Literal["import", "join", "run"]
 

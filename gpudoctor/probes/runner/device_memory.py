@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gpudoctor.probes.rank import Rank
+from gpudoctor.probes.runner.rank import Rank
 
 _cuda: Any = torch.cuda  # not annotated everywhere
 

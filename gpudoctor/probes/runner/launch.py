@@ -19,14 +19,14 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.probes.board import Board
-from gpudoctor.probes.deadlines import Limits
-from gpudoctor.probes.messages import AnyMessage, Job
-from gpudoctor.probes.outcome import Outcome, nothing_started
-from gpudoctor.probes.plan import ProbePlan, checked, injections_of
-from gpudoctor.probes.seats import Seats
-from gpudoctor.probes.starting import end, order_for, start
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.probes.runner.deadlines import Limits
+from gpudoctor.probes.runner.local_workers import Seats
+from gpudoctor.probes.runner.messages import AnyMessage, Job
+from gpudoctor.probes.runner.plan import ProbePlan, checked, injections_of
+from gpudoctor.probes.runner.progress_board import Board
+from gpudoctor.probes.runner.run_collector import Outcome, nothing_started
+from gpudoctor.probes.runner.starter_client import end, order_for, start
 
 __all__ = ["ProbePlan", "run_probes"]
 

@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 from gpudoctor.errors import UserError
-from gpudoctor.probes.engine import Place
-from gpudoctor.probes.starting import KILL_GRACE_S, end, start
+from gpudoctor.probes.runner.launch_engine import Place
+from gpudoctor.probes.runner.starter_client import KILL_GRACE_S, end, start
 
 # The leader is the first to start and starts a moment before or after its guests; a cold network
 # disk may keep one of them longer. Where not even one came, the leader was started alone.

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpudoctor.facts.measurements import BucketStep, Device, Training, TrainRank
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes.messages import TrainSample
+from gpudoctor.facts.model.measurements import BucketStep, Device, Training, TrainRank
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.runner.messages import TrainSample
 
 # Where lateness + wait differs by more than both of these between ranks, arrival times say
 # nothing: probes.md of the design's reference, section 3.3.

@@ -6,13 +6,13 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.facts.measured_compute import ComputeRank
-from gpudoctor.facts.measured_links import HostLink, PeerLink
-from gpudoctor.facts.measured_strategies import StrategyRank, StrategyReference, StrategyShape
-from gpudoctor.facts.measurements import BucketStep, Probe, Swap, TorchView
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes.plan import Injection
-from gpudoctor.probes.trial_order import TrialFigures, TrialOrder
+from gpudoctor.facts.model.measured_compute import ComputeRank
+from gpudoctor.facts.model.measured_links import HostLink, PeerLink
+from gpudoctor.facts.model.measured_strategies import StrategyRank, StrategyReference, StrategyShape
+from gpudoctor.facts.model.measurements import BucketStep, Probe, Swap, TorchView
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.plan_verification.messages import TrialFigures, TrialOrder
+from gpudoctor.probes.runner.plan import Injection
 
 Where = Literal["launch", "collective", "link", "compute", "train", "strategy"]
 

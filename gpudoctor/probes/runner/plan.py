@@ -8,9 +8,9 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.measurements import Probe
-from gpudoctor.probes.engine import Engine
-from gpudoctor.probes.trial_order import TrialOrder
+from gpudoctor.facts.model.measurements import Probe
+from gpudoctor.probes.plan_verification.messages import TrialOrder
+from gpudoctor.probes.runner.launch_engine import Engine
 
 InjectionKind = Literal[
     "hang-rank",

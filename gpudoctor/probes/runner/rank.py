@@ -19,14 +19,14 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from gpudoctor.facts.measurements import TorchView
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes import messages
-from gpudoctor.probes.board import Board
-from gpudoctor.probes.messages import Job, Where
-from gpudoctor.probes.plan import Injection, InjectionKind
-from gpudoctor.probes.starter import tie_to_parent, visible_gpus
-from gpudoctor.probes.trouble import FAILURES, in_one_line, trouble
+from gpudoctor.facts.model.measurements import TorchView
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.runner import messages
+from gpudoctor.probes.runner.messages import Job, Where
+from gpudoctor.probes.runner.plan import Injection, InjectionKind
+from gpudoctor.probes.runner.progress_board import Board
+from gpudoctor.probes.runner.starter import tie_to_parent, visible_gpus
+from gpudoctor.probes.runner.torch_errors import FAILURES, in_one_line, trouble
 
 OLDEST_TORCH = (2, 4)
 _SHORTEST_ROUND_S = 0.1
@@ -191,7 +191,7 @@ def _run_rounds(rank: Rank, probes: dict[str, Callable[[Rank], None]]) -> None:
 def _try_plan(rank: Rank) -> None:
     """Run the trial of a plan, where one was ordered."""
     if rank.job.trial is not None:
-        from gpudoctor.probes.trial import run_trial
+        from gpudoctor.probes.plan_verification.run import run_trial
 
         run_trial(rank, rank.job.trial)
 
@@ -204,11 +204,11 @@ def _own_output(path: Path) -> None:
 
 
 def _probes() -> dict[str, Callable[[Rank], None]]:
-    from gpudoctor.probes.collectives import run_collectives
-    from gpudoctor.probes.compute import run_compute
-    from gpudoctor.probes.links import run_links
-    from gpudoctor.probes.strategies import run_strategies
-    from gpudoctor.probes.training import run_training
+    from gpudoctor.probes.collective.probe import run_collectives
+    from gpudoctor.probes.compute.probe import run_compute
+    from gpudoctor.probes.link.probe import run_links
+    from gpudoctor.probes.strategies.run import run_strategies
+    from gpudoctor.probes.train.probe import run_training
 
     return {
         "collective": run_collectives,

@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpudoctor.facts.burn import Series, WrongResult
-from gpudoctor.facts.gpu import Fact
-from gpudoctor.facts.measured_compute import ComputeRank
-from gpudoctor.facts.measurements import Collective, Measurements, Probe, Training, TrainRank
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.telemetry import Spread
-from gpudoctor.probes.diagnosis import rank_list
+from gpudoctor.facts.model.gpu import Fact
+from gpudoctor.facts.model.measured_burn import Series, WrongResult
+from gpudoctor.facts.model.measured_compute import ComputeRank
+from gpudoctor.facts.model.measurements import Collective, Measurements, Probe, Training, TrainRank
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.telemetry import Spread
+from gpudoctor.probes.runner.stalls import rank_list
 
 # Drift is the last minute against the first half minute: probes.md of the design's reference, section 5.2
 EARLY_S, LATE_S = 30.0, 60.0

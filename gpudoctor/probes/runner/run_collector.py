@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.facts.measurements import (
+from gpudoctor.facts.model.measurements import (
     PROBES,
     Launch,
     Measurements,
@@ -18,13 +18,13 @@ from gpudoctor.facts.measurements import (
     RankInfo,
     TorchView,
 )
-from gpudoctor.facts.missing import NOT_READ, Missing
-from gpudoctor.probes import messages
-from gpudoctor.probes.board import Board
-from gpudoctor.probes.course import Course
-from gpudoctor.probes.deadlines import Stage
-from gpudoctor.probes.diagnosis import RankState, failure_problems, rank_list, slow_problem, timeout_problem
-from gpudoctor.probes.plan import ProbePlan
+from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.probes.runner import messages
+from gpudoctor.probes.runner.deadlines import Stage
+from gpudoctor.probes.runner.plan import ProbePlan
+from gpudoctor.probes.runner.progress_board import Board
+from gpudoctor.probes.runner.run_progress import Course
+from gpudoctor.probes.runner.stalls import RankState, failure_problems, rank_list, slow_problem, timeout_problem
 
 INSTALL_TORCH = "PyTorch is not installed: pip install 'gpudoctor-cli[torch]'"
 

@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import msgspec
 
-from gpudoctor.facts.burn import Burn
-from gpudoctor.facts.measurements import Device, Measurements, Probe
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes import messages
-from gpudoctor.probes.collective_merge import merged_collectives, merged_pairs
-from gpudoctor.probes.merge import merged_training
-from gpudoctor.probes.plan import ProbePlan
-from gpudoctor.probes.rounds import Round, over_rounds, series_of, wrong_results
-from gpudoctor.probes.strategy_merge import StrategySamples, merged_strategies
+from gpudoctor.facts.model.measured_burn import Burn
+from gpudoctor.facts.model.measurements import Device, Measurements, Probe
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.collective.merge import merged_collectives, merged_pairs
+from gpudoctor.probes.runner import messages
+from gpudoctor.probes.runner.merge import merged_training
+from gpudoctor.probes.runner.plan import ProbePlan
+from gpudoctor.probes.runner.repetitions import Round, over_rounds, series_of, wrong_results
+from gpudoctor.probes.strategies.merge import StrategySamples, merged_strategies
 
 WRONG_KEPT = 50
 

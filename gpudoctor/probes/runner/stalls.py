@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from gpudoctor.facts.measurements import ProbeProblem
-from gpudoctor.facts.subprocesses import signal_name
-from gpudoctor.probes.board import Standing
-from gpudoctor.probes.error_words import telling_line
-from gpudoctor.probes.messages import Trouble, Where
+from gpudoctor.facts.model.measurements import ProbeProblem
+from gpudoctor.facts.system.command import signal_name
+from gpudoctor.probes.runner.error_texts import telling_line
+from gpudoctor.probes.runner.messages import Trouble, Where
+from gpudoctor.probes.runner.progress_board import Standing
 
 
 class RankState(msgspec.Struct):

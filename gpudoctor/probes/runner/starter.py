@@ -122,7 +122,7 @@ def rank_main(argument: str) -> None:
         _tell(seat["fd"], {"type": "NoTorch", "text": f"torch does not load: {_first_line(error)}", "kind": "failed"})
         sys.exit(1)
     gc.enable()
-    from gpudoctor.probes import rank
+    from gpudoctor.probes.runner import rank
 
     rank.take_seat(seat)
 
@@ -132,7 +132,7 @@ def _import_torch(probes: Sequence[str]) -> None:
     gc.disable()  # a third of the time of importing torch is garbage collection that finds nothing
     import torch
 
-    import gpudoctor.probes.rank  # noqa: F401
+    import gpudoctor.probes.runner.rank  # noqa: F401
 
     if "train" in probes or "strategy" in probes:
         import torch._dynamo  # noqa: F401 - DDP imports it at its first use, in the time of the probe
@@ -170,7 +170,7 @@ def _fork_rank(seat: dict[str, Any], not_mine: list[int]) -> int:
     try:
         for fd in not_mine:
             os.close(fd)
-        from gpudoctor.probes import rank
+        from gpudoctor.probes.runner import rank
 
         rank.take_seat(seat)
     finally:  # whatever happens, a rank must never return into the starter's own code
@@ -181,7 +181,7 @@ def _fork_rank(seat: dict[str, Any], not_mine: list[int]) -> int:
 
 
 def _spawn_rank(seat: dict[str, Any], _not_mine: list[int]) -> int:
-    command = own_python("gpudoctor.probes.starter", "rank_main", json.dumps(seat))
+    command = own_python("gpudoctor.probes.runner.starter", "rank_main", json.dumps(seat))
     environment = dict(os.environ)
     if seat["job"]["gpu_uuids"]:  # by UUID: a torch ordinal is not an NVML index
         visible = visible_gpus(seat["rank"], seat["job"]["gpu_uuids"], seat["job"]["probes"])

@@ -10,8 +10,8 @@ from typing import IO, Any
 
 import msgspec
 
-from gpudoctor.probes.messages import Job
-from gpudoctor.probes.starter import TERM_GRACE_S
+from gpudoctor.probes.runner.messages import Job
+from gpudoctor.probes.runner.starter import TERM_GRACE_S
 from gpudoctor.process.own_program import own_python
 
 KILL_GRACE_S = 10.0  # the driver takes seconds to release a GPU whose process was killed; no fault yet
@@ -32,7 +32,7 @@ def start(
     """Start a starter that holds the ends given: life to read, control and one a rank to write. Raise OSError."""
     whole = {"parent": os.getpid(), "life_fd": life, "control_fd": control, "rank_fds": rank_fds, **order}
     return subprocess.Popen(
-        own_python("gpudoctor.probes.starter", "main", json.dumps(whole), python=python),
+        own_python("gpudoctor.probes.runner.starter", "main", json.dumps(whole), python=python),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import torch
 
-from gpudoctor.probes.rank import Rank
+from gpudoctor.probes.runner.rank import Rank
 
 
 class Lap(msgspec.Struct, frozen=True):

@@ -8,11 +8,11 @@ from time import monotonic
 
 import msgspec
 
-from gpudoctor.facts.measurements import PROBES, Measurements, Probe
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.sampler import Sampler, interval_for
-from gpudoctor.probes import messages
-from gpudoctor.probes.plan import ProbePlan
+from gpudoctor.facts.model.measurements import PROBES, Measurements, Probe
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.nvml.sampler import Sampler, interval_for
+from gpudoctor.probes.runner import messages
+from gpudoctor.probes.runner.plan import ProbePlan
 
 WHOLE = "burn"  # the name of the window that spans all rounds
 _HURRY_S = 0.3

@@ -6,8 +6,8 @@ import re
 
 import torch
 
-from gpudoctor.probes.error_words import Kind, meaning_of
-from gpudoctor.probes.messages import Trouble
+from gpudoctor.probes.runner.error_texts import Kind, meaning_of
+from gpudoctor.probes.runner.messages import Trouble
 
 # What torch raises; and what we raise where a torch is not as those that we know. All of it is told
 # to the parent, since a rank that just dies would be taken for the work of a GPU.

@@ -14,14 +14,14 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from gpudoctor.facts.measured_strategies import StrategyMemory, StrategyRank, StrategyReference, StrategyShape
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes.messages import StrategySample
-from gpudoctor.probes.rank import Rank
-from gpudoctor.probes.strategy_memory import KeptForBackward
-from gpudoctor.probes.strategy_model import STEPS, Transformer, batch_of, build_optimizer, build_transformer
-from gpudoctor.probes.strategy_reference import Alone, memory_of
-from gpudoctor.probes.strategy_traffic import Traffic
+from gpudoctor.facts.model.measured_strategies import StrategyMemory, StrategyRank, StrategyReference, StrategyShape
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.runner.messages import StrategySample
+from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.strategies.memory import KeptForBackward
+from gpudoctor.probes.strategies.model import STEPS, Transformer, batch_of, build_optimizer, build_transformer
+from gpudoctor.probes.strategies.reference import Alone, memory_of
+from gpudoctor.probes.strategies.traffic import Traffic
 
 Step = Callable[[int], "torch.Tensor | None"]
 Holds = Callable[[], "tuple[Iterable[torch.Tensor], Any]"]

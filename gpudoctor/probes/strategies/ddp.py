@@ -7,9 +7,9 @@ from contextlib import nullcontext
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from gpudoctor.probes.rank import Rank
-from gpudoctor.probes.strategy_bench import Bench, Variant
-from gpudoctor.probes.strategy_model import MICRO_BATCHES, loss_of
+from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.strategies.bench import Bench, Variant
+from gpudoctor.probes.strategies.model import MICRO_BATCHES, loss_of
 
 _SPOILT_BEFORE = 4
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpudoctor.probes.rank import Rank
-from gpudoctor.probes.strategy_bench import Bench, Variant
-from gpudoctor.probes.strategy_model import loss_of
+from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.strategies.bench import Bench, Variant
+from gpudoctor.probes.strategies.model import loss_of
 
 STAGES = (1, 2, 3)
 _DRIFT = 0.01  # what --inject desync adds to a weight of this rank

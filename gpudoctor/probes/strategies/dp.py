@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes.messages import StrategyLeftOut
-from gpudoctor.probes.rank import Rank
-from gpudoctor.probes.strategy_bench import Bench, Variant
-from gpudoctor.probes.strategy_model import loss_of
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.runner.messages import StrategyLeftOut
+from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.strategies.bench import Bench, Variant
+from gpudoctor.probes.strategies.model import loss_of
 
 
 def run_dp(rank: Rank, bench: Bench) -> None:

@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import torch
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes.messages import StrategyLeftOut
-from gpudoctor.probes.rank import Rank
-from gpudoctor.probes.skipped_gather import one_gather_skipped
-from gpudoctor.probes.strategy_bench import Bench, Variant
-from gpudoctor.probes.strategy_model import loss_of
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.runner.messages import StrategyLeftOut
+from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.strategies.bench import Bench, Variant
+from gpudoctor.probes.strategies.model import loss_of
+from gpudoctor.probes.strategies.skipped_gather import one_gather_skipped
 
 _SKIPS_AT = 3
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gpudoctor.facts.measured_strategies import Strategies, StrategyRun
-from gpudoctor.facts.measurements import Device
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes import messages
+from gpudoctor.facts.model.measured_strategies import Strategies, StrategyRun
+from gpudoctor.facts.model.measurements import Device
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.runner import messages
 
 _Message = messages.StrategyShared | messages.StrategySample | messages.StrategyLeftOut
 

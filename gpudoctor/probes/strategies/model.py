@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
-from gpudoctor.facts.measured_strategies import StrategyShape
+from gpudoctor.facts.model.measured_strategies import StrategyShape
 
 STEPS = 10
 MICRO_BATCHES = 4  # what one rank's part of the batch can be divided into

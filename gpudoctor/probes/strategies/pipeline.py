@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpudoctor.probes.pipeline_bubble import measured_bubble
-from gpudoctor.probes.pipeline_schedule import (
+from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.strategies.bench import Bench, Variant
+from gpudoctor.probes.strategies.model import loss_of
+from gpudoctor.probes.strategies.pipeline_bubble import measured_bubble
+from gpudoctor.probes.strategies.pipeline_schedule import (
     SCHEDULES,
     ScheduleName,
     actions_of,
@@ -17,10 +20,14 @@ from gpudoctor.probes.pipeline_schedule import (
     layers_of_stage,
     most_held,
 )
-from gpudoctor.probes.pipeline_steps import HandWritten, PipelineStep, Stages, TorchsOwn, cut, torch_runs_schedules
-from gpudoctor.probes.rank import Rank
-from gpudoctor.probes.strategy_bench import Bench, Variant
-from gpudoctor.probes.strategy_model import loss_of
+from gpudoctor.probes.strategies.pipeline_steps import (
+    HandWritten,
+    PipelineStep,
+    Stages,
+    TorchsOwn,
+    cut,
+    torch_runs_schedules,
+)
 
 _MICROBATCHES_A_STAGE = 2
 

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gpudoctor.probes.pipeline_schedule import ScheduleName
-from gpudoctor.probes.pipeline_steps import HandWritten, PipelineStep, Stages, TorchsOwn
-from gpudoctor.probes.rank import Rank
-from gpudoctor.probes.stopwatch import ms_since
+from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.runner.stopwatch import ms_since
+from gpudoctor.probes.strategies.pipeline_schedule import ScheduleName
+from gpudoctor.probes.strategies.pipeline_steps import HandWritten, PipelineStep, Stages, TorchsOwn
 
 _FORWARD_MS = 5.0  # long against a transfer of some bytes; the backward takes twice that, as matrices do
 _BACKWARD_TIMES = 2

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gpudoctor.probes.pipeline_schedule import Action, ScheduleName, actions_of, transfers_before
-from gpudoctor.probes.strategy_model import Transformer
+from gpudoctor.probes.strategies.model import Transformer
+from gpudoctor.probes.strategies.pipeline_schedule import Action, ScheduleName, actions_of, transfers_before
 
 # On gloo 2.13 runs it; 2.9 sends 8 bytes where it receives 4, and aborts the process. Nothing in between was tried.
 TORCH_SCHEDULES_SINCE = (2, 13)

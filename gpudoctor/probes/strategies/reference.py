@@ -10,10 +10,10 @@ import msgspec
 import torch
 from torch import nn
 
-from gpudoctor.facts.measured_strategies import StrategyMemory, StrategyShape
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes.strategy_memory import KeptForBackward, held_bytes, optimizer_tensors
-from gpudoctor.probes.strategy_model import STEPS, batch_of, build_optimizer, build_transformer, loss_of
+from gpudoctor.facts.model.measured_strategies import StrategyMemory, StrategyShape
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.strategies.memory import KeptForBackward, held_bytes, optimizer_tensors
+from gpudoctor.probes.strategies.model import STEPS, batch_of, build_optimizer, build_transformer, loss_of
 
 
 class Alone:

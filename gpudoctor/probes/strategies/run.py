@@ -11,13 +11,13 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from gpudoctor.facts.missing import Missing
-from gpudoctor.probes.error_words import meaning_of
-from gpudoctor.probes.messages import StrategyLeftOut, StrategyShared
-from gpudoctor.probes.rank import Rank
-from gpudoctor.probes.strategy_bench import Bench
-from gpudoctor.probes.strategy_model import STEPS, shape_for
-from gpudoctor.probes.trouble import FAILURES, in_one_line
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.runner.error_texts import meaning_of
+from gpudoctor.probes.runner.messages import StrategyLeftOut, StrategyShared
+from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.runner.torch_errors import FAILURES, in_one_line
+from gpudoctor.probes.strategies.bench import Bench
+from gpudoctor.probes.strategies.model import STEPS, shape_for
 
 StrategyFunction = Callable[[Rank, Bench], None]
 _OTHERS_COME_WITHIN_S = 15.0
@@ -151,55 +151,55 @@ def _only_on_gpus(ranks: int, on_gpu: bool) -> str | None:
 
 
 def _by_threes(ranks: int, on_gpu: bool) -> str | None:
-    from gpudoctor.probes.strategy_3d import why_not_3d
+    from gpudoctor.probes.strategies.three_d import why_not_3d
 
     return why_not_3d(ranks)
 
 
 def _dp() -> StrategyFunction:
-    from gpudoctor.probes.strategy_dp import run_dp
+    from gpudoctor.probes.strategies.dp import run_dp
 
     return run_dp
 
 
 def _ddp() -> StrategyFunction:
-    from gpudoctor.probes.strategy_ddp import run_ddp
+    from gpudoctor.probes.strategies.ddp import run_ddp
 
     return run_ddp
 
 
 def _zero1() -> StrategyFunction:
-    from gpudoctor.probes.strategy_zero1 import run_zero1
+    from gpudoctor.probes.strategies.zero1 import run_zero1
 
     return run_zero1
 
 
 def _fsdp() -> StrategyFunction:
-    from gpudoctor.probes.strategy_fsdp import run_fsdp
+    from gpudoctor.probes.strategies.fsdp import run_fsdp
 
     return run_fsdp
 
 
 def _tensor() -> StrategyFunction:
-    from gpudoctor.probes.strategy_tensor import run_tensor
+    from gpudoctor.probes.strategies.tensor import run_tensor
 
     return run_tensor
 
 
 def _pipeline() -> StrategyFunction:
-    from gpudoctor.probes.strategy_pipeline import run_pipeline
+    from gpudoctor.probes.strategies.pipeline import run_pipeline
 
     return run_pipeline
 
 
 def _3d() -> StrategyFunction:
-    from gpudoctor.probes.strategy_3d import run_3d
+    from gpudoctor.probes.strategies.three_d import run_3d
 
     return run_3d
 
 
 def _deepspeed() -> StrategyFunction:
-    from gpudoctor.probes.strategy_deepspeed import run_deepspeed
+    from gpudoctor.probes.strategies.deepspeed import run_deepspeed
 
     return run_deepspeed
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpudoctor.probes.rank import Rank
-from gpudoctor.probes.strategy_bench import Bench, Variant
-from gpudoctor.probes.strategy_memory import local_part
-from gpudoctor.probes.strategy_model import Transformer, loss_of
+from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.strategies.bench import Bench, Variant
+from gpudoctor.probes.strategies.memory import local_part
+from gpudoctor.probes.strategies.model import Transformer, loss_of
 
 # What is split by columns (its outputs) and what by rows (its inputs): one sum over the ranks for each pair.
 COLUMNS = ("attention.query", "attention.key", "attention.value", "up")

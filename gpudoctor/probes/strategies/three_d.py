@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gpudoctor.probes.pipeline_schedule import bubble_share, layers_of_stage
-from gpudoctor.probes.pipeline_steps import HandWritten, Stages, cut
-from gpudoctor.probes.rank import Rank
-from gpudoctor.probes.strategy_bench import Bench, Variant
-from gpudoctor.probes.strategy_model import loss_of
-from gpudoctor.probes.strategy_tensor import split_and_whole, split_blocks, split_head, whole_weights
+from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.strategies.bench import Bench, Variant
+from gpudoctor.probes.strategies.model import loss_of
+from gpudoctor.probes.strategies.pipeline_schedule import bubble_share, layers_of_stage
+from gpudoctor.probes.strategies.pipeline_steps import HandWritten, Stages, cut
+from gpudoctor.probes.strategies.tensor import split_and_whole, split_blocks, split_head, whole_weights
 
 _SHARDS = _STAGES = 2
 _MICROBATCHES = 2

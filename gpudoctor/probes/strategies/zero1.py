@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from gpudoctor.probes.rank import Rank
-from gpudoctor.probes.strategy_bench import Bench, Variant
-from gpudoctor.probes.strategy_ddp import wrapped
-from gpudoctor.probes.strategy_model import OPTIMIZER_OPTIONS, loss_of
+from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.strategies.bench import Bench, Variant
+from gpudoctor.probes.strategies.ddp import wrapped
+from gpudoctor.probes.strategies.model import OPTIMIZER_OPTIONS, loss_of
 
 
 def run_zero1(rank: Rank, bench: Bench) -> None:

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gpudoctor.facts.measurements import Swap
-from gpudoctor.probes.peer_copies import device_of
-from gpudoctor.probes.rank import Rank
-from gpudoctor.probes.sanity_model import Data, Shape
-from gpudoctor.probes.train_work import Work
+from gpudoctor.facts.model.measurements import Swap
+from gpudoctor.probes.link.peer_copies import device_of
+from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.train.sanity_model import Data, Shape
+from gpudoctor.probes.train.work import Work
 
 # Below the 1.10 that is judged: a swap that nobody needed costs a second
 _SUSPICIOUS = 1.07

@@ -11,15 +11,15 @@ import statistics
 import torch
 from torch import nn
 
-from gpudoctor.facts.measurements import BucketStep, Swap
-from gpudoctor.probes.collectives import contributions_to_the_sum
-from gpudoctor.probes.core_turns import Turns, take_turns
-from gpudoctor.probes.gpu_swap import swap_suspect
-from gpudoctor.probes.messages import TrainSample
-from gpudoctor.probes.rank import Rank
-from gpudoctor.probes.sanity_model import Data, Shape, build_model, shape_for
-from gpudoctor.probes.train_steps import BLOCKS, DEFAULT_BUCKET_MB, STEPS_PER_BLOCK, Train, solo_step_ms
-from gpudoctor.probes.train_work import calibrated_batch
+from gpudoctor.facts.model.measurements import BucketStep, Swap
+from gpudoctor.probes.collective.probe import contributions_to_the_sum
+from gpudoctor.probes.compute.core_turns import Turns, take_turns
+from gpudoctor.probes.runner.messages import TrainSample
+from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.train.gpu_swap import swap_suspect
+from gpudoctor.probes.train.sanity_model import Data, Shape, build_model, shape_for
+from gpudoctor.probes.train.steps import BLOCKS, DEFAULT_BUCKET_MB, STEPS_PER_BLOCK, Train, solo_step_ms
+from gpudoctor.probes.train.work import calibrated_batch
 
 _WARM_UP_GPU, _WARM_UP_CPU = 8, 3  # DDP rebuilds its buckets, libraries set themselves up
 _STEADY_STEPS = 30

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
-from gpudoctor.probes.rank import Rank
+from gpudoctor.probes.runner.rank import Rank
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 
 import msgspec
 
-from gpudoctor.checks.finding import Status
+from gpudoctor.checks.core.finding import Status
 from gpudoctor.report.html.elements import append, element
 from gpudoctor.units import size_text
 

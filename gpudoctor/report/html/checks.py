@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from xml.etree.ElementTree import Element
 
-from gpudoctor.checks.finding import WORST_FIRST, Finding, Status, worst
-from gpudoctor.checks.run import CheckResult
-from gpudoctor.report.blocks import expected_words, explained_by, grouped_label, problem_groups
+from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status, worst
+from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.report.html.elements import Child, append, chip, element, section
-from gpudoctor.report.report import Report, is_above
+from gpudoctor.report.model import Report, is_above
 from gpudoctor.report.text import domain_words
+from gpudoctor.report.text_blocks import expected_words, explained_by, grouped_label, problem_groups
 
 _OPEN = (Status.FAIL, Status.UNKNOWN, Status.WARN)
 

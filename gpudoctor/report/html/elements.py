@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from xml.etree.ElementTree import Element, tostring
 
-from gpudoctor.checks.finding import Status
+from gpudoctor.checks.core.finding import Status
 from gpudoctor.exits import printable
 
 Child = Element | str | None

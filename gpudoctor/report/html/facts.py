@@ -7,11 +7,11 @@ from xml.etree.ElementTree import Element
 
 import msgspec
 
-from gpudoctor.facts.gpu import Gpu, PcieLink
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Host, Node, to_json
+from gpudoctor.facts.model.gpu import Gpu, PcieLink
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Host, Node, to_json
 from gpudoctor.report.html.elements import Child, element, lines, section, table
-from gpudoctor.report.report import GpuSummary, Report
+from gpudoctor.report.model import GpuSummary, Report
 from gpudoctor.units import MIB, gib_number, gib_text
 
 

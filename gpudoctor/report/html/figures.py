@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from textwrap import dedent
 from xml.etree.ElementTree import Element
 
-from gpudoctor.checks.finding import Status
-from gpudoctor.facts.burn import Burn, GpuCounters, Series
-from gpudoctor.facts.measurements import Collective, Measurements, ProbeProblem, Training
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.telemetry import Telemetry
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.model.measured_burn import Burn, GpuCounters, Series
+from gpudoctor.facts.model.measurements import Collective, Measurements, ProbeProblem, Training
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.telemetry import Telemetry
 from gpudoctor.report.collective_figures import column_of
 from gpudoctor.report.html.charts import Bar, lines_by_size, stacked_bars
 from gpudoctor.report.html.elements import Child, element, lines, section, table
 from gpudoctor.report.html.matrices import bandwidths, rank_name
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 from gpudoctor.report.strategy_figures import library_lines, strategy_lines
 from gpudoctor.report.telemetry_figures import TELEMETRY_COLUMNS, telemetry_cells
 from gpudoctor.units import figure_text, size_text, time_text, whole_mib_text

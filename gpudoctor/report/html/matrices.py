@@ -7,11 +7,11 @@ from xml.etree.ElementTree import Element
 
 import msgspec
 
-from gpudoctor.facts.gpu import GpuPair
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing, known
+from gpudoctor.facts.model.gpu import GpuPair
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.report.html.elements import Child, append, element, scroll, section
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 from gpudoctor.units import figure_text, size_text
 
 _MEANING = {

@@ -13,7 +13,7 @@ from gpudoctor.report.html.elements import Child, banner, document, element, sec
 from gpudoctor.report.html.facts import facts_part
 from gpudoctor.report.html.figures import figures_part
 from gpudoctor.report.html.matrices import topology
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 from gpudoctor.report.text import verdict_words
 
 # nothing is loaded, nothing runs, nothing is sent: a browser holds to it whatever stands in the page

@@ -13,13 +13,13 @@ from typing import cast
 
 import msgspec
 
-from gpudoctor.checks.registry import LEVELS, Level
+from gpudoctor.checks.core.registry import LEVELS, Level
 from gpudoctor.errors import UserError
 from gpudoctor.exits import COULD_NOT, printable
-from gpudoctor.facts.subprocesses import ending_words
+from gpudoctor.facts.system.command import ending_words
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.progress import ProgressLine
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 from gpudoctor.tui.state import FinishedRun
 
 # a full report of 16 GPUs with facts is below 2 MiB

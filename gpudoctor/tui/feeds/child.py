@@ -14,8 +14,8 @@ import msgspec
 
 from gpudoctor.exits import printable
 from gpudoctor.facts.deadlines import COLLECTION
-from gpudoctor.facts.watched import Opening, WatchLine
-from gpudoctor.tui.feed import Trouble
+from gpudoctor.facts.stream.messages import Opening, WatchLine
+from gpudoctor.tui.feeds.feed import Trouble
 
 LINE_BYTES_MAX = 16 << 20
 FIRST_LINE_S = COLLECTION.seconds + 35.0  # the facts are read first; ssh may take its time too

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpudoctor.facts.watched import WatchLine
+from gpudoctor.facts.stream.messages import WatchLine
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.watched import Opening, Tick, WatchLine
-from gpudoctor.tui.feed import Trouble
+from gpudoctor.facts.stream.messages import Opening, Tick, WatchLine
+from gpudoctor.tui.feeds.feed import Trouble
 from gpudoctor.tui.state import HISTORY_TICKS, Playback
 
 if TYPE_CHECKING:
-    from gpudoctor.facts.watch_file import Recording
+    from gpudoctor.facts.stream.recording import Recording
 
 SPEEDS = (0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
 STEP_S = 10.0

@@ -11,8 +11,8 @@ from gpudoctor.exits import printable
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.facts_file import checked
 from gpudoctor.facts.captures.opened import read_file
-from gpudoctor.facts.node import Node
-from gpudoctor.report.report import Report
+from gpudoctor.facts.model.node import Node
+from gpudoctor.report.model import Report
 
 
 def load_report(path: str) -> Report:

@@ -14,7 +14,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from gpudoctor.exits import printable
-from gpudoctor.tui.check_rows import RUN, Row
+from gpudoctor.tui.panes.check_rows import RUN, Row
 
 _STATUS_WIDTH = 7
 _TONES = {"FAIL": "fail", "unknown": "unknown", "warn": "warn", "PASS": "pass", "skip": "skip", RUN: "run"}

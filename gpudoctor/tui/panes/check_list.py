@@ -12,13 +12,13 @@ from textual.content import Content
 from textual.message import Message
 from textual.widgets import Input, Static
 
-from gpudoctor.checks.registry import LEVELS
-from gpudoctor.report.report import Report
-from gpudoctor.tui.check_lines import CheckLines
-from gpudoctor.tui.check_rows import PROBLEMS, Row, level_of, rows_of
+from gpudoctor.checks.core.registry import LEVELS
+from gpudoctor.report.model import Report
 from gpudoctor.tui.messages import PageWanted, RunWanted
+from gpudoctor.tui.panes.check_lines import CheckLines
+from gpudoctor.tui.panes.check_rows import PROBLEMS, Row, level_of, rows_of
 from gpudoctor.tui.state import State
-from gpudoctor.tui.status_style import WORDS
+from gpudoctor.tui.widgets.status_style import WORDS
 
 _PROBLEM_WORDS = tuple(WORDS[status] for status in PROBLEMS)
 

@@ -13,14 +13,14 @@ from textual.content import Content
 from textual.timer import Timer
 from textual.widgets import Button, Markdown, Static
 
-from gpudoctor.checks.registry import Level
+from gpudoctor.checks.core.registry import Level
 from gpudoctor.exits import printable
-from gpudoctor.tui.check_list import CheckChosen, CheckList
-from gpudoctor.tui.check_rows import level_of
-from gpudoctor.tui.finding_pane import FindingPane
 from gpudoctor.tui.messages import BaseWanted, CancelWanted, RunWanted
-from gpudoctor.tui.pane import Pane
-from gpudoctor.tui.run_lines import history_content, running_words
+from gpudoctor.tui.panes.check_list import CheckChosen, CheckList
+from gpudoctor.tui.panes.check_rows import level_of
+from gpudoctor.tui.panes.finding import FindingPane
+from gpudoctor.tui.panes.pane import Pane
+from gpudoctor.tui.panes.run_lines import history_content, running_words
 from gpudoctor.tui.screens import LEVEL_COSTS, LevelScreen, page_of
 from gpudoctor.tui.state import State
 

@@ -11,8 +11,8 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
-from gpudoctor.tui.finding_text import finding_content
 from gpudoctor.tui.messages import PageWanted
+from gpudoctor.tui.panes.finding_text import finding_content
 from gpudoctor.tui.state import State
 
 

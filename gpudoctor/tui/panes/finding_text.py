@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 
 from textual.content import Content
 
-from gpudoctor.checks.finding import WORST_FIRST, Finding, Status, Subject
-from gpudoctor.checks.run import CheckResult
+from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status, Subject
+from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.exits import printable
-from gpudoctor.report.blocks import block_rows, explained_by, grouped_label
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
+from gpudoctor.report.text_blocks import block_rows, explained_by, grouped_label
 from gpudoctor.tui.state import FinishedRun, State
-from gpudoctor.tui.status_style import WORDS, style_of
+from gpudoctor.tui.widgets.status_style import WORDS, style_of
 
 _LABEL_WIDTH = 10
 _NARROWEST = 24

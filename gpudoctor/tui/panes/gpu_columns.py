@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.watched import GpuTick
-from gpudoctor.tui.lines import Row, Run, row
-from gpudoctor.tui.words import STYLE_OF, bar, both, held, whole
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.stream.messages import GpuTick
+from gpudoctor.tui.labels import STYLE_OF, bar, both, held, whole
+from gpudoctor.tui.widgets.lines import Row, Run, row
 from gpudoctor.units import MIB, gib_number
 
 _WIDTHS = {

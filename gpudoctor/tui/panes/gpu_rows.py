@@ -5,12 +5,12 @@ from __future__ import annotations
 from textual import events
 from textual.binding import Binding
 
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import known
-from gpudoctor.tui.gpu_columns import columns_for, gpu_row, heading
-from gpudoctor.tui.lines import Lines, Row, row
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import known
 from gpudoctor.tui.messages import GpuChosen
+from gpudoctor.tui.panes.gpu_columns import columns_for, gpu_row, heading
 from gpudoctor.tui.state import State
+from gpudoctor.tui.widgets.lines import Lines, Row, row
 
 
 class GpuRows(Lines, can_focus=True):

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from gpudoctor import __version__
 from gpudoctor.exits import printable
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.node import Node
-from gpudoctor.report.report import Report
-from gpudoctor.tui.lines import Lines, Run, length, row
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.report.model import Report
+from gpudoctor.tui.labels import clock
 from gpudoctor.tui.state import State
-from gpudoctor.tui.words import clock
+from gpudoctor.tui.widgets.lines import Lines, Run, length, row
 
 _MAKER = re.compile(r"^(NVIDIA|Tesla)\s+(?=\S)")
 _DRIVER_SILENT = "driver not answering: "

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.pcie_generations import LANE_GB_S
-from gpudoctor.tui.host_words import gpu_of
-from gpudoctor.tui.lines import Lines, Row, row
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.pcie_generations import LANE_GB_S
+from gpudoctor.tui.labels import both, graph, whole
+from gpudoctor.tui.panes.host_text import gpu_of
 from gpudoctor.tui.state import State
-from gpudoctor.tui.words import both, graph, whole
+from gpudoctor.tui.widgets.lines import Lines, Row, row
 from gpudoctor.units import rate_number, rounded_duration_text
 
 SPAN_S = 300  # what the graph reaches back at least, where it was watched for so long

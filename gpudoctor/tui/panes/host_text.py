@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpudoctor.exits import printable
-from gpudoctor.facts.gpu import Gpu
-from gpudoctor.facts.missing import known
-from gpudoctor.facts.watched import ProcessTick
-from gpudoctor.tui.lines import Lines, Row, Run, length, row
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.stream.messages import ProcessTick
 from gpudoctor.tui.state import State
+from gpudoctor.tui.widgets.lines import Lines, Row, Run, length, row
 from gpudoctor.units import MIB, gib_number, gib_text, rounded_duration_text
 
 # what train.utilization and train.memory call alike, so that screen and verdict agree

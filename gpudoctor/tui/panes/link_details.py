@@ -6,18 +6,18 @@ from collections.abc import Iterable, Iterator
 
 from textual.content import Content
 
-from gpudoctor.checks.faults import headline
-from gpudoctor.checks.finding import Finding, Status
+from gpudoctor.checks.core.causes import headline
+from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.exits import printable
-from gpudoctor.facts.gpu import Gpu, PcieHop
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.pcie_generations import generation_of
-from gpudoctor.report.report import Report
-from gpudoctor.tui.link_grids import gpu_of_rank, judged, kind_of, on_cpus, pair_of
-from gpudoctor.tui.paragraphs import hanging
+from gpudoctor.facts.model.gpu import Gpu, PcieHop
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.pcie_generations import generation_of
+from gpudoctor.report.model import Report
+from gpudoctor.tui.panes.link_matrices import gpu_of_rank, judged, kind_of, on_cpus, pair_of
 from gpudoctor.tui.state import State
-from gpudoctor.tui.status_style import WORDS, style_of, worst_first
+from gpudoctor.tui.widgets.paragraphs import hanging
+from gpudoctor.tui.widgets.status_style import WORDS, style_of, worst_first
 from gpudoctor.units import ranges, short_figure
 
 _LINK_DOMAINS = ("nvlink", "pcie", "topology", "link", "network")

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from gpudoctor.checks.finding import Finding, Status
-from gpudoctor.facts.gpu import GpuPair
-from gpudoctor.facts.measurements import Measurements
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Node
-from gpudoctor.report.report import Report
-from gpudoctor.tui.bars import heat_sign
-from gpudoctor.tui.matrix import DIAGONAL, Cell, Grid
-from gpudoctor.tui.status_style import Tone
+from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.facts.model.gpu import GpuPair
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.report.model import Report
+from gpudoctor.tui.widgets.bars import heat_sign
+from gpudoctor.tui.widgets.matrix import DIAGONAL, Cell, Grid
+from gpudoctor.tui.widgets.status_style import Tone
 from gpudoctor.units import short_figure
 
 Metric = Literal["topology", "nvlinks", "p2p", "peer", "both", "pairs"]

@@ -10,15 +10,15 @@ from textual.content import Content
 from textual.widgets import Static
 
 from gpudoctor.exits import printable
-from gpudoctor.facts.node import Node
-from gpudoctor.report.report import Report
-from gpudoctor.tui.changed import put
-from gpudoctor.tui.link_details import details, pair_line, rank_of_gpu
-from gpudoctor.tui.link_grids import METRICS, Drawn, Metric, best_metric, draw
-from gpudoctor.tui.matrix import Matrix
+from gpudoctor.facts.model.node import Node
+from gpudoctor.report.model import Report
 from gpudoctor.tui.messages import GpuChosen, RunWanted
-from gpudoctor.tui.pane import DrawnPane
-from gpudoctor.tui.status_style import style_of
+from gpudoctor.tui.panes.link_details import details, pair_line, rank_of_gpu
+from gpudoctor.tui.panes.link_matrices import METRICS, Drawn, Metric, best_metric, draw
+from gpudoctor.tui.panes.pane import DrawnPane
+from gpudoctor.tui.widgets.changed import put
+from gpudoctor.tui.widgets.matrix import Matrix
+from gpudoctor.tui.widgets.status_style import style_of
 
 _BESIDE_WIDTH = 56  # what the details need to stand beside the matrix
 

@@ -11,13 +11,13 @@ from textual.content import Content
 from textual.widgets import Static
 
 from gpudoctor.exits import printable
-from gpudoctor.facts.missing import Missing
-from gpudoctor.tui.changed import put
-from gpudoctor.tui.filter_line import FilterLine
-from gpudoctor.tui.log_view import LogView, Run
-from gpudoctor.tui.pane import DrawnPane
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.tui.panes.pane import DrawnPane
 from gpudoctor.tui.state import LogLine
-from gpudoctor.tui.status_style import style_of
+from gpudoctor.tui.widgets.changed import put
+from gpudoctor.tui.widgets.filter_line import FilterLine
+from gpudoctor.tui.widgets.log_view import LogView, Run
+from gpudoctor.tui.widgets.status_style import style_of
 
 _BEFORE = "before"
 

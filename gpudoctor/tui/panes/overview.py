@@ -6,14 +6,14 @@ from textual import on
 from textual.app import ComposeResult
 from textual.widget import Widget
 
-from gpudoctor.tui.check_list import CheckChosen, CheckList
-from gpudoctor.tui.finding_pane import FindingPane
-from gpudoctor.tui.gpu_rows import GpuRows
-from gpudoctor.tui.history import HistoryGraph
-from gpudoctor.tui.host_words import HostLines
 from gpudoctor.tui.messages import GpuChosen
-from gpudoctor.tui.overview_layout import Arrangement, Place, arrange
-from gpudoctor.tui.pane import Pane
+from gpudoctor.tui.panes.check_list import CheckChosen, CheckList
+from gpudoctor.tui.panes.finding import FindingPane
+from gpudoctor.tui.panes.gpu_rows import GpuRows
+from gpudoctor.tui.panes.history import HistoryGraph
+from gpudoctor.tui.panes.host_text import HostLines
+from gpudoctor.tui.panes.overview_layout import Arrangement, Place, arrange
+from gpudoctor.tui.panes.pane import Pane
 from gpudoctor.tui.state import State
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpudoctor.exits import printable
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.watched import ProcessTick
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.stream.messages import ProcessTick
 from gpudoctor.tui.state import State
 
 Column = Literal["gpu", "pid", "user", "job", "memory", "cpu", "command"]

@@ -9,11 +9,9 @@ from textual.binding import Binding
 from textual.content import Content
 from textual.widgets import DataTable, Static
 
-from gpudoctor.facts.watched import ProcessTick
-from gpudoctor.tui.changed import put
-from gpudoctor.tui.filter_line import FilterLine
-from gpudoctor.tui.pane import DrawnPane
-from gpudoctor.tui.process_rows import (
+from gpudoctor.facts.stream.messages import ProcessTick
+from gpudoctor.tui.panes.pane import DrawnPane
+from gpudoctor.tui.panes.process_rows import (
     CYCLE,
     HEADINGS,
     TITLES,
@@ -25,7 +23,9 @@ from gpudoctor.tui.process_rows import (
     unread,
     why_empty,
 )
-from gpudoctor.tui.status_style import style_of
+from gpudoctor.tui.widgets.changed import put
+from gpudoctor.tui.widgets.filter_line import FilterLine
+from gpudoctor.tui.widgets.status_style import style_of
 
 _COMMAND_WIDTH_MIN = 12
 _PADDING = 1

@@ -6,18 +6,18 @@ from collections.abc import Iterator, Sequence
 
 from textual.content import Content
 
-from gpudoctor.checks.finding import Finding, Status
+from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.exits import printable
-from gpudoctor.facts.measurements import Measurements, Training, TrainRank
-from gpudoctor.facts.missing import Missing, known
-from gpudoctor.facts.node import Node
-from gpudoctor.facts.telemetry import Spread
-from gpudoctor.report.report import Report
-from gpudoctor.tui.bars import nice_limit, stacked
-from gpudoctor.tui.link_grids import gpu_of_rank, judged, on_cpus
-from gpudoctor.tui.paragraphs import hanging
-from gpudoctor.tui.plot import plot_lines
-from gpudoctor.tui.status_style import WORDS, style_of, worst_first
+from gpudoctor.facts.model.measurements import Measurements, Training, TrainRank
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.telemetry import Spread
+from gpudoctor.report.model import Report
+from gpudoctor.tui.panes.link_matrices import gpu_of_rank, judged, on_cpus
+from gpudoctor.tui.widgets.bars import nice_limit, stacked
+from gpudoctor.tui.widgets.paragraphs import hanging
+from gpudoctor.tui.widgets.plot import plot_lines
+from gpudoctor.tui.widgets.status_style import WORDS, style_of, worst_first
 from gpudoctor.units import exact_time_text, short_figure, size_text
 
 _BAD = (Status.FAIL, Status.WARN, Status.UNKNOWN)

@@ -8,10 +8,10 @@ from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from gpudoctor.tui.changed import put
 from gpudoctor.tui.messages import RunWanted
-from gpudoctor.tui.pane import DrawnPane
-from gpudoctor.tui.rank_figures import figures, next_operation, operations
+from gpudoctor.tui.panes.pane import DrawnPane
+from gpudoctor.tui.panes.rank_figures import figures, next_operation, operations
+from gpudoctor.tui.widgets.changed import put
 
 
 class RanksPane(DrawnPane):

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from textual.content import Content
 
-from gpudoctor.checks.finding import Status
+from gpudoctor.checks.core.finding import Status
 from gpudoctor.exits import printable
 from gpudoctor.report.difference import Difference, differences
-from gpudoctor.report.report import Report
+from gpudoctor.report.model import Report
 from gpudoctor.tui.state import FinishedRun, Running, State
-from gpudoctor.tui.status_style import Tone, style_of
+from gpudoctor.tui.widgets.status_style import Tone, style_of
 from gpudoctor.units import duration_text
 
 RUNS_SHOWN = 20

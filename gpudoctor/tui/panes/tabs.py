@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpudoctor.tui.pane import Pane
+from gpudoctor.tui.panes.pane import Pane
 
 TABS = (
     ("overview", "Overview"),
@@ -18,25 +18,25 @@ def pane_class(tab: str) -> type[Pane]:
     """The class of a tab's pane, by the tab's id."""
     # imported when first turned to: the screen stands sooner
     if tab == "overview":
-        from gpudoctor.tui.overview import OverviewPane
+        from gpudoctor.tui.panes.overview import OverviewPane
 
         return OverviewPane
     if tab == "checks":
-        from gpudoctor.tui.checks_pane import ChecksPane
+        from gpudoctor.tui.panes.checks import ChecksPane
 
         return ChecksPane
     if tab == "links":
-        from gpudoctor.tui.links_pane import LinksPane
+        from gpudoctor.tui.panes.links import LinksPane
 
         return LinksPane
     if tab == "ranks":
-        from gpudoctor.tui.ranks_pane import RanksPane
+        from gpudoctor.tui.panes.ranks import RanksPane
 
         return RanksPane
     if tab == "processes":
-        from gpudoctor.tui.processes_pane import ProcessesPane
+        from gpudoctor.tui.panes.processes import ProcessesPane
 
         return ProcessesPane
-    from gpudoctor.tui.log_pane import LogPane
+    from gpudoctor.tui.panes.log import LogPane
 
     return LogPane

@@ -33,9 +33,9 @@ def index_page(title: str, websocket_url: str, font_size: str) -> str:
             href="/static/fonts/RobotoMono-VariableFont_wght.ttf",
         ),
         element("link", rel="stylesheet", href="/static/css/xterm.css"),
-        element("link", rel="stylesheet", href="/web_page.css"),
+        element("link", rel="stylesheet", href="/page.css"),
         element("script", src="/static/js/textual.js"),
-        element("script", src="/web_page.js"),
+        element("script", src="/page.js"),
     )
     terminal = element(
         "div",
@@ -64,7 +64,7 @@ def open_page() -> str:
         element("meta", charset="utf-8"),
         element("meta", http_equiv="refresh", content="0; url=/"),
         element("title", "gpudoctor"),
-        element("link", rel="stylesheet", href="/web_page.css"),
+        element("link", rel="stylesheet", href="/page.css"),
     )
     body = element(
         "body", element("p", "The token is right. ", element("a", "Go on to the screen", href="/"), class_="opening")

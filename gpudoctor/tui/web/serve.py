@@ -17,7 +17,7 @@ from gpudoctor.exits import printable, say
 from gpudoctor.http_callers import is_host
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.tui.start import opened
-from gpudoctor.tui.web_access import TOKEN_VARIABLE, Address, Gate, address, token_of
+from gpudoctor.tui.web.access import TOKEN_VARIABLE, Address, Gate, address, token_of
 
 try:
     import textual_serve
@@ -25,9 +25,9 @@ try:
 except ImportError:
     raise UserError("tui --serve wants textual-serve: pip install 'gpudoctor-cli[serve]'") from None
 
-from gpudoctor.tui.web_listener import WebListener, listening
-from gpudoctor.tui.web_page import index_page, open_page
-from gpudoctor.tui.web_session import WebSession
+from gpudoctor.tui.web.listener import WebListener, listening
+from gpudoctor.tui.web.page import index_page, open_page
+from gpudoctor.tui.web.session import WebSession
 
 SESSIONS_MAX = 8
 _CLIENT = Path(textual_serve.__file__).parent / "static"
@@ -35,7 +35,7 @@ _HERE = Path(__file__).parent
 _MESSAGE_MAX = 1 << 20
 _SHUTDOWN_S = 4.0
 _KEPT_ALIVE_S = 15.0
-_NOBODY = logging.getLogger("gpudoctor.tui.serve")
+_NOBODY = logging.getLogger("gpudoctor.tui.web.serve")
 _NOBODY.addHandler(logging.NullHandler())
 _NOBODY.propagate = False
 _HEADERS = {
@@ -145,7 +145,7 @@ class ScreenServer:
             [
                 web.get("/", self._index),
                 web.get("/ws", self._websocket),
-                web.get("/{name:web_page[.](?:css|js)}", self._own_file),
+                web.get("/{name:page[.](?:css|js)}", self._own_file),
                 web.static("/static", _CLIENT),
             ]
         )

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from gpudoctor.exits import printable
-from gpudoctor.tui.web_access import TOKEN_VARIABLE
+from gpudoctor.tui.web.access import TOKEN_VARIABLE
 
 _READY = b"__GANGLION__\n"
 _PR_SET_PDEATHSIG = 1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import log2
 
-from gpudoctor.tui.bars import nice_limit
+from gpudoctor.tui.widgets.bars import nice_limit
 
 _LABEL_WIDTH = 7
 _POINT, _LINE = "o", "·"

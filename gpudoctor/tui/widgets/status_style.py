@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gpudoctor.checks.finding import WORST_FIRST, Finding, Status
+from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status
 
 # "low" is a figure far below the others that nobody has judged
 Tone = Literal["fail", "unknown", "warn", "pass", "skip", "low", "head", "quiet"]

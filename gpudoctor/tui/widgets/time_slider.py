@@ -5,9 +5,9 @@ from __future__ import annotations
 from textual import events
 from textual.message import Message
 
-from gpudoctor.tui.lines import Lines, row
+from gpudoctor.tui.labels import clock
 from gpudoctor.tui.state import State
-from gpudoctor.tui.words import clock
+from gpudoctor.tui.widgets.lines import Lines, row
 
 
 class Sought(Message):

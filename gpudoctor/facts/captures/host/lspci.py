@@ -7,9 +7,9 @@ import re
 import msgspec
 
 from gpudoctor.facts.captures import ABSENT, SourceError
-from gpudoctor.facts.gpu import PcieHop
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import PciDevice, short_bus_id
+from gpudoctor.facts.model.gpu import PcieHop
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import PciDevice, short_bus_id
 
 # "18:00.0 3D controller [0302]: NVIDIA Corporation GH100 [10de:2330] (rev a1)"; the numbers come with -nn
 HEADER = re.compile(

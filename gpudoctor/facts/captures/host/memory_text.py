@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from gpudoctor.facts.captures import SourceError
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Host
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Host
 
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)(B|[KMGT]i?B?)?", re.IGNORECASE)
 _KERNEL_MODULE = re.compile(r"NVRM version: .{0,120}?Kernel Module\D{0,60}?(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")

@@ -7,10 +7,10 @@ import re
 import msgspec
 
 from gpudoctor.facts.captures import ABSENT, SourceError
-from gpudoctor.facts.captures.values import missing_word
-from gpudoctor.facts.gpu import NvLink
-from gpudoctor.facts.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.node import short_bus_id
+from gpudoctor.facts.captures.nvidia_smi.values import missing_word
+from gpudoctor.facts.model.gpu import NvLink
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.model.node import short_bus_id
 
 _GPU = re.compile(r"GPU (\d{1,4}): (.{0,200}?) ?\(UUID: ([^)\s]{1,80})\)")
 _LINK = re.compile(r"Link (\d{1,3}):\s*(.{0,200})")

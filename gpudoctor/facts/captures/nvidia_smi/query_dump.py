@@ -8,12 +8,12 @@ from datetime import datetime
 import msgspec
 
 from gpudoctor.facts.captures import ABSENT, SourceError
-from gpudoctor.facts.captures.smi_gpu import GpuDump, gpu_from
-from gpudoctor.facts.captures.values import Values
-from gpudoctor.facts.error_cost import DUMP_HANDLE, UNKNOWN, code_in_words
-from gpudoctor.facts.gpu import CallError, Gpu
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.node import Driver, short_bus_id
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
+from gpudoctor.facts.captures.nvidia_smi.values import Values
+from gpudoctor.facts.model.gpu import CallError, Gpu
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Driver, short_bus_id
+from gpudoctor.facts.nvml.error_cost import DUMP_HANDLE, UNKNOWN, code_in_words
 
 BUS_ID = re.compile(r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 # what nvidia-smi prints instead of a dump -> nvmlInit's code, see Driver.init_code

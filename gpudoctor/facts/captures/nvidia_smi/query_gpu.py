@@ -8,7 +8,7 @@ from typing import TypeVar, get_args
 import msgspec
 
 from gpudoctor.facts.captures import ABSENT
-from gpudoctor.facts.captures.smi_health import (
+from gpudoctor.facts.captures.nvidia_smi.query_health import (
     clocks_of,
     ecc_of,
     memory_repair_of,
@@ -16,9 +16,8 @@ from gpudoctor.facts.captures.smi_health import (
     thermal_of,
     throttle_times_of,
 )
-from gpudoctor.facts.captures.values import Values
-from gpudoctor.facts.error_cost import errors_in_dump
-from gpudoctor.facts.gpu import (
+from gpudoctor.facts.captures.nvidia_smi.values import Values
+from gpudoctor.facts.model.gpu import (
     ComputeMode,
     Fabric,
     Gpu,
@@ -29,8 +28,9 @@ from gpudoctor.facts.gpu import (
     Utilization,
     Virtualization,
 )
-from gpudoctor.facts.missing import Missing
-from gpudoctor.facts.nvml_words import RECOVERY_ACTIONS
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.nvml.error_cost import errors_in_dump
+from gpudoctor.facts.nvml.labels import RECOVERY_ACTIONS
 
 _VIRTUALIZATION: dict[str, Virtualization] = {
     "none": "none",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpudoctor.facts.captures import ABSENT
-from gpudoctor.facts.captures.values import Values
-from gpudoctor.facts.gpu import Clocks, Ecc, MemoryRepair, Power, Thermal, ThrottleTimes
-from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.captures.nvidia_smi.values import Values
+from gpudoctor.facts.model.gpu import Clocks, Ecc, MemoryRepair, Power, Thermal, ThrottleTimes
+from gpudoctor.facts.model.missing import Missing
 
 # how the dumps name the reasons, XML (less its prefix) and text -> the names of facts
 _REASONS = {

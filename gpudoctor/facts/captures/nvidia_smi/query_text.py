@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
-from gpudoctor.facts.captures.smi_dump import SmiDump, smi_dump
-from gpudoctor.facts.captures.smi_gpu import GpuDump
-from gpudoctor.facts.captures.values import normal_name
-from gpudoctor.facts.error_cost import cost_of, errors_in_dump
+from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, smi_dump
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump
+from gpudoctor.facts.captures.nvidia_smi.values import normal_name
+from gpudoctor.facts.nvml.error_cost import cost_of, errors_in_dump
 
 _GPU = "GPU "
 _DEEPEST = 16

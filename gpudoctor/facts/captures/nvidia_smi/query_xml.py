@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
-from gpudoctor.facts.captures.smi_dump import SmiDump, smi_dump
-from gpudoctor.facts.captures.smi_gpu import GpuDump
-from gpudoctor.facts.captures.values import normal_name
+from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, smi_dump
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump
+from gpudoctor.facts.captures.nvidia_smi.values import normal_name
 
 _ROOT = "nvidia_smi_log"
 _DEEPEST = 32  # nvidia-smi nests 7 levels; a stranger's file may nest a million

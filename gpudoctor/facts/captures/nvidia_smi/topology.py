@@ -8,8 +8,8 @@ from typing import get_args
 import msgspec
 
 from gpudoctor.facts.captures import ABSENT, SourceError
-from gpudoctor.facts.gpu import GpuPair, P2pStatus, PathKind
-from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.model.gpu import GpuPair, P2pStatus, PathKind
+from gpudoctor.facts.model.missing import Missing
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _GPU = re.compile(r"GPU(\d{1,4})")

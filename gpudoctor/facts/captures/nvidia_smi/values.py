@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gpudoctor.facts.captures import ABSENT
-from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.model.missing import Missing
 
 _NUMBER = re.compile(r"[-+]?\d{1,18}(?:\.\d{1,9})?(?![\w.,])|[-+]?\d{1,18}(?=x\b)")
 _TRUE = frozenset({"yes", "true", "enabled", "active", "on"})

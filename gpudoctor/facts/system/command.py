@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.missing import Missing
+from gpudoctor.facts.model.missing import Missing
 
 _GRACE_S = 0.3
 _TURN_S = 0.2

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from gpudoctor.exits import is_terminal, printable
 from gpudoctor.json_text import terminal_safe
 
 # README: a standard check of this machine's GPUs takes about half a minute
@@ -56,7 +57,7 @@ class ProgressLines:
 
     def hear(self, rank: int, message: object) -> None:
         """Tell of a rank's message where it begins something; the starter's (below 0) say nothing of the kind."""
-        from gpudoctor.probes.messages import Phase
+        from gpudoctor.probes.runner.messages import Phase
 
         if rank < 0 or not isinstance(message, Phase) or self._said.get(rank) == (message.probe, message.text):
             return
@@ -70,6 +71,18 @@ class ProgressLines:
         if left_s is not None and left_s > 0:
             line = msgspec.structs.replace(line, left_s=left_s)
         self._write(terminal_safe(msgspec.json.encode(line)).decode())
+
+
+def terminal_progress() -> Callable[[str], None] | None:
+    """Says on one line of stderr what goes on, on a terminal only; None if there is none."""
+    if not is_terminal(sys.stderr):
+        return None
+
+    def show(text: str) -> None:
+        sys.stderr.write(f"\r\x1b[2K{printable(text)[:76]}")
+        sys.stderr.flush()
+
+    return show
 
 
 def progress_to_stderr(duration_s: float | None) -> ProgressLines:

@@ -14,11 +14,11 @@ import msgspec
 from msgspec.structs import replace
 
 from gpudoctor.facts.deadlines import START_CALLS
-from gpudoctor.facts.node import Unanswered
-from gpudoctor.facts.nvml_ahead import Ahead, ForkedProcess
-from gpudoctor.facts.nvml_channel import Crumbs, InFlight, make_memory
-from gpudoctor.facts.starvation import Starvation
-from gpudoctor.facts.subprocesses import signal_name
+from gpudoctor.facts.model.node import Unanswered
+from gpudoctor.facts.nvml.channel import Crumbs, InFlight, make_memory
+from gpudoctor.facts.nvml.collector_ahead import Ahead, ForkedProcess
+from gpudoctor.facts.system.command import signal_name
+from gpudoctor.process.cpu_starvation import Starvation
 from gpudoctor.process.own_program import own_python
 
 GRACE_S = 0.3

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from gpudoctor.probes.starter import tie_to_parent
+from gpudoctor.probes.runner.starter import tie_to_parent
 from gpudoctor.process.own_program import own_python
 
 
@@ -30,7 +30,7 @@ def tied_ray(argv: Sequence[str]) -> list[str]:
 
 def _tied(what: str, argv: Sequence[str], python: str | None = None) -> list[str]:
     order = json.dumps([os.getpid(), what, list(argv)])
-    return own_python("gpudoctor.cluster.tied", "begin", order, python=python)
+    return own_python("gpudoctor.cluster.check.die_with_parent", "begin", order, python=python)
 
 
 def begin(argument: str) -> None:
@@ -41,7 +41,7 @@ def begin(argument: str) -> None:
         os.execvp(argv[0], argv)
     if what == "ray":
         os.chdir("/")  # Ray has its workers search for modules in the working directory of who asks
-        from gpudoctor.cluster.ray_tasks import run_on_every_node
+        from gpudoctor.cluster.check.ray_tasks import run_on_every_node
 
         sys.exit(run_on_every_node(*json.loads(argv[0])))
     sys.argv = ["gpudoctor", *argv]
