@@ -85,11 +85,17 @@ def check(
 
 
 def registry() -> tuple[Check, ...]:
-    """Every registered check, grouped by domain in the order a reader wants them."""
+    """Every registered check, grouped by domain in the order a reader wants them; those without a place come last."""
     import gpudoctor.checks.core.builtin  # noqa: F401  registers on import
 
-    order = {domain: place for place, domain in enumerate(DOMAINS)}
-    return tuple(sorted(_checks.values(), key=lambda c: (order.get(c.domain, len(order)), c.domain)))
+    return tuple(sorted(_checks.values(), key=_place))
+
+
+def _place(check: Check) -> tuple[int, str, int, str]:
+    domain = DOMAINS.index(check.domain) if check.domain in DOMAINS else len(DOMAINS)
+    _, _, name = check.id.partition(".")
+    names = READING_ORDER.get(check.domain, ())
+    return domain, check.domain, names.index(name) if name in names else len(names), check.id
 
 
 def impact_of(check_id: str) -> Impact | None:
@@ -101,6 +107,26 @@ DOMAINS = (
     *("driver", "gpu", "pcie", "nvlink", "topology", "host", "env", "network"),
     *("collective", "link", "compute", "train", "strategy", "burn"),
 )
+
+
+# What comes before what in a report, by domain; a check that is not here comes after these, by its id
+READING_ORDER = {
+    "driver": ("loaded", "version-match", "responsive"),
+    "gpu": (
+        *("count", "identical", "lost", "ecc", "temperature", "memory-repair", "throttle", "power-limit", "clocks"),
+        *("xid", "settings", "in-use"),
+    ),
+    "pcie": ("link-width", "link-speed", "balance", "errors", "upstream", "acs"),
+    "nvlink": ("links", "errors", "fabric", "topology"),
+    "host": ("ram-per-gpu", "cpu-per-gpu", "shm", "limits"),
+    "env": ("cuda-visible-devices", "frameworks", "nccl", "torch"),
+    "collective": ("correct", "bandwidth", "pairs"),
+    "link": ("host", "peer"),
+    "compute": ("exact", "pattern", "gemm", "memory"),
+    "train": ("sync", "balance", "memory", "scaling", "bucket", "utilization"),
+    "strategy": ("ddp", "dp", "zero1", "fsdp", "tensor", "pipeline", "3d", "deepspeed", "tensorflow"),
+    "burn": ("drift", "counters"),
+}
 
 
 def matches(check: Check, wanted: str) -> bool:
