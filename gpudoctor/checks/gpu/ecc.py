@@ -160,7 +160,7 @@ _SRAM_UNCORRECTED_LIFETIME = Limit(
     limits=(_UNCORRECTED, _CORRECTED, _SRAM_UNCORRECTED_LIFETIME),
 )
 def ecc(case: Case) -> Iterator[Finding]:
-    """Judge volatile counters and the SRAM threshold; lifetime counts are said, and judged for SRAM alone."""
+    """Judge volatile counters and the SRAM threshold; of lifetime counts only that of SRAM errors is judged."""
     for gpu in case.gpus:
         if doubt := untrusted(gpu):
             yield unknown(of_gpu(gpu), doubt)
@@ -214,10 +214,21 @@ def _ecc(case: Case, gpu: Gpu) -> Iterator[Finding]:
         return
     sram = known(facts.sram_uncorrected_volatile) or 0
     bad = max(count, sram)
+    worn_out = _sram_worn_out(case, gpu)
     if bad > case.limit(_UNCORRECTED, gpu):
         where = f" ({sram} in SRAM)" if sram else ""
+        if worn_out is not None:
+            where = f" ({sram} in SRAM; {worn_out} in its lifetime)"
         text = f"{bad} uncorrected memory error{'s' * (bad > 1)} since the driver was loaded{where}"
-        yield _ecc_fail(gpu, Found(text, bad, "errors"), "ECC uncorrected, volatile", str(bad), replace=False)
+        found = Found(text, bad, "errors")
+        replace = worn_out is not None
+        yield _ecc_fail(gpu, found, "ECC uncorrected, volatile", str(bad), replace=replace, sram=sram >= bad)
+        return
+    if worn_out is not None:
+        text = f"{worn_out} uncorrected SRAM errors in its lifetime"
+        yield _ecc_fail(
+            gpu, Found(text, worn_out, "errors"), "ECC: uncorrected SRAM errors, lifetime", str(worn_out), replace=True
+        )
         return
     worn = tuple(_worn(case, gpu))
     yield from worn
@@ -250,12 +261,38 @@ def _why(enabled: bool | Missing, count: Missing) -> Missing:
     return enabled if isinstance(enabled, Missing) and enabled.kind != "absent" else count
 
 
-def _ecc_fail(gpu: Gpu, found: Found | str, source: str, value: str, *, replace: bool) -> Finding:
+def _sram_worn_out(case: Case, gpu: Gpu) -> int | None:
+    """The lifetime count of uncorrected SRAM errors beyond which a GPU is replaced; None if it is not reached.
+
+    The GPU's own threshold flag, if it can be read, is the authority.
+    """
+    lifetime = known(gpu.ecc.sram_uncorrected_aggregate)
+    if lifetime is None or not isinstance(gpu.ecc.sram_threshold_exceeded, Missing):
+        return None
+    return lifetime if lifetime > case.limit(_SRAM_UNCORRECTED_LIFETIME, gpu) else None
+
+
+def _ecc_fail(gpu: Gpu, found: Found | str, source: str, value: str, *, replace: bool, sram: bool = False) -> Finding:
     steps = [Advice("Drain the node; results of jobs that ran on this GPU are suspect.")]
     if replace:
         steps.append(
-            Advice("Open a hardware case: SRAM cannot be repaired, the GPU is to be replaced.", "nvidia-bug-report.sh")
+            Advice(
+                "Open a hardware case (RMA): SRAM cannot be repaired, the GPU is to be replaced.",
+                "nvidia-bug-report.sh",
+            )
         )
+    elif sram:
+        steps += [
+            Advice(
+                "Reset the GPU: the error is cleared, and nothing is repaired, since SRAM has no spare rows.",
+                f"nvidia-smi --gpu-reset -i {gpu.bus_id}",
+            ),
+            Advice("On an NVSwitch node reset all GPUs together, or reboot.", "reboot"),
+            Advice(
+                "More than 4 in its lifetime, or its threshold is exceeded: hardware case (RMA).",
+                f"nvidia-smi -q -d ECC -i {gpu.bus_id}",
+            ),
+        ]
     else:
         steps += reset_advice(gpu)
     return fail(
@@ -263,35 +300,26 @@ def _ecc_fail(gpu: Gpu, found: Found | str, source: str, value: str, *, replace:
         found,
         Expected("none", "==", 0, "errors", "any uncorrected error ends or corrupts work"),
         Evidence(source, value),
-        likely="failing GPU memory; SRAM on the die"
-        if replace
+        likely="failing SRAM on the die: caches and registers, which no spare row replaces"
+        if replace or sram
         else "a memory cell failed; a reset swaps the row (see gpu.memory-repair)",
         advice=steps,
     )
 
 
 def _worn(case: Case, gpu: Gpu) -> Iterator[Finding]:
-    facts = gpu.ecc
-    for limit, words, value in (
-        (_CORRECTED, "corrected memory errors since the driver was loaded", known(facts.corrected_volatile)),
-        (
-            _SRAM_UNCORRECTED_LIFETIME,
-            "uncorrected SRAM errors in its lifetime",
-            # the GPU's own threshold flag, where it can be read, is the authority
-            known(facts.sram_uncorrected_aggregate) if isinstance(facts.sram_threshold_exceeded, Missing) else None,
-        ),
-    ):
-        most = case.limit(limit, gpu)
-        if value is None or value <= most:
-            continue
-        yield warn(
-            of_gpu(gpu),
-            Found(f"{value} {words}", value, "errors"),
-            Expected(f"at most {most:.0f}", "<=", most, "errors", case.limit_source(limit, gpu)),
-            Evidence(f"ECC: {words}", str(value)),
-            likely="memory that is wearing out; correcting at a high rate also costs speed",
-            advice=[
-                Advice("Watch whether the count grows under load.", f"nvidia-smi -q -d ECC -i {gpu.bus_id}"),
-                Advice("It grows fast, or the GPU is slower than its peers: open a hardware case."),
-            ],
-        )
+    count, most = known(gpu.ecc.corrected_volatile), case.limit(_CORRECTED, gpu)
+    if count is None or count <= most:
+        return
+    words = "corrected memory errors since the driver was loaded"
+    yield warn(
+        of_gpu(gpu),
+        Found(f"{count} {words}", count, "errors"),
+        Expected(f"at most {most:.0f}", "<=", most, "errors", case.limit_source(_CORRECTED, gpu)),
+        Evidence(f"ECC: {words}", str(count)),
+        likely="memory that is wearing out; correcting at a high rate also costs speed",
+        advice=[
+            Advice("Watch whether the count grows under load.", f"nvidia-smi -q -d ECC -i {gpu.bus_id}"),
+            Advice("It grows fast, or the GPU is slower than its peers: open a hardware case."),
+        ],
+    )
