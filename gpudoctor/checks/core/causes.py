@@ -75,6 +75,7 @@ RULES = (
     Rule("driver.loaded", ("link.*", "compute.*", "burn.*"), anywhere=True),
     Rule("driver.loaded", ("gpu.*", "nvlink.*"), anywhere=True, gaps=True),
     Rule("driver.responsive", ("driver.loaded", "gpu.*", "pcie.*", "nvlink.*", "topology.*", *VIEWS)),
+    Rule("driver.fabric-manager", ("nvlink.*", "collective.*", "train.*", "link.peer", *VIEWS), anywhere=True),
     Rule("gpu.count", ("driver.responsive", "gpu.xid", "gpu.lost", *VIEWS)),
     # a list made for all GPUs is cut short where one is gone; one that shows none is a slip of its own
     Rule("gpu.count", ("env.cuda-visible-devices",), found=tuple(range(1, 64))),
