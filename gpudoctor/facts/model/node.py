@@ -206,7 +206,7 @@ class Scheduler(Fact, frozen=True):
     are not well.
     """
 
-    kind: Literal["slurm", "kubernetes"]
+    kind: Literal["slurm", "kubernetes"] | Missing = NOT_READ
     name: str | Missing = NOT_READ
     gpus_configured: int | Missing = NOT_READ
     gpus_allocatable: int | Missing = NOT_READ
@@ -230,7 +230,7 @@ class Node(Fact, frozen=True):
     software: Software = Software()
     network: Network = Network()
     fabric_manager: FabricManager = FabricManager()
-    scheduler: Scheduler | Missing = NOT_READ
+    scheduler: Scheduler = Scheduler()
 
 
 def to_json(node: Node) -> bytes:
