@@ -26,7 +26,7 @@ def inforom(case: Case) -> Iterator[Finding]:
                 "its infoROM is corrupted",
                 Expected("an infoROM whose checksum is right", source="the driver"),
                 Evidence("infoROM, as the driver says", "corrupted"),
-                likely="its flash wore out, or a write to it was interrupted: serial number, ECC history and the list of "
+                likely="its flash wore out, or a write to it was interrupted: serial number, ECC history and list of "
                 "repaired rows of this board can no longer be relied on",
                 advice=[
                     Advice("See whether the driver still says so after a reboot.", "nvidia-smi 2>&1 | grep -i inforom"),
