@@ -1,6 +1,6 @@
 """One GPU as NVML tells it, in sections that each fill some leaves of `Gpu`.
 
-At most 60 driver calls a GPU, and five more for each MIG instance: what has a field id is taken
+At most 61 driver calls a GPU, and five more for each MIG instance: what has a field id is taken
 in one nvmlDeviceGetFieldValues, getters that it made superfluous are called only where it fails.
 """
 
