@@ -22,8 +22,8 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.scope import confined, shown_count, slurm_gave
-from gpudoctor.checks.core.sight import Unseen, bus_gpus, unseen
-from gpudoctor.checks.core.trust import denied, narrowed
+from gpudoctor.checks.core.sight import Unseen, bus_gpus, drained_gpus, unseen
+from gpudoctor.checks.core.trust import REFUSED, narrowed, refused_handles
 from gpudoctor.checks.driver.loaded import INIT_OK, pci_gpus
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import compute_gpus
@@ -51,10 +51,11 @@ def count(case: Case) -> Iterator[Finding]:
     gpus, away = bus_gpus(node), unseen(node)
     on_bus = known(gpus)
     limited = narrowed(case)
-    problems = (*_gone(case, shown, away), *_expected(case, shown, limited))
+    problems = (*_drained(case), *_gone(case, shown, away), *_expected(case, shown, limited))
     problems = problems or tuple(_empty_sockets(case, limited))
     yield from problems
-    silent = shown - len(node.gpus) - sum(denied(words) for words in node.driver.handle_errors)
+    refused = refused_handles(node)
+    silent = shown - len(node.gpus) - refused
     if silent > 0:
         yield unknown(NODE, f"the driver counts {shown} GPUs, and only {len(node.gpus)} of them told anything")
         return
@@ -67,6 +68,7 @@ def count(case: Case) -> Iterator[Finding]:
         yield unread(NODE, f"{shown} GPUs; the PCI bus to compare with", gpus)
     elif not problems:
         text = f"{shown} GPU{'s' * (shown != 1)}"
+        limited = limited or (REFUSED if refused else None)
         if limited and on_bus is not None and len(on_bus) > shown:
             text += f" of the {len(on_bus)} on the PCI bus: {limited}"
         elif limited:
@@ -76,15 +78,28 @@ def count(case: Case) -> Iterator[Finding]:
         yield ok(NODE, Found(text, shown, "GPUs"), None, Evidence("number of GPUs, driver", str(shown)))
 
 
+def _drained(case: Case) -> Iterator[Finding]:
+    for bus_id in drained_gpus(case.node):
+        yield warn(
+            Subject(kind="gpu", bus_id=bus_id),
+            "drained by an operator: new programs do not see it",
+            "in use",
+            Evidence("nvmlDeviceQueryDrainState", "1"),
+            likely="somebody took this GPU from use, to reset or to replace it",
+            advice=[Advice("No longer meant? Give it back.", f"nvidia-smi drain -p {bus_id} -m 0")],
+        )
+
+
 def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
     total = shown + away.outside + len(away.gone)
     if away.lacking != len(away.gone):
         gave = slurm_gave(case.node)
         given = shown + away.lacking
+        whose = "that Slurm gave this job" if gave else "that this process may see"
         yield fail(
             NODE,
-            Found(f"the driver shows {shown} of the {given} GPUs that Slurm gave this job", shown, "GPUs"),
-            Expected(f"{given} GPUs", "==", given, "GPUs", gave.words if gave else "Slurm"),
+            Found(f"the driver shows {shown} of the {given} GPUs {whose}", shown, "GPUs"),
+            Expected(f"{given} GPUs", "==", given, "GPUs", gave.words if gave else "PCI bus"),
             Evidence("number of GPUs, driver", str(shown)),
             Evidence("GPUs on the PCI bus that may be it", ", ".join(device.bus_id for device in away.gone) or "none"),
             likely="a GPU fell off the bus or did not start with the driver",
@@ -125,15 +140,20 @@ def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
     sockets = len(set(told)) == shown_count(node) and all(known(gpu.nvlinks) for gpu in node.gpus)
     if limited or not sockets or known(node.host.virtualization) == "vm":
         return
-    first = 0 if 0 in told else 1
     board = next((size for size in _BOARDS if size // 2 < len(told) < size), 0)
-    empty = sorted(set(range(first, first + board)) - set(told))
+    # some boards count from 0, others from 1: where neither end is told, the one that is missing may be either
+    starts = [first for first in (0, 1) if set(told) <= set(range(first, first + board))]
+    if not starts:
+        return
+    empty = sorted(set(range(starts[0], starts[0] + board)) - set(told))
     handed_on = len(known(pci_gpus(node)) or ()) - len(known(bus_gpus(node)) or ())
     if not board or len(empty) != board - len(told) or handed_on >= len(empty):
         return
     sure = known(node.host.virtualization) == "none"
     sure = sure and not any(known(gpu.architecture) in _OTHER_BOARDS for gpu in node.gpus)
-    words = ", ".join(map(str, empty))
+    inner = [number for number in empty if number not in (0, board)]
+    ends = [f"0 or {board}"] if len(starts) == 2 else [str(number) for number in empty if number not in inner]
+    words = ", ".join([*map(str, inner), *ends])
     yield (fail if sure else warn)(
         NODE,
         Found(f"{len(told)} GPUs on a board of {board}: module {words} is missing", len(told), "GPUs"),
@@ -150,7 +170,7 @@ def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
 def _written_down_for_here(case: Case) -> bool:
     """A container that was given all GPUs, and a configuration that says how many those are."""
     visible = case.node.environment.get("NVIDIA_VISIBLE_DEVICES")
-    refused = any(denied(words) for words in case.node.driver.handle_errors) or confined(case.node) is not None
+    refused = refused_handles(case.node) > 0 or confined(case.node) is not None
     return case.expect.gpus is not None and visible in (None, "", "all") and not refused
 
 
@@ -160,6 +180,8 @@ def _expected(case: Case, shown: int, limited: str | None) -> Iterator[Finding]:
         # a profile counts the GPUs that compute; a card that drives the display comes on top
         beside = len(case.node.gpus) - len(compute_gpus(case.node.gpus))
         wanted, source = case.profile.node.gpus + beside, f"profile {case.profile.name}"
+    # a GPU that this process may not open is there all the same
+    shown = max(shown, len(case.node.gpus) + refused_handles(case.node)) + len(drained_gpus(case.node))
     if wanted is None or wanted == shown or (limited and shown < wanted and not _written_down_for_here(case)):
         return
     few = shown < wanted

@@ -23,7 +23,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.gpu_use import UNSEEN_MIB, use_of_gpu
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.trust import hidden, untrusted
+from gpudoctor.checks.core.trust import REFUSED, hidden, refused_handles, untrusted
 from gpudoctor.facts.model.gpu import Gpu, GpuProcess
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import majority
@@ -83,7 +83,11 @@ def _prohibited(gpu: Gpu) -> Iterator[Finding]:
 def _persistence(case: Case, gpu: Gpu) -> Iterator[Finding]:
     """Off costs seconds at each start; a guest cannot see or set it, and a desktop keeps the driver awake itself."""
     host = case.node.host
-    guest = hidden(case.node) is not None or known(host.virtualization) in ("vm", "container")
+    guest = (
+        hidden(case.node) is not None
+        or refused_handles(case.node) > 0
+        or known(host.virtualization) in ("vm", "container")
+    )
     guest = guest or known(gpu.settings.virtualization) in ("passthrough", "vgpu")
     awake = known(gpu.settings.display_active) is True
     if known(gpu.settings.persistence) is False and not guest and not awake and not _unified(case, gpu):
@@ -279,7 +283,7 @@ def _name(process: GpuProcess) -> str:
 
 def _unseen(case: Case, gpu: Gpu) -> str | None:
     """Why an empty process list proves nothing here."""
-    if reason := hidden(case.node):
+    if reason := hidden(case.node) or (REFUSED if refused_handles(case.node) else None):
         return reason
     if known(gpu.settings.mig_enabled):
         return "MIG: processes belong to instances"

@@ -25,7 +25,8 @@ from gpudoctor.checks.core.finding import (
     unread,
 )
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.trust import narrowed, untrusted
+from gpudoctor.checks.core.sight import NotShown, not_shown
+from gpudoctor.checks.core.trust import untrusted
 from gpudoctor.checks.core.xid_codes import BUCKETS, LINK_CODES, SXID_THERMAL, Bucket, sxid_fatal, xid
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -136,17 +137,22 @@ def _elsewhere(
     case: Case, by_bus: dict[str | None, list[KernelEvent]], notes: tuple[Evidence, ...]
 ) -> Iterator[Finding]:
     """Events of GPUs that the driver does not show: gone, or not this process's to see."""
-    why = narrowed(case) or case.scope_reason
     for bus, events in by_bus.items():
         judged = _judge(events, None)
         if not judged:
             continue
         subject = Subject(kind="gpu", bus_id=bus) if bus else NODE
-        if bus and (why or case.scope is not None):
-            codes = ", ".join(sorted({_name(item) for item in judged}))
-            yield skip(subject, f"{codes} on a GPU outside what is judged here" + (f": {why}" if why else ""))
+        finding = _finding(subject, judged, notes)
+        away = not_shown(case.node, bus) if bus else NotShown("gone")
+        if bus and case.scope is not None:
+            away = NotShown("outside", away.why or case.scope_reason)
+        codes = ", ".join(sorted({_name(item) for item in judged}))
+        if away.kind == "outside":
+            yield skip(subject, f"{codes} on a GPU outside what is judged here" + (f": {away.why}" if away.why else ""))
+        elif away.kind == "open" and finding.status is not Status.PASS:
+            yield unknown(subject, f"{codes} on a GPU that may be this job's own: {away.why}", *finding.evidence)
         else:
-            yield _finding(subject, judged, notes)
+            yield finding
 
 
 def _bus(event: KernelEvent) -> str | None:

@@ -73,7 +73,8 @@ class Driver(Fact, frozen=True):
     shows GPUs implies a loaded driver: readers of captures set `init_code` 0. `handle_errors` is
     what the driver answered instead of giving a handle; `unread_handles` names the GPUs whose handle
     did not come in time, with the reason, which is no word of the driver. `denied_gpus` are
-    bus ids of GPUs that it does not show and whose device files this process may not open.
+    bus ids of GPUs that it does not show and whose device files this process may not open. `drained_gpus` are bus
+    ids of GPUs that it hides since an operator took them from use (nvidia-smi drain).
     `init_s` is nvmlInit's time, `start_s` the time from its begin until the last GPU had given its
     handle: without persistence mode the GPUs are woken in it. `slowest_call` is the slowest of the
     others. `binding_hidden_by` is the package that other Python programs get instead of NVIDIA's
@@ -92,6 +93,7 @@ class Driver(Fact, frozen=True):
     handle_errors: tuple[str, ...] = ()
     unread_handles: tuple[str, ...] = ()
     denied_gpus: tuple[str, ...] | Missing = NOT_READ
+    drained_gpus: tuple[str, ...] | Missing = NOT_READ
     unanswered: tuple[Unanswered, ...] = ()
     calls: int | Missing = NOT_READ
     slowest_call: str | Missing = NOT_READ

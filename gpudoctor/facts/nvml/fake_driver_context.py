@@ -41,7 +41,8 @@ class StandIn(msgspec.Struct, frozen=True):
         played = self.node.source
         notes = (*read.source.notes, *played.notes, _NOTE)
         source = replace(read.source, kind="simulated", name=played.name, faults=played.faults, notes=notes)
-        driver = replace(read.driver, denied_gpus=self.node.driver.denied_gpus)
+        hidden = self.node.driver
+        driver = replace(read.driver, denied_gpus=hidden.denied_gpus, drained_gpus=hidden.drained_gpus)
         return replace(read, driver=driver, gpus=gpus, source=source)
 
 
