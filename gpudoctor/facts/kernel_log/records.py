@@ -8,7 +8,8 @@ facility and level, and what container runtimes, grep and clush put before a lin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -18,6 +19,7 @@ import msgspec
 Origin = Literal["kernel", "other", "program", "text"]
 
 MAX_LINE = 2000
+_MOST_PASSED = 1000  # a message of so many lines there is not
 _MAX_JSON = 1 << 16  # journald puts some thirty fields around a message
 
 _MONOTONIC = r"\[ *(?P<seconds>\d{1,10}\.\d{1,9})(?: <[^>\]]{1,20}>)?\]"
@@ -82,27 +84,28 @@ class Record(msgspec.Struct, frozen=True):
     continued: Record | None = None
 
 
-def kmsg_records(text: str, wanted: re.Pattern[str]) -> Iterator[Record]:
+def kmsg_records(text: str, wanted: Callable[[str], bool]) -> Iterator[Record]:
     """The messages with a word that is wanted in what /dev/kmsg gave: whole records, never their " KEY=value" lines.
 
     The kernel writes a line end inside of a message as \\x0a there, and so it stays: what comes behind it is not the
     begin of a message.
     """
     for line in text.split("\n"):
-        if wanted.search(line) and (record := _kmsg_record(line)) is not None:
+        if wanted(line) and (record := _kmsg_record(line)) is not None:
             yield record
 
 
-def text_records(lines: Iterable[str], wanted: re.Pattern[str], from_kernel: bool = False) -> Iterator[Record]:
+def text_records(lines: Iterable[str], wanted: Callable[[str], bool], from_kernel: bool = False) -> Iterator[Record]:
     """The lines with a word that is wanted of dmesg, syslog, journalctl (text or JSON), /dev/kmsg, or none of these.
 
     `from_kernel`: whoever made the text left out all that the kernel did not write (journalctl -k).
     """
     place = _Place()
-    passed: list[str] = []  # no need to look at them before a line comes that may go on with one of them
+    # no need to look at them before a line comes that may go on with one of them
+    passed: deque[str] = deque(maxlen=_MOST_PASSED)
     for coloured in lines:
         raw = _COLOURS.sub("", coloured) if "\x1b" in coloured else coloured
-        if not wanted.search(raw) and _BYTES not in raw:
+        if not wanted(raw) and _BYTES not in raw:
             passed.append(raw)
             continue
         record = read_line(_clipped(raw))
