@@ -146,7 +146,8 @@ def _event_of(record: Record) -> KernelEvent | Literal["quoted"] | None:
     """The event that a line tells; "quoted" where the driver's words in it are not the driver's; None for any other.
 
     Where the log does not tell which lines are the kernel's, and the message is none that is known to hold a user's
-    words, the line is an event of kind "unclear": it could be an Xid whose prefix nobody knows.
+    words, the line is an event of kind "unclear": it could be an Xid whose prefix nobody knows. It is the same with
+    a whole message of the driver behind the tag of a program, in a text that does not tell the facility.
     """
     message = record.message
     head = record.continued
@@ -157,9 +158,11 @@ def _event_of(record: Record) -> KernelEvent | Literal["quoted"] | None:
         if not HARD_WORDS.search(message) or is_sxid(message):
             return None
         unclear = begins_coded(message) or (record.origin == "text" and not holds_a_name(message))
-    elif HARD_WORDS.search(message):
-        # the tag of another program may be a strange one of the kernel's; its facility is not to be had by mistake
-        unclear = record.origin == "text" or (record.origin == "program" and head is None and begins_coded(message))
-    else:
+        return KernelEvent("unclear", record.line, time_s=record.time_s) if unclear else "quoted"
+    if not HARD_WORDS.search(message):
         return None
+    if record.origin == "program" and head is None and (event := parse_message(message)) is not None:
+        # the tag of a program that writes nothing else before the driver's words may be a strange one of the kernel's
+        return msgspec.structs.replace(event, kind="unclear", text=record.line, time_s=record.time_s)
+    unclear = record.origin == "text" or (record.origin == "program" and head is None and begins_coded(message))
     return KernelEvent("unclear", record.line, time_s=record.time_s) if unclear else "quoted"
