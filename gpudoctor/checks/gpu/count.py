@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.driver_messages import not_started
 from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
@@ -41,8 +42,11 @@ def count(case: Case) -> Iterator[Finding]:
     said = known(node.driver.device_count)
     shown = said if said is not None else len(node.gpus) or None
     code = node.driver.init_code
+    refused = tuple(_not_started(case))
     if shown is None:
-        if not isinstance(code, Missing) and code != INIT_OK:
+        if refused:
+            yield from refused
+        elif not isinstance(code, Missing) and code != INIT_OK:
             yield skip(NODE, "the driver does not answer: judged by the driver checks")
         else:
             missing = node.driver.device_count
@@ -51,7 +55,9 @@ def count(case: Case) -> Iterator[Finding]:
     gpus, away = bus_gpus(node), unseen(node)
     on_bus = known(gpus)
     limited = narrowed(case)
-    problems = (*_gone(case, shown, away), *_expected(case, shown, limited))
+    gone = {device.bus_id for device in away.gone}
+    refused = tuple(f for f in refused if f.subject.bus_id not in gone and not limited)
+    problems = (*_gone(case, shown, away), *refused, *_expected(case, shown, limited))
     problems = problems or tuple(_empty_sockets(case, limited))
     yield from problems
     silent = shown - len(node.gpus) - sum(denied(words) for words in node.driver.handle_errors)
@@ -74,6 +80,26 @@ def count(case: Case) -> Iterator[Finding]:
         elif on_bus is not None and len(on_bus) == shown:
             text += ", as many as on the PCI bus"
         yield ok(NODE, Found(text, shown, "GPUs"), None, Evidence("number of GPUs, driver", str(shown)))
+
+
+def _not_started(case: Case) -> Iterator[Finding]:
+    """GPUs that the kernel log says are off the bus or did not start, and that the driver does not show."""
+    if case.node.driver.init_code == INIT_OK and known(case.node.driver.device_count) is None and case.node.gpus:
+        return  # a dump that shows some of the GPUs only
+    for bus_id, told in not_started(case.node).items():
+        lines = [e.text[:300] for e in known(case.node.kernel_log.events) or () if e.bus_id == bus_id]
+        yield fail(
+            Subject(kind="gpu", bus_id=bus_id),
+            f"{told.words}: the driver does not show it",
+            "every GPU on the bus starts with the driver",
+            *(Evidence("kernel log", line) for line in lines[-2:]),
+            likely="the board, its power, its slot, or a state that only a reset ends",
+            advice=[
+                told.advice,
+                Advice("Look whether it is on the bus at all.", f"lspci -s {bus_id} -vv"),
+                "Still gone: reseat the GPU or its riser, then open a hardware case.",
+            ],
+        )
 
 
 def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
