@@ -217,7 +217,7 @@ class HostEvents:
     def __init__(self) -> None:
         self._found: dict[tuple[HostEventKind, str | None], HostEvent] = {}
 
-    def add(self, message: str, line: str, time_s: float | None) -> None:
+    def add(self, message: str, time_s: float | None) -> None:
         """Count the message if it is one of the table."""
         told = host_message(message)
         if told is None:
@@ -225,9 +225,9 @@ class HostEvents:
         before = self._found.get(told)
         if before is None:
             if len(self._found) < MAX_SUBJECTS:
-                self._found[told] = HostEvent(told[0], line, told[1], 1, time_s, time_s)
+                self._found[told] = HostEvent(told[0], message, told[1], 1, time_s, time_s)
         else:
-            self._found[told] = HostEvent(told[0], line, told[1], before.count + 1, before.first_s, time_s)
+            self._found[told] = HostEvent(told[0], message, told[1], before.count + 1, before.first_s, time_s)
 
     @property
     def events(self) -> tuple[HostEvent, ...]:

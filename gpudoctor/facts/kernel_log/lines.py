@@ -114,7 +114,7 @@ def collect(records: Iterable[Record]) -> Collected:
         if record.origin in ("kernel", "text"):
             mismatch.add(message)
             if record.continued is None or may_go_on(record.continued.message):
-                host.add(message, record.line, record.time_s)
+                host.add(message, record.time_s)
         event = _event_of(record)
         if event == "quoted":
             quoted += 1
