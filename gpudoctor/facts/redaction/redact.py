@@ -36,8 +36,8 @@ _VOCABULARY = {
         _WORD,
     ),
     **dict.fromkeys(
-        ("bus_id", "at_bus_id", "compute_capability", "pci_device_id", "pci_subsystem_id", "vbios", "device_id", "pci_class",
-         "vendor_id", "cpu_affinity", "cpus", "cpus_usable_list"),
+        ("bus_id", "at_bus_id", "compute_capability", "pci_device_id", "pci_subsystem_id", "vbios", "device_id",
+         "pci_class", "vendor_id", "cpu_affinity", "cpus", "cpus_usable_list"),
         _NUMBERS,
     ),
     **dict.fromkeys(

@@ -9,12 +9,15 @@ from gpudoctor.facts.captures.reader import Block, Part, Reader
 from gpudoctor.facts.model.node import Host, Node
 
 _INSPECT = re.compile(r'\s*"(?:ShmSize|IpcMode|HostConfig|DeviceRequests|OomKillDisable|CgroupnsMode)":')
-_INSPECT_MORE = re.compile(r'\s*(?:"[^"]{0,200}"|[\]\[{}],?|-?\d|true|false|null)')
+_INSPECT_MORE = re.compile(r'\s*(?:"[^"]{0,200}"(?::|,?\s*$)|[\]\[{}]{1,2},?\s*$|(?:-?\d{1,18}|true|false|null),?\s*$)')
 _NUMBER = re.compile(r'\s*"(ShmSize|Memory|NanoCpus|CpuQuota|CpuPeriod)": (-?\d{1,18}),?\s*$')
 _IPC = re.compile(r'\s*"IpcMode": "([^"]{0,80})"')
 _ULIMIT = re.compile(r'"(Name|Hard|Soft)": ?"?([\w-]{1,20})"?')
 _INFO = re.compile(r"\s*(?:Server Version|Runtimes|Default Runtime|Cgroup Driver|Storage Driver): \S")
-_INFO_MORE = re.compile(r"\s*[A-Z][\w ./-]{1,40}:(?: |$)|\s+\S")
+_INFO_MORE = re.compile(
+    r"(?:Client|Server)(?:: .{0,80}|:)$|\s+\S|(?:Server Version|Runtimes|Default Runtime|Cgroup Driver|Cgroup Version"
+    r"|Kernel Version|Operating System|OSType|Architecture|CPUs|Total Memory|Storage Driver|Docker Root Dir): "
+)
 _INFO_KEY = re.compile(r"\s*(Kernel Version|Operating System|CPUs|Total Memory|Architecture): (\S.*?)\s*$")
 _MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(Ki|Mi|Gi|Ti)B$")
 _MIB = {"Ki": 1 / 1024, "Mi": 1, "Gi": 1024, "Ti": 1024**2}

@@ -16,8 +16,10 @@ _NOT_FOUND = re.compile(
     r"(?: could not be found|: Unit .{0,80} not found)"
 )
 _UNIT_MORE = re.compile(
-    r"\s+[A-Z][\w /]{1,20}: |\s+[├└│]|\s+\d{2,8} /|[A-Z][a-z]{2} [ \d]?\d \d\d:\d\d:\d\d "
-    r"|(?:Hint|Warning|Notice): |\d{4}-\d\d-\d\dT\S{8,30} \S+ \S+\[\d+\]: "
+    r"\s+[A-Z][\w /]{1,20}: |\s+[├└│]|\s+\d{2,8} /|(?:Hint|Warning|Notice): "
+    # the last lines of the unit's journal, and nothing else of a log
+    r"|(?:[A-Z][a-z]{2} [ \d]?\d [\d:]{8}|\d{4}-\d\d-\d\dT\S{8,30}) \S+ "
+    r"(?:systemd|nv-fabricmanager|nvidia-fabricmanager\S{0,20}|nvidia-persistenced)\[\d{1,10}\]: "
 )
 _ACTIVE = re.compile(r"\s+Active: ([a-z-]{3,20})(?: \(([^)]{1,60})\))?")
 _RESULT = re.compile(r"Result: ([a-z-]{3,30})")

@@ -14,7 +14,10 @@ _VERSION = r"\d{3}\.\d{1,3}(?:\.\d{1,3})?"
 _LSMOD = re.compile(r"Module\s+Size\s+Used by|(?:nvidia\w*|nouveau)\s+\d{3,10}\s+\d{1,5}(?:\s|$)")
 _LSMOD_MORE = re.compile(r"[\w-]{1,60}\s+\d{3,10}\s+-?\d{1,5}(?:\s|$)")
 _MODINFO = re.compile(r"filename:\s+/\S*/nvidia[\w.-]*\.ko|modinfo: ERROR: Module nvidia")
-_MODINFO_MORE = re.compile(r"[a-z_]{2,20}:\s|\s+[0-9A-F]{2}(?::[0-9A-F]{2})+")
+_MODINFO_MORE = re.compile(
+    r"(?:filename|alias|version|supported|license|description|author|srcversion|depends|retpoline|name|vermagic|sig_id"
+    r"|signer|sig_key|sig_hashalgo|signature|parm|firmware|import_ns|softdep|intree):\s|\s+[0-9A-F]{2}(?::[0-9A-F]{2})+"
+)
 _MODINFO_VERSION = re.compile(rf"version:\s+({_VERSION})\s*$")
 _DKMS = re.compile(
     rf"nvidia[\w-]{{0,20}}(?:/|, ?){_VERSION}(?:, [^,:]{{1,80}}){{0,2}}: ?(?:added|built|installed|broken)"

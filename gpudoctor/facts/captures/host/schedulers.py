@@ -16,10 +16,17 @@ _SET_BY = re.compile(r"\s*\[[^\]\s]{1,80}@[^\]]{1,40}\]$")
 _OS = re.compile(r"\bOS=Linux (\d{1,2}\.\d{1,3}\.\S{1,80})")
 _GRES_GPUS = re.compile(r"(?:^|,)gpu(?::[A-Za-z][\w.-]{0,60})?:(\d{1,3})(?=[,(]|$)")
 _SINFO = re.compile(r"(?:PARTITION\s.*\bSTATE\b|NODELIST\s.*\bSTATE\b|REASON\s.*\bNODELIST\b)")
-_SINFO_MORE = re.compile(r"\S{1,80}\*?\s+\S+\s+\S+")
+# a row has a state in it, or ends in the time and the list of nodes
+_SINFO_MORE = re.compile(
+    r"\S.*\s(?:idle|alloc\w*|mix\w*|drain\w*|drng|down|fail\w*|maint|resv|reserved|unk\w*|comp\w*|boot|inval|planned|plnd)"
+    r"[*~#!%$@^+-]?(?:\s|$)|\S.*\s\d{4}-\d\d-\d\dT[\d:]{8}\s+\S+\s*$"
+)
 _NODE_LIST_OF_ONE = re.compile(r"[\w.-]{1,253}$")
 _KUBECTL = re.compile(r"(?:Roles|Unschedulable|ProviderID|Capacity|Allocatable|Taints):(?:\s|$)")
-_KUBECTL_MORE = re.compile(r"[A-Z][A-Za-z -]{1,40}:(?:\s|$)|\s+\S")
+_KUBECTL_MORE = re.compile(
+    r"(?:Name|Roles|Labels|Annotations|CreationTimestamp|Taints|Unschedulable|Lease|Conditions|Addresses|Capacity"
+    r"|Allocatable|System Info|PodCIDRs?|ProviderID|Non-terminated Pods|Allocated resources|Events):(?:\s|$)|\s+\S"
+)
 _CONDITION = re.compile(r"\s+([A-Z]\w{2,60})\s+(True|False|Unknown)\s+(.*)")
 _QUANTITY = re.compile(r"\s+nvidia\.com/gpu:\s+(\d{1,4})\s*$")
 _SCHEDULABLE = re.compile(r"Unschedulable:\s+(true|false)")
