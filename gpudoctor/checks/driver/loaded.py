@@ -16,6 +16,7 @@ from gpudoctor.checks.core.finding import (
     skip,
     unknown,
     unread,
+    warn,
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.driver.load_causes import NOUVEAU, LoadCause, held_by_other_driver, load_cause
@@ -232,6 +233,16 @@ def version_match(case: Case) -> Iterator[Finding]:
         )
     elif module and library:
         yield ok(NODE, f"both {module}", None, *evidence)
+    elif module and (on_disk := known(driver.disk_version)) and on_disk.strip() != module.strip():
+        yield warn(
+            NODE,
+            f"kernel module {module} is loaded, and {on_disk} lies on the disk",
+            Expected(f"both {module}", "==", module, source="the loaded module"),
+            *evidence,
+            Evidence("modinfo nvidia", on_disk),
+            likely="the driver package was updated since the module was loaded, the user library with it",
+            advice=["Drain the node and reboot it, or reload the module."],
+        )
     elif isinstance(driver.module_version, Missing):
         yield unread(NODE, "kernel module version", driver.module_version)
     elif isinstance(driver.library_version, Missing):

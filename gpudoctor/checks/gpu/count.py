@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
@@ -44,8 +45,9 @@ def count(case: Case) -> Iterator[Finding]:
     code = node.driver.init_code
     refused = tuple(_not_started(case))
     if shown is None:
-        if refused:
-            yield from refused
+        told = (*refused, *_given_out(case))
+        if told:
+            yield from told
         elif not isinstance(code, Missing) and code != INIT_OK:
             yield skip(NODE, "the driver does not answer: judged by the driver checks")
         else:
@@ -57,7 +59,7 @@ def count(case: Case) -> Iterator[Finding]:
     limited = narrowed(case)
     gone = {device.bus_id for device in away.gone}
     refused = tuple(f for f in refused if f.subject.bus_id not in gone and not limited)
-    problems = (*_gone(case, shown, away), *refused, *_expected(case, shown, limited))
+    problems = (*_gone(case, shown, away), *refused, *_expected(case, shown, limited), *_given_out(case))
     problems = problems or tuple(_empty_sockets(case, limited))
     yield from problems
     silent = shown - len(node.gpus) - sum(denied(words) for words in node.driver.handle_errors)
@@ -180,12 +182,55 @@ def _written_down_for_here(case: Case) -> bool:
     return case.expect.gpus is not None and visible in (None, "", "all") and not refused
 
 
+def _given_out(case: Case) -> Iterator[Finding]:
+    """What the scheduler says: GPUs that it no longer gives out, or a node that it drained for its GPUs."""
+    scheduler = case.node.scheduler
+    kind, configured, given = known(scheduler.kind), known(scheduler.gpus_configured), known(scheduler.gpus_allocatable)
+    name = {"slurm": "Slurm", "kubernetes": "Kubernetes"}.get(kind or "", "the scheduler")
+    state, reason = known(scheduler.state) or "", known(scheduler.reason) or ""
+    advice: list[Advice | str] = [
+        Advice("On the node, see which GPU it is.", "gpudoctor check gpu"),
+        "Then let the scheduler use it again.",
+    ]
+    if configured is not None and given is not None and given < configured:
+        yield fail(
+            NODE,
+            Found(f"{name} gives out {given} of the node's {configured} GPUs", given, "GPUs"),
+            Expected(f"{configured} GPUs", "==", configured, "GPUs", name),
+            *([Evidence(f"{name}: state", f"{state} {reason}".strip())] if state or reason else []),
+            likely="a GPU is gone, or the device plugin or slurmd found it unhealthy",
+            advice=advice,
+        )
+        return
+    told = [text for text in (reason, *scheduler.conditions) if re.search(r"gpu|gres|xid|nvidia", text, re.IGNORECASE)]
+    if told:
+        yield warn(
+            NODE,
+            f"{name} says of the node: {told[0]}",
+            "a node whose GPUs are given out",
+            *(Evidence(f"{name}: state {state}".strip(), text) for text in told[:3]),
+            likely="whoever or whatever drained it found a GPU missing or sick",
+            advice=advice,
+        )
+
+
+def _scheduled(case: Case, shown: int) -> tuple[int | None, str]:
+    """How many GPUs Slurm or Kubernetes are set up for. Kubernetes may count each GPU several times (time slices)."""
+    scheduler = case.node.scheduler
+    configured, kind = known(scheduler.gpus_configured), known(scheduler.kind)
+    if configured is None or (kind == "kubernetes" and configured >= 2 * shown) or configured < shown:
+        return None, ""
+    return configured, "Slurm's Gres" if kind == "slurm" else "Kubernetes' capacity"
+
+
 def _expected(case: Case, shown: int, limited: str | None) -> Iterator[Finding]:
     wanted, source = case.expect.gpus, "configuration"
     if wanted is None and case.profile.node is not None:
         # a profile counts the GPUs that compute; a card that drives the display comes on top
         beside = len(case.node.gpus) - len(compute_gpus(case.node.gpus))
         wanted, source = case.profile.node.gpus + beside, f"profile {case.profile.name}"
+    if wanted is None:
+        wanted, source = _scheduled(case, shown)
     if wanted is None or wanted == shown or (limited and shown < wanted and not _written_down_for_here(case)):
         return
     few = shown < wanted
