@@ -88,7 +88,7 @@ HOST_MESSAGES: tuple[HostMessage, ...] = (
     HostMessage(
         "hung-task",
         "blocked for more than",
-        r"INFO: task .{1,60}:\d+ blocked for more than \d+ seconds",
+        r"INFO: task (?s:.{0,64}?):\d+ blocked for more than \d+ seconds",
         "kernel/hung_task.c",
     ),
     HostMessage(
