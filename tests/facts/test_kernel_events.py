@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,7 +49,7 @@ def test_prefixes_that_people_paste_are_read(prefix: str) -> None:
 
 @pytest.mark.parametrize("key", ["log", "message", "msg"])
 def test_a_collectors_json_around_a_line_is_read(key: str) -> None:
-    event = only('{"%s": "[   12.5] %s", "stream": "stdout"}' % (key, LOST))
+    event = only(json.dumps({key: f"[   12.5] {LOST}", "stream": "stdout"}))
     assert (event.kind, event.code, event.time_s) == ("xid", 79, 12.5)
 
 
@@ -158,14 +160,16 @@ HOST_LINES = [
      "nic-power", BUS),
     (f"mlx5_core {BUS}: mlx5_cmd_out_err:838:(pid 4711): ACCESS_REG(0x805) op_mod(0x1) failed, status bad operation",
      "nic-firmware", BUS),
-    (f"mlx5_core {BUS}: poll_health:1096:(pid 0): device's health compromised - reached miss count", "nic-firmware", BUS),
+    (f"mlx5_core {BUS}: poll_health:1096:(pid 0): device's health compromised - reached miss count",
+     "nic-firmware", BUS),
     (f"mlx5_core {BUS} ens1np0: Link down", "nic-link-down", BUS),
     (f"ice {BUS} ens1: NIC Link is Down", "nic-link-down", BUS),
     (f"mlx5_core {BUS} ens1np0: Link up", "nic-link-up", BUS),
     (f"mlx5_core {BUS}: Port module event[error]: module 0, Cable error, Power budget exceeded", "nic-cable", BUS),
     (f"mlx5_core {BUS}: Port module event[error]: module 0, Cable error, High Temperature", "nic-temperature", BUS),
     ("Loading of unsigned module is rejected", "signature-rejected", None),
-    ("Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7", "signature-rejected", None),
+    ("Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7",
+     "signature-rejected", None),
     ("nvidia: version magic '6.2.0-33-generic SMP' should be '6.2.0-34-generic SMP'", "other-kernel", None),
     (f"nouveau {BUS}: NVIDIA GA102 (172000a1)", "other-driver", BUS),
     ("NVRM: The NVIDIA probe routine was not called for 3 device(s).", "other-driver", None),
@@ -186,26 +190,14 @@ def test_every_row_of_the_table_has_its_words_and_is_tried_here() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        *(
-            "I/O error, dev sr0, sector 0",
-            "I/O error, dev fd0, sector 0",
-            "EDAC MC0: Giving out device to module skx_edac",
-        ),
-        *(f"mlx5_core {BUS}: mlx5_pcie_event:301:(pid 9): PCIe slot advertised sufficient power (75W).",),
-        *(
-            f"mlx5_core {BUS}: Port module event: module 1, Cable unplugged",
-            f"mlx5_core {BUS}: firmware version: 28.39",
-        ),
-        *("nvidia: module verification failed: signature and/or required key missing - tainting kernel",),
-        *(
-            "nvidia: loading out-of-tree module taints kernel.",
-            "nfs: Deprecated parameter 'intr'",
-            "nvme nvme0: 16/0/0 q",
-        ),
-        *(
-            "EXT4-fs (sda2): mounted filesystem with ordered data mode",
-            "nvidia-nvlink: Nvlink Core is being initialized",
-        ),
+        *("I/O error, dev sr0, sector 0", "I/O error, dev fd0, sector 0", "nvme nvme0: 16/0/0 default queues"),
+        "EDAC MC0: Giving out device to module skx_edac",
+        f"mlx5_core {BUS}: mlx5_pcie_event:301:(pid 9): PCIe slot advertised sufficient power (75W).",
+        f"mlx5_core {BUS}: Port module event: module 1, Cable unplugged",
+        f"mlx5_core {BUS}: firmware version: 28.39.1002",
+        "nvidia: module verification failed: signature and/or required key missing - tainting kernel",
+        *("nvidia: loading out-of-tree module taints kernel.", "nfs: Deprecated parameter 'intr'"),
+        *("EXT4-fs (sda2): mounted filesystem r/w", "nvidia-nvlink: Nvlink Core is being initialized"),
     ],
 )
 def test_what_healthy_hosts_log_is_no_event(line: str) -> None:
@@ -233,12 +225,6 @@ def test_a_flood_of_one_kind_is_one_event_with_its_count_and_times() -> None:
 def test_many_devices_are_bounded() -> None:
     lines = [f"I/O error, dev sd{number}, sector 0" for number in range(MAX_SUBJECTS + 50)]
     assert len(host_of(*lines)) == MAX_SUBJECTS
-
-
-def test_ten_thousand_lines_are_a_matter_of_moments() -> None:
-    """The shape of the work, not its time: nothing but lines with a word of the tables is taken apart."""
-    lines = [f"[{n}.000000] audit: type=1400 audit(1700000000.1:{n}): apparmor=ALLOWED" for n in range(10_000)]
-    assert parse_kernel_lines(lines) == ()
 
 
 def test_a_host_event_names_no_machine() -> None:
