@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpudoctor.checks.core.registry import Check
+from gpudoctor.report.word_lists import word_list
 
 _CHECKS = Path(__file__).parent.parent / "checks"
 
 
 def page_text(check: Check) -> str:
-    """The page as Markdown, ending in a table of the numbers in force by default and their sources."""
+    """The page as Markdown, then the numbers in force by default and the words looked for, with their sources."""
     body = check.page if check.page is not None else _packaged(check)
     lines = [body.rstrip(), ""]
     if check.limits:
@@ -21,6 +22,7 @@ def page_text(check: Check) -> str:
             for name, limit in check.limits.items()
         ]
         lines += ["", f"Change one in the configuration: thresholds: {{{check.id}: {{NAME: NUMBER}}}}", ""]
+    lines += word_list(check.id) if check.page is None else []
     lines += [f"Level: {check.level}. Run it alone: gpudoctor check {check.id}", ""]
     return "\n".join(lines)
 

@@ -16,8 +16,10 @@ from gpudoctor.checks.core.finding import (
     skip,
     unknown,
     unread,
+    warn,
 )
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.driver.load_causes import NOUVEAU, LoadCause, held_by_other_driver, load_cause
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, PciDevice
 
@@ -27,6 +29,9 @@ INIT_NO_PERMISSION = 4
 INIT_NOT_LOADED = 9
 INIT_NO_LIBRARY = 12
 INIT_VERSION_MISMATCH = 18
+INIT_UNKNOWN = 999
+
+_MISMATCH_CODES = (INIT_VERSION_MISMATCH, INIT_UNKNOWN)
 
 CONTAINER_ADVICE = Advice(
     "In a container: start it with the GPUs and with the driver's utility libraries.",
@@ -67,7 +72,10 @@ def loaded(case: Case) -> Iterator[Finding]:
     elif module is False or code == INIT_NOT_LOADED:
         yield _not_loaded(case)
     elif isinstance(code, Missing):
-        yield unread(NODE, "the driver's initialisation", code)
+        told = load_cause(case.node) if driver.load_failures or held_by_other_driver(case.node) else None
+        yield _caused(case, *told) if told else unread(NODE, "the driver's initialisation", code)
+    elif code == INIT_UNKNOWN:
+        yield _unknown_error(case)
     else:
         words = known(driver.init_error) or "an error"
         yield fail(
@@ -84,6 +92,39 @@ def _init(case: Case) -> Evidence:
     driver = case.node.driver
     code = known(driver.init_code)
     return Evidence("nvmlInit", f"{code if code is not None else 'not called'}: {known(driver.init_error) or '-'}")
+
+
+def _caused(case: Case, cause: LoadCause, evidence: Evidence) -> Finding:
+    bus = known(pci_gpus(case.node))
+    on_bus = () if bus is None else (Evidence("NVIDIA GPUs on the PCI bus", str(len(bus))),)
+    return fail(
+        NODE,
+        cause.found,
+        "the NVIDIA kernel module",
+        evidence,
+        *on_bus,
+        _init(case),
+        likely=cause.likely,
+        advice=cause.advice,
+    )
+
+
+def _unknown_error(case: Case) -> Finding:
+    """NVML's 999: a container whose devices were taken away, or a driver that is broken."""
+    code, words = case.node.driver.init_code, known(case.node.driver.init_error) or "Unknown Error"
+    return fail(
+        NODE,
+        f"the driver's library does not initialise: {words} ({code})",
+        "nvmlInit succeeds",
+        _init(case),
+        likely="in a container: its GPU devices were taken away while it ran, as a systemd daemon-reload on the host "
+        "does with cgroup drivers of systemd; the host is fine then. On a host: the driver is broken",
+        advice=[
+            "In a container: restart it; it has its GPUs again then, until the next daemon-reload.",
+            Advice("For good: use the cgroupfs driver, or CDI, for the container engine.", "nvidia-ctk cdi generate"),
+            Advice("On the host: see whether it answers there.", "nvidia-smi; dmesg | grep -i nvrm"),
+        ],
+    )
 
 
 def _no_library(case: Case, module: bool | None) -> Finding:
@@ -108,21 +149,17 @@ def _not_loaded(case: Case) -> Finding:
     on_bus = () if isinstance(gpus, Missing) else gpus
     bus = Evidence("NVIDIA GPUs on the PCI bus", "not read" if isinstance(gpus, Missing) else str(len(gpus)))
     drivers = {known(d.driver) for d in on_bus}
+    if (told := load_cause(case.node)) is not None:
+        return _caused(case, *told)
     if known(driver.nouveau_loaded) is True or "nouveau" in drivers:
         return fail(
             NODE,
-            "nouveau drives the GPUs; the NVIDIA driver is not loaded",
+            NOUVEAU.found,
             "the NVIDIA kernel module",
             bus,
             _init(case),
-            likely="the distribution's open driver took the GPUs first; CUDA does not run on it",
-            advice=[
-                Advice(
-                    "Keep nouveau from loading, rebuild the initramfs and reboot.",
-                    "echo 'blacklist nouveau' > /etc/modprobe.d/blacklist-nouveau.conf; update-initramfs -u; reboot",
-                ),
-                *LOAD_ADVICE,
-            ],
+            likely=NOUVEAU.likely,
+            advice=[*NOUVEAU.advice, *LOAD_ADVICE],
         )
     if on_bus and drivers <= {"vfio-pci"}:
         return fail(
@@ -171,6 +208,10 @@ def version_match(case: Case) -> Iterator[Finding]:
     """Fail on NVML's own refusal (18), or where the two versions differ."""
     driver = case.node.driver
     module, library = known(driver.module_version), known(driver.library_version)
+    refused = case.node.kernel_log.api_mismatch
+    # any program may tell the module a version; only without an answer of the library itself does the log decide
+    if refused and (isinstance(driver.init_code, Missing) or driver.init_code in _MISMATCH_CODES):
+        module, library = module or refused.module, library or refused.library
     evidence = (
         Evidence("kernel module", module or "not read"),
         Evidence("user library", library or "not read"),
@@ -192,6 +233,16 @@ def version_match(case: Case) -> Iterator[Finding]:
         )
     elif module and library:
         yield ok(NODE, f"both {module}", None, *evidence)
+    elif module and (on_disk := known(driver.disk_version)) and on_disk.strip() != module.strip():
+        yield warn(
+            NODE,
+            f"kernel module {module} is loaded, and {on_disk} lies on the disk",
+            Expected(f"both {module}", "==", module, source="the loaded module"),
+            *evidence,
+            Evidence("modinfo nvidia", on_disk),
+            likely="the driver package was updated since the module was loaded, the user library with it",
+            advice=["Drain the node and reboot it, or reload the module."],
+        )
     elif isinstance(driver.module_version, Missing):
         yield unread(NODE, "kernel module version", driver.module_version)
     elif isinstance(driver.library_version, Missing):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.driver_messages import not_started
 from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
@@ -41,8 +43,12 @@ def count(case: Case) -> Iterator[Finding]:
     said = known(node.driver.device_count)
     shown = said if said is not None else len(node.gpus) or None
     code = node.driver.init_code
+    dead = tuple(_not_started(case))
     if shown is None:
-        if not isinstance(code, Missing) and code != INIT_OK:
+        told = (*dead, *_given_out(case))
+        if told:
+            yield from told
+        elif not isinstance(code, Missing) and code != INIT_OK:
             yield skip(NODE, "the driver does not answer: judged by the driver checks")
         else:
             missing = node.driver.device_count
@@ -51,7 +57,10 @@ def count(case: Case) -> Iterator[Finding]:
     gpus, away = bus_gpus(node), unseen(node)
     on_bus = known(gpus)
     limited = narrowed(case)
-    problems = (*_drained(case), *_gone(case, shown, away), *_expected(case, shown, limited))
+    gone = {device.bus_id for device in away.gone}
+    dead = tuple(f for f in dead if f.subject.bus_id not in gone and not limited)
+    problems = (*_drained(case), *_gone(case, shown, away), *dead)
+    problems = (*problems, *_expected(case, shown, limited), *_given_out(case))
     problems = problems or tuple(_empty_sockets(case, limited))
     yield from problems
     refused = refused_handles(node)
@@ -87,6 +96,26 @@ def _drained(case: Case) -> Iterator[Finding]:
             Evidence("nvmlDeviceQueryDrainState", "1"),
             likely="somebody took this GPU from use, to reset or to replace it",
             advice=[Advice("No longer meant? Give it back.", f"nvidia-smi drain -p {bus_id} -m 0")],
+        )
+
+
+def _not_started(case: Case) -> Iterator[Finding]:
+    """GPUs that the kernel log says are off the bus or did not start, and that the driver does not show."""
+    if case.node.driver.init_code == INIT_OK and known(case.node.driver.device_count) is None and case.node.gpus:
+        return  # a dump that shows some of the GPUs only
+    for bus_id, told in not_started(case.node).items():
+        lines = [e.text[:300] for e in known(case.node.kernel_log.events) or () if e.bus_id == bus_id]
+        yield fail(
+            Subject(kind="gpu", bus_id=bus_id),
+            f"{told.words}: the driver does not show it",
+            "every GPU on the bus starts with the driver",
+            *(Evidence("kernel log", line) for line in lines[-2:]),
+            likely="the board, its power, its slot, or a state that only a reset ends",
+            advice=[
+                told.advice,
+                Advice("Look whether it is on the bus at all.", f"lspci -s {bus_id} -vv"),
+                "Still gone: reseat the GPU or its riser, then open a hardware case.",
+            ],
         )
 
 
@@ -174,12 +203,55 @@ def _written_down_for_here(case: Case) -> bool:
     return case.expect.gpus is not None and visible in (None, "", "all") and not refused
 
 
+def _given_out(case: Case) -> Iterator[Finding]:
+    """What the scheduler says: GPUs that it no longer gives out, or a node that it drained for its GPUs."""
+    scheduler = case.node.scheduler
+    kind, configured, given = known(scheduler.kind), known(scheduler.gpus_configured), known(scheduler.gpus_allocatable)
+    name = {"slurm": "Slurm", "kubernetes": "Kubernetes"}.get(kind or "", "the scheduler")
+    state, reason = known(scheduler.state) or "", known(scheduler.reason) or ""
+    advice: list[Advice | str] = [
+        Advice("On the node, see which GPU it is.", "gpudoctor check gpu"),
+        "Then let the scheduler use it again.",
+    ]
+    if configured is not None and given is not None and given < configured:
+        yield fail(
+            NODE,
+            Found(f"{name} gives out {given} of the node's {configured} GPUs", given, "GPUs"),
+            Expected(f"{configured} GPUs", "==", configured, "GPUs", name),
+            *([Evidence(f"{name}: state", f"{state} {reason}".strip())] if state or reason else []),
+            likely="a GPU is gone, or the device plugin or slurmd found it unhealthy",
+            advice=advice,
+        )
+        return
+    told = [text for text in (reason, *scheduler.conditions) if re.search(r"gpu|gres|xid|nvidia", text, re.IGNORECASE)]
+    if told:
+        yield warn(
+            NODE,
+            f"{name} says of the node: {told[0]}",
+            "a node whose GPUs are given out",
+            *(Evidence(f"{name}: state {state}".strip(), text) for text in told[:3]),
+            likely="whoever or whatever drained it found a GPU missing or sick",
+            advice=advice,
+        )
+
+
+def _scheduled(case: Case, shown: int) -> tuple[int | None, str]:
+    """How many GPUs Slurm or Kubernetes are set up for. Kubernetes may count each GPU several times (time slices)."""
+    scheduler = case.node.scheduler
+    configured, kind = known(scheduler.gpus_configured), known(scheduler.kind)
+    if configured is None or (kind == "kubernetes" and configured >= 2 * shown) or configured < shown:
+        return None, ""
+    return configured, "Slurm's Gres" if kind == "slurm" else "Kubernetes' capacity"
+
+
 def _expected(case: Case, shown: int, limited: str | None) -> Iterator[Finding]:
     wanted, source = case.expect.gpus, "configuration"
     if wanted is None and case.profile.node is not None:
         # a profile counts the GPUs that compute; a card that drives the display comes on top
         beside = len(case.node.gpus) - len(compute_gpus(case.node.gpus))
         wanted, source = case.profile.node.gpus + beside, f"profile {case.profile.name}"
+    if wanted is None:
+        wanted, source = _scheduled(case, shown)
     # a GPU that this process may not open is there all the same
     shown = max(shown, len(case.node.gpus) + refused_handles(case.node)) + len(drained_gpus(case.node))
     if wanted is None or wanted == shown or (limited and shown < wanted and not _written_down_for_here(case)):

@@ -77,8 +77,27 @@ def lost(case: Case) -> Iterator[Finding]:
     for words in case.node.driver.unread_handles:
         # we gave up, or our own process was ended: nothing that the driver said
         yield unknown(_named(words), f"a GPU that was not reached: {words}", Evidence("GPU handle", words))
+    silent = {device.bus_id for device in known(case.node.pci.nvidia_devices) or () if device.off_bus}
     for gpu in case.gpus:
-        yield _alive(case, gpu)
+        yield _off_bus(of_gpu(gpu)) if gpu.bus_id in silent and _tells_nothing(gpu) else _alive(case, gpu)
+    for bus_id in sorted(silent - {gpu.bus_id for gpu in case.node.gpus}):
+        yield _off_bus(Subject(kind="gpu", bus_id=bus_id))
+
+
+def _off_bus(subject: Subject) -> Finding:
+    return fail(
+        subject,
+        "its PCI configuration space reads nothing but ones (rev ff)",
+        "a function that answers on the bus",
+        Evidence("lspci", "(rev ff)"),
+        likely="the GPU fell off the bus, or it is powered off",
+        advice=_lost_advice(),
+    )
+
+
+def _tells_nothing(gpu: Gpu) -> bool:
+    live = (gpu.memory_used_mib, gpu.thermal.gpu_c, gpu.power.draw_w, gpu.utilization.gpu_pct)
+    return all(isinstance(value, Missing) for value in live)
 
 
 def _named(words: str) -> Subject:

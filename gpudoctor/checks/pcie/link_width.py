@@ -47,17 +47,17 @@ def link_width(case: Case) -> Iterator[Finding]:
 
 
 def _width_of(case: Case, gpu: Gpu) -> Finding:
-    subject, link = of_gpu(gpu), gpu.pcie
+    subject, width = of_gpu(gpu), gpu.pcie.width
     if reason := untrusted(gpu):
         return unknown(subject, reason)
-    if isinstance(link.width, Missing):
-        return unread(subject, "PCIe link width", link.width)
+    if isinstance(width, Missing):
+        return unread(subject, "PCIe link width", width)
     own_max = _own_max(gpu)
     if isinstance(own_max, Missing):
-        return unread(subject, "PCIe link width that the GPU can do", own_max)
-    if min(link.width, own_max) <= 0:
-        return unknown(subject, f"PCIe link width: the answer, {link.width} of {own_max} lanes, is none")
-    width, generation = link.width, generation_reachable(gpu) or known(link.generation)
+        return _by_lspci(gpu, width) or unread(subject, "PCIe link width that the GPU can do", own_max)
+    if min(width, own_max) <= 0:
+        return unknown(subject, f"PCIe link width: the answer, {width} of {own_max} lanes, is none")
+    generation = generation_reachable(gpu) or known(gpu.pcie.generation)
     found = Found(describe(generation, width), width, "lanes")
     wider = [peer for peer in _peers(case, gpu) if (known(peer.pcie.width) or 0) > width]
     # by design all of them are narrow; one among wider ones is not
@@ -117,6 +117,29 @@ def _width_of(case: Case, gpu: Gpu) -> Finding:
         *_cost(generation, width, wanted),
         likely=f"the link trained at x{width}: a bad contact, riser, cable or retimer",
         advice=_RESEAT,
+    )
+
+
+def _by_lspci(gpu: Gpu, width: int) -> Finding | None:
+    """The verdict by lspci's own word for a link below what the GPU can do; None where it says none."""
+    path = known(gpu.pcie.path)
+    if not path or not isinstance(path[0].width_downgraded, bool) or on_c2c(gpu):
+        return None
+    subject, evidence = of_gpu(gpu), Evidence("lspci LnkSta", f"Width x{width}")
+    if not path[0].width_downgraded:
+        return ok(
+            subject, Found(f"PCIe x{width}", width, "lanes"), Expected("what the GPU can do, as lspci says"), evidence
+        )
+    return warn(
+        subject,
+        Found(f"PCIe x{width}, and the GPU can do more", width, "lanes"),
+        Expected("all lanes of the GPU", source="lspci: downgraded"),
+        evidence,
+        likely="the slot is wired with fewer lanes, or the link trained too narrow: from here the two look alike",
+        advice=(
+            "Look up how many lanes the slot gives; two cards on a desktop board often share 16.",
+            Advice("Compare link and slot:", f"sudo lspci -vvs {gpu.bus_id} | grep -i lnk"),
+        ),
     )
 
 

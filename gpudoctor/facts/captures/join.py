@@ -173,7 +173,7 @@ class Dumps:
             function = self._tree.functions.get(gpu.bus_id)
             if function is not None and place is None:
                 news["numa_node"] = function.numa_node
-            news["pcie"] = msgspec.structs.replace(gpu.pcie, path=self._tree.path(gpu.bus_id))
+            news["pcie"] = self._tree.link(gpu)
         return msgspec.structs.replace(gpu, **news) if news else gpu
 
 

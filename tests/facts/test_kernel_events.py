@@ -1,0 +1,232 @@
+"""What the kernel log tells besides Xids: GPUs that do not start, links that limit, modules refused, the host's own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpudoctor.facts.kernel_log.driver_messages import driver_message
+from gpudoctor.facts.kernel_log.host_messages import HOST_MESSAGES, HOST_WORDS, MAX_SUBJECTS, host_message
+from gpudoctor.facts.kernel_log.lines import parse_kernel_lines, read_kernel_text
+from gpudoctor.facts.model.kernel_log import ApiMismatch, HostEvent, KernelEvent, KernelLog, PcieLimit
+from gpudoctor.facts.model.missing import known
+from tests.facts.kernel_words import LOST, STAMPS, WITH_USERS_WORDS, WRAPPINGS, message, names
+
+BUS = "0000:9b:00.0"
+
+
+def only(text: str) -> KernelEvent:
+    (event,) = parse_kernel_lines(text.split("\n"))
+    return event
+
+
+def log_of(*lines: str, stamp: str = "[   12.500000] ") -> KernelLog:
+    return read_kernel_text("".join(f"{stamp}{line}\n" for line in lines), "dmesg.txt")
+
+
+def host_of(*lines: str) -> list[tuple[str, str | None, int]]:
+    return [(e.kind, e.device, e.count) for e in known(log_of(*lines).host_events) or ()]
+
+
+# --- where a message begins ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        *("Nov 14 07:00:14 node12 vmunix: ", "vmunix: ", "12.345678 ", "Nov 14 2024 07:00:14 node12 kernel: "),
+        *("10.0.0.7: kern:    info: [2024-11-14T07:00:14.123456789Z]: ", "MESSAGE=", '\t"MESSAGE" : "'),
+        *("118-[  123.456789] ", "/var/log/syslog.1-Nov 14 07:00:14 node12 kernel: ", "dmesg.txt-12-[  1.500000] "),
+    ],
+)
+def test_prefixes_that_people_paste_are_read(prefix: str) -> None:
+    text = f"{prefix}Linux version 6.8\n--\n{prefix}{LOST}"
+    assert [(event.kind, event.code) for event in parse_kernel_lines(text.split("\n"))] == [("xid", 79)]
+
+
+@pytest.mark.parametrize("key", ["log", "message", "msg"])
+def test_a_collectors_json_around_a_line_is_read(key: str) -> None:
+    event = only(json.dumps({key: f"[   12.5] {LOST}", "stream": "stdout"}))
+    assert (event.kind, event.code, event.time_s) == ("xid", 79, 12.5)
+
+
+@pytest.mark.parametrize("tag", ["vmlinux:", "klogd[77]:", "gpu-log:"])
+def test_a_whole_message_behind_a_programs_tag_is_unclear_with_its_code(tag: str) -> None:
+    event = only(f"Nov 14 07:00:14 node12 {tag} {LOST}")
+    assert (event.kind, event.code, event.bus_id) == ("unclear", 79, "0000:3b:00.0")
+
+
+def test_an_xid_keeps_what_it_says_led_to_it() -> None:
+    event = only(f"kernel: NVRM: Xid (PCI:{BUS[:-2]}): 45, pid=7, name=python3, Ch 00000003 caused by previous Xid 31")
+    assert (event.code, event.caused_by, event.bus_id) == (45, 31, BUS)
+    # a program's name is no cause
+    assert only("NVRM: Xid (PCI:0000:9b:00): 45, pid=7, name=caused by previ, Ch 00000003").caused_by is None
+
+
+# --- GPUs that do not start ---------------------------------------------------------------------
+
+DRIVER_LINES = [
+    (f"NVRM: GPU {BUS}: RmInitAdapter failed! (0x25:0x65:1457)", "init-failed", "rm", BUS),
+    (f"NVRM: GPU {BUS}: rm_init_adapter failed, device minor number 3", "init-failed", "rm", BUS),
+    ("NVRM: GPU3 _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP", "gsp-boot", "gsp", None),
+    ("NVRM: GPU3 RmInitAdapter: Cannot initialize GSP firmware RM", "gsp-boot", "gsp", None),
+    ("NVRM: GPU0 kgspInitRm_IMPL: cannot bootstrap riscv/gsp: 0xffff", "gsp-boot", "gsp", None),
+    ("NVRM: GPU0 kfspPollForQueueEmpty_IMPL: Timed out waiting for FSP command queue", "gsp-boot", "gsp", None),
+    (f"NVRM: BAR1 is 0M @ 0x0 (PCI:{BUS})", "bar-invalid", "rm", BUS),
+    ("NVRM: The NVIDIA probe routine failed for 2 device(s).", "probe-failed", "rm", None),
+    (f"nvidia: probe of {BUS} failed with error -1", None, "rm", BUS),
+    (f"nvidia {BUS}: probe with driver nvidia failed with error -1", None, "rm", BUS),
+    ("NVRM: None of the NVIDIA devices were initialized.", "none-initialized", "rm", None),
+    (f"NVRM: GPU {BUS}: GPU has fallen off the bus.", "off-bus", "off-bus", BUS),
+]
+
+
+@pytest.mark.parametrize(("line", "name", "kind", "bus_id"), DRIVER_LINES)
+def test_a_gpu_that_does_not_start_is_an_event(line: str, name: str | None, kind: str, bus_id: str | None) -> None:
+    event = only(f"[   77.000001] {line}")
+    assert (event.kind, event.bus_id) == (kind, bus_id)
+    row = driver_message(line)
+    assert row is not None
+    assert name in (None, row.name)
+
+
+@pytest.mark.parametrize("line", [each[0] for each in DRIVER_LINES])
+@pytest.mark.parametrize("wrapping", WRAPPINGS[:6])
+def test_it_is_read_behind_every_prefix(line: str, wrapping: str) -> None:
+    for stamp in STAMPS:
+        prefix = wrapping + stamp
+        assert len(parse_kernel_lines(f"{prefix}Linux version 6.8\n{prefix}{line}".split("\n"))) == 1, prefix
+
+
+def test_a_link_that_limits_is_kept_in_numbers() -> None:
+    event = only(
+        "pci 0000:8b:00.0: 126.024 Gb/s available PCIe bandwidth, limited by 16.0 GT/s PCIe x8 link at 0000:87:00.0 "
+        "(capable of 504.112 Gb/s with 32.0 GT/s PCIe x16 link)"
+    )
+    assert event.limit == PcieLimit("0000:87:00.0", 126.024, 504.112, 16.0, 8)
+    unknown = only("pci 000f:01:00.0: 0.000 Gb/s available PCIe bandwidth, limited by Unknown x0 link at 000f:00:00.0")
+    assert (unknown.kind, unknown.limit) == ("pcie-bandwidth", None)
+
+
+# --- a library of another version ---------------------------------------------------------------
+
+MISMATCH = {
+    "two lines": ("NVRM: API mismatch: the client has the version 550.54.15, but",
+                  "NVRM: this kernel module has the version 535.183.01.  Please"),
+    "with a pid": ("NVRM: API mismatch: the client 'nvidia-smi' (pid 4711)",
+                   "NVRM: has the version 550.54.15, but this kernel module has",
+                   "NVRM: the version 535.183.01.  Please make sure that this"),
+    "one record": ("NVRM: API mismatch: the client has the version 550.54.15, but\\x0aNVRM: this kernel module has the "
+                   "version 535.183.01.",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lines", MISMATCH.values(), ids=MISMATCH)
+@pytest.mark.parametrize("later", ["[   12.500000] ", "               "])
+def test_both_versions_of_a_mismatch_are_kept(lines: tuple[str, ...], later: str) -> None:
+    text = "".join(f"{later if number else '[   12.500000] '}{line}\n" for number, line in enumerate(lines))
+    log = read_kernel_text(text, "dmesg.txt")
+    assert (log.api_mismatch, log.events) == (ApiMismatch("550.54.15", "535.183.01"), ())
+
+
+def test_a_version_that_is_none_is_no_mismatch() -> None:
+    log = log_of("NVRM: API mismatch: the client has the version $(reboot), but", "NVRM: this kernel module has the")
+    assert log.api_mismatch is None
+
+
+# --- the host -----------------------------------------------------------------------------------
+
+HOST_LINES = [
+    ("mce: [Hardware Error]: Machine check events logged", "machine-check", None),
+    ("mce: [Hardware Error]: CPU 12: Machine Check Exception: 5 Bank 0: be00000000800400", "machine-check-fatal", "12"),
+    ("{1}[Hardware Error]: event severity: corrected", "machine-check", None),
+    ("EDAC MC2: 1 CE memory read error on CPU_SrcID#0_MC#2_Chan#0_DIMM#0 (channel:0)", "memory-corrected", "MC2"),
+    ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0", "memory-uncorrected", "MC0"),
+    ("watchdog: BUG: soft lockup - CPU#17 stuck for 26s! [python3:4711]", "soft-lockup", "17"),
+    ("rcu: INFO: rcu_preempt self-detected stall on CPU", "rcu-stall", None),
+    ("INFO: task python3:4711 blocked for more than 122 seconds.", "hung-task", None),
+    ("Memory cgroup out of memory: Killed process 4711 (python3) total-vm:1kB", "oom-kill", None),
+    ("Out of memory: Killed process 4711 (python3) total-vm:1kB, anon-rss:1kB", "oom-kill", None),
+    ("nfs: server 10.0.0.9 not responding, still trying", "nfs-timeout", "10.0.0.9"),
+    ("nfs: server 10.0.0.9 OK", "nfs-ok", "10.0.0.9"),
+    ("I/O error, dev nvme3n1, sector 1234 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2", "io-error", "nvme3n1"),
+    ("blk_update_request: critical medium error, dev sdb, sector 1234", "io-error", "sdb"),
+    ("nvme nvme2: I/O 256 QID 4 timeout, aborting", "io-error", "nvme2"),
+    ("EXT4-fs (nvme0n1p2): Remounting filesystem read-only", "read-only", "nvme0n1p2"),
+    (f"mlx5_core {BUS}: mlx5_pcie_event:299:(pid 4711): Detected insufficient power on the PCIe slot (27W).",
+     "nic-power", BUS),
+    (f"mlx5_core {BUS}: mlx5_cmd_out_err:838:(pid 4711): ACCESS_REG(0x805) op_mod(0x1) failed, status bad operation",
+     "nic-firmware", BUS),
+    (f"mlx5_core {BUS}: poll_health:1096:(pid 0): device's health compromised - reached miss count",
+     "nic-firmware", BUS),
+    (f"mlx5_core {BUS} ens1np0: Link down", "nic-link-down", BUS),
+    (f"ice {BUS} ens1: NIC Link is Down", "nic-link-down", BUS),
+    (f"mlx5_core {BUS} ens1np0: Link up", "nic-link-up", BUS),
+    (f"mlx5_core {BUS}: Port module event[error]: module 0, Cable error, Power budget exceeded", "nic-cable", BUS),
+    (f"mlx5_core {BUS}: Port module event[error]: module 0, Cable error, High Temperature", "nic-temperature", BUS),
+    ("Loading of unsigned module is rejected", "signature-rejected", None),
+    ("Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7",
+     "signature-rejected", None),
+    ("nvidia: version magic '6.2.0-33-generic SMP' should be '6.2.0-34-generic SMP'", "other-kernel", None),
+    (f"nouveau {BUS}: NVIDIA GA102 (172000a1)", "other-driver", BUS),
+    ("NVRM: The NVIDIA probe routine was not called for 3 device(s).", "other-driver", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "kind", "device"), HOST_LINES, ids=[line[0][:40] for line in HOST_LINES])
+def test_a_message_about_the_host_is_an_event_of_its_own(line: str, kind: str, device: str | None) -> None:
+    assert host_of(line) == [(kind, device, 1)]
+    assert [event.kind for event in known(log_of(line).events) or ()] == []
+
+
+def test_every_row_of_the_table_has_its_words_and_is_tried_here() -> None:
+    assert all(any(word in line for word in HOST_WORDS) for line, _, _ in HOST_LINES)
+    assert {row.kind for row in HOST_MESSAGES} - {kind for _, kind, _ in HOST_LINES} == {"hard-lockup"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("I/O error, dev sr0, sector 0", "I/O error, dev fd0, sector 0", "nvme nvme0: 16/0/0 default queues"),
+        "EDAC MC0: Giving out device to module skx_edac",
+        f"mlx5_core {BUS}: mlx5_pcie_event:301:(pid 9): PCIe slot advertised sufficient power (75W).",
+        f"mlx5_core {BUS}: Port module event: module 1, Cable unplugged",
+        f"mlx5_core {BUS}: firmware version: 28.39.1002",
+        "nvidia: module verification failed: signature and/or required key missing - tainting kernel",
+        *("nvidia: loading out-of-tree module taints kernel.", "nfs: Deprecated parameter 'intr'"),
+        *("EXT4-fs (sda2): mounted filesystem r/w", "nvidia-nvlink: Nvlink Core is being initialized"),
+    ],
+)
+def test_what_healthy_hosts_log_is_no_event(line: str) -> None:
+    assert host_of(line) == []
+
+
+@given(form=st.sampled_from(WITH_USERS_WORDS), name=names, other=names)
+@settings(max_examples=300, deadline=None)
+def test_a_name_of_a_user_makes_no_other_event_of_the_host_than_the_kernel_meant(
+    form: str, name: str, other: str
+) -> None:
+    plain = host_message(message(form, "a.out", "a.out"))
+    said = host_message(message(form, name, other))
+    assert (said or (None,))[0] == (plain or (None,))[0]
+
+
+def test_a_flood_of_one_kind_is_one_event_with_its_count_and_times() -> None:
+    text = "".join(f"[{second}.000000] nfs: server nas1 not responding, still trying\n" for second in range(10, 5010))
+    (event,) = known(read_kernel_text(text, "dmesg.txt").host_events) or ()
+    assert event == HostEvent(
+        "nfs-timeout", "nfs: server nas1 not responding, still trying", "nas1", 5000, 10.0, 5009.0
+    )
+
+
+def test_many_devices_are_bounded() -> None:
+    lines = [f"I/O error, dev sd{number}, sector 0" for number in range(MAX_SUBJECTS + 50)]
+    assert len(host_of(*lines)) == MAX_SUBJECTS
+
+
+def test_a_host_event_names_no_machine() -> None:
+    log = read_kernel_text("Nov 14 07:00:14 node12 kernel: nfs: server nas1 OK\n", "syslog")
+    assert [event.text for event in known(log.host_events) or ()] == ["nfs: server nas1 OK"]
