@@ -42,6 +42,11 @@ _BROKEN_P2P = {
 }
 
 
+# all the links of a pair of one model: 2 of Turing's cards, 4 of GeForce RTX 3090 and RTX A6000, 12 of the data-centre
+# cards with bridges; 6, 12 and 18 through switches. Source: the profiles of the models
+_WHOLE_BONDS = (2, 4, 6, 8, 12, 18)
+
+
 @check("nvlink.topology", title="Every GPU reaches every other as it should", impact="slow-collectives")
 def topology(case: Case) -> Iterator[Finding]:
     """Judge the matrix by its kind; name the odd GPU, or the odd pair."""
@@ -71,10 +76,37 @@ def topology(case: Case) -> Iterator[Finding]:
     yield from bad
     read = (word for pair in pairs for word in (pair.p2p_read, pair.p2p_write))
     failed = next((word for word in read if isinstance(word, Missing) and word.kind == "failed"), None)
-    if failed:
+    odd = None if bad else _odd_number(case, pairs, gpus)
+    if odd is not None:
+        yield odd
+    elif failed:
         yield unread(NODE, "peer-to-peer status", failed)
     elif not bad:
         yield ok(NODE, Found(f"{len(pairs)} pairs, {_census(pairs)}", len(pairs), "pairs"))
+
+
+def _odd_number(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
+    """The finding for a bond of as many links as no model has in all, where the model is not known; else None.
+
+    Pairs that may be held against each other are judged by `_wiring`; a single one has no peers.
+    """
+    bonded = [pair for pair in pairs if _bond(pair)]
+    bonds = Counter(i for p in bonded for i in (p.a, p.b))
+    if not bonded or max(bonds.values()) > 1 or any(known(gpu.name) for gpu in gpus):
+        return None
+    odd = next((pair for pair in bonded if _bond(pair) not in _WHOLE_BONDS), None)
+    if odd is None:
+        return None
+    return unknown(
+        of_pair(odd.a, odd.b),
+        f"NV{_bond(odd)} between GPU {odd.a} and GPU {odd.b}: the model is not known, and so is not how many links "
+        "its bridge has; most have 2, 4 or 12, so that some may be down",
+        *_matrix_evidence([odd]),
+        advice=[
+            Advice("See the model, and each link's state.", "nvidia-smi -L; nvidia-smi nvlink --status"),
+            "A link is inactive: power off and seat the bridge flat on both cards.",
+        ],
+    )
 
 
 def _blank(pair: GpuPair) -> bool:

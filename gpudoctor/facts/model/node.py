@@ -190,11 +190,15 @@ class RdmaPort(Fact, frozen=True):
 
 
 class Network(Fact, frozen=True):
-    """Interfaces, RDMA ports, and the two ways GPUDirect RDMA can work."""
+    """Interfaces, RDMA ports, and the two ways GPUDirect RDMA can work.
+
+    `peermem_registered`: the InfiniBand core knows nvidia_peermem, without which a loaded module does nothing.
+    """
 
     interfaces: tuple[Interface, ...] | Missing = NOT_READ
     rdma_ports: tuple[RdmaPort, ...] | Missing = NOT_READ
     peermem_loaded: bool | Missing = NOT_READ
+    peermem_registered: bool | Missing = NOT_READ
     dmabuf_supported: bool | Missing = NOT_READ
 
 

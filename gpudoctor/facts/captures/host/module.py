@@ -9,6 +9,7 @@ import msgspec
 from gpudoctor.facts.captures.reader import Block, Part, Reader
 from gpudoctor.facts.model.driver import DkmsBuild, Driver, LoadFailure, LoadFailureCause
 from gpudoctor.facts.model.node import Host, Network, Node
+from gpudoctor.facts.system.network import PEER_CORES
 
 _VERSION = r"\d{3}\.\d{1,3}(?:\.\d{1,3})?"
 _LSMOD = re.compile(r"Module\s+Size\s+Used by|(?:nvidia\w*|nouveau)\s+\d{3,10}\s+\d{1,5}(?:\s|$)")
@@ -107,7 +108,11 @@ def read_lsmod(block: Block) -> Part:
     elif "nouveau" in loaded:
         driver = Driver(nouveau_loaded=True)
     if loaded & {"nvidia_peermem", "nv_peer_mem"}:
+        used_by = {line.split()[0]: line.split()[3:] for line in block.lines if _LSMOD_MORE.match(line)}
+        cores = [",".join(used_by[core]) for core in PEER_CORES if core in used_by]
         network = Network(peermem_loaded=True)
+        if cores:
+            network = Network(peermem_loaded=True, peermem_registered=any("peer" in users for users in cores))
     return Part(Node(driver=driver, network=network))
 
 
