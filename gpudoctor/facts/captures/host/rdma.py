@@ -15,14 +15,38 @@ _IBSTATUS = re.compile(rf"Infiniband device '{_DEVICE}' port (?P<port>\d{{1,3}})
 _DEVINFO = re.compile(rf"hca_id:\s*{_DEVICE}\s*$")
 _DEVINFO_MORE = re.compile(r"hca_id:|[ \t]+[\w \[\]-]{1,40}:|\s+GID\[")
 _MLXLINK = re.compile(r"Operational Info\s*$")
-_MLXLINK_MORE = re.compile(r"-{4,}\s*$|[A-Z][\w /().-]{1,45}\s+:(?:\s|$)|[A-Z][A-Za-z ]{2,40} Info\s*$")
+_MLXLINK_MORE = re.compile(
+    r"-{4,}\s*$|(?:Operational|Supported|Troubleshooting|Tool|Module|Counters) Info\w*\s*$"
+    r"|(?:State|Physical state|Speed|Width|FEC|Loopback Mode|Auto Negotiation|Enabled Link Speed.{0,30}"
+    r"|Supported (?:Cable|Link) Speed.{0,30}|Status Opcode|Group Opcode|Recommendation|Firmware Version|MFT Version"
+    r"|(?:Raw|Effective|Symbol) .{0,40}|Link Down Counter|Time Since Last Clear .{0,20})\s*:(?:\s|$)"
+)
 _MLXLINK_DEVICE = re.compile(rf"mlxlink\b.*?(?:-d|--device)[ =]{_DEVICE}")
 _KEY = re.compile(r"\s*([\w ()/.-]{1,45}?)\s*:\s*(.*?)\s*$")
 _NUMBER = re.compile(r"(\d{1,5}(?:\.\d{1,3})?)")
 _PORT_LINE = re.compile(r"\s*[Pp]ort:?\s*(\d{1,3}):?\s*$")
-# ibv_devinfo's words, and those of sysfs for the same
-_STATES = {"port_active": "ACTIVE", "port_down": "DOWN", "port_init": "INIT", "port_armed": "ARMED"}
-_PHYSICAL = {"link_up": "LinkUp", "polling": "Polling", "disabled": "Disabled", "sleep": "Sleep"}
+# the tools' words, and those of sysfs for the same; half a word of a text that is cut is none of them
+_STATES = {
+    "active": "ACTIVE",
+    "down": "DOWN",
+    "init": "INIT",
+    "initializing": "INIT",
+    "armed": "ARMED",
+    "port_active": "ACTIVE",
+    "port_down": "DOWN",
+    "port_init": "INIT",
+    "port_armed": "ARMED",
+}
+_PHYSICAL = {
+    "linkup": "LinkUp",
+    "link_up": "LinkUp",
+    "polling": "Polling",
+    "disabled": "Disabled",
+    "sleep": "Sleep",
+    "linkerrorrecovery": "LinkErrorRecovery",
+    "portconfigurationtraining": "PortConfigurationTraining",
+}
+_LAYERS = {"infiniband": "InfiniBand", "ethernet": "Ethernet"}
 _LANES = re.compile(r"(\d{1,2})X")
 
 
@@ -127,13 +151,13 @@ def _port_leaf(key: str, value: str) -> dict[str, Any]:
     word = value.split(" (")[0].strip()
     if not word:
         return {}
-    if key == "state":
-        return {"state": _STATES.get(word.lower(), word.upper())}
-    if key in ("physical state", "phys state", "phys_state"):
-        word = _PHYSICAL.get(word.lower(), word)
-        return {"physical_state": "LinkUp" if word.upper() == "LINKUP" else word}
-    if key in ("link layer", "link_layer"):
-        return {"link_layer": word}
+    for leaf, keys, words in (
+        ("state", ("state",), _STATES),
+        ("physical_state", ("physical state", "phys state", "phys_state"), _PHYSICAL),
+        ("link_layer", ("link layer", "link_layer"), _LAYERS),
+    ):
+        if key in keys:
+            return {leaf: words[word.lower()]} if word.lower() in words else {}
     if key == "rate" and (number := _NUMBER.match(word)):
         return {"rate_gbit_s": float(number[1])}
     return {}

@@ -16,10 +16,11 @@ _SET_BY = re.compile(r"\s*\[[^\]\s]{1,80}@[^\]]{1,40}\]$")
 _OS = re.compile(r"\bOS=Linux (\d{1,2}\.\d{1,3}\.\S{1,80})")
 _GRES_GPUS = re.compile(r"(?:^|,)gpu(?::[A-Za-z][\w.-]{0,60})?:(\d{1,3})(?=[,(]|$)")
 _SINFO = re.compile(r"(?:PARTITION\s.*\bSTATE\b|NODELIST\s.*\bSTATE\b|REASON\s.*\bNODELIST\b)")
-# a row has a state in it, or ends in the time and the list of nodes
+# a row has a state behind the number of nodes, or ends in the time and the list of nodes
+_STATES = r"(?:idle|alloc|mix|drain|drng|down|fail|maint|resv|reserved|unk|comp|boot|inval|planned|plnd)[a-z]*"
 _SINFO_MORE = re.compile(
-    r"\S.*\s(?:idle|alloc\w*|mix\w*|drain\w*|drng|down|fail\w*|maint|resv|reserved|unk\w*|comp\w*|boot|inval|planned|plnd)"
-    r"[*~#!%$@^+-]?(?:\s|$)|\S.*\s\d{4}-\d\d-\d\dT[\d:]{8}\s+\S+\s*$"
+    rf"\S+\s+(?:(?:up|inact|down|drain)\s+\S+\s+)?\d{{1,6}}\s+(?:\S+\s+)?{_STATES}[*~#!%$@^+-]{{0,2}}(?:\s|$)"
+    r"|\S.*\s\d{4}-\d\d-\d\dT[\d:]{8}\s+\S+\s*$"
 )
 _NODE_LIST_OF_ONE = re.compile(r"[\w.-]{1,253}$")
 _KUBECTL = re.compile(r"(?:Roles|Unschedulable|ProviderID|Capacity|Allocatable|Taints):(?:\s|$)")
