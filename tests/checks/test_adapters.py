@@ -78,6 +78,11 @@ def test_links_that_drop_again_and_again_warn(downs: int, first_s: float, last_s
     assert check(event_down, up).status is status
 
 
+def test_in_a_text_without_times_three_losses_are_too_many() -> None:
+    assert check(event("nic-link-down", 3), event("nic-link-up", 3), rdma=ABSENT, up_s=ABSENT).status is Status.WARN
+    assert check(event("nic-link-down", 2), event("nic-link-up", 2), rdma=ABSENT, up_s=ABSENT).status is Status.SKIP
+
+
 def test_a_link_that_does_not_come_back_warns_if_only_the_log_tells() -> None:
     down, up = event("nic-link-down"), event("nic-link-up")
     assert check(down, rdma=ABSENT).status is Status.WARN

@@ -52,6 +52,7 @@ def test_another_version_than_the_drivers_fails_with_both_named() -> None:
     line = "fabric manager NVIDIA GPU driver interface version 535.129.03 don't match with driver version 550.54.15."
     told = bare(errors=(line,))
     assert (told.status, "fabric manager 535.129.03, driver 550.54.15" in words(told)) == (Status.FAIL, True)
+    assert len(bare(errors=(line,), service="failed", result="exit-code").findings) == 1
 
 
 def test_errors_of_its_log_warn() -> None:

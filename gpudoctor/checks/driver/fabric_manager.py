@@ -49,7 +49,8 @@ def fabric_manager(case: Case) -> Iterator[Finding]:
     if service is None and not errors and isinstance(facts.version, Missing):
         yield _not_read(case, needed)
         return
-    told = [*_other_version(case), *_state(case, needed)]
+    # a service of another version cannot run: that is one fault
+    told = [*_other_version(case)] or [*_state(case, needed)]
     told += _complaints(case, errors) if not told else ()
     yield from told
     if told:
