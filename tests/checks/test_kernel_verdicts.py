@@ -182,7 +182,7 @@ def test_the_kernel_logs_word_is_heard_too() -> None:
 
 
 def test_dkms_without_a_build_for_the_running_kernel() -> None:
-    builds = (DkmsBuild("550.54.15", "installed", "6.8.0-44-generic"),)
+    builds = (DkmsBuild("550.54.15", "6.8.0-44-generic", "installed"),)
     node = Node(driver=Driver(init_code=9, dkms=builds), host=Host(kernel="6.8.0-45-generic"))
     finding = only("driver.loaded", node)
     assert "DKMS" in text_of(finding)

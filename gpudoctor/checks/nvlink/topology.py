@@ -61,7 +61,7 @@ def topology(case: Case) -> Iterator[Finding]:
     inside = {gpu.index for gpu in gpus}
     pairs = [p for p in case.pairs if {p.a, p.b} <= inside and not _blank(p)]
     expected_pairs = len(gpus) * (len(gpus) - 1) // 2
-    if len(pairs) < expected_pairs:
+    if len(pairs) < expected_pairs and not _alike_over_pcie(pairs, inside):
         yield skip(NODE, f"only {len(pairs)} of {expected_pairs} pairs are known")
         return
     bad = _wiring(case, pairs, gpus)
@@ -74,7 +74,14 @@ def topology(case: Case) -> Iterator[Finding]:
     if failed:
         yield unread(NODE, "peer-to-peer status", failed)
     elif not bad:
-        yield ok(NODE, Found(f"{len(pairs)} pairs, {_census(pairs)}", len(pairs), "pairs"))
+        some = f" of {expected_pairs}" if len(pairs) < expected_pairs else ""
+        yield ok(NODE, Found(f"{len(pairs)}{some} pairs, {_census(pairs)}", len(pairs), "pairs"))
+
+
+def _alike_over_pcie(pairs: list[GpuPair], gpus: set[int]) -> bool:
+    """Whether a part of a matrix shows every GPU, and only the one path over PCIe: there is nothing odd in it."""
+    shown = {gpu for pair in pairs for gpu in (pair.a, pair.b)}
+    return shown == gpus and len({(_bond(pair), known(pair.path)) for pair in pairs}) == 1 and not _bond(pairs[0])
 
 
 def _blank(pair: GpuPair) -> bool:

@@ -20,7 +20,8 @@ class Block(msgspec.Struct):
     Prompts, rulers, fences, quote marks, line numbers, colours and line ends are gone; indentation stays.
     `first_line` is the number of the first one in the source, from 1. `command` is what was typed at the prompt
     above, "" if no prompt was seen. `file` is the name of the source. `whole_end` is False if the source ends in
-    the last line of this block without a line end: a figure there may have lost its last digits.
+    the last line of this block without a line end: a figure there may have lost its last digits. `goes_on_from`: it is
+    the next piece of the block before it.
     """
 
     lines: list[str]
@@ -28,6 +29,7 @@ class Block(msgspec.Struct):
     command: str = ""
     file: str = ""
     whole_end: bool = True
+    goes_on_from: bool = False
 
     @property
     def text(self) -> str:
@@ -45,7 +47,7 @@ class Part(msgspec.Struct):
 
     node: Node = Node()
     notes: tuple[str, ...] = ()
-    smi: SmiDump | None = None
+    smi: tuple[SmiDump, ...] = ()
     links: tuple[LinkDump, ...] = ()
     topology: Topology | None = None
     p2p: Mapping[str, dict[Pair, P2pStatus]] = {}
@@ -61,6 +63,9 @@ class Reader(msgspec.Struct, frozen=True):
     ending the block. Blank lines are kept inside of a block.
     `after` is asked with the command of a prompt ("ulimit -a"): if it is true, the lines below it are this reader's
     even if none of them `begins` it. `read` may raise SourceError, with the place in the block only.
+    `restarts(line)` is true for a line that can stand in such a text once only: there a new block of the same reader
+    begins. With `until`, every line belongs to the block, up to the first for which it is true, whatever `goes_on`
+    says; a line that begins another reader's text, and is no markup, still ends it.
     A reader with `in_pieces` has lines that mean the same alone as together (a log): a long block is read in pieces.
     """
 
@@ -69,4 +74,6 @@ class Reader(msgspec.Struct, frozen=True):
     goes_on: Callable[[str], object]
     read: Callable[[Block], Part]
     after: Callable[[str], object] | None = None
+    restarts: Callable[[str], object] | None = None
+    until: Callable[[str], object] | None = None
     in_pieces: bool = False
