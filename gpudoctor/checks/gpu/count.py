@@ -16,12 +16,14 @@ from gpudoctor.checks.core.finding import (
     Found,
     Subject,
     fail,
+    of_gpu,
     ok,
     skip,
     unknown,
     unread,
     warn,
 )
+from gpudoctor.checks.core.readings import told_by_driver
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.scope import confined, shown_count, slurm_gave
 from gpudoctor.checks.core.sight import Unseen, bus_gpus, unseen
@@ -41,7 +43,7 @@ def count(case: Case) -> Iterator[Finding]:
     """PCI bus, driver and expectation must agree; a smaller scope is said, not failed."""
     node = case.node
     said = known(node.driver.device_count)
-    shown = said if said is not None else len(node.gpus) or None
+    shown = said if said is not None else sum(told_by_driver(node, gpu) for gpu in node.gpus) or None
     code = node.driver.init_code
     refused = tuple(_not_started(case))
     if shown is None:
@@ -88,10 +90,11 @@ def _not_started(case: Case) -> Iterator[Finding]:
     """GPUs that the kernel log says are off the bus or did not start, and that the driver does not show."""
     if case.node.driver.init_code == INIT_OK and known(case.node.driver.device_count) is None and case.node.gpus:
         return  # a dump that shows some of the GPUs only
+    by_bus = {gpu.bus_id: gpu for gpu in case.node.gpus}
     for bus_id, told in not_started(case.node).items():
         lines = [e.text[:300] for e in known(case.node.kernel_log.events) or () if e.bus_id == bus_id]
         yield fail(
-            Subject(kind="gpu", bus_id=bus_id),
+            of_gpu(by_bus[bus_id]) if bus_id in by_bus else Subject(kind="gpu", bus_id=bus_id),
             f"{told.words}: the driver does not show it",
             "every GPU on the bus starts with the driver",
             *(Evidence("kernel log", line) for line in lines[-2:]),

@@ -24,6 +24,7 @@ from gpudoctor.checks.core.finding import (
     unknown,
     unread,
 )
+from gpudoctor.checks.core.readings import told_by_driver
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.trust import narrowed
 from gpudoctor.checks.core.xid_codes import SXID_THERMAL, Bucket, sxid_fatal
@@ -66,7 +67,7 @@ def xids(case: Case) -> Iterator[Finding]:
     by_bus = _by_bus(log.events)
     since = _since(case, log)
     for gpu in case.gpus:
-        judged = judge_events(by_bus.pop(gpu.bus_id, []), gpu)
+        judged = judge_events(by_bus.pop(gpu.bus_id, []), gpu, told_by_driver(case.node, gpu))
         if judged:
             yield _finding(of_gpu(gpu), judged, notes)
         elif not log.truncated:
@@ -140,7 +141,7 @@ def _elsewhere(
     why = narrowed(case) or case.scope_reason
     for bus, events in by_bus.items():
         judged = judge_events(events, None)
-        if bus is None and case.node.gpus:
+        if bus is None and any(told_by_driver(case.node, gpu) for gpu in case.node.gpus):
             # GPUs that the driver shows have started; one that it does not show is gpu.count's
             judged = [
                 msgspec.structs.replace(item, bucket="watch") if start_failed(item.event) else item for item in judged

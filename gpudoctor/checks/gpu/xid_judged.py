@@ -32,7 +32,7 @@ class Judged(msgspec.Struct, frozen=True):
     advice: str
 
 
-def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None) -> list[Judged]:
+def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None, starts: bool = True) -> list[Judged]:
     """Worst first. A GPU that asks for no recovery now was reset since its resettable errors.
 
     The last Xid 154 is the authority: "(None)" settles everything before it, anything else
@@ -43,7 +43,7 @@ def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None) -> list[Judged]
     fit_now = gpu is not None and not untrusted(gpu) and known(gpu.recovery_action) == "none"
     judged = []
     for position, event in enumerate(events):
-        item = _classify(event, gpu)
+        item = _classify(event, gpu, starts)
         if item is None:
             continue
         settled = position < settled_before
@@ -67,13 +67,13 @@ def _target(event: KernelEvent) -> int | None:
     return int(found[1], 16) if found else None
 
 
-def _classify(event: KernelEvent, gpu: Gpu | None) -> Judged | None:
+def _classify(event: KernelEvent, gpu: Gpu | None, starts: bool) -> Judged | None:
     if event.kind != "xid":
         told = meaning(event)
         if told is None:
             return None
         # a GPU that the driver shows has started since
-        started = told.not_started and event.kind != "off-bus" and gpu is not None and not untrusted(gpu)
+        started = starts and told.not_started and event.kind != "off-bus" and gpu is not None and not untrusted(gpu)
         return Judged(event, "watch" if started else told.bucket, told.words, told.advice)
     if event.code is None:
         return Judged(event, "unknown", "an Xid without a code", xid(0).advice)
