@@ -1,4 +1,4 @@
-"""Are the compute GPUs alike?"""
+"""gpu.identical: are the compute GPUs alike?"""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gpudoctor.profiles.peers import majority
 
 
 class Attribute(msgspec.Struct, frozen=True):
-    """What should be the same; `grave` where a difference makes every step wait for the slowest."""
+    """What should be the same; `grave` if a difference makes every step wait for the slowest."""
 
     words: str
     read: Callable[[Gpu], Hashable]
