@@ -1,4 +1,4 @@
-"""The errors that NVLinks count: lifetime counts, so only what stands far above the peers is said."""
+"""nvlink.errors: does an NVLink count errors out of line with its peers? Lifetime counts alone are no verdict."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ _PEERS_RATIO = Limit(
 def errors(case: Case) -> Iterator[Finding]:
     """Warn of a GPU whose lifetime counts stand far above its peers'; a rate needs two samples under load."""
     totals = {gpu.index: _totals(gpu) for gpu in case.gpus}
-    for gpu in case.gpus:
-        stop = not_judged(case, gpu)
-        yield stop if stop is not None else _errors_of(case, gpu, totals)
+    yield from (not_judged(case, gpu) or _errors_of(case, gpu, totals) for gpu in case.gpus)
 
 
 def _errors_of(case: Case, gpu: Gpu, of_all: Mapping[int, Mapping[str, int]]) -> Finding:
@@ -69,8 +67,8 @@ def _errors_of(case: Case, gpu: Gpu, of_all: Mapping[int, Mapping[str, int]]) ->
 
 
 def _totals(gpu: Gpu) -> dict[str, int]:
-    """What its links have counted together, of each kind that any of them tells."""
+    """What its links have counted together, of each kind that any of them counts."""
     links = real_links(gpu)
     counted = {kind: [known(getattr(link, kind)) for link in links] for kind in _KINDS}
-    told = {kind: [count for count in counts if count is not None] for kind, counts in counted.items()}
-    return {kind: sum(counts) for kind, counts in told.items() if counts}
+    known_counts = {kind: [count for count in counts if count is not None] for kind, counts in counted.items()}
+    return {kind: sum(counts) for kind, counts in known_counts.items() if counts}
