@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import Finding, Subject, of_gpu, unknown, unread
+from gpudoctor.checks.core.finding import Finding, unknown, unread
+from gpudoctor.checks.core.subject import Subject, of_gpu
 from gpudoctor.checks.core.trust import untrusted
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known

@@ -8,15 +8,12 @@ from typing import NamedTuple
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import (
-    NODE,
     Advice,
     Evidence,
     Expected,
     Finding,
     Found,
-    Subject,
     fail,
-    of_gpu,
     ok,
     skip,
     unknown,
@@ -24,6 +21,7 @@ from gpudoctor.checks.core.finding import (
     warn,
 )
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.facts.deadlines import START
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Driver, Unanswered

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Expected, Finding, fail, ok, unread
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, fail, ok, unread
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.driver.loaded import INIT_VERSION_MISMATCH, init_evidence
 from gpudoctor.facts.model.missing import Missing, known
 

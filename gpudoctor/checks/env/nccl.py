@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Finding, Status, fail, ok, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Status, fail, ok, unread, warn
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, Variable
 
@@ -153,70 +154,32 @@ def _files(environment: Environment) -> Iterator[Finding]:
             yield _bad(judge, variable, " names no file that exists", "a file that exists, or not set", likely)
 
 
-# (names, values that cost; ON: any that switches it on, ANY: any at all; what is expected, what it costs)
-_ON, _ANY = ("on",), ("any",)
-_COSTLY = (
-    (
-        ("NCCL_DEBUG",),
-        ("INFO", "TRACE"),
-        "WARN, VERSION or not set",
-        "debugging output left on: it floods logs and slows start-up",
-    ),
-    (
-        ("CUDA_LAUNCH_BLOCKING",),
-        _ON,
-        "0, or not set",
-        "every kernel launch waits for the GPU: computing and communication cannot overlap",
-    ),
-    (
-        ("TORCH_NCCL_BLOCKING_WAIT",),
-        _ON,
-        "0, or not set",
-        "collectives block the process, and no watchdog ends a hung one",
-    ),
-    (
-        ("TORCH_DISTRIBUTED_DEBUG",),
-        ("DETAIL",),
-        "OFF, INFO or not set",
-        "every collective is checked against the other ranks first",
-    ),
-    (
-        ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NCCL_PROFILER_PLUGIN"),
-        _ANY,
-        "not set outside profiling",
-        "a profiler is loaded into every process",
-    ),
-    (
-        ("NCCL_ALGO",),
-        _ANY,
-        "not set: NCCL chooses",
-        "NCCL may not choose the algorithm that is best for a message size",
-    ),
-    (
-        ("NCCL_PROTO",),
-        _ANY,
-        "not set: NCCL chooses",
-        "NCCL may not choose the protocol that is best for a message size",
-    ),
-)
-
-
 def _left_on(environment: Environment) -> Iterator[Finding]:
-    for names, values, expected, cost in _COSTLY:
-        for name in names:
-            variable = environment.variable(name)
-            if variable is None:
-                continue
-            value = variable.value.strip()
-            costs = (
-                value
-                if values is _ANY
-                else _switched_on(environment, name)
-                if values is _ON
-                else value.upper() in values
-            )
-            if costs:
-                yield _bad(warn, variable, f": {cost}", expected, "left over from debugging")
+    def costly(variable: Variable, expected: str, cost: str) -> Finding:
+        return _bad(warn, variable, f": {cost}", expected, "left over from debugging")
+
+    debug = environment.variable("NCCL_DEBUG")
+    if debug is not None and debug.value.strip().upper() in ("INFO", "TRACE"):
+        yield costly(debug, "WARN, VERSION or not set", "debugging output left on: it floods logs and slows start-up")
+    for name, cost in (
+        ("CUDA_LAUNCH_BLOCKING", "every kernel launch waits for the GPU: computing and communication cannot overlap"),
+        ("TORCH_NCCL_BLOCKING_WAIT", "collectives block the process, and no watchdog ends a hung one"),
+    ):
+        if variable := _switched_on(environment, name):
+            yield costly(variable, "0, or not set", cost)
+    detail = environment.variable("TORCH_DISTRIBUTED_DEBUG")
+    if detail is not None and detail.value.strip().upper() == "DETAIL":
+        yield costly(detail, "OFF, INFO or not set", "every collective is checked against the other ranks first")
+    profiled = ("not set outside profiling", "a profiler is loaded into every process")
+    forced = "NCCL may not choose the {} that is best for a message size"
+    for name, expected, cost in (
+        *((name, *profiled) for name in ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NCCL_PROFILER_PLUGIN")),
+        ("NCCL_ALGO", "not set: NCCL chooses", forced.format("algorithm")),
+        ("NCCL_PROTO", "not set: NCCL chooses", forced.format("protocol")),
+    ):
+        variable = environment.variable(name)
+        if variable is not None and variable.value.strip():
+            yield costly(variable, expected, cost)
 
 
 def _launcher(environment: Environment) -> Iterator[Finding]:

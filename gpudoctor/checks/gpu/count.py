@@ -6,13 +6,11 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import (
-    NODE,
     Advice,
     Evidence,
     Expected,
     Finding,
     Found,
-    Subject,
     fail,
     ok,
     skip,
@@ -23,6 +21,7 @@ from gpudoctor.checks.core.finding import (
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.scope import confined, shown_count, slurm_gave
 from gpudoctor.checks.core.sight import Unseen, bus_gpus, unseen
+from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.checks.core.trust import denied, narrowed
 from gpudoctor.checks.driver.loaded import INIT_OK, pci_gpus
 from gpudoctor.facts.model.missing import Missing, known

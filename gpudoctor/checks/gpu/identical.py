@@ -7,21 +7,9 @@ from collections.abc import Callable, Hashable, Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    fail,
-    of_gpu,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, fail, ok, skip, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.core.trust import untrusted
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -52,12 +40,7 @@ _BOARD = (
 _MEMORY_PCT = Limit(3, "%", "equal boards differ by less; ECC on GDDR memory takes about 6 %", name="memory_pct")
 
 
-@check(
-    "gpu.identical",
-    title="The compute GPUs are alike",
-    impact="unequal-gpus",
-    limits=(_MEMORY_PCT,),
-)
+@check("gpu.identical", title="The compute GPUs are alike", impact="unequal-gpus", limits=(_MEMORY_PCT,))
 def identical(case: Case) -> Iterator[Finding]:
     """Compare each attribute with the majority; name the odd one out, or both sides of a tie."""
     gpus: list[Gpu] = []

@@ -6,9 +6,10 @@ import math
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import each_gpu, first_unread
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, of_gpu, ok, skip, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
 from gpudoctor.checks.core.gpu_use import UNSEEN_MIB, use_of_gpu
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.checks.core.trust import hidden
 from gpudoctor.facts.model.gpu import Gpu, GpuProcess
 from gpudoctor.facts.model.missing import Missing, known

@@ -8,15 +8,12 @@ from collections.abc import Iterator
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.each_gpu import first_failed
 from gpudoctor.checks.core.finding import (
-    NODE,
     Advice,
     Evidence,
     Expected,
     Finding,
     Found,
-    Subject,
     fail,
-    of_gpu,
     ok,
     skip,
     unknown,
@@ -26,6 +23,7 @@ from gpudoctor.checks.core.finding import (
 from gpudoctor.checks.core.readings import says_nothing, unreadable
 from gpudoctor.checks.core.recovery_actions import RECOVERY_ACTIONS, RecoveryAction
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.core.trust import denied
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import each_gpu, same_model
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, of_gpu, ok, skip, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -14,12 +15,7 @@ from gpudoctor.profiles.peers import majority
 _SHARE_PCT = Limit(1, "%", "rounding of the limit by the driver", name="share_pct")
 
 
-@check(
-    "gpu.power-limit",
-    title="No GPU is capped below its default power",
-    impact="slow-gpu",
-    limits=(_SHARE_PCT,),
-)
+@check("gpu.power-limit", title="No GPU is capped below its default power", impact="slow-gpu", limits=(_SHARE_PCT,))
 @each_gpu
 def power_limit(case: Case, gpu: Gpu) -> Finding:
     """Compare the enforced limit with the GPU's default, and with its peers; a cap only ever warns."""

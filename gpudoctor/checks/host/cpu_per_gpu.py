@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unread, warn
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.host.ram_per_gpu import OURS, gpus_in_words, not_told
 from gpudoctor.facts.model.missing import Missing, known
 
@@ -28,12 +17,7 @@ _WARN_CPUS = Limit(
 )
 
 
-@check(
-    "host.cpu-per-gpu",
-    title="There are enough CPUs for each GPU",
-    needs_gpu=False,
-    limits=(_FAIL_CPUS, _WARN_CPUS),
-)
+@check("host.cpu-per-gpu", title="There are enough CPUs for each GPU", needs_gpu=False, limits=(_FAIL_CPUS, _WARN_CPUS))
 def cpu_per_gpu(case: Case) -> Iterator[Finding]:
     """Judge the CPUs this process may use, by affinity and by cgroup quota, whichever is less."""
     host = case.node.host

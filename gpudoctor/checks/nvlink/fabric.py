@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import each_gpu, first_failed
 from gpudoctor.checks.core.finding import (
-    NODE,
     Advice,
     Evidence,
     Expected,
@@ -18,13 +17,13 @@ from gpudoctor.checks.core.finding import (
     Found,
     Status,
     fail,
-    of_gpu,
     ok,
     skip,
     unread,
     warn,
 )
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.nvlink.link_state import links_up
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known

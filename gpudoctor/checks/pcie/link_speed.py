@@ -11,7 +11,6 @@ from gpudoctor.checks.core.finding import (
     Finding,
     Found,
     fail,
-    of_gpu,
     ok,
     skip,
     unknown,
@@ -19,6 +18,7 @@ from gpudoctor.checks.core.finding import (
     warn,
 )
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.checks.pcie.link_state import generation_reachable, hidden_bridges, idling, on_c2c, rates_gb_s
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known

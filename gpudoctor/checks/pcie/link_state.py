@@ -6,7 +6,8 @@ import re
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.each_gpu import passed_through
-from gpudoctor.checks.core.finding import Finding, of_gpu, skip, unread
+from gpudoctor.checks.core.finding import Finding, skip, unread
+from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.pcie_generations import link_gb_s

@@ -13,9 +13,7 @@ from gpudoctor.checks.core.finding import (
     Expected,
     Finding,
     Found,
-    Subject,
     fail,
-    of_gpu,
     ok,
     skip,
     unknown,
@@ -23,6 +21,7 @@ from gpudoctor.checks.core.finding import (
     warn,
 )
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import Subject, of_gpu
 from gpudoctor.checks.core.trust import untrusted
 from gpudoctor.checks.pcie.link_state import bridges_not_judged, describe, names_of, on_c2c, rates_gb_s
 from gpudoctor.facts.model.gpu import Gpu, PcieHop

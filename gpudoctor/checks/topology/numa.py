@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.each_gpu import each_gpu
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, of_gpu, ok, skip, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, ok, skip, unread, warn
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import NumaNode
