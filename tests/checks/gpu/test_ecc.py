@@ -1,4 +1,4 @@
-"""gpu.ecc and gpu.memory-repair, and what holds for every check of a GPU's health."""
+"""gpu.ecc: uncorrected and corrected memory errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from gpudoctor.checks.core.case import Case
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.profiles.profile import GpuModel, Profile
 from tests.checks.gpu_nodes import (
-    DENIED,
     FAILED,
     UNSUPPORTED,
     eight,
@@ -24,35 +23,6 @@ from tests.checks.gpu_nodes import (
 )
 
 ABSENT = Missing("not in this capture")
-
-
-@pytest.mark.parametrize(
-    ("check", "essential"),
-    [
-        ("gpu.ecc", "ecc__uncorrected_volatile"),
-        ("gpu.throttle", "clocks__event_reasons"),
-        ("gpu.temperature", "thermal__gpu_c"),
-        ("gpu.power-limit", "power__limit_w"),
-    ],
-)
-@pytest.mark.parametrize(("missing", "expected"), [(ABSENT, "skip"), (DENIED, "skip"), (FAILED, "unknown")])
-def test_without_its_essential_fact_a_check_never_passes(
-    check: str, essential: str, missing: Missing, expected: str
-) -> None:
-    assert status(check, node(h100(**{essential: missing}))) == expected
-
-
-@pytest.mark.parametrize(
-    "check",
-    ["gpu.ecc", "gpu.memory-repair", "gpu.throttle", "gpu.temperature", "gpu.power-limit", "gpu.clocks"],
-)
-def test_every_healthy_gpu_passes_by_name(check: str) -> None:
-    found = findings(check, eight())
-    assert [(f.subject.gpu, f.status.value) for f in found] == [(i, "pass") for i in range(8)]
-    assert all(text(f) for f in found)
-
-
-# gpu.ecc
 
 
 def test_one_uncorrected_error_fails_the_gpu_that_has_it() -> None:
@@ -110,48 +80,3 @@ def test_ecc_off_on_a_model_that_always_has_it_warns(uncertain: tuple[str, ...],
     profile = Profile("hgx-h100-8", "GPU name", gpu=model)
     subject = node(h100(ecc__enabled=False, ecc__pending=False))
     assert status("gpu.ecc", Case(node=subject, profile=profile)) == expected
-
-
-# gpu.memory-repair
-
-
-@pytest.mark.parametrize(
-    ("leaves", "expected", "words"),
-    [
-        ({"remap_failed": True}, "fail", "could not be remapped"),
-        ({"unrepairable": True}, "fail", "cannot be repaired"),
-        ({"retired_single_bit": 50, "retired_double_bit": 13}, "fail", "63 memory pages"),
-        ({"retired_single_bit": 50, "retired_double_bit": 12}, "pass", "62 pages retired"),
-        ({"remap_pending": True}, "warn", "row remap waits"),
-        ({"retirement_pending": True}, "warn", "page retirement waits"),
-        ({"channel_repair_pending": True, "tpc_repair_pending": True}, "warn", "channel repair and TPC repair"),
-        ({"remapped_uncorrected": 512}, "warn", "512 rows"),
-        ({"remapped_uncorrected": 511}, "pass", "511 rows remapped"),
-        ({"retired_double_bit": 15}, "warn", "15 pages"),
-        ({"banks_no_spare": 1}, "warn", "1 memory bank with no spare"),
-        ({"remapped_corrected": 1}, "pass", "1 row remapped"),
-    ],
-)
-def test_memory_repair_waits_wears_or_fails(leaves: dict[str, Any], expected: str, words: str) -> None:
-    found = findings("gpu.memory-repair", node(h100(**{f"memory_repair__{k}": v for k, v in leaves.items()})))
-    assert [f.status.value for f in found] == [expected]
-    assert words in text(found[0])
-
-
-def test_a_failed_remap_is_told_once_though_its_bank_has_no_spares() -> None:
-    finding = only("gpu.memory-repair", eight(memory_repair__remap_failed=True, memory_repair__banks_no_spare=1))
-    assert (finding.status.value, finding.subject.gpu) == ("fail", 5)
-
-
-@pytest.mark.parametrize(
-    ("leaves", "expected"),
-    [
-        ({"remap_failed": UNSUPPORTED, "remap_pending": UNSUPPORTED}, "skip"),
-        ({"remap_failed": UNSUPPORTED, "remap_pending": UNSUPPORTED, "retired_double_bit": 0}, "pass"),
-        ({"remap_failed": FAILED}, "unknown"),
-        ({"remap_pending": FAILED}, "unknown"),
-    ],
-)
-def test_a_model_repairs_rows_or_retires_pages_or_neither(leaves: dict[str, Any], expected: str) -> None:
-    subject = node(h100(**{f"memory_repair__{k}": v for k, v in leaves.items()}))
-    assert status("gpu.memory-repair", subject) == expected
