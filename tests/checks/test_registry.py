@@ -41,7 +41,7 @@ def test_a_second_check_under_one_id_is_refused() -> None:
     ("words", "expected"),
     [
         (["gpu.ecc"], {"gpu.ecc"}),
-        (["host"], {"host.ram-per-gpu", "host.cpu-per-gpu", "host.shm", "host.limits"}),
+        (["topology"], {"topology.numa"}),
         (["*.link-*"], {"pcie.link-width", "pcie.link-speed"}),
     ],
 )
