@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from gpudoctor.checks.collective.bandwidth import CORRECT, size_text
+from gpudoctor.checks.collective.correct import CORRECT, size_text
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import (
     NODE,
