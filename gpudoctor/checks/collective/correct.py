@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Expected, Finding, fail, ok, skip, unread
 from gpudoctor.checks.core.probe_outcome import (
     absent,
@@ -38,7 +39,16 @@ class _Wrong(msgspec.Struct, frozen=True):
 
 
 @check(
-    CORRECT, title="Sums over all ranks are exactly right", impact="wrong-results", level="standard", needs_gpu=False
+    CORRECT,
+    title="Sums over all ranks are exactly right",
+    impact="wrong-results",
+    level="standard",
+    needs_gpu=False,
+    explains=(
+        Explains(("collective.bandwidth", "train.sync", "train.scaling"), anywhere=True),
+        Explains(("collective.*", "link.*", "compute.*", "train.*", "burn.*"), anywhere=True, gaps=True),
+        Explains(("strategy.*",), anywhere=True, after=("compute.exact",)),
+    ),
 )
 def correct(case: Case) -> Iterator[Finding]:
     """Fail every rank whose result is wrong or whose part is missing; a hung or dead rank too."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Finding, Found, fail, ok, unknown
 from gpudoctor.checks.core.peer_ranks import by_model, silent
 from gpudoctor.checks.core.probe_outcome import (
@@ -33,7 +34,18 @@ _ON_CPUS = (
 
 
 @check(
-    EXACT, title="Equal work gives equal bits on every device", impact="wrong-results", level="full", needs_gpu=False
+    EXACT,
+    title="Equal work gives equal bits on every device",
+    impact="wrong-results",
+    level="full",
+    needs_gpu=False,
+    explains=(
+        "compute.pattern",
+        "train.sync",
+        "collective.correct",
+        "strategy.*",
+        Explains(("compute.*", "train.*", "burn.*"), anywhere=True, gaps=True),
+    ),
 )
 def exact(case: Case) -> Iterator[Finding]:
     """Fail the rank whose repeats differ, and the one that differs from most of its model; a dead or hung rank too."""

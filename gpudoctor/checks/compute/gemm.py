@@ -44,6 +44,10 @@ _PEAK_WARN_SHARE = Limit(
         _ACHIEVED_FAIL_SHARE,
         _PEAK_WARN_SHARE,
     ),
+    explains=(
+        "train.balance",
+        "burn.drift",
+    ),
 )
 def gemm(case: Case) -> Iterator[Finding]:
     """Judge the first type measured (bf16, or fp16 before Ampere) by the siblings and by what is known of the model."""

@@ -12,7 +12,6 @@ from gpudoctor.checks.core.finding import NODE, WORST_FIRST, Finding, Status, Su
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.checks.core.runner import CheckResult
 
-
 # Checks of the whole node that add up single GPUs, so that one bad GPU may be all there is to them
 SUMS = ("env.*", *PROBES, "pcie.balance", "nvlink.topology")
 

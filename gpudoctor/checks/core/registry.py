@@ -77,7 +77,7 @@ def check(
     """
     explains = tuple(explains)
     plain = tuple(each for each in explains if isinstance(each, str))
-    declared = (*([Explains(plain)] if plain else []), *(each for each in explains if isinstance(each, Explains)))
+    declared = (*(each for each in explains if isinstance(each, Explains)), *([Explains(plain)] if plain else []))
     if isinstance(limits, Mapping):
         limits = [msgspec.structs.replace(limit, name=name) for name, limit in limits.items()]
     by_name = {limit.name: limit for limit in limits or ()}

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.peer_ranks import against_others, by_model, silent, strangers
 from gpudoctor.checks.core.probe_outcome import absent, judged_problems, problems_of, rank_gpu, rank_subject
@@ -56,6 +57,10 @@ _PEER_FAIL_SHARE = Limit(0.60, "of the others' median", "gpudoctor's own choice"
     level="full",
     needs_gpu=False,
     limits=(_WARN_SHARE, _FAIL_SHARE, _VM_FAIL_SHARE, _PEER_WARN_SHARE, _PEER_FAIL_SHARE),
+    explains=(
+        "link.peer",
+        Explains(("link.*", "compute.*", "train.*", "burn.*"), anywhere=True, gaps=True),
+    ),
 )
 def host(case: Case) -> Iterator[Finding]:
     """Judge the slower direction of each GPU, copying alone, by its link and by its peers on equal links."""

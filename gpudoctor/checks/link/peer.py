@@ -73,6 +73,10 @@ _CLASS_FAIL_SHARE = Limit(
     level="full",
     needs_gpu=False,
     limits=(_NVLINK_WARN_SHARE, _NVLINK_FAIL_SHARE, _CLASS_WARN_SHARE, _CLASS_FAIL_SHARE),
+    explains=(
+        "collective.pairs",
+        "collective.bandwidth",
+    ),
 )
 def peer(case: Case) -> Iterator[Finding]:
     """Fail wrong data and closed NVLink paths; judge the rate by the NVLinks' line rate and by alike pairs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Finding
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy
@@ -16,6 +17,7 @@ from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy
     level="full",
     needs_gpu=False,
     limits=(FP32_ERROR,),
+    explains=(Explains(("strategy.*",), anywhere=True, gaps=True),),
 )
 def ddp(case: Case) -> Iterator[Finding]:
     """Fail where losses or weights deviate, at once or with gradients accumulated over four micro-batches."""

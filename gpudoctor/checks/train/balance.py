@@ -50,6 +50,10 @@ _LIMITS = (_WARN_RATIO, _FAIL_RATIO, _EXCESS_MS, _LAST_IN_SHARE, _DATA_EXCESS_MS
     level="standard",
     needs_gpu=False,
     limits=_LIMITS,
+    explains=(
+        "train.scaling",
+        "train.utilization",
+    ),
 )
 def balance(case: Case) -> Iterator[Finding]:
     """Name the rank whose compute or data time stands out, with its cause where facts show one."""
