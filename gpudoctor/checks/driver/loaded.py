@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.explains import PROBES, VIEWS, Explains
 from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
@@ -46,7 +47,15 @@ def pci_gpus(node: Node) -> tuple[PciDevice, ...] | Missing:
     return tuple(d for d in devices if d.pci_class.lower().removeprefix("0x")[:4] in ("0300", "0302"))
 
 
-@check("driver.loaded", title="The NVIDIA driver is loaded and its library initialises", needs_gpu=False)
+@check(
+    "driver.loaded",
+    title="The NVIDIA driver is loaded and its library initialises",
+    needs_gpu=False,
+    explains=(
+        Explains(("driver.*", "gpu.count", "gpu.lost", "env.cuda-visible-devices", *VIEWS, *PROBES), anywhere=True),
+        Explains(("gpu.*", "nvlink.*"), anywhere=True, gaps=True),
+    ),
+)
 def loaded(case: Case) -> Iterator[Finding]:
     """Pass only where NVML's own initialisation succeeded."""
     driver = case.node.driver
@@ -165,7 +174,13 @@ def _not_loaded(case: Case) -> Finding:
 
 
 @check(
-    "driver.version-match", title="The driver's kernel module and user library are the same version", needs_gpu=False
+    "driver.version-match",
+    title="The driver's kernel module and user library are the same version",
+    needs_gpu=False,
+    explains=(
+        Explains(("driver.*", "gpu.count", "gpu.lost", *VIEWS), anywhere=True),
+        Explains(("gpu.*",), anywhere=True, gaps=True),
+    ),
 )
 def version_match(case: Case) -> Iterator[Finding]:
     """Fail on NVML's own refusal (18), or where the two versions differ."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import VIEWS
 from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
@@ -49,6 +50,14 @@ _HUNG_START_S = Limit(START.seconds, "s", START.source, name="hung_start_s")
     impact="no-work",
     needs_gpu=False,
     limits=(_INIT_S, _WAKE_S, _CALL_S, _HUNG_START_S),
+    explains=(
+        "driver.loaded",
+        "gpu.*",
+        "pcie.*",
+        "nvlink.*",
+        "topology.*",
+        *VIEWS,
+    ),
 )
 def responsive(case: Case) -> Iterator[Finding]:
     """Fail for each call that did not return; warn where the driver is slow."""

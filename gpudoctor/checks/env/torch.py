@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import ENDS, Explains
 from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
@@ -45,6 +46,10 @@ _SLOW_IMPORT_S = Limit(
     title="torch fits the driver and sees every GPU it may use",
     level="standard",
     limits=(_OLDEST_VERSION, _SLOW_IMPORT_S),
+    explains=(
+        Explains(("env.frameworks",), anywhere=True),
+        Explains(("collective.*", "train.*", "strategy.*"), anywhere=True, found=ENDS),
+    ),
 )
 def torch_build(case: Case) -> Iterator[Finding]:
     """Judge the build of torch against the driver, and what it saw against the GPUs."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import PROBES, RESETS, VIEWS, Explains
 from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
@@ -27,6 +28,7 @@ from gpudoctor.checks.core.readings import says_nothing, unreadable
 from gpudoctor.checks.core.recovery_actions import RECOVERY_ACTIONS, RecoveryAction
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.trust import denied, untrusted
+from gpudoctor.checks.core.xid_codes import MEMORY_CODES
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -53,7 +55,19 @@ def _lost_advice() -> list[Advice]:
     ]
 
 
-@check("gpu.lost", title="No GPU is lost or needs a reset", impact="no-work")
+@check(
+    "gpu.lost",
+    title="No GPU is lost or needs a reset",
+    impact="no-work",
+    explains=(
+        "gpu.*",
+        "pcie.*",
+        "nvlink.*",
+        "topology.*",
+        *VIEWS,
+        *PROBES,
+    ),
+)
 def lost(case: Case) -> Iterator[Finding]:
     """Judge each GPU's driver errors and the recovery it asks for; a GPU that said nothing is no pass."""
     told = {gpu.bus_id for gpu in case.gpus if condemning(gpu)}
@@ -158,6 +172,17 @@ _SRAM_UNCORRECTED_LIFETIME = Limit(
     title="No uncorrected memory errors since the driver was loaded",
     impact="wrong-results",
     limits=(_UNCORRECTED, _CORRECTED, _SRAM_UNCORRECTED_LIFETIME),
+    explains=(
+        "gpu.memory-repair",
+        "train.sync",
+        "collective.correct",
+        "compute.exact",
+        "compute.pattern",
+        "burn.counters",
+        "strategy.*",
+        Explains(("gpu.lost",), found=RESETS),
+        Explains(("gpu.xid",), found=MEMORY_CODES),
+    ),
 )
 def ecc(case: Case) -> Iterator[Finding]:
     """Judge volatile counters and the SRAM threshold; lifetime counts are said, and judged for SRAM alone."""

@@ -57,6 +57,12 @@ _MEMORY_PCT = Limit(3, "%", "equal boards differ by less; ECC on GDDR memory tak
     title="The compute GPUs are alike",
     impact="unequal-gpus",
     limits=(_MEMORY_PCT,),
+    explains=(
+        "pcie.balance",
+        "nvlink.topology",
+        "train.memory",
+        "train.scaling",
+    ),
 )
 def identical(case: Case) -> Iterator[Finding]:
     """Compare each attribute with the majority; name the odd one out, or both sides of a tie."""

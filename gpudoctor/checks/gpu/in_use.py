@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import SPEEDS, VIEWS, Explains
 from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
@@ -29,7 +30,14 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import majority
 
 
-@check("gpu.settings", title="Settings of the GPUs let training run, and are the same on all")
+@check(
+    "gpu.settings",
+    title="Settings of the GPUs let training run, and are the same on all",
+    explains=(
+        Explains((*VIEWS, "collective.*", "train.*", "strategy.*"), because=("prohibited", "MIG")),
+        Explains(("gpu.identical",), because=("ECC", "MIG")),
+    ),
+)
 def settings(case: Case) -> Iterator[Finding]:
     """Compute mode, persistence, MIG and ECC mode; what a container cannot decide is not held against it."""
     gpus = []
@@ -208,6 +216,13 @@ _LEAKED_WITH_RESERVED_MIB = Limit(
     title="No other program uses the GPUs, and no memory is left behind",
     impact="memory-taken",
     limits=(_LEAKED_MIB, _LEAKED_WITH_RESERVED_MIB),
+    explains=(
+        "train.*",
+        "collective.bandwidth",
+        "collective.pairs",
+        "link.*",
+        *SPEEDS,
+    ),
 )
 def in_use(case: Case) -> Iterator[Finding]:
     """Name other compute processes; warn of memory in use that no listed process owns."""

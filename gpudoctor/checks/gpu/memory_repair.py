@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import RESETS, Explains
 from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
@@ -20,6 +21,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.core.xid_codes import MEMORY_CODES
 from gpudoctor.checks.gpu.ecc import reset_advice
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -56,6 +58,13 @@ _RETIRED_DOUBLE_BIT = Limit(15, "pages", "DCGM: double-bit retirements worth a l
     title="Memory repair is not waiting, not failed, and has spares left",
     impact="wrong-results",
     limits=(_REMAPPED_UNCORRECTED, _RETIRED_PAGES, _RETIRED_DOUBLE_BIT),
+    explains=(
+        "gpu.ecc",
+        "compute.memory",
+        Explains(("gpu.lost",), found=RESETS),
+        Explains(("gpu.xid",), found=MEMORY_CODES),
+        Explains(("compute.exact", "compute.pattern"), after=("gpu.ecc",)),
+    ),
 )
 def memory_repair(case: Case) -> Iterator[Finding]:
     """Row remapping (Ampere and newer) and page retirement (Volta and older); waiting repairs only warn."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import SPEEDS
 from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
@@ -38,6 +39,12 @@ _EQUAL_LOAD_PCT = Limit(15, "%", "of the peers' median power: more apart is not 
     title="No GPU is too hot",
     impact="slow-gpu",
     limits=(_OVER_PEERS_C, _EQUAL_LOAD_PCT),
+    explains=(
+        "gpu.throttle",
+        "gpu.clocks",
+        "train.balance",
+        *SPEEDS,
+    ),
 )
 def temperature(case: Case) -> Iterator[Finding]:
     """Against the GPU's own limits (absolute or as margins), its memory's, and its peers at equal load."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import SPEEDS
 from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
@@ -55,6 +56,12 @@ _LOAD_FAIL_PCT = Limit(
     title="No GPU is slowed down by heat or by its power supply",
     impact="slow-gpu",
     limits=(_THROTTLE_SHARE_PCT, _LOAD_WARN_PCT, _LOAD_FAIL_PCT),
+    explains=(
+        "gpu.clocks",
+        "gpu.temperature",
+        "train.balance",
+        *SPEEDS,
+    ),
 )
 def throttle(case: Case) -> Iterator[Finding]:
     """Test the harmful clock event bits, and the time spent slowed by the hardware."""
@@ -151,6 +158,13 @@ _POWER_LIMIT_SHARE_PCT = Limit(1, "%", "rounding of the limit by the driver", na
     title="No GPU is capped below its default power",
     impact="slow-gpu",
     limits=(_POWER_LIMIT_SHARE_PCT,),
+    explains=(
+        "gpu.identical",
+        "gpu.clocks",
+        "gpu.throttle",
+        "train.balance",
+        "compute.gemm",
+    ),
 )
 def power_limit(case: Case) -> Iterator[Finding]:
     """Compare the enforced limit with the GPU's default, and with its peers; a cap only ever warns."""
@@ -212,6 +226,12 @@ _BUSY_FROM_PCT = Limit(50, "%", "utilisation from which the clocks of this momen
     title="No GPU is locked to low clocks",
     impact="slow-gpu",
     limits=(_APPLICATION_PCT, _BUSY_PCT, _BUSY_FROM_PCT),
+    explains=(
+        "gpu.throttle",
+        "gpu.identical",
+        "train.balance",
+        *SPEEDS,
+    ),
 )
 def clocks(case: Case) -> Iterator[Finding]:
     """Judge the clock settings always, the clocks of this moment only on a GPU that is not idle."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import ENDS, Explains
 from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
@@ -156,6 +157,7 @@ _WARN_CPUS = Limit(
     title="There are enough CPUs for each GPU",
     needs_gpu=False,
     limits=(_FAIL_CPUS, _WARN_CPUS),
+    explains=(Explains(("train.balance", "train.scaling"), anywhere=True),),
 )
 def cpu_per_gpu(case: Case) -> Iterator[Finding]:
     """Judge the CPUs this process may use, by affinity and by cgroup quota, whichever is less."""
@@ -229,6 +231,10 @@ _WARN_MOST_MIB = Limit(8192, "MiB", _SHM, name="warn_most_mib")
     impact="costs",
     needs_gpu=False,
     limits=(_FAIL_WITHOUT_P2P_MIB, _FAIL_PER_GPU_MIB, _WARN_PER_GPU_MIB, _WARN_MOST_MIB),
+    explains=(
+        Explains(("collective.bandwidth", "train.scaling"), anywhere=True),
+        Explains(("collective.*", "train.*", "strategy.*"), anywhere=True, found=ENDS),
+    ),
 )
 def shared_memory(case: Case) -> Iterator[Finding]:
     """Fail where NCCL could not start, warn where data loaders would run out."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, of_gpu, ok, unread, warn
 from gpudoctor.checks.core.lifetime_counters import out_of_line
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.xid_codes import LINK_CODES
 from gpudoctor.checks.nvlink.link_state import not_judged, real_links
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -29,6 +31,12 @@ _PEERS_RATIO = Limit(
     title="No NVLink counts errors out of line with its peers",
     impact="slow-collectives",
     limits=(_FLOOR_ERRORS, _FLOOR_RECOVERIES, _PEERS_RATIO),
+    explains=(
+        "collective.bandwidth",
+        "collective.pairs",
+        "link.peer",
+        Explains(("gpu.xid",), found=LINK_CODES),
+    ),
 )
 def errors(case: Case) -> Iterator[Finding]:
     """Warn of a GPU whose lifetime counts stand far above its peers'; a rate needs two samples under load."""

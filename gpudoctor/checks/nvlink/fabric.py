@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import ENDS, Explains
 from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
@@ -22,6 +23,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.core.xid_codes import LINK_CODES
 from gpudoctor.checks.nvlink.link_state import links_up
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -40,6 +42,17 @@ _SETTLING_S = Limit(
     title="The NVSwitch fabric has registered every GPU and is healthy",
     impact="costs",
     limits=(_SETTLING_S,),
+    explains=(
+        "nvlink.links",
+        "nvlink.topology",
+        "nvlink.errors",
+        "collective.*",
+        "link.peer",
+        "train.scaling",
+        Explains(("train.sync",), found=ENDS),
+        Explains(("gpu.xid",), found=LINK_CODES),
+        Explains(("strategy.*",), found=ENDS, after=("gpu.ecc", "gpu.xid")),
+    ),
 )
 def fabric(case: Case) -> Iterator[Finding]:
     """Fail a GPU that the fabric has not taken in or serves badly; skip where there is no fabric."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
@@ -20,6 +21,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.core.xid_codes import LINK_CODES
 from gpudoctor.checks.nvlink.link_state import UP, links_up, model_of, not_judged, real_links
 from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing, known
@@ -39,6 +41,15 @@ _SPEED_SHARE = Limit(
     title="Every NVLink that should be up is up, at full speed",
     impact="slow-collectives",
     limits=(_BRIDGE_LINKS, _SPEED_SHARE),
+    explains=(
+        "nvlink.topology",
+        "nvlink.errors",
+        "collective.bandwidth",
+        "collective.pairs",
+        "link.peer",
+        "train.scaling",
+        Explains(("gpu.xid",), found=LINK_CODES),
+    ),
 )
 def links(case: Case) -> Iterator[Finding]:
     """Count each GPU's links that are up against the model's number, else against the peers'."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
@@ -23,6 +24,7 @@ from gpudoctor.checks.core.finding import (
 from gpudoctor.checks.core.lifetime_counters import out_of_line
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.core.xid_codes import BUS_CODES
 from gpudoctor.checks.pcie.link_state import generation_reachable, hidden_bridges, names_of, on_c2c, slot_above
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -160,6 +162,7 @@ _PEERS_RATIO = Limit(
     title="No GPU's PCIe link counts errors out of line with its peers",
     impact="costs",
     limits=(_FLOOR_ERRORS, _PEERS_RATIO),
+    explains=(Explains(("gpu.xid",), found=BUS_CODES),),
 )
 def errors(case: Case) -> Iterator[Finding]:
     """Fatal errors fail and non-fatal ones warn; corrected ones count only far above the peers'."""

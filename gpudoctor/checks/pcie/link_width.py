@@ -39,7 +39,19 @@ WIDTH = "nvmlDeviceGetCurrPcieLinkWidth"
 GENERATION = "nvmlDeviceGetCurrPcieLinkGeneration"
 
 
-@check("pcie.link-width", title="Every GPU uses all of its PCIe lanes", impact="slow-host-link")
+@check(
+    "pcie.link-width",
+    title="Every GPU uses all of its PCIe lanes",
+    impact="slow-host-link",
+    explains=(
+        "pcie.balance",
+        "collective.bandwidth",
+        "collective.pairs",
+        "link.*",
+        "train.balance",
+        "train.scaling",
+    ),
+)
 def link_width(case: Case) -> Iterator[Finding]:
     """Judge each link's lanes by the GPU's and the slot's maximum; where the slot is hidden, by its peers."""
     for gpu in case.gpus:
@@ -184,6 +196,14 @@ _BUSY_PCT = Limit(10, "percent", "below it a desktop's redraws look the same as 
     title="Every busy GPU runs its PCIe link at full generation",
     impact="slow-host-link",
     limits=(_BUSY_PCT,),
+    explains=(
+        "pcie.balance",
+        "collective.bandwidth",
+        "collective.pairs",
+        "link.*",
+        "train.balance",
+        "train.scaling",
+    ),
 )
 def link_speed(case: Case) -> Iterator[Finding]:
     """Judge each link's generation, but only where the link is not idling or already at its maximum."""

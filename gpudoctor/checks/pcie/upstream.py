@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
@@ -55,6 +56,11 @@ class Hop(msgspec.Struct, frozen=True):
     "pcie.upstream",
     title="Every link above the GPUs, up to the root, is at full width and speed",
     impact="slow-host-link",
+    explains=(
+        "collective.bandwidth",
+        "collective.pairs",
+        "link.*",
+    ),
 )
 def upstream(case: Case) -> Iterator[Finding]:
     """Name the first bad hop above each GPU, once per bridge with all the GPUs behind it."""
@@ -200,7 +206,12 @@ def _clean(gpu: Gpu) -> Finding:
     return ok(of_gpu(gpu), f"{len(links)} link(s) above at full width and speed")
 
 
-@check("pcie.acs", title="Nothing sends peer-to-peer traffic through the root complex", impact="costs")
+@check(
+    "pcie.acs",
+    title="Nothing sends peer-to-peer traffic through the root complex",
+    impact="costs",
+    explains=(Explains(("collective.*", "link.peer"), anywhere=True),),
+)
 def acs(case: Case) -> Iterator[Finding]:
     """Warn of ACS redirect above a GPU and of a translating IOMMU, on bare metal with several GPUs."""
     reason = _acs_does_not_matter(case)

@@ -13,7 +13,11 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import NumaNode
 
 
-@check("topology.numa", title="Every GPU has CPUs of this process near it")
+@check(
+    "topology.numa",
+    title="Every GPU has CPUs of this process near it",
+    explains=("link.host",),
+)
 def numa(case: Case) -> Iterator[Finding]:
     """Warn of a GPU on whose NUMA node this process may use no CPU. Never a failure: far still works."""
     for gpu in case.gpus:
