@@ -43,10 +43,18 @@ _BIT_ERROR_RATIO = 1e-12
 _LEAST_S = 60.0  # over less a few replays by chance would make a high rate
 
 
-_UNCORRECTED = Limit(0, "errors", "any uncorrected error killed or corrupted work (DCGM, GCM)", name="uncorrected")
-_CORRECTED = Limit(0, "errors", "under minutes of load a sound GPU corrects none (ours)", name="corrected")
+_UNCORRECTED = Limit(
+    0, "errors", "any uncorrected error killed or corrupted work (DCGM, GCM)", name="uncorrected", status="fail"
+)
+_CORRECTED = Limit(
+    0, "errors", "under minutes of load a sound GPU corrects none (ours)", name="corrected", status="warn"
+)
 _REPLAY_RATE = Limit(
-    1.0, "of the bit error rate allowed", "DCGM: 10^-12 a bit, PCI Express specification", name="replay_rate"
+    1.0,
+    "of the bit error rate allowed",
+    "DCGM: 10^-12 a bit, PCI Express specification",
+    name="replay_rate",
+    status="warn",
 )
 
 

@@ -24,13 +24,25 @@ _FAIL_SHARE = Limit(
     0.75, "of the expected", "gpudoctor's own choice: a lost link or lost in-switch sums", name="fail_share"
 )
 _NVLINK_SHARE = Limit(
-    0.60, "of the slowest NVLink path", "gpudoctor's own choice, without a profile's figure", name="nvlink_share"
+    0.60,
+    "of the slowest NVLink path",
+    "gpudoctor's own choice, without a profile's figure",
+    name="nvlink_share",
+    status="warn",
 )
 _PCIE_P2P_SHARE = Limit(
-    0.30, "of the slowest PCIe link", "gpudoctor's own; 20 of 32 GB/s seen on A100 PCIe", name="pcie_p2p_share"
+    0.30,
+    "of the slowest PCIe link",
+    "gpudoctor's own; 20 of 32 GB/s seen on A100 PCIe",
+    name="pcie_p2p_share",
+    status="warn",
 )
 _HOST_MEMORY_SHARE = Limit(
-    0.06, "of the slowest PCIe link", "gpudoctor's own; 5 GB/s seen on 8 RTX 4090", name="host_memory_share"
+    0.06,
+    "of the slowest PCIe link",
+    "gpudoctor's own; 5 GB/s seen on 8 RTX 4090",
+    name="host_memory_share",
+    status="warn",
 )
 LIMITS = (_WARN_SHARE, _FAIL_SHARE, _NVLINK_SHARE, _PCIE_P2P_SHARE, _HOST_MEMORY_SHARE)
 

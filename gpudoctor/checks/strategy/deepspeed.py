@@ -13,7 +13,9 @@ from gpudoctor.checks.strategy.memory_shares import judged_shares
 
 # what each stage of ZeRO divides of that which is there between two steps (arXiv:1910.02054, figure 1)
 _DIVIDED = {"zero-1": ("optimizer",), "zero-2": ("optimizer",), "zero-3": ("parameters", "optimizer")}
-_SHARE_EXCESS = Limit(0.25, "of the share", "DeepSpeed pads every share to the same length", name="share_excess")
+_SHARE_EXCESS = Limit(
+    0.25, "of the share", "DeepSpeed pads every share to the same length", name="share_excess", status="fail"
+)
 
 
 @check(

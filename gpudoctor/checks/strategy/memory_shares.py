@@ -10,7 +10,11 @@ from gpudoctor.checks.strategy.agreement import mib
 from gpudoctor.facts.model.measured_strategies import StrategyRun
 
 SHARE_EXCESS = Limit(
-    0.25, "of the share", "shares are rounded up to whole rows, which small models feel", name="share_excess"
+    0.25,
+    "of the share",
+    "shares are rounded up to whole rows, which small models feel",
+    name="share_excess",
+    status="fail",
 )
 # of what is divided, each rank has its share, rounded up to whole tensors (ZeRO) or rows (FSDP)
 _PARTS = {"parameters": "the weights", "gradients": "the gradients", "optimizer": "the optimizer's state"}

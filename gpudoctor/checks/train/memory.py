@@ -14,8 +14,12 @@ from gpudoctor.facts.model.missing import Missing
 MEMORY = "train.memory"
 
 
-_SPREAD_SHARE = Limit(0.02, "of the median", "equal work allocates equally; 2 % for fragmentation", name="spread_share")
-_SPREAD_MIB = Limit(256, "MiB", "gpudoctor's own choice: NCCL's buffers differ a little by rank", name="spread_mib")
+_SPREAD_SHARE = Limit(
+    0.02, "of the median", "equal work allocates equally; 2 % for fragmentation", name="spread_share", status="warn"
+)
+_SPREAD_MIB = Limit(
+    256, "MiB", "gpudoctor's own choice: NCCL's buffers differ a little by rank", name="spread_mib", status="warn"
+)
 
 
 @check(

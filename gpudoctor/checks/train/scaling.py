@@ -60,9 +60,9 @@ def efficiency_factors(training: Training, efficiency: float) -> EfficiencyFacto
     return EfficiencyFactors(concurrency, balance, efficiency / (concurrency * balance))
 
 
-_EFFICIENCY_2 = Limit(0.95, "efficiency", "rule of thumb: 2 GPUs 1.9 x", name="efficiency_2")
-_EFFICIENCY_4 = Limit(0.88, "efficiency", "rule of thumb: 4 GPUs 3.5 x", name="efficiency_4")
-_EFFICIENCY_8 = Limit(0.81, "efficiency", "rule of thumb: 8 GPUs 6.5 x", name="efficiency_8")
+_EFFICIENCY_2 = Limit(0.95, "efficiency", "rule of thumb: 2 GPUs 1.9 x", name="efficiency_2", status="warn")
+_EFFICIENCY_4 = Limit(0.88, "efficiency", "rule of thumb: 4 GPUs 3.5 x", name="efficiency_4", status="warn")
+_EFFICIENCY_8 = Limit(0.81, "efficiency", "rule of thumb: 8 GPUs 6.5 x", name="efficiency_8", status="warn")
 
 
 @check(

@@ -33,7 +33,9 @@ _CALL = "nvmlDeviceGetUtilizationRates"
 Watched = tuple[Gpu, GpuUnderLoad]
 
 
-_APART_PCT = Limit(20, "points", "from the others' median; NVML's figure itself jumps by 10 (ours)", name="apart_pct")
+_APART_PCT = Limit(
+    20, "points", "from the others' median; NVML's figure itself jumps by 10 (ours)", name="apart_pct", status="warn"
+)
 _LEAST_SAMPLES = Limit(5, "samples", "NVML's figure is a mean over up to 1 s: fewer say nothing", name="least_samples")
 
 
