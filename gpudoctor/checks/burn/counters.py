@@ -26,6 +26,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.probe_outcome import absent, rank_gpu
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.gpu.xid import xids
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measured_burn import Burn, GpuCounters
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
@@ -166,8 +167,6 @@ def _logged(case: Case, burn: Burn) -> list[Finding]:
     """What gpu.xid would say of the lines that came during the load, less its passes."""
     if isinstance(burn.kernel_events, Missing):
         return [unread(NODE, "kernel log of the load", burn.kernel_events)]
-    from gpudoctor.checks.gpu.xid import xids  # not at the top: the order of import is the order of the report
-
     # what the GPUs said before the load settles nothing that came after
     before = tuple(msgspec.structs.replace(gpu, recovery_action=NOT_READ) for gpu in case.node.gpus)
     log = KernelLog(events=burn.kernel_events, source=case.node.kernel_log.source)

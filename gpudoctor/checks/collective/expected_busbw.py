@@ -123,7 +123,7 @@ def _by_links(case: Case, gpus: list[Gpu], size_bytes: int) -> Bound | str:
     complete = len(pairs) == len(inside) * (len(inside) - 1) // 2
     if complete and all(known(p.p2p_read) == "OK" and known(p.path) in ("PIX", "PXB") for p in pairs):
         return _loose(case, _PCIE_P2P_SHARE, slowest, "the slowest PCIe link, peer to peer")
-    # NCCL itself goes through host memory where GPUs do not share a switch
+    # NCCL itself goes through host memory if GPUs do not share a switch
     return _loose(case, _HOST_MEMORY_SHARE, slowest, "the slowest PCIe link, by way of host memory")
 
 
@@ -134,7 +134,7 @@ def _loose(case: Case, limit: Limit, link_gb_s: float, what: str) -> Bound:
 
 
 def _nvlink_gb_s(case: Case, gpus: list[Gpu]) -> float | None:
-    """One direction of the weakest GPU's NVLinks, where every pair is joined by them; else None."""
+    """One direction of the weakest GPU's NVLinks, if every pair is joined by them; else None."""
     spec = case.profile.gpu.nvlink if case.profile.gpu else None
     inside = {gpu.index for gpu in gpus}
     pairs = [p for p in case.pairs if {p.a, p.b} <= inside]

@@ -151,7 +151,7 @@ def _concerns(cause_id: str, cause: Finding, check_id: str, effect: Finding) -> 
 
 
 def _same_gpu(one: Subject, other: Subject) -> bool:
-    """By index; by bus id where one of them is a GPU that the driver does not show, which has no index."""
+    """By index; by bus id if one of them is a GPU that the driver does not show, which has no index."""
     ours, theirs = ({*(s.gpus or ()), *(() if s.gpu is None else (s.gpu,))} for s in (one, other))
     if ours and theirs:
         return bool(ours & theirs)

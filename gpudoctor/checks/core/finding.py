@@ -26,7 +26,7 @@ WORST_FIRST = (Status.FAIL, Status.UNKNOWN, Status.WARN, Status.PASS, Status.SKI
 
 
 def worst(statuses: Iterable[Status]) -> Status:
-    """The worst status; SKIP where there is none, since nothing was looked at."""
+    """The worst status; SKIP if there is none, since nothing was looked at."""
     return min(statuses, key=WORST_FIRST.index, default=Status.SKIP)
 
 
@@ -65,11 +65,6 @@ def of_gpu(gpu: Gpu) -> Subject:
     return Subject(kind="gpu", gpu=gpu.index, uuid=uuid, bus_id=gpu.bus_id)
 
 
-def of_link(gpu: Gpu, link: int) -> Subject:
-    uuid = None if isinstance(gpu.uuid, Missing) else gpu.uuid
-    return Subject(kind="link", gpu=gpu.index, uuid=uuid, bus_id=gpu.bus_id, link=link)
-
-
 def of_pair(a: int, b: int) -> Subject:
     return Subject(kind="pair", gpus=(min(a, b), max(a, b)))
 
@@ -86,7 +81,7 @@ Number = int | float
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What was seen: text for people, and the number with its unit where there is one."""
+    """What was seen: text for people, and the number with its unit if there is one."""
 
     text: str
     value: Number | str | None = None
@@ -111,7 +106,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """One step to take, with a command to copy where there is one."""
+    """One step to take, with a command to copy if there is one."""
 
     text: str
     command: str | None = None
@@ -120,7 +115,7 @@ class Advice(msgspec.Struct, frozen=True):
 class Finding(msgspec.Struct, frozen=True):
     """One judged statement. `reason` says why for skip and unknown.
 
-    `explained_by` is set later, by `faults.py`: the id of the check whose fault explains it.
+    `explained_by` is set later, by `causes`: the id of the check whose fault explains it.
     `suppressed` is what it was before the operator's configuration set it aside, as a skip.
     """
 
@@ -176,7 +171,7 @@ def unknown(subject: Subject, reason: str, *evidence: Evidence, advice: Iterable
 
 
 def unread(subject: Subject, what: str, missing: Missing) -> Finding:
-    """The finding for a fact that is Missing: unknown where it was tried in vain, else skip."""
+    """The finding for a fact that is Missing: unknown if it was tried in vain, else skip."""
     reason = f"{what}: {missing.reason}"
     return unknown(subject, reason) if missing.kind == "failed" else skip(subject, reason)
 

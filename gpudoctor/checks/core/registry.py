@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Literal
 
 import msgspec
@@ -93,9 +96,17 @@ def check(
 
 def registry() -> tuple[Check, ...]:
     """Every registered check, grouped by domain in the order a reader wants them; those without a place come last."""
-    import gpudoctor.checks.core.builtin  # noqa: F401  registers on import
-
+    _import_builtin_checks()
     return tuple(sorted(_checks.values(), key=_place))
+
+
+@cache
+def _import_builtin_checks() -> None:
+    """Each module in a folder of a domain registers its checks when it is imported."""
+    for domain in DOMAINS:
+        folder = import_module(f"gpudoctor.checks.{domain}")
+        for module in iter_modules(folder.__path__, f"{folder.__name__}."):
+            import_module(module.name)
 
 
 def _place(check: Check) -> tuple[int, str, int, str]:
@@ -144,7 +155,7 @@ def matches(check: Check, wanted: str) -> bool:
 def select(
     checks: Iterable[Check], wanted: Iterable[str] = (), skipped: Iterable[str] = (), required: Iterable[str] = ()
 ) -> tuple[Check, ...]:
-    """The checks asked for (all where none is named) less the skipped ones.
+    """The checks asked for (all if none is named) less the skipped ones.
 
     Raise UserError for a word that names no check, with the nearest names.
     """

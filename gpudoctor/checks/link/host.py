@@ -114,7 +114,7 @@ def _judged(case: Case, link: HostLink, links: Sequence[HostLink]) -> Finding:
             advice=_steps(gpu),
         )
     if lower is not None:
-        # where the bridges are not the real ones, neither is what the slot is said to do
+        # if the bridges are not the real ones, neither is what the slot is said to do
         judge = fail if lower.startswith("the others") and hidden_bridges(case, gpu) is None else warn
         named = describe(*in_use) if in_use else "PCIe"
         return judge(subject, Found(f"{named} under load ({text})"), lower, *evidence, advice=_steps(gpu))
@@ -129,7 +129,7 @@ def _slower(link: HostLink) -> float:
 
 
 def _link_in_use(case: Case, gpu: Gpu, link: HostLink) -> tuple[int, int] | None:
-    """Generation and lanes while it copied; None where nothing says so, or what does is disproved by the figures.
+    """Generation and lanes while it copied; None if nothing says so, or what does is disproved by the figures.
 
     Sampling once in a while may have met the link only at rest, where it is slowed down.
     """

@@ -57,7 +57,7 @@ def judged_strategy(case: Case, strategy: str, what: str, *, likely: str, who: s
     """The findings that every strategy has; one pass for each variant that is wholly right.
 
     `what` names it for people ("tensor parallelism"), `likely` says where a deviation comes from, `who` trained
-    where it was not the ranks of torch. The check that calls has the error of each dtype among its limits.
+    if it was not the ranks of torch. The check that calls has the error of each dtype among its limits.
     """
     check_id = f"strategy.{strategy}"
     tried, runs = case.measurements.strategies, runs_of(case, strategy)
@@ -105,7 +105,7 @@ def _ranks_of(tried: Strategies, strategy: str) -> int:
 
 
 def mean_losses(run: StrategyRun) -> list[float | None]:
-    """The loss of each step over the whole batch: the mean over the ranks that computed any; None where not finite."""
+    """The loss of each step over the whole batch: the mean over the ranks that computed any; None if not finite."""
     told = [rank.losses for rank in run.ranks if rank.losses]
     if len({len(losses) for losses in told}) > 1:
         return []
@@ -126,7 +126,7 @@ def cost_in_words(run: StrategyRun) -> str:
 
 
 def held_bytes(rank: StrategyRank) -> int:
-    """What a rank held: the GPU's peak, or where there is none, the sum of what was counted."""
+    """What a rank held: the GPU's peak, or if there is none, the sum of what was counted."""
     memory = rank.memory
     if isinstance(memory.peak_bytes, int):
         return memory.peak_bytes
@@ -141,7 +141,7 @@ def mib(size_bytes: float) -> str:
 
 
 def loss_error(tried: Strategies, run: StrategyRun) -> float | None:
-    """The largest relative difference of a step's loss from that of one rank alone; None where one was not finite."""
+    """The largest relative difference of a step's loss from that of one rank alone; None if one was not finite."""
     alone = tried.reference.losses_bf16 if run.dtype == "bf16" else tried.reference.losses
     found = mean_losses(run)
     if len(found) != len(alone):
@@ -248,7 +248,7 @@ def _astray(rank: StrategyRank, step: int, limit: float) -> bool:
 
 
 def _weights(case: Case, run: StrategyRun, limit: float, source: str, likely: str) -> Iterator[Finding]:
-    # every rank's copy is made of all ranks' parts: where all are off, no one of them is at fault
+    # every rank's copy is made of all ranks' parts: if all are off, no one of them is at fault
     off = [rank for rank in run.ranks if rank.weights_error is None or not rank.weights_error <= limit]
     if not off:
         return

@@ -20,7 +20,7 @@ from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy
     explains=(Explains(("strategy.*",), anywhere=True, gaps=True),),
 )
 def ddp(case: Case) -> Iterator[Finding]:
-    """Fail where losses or weights deviate, at once or with gradients accumulated over four micro-batches."""
+    """Fail if losses or weights deviate, at once or with gradients accumulated over four micro-batches."""
     yield from judged_strategy(
         case, "ddp", "DDP", likely="gradients that are not averaged over all ranks, or weights changed on one of them"
     )

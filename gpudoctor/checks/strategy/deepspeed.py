@@ -26,7 +26,7 @@ _SHARE_EXCESS = Limit(
     limits=(FP32_ERROR, BF16_ERROR, _SHARE_EXCESS),
 )
 def deepspeed(case: Case) -> Iterator[Finding]:
-    """Fail where losses or weights deviate in a stage, or a rank holds more than its share."""
+    """Fail if losses or weights deviate in a stage, or a rank holds more than its share."""
     measured = case.measurements.deepspeed
     if measured is None:
         yield library_absent(case, "deepspeed", "DeepSpeed")

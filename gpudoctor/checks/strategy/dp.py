@@ -18,7 +18,7 @@ from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, mib
     limits=(FP32_ERROR,),
 )
 def dp(case: Case) -> Iterator[Finding]:
-    """Fail where losses or weights deviate; say how much slower and less balanced it is than DDP."""
+    """Fail if losses or weights deviate; say how much slower and less balanced it is than DDP."""
     yield from judged_strategy(case, "dp", "DataParallel", likely="copies between GPUs that arrive changed")
     runs, ddp_runs = runs_of(case, "dp"), runs_of(case, "ddp")
     if not runs or not runs[0].ranks:

@@ -19,7 +19,7 @@ from gpudoctor.checks.strategy.memory_shares import SHARE_EXCESS, judged_shares
     limits=(FP32_ERROR, BF16_ERROR, SHARE_EXCESS),
 )
 def fsdp(case: Case) -> Iterator[Finding]:
-    """Fail where losses or weights deviate in fp32 or bf16, or a rank holds more than its share."""
+    """Fail if losses or weights deviate in fp32 or bf16, or a rank holds more than its share."""
     yield from judged_strategy(
         case, "fsdp", "FSDP (fully_shard)", likely="weights gathered, or gradients scattered, that lack a rank's part"
     )

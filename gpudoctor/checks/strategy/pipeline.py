@@ -28,7 +28,7 @@ _BUBBLE_EXCESS = Limit(
     limits=(FP32_ERROR, _BUBBLE_EXCESS),
 )
 def pipeline(case: Case) -> Iterator[Finding]:
-    """Fail where losses or weights deviate under GPipe or 1F1B; warn where stages of GPUs idle for too long."""
+    """Fail if losses or weights deviate under GPipe or 1F1B; warn if stages of GPUs idle for too long."""
     yield from judged_strategy(
         case,
         "pipeline",

@@ -22,7 +22,7 @@ _WRONG_SHARDS = "wrong_shards_rank_"
     limits=(FP32_ERROR,),
 )
 def tensor(case: Case) -> Iterator[Finding]:
-    """Fail a rank that held a wrong part of a weight, and where losses or weights deviate without one."""
+    """Fail a rank that held a wrong part of a weight, and if losses or weights deviate without one."""
     wrong = [finding for run in runs_of(case, "tensor") for finding in _wrong_shards(case, run)]
     yield from wrong
     for finding in judged_strategy(

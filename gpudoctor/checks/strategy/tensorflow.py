@@ -21,7 +21,7 @@ _NAMES = {"mirrored": "MirroredStrategy", "multi-worker": "MultiWorkerMirroredSt
     limits=(FP32_ERROR, BF16_ERROR),
 )
 def tensorflow(case: Case) -> Iterator[Finding]:
-    """Fail where losses or weights deviate, between devices of one process or between processes."""
+    """Fail if losses or weights deviate, between devices of one process or between processes."""
     measured = case.measurements.tensorflow
     if measured is None:
         yield library_absent(case, "tensorflow", "TensorFlow")

@@ -19,7 +19,7 @@ from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, run
     limits=(FP32_ERROR,),
 )
 def three_d(case: Case) -> Iterator[Finding]:
-    """Fail where losses or weights deviate under data x tensor x pipeline; say which split it was."""
+    """Fail if losses or weights deviate under data x tensor x pipeline; say which split it was."""
     yield from judged_strategy(
         case, "3d", "data x tensor x pipeline", likely="a group of ranks that exchanged with the wrong members"
     )

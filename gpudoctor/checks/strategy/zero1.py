@@ -19,7 +19,7 @@ from gpudoctor.checks.strategy.memory_shares import SHARE_EXCESS, judged_shares
     limits=(FP32_ERROR, SHARE_EXCESS),
 )
 def zero1(case: Case) -> Iterator[Finding]:
-    """Fail where losses or weights deviate, or a rank holds more than its share of the optimizer's state."""
+    """Fail if losses or weights deviate, or a rank holds more than its share of the optimizer's state."""
     yield from judged_strategy(
         case, "zero1", "ZeRO stage 1", likely="updated weights that were not handed to every rank"
     )

@@ -23,6 +23,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.probe_outcome import not_judged, rank_gpu, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.under_load import median
 from gpudoctor.checks.train.sync import SYNC, no_training
 from gpudoctor.facts.model.measurements import Training
 from gpudoctor.facts.model.missing import Missing, known
@@ -44,7 +45,7 @@ class EfficiencyFactors(msgspec.Struct, frozen=True):
 
 
 def efficiency_factors(training: Training, efficiency: float) -> EfficiencyFactors | None:
-    """The efficiency taken apart; None where the solo times of the ranks are not known.
+    """The efficiency taken apart; None if the solo times of the ranks are not known.
 
     With C the compute time and T the step time, alone or with all: T_alone / T_all =
     [mean C_alone / mean C_all] x [mean C_all / max C_all] x [(max C_all / T_all) / (mean C_alone / T_alone)].
@@ -73,7 +74,7 @@ _EFFICIENCY_8 = Limit(0.81, "efficiency", "rule of thumb: 8 GPUs 6.5 x", name="e
     limits=(_EFFICIENCY_2, _EFFICIENCY_4, _EFFICIENCY_8),
 )
 def scaling(case: Case) -> Iterator[Finding]:
-    """Warn where a step with all ranks takes much longer than the same step on one rank alone."""
+    """Warn if a step with all ranks takes much longer than the same step on one rank alone."""
     training = case.measurements.training
     if training is None:
         yield from no_training(case, "scaling")
@@ -140,14 +141,12 @@ def _likely(factors: EfficiencyFactors | None) -> str:
 
 def _step_ms(training: Training) -> float:
     """The plain step; in reports of older versions only the measured one is known."""
-    from statistics import median  # not at the top: it costs start-up time
-
     steady_ms = known(training.steady_step_ms)
-    return median(r.step_ms for r in training.ranks) if steady_ms is None else steady_ms
+    return (median(r.step_ms for r in training.ranks) or 0.0) if steady_ms is None else steady_ms
 
 
 def _direct(case: Case, training: Training) -> bool:
-    """Whether every two GPUs of the run may reach each other directly; yes where that is not known."""
+    """Whether every two GPUs of the run may reach each other directly; yes if that is not known."""
     gpus = {gpu.index for rank in training.ranks if (gpu := rank_gpu(case, rank.rank)) is not None}
     pairs = [pair for pair in case.pairs if {pair.a, pair.b} <= gpus]
     return all(known(pair.nvlinks) or known(pair.p2p_read) in ("OK", None) for pair in pairs)

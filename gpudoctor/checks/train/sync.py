@@ -49,7 +49,7 @@ _GRADIENT_ERROR = Limit(
     ),
 )
 def sync(case: Case) -> Iterator[Finding]:
-    """Fail where weights differ between ranks, a gradient is wrong, or the loss did not fall."""
+    """Fail if weights differ between ranks, a gradient is wrong, or the loss did not fall."""
     yield from judged_problems(case, "train")
     training = case.measurements.training
     if training is None:
