@@ -34,7 +34,7 @@ _WHEELS = Advice("Install a build for your driver's CUDA: https://pytorch.org/ge
 
 
 _OLDEST_VERSION = Limit(
-    2.4, "torch version", "gpudoctor's probes are made for torch 2.4 and later", name="oldest_version"
+    2.4, "torch version", "gpudoctor's probes are made for torch 2.4 and later", name="oldest_version", status="warn"
 )
 _SLOW_IMPORT_S = Limit(
     20, "s", "1 to 2 s from memory, some 10 s from a local disk (ours); said, not judged", name="slow_import_s"

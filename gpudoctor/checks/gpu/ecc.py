@@ -159,11 +159,17 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
 
 
 _UNCORRECTED = Limit(
-    0, "errors", "any volatile uncorrected error killed or corrupted work (DCGM, GCM)", name="uncorrected"
+    0,
+    "errors",
+    "any volatile uncorrected error killed or corrupted work (DCGM, GCM)",
+    name="uncorrected",
+    status="fail",
 )
-_CORRECTED = Limit(10_000_000, "errors", "lowest figure at which operators act (10 to 50 million)", name="corrected")
+_CORRECTED = Limit(
+    10_000_000, "errors", "lowest figure at which operators act (10 to 50 million)", name="corrected", status="warn"
+)
 _SRAM_UNCORRECTED_LIFETIME = Limit(
-    4, "errors", "SRAM cannot be repaired; operators replace above 4", name="sram_uncorrected_lifetime"
+    4, "errors", "SRAM cannot be repaired; operators replace above 4", name="sram_uncorrected_lifetime", status="warn"
 )
 
 

@@ -49,7 +49,9 @@ _BOARD = (
 )
 
 
-_MEMORY_PCT = Limit(3, "%", "equal boards differ by less; ECC on GDDR memory takes about 6 %", name="memory_pct")
+_MEMORY_PCT = Limit(
+    3, "%", "equal boards differ by less; ECC on GDDR memory takes about 6 %", name="memory_pct", status="fail"
+)
 
 
 @check(

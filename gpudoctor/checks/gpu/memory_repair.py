@@ -47,10 +47,14 @@ _JUDGED = (
 
 
 _REMAPPED_UNCORRECTED = Limit(
-    512, "rows", "DCGM: uncorrectable remaps at which a GPU is worn out", name="remapped_uncorrected"
+    512, "rows", "DCGM: uncorrectable remaps at which a GPU is worn out", name="remapped_uncorrected", status="warn"
 )
-_RETIRED_PAGES = Limit(63, "pages", "DCGM: 64 retired pages are the most a GPU can hold", name="retired_pages")
-_RETIRED_DOUBLE_BIT = Limit(15, "pages", "DCGM: double-bit retirements worth a look", name="retired_double_bit")
+_RETIRED_PAGES = Limit(
+    63, "pages", "DCGM: 64 retired pages are the most a GPU can hold", name="retired_pages", status="fail"
+)
+_RETIRED_DOUBLE_BIT = Limit(
+    15, "pages", "DCGM: double-bit retirements worth a look", name="retired_double_bit", status="warn"
+)
 
 
 @check(

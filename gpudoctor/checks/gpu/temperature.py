@@ -30,7 +30,7 @@ _ADVICE = [
 ]
 
 
-_OVER_PEERS_C = Limit(10, "C", "above the peers' median at equal load (field rule)", name="over_peers_c")
+_OVER_PEERS_C = Limit(10, "C", "above the peers' median at equal load (field rule)", name="over_peers_c", status="warn")
 _EQUAL_LOAD_PCT = Limit(15, "%", "of the peers' median power: more apart is not equal load", name="equal_load_pct")
 
 

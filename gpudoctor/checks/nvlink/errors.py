@@ -17,12 +17,18 @@ from gpudoctor.facts.model.missing import Missing, known
 _KINDS = ("crc_errors", "replay_errors", "recovery_errors")
 
 
-_FLOOR_ERRORS = Limit(1000, "errors", "lifetime counts of healthy links are mostly 0 (ours)", name="floor_errors")
+_FLOOR_ERRORS = Limit(
+    1000, "errors", "lifetime counts of healthy links are mostly 0 (ours)", name="floor_errors", status="warn"
+)
 _FLOOR_RECOVERIES = Limit(
-    10, "recoveries", "a healthy link hardly ever retrains while in use (ours)", name="floor_recoveries"
+    10, "recoveries", "a healthy link hardly ever retrains while in use (ours)", name="floor_recoveries", status="warn"
 )
 _PEERS_RATIO = Limit(
-    100, "times the peers' median", "two orders of magnitude (ours); DCGM judges rates", name="peers_ratio"
+    100,
+    "times the peers' median",
+    "two orders of magnitude (ours); DCGM judges rates",
+    name="peers_ratio",
+    status="warn",
 )
 
 
