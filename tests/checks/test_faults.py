@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpudoctor.checks.core.causes import RULES, explain
+from gpudoctor.checks.core.causes import explain, rules
 from gpudoctor.checks.core.finding import NODE, Finding, Found, Status, Subject, fail, of_pair, ok, unknown, warn, worst
 from gpudoctor.checks.core.registry import matches, registry
 from gpudoctor.checks.core.runner import CheckResult
@@ -84,8 +84,9 @@ def test_no_circle_of_causes_swallows_a_failure() -> None:
 
 def test_every_rule_names_checks_that_exist() -> None:
     checks = registry()
-    for rule in RULES:
-        for word in (rule.cause, *rule.effects):
+    assert len(rules()) > 50
+    for rule in rules():
+        for word in (rule.cause, *rule.explains.effects, *rule.explains.after):
             assert any(matches(c, word) for c in checks), word
 
 

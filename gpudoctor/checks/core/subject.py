@@ -45,11 +45,6 @@ def of_gpu(gpu: Gpu) -> Subject:
     return Subject(kind="gpu", gpu=gpu.index, uuid=uuid, bus_id=gpu.bus_id)
 
 
-def of_link(gpu: Gpu, link: int) -> Subject:
-    uuid = None if isinstance(gpu.uuid, Missing) else gpu.uuid
-    return Subject(kind="link", gpu=gpu.index, uuid=uuid, bus_id=gpu.bus_id, link=link)
-
-
 def of_pair(a: int, b: int) -> Subject:
     return Subject(kind="pair", gpus=(min(a, b), max(a, b)))
 

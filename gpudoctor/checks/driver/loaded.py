@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.explains import PROBES, VIEWS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, ok, skip, unknown, unread
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
@@ -40,7 +41,15 @@ def pci_gpus(node: Node) -> tuple[PciDevice, ...] | Missing:
     return tuple(d for d in devices if d.pci_class.lower().removeprefix("0x")[:4] in ("0300", "0302"))
 
 
-@check("driver.loaded", title="The NVIDIA driver is loaded and its library initialises", needs_gpu=False)
+@check(
+    "driver.loaded",
+    title="The NVIDIA driver is loaded and its library initialises",
+    needs_gpu=False,
+    explains=(
+        Explains(("driver.*", "gpu.count", "gpu.lost", "env.cuda-visible-devices", *VIEWS, *PROBES), anywhere=True),
+        Explains(("gpu.*", "nvlink.*"), anywhere=True, gaps=True),
+    ),
+)
 def loaded(case: Case) -> Iterator[Finding]:
     """Pass only if NVML's own initialisation succeeded."""
     driver = case.node.driver

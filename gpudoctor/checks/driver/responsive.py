@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import VIEWS
 from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
@@ -34,10 +35,16 @@ _WORTH_TELLING_S = 1.0
 
 
 _INIT_S = Limit(
-    10, "s", "a driver that is awake answers at once; 8 GPUs that it has to start take 2 to 10 s", name="init_s"
+    10,
+    "s",
+    "a driver that is awake answers at once; 8 GPUs that it has to start take 2 to 10 s",
+    name="init_s",
+    status="warn",
 )
-_WAKE_S = Limit(4, "s", "for each GPU without persistence mode: 1 to 3 s is usual, one after another", name="wake_s")
-_CALL_S = Limit(5, "s", "calls of more than 5 s come before a hang (field reports)", name="call_s")
+_WAKE_S = Limit(
+    4, "s", "for each GPU without persistence mode: 1 to 3 s is usual, one after another", name="wake_s", status="warn"
+)
+_CALL_S = Limit(5, "s", "calls of more than 5 s come before a hang (field reports)", name="call_s", status="warn")
 _HUNG_START_S = Limit(START.seconds, "s", START.source, name="hung_start_s")
 
 
@@ -47,6 +54,7 @@ _HUNG_START_S = Limit(START.seconds, "s", START.source, name="hung_start_s")
     impact="no-work",
     needs_gpu=False,
     limits=(_INIT_S, _WAKE_S, _CALL_S, _HUNG_START_S),
+    explains=("driver.loaded", "gpu.*", "pcie.*", "nvlink.*", "topology.*", *VIEWS),
 )
 def responsive(case: Case) -> Iterator[Finding]:
     """Fail for each call that did not return; warn if the driver is slow."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.explains import VIEWS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, fail, ok, unread
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
@@ -13,7 +14,13 @@ from gpudoctor.facts.model.missing import Missing, known
 
 
 @check(
-    "driver.version-match", title="The driver's kernel module and user library are the same version", needs_gpu=False
+    "driver.version-match",
+    title="The driver's kernel module and user library are the same version",
+    needs_gpu=False,
+    explains=(
+        Explains(("driver.*", "gpu.count", "gpu.lost", *VIEWS), anywhere=True),
+        Explains(("gpu.*",), anywhere=True, gaps=True),
+    ),
 )
 def version_match(case: Case) -> Iterator[Finding]:
     """Fail if NVML itself refuses (18), or if the two versions differ."""

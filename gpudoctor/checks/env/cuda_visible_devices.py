@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.explains import ENDS, VIEWS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.scope import SLURM_GPUS, indices
@@ -17,7 +18,14 @@ NAME = "CUDA_VISIBLE_DEVICES"
 ID = "env.cuda-visible-devices"
 
 
-@check(ID, title="CUDA_VISIBLE_DEVICES shows the GPUs that are meant")
+@check(
+    ID,
+    title="CUDA_VISIBLE_DEVICES shows the GPUs that are meant",
+    explains=(
+        Explains(VIEWS, anywhere=True),
+        Explains(("collective.*", "train.*", "strategy.*"), anywhere=True, found=ENDS),
+    ),
+)
 def visible_devices(case: Case) -> Iterator[Finding]:
     """Fail a list that hides GPUs by mistake or hides all; warn if another setting contradicts it."""
     node = case.node

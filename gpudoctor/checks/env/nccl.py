@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.explains import ENDS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Status, fail, ok, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
@@ -15,7 +16,16 @@ ID = "env.nccl"
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-@check(ID, title="No NCCL or launcher setting slows training down or stops it", impact="costs", needs_gpu=False)
+@check(
+    ID,
+    title="No NCCL or launcher setting slows training down or stops it",
+    impact="costs",
+    needs_gpu=False,
+    explains=(
+        Explains(("collective.bandwidth", "collective.pairs", "train.scaling"), anywhere=True),
+        Explains(("collective.*", "train.*", "strategy.*"), anywhere=True, found=ENDS),
+    ),
+)
 def nccl_settings(case: Case) -> Iterator[Finding]:
     """Fail settings with which training cannot start or loses its links; warn about costly ones."""
     environment = case.node.environment

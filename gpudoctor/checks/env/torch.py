@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import ENDS, Explains
 from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
@@ -32,7 +33,7 @@ _WHEELS = Advice("Install a build for your driver's CUDA: https://pytorch.org/ge
 
 
 _OLDEST_VERSION = Limit(
-    2.4, "torch version", "gpudoctor's probes are made for torch 2.4 and later", name="oldest_version"
+    2.4, "torch version", "gpudoctor's probes are made for torch 2.4 and later", name="oldest_version", status="warn"
 )
 _SLOW_IMPORT_S = Limit(
     20, "s", "1 to 2 s from memory, some 10 s from a local disk (ours); said, not judged", name="slow_import_s"
@@ -44,6 +45,10 @@ _SLOW_IMPORT_S = Limit(
     title="torch fits the driver and sees every GPU it may use",
     level="standard",
     limits=(_OLDEST_VERSION, _SLOW_IMPORT_S),
+    explains=(
+        Explains(("env.frameworks",), anywhere=True),
+        Explains(("collective.*", "train.*", "strategy.*"), anywhere=True, found=ENDS),
+    ),
 )
 def torch_build(case: Case) -> Iterator[Finding]:
     """Judge the build of torch against the driver, and what it saw against the GPUs."""

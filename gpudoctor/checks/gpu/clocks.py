@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import each_gpu, same_model
+from gpudoctor.checks.core.explains import SPEEDS
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
@@ -25,6 +26,7 @@ _BUSY_FROM_PCT = Limit(50, "%", "utilisation from which the clocks of this momen
     title="No GPU is locked to low clocks",
     impact="slow-gpu",
     limits=(_APPLICATION_PCT, _BUSY_PCT, _BUSY_FROM_PCT),
+    explains=("gpu.throttle", "gpu.identical", "train.balance", *SPEEDS),
 )
 @each_gpu
 def clocks(case: Case, gpu: Gpu) -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.explains import VIEWS, Explains
 from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
@@ -39,7 +40,19 @@ def _shown_by_driver(shown: int) -> Evidence:
     return Evidence("number of GPUs, driver", str(shown))
 
 
-@check("gpu.count", title="Every GPU of the node is shown by the driver", needs_gpu=False)
+@check(
+    "gpu.count",
+    title="Every GPU of the node is shown by the driver",
+    needs_gpu=False,
+    explains=(
+        "driver.responsive",
+        "gpu.xid",
+        "gpu.lost",
+        *VIEWS,
+        # a list made for all GPUs is cut short if one is gone; one that shows none is a slip of its own
+        Explains(("env.cuda-visible-devices",), found=tuple(range(1, 64))),
+    ),
+)
 def count(case: Case) -> Iterator[Finding]:
     """PCI bus, driver and expectation must agree; a smaller scope is reported, not failed."""
     node = case.node

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import each_gpu, first_unread
+from gpudoctor.checks.core.explains import RESETS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unread, warn
 from gpudoctor.checks.core.load_harm import grown_under_load
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
+from gpudoctor.checks.core.xid_codes import MEMORY_CODES
 from gpudoctor.checks.gpu.lost import reset_advice
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.gpu import Gpu
@@ -20,11 +22,17 @@ _NONE = Expected("none", "==", 0, "errors", "any uncorrected error ends or corru
 _DRAIN = Advice("Drain the node; results of jobs that ran on this GPU are suspect.")
 
 _UNCORRECTED = Limit(
-    0, "errors", "any volatile uncorrected error killed or corrupted work (DCGM, GCM)", name="uncorrected"
+    0,
+    "errors",
+    "any volatile uncorrected error killed or corrupted work (DCGM, GCM)",
+    name="uncorrected",
+    status="fail",
 )
-_CORRECTED = Limit(10_000_000, "errors", "lowest figure at which operators act (10 to 50 million)", name="corrected")
+_CORRECTED = Limit(
+    10_000_000, "errors", "lowest figure at which operators act (10 to 50 million)", name="corrected", status="warn"
+)
 _SRAM_UNCORRECTED_LIFETIME = Limit(
-    4, "errors", "SRAM cannot be repaired; operators replace above 4", name="sram_uncorrected_lifetime"
+    4, "errors", "SRAM cannot be repaired; operators replace above 4", name="sram_uncorrected_lifetime", status="warn"
 )
 
 
@@ -33,6 +41,17 @@ _SRAM_UNCORRECTED_LIFETIME = Limit(
     title="No uncorrected memory errors since the driver was loaded",
     impact="wrong-results",
     limits=(_UNCORRECTED, _CORRECTED, _SRAM_UNCORRECTED_LIFETIME),
+    explains=(
+        "gpu.memory-repair",
+        "train.sync",
+        "collective.correct",
+        "compute.exact",
+        "compute.pattern",
+        "burn.counters",
+        "strategy.*",
+        Explains(("gpu.lost",), found=RESETS),
+        Explains(("gpu.xid",), found=MEMORY_CODES),
+    ),
 )
 @each_gpu
 def ecc(case: Case, gpu: Gpu) -> Iterator[Finding]:

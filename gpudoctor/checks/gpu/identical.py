@@ -37,10 +37,18 @@ _BOARD = (
 )
 
 
-_MEMORY_PCT = Limit(3, "%", "equal boards differ by less; ECC on GDDR memory takes about 6 %", name="memory_pct")
+_MEMORY_PCT = Limit(
+    3, "%", "equal boards differ by less; ECC on GDDR memory takes about 6 %", name="memory_pct", status="fail"
+)
 
 
-@check("gpu.identical", title="The compute GPUs are alike", impact="unequal-gpus", limits=(_MEMORY_PCT,))
+@check(
+    "gpu.identical",
+    title="The compute GPUs are alike",
+    impact="unequal-gpus",
+    limits=(_MEMORY_PCT,),
+    explains=("pcie.balance", "nvlink.topology", "train.memory", "train.scaling"),
+)
 def identical(case: Case) -> Iterator[Finding]:
     """Compare each attribute with the majority; name the odd one out, or both sides of a tie."""
     gpus: list[Gpu] = []

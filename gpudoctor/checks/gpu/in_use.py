@@ -6,6 +6,7 @@ import math
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import each_gpu, first_unread
+from gpudoctor.checks.core.explains import SPEEDS
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
 from gpudoctor.checks.core.gpu_use import UNSEEN_MIB, use_of_gpu
 from gpudoctor.checks.core.registry import check
@@ -14,9 +15,11 @@ from gpudoctor.checks.core.trust import hidden
 from gpudoctor.facts.model.gpu import Gpu, GpuProcess
 from gpudoctor.facts.model.missing import Missing, known
 
-_LEAKED_MIB = Limit(500, "MiB", "above what the driver reserves; an idle GPU uses a few MiB", name="leaked_mib")
+_LEAKED_MIB = Limit(
+    500, "MiB", "above what the driver reserves; an idle GPU uses a few MiB", name="leaked_mib", status="warn"
+)
 _LEAKED_WITH_RESERVED_MIB = Limit(
-    1500, "MiB", "where old drivers count their own reserve as used", name="leaked_with_reserved_mib"
+    1500, "MiB", "where old drivers count their own reserve as used", name="leaked_with_reserved_mib", status="warn"
 )
 
 
@@ -25,6 +28,7 @@ _LEAKED_WITH_RESERVED_MIB = Limit(
     title="No other program uses the GPUs, and no memory is left behind",
     impact="memory-taken",
     limits=(_LEAKED_MIB, _LEAKED_WITH_RESERVED_MIB),
+    explains=("train.*", "collective.bandwidth", "collective.pairs", "link.*", *SPEEDS),
 )
 @each_gpu
 def in_use(case: Case, gpu: Gpu) -> Finding:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.each_gpu import first_failed
+from gpudoctor.checks.core.explains import PROBES, VIEWS
 from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
@@ -49,7 +50,12 @@ _LOST_ADVICE = (
 )
 
 
-@check("gpu.lost", title="No GPU is lost or needs a reset", impact="no-work")
+@check(
+    "gpu.lost",
+    title="No GPU is lost or needs a reset",
+    impact="no-work",
+    explains=("gpu.*", "pcie.*", "nvlink.*", "topology.*", *VIEWS, *PROBES),
+)
 def lost(case: Case) -> Iterator[Finding]:
     """Judge each GPU's driver errors and the recovery it asks for; a GPU that answered nothing never passes."""
     judged = {gpu.bus_id for gpu in case.gpus if condemning(gpu)}

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import each_gpu, first_failed
+from gpudoctor.checks.core.explains import RESETS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
+from gpudoctor.checks.core.xid_codes import MEMORY_CODES
 from gpudoctor.checks.gpu.lost import reset_advice
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -25,10 +27,14 @@ _NEEDED = (
 )
 
 _REMAPPED_UNCORRECTED = Limit(
-    512, "rows", "DCGM: uncorrectable remaps at which a GPU is worn out", name="remapped_uncorrected"
+    512, "rows", "DCGM: uncorrectable remaps at which a GPU is worn out", name="remapped_uncorrected", status="warn"
 )
-_RETIRED_PAGES = Limit(63, "pages", "DCGM: 64 retired pages are the most a GPU can hold", name="retired_pages")
-_RETIRED_DOUBLE_BIT = Limit(15, "pages", "DCGM: double-bit retirements worth a look", name="retired_double_bit")
+_RETIRED_PAGES = Limit(
+    63, "pages", "DCGM: 64 retired pages are the most a GPU can hold", name="retired_pages", status="fail"
+)
+_RETIRED_DOUBLE_BIT = Limit(
+    15, "pages", "DCGM: double-bit retirements worth a look", name="retired_double_bit", status="warn"
+)
 
 
 @check(
@@ -36,6 +42,13 @@ _RETIRED_DOUBLE_BIT = Limit(15, "pages", "DCGM: double-bit retirements worth a l
     title="Memory repair is not waiting, not failed, and has spares left",
     impact="wrong-results",
     limits=(_REMAPPED_UNCORRECTED, _RETIRED_PAGES, _RETIRED_DOUBLE_BIT),
+    explains=(
+        "gpu.ecc",
+        "compute.memory",
+        Explains(("gpu.lost",), found=RESETS),
+        Explains(("gpu.xid",), found=MEMORY_CODES),
+        Explains(("compute.exact", "compute.pattern"), after=("gpu.ecc",)),
+    ),
 )
 @each_gpu
 def memory_repair(case: Case, gpu: Gpu) -> Iterator[Finding]:

@@ -15,7 +15,13 @@ from gpudoctor.profiles.peers import majority
 _SHARE_PCT = Limit(1, "%", "rounding of the limit by the driver", name="share_pct")
 
 
-@check("gpu.power-limit", title="No GPU is capped below its default power", impact="slow-gpu", limits=(_SHARE_PCT,))
+@check(
+    "gpu.power-limit",
+    title="No GPU is capped below its default power",
+    impact="slow-gpu",
+    limits=(_SHARE_PCT,),
+    explains=("gpu.identical", "gpu.clocks", "gpu.throttle", "train.balance", "compute.gemm"),
+)
 @each_gpu
 def power_limit(case: Case, gpu: Gpu) -> Finding:
     """Compare the enforced limit with the GPU's default, and with its peers; a cap only ever warns."""

@@ -8,6 +8,7 @@ import msgspec
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.each_gpu import first_unread, in_virtual_machine, trusted
+from gpudoctor.checks.core.explains import VIEWS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
@@ -75,7 +76,14 @@ _MODES = (
 )
 
 
-@check("gpu.settings", title="Settings of the GPUs let training run, and are the same on all")
+@check(
+    "gpu.settings",
+    title="Settings of the GPUs let training run, and are the same on all",
+    explains=(
+        Explains((*VIEWS, "collective.*", "train.*", "strategy.*"), because=("prohibited", "MIG")),
+        Explains(("gpu.identical",), because=("ECC", "MIG")),
+    ),
+)
 def settings(case: Case) -> Iterator[Finding]:
     """Judge compute mode, persistence, MIG and ECC mode; what a container cannot set is not judged in it."""
     gpus, doubts = trusted(case.gpus)

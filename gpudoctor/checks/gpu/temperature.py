@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import each_gpu, first_failed, same_model
+from gpudoctor.checks.core.explains import SPEEDS
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
@@ -16,11 +17,17 @@ _ADVICE = [
 ]
 
 
-_OVER_PEERS_C = Limit(10, "C", "above the peers' median at equal load (field rule)", name="over_peers_c")
+_OVER_PEERS_C = Limit(10, "C", "above the peers' median at equal load (field rule)", name="over_peers_c", status="warn")
 _EQUAL_LOAD_PCT = Limit(15, "%", "of the peers' median power: more apart is not equal load", name="equal_load_pct")
 
 
-@check("gpu.temperature", title="No GPU is too hot", impact="slow-gpu", limits=(_OVER_PEERS_C, _EQUAL_LOAD_PCT))
+@check(
+    "gpu.temperature",
+    title="No GPU is too hot",
+    impact="slow-gpu",
+    limits=(_OVER_PEERS_C, _EQUAL_LOAD_PCT),
+    explains=("gpu.throttle", "gpu.clocks", "train.balance", *SPEEDS),
+)
 @each_gpu
 def temperature(case: Case, gpu: Gpu) -> Finding:
     """Compare with the GPU's own limits (absolute or as margins), its memory's, and its peers at equal load."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import each_gpu
+from gpudoctor.checks.core.explains import SPEEDS
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unread, warn
 from gpudoctor.checks.core.load_harm import slowed_under_load
 from gpudoctor.checks.core.registry import check
@@ -39,6 +40,7 @@ _LOAD_FAIL_PCT = Limit(
     title="No GPU is slowed down by heat or by its power supply",
     impact="slow-gpu",
     limits=(_SHARE_PCT, _LOAD_WARN_PCT, _LOAD_FAIL_PCT),
+    explains=("gpu.clocks", "gpu.temperature", "train.balance", *SPEEDS),
 )
 @each_gpu
 def throttle(case: Case, gpu: Gpu) -> Finding:

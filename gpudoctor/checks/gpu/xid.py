@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.explains import RESETS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, ok, skip, unknown, unread
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
@@ -58,7 +59,11 @@ class ClassifiedEvent(msgspec.Struct, frozen=True):
 
 
 @check(
-    "gpu.xid", title="No GPU or NVSwitch errors in the kernel log that matter", impact="wrong-results", needs_gpu=False
+    "gpu.xid",
+    title="No GPU or NVSwitch errors in the kernel log that matter",
+    impact="wrong-results",
+    needs_gpu=False,
+    explains=("nvlink.errors", "collective.correct", "train.sync", "strategy.*", Explains(("gpu.lost",), found=RESETS)),
 )
 def xids(case: Case) -> Iterator[Finding]:
     """Judge Xids, SXids and lost-GPU lines since boot by bucket; programs' own errors never fail a node."""

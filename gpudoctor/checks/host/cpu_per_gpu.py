@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
@@ -17,7 +18,13 @@ _WARN_CPUS = Limit(
 )
 
 
-@check("host.cpu-per-gpu", title="There are enough CPUs for each GPU", needs_gpu=False, limits=(_FAIL_CPUS, _WARN_CPUS))
+@check(
+    "host.cpu-per-gpu",
+    title="There are enough CPUs for each GPU",
+    needs_gpu=False,
+    limits=(_FAIL_CPUS, _WARN_CPUS),
+    explains=(Explains(("train.balance", "train.scaling"), anywhere=True),),
+)
 def cpu_per_gpu(case: Case) -> Iterator[Finding]:
     """Judge the CPUs this process may use, by affinity and by cgroup quota, whichever is less."""
     host = case.node.host

@@ -16,16 +16,28 @@ _ADVICE = (
     Advice("Use fewer data loader workers and no pinned copies of the data set, or add RAM."),
 )
 _FLOOR_GIB = Limit(
-    16, "GiB a GPU", "rule of thumb of multi-GPU guides: 2 GPUs 32, 4 GPUs 64, 8 GPUs 128 GiB", name="floor_gib"
+    16,
+    "GiB a GPU",
+    "rule of thumb of multi-GPU guides: 2 GPUs 32, 4 GPUs 64, 8 GPUs 128 GiB",
+    name="floor_gib",
+    status="warn",
 )
 _FAIL_SHARE = Limit(
     0.5, "of the GPU's memory", f"{OURS}: less cannot hold a model that half fills the GPU", name="fail_share"
 )
 _GPU_MEMORY_SHARE = Limit(
-    1.0, "of the GPU's memory", "recommendation: a checkpoint of the GPU fits into RAM", name="gpu_memory_share"
+    1.0,
+    "of the GPU's memory",
+    "recommendation: a checkpoint of the GPU fits into RAM",
+    name="gpu_memory_share",
+    status="warn",
 )
 _AVAILABLE_GIB = Limit(
-    1, "GiB a GPU", f"{OURS}: a rank that imports torch and starts CUDA wants 2 to 4 GiB", name="available_gib"
+    1,
+    "GiB a GPU",
+    f"{OURS}: a rank that imports torch and starts CUDA wants 2 to 4 GiB",
+    name="available_gib",
+    status="fail",
 )
 _NOMINAL_SHARE = Limit(
     0.94, "of the size", "firmware and kernel keep some: 64 GiB show as 62.7 GiB", name="nominal_share"

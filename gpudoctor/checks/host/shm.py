@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import first_unread
+from gpudoctor.checks.core.explains import ENDS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
@@ -29,6 +30,10 @@ _WARN_MOST_MIB = Limit(8192, "MiB", _SHM, name="warn_most_mib")
     impact="costs",
     needs_gpu=False,
     limits=(_FAIL_WITHOUT_P2P_MIB, _FAIL_PER_GPU_MIB, _WARN_PER_GPU_MIB, _WARN_MOST_MIB),
+    explains=(
+        Explains(("collective.bandwidth", "train.scaling"), anywhere=True),
+        Explains(("collective.*", "train.*", "strategy.*"), anywhere=True, found=ENDS),
+    ),
 )
 def shared_memory(case: Case) -> Iterator[Finding]:
     """Fail if NCCL could not start, warn if data loaders would run out."""

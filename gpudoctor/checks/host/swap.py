@@ -11,8 +11,10 @@ from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.host.ram_per_gpu import OURS, size
 from gpudoctor.facts.model.missing import Missing
 
-_USED_MIB = Limit(1024, "MiB", f"{OURS}: idle services of a healthy machine may be swapped out", name="used_mib")
-_USED_PCT = Limit(1, "% of RAM", f"{OURS}: less is noise on a machine with much RAM", name="used_pct")
+_USED_MIB = Limit(
+    1024, "MiB", f"{OURS}: idle services of a healthy machine may be swapped out", name="used_mib", status="warn"
+)
+_USED_PCT = Limit(1, "% of RAM", f"{OURS}: less is noise on a machine with much RAM", name="used_pct", status="warn")
 
 
 @check("host.swap", title="The machine does not swap", impact="costs", needs_gpu=False, limits=(_USED_MIB, _USED_PCT))

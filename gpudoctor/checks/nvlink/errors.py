@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, unread, warn
 from gpudoctor.checks.core.lifetime_counters import out_of_line
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
+from gpudoctor.checks.core.xid_codes import LINK_CODES
 from gpudoctor.checks.nvlink.link_state import not_judged, real_links
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -16,12 +18,18 @@ from gpudoctor.facts.model.missing import Missing, known
 _KINDS = ("crc_errors", "replay_errors", "recovery_errors")
 
 
-_FLOOR_ERRORS = Limit(1000, "errors", "lifetime counts of healthy links are mostly 0 (ours)", name="floor_errors")
+_FLOOR_ERRORS = Limit(
+    1000, "errors", "lifetime counts of healthy links are mostly 0 (ours)", name="floor_errors", status="warn"
+)
 _FLOOR_RECOVERIES = Limit(
-    10, "recoveries", "a healthy link hardly ever retrains while in use (ours)", name="floor_recoveries"
+    10, "recoveries", "a healthy link hardly ever retrains while in use (ours)", name="floor_recoveries", status="warn"
 )
 _PEERS_RATIO = Limit(
-    100, "times the peers' median", "two orders of magnitude (ours); DCGM judges rates", name="peers_ratio"
+    100,
+    "times the peers' median",
+    "two orders of magnitude (ours); DCGM judges rates",
+    name="peers_ratio",
+    status="warn",
 )
 
 
@@ -30,6 +38,7 @@ _PEERS_RATIO = Limit(
     title="No NVLink counts errors out of line with its peers",
     impact="slow-collectives",
     limits=(_FLOOR_ERRORS, _FLOOR_RECOVERIES, _PEERS_RATIO),
+    explains=("collective.bandwidth", "collective.pairs", "link.peer", Explains(("gpu.xid",), found=LINK_CODES)),
 )
 def errors(case: Case) -> Iterator[Finding]:
     """Warn of a GPU whose lifetime counts stand far above its peers'; a rate needs two samples under load."""

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import each_gpu, first_failed
+from gpudoctor.checks.core.explains import ENDS, Explains
 from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
@@ -24,6 +25,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
+from gpudoctor.checks.core.xid_codes import LINK_CODES
 from gpudoctor.checks.nvlink.link_state import links_up
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -42,6 +44,17 @@ _SETTLING_S = Limit(
     title="The NVSwitch fabric has registered every GPU and is healthy",
     impact="costs",
     limits=(_SETTLING_S,),
+    explains=(
+        "nvlink.links",
+        "nvlink.topology",
+        "nvlink.errors",
+        "collective.*",
+        "link.peer",
+        "train.scaling",
+        Explains(("train.sync",), found=ENDS),
+        Explains(("gpu.xid",), found=LINK_CODES),
+        Explains(("strategy.*",), found=ENDS, after=("gpu.ecc", "gpu.xid")),
+    ),
 )
 def fabric(case: Case) -> Iterator[Finding]:
     """Fail a GPU that the fabric has not registered or serves badly; skip if there is no fabric."""

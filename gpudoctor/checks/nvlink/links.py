@@ -8,10 +8,12 @@ from msgspec.structs import replace
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import in_virtual_machine
+from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, fail, ok, skip, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.core.xid_codes import LINK_CODES
 from gpudoctor.checks.nvlink.link_state import UP, links_up, model_of, not_judged, real_links
 from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing, known
@@ -23,7 +25,11 @@ _BRIDGE_LINKS = Limit(
     4, "links", "an NVLink bridge of an A100, A30 or H100 card joins four (product briefs)", name="bridge_links"
 )
 _SPEED_SHARE = Limit(
-    0.9, "of the nominal line rate", "nvidia-smi rounds and versions differ by a few percent (ours)", name="speed_share"
+    0.9,
+    "of the nominal line rate",
+    "nvidia-smi rounds and versions differ by a few percent (ours)",
+    name="speed_share",
+    status="fail",
 )
 
 
@@ -32,6 +38,15 @@ _SPEED_SHARE = Limit(
     title="Every NVLink that should be up is up, at full speed",
     impact="slow-collectives",
     limits=(_BRIDGE_LINKS, _SPEED_SHARE),
+    explains=(
+        "nvlink.topology",
+        "nvlink.errors",
+        "collective.bandwidth",
+        "collective.pairs",
+        "link.peer",
+        "train.scaling",
+        Explains(("gpu.xid",), found=LINK_CODES),
+    ),
 )
 def links(case: Case) -> Iterator[Finding]:
     """Count each GPU's links that are up against the model's number, else against the peers'."""

@@ -25,7 +25,12 @@ _BROKEN_P2P = {
 }
 
 
-@check("nvlink.topology", title="Every GPU reaches every other as it should", impact="slow-collectives")
+@check(
+    "nvlink.topology",
+    title="Every GPU reaches every other as it should",
+    impact="slow-collectives",
+    explains=("collective.bandwidth", "collective.correct", "collective.pairs", "link.peer"),
+)
 def topology(case: Case) -> Iterator[Finding]:
     """Judge the matrix by its kind; name the odd GPU, or the odd pair."""
     yield from trusted(case.gpus)[1]

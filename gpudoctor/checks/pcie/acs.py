@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.each_gpu import in_virtual_machine
+from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
@@ -15,7 +16,12 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 
 
-@check("pcie.acs", title="Nothing sends peer-to-peer traffic through the root complex", impact="costs")
+@check(
+    "pcie.acs",
+    title="Nothing sends peer-to-peer traffic through the root complex",
+    impact="costs",
+    explains=(Explains(("collective.*", "link.peer"), anywhere=True),),
+)
 def acs(case: Case) -> Iterator[Finding]:
     """Warn of ACS redirect above a GPU and of a translating IOMMU, on bare metal with several GPUs."""
     reason = _acs_does_not_matter(case)

@@ -20,9 +20,11 @@ _IDEAL: dict[int, tuple[int, ...]] = {2: (16, 8), 3: (16, 8, 8), 4: (8, 8, 8, 8)
 
 
 _ENOUGH_LANES = Limit(
-    8, "lanes", "rule of the field: 2 GPUs x16/x8, 3 x16/x8/x8, 4 and more x8 each", name="enough_lanes"
+    8, "lanes", "rule of the field: 2 GPUs x16/x8, 3 x16/x8/x8, 4 and more x8 each", name="enough_lanes", status="warn"
 )
-_ENOUGH_GB_S = Limit(15.75, "GB/s", "line rate of Gen4 x8 = Gen3 x16: adequate for most training", name="enough_gb_s")
+_ENOUGH_GB_S = Limit(
+    15.75, "GB/s", "line rate of Gen4 x8 = Gen3 x16: adequate for most training", name="enough_gb_s", status="warn"
+)
 
 
 @check(

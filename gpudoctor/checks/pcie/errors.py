@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import each_gpu, first_failed
+from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unread, warn
 from gpudoctor.checks.core.lifetime_counters import out_of_line
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
+from gpudoctor.checks.core.xid_codes import BUS_CODES
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.missing import Missing, known
 
@@ -35,6 +37,7 @@ _PEERS_RATIO = Limit(
     title="No GPU's PCIe link counts errors out of line with its peers",
     impact="costs",
     limits=(_FLOOR_ERRORS, _PEERS_RATIO),
+    explains=(Explains(("gpu.xid",), found=BUS_CODES),),
 )
 @each_gpu
 def errors(case: Case, gpu: Gpu) -> Finding:

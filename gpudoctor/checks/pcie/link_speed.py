@@ -32,6 +32,7 @@ _BUSY_PCT = Limit(10, "percent", "below it a desktop's redraws look the same as 
     title="Every busy GPU runs its PCIe link at full generation",
     impact="slow-host-link",
     limits=(_BUSY_PCT,),
+    explains=("pcie.balance", "collective.bandwidth", "collective.pairs", "link.*", "train.balance", "train.scaling"),
 )
 @each_gpu
 def link_speed(case: Case, gpu: Gpu) -> Finding:

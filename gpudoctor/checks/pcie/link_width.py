@@ -35,7 +35,12 @@ from gpudoctor.profiles.peers import majority
 _WIDTH = "nvmlDeviceGetCurrPcieLinkWidth"
 
 
-@check("pcie.link-width", title="Every GPU uses all of its PCIe lanes", impact="slow-host-link")
+@check(
+    "pcie.link-width",
+    title="Every GPU uses all of its PCIe lanes",
+    impact="slow-host-link",
+    explains=("pcie.balance", "collective.bandwidth", "collective.pairs", "link.*", "train.balance", "train.scaling"),
+)
 @each_gpu
 def link_width(case: Case, gpu: Gpu) -> Finding:
     """Judge each link's lanes by the GPU's and the slot's maximum; if the slot is hidden, by its peers."""

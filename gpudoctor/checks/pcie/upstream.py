@@ -53,6 +53,7 @@ class Hop(msgspec.Struct, frozen=True):
     "pcie.upstream",
     title="Every link above the GPUs, up to the root, is at full width and speed",
     impact="slow-host-link",
+    explains=("collective.bandwidth", "collective.pairs", "link.*"),
 )
 def upstream(case: Case) -> Iterator[Finding]:
     """Name the first bad hop above each GPU, once per bridge with all the GPUs behind it."""

@@ -12,7 +12,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import NumaNode
 
 
-@check("topology.numa", title="Every GPU has CPUs of this process near it")
+@check("topology.numa", title="Every GPU has CPUs of this process near it", explains=("link.host",))
 @each_gpu
 def numa(case: Case, gpu: Gpu) -> Finding:
     """Warn of a GPU on whose NUMA node this process may use no CPU. Never a failure: distant CPUs still work."""

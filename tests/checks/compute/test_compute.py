@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from gpudoctor.checks.core.finding import Finding, Status
-from gpudoctor.checks.core.registry import Check, registry
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.gpu import Clocks, Ecc, GpuProcess, Power
 from gpudoctor.facts.model.measured_compute import ComputeRank, Gemm
@@ -16,7 +15,6 @@ from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.profiles.load import gpu_models, profile_for
-from gpudoctor.report.check_docs import page_path
 from tests.checks.measured import computed, measured, sampled
 from tests.checks.one_check import gpu, gpus, judge, words
 
@@ -241,17 +239,6 @@ def test_the_profiles_know_rates_of_the_models_that_train() -> None:
     for model in models.values():
         rates = [model.achieved_bf16_tflops, model.bf16_tflops]
         assert None in rates or rates[0] < rates[1], model.name  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("check", [c for c in registry() if c.domain in ("link", "compute")], ids=lambda c: c.id)
-def test_a_page_has_its_title_its_sections_and_every_limit_with_its_value(check: Check) -> None:
-    lines = page_path(check.id).read_text(encoding="utf-8").splitlines()
-    assert lines[0] == f"# {check.id}: {check.title}"
-    sections = ["## What", "## Why", "## Thresholds", "## False alarms", "## Fix"]
-    assert [line for line in lines if line.startswith("## ")] == sections
-    for name, limit in check.limits.items():
-        assert any(f"`{name}`" in line and f"{limit.value:g}" in line for line in lines), f"{name} {limit.value:g}"
-    assert (check.level, check.needs_gpu) == ("full", False)
 
 
 def test_a_configured_limit_is_in_force_and_named() -> None:

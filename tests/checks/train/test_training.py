@@ -9,7 +9,7 @@ import pytest
 
 from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.runner import CheckResult
-from gpudoctor.checks.train.scaling import split_of
+from gpudoctor.checks.train.scaling import efficiency_factors
 from gpudoctor.facts.model.gpu import Clocks, Gpu, GpuPair, GpuProcess, PcieLink, Power, Thermal
 from gpudoctor.facts.model.measurements import (
     BucketStep,
@@ -478,7 +478,7 @@ def test_the_efficiency_is_taken_apart_exactly() -> None:
     ranks = (rank(0, 20.0, solo_compute_ms=18.0), rank(1, 25.0, solo_compute_ms=18.0))
     measured = trained(*ranks, solo_step_ms=20.0, steady_step_ms=32.0)
     assert measured.training is not None
-    split = split_of(measured.training, 20.0 / 32.0)
+    split = efficiency_factors(measured.training, 20.0 / 32.0)
     assert split is not None
     assert split.concurrency == pytest.approx(18.0 / 22.5)
     assert split.balance == pytest.approx(22.5 / 25.0)

@@ -38,8 +38,12 @@ _MS_PER_S = 1e3
 _MIB_SHORT = 999.5  # from here on three digits do not do
 # for every strategy's check; fp32 measured at 3e-7 and bf16 at 1e-3 on 2 to 8 CPU ranks, and at 7e-7 and 2e-3 for the
 # larger model that GPUs train (its parts added up on a CPU)
-FP32_ERROR = Limit(1e-4, "relative", "rounding of fp32 over ten steps, measured at 3e-7, with room", name="fp32_error")
-BF16_ERROR = Limit(1e-2, "relative", "rounding of bf16 over ten steps, measured at 1e-3, with room", name="bf16_error")
+FP32_ERROR = Limit(
+    1e-4, "relative", "rounding of fp32 over ten steps, measured at 3e-7, with room", name="fp32_error", status="fail"
+)
+BF16_ERROR = Limit(
+    1e-2, "relative", "rounding of bf16 over ten steps, measured at 1e-3, with room", name="bf16_error", status="fail"
+)
 _TOLERANCES = {"fp32": FP32_ERROR, "bf16": BF16_ERROR}
 
 
@@ -53,7 +57,7 @@ def judged_strategy(case: Case, strategy: str, what: str, *, likely: str, who: s
     """The findings that every strategy has; one pass for each variant that is wholly right.
 
     `what` names it for people ("tensor parallelism"), `likely` says where a deviation comes from, `who` trained
-    where it was not the ranks of torch. The check that calls has the error of each dtype among its limits.
+    if it was not the ranks of torch. The check that calls has the error of each dtype among its limits.
     """
     check_id = f"strategy.{strategy}"
     tried, runs = case.measurements.strategies, runs_of(case, strategy)
@@ -101,7 +105,7 @@ def _ranks_of(tried: Strategies, strategy: str) -> int:
 
 
 def mean_losses(run: StrategyRun) -> list[float | None]:
-    """The loss of each step over the whole batch: the mean over the ranks that computed any; None where not finite."""
+    """The loss of each step over the whole batch: the mean over the ranks that computed any; None if not finite."""
     told = [rank.losses for rank in run.ranks if rank.losses]
     if len({len(losses) for losses in told}) > 1:
         return []
@@ -122,7 +126,7 @@ def cost_in_words(run: StrategyRun) -> str:
 
 
 def held_bytes(rank: StrategyRank) -> int:
-    """What a rank held: the GPU's peak, or where there is none, the sum of what was counted."""
+    """What a rank held: the GPU's peak, or if there is none, the sum of what was counted."""
     memory = rank.memory
     if isinstance(memory.peak_bytes, int):
         return memory.peak_bytes
@@ -137,7 +141,7 @@ def mib(size_bytes: float) -> str:
 
 
 def loss_error(tried: Strategies, run: StrategyRun) -> float | None:
-    """The largest relative difference of a step's loss from that of one rank alone; None where one was not finite."""
+    """The largest relative difference of a step's loss from that of one rank alone; None if one was not finite."""
     alone = tried.reference.losses_bf16 if run.dtype == "bf16" else tried.reference.losses
     found = mean_losses(run)
     if len(found) != len(alone):
@@ -244,7 +248,7 @@ def _astray(rank: StrategyRank, step: int, limit: float) -> bool:
 
 
 def _weights(case: Case, run: StrategyRun, limit: float, source: str, likely: str) -> Iterator[Finding]:
-    # every rank's copy is made of all ranks' parts: where all are off, no one of them is at fault
+    # every rank's copy is made of all ranks' parts: if all are off, no one of them is at fault
     off = [rank for rank in run.ranks if rank.weights_error is None or not rank.weights_error <= limit]
     if not off:
         return
