@@ -129,7 +129,7 @@ DOMAINS = (
 
 # What comes before what in a report, by domain; a check that is not here comes after these, by its id
 READING_ORDER = {
-    "driver": ("loaded", "version-match", "responsive"),
+    "driver": ("responsive", "loaded", "version-match"),
     "gpu": (
         *("count", "identical", "lost", "ecc", "temperature", "memory-repair", "throttle", "power-limit", "clocks"),
         *("xid", "settings", "in-use"),
