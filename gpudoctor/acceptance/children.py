@@ -14,7 +14,7 @@ from time import monotonic
 import msgspec
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.system.command import ending_words
+from gpudoctor.process.ending import ending_words
 
 MARK = "GPUDOCTOR_ACCEPTANCE"
 _TURN_S = 0.2

@@ -20,7 +20,8 @@ import msgspec
 
 from gpudoctor.acceptance.children import marked_processes
 from gpudoctor.errors import UserError
-from gpudoctor.facts.system.command import Completed, run_command
+from gpudoctor.facts.system.command import run_command
+from gpudoctor.process.command import Completed
 from gpudoctor.process.own_program import own_python
 
 _READY = b"ready\n"

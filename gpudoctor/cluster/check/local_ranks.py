@@ -14,9 +14,9 @@ from typing import Any, cast
 import msgspec
 
 from gpudoctor.cluster.check.messages import CouldNot, Meet, Times
-from gpudoctor.facts.system.command import signal_name
 from gpudoctor.probes.inter_node.messages import Answer, Meeting, Met, Opened, Trouble
 from gpudoctor.probes.inter_node.start import tied_rank
+from gpudoctor.process.ending import signal_name
 
 _END_LIMIT_S = 5.0  # after SIGKILL; a driver may take longer, and nobody waits for it
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

@@ -15,8 +15,8 @@ from typing import IO
 import msgspec
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.system.command import signal_name
 from gpudoctor.probes.frameworks.isolated_messages import AnyAnswer, Broken, Doing, Done, Order, Task
+from gpudoctor.process.ending import signal_name
 from gpudoctor.process.own_program import own_python
 
 _READ_BYTES = 1 << 16

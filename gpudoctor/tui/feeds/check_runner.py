@@ -16,7 +16,7 @@ import msgspec
 from gpudoctor.checks.core.registry import LEVELS, Level
 from gpudoctor.errors import UserError
 from gpudoctor.exits import COULD_NOT, printable
-from gpudoctor.facts.system.command import ending_words
+from gpudoctor.process.ending import ending_words
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.progress import ProgressLine
 from gpudoctor.report.model import Report
