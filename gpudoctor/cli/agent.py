@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import signal
 import socket
 from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack, suppress
@@ -21,6 +20,7 @@ from gpudoctor.exits import FAILED, OK, UNKNOWN, printable, say, write_stdout
 from gpudoctor.facts.model.node import Source
 from gpudoctor.process.command import CommandLateError, run_command
 from gpudoctor.process.die_with_parent import adopt_orphans
+from gpudoctor.process.ending import ENDING_SIGNALS
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.report.model import SourceSummary
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from gpudoctor.agent.schedule import Plan, Rounds
 
 _ASK_S = 60.0
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _EXIT_OF = {"pass": OK, "warn": OK, "fail": FAILED, "unknown": UNKNOWN}
 _JITTER_SHARE, _JITTER_MAX_S = 0.1, 60.0
 
@@ -100,7 +99,7 @@ async def _until_signal(work: Coroutine[None, None, None]) -> int | None:
         came.append(number)
         task.cancel()
 
-    for number in _ENDING:
+    for number in ENDING_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, end, number)
     with suppress(asyncio.CancelledError):
         await task
@@ -117,7 +116,7 @@ async def _serve(listener: socket.socket, answers: Answers, rounds: Rounds) -> i
         if not ended.done():
             ended.set_result(128 + number)
 
-    for number in _ENDING:
+    for number in ENDING_SIGNALS:
         loop.add_signal_handler(number, end, number)
     server = Listener(answers.to)
     await server.start(listener)

@@ -17,11 +17,12 @@ from gpudoctor.facts.nvml.fake_driver_context import VARIABLE, write_stand_in
 from gpudoctor.fakes.library_build import library_folder
 from gpudoctor.fakes.library_table import answers_of, branch_of
 from gpudoctor.process.die_with_parent import die_with_parent
+from gpudoctor.process.ending import ENDING_SIGNALS
 from gpudoctor.process.spawn import Child
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_PASSED_ON = (*ENDING_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
 # longer than any deadline for a call; a driver that never answers is the fault driver-hang
 LONGEST_CALL_LATENCY_MS = 60_000
 

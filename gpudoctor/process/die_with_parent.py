@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from gpudoctor.process.ending import leave
 from gpudoctor.process.own_program import own_python
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -58,7 +59,7 @@ def die_with_parent(parent: int | None = None, sent: int = signal.SIGKILL) -> No
     """Have the kernel send `sent` to this process when its parent ends; if `parent` is not its parent now, end now."""
     _prctl(_PR_SET_PDEATHSIG, int(sent))
     if parent is not None and os.getppid() != parent:
-        os._exit(1)
+        leave(1)
 
 
 def adopt_orphans() -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
+from typing import NoReturn
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # what people and service managers send
 
@@ -68,6 +70,15 @@ def send_signal(pid: int, number: int, *, group: bool = False) -> None:
     """Send a signal to a process or a process group; one that is gone or another user's is left alone."""
     with suppress(ProcessLookupError, PermissionError):
         (os.killpg if group else os.kill)(pid, number)
+
+
+def leave(status: int = 0) -> NoReturn:
+    """End this process without taking anything down: libraries take time for it, and may hang or abort."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    finally:
+        os._exit(status)
 
 
 def signal_name(number: int) -> str:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from time import monotonic, sleep
 from typing import NoReturn
 
-from gpudoctor.process.ending import RunningProcess
+from gpudoctor.process.ending import RunningProcess, leave
 
 
 class ForkedProcess(RunningProcess):
     """A forked child that runs a function and never returns into the caller's code. Raise OSError if fork fails.
 
-    `run` ends the process with os._exit, or else it ends with status 0, and with 1 and a traceback if `run` raises.
+    It is in a `new_session` if that is wanted. `run` ends the process, or else it ends with status 0, and with 1 and a
+    traceback if `run` raises.
     """
 
-    def __init__(self, run: Callable[[], object]) -> None:
+    def __init__(self, run: Callable[[], object], *, new_session: bool = False) -> None:
         self._returncode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
-            _be_child(run)
+            _be_child(run, new_session)
 
     @property
     def returncode(self) -> int | None:
@@ -58,9 +58,11 @@ def reap(pid: int = -1) -> tuple[int, int] | None:
     return (ended, os.waitstatus_to_exitcode(status)) if ended else None
 
 
-def _be_child(run: Callable[[], object]) -> NoReturn:
+def _be_child(run: Callable[[], object], new_session: bool) -> NoReturn:
     status = 1
     try:
+        if new_session:
+            os.setsid()
         run()
         status = 0
     except BaseException:  # noqa: BLE001 - the last words of a process
@@ -68,8 +70,4 @@ def _be_child(run: Callable[[], object]) -> NoReturn:
 
         traceback.print_exc()
     finally:
-        try:
-            if sys.stderr is not None:
-                sys.stderr.flush()
-        finally:
-            os._exit(status)
+        leave(status)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from time import monotonic
+from typing import Literal
 
 TURN_S = 0.2  # a signal that came just before a wait does not end it: nobody waits for longer at a stretch
 _READ_BYTES = 1 << 16
@@ -17,6 +19,23 @@ class LongLineError(ValueError):
 
 class DisturbedError(Exception):
     """What is watched beside the pipes has something to say, or is gone."""
+
+
+@contextmanager
+def pipe_with_child(child: Literal["reads", "writes"]) -> Iterator[tuple[int, int]]:
+    """Our end and the child's end of a new pipe, to start the child in the block: then its end is closed here.
+
+    Ours is left open, unless the block raises. Raise OSError.
+    """
+    reader, writer = os.pipe()
+    ours, theirs = (reader, writer) if child == "writes" else (writer, reader)
+    try:
+        yield ours, theirs
+    except BaseException:
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
 
 
 def write_all(descriptor: int, data: bytes) -> None:

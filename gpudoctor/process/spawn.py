@@ -78,6 +78,14 @@ class Child(RunningProcess):
         except subprocess.TimeoutExpired:
             return None
 
+    def wait(self) -> int:
+        """The exit status, however long that takes; an exception meanwhile kills it."""
+        try:
+            return self._process.wait()
+        except BaseException:
+            self._process.kill()
+            raise
+
     def abandon(self) -> None:
         if self._process.returncode is None:
             self._process.returncode = -signal.SIGKILL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
@@ -17,7 +17,7 @@ from gpudoctor.facts.model.node import Driver, Unanswered
 from gpudoctor.facts.nvml.channel import InFlight, Message
 from gpudoctor.facts.nvml.collector_ahead import take_ahead
 from gpudoctor.facts.nvml.spawn import MAX_WORDS, DriverProcess
-from gpudoctor.process.pipes import LineReader, LongLineError
+from gpudoctor.process.pipes import LineReader, LongLineError, pipe_with_child
 
 _TICK_S = 0.05
 _MOMENT_S = 0.01
@@ -78,16 +78,10 @@ class Collector:
             self._pipe = LineReader(ahead.pipe, _MAX_LINE_BYTES)
             self._process = DriverProcess.ahead("collector", ahead)
             return
-        with ExitStack() as kept:
-            pipe, write_end = os.pipe()
-            kept.callback(os.close, pipe)
-            self._pipe = LineReader(pipe, _MAX_LINE_BYTES)
-            try:
-                order = {"pipe": write_end, "parent_pid": os.getpid(), "root": str(root), "nvml": nvml}
-                self._process = DriverProcess("collector", "nvml.collector_child", order, (write_end,))
-            finally:
-                os.close(write_end)
-            kept.pop_all()
+        with pipe_with_child("writes") as (pipe, out):
+            order = {"pipe": out, "parent_pid": os.getpid(), "root": str(root), "nvml": nvml}
+            self._process = DriverProcess("collector", "nvml.collector_child", order, (out,))
+        self._pipe = LineReader(pipe, _MAX_LINE_BYTES)
 
     def listen(self, patience: Patience, progress: Progress | None = None) -> None:
         """Take messages until the end, the deadline, or until every thread that is left sits in a hung call.

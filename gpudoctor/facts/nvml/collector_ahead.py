@@ -44,7 +44,7 @@ class Ahead:
             _kept(self.pipe, ours), _kept(out, theirs)
             with suppress(OSError):
                 fcntl(out, _F_SETPIPE_SZ, _PIPE_BYTES)
-            self.process = ForkedProcess(lambda: _collect(orders, out, memory, self.errors, parent))
+            self.process = ForkedProcess(lambda: _collect(orders, out, memory, self.errors, parent), new_session=True)
             ours.pop_all()
         # in the child's numbers, which stay the same
         self._order = {"pipe": out, "crumbs": memory, "parent_pid": parent}
@@ -119,7 +119,6 @@ def dismiss_ahead() -> None:
 
 def _collect(orders: int, pipe: int, memory: int, errors: int, parent: int) -> None:
     """In the child: import, wait for the order, read the driver as `collector_child` does; ends the process."""
-    os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     for fd, stream in ((null, 0), (null, 1), (errors, 2)):
         os.dup2(fd, stream)

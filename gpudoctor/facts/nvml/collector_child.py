@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +18,7 @@ from gpudoctor.facts.nvml.channel import Message
 from gpudoctor.facts.nvml.client import Crumbs, load_pynvml
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.process.die_with_parent import die_with_parent
+from gpudoctor.process.ending import leave
 from gpudoctor.process.pipes import write_all
 
 T = TypeVar("T")
@@ -78,9 +78,7 @@ def serve_and_exit(serve: Callable[[T], None], order: T) -> NoReturn:
 
     faulthandler.enable(all_threads=True)  # its report names the thread that crashed
     serve(order)
-    sys.stderr.flush()
-    # not sys.exit: tearing the driver library down may hang, and there is nothing to tidy
-    os._exit(0)
+    leave()
 
 
 def wait_for_order(orders: int, parent_pid: int) -> None:
@@ -93,7 +91,7 @@ def wait_for_order(orders: int, parent_pid: int) -> None:
         argument += part
     if argument:
         main(argument.decode())
-    os._exit(0)
+    leave()
 
 
 def serve(order: Order) -> None:

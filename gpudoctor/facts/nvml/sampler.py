@@ -18,6 +18,7 @@ from gpudoctor.facts.model.node import Unanswered
 from gpudoctor.facts.nvml.samples import Recording, Said, Sample
 from gpudoctor.facts.nvml.spawn import MAX_WORDS, DriverProcess
 from gpudoctor.process.anonymous_file import anonymous_file, content
+from gpudoctor.process.pipes import pipe_with_child
 
 INTERVAL_S = 0.2
 _MOST_TICKS = 5000  # a long load is sampled more seldom: 5000 samples of 8 GPUs are some 10 MB
@@ -51,19 +52,9 @@ class Sampler:
         with ExitStack() as kept:
             self._lines = anonymous_file()
             kept.callback(os.close, self._lines)
-            stop, self._stop = os.pipe()
-            kept.callback(os.close, self._stop)
-            try:
-                order = {
-                    "out": self._lines,
-                    "stop": stop,
-                    "gpus": self._gpus,
-                    "interval_s": interval_s,
-                    "nvml": nvml,
-                }
+            with pipe_with_child("reads") as (self._stop, stop):
+                order = {"out": self._lines, "stop": stop, "gpus": self._gpus, "interval_s": interval_s, "nvml": nvml}
                 self._process = DriverProcess("sampler", "nvml.sampler_child", order, (self._lines, stop))
-            finally:
-                os.close(stop)
             kept.pop_all()
 
     @property

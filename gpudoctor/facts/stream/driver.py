@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from time import monotonic
 
 import msgspec
@@ -15,7 +14,7 @@ from gpudoctor.facts.nvml.spawn import MAX_WORDS, DriverProcess
 from gpudoctor.facts.stream.driver_channel import Answer
 from gpudoctor.facts.stream.messages import Silence
 from gpudoctor.process.forked import reap
-from gpudoctor.process.pipes import LineReader, LongLineError, write_all
+from gpudoctor.process.pipes import LineReader, LongLineError, pipe_with_child, write_all
 
 LONGEST_BACKOFF_S = 60.0
 _MAX_LINE_BYTES = 16 << 20
@@ -176,17 +175,10 @@ class _Reader:
     def __init__(self, order: dict[str, object]) -> None:
         self.asked_s = monotonic()
         self._asked = False
-        with ExitStack() as kept, ExitStack() as theirs:
-            requests, self._requests = os.pipe()
-            theirs.callback(os.close, requests)
-            kept.callback(os.close, self._requests)
-            answers, out = os.pipe()
-            theirs.callback(os.close, out)
-            kept.callback(os.close, answers)
-            self._out = LineReader(answers, _MAX_LINE_BYTES)
+        with pipe_with_child("reads") as (self._requests, requests), pipe_with_child("writes") as (answers, out):
             whole = {**order, "requests": requests, "out": out}
             self.process = DriverProcess("reader", "stream.driver_child", whole, (requests, out))
-            self._pipes = kept.pop_all()
+        self._out = LineReader(answers, _MAX_LINE_BYTES)
 
     def answer(self, patience_s: float, call_deadline_s: float) -> Answer | None:
         """The answer to what was asked, now or before; None where there is none in time.
@@ -233,7 +225,8 @@ class _Reader:
 
     def end(self) -> bool:
         """End the process; False where it sits in the kernel and will not."""
-        self._pipes.close()
+        for pipe in (self._requests, self._out.descriptor):
+            os.close(pipe)
         ended = self.process.end()
         self.process.close()
         return ended
