@@ -76,11 +76,11 @@ class Collector:
         ahead = take_ahead(root, nvml)
         if ahead is not None:
             self._pipe = LineReader(ahead.pipe, _MAX_LINE_BYTES)
-            self._process = DriverProcess.ahead("collector", ahead)
+            self._process = DriverProcess("collector", ahead.process, ahead.crumbs, ahead.errors, ahead.ordered_s)
             return
         with pipe_with_child("writes") as (pipe, out):
             order = {"pipe": out, "parent_pid": os.getpid(), "root": str(root), "nvml": nvml}
-            self._process = DriverProcess("collector", "nvml.collector_child", order, (out,))
+            self._process = DriverProcess.start("collector", "nvml.collector_child", order, (out,))
         self._pipe = LineReader(pipe, _MAX_LINE_BYTES)
 
     def listen(self, patience: Patience, progress: Progress | None = None) -> None:

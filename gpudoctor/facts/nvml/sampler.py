@@ -54,7 +54,7 @@ class Sampler:
             kept.callback(os.close, self._lines)
             with pipe_with_child("reads") as (self._stop, stop):
                 order = {"out": self._lines, "stop": stop, "gpus": self._gpus, "interval_s": interval_s, "nvml": nvml}
-                self._process = DriverProcess("sampler", "nvml.sampler_child", order, (self._lines, stop))
+                self._process = DriverProcess.start("sampler", "nvml.sampler_child", order, (self._lines, stop))
             kept.pop_all()
 
     @property

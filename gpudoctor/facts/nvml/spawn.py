@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from gpudoctor.facts.deadlines import START_CALLS
 from gpudoctor.facts.model.node import Unanswered
 from gpudoctor.facts.nvml.channel import SIZE_BYTES, Crumbs, InFlight
-from gpudoctor.facts.nvml.collector_ahead import Ahead
 from gpudoctor.process.anonymous_file import anonymous_file, tail
 from gpudoctor.process.cpu_starvation import Starvation
 from gpudoctor.process.die_with_parent import dependent_python
@@ -28,46 +27,38 @@ _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal
 
 
 class DriverProcess:
-    """The process, in its own session and process group, with breadcrumbs and what it wrote to stderr.
+    """The process, in its own session and process group, with breadcrumbs and what it writes to stderr.
 
-    It runs `main` of a module of this package with the order as JSON, to which `crumbs` (a file
-    descriptor) is added. `name` is how words call it. `end` and then `close` must
-    be called; `end` waits only for a moment for a process that will not die. Raise OSError where the
-    process cannot be started.
+    `name` is how words call it, `errors` the memory behind its stderr, `started_s` monotonic time. `end` and then
+    `close` must be called; `end` waits only for a moment for a process that will not die.
     """
 
-    def __init__(self, name: str, module: str, order: Mapping[str, object], pass_fds: Sequence[int]) -> None:
+    def __init__(self, name: str, process: RunningProcess, crumbs: Crumbs, errors: int, started_s: float) -> None:
         self.name = name
-        self.started_s = monotonic()
-        with ExitStack() as opened, ExitStack() as kept:
-            memory = anonymous_file(SIZE_BYTES)
-            opened.callback(os.close, memory)
-            self._errors = anonymous_file()
-            kept.callback(os.close, self._errors)
-            self.crumbs = Crumbs(memory)
-            kept.callback(self.crumbs.close)
-            whole = {**order, "crumbs": memory}
-            argument = msgspec.json.encode(whole).decode()
-            self._process: RunningProcess = Child(
-                dependent_python(f"gpudoctor.facts.{module}", "main", argument),
-                stderr=self._errors,
-                pass_fds=(*pass_fds, memory),
-            )
-            self._told_to_end = False
-            self._starvation = Starvation(self._process.pid)
-            kept.pop_all()
+        self.started_s = started_s
+        self.crumbs = crumbs
+        self._process, self._errors = process, errors
+        self._told_to_end = False
+        self._starvation = Starvation(process.pid)
 
     @classmethod
-    def ahead(cls, name: str, ahead: Ahead) -> DriverProcess:
-        """The one that was forked before, and has its order: from here on it is as any other."""
-        self = cls.__new__(cls)
-        self.name = name
-        self.started_s = ahead.ordered_s
-        self.crumbs, self._errors = ahead.crumbs, ahead.errors
-        self._process = ahead.process
-        self._told_to_end = False
-        self._starvation = Starvation(ahead.process.pid)
-        return self
+    def start(cls, name: str, module: str, order: Mapping[str, object], pass_fds: Sequence[int]) -> DriverProcess:
+        """Run `main` of a module of gpudoctor.facts with the order as JSON. Raise OSError if it cannot be started.
+
+        `crumbs`, a file descriptor, is added to the order.
+        """
+        started_s = monotonic()
+        with ExitStack() as opened, ExitStack() as kept:
+            memory, errors = anonymous_file(SIZE_BYTES), anonymous_file()
+            opened.callback(os.close, memory)
+            kept.callback(os.close, errors)
+            argument = msgspec.json.encode({**order, "crumbs": memory}).decode()
+            command = dependent_python(f"gpudoctor.facts.{module}", "main", argument)
+            crumbs = Crumbs(memory)
+            kept.callback(crumbs.close)
+            process = Child(command, stderr=errors, pass_fds=(*pass_fds, memory))
+            kept.pop_all()
+        return cls(name, process, crumbs, errors, started_s)
 
     @property
     def pid(self) -> int:

@@ -177,7 +177,7 @@ class _Reader:
         self._asked = False
         with pipe_with_child("reads") as (self._requests, requests), pipe_with_child("writes") as (answers, out):
             whole = {**order, "requests": requests, "out": out}
-            self.process = DriverProcess("reader", "stream.driver_child", whole, (requests, out))
+            self.process = DriverProcess.start("reader", "stream.driver_child", whole, (requests, out))
         self._out = LineReader(answers, _MAX_LINE_BYTES)
 
     def answer(self, patience_s: float, call_deadline_s: float) -> Answer | None:

@@ -24,6 +24,7 @@ KILL_AFTER_S = 1.0
 LONGEST_PAUSE_S = 60.0
 # a stopped and continued screen (ctrl-z) finds its deadline passed and the lines waiting
 _SECOND_LOOK_S = 0.25
+_ENDING_S = 0.5
 _WORDS_BYTES_MAX = 4096
 
 
@@ -125,7 +126,7 @@ class _Child(AsyncChild):
 
     async def _ending(self) -> str:
         # the end of its output is seen a moment before its own
-        code = await self.exit_status(_SECOND_LOOK_S)
+        code = await self.exit_status(_ENDING_S)
         if code is None:
             return "closed its output"
         return f"ended (exit code {code})" if code >= 0 else f"was killed by signal {-code}"
