@@ -8,7 +8,12 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.checks.core.subject import NODE as NODE
+from gpudoctor.checks.core.subject import Subject as Subject
+from gpudoctor.checks.core.subject import of_gpu as of_gpu
+from gpudoctor.checks.core.subject import of_nic as of_nic
+from gpudoctor.checks.core.subject import of_pair as of_pair
+from gpudoctor.checks.core.subject import of_rank as of_rank
 from gpudoctor.facts.model.missing import Missing
 
 
@@ -26,10 +31,11 @@ WORST_FIRST = (Status.FAIL, Status.UNKNOWN, Status.WARN, Status.PASS, Status.SKI
 
 
 def worst(statuses: Iterable[Status]) -> Status:
-    """The worst status; SKIP where there is none, since nothing was looked at."""
+    """The worst status; SKIP if there is none, since nothing was looked at."""
     return min(statuses, key=WORST_FIRST.index, default=Status.SKIP)
 
 
+<<<<<<< HEAD
 class Subject(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a finding is about. A GPU is named by index, UUID and bus id."""
 
@@ -84,11 +90,13 @@ def of_nic(name: str) -> Subject:
     return Subject(kind="nic", name=name)
 
 
+=======
+>>>>>>> main
 Number = int | float
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What was seen: text for people, and the number with its unit where there is one."""
+    """What was seen: text for people, and the number with its unit if there is one."""
 
     text: str
     value: Number | str | None = None
@@ -113,7 +121,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """One step to take, with a command to copy where there is one."""
+    """One step to take, with a command to copy if there is one."""
 
     text: str
     command: str | None = None
@@ -122,7 +130,7 @@ class Advice(msgspec.Struct, frozen=True):
 class Finding(msgspec.Struct, frozen=True):
     """One judged statement. `reason` says why for skip and unknown.
 
-    `explained_by` is set later, by `faults.py`: the id of the check whose fault explains it.
+    `explained_by` is set later, by `causes`: the id of the check whose fault explains it.
     `suppressed` is what it was before the operator's configuration set it aside, as a skip.
     """
 
@@ -178,7 +186,7 @@ def unknown(subject: Subject, reason: str, *evidence: Evidence, advice: Iterable
 
 
 def unread(subject: Subject, what: str, missing: Missing) -> Finding:
-    """The finding for a fact that is Missing: unknown where it was tried in vain, else skip."""
+    """The finding for a fact that is Missing: unknown if reading it failed, else skip."""
     reason = f"{what}: {missing.reason}"
     return unknown(subject, reason) if missing.kind == "failed" else skip(subject, reason)
 

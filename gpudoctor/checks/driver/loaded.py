@@ -1,10 +1,11 @@
-"""Is the NVIDIA driver there, and of one piece?"""
+"""driver.loaded: is the NVIDIA driver there, and does its library initialise?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
+<<<<<<< HEAD
 from gpudoctor.checks.core.finding import (
     NODE,
     Advice,
@@ -20,6 +21,12 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.driver.load_causes import NOUVEAU, LoadCause, held_by_other_driver, load_cause
+=======
+from gpudoctor.checks.core.explains import PROBES, VIEWS, Explains
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, ok, skip, unknown, unread
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
+>>>>>>> main
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, PciDevice
 
@@ -37,6 +44,10 @@ CONTAINER_ADVICE = Advice(
     "In a container: start it with the GPUs and with the driver's utility libraries.",
     "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ...",
 )
+NOUVEAU_ADVICE = Advice(
+    "Keep nouveau from loading, rebuild the initramfs and reboot.",
+    "echo 'blacklist nouveau' > /etc/modprobe.d/blacklist-nouveau.conf; update-initramfs -u; reboot",
+)
 LOAD_ADVICE = (
     Advice("Load the driver and read what the kernel says if it refuses.", "modprobe nvidia; dmesg | grep -i nvrm"),
     "Not built for this kernel: reinstall the driver package (DKMS), or enrol its key where Secure Boot is on.",
@@ -51,9 +62,17 @@ def pci_gpus(node: Node) -> tuple[PciDevice, ...] | Missing:
     return tuple(d for d in devices if d.pci_class.lower().removeprefix("0x")[:4] in ("0300", "0302"))
 
 
-@check("driver.loaded", title="The NVIDIA driver is loaded and its library initialises", needs_gpu=False)
+@check(
+    "driver.loaded",
+    title="The NVIDIA driver is loaded and its library initialises",
+    needs_gpu=False,
+    explains=(
+        Explains(("driver.*", "gpu.count", "gpu.lost", "env.cuda-visible-devices", *VIEWS, *PROBES), anywhere=True),
+        Explains(("gpu.*", "nvlink.*"), anywhere=True, gaps=True),
+    ),
+)
 def loaded(case: Case) -> Iterator[Finding]:
-    """Pass only where NVML's own initialisation succeeded."""
+    """Pass only if NVML's own initialisation succeeded."""
     driver = case.node.driver
     code = driver.init_code
     module = known(driver.module_loaded)
@@ -66,7 +85,7 @@ def loaded(case: Case) -> Iterator[Finding]:
         yield skip(NODE, "the library refuses the kernel module (18): judged by driver.version-match")
     elif code == INIT_NO_PERMISSION:
         advice = Advice("Look at who may open the device files.", "ls -l /dev/nvidia*")
-        yield unknown(NODE, "no permission to initialise the driver's library", _init(case), advice=[advice])
+        yield unknown(NODE, "no permission to initialise the driver's library", init_evidence(case), advice=[advice])
     elif code == INIT_NO_LIBRARY:
         yield _no_library(case, module)
     elif module is False or code == INIT_NOT_LOADED:
@@ -82,13 +101,14 @@ def loaded(case: Case) -> Iterator[Finding]:
             NODE,
             f"the driver's library does not initialise: {words} ({code})",
             "nvmlInit succeeds",
-            _init(case),
+            init_evidence(case),
             likely="the driver is broken, or a GPU keeps it from starting",
             advice=[Advice("Read the driver's messages.", "dmesg | grep -i -e nvrm -e nvidia"), *LOAD_ADVICE],
         )
 
 
-def _init(case: Case) -> Evidence:
+def init_evidence(case: Case) -> Evidence:
+    """What NVML's initialisation answered."""
     driver = case.node.driver
     code = known(driver.init_code)
     return Evidence("nvmlInit", f"{code if code is not None else 'not called'}: {known(driver.init_error) or '-'}")
@@ -134,7 +154,7 @@ def _no_library(case: Case, module: bool | None) -> Finding:
         NODE,
         f"{where}libnvidia-ml.so.1 was not found",
         "the driver's user library beside its kernel module",
-        _init(case),
+        init_evidence(case),
         likely="the container was started without the NVIDIA runtime or its utility capability"
         if in_container
         else "the driver's user libraries are not installed, or not on the library path",
@@ -143,9 +163,9 @@ def _no_library(case: Case, module: bool | None) -> Finding:
 
 
 def _not_loaded(case: Case) -> Finding:
-    """The module is not there: by nouveau, by neglect, or because there is no GPU at all."""
-    driver = case.node.driver
+    """The module is not there: nouveau has the GPUs, it was not installed, or there is no GPU at all."""
     gpus = pci_gpus(case.node)
+<<<<<<< HEAD
     on_bus = () if isinstance(gpus, Missing) else gpus
     bus = Evidence("NVIDIA GPUs on the PCI bus", "not read" if isinstance(gpus, Missing) else str(len(gpus)))
     drivers = {known(d.driver) for d in on_bus}
@@ -247,3 +267,34 @@ def version_match(case: Case) -> Iterator[Finding]:
         yield unread(NODE, "kernel module version", driver.module_version)
     elif isinstance(driver.library_version, Missing):
         yield unread(NODE, "user library version", driver.library_version)
+=======
+    on_bus = known(gpus) or ()
+    count = Evidence("NVIDIA GPUs on the PCI bus", "not read" if isinstance(gpus, Missing) else str(len(gpus)))
+    evidence = [count, init_evidence(case)]
+    expected = "the NVIDIA kernel module"
+    advice: tuple[Advice | str, ...] = LOAD_ADVICE
+    drivers = {known(device.driver) for device in on_bus}
+    if known(case.node.driver.nouveau_loaded) is True or "nouveau" in drivers:
+        found = "nouveau drives the GPUs; the NVIDIA driver is not loaded"
+        likely = "the distribution's open driver took the GPUs first; CUDA does not run on it"
+        advice = (NOUVEAU_ADVICE, *LOAD_ADVICE)
+    elif on_bus and drivers <= {"vfio-pci"}:
+        found = f"the NVIDIA driver is not loaded; all {len(on_bus)} GPUs are handed to virtual machines (vfio-pci)"
+        evidence = [count]
+        likely = "this is the hypervisor: the GPUs are to be checked inside the guests"
+        advice = ("Run gpudoctor inside the virtual machines that hold the GPUs.",)
+    elif on_bus:
+        plural = "s" * (len(on_bus) > 1)
+        found = f"the NVIDIA driver is not loaded, with {len(on_bus)} NVIDIA GPU{plural} on the PCI bus"
+        likely = "the driver is not installed, or was not built for the running kernel"
+    elif isinstance(gpus, Missing):
+        found = "the NVIDIA driver is not loaded here"
+        likely = "this machine has no NVIDIA GPU, or its driver is not loaded"
+        advice = (*LOAD_ADVICE, CONTAINER_ADVICE)
+    else:
+        found = "there is no NVIDIA GPU and no NVIDIA driver on this machine"
+        expected = "at least one NVIDIA GPU with its driver"
+        likely = "not a GPU machine, or a container or virtual machine that was given no GPU"
+        advice = (CONTAINER_ADVICE, Advice("See what is on the bus.", "lspci -d 10de:"))
+    return fail(NODE, found, expected, *evidence, likely=likely, advice=advice)
+>>>>>>> main
