@@ -13,7 +13,7 @@ from gpudoctor.facts.kernel_log.host_messages import HOST_MESSAGES, HOST_WORDS, 
 from gpudoctor.facts.kernel_log.lines import parse_kernel_lines, read_kernel_text
 from gpudoctor.facts.model.kernel_log import ApiMismatch, HostEvent, KernelEvent, KernelLog, PcieLimit
 from gpudoctor.facts.model.missing import known
-from tests.facts.kernel_words import DRIVER_BUS as BUS
+from tests.facts.kernel_words import BUS_9B as BUS
 from tests.facts.kernel_words import DRIVER_LINES, HOST_LINES, LOST, STAMPS, WITH_USERS_WORDS, WRAPPINGS, message, names
 
 

@@ -6,11 +6,8 @@ import re
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-<<<<<<< HEAD
 from gpudoctor.checks.core.driver_messages import not_started
-=======
 from gpudoctor.checks.core.explains import VIEWS, Explains
->>>>>>> main
 from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
@@ -18,7 +15,6 @@ from gpudoctor.checks.core.finding import (
     Finding,
     Found,
     fail,
-    of_gpu,
     ok,
     skip,
     unknown,
@@ -29,7 +25,7 @@ from gpudoctor.checks.core.readings import told_by_driver
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.scope import confined, shown_count, slurm_gave
 from gpudoctor.checks.core.sight import Unseen, bus_gpus, unseen
-from gpudoctor.checks.core.subject import NODE, Subject
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.core.trust import denied, narrowed
 from gpudoctor.checks.driver.loaded import INIT_OK, pci_gpus
 from gpudoctor.facts.model.missing import Missing, known

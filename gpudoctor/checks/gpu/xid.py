@@ -9,36 +9,14 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case
-<<<<<<< HEAD
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    Status,
-    Subject,
-    of_gpu,
-    ok,
-    skip,
-    unknown,
-    unread,
-)
-from gpudoctor.checks.core.readings import told_by_driver
-from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.trust import narrowed
-from gpudoctor.checks.core.xid_codes import SXID_THERMAL, Bucket, sxid_fatal
-from gpudoctor.checks.gpu.xid_judged import Judged, judge_events, start_failed
-=======
 from gpudoctor.checks.core.explains import RESETS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, ok, skip, unknown, unread
+from gpudoctor.checks.core.readings import told_by_driver
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.core.trust import narrowed, untrusted
-from gpudoctor.checks.core.xid_codes import BUCKETS, LINK_CODES, SXID_THERMAL, Bucket, sxid_fatal, xid
-from gpudoctor.facts.model.gpu import Gpu
->>>>>>> main
+from gpudoctor.checks.core.trust import narrowed
+from gpudoctor.checks.core.xid_codes import SXID_THERMAL, Bucket, sxid_fatal
+from gpudoctor.checks.gpu.xid_judged import ClassifiedEvent, judge_events, start_failed
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
 
@@ -64,18 +42,6 @@ _LIKELY: dict[Bucket, str] = {
 _SAVE = Advice("As root:", "dmesg -x > dmesg.txt")
 
 
-<<<<<<< HEAD
-=======
-class ClassifiedEvent(msgspec.Struct, frozen=True):
-    """A kernel event with the bucket it falls into here, and what it means."""
-
-    event: KernelEvent
-    bucket: Bucket
-    words: str
-    advice: str
-
-
->>>>>>> main
 @check(
     "gpu.xid",
     title="No GPU or NVSwitch errors in the kernel log that matter",
@@ -188,77 +154,7 @@ def _bus(event: KernelEvent) -> str | None:
     return bus if bus is None or "." in bus else f"{bus}.0"
 
 
-<<<<<<< HEAD
-def _name(item: Judged) -> str:
-=======
-def _judge(events: Iterable[KernelEvent], gpu: Gpu | None) -> list[ClassifiedEvent]:
-    """Worst first. A GPU that asks for no recovery now was reset since its resettable errors.
-
-    The last Xid 154 is the authority: "(None)" settles everything before it, anything else
-    stands, unless the GPU itself answers today that it needs nothing.
-    """
-    events = tuple(events)
-    settled_before = max((i for i, e in enumerate(events) if e.code == 154 and _target(e) == 0), default=-1)
-    fit_now = gpu is not None and not untrusted(gpu) and known(gpu.recovery_action) == "none"
-    judged = []
-    for position, event in enumerate(events):
-        item = _classify(event)
-        if item is None:
-            continue
-        settled = position < settled_before
-        if (item.bucket == "reset" and (settled or fit_now)) or (item.bucket == "hardware" and settled):
-            item = msgspec.structs.replace(item, bucket="watch", words=f"{item.words} (settled since)")
-        judged.append(item)
-    # of equally bad ones the one that a bad link cannot explain comes first: it is what faults.py looks at
-    return sorted(judged, key=lambda item: (BUCKETS.index(item.bucket), item.event.code in LINK_CODES))
-
-
-def _driver_words(event: KernelEvent) -> str:
-    """What the driver says in the line, without what a user can write into it."""
-    # 10 ms of patterns (-X importtime), which a log without errors does not need
-    from gpudoctor.facts.kernel_log.lines import driver_words
-
-    return driver_words(event)
-
-
-def _target(event: KernelEvent) -> int | None:
-    found = _RECOVERY.match(_driver_words(event))
-    return int(found[1], 16) if found else None
-
-
-def _classify(event: KernelEvent) -> ClassifiedEvent | None:
-    if event.kind == "off-bus":
-        return ClassifiedEvent(event, "hardware", "GPU has fallen off the bus", xid(79).advice)
-    if event.kind in ("gsp", "rm"):
-        return (
-            ClassifiedEvent(event, "watch", "driver error", xid(119).advice)
-            if _SICK.search(_driver_words(event))
-            else None
-        )
-    if event.code is None:
-        return ClassifiedEvent(event, "unknown", "an Xid without a code", xid(0).advice)
-    entry = xid(event.code)
-    bucket, words = entry.bucket, entry.words
-    said = _driver_words(event)
-    if event.code == 154:
-        found = _RECOVERY.match(said)
-        if found is None:
-            return ClassifiedEvent(event, "unknown", f"{words}, but the line does not say to what", xid(46).advice)
-        if int(found[1], 16) == 0:
-            return ClassifiedEvent(event, "info", words, entry.advice)
-        # drain-p2p (3) asks for care, the others make the GPU unfit; source: NVML field 230
-        bucket, words = ("watch" if int(found[1], 16) == 3 else "reset"), f"the GPU asks for: {found[2]}"
-        return ClassifiedEvent(event, bucket, words, xid(46).advice)
-    if 144 <= event.code <= 150:
-        if event.fatal is False or _NON_FATAL.search(said):
-            bucket, words = "info", f"{words}, non-fatal"
-        elif event.fatal or _FATAL.search(said):
-            bucket, words = "reset", f"{words}, fatal"
-    return ClassifiedEvent(event, bucket, words, entry.advice if bucket == entry.bucket else xid(74).advice)
-
-
 def _name(item: ClassifiedEvent) -> str:
->>>>>>> main
     if item.event.kind == "xid":
         return f"Xid {item.event.code}"
     return {"off-bus": "off the bus", "gsp": "GSP error", "rm": "driver error"}.get(item.event.kind, item.event.kind)

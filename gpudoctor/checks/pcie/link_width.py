@@ -35,29 +35,6 @@ from gpudoctor.profiles.peers import majority
 _WIDTH = "nvmlDeviceGetCurrPcieLinkWidth"
 
 
-<<<<<<< HEAD
-@check("pcie.link-width", title="Every GPU uses all of its PCIe lanes", impact="slow-host-link")
-def link_width(case: Case) -> Iterator[Finding]:
-    """Judge each link's lanes by the GPU's and the slot's maximum; where the slot is hidden, by its peers."""
-    for gpu in case.gpus:
-        yield _width_of(case, gpu)
-
-
-def _width_of(case: Case, gpu: Gpu) -> Finding:
-    subject, width = of_gpu(gpu), gpu.pcie.width
-    if reason := untrusted(gpu):
-        return unknown(subject, reason)
-    if isinstance(width, Missing):
-        return unread(subject, "PCIe link width", width)
-    own_max = _own_max(gpu)
-    if isinstance(own_max, Missing):
-        return _by_lspci(gpu, width) or unread(subject, "PCIe link width that the GPU can do", own_max)
-    if min(width, own_max) <= 0:
-        return unknown(subject, f"PCIe link width: the answer, {width} of {own_max} lanes, is none")
-    generation = generation_reachable(gpu) or known(gpu.pcie.generation)
-    found = Found(describe(generation, width), width, "lanes")
-    wider = [peer for peer in _peers(case, gpu) if (known(peer.pcie.width) or 0) > width]
-=======
 @check(
     "pcie.link-width",
     title="Every GPU uses all of its PCIe lanes",
@@ -71,12 +48,11 @@ def link_width(case: Case, gpu: Gpu) -> Finding:
     if isinstance(width, Missing):
         return unread(subject, "PCIe link width", width)
     if isinstance(own_max, Missing):
-        return unread(subject, "PCIe link width that the GPU can do", own_max)
+        return _by_lspci(gpu, width) or unread(subject, "PCIe link width that the GPU can do", own_max)
     if min(width, own_max) <= 0:
         return unknown(subject, f"PCIe link width: the answer, {width} of {own_max} lanes, is none")
     peers = same_model(case, gpu)
     wider = [peer for peer in peers if (known(peer.pcie.width) or 0) > width]
->>>>>>> main
     # by design all of them are narrow; one among wider ones is not
     if width < own_max and on_c2c(gpu) and not wider:
         return skip(subject, f"x{width} of x{own_max}: the host link of this GPU is NVLink-C2C, not PCIe")
@@ -107,27 +83,6 @@ def link_width(case: Case, gpu: Gpu) -> Finding:
     )
 
 
-<<<<<<< HEAD
-def _by_lspci(gpu: Gpu, width: int) -> Finding | None:
-    """The verdict by lspci's own word for a link below what the GPU can do; None where it says none."""
-    path = known(gpu.pcie.path)
-    if not path or not isinstance(path[0].width_downgraded, bool) or on_c2c(gpu):
-        return None
-    subject, evidence = of_gpu(gpu), Evidence("lspci LnkSta", f"Width x{width}")
-    if not path[0].width_downgraded:
-        return ok(
-            subject, Found(f"PCIe x{width}", width, "lanes"), Expected("what the GPU can do, as lspci says"), evidence
-        )
-    return warn(
-        subject,
-        Found(f"PCIe x{width}, and the GPU can do more", width, "lanes"),
-        Expected("all lanes of the GPU", source="lspci: downgraded"),
-        evidence,
-        likely="the slot is wired with fewer lanes, or the link trained too narrow: from here the two look alike",
-        advice=(
-            "Look up how many lanes the slot gives; two cards on a desktop board often share 16.",
-            Advice("Compare link and slot:", f"sudo lspci -vvs {gpu.bus_id} | grep -i lnk"),
-=======
 def _generation(gpu: Gpu) -> int | None:
     return generation_reachable(gpu) or known(gpu.pcie.generation)
 
@@ -167,13 +122,10 @@ def _cannot_tell_why(case: Case, gpu: Gpu, width: int, own_max: int, evidence: t
         advice=(
             "Look up how many lanes the slot (or the cloud instance) gives this GPU.",
             Advice("On the host itself, compare link and slot:", f"sudo lspci -vvs {gpu.bus_id} | grep -i lnk"),
->>>>>>> main
         ),
     )
 
 
-<<<<<<< HEAD
-=======
 def _running_at(lanes: int, peers: list[Gpu]) -> str:
     """Which peers run at this width, for the end of a sentence; empty if none does."""
     at = [peer for peer in peers if known(peer.pcie.width) == lanes]
@@ -184,7 +136,28 @@ def _running_at(lanes: int, peers: list[Gpu]) -> str:
     return "what the other GPU runs at" if len(at) == 1 else f"what the other {len(at)} GPUs run at"
 
 
->>>>>>> main
+def _by_lspci(gpu: Gpu, width: int) -> Finding | None:
+    """The verdict by lspci's own word for a link below what the GPU can do; None where it says none."""
+    path = known(gpu.pcie.path)
+    if not path or not isinstance(path[0].width_downgraded, bool) or on_c2c(gpu):
+        return None
+    subject, evidence = of_gpu(gpu), Evidence("lspci LnkSta", f"Width x{width}")
+    if not path[0].width_downgraded:
+        can = Expected("what the GPU can do, as lspci says")
+        return ok(subject, Found(f"PCIe x{width}", width, "lanes"), can, evidence)
+    return warn(
+        subject,
+        Found(f"PCIe x{width}, and the GPU can do more", width, "lanes"),
+        Expected("all lanes of the GPU", source="lspci: downgraded"),
+        evidence,
+        likely="the slot is wired with fewer lanes, or the link trained too narrow: from here the two look alike",
+        advice=(
+            "Look up how many lanes the slot gives; two cards on a desktop board often share 16.",
+            Advice("Compare link and slot:", f"sudo lspci -vvs {gpu.bus_id} | grep -i lnk"),
+        ),
+    )
+
+
 def _own_max(gpu: Gpu) -> int | Missing:
     """What the GPU alone can do: the larger of what NVML and the bus say, since NVML's may include the slot."""
     path = known(gpu.pcie.path)

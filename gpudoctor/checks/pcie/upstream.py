@@ -21,21 +21,14 @@ from gpudoctor.checks.core.finding import (
     warn,
 )
 from gpudoctor.checks.core.registry import check
-<<<<<<< HEAD
 from gpudoctor.checks.core.runner import NO_GPU
-=======
-from gpudoctor.checks.core.subject import Subject, of_gpu
->>>>>>> main
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.core.trust import untrusted
 from gpudoctor.checks.pcie.link_state import bridges_not_judged, describe, names_of, on_c2c, rates_gb_s
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import Missing, known
-<<<<<<< HEAD
-from gpudoctor.facts.model.pcie_generations import GT_S, generation_of, link_gb_s
-=======
-from gpudoctor.facts.model.pcie_generations import generation_of
->>>>>>> main
+from gpudoctor.facts.model.pcie_generations import GT_S, generation_of
 
 
 class Hop(msgspec.Struct, frozen=True):
@@ -62,11 +55,8 @@ class Hop(msgspec.Struct, frozen=True):
     "pcie.upstream",
     title="Every link above the GPUs, up to the root, is at full width and speed",
     impact="slow-host-link",
-<<<<<<< HEAD
     needs_gpu=False,
-=======
     explains=("collective.bandwidth", "collective.pairs", "link.*"),
->>>>>>> main
 )
 def upstream(case: Case) -> Iterator[Finding]:
     """Name the first bad hop above each GPU, once per bridge with all the GPUs behind it.

@@ -110,48 +110,8 @@ class Host(Fact, frozen=True):
     open_files: int | Missing | None = NOT_READ
     processes: int | Missing | None = NOT_READ
     swap_mib: int | Missing = NOT_READ
-<<<<<<< HEAD
-    secure_boot: bool | Missing = NOT_READ
-=======
     swap_free_mib: int | Missing = NOT_READ
-
-
-KernelEventKind = Literal["xid", "sxid", "off-bus", "gsp", "aer", "pcie-bandwidth", "nvlink", "rm", "unclear", "gap"]
-
-
-class KernelEvent(Fact, frozen=True):
-    """One kernel log line that speaks of a GPU, a switch or its link; `text` is the line itself.
-
-    `code` is the Xid or SXid number. `fatal` is what an SXid line says of itself. `bus_id` in
-    sysfs form. `time_s` is seconds since boot. Kind "unclear" is a line with the driver's words in a place
-    where a user's may stand; "gap" stands for lines that were overwritten before they could be read.
-    """
-
-    kind: KernelEventKind
-    text: str
-    code: int | None = None
-    bus_id: str | None = None
-    time_s: float | None = None
-    fatal: bool | None = None
-
-
-class KernelLog(Fact, frozen=True):
-    """Kernel log lines since boot that matter here. `source` is where they were read.
-
-    `truncated`: lines since boot (or since the driver was loaded) are missing, and `gap` says which and why.
-    `starts_s`: seconds since boot of the first line, if those before it are gone. `quoted`: so many lines were
-    passed over, since the driver's words stand in them as a user's (the name of a program, of a file).
-    `forgeable`: nothing says which lines are the kernel's own, so that a user could have written events.
-    """
-
-    events: tuple[KernelEvent, ...] | Missing = NOT_READ
-    source: str | Missing = NOT_READ
-    truncated: bool = False
-    gap: str | None = None
-    starts_s: float | None = None
-    quoted: int = 0
-    forgeable: bool = False
->>>>>>> main
+    secure_boot: bool | Missing = NOT_READ
 
 
 class Variable(Fact, frozen=True):
