@@ -12,7 +12,7 @@ from gpudoctor.facts.kernel_log.lines import read_kernel_text
 from gpudoctor.facts.model.driver import DkmsBuild, LoadFailure
 from gpudoctor.facts.model.gpu import MemoryRepair, PcieHop, PcieLink
 from gpudoctor.facts.model.kernel_log import ApiMismatch, KernelLog
-from gpudoctor.facts.model.node import Driver, Host, Node, PciBus, Scheduler, Source
+from gpudoctor.facts.model.node import Driver, Host, Node, PciBus, PciDevice, Scheduler, Source
 from tests.checks.one_check import gpu, judge, text_of, words
 
 BUS = "0000:9b:00.0"
@@ -61,6 +61,15 @@ def test_a_gpu_that_started_since_is_a_warning_and_counted_as_there() -> None:
     node = logged(FAILED, gpus=(gpu(0).__class__(0, BUS, name="NVIDIA H100 80GB HBM3", memory_used_mib=4),))
     assert only("gpu.xid", node).status is Status.WARN
     assert bad("gpu.count", node) == []
+
+
+def test_a_gpu_that_only_the_bus_shows_has_not_started() -> None:
+    listed = gpu(0).__class__(0, BUS, name="NVIDIA H100")
+    node = logged(FAILED, gpus=(listed,), pci=PciBus(nvidia_devices=(PciDevice(BUS, "0x030200"),)))
+    assert only("gpu.xid", node).status is Status.FAIL
+    assert only("gpu.count", node).status is Status.FAIL
+    quiet = logged("eth0: up", gpus=(listed,), pci=node.pci, driver=Driver(init_code=9))
+    assert judge("gpu.count", quiet).status is Status.SKIP, "a list of the bus counts no GPU of the driver"
 
 
 def test_lines_that_call_the_gpu_by_a_number_belong_to_the_only_one_that_failed() -> None:
@@ -182,7 +191,7 @@ def test_the_kernel_logs_word_is_heard_too() -> None:
 
 
 def test_dkms_without_a_build_for_the_running_kernel() -> None:
-    builds = (DkmsBuild("550.54.15", "installed", "6.8.0-44-generic"),)
+    builds = (DkmsBuild("550.54.15", "6.8.0-44-generic", "installed"),)
     node = Node(driver=Driver(init_code=9, dkms=builds), host=Host(kernel="6.8.0-45-generic"))
     finding = only("driver.loaded", node)
     assert "DKMS" in text_of(finding)

@@ -70,7 +70,7 @@ def read_cut(text: str) -> Node:
     return reader.read(block).node
 
 
-BUILDS = (DkmsBuild("550.54.15", "installed", "6.8.0-45-generic"), DkmsBuild("570.124.06", "added"))
+BUILDS = (DkmsBuild("550.54.15", "6.8.0-45-generic", "installed"), DkmsBuild("570.124.06", None, "added"))
 
 
 @pytest.mark.parametrize("separator", ["/", ", "])

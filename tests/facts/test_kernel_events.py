@@ -13,9 +13,8 @@ from gpudoctor.facts.kernel_log.host_messages import HOST_MESSAGES, HOST_WORDS, 
 from gpudoctor.facts.kernel_log.lines import parse_kernel_lines, read_kernel_text
 from gpudoctor.facts.model.kernel_log import ApiMismatch, HostEvent, KernelEvent, KernelLog, PcieLimit
 from gpudoctor.facts.model.missing import known
-from tests.facts.kernel_words import LOST, STAMPS, WITH_USERS_WORDS, WRAPPINGS, message, names
-
-BUS = "0000:9b:00.0"
+from tests.facts.kernel_words import BUS_9B as BUS
+from tests.facts.kernel_words import DRIVER_LINES, HOST_LINES, LOST, STAMPS, WITH_USERS_WORDS, WRAPPINGS, message, names
 
 
 def only(text: str) -> KernelEvent:
@@ -67,21 +66,6 @@ def test_an_xid_keeps_what_it_says_led_to_it() -> None:
 
 
 # --- GPUs that do not start ---------------------------------------------------------------------
-
-DRIVER_LINES = [
-    (f"NVRM: GPU {BUS}: RmInitAdapter failed! (0x25:0x65:1457)", "init-failed", "rm", BUS),
-    (f"NVRM: GPU {BUS}: rm_init_adapter failed, device minor number 3", "init-failed", "rm", BUS),
-    ("NVRM: GPU3 _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP", "gsp-boot", "gsp", None),
-    ("NVRM: GPU3 RmInitAdapter: Cannot initialize GSP firmware RM", "gsp-boot", "gsp", None),
-    ("NVRM: GPU0 kgspInitRm_IMPL: cannot bootstrap riscv/gsp: 0xffff", "gsp-boot", "gsp", None),
-    ("NVRM: GPU0 kfspPollForQueueEmpty_IMPL: Timed out waiting for FSP command queue", "gsp-boot", "gsp", None),
-    (f"NVRM: BAR1 is 0M @ 0x0 (PCI:{BUS})", "bar-invalid", "rm", BUS),
-    ("NVRM: The NVIDIA probe routine failed for 2 device(s).", "probe-failed", "rm", None),
-    (f"nvidia: probe of {BUS} failed with error -1", None, "rm", BUS),
-    (f"nvidia {BUS}: probe with driver nvidia failed with error -1", None, "rm", BUS),
-    ("NVRM: None of the NVIDIA devices were initialized.", "none-initialized", "rm", None),
-    (f"NVRM: GPU {BUS}: GPU has fallen off the bus.", "off-bus", "off-bus", BUS),
-]
 
 
 @pytest.mark.parametrize(("line", "name", "kind", "bus_id"), DRIVER_LINES)
@@ -138,42 +122,6 @@ def test_a_version_that_is_none_is_no_mismatch() -> None:
 
 
 # --- the host -----------------------------------------------------------------------------------
-
-HOST_LINES = [
-    ("mce: [Hardware Error]: Machine check events logged", "machine-check", None),
-    ("mce: [Hardware Error]: CPU 12: Machine Check Exception: 5 Bank 0: be00000000800400", "machine-check-fatal", "12"),
-    ("{1}[Hardware Error]: event severity: corrected", "machine-check", None),
-    ("EDAC MC2: 1 CE memory read error on CPU_SrcID#0_MC#2_Chan#0_DIMM#0 (channel:0)", "memory-corrected", "MC2"),
-    ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0", "memory-uncorrected", "MC0"),
-    ("watchdog: BUG: soft lockup - CPU#17 stuck for 26s! [python3:4711]", "soft-lockup", "17"),
-    ("rcu: INFO: rcu_preempt self-detected stall on CPU", "rcu-stall", None),
-    ("INFO: task python3:4711 blocked for more than 122 seconds.", "hung-task", None),
-    ("Memory cgroup out of memory: Killed process 4711 (python3) total-vm:1kB", "oom-kill", None),
-    ("Out of memory: Killed process 4711 (python3) total-vm:1kB, anon-rss:1kB", "oom-kill", None),
-    ("nfs: server 10.0.0.9 not responding, still trying", "nfs-timeout", "10.0.0.9"),
-    ("nfs: server 10.0.0.9 OK", "nfs-ok", "10.0.0.9"),
-    ("I/O error, dev nvme3n1, sector 1234 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2", "io-error", "nvme3n1"),
-    ("blk_update_request: critical medium error, dev sdb, sector 1234", "io-error", "sdb"),
-    ("nvme nvme2: I/O 256 QID 4 timeout, aborting", "io-error", "nvme2"),
-    ("EXT4-fs (nvme0n1p2): Remounting filesystem read-only", "read-only", "nvme0n1p2"),
-    (f"mlx5_core {BUS}: mlx5_pcie_event:299:(pid 4711): Detected insufficient power on the PCIe slot (27W).",
-     "nic-power", BUS),
-    (f"mlx5_core {BUS}: mlx5_cmd_out_err:838:(pid 4711): ACCESS_REG(0x805) op_mod(0x1) failed, status bad operation",
-     "nic-firmware", BUS),
-    (f"mlx5_core {BUS}: poll_health:1096:(pid 0): device's health compromised - reached miss count",
-     "nic-firmware", BUS),
-    (f"mlx5_core {BUS} ens1np0: Link down", "nic-link-down", BUS),
-    (f"ice {BUS} ens1: NIC Link is Down", "nic-link-down", BUS),
-    (f"mlx5_core {BUS} ens1np0: Link up", "nic-link-up", BUS),
-    (f"mlx5_core {BUS}: Port module event[error]: module 0, Cable error, Power budget exceeded", "nic-cable", BUS),
-    (f"mlx5_core {BUS}: Port module event[error]: module 0, Cable error, High Temperature", "nic-temperature", BUS),
-    ("Loading of unsigned module is rejected", "signature-rejected", None),
-    ("Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7",
-     "signature-rejected", None),
-    ("nvidia: version magic '6.2.0-33-generic SMP' should be '6.2.0-34-generic SMP'", "other-kernel", None),
-    (f"nouveau {BUS}: NVIDIA GA102 (172000a1)", "other-driver", BUS),
-    ("NVRM: The NVIDIA probe routine was not called for 3 device(s).", "other-driver", None),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize(("line", "kind", "device"), HOST_LINES, ids=[line[0][:40] for line in HOST_LINES])

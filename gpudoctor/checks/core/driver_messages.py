@@ -6,6 +6,7 @@ import re
 
 import msgspec
 
+from gpudoctor.checks.core.readings import told_by_driver
 from gpudoctor.checks.core.xid_codes import OWN_ADVICE, Bucket
 from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import known
@@ -61,7 +62,7 @@ def meaning(event: KernelEvent) -> Meaning | None:
 
 def not_started(node: Node) -> dict[str, Meaning]:
     """GPUs by bus id that the kernel log says did not start or are off the bus, and that the driver does not show."""
-    shown = {gpu.bus_id for gpu in node.gpus}
+    shown = {gpu.bus_id for gpu in node.gpus if told_by_driver(node, gpu)}
     found: dict[str, Meaning] = {}
     for event in known(node.kernel_log.events) or ():
         if event.bus_id is None or event.bus_id in shown:

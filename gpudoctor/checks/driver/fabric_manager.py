@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.explains import VIEWS, Explains
 from gpudoctor.checks.core.finding import (
-    NODE,
     Advice,
     Evidence,
     Expected,
@@ -21,6 +21,7 @@ from gpudoctor.checks.core.finding import (
     warn,
 )
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.missing import Missing, known
 
@@ -37,6 +38,7 @@ _OTHER_DRIVER = re.compile(r"interface version (\d[\d.]*).{0,40}match.{0,20}driv
     title="On an NVSwitch node the fabric manager runs, in the driver's version",
     impact="no-work",
     needs_gpu=False,
+    explains=(Explains(("nvlink.*", "link.peer", "collective.*", "train.*", *VIEWS), anywhere=True),),
 )
 def fabric_manager(case: Case) -> Iterator[Finding]:
     """Judge service, version and log where NVSwitches join the GPUs; the GPUs' own word is judged by nvlink.fabric."""

@@ -1,4 +1,4 @@
-"""Are all GPUs there?"""
+"""gpu.count: are all GPUs there?"""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.driver_messages import not_started
+from gpudoctor.checks.core.explains import VIEWS, Explains
 from gpudoctor.checks.core.finding import (
-    NODE,
     Advice,
     Evidence,
     Expected,
     Finding,
     Found,
-    Subject,
     fail,
     ok,
     skip,
@@ -22,9 +21,11 @@ from gpudoctor.checks.core.finding import (
     unread,
     warn,
 )
+from gpudoctor.checks.core.readings import told_by_driver
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.scope import confined, shown_count, slurm_gave
 from gpudoctor.checks.core.sight import Unseen, bus_gpus, drained_gpus, unseen
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.core.trust import REFUSED, narrowed, refused_handles
 from gpudoctor.checks.driver.loaded import INIT_OK, pci_gpus
 from gpudoctor.facts.model.missing import Missing, known
@@ -34,14 +35,32 @@ from gpudoctor.profiles.peers import compute_gpus
 _BOARDS = (4, 8)
 # with these GPUs there were servers of 6 sockets too (IBM AC922)
 _OTHER_BOARDS = ("Pascal", "Volta")
+_SEE_BUS = Advice("See what is on the bus.", "lspci -d 10de:")
+_GONE_FROM_BUS: list[Advice | str] = [_SEE_BUS, "Power-cycle the node; still gone: hardware case."]
 
 
-@check("gpu.count", title="Every GPU of the node is shown by the driver", needs_gpu=False)
+def _shown_by_driver(shown: int) -> Evidence:
+    return Evidence("number of GPUs, driver", str(shown))
+
+
+@check(
+    "gpu.count",
+    title="Every GPU of the node is shown by the driver",
+    needs_gpu=False,
+    explains=(
+        "driver.responsive",
+        "gpu.xid",
+        "gpu.lost",
+        *VIEWS,
+        # a list made for all GPUs is cut short if one is gone; one that shows none is a slip of its own
+        Explains(("env.cuda-visible-devices",), found=tuple(range(1, 64))),
+    ),
+)
 def count(case: Case) -> Iterator[Finding]:
-    """PCI bus, driver and expectation must agree; a smaller scope is said, not failed."""
+    """PCI bus, driver and expectation must agree; a smaller scope is reported, not failed."""
     node = case.node
     said = known(node.driver.device_count)
-    shown = said if said is not None else len(node.gpus) or None
+    shown = said if said is not None else sum(told_by_driver(node, gpu) for gpu in node.gpus) or None
     code = node.driver.init_code
     dead = tuple(_not_started(case))
     if shown is None:
@@ -69,8 +88,7 @@ def count(case: Case) -> Iterator[Finding]:
         yield unknown(NODE, f"the driver counts {shown} GPUs, and only {len(node.gpus)} of them told anything")
         return
     if shown == 0 and not problems:
-        advice = [Advice("See what is on the bus.", "lspci -d 10de:")]
-        yield fail(NODE, Found("the driver shows no GPU", 0, "GPUs"), "at least one GPU", advice=advice)
+        yield fail(NODE, Found("the driver shows no GPU", 0, "GPUs"), "at least one GPU", advice=[_SEE_BUS])
     elif not problems and said is None and on_bus is None and case.expect.gpus is None:
         yield skip(NODE, f"{shown} GPUs in this capture: neither the driver's count nor the PCI bus to compare with")
     elif not problems and case.expect.gpus is None and isinstance(gpus, Missing) and gpus.kind == "failed":
@@ -84,7 +102,7 @@ def count(case: Case) -> Iterator[Finding]:
             text += f", as seen {limited}" if limited.startswith("inside") else f", as seen with: {limited}"
         elif on_bus is not None and len(on_bus) == shown:
             text += ", as many as on the PCI bus"
-        yield ok(NODE, Found(text, shown, "GPUs"), None, Evidence("number of GPUs, driver", str(shown)))
+        yield ok(NODE, Found(text, shown, "GPUs"), None, _shown_by_driver(shown))
 
 
 def _drained(case: Case) -> Iterator[Finding]:
@@ -103,10 +121,11 @@ def _not_started(case: Case) -> Iterator[Finding]:
     """GPUs that the kernel log says are off the bus or did not start, and that the driver does not show."""
     if case.node.driver.init_code == INIT_OK and known(case.node.driver.device_count) is None and case.node.gpus:
         return  # a dump that shows some of the GPUs only
+    by_bus = {gpu.bus_id: gpu for gpu in case.node.gpus}
     for bus_id, told in not_started(case.node).items():
         lines = [e.text[:300] for e in known(case.node.kernel_log.events) or () if e.bus_id == bus_id]
         yield fail(
-            Subject(kind="gpu", bus_id=bus_id),
+            of_gpu(by_bus[bus_id]) if bus_id in by_bus else Subject(kind="gpu", bus_id=bus_id),
             f"{told.words}: the driver does not show it",
             "every GPU on the bus starts with the driver",
             *(Evidence("kernel log", line) for line in lines[-2:]),
@@ -129,7 +148,7 @@ def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
             NODE,
             Found(f"the driver shows {shown} of the {given} GPUs {whose}", shown, "GPUs"),
             Expected(f"{given} GPUs", "==", given, "GPUs", gave.words if gave else "PCI bus"),
-            Evidence("number of GPUs, driver", str(shown)),
+            _shown_by_driver(shown),
             Evidence("GPUs on the PCI bus that may be it", ", ".join(device.bus_id for device in away.gone) or "none"),
             likely="a GPU fell off the bus or did not start with the driver",
             advice=["On the node, outside of the job, run gpudoctor check gpu.count: it names the GPU."],
@@ -144,7 +163,7 @@ def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
             Subject(kind="gpu", bus_id=device.bus_id),
             Found(f"on the PCI bus, but not shown by the driver ({shown} of {total} GPUs)", shown, "GPUs"),
             Expected(f"{total - away.outside} GPUs", "==", total - away.outside, "GPUs", "PCI bus"),
-            Evidence("number of GPUs, driver", str(shown)),
+            _shown_by_driver(shown),
             Evidence(f"PCI function {device.bus_id}", f"driver {known(device.driver) or 'none bound'}"),
             likely="a model that this driver does not support"
             if foreign and model
@@ -160,23 +179,23 @@ def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
 def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
     """A board of 8 or 4 SXM sockets numbers them in a row: one left out is a GPU that is not even on the bus.
 
-    A virtual machine may have been given some of them; where nothing tells whether this is one,
-    or a container, it is a warning, and so it is with GPUs that had boards of other sizes.
+    A virtual machine may have been given some of them. If it is not known whether this is one, or a
+    container, it is a warning; so it is with GPUs that had boards of other sizes.
     """
     node = case.node
-    told = [number for gpu in case.node.gpus if (number := known(gpu.module_id)) is not None]
+    modules = [number for gpu in case.node.gpus if (number := known(gpu.module_id)) is not None]
     # cards without sockets answer 0 or 1 for every GPU, and have no NVLinks by themselves
-    sockets = len(set(told)) == shown_count(node) and all(known(gpu.nvlinks) for gpu in node.gpus)
+    sockets = len(set(modules)) == shown_count(node) and all(known(gpu.nvlinks) for gpu in node.gpus)
     if limited or not sockets or known(node.host.virtualization) == "vm":
         return
-    board = next((size for size in _BOARDS if size // 2 < len(told) < size), 0)
-    # some boards count from 0, others from 1: where neither end is told, the one that is missing may be either
-    starts = [first for first in (0, 1) if set(told) <= set(range(first, first + board))]
+    board = next((size for size in _BOARDS if size // 2 < len(modules) < size), 0)
+    # some boards count from 0, others from 1: if neither end is told, the one that is missing may be either
+    starts = [first for first in (0, 1) if set(modules) <= set(range(first, first + board))]
     if not starts:
         return
-    empty = sorted(set(range(starts[0], starts[0] + board)) - set(told))
+    empty = sorted(set(range(starts[0], starts[0] + board)) - set(modules))
     handed_on = len(known(pci_gpus(node)) or ()) - len(known(bus_gpus(node)) or ())
-    if not board or len(empty) != board - len(told) or handed_on >= len(empty):
+    if not board or len(empty) != board - len(modules) or handed_on >= len(empty):
         return
     sure = known(node.host.virtualization) == "none"
     sure = sure and not any(known(gpu.architecture) in _OTHER_BOARDS for gpu in node.gpus)
@@ -185,14 +204,11 @@ def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
     words = ", ".join([*map(str, inner), *ends])
     yield (fail if sure else warn)(
         NODE,
-        Found(f"{len(told)} GPUs on a board of {board}: module {words} is missing", len(told), "GPUs"),
+        Found(f"{len(modules)} GPUs on a board of {board}: module {words} is missing", len(modules), "GPUs"),
         Expected(f"{board} GPUs", "==", board, "GPUs", "module numbers of the others"),
-        Evidence("module ids, driver", ", ".join(map(str, sorted(told)))),
+        Evidence("module ids, driver", ", ".join(map(str, sorted(modules)))),
         likely="a GPU is not even on the PCI bus",
-        advice=[
-            Advice("See what is on the bus.", "lspci -d 10de:"),
-            "Power-cycle the node; still gone: hardware case.",
-        ],
+        advice=_GONE_FROM_BUS,
     )
 
 
@@ -261,9 +277,7 @@ def _expected(case: Case, shown: int, limited: str | None) -> Iterator[Finding]:
         NODE,
         Found(f"{shown} GPU{'s' * (shown != 1)} where {wanted} are expected", shown, "GPUs"),
         Expected(f"{wanted} GPUs", "==", wanted, "GPUs", source),
-        Evidence("number of GPUs, driver", str(shown)),
+        _shown_by_driver(shown),
         likely="a GPU is not even on the PCI bus" if few else "the configuration is not this node's",
-        advice=[Advice("See what is on the bus.", "lspci -d 10de:"), "Power-cycle the node; still gone: hardware case."]
-        if few
-        else ["Correct the expected number of GPUs in the configuration."],
+        advice=_GONE_FROM_BUS if few else ["Correct the expected number of GPUs in the configuration."],
     )

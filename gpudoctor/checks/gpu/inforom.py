@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, of_gpu, ok, unknown, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, ok, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.checks.core.trust import untrusted
 from gpudoctor.facts.model.missing import Missing
 

@@ -1,4 +1,4 @@
-"""What the kernel log says of GPUs and NVSwitches since boot."""
+"""gpu.xid: what the kernel log says of GPUs and NVSwitches since boot."""
 
 from __future__ import annotations
 
@@ -9,25 +9,14 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    Status,
-    Subject,
-    of_gpu,
-    ok,
-    skip,
-    unknown,
-    unread,
-)
+from gpudoctor.checks.core.explains import RESETS, Explains
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, ok, skip, unknown, unread
+from gpudoctor.checks.core.readings import told_by_driver
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.sight import NotShown, not_shown
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.core.xid_codes import SXID_THERMAL, Bucket, sxid_fatal
-from gpudoctor.checks.gpu.xid_judged import Judged, judge_events, start_failed
+from gpudoctor.checks.gpu.xid_judged import ClassifiedEvent, judge_events, start_failed
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
 
@@ -54,7 +43,11 @@ _SAVE = Advice("As root:", "dmesg -x > dmesg.txt")
 
 
 @check(
-    "gpu.xid", title="No GPU or NVSwitch errors in the kernel log that matter", impact="wrong-results", needs_gpu=False
+    "gpu.xid",
+    title="No GPU or NVSwitch errors in the kernel log that matter",
+    impact="wrong-results",
+    needs_gpu=False,
+    explains=("nvlink.errors", "collective.correct", "train.sync", "strategy.*", Explains(("gpu.lost",), found=RESETS)),
 )
 def xids(case: Case) -> Iterator[Finding]:
     """Judge Xids, SXids and lost-GPU lines since boot by bucket; programs' own errors never fail a node."""
@@ -66,7 +59,7 @@ def xids(case: Case) -> Iterator[Finding]:
     by_bus = _by_bus(log.events)
     since = _since(case, log)
     for gpu in case.gpus:
-        judged = judge_events(by_bus.pop(gpu.bus_id, []), gpu)
+        judged = judge_events(by_bus.pop(gpu.bus_id, []), gpu, told_by_driver(case.node, gpu))
         if judged:
             yield _finding(of_gpu(gpu), judged, notes)
         elif not log.truncated:
@@ -113,7 +106,7 @@ def _notes(log: KernelLog) -> tuple[Evidence, ...]:
 
 
 def _not_seen(case: Case, log: KernelLog) -> Iterator[Finding]:
-    """What may stand where nobody could look: a lost part of the log, lines that cannot be told apart."""
+    """What could not be read: a lost part of the log, lines that cannot be told from a user's words."""
     if log.truncated and (case.node.gpus or case.node.driver.module_loaded is not False):
         yield unknown(NODE, log.gap or "the kernel log does not hold everything since boot")
     unclear = [event for event in known(log.events) or () if event.kind == "unclear"]
@@ -136,10 +129,10 @@ def _codes(unclear: list[KernelEvent]) -> str:
 def _elsewhere(
     case: Case, by_bus: dict[str | None, list[KernelEvent]], notes: tuple[Evidence, ...]
 ) -> Iterator[Finding]:
-    """Events of GPUs that the driver does not show: gone, or not this process's to see."""
+    """Events of GPUs that the driver does not show: gone, or hidden from this process."""
     for bus, events in by_bus.items():
         judged = judge_events(events, None)
-        if bus is None and case.node.gpus:
+        if bus is None and any(told_by_driver(case.node, gpu) for gpu in case.node.gpus):
             # GPUs that the driver shows have started; one that it does not show is gpu.count's
             judged = [
                 msgspec.structs.replace(item, bucket="watch") if start_failed(item.event) else item for item in judged
@@ -166,13 +159,13 @@ def _bus(event: KernelEvent) -> str | None:
     return bus if bus is None or "." in bus else f"{bus}.0"
 
 
-def _name(item: Judged) -> str:
+def _name(item: ClassifiedEvent) -> str:
     if item.event.kind == "xid":
         return f"Xid {item.event.code}"
     return {"off-bus": "off the bus", "gsp": "GSP error", "rm": "driver error"}.get(item.event.kind, item.event.kind)
 
 
-def _finding(subject: Subject, judged: list[Judged], notes: tuple[Evidence, ...]) -> Finding:
+def _finding(subject: Subject, judged: list[ClassifiedEvent], notes: tuple[Evidence, ...]) -> Finding:
     worst = judged[0]
     status = _STATUS[worst.bucket]
     counts = Counter((_name(item), item.words) for item in judged)

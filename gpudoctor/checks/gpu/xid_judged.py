@@ -23,7 +23,7 @@ _NON_FATAL = re.compile(r"\bnon-?fatal\b", re.IGNORECASE)
 _FATAL = re.compile(r"\bfatal\b", re.IGNORECASE)
 
 
-class Judged(msgspec.Struct, frozen=True):
+class ClassifiedEvent(msgspec.Struct, frozen=True):
     """A kernel event with the bucket it falls into here, and what it means."""
 
     event: KernelEvent
@@ -32,7 +32,7 @@ class Judged(msgspec.Struct, frozen=True):
     advice: str
 
 
-def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None) -> list[Judged]:
+def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None, starts: bool = True) -> list[ClassifiedEvent]:
     """Worst first. A GPU that asks for no recovery now was reset since its resettable errors.
 
     The last Xid 154 is the authority: "(None)" settles everything before it, anything else
@@ -43,7 +43,7 @@ def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None) -> list[Judged]
     fit_now = gpu is not None and not untrusted(gpu) and known(gpu.recovery_action) == "none"
     judged = []
     for position, event in enumerate(events):
-        item = _classify(event, gpu)
+        item = _classify(event, gpu, starts)
         if item is None:
             continue
         settled = position < settled_before
@@ -67,30 +67,30 @@ def _target(event: KernelEvent) -> int | None:
     return int(found[1], 16) if found else None
 
 
-def _classify(event: KernelEvent, gpu: Gpu | None) -> Judged | None:
+def _classify(event: KernelEvent, gpu: Gpu | None, starts: bool) -> ClassifiedEvent | None:
     if event.kind != "xid":
         told = meaning(event)
         if told is None:
             return None
         # a GPU that the driver shows has started since
-        started = told.not_started and event.kind != "off-bus" and gpu is not None and not untrusted(gpu)
-        return Judged(event, "watch" if started else told.bucket, told.words, told.advice)
+        started = starts and told.not_started and event.kind != "off-bus" and gpu is not None and not untrusted(gpu)
+        return ClassifiedEvent(event, "watch" if started else told.bucket, told.words, told.advice)
     if event.code is None:
-        return Judged(event, "unknown", "an Xid without a code", xid(0).advice)
+        return ClassifiedEvent(event, "unknown", "an Xid without a code", xid(0).advice)
     entry = xid(event.code)
     bucket, words = entry.bucket, entry.words
     said = _driver_words(event)
     if event.code == 154:
         found = _RECOVERY.match(said)
         if found is None:
-            return Judged(event, "unknown", f"{words}, but the line does not say to what", xid(46).advice)
+            return ClassifiedEvent(event, "unknown", f"{words}, but the line does not say to what", xid(46).advice)
         if int(found[1], 16) == 0:
-            return Judged(event, "info", words, entry.advice)
+            return ClassifiedEvent(event, "info", words, entry.advice)
         # drain-p2p (3) asks for care, the others make the GPU unfit; source: NVML field 230
         bucket, words = ("watch" if int(found[1], 16) == 3 else "reset"), f"the GPU asks for: {found[2]}"
-        return Judged(event, bucket, words, xid(46).advice)
+        return ClassifiedEvent(event, bucket, words, xid(46).advice)
     if event.code == 63 and "reset gpu to activate" in said.lower() and not _activated(gpu):
-        return Judged(event, "watch", "a memory row is to be replaced, which takes a reset", entry.advice)
+        return ClassifiedEvent(event, "watch", "a memory row is to be replaced, which takes a reset", entry.advice)
     if event.code == CHANNEL_REMOVED and event.caused_by is not None and event.caused_by != event.code:
         return _caused(event, event.caused_by)
     if event.code in NVLINK5_UNITS:
@@ -100,7 +100,7 @@ def _classify(event: KernelEvent, gpu: Gpu | None) -> Judged | None:
             bucket, words = "reset", f"{words}, fatal"
     if detail := nvlink_detail(event.code, said):
         words = f"{words} ({detail})"
-    return Judged(event, bucket, words, entry.advice if bucket == entry.bucket else xid(74).advice)
+    return ClassifiedEvent(event, bucket, words, entry.advice if bucket == entry.bucket else xid(74).advice)
 
 
 def _activated(gpu: Gpu | None) -> bool:
@@ -108,14 +108,16 @@ def _activated(gpu: Gpu | None) -> bool:
     return gpu is not None and not untrusted(gpu) and known(gpu.memory_repair.remap_pending) is False
 
 
-def _caused(event: KernelEvent, code: int) -> Judged:
+def _caused(event: KernelEvent, code: int) -> ClassifiedEvent:
     """An Xid that names the earlier one that led to it: that one's, even where its own line is gone."""
     cause = xid(code)
     # a non-fatal error of NVLink 5 removes no channel
     bucket: Bucket = "reset" if code in NVLINK5_UNITS else cause.bucket
     advice = xid(74).advice if code in NVLINK5_UNITS else cause.advice
     unit = f" ({NVLINK5_UNITS[code]})" if code in NVLINK5_UNITS else ""
-    return Judged(event, bucket, f"a program's channels were removed by Xid {code}: {cause.words}{unit}", advice)
+    return ClassifiedEvent(
+        event, bucket, f"a program's channels were removed by Xid {code}: {cause.words}{unit}", advice
+    )
 
 
 def start_failed(event: KernelEvent) -> bool:

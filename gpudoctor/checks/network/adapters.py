@@ -8,29 +8,17 @@ from statistics import median
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    Subject,
-    of_nic,
-    ok,
-    skip,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
 from gpudoctor.checks.core.log_age import DAY_S, is_recent
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE, Subject, of_nic
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import HostEvent, HostEventKind, RdmaPort
 
 _HOUR_S = 3600.0
-_FLAPS = Limit(5, "times a day", "AzureHPC node health checks: 5 link losses in 24 hours", name="flaps")
-_BURST = Limit(3, "times in 3 hours", "Azure healthagent: 3 link losses in 3 hours", name="burst")
-_ERRORS = Limit(10, "errors", "ibqueryerrors' default threshold", name="errors")
+_FLAPS = Limit(5, "times a day", "AzureHPC node health checks: 5 link losses in 24 hours", name="flaps", status="warn")
+_BURST = Limit(3, "times in 3 hours", "Azure healthagent: 3 link losses in 3 hours", name="burst", status="warn")
+_ERRORS = Limit(10, "errors", "ibqueryerrors' default threshold", name="errors", status="warn")
 _ERRORS_PER_HOUR = Limit(
     10,
     "errors an hour",

@@ -9,6 +9,7 @@ from gpudoctor.facts.captures.host.readers import HOST_READERS
 from gpudoctor.facts.captures.nvidia_smi.readers import NVIDIA_SMI_READERS
 from gpudoctor.facts.captures.reader import Block, Part, Reader
 from gpudoctor.facts.captures.recognise import is_kernel_line
+from gpudoctor.facts.kernel_log.host_messages import HOST_WORDS, host_message
 from gpudoctor.facts.kernel_log.lines import read_kernel_text
 from gpudoctor.facts.kernel_log.messages import HARD_WORDS, MARK
 from gpudoctor.facts.kernel_log.records import unwrapped
@@ -20,12 +21,16 @@ _BARE_MESSAGE = re.compile(
     r"|dmesg: read kernel buffer failed)"
 )
 _STAMPED = re.compile(
-    r"\[ *\+?\d+\.\d|\[[A-Z][a-z]{2} |\d{4}-\d\d-\d\dT\d\d:|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d |<\d+>|\d+,\d+,\d+,|[a-z]+ *:[a-z]+ *:|\{"
+    r"\[ *\+?\d+\.\d|\[[A-Z][a-z]{2} |\d{4}-\d\d-\d\dT\d\d:|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d |<\d+>|\d+,\d+,\d+,"
+    r"|[a-z]+ *:[a-z]+ *:|\{"
 )
 
 
 def _begins_kernel_log(line: str) -> object:
-    return is_kernel_line(line) or _BARE_MESSAGE.match(unwrapped(line)) or HARD_WORDS.search(line)
+    if is_kernel_line(line) or _BARE_MESSAGE.match(unwrapped(line)) or HARD_WORDS.search(line):
+        return True
+    # without a stamp only a message of the table of the host's events tells that it is the kernel's
+    return any(word in line for word in HOST_WORDS) and host_message(unwrapped(line).lstrip(" \t")) is not None
 
 
 def _goes_on_kernel_log(line: str) -> object:

@@ -127,7 +127,7 @@ def read_modinfo(block: Block) -> Part:
 def read_dkms(block: Block) -> Part:
     """`dkms status`: for which kernels the module is built."""
     builds = tuple(
-        DkmsBuild(found["version"], found["state"], found["kernel"])
+        DkmsBuild(found["version"], found["kernel"], found["state"])
         for line in block.lines
         if (found := _DKMS_LINE.match(line))
     )
