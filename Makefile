@@ -21,7 +21,7 @@ demo: $(VENV)/.installed
 # share it with one of their kind; the rest waits more than it computes: two for each core
 ALONE := $(patsubst %,tests/probes/test_%.py,collectives injections two_ranks) tests/cli/test_probes.py \
   $(patsubst %,tests/cluster/test_%.py,whole_job ray_job slurm slurm_job)
-RANKS := tests/probes tests/cli tests/acceptance tests/plan/test_trial.py
+RANKS := tests/probes tests/cli tests/acceptance tests/plan/test_verification.py
 TWO_A_CORE = $(shell echo $$(( 2 * $$(nproc) )))
 
 test: $(VENV)/.installed-dev

@@ -9,7 +9,7 @@ import msgspec
 
 from gpudoctor.acceptance.driver_child import Call, Reading, where
 from gpudoctor.acceptance.result import Item, agreed, could_not, differs
-from gpudoctor.acceptance.run import Run, StepError
+from gpudoctor.acceptance.run import AcceptanceRun, StepError
 from gpudoctor.facts.model.missing import known
 
 HANGS_S = 60.0  # a call: without persistence mode 16 GPUs wake in 48 s, one after the other
@@ -20,7 +20,7 @@ _COUNTERS = (3, 4, 5, 6, 94)  # they may grow between two questions
 _SHOWN = 3
 
 
-def read_cold(run: Run) -> None:
+def read_cold(run: AcceptanceRun) -> None:
     """The first reading of all, before anything else has woken the driver; what is wrong with it, the step tells."""
     run.allow(_READING_S)
     try:
@@ -29,7 +29,7 @@ def read_cold(run: Run) -> None:
         run.raw[COLD] = msgspec.json.encode({"error": str(error)})
 
 
-def driver(run: Run) -> Iterator[Item]:
+def driver(run: AcceptanceRun) -> Iterator[Item]:
     """Both readings came to their end, each GPU was read, and no value differs by the way it is asked."""
     run.raw[WARM] = run.module(*_CHILD)
     for name, words in ((COLD, "first"), (WARM, "second")):

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from gpudoctor.agent import DEFAULT_LISTEN
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.http_callers import digest, host_of_header, is_loopback
 
-DEFAULT_LISTEN = "127.0.0.1:9464"
 TOKEN_VARIABLE = "GPUDOCTOR_AGENT_TOKEN"
 TOKEN_LENGTH_MIN = 8
 TOKEN_BYTES_MAX = 4096

@@ -12,17 +12,8 @@ from gpudoctor.agent.clock import Moment
 from gpudoctor.agent.consecutive_failures import Alarm, Strike, alarms
 from gpudoctor.agent.state import Last
 from gpudoctor.exits import COULD_NOT
-from gpudoctor.facts.model.measurements import Measurements
-from gpudoctor.report.model import (
-    Counts,
-    HostSummary,
-    ProfileSummary,
-    Report,
-    Run,
-    SourceSummary,
-    Tool,
-    Verdict,
-)
+from gpudoctor.report.error_report import error_report
+from gpudoctor.report.model import Report, Run, SourceSummary, Verdict
 
 # a run may begin late on a busy machine, but one that does not begin at all must be seen
 LATE_SHARE = 0.5
@@ -83,26 +74,11 @@ def standing(last: Last | None, now: Moment, *, interval_s: float, deadline_s: f
 
 def no_report(why: str, began: Moment, ended: Moment, host: str, source: SourceSummary) -> Report:
     """The report of a run that gave none: unknown, with the reason as its error."""
-    return Report(
-        schema="gpudoctor.report/1",
-        tool=Tool(),
-        run=Run(
-            id=str(uuid.uuid4()),
-            started_at=datetime.datetime.fromtimestamp(began.unix_s, datetime.timezone.utc).isoformat("T", "seconds"),
-            duration_s=round(max(0.0, ended.since_boot_s - began.since_boot_s), 3),
-            level="quick",
-            source=source,
-        ),
-        host=HostSummary(host, None, None),
-        gpus=(),
-        profile=ProfileSummary("none", "nothing was judged"),
-        verdict="unknown",
-        exit_code=COULD_NOT,
-        reason="UNKNOWN the check gave no report",
-        counts=Counts(),
-        checks=(),
-        faults=(),
-        measurements=Measurements(),
-        simulated=source.kind == "simulated",
-        error=why,
+    run = Run(
+        id=str(uuid.uuid4()),
+        started_at=datetime.datetime.fromtimestamp(began.unix_s, datetime.timezone.utc).isoformat("T", "seconds"),
+        duration_s=round(max(0.0, ended.since_boot_s - began.since_boot_s), 3),
+        level="quick",
+        source=source,
     )
+    return error_report(run, why, COULD_NOT, reason="UNKNOWN the check gave no report", hostname=host)

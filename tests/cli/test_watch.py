@@ -17,13 +17,14 @@ import msgspec
 import psutil
 import pytest
 
-from gpudoctor.cli.watch import ClosedError, Lines, Live, follow
+from gpudoctor.cli.watch import ClosedError, LineWriter, follow
 from gpudoctor.errors import UserError
 from gpudoctor.facts.collect import collect_live
 from gpudoctor.facts.model.gpu import GpuProcess
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.stream.driver import DriverWatch
 from gpudoctor.facts.stream.messages import Opening, Tick, WatchLine
+from gpudoctor.facts.stream.sources import LiveSource
 from gpudoctor.fakes.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
 from tests.cli.conftest import Gpudoctor
 from tests.conftest import ROOT
@@ -232,10 +233,10 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         if maker:
             spec = f"{maker}:{spec.rpartition(':')[2]}"
         reader = Read(count)
-        source = Live(0.2, root, spec)
+        source = LiveSource(0.2, root, spec)
         try:
             with pytest.raises(ClosedError):
-                follow(source, Lines(reader), 0.2)
+                follow(source, LineWriter(reader), 0.2)
         finally:
             source.close()
         return reader.lines
@@ -270,7 +271,7 @@ def test_this_machine_is_told_by_a_child_that_calls_the_driver(live: Told) -> No
 def test_without_a_driver_the_host_is_told(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/modules").write_text("")
-    source = Live(1.0, tmp_path)
+    source = LiveSource(1.0, tmp_path)
     opening, tick = source.lines(1.0)
     source.close()
     assert isinstance(opening, Opening)
@@ -340,4 +341,4 @@ def test_a_stdout_that_cannot_be_written_is_a_users_error() -> None:
             raise OSError(28, "No space left on device")
 
     with pytest.raises(UserError, match="No space left on device"):
-        Lines(Full()).write(Tick(at_s=1.0))
+        LineWriter(Full()).write(Tick(at_s=1.0))

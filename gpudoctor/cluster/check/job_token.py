@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from gpudoctor.cluster.check.channel import new_secret
 from gpudoctor.cluster.check.placement import JobPlace
+from gpudoctor.cluster.check.request import ClusterCheckRequest
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.http_callers import is_loopback
@@ -24,17 +24,17 @@ _BYTES_MAX = 4096
 _ADVICE = "openssl rand -hex 16 makes one"
 
 
-def given_token(args: argparse.Namespace, environ: MutableMapping[str, str]) -> str | None:
+def given_token(request: ClusterCheckRequest, environ: MutableMapping[str, str]) -> str | None:
     """The token that this process was given: by an inherited pipe, by --token-file, else by the environment.
 
     It is taken out of the environment, so that no process that this one starts inherits it. Raise
     UserError where it cannot be read, or is too short to be a secret.
     """
     variable = environ.pop(TOKEN_VARIABLE, None)
-    if args.token_fd is not None:
-        return _checked(_from_pipe(args.token_fd), "the inherited pipe")
-    if args.token_file is not None:
-        return _checked(_from_file(args.token_file), f"--token-file {args.token_file}")
+    if request.token_fd is not None:
+        return _checked(_from_pipe(request.token_fd), "the inherited pipe")
+    if request.token_file is not None:
+        return _checked(_from_file(request.token_file), f"--token-file {request.token_file}")
     return _checked(variable, TOKEN_VARIABLE) if variable else None
 
 

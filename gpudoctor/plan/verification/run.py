@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -13,15 +12,16 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
-from gpudoctor.load_policy import CPU_RANKS, Backend, LoadRequest, devices_to_load
+from gpudoctor.load_policy import CPU_RANKS, Backend, devices_to_load
 from gpudoctor.plan.communication import step_time
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import Job, memory_of
-from gpudoctor.plan.model import Compared, Trial, model_summary
+from gpudoctor.plan.memory import PlanJob, memory_of
+from gpudoctor.plan.model import PlanVerification, PredictedPart, model_summary
 from gpudoctor.plan.model_shape import layers_of_stages
 from gpudoctor.plan.rates import Rate
-from gpudoctor.plan.split import Split
-from gpudoctor.plan.verification.shape import CPU_SIZE, GPU_SIZE, least_ranks, trial_job, trial_split
+from gpudoctor.plan.request import PlanRequest
+from gpudoctor.plan.split import RankSplit
+from gpudoctor.plan.verification.reduced_size import CPU_SIZE, GPU_SIZE, least_ranks, reduced_job, reduced_split
 from gpudoctor.profiles.profile import NO_PROFILE
 from gpudoctor.units import MIB
 
@@ -40,28 +40,27 @@ class Devices(msgspec.Struct, frozen=True):
     ranks: int | None
 
 
-def devices_of(node: Node, args: argparse.Namespace) -> Devices:
-    """Where `--try` runs. Raise UserError where it may not, with what would work."""
-    request = LoadRequest(args.backend, args.gpu, args.ranks, force=args.force)
-    found = devices_to_load(node, request)
+def devices_of(node: Node, request: PlanRequest) -> Devices:
+    """Where the plan is verified. Raise UserError if it may not be, with what would work."""
+    found = devices_to_load(node, request.load)
     if isinstance(found, Missing):
         raise UserError(f"--try: {found.reason}")
     backend, gpus = found
-    return Devices(backend, gpus, len(gpus) if backend == "nccl" else args.ranks)
+    return Devices(backend, gpus, len(gpus) if backend == "nccl" else request.ranks)
 
 
-def run_trial(job: Job, split: Split, devices: Devices) -> Trial:
+def verify_plan(job: PlanJob, split: RankSplit, devices: Devices) -> PlanVerification:
     """Try a plan's job and split, made smaller, on these devices. Raise UserError for what no rank can be told."""
     from gpudoctor.probes.runner.launch import ProbePlan, run_probes
     from gpudoctor.probes.runner.messages import AnyMessage, CannotRun, TrialSample
 
     on_gpu = devices.backend == "nccl"
     ranks = devices.ranks or least_ranks(split, CPU_RANKS)
-    small_split = trial_split(split, ranks, job.shape.layers)
+    small_split = reduced_split(split, ranks, job.shape.layers)
     asked, notes = _runnable(job, split, on_gpu=on_gpu)
     if not on_gpu:
         small_split = msgspec.structs.replace(small_split, offload=False)
-    small = trial_job(asked, small_split, GPU_SIZE if on_gpu else CPU_SIZE)
+    small = reduced_job(asked, small_split, GPU_SIZE if on_gpu else CPU_SIZE)
     figures: dict[int, TrialFigures] = {}
     lacking: list[str] = []
 
@@ -76,7 +75,7 @@ def run_trial(job: Job, split: Split, devices: Devices) -> Trial:
     plan = ProbePlan(devices.backend, ranks, gpus, probes=(), level="full", trial=order)
     limit_s = DEADLINE_S[devices.backend]
     measured = run_probes(plan, deadline_s=limit_s, probe_deadline_s=limit_s, on_message=hear)
-    trial = Trial(
+    trial = PlanVerification(
         device="cuda" if on_gpu else "cpu",
         ranks=ranks,
         strategy=small_split.title if small_split.world > 1 else "one rank",
@@ -96,7 +95,9 @@ def run_trial(job: Job, split: Split, devices: Devices) -> Trial:
     return _failed(trial, measured)
 
 
-def compared(trial: Trial, job: Job, split: Split, figures: dict[int, TrialFigures]) -> Trial:
+def compared(
+    trial: PlanVerification, job: PlanJob, split: RankSplit, figures: dict[int, TrialFigures]
+) -> PlanVerification:
     """The trial with what the ranks measured beside what the plan's formulas say of the same job and split."""
     memory = memory_of(job, split, 0.0)
     fullest = max(figures.values(), key=lambda f: f.peak_bytes)
@@ -120,7 +121,9 @@ def compared(trial: Trial, job: Job, split: Split, figures: dict[int, TrialFigur
         memory_measured_mib=round(fullest.peak_bytes / MIB, 2),
         off=round(predicted / fullest.peak_bytes - 1, 4),
         # what is offloaded is no part of the GPU's memory
-        parts=tuple(Compared(name, round(a / MIB, 2), round(b / MIB, 2)) for name, a, b in rows if not split.offload),
+        parts=tuple(
+            PredictedPart(name, round(a / MIB, 2), round(b / MIB, 2)) for name, a, b in rows if not split.offload
+        ),
         step_predicted_s=_short(sum(parts_s) / (1 - step.bubble)),
         step_measured_s=_short(max(median(f.step_s) for f in figures.values())),
         compute_s=_short(parts_s[0]),
@@ -131,7 +134,7 @@ def compared(trial: Trial, job: Job, split: Split, figures: dict[int, TrialFigur
     )
 
 
-def order_of(job: Job, split: Split) -> TrialOrder:
+def order_of(job: PlanJob, split: RankSplit) -> TrialOrder:
     """The same as the ranks are told it."""
     from gpudoctor.probes.plan_verification.messages import TrialModel, TrialOrder
 
@@ -174,7 +177,7 @@ def order_of(job: Job, split: Split) -> TrialOrder:
     )
 
 
-def _runnable(job: Job, split: Split, *, on_gpu: bool) -> tuple[Job, tuple[str, ...]]:
+def _runnable(job: PlanJob, split: RankSplit, *, on_gpu: bool) -> tuple[PlanJob, tuple[str, ...]]:
     """The job as it can be tried, and what of the plan it leaves out. Raise UserError."""
     if job.optimizer in ("adamw-8bit", "lion"):
         nearest = "adamw" if job.optimizer == "adamw-8bit" else "momentum"
@@ -192,7 +195,7 @@ def _runnable(job: Job, split: Split, *, on_gpu: bool) -> tuple[Job, tuple[str, 
     return job, tuple(notes)
 
 
-def _machine(split: Split, gflops: float, exchange_gb_s: float | None) -> Machine:
+def _machine(split: RankSplit, gflops: float, exchange_gb_s: float | None) -> Machine:
     """The ranks as a machine whose rates are those that they have just reached."""
     compute = Rate(gflops / 1000, "measured on these ranks", measured=True)
     exchange: Rate | str = "one rank"
@@ -205,7 +208,7 @@ def _machine(split: Split, gflops: float, exchange_gb_s: float | None) -> Machin
     )  # fmt: skip
 
 
-def _failed(trial: Trial, measured: Measurements) -> Trial:
+def _failed(trial: PlanVerification, measured: Measurements) -> PlanVerification:
     missing = measured.not_run.get("torch")
     if isinstance(missing, Missing) and missing.kind == "absent" and "pip install" in missing.reason:
         raise UserError(f"--try: {missing.reason}")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.plan.model import Plan, Trial
+from gpudoctor.plan.model import Plan, PlanVerification
 from gpudoctor.plan.model_shape import count_text
 from gpudoctor.plan.text_rows import row_of
-from gpudoctor.plan.verification.shape import TOLERANCE
+from gpudoctor.plan.verification.reduced_size import TOLERANCE
 from gpudoctor.units import seconds_text
 
 
-def trial_lines(plan: Plan, width: int) -> Iterator[str]:
+def verification_lines(plan: Plan, width: int) -> Iterator[str]:
     """The rows of the trial; none where there was none."""
     trial = plan.trial
     if trial is None:
@@ -20,7 +20,7 @@ def trial_lines(plan: Plan, width: int) -> Iterator[str]:
         yield from row_of(label, words, width)
 
 
-def _rows(trial: Trial) -> Iterator[tuple[str, str]]:
+def _rows(trial: PlanVerification) -> Iterator[tuple[str, str]]:
     model = trial.model
     device = "GPU" if trial.device == "cuda" else "CPU rank"
     many = f"{trial.ranks} {device}{'s' if trial.ranks > 1 else ''}"
@@ -61,7 +61,7 @@ def _rows(trial: Trial) -> Iterator[tuple[str, str]]:
     yield "its loss", f"{first} at first, {last} after {len(trial.losses)} steps"
 
 
-def _rates(trial: Trial) -> str:
+def _rates(trial: PlanVerification) -> str:
     assert trial.compute_s is not None
     words = f"predicted from {seconds_text(trial.compute_s)} of products at {trial.gflops:.4g} GFLOP/s"
     if trial.allreduce_gb_s is not None and trial.communication_s is not None:
