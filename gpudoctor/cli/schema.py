@@ -6,7 +6,7 @@ import argparse
 
 from gpudoctor.exits import OK, write_stdout
 
-# the documents whose schema is made when it is asked for, and their types; that of the report is shipped
+# the documents beside the report, and their types
 _TYPES = {
     "facts": ("gpudoctor.facts.model.node", "Node"),
     "config": ("gpudoctor.config", "Config"),
@@ -25,9 +25,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the schema."""
     if args.of == "report":
-        from gpudoctor.report.json import shipped_schema
+        from gpudoctor.report.json import report_schema
 
-        write_stdout(shipped_schema())
+        write_stdout(report_schema())
         return OK
     from importlib import import_module
 

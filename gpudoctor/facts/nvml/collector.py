@@ -82,7 +82,7 @@ class Collector:
             kept.callback(os.close, self._pipe)
             try:
                 order = {"pipe": write_end, "root": str(root), "nvml": nvml}
-                self._process = DriverProcess("collector", "nvml_child", order, (write_end,))
+                self._process = DriverProcess("collector", "nvml.collector_child", order, (write_end,))
             finally:
                 os.close(write_end)
             kept.pop_all()

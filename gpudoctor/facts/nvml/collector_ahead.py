@@ -160,7 +160,7 @@ def dismiss_ahead() -> None:
 
 
 def _collect(orders: int, pipe: int, memory: int, errors: int, parent: int) -> NoReturn:
-    """In the child: import, wait for the order, read the driver as `nvml_child` does; never returns."""
+    """In the child: import, wait for the order, read the driver as `collector_child` does; never returns."""
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)

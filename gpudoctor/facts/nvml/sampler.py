@@ -61,7 +61,7 @@ class Sampler:
                     "interval_s": interval_s,
                     "nvml": nvml,
                 }
-                self._process = DriverProcess("sampler", "nvml_sampler", order, (self._lines, stop))
+                self._process = DriverProcess("sampler", "nvml.sampler_child", order, (self._lines, stop))
             finally:
                 os.close(stop)
             kept.pop_all()

@@ -184,7 +184,7 @@ class _Reader:
             theirs.callback(os.close, out)
             kept.callback(os.close, self._out)
             whole = {**order, "requests": requests, "out": out}
-            self.process = DriverProcess("reader", "nvml_watcher", whole, (requests, out))
+            self.process = DriverProcess("reader", "stream.driver_child", whole, (requests, out))
             self._pipes = kept.pop_all()
 
     def answer(self, patience_s: float, call_deadline_s: float) -> Answer | None:
