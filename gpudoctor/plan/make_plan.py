@@ -27,7 +27,7 @@ from gpudoctor.plan.machine import Machine, compute_capability, machine_of, usab
 from gpudoctor.plan.memory import PlanJob
 from gpudoctor.plan.model import Plan, plan_of
 from gpudoctor.plan.model_shape import ModelError, ModelShape, seq_of
-from gpudoctor.plan.node_health import NodeFault, examined, meaning, measurements_of, mended, troubles, unfit_gpus
+from gpudoctor.plan.node_health import FaultMeaning, examined, meaning, measurements_of, mended, troubles, unfit_gpus
 from gpudoctor.plan.precision import Precision
 from gpudoctor.plan.request import PlanRequest
 from gpudoctor.plan.settings import batch_of, bucket_of, harmful_settings, learning_rates, wanted_settings
@@ -120,13 +120,13 @@ def _choice(machine: Machine, job: PlanJob, request: PlanRequest) -> Choice:
 
 
 def _meant(
-    trouble: NodeFault,
+    trouble: FaultMeaning,
     node: Node,
     machine: Machine,
     choice: Choice,
     step: StepTime,
     measurements: Measurements | None,
-) -> NodeFault:
+) -> FaultMeaning:
     """The trouble with what it means: the same plan on a machine whose GPU has a sound link is the yardstick."""
     taken = choice.taken
     gpus = tuple(mended(gpu) if gpu.index in trouble.gpus else gpu for gpu in machine.gpus)

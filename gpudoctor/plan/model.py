@@ -13,7 +13,7 @@ from gpudoctor.plan.launch import LaunchScript
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import Memory, PlanJob
 from gpudoctor.plan.model_shape import ModelShape
-from gpudoctor.plan.node_health import NodeFault
+from gpudoctor.plan.node_health import FaultMeaning
 from gpudoctor.plan.precision import Optimizer, Precision
 from gpudoctor.plan.rates import Rate
 from gpudoctor.plan.settings import Batch, LearningRate, Setting
@@ -181,7 +181,7 @@ class Plan(msgspec.Struct, frozen=True):
     wanted: tuple[Setting, ...] = ()
     harmful: tuple[Setting, ...] = ()
     left_out: tuple[tuple[int, str], ...] = ()
-    troubles: tuple[NodeFault, ...] = ()
+    troubles: tuple[FaultMeaning, ...] = ()
     warnings: tuple[str, ...] = ()
     launch: LaunchScript | None = None
     trial: PlanVerification | None = None

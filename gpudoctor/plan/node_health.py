@@ -30,7 +30,7 @@ _WARNINGS_OF: frozenset[Impact | None] = frozenset(
 _REPORT_MAX_BYTES = 64 * 2**20
 
 
-class NodeFault(msgspec.Struct, frozen=True):
+class FaultMeaning(msgspec.Struct, frozen=True):
     """A fault and what it means. `gpus` are NVML indices, none for the whole node."""
 
     check: str
@@ -103,7 +103,7 @@ def unfit_gpus(report: Report) -> dict[int, str]:
     return found
 
 
-def troubles(report: Report, left_out: Iterable[int]) -> tuple[NodeFault, ...]:
+def troubles(report: Report, left_out: Iterable[int]) -> tuple[FaultMeaning, ...]:
     """Faults, and warnings that bear on a training, as one line each; the same words on several GPUs are one."""
     groups: dict[tuple[str, str, str], list[int]] = {}
     for check, finding in _roots(report):
@@ -114,19 +114,19 @@ def troubles(report: Report, left_out: Iterable[int]) -> tuple[NodeFault, ...]:
             gpus = groups.setdefault((check, finding.status.value, _words(finding)), [])
             if finding.subject.gpu is not None:
                 gpus.append(finding.subject.gpu)
-    merged: dict[tuple[str, str], NodeFault] = {}
+    merged: dict[tuple[str, str], FaultMeaning] = {}
     for (check, status, text), gpus in groups.items():
         before = merged.get((check, status))
         if before is None or not gpus or not before.gpus:
             key = (check, status if before is None else f"{status} {len(merged)}")
-            merged[key] = NodeFault(check, status, tuple(sorted(set(gpus))), text)
+            merged[key] = FaultMeaning(check, status, tuple(sorted(set(gpus))), text)
         else:  # the same on other GPUs, in other words
             more = before.found.removesuffix(" and the like") + " and the like"
-            merged[check, status] = NodeFault(check, status, tuple(sorted({*before.gpus, *gpus})), more)
+            merged[check, status] = FaultMeaning(check, status, tuple(sorted({*before.gpus, *gpus})), more)
     return tuple(merged.values())
 
 
-def meaning(trouble: NodeFault, machine: Machine, now: StepTime, sound: StepTime, host_sound: Rate | str) -> str:
+def meaning(trouble: FaultMeaning, machine: Machine, now: StepTime, sound: StepTime, host_sound: Rate | str) -> str:
     """What a fault means for the plan: leave the GPU out, or what to expect with it.
 
     `sound` and `host_sound` are the step and the link to RAM that these GPUs would have with sound PCIe links.

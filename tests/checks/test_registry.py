@@ -14,13 +14,14 @@ from gpudoctor.checks.core.runner import run_checks
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.load import load_node
+from tests.golden_files import assert_golden
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "check_ids.txt"
 
 
 def test_the_ids_and_levels_are_those_frozen_in_the_golden_list() -> None:
     lines = [f"{c.id} {c.level}" for c in registry()]
-    assert lines == GOLDEN.read_text().splitlines()
+    assert_golden("".join(f"{line}\n" for line in lines), GOLDEN)
 
 
 def test_domains_come_in_the_order_a_reader_wants_them() -> None:
