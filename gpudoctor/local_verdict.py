@@ -15,7 +15,7 @@ import msgspec
 
 from gpudoctor.api import CheckRequest, NotFitError, Prepared, examined, prepared
 from gpudoctor.errors import UserError
-from gpudoctor.load_policy import run_limit_s
+from gpudoctor.load.measure import run_limit_s
 from gpudoctor.probes.runner.launch_engine import Place
 from gpudoctor.probes.runner.local_workers import LONGEST_GATHERING_S, Hello, Seats, leader_of, openable_gpus
 from gpudoctor.report.model import Report

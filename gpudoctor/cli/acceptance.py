@@ -12,7 +12,7 @@ from gpudoctor.acceptance.steps import NAMES
 from gpudoctor.cli.options import output_option, up_to
 from gpudoctor.errors import UserError
 from gpudoctor.exits import catch_signals, guarded
-from gpudoctor.load_policy import burn_duration_s
+from gpudoctor.load.burn import burn_duration_s
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS
 
 _MOST_REPEATS = 1000

@@ -8,7 +8,7 @@ import msgspec
 
 from gpudoctor.api import Sourced
 from gpudoctor.errors import UserError
-from gpudoctor.load_policy import CPU_RANKS
+from gpudoctor.load.devices import CPU_RANKS
 from gpudoctor.plan.forced import nearest_split, undividable
 from gpudoctor.plan.machine import ram_bytes
 from gpudoctor.plan.memory import PlanJob, memory_of

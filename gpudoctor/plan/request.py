@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.errors import UserError
-from gpudoctor.load_policy import Backend, LoadRequest
+from gpudoctor.load.devices import Backend, LoadRequest
 from gpudoctor.plan.precision import Optimizer, Precision
 
 

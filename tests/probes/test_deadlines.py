@@ -10,7 +10,7 @@ import pytest
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.measurements import Launch, Measurements, RankInfo, TorchView
 from gpudoctor.facts.model.node import Driver, Node, Source
-from gpudoctor.load_policy import PROBE_DEADLINE_S, RUN_DEADLINE_S
+from gpudoctor.load.measure import PROBE_DEADLINE_S, RUN_DEADLINE_S
 from gpudoctor.probes.runner import deadlines, launch
 from gpudoctor.probes.runner.deadlines import Limits
 from gpudoctor.probes.runner.messages import Phase, Started

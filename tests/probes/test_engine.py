@@ -18,11 +18,11 @@ import pytest
 from gpudoctor.cli.main import main
 from gpudoctor.errors import UserError
 from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.load.devices import seated_gpus
 from gpudoctor.probes.runner import local_workers as seats
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.launch_engine import Place, place_of
 from gpudoctor.probes.runner.local_workers import Seats
-from gpudoctor.rank_assignment import seated_gpus
 from tests.probes.conftest import GONE_WITHIN_S
 
 _TORCHRUN = {

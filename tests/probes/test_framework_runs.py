@@ -27,8 +27,9 @@ from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.framework_runs import PARTS, parts_wanted, with_parts, without_parts
-from gpudoctor.load_policy import LoadRequest, measure
+from gpudoctor.load.devices import LoadRequest
+from gpudoctor.load.frameworks import PARTS, parts_wanted, with_parts, without_parts
+from gpudoctor.load.measure import measure
 from gpudoctor.probes.frameworks import run as frameworks
 from gpudoctor.probes.frameworks.isolated import Heard, Seat
 from gpudoctor.probes.frameworks.isolated_messages import Reference, TensorflowTask, Trained

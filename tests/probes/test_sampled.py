@@ -17,7 +17,8 @@ from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.facts.nvml.sampler import Sampler
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.fakes.fake_nvml import Fault, Script, write_script
-from gpudoctor.load_policy import LoadRequest, measure
+from gpudoctor.load.devices import LoadRequest
+from gpudoctor.load.measure import measure
 from gpudoctor.probes.runner import launch, messages
 from gpudoctor.probes.runner import telemetry as sampled
 from gpudoctor.probes.runner.plan import ProbePlan

@@ -27,7 +27,7 @@ from gpudoctor.exits import (
     say,
 )
 from gpudoctor.facts.deadlines import COLLECTION
-from gpudoctor.load_policy import run_limit_s
+from gpudoctor.load.measure import run_limit_s
 from gpudoctor.private_folder import make_private_folder, why_not_private
 from gpudoctor.report.error_report import COULD_NOT_REASON
 from gpudoctor.report.model import Tool

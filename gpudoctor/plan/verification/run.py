@@ -12,7 +12,7 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
-from gpudoctor.load_policy import CPU_RANKS, Backend, devices_to_load
+from gpudoctor.load.devices import CPU_RANKS, Backend, devices_to_load
 from gpudoctor.plan.communication import step_time
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import PlanJob, memory_of
