@@ -91,7 +91,7 @@ def statuses(report: Report) -> Statuses:
 
 
 def compared(one: Statuses, other: Statuses, what: str) -> Iterator[Item]:
-    """A line for each check that the two judge differently; one line where there is none."""
+    """A line for each check that the two judge differently; one line if there is none."""
     odd = [name for name in one if one[name] != other.get(name)]
     for name in odd:
         yield differs(f"{what}: {name} is {one[name]}, then {other.get(name, 'not there')}")

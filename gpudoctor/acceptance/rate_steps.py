@@ -73,7 +73,7 @@ def _order(run: AcceptanceRun, ours: Measurements, uuids: tuple[str, ...]) -> Lo
 
 
 def _loops(run: AcceptanceRun, order: LoopOrder) -> PlainFigures | str:
-    """The figures, or why there are none. Raise StepError where the loops broke."""
+    """The figures, or why there are none. Raise StepError if the loops broke."""
     done = run.child(own_python(LOOPS, "main", msgspec.json.encode(order).decode()))
     if done.code == NOTHING_TO_RUN_ON:
         return done.said[-1] if done.said else "there is no torch to run them"
@@ -159,7 +159,7 @@ def all_reduce(run: AcceptanceRun) -> Iterator[Item]:
 
 
 def bus_bandwidth(text: str, size_bytes: int) -> float | None:
-    """Out-of-place bus bandwidth (GB/s) of the row of this size in nccl-tests' table; None where there is none.
+    """Out-of-place bus bandwidth (GB/s) of the row of this size in nccl-tests' table; None if there is none.
 
     Columns: size, count, type, redop (newer: root), then time, algbw, busbw, #wrong out of place and again in place.
     """

@@ -87,7 +87,7 @@ class AcceptanceRun:
         return max(1.0, self._ends_s - monotonic())
 
     def child(self, argv: list[str], on_line: OnLine | None = None) -> Finished:
-        """A program of this step, to its end or the step's. Raise StepError where it cannot be started."""
+        """A program of this step, to its end or the step's. Raise StepError if it cannot be started."""
         try:
             return run_child(
                 argv, deadline_s=self.left_s, environ=self.environ, cwd=self.folder, on_line=on_line or self._tell
@@ -96,7 +96,7 @@ class AcceptanceRun:
             raise StepError(f"{argv[0]} cannot be started: {error.strerror or error}") from None
 
     def module(self, module: str, *arguments: str) -> bytes:
-        """What a module of ours writes to stdout. Raise StepError where it fails."""
+        """What a module of ours writes to stdout. Raise StepError if it fails."""
         done = self.child(own_python(module, "main", *arguments))
         if done.code != 0:
             raise StepError(f"{module} {done.words}")

@@ -56,7 +56,7 @@ class LineWriter:
             self._poll = None
 
     def write(self, line: Opening | Tick) -> None:
-        """Raise ClosedError where the reader has gone, UserError where stdout cannot take it."""
+        """Raise ClosedError if the reader has gone, UserError where stdout cannot take it."""
         data = memoryview(terminal_safe(self._encode(line)) + b"\n")
         try:
             while data:

@@ -165,7 +165,7 @@ def _within(check: Check, level: Level) -> bool:
 def _why_not(
     node: Node, checks: tuple[Check, ...], wanted: tuple[str, ...], level: Level, backend: Backend | None
 ) -> str | None:
-    """Why no rank is to be started at all, in words; None where some are."""
+    """Why no rank is to be started at all, in words; None if some are."""
     if LEVELS.index(level) < LEVELS.index("standard"):
         return f"level {level} puts no load on the node"
     if not wanted and not any(c.id == "env.torch" for c in checks):

@@ -96,7 +96,7 @@ def _best(options: tuple[Option, ...], machine: Machine) -> Option | None:
 
 
 def check_batch(global_batch: int, split: RankSplit) -> None:
-    """Raise UserError where the data-parallel ranks cannot share the batch evenly."""
+    """Raise UserError if the data-parallel ranks cannot share the batch evenly."""
     if global_batch % split.data == 0:
         return
     lower, upper = global_batch // split.data * split.data, -(-global_batch // split.data) * split.data

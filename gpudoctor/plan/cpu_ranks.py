@@ -1,4 +1,4 @@
-"""A plan where there is no GPU and CPU ranks are to try it: which strategy this machine's RAM holds."""
+"""A plan if there is no GPU and CPU ranks are to try it: which strategy this machine's RAM holds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpudoctor.units import gib_text
 def cpu_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tuple[Plan, Option]:
     """The simplest strategy whose tensors, on all CPU ranks together, the RAM holds; in fp32 unless asked otherwise.
 
-    Raise UserError where none does. Nothing is said of settings, launch and times: no GPU is there to have them.
+    Raise UserError if none does. Nothing is said of settings, launch and times: no GPU is there to have them.
     """
     asked = (("--nodes", request.nodes > 1), ("--global-batch", request.global_batch), ("--report", request.report))
     for option, given in asked:

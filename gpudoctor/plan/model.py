@@ -23,7 +23,7 @@ from gpudoctor.units import GIB
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """A rate; `value` is null where it is not known, and `source` says why."""
+    """A rate; `value` is null if it is not known, and `source` says why."""
 
     value: float | None
     unit: str
@@ -159,7 +159,7 @@ class PlanVerification(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """One plan. `error` is set where there is none (exit 2), and then nothing else is."""
+    """One plan. `error` is set if there is none (exit 2), and then nothing else is."""
 
     schema: Literal["gpudoctor.plan/1"] = "gpudoctor.plan/1"
     tool: Tool = Tool()

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from gpudoctor.acceptance.children import beside, run_child
 from gpudoctor.acceptance.command import run_steps
-from gpudoctor.acceptance.driver_child import Reading
+from gpudoctor.acceptance.driver_child import DriverReading
 from gpudoctor.acceptance.guardian import Guardian
 from gpudoctor.acceptance.leaves import compare
 from gpudoctor.acceptance.level_steps import level_items
@@ -292,7 +292,7 @@ def test_a_driver_call_that_hangs_is_named_and_ends_the_reading(cache: Path) -> 
         check=True,
         timeout=60,
     )
-    reading = msgspec.json.decode(done.stdout, type=Reading)
+    reading = msgspec.json.decode(done.stdout, type=DriverReading)
     assert sorted(reading.read) == [0, 1, 2, 4, 5, 6, 7]
     assert [said for said in reading.hung if "on GPU 3 did not return in 1 s" in said] == reading.hung != []
 

@@ -69,7 +69,7 @@ class Coordinator:
         given_up: Callable[[], bool],
         launcher_words: Callable[[], str | None],
     ) -> int:
-        """Examine, judge, write; give the exit code. Raise UserError where not one node came."""
+        """Examine, judge, write; give the exit code. Raise UserError if not one node came."""
         request = self.request
         floor_gb_s = request.at_least_gbit_s / 8 if request.at_least_gbit_s is not None else None
         exam = Examination(hub, self._plan(count, names, floor_gb_s), self._output.show, self._keep)
@@ -139,7 +139,7 @@ class Coordinator:
 
 
 def file_name(node: str, taken: Collection[str]) -> str:
-    """The name of a node's report: the node's own where that can be a file's, else with a digest of it.
+    """The name of a node's report: the node's own if that can be a file's, else with a digest of it.
 
     Two nodes never share one (`a/b` and `a_b`), and without nodes that mean to the same node has the same in each run.
     """

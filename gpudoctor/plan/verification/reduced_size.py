@@ -10,7 +10,7 @@ from gpudoctor.plan.split import RankSplit
 
 # what predicted and measured memory of CPU ranks may differ by
 TOLERANCE = 0.10
-LARGEST_MICRO_BATCHES = 2  # of one step, where there is no pipeline
+LARGEST_MICRO_BATCHES = 2  # of one step, if there is no pipeline
 
 
 class ReducedSize(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ def _least_tensor(split: RankSplit) -> int:
 
 
 def reduced_job(job: PlanJob, split: RankSplit, size: ReducedSize) -> PlanJob:
-    """The job at the trial's size: hidden, ffn and vocabulary in one proportion, heads in groups as they are.
+    """The job at the size of a verification: hidden, ffn and vocabulary in proportion, heads in groups as they are.
 
     No dimension becomes larger than the model's own; tensor-parallel ranks divide heads, ffn, vocabulary and sequence.
     """

@@ -33,7 +33,7 @@ DEADLINE_S: dict[Backend, float] = {"nccl": 180.0, "gloo": 240.0}
 
 
 class Devices(msgspec.Struct, frozen=True):
-    """Where a trial runs: these GPUs of this machine, or so many CPU ranks."""
+    """Where a plan is verified: these GPUs of this machine, or so many CPU ranks."""
 
     backend: Backend
     gpus: tuple[Gpu, ...]
@@ -75,7 +75,7 @@ def verify_plan(job: PlanJob, split: RankSplit, devices: Devices) -> PlanVerific
     plan = ProbePlan(devices.backend, ranks, gpus, probes=(), level="full", trial=order)
     limit_s = DEADLINE_S[devices.backend]
     measured = run_probes(plan, deadline_s=limit_s, probe_deadline_s=limit_s, on_message=hear)
-    trial = PlanVerification(
+    verification = PlanVerification(
         device="cuda" if on_gpu else "cpu",
         ranks=ranks,
         strategy=small_split.title if small_split.world > 1 else "one rank",
@@ -89,16 +89,16 @@ def verify_plan(job: PlanJob, split: RankSplit, devices: Devices) -> PlanVerific
         notes=notes,
     )
     if len(figures) == ranks and not measured.problems:
-        return compared(trial, small, small_split, figures)
+        return compared(verification, small, small_split, figures)
     if lacking:
         raise UserError(f"--try: {lacking[0]}")
-    return _failed(trial, measured)
+    return _failed(verification, measured)
 
 
 def compared(
-    trial: PlanVerification, job: PlanJob, split: RankSplit, figures: dict[int, TrialFigures]
+    verification: PlanVerification, job: PlanJob, split: RankSplit, figures: dict[int, TrialFigures]
 ) -> PlanVerification:
-    """The trial with what the ranks measured beside what the plan's formulas say of the same job and split."""
+    """The verification with what the ranks measured beside what the plan's formulas say of the same job and split."""
     memory = memory_of(job, split, 0.0)
     fullest = max(figures.values(), key=lambda f: f.peak_bytes)
     predicted = memory.tensors
@@ -116,7 +116,7 @@ def compared(
     parts_s = (step.compute_s or 0.0, step.communication_s or 0.0)
     losses = next(f.losses for _, f in sorted(figures.items()) if f.losses)
     return msgspec.structs.replace(
-        trial,
+        verification,
         memory_predicted_mib=round(predicted / MIB, 2),
         memory_measured_mib=round(fullest.peak_bytes / MIB, 2),
         off=round(predicted / fullest.peak_bytes - 1, 4),
@@ -208,14 +208,14 @@ def _machine(split: RankSplit, gflops: float, exchange_gb_s: float | None) -> Ma
     )  # fmt: skip
 
 
-def _failed(trial: PlanVerification, measured: Measurements) -> PlanVerification:
+def _failed(verification: PlanVerification, measured: Measurements) -> PlanVerification:
     missing = measured.not_run.get("torch")
     if isinstance(missing, Missing) and missing.kind == "absent" and "pip install" in missing.reason:
         raise UserError(f"--try: {missing.reason}")
     problem = measured.problems[0] if measured.problems else None
     if problem is not None:
-        return msgspec.structs.replace(trial, error=problem.text, error_kind=problem.kind)
-    return msgspec.structs.replace(trial, error="the ranks brought no figures")
+        return msgspec.structs.replace(verification, error=problem.text, error_kind=problem.kind)
+    return msgspec.structs.replace(verification, error="the ranks brought no figures")
 
 
 def _short(value: float) -> float:
