@@ -157,7 +157,8 @@ def _read_ring_buffer(path: Path) -> _Ring | Missing:
 
 def _read_journal(deadline_s: float) -> _Journal | Missing | None:
     """The journal's newest kernel lines since boot; None where it gave none, Missing (failed) where it hung or died."""
-    from gpudoctor.facts.system.command import run_command, signal_name
+    from gpudoctor.facts.system.command import run_command
+    from gpudoctor.process.ending import signal_name
 
     answer = run_command(list(_JOURNAL), deadline_s=deadline_s, max_bytes=_JOURNAL_BYTES)
     if isinstance(answer, Missing):
