@@ -38,8 +38,8 @@ test-fast: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist=loadfile $$(grep -LE '$(STARTS)' tests/facts/test_*.py tests/checks/test_*.py tests/report/test_*.py)
 
 accept: $(VENV)/.installed-dev
-	-GPUDOCTOR_ACCEPT=1 $(BIN)/python -m pytest -n 2 --dist=loadfile $$(grep -l assert_golden tests/*/test_*.py)
-	git diff --stat
+	-GPUDOCTOR_ACCEPT=1 $(BIN)/python -m pytest $$(grep -lE 'golden_files import' tests/test_*.py tests/*/test_*.py)
+	git --no-pager diff --stat
 
 # no library but what these tests start, and not beside the others: they take both cores for a minute or two.
 # Compiled is what they import of it, and then, not all of it by pip; containers often forbid to keep that

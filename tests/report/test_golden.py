@@ -11,6 +11,7 @@ from tests.cli.conftest import Gpudoctor, gpudoctor
 from tests.golden_files import assert_golden
 
 __all__ = ["gpudoctor"]  # the fixture
+pytestmark = pytest.mark.usefixtures("pinned_checks")
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 SCREENS = {

@@ -30,6 +30,7 @@ from tests.report.html_report import full_report, run_of
 __all__ = ["gpudoctor"]  # the fixture
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "narrow-link.html"
+pytestmark = pytest.mark.usefixtures("pinned_checks")
 # every attribute that may stand in the page; none of them loads or runs anything
 ATTRIBUTES = {
     *("lang", "charset", "http-equiv", "content", "name", "class", "id", "open", "tabindex", "role", "scope"),

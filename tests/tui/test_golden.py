@@ -27,6 +27,7 @@ NODES = {
     "no-gpu": ("cpu-only",),
 }
 CASES = (*NODES, "16-gpus")
+pytestmark = pytest.mark.usefixtures("pinned_checks")
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from gpudoctor.facts.model.missing import Missing, known
 
 
 def unreadable(gpu: Gpu) -> str | None:
-    """Why this GPU cannot be judged by what it told, in words for `unknown(...)`; None where it can.
+    """Why this GPU cannot be judged by what it told, in words for `unknown(...)`; None if it can.
 
     More of its main values were denied than told; or temperature, power and clock are 0 at once,
     which no GPU that runs can be.

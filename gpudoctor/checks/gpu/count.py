@@ -1,18 +1,17 @@
-"""Are all GPUs there?"""
+"""gpu.count: are all GPUs there?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.explains import VIEWS, Explains
 from gpudoctor.checks.core.finding import (
-    NODE,
     Advice,
     Evidence,
     Expected,
     Finding,
     Found,
-    Subject,
     fail,
     ok,
     skip,
@@ -23,6 +22,7 @@ from gpudoctor.checks.core.finding import (
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.scope import confined, shown_count, slurm_gave
 from gpudoctor.checks.core.sight import Unseen, bus_gpus, unseen
+from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.checks.core.trust import denied, narrowed
 from gpudoctor.checks.driver.loaded import INIT_OK, pci_gpus
 from gpudoctor.facts.model.missing import Missing, known
@@ -32,11 +32,29 @@ from gpudoctor.profiles.peers import compute_gpus
 _BOARDS = (4, 8)
 # with these GPUs there were servers of 6 sockets too (IBM AC922)
 _OTHER_BOARDS = ("Pascal", "Volta")
+_SEE_BUS = Advice("See what is on the bus.", "lspci -d 10de:")
+_GONE_FROM_BUS: list[Advice | str] = [_SEE_BUS, "Power-cycle the node; still gone: hardware case."]
 
 
-@check("gpu.count", title="Every GPU of the node is shown by the driver", needs_gpu=False)
+def _shown_by_driver(shown: int) -> Evidence:
+    return Evidence("number of GPUs, driver", str(shown))
+
+
+@check(
+    "gpu.count",
+    title="Every GPU of the node is shown by the driver",
+    needs_gpu=False,
+    explains=(
+        "driver.responsive",
+        "gpu.xid",
+        "gpu.lost",
+        *VIEWS,
+        # a list made for all GPUs is cut short if one is gone; one that shows none is a slip of its own
+        Explains(("env.cuda-visible-devices",), found=tuple(range(1, 64))),
+    ),
+)
 def count(case: Case) -> Iterator[Finding]:
-    """PCI bus, driver and expectation must agree; a smaller scope is said, not failed."""
+    """PCI bus, driver and expectation must agree; a smaller scope is reported, not failed."""
     node = case.node
     said = known(node.driver.device_count)
     shown = said if said is not None else len(node.gpus) or None
@@ -59,8 +77,7 @@ def count(case: Case) -> Iterator[Finding]:
         yield unknown(NODE, f"the driver counts {shown} GPUs, and only {len(node.gpus)} of them told anything")
         return
     if shown == 0 and not problems:
-        advice = [Advice("See what is on the bus.", "lspci -d 10de:")]
-        yield fail(NODE, Found("the driver shows no GPU", 0, "GPUs"), "at least one GPU", advice=advice)
+        yield fail(NODE, Found("the driver shows no GPU", 0, "GPUs"), "at least one GPU", advice=[_SEE_BUS])
     elif not problems and said is None and on_bus is None and case.expect.gpus is None:
         yield skip(NODE, f"{shown} GPUs in this capture: neither the driver's count nor the PCI bus to compare with")
     elif not problems and case.expect.gpus is None and isinstance(gpus, Missing) and gpus.kind == "failed":
@@ -73,7 +90,7 @@ def count(case: Case) -> Iterator[Finding]:
             text += f", as seen {limited}" if limited.startswith("inside") else f", as seen with: {limited}"
         elif on_bus is not None and len(on_bus) == shown:
             text += ", as many as on the PCI bus"
-        yield ok(NODE, Found(text, shown, "GPUs"), None, Evidence("number of GPUs, driver", str(shown)))
+        yield ok(NODE, Found(text, shown, "GPUs"), None, _shown_by_driver(shown))
 
 
 def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
@@ -85,7 +102,7 @@ def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
             NODE,
             Found(f"the driver shows {shown} of the {given} GPUs that Slurm gave this job", shown, "GPUs"),
             Expected(f"{given} GPUs", "==", given, "GPUs", gave.words if gave else "Slurm"),
-            Evidence("number of GPUs, driver", str(shown)),
+            _shown_by_driver(shown),
             Evidence("GPUs on the PCI bus that may be it", ", ".join(device.bus_id for device in away.gone) or "none"),
             likely="a GPU fell off the bus or did not start with the driver",
             advice=["On the node, outside of the job, run gpudoctor check gpu.count: it names the GPU."],
@@ -100,7 +117,7 @@ def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
             Subject(kind="gpu", bus_id=device.bus_id),
             Found(f"on the PCI bus, but not shown by the driver ({shown} of {total} GPUs)", shown, "GPUs"),
             Expected(f"{total - away.outside} GPUs", "==", total - away.outside, "GPUs", "PCI bus"),
-            Evidence("number of GPUs, driver", str(shown)),
+            _shown_by_driver(shown),
             Evidence(f"PCI function {device.bus_id}", f"driver {known(device.driver) or 'none bound'}"),
             likely="a model that this driver does not support"
             if foreign and model
@@ -116,34 +133,31 @@ def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
 def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
     """A board of 8 or 4 SXM sockets numbers them in a row: one left out is a GPU that is not even on the bus.
 
-    A virtual machine may have been given some of them; where nothing tells whether this is one,
-    or a container, it is a warning, and so it is with GPUs that had boards of other sizes.
+    A virtual machine may have been given some of them. If it is not known whether this is one, or a
+    container, it is a warning; so it is with GPUs that had boards of other sizes.
     """
     node = case.node
-    told = [number for gpu in case.node.gpus if (number := known(gpu.module_id)) is not None]
+    modules = [number for gpu in case.node.gpus if (number := known(gpu.module_id)) is not None]
     # cards without sockets answer 0 or 1 for every GPU, and have no NVLinks by themselves
-    sockets = len(set(told)) == shown_count(node) and all(known(gpu.nvlinks) for gpu in node.gpus)
+    sockets = len(set(modules)) == shown_count(node) and all(known(gpu.nvlinks) for gpu in node.gpus)
     if limited or not sockets or known(node.host.virtualization) == "vm":
         return
-    first = 0 if 0 in told else 1
-    board = next((size for size in _BOARDS if size // 2 < len(told) < size), 0)
-    empty = sorted(set(range(first, first + board)) - set(told))
+    first = 0 if 0 in modules else 1
+    board = next((size for size in _BOARDS if size // 2 < len(modules) < size), 0)
+    empty = sorted(set(range(first, first + board)) - set(modules))
     handed_on = len(known(pci_gpus(node)) or ()) - len(known(bus_gpus(node)) or ())
-    if not board or len(empty) != board - len(told) or handed_on >= len(empty):
+    if not board or len(empty) != board - len(modules) or handed_on >= len(empty):
         return
     sure = known(node.host.virtualization) == "none"
     sure = sure and not any(known(gpu.architecture) in _OTHER_BOARDS for gpu in node.gpus)
     words = ", ".join(map(str, empty))
     yield (fail if sure else warn)(
         NODE,
-        Found(f"{len(told)} GPUs on a board of {board}: module {words} is missing", len(told), "GPUs"),
+        Found(f"{len(modules)} GPUs on a board of {board}: module {words} is missing", len(modules), "GPUs"),
         Expected(f"{board} GPUs", "==", board, "GPUs", "module numbers of the others"),
-        Evidence("module ids, driver", ", ".join(map(str, sorted(told)))),
+        Evidence("module ids, driver", ", ".join(map(str, sorted(modules)))),
         likely="a GPU is not even on the PCI bus",
-        advice=[
-            Advice("See what is on the bus.", "lspci -d 10de:"),
-            "Power-cycle the node; still gone: hardware case.",
-        ],
+        advice=_GONE_FROM_BUS,
     )
 
 
@@ -167,9 +181,7 @@ def _expected(case: Case, shown: int, limited: str | None) -> Iterator[Finding]:
         NODE,
         Found(f"{shown} GPU{'s' * (shown != 1)} where {wanted} are expected", shown, "GPUs"),
         Expected(f"{wanted} GPUs", "==", wanted, "GPUs", source),
-        Evidence("number of GPUs, driver", str(shown)),
+        _shown_by_driver(shown),
         likely="a GPU is not even on the PCI bus" if few else "the configuration is not this node's",
-        advice=[Advice("See what is on the bus.", "lspci -d 10de:"), "Power-cycle the node; still gone: hardware case."]
-        if few
-        else ["Correct the expected number of GPUs in the configuration."],
+        advice=_GONE_FROM_BUS if few else ["Correct the expected number of GPUs in the configuration."],
     )

@@ -1,4 +1,4 @@
-"""What the kernel log says of GPUs and NVSwitches since boot."""
+"""gpu.xid: what the kernel log says of GPUs and NVSwitches since boot."""
 
 from __future__ import annotations
 
@@ -9,22 +9,10 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    Status,
-    Subject,
-    of_gpu,
-    ok,
-    skip,
-    unknown,
-    unread,
-)
+from gpudoctor.checks.core.explains import RESETS, Explains
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, ok, skip, unknown, unread
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.core.trust import narrowed, untrusted
 from gpudoctor.checks.core.xid_codes import BUCKETS, LINK_CODES, SXID_THERMAL, Bucket, sxid_fatal, xid
 from gpudoctor.facts.model.gpu import Gpu
@@ -61,7 +49,7 @@ _LIKELY: dict[Bucket, str] = {
 _SAVE = Advice("As root:", "dmesg -x > dmesg.txt")
 
 
-class Judged(msgspec.Struct, frozen=True):
+class ClassifiedEvent(msgspec.Struct, frozen=True):
     """A kernel event with the bucket it falls into here, and what it means."""
 
     event: KernelEvent
@@ -71,7 +59,11 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 @check(
-    "gpu.xid", title="No GPU or NVSwitch errors in the kernel log that matter", impact="wrong-results", needs_gpu=False
+    "gpu.xid",
+    title="No GPU or NVSwitch errors in the kernel log that matter",
+    impact="wrong-results",
+    needs_gpu=False,
+    explains=("nvlink.errors", "collective.correct", "train.sync", "strategy.*", Explains(("gpu.lost",), found=RESETS)),
 )
 def xids(case: Case) -> Iterator[Finding]:
     """Judge Xids, SXids and lost-GPU lines since boot by bucket; programs' own errors never fail a node."""
@@ -118,7 +110,7 @@ def _notes(log: KernelLog) -> tuple[Evidence, ...]:
 
 
 def _not_seen(case: Case, log: KernelLog) -> Iterator[Finding]:
-    """What may stand where nobody could look: a lost part of the log, lines that cannot be told apart."""
+    """What could not be read: a lost part of the log, lines that cannot be told from a user's words."""
     if log.truncated and (case.node.gpus or case.node.driver.module_loaded is not False):
         yield unknown(NODE, log.gap or "the kernel log does not hold everything since boot")
     unclear = [event for event in known(log.events) or () if event.kind == "unclear"]
@@ -135,7 +127,7 @@ def _not_seen(case: Case, log: KernelLog) -> Iterator[Finding]:
 def _elsewhere(
     case: Case, by_bus: dict[str | None, list[KernelEvent]], notes: tuple[Evidence, ...]
 ) -> Iterator[Finding]:
-    """Events of GPUs that the driver does not show: gone, or not this process's to see."""
+    """Events of GPUs that the driver does not show: gone, or hidden from this process."""
     why = narrowed(case) or case.scope_reason
     for bus, events in by_bus.items():
         judged = _judge(events, None)
@@ -155,7 +147,7 @@ def _bus(event: KernelEvent) -> str | None:
     return bus if bus is None or "." in bus else f"{bus}.0"
 
 
-def _judge(events: Iterable[KernelEvent], gpu: Gpu | None) -> list[Judged]:
+def _judge(events: Iterable[KernelEvent], gpu: Gpu | None) -> list[ClassifiedEvent]:
     """Worst first. A GPU that asks for no recovery now was reset since its resettable errors.
 
     The last Xid 154 is the authority: "(None)" settles everything before it, anything else
@@ -190,40 +182,44 @@ def _target(event: KernelEvent) -> int | None:
     return int(found[1], 16) if found else None
 
 
-def _classify(event: KernelEvent) -> Judged | None:
+def _classify(event: KernelEvent) -> ClassifiedEvent | None:
     if event.kind == "off-bus":
-        return Judged(event, "hardware", "GPU has fallen off the bus", xid(79).advice)
+        return ClassifiedEvent(event, "hardware", "GPU has fallen off the bus", xid(79).advice)
     if event.kind in ("gsp", "rm"):
-        return Judged(event, "watch", "driver error", xid(119).advice) if _SICK.search(_driver_words(event)) else None
+        return (
+            ClassifiedEvent(event, "watch", "driver error", xid(119).advice)
+            if _SICK.search(_driver_words(event))
+            else None
+        )
     if event.code is None:
-        return Judged(event, "unknown", "an Xid without a code", xid(0).advice)
+        return ClassifiedEvent(event, "unknown", "an Xid without a code", xid(0).advice)
     entry = xid(event.code)
     bucket, words = entry.bucket, entry.words
     said = _driver_words(event)
     if event.code == 154:
         found = _RECOVERY.match(said)
         if found is None:
-            return Judged(event, "unknown", f"{words}, but the line does not say to what", xid(46).advice)
+            return ClassifiedEvent(event, "unknown", f"{words}, but the line does not say to what", xid(46).advice)
         if int(found[1], 16) == 0:
-            return Judged(event, "info", words, entry.advice)
+            return ClassifiedEvent(event, "info", words, entry.advice)
         # drain-p2p (3) asks for care, the others make the GPU unfit; source: NVML field 230
         bucket, words = ("watch" if int(found[1], 16) == 3 else "reset"), f"the GPU asks for: {found[2]}"
-        return Judged(event, bucket, words, xid(46).advice)
+        return ClassifiedEvent(event, bucket, words, xid(46).advice)
     if 144 <= event.code <= 150:
         if event.fatal is False or _NON_FATAL.search(said):
             bucket, words = "info", f"{words}, non-fatal"
         elif event.fatal or _FATAL.search(said):
             bucket, words = "reset", f"{words}, fatal"
-    return Judged(event, bucket, words, entry.advice if bucket == entry.bucket else xid(74).advice)
+    return ClassifiedEvent(event, bucket, words, entry.advice if bucket == entry.bucket else xid(74).advice)
 
 
-def _name(item: Judged) -> str:
+def _name(item: ClassifiedEvent) -> str:
     if item.event.kind == "xid":
         return f"Xid {item.event.code}"
     return {"off-bus": "off the bus", "gsp": "GSP error", "rm": "driver error"}.get(item.event.kind, item.event.kind)
 
 
-def _finding(subject: Subject, judged: list[Judged], notes: tuple[Evidence, ...]) -> Finding:
+def _finding(subject: Subject, judged: list[ClassifiedEvent], notes: tuple[Evidence, ...]) -> Finding:
     worst = judged[0]
     status = _STATUS[worst.bucket]
     counts = Counter((_name(item), item.words) for item in judged)

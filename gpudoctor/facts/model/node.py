@@ -155,6 +155,7 @@ class Host(Fact, frozen=True):
     open_files: int | Missing | None = NOT_READ
     processes: int | Missing | None = NOT_READ
     swap_mib: int | Missing = NOT_READ
+    swap_free_mib: int | Missing = NOT_READ
 
 
 KernelEventKind = Literal["xid", "sxid", "off-bus", "gsp", "aer", "pcie-bandwidth", "nvlink", "rm", "unclear", "gap"]
