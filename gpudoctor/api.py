@@ -27,7 +27,7 @@ from gpudoctor.load.burn import burn_duration_s, count_again
 from gpudoctor.load.devices import Backend, LoadRequest
 from gpudoctor.load.measure import measure, puts_load
 from gpudoctor.plugins import all_checks
-from gpudoctor.probes.runner.launch_engine import MAX_RANKS, Place
+from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement
 
 if TYPE_CHECKING:
     from gpudoctor.report.judge import FailOn
@@ -156,7 +156,7 @@ def examined(
     prep: Prepared,
     *,
     argv: Iterable[str] = (),
-    place: Place | None = None,
+    place: LocalPlacement | None = None,
     visible: tuple[str | None, ...] = (),
     progress: Callable[[str], None] | None = None,
     hold_signals: HoldSignals | None = None,
@@ -174,9 +174,9 @@ def examined(
     request = prep.request
     seats = None
     if place is not None and prep.wants_ranks:
-        from gpudoctor.probes.runner.local_workers import Seats
+        from gpudoctor.probes.runner.local_workers import LocalWorkers
 
-        seats = Seats(place)
+        seats = LocalWorkers(place)
     sourced = Sourced(nothing_read(request.node))
     measurements: Measurements | None = None
     partial: list[Measurements] = []

@@ -16,7 +16,7 @@ import msgspec
 
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.node import Driver
-from gpudoctor.facts.nvml.client import Crumbs, NoCrumbs, load_pynvml
+from gpudoctor.facts.nvml.client import CallTrace, NoCallTrace, load_pynvml
 from gpudoctor.facts.nvml.fake_driver_context import stand_in
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.process.ending import leave
@@ -149,8 +149,8 @@ class _Ears:
     def pairs(self, pairs: tuple[GpuPair, ...]) -> None:
         return
 
-    def crumbs(self, slot: int) -> Crumbs:
-        return NoCrumbs()
+    def crumbs(self, slot: int) -> CallTrace:
+        return NoCallTrace()
 
 
 def main(call_limit: str) -> None:

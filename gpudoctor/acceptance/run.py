@@ -8,7 +8,7 @@ from time import monotonic
 
 import msgspec
 
-from gpudoctor.acceptance.children import Finished, OnLine, environment, run_child
+from gpudoctor.acceptance.children import EndedChild, OnLine, environment, run_child
 from gpudoctor.acceptance.result import Item
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.node import Node, from_json
@@ -86,7 +86,7 @@ class AcceptanceRun:
     def left_s(self) -> float:
         return max(1.0, self._ends_s - monotonic())
 
-    def child(self, argv: list[str], on_line: OnLine | None = None) -> Finished:
+    def child(self, argv: list[str], on_line: OnLine | None = None) -> EndedChild:
         """A program of this step, to its end or the step's. Raise StepError if it cannot be started."""
         try:
             return run_child(

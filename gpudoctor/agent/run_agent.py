@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpudoctor.agent import DEFAULT_LISTEN
-from gpudoctor.agent.access import Gate, address_of, listening_socket, token_of, url_of
+from gpudoctor.agent.access import AgentAccess, address_of, listening_socket, token_of, url_of
 from gpudoctor.agent.quick_run import OUTPUT_BYTES_MAX, environment
-from gpudoctor.agent.state import StateDirectory, Subject, default_directory
+from gpudoctor.agent.state import StateDirectory, WatchedSubject, default_directory
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.facts.model.node import Source
@@ -26,9 +26,9 @@ from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.report.model import SourceSummary
 
 if TYPE_CHECKING:
-    from gpudoctor.agent.answers import Answers
-    from gpudoctor.agent.node_status import Standing
-    from gpudoctor.agent.schedule import Plan, Rounds
+    from gpudoctor.agent.answers import HttpAnswers
+    from gpudoctor.agent.node_status import NodeStatus
+    from gpudoctor.agent.schedule import Rounds, SchedulePlan
 
 _ASK_S = 60.0
 _JITTER_SHARE, _JITTER_MAX_S = 0.1, 60.0
@@ -66,9 +66,9 @@ def run_agent(request: AgentRequest) -> int:
         listener = kept.enter_context(listening_socket(where))
         rounds = _rounds(request, kept)
         plan = rounds.plan
-        from gpudoctor.agent.answers import Answers
+        from gpudoctor.agent.answers import HttpAnswers
 
-        answers = Answers(Gate(token, where.host), AgentMetrics(rounds.tell), rounds.look)
+        answers = HttpAnswers(AgentAccess(token, where.host), AgentMetrics(rounds.tell), rounds.look)
         adopt_orphans()
         url = url_of(where.host, listener.getsockname()[1])
         say(f"{plan.mark}agent on {url} (metrics, healthz, report), a quick check every {plan.interval_s:g} s")
@@ -77,7 +77,7 @@ def run_agent(request: AgentRequest) -> int:
         return asyncio.run(_serve(listener, answers, rounds))
 
 
-def check_once(request: AgentRequest) -> int | tuple[Standing, str]:
+def check_once(request: AgentRequest) -> int | tuple[NodeStatus, str]:
     """Run one check now as the agent would, and keep its state; nothing listens. Raise UserError.
 
     Gives how the node stands and what is to be said before it; 128 + n if signal n ended it.
@@ -91,7 +91,7 @@ def check_once(request: AgentRequest) -> int | tuple[Standing, str]:
 
 def _rounds(request: AgentRequest, kept: ExitStack) -> Rounds:
     plan = _plan(request)
-    subject = Subject(plan.host, _utf8(request.node), tuple(_utf8(fault) or "" for fault in request.faults))
+    subject = WatchedSubject(plan.host, _utf8(request.node), tuple(_utf8(fault) or "" for fault in request.faults))
     state = StateDirectory(request.state or default_directory(os.environ), subject)
     kept.callback(state.close)
     from gpudoctor.agent.schedule import Rounds
@@ -115,8 +115,8 @@ async def _until_signal(work: Coroutine[None, None, None]) -> int | None:
     return came[0] if came else None
 
 
-async def _serve(listener: socket.socket, answers: Answers, rounds: Rounds) -> int:
-    from gpudoctor.agent.listener import Listener
+async def _serve(listener: socket.socket, answers: HttpAnswers, rounds: Rounds) -> int:
+    from gpudoctor.agent.listener import HttpListener
 
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[int] = loop.create_future()
@@ -127,7 +127,7 @@ async def _serve(listener: socket.socket, answers: Answers, rounds: Rounds) -> i
 
     for number in ENDING_SIGNALS:
         loop.add_signal_handler(number, end, number)
-    server = Listener(answers.to)
+    server = HttpListener(answers.to)
     await server.start(listener)
     running = loop.create_task(rounds.run())
     # it ends of itself only by a defect of ours, and then it must not look as if the agent still ran
@@ -144,16 +144,16 @@ async def _serve(listener: socket.socket, answers: Answers, rounds: Rounds) -> i
         await server.stop()
 
 
-def _plan(request: AgentRequest) -> Plan:
+def _plan(request: AgentRequest) -> SchedulePlan:
     """What is run, once it is known that it can be. Raise UserError for a source or a configuration that is none."""
-    from gpudoctor.agent.schedule import Plan, check_command
+    from gpudoctor.agent.schedule import SchedulePlan, check_command
 
     options = [] if request.config is None else [f"--config={request.config}"]
     _asked("config", options)
     named = [] if request.node is None else [f"--node={request.node}"]
     named += [f"--fault={fault}" for fault in request.faults]
     usual_jitter_s = min(_JITTER_MAX_S, _JITTER_SHARE * request.interval_s)
-    return Plan(
+    return SchedulePlan(
         command=check_command(own_gpudoctor(), [*options, *named]),
         host=_utf8(socket.gethostname()) or "",
         source=_source(request, named),

@@ -29,7 +29,7 @@ from gpudoctor.exits import (
     say,
     write_stdout,
 )
-from gpudoctor.probes.runner.launch_engine import MAX_RANKS, Place, place_of
+from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement, place_of
 
 if TYPE_CHECKING:
     from gpudoctor.api import CheckRequest
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     return _write_report(report, args)
 
 
-def _have_driver_read(args: argparse.Namespace, place: Place | None) -> None:
+def _have_driver_read(args: argparse.Namespace, place: LocalPlacement | None) -> None:
     """Have the collector that waits begin, before the checks are imported: that takes as long as reading.
 
     Not if an option is left that only the checks can understand: for a wrong one the driver is not to be asked.
@@ -144,7 +144,7 @@ def _request(args: argparse.Namespace) -> CheckRequest:
     )
 
 
-def _host_rank(place: Place) -> int:
+def _host_rank(place: LocalPlacement) -> int:
     """Be one of the others: they host ranks, and it is the first that checks and reports."""
     from gpudoctor.probes.runner.local_workers import host_rank
 

@@ -17,7 +17,7 @@ from gpudoctor.exits import COULD_NOT, ClosedStdoutError, is_terminal, printable
 if TYPE_CHECKING:
     from gpudoctor.cluster.fleet.model import Fleet
     from gpudoctor.cluster.fleet.reading import Gathered, Refused
-    from gpudoctor.cluster.fleet.records import Record
+    from gpudoctor.cluster.fleet.records import ReportRecord
 
 _SHOW_EVERY_S = 0.2
 
@@ -87,7 +87,7 @@ def _report(args: argparse.Namespace) -> int:
     return fleet.exit_code
 
 
-def _say_bad(heard: Record | Refused) -> None:
+def _say_bad(heard: ReportRecord | Refused) -> None:
     """While reports arrive on stdin, each bad one is said at once."""
     from gpudoctor.cluster.fleet.reading import Refused
 

@@ -18,7 +18,7 @@ from gpudoctor.facts.nvml.error_cost import condemning
 from gpudoctor.profiles.peers import compute_gpus
 
 if TYPE_CHECKING:
-    from gpudoctor.probes.runner.local_workers import Seats
+    from gpudoctor.probes.runner.local_workers import LocalWorkers
 
 Backend = Literal["nccl", "gloo"]
 CPU_RANKS = 2
@@ -71,7 +71,7 @@ def why_no_devices(node: Node) -> str:
     return f"a {kind} cannot be put under load; --backend gloo measures CPU ranks of this machine"
 
 
-def gpus_to_load(node: Node, request: LoadRequest, seats: Seats | None) -> tuple[Gpu, ...] | Missing:
+def gpus_to_load(node: Node, request: LoadRequest, seats: LocalWorkers | None) -> tuple[Gpu, ...] | Missing:
     """The GPU of each rank, in rank order, or why none may be put under load."""
     in_scope = _in_scope(node, request)
     fit = tuple(gpu for gpu in in_scope if _unfit(gpu) is None)

@@ -22,7 +22,7 @@ from gpudoctor.load.devices import (
 from gpudoctor.load.frameworks import DESYNCED, PARTS, parts_wanted, with_parts, without_parts
 
 if TYPE_CHECKING:
-    from gpudoctor.probes.runner.local_workers import Seats
+    from gpudoctor.probes.runner.local_workers import LocalWorkers
     from gpudoctor.probes.runner.plan import ProbePlan
 
 # From when all ranks have met (probes/deadlines.py has what comes before). A healthy standard run ends in about half
@@ -54,7 +54,7 @@ def measure(
     progress: Callable[[str], None] | None,
     on_interrupt: Callable[[Measurements], None],
     duration_s: float | None = None,
-    seats: Seats | None = None,
+    seats: LocalWorkers | None = None,
 ) -> Measurements:
     """Run the probes that the chosen checks need, where that may be done; else say why not.
 
@@ -110,7 +110,7 @@ def _probed(
     level: Level,
     progress: Callable[[str], None] | None,
     on_interrupt: Callable[[Measurements], None],
-    seats: Seats | None,
+    seats: LocalWorkers | None,
 ) -> Measurements:
     """What the ranks measure."""
     from gpudoctor.probes.runner.launch import run_probes

@@ -15,7 +15,7 @@ from gpudoctor.plan.split import RankSplit
 from gpudoctor.plan.verification.reduced_size import CPU_SIZE, GPU_SIZE, ReducedSize, reduced_job, reduced_split
 from gpudoctor.plan.verification.run import Devices, compared, order_of, verify_plan
 from gpudoctor.plan.verification.text import verification_lines
-from gpudoctor.probes.plan_verification.messages import TrialFigures
+from gpudoctor.probes.plan_verification.messages import VerificationFigures
 from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner.plan import ProbePlan
 
@@ -100,7 +100,7 @@ def _trial(measured_share: float) -> PlanVerification:
     job = reduced_job(PlanJob(shape_of_size("350m"), "fp32", "adamw", 1024), split, CPU_SIZE)
     memory = memory_of(job, split, 0.0)
     peak = int(memory.tensors * measured_share)
-    rank = TrialFigures(
+    rank = VerificationFigures(
         job.shape.parameters, int(memory.weights), int(memory.gradients), int(memory.optimizer), peak,
         (0.4, 0.5, 9.0), (8.0, 7.5), 20.0, 0.5,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from gpudoctor.api import read_source
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.cluster.baseline.compare import RUNS_TO_JUDGE, Baseline, Comparison, compare, with_run
 from gpudoctor.cluster.fleet.files import Document, Listed, documents_of, stdin_documents
-from gpudoctor.cluster.fleet.records import BrokenError, ForeignError, Record, Recorder
+from gpudoctor.cluster.fleet.records import BrokenError, ForeignError, Recorder, ReportRecord
 from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.cluster.hostlist import is_host_name
 from gpudoctor.errors import UserError
@@ -94,7 +94,7 @@ def compare_run(request: BaselineRequest, baseline: Path) -> Comparison:
     )
 
 
-def _record(request: BaselineRequest) -> Record:
+def _record(request: BaselineRequest) -> ReportRecord:
     document = _checked(request) if request.report is None else _read(request.report)
     try:
         return Recorder().record(document)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.cluster.check.cluster_run import Examination, Plan
+from gpudoctor.cluster.check.cluster_run import ClusterRunPlan, ClusterSession
 from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.inter_node_findings import SLOW_SHARE
 from gpudoctor.cluster.check.judge import judge_cluster
@@ -72,7 +72,7 @@ class Coordinator:
         """Examine, judge, write; give the exit code. Raise UserError if not one node came."""
         request = self.request
         floor_gb_s = request.at_least_gbit_s / 8 if request.at_least_gbit_s is not None else None
-        exam = Examination(hub, self._plan(count, names, floor_gb_s), self._output.show, self._keep)
+        exam = ClusterSession(hub, self._plan(count, names, floor_gb_s), self._output.show, self._keep)
         interrupted: InterruptedBySignal | None = None
         try:
             exam.run(given_up)
@@ -109,9 +109,9 @@ class Coordinator:
             report = msgspec.structs.replace(report, exit_code=interrupted.exit_code)
         return self._output.write(report)
 
-    def _plan(self, count: int | None, names: tuple[str, ...], floor_gb_s: float | None) -> Plan:
+    def _plan(self, count: int | None, names: tuple[str, ...], floor_gb_s: float | None) -> ClusterRunPlan:
         request = self.request
-        return Plan(
+        return ClusterRunPlan(
             level=request.level,
             backend=request.backend,
             count=count,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 from gpudoctor.cluster.check.channel import new_secret
-from gpudoctor.cluster.check.placement import JobPlace
+from gpudoctor.cluster.check.placement import JobPlacement
 from gpudoctor.cluster.check.request import ClusterCheckRequest
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
@@ -39,7 +39,7 @@ def given_token(request: ClusterCheckRequest, environ: MutableMapping[str, str])
     return _checked(variable, TOKEN_VARIABLE) if variable else None
 
 
-def token_for(place: JobPlace, given: str | None, *, insecure: bool) -> str:
+def token_for(place: JobPlacement, given: str | None, *, insecure: bool) -> str:
     """The token of the job that an engine started; made, or derived from the job's name, where nobody gave one.
 
     On a single node the process that leads hands it to its only member, so it is random. Else who knows the name of
@@ -59,7 +59,7 @@ def token_for(place: JobPlace, given: str | None, *, insecure: bool) -> str:
     return hashlib.sha256(f"gpudoctor/{place.job}".encode()).hexdigest()
 
 
-def meets_on_loopback(place: JobPlace) -> bool:
+def meets_on_loopback(place: JobPlacement) -> bool:
     """Whether all of the job is on this machine, and meets where nobody else can come."""
     return place.nodes == 1 or (place.host is not None and is_loopback(place.host))
 

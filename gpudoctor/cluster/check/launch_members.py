@@ -15,7 +15,7 @@ from gpudoctor.cluster.check.channel import new_secret
 from gpudoctor.cluster.check.coordinator import Coordinator, could_not, silence_s
 from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.job_token import TOKEN_VARIABLE, given_token, token_pipe
-from gpudoctor.cluster.check.launchers import Launch, chosen_launcher, in_engine, launch_with
+from gpudoctor.cluster.check.launchers import MemberLaunch, chosen_launcher, in_engine, launch_with
 from gpudoctor.cluster.check.rank import end_child, run_rank
 from gpudoctor.cluster.check.request import ClusterCheckRequest, ClusterOutput
 from gpudoctor.errors import UserError
@@ -62,7 +62,9 @@ def run_cluster_check(request: ClusterCheckRequest, output: ClusterOutput) -> in
 
 
 @contextmanager
-def _started(launch: Launch, request: ClusterCheckRequest, hub: Hub, token: str, words: IO[bytes]) -> Iterator[Child]:
+def _started(
+    launch: MemberLaunch, request: ClusterCheckRequest, hub: Hub, token: str, words: IO[bytes]
+) -> Iterator[Child]:
     """The launcher, and with it all members; ended on leaving, however."""
     # where the hub is: the first address that a node reaches is taken, loopback by those on this machine
     join = ",".join(f"{address}/{hub.port}" for address in [*own_addresses(), "127.0.0.1"])

@@ -26,7 +26,7 @@ _TORCHRUN = (
 )
 
 
-class Launch(msgspec.Struct, frozen=True):
+class MemberLaunch(msgspec.Struct, frozen=True):
     """How to start the members: the words before theirs, how many will come, and their names as far as they are known.
 
     `count` and `names` are None and empty for Ray, which tells them on the first line of its stdout.
@@ -58,7 +58,7 @@ def chosen_launcher(request: ClusterCheckRequest, environment: Mapping[str, str]
     )
 
 
-def launch_with(launcher: Launcher, request: ClusterCheckRequest, environment: Mapping[str, str]) -> Launch:
+def launch_with(launcher: Launcher, request: ClusterCheckRequest, environment: Mapping[str, str]) -> MemberLaunch:
     """The words that start members, for this launcher. Raise UserError with what to run where it cannot."""
     if launcher == "slurm":
         return _slurm(request, environment)
@@ -85,7 +85,7 @@ def in_engine(environment: Mapping[str, str]) -> bool:
     return place is not None and place.nodes > 1
 
 
-def _slurm(request: ClusterCheckRequest, environment: Mapping[str, str]) -> Launch:
+def _slurm(request: ClusterCheckRequest, environment: Mapping[str, str]) -> MemberLaunch:
     inside = environment.get("SLURM_JOB_ID") is not None
     if which("srun") is None:
         raise UserError("srun is not installed here: run this on a login node of the cluster, or choose --launcher")
@@ -103,7 +103,7 @@ def _slurm(request: ClusterCheckRequest, environment: Mapping[str, str]) -> Laun
     if inside:
         prefix.append("--overlap")  # the step that this may run in has all of the job's resources
     # bound to one CPU, as srun binds a task, every node would seem to have too few
-    return Launch("slurm", (*prefix, "--cpu-bind=none", *_own(request)), nodes, names)
+    return MemberLaunch("slurm", (*prefix, "--cpu-bind=none", *_own(request)), nodes, names)
 
 
 def _told_by_slurm(environment: Mapping[str, str]) -> int:
@@ -120,7 +120,7 @@ def _hostnames(nodelist: str) -> tuple[str, ...]:
     return () if isinstance(told, Missing) or told.returncode else tuple(told.stdout.split())
 
 
-def _mpi(request: ClusterCheckRequest, environment: Mapping[str, str]) -> Launch:
+def _mpi(request: ClusterCheckRequest, environment: Mapping[str, str]) -> MemberLaunch:
     if which("mpirun") is None:
         raise UserError("mpirun is not installed here: apt-get install openmpi-bin, or choose another --launcher")
     version = run_command(["mpirun", "--version"], _ASK_LIMIT_S)
@@ -142,7 +142,7 @@ def _mpi(request: ClusterCheckRequest, environment: Mapping[str, str]) -> Launch
             prefix += ["-x", name]
     if os.geteuid() == 0:
         prefix.append("--allow-run-as-root")
-    return Launch("mpi", (*prefix, *_own(request)), nodes, names if nodes == len(names) else ())
+    return MemberLaunch("mpi", (*prefix, *_own(request)), nodes, names if nodes == len(names) else ())
 
 
 def _mpi_hosts(request: ClusterCheckRequest, environment: Mapping[str, str]) -> tuple[tuple[str, ...], list[str]]:
@@ -160,12 +160,12 @@ def _mpi_hosts(request: ClusterCheckRequest, environment: Mapping[str, str]) -> 
     return names, ["--hostfile", str(path)] if request.hostfile else []
 
 
-def _ray(request: ClusterCheckRequest) -> Launch:
+def _ray(request: ClusterCheckRequest) -> MemberLaunch:
     if find_spec("ray") is None:
         raise UserError("Ray is not installed in this Python: run gpudoctor with the Python that your Ray jobs use")
     if request.launcher_args:
         raise UserError("--launcher-args is for srun and mpirun")
-    return Launch("ray", ())
+    return MemberLaunch("ray", ())
 
 
 def _own(request: ClusterCheckRequest) -> Sequence[str]:

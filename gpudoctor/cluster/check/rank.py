@@ -11,7 +11,7 @@ from gpudoctor.cluster.check.coordinator import Coordinator, could_not, silence_
 from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.job_token import given_token, meets_on_loopback, token_for, token_pipe
 from gpudoctor.cluster.check.member import HubGoneError, Member
-from gpudoctor.cluster.check.placement import JobPlace, job_place
+from gpudoctor.cluster.check.placement import JobPlacement, job_place
 from gpudoctor.cluster.check.request import ClusterCheckRequest, ClusterOutput
 from gpudoctor.errors import UserError
 from gpudoctor.exits import OK, UNKNOWN, say
@@ -29,7 +29,7 @@ def run_rank(request: ClusterCheckRequest, output: ClusterOutput) -> int:
     The first process of all has the hub and writes the report: its code is the verdict. The first one of
     each node checks it, and gives 0 if it was led to the end. All others have nothing to do.
     """
-    place: JobPlace | None = None
+    place: JobPlacement | None = None
     try:
         place = job_place(os.environ, request.nodes)
         given = given_token(request, os.environ)
@@ -61,7 +61,7 @@ def run_rank(request: ClusterCheckRequest, output: ClusterOutput) -> int:
 
 
 def _coordinate(
-    request: ClusterCheckRequest, place: JobPlace, token: str, output: ClusterOutput, *, derived: bool
+    request: ClusterCheckRequest, place: JobPlacement, token: str, output: ClusterOutput, *, derived: bool
 ) -> int:
     local = derived and meets_on_loopback(place)
     insecure = derived and not local
@@ -108,7 +108,7 @@ def _check_words(request: ClusterCheckRequest, hostname: str) -> list[str]:
     return words
 
 
-def _index(request: ClusterCheckRequest, place: JobPlace | None) -> int | None:
+def _index(request: ClusterCheckRequest, place: JobPlacement | None) -> int | None:
     """The node's number, where the engine that started this has counted; variables of others are inherited."""
     return place.node if place is not None and place.engine == request.numbered else None
 

@@ -13,7 +13,7 @@ from gpudoctor.cluster.fleet.files import as_text
 from gpudoctor.cluster.fleet.judge import fleet_against, fleet_of
 from gpudoctor.cluster.fleet.model import Fleet
 from gpudoctor.cluster.fleet.reading import Gathered, Reader, Refused, without_collector
-from gpudoctor.cluster.fleet.records import Record
+from gpudoctor.cluster.fleet.records import ReportRecord
 from gpudoctor.errors import UserError
 from gpudoctor.exits import InterruptedBySignal, hold_signals
 
@@ -33,7 +33,7 @@ class FleetProgress(NamedTuple):
     """`read` gets what was read so far, None at the end; `arrived` each report of stdin, as it arrives."""
 
     read: Callable[[Gathered | None], None]
-    arrived: Callable[[Record | Refused], None]
+    arrived: Callable[[ReportRecord | Refused], None]
 
 
 def read_fleet(request: ClusterReportRequest, progress: FleetProgress) -> tuple[Fleet, list[int]]:

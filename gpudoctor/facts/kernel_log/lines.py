@@ -21,7 +21,7 @@ from gpudoctor.facts.kernel_log.messages import (
     parse_message,
     words_of_xid,
 )
-from gpudoctor.facts.kernel_log.records import Record, kmsg_records, read_line, text_records
+from gpudoctor.facts.kernel_log.records import LogRecord, kmsg_records, read_line, text_records
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
 
@@ -66,7 +66,7 @@ def driver_words(event: KernelEvent) -> str:
     return words_of_xid(read_line(event.text).message)
 
 
-class Collected(msgspec.Struct, frozen=True):
+class KernelEvents(msgspec.Struct, frozen=True):
     """The events in a log. `quoted` and `forgeable` as in `KernelLog`; `loading`: it holds the driver's first line."""
 
     events: tuple[KernelEvent, ...] = ()
@@ -80,7 +80,7 @@ class Collected(msgspec.Struct, frozen=True):
         return KernelLog(self.events, source, self.truncated, gap, quoted=self.quoted, forgeable=self.forgeable)
 
 
-def collect(records: Iterable[Record]) -> Collected:
+def collect(records: Iterable[LogRecord]) -> KernelEvents:
     """The events of one log, in the order of its lines."""
     kept: dict[tuple[str, int | None, str | None], list[tuple[int, KernelEvent]]] = {}
     total = quoted = 0
@@ -113,10 +113,10 @@ def collect(records: Iterable[Record]) -> Collected:
             kept.setdefault(key, same).append((number, event))
             total += 1
     ordered = sorted((item for same in kept.values() for item in same), key=lambda item: item[0])
-    return Collected(tuple(event for _, event in ordered), truncated, quoted, forgeable, loading)
+    return KernelEvents(tuple(event for _, event in ordered), truncated, quoted, forgeable, loading)
 
 
-def _event_of(record: Record) -> KernelEvent | Literal["quoted"] | None:
+def _event_of(record: LogRecord) -> KernelEvent | Literal["quoted"] | None:
     """The event that a line tells; "quoted" where the driver's words in it are not the driver's; None for any other.
 
     Where the log does not tell which lines are the kernel's, and the message is none that is known to hold a user's

@@ -26,7 +26,7 @@ from gpudoctor.profiles.profile import NO_PROFILE
 from gpudoctor.units import MIB
 
 if TYPE_CHECKING:
-    from gpudoctor.probes.plan_verification.messages import TrialFigures, TrialOrder
+    from gpudoctor.probes.plan_verification.messages import VerificationFigures, VerificationOrder
 
 STEPS = 3
 DEADLINE_S: dict[Backend, float] = {"nccl": 180.0, "gloo": 240.0}
@@ -52,7 +52,7 @@ def devices_of(node: Node, request: PlanRequest) -> Devices:
 def verify_plan(job: PlanJob, split: RankSplit, devices: Devices) -> PlanVerification:
     """Try a plan's job and split, made smaller, on these devices. Raise UserError for what no rank can be told."""
     from gpudoctor.probes.runner.launch import ProbePlan, run_probes
-    from gpudoctor.probes.runner.messages import AnyMessage, CannotRun, TrialSample
+    from gpudoctor.probes.runner.messages import AnyMessage, UnusableTorch, VerificationSample
 
     on_gpu = devices.backend == "nccl"
     ranks = devices.ranks or least_ranks(split, CPU_RANKS)
@@ -61,13 +61,15 @@ def verify_plan(job: PlanJob, split: RankSplit, devices: Devices) -> PlanVerific
     if not on_gpu:
         small_split = msgspec.structs.replace(small_split, offload=False)
     small = reduced_job(asked, small_split, GPU_SIZE if on_gpu else CPU_SIZE)
-    figures: dict[int, TrialFigures] = {}
+    figures: dict[int, VerificationFigures] = {}
     lacking: list[str] = []
 
     def hear(rank: int, message: AnyMessage) -> None:
-        if isinstance(message, TrialSample):
+        if isinstance(message, VerificationSample):
             figures[rank] = message.figures
-        elif isinstance(message, CannotRun):  # this torch lacks what the strategy wants; nothing is wrong with the node
+        elif isinstance(
+            message, UnusableTorch
+        ):  # this torch lacks what the strategy wants; nothing is wrong with the node
             lacking.append(message.text)
 
     gpus = tuple((gpu.index, str(gpu.uuid), gpu.bus_id) for gpu in devices.gpus)
@@ -96,7 +98,7 @@ def verify_plan(job: PlanJob, split: RankSplit, devices: Devices) -> PlanVerific
 
 
 def compared(
-    verification: PlanVerification, job: PlanJob, split: RankSplit, figures: dict[int, TrialFigures]
+    verification: PlanVerification, job: PlanJob, split: RankSplit, figures: dict[int, VerificationFigures]
 ) -> PlanVerification:
     """The verification with what the ranks measured beside what the plan's formulas say of the same job and split."""
     memory = memory_of(job, split, 0.0)
@@ -134,12 +136,12 @@ def compared(
     )
 
 
-def order_of(job: PlanJob, split: RankSplit) -> TrialOrder:
+def order_of(job: PlanJob, split: RankSplit) -> VerificationOrder:
     """The same as the ranks are told it."""
-    from gpudoctor.probes.plan_verification.messages import TrialModel, TrialOrder
+    from gpudoctor.probes.plan_verification.messages import VerificationModel, VerificationOrder
 
     shape = job.shape
-    model = TrialModel(
+    model = VerificationModel(
         layers=shape.layers,
         hidden=shape.hidden,
         heads=shape.heads,
@@ -159,7 +161,7 @@ def order_of(job: PlanJob, split: RankSplit) -> TrialOrder:
         qk_norm=shape.qk_norm,
     )
     assert job.optimizer in ("adamw", "momentum", "sgd")
-    return TrialOrder(
+    return VerificationOrder(
         model=model,
         data=split.data,
         tensor=split.tensor,

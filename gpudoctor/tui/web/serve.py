@@ -16,7 +16,7 @@ from gpudoctor.http_callers import is_host
 from gpudoctor.process.ending import ENDING_SIGNALS
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.tui.start import TuiRequest, opened
-from gpudoctor.tui.web.access import TOKEN_VARIABLE, Address, Gate, address, token_of
+from gpudoctor.tui.web.access import TOKEN_VARIABLE, ServeAccess, ServeAddress, address, token_of
 
 try:
     import textual_serve
@@ -55,7 +55,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def serve(request: TuiRequest, serve_at: str, token: str | None) -> int:
     """Serve the screen at HOST:PORT until SIGINT, SIGTERM or SIGHUP; give 128 + its number. Raise UserError."""
     where = address(serve_at)
-    gate = Gate(token_of(token, os.environ, where))
+    gate = ServeAccess(token_of(token, os.environ, where))
     feed, _ = opened(request)  # a source that cannot be read is an error now, not in each browser
     feed.close()
     return run_server(app_command(request), where, gate, feed.label)
@@ -70,12 +70,12 @@ def app_command(request: TuiRequest) -> list[str]:
     return command + ([] if request.config is None else [f"--config={request.config}"])
 
 
-def run_server(command: Sequence[str], where: Address, gate: Gate, title: str) -> int:
+def run_server(command: Sequence[str], where: ServeAddress, gate: ServeAccess, title: str) -> int:
     """Serve the app that `command` starts. Raise UserError where the address is taken or not this machine's."""
     return asyncio.run(_serve(ScreenServer(command, gate, title), where))
 
 
-async def _serve(server: ScreenServer, where: Address) -> int:
+async def _serve(server: ScreenServer, where: ServeAddress) -> int:
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[int] = loop.create_future()
 
@@ -125,7 +125,7 @@ def _quiet() -> None:
 class ScreenServer:
     """Pages, the terminal's script, and a websocket for each browser with an app of its own behind it."""
 
-    def __init__(self, command: Sequence[str], gate: Gate, title: str) -> None:
+    def __init__(self, command: Sequence[str], gate: ServeAccess, title: str) -> None:
         self.title = title
         self._command = command
         self._gate = gate
