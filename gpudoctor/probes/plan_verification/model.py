@@ -55,7 +55,7 @@ class Norm(nn.Module):
             return functional.layer_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.bias.to(x.dtype), _EPSILON)
 
 
-class Attention(nn.Module):
+class ShardedAttention(nn.Module):
     """Causal attention that keeps no scores; each tensor-parallel rank has a part of the heads."""
 
     def __init__(self, shape: VerificationModel, ways: TensorParallelRanks) -> None:
@@ -109,7 +109,7 @@ class Layer(nn.Module):
     def __init__(self, shape: VerificationModel, ways: TensorParallelRanks) -> None:
         super().__init__()
         self.attention_norm, self.mlp_norm = Norm(shape.hidden, shape.norm_bias), Norm(shape.hidden, shape.norm_bias)
-        self.attention, self.mlp = Attention(shape, ways), Mlp(shape, ways)
+        self.attention, self.mlp = ShardedAttention(shape, ways), Mlp(shape, ways)
         more = shape.more_norms
         self.after_attention = Norm(shape.hidden, shape.norm_bias) if more else nn.Identity()
         self.after_mlp = Norm(shape.hidden, shape.norm_bias) if more else nn.Identity()
