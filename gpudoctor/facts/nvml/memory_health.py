@@ -7,7 +7,7 @@ from typing import Any
 
 from gpudoctor.facts.model.gpu import Ecc, MemoryRepair
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.nvml.client import Door, DriverError, Fields, in_range, prefer
+from gpudoctor.facts.nvml.client import DriverError, Fields, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.labels import RECOVERY_ACTIONS, word
 
 _MAX_COUNT = (1 << 62) - 1
@@ -17,7 +17,7 @@ _SRAM = 7
 _CORRUPTED_INFOROM = 14  # nvmlReturn_t, nvml.h
 
 
-def read_ecc(door: Door, fields: Fields) -> Ecc:
+def read_ecc(door: NvmlClient, fields: Fields) -> Ecc:
     """Mode and totals from field values, else from their getters; nothing more is asked where ECC is unsupported."""
     enabled, pending = flag(fields[1, 0], "ECC mode"), flag(fields[2, 0], "pending ECC mode")
     if isinstance(enabled, Missing):
@@ -44,7 +44,7 @@ def read_ecc(door: Door, fields: Fields) -> Ecc:
     )
 
 
-def _sram(door: Door) -> tuple[Any, Any, Any]:
+def _sram(door: NvmlClient) -> tuple[Any, Any, Any]:
     """Uncorrected errors in SRAM (volatile, aggregate) and whether their threshold is passed (driver 550 and newer)."""
     call = "nvmlDeviceGetSramEccErrorStatus"
     made = getattr(door.nvml, "c_nvmlEccSramErrorStatus_v1_t", None)
@@ -68,7 +68,7 @@ def _sram(door: Door) -> tuple[Any, Any, Any]:
     )
 
 
-def read_memory_repair(door: Door, fields: Fields) -> MemoryRepair:
+def read_memory_repair(door: NvmlClient, fields: Fields) -> MemoryRepair:
     """Counts and flags from field values; histogram, repair status and unrepairable flag cost a call each."""
 
     def count(field: int) -> int | Missing:
@@ -108,7 +108,7 @@ def read_memory_repair(door: Door, fields: Fields) -> MemoryRepair:
     )
 
 
-def read_inforom(door: Door) -> bool | Missing:
+def read_inforom(door: NvmlClient) -> bool | Missing:
     """Whether the infoROM is corrupted: the driver reads it, and answers 14 if its checksum is wrong."""
     try:
         door.call("nvmlDeviceValidateInforom", door.handle)
