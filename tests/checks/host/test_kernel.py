@@ -79,7 +79,7 @@ def test_a_log_that_was_not_read_is_no_pass() -> None:
 
 
 def test_a_log_that_does_not_reach_back_a_day_is_no_pass() -> None:
-    gap = {"truncated": True, "gap": "overwritten"}
+    gap: dict[str, Any] = {"truncated": True, "gap": "overwritten"}
     assert check(starts_s=UP_S - 3600, **gap).status is Status.UNKNOWN
     assert check(starts_s=UP_S - 2 * 86_400, **gap).status is Status.PASS
     assert check(**gap).status is Status.UNKNOWN
