@@ -16,7 +16,7 @@ from gpudoctor.facts.kernel_log.records import unwrapped
 from gpudoctor.facts.model.node import Node
 
 _BARE_MESSAGE = re.compile(
-    r"\s*(?:kernel: |NVRM: |nvidia-nvswitch\d*: "
+    r"\s*(?:kernel: (?!\d+\.\d)|NVRM: |nvidia-nvswitch\d*: "
     r"|(?:nvidia|pcieport|mlx5_core|pci|nouveau|vfio-pci) [0-9a-f]{4}:[0-9a-f]{2}:"
     r"|dmesg: read kernel buffer failed)"
 )

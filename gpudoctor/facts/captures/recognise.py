@@ -44,7 +44,7 @@ _DF_SHM = re.compile(r" /dev/shm$", re.MULTILINE)
 _KERNEL_LINE = re.compile(
     r"(?:<\d+>|[a-z]+ *:[a-z]+ *: )?(?:\[ *\+?\d+\.\d{3,9}\] |\[\w{3} \w{3} +\d+ [\d:]{8} \d{4}\] "
     r"|\d{4}-\d\d-\d\dT[\d:]{8},\d{6}[+-]\d\d:\d\d )"
-    r"|\d{1,3},\d+,\d+,|.{0,80}? kernel: "
+    r"|\d{1,3},\d+,\d+,|.{0,80}?\S.{0,80}? kernel: "
 )
 _ASSIGNMENT = re.compile(r"(?:export |declare -x )?[A-Za-z_]\w*=")
 _USUAL_NAME = re.compile(
