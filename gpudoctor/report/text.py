@@ -215,7 +215,7 @@ _MOST_COMMANDS = 3
 
 
 def also_paste(report: Report) -> str:
-    """ "To judge nvlink, also paste: nvidia-smi nvlink -s": what a capture does not hold; "" if it holds a bit of all."""
+    """ "To judge nvlink, also paste: nvidia-smi nvlink -s"; "" if the capture holds a bit of all."""
     if report.run.source.kind != "capture":
         return ""
     asked = [result for result in report.checks if not is_above(result, report.run.level)]
