@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 FRAMEWORKS := .venv-frameworks
 BACKEND ?= auto
 
-.PHONY: demo test test-frameworks gpu-acceptance lint coverage fuzz soak clean
+.PHONY: demo test accept test-frameworks gpu-acceptance lint coverage fuzz soak clean
 
 demo: $(VENV)/.installed
 	$(BIN)/gpudoctor check --node hgx-h100-8 --backend gloo --ranks 2
@@ -28,6 +28,13 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 --dist=loadfile $(RANKS:%=--ignore=%) $(ALONE:%=--ignore=%)
 	$(BIN)/python -m pytest -n 2 --dist=loadfile $(RANKS) $(ALONE:%=--ignore=%)
 	$(BIN)/python -m pytest $(ALONE)
+
+# Golden outputs, the list of promised ids and what is generated in the README are written anew; read the difference
+ACCEPTED := tests/report/test_golden.py tests/report/test_html.py tests/tui/test_golden.py tests/checks/test_registry.py tests/test_readme.py
+
+accept: $(VENV)/.installed-dev
+	GPUDOCTOR_REWRITE_GOLDEN=1 $(BIN)/python -m pytest -q $(ACCEPTED)
+	git --no-pager diff --stat -- tests/golden README.md
 
 # no library but what these tests start, and not beside the others: they take both cores for a minute or two.
 # Compiled is what they import of it, and then, not all of it by pip; containers often forbid to keep that

@@ -18,6 +18,7 @@ from gpudoctor.errors import UserError
 from gpudoctor.load_policy import run_limit_s
 from gpudoctor.probes.runner.launch_engine import Place
 from gpudoctor.probes.runner.local_workers import LONGEST_GATHERING_S, Hello, Seats, leader_of, openable_gpus
+from gpudoctor.process.anonymous_file import anonymous_file
 from gpudoctor.report.model import Report
 
 PURPOSE = "preflight"
@@ -54,7 +55,7 @@ def report_for_all(place: Place, request: CheckRequest) -> Report:
         except UserError as error:
             seats.tell(msgspec.json.encode(_Done(str(error)[:_ANSWER_CHARACTERS])))
             raise
-        memory = os.memfd_create("gpudoctor-report")
+        memory = anonymous_file()
         with os.fdopen(memory, "wb") as file:
             file.write(_encoded(report))
             file.flush()

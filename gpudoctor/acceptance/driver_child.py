@@ -19,6 +19,7 @@ from gpudoctor.facts.model.node import Driver
 from gpudoctor.facts.nvml.client import Crumbs, NoCrumbs, load_pynvml
 from gpudoctor.facts.nvml.fake_driver_context import stand_in
 from gpudoctor.facts.nvml.read_node import read_nvml
+from gpudoctor.process.ending import leave
 
 _TURN_S = 0.2
 _saying = threading.Lock()
@@ -178,7 +179,7 @@ def _say(reading: Reading) -> None:
     with _saying:
         sys.stdout.buffer.write(msgspec.json.encode(reading))
         sys.stdout.flush()
-        os._exit(0)  # as the collector: tearing the driver library down may hang
+        leave()
 
 
 def _ask_again(nvml: Any, reading: Reading, index: int) -> None:

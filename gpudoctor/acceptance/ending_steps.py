@@ -10,12 +10,13 @@ from time import monotonic, sleep
 
 import msgspec
 
-from gpudoctor.acceptance.children import marked_processes
+from gpudoctor.acceptance.children import MARK
 from gpudoctor.acceptance.result import Item, agreed, could_not, differs
 from gpudoctor.acceptance.run import Run
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
+from gpudoctor.process.leftovers import marked_processes
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.report.model import Report
 
@@ -120,7 +121,7 @@ def _settings(gpu: Gpu) -> dict[str, object]:
 def _left(mark: str) -> dict[int, str]:
     """What is still there after a while: a process that was killed ends a little later."""
     give_up_s = monotonic() + _LETTING_GO_S
-    while (left := marked_processes(mark)) and monotonic() < give_up_s:
+    while (left := marked_processes(MARK, mark)) and monotonic() < give_up_s:
         sleep(0.1)
     return left
 

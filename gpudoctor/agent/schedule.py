@@ -12,11 +12,11 @@ import msgspec
 
 from gpudoctor.agent.clock import Moment, now
 from gpudoctor.agent.consecutive_failures import counted
-from gpudoctor.agent.leftovers import end_leftovers
 from gpudoctor.agent.node_status import Standing, Telling, no_report, standing
 from gpudoctor.agent.quick_run import QuickRun
 from gpudoctor.agent.state import Last, StateDirectory
 from gpudoctor.exits import say
+from gpudoctor.process.leftovers import end_leftovers
 from gpudoctor.report.model import Report, SourceSummary
 
 _LOOK_S = 0.05

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import signal
 import socket
-import subprocess
 from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
@@ -15,12 +13,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpudoctor.agent.access import Gate, address_of, listening_socket, token_of, url_of
-from gpudoctor.agent.leftovers import adopt_orphans
-from gpudoctor.agent.quick_run import environment
+from gpudoctor.agent.quick_run import OUTPUT_BYTES_MAX, environment
 from gpudoctor.agent.state import StateDirectory, Subject, default_directory
 from gpudoctor.errors import UserError
 from gpudoctor.exits import FAILED, OK, UNKNOWN, printable, say, write_stdout
 from gpudoctor.facts.model.node import Source
+from gpudoctor.process.command import CommandLateError, run_command
+from gpudoctor.process.die_with_parent import adopt_orphans
+from gpudoctor.process.ending import ENDING_SIGNALS
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.report.model import SourceSummary
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from gpudoctor.agent.schedule import Plan, Rounds
 
 _ASK_S = 60.0
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _EXIT_OF = {"pass": OK, "warn": OK, "fail": FAILED, "unknown": UNKNOWN}
 _JITTER_SHARE, _JITTER_MAX_S = 0.1, 60.0
 
@@ -100,7 +99,7 @@ async def _until_signal(work: Coroutine[None, None, None]) -> int | None:
         came.append(number)
         task.cancel()
 
-    for number in _ENDING:
+    for number in ENDING_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, end, number)
     with suppress(asyncio.CancelledError):
         await task
@@ -117,7 +116,7 @@ async def _serve(listener: socket.socket, answers: Answers, rounds: Rounds) -> i
         if not ended.done():
             ended.set_result(128 + number)
 
-    for number in _ENDING:
+    for number in ENDING_SIGNALS:
         loop.add_signal_handler(number, end, number)
     server = Listener(answers.to)
     await server.start(listener)
@@ -169,22 +168,16 @@ def _source(args: argparse.Namespace, named: Sequence[str]) -> SourceSummary:
 def _asked(command: str, options: Sequence[str]) -> bytes:
     """stdout of a gpudoctor that reads what we were given, so that this process stays small. Raise UserError."""
     try:
-        done = subprocess.run(
-            [*own_gpudoctor(), command, *options],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=environment(os.environ),
-            timeout=_ASK_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+        words = [*own_gpudoctor(), command, *options]
+        done = run_command(words, _ASK_S, OUTPUT_BYTES_MAX, environment(os.environ), with_stderr=True)
+    except CommandLateError:
         raise UserError(f"gpudoctor {command} {' '.join(options)}: no answer in {_ASK_S:g} s") from None
     except OSError as error:
         raise UserError(f"gpudoctor cannot be started again: {error.strerror or error}") from None
     if done.returncode == 0:
-        return done.stdout
-    words = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-    raise UserError(printable(words.removeprefix("gpudoctor: ").removeprefix("error: ")) or f"{command} failed")
+        return done.stdout.encode()
+    said = done.stderr.strip().rpartition("\n")[2]
+    raise UserError(printable(said.removeprefix("gpudoctor: ").removeprefix("error: ")) or f"{command} failed")
 
 
 def _utf8(text: str | None) -> str | None:

@@ -6,10 +6,8 @@ import argparse
 import json
 import os
 import re
-import select
-import subprocess
+import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
@@ -18,13 +16,15 @@ from gpudoctor.cli.cluster_check_options import passed_on
 from gpudoctor.cli.cluster_rank import cluster_rank, end_child
 from gpudoctor.cluster.check.channel import new_secret
 from gpudoctor.cluster.check.coordinator import Lead, could_not, silence_s
-from gpudoctor.cluster.check.die_with_parent import tied_program, tied_ray
 from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.job_token import TOKEN_VARIABLE, given_token, token_pipe
 from gpudoctor.cluster.check.launchers import Launch, chosen_launcher, in_engine, launch_with
 from gpudoctor.errors import UserError
 from gpudoctor.facts.system.network_reach import own_addresses
+from gpudoctor.process.die_with_parent import dependent_program, dependent_python
 from gpudoctor.process.own_program import own_gpudoctor
+from gpudoctor.process.pipes import LineReader
+from gpudoctor.process.spawn import PIPE, Child
 
 _RAY_LIMIT_S = 60.0
 _LAUNCHER_END_S = 15.0
@@ -63,9 +63,7 @@ def cluster_check(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _started(
-    launch: Launch, args: argparse.Namespace, hub: Hub, token: str, words: IO[bytes]
-) -> Iterator[subprocess.Popen[bytes]]:
+def _started(launch: Launch, args: argparse.Namespace, hub: Hub, token: str, words: IO[bytes]) -> Iterator[Child]:
     """The launcher, and with it all members; ended on leaving, however."""
     # where the hub is: the first address that a node reaches is taken, loopback by those on this machine
     join = ",".join(f"{address}/{hub.port}" for address in [*own_addresses(), "127.0.0.1"])
@@ -73,21 +71,20 @@ def _started(
     rank = ["cluster", "rank", "--join", join, *numbered, *passed_on(args)]
     with token_pipe(token) as token_fd:
         if launch.launcher == "ray":
-            command = tied_ray([json.dumps([rank, token_fd, args.nodes])])
+            order = json.dumps([rank, token_fd, args.nodes])
+            command = dependent_python("gpudoctor.cluster.check.ray_tasks", "begin", order, sent=signal.SIGTERM)
             environment = dict(os.environ)
         else:
-            command = tied_program([*launch.prefix, *own_gpudoctor(elsewhere=True), *rank])
+            command = dependent_program([*launch.prefix, *own_gpudoctor(elsewhere=True), *rank])
             # srun and mpirun hand the variable on in their own messages, under what protects those (munge, ssh)
             environment = {**os.environ, TOKEN_VARIABLE: token}
         try:
-            process = subprocess.Popen(
+            process = Child(
                 command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if launch.launcher == "ray" else words,
+                stdout=PIPE if launch.launcher == "ray" else words,
                 stderr=words,
                 env=environment,
                 pass_fds=(token_fd,) if launch.launcher == "ray" else (),
-                start_new_session=True,  # Ctrl-C in the terminal is this process's to handle
             )
         except OSError as error:
             raise UserError(f"{launch.launcher}: cannot be started: {error.strerror or error}") from None
@@ -96,28 +93,22 @@ def _started(
     finally:
         hub.close()  # on which the members end, and with the last of them the launcher
         end_child(process, _LAUNCHER_END_S)
-        if process.stdout is not None:
-            process.stdout.close()
+        process.close()
 
 
-def _ray_nodes(process: subprocess.Popen[bytes], words: IO[bytes]) -> tuple[str, ...]:
+def _ray_nodes(process: Child, words: IO[bytes]) -> tuple[str, ...]:
     """What Ray says its nodes are."""
-    assert process.stdout is not None
-    deadline, text = time.monotonic() + _RAY_LIMIT_S, b""
-    while not text.endswith(b"\n"):
-        ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-        data = os.read(process.stdout.fileno(), 1 << 16) if ready else b""
-        if not data:
-            said = _last_words(words, process) or f"no answer within {_RAY_LIMIT_S:g} s"
-            raise UserError(f"Ray did not tell its nodes ({said}); is RAY_ADDRESS the address of a running cluster?")
-        text += data
-    names = tuple(str(name) for name in json.loads(text))
+    line = LineReader(process.stdout).one(_RAY_LIMIT_S)
+    if line is None:
+        said = _last_words(words, process) or f"no answer within {_RAY_LIMIT_S:g} s"
+        raise UserError(f"Ray did not tell its nodes ({said}); is RAY_ADDRESS the address of a running cluster?")
+    names = tuple(str(name) for name in json.loads(line))
     if not names:
         raise UserError("Ray has no node that is alive")
     return names
 
 
-def _last_words(words: IO[bytes], process: subprocess.Popen[bytes]) -> str | None:
+def _last_words(words: IO[bytes], process: Child) -> str | None:
     """The first line of the launcher's output that tells of trouble, else the last that says anything."""
     words.seek(0)
     lines = words.read(_WORDS_BYTES).decode("utf-8", "replace").splitlines()

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import socket
-import subprocess
-from collections.abc import Callable
 
 import msgspec
 
 from gpudoctor.cli.cluster_check_options import passed_on
 from gpudoctor.cluster.check.coordinator import Lead, could_not, silence_s
-from gpudoctor.cluster.check.die_with_parent import tied_gpudoctor
 from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.job_token import given_token, meets_on_loopback, token_for, token_pipe
 from gpudoctor.cluster.check.member import HubGoneError, Member
@@ -21,6 +17,8 @@ from gpudoctor.cluster.check.placement import JobPlace, job_place
 from gpudoctor.errors import UserError
 from gpudoctor.exits import OK, UNKNOWN, say
 from gpudoctor.facts.system.network_reach import own_addresses
+from gpudoctor.process.die_with_parent import dependent_gpudoctor
+from gpudoctor.process.spawn import Child
 
 _JOIN_S = 60.0
 _OWN_END_S = 20.0
@@ -75,12 +73,8 @@ def _lead(args: argparse.Namespace, place: JobPlace, token: str, *, derived: boo
     join = ",".join(f"{address}/{hub.port}" for address in addresses)
     with token_pipe(token) as token_fd:
         words = ["cluster", "rank", "--join", join, "--token-fd", str(token_fd), "--numbered", place.engine]
-        member = subprocess.Popen(
-            tied_gpudoctor([*words, *passed_on(args)]),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=(token_fd,),
-        )
+        command = dependent_gpudoctor([*words, *passed_on(args)])
+        member = Child(command, stderr=None, pass_fds=(token_fd,), new_session=False)
     try:
         return lead.run(hub, place.nodes, (), lambda: False, lambda: None)
     finally:
@@ -126,11 +120,7 @@ def _addresses(text: str) -> list[tuple[str, int]]:
         raise UserError(f"--join {text}: ADDRESS/PORT,... is wanted") from None
 
 
-def end_child(process: subprocess.Popen[bytes], patience_s: float) -> None:
+def end_child(process: Child, patience_s: float) -> None:
     """Wait for a child that is about to end, then end it."""
-    steps: tuple[Callable[[], None], ...] = (lambda: None, process.terminate, process.kill)
-    for step in steps:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            step()
-            process.wait(patience_s)
-            return
+    if process.ends_within(patience_s) is None:
+        process.end(patience_s, group=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,11 +16,13 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.nvml.fake_driver_context import VARIABLE, write_stand_in
 from gpudoctor.fakes.library_build import library_folder
 from gpudoctor.fakes.library_table import answers_of, branch_of
+from gpudoctor.process.die_with_parent import die_with_parent
+from gpudoctor.process.ending import ENDING_SIGNALS
+from gpudoctor.process.spawn import Child
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_PR_SET_PDEATHSIG = 1
+_PASSED_ON = (*ENDING_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
 # longer than any deadline for a call; a driver that never answers is the fault driver-hang
 LONGEST_CALL_LATENCY_MS = 60_000
 
@@ -98,27 +99,18 @@ def _run(program: list[str], environ: dict[str, str]) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(program: list[str], environ: dict[str, str], mask: set[signal.Signals | int]) -> subprocess.Popen[bytes]:
-    import ctypes
-
-    try:
-        prctl = ctypes.CDLL(None).prctl
-    except (OSError, AttributeError):  # not Linux
-        prctl = None
+def _start(program: list[str], environ: dict[str, str], mask: set[signal.Signals | int]) -> Child:
     parent = os.getpid()
 
     def in_child() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if prctl is not None:
-            # it must not outlive us: its driver's answers lie in our folder
-            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-            if os.getppid() != parent:
-                os._exit(1)
+        # it must not outlive us: its driver's answers lie in our folder
+        die_with_parent(parent, signal.SIGTERM)
 
-    return subprocess.Popen(program, env=environ, preexec_fn=in_child)
+    return Child(program, stdin=None, stdout=None, stderr=None, env=environ, new_session=False, in_child=in_child)
 
 
-def _wait(process: subprocess.Popen[bytes], wanted: tuple[signal.Signals, ...]) -> int:
+def _wait(process: Child, wanted: tuple[signal.Signals, ...]) -> int:
     asked_to_end = 0
     while True:
         told = signal.sigwaitinfo(wanted)
@@ -127,9 +119,9 @@ def _wait(process: subprocess.Popen[bytes], wanted: tuple[signal.Signals, ...]) 
             if code is not None:
                 return code if code >= 0 else 128 - code
         elif told.si_code <= 0:  # sent by a process, to us alone perhaps
-            process.send_signal(told.si_signo)
+            process.send(told.si_signo)
         elif told.si_signo == signal.SIGINT:
             # from the terminal: the program got it too. In a call that hangs it hears nothing but this
             asked_to_end += 1
             if asked_to_end > 1:
-                process.terminate()
+                process.send(signal.SIGTERM)

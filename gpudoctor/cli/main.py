@@ -128,9 +128,9 @@ def _schema(args: argparse.Namespace) -> int:
     import msgspec
 
     if args.of == "report":
-        from gpudoctor.report.json import shipped_schema
+        from gpudoctor.report.json import report_schema
 
-        write_stdout(shipped_schema())
+        write_stdout(report_schema())
         return OK
     schema = msgspec.json.schema(_document_type(args.of))
     write_stdout(msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import socket
 import sys
 from typing import TYPE_CHECKING
@@ -27,9 +28,9 @@ _SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "Ser
 def start(args: argparse.Namespace) -> int:
     """Show the screen until the user quits; give the exit code. Raise UserError before it is taken over."""
     if "TEXTUAL_DRIVER" in os.environ:  # in a browser: Textual's web driver draws, and pipes are no terminal
-        from gpudoctor.tui.web.session import end_with_server
+        from gpudoctor.process.die_with_parent import die_with_parent
 
-        end_with_server()
+        die_with_parent(sent=signal.SIGTERM)  # Textual's web driver would not notice that the server has died
     elif not _on_terminal():
         raise UserError("tui wants a terminal on standard input and output; without one: gpudoctor watch, or check")
     if os.environ.get("SSH_CONNECTION"):

@@ -7,9 +7,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from gpudoctor.agent import leftovers
 from gpudoctor.agent import schedule as rounds
 from gpudoctor.agent.state import StateDirectory, Subject
+from gpudoctor.process import die_with_parent, leftovers
 from gpudoctor.report.model import SourceSummary
 
 
@@ -29,7 +29,7 @@ def main() -> None:
     """Print how the node stands after one run ("twice": two)."""
     folder, *words = sys.argv[1:]
     how, program = words[: words.index("--")], words[words.index("--") + 1 :]
-    if not leftovers.adopt_orphans():
+    if not die_with_parent.adopt_orphans():
         sys.exit(77)
     if "unkillable" in how:  # as in the kernel's D state
         leftovers.os.kill = lambda pid, number: None  # type: ignore[attr-defined]

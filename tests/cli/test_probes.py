@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from gpudoctor import load_policy as loading
-from gpudoctor.report.json import shipped_schema
+from gpudoctor.report.json import report_schema
 from tests.cli.conftest import Gpudoctor
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -31,7 +31,7 @@ def test_collectives_and_a_train_on_cpu_ranks_are_measured_and_called_cpu_ranks(
     )  # fmt: skip
     assert (outcome.code, outcome.err) == (0, "")
     document = json.loads(saved.read_text())
-    jsonschema.validate(document, json.loads(shipped_schema()))
+    jsonschema.validate(document, json.loads(report_schema()))
     status = {check["id"]: check["status"] for check in document["checks"]}
     assert status["collective.correct"] == status["train.sync"] == "pass"
     assert status["collective.bandwidth"] == "skip"

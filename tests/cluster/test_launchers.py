@@ -14,7 +14,7 @@ from gpudoctor.cli.parsers import parsed
 from gpudoctor.cluster.check import launchers
 from gpudoctor.cluster.check.launchers import chosen_launcher, launch_with
 from gpudoctor.errors import UserError
-from gpudoctor.facts.system.command import Completed
+from gpudoctor.process.command import Completed
 from tests.conftest import ROOT
 
 

@@ -237,9 +237,10 @@ def test_free_on_a_grace_node_is_not_its_ram(captures: Path, tmp_path: Path) -> 
     ],
 )
 def test_free_is_read_in_every_unit_it_may_have(cells: str, swap: str, mib: int) -> None:
-    host = parse_free(f"        total        used        free\nMem:   {cells}\nSwap:  {swap} 0 0\n")
+    host = parse_free(f"        total        used        free\nMem:   {cells}\nSwap:  {swap} 0 {swap}\n")
     assert host.ram_mib == mib
     assert not isinstance(host.swap_mib, Missing)
+    assert host.swap_free_mib == host.swap_mib
 
 
 def test_free_meminfo_and_df_refuse_what_they_cannot_read() -> None:

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.facts.nvml.channel import SIZE_BYTES, Crumbs, Message, make_memory
+from gpudoctor.facts.nvml.channel import SIZE_BYTES, Crumbs, Message
 from gpudoctor.facts.nvml.collector_child import Order, serve
 from gpudoctor.fakes.fake_nvml import Fault, Script, write_script
+from gpudoctor.process.anonymous_file import anonymous_file
 from tests.facts.nvml_nodes import make_node, make_root
 
 
 def test_a_breadcrumb_tells_the_call_the_gpu_and_the_thread_until_the_call_returns() -> None:
-    memory = make_memory()
+    memory = anonymous_file(SIZE_BYTES)
     writer, reader = Crumbs(memory), Crumbs(memory)
     os.close(memory)
     assert reader.read() == ((), 0)
@@ -37,7 +38,7 @@ def test_a_breadcrumb_tells_the_call_the_gpu_and_the_thread_until_the_call_retur
 
 
 def test_a_long_name_does_not_reach_into_the_next_slot() -> None:
-    memory = make_memory()
+    memory = anonymous_file(SIZE_BYTES)
     crumbs = Crumbs(memory)
     os.close(memory)
     crumbs.slot(1).enter("nvmlInit", 0)
@@ -49,7 +50,7 @@ def test_a_long_name_does_not_reach_into_the_next_slot() -> None:
 
 
 def test_more_gpus_than_slots_do_not_leave_the_memory() -> None:
-    memory = make_memory()
+    memory = anonymous_file(SIZE_BYTES)
     assert os.fstat(memory).st_size == SIZE_BYTES
     crumbs = Crumbs(memory)
     os.close(memory)
@@ -62,7 +63,7 @@ def test_the_collector_says_every_fact_and_then_the_end(tmp_path: Path) -> None:
     root, node = make_root(tmp_path / "root"), make_node(2)
     spec = write_script(tmp_path / "script.json", Script(node, (Fault("*GetHandleByIndex", gpu=1, code=16),)))
     read_end, write_end = os.pipe()
-    memory = make_memory()
+    memory = anonymous_file(SIZE_BYTES)
     said: list[Message] = []
 
     def listen() -> None:

@@ -18,7 +18,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import Spread
 from gpudoctor.facts.nvml import sampler_child as nvml_sampler
-from gpudoctor.facts.nvml.channel import make_memory
+from gpudoctor.facts.nvml.channel import SIZE_BYTES
 from gpudoctor.facts.nvml.sampler import Sampler, interval_for
 from gpudoctor.facts.nvml.sampler_child import SampleOrder, sample_until, serve
 from gpudoctor.facts.nvml.samples import NAMES, Recording, Said, Sample
@@ -31,6 +31,7 @@ from gpudoctor.fakes.fake_nvml import (
     from_file,
     write_script,
 )
+from gpudoctor.process.anonymous_file import anonymous_file
 from tests.conftest import ROOT
 from tests.facts.nvml_nodes import make_gpu, make_node, with_gpu
 
@@ -423,8 +424,8 @@ def test_the_process_writes_a_line_a_sample_and_then_the_end(tmp_path: Path) -> 
     reader, out = os.pipe()
     stop, writer = os.pipe()
     os.close(writer)
-    memory = make_memory()
-    serve(SampleOrder(out, stop, memory, os.getpid(), named(node), 60.0, spec_of(tmp_path, node)))
+    memory = anonymous_file(SIZE_BYTES)
+    serve(SampleOrder(out, stop, memory, named(node), 60.0, spec_of(tmp_path, node)))
     for descriptor in (out, stop, memory):
         os.close(descriptor)
     with os.fdopen(reader, "rb") as lines:

@@ -13,12 +13,13 @@ import psutil
 import pytest
 
 from gpudoctor.facts.model.node import Node
-from gpudoctor.facts.nvml.channel import make_memory
+from gpudoctor.facts.nvml.channel import SIZE_BYTES
 from gpudoctor.facts.stream.driver import DriverWatch
 from gpudoctor.facts.stream.driver_channel import Answer, WatchOrder
 from gpudoctor.facts.stream.driver_child import serve
 from gpudoctor.facts.stream.messages import Silence
 from gpudoctor.fakes.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
+from gpudoctor.process.anonymous_file import anonymous_file
 from tests.facts.nvml_nodes import make_node
 from tests.facts.test_watch_driver import named
 
@@ -238,7 +239,7 @@ def test_readers_that_cannot_be_ended_are_not_piled_up(start: Start, monkeypatch
     end = driver_watch._Reader.end
     # as if they sat in the kernel
     monkeypatch.setattr(driver_watch._Reader, "end", lambda reader: end(reader) and False)
-    monkeypatch.setattr(driver_watch, "_still_there", lambda pid: True)
+    monkeypatch.setattr(driver_watch, "reap", lambda pid: None)
     while "stuck in the kernel" not in (silence := until_silent(watch)).why:
         pass
     assert silence.why.startswith("nvmlDeviceGetTemperature on GPU 0 has not returned for ")
@@ -254,8 +255,8 @@ def test_the_process_answers_once_for_each_request(tmp_path: Path) -> None:
     requests, writer = os.pipe()
     os.write(writer, b"...")
     os.close(writer)
-    memory = make_memory()
-    serve(WatchOrder(requests, out, memory, os.getpid(), named(node), 1.0, spec_of(tmp_path, node)))
+    memory = anonymous_file(SIZE_BYTES)
+    serve(WatchOrder(requests, out, memory, named(node), 1.0, spec_of(tmp_path, node)))
     for descriptor in (out, requests, memory):
         os.close(descriptor)
     with os.fdopen(reader, "rb") as lines:

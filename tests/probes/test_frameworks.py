@@ -194,9 +194,9 @@ def test_no_process_outlives_the_one_that_asked(
     hangs = f"import os, signal\nos.write({pipe}, str(os.getpid()).encode())\nsignal.pause()"
     install(tmp_path, monkeypatch, {"jax": hangs})
     code = (
-        "from gpudoctor.probes import apart, frameworks; frameworks.FRAMEWORKS = ('jax',); "
+        "from gpudoctor.probes.frameworks import run as frameworks; frameworks.FRAMEWORKS = ('jax',); "
         f"import subprocess; popen = subprocess.Popen; "
-        f"apart.subprocess.Popen = lambda *a, **k: popen(*a, **{{**k, 'pass_fds': [*k['pass_fds'], {pipe}]}}); "
+        f"subprocess.Popen = lambda *a, **k: popen(*a, **{{**k, 'pass_fds': [*k['pass_fds'], {pipe}]}}); "
         "frameworks.framework_views(600)"
     )
     asking = subprocess.Popen([sys.executable, "-c", code], pass_fds=[pipe], stderr=subprocess.DEVNULL)

@@ -21,7 +21,7 @@ from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.checks.core.runner import CheckResult, run_checks
-from gpudoctor.checks.strategy.verdict import loss_error, mean_losses
+from gpudoctor.checks.strategy.agreement import loss_error, mean_losses
 from gpudoctor.facts.model.measured_strategies import Strategies, StrategyRun
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node

@@ -240,4 +240,4 @@ def test_nothing_else_in_the_package_starts_a_python() -> None:
             ):
                 elsewhere.append(f"{path.relative_to(ROOT / 'gpudoctor')}:{ast.unparse(node)}")
     # the Python of a Ray worker, handed to own_python as it is
-    assert set(elsewhere) == {"process/own_program.py:sys.executable", "cluster/ray_tasks.py:sys.executable"}
+    assert set(elsewhere) == {"process/own_program.py:sys.executable", "cluster/check/ray_tasks.py:sys.executable"}

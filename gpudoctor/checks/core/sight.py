@@ -14,8 +14,8 @@ from gpudoctor.facts.model.node import Node, PciDevice
 class Unseen(msgspec.Struct, frozen=True):
     """`outside`: how many are not this process's to see, and `why` in words. `gone`: these are a fault.
 
-    `lacking` is how many GPUs the job should have besides: fewer than `gone` where only Slurm's number
-    tells, and nothing which; more where one is not even on the bus.
+    `lacking` is how many GPUs the job should have besides: fewer than `gone` if only Slurm's number
+    tells, and nothing which; more if one is not even on the bus.
     """
 
     outside: int = 0

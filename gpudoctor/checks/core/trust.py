@@ -15,7 +15,7 @@ _STATES = {LOST: "lost", RESET_REQUIRED: "waiting for a reset", UNKNOWN: "answer
 
 
 def untrusted(gpu: Gpu) -> str | None:
-    """Why no reading of this GPU may be judged, in words for `unknown(...)`; None where it may.
+    """Why no reading of this GPU may be judged, in words for `unknown(...)`; None if it may.
 
     A GPU is untrusted once errors cost all of it (see `condemning`): what it answers besides may be
     stale or nonsense. So is one that was hardly read, or that tells nonsense: see `unreadable`.
@@ -30,7 +30,7 @@ def untrusted(gpu: Gpu) -> str | None:
 
 
 def narrowed(case: Case) -> str | None:
-    """Why this process may see fewer GPUs than the node has, in words; None where it sees all.
+    """Why this process may see fewer GPUs than the node has, in words; None if it sees all.
 
     A container, NVIDIA_VISIBLE_DEVICES with a list, a driver that denies some handles, or a job
     that is confined to its GPUs: fewer GPUs are then the scope, not a fault.

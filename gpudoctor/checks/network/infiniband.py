@@ -1,24 +1,13 @@
-"""network.*: the adapters that carry training between nodes."""
+"""network.infiniband: are the RDMA ports up at full rate, and can GPUs reach them?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    of_nic,
-    ok,
-    skip,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE, of_nic
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import RdmaPort
 from gpudoctor.profiles.peers import majority
@@ -72,7 +61,7 @@ def infiniband(case: Case) -> Iterator[Finding]:
 
 
 def _none_active(case: Case, ports: tuple[RdmaPort, ...]) -> Finding:
-    """A warning on a node that is built to train with others, or where a cable is in; else adapters may lie idle."""
+    """A warning on a node that is built to train with others, or if a cable is in; else adapters may be unused."""
     text = f"none of the {len(ports)} RDMA ports is in use ({_states(ports)})"
     cabled = [port for port in ports if (known(port.physical_state) or "").lower() == "linkup"]
     gpus, share = len(case.node.gpus), case.limit(_PORTS_PER_GPU)

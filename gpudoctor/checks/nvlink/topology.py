@@ -1,36 +1,19 @@
-"""The GPU-to-GPU matrix: as symmetric as the way these GPUs are wired, and peer-to-peer allowed."""
+"""nvlink.topology: is the GPU-to-GPU matrix as symmetric as the wiring of these GPUs, and peer-to-peer allowed?"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    Subject,
-    fail,
-    of_gpu,
-    of_pair,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.each_gpu import first_failed, in_virtual_machine, trusted
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unread, warn
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import majority
-
-Kind = str  # switch, mesh, pairs or pcie
 
 # nvidia-smi topo -p2p: all of these are wrong between GPUs that NVLink joins; over PCIe all but DR are by design
 _BROKEN_P2P = {
@@ -42,13 +25,16 @@ _BROKEN_P2P = {
 }
 
 
-@check("nvlink.topology", title="Every GPU reaches every other as it should", impact="slow-collectives")
+@check(
+    "nvlink.topology",
+    title="Every GPU reaches every other as it should",
+    impact="slow-collectives",
+    explains=("collective.bandwidth", "collective.correct", "collective.pairs", "link.peer"),
+)
 def topology(case: Case) -> Iterator[Finding]:
     """Judge the matrix by its kind; name the odd GPU, or the odd pair."""
-    for gpu in case.gpus:
-        if reason := untrusted(gpu):
-            yield unknown(of_gpu(gpu), reason)
-    gpus = [gpu for gpu in case.compute_gpus if not untrusted(gpu)]
+    yield from trusted(case.gpus)[1]
+    gpus, _ = trusted(case.compute_gpus)
     if len(gpus) < 2:
         yield skip(NODE, "fewer than two GPUs to join")
         return
@@ -70,8 +56,7 @@ def topology(case: Case) -> Iterator[Finding]:
     bad += [finding for finding in _peer_to_peer(pairs, gpus) if finding.subject not in named]
     yield from bad
     read = (word for pair in pairs for word in (pair.p2p_read, pair.p2p_write))
-    failed = next((word for word in read if isinstance(word, Missing) and word.kind == "failed"), None)
-    if failed:
+    if failed := first_failed(read):
         yield unread(NODE, "peer-to-peer status", failed)
     elif not bad:
         some = f" of {expected_pairs}" if len(pairs) < expected_pairs else ""
@@ -92,14 +77,20 @@ def _bond(pair: GpuPair) -> int:
     return known(pair.nvlinks) or 0
 
 
+def _wire(pair: GpuPair) -> str:
+    """How text names what joins a pair: "NV18", "SYS"."""
+    return f"NV{_bond(pair)}" if _bond(pair) else known(pair.path) or "PCIe"
+
+
 def _census(pairs: list[GpuPair]) -> str:
-    kinds = Counter(f"NV{_bond(p)}" if _bond(p) else known(p.path) or "PCIe" for p in pairs)
+    kinds = Counter(map(_wire, pairs))
     if len(kinds) == 1:
         return f"all {next(iter(kinds))}: symmetric"
     return ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common()) + ": as symmetric as this wiring is"
 
 
-def _kind(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> Kind:
+def _kind(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> str:
+    """How these GPUs are wired: switch, mesh, open mesh (part of one), pairs or pcie."""
     node = case.profile.node
     if node is not None and node.nvlink_topology != "none":
         return "mesh" if node.nvlink_topology == "cube-mesh" else node.nvlink_topology
@@ -152,9 +143,7 @@ def _odd_bonds(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[F
 
 def _no_bond(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> Finding:
     """No pair of a model that is made for NVSwitches has NVLink: a fault on bare metal, a choice in a VM."""
-    virtual = known(case.node.host.virtualization) == "vm" or any(
-        known(gpu.settings.virtualization) in ("passthrough", "vgpu") for gpu in gpus
-    )
+    virtual = in_virtual_machine(case.node, gpus)
     model = model_of(case, gpus[0])
     certain = not virtual and (model is None or "nvlink" not in model.uncertain)
     return (fail if certain else warn)(
@@ -224,38 +213,31 @@ def _odd_bridges(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list
 def _peer_to_peer(pairs: list[GpuPair], gpus: list[Gpu]) -> list[Finding]:
     by_index = {gpu.index: gpu for gpu in gpus}
     findings = []
-    # a dead NVLink leaves its pair with a PCIe path: joined is also who has bonds with everybody else
+    # a dead NVLink leaves its pair with a PCIe path: its GPUs still have bonds with others
     bonded = {i for p in pairs if _bond(p) for i in (p.a, p.b)}
     broken = [p for p in pairs if _status(p) in _BROKEN_P2P and _bond(p)]
     off = [p for p in pairs if _status(p) == "DR" and p not in broken]
     for subject, members in _culprits(broken, by_index):
-        findings.append(
-            fail(
-                subject,
-                f"{_names(members)}: peer-to-peer {_BROKEN_P2P[_status(members[0]) or 'NS']} over {_kinds(members)}",
-                Expected("OK: NVLink joins these GPUs", "==", "OK", source="nvidia-smi topo -p2p r"),
-                *_matrix_evidence(members),
-                likely="peer-to-peer was switched off, or the links failed under it: NCCL falls back to host memory",
-                advice=_P2P_ADVICE,
-            )
-        )
+        words = f"{_names(members)}: peer-to-peer {_BROKEN_P2P[_status(members[0]) or 'NS']} over {_kinds(members)}"
+        likely = "peer-to-peer was switched off, or the links failed under it: NCCL falls back to host memory"
+        findings.append(_not_allowed(fail, subject, words, "OK: NVLink joins these GPUs", members, likely))
     for subject, members in _culprits(off, by_index):
         judge = fail if {i for p in members for i in (p.a, p.b)} & bonded else warn
-        findings.append(
-            judge(
-                subject,
-                f"{_names(members)}: peer-to-peer {_BROKEN_P2P['DR']}",
-                Expected("OK", "==", "OK", source="nvidia-smi topo -p2p r"),
-                *_matrix_evidence(members),
-                likely="somebody switched peer-to-peer off in the driver's options",
-                advice=_P2P_ADVICE,
-            )
-        )
+        words = f"{_names(members)}: peer-to-peer {_BROKEN_P2P['DR']}"
+        likely = "somebody switched peer-to-peer off in the driver's options"
+        findings.append(_not_allowed(judge, subject, words, "OK", members, likely))
     return findings
 
 
+def _not_allowed(
+    judge: Callable[..., Finding], subject: Subject, words: str, wanted: str, pairs: list[GpuPair], likely: str
+) -> Finding:
+    expected = Expected(wanted, "==", "OK", source="nvidia-smi topo -p2p r")
+    return judge(subject, words, expected, *_matrix_evidence(pairs), likely=likely, advice=_P2P_ADVICE)
+
+
 def _status(pair: GpuPair) -> str | None:
-    """The worse of read and write: OK only where both are."""
+    """The worse of read and write: OK only if both are."""
     words = [known(pair.p2p_read), known(pair.p2p_write)]
     return next((w for w in words if w is not None and w != "OK"), "OK" if "OK" in words else None)
 
@@ -279,7 +261,7 @@ def _names(pairs: list[GpuPair]) -> str:
 
 
 def _kinds(pairs: list[GpuPair]) -> str:
-    return ", ".join(sorted({f"NV{_bond(p)}" if _bond(p) else known(p.path) or "PCIe" for p in pairs}))
+    return ", ".join(sorted({_wire(pair) for pair in pairs}))
 
 
 def _matrix_evidence(pairs: list[GpuPair]) -> list[Evidence]:

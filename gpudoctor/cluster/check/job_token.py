@@ -15,6 +15,7 @@ from gpudoctor.cluster.check.placement import JobPlace
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.http_callers import is_loopback
+from gpudoctor.process.pipes import write_all
 
 TOKEN_VARIABLE = "GPUDOCTOR_CLUSTER_TOKEN"
 # 64 bits where it is random: it can be tried out offline by who has seen one connection
@@ -68,7 +69,7 @@ def token_pipe(token: str) -> Iterator[int]:
     """The reading end of a pipe that holds the token, for a child to inherit (`--token-fd`)."""
     reader, writer = os.pipe()
     try:
-        os.write(writer, token.encode())
+        write_all(writer, token.encode())
     finally:
         os.close(writer)
     try:

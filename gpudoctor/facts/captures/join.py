@@ -247,5 +247,5 @@ def _placed(gpu: Gpu, topology: Topology | None, tree: PciTree | None) -> Gpu:
         function = tree.functions.get(gpu.bus_id)
         if function is not None and place is None:
             news["numa_node"] = function.numa_node
-        news["pcie"] = msgspec.structs.replace(gpu.pcie, path=tree.path(gpu.bus_id))
+        news["pcie"] = tree.link(gpu)
     return msgspec.structs.replace(gpu, **news) if news else gpu

@@ -9,6 +9,7 @@ from gpudoctor.facts.captures.host.readers import HOST_READERS
 from gpudoctor.facts.captures.nvidia_smi.readers import NVIDIA_SMI_READERS
 from gpudoctor.facts.captures.reader import Block, Part, Reader
 from gpudoctor.facts.captures.recognise import is_kernel_line
+from gpudoctor.facts.kernel_log.host_messages import HOST_WORDS, host_message
 from gpudoctor.facts.kernel_log.lines import read_kernel_text
 from gpudoctor.facts.kernel_log.messages import HARD_WORDS, MARK
 from gpudoctor.facts.kernel_log.records import unwrapped
@@ -28,9 +29,15 @@ _STAMPED = re.compile(
 
 
 def _begins_kernel_log(line: str) -> object:
-    if line.lstrip().startswith(_TAG):  # "kernel: 6.8.0" is no line of a log
-        return _BARE_MESSAGE.match(line.lstrip()[len(_TAG) :]) or _STAMPED.match(line.lstrip()[len(_TAG) :])
-    return is_kernel_line(line) or _BARE_MESSAGE.match(unwrapped(line))
+    message = line.lstrip()
+    if message.startswith(_TAG):  # "kernel: 6.8.0" is no line of a log
+        message = message[len(_TAG) :]
+        if _BARE_MESSAGE.match(message) or _STAMPED.match(message):
+            return True
+    elif is_kernel_line(line) or _BARE_MESSAGE.match(unwrapped(line)):
+        return True
+    # without a stamp only a message of the table of the host's events tells that it is the kernel's
+    return any(word in line for word in HOST_WORDS) and host_message(unwrapped(message).lstrip(" \t")) is not None
 
 
 def _goes_on_kernel_log(line: str) -> object:

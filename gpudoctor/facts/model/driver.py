@@ -60,8 +60,8 @@ class DkmsBuild(Fact, frozen=True):
     """One line of `dkms status` for the NVIDIA module. `kernel` is None where it was added, but built for none."""
 
     version: str
+    kernel: str | None
     state: str
-    kernel: str | None = None
 
 
 class Driver(Fact, frozen=True):

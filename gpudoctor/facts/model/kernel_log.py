@@ -69,8 +69,9 @@ HostEventKind = Literal[
 class HostEvent(Fact, frozen=True):
     """What the kernel log says of the machine around the GPUs: `count` lines of a kind and device, as one.
 
-    `device` is what the line names: a network adapter's or PCI function's bus id in sysfs form, a disk, an NFS server,
-    a CPU; None if none. `text` is the last of the lines, `first_s` and `last_s` when they came, in seconds since boot.
+    `device` is what the line names: the bus id of a network adapter or another PCI function in sysfs form, a disk, an
+    NFS server, a CPU; None if none. `text` is the last of the messages, without the log's prefixes; `first_s` and
+    `last_s` are when the first and the last came, in seconds since boot.
     """
 
     kind: HostEventKind

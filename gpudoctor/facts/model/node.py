@@ -110,6 +110,7 @@ class Host(Fact, frozen=True):
     open_files: int | Missing | None = NOT_READ
     processes: int | Missing | None = NOT_READ
     swap_mib: int | Missing = NOT_READ
+    swap_free_mib: int | Missing = NOT_READ
     secure_boot: bool | Missing = NOT_READ
 
 

@@ -7,7 +7,6 @@ that it can be read when the collector no longer answers.
 from __future__ import annotations
 
 import mmap
-import os
 import struct
 from time import monotonic
 
@@ -48,23 +47,6 @@ class InFlight(msgspec.Struct, frozen=True):
     gpu: int | None
     started_s: float
     thread: int
-
-
-def make_memory() -> int:
-    """A file descriptor of zeroed shared memory that has no name: nothing is left behind. Raise OSError."""
-    try:
-        fd = os.memfd_create("gpudoctor", 0)
-    except (AttributeError, OSError):  # not Linux; or an old kernel, or a sandbox that forbids it
-        import tempfile
-
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    try:
-        os.ftruncate(fd, SIZE_BYTES)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
 
 
 class Slot:

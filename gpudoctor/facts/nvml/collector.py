@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import select
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
@@ -18,12 +17,15 @@ from gpudoctor.facts.model.node import Driver, Unanswered
 from gpudoctor.facts.nvml.channel import InFlight, Message
 from gpudoctor.facts.nvml.collector_ahead import take_ahead
 from gpudoctor.facts.nvml.spawn import MAX_WORDS, DriverProcess
+from gpudoctor.process.pipes import LineReader, LongLineError, pipe_with_child
 
 _TICK_S = 0.05
+_MOMENT_S = 0.01
 _TURN_S = 0.2
 _SLACK_S = 0.5
 MOST_STARVED, MOST_STARVED_S = 2.0, 30.0  # how much a deadline grows at most: times itself, and seconds
 _MAX_LINE_BYTES = 16 << 20
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, LongLineError)
 
 Progress = Callable[[str], None]
 
@@ -67,25 +69,19 @@ class Collector:
     """
 
     def __init__(self, root: Path, nvml: str | None = None) -> None:
-        self._rest = b""
         self._starting_until_s = 0.0
         self._collected = Collected()
         # not Thread.join: a signal's exception in it takes the thread for one that has ended
         self._heard = Event()
         ahead = take_ahead(root, nvml)
         if ahead is not None:
-            self._pipe = ahead.pipe
-            self._process = DriverProcess.ahead("collector", ahead)
+            self._pipe = LineReader(ahead.pipe, _MAX_LINE_BYTES)
+            self._process = DriverProcess("collector", ahead.process, ahead.crumbs, ahead.errors, ahead.ordered_s)
             return
-        with ExitStack() as kept:
-            self._pipe, write_end = os.pipe()
-            kept.callback(os.close, self._pipe)
-            try:
-                order = {"pipe": write_end, "root": str(root), "nvml": nvml}
-                self._process = DriverProcess("collector", "nvml_child", order, (write_end,))
-            finally:
-                os.close(write_end)
-            kept.pop_all()
+        with pipe_with_child("writes") as (pipe, out):
+            order = {"pipe": out, "parent_pid": os.getpid(), "root": str(root), "nvml": nvml}
+            self._process = DriverProcess.start("collector", "nvml.collector_child", order, (out,))
+        self._pipe = LineReader(pipe, _MAX_LINE_BYTES)
 
     def listen(self, patience: Patience, progress: Progress | None = None) -> None:
         """Take messages until the end, the deadline, or until every thread that is left sits in a hung call.
@@ -122,7 +118,7 @@ class Collector:
         self._process.end()
         if not self._heard.wait(_SLACK_S):
             return Collected(interrupted or "the collector could not be listened to")
-        os.close(self._pipe)
+        os.close(self._pipe.descriptor)
         self._process.close()
         collected = self._collected
         if interrupted is not None and not was_over and not collected.ended:
@@ -142,8 +138,8 @@ class Collector:
             # where every thread that has not finished sits in a hung call, nothing more will come
             if over or (not between and calls and len(hung) == len(calls)):
                 # what was written until now is still taken
-                with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                    while monotonic() < now + _SLACK_S and self._take(collected, 0.0):
+                with suppress(*_UNREADABLE):
+                    while monotonic() < now + _SLACK_S and self._take(collected, _MOMENT_S):
                         pass
                 if not collected.ended:
                     self._give_up(collected, calls, hung, now, patience)
@@ -153,7 +149,7 @@ class Collector:
                 said = words
             try:
                 open_still = self._take(collected, _TICK_S) is not None
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except _UNREADABLE as error:
                 # whoever wrote it: nothing that follows can be trusted
                 collected.failure = f"the collector sent something that is no message: {error}"[:MAX_WORDS]
                 return
@@ -179,17 +175,10 @@ class Collector:
 
     def _take(self, collected: Collected, wait_s: float) -> bool | None:
         """Take what the pipe holds; False where nothing came in time, None at its end."""
-        if not select.select([self._pipe], [], [], wait_s)[0]:
-            return False
-        data = os.read(self._pipe, 1 << 16)
-        if not data:
-            return None
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > _MAX_LINE_BYTES:
-            raise msgspec.DecodeError("a line without an end")
-        for line in lines:
+        lines = self._pipe.lines(wait_s)
+        for line in lines or ():
             collected.take(msgspec.json.decode(line, type=Message))
-        return True
+        return None if lines is None else bool(lines)
 
     def _give_up(
         self,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -18,8 +17,11 @@ from gpudoctor.facts.nvml.channel import Crumbs as SharedCrumbs
 from gpudoctor.facts.nvml.channel import Message
 from gpudoctor.facts.nvml.client import Crumbs, load_pynvml
 from gpudoctor.facts.nvml.read_node import read_nvml
+from gpudoctor.process.die_with_parent import die_with_parent
+from gpudoctor.process.ending import leave
+from gpudoctor.process.pipes import write_all
 
-_PR_SET_PDEATHSIG = 1
+T = TypeVar("T")
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -47,8 +49,7 @@ class _Sender:
     def send(self, message: Message) -> None:
         line = self._encode(message) + b"\n"
         with self._lock:
-            while line:
-                line = line[os.write(self._pipe, line) :]
+            write_all(self._pipe, line)
 
     def driver(self, driver: Driver) -> None:
         self.send(Message(driver=driver))
@@ -68,20 +69,21 @@ class _Sender:
 
 def main(argument: str) -> None:
     """Read NVML as ordered and end the process; never returns."""
+    serve_and_exit(serve, msgspec.json.decode(argument, type=Order))
+
+
+def serve_and_exit(serve: Callable[[T], None], order: T) -> NoReturn:
+    """Do as ordered and end the process, which calls the driver."""
     import faulthandler
 
-    order = msgspec.json.decode(argument, type=Order)
-    die_with(order.parent_pid)
     faulthandler.enable(all_threads=True)  # its report names the thread that crashed
     serve(order)
-    sys.stderr.flush()
-    # not sys.exit: tearing the driver library down may hang, and there is nothing to tidy
-    os._exit(0)
+    leave()
 
 
 def wait_for_order(orders: int, parent_pid: int) -> None:
     """Import the driver's binding meanwhile, then do as `main`; end where the parent has no order for it."""
-    die_with(parent_pid)
+    die_with_parent(parent_pid)
     with suppress(ImportError):  # whoever needs it says so
         load_pynvml()
     argument = b""
@@ -89,7 +91,7 @@ def wait_for_order(orders: int, parent_pid: int) -> None:
         argument += part
     if argument:
         main(argument.decode())
-    os._exit(0)
+    leave()
 
 
 def serve(order: Order) -> None:
@@ -106,15 +108,3 @@ def load(spec: str) -> Any:
 
     module, factory, argument = spec.split(":", 2)
     return getattr(import_module(module), factory)(argument)
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel end this process when its parent ends, however that ends."""
-    import ctypes
-
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    except (OSError, AttributeError):  # not Linux
-        return
-    if os.getppid() != parent:  # it ended before we asked
-        os._exit(0)

@@ -5,9 +5,6 @@ One thread for all GPUs: several would only queue at the driver's lock, where th
 
 from __future__ import annotations
 
-import os
-import select
-import sys
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
@@ -17,7 +14,7 @@ import msgspec
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.nvml.channel import Crumbs as SharedCrumbs
 from gpudoctor.facts.nvml.client import Crumbs, Door, DriverError, in_range, load_pynvml, prefer
-from gpudoctor.facts.nvml.collector_child import die_with, load
+from gpudoctor.facts.nvml.collector_child import load, serve_and_exit
 from gpudoctor.facts.nvml.gpu import (
     PCIE_REPLAY,
     POLICY_POWER,
@@ -32,6 +29,7 @@ from gpudoctor.facts.nvml.gpu import (
 )
 from gpudoctor.facts.nvml.read_node import version_numbers
 from gpudoctor.facts.nvml.samples import EVENTS, NAMES, Said, Sample
+from gpudoctor.process.pipes import ready, write_all
 
 _MAX_MHZ = 20_000
 _MAX_MW = 10_000_000
@@ -62,7 +60,6 @@ class SampleOrder(msgspec.Struct, frozen=True):
     out: int
     stop: int
     crumbs: int
-    parent_pid: int
     gpus: tuple[tuple[int, str], ...]
     interval_s: float
     nvml: str | None = None
@@ -216,15 +213,7 @@ def _rest_s(busy_s: float, interval_s: float) -> float:
 
 def main(argument: str) -> None:
     """Sample as ordered and end the process; never returns."""
-    import faulthandler
-
-    order = msgspec.json.decode(argument, type=SampleOrder)
-    die_with(order.parent_pid)
-    faulthandler.enable(all_threads=True)  # its report names the thread that crashed
-    serve(order)
-    sys.stderr.flush()
-    # not sys.exit: tearing the driver library down may hang, and there is nothing to tidy
-    os._exit(0)
+    serve_and_exit(serve, msgspec.json.decode(argument, type=SampleOrder))
 
 
 def serve(order: SampleOrder) -> None:
@@ -233,12 +222,10 @@ def serve(order: SampleOrder) -> None:
     encode = msgspec.json.Encoder().encode
 
     def send(said: Said) -> None:
-        line = encode(said) + b"\n"
-        while line:
-            line = line[os.write(order.out, line) :]
+        write_all(order.out, encode(said) + b"\n")
 
     def stopped(wait_s: float) -> bool:
-        return bool(select.select([order.stop], [], [], wait_s)[0])
+        return bool(ready([order.stop], wait_s))
 
     slot = SharedCrumbs(order.crumbs).slot(0)
     sample_until(stopped, send, nvml, order.gpus, order.interval_s, slot)

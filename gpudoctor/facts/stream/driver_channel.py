@@ -18,7 +18,6 @@ class WatchOrder(msgspec.Struct, frozen=True):
     requests: int
     out: int
     crumbs: int
-    parent_pid: int
     gpus: tuple[tuple[int, str | None], ...]
     interval_s: float
     nvml: str | None = None

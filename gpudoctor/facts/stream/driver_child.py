@@ -7,7 +7,6 @@ the driver's lock, where the job's own processes queue too.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -17,7 +16,7 @@ import msgspec
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.nvml.channel import Crumbs as SharedCrumbs
 from gpudoctor.facts.nvml.client import Crumbs, Door, DriverError, in_range, load_pynvml
-from gpudoctor.facts.nvml.collector_child import die_with, load
+from gpudoctor.facts.nvml.collector_child import load, serve_and_exit
 from gpudoctor.facts.nvml.gpu import LINK_COUNT, POWER_INSTANT, SWITCH_LINK_COUNT, read_memory, read_utilization
 from gpudoctor.facts.nvml.links import read_links
 from gpudoctor.facts.nvml.read_node import version_numbers
@@ -26,6 +25,7 @@ from gpudoctor.facts.nvml.settings import process_name, running
 from gpudoctor.facts.stream.cadence import Due, due
 from gpudoctor.facts.stream.driver_channel import Answer, OnGpu, WatchOrder
 from gpudoctor.facts.stream.messages import GpuTick
+from gpudoctor.process.pipes import write_all
 
 _ALL_LINKS = 0xFFFF_FFFF  # as scope: the sum over a GPU's links
 _NVLINK = {"nvlink_tx_gb_s": (138, _ALL_LINKS), "nvlink_rx_gb_s": (139, _ALL_LINKS)}
@@ -205,15 +205,7 @@ class Watcher:
 
 def main(argument: str) -> None:
     """Answer as ordered and end the process; never returns."""
-    import faulthandler
-
-    order = msgspec.json.decode(argument, type=WatchOrder)
-    die_with(order.parent_pid)
-    faulthandler.enable(all_threads=True)  # its report names the thread that crashed
-    serve(order)
-    sys.stderr.flush()
-    # not sys.exit: tearing the driver library down may hang, and there is nothing to tidy
-    os._exit(0)
+    serve_and_exit(serve, msgspec.json.decode(argument, type=WatchOrder))
 
 
 def serve(order: WatchOrder) -> None:
@@ -223,9 +215,7 @@ def serve(order: WatchOrder) -> None:
     watcher: Watcher | None = None
 
     def send(answer: Answer) -> None:
-        line = encode(answer) + b"\n"
-        while line:
-            line = line[os.write(order.out, line) :]
+        write_all(order.out, encode(answer) + b"\n")
 
     crumbs = SharedCrumbs(order.crumbs).slot(0)
     while os.read(order.requests, 1):

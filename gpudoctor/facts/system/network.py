@@ -98,6 +98,11 @@ def _rdma_port(device: Path, number: int) -> RdmaPort:
         numa_node=read_numa_node(behind) if on_pci else Missing("not a PCI device", "absent"),
         interface=_interface_of(behind, port),
         link_downed=read_int(port / "counters/link_downed"),
+        adapter=read_text(device / "hca_type"),
+        firmware=read_text(device / "fw_ver"),
+        link_recoveries=read_int(port / "counters/link_error_recovery"),
+        symbol_errors=read_int(port / "counters/symbol_error"),
+        receive_errors=read_int(port / "counters/port_rcv_errors"),
     )
 
 

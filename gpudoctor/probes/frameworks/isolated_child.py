@@ -5,8 +5,6 @@ Until its task begins only the standard library and msgspec are imported here.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import traceback
 from types import TracebackType
@@ -15,7 +13,8 @@ from typing import NoReturn
 import msgspec
 
 from gpudoctor.probes.frameworks.isolated_messages import Answer, Broken, Doing, Done, Order, TensorflowTask, ViewTask
-from gpudoctor.probes.runner.starter import tie_to_parent
+from gpudoctor.process.ending import leave
+from gpudoctor.process.pipes import write_all
 
 
 class Speaker:
@@ -25,12 +24,10 @@ class Speaker:
         self._fd = fd
 
     def tell(self, answer: Answer) -> None:
-        line = memoryview(msgspec.json.encode(answer) + b"\n")
         try:
-            while line:
-                line = line[os.write(self._fd, line) :]
+            write_all(self._fd, msgspec.json.encode(answer) + b"\n")
         except BrokenPipeError:
-            os._exit(1)  # nobody listens any more
+            leave(1)  # nobody listens any more
 
     def doing(self, text: str) -> None:
         self.tell(Doing(text))
@@ -42,7 +39,6 @@ def begin(argument: str) -> NoReturn:
     The exits of these libraries abort or hang.
     """
     order = msgspec.json.decode(argument, type=Order)
-    tie_to_parent(order.parent, signal.SIGKILL)
     speaker = Speaker(order.fd)
 
     # Not `except`: whatever a library may raise is told, and told once; first of all, since it may have closed stderr.
@@ -50,8 +46,7 @@ def begin(argument: str) -> NoReturn:
         unsupported = issubclass(kind, NotImplementedError)
         speaker.tell(Broken(_in_words(error), "unsupported" if unsupported else "failed"))
         traceback.print_exception(kind, error, trace)
-        sys.stderr.flush()
-        os._exit(1)
+        leave(1)
 
     sys.excepthook = tell_and_go
     match order.task:
@@ -64,8 +59,7 @@ def begin(argument: str) -> NoReturn:
 
             train(order.task, speaker)
     speaker.tell(Done())
-    sys.stderr.flush()
-    os._exit(0)
+    leave()
 
 
 def _in_words(error: BaseException) -> str:

@@ -39,7 +39,6 @@ Task = ViewTask | TensorflowTask
 class Order(msgspec.Struct, frozen=True):
     """All that a process apart is told at its start; it answers on the file descriptor."""
 
-    parent: int
     fd: int
     task: Task
 

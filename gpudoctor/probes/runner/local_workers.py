@@ -23,6 +23,7 @@ import msgspec
 from gpudoctor.errors import UserError
 from gpudoctor.probes.runner.launch_engine import Place
 from gpudoctor.probes.runner.starter_client import KILL_GRACE_S, end, start
+from gpudoctor.process.pipes import write_all
 
 # The leader is the first to start and starts a moment before or after its guests; a cold network
 # disk may keep one of them longer. Where not even one came, the leader was started alone.
@@ -190,7 +191,7 @@ def _serve(order: dict[str, Any], descriptors: list[int], leader: socket.socket)
             with (Path(order["job"]["folder"]) / f"starter-{order['ranks'][0]}.stderr").open("wb") as output:
                 process = start(order, life, control, [rank_fd], output)
         except OSError as error:
-            os.write(control, json.dumps({"type": "CannotStart", "text": str(error)}).encode() + b"\n")
+            write_all(control, json.dumps({"type": "CannotStart", "text": str(error)}).encode() + b"\n")
             return
     finally:
         for descriptor in descriptors:

@@ -7,7 +7,6 @@ import gc
 import itertools
 import os
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -25,8 +24,10 @@ from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.messages import Job, Where
 from gpudoctor.probes.runner.plan import Injection, InjectionKind
 from gpudoctor.probes.runner.progress_board import Board
-from gpudoctor.probes.runner.starter import tie_to_parent, visible_gpus
+from gpudoctor.probes.runner.starter import visible_gpus
 from gpudoctor.probes.runner.torch_errors import FAILURES, in_one_line, trouble
+from gpudoctor.process.ending import leave, send_signal
+from gpudoctor.process.pipes import write_all
 
 OLDEST_TORCH = (2, 4)
 _SHORTEST_ROUND_S = 0.1
@@ -61,9 +62,7 @@ class Rank:
 
     def send(self, message: messages.Message) -> None:
         """Write one line to the parent, whole."""
-        line = memoryview(msgspec.json.encode(message) + b"\n")
-        while line:
-            line = line[os.write(self._fd, line) :]
+        write_all(self._fd, msgspec.json.encode(message) + b"\n")
 
     def phase(self, text: str, probe: Where | None = None) -> None:
         """Say what begins now; without `probe`, still within the same one."""
@@ -132,7 +131,7 @@ class Rank:
             if injection.rank != self.number or injection.phase != phase:
                 continue
             if injection.kind == "die-rank":
-                os.kill(os.getpid(), signal.SIGKILL)
+                send_signal(os.getpid(), signal.SIGKILL)
             if injection.kind == "oom":
                 torch.empty(_MORE_THAN_ANY_MEMORY, dtype=torch.uint8, device=self.device)
             if injection.kind == "hang-rank":
@@ -143,7 +142,6 @@ class Rank:
 
 def take_seat(seat: dict[str, Any]) -> NoReturn:
     """Be the rank that `seat` describes, and end the process."""
-    tie_to_parent(seat["parent"], signal.SIGKILL)
     job = msgspec.convert(seat["job"], Job)
     number: int = seat["rank"]
     _own_output(Path(job.folder) / f"rank-{number}.stderr")
@@ -157,12 +155,11 @@ def take_seat(seat: dict[str, Any]) -> NoReturn:
         _run_rounds(rank, _probes())
     except CannotRunError as error:
         rank.send(messages.CannotRun(str(error)))
-        os._exit(0)
+        leave()
     except FAILURES as error:
         traceback.print_exc()
         rank.send(trouble(error, rank.waiting))
-        sys.stderr.flush()
-        os._exit(1)
+        leave(1)
     _leave(rank)
 
 
@@ -320,5 +317,4 @@ def _leave(rank: Rank) -> NoReturn:
     if rank.on_gpu:
         with suppress(RuntimeError):
             rank.barrier()  # memory of this rank's GPU may not go while another GPU still reads it
-    sys.stderr.flush()
-    os._exit(0)
+    leave()

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from gpudoctor.facts.model.measurements import ProbeProblem
-from gpudoctor.facts.system.command import signal_name
 from gpudoctor.probes.runner.error_texts import telling_line
 from gpudoctor.probes.runner.messages import Trouble, Where
 from gpudoctor.probes.runner.progress_board import Standing
+from gpudoctor.process.ending import signal_name
 
 
 class RankState(msgspec.Struct):

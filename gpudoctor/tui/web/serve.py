@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import logging
 import os
-import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.http_callers import is_host
+from gpudoctor.process.ending import ENDING_SIGNALS
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.tui.start import opened
 from gpudoctor.tui.web.access import TOKEN_VARIABLE, Address, Gate, address, token_of
@@ -84,7 +84,7 @@ async def _serve(server: ScreenServer, where: Address) -> int:
         if not ended.done():
             ended.set_result(128 + number)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING_SIGNALS:
         loop.add_signal_handler(number, end, number)
     _quiet()
     runner = web.AppRunner(
