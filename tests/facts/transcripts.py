@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
@@ -48,7 +49,7 @@ def gpu_list(node: Node) -> str:
     return "".join(f"GPU {gpu.index}: {known(gpu.name)} (UUID: {known(gpu.uuid)})\n" for gpu in gpus)
 
 
-CSV_COLUMNS = {
+CSV_COLUMNS: dict[str, Callable[[Gpu], object]] = {
     "index": lambda gpu: gpu.index,
     "name": lambda gpu: known(gpu.name),
     "pci.bus_id": lambda gpu: f"0000{gpu.bus_id.upper()}",
@@ -73,3 +74,34 @@ def csv(node: Node, *, units: bool = True, header: bool = True) -> str:
     rows = [", ".join(cell(gpu, column) for column in CSV_COLUMNS) for gpu in node.gpus]
     head = [", ".join(column if units else column.partition(" ")[0] for column in CSV_COLUMNS)] if header else []
     return "".join(f"{row}\n" for row in [*head, *rows])
+
+
+# a topic of `nvidia-smi -q`, of a GPU that its chassis slows down
+TOPIC = """GPU 00000000:1B:00.0
+    Clocks
+        Graphics                          : 210 MHz
+        SM                                : 210 MHz
+    Clocks Throttle Reasons
+        HW Slowdown                       : Active
+            HW Power Brake Slowdown       : Active
+"""
+
+COLLECT_ENV = """Collecting environment information...
+PyTorch version: 2.3.1+cu121
+Is debug build: False
+CUDA used to build PyTorch: 12.1
+OS: Ubuntu 22.04.4 LTS (x86_64)
+Python version: 3.10.12 (main, Mar 22 2024, 16:50:05) [GCC 11.4.0] (64-bit runtime)
+Is CUDA available: True
+GPU models and configuration:
+GPU 0: NVIDIA A100-SXM4-80GB
+GPU 1: NVIDIA A100-SXM4-80GB
+
+Nvidia driver version: 535.129.03
+Versions of relevant libraries:
+[pip3] nvidia-nccl-cu12==2.20.5
+GPU Topology:
+        GPU0    GPU1    CPU Affinity    NUMA Affinity   GPU NUMA ID
+GPU0     X      NV12    0-63            0               N/A
+GPU1    NV12     X      0-63            0               N/A
+"""
