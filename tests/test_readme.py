@@ -13,7 +13,7 @@ from gpudoctor.config import Config, load_config
 from gpudoctor.facts.simulated.load import faults, node_names
 from gpudoctor.profiles.load import gpu_models, profile_names
 from tests.cli.conftest import Gpudoctor, gpudoctor
-from tests.conftest import REWRITE
+from tests.golden_files import ACCEPT
 
 __all__ = ["gpudoctor"]  # the fixture
 
@@ -23,7 +23,7 @@ README = README_FILE.read_text()
 
 def _write(old: str, new: str) -> str:
     """The README with this part written anew, if `make accept` asked for it; as it is, else."""
-    if REWRITE and old != new:
+    if ACCEPT and old != new:
         README_FILE.write_text(README_FILE.read_text().replace(old, new))
     return README_FILE.read_text()
 
@@ -44,7 +44,7 @@ def test_the_report_at_the_top_is_what_the_command_prints(gpudoctor: Gpudoctor) 
     outcome = gpudoctor(*command.removeprefix("$ gpudoctor ").split())
     assert shown[-2:] == ["$ echo $?", str(outcome.code)]
     printed = [re.sub(r"  \d+\.\d s$", "", line) for line in outcome.out.splitlines()]
-    if REWRITE and [re.sub(r"  \d+\.\d s$", "", line) for line in shown[:-2]] != printed:
+    if ACCEPT and [re.sub(r"  \d+\.\d s$", "", line) for line in shown[:-2]] != printed:
         shown = [*outcome.out.splitlines(), *shown[-2:]]
         _write(block, "\n".join([command, *shown]) + "\n")
     assert [re.sub(r"  \d+\.\d s$", "", line) for line in shown[:-2]] == printed

@@ -25,7 +25,7 @@ _KEPT_LINES = 40
 OnLine = Callable[[str], "signal.Signals | None"]
 
 
-class Finished(msgspec.Struct, frozen=True):
+class EndedChild(msgspec.Struct, frozen=True):
     """A child that ended, or was ended because it was late. `code` as Popen's; `said` its last lines on stderr."""
 
     code: int | None
@@ -48,7 +48,7 @@ def environment(mark: str, folder: Path) -> dict[str, str]:
 
 def run_child(
     argv: Sequence[str], *, deadline_s: float, environ: Mapping[str, str], cwd: Path, on_line: OnLine | None = None
-) -> Finished:
+) -> EndedChild:
     """Run a program until its end, or end its process group: at the deadline, and on any exception. Raise OSError.
 
     `on_line` hears each line of stderr as it comes; a signal that it gives back is sent to the program.
@@ -75,7 +75,7 @@ def run_child(
         if late:
             process.end(_OBEY_S)
         code = None if late else process.returncode
-        return Finished(code, bytes(stdout), tuple(lines), monotonic() - started, late)
+        return EndedChild(code, bytes(stdout), tuple(lines), monotonic() - started, late)
     finally:
         _end(process)
 

@@ -35,7 +35,7 @@ _CLEARING_S = 5.0
 _SAID_BYTES = 1 << 20
 
 
-class Order(msgspec.Struct, frozen=True):
+class UndoOrder(msgspec.Struct, frozen=True):
     """What is to be undone: commands, processes that carry `mark`, and a folder."""
 
     pipe: int
@@ -53,7 +53,7 @@ class Guardian:
         self._commands = tuple(tuple(command) for command in commands)
         try:
             with pipe_with_child("reads") as (self._life, watched):
-                order = Order(watched, self._commands, mark, str(folder) if folder else None)
+                order = UndoOrder(watched, self._commands, mark, str(folder) if folder else None)
                 self._process = Child(
                     own_python("gpudoctor.acceptance.guardian", "main", msgspec.json.encode(order).decode()),
                     stdout=PIPE,
@@ -84,7 +84,7 @@ class Guardian:
 
 def main(argument: str) -> None:
     """Wait for the end of the pipe, then undo; a line on stdout for each command that failed."""
-    order = msgspec.json.decode(argument, type=Order)
+    order = msgspec.json.decode(argument, type=UndoOrder)
     for number in ENDING_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     write_all(1, _READY + b"\n")

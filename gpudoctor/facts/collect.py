@@ -20,7 +20,7 @@ from gpudoctor.facts.nvml.fake_driver_context import stand_in
 from gpudoctor.facts.nvml.kernel_module import read_kernel_module
 
 if TYPE_CHECKING:
-    from gpudoctor.facts.nvml.collector import Collected
+    from gpudoctor.facts.nvml.collector import CollectorResult
 
 F = TypeVar("F", bound=Fact)
 _Told = tuple[Driver, tuple[Gpu, ...], "tuple[GpuPair, ...] | Missing"]
@@ -61,12 +61,12 @@ def collect_live(
     stop: BaseException | None = None
     around: dict[str, Any] = {}
     if driver.module_loaded is not False:
-        from gpudoctor.facts.nvml.collector import Collected, Collector
+        from gpudoctor.facts.nvml.collector import Collector, CollectorResult
 
         try:
             collector = Collector(root, nvml_module)
         except OSError as error:  # no more processes or files may be opened, or Python itself is gone
-            told = _complete(Collected(f"the collector could not be started: {error.strerror or error}"), driver)
+            told = _complete(CollectorResult(f"the collector could not be started: {error.strerror or error}"), driver)
     else:
         dismiss_ahead()
     try:
@@ -139,7 +139,7 @@ def _notes(driver: Driver) -> tuple[str, ...]:
     )
 
 
-def _complete(collected: Collected, read_before: Driver) -> _Told:
+def _complete(collected: CollectorResult, read_before: Driver) -> _Told:
     """What the collector told, with a reason in every place that it did not come to."""
     driver = collected.driver or read_before
     why = {call.gpu: call.words for call in reversed(collected.unanswered)}

@@ -24,7 +24,7 @@ from gpudoctor.fakes.reported import UP, FakeHandle, code_of, give, leaf_of, mw,
 _HANDLE_ERROR = re.compile(r"(?:index|GPU) (\d+): .*\((\d+)\)$")
 
 
-class Answers(HealthAnswers, SettingsAnswers, LinkAnswers):
+class NvmlAnswers(HealthAnswers, SettingsAnswers, LinkAnswers):
     """`to` answers a function by its name, `field` a field value; pynvml.NVMLError as the driver would raise it."""
 
     def to(self, name: str) -> Callable[..., Any] | None:

@@ -9,12 +9,12 @@ from typing import Any
 import pynvml
 
 from gpudoctor.facts.model.gpu import EVENT_REASONS
-from gpudoctor.fakes.reported import FakeHandle, Told, give, mw
+from gpudoctor.fakes.reported import FakeHandle, ReportedNode, give, mw
 
 _SRAM = 7  # of nvmlMemoryLocation_t
 
 
-class HealthAnswers(Told):
+class HealthAnswers(ReportedNode):
     """One method per function of NVML."""
 
     # memory and PCIe

@@ -9,9 +9,8 @@ from textwrap import wrap
 
 from gpudoctor.checks.core.case import Limit
 from gpudoctor.checks.core.registry import Check
-from gpudoctor.report.word_lists import word_list
+from gpudoctor.report.word_lists import COLUMNS, word_list
 
-COLUMNS = 80
 _HEADING = "## Thresholds"
 _NEXT_HEADING = "## False alarms"
 

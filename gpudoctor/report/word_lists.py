@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from textwrap import wrap
 
 from gpudoctor.checks.core.driver_messages import MEANINGS
 from gpudoctor.checks.core.xid_details import NVLINK5_UNITS, XID_74_BITS
 from gpudoctor.checks.driver.load_causes import LOAD_CAUSES
 
+COLUMNS = 80
 _CATALOGUE = "NVIDIA's Xid catalogue"
 _OF_LOADING = ("signature-rejected", "other-kernel", "other-driver")
 
@@ -19,9 +21,10 @@ def word_list(check_id: str) -> list[str]:
     rows = list(_rows(check_id))
     if not rows:
         return []
-    lines = ["## Words that it looks for", "", "As regular expressions; what they mean; who prints them.", ""]
+    lines = ["### Words that it looks for", "", "As regular expressions; what they mean; who prints them.", ""]
     for words, meaning, source in rows:
-        lines += [f"    {words}", f"        {meaning}  ({source})"]
+        lines += wrap(words, COLUMNS, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
+        lines += wrap(f"{meaning} ({source})", COLUMNS, initial_indent=" " * 8, subsequent_indent=" " * 8)
     return [*lines, ""]
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpudoctor.agent import schedule as rounds
-from gpudoctor.agent.state import StateDirectory, Subject
+from gpudoctor.agent.state import StateDirectory, WatchedSubject
 from gpudoctor.process import die_with_parent, leftovers
 from gpudoctor.report.model import SourceSummary
 
@@ -35,7 +35,7 @@ def main() -> None:
         leftovers.os.kill = lambda pid, number: None  # type: ignore[attr-defined]
         rounds.HARD_S = 0.2
     rounds.SOFT_S = 0.1
-    plan = rounds.Plan(
+    plan = rounds.SchedulePlan(
         command=tuple(program),
         host="node7",
         source=SourceSummary("simulated", "hgx-h100-8"),
@@ -44,7 +44,7 @@ def main() -> None:
         deadline_s=1.0 if "late" in how else 60.0,
         strikes=3,
     )
-    it = rounds.Rounds(plan, StateDirectory(Path(folder), Subject("node7")))
+    it = rounds.Rounds(plan, StateDirectory(Path(folder), WatchedSubject("node7")))
     sys.stdout.write(asyncio.run(_after(it, 2 if "twice" in how else 1)))
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 
 from gpudoctor.checks.core.registry import registry
-from gpudoctor.cli.bundle import files_of
 from gpudoctor.facts.captures.bundle import pack
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import DkmsBuild, Host, Node, to_json
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.facts.stream.messages import GpuTick, HostTick, Opening, ProcessTick, Tick
+from gpudoctor.report.bundle_files import files_of
 from gpudoctor.report.json import render_json
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report

@@ -34,12 +34,12 @@ wait
 """
 
 TUI = """
-import asyncio, argparse, json
+import asyncio, json
 from gpudoctor.tui.web.serve import app_command
-from gpudoctor.tui.start import opened
+from gpudoctor.tui.start import TuiRequest, opened
 from gpudoctor.tui.web.session import WebSession
 
-asked = argparse.Namespace(node="hgx-h100-8", fault=[], interval=1.0, theme=None, config=None)
+asked = TuiRequest(node="hgx-h100-8")
 
 async def children():
     feed, checker = opened(asked)

@@ -1,8 +1,4 @@
-"""Whole text reports, as a reader sees them: a change here is a change for every reader.
-
-They are made with the checks of golden/pinned_checks.txt, so that a new check changes none of them.
-After a change that is meant: make accept, then read the difference.
-"""
+"""Whole text reports, as a reader sees them: a change here is a change for every reader."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Gpudoctor, gpudoctor
-from tests.conftest import REWRITE
+from tests.golden_files import assert_golden
 
 __all__ = ["gpudoctor"]  # the fixture
 pytestmark = pytest.mark.usefixtures("pinned_checks")
@@ -39,7 +35,5 @@ def test_the_text_report_is_the_golden_one(name: str, gpudoctor: Gpudoctor, monk
     out = gpudoctor("check", "--level", "quick", *options.split()).out
     shown = re.sub(r"\s+\d+\.\d\ss$", "  0.0 s", out, flags=re.MULTILINE)
     path = GOLDEN / f"{name}.txt"
-    if REWRITE:
-        path.write_text(shown)
-    assert shown == path.read_text()
+    assert_golden(shown, path)
     assert max(len(line) for line in shown.splitlines()) <= width

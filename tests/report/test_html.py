@@ -24,7 +24,7 @@ from gpudoctor.report.html import render_html
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
 from tests.cli.conftest import Gpudoctor, gpudoctor
-from tests.conftest import REWRITE
+from tests.golden_files import assert_golden
 from tests.report.html_report import full_report, run_of
 
 __all__ = ["gpudoctor"]  # the fixture
@@ -132,9 +132,7 @@ def test_every_check_stands_in_the_page_with_its_status_word() -> None:
 def test_the_page_is_the_golden_one_and_the_same_report_gives_the_same_bytes() -> None:
     page = render_html(narrow(), raw_facts=False)
     assert page == render_html(narrow(), raw_facts=False)
-    if REWRITE:
-        GOLDEN.write_text(page)
-    assert page == GOLDEN.read_text()
+    assert_golden(page, GOLDEN)
 
 
 def test_figures_stand_in_charts_and_in_tables() -> None:

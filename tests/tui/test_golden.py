@@ -1,8 +1,4 @@
-"""Whole screens as a user sees them: a change here is a change for every user.
-
-They are made with the checks of golden/pinned_checks.txt, so that a new check changes none of them.
-After a change that is meant: make accept, then read the difference.
-"""
+"""Whole screens as a user sees them: a change here is a change for every user."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.live import ticks_of
 from gpudoctor.facts.stream.messages import WatchLine
-from tests.conftest import REWRITE
+from tests.golden_files import assert_golden
 from tests.tui.doctor_app import AT_S, doctor, node_of, opening_of, until
 from tests.tui.screen import screen_text
 
@@ -71,9 +67,7 @@ def screen_of(node: Node, size: tuple[int, int], **options: Any) -> str:
 def test_the_screen_is_the_golden_one(name: str, size: tuple[int, int]) -> None:
     shown = screen_of(sixteen() if name == "16-gpus" else node_of(*NODES[name]), size)
     path = GOLDEN / f"{name}-{size[0]}x{size[1]}.txt"
-    if REWRITE:
-        path.write_text(shown + "\n")
-    assert shown + "\n" == path.read_text()
+    assert_golden(shown + "\n", path)
     assert max(len(line) for line in shown.splitlines()) <= size[0]
     assert "SIMULATED" in shown
 

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import msgspec
 
-from gpudoctor.cluster.check.messages import CouldNot, Meet, Times
-from gpudoctor.probes.inter_node.messages import Answer, Meeting, Met, Opened, Trouble
+from gpudoctor.cluster.check.messages import JoinGroup, MemberFailure, Times
+from gpudoctor.probes.inter_node.messages import Answer, InterNodeFailure, Met, Opened, Rendezvous
 from gpudoctor.process.die_with_parent import dependent_python
 from gpudoctor.process.ending import kill_all, signal_name
 from gpudoctor.process.pipes import DisturbedError, LineReader, pipe_with_child, ready, write_all
@@ -36,7 +36,7 @@ class LocalRanks:
         self._processes: list[Child] = []
         self._pipes: list[int] = []
 
-    def open(self, limit_s: float) -> Opened | CouldNot:
+    def open(self, limit_s: float) -> Opened | MemberFailure:
         """Start the ranks and wait until all have torch; the answer is the first one's."""
         self.close()
         try:
@@ -44,24 +44,24 @@ class LocalRanks:
                 self._start(number, uuid)
         except OSError as error:
             self.close()
-            return CouldNot(f"its ranks could not be started: {error.strerror or error}")
+            return MemberFailure(f"its ranks could not be started: {error.strerror or error}")
         answers = self._answers(limit_s, f"torch was not there within {limit_s:g} s")
-        if isinstance(answers, CouldNot):
+        if isinstance(answers, MemberFailure):
             self.close()
             return answers
         return cast(Opened, answers[0])
 
-    def meet(self, order: Meet, open_limit_s: float) -> Times | CouldNot:
+    def meet(self, order: JoinGroup, open_limit_s: float) -> Times | MemberFailure:
         """Have all ranks join the group; where that fails they are started anew, and the answer has their new port."""
-        fields = {name: getattr(order, name) for name in Meeting.__struct_fields__ if name != "rank"}
+        fields = {name: getattr(order, name) for name in Rendezvous.__struct_fields__ if name != "rank"}
         try:
             for number, process in enumerate(self._processes):
-                meeting = Meeting(rank=order.first_rank + number, **fields)
+                meeting = Rendezvous(rank=order.first_rank + number, **fields)
                 write_all(process.stdin, msgspec.json.encode(meeting) + b"\n")
         except OSError:
             pass  # it is dead: the end of its pipe says so below
         answers = self._answers(order.limit_s, f"did not come back from all_reduce within {order.limit_s:g} s")
-        if isinstance(answers, CouldNot):
+        if isinstance(answers, MemberFailure):
             opened = self.open(open_limit_s)
             return msgspec.structs.replace(answers, port=opened.port if isinstance(opened, Opened) else None)
         met = cast("list[Met]", answers)
@@ -103,7 +103,7 @@ class LocalRanks:
             environment["GLOO_SOCKET_IFNAME"] = self._interface
         return environment
 
-    def _answers(self, limit_s: float, late: str) -> list[Answer] | CouldNot:
+    def _answers(self, limit_s: float, late: str) -> list[Answer] | MemberFailure:
         """One answer of each rank, or the first trouble that any has."""
         readers = {pipe: LineReader(pipe) for pipe in self._pipes}
         answers: dict[int, Answer] = {}
@@ -111,17 +111,17 @@ class LocalRanks:
         while len(answers) < len(self._pipes):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                return CouldNot(late)
+                return MemberFailure(late)
             for descriptor in ready([self._watched.fileno(), *self._pipes], left_s):
                 if descriptor == self._watched.fileno():
                     raise DisturbedError
                 lines = readers[descriptor].read()
                 if lines is None:
-                    return CouldNot(self._death_of(self._pipes.index(descriptor)))
+                    return MemberFailure(self._death_of(self._pipes.index(descriptor)))
                 if lines:
                     answer: Any = msgspec.json.decode(lines[0], type=Answer)
-                    if isinstance(answer, Trouble):
-                        return CouldNot(answer.text, answer.absent)
+                    if isinstance(answer, InterNodeFailure):
+                        return MemberFailure(answer.text, answer.absent)
                     answers[descriptor] = answer
         return [answers[pipe] for pipe in self._pipes]
 

@@ -27,11 +27,11 @@ from gpudoctor.cluster.check.messages import (
     Answered,
     Asked,
     Challenge,
-    Check,
     Checked,
-    CouldNot,
+    CheckOrder,
     End,
-    Meet,
+    JoinGroup,
+    MemberFailure,
     Open,
     Ping,
     Pong,
@@ -112,18 +112,18 @@ class Member:
 
     def _answer(self, asked: Asked, hub: socket.socket) -> Answer:
         order = asked.order
-        if isinstance(order, Check):
+        if isinstance(order, CheckOrder):
             return self._check(order, hub)
         if isinstance(order, Open):
             return self._open(order, hub)
-        if isinstance(order, Meet):
+        if isinstance(order, JoinGroup):
             if self._ranks is None:
-                return CouldNot("it was asked to measure before it was opened")
+                return MemberFailure("it was asked to measure before it was opened")
             return self._ranks.meet(order, self._open_limit_s)
         assert isinstance(order, Ping)
         return Pong(time.time())
 
-    def _check(self, order: Check, hub: socket.socket) -> Checked:
+    def _check(self, order: CheckOrder, hub: socket.socket) -> Checked:
         reach = msgspec.structs.replace(read_here(), hostname=self._hostname)
         self._reach = reach
         environment = {name: value for name, value in os.environ.items() if name not in _ENGINE}
@@ -147,18 +147,18 @@ class Member:
             return Checked(reach, Missing(f"its check gave no report: {words[-1][:300]}", "failed"))
         return Checked(reach, out.decode("utf-8", "replace"))
 
-    def _open(self, order: Open, hub: socket.socket) -> Ready | CouldNot:
+    def _open(self, order: Open, hub: socket.socket) -> Ready | MemberFailure:
         uuids = [""] * self._cpu_ranks
         if order.backend == "nccl":
             launch = self._report.measurements.launch if self._report is not None else None
             uuids = [rank.uuid for rank in launch.ranks if rank.uuid] if launch and launch.backend == "nccl" else []
             if not uuids:
-                return CouldNot("its own check put no load on its GPUs", absent=True)
+                return MemberFailure("its own check put no load on its GPUs", absent=True)
         interface = interface_for_gloo(self._reach, order.address) if self._reach and order.backend == "gloo" else None
         self._open_limit_s = order.limit_s
         self._ranks = LocalRanks(order.backend, uuids, order.address, interface, hub)
         opened = self._ranks.open(order.limit_s)
-        return opened if isinstance(opened, CouldNot) else Ready(len(uuids), opened.port, interface)
+        return opened if isinstance(opened, MemberFailure) else Ready(len(uuids), opened.port, interface)
 
     def _connect(self, meet: Sequence[tuple[str, int]], token: str, index: int | None, limit_s: float) -> Line:
         deadline = time.monotonic() + limit_s

@@ -20,7 +20,7 @@ _BARE_MESSAGE = re.compile(
     r"|(?:nvidia|pcieport|mlx5_core|pci|nouveau|vfio-pci) [0-9a-f]{4}:[0-9a-f]{2}:"
     r"|dmesg: read kernel buffer failed)"
 )
-_TAG = "kernel: "
+_TAG, _VERSION = "kernel: ", re.compile(r"\d+\.\d")
 _CONTINUED = re.compile(r" {10,}\S")  # dmesg and journalctl indent what follows in a message by the width of the stamp
 _STAMPED = re.compile(
     r"\[ *\+?\d+\.\d|\[[A-Z][a-z]{2} |\d{4}-\d\d-\d\dT\d\d:|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d |<\d+>"
@@ -31,10 +31,8 @@ _STAMPED = re.compile(
 def _begins_kernel_log(line: str) -> object:
     message = line.lstrip()
     if message.startswith(_TAG):  # "kernel: 6.8.0" is no line of a log
-        message = message[len(_TAG) :]
-        if _BARE_MESSAGE.match(message) or _STAMPED.match(message):
-            return True
-    elif is_kernel_line(line) or _BARE_MESSAGE.match(unwrapped(line)):
+        return _VERSION.match(message, len(_TAG)) is None
+    if is_kernel_line(line) or _BARE_MESSAGE.match(unwrapped(line)):
         return True
     # without a stamp only a message of the table of the host's events tells that it is the kernel's
     return any(word in line for word in HOST_WORDS) and host_message(unwrapped(message).lstrip(" \t")) is not None

@@ -23,7 +23,7 @@ from gpudoctor.facts.kernel_log.messages import (
     parse_message,
     words_of_xid,
 )
-from gpudoctor.facts.kernel_log.records import Record, kmsg_records, read_line, text_records
+from gpudoctor.facts.kernel_log.records import LogRecord, kmsg_records, read_line, text_records
 from gpudoctor.facts.model.kernel_log import ApiMismatch, HostEvent, KernelEvent, KernelLog
 from gpudoctor.facts.model.missing import Missing
 
@@ -75,7 +75,7 @@ def driver_words(event: KernelEvent) -> str:
     return words_of_xid(read_line(event.text).message)
 
 
-class Collected(msgspec.Struct, frozen=True):
+class KernelEvents(msgspec.Struct, frozen=True):
     """The events in a log. `quoted` and `forgeable` as in `KernelLog`; `loading`: it holds the driver's first line."""
 
     events: tuple[KernelEvent, ...] = ()
@@ -100,7 +100,7 @@ class Collected(msgspec.Struct, frozen=True):
         )
 
 
-def collect(records: Iterable[Record]) -> Collected:
+def collect(records: Iterable[LogRecord]) -> KernelEvents:
     """The events of one log, in the order of its lines."""
     kept: dict[tuple[str, int | None, str | None], list[tuple[int, KernelEvent]]] = {}
     total = quoted = 0
@@ -139,10 +139,10 @@ def collect(records: Iterable[Record]) -> Collected:
             total += 1
     ordered = sorted((item for same in kept.values() for item in same), key=lambda item: item[0])
     events = tuple(event for _, event in ordered)
-    return Collected(events, truncated, quoted, forgeable, loading, host.events, mismatch.found)
+    return KernelEvents(events, truncated, quoted, forgeable, loading, host.events, mismatch.found)
 
 
-def _event_of(record: Record) -> KernelEvent | Literal["quoted"] | None:
+def _event_of(record: LogRecord) -> KernelEvent | Literal["quoted"] | None:
     """The event that a line tells; "quoted" where the driver's words in it are not the driver's; None for any other.
 
     Where the log does not tell which lines are the kernel's, and the message is none that is known to hold a user's

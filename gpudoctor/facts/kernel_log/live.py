@@ -11,13 +11,13 @@ import msgspec
 
 from gpudoctor.facts.kernel_log.lines import (
     MAX_EVENTS,
-    Collected,
+    KernelEvents,
     collect,
     is_of_interest,
     parse_kernel_lines,
     read_kernel_text,
 )
-from gpudoctor.facts.kernel_log.records import Record, first_of_kmsg, kmsg_records, text_records
+from gpudoctor.facts.kernel_log.records import LogRecord, first_of_kmsg, kmsg_records, text_records
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelLog
 from gpudoctor.facts.system.sysfs import missing_from
@@ -50,7 +50,7 @@ class _Journal(msgspec.Struct, frozen=True):
     `cut`: only the newest lines were read.
     """
 
-    records: tuple[Record, ...]
+    records: tuple[LogRecord, ...]
     starts_s: float
     cut: bool
 
@@ -89,7 +89,7 @@ def read_kernel_log(root: Path, deadline_s: float = _JOURNAL_DEADLINE_S) -> Kern
     return KernelLog(events=ring, source=ring)
 
 
-def _joined(ring: _Ring, found: Collected, starts_s: float | None, journal: _Journal | Missing | None) -> KernelLog:
+def _joined(ring: _Ring, found: KernelEvents, starts_s: float | None, journal: _Journal | Missing | None) -> KernelLog:
     """What is left in the ring buffer, with what the journal holds beside it."""
     if starts_s is None:
         gap = "the kernel's ring buffer was overwritten while it was read"
@@ -125,7 +125,7 @@ def _shortage(journal: _Journal) -> str:
     return f"the journal begins {journal.starts_s:.0f} s after boot"
 
 
-def _each_once(journal: Iterable[Record], ring: Iterable[Record]) -> list[Record]:
+def _each_once(journal: Iterable[LogRecord], ring: Iterable[LogRecord]) -> list[LogRecord]:
     """The records of both in the order of their time. The kernel's stamp, in microseconds, tells which are the same."""
     records = {(record.time_s and round(record.time_s, 6), record.message): record for record in (*journal, *ring)}
     return sorted(records.values(), key=lambda record: record.time_s or 0.0)

@@ -75,7 +75,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]{0,20}[mK]")  # dmesg --color=always
 _BYTES = '"MESSAGE":['  # journalctl -o json, where not all of a message is printable
 
 
-class Record(msgspec.Struct, frozen=True):
+class LogRecord(msgspec.Struct, frozen=True):
     """One line of a kernel log. `message` is what stands behind its prefixes, `line` the line as it was found.
 
     `time_s` is seconds since boot, where the line counts from there. `stamped`: a prefix of a log stands before the
@@ -87,10 +87,10 @@ class Record(msgspec.Struct, frozen=True):
     origin: Origin = "text"
     time_s: float | None = None
     stamped: bool = False
-    continued: Record | None = None
+    continued: LogRecord | None = None
 
 
-def kmsg_records(text: str, wanted: Callable[[str], bool]) -> Iterator[Record]:
+def kmsg_records(text: str, wanted: Callable[[str], bool]) -> Iterator[LogRecord]:
     """The messages with a word that is wanted in what /dev/kmsg gave: whole records, never their " KEY=value" lines.
 
     The kernel writes a line end inside of a message as \\x0a there, and so it stays: what comes behind it is not the
@@ -101,7 +101,7 @@ def kmsg_records(text: str, wanted: Callable[[str], bool]) -> Iterator[Record]:
             yield record
 
 
-def text_records(lines: Iterable[str], wanted: Callable[[str], bool], from_kernel: bool = False) -> Iterator[Record]:
+def text_records(lines: Iterable[str], wanted: Callable[[str], bool], from_kernel: bool = False) -> Iterator[LogRecord]:
     """The lines with a word that is wanted of dmesg, syslog, journalctl (text or JSON), /dev/kmsg, or none of these.
 
     `from_kernel`: whoever made the text left out all that the kernel did not write (journalctl -k).
@@ -133,11 +133,11 @@ def text_records(lines: Iterable[str], wanted: Callable[[str], bool], from_kerne
 class _Place:
     """The message whose lines come at a place in a text. dmesg and journalctl indent all but the first of them."""
 
-    def __init__(self, head: Record | None = None, indent: int = 0) -> None:
+    def __init__(self, head: LogRecord | None = None, indent: int = 0) -> None:
         self._head = head
         self._indent = indent
 
-    def record(self, raw: str, record: Record) -> Record | None:
+    def record(self, raw: str, record: LogRecord) -> LogRecord | None:
         """The next line's record, seen from here; None where it is no message (" KEY=value" of /dev/kmsg)."""
         indent = len(raw) - len(raw.lstrip(" \t"))
         head = self._head
@@ -154,11 +154,11 @@ def _clipped(raw: str) -> str:
     return line[: _MAX_JSON if line[:1] == "{" else MAX_LINE]
 
 
-def _continued(head: Record, line: str) -> Record:
-    return Record(line, unwrapped(line).lstrip(" \t"), head.origin, head.time_s, continued=head)
+def _continued(head: LogRecord, line: str) -> LogRecord:
+    return LogRecord(line, unwrapped(line).lstrip(" \t"), head.origin, head.time_s, continued=head)
 
 
-def read_line(line: str) -> Record:
+def read_line(line: str) -> LogRecord:
     """One line, by itself.
 
     >>> record = read_line("Nov 14 07:00:14 node12 kernel: [  123.5] NVRM: Xid")
@@ -189,7 +189,7 @@ def read_line(line: str) -> Record:
         place = _behind_caller(line, place)
     elif stamp is not None and (program := _PROGRAM_TAG.match(line, place)) and (program["pid"] or stamp["plain"]):
         origin, place = "program", program.end()
-    return Record(line, line[place:].lstrip(" "), origin, time_s, stamped=place > begin)
+    return LogRecord(line, line[place:].lstrip(" "), origin, time_s, stamped=place > begin)
 
 
 def unwrapped(line: str) -> str:
@@ -207,12 +207,12 @@ def unwrapped(line: str) -> str:
     return line[place:]
 
 
-def _kmsg_record(line: str) -> Record | None:
+def _kmsg_record(line: str) -> LogRecord | None:
     found = _KMSG.match(line)
     if found is None:
         return None
     origin: Origin = "kernel" if int(found[1]) >> 3 == 0 else "other"
-    return Record(line, line[found.end() :], origin, int(found[3]) / 1e6, stamped=True)
+    return LogRecord(line, line[found.end() :], origin, int(found[3]) / 1e6, stamped=True)
 
 
 def first_of_kmsg(text: str) -> tuple[int, float] | None:
@@ -223,7 +223,7 @@ def first_of_kmsg(text: str) -> tuple[int, float] | None:
     return None
 
 
-def _json_record(line: str) -> Record | None:
+def _json_record(line: str) -> LogRecord | None:
     """A line of `journalctl -o json`, or of Docker's json-file log; None for any other."""
     try:
         entry = msgspec.json.decode(line)
@@ -246,7 +246,7 @@ def _json_record(line: str) -> Record | None:
     time_s = int(stamp) / 1e6 if isinstance(stamp, str) and stamp.isdecimal() and len(stamp) < 20 else None
     # as /dev/kmsg has it: a line end in a message does not begin another one
     message = message.replace("\n", "\\x0a")[:MAX_LINE]
-    return Record(message, message, origin, time_s, stamped=True)
+    return LogRecord(message, message, origin, time_s, stamped=True)
 
 
 def _text_of(value: object) -> str | None:

@@ -25,7 +25,7 @@ _SLOT_BYTES = _HEAD.size + _NAME_BYTES
 SIZE_BYTES = SLOTS * _SLOT_BYTES
 
 
-class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+class CollectorMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line from the collector. A driver or GPU that comes again replaces what came before.
 
     `done`: no more will come of this GPU. `handle_error`: index and words. `end`: all was said.
@@ -74,7 +74,7 @@ class Slot:
         struct.pack_into("=d", self._memory, self._place, _FINISHED)
 
 
-class Crumbs:
+class SharedCallTrace:
     """The shared memory as both sides see it."""
 
     def __init__(self, fd: int) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from gpudoctor.facts.deadlines import START_CALLS, Patience
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.node import Driver, Unanswered
-from gpudoctor.facts.nvml.channel import InFlight, Message
+from gpudoctor.facts.nvml.channel import CollectorMessage, InFlight
 from gpudoctor.facts.nvml.collector_ahead import take_ahead
 from gpudoctor.facts.nvml.spawn import MAX_WORDS, DriverProcess
 from gpudoctor.process.pipes import LineReader, LongLineError, pipe_with_child
@@ -30,7 +30,7 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, LongLineError)
 Progress = Callable[[str], None]
 
 
-class Collected:
+class CollectorResult:
     """What came from the collector, and how it ended.
 
     `unanswered` are the calls that did not return; `failure` says in words why the rest is
@@ -47,7 +47,7 @@ class Collected:
         self.unanswered: tuple[Unanswered, ...] = ()
         self.failure = failure
 
-    def take(self, message: Message) -> None:
+    def take(self, message: CollectorMessage) -> None:
         if message.driver is not None:
             self.driver = message.driver
         if message.gpu is not None:
@@ -70,7 +70,7 @@ class Collector:
 
     def __init__(self, root: Path, nvml: str | None = None) -> None:
         self._starting_until_s = 0.0
-        self._collected = Collected()
+        self._collected = CollectorResult()
         # not Thread.join: a signal's exception in it takes the thread for one that has ended
         self._heard = Event()
         ahead = take_ahead(root, nvml)
@@ -109,7 +109,7 @@ class Collector:
         while not self._heard.wait(_TURN_S) and monotonic() < end_s:
             pass
 
-    def end(self, patience: Patience, interrupted: str | None = None) -> Collected:
+    def end(self, patience: Patience, interrupted: str | None = None) -> CollectorResult:
         """End the process and its group; what it told. `interrupted`: why it was not let finish, in words."""
         was_over = self._heard.is_set()
         self._process.starved_s()
@@ -117,7 +117,7 @@ class Collector:
         late = _unanswered(self._hung(self._process.calls()[0], now, patience), now)
         self._process.end()
         if not self._heard.wait(_SLACK_S):
-            return Collected(interrupted or "the collector could not be listened to")
+            return CollectorResult(interrupted or "the collector could not be listened to")
         os.close(self._pipe.descriptor)
         self._process.close()
         collected = self._collected
@@ -173,16 +173,16 @@ class Collector:
             )
         )
 
-    def _take(self, collected: Collected, wait_s: float) -> bool | None:
+    def _take(self, collected: CollectorResult, wait_s: float) -> bool | None:
         """Take what the pipe holds; False where nothing came in time, None at its end."""
         lines = self._pipe.lines(wait_s)
         for line in lines or ():
-            collected.take(msgspec.json.decode(line, type=Message))
+            collected.take(msgspec.json.decode(line, type=CollectorMessage))
         return None if lines is None else bool(lines)
 
     def _give_up(
         self,
-        collected: Collected,
+        collected: CollectorResult,
         calls: tuple[InFlight, ...],
         hung: tuple[InFlight, ...],
         now: float,
@@ -215,7 +215,7 @@ def _busy(calls: tuple[InFlight, ...]) -> str:
     return f" (it is in {first.call}{'' if first.gpu is None else f' on GPU {first.gpu}'})"
 
 
-def _progress(collected: Collected, calls: tuple[InFlight, ...], now: float) -> str:
+def _progress(collected: CollectorResult, calls: tuple[InFlight, ...], now: float) -> str:
     slow = next((call for call in calls if call.call in START_CALLS and now - call.started_s > 1.0), None)
     if slow is not None:
         return f"{slow.call}: the driver is starting the GPUs"

@@ -13,7 +13,7 @@ from fcntl import fcntl
 from pathlib import Path
 from time import monotonic
 
-from gpudoctor.facts.nvml.channel import SIZE_BYTES, Crumbs
+from gpudoctor.facts.nvml.channel import SIZE_BYTES, SharedCallTrace
 from gpudoctor.process.anonymous_file import anonymous_file
 from gpudoctor.process.ending import kill_all
 from gpudoctor.process.forked import ForkedProcess
@@ -24,7 +24,7 @@ _F_SETPIPE_SZ = 1031  # Linux's
 _PIPE_BYTES = 1 << 20  # more than 16 GPUs tell: it need not wait for anybody to listen
 
 
-class Ahead:
+class ForkedCollector:
     """The process that waits for its order, to read below a root with pynvml or what stands in for it.
 
     `pipe`, `crumbs` and `errors` are as those of a collector that was started in another way, and whoever takes them
@@ -36,7 +36,7 @@ class Ahead:
         with ExitStack() as theirs, ExitStack() as ours:
             memory = _kept(anonymous_file(SIZE_BYTES), theirs)
             self.errors = _kept(anonymous_file(), ours)
-            self.crumbs = Crumbs(memory)
+            self.crumbs = SharedCallTrace(memory)
             ours.callback(self.crumbs.close)
             orders, self._orders = os.pipe()
             _kept(orders, theirs), _kept(self._orders, ours)
@@ -74,7 +74,7 @@ def _kept(fd: int, stack: ExitStack) -> int:
     return fd
 
 
-_waiting: Ahead | None = None
+_waiting: ForkedCollector | None = None
 
 
 def start_ahead() -> None:
@@ -83,7 +83,7 @@ def start_ahead() -> None:
     try:
         if len(os.listdir("/proc/self/task")) != 1:  # noqa: PTH208 - names, not Paths
             return
-        _waiting = Ahead()
+        _waiting = ForkedCollector()
     except OSError:  # not Linux; no more processes or files may be opened: who needs a collector will say so
         return
 
@@ -97,7 +97,7 @@ def order_ahead(root: Path, nvml: str | None = None) -> None:
         _waiting.send(root, nvml)
 
 
-def take_ahead(root: Path, nvml: str | None) -> Ahead | None:
+def take_ahead(root: Path, nvml: str | None) -> ForkedCollector | None:
     """The process, once; it has its order. None where there is none, or it was ordered to read something else."""
     global _waiting
     ahead, _waiting = _waiting, None

@@ -23,7 +23,7 @@ _NODE, _ROOT = "node.json", "root"
 _NOTE = "read through the library of gpudoctor fake-driver"
 
 
-class StandIn(msgspec.Struct, frozen=True):
+class FakeDriverContext(msgspec.Struct, frozen=True):
     """The node whose driver is played, and the folder that stands for / to those who look for its kernel module."""
 
     node: Node
@@ -68,7 +68,7 @@ def root_of(environ: Mapping[str, str]) -> Path:
     return Path("/") if name is None else Path(name) / _ROOT
 
 
-def stand_in(environ: Mapping[str, str]) -> StandIn | None:
+def stand_in(environ: Mapping[str, str]) -> FakeDriverContext | None:
     """None where the driver is this machine's own.
 
     Raise UserError where the variable names a folder that cannot be read: falling back to this
@@ -86,7 +86,7 @@ def stand_in(environ: Mapping[str, str]) -> StandIn | None:
             f"{VARIABLE}={name}: no fake driver is there ({why}); it is set by gpudoctor fake-driver, and only while "
             "that runs: unset it to read this machine"
         ) from None
-    return StandIn(node, root_of(environ))
+    return FakeDriverContext(node, root_of(environ))
 
 
 def write_stand_in(folder: Path, node: Node) -> None:

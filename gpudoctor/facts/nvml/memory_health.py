@@ -7,7 +7,7 @@ from typing import Any
 
 from gpudoctor.facts.model.gpu import Ecc, MemoryRepair
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.nvml.client import Door, Fields, in_range, prefer
+from gpudoctor.facts.nvml.client import Fields, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.labels import RECOVERY_ACTIONS, word
 
 _MAX_COUNT = (1 << 62) - 1
@@ -16,7 +16,7 @@ _VOLATILE, _AGGREGATE = 0, 1
 _SRAM = 7
 
 
-def read_ecc(door: Door, fields: Fields) -> Ecc:
+def read_ecc(door: NvmlClient, fields: Fields) -> Ecc:
     """Mode and totals from field values, else from their getters; nothing more is asked where ECC is unsupported."""
     enabled, pending = flag(fields[1, 0], "ECC mode"), flag(fields[2, 0], "pending ECC mode")
     if isinstance(enabled, Missing):
@@ -43,7 +43,7 @@ def read_ecc(door: Door, fields: Fields) -> Ecc:
     )
 
 
-def _sram(door: Door) -> tuple[Any, Any, Any]:
+def _sram(door: NvmlClient) -> tuple[Any, Any, Any]:
     """Uncorrected errors in SRAM (volatile, aggregate) and whether their threshold is passed (driver 550 and newer)."""
     call = "nvmlDeviceGetSramEccErrorStatus"
     made = getattr(door.nvml, "c_nvmlEccSramErrorStatus_v1_t", None)
@@ -67,7 +67,7 @@ def _sram(door: Door) -> tuple[Any, Any, Any]:
     )
 
 
-def read_memory_repair(door: Door, fields: Fields) -> MemoryRepair:
+def read_memory_repair(door: NvmlClient, fields: Fields) -> MemoryRepair:
     """Counts and flags from field values; histogram, repair status and unrepairable flag cost a call each."""
 
     def count(field: int) -> int | Missing:

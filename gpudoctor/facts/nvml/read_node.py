@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, short_bus_id
-from gpudoctor.facts.nvml.client import Crumbs, Door, DriverError, in_range, load_pynvml
+from gpudoctor.facts.nvml.client import CallTrace, DriverError, NvmlClient, in_range, load_pynvml
 from gpudoctor.facts.nvml.gpu import System, read_gpu
 from gpudoctor.facts.nvml.kernel_module import read_kernel_module
 from gpudoctor.facts.nvml.links import read_pair
@@ -23,7 +23,7 @@ _MOST_GPUS = 1024  # no machine has so many
 _INIT, _COUNT, _HANDLE = "nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"
 
 
-class Listener(Protocol):
+class ReadingListener(Protocol):
     """Hears what was read, from any thread, as soon as it is known."""
 
     def driver(self, driver: Driver) -> None:
@@ -38,12 +38,12 @@ class Listener(Protocol):
     def pairs(self, pairs: tuple[GpuPair, ...]) -> None:
         """Pairs of GPUs that are both done; each pair comes once."""
 
-    def crumbs(self, slot: int) -> Crumbs:
+    def crumbs(self, slot: int) -> CallTrace:
         """Where thread `slot` (0 the first, then one per GPU) leaves word of its calls."""
 
 
 def read_nvml(
-    listener: Listener,
+    listener: ReadingListener,
     nvml: Any = None,
     root: Path = Path("/"),
     own_pid: int = 0,
@@ -58,7 +58,7 @@ def read_nvml(
     if driver.module_loaded is False:
         return driver
     nvml = nvml or load_pynvml()
-    door = Door(nvml, listener.crumbs(0))
+    door = NvmlClient(nvml, listener.crumbs(0))
     began_s = monotonic()
     driver = _initialise(door, replace(driver, binding_hidden_by=getattr(nvml, "hidden_by", None)))
     listener.driver(driver)
@@ -75,7 +75,7 @@ def read_nvml(
     return replace(driver, denied_gpus=read_denied_gpus(root, node.bus_ids))
 
 
-def _initialise(door: Door, driver: Driver) -> Driver:
+def _initialise(door: NvmlClient, driver: Driver) -> Driver:
     started = monotonic()
     try:
         door.call(_INIT)
@@ -102,13 +102,13 @@ def _why_not_loadable() -> str:
     return ""
 
 
-def _nvml_version(door: Door) -> str | Missing:
+def _nvml_version(door: NvmlClient) -> str | Missing:
     """The library's version where nvmlInit failed: NVML 12.535.104.05 is of driver 535.104.05."""
     version = door.ask_of(None, "nvmlSystemGetNVMLVersion")
     return version if isinstance(version, Missing) else str(version).partition(".")[2]
 
 
-def _system(door: Door, driver: Driver) -> tuple[Driver, int]:
+def _system(door: NvmlClient, driver: Driver) -> tuple[Driver, int]:
     cuda = door.ask_of(None, "nvmlSystemGetCudaDriverVersion_v2")
     # a thread is started for each: a count that cannot be must not become millions of them
     count = in_range(door.ask_of(None, _COUNT), 0, _MOST_GPUS, _COUNT)
@@ -121,7 +121,7 @@ def _system(door: Door, driver: Driver) -> tuple[Driver, int]:
     return driver, 0 if isinstance(count, Missing) else count
 
 
-def _confidential(door: Door) -> bool | Missing:
+def _confidential(door: NvmlClient) -> bool | Missing:
     state = door.ask_of(None, "nvmlSystemGetConfComputeState")
     return state if isinstance(state, Missing) else state.ccFeature != 0
 
@@ -132,7 +132,7 @@ def version_numbers(version: Any) -> tuple[int, ...]:
     return tuple(int(part) for part in str(version).split(".") if part.isdigit())
 
 
-def _statistics(doors: list[Door]) -> dict[str, Any]:
+def _statistics(doors: list[NvmlClient]) -> dict[str, Any]:
     slowest = max(doors, key=lambda door: door.slowest_s)
     where = "" if slowest.gpu is None else f" on GPU {slowest.gpu}"
     return {
@@ -149,7 +149,7 @@ class _Readers:
     and nobody waits for a GPU that hangs.
     """
 
-    def __init__(self, listener: Listener, door: Door, system: System) -> None:
+    def __init__(self, listener: ReadingListener, door: NvmlClient, system: System) -> None:
         self.listener = listener
         self.system = system
         self.doors = [door]
@@ -178,13 +178,13 @@ class _Readers:
             if index not in left:
                 thread.join()
 
-    def _read(self, door: Door, index: int) -> None:
+    def _read(self, door: NvmlClient, index: int) -> None:
         try:
             self._read_gpu(door, index)
         finally:
             door.close()
 
-    def _read_gpu(self, door: Door, index: int) -> None:
+    def _read_gpu(self, door: NvmlClient, index: int) -> None:
         try:
             try:
                 door.handle = door.call(_HANDLE, index)

@@ -15,7 +15,7 @@ import msgspec
 
 from gpudoctor.facts.deadlines import CALL, START
 from gpudoctor.facts.model.node import Unanswered
-from gpudoctor.facts.nvml.samples import Recording, Said, Sample
+from gpudoctor.facts.nvml.samples import Sample, SampleRecording, SamplerLine
 from gpudoctor.facts.nvml.spawn import MAX_WORDS, DriverProcess
 from gpudoctor.process.anonymous_file import anonymous_file, content
 from gpudoctor.process.pipes import pipe_with_child
@@ -48,7 +48,7 @@ class Sampler:
     ) -> None:
         self._gpus = tuple(gpus)
         self._call_deadline_s = call_deadline_s
-        self._final: Recording | None = None
+        self._final: SampleRecording | None = None
         with ExitStack() as kept:
             self._lines = anonymous_file()
             kept.callback(os.close, self._lines)
@@ -61,7 +61,7 @@ class Sampler:
     def pid(self) -> int:
         return self._process.pid
 
-    def recording(self) -> Recording:
+    def recording(self) -> SampleRecording:
         """What was sampled until now, or, after `stop`, all of it."""
         return self._final or self._recorded()
 
@@ -99,14 +99,14 @@ class Sampler:
         _, words, over = self._read()
         return ((), words) if over else self._process.post_mortem()
 
-    def _recorded(self, unanswered: tuple[Unanswered, ...] = (), failure: str | None = None) -> Recording:
+    def _recorded(self, unanswered: tuple[Unanswered, ...] = (), failure: str | None = None) -> SampleRecording:
         samples, words, _ = self._read()
-        return Recording(self._gpus, samples, failure or words, unanswered)
+        return SampleRecording(self._gpus, samples, failure or words, unanswered)
 
     def _read(self) -> tuple[list[Sample], str | None, bool]:
         """The samples until now, why there will be no more, and whether all was said."""
         indices = {index for index, _ in self._gpus}
-        decoder = msgspec.json.Decoder(Said)
+        decoder = msgspec.json.Decoder(SamplerLine)
         samples: list[Sample] = []
         for line in content(self._lines).split(b"\n")[:-1]:  # the last one may be half written
             try:

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.deadlines import START_CALLS
 from gpudoctor.facts.model.node import Unanswered
-from gpudoctor.facts.nvml.channel import SIZE_BYTES, Crumbs, InFlight
+from gpudoctor.facts.nvml.channel import SIZE_BYTES, InFlight, SharedCallTrace
 from gpudoctor.process.anonymous_file import anonymous_file, tail
-from gpudoctor.process.cpu_starvation import Starvation
+from gpudoctor.process.cpu_starvation import CpuStarvation
 from gpudoctor.process.die_with_parent import dependent_python
 from gpudoctor.process.ending import RunningProcess, signal_name
 from gpudoctor.process.spawn import Child
@@ -33,13 +33,15 @@ class DriverProcess:
     `close` must be called; `end` waits only for a moment for a process that will not die.
     """
 
-    def __init__(self, name: str, process: RunningProcess, crumbs: Crumbs, errors: int, started_s: float) -> None:
+    def __init__(
+        self, name: str, process: RunningProcess, crumbs: SharedCallTrace, errors: int, started_s: float
+    ) -> None:
         self.name = name
         self.started_s = started_s
         self.crumbs = crumbs
         self._process, self._errors = process, errors
         self._told_to_end = False
-        self._starvation = Starvation(process.pid)
+        self._starvation = CpuStarvation(process.pid)
 
     @classmethod
     def start(cls, name: str, module: str, order: Mapping[str, object], pass_fds: Sequence[int]) -> DriverProcess:
@@ -54,7 +56,7 @@ class DriverProcess:
             kept.callback(os.close, errors)
             argument = msgspec.json.encode({**order, "crumbs": memory}).decode()
             command = dependent_python(f"gpudoctor.facts.{module}", "main", argument)
-            crumbs = Crumbs(memory)
+            crumbs = SharedCallTrace(memory)
             kept.callback(crumbs.close)
             process = Child(command, stderr=errors, pass_fds=(*pass_fds, memory))
             kept.pop_all()

@@ -45,7 +45,7 @@ def hidden_variables(node: Node) -> list[Variable]:
     return [variable for variable in held if not is_public(variable.name, variable.value, devices)]
 
 
-class PrivateWords:
+class PrivateNames:
     """What to take out of texts about one node: its own words, and what looks like an address or a path."""
 
     def __init__(self, node: Node) -> None:

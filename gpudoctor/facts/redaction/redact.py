@@ -11,7 +11,7 @@ from gpudoctor.facts.model.gpu import system_program
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.redaction.private_shapes import REDACTED, shapes_taken_out
-from gpudoctor.facts.redaction.private_words import PrivateWords, hidden_variables
+from gpudoctor.facts.redaction.private_words import PrivateNames, hidden_variables
 from gpudoctor.facts.redaction.public_settings import is_public
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class Redaction:
     """
 
     def __init__(self, node: Node) -> None:
-        self._words = PrivateWords(node)
+        self._words = PrivateNames(node)
         self._hidden = {(variable.name, variable.value) for variable in hidden_variables(node)}
         self._stand_ins: dict[str, str] = {}
         for gpu in node.gpus:

@@ -11,7 +11,7 @@ import msgspec
 
 from gpudoctor.facts.deadlines import CALL, PATIENCE, START, START_CALLS
 from gpudoctor.facts.nvml.spawn import MAX_WORDS, DriverProcess
-from gpudoctor.facts.stream.driver_channel import Answer
+from gpudoctor.facts.stream.driver_channel import ReaderAnswer
 from gpudoctor.facts.stream.messages import Silence
 from gpudoctor.process.forked import reap
 from gpudoctor.process.pipes import LineReader, LongLineError, pipe_with_child, write_all
@@ -61,7 +61,7 @@ class DriverWatch:
         """Of the process that calls the driver; None while there is none."""
         return None if self._reader is None else self._reader.process.pid
 
-    def read(self) -> tuple[Answer | None, Silence | None]:
+    def read(self) -> tuple[ReaderAnswer | None, Silence | None]:
         """What the GPUs tell now; or, after at most `patience_s`, that the driver is silent, and why."""
         if self._reader is None and not self._start():
             return None, self._silence()
@@ -180,7 +180,7 @@ class _Reader:
             self.process = DriverProcess.start("reader", "stream.driver_child", whole, (requests, out))
         self._out = LineReader(answers, _MAX_LINE_BYTES)
 
-    def answer(self, patience_s: float, call_deadline_s: float) -> Answer | None:
+    def answer(self, patience_s: float, call_deadline_s: float) -> ReaderAnswer | None:
         """The answer to what was asked, now or before; None where there is none in time.
 
         Ends its patience early where a call is overdue. Raise _EndedError.
@@ -203,14 +203,14 @@ class _Reader:
             if left_s <= 0:
                 return None
 
-    def _take(self, wait_s: float) -> Answer | None:
+    def _take(self, wait_s: float) -> ReaderAnswer | None:
         try:
             lines = self._out.lines(wait_s)
             if lines is None:
                 raise _EndedError(self._what_became())
             if not lines:
                 return None
-            answer = msgspec.json.decode(lines[0], type=Answer)
+            answer = msgspec.json.decode(lines[0], type=ReaderAnswer)
         except (msgspec.MsgspecError, UnicodeDecodeError, LongLineError) as error:
             raise _EndedError(
                 f"the reader of the driver sent something that is no answer: {error}"[:MAX_WORDS]

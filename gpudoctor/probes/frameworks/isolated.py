@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.frameworks.isolated_messages import AnyAnswer, Broken, Doing, Done, Order, Task
+from gpudoctor.probes.frameworks.isolated_messages import AnyAnswer, Doing, Done, IsolatedFailure, IsolatedOrder, Task
 from gpudoctor.process.anonymous_file import anonymous_file, tail
 from gpudoctor.process.die_with_parent import dependent_python
 from gpudoctor.process.ending import kill_all, send_signal, signal_name
@@ -22,7 +22,7 @@ ENDED_WITH_OTHERS = "was ended with the others"
 _KILL_GRACE_S = 10.0  # a driver takes seconds to release a GPU
 
 
-class Seat(msgspec.Struct, frozen=True):
+class IsolatedProcess(msgspec.Struct, frozen=True):
     """One process to start: `name` for people, its task, and its environment on top of ours (None: taken out)."""
 
     name: str
@@ -43,11 +43,11 @@ class Heard(msgspec.Struct):
 
 
 class _Process:
-    def __init__(self, seat: Seat, python: str | None) -> None:
+    def __init__(self, seat: IsolatedProcess, python: str | None) -> None:
         self.seat = seat
         self.doing = "start"
         self.done = False
-        self.broken: Broken | None = None
+        self.broken: IsolatedFailure | None = None
         self.ended = False
         self.killed = False
         self.late = False
@@ -56,7 +56,7 @@ class _Process:
         environ = {**os.environ, **seat.environ}
         try:
             with pipe_with_child("writes") as (pipe, writer):
-                order = msgspec.json.encode(Order(writer, seat.task)).decode()
+                order = msgspec.json.encode(IsolatedOrder(writer, seat.task)).decode()
                 self.process = Child(
                     dependent_python("gpudoctor.probes.frameworks.isolated_child", "begin", order, python=python),
                     stdout=self.errors,
@@ -80,13 +80,13 @@ class _Process:
             try:
                 answer = msgspec.json.decode(line, type=AnyAnswer)
             except msgspec.DecodeError:
-                self.broken = Broken("its answer could not be read")
+                self.broken = IsolatedFailure("its answer could not be read")
                 return
             if isinstance(answer, Doing):
                 self.doing = answer.text
             elif isinstance(answer, Done):
                 self.done = True
-            elif isinstance(answer, Broken):
+            elif isinstance(answer, IsolatedFailure):
                 self.broken = answer
             else:
                 self.answers.append(answer)
@@ -123,7 +123,7 @@ class _Process:
 
 
 def run_apart(
-    seats: Sequence[Seat],
+    seats: Sequence[IsolatedProcess],
     *,
     deadline_s: float,
     import_deadline_s: float | None = None,

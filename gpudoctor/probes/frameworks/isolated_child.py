@@ -12,7 +12,15 @@ from typing import NoReturn
 
 import msgspec
 
-from gpudoctor.probes.frameworks.isolated_messages import Answer, Broken, Doing, Done, Order, TensorflowTask, ViewTask
+from gpudoctor.probes.frameworks.isolated_messages import (
+    Doing,
+    Done,
+    IsolatedAnswer,
+    IsolatedFailure,
+    IsolatedOrder,
+    TensorflowTask,
+    ViewTask,
+)
 from gpudoctor.process.ending import leave
 from gpudoctor.process.pipes import write_all
 
@@ -23,7 +31,7 @@ class Speaker:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def tell(self, answer: Answer) -> None:
+    def tell(self, answer: IsolatedAnswer) -> None:
         try:
             write_all(self._fd, msgspec.json.encode(answer) + b"\n")
         except BrokenPipeError:
@@ -38,13 +46,13 @@ def begin(argument: str) -> NoReturn:
 
     The exits of these libraries abort or hang.
     """
-    order = msgspec.json.decode(argument, type=Order)
+    order = msgspec.json.decode(argument, type=IsolatedOrder)
     speaker = Speaker(order.fd)
 
     # Not `except`: whatever a library may raise is told, and told once; first of all, since it may have closed stderr.
     def tell_and_go(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         unsupported = issubclass(kind, NotImplementedError)
-        speaker.tell(Broken(_in_words(error), "unsupported" if unsupported else "failed"))
+        speaker.tell(IsolatedFailure(_in_words(error), "unsupported" if unsupported else "failed"))
         traceback.print_exception(kind, error, trace)
         leave(1)
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import msgspec
 
-from gpudoctor.probes.inter_node.messages import Answer, Meeting, Trouble
+from gpudoctor.probes.inter_node.messages import Answer, InterNodeFailure, Rendezvous
 from gpudoctor.process.ending import leave
 from gpudoctor.process.pipes import write_all
 
@@ -18,18 +18,18 @@ def take_orders(answers: str) -> NoReturn:
     fd = int(answers)
     own_stdout_to_stderr()
     try:
-        from gpudoctor.probes.inter_node.measure import Between
+        from gpudoctor.probes.inter_node.measure import InterNodeRank
     except (ImportError, OSError) as error:
         name = getattr(error, "name", None)
         text = "PyTorch is not installed" if name == "torch" else f"PyTorch does not load: {error}"
-        _tell(fd, Trouble(text.splitlines()[0], absent=True))
+        _tell(fd, InterNodeFailure(text.splitlines()[0], absent=True))
         leave()
-    between = Between(os.environ["GPUDOCTOR_BETWEEN_BACKEND"], os.environ["GPUDOCTOR_BETWEEN_ADDRESS"])
+    between = InterNodeRank(os.environ["GPUDOCTOR_BETWEEN_BACKEND"], os.environ["GPUDOCTOR_BETWEEN_ADDRESS"])
     opened = between.open()
     _tell(fd, opened)
-    if not isinstance(opened, Trouble):
+    if not isinstance(opened, InterNodeFailure):
         for line in sys.stdin.buffer:
-            _tell(fd, between.meet(msgspec.json.decode(line, type=Meeting)))
+            _tell(fd, between.meet(msgspec.json.decode(line, type=Rendezvous)))
     leave()
 
 

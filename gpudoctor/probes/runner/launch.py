@@ -19,11 +19,11 @@ import msgspec
 
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.probes.runner.deadlines import Limits
-from gpudoctor.probes.runner.local_workers import Seats
-from gpudoctor.probes.runner.messages import AnyMessage, Job
+from gpudoctor.probes.runner.local_workers import LocalWorkers
+from gpudoctor.probes.runner.messages import AnyMessage, RankJob
 from gpudoctor.probes.runner.plan import ProbePlan, checked, injections_of
-from gpudoctor.probes.runner.progress_board import Board
-from gpudoctor.probes.runner.run_collector import Outcome, nothing_started
+from gpudoctor.probes.runner.progress_board import ProgressBoard
+from gpudoctor.probes.runner.run_collector import RunCollector, nothing_started
 from gpudoctor.probes.runner.starter_client import end, order_for, start
 from gpudoctor.process.pipes import LineReader, ready
 from gpudoctor.process.spawn import Child
@@ -51,7 +51,7 @@ def run_probes(
     progress: Callable[[str], None] | None = None,
     on_interrupt: Callable[[Measurements], None] | None = None,
     python: str | None = None,
-    seats: Seats | None = None,
+    seats: LocalWorkers | None = None,
     on_message: OnMessage | None = None,
     on_wait: Callable[[str], None] | None = None,
 ) -> Measurements:
@@ -86,12 +86,12 @@ def _run(
     progress: Callable[[str], None] | None,
     on_interrupt: Callable[[Measurements], None] | None,
     python: str | None,
-    seats: Seats | None,
+    seats: LocalWorkers | None,
     on_message: OnMessage | None,
     on_wait: Callable[[str], None] | None,
 ) -> Measurements:
     with _private_folder() as (folder, life):
-        job = Job(
+        job = RankJob(
             backend=plan.backend,
             world_size=plan.ranks,
             probes=plan.probes,
@@ -106,8 +106,8 @@ def _run(
             strategies=plan.strategies,
         )
         with _needed():
-            board = Board(folder / "board", plan.ranks)
-        outcome = Outcome(plan, folder, board, progress)
+            board = ProgressBoard(folder / "board", plan.ranks)
+        outcome = RunCollector(plan, folder, board, progress)
         with closing(board), _started(job, life, python, seats) as children:
             try:
                 _watch(children, outcome, limits, on_message, on_wait)
@@ -158,7 +158,7 @@ class _Children:
     `stuck`, after the end: the kernel did not let a process go.
     """
 
-    def __init__(self, process: Child, seats: Seats | None, pipes: dict[int, int]) -> None:
+    def __init__(self, process: Child, seats: LocalWorkers | None, pipes: dict[int, int]) -> None:
         self.process = process
         self.stuck = False
         self._seats = seats
@@ -198,7 +198,7 @@ class _Children:
 
 
 @contextmanager
-def _started(job: Job, life: int, python: str | None, seats: Seats | None) -> Iterator[_Children]:
+def _started(job: RankJob, life: int, python: str | None, seats: LocalWorkers | None) -> Iterator[_Children]:
     """The running children; on leaving, however, all of them have been ended."""
     everyone = list(range(job.world_size))
     guests = everyone[1:] if seats is not None else []
@@ -231,7 +231,7 @@ def _started(job: Job, life: int, python: str | None, seats: Seats | None) -> It
 
 def _watch(
     children: _Children,
-    outcome: Outcome,
+    outcome: RunCollector,
     limits: Limits,
     on_message: OnMessage | None,
     on_wait: Callable[[str], None] | None,

@@ -21,9 +21,9 @@ import torch.distributed as dist
 from gpudoctor.facts.model.measurements import TorchView
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner import messages
-from gpudoctor.probes.runner.messages import Job, Where
+from gpudoctor.probes.runner.messages import RankJob, Where
 from gpudoctor.probes.runner.plan import Injection, InjectionKind
-from gpudoctor.probes.runner.progress_board import Board
+from gpudoctor.probes.runner.progress_board import ProgressBoard
 from gpudoctor.probes.runner.starter import visible_gpus
 from gpudoctor.probes.runner.torch_errors import FAILURES, in_one_line, trouble
 from gpudoctor.process.ending import leave, send_signal
@@ -36,7 +36,7 @@ _cuda: Any = torch.cuda  # not annotated everywhere
 _dist: Any = dist
 
 
-class CannotRunError(Exception):
+class UnusableTorchError(Exception):
     """This torch cannot run the probes; the text says why and what to install."""
 
 
@@ -47,7 +47,7 @@ class Rank:
     `blocked()`, so that the parent can tell who hangs from who waits.
     """
 
-    def __init__(self, number: int, job: Job, fd: int) -> None:
+    def __init__(self, number: int, job: RankJob, fd: int) -> None:
         self.number = number
         self.job = job
         self.world_size = job.world_size
@@ -57,10 +57,10 @@ class Rank:
         self.batch: int | None = None  # of the train, found in the first round: a GPU that slows may not get less
         self._fd = fd
         self._probe: Where = "launch"
-        self._board = Board(Path(job.folder) / "board", job.world_size)
+        self._board = ProgressBoard(Path(job.folder) / "board", job.world_size)
         self._token = torch.zeros(1)
 
-    def send(self, message: messages.Message) -> None:
+    def send(self, message: messages.RankMessage) -> None:
         """Write one line to the parent, whole."""
         write_all(self._fd, msgspec.json.encode(message) + b"\n")
 
@@ -142,7 +142,7 @@ class Rank:
 
 def take_seat(seat: dict[str, Any]) -> NoReturn:
     """Be the rank that `seat` describes, and end the process."""
-    job = msgspec.convert(seat["job"], Job)
+    job = msgspec.convert(seat["job"], RankJob)
     number: int = seat["rank"]
     _own_output(Path(job.folder) / f"rank-{number}.stderr")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
@@ -153,8 +153,8 @@ def take_seat(seat: dict[str, Any]) -> NoReturn:
         _join(rank)
         _try_plan(rank)
         _run_rounds(rank, _probes())
-    except CannotRunError as error:
-        rank.send(messages.CannotRun(str(error)))
+    except UnusableTorchError as error:
+        rank.send(messages.UnusableTorch(str(error)))
         leave()
     except FAILURES as error:
         traceback.print_exc()
@@ -282,15 +282,15 @@ def require_usable(rank: Rank, view: TorchView) -> None:
     """Raise where this torch cannot do the job, or not on this rank's GPU."""
     version = tuple(int(part) for part in view.torch.split("+")[0].split(".")[:2])
     if version < OLDEST_TORCH:
-        raise CannotRunError(f"torch {view.torch} is too old for the probes: 2.4 or newer is needed")
+        raise UnusableTorchError(f"torch {view.torch} is too old for the probes: 2.4 or newer is needed")
     if not dist.is_available():
-        raise CannotRunError(f"this torch ({view.torch}) was built without torch.distributed")
+        raise UnusableTorchError(f"this torch ({view.torch}) was built without torch.distributed")
     if not rank.on_gpu:
         return
     if view.cuda is None:
-        raise CannotRunError(f"this torch ({view.torch}) has no CUDA: install a CUDA build of torch")
+        raise UnusableTorchError(f"this torch ({view.torch}) has no CUDA: install a CUDA build of torch")
     if not dist.is_nccl_available():
-        raise CannotRunError(f"this torch ({view.torch}) was built without NCCL")
+        raise UnusableTorchError(f"this torch ({view.torch}) was built without NCCL")
     wanted = rank.job.gpu_uuids[rank.number]
     given = len(visible_gpus(rank.number, rank.job.gpu_uuids, rank.job.probes))
     if view.error is not None:
@@ -308,7 +308,7 @@ def require_usable(rank: Rank, view: TorchView) -> None:
         major, minor = torch.cuda.get_device_capability()
         text = f"this torch ({view.torch}) has no code for a GPU of compute capability {major}.{minor}"
         rank.send(messages.TorchSeen(msgspec.structs.replace(view, error=text)))
-        raise CannotRunError(text) from error
+        raise UnusableTorchError(text) from error
 
 
 def _leave(rank: Rank) -> NoReturn:

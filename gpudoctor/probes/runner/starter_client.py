@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import msgspec
 
-from gpudoctor.probes.runner.messages import Job
+from gpudoctor.probes.runner.messages import RankJob
 from gpudoctor.probes.runner.starter import TERM_GRACE_S
 from gpudoctor.process.own_program import own_python
 from gpudoctor.process.spawn import Child
@@ -21,7 +21,7 @@ _THREADING = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_")
 _NO_WATCHDOG = ("BLOCKING_WAIT", "DESYNC_DEBUG", "NAN_CHECK", "ENABLE_TIMING", "DUMP_ON_TIMEOUT", "PROPAGATE_ERROR")
 
 
-def order_for(job: Job, ranks: list[int], method: str) -> dict[str, Any]:
+def order_for(job: RankJob, ranks: list[int], method: str) -> dict[str, Any]:
     """What a starter is told; the file descriptors are added where it is started."""
     return {"ranks": ranks, "method": method, "job": msgspec.to_builtins(job)}
 
@@ -35,7 +35,7 @@ def start(
         own_python("gpudoctor.probes.runner.starter", "main", json.dumps(whole), python=python),
         stdout=output,
         stderr=output,
-        env=_environment(msgspec.convert(order["job"], Job)),
+        env=_environment(msgspec.convert(order["job"], RankJob)),
         pass_fds=[life, control, *rank_fds],
     )
 
@@ -52,7 +52,7 @@ def end(process: Child, *, has_ranks: bool) -> bool:
     return process.ends_within(KILL_GRACE_S) is None or has_ranks
 
 
-def _environment(job: Job) -> dict[str, str]:
+def _environment(job: RankJob) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_THREADING)}
     environment.pop("PYTHONWARNINGS", None)
     environment["TMPDIR"] = job.folder  # torch._inductor, which DDP imports, makes a directory there

@@ -15,7 +15,7 @@ from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.facts.stream.messages import Opening, WatchLine
 from gpudoctor.process.async_child import AsyncChild, Taker
 from gpudoctor.process.pipes import LineReader
-from gpudoctor.tui.feeds.feed import Trouble
+from gpudoctor.tui.feeds.feed import FeedFailure
 
 LINE_BYTES_MAX = 16 << 20
 FIRST_LINE_S = COLLECTION.seconds + 35.0  # the facts are read first; ssh may take its time too
@@ -31,7 +31,7 @@ _WORDS_BYTES_MAX = 4096
 class ChildFeed:
     """Lines of a child that writes `gpudoctor.watch/1`.
 
-    Where it cannot be started, ends, talks nonsense or falls silent, a `Trouble` says why, it is
+    Where it cannot be started, ends, talks nonsense or falls silent, a `FeedFailure` says why, it is
     killed, and another one is started after 1, 2, 4 ... 60 s; one that gave a tick begins at 1 again.
     """
 
@@ -43,7 +43,7 @@ class ChildFeed:
         self._child: _Child | None = None
         self._closed = asyncio.Event()
 
-    async def lines(self) -> AsyncIterator[WatchLine | Trouble]:
+    async def lines(self) -> AsyncIterator[WatchLine | FeedFailure]:
         """Yield lines and troubles until `close`."""
         pause_s = 1.0
         while not self._closed.is_set():
@@ -79,7 +79,7 @@ class ChildFeed:
                     self._child.end_soon()
             if self._closed.is_set():
                 return
-            yield Trouble(f"{self.label}: {why}; trying again in {pause_s:.0f} s", self._clock())
+            yield FeedFailure(f"{self.label}: {why}; trying again in {pause_s:.0f} s", self._clock())
             await self._pause(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 

@@ -13,7 +13,7 @@ from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.facts.stream.messages import GpuTick, Opening, ProcessTick, Tick
-from gpudoctor.load_policy import LoadRequest, devices_to_load
+from gpudoctor.load.devices import LoadRequest, devices_to_load
 from gpudoctor.tui.busy import users_of_gpus
 from gpudoctor.tui.state import State
 from tests.checks.one_check import judge

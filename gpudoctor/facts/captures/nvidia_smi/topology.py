@@ -30,7 +30,7 @@ _NO_SUPPORT = Missing("nvidia-smi says N/A", "unsupported")
 Pair = tuple[int, int]
 
 
-class Place(msgspec.Struct, frozen=True):
+class GpuAffinity(msgspec.Struct, frozen=True):
     """Where a GPU sits, by the last columns of `topo -m`."""
 
     cpu_affinity: str | Missing = ABSENT
@@ -44,7 +44,7 @@ class Topology(msgspec.Struct, frozen=True):
     """
 
     pairs: tuple[GpuPair, ...]
-    places: dict[int, Place]
+    places: dict[int, GpuAffinity]
     gpus: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -53,7 +53,7 @@ def parse_topology(text: str) -> Topology:
     """Read `topo -m`. NIC columns are passed over. Raise SourceError where the matrix is broken."""
     columns, rows, notes = _matrix(text)
     pairs: dict[Pair, GpuPair] = {}
-    places: dict[int, Place] = {}
+    places: dict[int, GpuAffinity] = {}
     for gpu, (cells, line) in rows.items():
         for column, cell in zip(columns, cells, strict=False):
             other = _GPU.fullmatch(column)
@@ -168,7 +168,7 @@ def _pair(a: int, b: int, cell: str, line: int) -> GpuPair:
     )
 
 
-def _place(cells: dict[str, str]) -> Place:
+def _place(cells: dict[str, str]) -> GpuAffinity:
     cpus = cells.get("CPU Affinity", "")
     numa = cells.get("NUMA Affinity", "")
     node: int | Missing | None = ABSENT
@@ -177,4 +177,4 @@ def _place(cells: dict[str, str]) -> Place:
     elif numa:
         # "N/A": one node only; "0-1": near several. Neither names the GPU's node
         node = None if numa == "N/A" else ABSENT
-    return Place(cpus if _CPUS.fullmatch(cpus) else ABSENT, node)
+    return GpuAffinity(cpus if _CPUS.fullmatch(cpus) else ABSENT, node)

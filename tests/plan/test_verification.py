@@ -13,7 +13,7 @@ from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner.launch import OnMessage
-from gpudoctor.probes.runner.messages import CannotRun
+from gpudoctor.probes.runner.messages import UnusableTorch
 from tests.cli.conftest import Gpudoctor
 
 CPU = ("--node", "cpu-only", "--try", "--backend", "gloo")
@@ -109,7 +109,7 @@ def test_without_torch_one_line_says_how_to_get_it(gpudoctor: Gpudoctor, monkeyp
 
 def test_a_torch_that_lacks_the_strategy_is_one_line(gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch) -> None:
     def old_torch(*args: object, on_message: OnMessage, **options: object) -> Measurements:
-        on_message(0, CannotRun("fully_shard is not in torch 2.4"))
+        on_message(0, UnusableTorch("fully_shard is not in torch 2.4"))
         return Measurements()
 
     monkeypatch.setattr(launch, "run_probes", old_torch)

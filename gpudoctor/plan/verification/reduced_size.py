@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from gpudoctor.errors import UserError
-from gpudoctor.plan.memory import Job
-from gpudoctor.plan.split import Split
+from gpudoctor.plan.memory import PlanJob
+from gpudoctor.plan.split import RankSplit
 
 # what predicted and measured memory of CPU ranks may differ by
 TOLERANCE = 0.10
-LARGEST_MICRO_BATCHES = 2  # of one step, where there is no pipeline
+LARGEST_MICRO_BATCHES = 2  # of one step, if there is no pipeline
 
 
-class TrialSize(msgspec.Struct, frozen=True):
+class ReducedSize(msgspec.Struct, frozen=True):
     """The most of each that is tried on one kind of device: what gives steps of well under a second.
 
     Many tokens beside few hidden values, as in real trainings: there activations weigh more than a weight's gradient.
@@ -26,22 +26,24 @@ class TrialSize(msgspec.Struct, frozen=True):
     micro_batch: int
 
 
-CPU_SIZE = TrialSize(layers=4, hidden=128, head_dim=32, seq=256, micro_batch=2)
-GPU_SIZE = TrialSize(layers=8, hidden=2048, head_dim=128, seq=2048, micro_batch=4)
+CPU_SIZE = ReducedSize(layers=4, hidden=128, head_dim=32, seq=256, micro_batch=2)
+GPU_SIZE = ReducedSize(layers=8, hidden=2048, head_dim=128, seq=2048, micro_batch=4)
 
 
-def trial_split(split: Split, ranks: int, layers: int) -> Split:
+def reduced_split(split: RankSplit, ranks: int, layers: int) -> RankSplit:
     """The planned split on so many ranks. Raise UserError, with the nearest that works, where it cannot be had.
 
     Every kind of parallelism stays; tensor and pipeline parallelism take what there is, data parallelism the
     rest where the plan has it. States are not sharded beside tensor and pipeline parallelism.
     """
     if split.sharding == "parameters":
-        return Split(split.name, ranks, sharding="parameters", shards=ranks, offload=split.offload, engine="sharded")
+        return RankSplit(
+            split.name, ranks, sharding="parameters", shards=ranks, offload=split.offload, engine="sharded"
+        )
     if split.tensor * split.pipeline == 1 or ranks == 1:
-        return Split("ddp", ranks)
+        return RankSplit("ddp", ranks)
     if split.world == ranks:
-        return Split(split.name, split.data, split.tensor, split.pipeline)
+        return RankSplit(split.name, split.data, split.tensor, split.pipeline)
     both = split.tensor > 1 and split.pipeline > 1
     few = _least_tensor(split)
     for data in (2, 1) if split.data > 1 else (1,):
@@ -49,11 +51,11 @@ def trial_split(split: Split, ranks: int, layers: int) -> Split:
             continue
         rest = ranks // data
         if both and rest % few == 0 and 1 < rest // few <= layers:
-            return Split("3d", data, few, rest // few)
+            return RankSplit("3d", data, few, rest // few)
         if not both and split.tensor > 1 and 1 < rest <= split.tensor and split.tensor % rest == 0:
-            return Split("tensor", data, rest, 1)
+            return RankSplit("tensor", data, rest, 1)
         if not both and split.pipeline > 1 and 1 < rest <= layers:
-            return Split("pipeline", data, 1, rest)
+            return RankSplit("pipeline", data, 1, rest)
     if both:
         nearest = few * min(max(ranks // few, 2), layers)
     elif split.pipeline > 1:
@@ -65,18 +67,18 @@ def trial_split(split: Split, ranks: int, layers: int) -> Split:
     )
 
 
-def least_ranks(split: Split, usual: int) -> int:
+def least_ranks(split: RankSplit, usual: int) -> int:
     """How many CPU ranks to take where nobody says: `usual`, or as many as every kind of parallelism needs."""
     return max(usual if split.tensor == 1 else 1, _least_tensor(split) * (2 if split.pipeline > 1 else 1))
 
 
-def _least_tensor(split: Split) -> int:
+def _least_tensor(split: RankSplit) -> int:
     """The fewest tensor-parallel ranks that divide what the planned ones divide."""
     return next((t for t in range(2, split.tensor + 1) if split.tensor % t == 0), 1)
 
 
-def trial_job(job: Job, split: Split, size: TrialSize) -> Job:
-    """The job at the trial's size: hidden, ffn and vocabulary in one proportion, heads in groups as they are.
+def reduced_job(job: PlanJob, split: RankSplit, size: ReducedSize) -> PlanJob:
+    """The job at the size of a verification: hidden, ffn and vocabulary in proportion, heads in groups as they are.
 
     No dimension becomes larger than the model's own; tensor-parallel ranks divide heads, ffn, vocabulary and sequence.
     """
