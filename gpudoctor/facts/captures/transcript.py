@@ -134,7 +134,8 @@ class Transcript:
             if reader is not None:
                 self._keep(line, number)
             return
-        if self._offer(line, number) or self._boundary(line):
+        # a mark of a mail hides what the line is; others may be the tool's own
+        if line[0] != ">" and (self._offer(line, number) or self._boundary(line)):
             return
         for inner in unprefixed(line):
             if not inner or inner.isspace():
@@ -144,6 +145,12 @@ class Transcript:
                 return
         if self._by_command and self._reader is not None:
             self._keep(line, number)
+        elif (maybe := next((r for r in self._readers if r.may_be is not None and r.may_be(line)), None)) is not None:
+            if maybe is not self._reader:
+                self._open(maybe, number)
+            self._keep(line, number)
+        elif line[0] == ">" and self._boundary(line):
+            return
         else:
             self.passed.add(number)
             if look is not None and len(self._unknown) < _MOST_REMEMBERED:
