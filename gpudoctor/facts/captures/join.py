@@ -17,7 +17,7 @@ from gpudoctor.facts.captures.nvidia_smi.nvlink import LinkDump, merge_links
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
 from gpudoctor.facts.captures.nvidia_smi.topology import Pair, Topology
 from gpudoctor.facts.captures.plausible import plausible
-from gpudoctor.facts.captures.reader import Block, Part, Reader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.captures.readers import READERS
 from gpudoctor.facts.captures.transcript import Transcript
 from gpudoctor.facts.model.gpu import Gpu, P2pStatus
@@ -61,7 +61,7 @@ class Dumps:
             self.files.append(file)
         return self._read
 
-    def _take(self, reader: Reader, block: Block) -> None:
+    def _take(self, reader: TextReader, block: Block) -> None:
         try:
             part = reader.read(block)
         except SourceError as error:

@@ -54,7 +54,7 @@ class Part(msgspec.Struct):
     pci_tree: PciTree | None = None
 
 
-class Reader(msgspec.Struct, frozen=True):
+class TextReader(msgspec.Struct, frozen=True):
     """One kind of text. `name` is what people call it: it stands in notes ("lspci", "nvidia-smi -L").
 
     `begins(line)` is true (not None) for a line that only this text has, and that may be its first; it is asked for

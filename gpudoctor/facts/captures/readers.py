@@ -7,7 +7,7 @@ import re
 from gpudoctor.facts.captures.collect_env import begins_collect_env, goes_on_collect_env, read_collect_env
 from gpudoctor.facts.captures.host.readers import HOST_READERS
 from gpudoctor.facts.captures.nvidia_smi.readers import NVIDIA_SMI_READERS
-from gpudoctor.facts.captures.reader import Block, Part, Reader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.captures.recognise import is_kernel_line
 from gpudoctor.facts.kernel_log.host_messages import HOST_WORDS, host_message
 from gpudoctor.facts.kernel_log.lines import read_kernel_text
@@ -46,12 +46,12 @@ def _kernel_log(block: Block) -> Part:
     return Part(Node(kernel_log=read_kernel_text(block.text, block.file)))
 
 
-KERNEL_LOG = Reader(
+KERNEL_LOG = TextReader(
     "kernel log", _begins_kernel_log, _goes_on_kernel_log, _kernel_log, may_be=HARD_WORDS.search, in_pieces=True
 )
-READERS: tuple[Reader, ...] = (
+READERS: tuple[TextReader, ...] = (
     *NVIDIA_SMI_READERS,
     *HOST_READERS,
-    Reader("collect_env", begins_collect_env, goes_on_collect_env, read_collect_env),
+    TextReader("collect_env", begins_collect_env, goes_on_collect_env, read_collect_env),
     KERNEL_LOG,
 )
