@@ -122,7 +122,7 @@ def grouped_label(subjects: Iterable[Subject]) -> str:
     """ "GPU 0-3, 5" for GPUs; other labels in a row, the first few of many."""
     kept = list(subjects)
     gpus = sorted({s.gpu for s in kept if s.kind == "gpu" and s.gpu is not None})
-    others = list(dict.fromkeys(s.label for s in kept if s.kind != "gpu"))
+    others = list(dict.fromkeys(s.label for s in kept if s.kind != "gpu" or s.gpu is None))
     shown = others[:4] + ([f"{len(others) - 4} more"] if len(others) > 4 else [])
     return ", ".join(([f"GPU {ranges(gpus)}"] if gpus else []) + shown)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.driver_messages import not_started
 from gpudoctor.checks.core.explains import PROBES, VIEWS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, ok, skip, unknown, unread
 from gpudoctor.checks.core.registry import check
@@ -131,6 +132,10 @@ def _no_library(case: Case, module: bool | None) -> Finding:
     )
 
 
+def _log_lines(node: Node, bus_id: str) -> list[str]:
+    return [event.text[:300] for event in known(node.kernel_log.events) or () if event.bus_id == bus_id][-2:]
+
+
 def _not_loaded(case: Case) -> Finding:
     """The module is not there: nouveau has the GPUs, it was not installed, or there is no GPU at all."""
     if (told := load_cause(case.node)) is not None:
@@ -149,6 +154,13 @@ def _not_loaded(case: Case) -> Finding:
         evidence = [count]
         likely = "this is the hypervisor: the GPUs are to be checked inside the guests"
         advice = ("Run gpudoctor inside the virtual machines that hold the GPUs.",)
+    elif dead := not_started(case.node):
+        bus_id, told = next(iter(sorted(dead.items())))
+        found = f"the NVIDIA driver is there, and starts no GPU: {told.words} ({bus_id})"
+        expected = "a driver that starts every GPU"
+        evidence += [Evidence("kernel log", line) for line in _log_lines(case.node, bus_id)]
+        likely = "the driver gives up where no GPU starts: nvidia-smi does not reach it then"
+        advice = (told.advice, *LOAD_ADVICE[:1])
     elif on_bus:
         plural = "s" * (len(on_bus) > 1)
         found = f"the NVIDIA driver is not loaded, with {len(on_bus)} NVIDIA GPU{plural} on the PCI bus"

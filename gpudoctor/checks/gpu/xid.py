@@ -168,7 +168,10 @@ def _name(item: ClassifiedEvent) -> str:
 def _finding(subject: Subject, judged: list[ClassifiedEvent], notes: tuple[Evidence, ...]) -> Finding:
     worst = judged[0]
     status = _STATUS[worst.bucket]
-    counts = Counter((_name(item), item.words) for item in judged)
+    # the line without a code that follows an Xid 79 says the same again
+    lost = {item.words for item in judged if item.event.code == 79}
+    told = [item for item in judged if item.event.kind != "off-bus" or item.words not in lost]
+    counts = Counter((_name(item), item.words) for item in told)
     text = "; ".join(f"{name}: {words}" + (f" ({n} times)" if n > 1 else "") for (name, words), n in counts.items())
     if status is Status.PASS:
         text = f"nothing that needs a reset or hands: {text}"

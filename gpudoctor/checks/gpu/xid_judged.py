@@ -91,6 +91,9 @@ def _classify(event: KernelEvent, gpu: Gpu | None, starts: bool) -> ClassifiedEv
         return ClassifiedEvent(event, bucket, words, xid(46).advice)
     if event.code == 63 and "reset gpu to activate" in said.lower() and not _activated(gpu):
         return ClassifiedEvent(event, "watch", "a memory row is to be replaced, which takes a reset", entry.advice)
+    if event.code == 94 and not _activated(gpu):
+        # it was an uncorrectable error: a row may wait to be replaced
+        return ClassifiedEvent(event, "watch", words, entry.advice)
     if event.code == CHANNEL_REMOVED and event.caused_by is not None and event.caused_by != event.code:
         return _caused(event, event.caused_by)
     if event.code in NVLINK5_UNITS:

@@ -13,7 +13,7 @@ MAX_LINE = 1 << 23  # characters: a name in a dump may have megabytes, and is cl
 # colours and cursor movements (ECMA-48 CSI), window titles (OSC), and the choice of a character set
 _TERMINAL = re.compile(r"\x1b(?:\[[0-9;?]{0,40}[ -/]?[@-~]|\][^\x07\x1b]{0,300}(?:\x07|\x1b\\)?|[()][A-Z0-9])")
 # what mails, forums, editors and other programs put before each line; a timestamp of kubectl, docker logs or ts
-_QUOTE = re.compile(r"[ \t]{0,3}>[ \t]?")
+_QUOTE = re.compile(r"(?:[ \t]{0,3}>){1,8}[ \t]?")  # one for each mail that was answered
 _NUMBER = re.compile(r"[ \t]{0,8}\d{1,7}(?:[:|\t│→]| [|│]|  |$)[ \t]?")
 _STAMP = re.compile(
     r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z| ?[+-]\d\d:?\d\d)?\]?"

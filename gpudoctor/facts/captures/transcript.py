@@ -32,7 +32,7 @@ _PROMPT = re.compile(
     r"(?:\([\w.+-]{1,60}\) ?){0,3}"
     r"(?:\[[\w.@: ~/+-]{1,120}\] ?[$#%>]|[\w.-]{1,64}@[\w.-]{1,120}[\w.@:~/\[\]() +-]{0,200}?[$#%>❯»]"
     r"|[\w.-]{1,64}:[~/][\w./~-]{0,120} ?[$#>]|(?:ba)?sh-\d\.\d+[$#]|PS [A-Z]:\\[^>]{0,200}>|[A-Z]:\\[^>]{0,200}>"
-    r"|[~/][\w./~-]{0,120} ?[$#%❯>]|[➜❯][^$#]{0,60}|[$%]|>>>)"
+    r"|[~/][\w./~-]{0,120} ?[$#%❯>]|[➜❯ᐅλ][^$#]{0,60}|[$%]|>>>)"
     r"(?: (?P<command>.{0,2000})|(?P<close>[a-z./][^ ].{0,2000})?)$"
 )
 _ROOT = re.compile(rf"(?:#|\+{{1,3}}|>|PS>) ?(?P<command>{_PROGRAMS}\b.{{0,2000}})$")
@@ -41,7 +41,8 @@ _FENCE = re.compile(
     r"[ \t]{0,8}(?:`{3,}|~{3,})[\w +.-]{0,40}$|[ \t]{0,8}</?(?:details|summary|pre|code|br)\b.{0,200}>$"
 )
 _GREP_GAP = "--"  # between the finds of grep -A: the tool's text goes on behind it
-_RULER = re.compile(r"[ \t]*(?:[-_=*#~.]{3,}|(?:[-*_] ){2,}[-*_]|[─━═]{3,})[ \t]*$")
+# also the border of a table that is not open yet
+_RULER = re.compile(r"[ \t]*(?:[-_=*#~.]{3,}|(?:[-*_] ){2,}[-*_]|[─━═]{3,}|\+[-=+]{10,})[ \t]*$")
 # a heading between two runs of a ruler: "==> dmesg.txt <==" of head and tail, "===== nvidia-smi =====", "## dmesg"
 _HEADING = re.compile(
     r"[ \t]*(?:==> (?P<file>\S.{0,200}) <==|(?:[=*#_-]{3,}|#{1,6}) *(?P<title>\S.{0,80}?):? *(?:[=*#_-]{3,}|#{0,6}))$"

@@ -10,7 +10,7 @@ from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.host.containers import CONTAINER_READERS
 from gpudoctor.facts.captures.host.fabric_manager import FABRIC_MANAGER_READERS
 from gpudoctor.facts.captures.host.limits import LIMIT_READERS
-from gpudoctor.facts.captures.host.lspci import parse_lspci
+from gpudoctor.facts.captures.host.lspci import HEADER, parse_lspci
 from gpudoctor.facts.captures.host.memory_text import kernel_module_version, parse_df, parse_free, parse_meminfo
 from gpudoctor.facts.captures.host.module import MODULE_READERS
 from gpudoctor.facts.captures.host.rdma import RDMA_READERS
@@ -24,6 +24,10 @@ _LSPCI_BEGIN = re.compile(
     r"[A-Z0-9][^:\n]{2,60}(?:bridge|Bridge|controller|device|accelerators)[^:\n]{0,20}: "
 )
 _LSPCI_MORE = re.compile(r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] |[ \t]+\S")
+# one function, chosen by the command line
+_LSPCI_OF_ONE = re.compile(
+    r"\blspci\b[^|;&]{0,80}? -\w{0,6}s *((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(?!\S)", re.IGNORECASE
+)
 _FREE = re.compile(r"[ \t]*total[ \t]+used[ \t]+free\b")
 _FREE_MORE = re.compile(r"\s*(?:Mem|Swap|Low|High|Total):|\s*-/\+ buffers")
 _MEMINFO = re.compile(r"Mem(?:Total|Free|Available):\s+\d+ kB")
@@ -41,7 +45,11 @@ _ENVIRONMENT_MORE = re.compile(r"(?:export |declare -x )?[A-Za-z_]\w*=")
 
 
 def _lspci(block: Block) -> Part:
-    tree = parse_lspci(block.text)
+    """Lines without the function's own, as grep leaves them, are of the one that the command names."""
+    text, asked = block.text, _LSPCI_OF_ONE.search(block.command)
+    if asked is not None and not any(map(HEADER.match, block.lines)):
+        text = f"{asked[1]} PCI device: \n{text}"
+    tree = parse_lspci(text)
     return Part(Node(pci=PciBus(nvidia_devices=tree.nvidia_devices)), pci_tree=tree)
 
 
@@ -70,7 +78,7 @@ def _uncut(reader: TextReader) -> TextReader:
 
 
 _MEMORY_READERS: tuple[TextReader, ...] = (
-    TextReader("lspci", _LSPCI_BEGIN.match, _LSPCI_MORE.match, _lspci),
+    TextReader("lspci", _LSPCI_BEGIN.match, _LSPCI_MORE.match, _lspci, after=_LSPCI_OF_ONE.search),
     TextReader("free", _FREE.match, _FREE_MORE.match, lambda block: Part(Node(host=parse_free(block.text)))),
     TextReader(
         "meminfo", _MEMINFO.match, _MEMINFO_MORE.match, lambda block: Part(Node(host=parse_meminfo(block.text)))

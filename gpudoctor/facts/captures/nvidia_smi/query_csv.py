@@ -198,6 +198,11 @@ def parse_csv(lines: list[str], command: str = "", *, whole_end: bool = True) ->
     )
 
 
+# --query-remapped-rows prints some flags as numbers
+_NUMBERED_FLAGS = ("remapped_rows.pending", "remapped_rows.failure")
+_YES_NO = {"0": "No", "1": "Yes"}
+
+
 def _other(gpus: tuple[Gpu, ...], cut: Gpu) -> Gpu | None:
     return next((gpu for gpu in gpus if gpu is not cut), None)
 
@@ -207,7 +212,7 @@ def _paths(values: dict[str, str]) -> dict[str, str]:
     made: dict[str, str] = {}
     for name, text in values.items():
         if name in _PATHS:
-            made[_PATHS[name]] = text
+            made[_PATHS[name]] = _YES_NO.get(text, text) if name in _NUMBERED_FLAGS else text
         elif ecc := _ECC.match(name):
             path = _ECC_NAMES[ecc[1]].get(ecc[3])
             total = f"ecc.errors.{ecc[1]}.{ecc[2]}.total" in values

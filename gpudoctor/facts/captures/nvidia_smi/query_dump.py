@@ -69,7 +69,7 @@ def smi_dump(
     Raise SourceError for a bus id that is none, or one that comes twice.
     """
     v = Values(top)
-    handle_errors = tuple(line.strip() for line in _HANDLE.findall(outside))
+    handle_errors = tuple(" ".join(line.split()) for line in _HANDLE.findall(outside))
     counted = attached = v.whole("attached_gpus")
     notes: tuple[str, ...] = ()
     ended = not cut
@@ -127,7 +127,7 @@ def _marked_as_cut(gpu: Gpu, gpus: tuple[Gpu, ...]) -> Gpu:
 
 def init_failure(text: str) -> SmiDump | None:
     """What nvidia-smi says of a driver that did not start, of GPUs that it could not open, or of none; else None."""
-    handles = tuple(dict.fromkeys(line.strip() for line in _HANDLE.findall(text)))
+    handles = tuple(dict.fromkeys(" ".join(line.split()) for line in _HANDLE.findall(text)))
     if handles:
         gpus, indexed = _lost(handles)
         driver = Driver(module_loaded=True, init_code=0, handle_errors=handles)
