@@ -121,6 +121,8 @@ def _cause(
         for cause_id, cause in bad:
             if cause_id != rule.cause or not rule.explains.fits_cause(cause):
                 continue
+            if rule.explains.found and cause.status is Status.UNKNOWN:
+                continue  # what was not read explains no certain finding, and no gap that has a cause of its own
             related = rule.explains.anywhere or _concerns(cause_id, cause, check_id, finding)
             severe = WORST_FIRST.index(cause.status) <= WORST_FIRST.index(finding.status)
             if related and severe and not _leads_to(cause, finding, causes):

@@ -6,17 +6,28 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 
+# of the temperature, power, performance state and utilization in the table of nvidia-smi
+_MOST_ERR = 3
+
+
+def says_err(value: object) -> bool:
+    """Whether the cell of a table holds ERR!: nvidia-smi asked, and got an error that it does not name."""
+    return isinstance(value, Missing) and value.kind == "failed" and value.reason.endswith("says ERR!")
+
 
 def unreadable(gpu: Gpu) -> str | None:
     """Why this GPU cannot be judged by what it told, in words for `unknown(...)`; None if it can.
 
-    More of its main values were denied than told; or temperature, power and clock are 0 at once,
-    which no GPU that runs can be.
+    More of its main values were denied than told; or nvidia-smi shows ERR! for most that its table has; or
+    temperature, power and clock are 0 at once, which no GPU that runs can be.
     """
     values = _main_values(gpu)
     denied = [value for value in values if isinstance(value, Missing) and value.kind == "denied"]
     if len(denied) > sum(not isinstance(value, Missing) for value in values):
         return f"{len(denied)} of its {len(values)} main values may not be read ({denied[0].reason})"
+    refused = [value for value in values if says_err(value)]
+    if len(refused) >= _MOST_ERR:
+        return f"nvidia-smi says ERR! for {len(refused)} of its main values: it could not read this GPU"
     if known(gpu.thermal.gpu_c) == 0 and known(gpu.power.draw_w) == 0 and known(gpu.clocks.sm_mhz) == 0:
         return "it answers 0 C, 0 W and 0 MHz at once: these are no readings"
     return None

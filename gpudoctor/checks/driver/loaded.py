@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.driver_messages import not_started
+from gpudoctor.checks.core.driver_messages import MessageMeaning, meaning
 from gpudoctor.checks.core.explains import PROBES, VIEWS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, ok, skip, unknown, unread
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.driver.load_causes import NOUVEAU, LoadCause, held_by_other_driver, load_cause
+from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, PciDevice
 
@@ -132,8 +133,11 @@ def _no_library(case: Case, module: bool | None) -> Finding:
     )
 
 
-def _log_lines(node: Node, bus_id: str) -> list[str]:
-    return [event.text[:300] for event in known(node.kernel_log.events) or () if event.bus_id == bus_id][-2:]
+def _failed_starts(node: Node) -> list[tuple[KernelEvent, MessageMeaning]]:
+    """The kernel log's lines of GPUs that did not start, those that tell most of the cause first."""
+    logged = [event for event in known(node.kernel_log.events) or () if event.kind in ("off-bus", "gsp", "rm")]
+    told = [(event, words) for event in logged if (words := meaning(event)) is not None and words.not_started]
+    return sorted(told, key=lambda item: item[1].bucket != "hardware")
 
 
 def _not_loaded(case: Case) -> Finding:
@@ -154,13 +158,13 @@ def _not_loaded(case: Case) -> Finding:
         evidence = [count]
         likely = "this is the hypervisor: the GPUs are to be checked inside the guests"
         advice = ("Run gpudoctor inside the virtual machines that hold the GPUs.",)
-    elif dead := not_started(case.node):
-        bus_id, told = next(iter(sorted(dead.items())))
-        found = f"the NVIDIA driver is there, and starts no GPU: {told.words} ({bus_id})"
-        expected = "a driver that starts every GPU"
-        evidence += [Evidence("kernel log", line) for line in _log_lines(case.node, bus_id)]
+    elif failed := _failed_starts(case.node):
+        event, meant = failed[0]
+        named = f" ({event.bus_id})" if event.bus_id else ""
+        found, expected = f"the NVIDIA driver is there, and starts no GPU: {meant.words}{named}", "GPUs that start"
+        evidence += [Evidence("kernel log", line.text[:300]) for line, _ in failed[:3]]
         likely = "the driver gives up where no GPU starts: nvidia-smi does not reach it then"
-        advice = (told.advice, *LOAD_ADVICE[:1])
+        advice = (meant.advice, *LOAD_ADVICE[:1])
     elif on_bus:
         plural = "s" * (len(on_bus) > 1)
         found = f"the NVIDIA driver is not loaded, with {len(on_bus)} NVIDIA GPU{plural} on the PCI bus"

@@ -21,9 +21,10 @@ from gpudoctor.checks.core.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.core.readings import says_nothing, told_by_driver, unreadable
+from gpudoctor.checks.core.readings import says_err, says_nothing, told_by_driver, unreadable
 from gpudoctor.checks.core.recovery_actions import RECOVERY_ACTIONS, RecoveryAction
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.core.trust import denied
 from gpudoctor.facts.model.gpu import Gpu
@@ -48,18 +49,29 @@ _LOST_ADVICE = (
     Advice("Power-cycle the node (off for 30 s): a lost GPU rarely survives a plain reboot."),
     Advice("Lost again: reseat the board and its power, then open a hardware case.", "nvidia-bug-report.sh"),
 )
+_ERR_ADVICE = (
+    Advice("Read what the kernel says of this GPU.", "dmesg | grep -i -e xid -e nvrm"),
+    Advice("Ask it again: an error that stays has a name there.", "nvidia-smi -q"),
+    "It stays: drain the node and reset the GPU, or reboot; open a hardware case if it comes back.",
+)
 
 
 @check(
     "gpu.lost",
     title="No GPU is lost or needs a reset",
     impact="no-work",
+    needs_gpu=False,
     explains=("gpu.*", "pcie.*", "nvlink.*", "topology.*", *VIEWS, *PROBES),
 )
 def lost(case: Case) -> Iterator[Finding]:
     """Judge each GPU's driver errors and the recovery it asks for; a GPU that answered nothing never passes."""
+    driver = case.node.driver
+    off_bus = any(device.off_bus for device in known(case.node.pci.nvidia_devices) or ())
+    if not case.gpus and not driver.handle_errors and not driver.unread_handles and not off_bus:
+        yield skip(NODE, NO_GPU)
+        return
     judged = {gpu.bus_id for gpu in case.gpus if condemning(gpu)}
-    for words in case.node.driver.handle_errors:
+    for words in (" ".join(words.split()) for words in driver.handle_errors):
         if any(bus_id in words.lower() for bus_id in judged):
             continue  # a capture names the lost GPU both ways; it is judged below
         subject = _named(words)
@@ -123,7 +135,7 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
             advice=_LOST_ADVICE,
         )
     if doubt := unreadable(gpu):
-        return unknown(subject, doubt)
+        return unknown(subject, doubt, advice=_ERR_ADVICE if "ERR!" in doubt else ())
     hung = next((u for u in case.node.driver.unanswered if u.gpu == gpu.index), None)
     if hung:
         text = f"{hung.call} {hung.reason} within {hung.waited_s:g} s" if hung.hangs else hung.words
@@ -131,6 +143,9 @@ def _alive(case: Case, gpu: Gpu) -> Finding:
     single = [Evidence(error.call, f"{error.code} {error.name}: costs this value alone") for error in gpu.errors[:3]]
     action = gpu.recovery_action
     live = (gpu.memory_used_mib, gpu.thermal.gpu_c, gpu.power.draw_w, gpu.utilization.gpu_pct)
+    names = ("memory used", "temperature", "power draw", "utilization")
+    if cells := [name for name, value in zip(names, live, strict=True) if says_err(value)]:
+        return unknown(subject, f"nvidia-smi says ERR! for its {' and '.join(cells)}", advice=_ERR_ADVICE)
     # one value that was read is enough: an error costs the value that it answers, whose own check reports it
     silent = all(isinstance(value, Missing) for value in live)
     asks_nothing = isinstance(action, Missing) or action == "none"

@@ -73,7 +73,7 @@ def topology(case: Case) -> Iterator[Finding]:
     bad += [finding for finding in _peer_to_peer(pairs, gpus) if finding.subject not in named]
     yield from bad
     read = (word for pair in pairs for word in (pair.p2p_read, pair.p2p_write))
-    if not bad and (odd := _odd_number(pairs, gpus)):
+    if not bad and (odd := _odd_number(pairs, gpus) or _odd_rows(case, pairs, gpus)):
         yield odd
     elif failed := first_failed(read):
         yield unread(NODE, "peer-to-peer status", failed)
@@ -103,6 +103,29 @@ def _odd_number(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
             Advice("See the model, and each link's state.", "nvidia-smi -L; nvidia-smi nvlink --status"),
             "A link is inactive: power off and seat the bridge flat on both cards.",
         ],
+    )
+
+
+def _odd_rows(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
+    """The finding for a mesh in which some GPUs have fewer bonds than others, if the model is not known; else None.
+
+    Bridges join two GPUs and leave others alone; in a mesh or behind switches every GPU has the same bonds.
+    """
+    rows = {gpu.index: sorted(_bond(p) for p in pairs if gpu.index in (p.a, p.b)) for gpu in gpus}
+    most = max(rows.values(), key=lambda row: (sum(map(bool, row)), sum(row)))
+    if sum(map(bool, most)) < 2 or any(model_of(case, gpu) for gpu in gpus):
+        return None
+    fewer = [index for index, row in rows.items() if row != most]
+    if not fewer:
+        return None
+    odd = [pair for pair in pairs if pair.a in fewer and pair.b in fewer and _bond(pair) < max(most)]
+    odd = odd or [pair for pair in pairs if {pair.a, pair.b} & {*fewer} and _bond(pair) < max(most)]
+    return unknown(
+        of_pair(odd[0].a, odd[0].b) if len(odd) == 1 else NODE,
+        f"{_names(odd)}: {_kinds(odd)}, while other GPUs have NV{max(most)} with {sum(map(bool, most))} GPUs: NVLinks "
+        "that are down, or how this machine is wired; the model is not known",
+        *_matrix_evidence(odd),
+        advice=[Advice("See the model, and each link's state.", "nvidia-smi -L; nvidia-smi nvlink --status")],
     )
 
 

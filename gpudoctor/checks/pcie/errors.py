@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import each_gpu, first_failed
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unread, warn
+from gpudoctor.checks.core.finding import (
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    Status,
+    fail,
+    ok,
+    skip,
+    unread,
+    warn,
+)
 from gpudoctor.checks.core.lifetime_counters import out_of_line
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.subject import of_gpu
+from gpudoctor.checks.core.runner import NO_GPU
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.core.xid_codes import BUS_CODES
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
+from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import Missing, known
 
+# "nvidia 0000:81:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer": of the GPU's driver, so of a GPU
+_OWN = re.compile(r"\bnvidia ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): PCIe Bus Error: severity=([\w ()-]{1,40})")
 _ENOUGH_TO_COMPARE = 4
 _LOOK = (
     Advice("See the kernel's words:", "sudo dmesg | grep -iE 'AER|pcieport'"),
@@ -36,11 +53,46 @@ _PEERS_RATIO = Limit(
     "pcie.errors",
     title="No GPU's PCIe link counts errors out of line with its peers",
     impact="costs",
+    needs_gpu=False,
     limits=(_FLOOR_ERRORS, _PEERS_RATIO),
     explains=(Explains(("gpu.xid",), found=BUS_CODES),),
 )
+def errors(case: Case) -> Iterator[Finding]:
+    """Judge each GPU's counters; without them, the errors of an NVIDIA function that the kernel log tells of."""
+    found = tuple(_each(case))
+    counted = {f.subject.bus_id for f in found if f.status is not Status.SKIP}
+    logged = tuple(f for f in _logged(case) if f.subject.bus_id not in counted)
+    told = {f.subject.bus_id for f in logged}
+    yield from (f for f in found if f.subject.bus_id not in told)
+    yield from logged
+    if not found and not logged:
+        yield skip(NODE, NO_GPU)
+
+
+def _logged(case: Case) -> Iterator[Finding]:
+    """One finding for each NVIDIA function whose own AER lines are in a captured log: no counter tells how many."""
+    if case.node.source.kind != "capture":
+        return
+    by_bus: dict[str, list[KernelEvent]] = {}
+    for event in known(case.node.kernel_log.events) or ():
+        if event.kind == "aer" and event.bus_id is not None and (said := _OWN.search(event.text)):
+            by_bus.setdefault(said[1], []).append(event)
+    by_gpu = {gpu.bus_id: gpu for gpu in case.node.gpus}
+    for bus_id, events in by_bus.items():
+        kinds = sorted({said[2].strip() for event in events if (said := _OWN.search(event.text))})
+        lines = f"{len(events)} line{'s' * (len(events) > 1)}"
+        yield warn(
+            of_gpu(by_gpu[bus_id]) if bus_id in by_gpu else Subject(kind="gpu", bus_id=bus_id),
+            Found(f"the kernel log tells of PCIe errors of it: {', '.join(kinds)} ({lines})", len(events), "lines"),
+            Expected("none", source="PCIe advanced error reporting"),
+            *(Evidence("kernel log", event.text[:300]) for event in events[-2:]),
+            likely="the link sends much again, or lost data: a riser, cable, slot or contact at its edge",
+            advice=_LOOK,
+        )
+
+
 @each_gpu
-def errors(case: Case, gpu: Gpu) -> Finding:
+def _each(case: Case, gpu: Gpu) -> Finding:
     """Fatal errors fail and non-fatal ones warn; corrected ones count only far above the peers'."""
     subject, path = of_gpu(gpu), known(gpu.pcie.path) or ()
     # a bridge may be shared with other devices: what it counted alone shows no fault of this GPU

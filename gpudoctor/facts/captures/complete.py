@@ -110,6 +110,14 @@ def placeholder_gpus(
     return tuple(gpus)
 
 
+def with_failures(gpus: tuple[Gpu, ...], lost: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """Each GPU with the error that nvidia-smi names with its bus id only; one of no list stays the driver's error."""
+    errors = {gpu.bus_id: gpu.errors for gpu in lost}
+    return tuple(
+        msgspec.structs.replace(gpu, errors=errors[gpu.bus_id]) if gpu.bus_id in errors else gpu for gpu in gpus
+    )
+
+
 def without_gpu_memory(host: Host, gpus: tuple[Gpu, ...]) -> Host:
     """Grace shows GPU memory as NUMA nodes, and `free` counts it: there its total is not the RAM."""
     if isinstance(host.ram_mib, Missing) or all(gpu.settings.addressing_mode != "ats" for gpu in gpus):

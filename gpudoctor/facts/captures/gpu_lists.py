@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.captures import MOST_GPUS, SourceError
 from gpudoctor.facts.captures.merge import merged
@@ -49,7 +50,8 @@ def joined_dumps(dumps: Iterable[tuple[str, SmiDump]], notes: list[str]) -> SmiD
     if len(places) > MOST_GPUS:
         raise SourceError(f"more than {MOST_GPUS} GPUs: not those of one machine")
     _same_set(ordered, places)
-    gpus = _numbered(places)
+    nameless = [place for place in places if not place.named and _only_lost(place.gpu)]
+    gpus = _numbered([place for place in places if place not in nameless])
     notes.extend(note for _, dump in ordered for note in dump.notes)
     return SmiDump(
         driver=_driver([dump for _, dump in ordered], len(gpus), notes),
@@ -57,7 +59,13 @@ def joined_dumps(dumps: Iterable[tuple[str, SmiDump]], notes: list[str]) -> SmiD
         collected_at=next((dump.collected_at for _, dump in ordered if known(dump.collected_at)), NOT_READ),
         indexed=any(dump.indexed for _, dump in ordered),
         ended=all(dump.ended for _, dump in ordered),
+        unnumbered=tuple(replace(place.gpu, bus_id=place.bus_id or "") for place in nameless),
     )
+
+
+def _only_lost(gpu: Gpu) -> bool:
+    """Whether nothing is known of the GPU but that it could not be opened."""
+    return bool(gpu.errors) and replace(_bare(gpu), errors=()) == Gpu(0, "")
 
 
 def _rank(pair: tuple[str, SmiDump]) -> tuple[Any, ...]:

@@ -8,7 +8,14 @@ from typing import Any
 import msgspec
 
 from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError
-from gpudoctor.facts.captures.complete import pairs_of, placeholder_gpus, say_absent, with_links, without_gpu_memory
+from gpudoctor.facts.captures.complete import (
+    pairs_of,
+    placeholder_gpus,
+    say_absent,
+    with_failures,
+    with_links,
+    without_gpu_memory,
+)
 from gpudoctor.facts.captures.gpu_lists import UNKNOWN_BUS, joined_dumps
 from gpudoctor.facts.captures.host.lspci import PciTree
 from gpudoctor.facts.captures.kernel_logs import continued, joined_logs
@@ -108,6 +115,7 @@ class Dumps:
         dumps = [(file, dump) for file, _, part in parts for dump in part.smi]
         smi = self._smi(dumps, links, topology, p2p)
         gpus = smi.gpus or placeholder_gpus(tree, links, topology, p2p)
+        gpus = with_failures(gpus, smi.unnumbered)
         if len(gpus) > MOST_GPUS:
             raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
         whole = bool(smi.gpus) and smi.ended

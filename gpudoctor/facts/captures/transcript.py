@@ -16,6 +16,7 @@ MAX_BLOCK_LINES = 500_000
 MAX_BLOCK_CHARACTERS = 1 << 26
 MAX_UNKNOWN_CHARACTERS = 1 << 24
 _MOST_REMEMBERED, _LONGEST_REMEMBERED = 10_000, 1000
+_HIDES = ("", " ", "\t", ">", "-")  # a line that is blank, quoted or grep's gap
 _ONE_DIGIT = str.maketrans("123456789", "000000000")
 _MOST_RANGES = 1000
 
@@ -117,6 +118,10 @@ class Transcript:
 
     def _line(self, raw: str, number: int) -> None:
         line = without_terminal(raw)
+        # the many lines of a log first: what follows would take them all the same
+        if self._reader is not None and self._reader.in_pieces and line[:1] not in _HIDES and self._reader.begins(line):
+            self._keep(line, number)
+            return
         look = (self._reader, line.translate(_ONE_DIGIT)) if len(line) < _LONGEST_REMEMBERED else None
         if look in self._unknown and not self._by_command:
             self.passed.add(number)

@@ -7,6 +7,7 @@ of a file) can stand in these messages, but none begins with one.
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import msgspec
 
@@ -202,10 +203,14 @@ HOST_MESSAGES: tuple[HostMessage, ...] = (
 HOST_WORDS = tuple(dict.fromkeys(row.words for row in HOST_MESSAGES))
 
 
+# once a message needs it, and then without the look-up of `re`
+_compiled = cache(re.compile)
+
+
 def host_message(message: str) -> tuple[HostEventKind, str | None] | None:
     """The kind of event and the device that a message of the kernel tells of; None for any other message."""
     for row in HOST_MESSAGES:
-        if row.words in message and (found := re.match(row.pattern, message)):
+        if row.words in message and (found := _compiled(row.pattern).match(message)):
             named = found.groupdict()
             return row.kind, short_bus_id(named["bus"]) if named.get("bus") else named.get("device")
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import msgspec
@@ -39,6 +39,12 @@ def is_of_interest(line: str) -> bool:
     return any(word in line for word in _WORDS)
 
 
+def _interest_in(text: str) -> Callable[[str], bool]:
+    """`is_of_interest` for the lines of this text: most words of the tables stand nowhere in it."""
+    words = tuple(word for word in _WORDS if word in text)
+    return lambda line: any(word in line for word in words) if words else False
+
+
 def parse_kernel_lines(lines: Iterable[str]) -> tuple[KernelEvent, ...]:
     """The events in kernel log lines, in their order.
 
@@ -62,7 +68,7 @@ def read_kernel_text(text: str, source: str) -> KernelLog:
     if text.lstrip().startswith("dmesg: ") and "not permitted" in text[:200]:
         return KernelLog(events=Missing(f"{source}: no permission to read the kernel log", "denied"), source=source)
     # only "\n" ends a line: the name of a program may hold what str.splitlines takes for an end
-    return collect(text_records(text.split("\n"), is_of_interest)).log(source)
+    return collect(text_records(text.split("\n"), _interest_in(text))).log(source)
 
 
 def kmsg_events(text: str) -> tuple[KernelEvent, ...]:

@@ -47,7 +47,7 @@ class SmiDump(msgspec.Struct):
     A GPU whose bus id the text does not tell has the bus id "unknown-INDEX". `indexed`: the text tells the indices of
     its GPUs; else they are counted in its order. `attached`: so many GPUs it says that there are. `ended`: nothing
     shows that GPUs are left out of it. `name` is the form ("nvidia-smi -q"). `notes` say what a reader of the
-    report should know.
+    report should know. `unnumbered`: GPUs of which a failure tells the bus id, and no text an index.
     """
 
     driver: Driver
@@ -58,6 +58,7 @@ class SmiDump(msgspec.Struct):
     name: str = "nvidia-smi -q"
     indexed: bool = False
     ended: bool = True
+    unnumbered: tuple[Gpu, ...] = ()
 
 
 def smi_dump(
@@ -69,7 +70,7 @@ def smi_dump(
     Raise SourceError for a bus id that is none, or one that comes twice.
     """
     v = Values(top)
-    handle_errors = tuple(" ".join(line.split()) for line in _HANDLE.findall(outside))
+    handle_errors = tuple(line.strip() for line in _HANDLE.findall(outside))
     counted = attached = v.whole("attached_gpus")
     notes: tuple[str, ...] = ()
     ended = not cut
@@ -127,7 +128,7 @@ def _marked_as_cut(gpu: Gpu, gpus: tuple[Gpu, ...]) -> Gpu:
 
 def init_failure(text: str) -> SmiDump | None:
     """What nvidia-smi says of a driver that did not start, of GPUs that it could not open, or of none; else None."""
-    handles = tuple(dict.fromkeys(" ".join(line.split()) for line in _HANDLE.findall(text)))
+    handles = tuple(dict.fromkeys(line.strip() for line in _HANDLE.findall(text)))
     if handles:
         gpus, indexed = _lost(handles)
         driver = Driver(module_loaded=True, init_code=0, handle_errors=handles)
@@ -149,7 +150,7 @@ def _lost(handles: tuple[str, ...]) -> tuple[tuple[Gpu, ...], bool]:
     for line in handles:
         named = _LOST_GPU.search(line)
         if named is not None:
-            words = line[named.end() :].lstrip(": ")
+            words = " ".join(line[named.end() :].lstrip(": ").split())
             code = code_in_words(words)
             code = UNKNOWN if code is None else code
             index = int(named["index"]) if named["index"] else None

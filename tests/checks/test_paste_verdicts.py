@@ -1,0 +1,162 @@
+"""What checks say of pasted text: from the text that people paste to the finding."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.facts.captures.source import load_source
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.report.judge import judge as judge_all
+from tests.checks.one_check import judge, text_of
+from tests.facts.transcripts import gpu_list, table
+
+LOST = (
+    "Unable to determine the device handle for GPU0000:C7:00.0: GPU is lost.  Reboot the system to recover this GPU\n"
+)
+XID_79 = (
+    "[  900.5] NVRM: Xid (PCI:0000:c7:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
+    "[  900.6] NVRM: GPU 0000:c7:00.0: GPU has fallen off the bus.\n"
+)
+BUS = "".join(f"{bus}:00.0 3D controller: NVIDIA Corporation GV100GL [Tesla V100] (rev a1)\n" for bus in ("1a", "c7"))
+MATRIX = (
+    "\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity\n"
+    "GPU0\t X \tNV12\tNV12\tNV12\t0-31\t0\n"
+    "GPU1\tNV12\t X \tNV12\tNV12\t0-31\t0\n"
+    "GPU2\tNV12\tNV12\t X \t{odd}\t32-63\t1\n"
+    "GPU3\tNV12\tNV12\t{odd}\t X \t32-63\t1\n"
+)
+
+
+def read(text: str) -> Node:
+    return load_source("-", stdin=io.BytesIO(text.encode())).node
+
+
+def bad(check_id: str, text: str) -> list[Finding]:
+    return [f for f in judge(check_id, read(text)).findings if f.status not in (Status.PASS, Status.SKIP)]
+
+
+def test_a_gpu_that_only_its_bus_id_names_gets_no_index() -> None:
+    (finding,) = bad("gpu.lost", LOST)
+    assert (finding.status, finding.subject.label) == (Status.FAIL, "GPU 0000:c7:00.0")
+    assert "lost. Reboot" in text_of(finding)
+    assert bad("gpu.lost", "$ nvidia-smi\nNo devices were found\n") == []
+
+
+def test_a_lost_gpu_beside_a_list_of_the_bus_takes_no_other_gpu_with_it() -> None:
+    (finding,) = bad("gpu.lost", f"$ nvidia-smi\n{LOST}$ lspci\n{BUS}")
+    assert finding.subject.bus_id == "0000:c7:00.0"
+    assert bad("gpu.count", f"$ nvidia-smi\n{LOST}$ lspci\n{BUS}") == []
+
+
+def test_the_line_behind_an_xid_79_is_not_told_again() -> None:
+    (finding,) = bad("gpu.xid", XID_79)
+    assert finding.found is not None
+    assert finding.found.text == "Xid 79: GPU has fallen off the bus"
+
+
+@pytest.mark.parametrize(("odd", "status"), [("NV12", None), ("SYS", Status.UNKNOWN), ("NV6", Status.FAIL)])
+def test_an_odd_pair_of_a_mesh_does_not_pass_where_the_model_is_not_known(odd: str, status: Status | None) -> None:
+    found = bad("nvlink.topology", MATRIX.format(odd=odd))
+    assert [(f.status, f.subject.gpus) for f in found] == ([(status, (2, 3))] if status else [])
+
+
+def test_an_odd_pair_behind_switches_fails_and_a_bridged_pair_beside_a_single_card_does_not() -> None:
+    named = "".join(
+        f"GPU {i}: NVIDIA A100-SXM4-80GB (UUID: GPU-{i}0000000-1111-2222-3333-444455556666)\n" for i in range(4)
+    )
+    text = f"{MATRIX.format(odd='SYS')}$ nvidia-smi -L\n{named}"
+    found = [f for result in judge_all(read(text)).checks for f in result.findings if f.status is Status.FAIL]
+    assert [f.subject.gpus for f in found] == [(2, 3)]
+    (finding,) = bad("nvlink.topology", text.replace("A100-SXM4-80GB", "X9000"))
+    assert (finding.status, finding.subject.gpus) == (Status.UNKNOWN, (2, 3))
+    bridged = "\tGPU0\tGPU1\tGPU2\nGPU0\t X \tNV4\tSYS\nGPU1\tNV4\t X \tSYS\nGPU2\tSYS\tSYS\t X \n"
+    assert bad("nvlink.topology", bridged) == []
+
+
+@pytest.mark.parametrize("options", ["-s 41:00.0 -vv", "-vvs 0000:41:00.0", "-vvv -s41:00.0"])
+def test_the_lines_that_grep_leaves_of_lspci_are_of_the_function_it_was_asked_for(options: str) -> None:
+    text = (
+        f"root@n1:/# lspci {options} | grep -i lnk\n"
+        "\t\tLnkCap:\tPort #0, Speed 16GT/s, Width x16\n\t\tLnkSta:\tSpeed 16GT/s (ok), Width x4 (downgraded)\n"
+        "root@n1:/# nvidia-smi --query-gpu=index,name,pci.bus_id --format=csv,noheader\n"
+        "0, NVIDIA L40S, 00000000:01:00.0\n1, NVIDIA L40S, 00000000:41:00.0\n"
+    )
+    node = read(text)
+    assert node.source.notes == ()
+    assert {gpu.index: known(gpu.pcie.width) for gpu in node.gpus} == {0: None, 1: 4}
+    (finding,) = bad("pcie.link-width", text)
+    assert finding.subject.gpu == 1
+
+
+def err_row(cells: str) -> str:
+    """The table of two GPUs, with these cells of the second one's row of state."""
+    rows = table(load_node("rtx4090-4", {})).splitlines(keepends=True)
+    at = [number for number, row in enumerate(rows) if "MiB /" in row][1]
+    rows[at] = f"|{cells} |{rows[at].split('|', 2)[2]}"
+    return "".join(rows)
+
+
+def test_a_gpu_that_the_table_could_not_read_is_one_unknown_with_what_to_do() -> None:
+    text = err_row(" ERR!  ERR! ERR!          ERR! / ERR! ")
+    (finding,) = bad("gpu.lost", text)
+    assert (finding.status, finding.subject.gpu) == (Status.UNKNOWN, 1)
+    assert "ERR!" in (finding.reason or "")
+    assert finding.advice
+    report = judge_all(read(text))
+    heads = [r.id for r in report.checks for f in r.findings if f.status is Status.UNKNOWN and f.explained_by is None]
+    assert heads == ["gpu.lost"]
+
+
+def test_a_single_cell_that_says_err_is_no_pass_either() -> None:
+    (finding,) = bad("gpu.lost", err_row(" ERR!   47C   P2           ERR! / 450W "))
+    assert (finding.status, finding.reason) == (Status.UNKNOWN, "nvidia-smi says ERR! for its power draw")
+
+
+def test_flags_of_remapped_rows_come_as_words_or_numbers() -> None:
+    head = "gpu_bus_id, gpu_uuid, remapped_rows.uncorrectable, remapped_rows.pending, remapped_rows.failure\n"
+    rows = "00000000:07:00.0, GPU-1, 0, 0, 0\n00000000:0A:00.0, GPU-2, 2, {}, {}\n"
+    (finding,) = bad("gpu.memory-repair", head + rows.format(0, 1))
+    assert (finding.status, finding.subject.bus_id) == (Status.FAIL, "0000:0a:00.0")
+    assert [f.found for f in bad("gpu.memory-repair", head + rows.format("No", "Yes"))] == [finding.found]
+
+
+def test_a_module_that_starts_no_gpu_is_not_called_missing() -> None:
+    text = (
+        f"$ lspci\n{BUS}$ nvidia-smi\nNVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"
+        "$ dmesg\n[    1.500000] NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:\n"
+        "[    1.600000] nvidia: probe of 0000:c7:00.0 failed with error -1\n"
+    )
+    (finding,) = bad("driver.loaded", text)
+    assert finding.found is not None
+    assert "starts no GPU: the GPU has no valid memory window" in finding.found.text
+
+
+def test_a_contained_memory_error_warns_until_the_gpu_says_that_no_row_waits() -> None:
+    (finding,) = bad("gpu.xid", "[    5.500000] NVRM: Xid (PCI:0000:07:00): 94, pid=7, name=a, Contained: SM (0x1)\n")
+    assert finding.status is Status.WARN
+
+
+@pytest.mark.parametrize("mark", ["> ", "> > ", ">> ", ">>> "])
+def test_mails_in_mails_hide_nothing(mark: str) -> None:
+    line = "May 02 10:00:00 n1 kernel: NVRM: Xid (PCI:0000:0a:00): 61, pid=1455, 0cec(3098) 00000000\n"
+    (finding,) = bad("gpu.xid", f"Bob wrote:\n{mark}Here is the log\n{mark}{line}{mark}\nLooks bad.\n")
+    assert (finding.status, finding.subject.bus_id) == (Status.FAIL, "0000:0a:00.0")
+
+
+def test_pcie_errors_of_a_gpu_in_the_log_warn_where_no_counter_is_known() -> None:
+    port = "[    5.500000] pcieport 0000:80:03.1: AER: Corrected error received: 0000:81:00.0\n"
+    own = "[    5.600000] nvidia 0000:81:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)\n"
+    (finding,) = bad("pcie.errors", port + own)
+    assert (finding.status, finding.subject.bus_id) == (Status.WARN, "0000:81:00.0")
+    assert bad("pcie.errors", port + own.replace("nvidia", "nvme")) == []
+
+
+def test_the_border_of_a_table_and_a_prompt_are_no_lines_to_name() -> None:
+    node = load_node("rtx4090-4", {})
+    assert read(f"ᐅ nvidia-smi -L\n{gpu_list(node)}").source.notes == ()
+    assert read(table(node).partition("\n")[2]).source.notes == ()
