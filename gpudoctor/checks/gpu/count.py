@@ -69,6 +69,8 @@ def count(case: Case) -> Iterator[Finding]:
             yield from told
         elif not isinstance(code, Missing) and code != INIT_OK:
             yield skip(NODE, "the driver does not answer: judged by the driver checks")
+        elif all_given := _all_given_out(case):
+            yield all_given
         else:
             missing = node.driver.device_count
             yield unread(NODE, "the driver's number of GPUs", missing if isinstance(missing, Missing) else Missing("?"))
@@ -249,6 +251,16 @@ def _given_out(case: Case) -> Iterator[Finding]:
             likely="whoever or whatever drained it found a GPU missing or sick",
             advice=advice,
         )
+
+
+def _all_given_out(case: Case) -> Finding | None:
+    """The finding for a scheduler that gives out every GPU it is set up for; None if it does not say so."""
+    scheduler = case.node.scheduler
+    configured, given = known(scheduler.gpus_configured), known(scheduler.gpus_allocatable)
+    if not configured or given != configured:
+        return None
+    name = "Kubernetes" if known(scheduler.kind) == "kubernetes" else "the scheduler"
+    return ok(NODE, Found(f"{name} gives out all {given} GPUs of the node", given, "GPUs"))
 
 
 def _scheduled(case: Case, shown: int) -> tuple[int | None, str]:

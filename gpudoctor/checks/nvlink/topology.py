@@ -73,7 +73,7 @@ def topology(case: Case) -> Iterator[Finding]:
     bad += [finding for finding in _peer_to_peer(pairs, gpus) if finding.subject not in named]
     yield from bad
     read = (word for pair in pairs for word in (pair.p2p_read, pair.p2p_write))
-    if not bad and (odd := _odd_number(pairs, gpus) or _odd_rows(case, pairs, gpus)):
+    if not bad and (odd := _odd_number(pairs, gpus) or _odd_rows(pairs, gpus)):
         yield odd
     elif failed := first_failed(read):
         yield unread(NODE, "peer-to-peer status", failed)
@@ -106,14 +106,14 @@ def _odd_number(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
     )
 
 
-def _odd_rows(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
+def _odd_rows(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
     """The finding for a mesh in which some GPUs have fewer bonds than others, if the model is not known; else None.
 
     Bridges join two GPUs and leave others alone; in a mesh or behind switches every GPU has the same bonds.
     """
     rows = {gpu.index: sorted(_bond(p) for p in pairs if gpu.index in (p.a, p.b)) for gpu in gpus}
     most = max(rows.values(), key=lambda row: (sum(map(bool, row)), sum(row)))
-    if sum(map(bool, most)) < 2 or any(model_of(case, gpu) for gpu in gpus):
+    if sum(map(bool, most)) < 2 or any(known(gpu.name) for gpu in gpus):
         return None
     fewer = [index for index, row in rows.items() if row != most]
     if not fewer:
