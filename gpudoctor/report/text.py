@@ -19,9 +19,9 @@ from gpudoctor.checks.core.finding import WORST_FIRST, Status, worst
 from gpudoctor.checks.core.registry import LEVELS
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.driver.responsive import WAKING
-from gpudoctor.report.figures import figure_lines
 from gpudoctor.report.model import Report, held_words, is_above, suppressed_in
 from gpudoctor.report.text_blocks import STYLES, grouped_label, plain, problems, status_word
+from gpudoctor.report.text_figures import figure_lines
 
 NARROWEST = 40
 

@@ -7,11 +7,13 @@ from xml.etree.ElementTree import Element
 
 import msgspec
 
-from gpudoctor.facts.model.gpu import GpuPair
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.report.html.elements import Child, append, element, scroll, section
 from gpudoctor.report.model import Report
+from gpudoctor.report.tables.links import RateMatrix, both_ways_matrix, pair_matrix, peer_matrix, way_of
+from gpudoctor.report.tables.ranks import short_name
+from gpudoctor.report.tables.table import NOT_KNOWN
 from gpudoctor.units import figure_text, size_text
 
 _MEANING = {
@@ -35,7 +37,8 @@ def topology(report: Report) -> Element | None:
     cells: dict[tuple[int, int], Element] = {}
     kinds = set()
     for pair in facts.pairs:
-        word, kind = _way(pair)
+        word = way_of(pair)
+        kind = "NV" if word.startswith("NV") else "none" if word == NOT_KNOWN else word
         kinds.add(kind)
         off = [known(pair.p2p_read), known(pair.p2p_write)]
         note = next((f" ({each})" for each in off if each not in (None, "OK")), "")
@@ -55,47 +58,30 @@ def topology(report: Report) -> Element | None:
     )
 
 
-def _way(pair: GpuPair) -> tuple[str, str]:
-    links, path = known(pair.nvlinks), known(pair.path)
-    if links:
-        return f"NV{links}", "NV"
-    return (path, path) if path else ("-", "none")
-
-
 def bandwidths(measured: Measurements) -> list[Element]:
     """Heat maps of the copies between GPUs, and of send and receive between ranks."""
     maps = []
     if measured.peer_links:
-        rates = {(link.source, link.target): link.gb_s for link in measured.peer_links}
-        through_host = {(link.source, link.target) for link in measured.peer_links if link.p2p is False}
-        size = size_text(measured.peer_links[0].size_bytes)
-        notes = [f"{len(through_host)} of {len(rates)} directions go through the host (h)"] if through_host else []
-        both = [rate for link in measured.peer_links if (rate := known(link.both_ways_gb_s)) is not None]
+        peer, both = peer_matrix(measured), both_ways_matrix(measured).rates.values()
+        off = len(peer.through_host)
+        notes = [f"{off} of {len(peer.rates)} directions go through the host (h)"] if off else []
         notes += [f"both ways at once {figure_text(min(both))} to {figure_text(max(both))} GB/s"] if both else []
-        title = f"Copies of {size} from row to column, GB/s"
-        maps.append(_heat(measured, rates, title, notes, through_host))
+        maps.append(_heat(measured, peer, f"Copies of {size_text(peer.size_bytes)} from row to column, GB/s", notes))
     if measured.pairs:
-        each = {(pair.a, pair.b): pair.busbw_gb_s for pair in measured.pairs}
-        both_ways = {**each, **{(b, a): rate for (a, b), rate in each.items()}}
-        title = f"Send and receive of {size_text(measured.pairs[0].size_bytes)} between two ranks, GB/s each way"
-        maps.append(_heat(measured, both_ways, title, []))
+        pairs = pair_matrix(measured)
+        title = f"Send and receive of {size_text(pairs.size_bytes)} between two ranks, GB/s each way"
+        maps.append(_heat(measured, pairs, title, []))
     return maps
 
 
-def _heat(
-    measured: Measurements,
-    rates: Mapping[tuple[int, int], float],
-    title: str,
-    notes: Sequence[str],
-    through_host: set[tuple[int, int]] | None = None,
-) -> Element:
+def _heat(measured: Measurements, matrix: RateMatrix, title: str, notes: Sequence[str]) -> Element:
+    rates, ranks = matrix.rates, matrix.ranks
     best = max(rates.values())
-    ranks = sorted({rank for place in rates for rank in place})
     cells = {}
     for (a, b), rate in rates.items():
         share = rate / best if best > 0 else 0.0
         sign, heat = next((sign, heat) for sign, heat, least in _STEPS if share >= least)
-        mark = " h" if through_host and (a, b) in through_host else ""
+        mark = " h" if (a, b) in matrix.through_host else ""
         cells[ranks.index(a), ranks.index(b)] = element(
             "td", figure_text(rate), element("i", f" {sign}{mark}"), class_=heat
         )
@@ -104,19 +90,10 @@ def _heat(
     return element(
         "div",
         element("h3", title),
-        _square([rank_name(measured, rank) for rank in ranks], cells, title),
+        _square([short_name(measured, rank) for rank in ranks], cells, title),
         element("p", legend, class_="legend"),
         class_="part",
     )
-
-
-def rank_name(measured: Measurements, rank: int, *, long: bool = False) -> str:
-    """ "GPU 5" for a rank on it ("rank 2, GPU 5" where `long`); "rank 2" for a CPU rank."""
-    infos = measured.launch.ranks if measured.launch else ()
-    gpu = next((info.gpu for info in infos if info.rank == rank), None)
-    if gpu is None:
-        return f"rank {rank}"
-    return f"rank {rank}, GPU {gpu}" if long else f"GPU {gpu}"
 
 
 def _square(names: Sequence[str], cells: Mapping[tuple[int, int], Element], label: str) -> Element:
@@ -126,7 +103,7 @@ def _square(names: Sequence[str], cells: Mapping[tuple[int, int], Element], labe
     for row, name in enumerate(names):
         places: list[Child] = [element("th", name, scope="row")]
         for column in range(len(names)):
-            blank = element("td", _DIAGONAL if row == column else "-", class_="none")
+            blank = element("td", _DIAGONAL if row == column else NOT_KNOWN, class_="none")
             places.append(cells.get((row, column), blank))
         append(body, element("tr", *places))
     append(made, body)
