@@ -17,10 +17,10 @@ def collective_table(done: Sequence[Collective]) -> Table:
         sizes.setdefault(_power(row), []).append(row)
     cells = {(row.op, _power(row)): f"{figure_text(row.busbw_gb_s)} ({time_text(row.time_us)})" for row in done}
     powers = sorted(sizes)
-    columns = (Column("", 12, left=True), *(Column(_size_title(sizes[power]), 13) for power in powers))
+    columns = (Column("", 14, left=True), *(Column(_size_title(sizes[power]), 14) for power in powers))
     operations = dict.fromkeys(row.op for row in done)
     rows = ((op, *(cells.get((op, power), NOT_KNOWN) for power in powers)) for op in operations)
-    return Table(columns, tuple(rows))
+    return Table(columns, tuple(rows), gap=1)
 
 
 def _power(row: Collective) -> int:
@@ -39,10 +39,10 @@ def run_table(done: Sequence[Collective]) -> Table:
     """A row for each operation at each size, in the order in which they ran, with the spread of the time."""
     columns = (
         Column("operation", 15, left=True),
-        Column("size", 8),
-        Column("busbw GB/s", 10),
-        Column("time", 10),
-        Column("+-", 8),
+        Column("size", 10),
+        Column("busbw GB/s", 12),
+        Column("time", 12),
+        Column("+-", 10),
     )
     rows = (
         (
@@ -54,7 +54,7 @@ def run_table(done: Sequence[Collective]) -> Table:
         )
         for row in done
     )
-    return Table(columns, tuple(rows))
+    return Table(columns, tuple(rows), gap=0)
 
 
 def round_size(size_bytes: int) -> int:

@@ -9,7 +9,6 @@ import msgspec
 from gpudoctor.facts.model.missing import Missing
 
 NOT_KNOWN = "-"
-_GAP = "  "
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -21,11 +20,15 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Rows of cells below columns, as many cells in a row as there are columns; `title` says of what."""
+    """Rows of cells below columns, as many cells in a row as there are columns.
+
+    `title` says of what; `gap` is how many spaces stand between two columns if lines are drawn.
+    """
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
     title: str = ""
+    gap: int = 2
 
     @property
     def head(self) -> tuple[str, ...]:
@@ -34,14 +37,14 @@ class Table(msgspec.Struct, frozen=True):
     def turned(self, corner: str) -> Table:
         """Rows as columns and columns as rows; `corner` is the title of what was the head."""
         first, *rest = zip(self.head, *self.rows, strict=True)
-        return Table((Column(corner), *(Column(name) for name in first[1:])), tuple(rest), self.title)
+        return Table((Column(corner), *(Column(name) for name in first[1:])), tuple(rest), self.title, self.gap)
 
 
 def aligned(table: Table, indent: str) -> list[str]:
-    """The head and the rows as lines below each other, two spaces between the columns."""
+    """The head and the rows as lines below each other."""
     lines = [table.head, *table.rows]
     widths = [column.width or max(len(line[place]) for line in lines) for place, column in enumerate(table.columns)]
-    return [indent + _GAP.join(_padded(line, table.columns, widths)).rstrip() for line in lines]
+    return [indent + (" " * table.gap).join(_padded(line, table.columns, widths)).rstrip() for line in lines]
 
 
 def _padded(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
