@@ -8,7 +8,7 @@ from gpudoctor.facts.model.measured_burn import Burn, Series
 from gpudoctor.facts.model.measured_compute import ComputeRank
 from gpudoctor.facts.model.measurements import Measurements, Training
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.report.tables.burn import counters_table, wrong_text
+from gpudoctor.report.tables.burn import growth_text, wrong_text
 from gpudoctor.report.tables.collectives import collective_table
 from gpudoctor.report.tables.links import RateMatrix, both_ways_matrix, host_table, pair_matrix, peer_matrix
 from gpudoctor.report.tables.ranks import plain_name, training_table
@@ -166,7 +166,8 @@ def _burn_lines(burn: Burn) -> list[str]:
     lines += [f"    {wrong_text(wrong)}" for wrong in burn.wrong[:_WRONG_SHOWN]]
     if burn.wrong_count > _WRONG_SHOWN:
         lines.append(f"    and {burn.wrong_count - _WRONG_SHOWN} more results that were wrong")
-    lines += [f"    {gpu}: {grown or 'no counter read'}" for gpu, grown, _ in counters_table(burn).rows]
+    counters = () if isinstance(burn.counters, Missing) else burn.counters
+    lines += [f"    GPU {gpu.index}: {growth_text(gpu) or 'no counter read'}" for gpu in counters]
     if not isinstance(burn.kernel_events, Missing) and burn.kernel_events:
         lines.append(f"    new lines on GPUs in the kernel log: {len(burn.kernel_events)}")
     return lines

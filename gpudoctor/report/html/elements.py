@@ -7,7 +7,6 @@ from xml.etree.ElementTree import Element, tostring
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.exits import printable
-from gpudoctor.report.tables.table import Table
 
 Child = Element | str | None
 Value = str | int | float | bool | None
@@ -87,11 +86,6 @@ def table(
         )
     append(made, body)
     return scroll(made, caption or "table")
-
-
-def drawn(figures: Table, caption: str) -> Element:
-    """A table of figures with its caption."""
-    return table(figures.head, figures.rows, caption=caption)
 
 
 def _is_cell(child: Child) -> bool:

@@ -7,20 +7,20 @@ from functools import partial
 from xml.etree.ElementTree import Element
 
 from gpudoctor.checks.core.finding import Status
-from gpudoctor.facts.model.measured_burn import Burn, Series
+from gpudoctor.facts.model.measured_burn import Burn, GpuCounters, Series
 from gpudoctor.facts.model.measurements import Collective, Measurements, ProbeProblem, Training
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.telemetry import Telemetry
 from gpudoctor.report.html.charts import Bar, lines_by_size, stacked_bars
-from gpudoctor.report.html.elements import Child, drawn, element, lines, section, table
+from gpudoctor.report.html.elements import Child, element, lines, section, table
 from gpudoctor.report.html.matrices import bandwidths
-from gpudoctor.report.model import Report
-from gpudoctor.report.tables.burn import counters_table, wrong_text
+from gpudoctor.report.model import Report, findings_of
+from gpudoctor.report.tables.burn import growth_text, wrong_text
 from gpudoctor.report.tables.collectives import collective_table
 from gpudoctor.report.tables.links import host_table
-from gpudoctor.report.tables.ranks import RankName, long_name, training_table
+from gpudoctor.report.tables.ranks import RankName, rank_name, training_table
 from gpudoctor.report.tables.strategies import library_tables, strategy_tables
-from gpudoctor.report.tables.table import NOT_KNOWN, Table, aligned, cell
+from gpudoctor.report.tables.table import Table, aligned, cell
 from gpudoctor.report.tables.telemetry import sample_count, telemetry_table
 from gpudoctor.units import size_text, whole_mib_text
 
@@ -34,7 +34,7 @@ def figures_part(report: Report) -> Iterator[Child]:
     if launch is None:
         yield libraries
         return
-    name = partial(long_name, measured)
+    name = partial(rank_name, measured, long=True)
     kind = "CPU ranks" if launch.backend == "gloo" else "GPUs"
     took = known(launch.total_s)
     seconds = "" if took is None else f", {took:.1f} s"
@@ -106,14 +106,10 @@ def _train_words(training: Training) -> str:
 def _marks(report: Report) -> dict[int, tuple[Status, str]]:
     """What the check of the balance says of a rank that is not fine: (its status, the likely cause)."""
     marks: dict[int, tuple[Status, str]] = {}
-    for result in report.checks:
-        if result.id != "train.balance":
-            continue
-        for finding in result.findings:
-            rank = finding.subject.rank
-            if rank is None or finding.status in (Status.PASS, Status.SKIP) or rank in marks:
-                continue
-            marks[rank] = (finding.status, finding.likely or finding.reason or "")
+    for finding in findings_of(report, "train.balance"):
+        rank = finding.subject.rank
+        if rank is not None and finding.status not in (Status.PASS, Status.SKIP):
+            marks.setdefault(rank, (finding.status, finding.likely or finding.reason or ""))
     return marks
 
 
@@ -128,7 +124,8 @@ def _collectives(done: tuple[Collective, ...], kind: str) -> Iterator[Child]:
         label = f"Bus bandwidth by message size on {kind}"
         yield element("figure", lines_by_size(series, "GB/s", label))
     caption = f"Busbw in GB/s in {done[0].dtype}, and median time of the slowest rank"
-    yield drawn(collective_table(done).turned("size"), caption)
+    figures = collective_table(done).turned("size")
+    yield table(figures.head, figures.rows, caption=caption)
     wrong = [element("li", f"{row.op} of {size_text(row.size_bytes)}: {_wrong(row)}") for row in done if _wrong(row)]
     yield (
         element("ul", *wrong, class_="wrong")
@@ -147,7 +144,8 @@ def _host_links(measured: Measurements, name: RankName) -> Child:
     if not measured.host_links:
         return None
     size = size_text(measured.host_links[0].size_bytes)
-    return drawn(host_table(measured, name, ".2f"), f"Pinned copies of {size} between host and GPU, GB/s")
+    figures = host_table(measured, name, ".2f")
+    return table(figures.head, figures.rows, caption=f"Pinned copies of {size} between host and GPU, GB/s")
 
 
 def _compute(measured: Measurements, name: RankName) -> Iterator[Child]:
@@ -179,7 +177,8 @@ def _telemetry(telemetry: Telemetry) -> Element:
     samples = sample_count(telemetry)
     ended = "" if telemetry.ended is None else f"; not sampled to the end: {telemetry.ended}"
     caption = f"During {telemetry.during}: medians of {samples} samples in {telemetry.duration_s:.1f} s{ended}"
-    return drawn(telemetry_table(telemetry), caption)
+    figures = telemetry_table(telemetry)
+    return table(figures.head, figures.rows, caption=caption)
 
 
 def _burn(burn: Burn, name: RankName) -> Iterator[Child]:
@@ -191,10 +190,12 @@ def _burn(burn: Burn, name: RankName) -> Iterator[Child]:
     if burn.series:
         head = ("figure", "rank", "unit", "at first", "at last", "change", "lowest", "highest")
         yield table(head, (_course(series, name) for series in burn.series), caption="Course over the rounds")
-    counters = counters_table(burn)
-    if counters.rows:
-        rows = ((gpu, grown or NOT_KNOWN, unread or NOT_KNOWN) for gpu, grown, unread in counters.rows)
-        yield table(counters.head, rows, caption="Counters over the burn")
+    if not isinstance(burn.counters, Missing) and burn.counters:
+        yield table(
+            ("GPU", "counters that grew", "not read"),
+            (_counters(gpu) for gpu in burn.counters),
+            caption="Counters over the burn",
+        )
     if not isinstance(burn.kernel_events, Missing) and burn.kernel_events:
         yield element("h3", "New lines in the kernel log")
         yield lines("\n".join(event.text for event in burn.kernel_events))
@@ -207,3 +208,8 @@ def _course(series: Series, name: RankName) -> tuple[Child, ...]:
     extremes = (min(early.low, late.low), max(early.high, late.high))
     figures = (f"{value:.4g}" for value in (early.median, late.median))
     return (series.metric, who, series.unit, *figures, change, *(f"{value:.4g}" for value in extremes))
+
+
+def _counters(gpu: GpuCounters) -> tuple[Child, ...]:
+    unread = ", ".join(f"{name.replace('_', ' ')}: {why.reason}" for name, why in gpu.unread.items())
+    return f"GPU {gpu.index}", growth_text(gpu) or "-", unread or "-"

@@ -11,8 +11,8 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.report.html.elements import Child, append, element, scroll, section
 from gpudoctor.report.model import Report
-from gpudoctor.report.tables.links import RateMatrix, both_ways_matrix, pair_matrix, peer_matrix, way_of
-from gpudoctor.report.tables.ranks import short_name
+from gpudoctor.report.tables.links import Place, RateMatrix, both_ways_matrix, pair_matrix, peer_matrix, way_of
+from gpudoctor.report.tables.ranks import rank_name
 from gpudoctor.report.tables.table import NOT_KNOWN
 from gpudoctor.units import figure_text, size_text
 
@@ -34,7 +34,7 @@ def topology(report: Report) -> Element | None:
     facts = report.facts
     if isinstance(facts, msgspec.UnsetType) or isinstance(facts.pairs, Missing) or not facts.pairs:
         return None
-    cells: dict[tuple[int, int], Element] = {}
+    cells: dict[Place, Element] = {}
     kinds = set()
     for pair in facts.pairs:
         word = way_of(pair)
@@ -45,14 +45,12 @@ def topology(report: Report) -> Element | None:
         for place in ((pair.a, pair.b), (pair.b, pair.a)):
             cells[place] = element("td", word + note, class_=f"way {kind.lower()}")
     indices = sorted({index for place in cells for index in place})
-    names = [f"GPU {index}" for index in indices]
-    square = {(indices.index(a), indices.index(b)): cell for (a, b), cell in cells.items()}
     legend = [words for kind, words in _MEANING.items() if kind in kinds]
     if any("(" in "".join(cell.itertext()) for cell in cells.values()):
         legend.append("in brackets why peer-to-peer is off: CNS chipset, GNS GPU, TNS topology, DR registry key, NS, U")
     return section(
         "Topology",
-        _square(names, square, "How each two GPUs reach each other"),
+        _square({index: f"GPU {index}" for index in indices}, cells, "How each two GPUs reach each other"),
         element("p", "; ".join(legend), class_="legend"),
         id_="topology",
     )
@@ -75,34 +73,32 @@ def bandwidths(measured: Measurements) -> list[Element]:
 
 
 def _heat(measured: Measurements, matrix: RateMatrix, title: str, notes: Sequence[str]) -> Element:
-    rates, ranks = matrix.rates, matrix.ranks
+    rates = matrix.rates
     best = max(rates.values())
     cells = {}
     for (a, b), rate in rates.items():
         share = rate / best if best > 0 else 0.0
         sign, heat = next((sign, heat) for sign, heat, least in _STEPS if share >= least)
         mark = " h" if (a, b) in matrix.through_host else ""
-        cells[ranks.index(a), ranks.index(b)] = element(
-            "td", figure_text(rate), element("i", f" {sign}{mark}"), class_=heat
-        )
+        cells[a, b] = element("td", figure_text(rate), element("i", f" {sign}{mark}"), class_=heat)
     scale = "of the best here: ● from 90 %, ◕ 70 %, ◑ 50 %, ◔ 25 %, ○ less"
     legend = "; ".join((f"best {figure_text(best)}, worst {figure_text(min(rates.values()))} GB/s", scale, *notes))
     return element(
         "div",
         element("h3", title),
-        _square([short_name(measured, rank) for rank in ranks], cells, title),
+        _square({rank: rank_name(measured, rank) for rank in matrix.ranks}, cells, title),
         element("p", legend, class_="legend"),
         class_="part",
     )
 
 
-def _square(names: Sequence[str], cells: Mapping[tuple[int, int], Element], label: str) -> Element:
-    head: list[Child] = [element("td"), *(element("th", name, scope="col") for name in names)]
+def _square(names: Mapping[int, str], cells: Mapping[Place, Element], label: str) -> Element:
+    head: list[Child] = [element("td"), *(element("th", name, scope="col") for name in names.values())]
     made = element("table", element("thead", element("tr", *head)), class_="matrix")
     body = element("tbody")
-    for row, name in enumerate(names):
+    for row, name in names.items():
         places: list[Child] = [element("th", name, scope="row")]
-        for column in range(len(names)):
+        for column in names:
             blank = element("td", _DIAGONAL if row == column else NOT_KNOWN, class_="none")
             places.append(cells.get((row, column), blank))
         append(body, element("tr", *places))

@@ -16,21 +16,13 @@ def plain_name(rank: int) -> str:
     return f"rank {rank}"
 
 
-def short_name(measured: Measurements, rank: int) -> str:
-    """ "GPU 5" for a rank on it, "rank 2" for a CPU rank."""
-    gpu = _own_gpu(measured, rank)
-    return f"rank {rank}" if gpu is None else f"GPU {gpu}"
-
-
-def long_name(measured: Measurements, rank: int) -> str:
-    """ "rank 2, GPU 5" for a rank on it, "rank 2" for a CPU rank."""
-    gpu = _own_gpu(measured, rank)
-    return f"rank {rank}" if gpu is None else f"rank {rank}, GPU {gpu}"
-
-
-def _own_gpu(measured: Measurements, rank: int) -> int | None:
+def rank_name(measured: Measurements, rank: int, *, long: bool = False) -> str:
+    """ "GPU 5" for a rank on it ("rank 2, GPU 5" if `long`); "rank 2" for a CPU rank."""
     infos = measured.launch.ranks if measured.launch else ()
-    return next((info.gpu for info in infos if info.rank == rank), None)
+    gpu = next((info.gpu for info in infos if info.rank == rank), None)
+    if gpu is None:
+        return f"rank {rank}"
+    return f"rank {rank}, GPU {gpu}" if long else f"GPU {gpu}"
 
 
 def gpu_of_rank(measured: Measurements, node: Node | None, rank: int) -> int | None:

@@ -14,10 +14,10 @@ from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.pcie_generations import generation_of
-from gpudoctor.report.model import Report
+from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.links import host_table, way_of
 from gpudoctor.report.tables.ranks import gpu_of_rank, on_cpus, screen_name
-from gpudoctor.tui.panes.link_matrices import judged, pair_of
+from gpudoctor.tui.panes.link_matrices import pair_of
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.paragraphs import hanging
 from gpudoctor.tui.widgets.status_style import WORDS, style_of, worst_first
@@ -233,7 +233,7 @@ def _host_links(node: Node, report: Report | None) -> Iterator[str]:
     links = report.measurements.host_links if report is not None else ()
     if report is None or not links:
         return
-    told = {f.subject.rank: f.status for f in judged(report, "link.host") if f.status in _BAD}
+    told = {f.subject.rank: f.status for f in findings_of(report, "link.host") if f.status in _BAD}
     yield (
         "GB/s"
         + f"{'to GPU':>14}{'to host':>9}"

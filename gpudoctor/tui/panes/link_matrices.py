@@ -12,7 +12,7 @@ from gpudoctor.facts.model.gpu import GpuPair
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.report.model import Report
+from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.links import RateMatrix, both_ways_matrix, pair_matrix, peer_matrix, way_of
 from gpudoctor.report.tables.ranks import gpu_of_rank, on_cpus
 from gpudoctor.tui.widgets.bars import heat_sign
@@ -68,11 +68,6 @@ def draw(metric: Metric, node: Node | None, report: Report | None) -> Drawn:
 def pair_of(node: Node | None, a: int | None, b: int | None) -> GpuPair | None:
     pairs = known(node.pairs) if node is not None else None
     return next((pair for pair in pairs or () if {pair.a, pair.b} == {a, b}), None)
-
-
-def judged(report: Report | None, check_id: str) -> tuple[Finding, ...]:
-    """The findings of one check, none where it did not run."""
-    return next((check.findings for check in report.checks if check.id == check_id), ()) if report is not None else ()
 
 
 def _facts(metric: Metric, node: Node | None) -> Drawn:
@@ -138,7 +133,7 @@ def _figures(metric: Metric, node: Node | None, report: Report | None) -> Drawn:
     cpu = on_cpus(measurements)
     kinds = {(a, b): "CPU" if cpu else way_of(pair_of(node, gpus[a], gpus[b])) for a, b in rates}
     yardsticks, told = _yardsticks(metric, rates, kinds, report, cpu)
-    tones = _tones(judged(report, _JUDGE[metric]))
+    tones = _tones(findings_of(report, _JUDGE[metric]))
     cells = {(place, place): DIAGONAL for place in range(len(ranks))}
     where = {rank: place for place, rank in enumerate(ranks)}
     for (a, b), rate in rates.items():
@@ -194,7 +189,7 @@ def _yardsticks(
 
 def _floor(report: Report | None, check_id: str) -> float | None:
     """The rate that the check expects, the highest where it names several."""
-    expectations = [found.expected for found in judged(report, check_id) if found.expected is not None]
+    expectations = [found.expected for found in findings_of(report, check_id) if found.expected is not None]
     floors = [each.value for each in expectations if each.unit == "GB/s" and not isinstance(each.value, str)]
     return max((float(floor) for floor in floors if floor is not None), default=None)
 

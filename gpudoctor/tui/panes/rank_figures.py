@@ -13,16 +13,13 @@ from gpudoctor.facts.model.measurements import Measurements, Training, TrainRank
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import Spread
-from gpudoctor.report.model import Report
-from gpudoctor.report.tables.collectives import round_size, run_table
+from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.ranks import gpu_of_rank, on_cpus, training_table
-from gpudoctor.report.tables.table import aligned
-from gpudoctor.tui.panes.link_matrices import judged
 from gpudoctor.tui.widgets.bars import nice_limit, stacked
 from gpudoctor.tui.widgets.paragraphs import hanging
 from gpudoctor.tui.widgets.plot import plot_lines
 from gpudoctor.tui.widgets.status_style import WORDS, style_of, worst_first
-from gpudoctor.units import size_text
+from gpudoctor.units import exact_time_text, short_figure, size_text
 
 _BAD = (Status.FAIL, Status.WARN, Status.UNKNOWN)
 _SIGNS = {"compute": "█", "wait": "░", "data": "▒"}
@@ -99,7 +96,7 @@ def _training(
         f"{training.parameters / 1e6:.2f} M parameters, {training.steps} steps"
     )
     yield from _scaling(training, report, width)
-    findings = sorted((f for f in judged(report, "train.balance") if f.status in _BAD), key=worst_first)
+    findings = sorted((f for f in findings_of(report, "train.balance") if f.status in _BAD), key=worst_first)
     yield Content("")
     yield from _bars(measurements, training, findings, node, width, no_color)
     for finding in findings:
@@ -178,7 +175,7 @@ def _scaling(training: Training, report: Report, width: int) -> Iterator[Content
     alone = training.solo_step_ms
     parts.append(f"alone: {alone.reason}" if isinstance(alone, Missing) else f"{alone:.2f} ms with one rank alone")
     yield from hanging("Speed    ", ", ".join(parts), "", width)
-    for finding in judged(report, "train.scaling"):
+    for finding in findings_of(report, "train.scaling"):
         text = finding.found.text if finding.found else finding.reason
         if text:
             yield from hanging("Scaling  ", f"{WORDS[finding.status]}  {text}", "", width)
@@ -194,17 +191,26 @@ def _busbw(measurements: Measurements, op: str, width: int, no_color: bool) -> I
     # one axis for all operations, so that turning from one to the next compares them
     limit = nice_limit(max((row.busbw_gb_s for row in done), default=0.0))
     points = [(float(row.size_bytes), row.busbw_gb_s) for row in rows]
-    labels = [size_text(round_size(row.size_bytes)) for row in rows]
+    labels = [size_text(_round_size(row.size_bytes)) for row in rows]
     plotted = plot_lines(points, labels, min(width - 1, _PLOT_WIDTH_MAX), _PLOT_HEIGHT, limit)
     yield from (Content(line) for line in plotted)
-    head, *table = aligned(run_table(done), "")
-    yield Content.styled(head, style_of("head", no_color))
-    for row, text in zip(done, table, strict=True):
+    yield Content.styled(
+        f"{'operation':<15}{'size':>10}{'busbw GB/s':>12}{'time':>12}{'+-':>10}", style_of("head", no_color)
+    )
+    for row in done:
         wrong = f"  WRONG on rank {', '.join(map(str, row.wrong_ranks))}" if row.wrong_ranks else ""
         wrong += f"  without rank {', '.join(map(str, row.missing_ranks))}" if row.missing_ranks else ""
+        text = f"{row.op:<15}{size_text(_round_size(row.size_bytes)):>10}{short_figure(row.busbw_gb_s):>12}"
+        text += f"{exact_time_text(row.time_us):>12}{exact_time_text(row.time_us_mad):>10}"
         yield Content.assemble(
             (text, style_of("head", no_color) if row.op == op else ""), (wrong, style_of("fail", no_color))
         )
+
+
+def _round_size(size_bytes: int) -> int:
+    # sizes that must divide among the ranks are a few bytes below the round ones
+    near = 1 << max(size_bytes.bit_length() - 1, 0)
+    return next((size for size in (near, near * 2) if abs(size - size_bytes) <= size // 64), size_bytes)
 
 
 def _load(measurements: Measurements, width: int, no_color: bool) -> Iterator[Content]:
