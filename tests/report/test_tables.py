@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from gpudoctor.facts.model.measurements import Collective, Launch, Measurements, PairBandwidth
+from gpudoctor.facts.model.measured_links import HostLink
+from gpudoctor.facts.model.measurements import Collective, Launch, Measurements, PairBandwidth, Training, TrainRank
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.html import render_html
 from gpudoctor.report.judge import judge
 from gpudoctor.report.tables.collectives import collective_table
-from gpudoctor.report.tables.links import both_ways_matrix, pair_matrix, peer_matrix
+from gpudoctor.report.tables.links import both_ways_matrix, host_table, pair_matrix, peer_matrix
+from gpudoctor.report.tables.ranks import plain_name, training_table
 from gpudoctor.report.tables.table import Column, Table, aligned
 from gpudoctor.report.text_figures import figure_lines
 from gpudoctor.tui.panes.link_matrices import draw
@@ -60,3 +62,21 @@ def test_copies_are_the_same_in_text_page_and_screen() -> None:
     assert "11.5" in "\n".join(figure_lines(found))
     assert "6 of 6 directions go through the host" in render_html(report)
     assert draw("peer", node, report).grid.cells[0, 2].text == "11.5"
+
+
+def test_figures_stand_below_their_own_heads() -> None:
+    copies = Measurements(host_links=(HostLink(3, MIB, 52.0, 51.0, 26.0),))
+    assert host_table(copies, plain_name, ".1f").rows == (("rank 3", "52.0", "51.0", "26.0", "-"),)
+    rank = TrainRank(0, 10.0, 0.1, 10.1, 0.2, 0.25, 2.0, 3.0, 4.0, 15.0, 2.5, None)
+    trained = training_table(Training("cpu", 1, 5, 8, 1000, 4000, (rank,)), plain_name)
+    assert dict(zip(trained.head, trained.rows[0], strict=True)) == {
+        "rank": "rank 0",
+        "compute ms": "10.00",
+        "wait ms": "2.00",
+        "data ms": "3.00",
+        "step ms": "15.00",
+        "came last": "25%",
+        "memory peak MiB": "-",
+        "first": "2.500",
+        "last": "not finite",
+    }
