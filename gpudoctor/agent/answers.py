@@ -43,7 +43,7 @@ class AgentAnswers:
         hosts, tokens = request.headers.getall("Host", []), request.headers.getall("Authorization", [])
         if max(len(hosts), len(tokens)) > 1:
             return one_line(400, "Host or Authorization stands there twice")
-        if not path.startswith("/"):
+        if not path.startswith("/") or request.version.major != 1:  # a line without a version is HTTP/0.9
             return one_line(400, "this is not an HTTP request for one of our paths")
         refusal = self._access.refusal(hosts[0] if hosts else None)
         if refusal is not None:
