@@ -64,6 +64,8 @@ class _Connection(web.RequestHandler):
             loop=asyncio.get_running_loop(),
             keepalive_timeout=_KEPT_ALIVE_S,
             lingering_time=0,  # nobody has a body to send that we want
+            max_line_size=HEAD_BYTES_MAX,
+            max_field_size=HEAD_BYTES_MAX,
             logger=_NOBODY,
             access_log=_NOBODY,
         )
