@@ -49,6 +49,7 @@ def make_gpu(index: int, links: int = 18) -> Gpu:
         minor_number=index + 10,
         module_id=index + 1,
         recovery_action="none",
+        inforom_corrupted=False,
         memory_total_mib=81559,
         memory_reserved_mib=551,
         memory_used_mib=17,

@@ -1,6 +1,6 @@
 """One GPU as NVML tells it, in sections that each fill some leaves of `Gpu`.
 
-At most 60 driver calls a GPU, and five more for each MIG instance: what has a field id is taken
+At most 61 driver calls a GPU, and five more for each MIG instance: what has a field id is taken
 in one nvmlDeviceGetFieldValues, getters that it made superfluous are called only where it fails.
 """
 
@@ -19,7 +19,7 @@ from gpudoctor.facts.nvml.client import Fields, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.fabric import read_fabric
 from gpudoctor.facts.nvml.identity import read_identity
 from gpudoctor.facts.nvml.links import read_links
-from gpudoctor.facts.nvml.memory_health import read_ecc, read_memory_repair, read_recovery_action
+from gpudoctor.facts.nvml.memory_health import read_ecc, read_inforom, read_memory_repair, read_recovery_action
 from gpudoctor.facts.nvml.settings import read_cpu_affinity, read_numa_node, read_processes, read_settings
 
 MIB_SHIFT = 20
@@ -135,7 +135,8 @@ def _pcie(door: NvmlClient, fields: Fields) -> PcieLink:
 
 def _health(door: NvmlClient, fields: Fields) -> dict[str, Any]:
     ecc = read_ecc(door, fields)
-    return {"ecc": ecc, "memory_repair": read_memory_repair(door, fields)}
+    repair = read_memory_repair(door, fields)
+    return {"ecc": ecc, "memory_repair": repair, "inforom_corrupted": read_inforom(door)}
 
 
 def _clocks(door: NvmlClient) -> Clocks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Container
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from gpudoctor.facts.nvml.client import CallTrace, DriverError, NvmlClient, in_r
 from gpudoctor.facts.nvml.gpu import System, read_gpu
 from gpudoctor.facts.nvml.kernel_module import read_kernel_module
 from gpudoctor.facts.nvml.links import read_pair
-from gpudoctor.facts.system.device_files import read_denied_gpus
+from gpudoctor.facts.system.device_files import read_denied_gpus, read_driven_gpus
 
 _LIBRARY_NOT_FOUND = 12
 _MOST_GPUS = 1024  # no machine has so many
@@ -72,7 +73,34 @@ def read_nvml(
     driver = replace(driver, start_s=node.started_s - began_s, **_statistics(node.doors))
     # what is said already stays said if the kernel module does not answer for a GPU that it does not show
     listener.driver(driver)
-    return replace(driver, denied_gpus=read_denied_gpus(root, node.bus_ids))
+    driver = replace(driver, denied_gpus=read_denied_gpus(root, node.bus_ids))
+    listener.driver(driver)
+    return replace(driver, drained_gpus=_drained(door, root, node.bus_ids))
+
+
+def _drained(door: NvmlClient, root: Path, shown: Container[str]) -> tuple[str, ...] | Missing:
+    """GPUs that an operator took from use: the driver hides them from every process that starts later.
+
+    One that gives no answer counts as not drained: it is missing for another reason.
+    """
+    driven = read_driven_gpus(root)
+    if isinstance(driven, Missing):
+        return driven
+    drained = []
+    for bus_id in driven:
+        if bus_id in shown:
+            continue
+        domain, bus, device = bus_id.partition(".")[0].split(":")
+        place = door.nvml.nvmlPciInfo_t()
+        place.domain, place.bus, place.device = int(domain, 16), int(bus, 16), int(device, 16)
+        place.busId = f"{domain:0>8}:{bus}:{device}.0".upper().encode()
+        place.busIdLegacy = f"{domain[-4:]}:{bus}:{device}.0".upper().encode()
+        try:
+            if door.call("nvmlDeviceQueryDrainState", place) == 1:
+                drained.append(bus_id)
+        except DriverError:
+            continue
+    return tuple(drained)
 
 
 def _initialise(door: NvmlClient, driver: Driver) -> Driver:
