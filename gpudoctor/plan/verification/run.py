@@ -138,10 +138,11 @@ def compared(
 
 def order_of(job: PlanJob, split: RankSplit) -> VerificationOrder:
     """The same as the ranks are told it."""
-    from gpudoctor.probes.plan_verification.messages import VerificationModel, VerificationOrder
+    from gpudoctor.probes.plan_verification.messages import VerificationOrder
+    from gpudoctor.probes.strategies.transformer_shape import TransformerShape
 
     shape = job.shape
-    model = VerificationModel(
+    model = TransformerShape(
         layers=shape.layers,
         hidden=shape.hidden,
         heads=shape.heads,

@@ -188,9 +188,9 @@ def _run_rounds(rank: Rank, probes: dict[str, Callable[[Rank], None]]) -> None:
 def _try_plan(rank: Rank) -> None:
     """Run the trial of a plan, where one was ordered."""
     if rank.job.trial is not None:
-        from gpudoctor.probes.plan_verification.run import run_trial
+        from gpudoctor.probes.plan_verification.run import run_verification
 
-        run_trial(rank, rank.job.trial)
+        run_verification(rank, rank.job.trial)
 
 
 def _own_output(path: Path) -> None:

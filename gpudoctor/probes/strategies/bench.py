@@ -19,9 +19,10 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.messages import StrategySample
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.memory import KeptForBackward
-from gpudoctor.probes.strategies.model import STEPS, Transformer, batch_of, build_optimizer, build_transformer
+from gpudoctor.probes.strategies.model import STEPS, batch_of, build_optimizer, build_transformer
 from gpudoctor.probes.strategies.reference import Alone, memory_of
 from gpudoctor.probes.strategies.traffic import TrafficCounter
+from gpudoctor.probes.strategies.transformer import Transformer
 
 Step = Callable[[int], "torch.Tensor | None"]
 Holds = Callable[[], "tuple[Iterable[torch.Tensor], Any]"]

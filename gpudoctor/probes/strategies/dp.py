@@ -9,7 +9,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.messages import StrategyLeftOut
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
-from gpudoctor.probes.strategies.model import loss_of
+from gpudoctor.probes.strategies.transformer import loss_of
 
 
 def run_dp(rank: Rank, bench: Bench) -> None:

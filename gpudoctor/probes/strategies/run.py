@@ -169,7 +169,7 @@ def _ddp() -> StrategyFunction:
 
 
 def _zero1() -> StrategyFunction:
-    from gpudoctor.probes.strategies.zero1 import run_zero1
+    from gpudoctor.probes.strategies.ddp import run_zero1
 
     return run_zero1
 

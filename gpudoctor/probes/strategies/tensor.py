@@ -10,12 +10,12 @@ from torch import nn
 
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
-from gpudoctor.probes.strategies.memory import local_part
-from gpudoctor.probes.strategies.model import Transformer, loss_of
+from gpudoctor.probes.strategies.memory import local_part, whole_weights
+from gpudoctor.probes.strategies.transformer import Transformer, loss_of
 
 # What is split by columns (its outputs) and what by rows (its inputs): one sum over the ranks for each pair.
-COLUMNS = ("attention.query", "attention.key", "attention.value", "up")
-ROWS = ("attention.out", "down")
+COLUMNS = ("attention.query", "attention.key", "attention.value", "mlp.up")
+ROWS = ("attention.out", "mlp.down")
 SPOILED = "up.weight"  # of the first layer, by wrong-shard
 
 
@@ -57,7 +57,7 @@ def split_blocks(model: Transformer, mesh: Any) -> None:
         styles: dict[str, Any] = {name: ColwiseParallel() for name in COLUMNS}
         styles.update({name: RowwiseParallel() for name in ROWS})
         # query, key and value take one input: else each of them would sum its gradient over the ranks by itself
-        styles["attention"] = PrepareModuleInput(input_layouts=(whole,), desired_input_layouts=(whole,))
+        styles["attention"] = PrepareModuleInput(input_layouts=(whole, None), desired_input_layouts=(whole, None))
         parallelize_module(block, mesh, styles)
 
 
@@ -65,8 +65,8 @@ def split_head(model: Transformer, mesh: Any) -> None:
     """Split the head by columns, where the model (or stage) has one that divides; every rank gets all logits."""
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-    if model.head is not None and model.head.out_features % mesh.size() == 0:
-        parallelize_module(model, mesh, {"head": ColwiseParallel(output_layouts=_replicated())})
+    if model.head is not None and model.head.out.out_features % mesh.size() == 0:
+        parallelize_module(model, mesh, {"head.out": ColwiseParallel(output_layouts=_replicated())})
 
 
 def _replicated() -> Any:
@@ -87,7 +87,7 @@ def split_and_whole(model: nn.Module) -> list[dict[str, Any]]:
 
 def part_of(name: str, whole: torch.Tensor, index: int, shards: int) -> torch.Tensor:
     """What the rank at `index` must hold of a weight of the model."""
-    if name == "head.weight":  # its size is that of the vocabulary, which the ranks need not divide
+    if name == "head.out.weight":  # its size is that of the vocabulary, which the ranks need not divide
         return whole if whole.shape[0] % shards else whole.chunk(shards, dim=0)[index]
     if name.endswith(tuple(f"{column}.weight" for column in COLUMNS)):
         return whole.chunk(shards, dim=0)[index]
@@ -110,15 +110,6 @@ def wrong_shards(model: Transformer, original: Transformer, index: int, shards: 
         own = part_of(name, original.get_parameter(name).detach(), index, shards)
         wrong += not torch.equal(local_part(weight).detach(), own)
     return wrong
-
-
-def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Every weight as all ranks hold it together."""
-    found = {}
-    for name, weight in model.named_parameters():
-        split: Any = weight
-        found[name] = split.full_tensor() if hasattr(split, "full_tensor") else weight
-    return found
 
 
 def _step(bench: Bench, model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> torch.Tensor:
