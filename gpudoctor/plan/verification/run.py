@@ -74,7 +74,7 @@ def verify_plan(job: PlanJob, split: RankSplit, devices: Devices) -> PlanVerific
 
     gpus = tuple((gpu.index, str(gpu.uuid), gpu.bus_id) for gpu in devices.gpus)
     order = order_of(small, small_split)
-    plan = ProbePlan(devices.backend, ranks, gpus, probes=(), level="full", trial=order)
+    plan = ProbePlan(devices.backend, ranks, gpus, probes=(), level="full", verification=order)
     limit_s = DEADLINE_S[devices.backend]
     measured = run_probes(plan, deadline_s=limit_s, probe_deadline_s=limit_s, on_message=hear)
     verification = PlanVerification(

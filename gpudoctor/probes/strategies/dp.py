@@ -13,14 +13,14 @@ from gpudoctor.probes.strategies.transformer import loss_of
 
 
 def run_dp(rank: Rank, bench: Bench) -> None:
-    """Train on rank 0, over all GPUs of the run; the others go on to where all meet.
+    """Train on rank 0, over all GPUs of the run; the others go on to the rendezvous.
 
     They do not wait for it here: an error that it raises would leave them behind.
     """
     rank.barrier()
     devices = list(range(torch.cuda.device_count()))
     if rank.number != 0:
-        rank.phase("dp step")  # all ranks make the same moves, or who is behind could not be told
+        rank.phase("dp step")  # all ranks make the same moves, or the parent could not see which one is behind
     elif len(devices) < rank.world_size:
         rank.phase("dp step")
         # a device cgroup hides the others' GPUs, or they are MIG instances, of which CUDA gives a process one

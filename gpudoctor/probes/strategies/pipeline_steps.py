@@ -74,7 +74,7 @@ class SendRecvPipeline:
         self._actions = actions_of(schedule, stages.index, stages.count, microbatches)
 
     def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-        """As PipelineStep says."""
+        """See PipelineStep."""
         given, wanted = inputs.chunk(self._microbatches), targets.chunk(self._microbatches)
         received: dict[Action, torch.Tensor] = {}
         made: dict[int, Any] = {}  # what the backward pass begins at: a tensor or its edge of the graph
@@ -149,7 +149,7 @@ class TorchPipeline:
         self._schedule = made(stage, n_microbatches=microbatches, loss_fn=loss)
 
     def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-        """As PipelineStep says."""
+        """See PipelineStep."""
         if self._stages.first:
             self._schedule.step(inputs)
         elif self._stages.last:

@@ -70,7 +70,7 @@ def split_head(model: Transformer, mesh: Any) -> None:
 
 
 def _replicated() -> Any:
-    """DTensor's word for: every rank has all of it."""
+    """DTensor's placement in which every rank has all of it."""
     try:
         from torch.distributed.tensor import Replicate
     except ImportError:  # torch 2.4 has it where it was before it was public
@@ -79,7 +79,7 @@ def _replicated() -> Any:
 
 
 def split_and_whole(model: nn.Module) -> list[dict[str, Any]]:
-    """The parameters for an optimizer that takes a group at once: DTensors apart from what every rank has whole."""
+    """The parameters for an optimizer that takes a group at once: DTensors separate from what every rank has whole."""
     parameters = list(model.parameters())
     split = [weight for weight in parameters if hasattr(weight, "to_local")]
     return [{"params": split}, {"params": [weight for weight in parameters if not hasattr(weight, "to_local")]}]

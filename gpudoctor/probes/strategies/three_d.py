@@ -21,8 +21,8 @@ _SHARDS = _STAGES = 2
 _MICROBATCHES = 2
 
 
-def why_not_3d(ranks: int) -> str | None:
-    """Why so many ranks make no split into data x 2 tensor x 2 pipeline; None where they do."""
+def why_not_3d(ranks: int, on_gpu: bool = False) -> str | None:
+    """Why so many ranks make no split into data x 2 tensor x 2 pipeline; None if they do."""
     if ranks % (_SHARDS * _STAGES) == 0:
         return None
     return f"it needs 8 ranks, or another multiple of 4 (4 make tensor 2 x pipeline 2), and these are {ranks}"
