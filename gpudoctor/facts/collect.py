@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Fact)
 _Told = tuple[Driver, tuple[Gpu, ...], "tuple[GpuPair, ...] | Missing"]
 
-_AROUND = ("pci", "host", "environment", "software", "network", "kernel_log")
+_AROUND = ("pci", "host", "environment", "software", "network", "fabric_manager", "kernel_log")
 
 # what the parent waits beyond the deadline for its own listener
 _SLACK_S = 1.0
@@ -100,6 +100,7 @@ def _read_host(root: Path, deadline_s: float, into: dict[str, Any]) -> None:
     """What the readers of everything but the driver tell, by the names that `Node` has for it; the slow one last."""
     from gpudoctor.facts.kernel_log.live import read_kernel_log
     from gpudoctor.facts.system.environment import read_environment
+    from gpudoctor.facts.system.fabric_manager import read_fabric_manager
     from gpudoctor.facts.system.host import read_host
     from gpudoctor.facts.system.network import read_network
     from gpudoctor.facts.system.pci import read_pci
@@ -110,6 +111,7 @@ def _read_host(root: Path, deadline_s: float, into: dict[str, Any]) -> None:
     into["environment"] = read_environment(os.environ, root)
     into["software"] = read_software()
     into["network"] = read_network(root)
+    into["fabric_manager"] = read_fabric_manager(root)
     into["kernel_log"] = read_kernel_log(root, deadline_s)
 
 

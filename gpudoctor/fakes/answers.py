@@ -104,6 +104,11 @@ class NvmlAnswers(HealthAnswers, SettingsAnswers, LinkAnswers):
 
     nvmlDeviceGetHandleByPciBusId_v2 = nvmlDeviceGetHandleByPciBusId
 
+    def nvmlDeviceQueryDrainState(self, place: Any) -> int:
+        # the binding tells text or bytes, by its version
+        bus_id = place.busId if isinstance(place.busId, str) else place.busId.decode()
+        return int(short_bus_id(bus_id) in (known(self.node.driver.drained_gpus) or ()))
+
     def _only(self, leaf: str, value: str) -> FakeHandle:
         found = next((gpu for gpu in self.gpus.values() if getattr(gpu, leaf) == value), None)
         if found is None:

@@ -58,6 +58,10 @@ class HealthAnswers(ReportedNode):
         status.bThresholdExceeded = give(ecc.sram_threshold_exceeded)
         return 0
 
+    def nvmlDeviceValidateInforom(self, handle: FakeHandle) -> None:
+        if give(self._gpu(handle).inforom_corrupted):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_CORRUPTED_INFOROM)
+
     def nvmlDeviceGetRemappedRows(self, handle: FakeHandle) -> tuple[int, int, int, int]:
         repair = self._gpu(handle).memory_repair
         leaves = (repair.remapped_corrected, repair.remapped_uncorrected, repair.remap_pending, repair.remap_failed)

@@ -11,6 +11,7 @@ from gpudoctor.facts.system.sysfs import parse_cpu_list
 from gpudoctor.fakes.library_rows import LibraryRows, number_of, thousandths
 
 _NOT_FOUND = 6
+_CORRUPTED_INFOROM = 14
 _SAMPLE_PERIOD_US = 167_000
 _UNKNOWN_BYTES = (1 << 64) - 1
 _MASK_BYTES = 512  # 4096 CPUs
@@ -130,6 +131,11 @@ def _tell_health(rows: LibraryRows, gpu: Gpu) -> None:
     one = version_of(104, 1)
     sram = (0, ever, 0, now, 0, 0, 0, 0, 0, 0, 0, ecc.sram_threshold_exceeded)
     rows.tell("nvmlDeviceGetSramEccErrorStatus", me, "I4x11QI4x", one, *sram, args=(one,))
+    corrupted = gpu.inforom_corrupted
+    if corrupted is True:
+        rows.refuse("nvmlDeviceValidateInforom", me, _CORRUPTED_INFOROM)
+    else:
+        rows.tell("nvmlDeviceValidateInforom", me, "", *([corrupted] if isinstance(corrupted, Missing) else []))
     banks = (repair.banks_max_spare, repair.banks_high_spare, repair.banks_partial_spare)
     rows.tell("nvmlDeviceGetRowRemapperHistogram", me, "5I", *banks, repair.banks_low_spare, repair.banks_no_spare)
     three, two = version_of(12, 1), version_of(8, 1)

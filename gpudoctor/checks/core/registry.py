@@ -129,15 +129,16 @@ DOMAINS = (
 
 # What comes before what in a report, by domain; a check that is not here comes after these, by its id
 READING_ORDER = {
-    "driver": ("responsive", "loaded", "version-match"),
+    "driver": ("responsive", "loaded", "version-match", "fabric-manager"),
     "gpu": (
-        *("count", "identical", "lost", "ecc", "temperature", "memory-repair", "throttle", "power-limit", "clocks"),
-        *("xid", "settings", "in-use"),
+        *("count", "identical", "lost", "ecc", "temperature", "memory-repair", "inforom", "throttle", "power-limit"),
+        *("clocks", "xid", "settings", "in-use"),
     ),
     "pcie": ("link-width", "link-speed", "balance", "errors", "upstream", "acs"),
     "nvlink": ("links", "errors", "fabric", "topology"),
-    "host": ("ram-per-gpu", "cpu-per-gpu", "shm", "limits"),
+    "host": ("ram-per-gpu", "cpu-per-gpu", "shm", "limits", "kernel"),
     "env": ("cuda-visible-devices", "frameworks", "nccl", "torch"),
+    "network": ("infiniband", "adapters"),
     "collective": ("correct", "bandwidth", "pairs"),
     "link": ("host", "peer"),
     "compute": ("exact", "pattern", "gemm", "memory"),

@@ -9,6 +9,7 @@ from gpudoctor.checks.core.explains import PROBES, VIEWS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, fail, ok, skip, unknown, unread
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.driver.load_causes import NOUVEAU, LoadCause, held_by_other_driver, load_cause
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, PciDevice
 
@@ -18,14 +19,11 @@ INIT_NO_PERMISSION = 4
 INIT_NOT_LOADED = 9
 INIT_NO_LIBRARY = 12
 INIT_VERSION_MISMATCH = 18
+INIT_UNKNOWN = 999
 
 CONTAINER_ADVICE = Advice(
     "In a container: start it with the GPUs and with the driver's utility libraries.",
     "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ...",
-)
-NOUVEAU_ADVICE = Advice(
-    "Keep nouveau from loading, rebuild the initramfs and reboot.",
-    "echo 'blacklist nouveau' > /etc/modprobe.d/blacklist-nouveau.conf; update-initramfs -u; reboot",
 )
 LOAD_ADVICE = (
     Advice("Load the driver and read what the kernel says if it refuses.", "modprobe nvidia; dmesg | grep -i nvrm"),
@@ -70,7 +68,10 @@ def loaded(case: Case) -> Iterator[Finding]:
     elif module is False or code == INIT_NOT_LOADED:
         yield _not_loaded(case)
     elif isinstance(code, Missing):
-        yield unread(NODE, "the driver's initialisation", code)
+        told = load_cause(case.node) if driver.load_failures or held_by_other_driver(case.node) else None
+        yield _caused(case, *told) if told else unread(NODE, "the driver's initialisation", code)
+    elif code == INIT_UNKNOWN:
+        yield _unknown_error(case)
     else:
         words = known(driver.init_error) or "an error"
         yield fail(
@@ -90,6 +91,31 @@ def init_evidence(case: Case) -> Evidence:
     return Evidence("nvmlInit", f"{code if code is not None else 'not called'}: {known(driver.init_error) or '-'}")
 
 
+def _caused(case: Case, cause: LoadCause, evidence: Evidence) -> Finding:
+    bus = known(pci_gpus(case.node))
+    on_bus = () if bus is None else (Evidence("NVIDIA GPUs on the PCI bus", str(len(bus))),)
+    evidences = (evidence, *on_bus, init_evidence(case))
+    return fail(NODE, cause.found, "the NVIDIA kernel module", *evidences, likely=cause.likely, advice=cause.advice)
+
+
+def _unknown_error(case: Case) -> Finding:
+    """NVML's 999: a container whose devices were taken away, or a driver that is broken."""
+    code, words = case.node.driver.init_code, known(case.node.driver.init_error) or "Unknown Error"
+    return fail(
+        NODE,
+        f"the driver's library does not initialise: {words} ({code})",
+        "nvmlInit succeeds",
+        init_evidence(case),
+        likely="in a container: its GPU devices were taken away while it ran, as a systemd daemon-reload on the host "
+        "does with cgroup drivers of systemd; the host is fine then. On a host: the driver is broken",
+        advice=[
+            "In a container: restart it; it has its GPUs again then, until the next daemon-reload.",
+            Advice("For good: use the cgroupfs driver, or CDI, for the container engine.", "nvidia-ctk cdi generate"),
+            Advice("On the host: see whether it answers there.", "nvidia-smi; dmesg | grep -i nvrm"),
+        ],
+    )
+
+
 def _no_library(case: Case, module: bool | None) -> Finding:
     where = "the kernel module is loaded, but " if module else ""
     in_container = known(case.node.host.container) is not None
@@ -107,6 +133,8 @@ def _no_library(case: Case, module: bool | None) -> Finding:
 
 def _not_loaded(case: Case) -> Finding:
     """The module is not there: nouveau has the GPUs, it was not installed, or there is no GPU at all."""
+    if (told := load_cause(case.node)) is not None:
+        return _caused(case, *told)
     gpus = pci_gpus(case.node)
     on_bus = known(gpus) or ()
     count = Evidence("NVIDIA GPUs on the PCI bus", "not read" if isinstance(gpus, Missing) else str(len(gpus)))
@@ -115,9 +143,7 @@ def _not_loaded(case: Case) -> Finding:
     advice: tuple[Advice | str, ...] = LOAD_ADVICE
     drivers = {known(device.driver) for device in on_bus}
     if known(case.node.driver.nouveau_loaded) is True or "nouveau" in drivers:
-        found = "nouveau drives the GPUs; the NVIDIA driver is not loaded"
-        likely = "the distribution's open driver took the GPUs first; CUDA does not run on it"
-        advice = (NOUVEAU_ADVICE, *LOAD_ADVICE)
+        found, likely, advice = NOUVEAU.found, NOUVEAU.likely, (*NOUVEAU.advice, *LOAD_ADVICE)
     elif on_bus and drivers <= {"vfio-pci"}:
         found = f"the NVIDIA driver is not loaded; all {len(on_bus)} GPUs are handed to virtual machines (vfio-pci)"
         evidence = [count]

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import ENDS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Status, fail, ok, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.nvlink.link_state import links_up
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, Variable
 
 ID = "env.nccl"
+# the machine itself: /etc/hosts and RFC 6890
+_LOOPBACK = re.compile(r"localhost(?:\.localdomain)?|127(?:\.\d{1,3}){1,3}|\[?::1\]?", re.IGNORECASE)
+# how many nodes take part, the narrowest first: srun(1), output variables
+_NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+# all processes, and those of this node: torchrun's and Open MPI's
+_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -38,6 +48,7 @@ def nccl_settings(case: Case) -> Iterator[Finding]:
         *_files(environment),
         *_left_on(environment),
         *_launcher(environment),
+        *_loopback(case),
     ]
     yield from findings
     if any(f.status not in (Status.PASS, Status.SKIP) for f in findings):
@@ -91,10 +102,11 @@ def _switched_off(case: Case) -> Iterator[Finding]:
 
 def _p2p_off(case: Case, variable: Variable) -> Finding:
     words = " switches peer-to-peer between GPUs off"
-    joined = [pair for pair in case.pairs if known(pair.nvlinks)]
+    joined = sum(bool(known(pair.nvlinks)) for pair in case.pairs)
+    linked = sum(links_up(gpu) > 0 for gpu in case.gpus)
     able = [pair for pair in case.pairs if known(pair.p2p_read) == "OK"]
-    if joined:
-        words += f", and with it the NVLinks between {len(joined)} pairs"
+    if joined or linked > 1:
+        words += ", and with it the NVLinks " + (f"between {joined} pairs" if joined else f"of {linked} GPUs")
         likely = "NCCL falls back to host memory: an order of magnitude slower than NVLink"
         return _bad(fail, variable, words, "not set, where GPUs are joined by NVLink", likely)
     if case.pairs and not able and all(not isinstance(p.p2p_read, Missing) for p in case.pairs):
@@ -229,3 +241,60 @@ def _launcher(environment: Environment) -> Iterator[Finding]:
             likely="a launcher's variables came through in part: init_process_group needs all four",
             advice=advice,
         )
+
+
+def _number(environment: Environment, name: str) -> int | None:
+    """A count or rank from 0; None where it is unset or no such number."""
+    value = (environment.get(name) or "").strip()
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else None
+
+
+def _loopback(case: Case) -> Iterator[Finding]:
+    """A rendezvous at this machine itself in a job of several nodes: each waits for the others at its own address.
+
+    A warning where nothing says that the processes of the several nodes are of one job: an allocation may
+    run a job of its own on each node.
+    """
+    environment = case.node.environment
+    address = environment.variable("MASTER_ADDR")
+    if address is None or not _LOOPBACK.fullmatch(address.value.strip()):
+        return
+    for all_name, own_name in _SIZES:
+        world, local = _number(environment, all_name), _number(environment, own_name)
+        if world is not None and local is not None:
+            if world > local:
+                yield _elsewhere(environment, address, f"{world} processes, {local} of them here", (all_name, own_name))
+            return
+    nodes_name = next((name for name in _NODES if environment.get(name) is not None), None)
+    nodes = _number(environment, nodes_name) if nodes_name else None
+    world = _number(environment, "WORLD_SIZE")
+    more = world is not None and world > max(len(case.gpus), 1)
+    if nodes_name is not None and nodes is not None and nodes > 1:
+        finding = _elsewhere(environment, address, f"a job of {nodes} nodes", (nodes_name, "WORLD_SIZE"))
+        yield finding if more else msgspec.structs.replace(finding, status=Status.WARN)
+    elif more and case.gpus and nodes != 1:
+        text = f"a job of {world} processes, with {len(case.gpus)} GPUs here"
+        finding = _elsewhere(environment, address, text, ("WORLD_SIZE",))
+        yield msgspec.structs.replace(finding, status=Status.WARN)
+
+
+def _elsewhere(environment: Environment, address: Variable, job: str, names: Iterable[str]) -> Finding:
+    shown = [variable for name in names if (variable := environment.variable(name)) is not None]
+    return fail(
+        NODE,
+        f"MASTER_ADDR={address.value} in {job}",
+        "the name or address of the first node, which all nodes reach",
+        _shown(address),
+        *(_shown(variable) for variable in shown),
+        likely="every node waits at its own address for the others: init_process_group hangs until its timeout",
+        advice=(
+            Advice(
+                "Name the first node.", "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
+            ),
+            Advice(
+                "Or let torchrun find it.",
+                "torchrun --nnodes=N --rdzv-backend=c10d --rdzv-endpoint=FIRST:29500 ...",
+            ),
+            Advice("A job on this node alone: clear what the allocation left behind.", "unset MASTER_ADDR"),
+        ),
+    )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.driver_messages import not_started
 from gpudoctor.checks.core.explains import VIEWS, Explains
 from gpudoctor.checks.core.finding import (
     Advice,
@@ -19,11 +21,12 @@ from gpudoctor.checks.core.finding import (
     unread,
     warn,
 )
+from gpudoctor.checks.core.readings import told_by_driver
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.scope import confined, shown_count, slurm_gave
-from gpudoctor.checks.core.sight import Unseen, bus_gpus, unseen
-from gpudoctor.checks.core.subject import NODE, Subject
-from gpudoctor.checks.core.trust import denied, narrowed
+from gpudoctor.checks.core.sight import Unseen, bus_gpus, drained_gpus, unseen
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
+from gpudoctor.checks.core.trust import REFUSED, narrowed, refused_handles
 from gpudoctor.checks.driver.loaded import INIT_OK, pci_gpus
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import compute_gpus
@@ -57,10 +60,14 @@ def count(case: Case) -> Iterator[Finding]:
     """PCI bus, driver and expectation must agree; a smaller scope is reported, not failed."""
     node = case.node
     said = known(node.driver.device_count)
-    shown = said if said is not None else len(node.gpus) or None
+    shown = said if said is not None else sum(told_by_driver(node, gpu) for gpu in node.gpus) or None
     code = node.driver.init_code
+    dead = tuple(_not_started(case))
     if shown is None:
-        if not isinstance(code, Missing) and code != INIT_OK:
+        told = (*dead, *_given_out(case))
+        if told:
+            yield from told
+        elif not isinstance(code, Missing) and code != INIT_OK:
             yield skip(NODE, "the driver does not answer: judged by the driver checks")
         else:
             missing = node.driver.device_count
@@ -69,10 +76,14 @@ def count(case: Case) -> Iterator[Finding]:
     gpus, away = bus_gpus(node), unseen(node)
     on_bus = known(gpus)
     limited = narrowed(case)
-    problems = (*_gone(case, shown, away), *_expected(case, shown, limited))
+    gone = {device.bus_id for device in away.gone}
+    dead = tuple(f for f in dead if f.subject.bus_id not in gone and not limited)
+    problems = (*_drained(case), *_gone(case, shown, away), *dead)
+    problems = (*problems, *_expected(case, shown, limited), *_given_out(case))
     problems = problems or tuple(_empty_sockets(case, limited))
     yield from problems
-    silent = shown - len(node.gpus) - sum(denied(words) for words in node.driver.handle_errors)
+    refused = refused_handles(node)
+    silent = shown - len(node.gpus) - refused
     if silent > 0:
         yield unknown(NODE, f"the driver counts {shown} GPUs, and only {len(node.gpus)} of them told anything")
         return
@@ -84,6 +95,7 @@ def count(case: Case) -> Iterator[Finding]:
         yield unread(NODE, f"{shown} GPUs; the PCI bus to compare with", gpus)
     elif not problems:
         text = f"{shown} GPU{'s' * (shown != 1)}"
+        limited = limited or (REFUSED if refused else None)
         if limited and on_bus is not None and len(on_bus) > shown:
             text += f" of the {len(on_bus)} on the PCI bus: {limited}"
         elif limited:
@@ -93,15 +105,49 @@ def count(case: Case) -> Iterator[Finding]:
         yield ok(NODE, Found(text, shown, "GPUs"), None, _shown_by_driver(shown))
 
 
+def _drained(case: Case) -> Iterator[Finding]:
+    for bus_id in drained_gpus(case.node):
+        yield warn(
+            Subject(kind="gpu", bus_id=bus_id),
+            "drained by an operator: new programs do not see it",
+            "in use",
+            Evidence("nvmlDeviceQueryDrainState", "1"),
+            likely="somebody took this GPU from use, to reset or to replace it",
+            advice=[Advice("No longer meant? Give it back.", f"nvidia-smi drain -p {bus_id} -m 0")],
+        )
+
+
+def _not_started(case: Case) -> Iterator[Finding]:
+    """GPUs that the kernel log says are off the bus or did not start, and that the driver does not show."""
+    if case.node.driver.init_code == INIT_OK and known(case.node.driver.device_count) is None and case.node.gpus:
+        return  # a dump that shows some of the GPUs only
+    by_bus = {gpu.bus_id: gpu for gpu in case.node.gpus}
+    for bus_id, told in not_started(case.node).items():
+        lines = [e.text[:300] for e in known(case.node.kernel_log.events) or () if e.bus_id == bus_id]
+        yield fail(
+            of_gpu(by_bus[bus_id]) if bus_id in by_bus else Subject(kind="gpu", bus_id=bus_id),
+            f"{told.words}: the driver does not show it",
+            "every GPU on the bus starts with the driver",
+            *(Evidence("kernel log", line) for line in lines[-2:]),
+            likely="the board, its power, its slot, or a state that only a reset ends",
+            advice=[
+                told.advice,
+                Advice("Look whether it is on the bus at all.", f"lspci -s {bus_id} -vv"),
+                "Still gone: reseat the GPU or its riser, then open a hardware case.",
+            ],
+        )
+
+
 def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
     total = shown + away.outside + len(away.gone)
     if away.lacking != len(away.gone):
         gave = slurm_gave(case.node)
         given = shown + away.lacking
+        whose = "that Slurm gave this job" if gave else "that this process may see"
         yield fail(
             NODE,
-            Found(f"the driver shows {shown} of the {given} GPUs that Slurm gave this job", shown, "GPUs"),
-            Expected(f"{given} GPUs", "==", given, "GPUs", gave.words if gave else "Slurm"),
+            Found(f"the driver shows {shown} of the {given} GPUs {whose}", shown, "GPUs"),
+            Expected(f"{given} GPUs", "==", given, "GPUs", gave.words if gave else "PCI bus"),
             _shown_by_driver(shown),
             Evidence("GPUs on the PCI bus that may be it", ", ".join(device.bus_id for device in away.gone) or "none"),
             likely="a GPU fell off the bus or did not start with the driver",
@@ -142,15 +188,20 @@ def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
     sockets = len(set(modules)) == shown_count(node) and all(known(gpu.nvlinks) for gpu in node.gpus)
     if limited or not sockets or known(node.host.virtualization) == "vm":
         return
-    first = 0 if 0 in modules else 1
     board = next((size for size in _BOARDS if size // 2 < len(modules) < size), 0)
-    empty = sorted(set(range(first, first + board)) - set(modules))
+    # some boards count from 0, others from 1: if neither end is told, the one that is missing may be either
+    starts = [first for first in (0, 1) if set(modules) <= set(range(first, first + board))]
+    if not starts:
+        return
+    empty = sorted(set(range(starts[0], starts[0] + board)) - set(modules))
     handed_on = len(known(pci_gpus(node)) or ()) - len(known(bus_gpus(node)) or ())
     if not board or len(empty) != board - len(modules) or handed_on >= len(empty):
         return
     sure = known(node.host.virtualization) == "none"
     sure = sure and not any(known(gpu.architecture) in _OTHER_BOARDS for gpu in node.gpus)
-    words = ", ".join(map(str, empty))
+    inner = [number for number in empty if number not in (0, board)]
+    ends = [f"0 or {board}"] if len(starts) == 2 else [str(number) for number in empty if number not in inner]
+    words = ", ".join([*map(str, inner), *ends])
     yield (fail if sure else warn)(
         NODE,
         Found(f"{len(modules)} GPUs on a board of {board}: module {words} is missing", len(modules), "GPUs"),
@@ -164,8 +215,49 @@ def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
 def _written_down_for_here(case: Case) -> bool:
     """A container that was given all GPUs, and a configuration that says how many those are."""
     visible = case.node.environment.get("NVIDIA_VISIBLE_DEVICES")
-    refused = any(denied(words) for words in case.node.driver.handle_errors) or confined(case.node) is not None
+    refused = refused_handles(case.node) > 0 or confined(case.node) is not None
     return case.expect.gpus is not None and visible in (None, "", "all") and not refused
+
+
+def _given_out(case: Case) -> Iterator[Finding]:
+    """What the scheduler says: GPUs that it no longer gives out, or a node that it drained for its GPUs."""
+    scheduler = case.node.scheduler
+    kind, configured, given = known(scheduler.kind), known(scheduler.gpus_configured), known(scheduler.gpus_allocatable)
+    name = {"slurm": "Slurm", "kubernetes": "Kubernetes"}.get(kind or "", "the scheduler")
+    state, reason = known(scheduler.state) or "", known(scheduler.reason) or ""
+    advice: list[Advice | str] = [
+        Advice("On the node, see which GPU it is.", "gpudoctor check gpu"),
+        "Then let the scheduler use it again.",
+    ]
+    if configured is not None and given is not None and given < configured:
+        yield fail(
+            NODE,
+            Found(f"{name} gives out {given} of the node's {configured} GPUs", given, "GPUs"),
+            Expected(f"{configured} GPUs", "==", configured, "GPUs", name),
+            *([Evidence(f"{name}: state", f"{state} {reason}".strip())] if state or reason else []),
+            likely="a GPU is gone, or the device plugin or slurmd found it unhealthy",
+            advice=advice,
+        )
+        return
+    told = [text for text in (reason, *scheduler.conditions) if re.search(r"gpu|gres|xid|nvidia", text, re.IGNORECASE)]
+    if told:
+        yield warn(
+            NODE,
+            f"{name} says of the node: {told[0]}",
+            "a node whose GPUs are given out",
+            *(Evidence(f"{name}: state {state}".strip(), text) for text in told[:3]),
+            likely="whoever or whatever drained it found a GPU missing or sick",
+            advice=advice,
+        )
+
+
+def _scheduled(case: Case, shown: int) -> tuple[int | None, str]:
+    """How many GPUs Slurm or Kubernetes are set up for. Kubernetes may count each GPU several times (time slices)."""
+    scheduler = case.node.scheduler
+    configured, kind = known(scheduler.gpus_configured), known(scheduler.kind)
+    if configured is None or (kind == "kubernetes" and configured >= 2 * shown) or configured < shown:
+        return None, ""
+    return configured, "Slurm's Gres" if kind == "slurm" else "Kubernetes' capacity"
 
 
 def _expected(case: Case, shown: int, limited: str | None) -> Iterator[Finding]:
@@ -174,6 +266,10 @@ def _expected(case: Case, shown: int, limited: str | None) -> Iterator[Finding]:
         # a profile counts the GPUs that compute; a card that drives the display comes on top
         beside = len(case.node.gpus) - len(compute_gpus(case.node.gpus))
         wanted, source = case.profile.node.gpus + beside, f"profile {case.profile.name}"
+    if wanted is None:
+        wanted, source = _scheduled(case, shown)
+    # a GPU that this process may not open is there all the same
+    shown = max(shown, len(case.node.gpus) + refused_handles(case.node)) + len(drained_gpus(case.node))
     if wanted is None or wanted == shown or (limited and shown < wanted and not _written_down_for_here(case)):
         return
     few = shown < wanted

@@ -19,6 +19,7 @@ from gpudoctor.facts.model.missing import Missing, known
 
 _VOLATILE = "ECC uncorrected, volatile"
 _NONE = Expected("none", "==", 0, "errors", "any uncorrected error ends or corrupts work")
+_SRAM = "failing SRAM on the die: caches and registers, which no spare row replaces"
 _DRAIN = Advice("Drain the node; results of jobs that ran on this GPU are suspect.")
 
 _UNCORRECTED = Limit(
@@ -32,7 +33,7 @@ _CORRECTED = Limit(
     10_000_000, "errors", "lowest figure at which operators act (10 to 50 million)", name="corrected", status="warn"
 )
 _SRAM_UNCORRECTED_LIFETIME = Limit(
-    4, "errors", "SRAM cannot be repaired; operators replace above 4", name="sram_uncorrected_lifetime", status="warn"
+    4, "errors", "SRAM cannot be repaired; operators replace above 4", name="sram_uncorrected_lifetime", status="fail"
 )
 
 
@@ -67,7 +68,7 @@ def ecc(case: Case, gpu: Gpu) -> Iterator[Finding]:
         yield _uncorrected(gpu, Found(text, grown[0], "errors"), Evidence(f"{_VOLATILE}, growth", str(grown[0])))
         return
     if exceeded:
-        yield _sram_worn_out(gpu)
+        yield _replace(gpu, "the SRAM error threshold is exceeded", Evidence("SRAM threshold exceeded", "yes"))
     count = facts.uncorrected_volatile
     if isinstance(count, Missing):
         yield unread(subject, "uncorrected memory errors", _why(facts.enabled, count))
@@ -75,10 +76,17 @@ def ecc(case: Case, gpu: Gpu) -> Iterator[Finding]:
     sram = known(facts.sram_uncorrected_volatile) or 0
     bad = max(count, sram)
     evidence = Evidence(_VOLATILE, str(bad))
+    worn_out = _sram_worn_out(case, gpu)
     if bad > case.limit(_UNCORRECTED, gpu):
-        in_sram = f" ({sram} in SRAM)" if sram else ""
+        ever = f"; {worn_out} in its lifetime" if worn_out else ""
+        in_sram = f" ({sram} in SRAM{ever})" if sram or ever else ""
         text = f"{bad} uncorrected memory error{'s' * (bad > 1)} since the driver was loaded{in_sram}"
-        yield _uncorrected(gpu, Found(text, bad, "errors"), evidence)
+        judge = _replace if worn_out else _in_sram if sram >= bad else _uncorrected
+        yield judge(gpu, Found(text, bad, "errors"), evidence)
+        return
+    if worn_out:
+        text = f"{worn_out} uncorrected SRAM errors in its lifetime"
+        yield _replace(gpu, Found(text, worn_out, "errors"), Evidence(f"ECC: {text.partition(' ')[2]}", str(worn_out)))
         return
     worn = tuple(_worn(case, gpu))
     yield from worn
@@ -138,40 +146,52 @@ def _uncorrected(gpu: Gpu, found: Found, evidence: Evidence) -> Finding:
     return fail(of_gpu(gpu), found, _NONE, evidence, likely=likely, advice=[_DRAIN, *reset_advice(gpu)])
 
 
-def _sram_worn_out(gpu: Gpu) -> Finding:
-    steps = "Open a hardware case: SRAM cannot be repaired, the GPU is to be replaced."
+def _in_sram(gpu: Gpu, found: Found, evidence: Evidence) -> Finding:
+    steps = (
+        Advice(
+            "Reset the GPU: the error is cleared, and nothing is repaired, since SRAM has no spare rows.",
+            f"nvidia-smi --gpu-reset -i {gpu.bus_id}",
+        ),
+        Advice("On an NVSwitch node reset all GPUs together, or reboot.", "reboot"),
+        Advice(
+            "More than 4 in its lifetime, or its threshold is exceeded: hardware case (RMA).",
+            f"nvidia-smi -q -d ECC -i {gpu.bus_id}",
+        ),
+    )
+    return fail(of_gpu(gpu), found, _NONE, evidence, likely=_SRAM, advice=[_DRAIN, *steps])
+
+
+def _replace(gpu: Gpu, found: Found | str, evidence: Evidence) -> Finding:
+    step = "Open a hardware case (RMA): SRAM cannot be repaired, the GPU is to be replaced."
     return fail(
-        of_gpu(gpu),
-        "the SRAM error threshold is exceeded",
-        _NONE,
-        Evidence("SRAM threshold exceeded", "yes"),
-        likely="failing GPU memory; SRAM on the die",
-        advice=[_DRAIN, Advice(steps, "nvidia-bug-report.sh")],
+        of_gpu(gpu), found, _NONE, evidence, likely=_SRAM, advice=[_DRAIN, Advice(step, "nvidia-bug-report.sh")]
     )
 
 
+def _sram_worn_out(case: Case, gpu: Gpu) -> int | None:
+    """The lifetime count of uncorrected SRAM errors beyond which a GPU is replaced; None if it is not reached.
+
+    The GPU's own threshold flag decides if it can be read.
+    """
+    lifetime = known(gpu.ecc.sram_uncorrected_aggregate)
+    if lifetime is None or not isinstance(gpu.ecc.sram_threshold_exceeded, Missing):
+        return None
+    return lifetime if lifetime > case.limit(_SRAM_UNCORRECTED_LIFETIME, gpu) else None
+
+
 def _worn(case: Case, gpu: Gpu) -> Iterator[Finding]:
-    facts = gpu.ecc
-    for limit, words, value in (
-        (_CORRECTED, "corrected memory errors since the driver was loaded", known(facts.corrected_volatile)),
-        (
-            _SRAM_UNCORRECTED_LIFETIME,
-            "uncorrected SRAM errors in its lifetime",
-            # the GPU's own threshold flag decides if it can be read
-            known(facts.sram_uncorrected_aggregate) if isinstance(facts.sram_threshold_exceeded, Missing) else None,
-        ),
-    ):
-        most = case.limit(limit, gpu)
-        if value is None or value <= most:
-            continue
-        yield warn(
-            of_gpu(gpu),
-            Found(f"{value} {words}", value, "errors"),
-            Expected(f"at most {most:.0f}", "<=", most, "errors", case.limit_source(limit, gpu)),
-            Evidence(f"ECC: {words}", str(value)),
-            likely="memory that is wearing out; correcting at a high rate also costs speed",
-            advice=[
-                Advice("Watch whether the count grows under load.", f"nvidia-smi -q -d ECC -i {gpu.bus_id}"),
-                Advice("It grows fast, or the GPU is slower than its peers: open a hardware case."),
-            ],
-        )
+    count, most = known(gpu.ecc.corrected_volatile), case.limit(_CORRECTED, gpu)
+    if count is None or count <= most:
+        return
+    words = "corrected memory errors since the driver was loaded"
+    yield warn(
+        of_gpu(gpu),
+        Found(f"{count} {words}", count, "errors"),
+        Expected(f"at most {most:.0f}", "<=", most, "errors", case.limit_source(_CORRECTED, gpu)),
+        Evidence(f"ECC: {words}", str(count)),
+        likely="memory that is wearing out; correcting at a high rate also costs speed",
+        advice=[
+            Advice("Watch whether the count grows under load.", f"nvidia-smi -q -d ECC -i {gpu.bus_id}"),
+            Advice("It grows fast, or the GPU is slower than its peers: open a hardware case."),
+        ],
+    )

@@ -11,7 +11,7 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.gpu_use import UNSEEN_MIB, use_of_gpu
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
-from gpudoctor.checks.core.trust import hidden
+from gpudoctor.checks.core.trust import REFUSED, hidden, refused_handles
 from gpudoctor.facts.model.gpu import Gpu, GpuProcess
 from gpudoctor.facts.model.missing import Missing, known
 
@@ -102,7 +102,7 @@ def _name(process: GpuProcess) -> str:
 
 def _unseen(case: Case, gpu: Gpu) -> str | None:
     """Why an empty process list proves nothing here."""
-    if reason := hidden(case.node):
+    if reason := hidden(case.node) or (REFUSED if refused_handles(case.node) else None):
         return reason
     if known(gpu.settings.mig_enabled):
         return "MIG: processes belong to instances"

@@ -21,13 +21,13 @@ from gpudoctor.checks.core.finding import (
     unread,
     warn,
 )
-from gpudoctor.checks.core.readings import says_nothing, unreadable
+from gpudoctor.checks.core.readings import says_nothing, told_by_driver, unreadable
 from gpudoctor.checks.core.recovery_actions import RECOVERY_ACTIONS, RecoveryAction
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.core.trust import denied
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.nvml.error_cost import LOST, condemning, no_handle_cost
 
 
@@ -79,8 +79,23 @@ def lost(case: Case) -> Iterator[Finding]:
     for words in case.node.driver.unread_handles:
         # gpudoctor stopped waiting, or its own process was ended: not an answer of the driver
         yield unknown(_named(words), f"a GPU that was not reached: {words}", Evidence("GPU handle", words))
+    silent = {device.bus_id for device in known(case.node.pci.nvidia_devices) or () if device.off_bus}
     for gpu in case.gpus:
-        yield _alive(case, gpu)
+        off = gpu.bus_id in silent and not told_by_driver(case.node, gpu)
+        yield _off_bus(of_gpu(gpu)) if off else _alive(case, gpu)
+    for bus_id in sorted(silent - {gpu.bus_id for gpu in case.node.gpus}):
+        yield _off_bus(Subject(kind="gpu", bus_id=bus_id))
+
+
+def _off_bus(subject: Subject) -> Finding:
+    return fail(
+        subject,
+        "its PCI configuration space reads nothing but ones (rev ff)",
+        "a function that answers on the bus",
+        Evidence("lspci", "(rev ff)"),
+        likely="the GPU fell off the bus, or it is powered off",
+        advice=_LOST_ADVICE,
+    )
 
 
 def _named(words: str) -> Subject:

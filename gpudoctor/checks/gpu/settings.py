@@ -12,7 +12,7 @@ from gpudoctor.checks.core.explains import VIEWS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_gpu
-from gpudoctor.checks.core.trust import hidden
+from gpudoctor.checks.core.trust import hidden, refused_handles
 from gpudoctor.checks.gpu.in_use import unified_memory
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -127,7 +127,8 @@ def _prohibited(gpu: Gpu) -> Iterator[Finding]:
 
 def _persistence(case: Case, gpu: Gpu) -> Iterator[Finding]:
     """Off costs seconds at each start; a guest cannot see or set it, and a desktop keeps the driver awake itself."""
-    guest = hidden(case.node) is not None or in_virtual_machine(case.node, [gpu])
+    narrow = hidden(case.node) is not None or refused_handles(case.node) > 0
+    guest = narrow or in_virtual_machine(case.node, [gpu])
     awake = known(gpu.settings.display_active) is True or unified_memory(case, gpu)
     if known(gpu.settings.persistence) is False and not guest and not awake:
         yield warn(

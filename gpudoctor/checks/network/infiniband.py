@@ -170,7 +170,10 @@ def _gpudirect(case: Case) -> Iterator[Finding]:
         yield skip(NODE, "GPUDirect RDMA: GeForce GPUs do not have it")
         return
     network = case.node.network
-    ways = (("nvidia_peermem", network.peermem_loaded), ("dma-buf", network.dmabuf_supported))
+    # a module that the InfiniBand core does not know maps nothing
+    idle = network.peermem_loaded is True and network.peermem_registered is False
+    peermem = False if idle else network.peermem_loaded
+    ways = (("nvidia_peermem", peermem), ("dma-buf", network.dmabuf_supported))
     possible = [name for name, state in ways if state is True]
     if possible:
         yield ok(NODE, f"GPUDirect RDMA possible ({' and '.join(possible)})")
@@ -179,14 +182,22 @@ def _gpudirect(case: Case) -> Iterator[Finding]:
         if isinstance(state, Missing):
             yield unread(NODE, f"GPUDirect RDMA by {name}", state)
             return
+    lack = "is loaded, but not registered with the InfiniBand core," if idle else "is not loaded"
     yield warn(
         NODE,
-        "GPUDirect RDMA is not possible: nvidia_peermem is not loaded and there is no dma-buf support",
+        f"GPUDirect RDMA is not possible: nvidia_peermem {lack} and there is no dma-buf support",
         "one of the two, where RDMA ports are in use",
-        Evidence("/proc/modules", "no nvidia_peermem"),
+        Evidence("/sys/kernel/mm/memory_peers", "no nv_mem")
+        if idle
+        else Evidence("/proc/modules", "no nvidia_peermem"),
         likely="traffic between nodes is copied through host memory",
         advice=(
-            Advice("Load the module,", "modprobe nvidia_peermem"),
+            Advice(
+                "Load MLNX_OFED's ib_core first, then the module,",
+                "modprobe -r nvidia_peermem; modprobe nvidia_peermem",
+            )
+            if idle
+            else Advice("Load the module,", "modprobe nvidia_peermem"),
             Advice("or use the open kernel modules on Linux 5.12 or later, which have dma-buf."),
         ),
     )

@@ -109,6 +109,15 @@ def _all_of(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
         return ok(subject, _count(gpu, spec.links), expected)
     siblings = [peer for peer in case.gpus if peer is not gpu]
     if up == 0 and not any(links_up(peer) for peer in siblings):
+        if not siblings and case.node.source.kind == "capture" and spec.kind == "switch":
+            return warn(
+                subject,
+                _count(gpu, spec.links),
+                expected,
+                *_down_evidence(gpu),
+                likely="its links failed to train; or this machine, or virtual machine, has this GPU alone",
+                advice=_ADVICE,
+            )
         if not siblings:
             return skip(subject, "the only GPU here: none of its links has another end")
         if in_virtual_machine(case.node, [gpu]):
@@ -200,6 +209,10 @@ def _by_peers(case: Case, gpu: Gpu) -> Finding:
     same = [g for g in case.gpus if known(g.name) == known(gpu.name) and real_links(g)]
     usual, most = majority(links_up(g) for g in same), max(links_up(g) for g in same)
     found = _count(gpu, len(real_links(gpu)))
+    if up == 0 and most and all(links_up(g) == len(real_links(g)) for g in same if g is not gpu):
+        return _down(
+            gpu, len(real_links(gpu)), Expected(f"{most}, as on every other GPU here", ">=", most, "links", "peers")
+        )
     if usual is None or up >= usual:
         if up == most or usual is not None:
             return ok(subject, found, Expected("as many as the peers of the same model", source="peers"))

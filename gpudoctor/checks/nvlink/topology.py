@@ -7,7 +7,19 @@ from collections.abc import Callable, Iterable, Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.each_gpu import first_failed, in_virtual_machine, trusted
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unread, warn
+from gpudoctor.checks.core.finding import (
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    fail,
+    ok,
+    skip,
+    unknown,
+    unread,
+    warn,
+)
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
 from gpudoctor.checks.nvlink.link_state import model_of
@@ -23,6 +35,11 @@ _BROKEN_P2P = {
     "CNS": "not supported by the chipset",
     "GNS": "not supported by the GPU",
 }
+
+
+# all the links of a pair of one model: 2 of Turing's cards, 4 of GeForce RTX 3090 and RTX A6000, 12 of the data-centre
+# cards with bridges; 6, 12 and 18 through switches. Source: the profiles of the models
+_WHOLE_BONDS = (2, 4, 6, 8, 12, 18)
 
 
 @check(
@@ -47,7 +64,7 @@ def topology(case: Case) -> Iterator[Finding]:
     inside = {gpu.index for gpu in gpus}
     pairs = [p for p in case.pairs if {p.a, p.b} <= inside and not _blank(p)]
     expected_pairs = len(gpus) * (len(gpus) - 1) // 2
-    if len(pairs) < expected_pairs:
+    if len(pairs) < expected_pairs and not _alike_over_pcie(pairs, inside):
         yield skip(NODE, f"only {len(pairs)} of {expected_pairs} pairs are known")
         return
     bad = _wiring(case, pairs, gpus)
@@ -56,10 +73,43 @@ def topology(case: Case) -> Iterator[Finding]:
     bad += [finding for finding in _peer_to_peer(pairs, gpus) if finding.subject not in named]
     yield from bad
     read = (word for pair in pairs for word in (pair.p2p_read, pair.p2p_write))
-    if failed := first_failed(read):
+    if not bad and (odd := _odd_number(pairs, gpus)):
+        yield odd
+    elif failed := first_failed(read):
         yield unread(NODE, "peer-to-peer status", failed)
     elif not bad:
-        yield ok(NODE, Found(f"{len(pairs)} pairs, {_census(pairs)}", len(pairs), "pairs"))
+        some = f" of {expected_pairs}" if len(pairs) < expected_pairs else ""
+        yield ok(NODE, Found(f"{len(pairs)}{some} pairs, {_census(pairs)}", len(pairs), "pairs"))
+
+
+def _odd_number(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
+    """The finding for a bond of as many links as no model has in all, if the model is not known; else None.
+
+    Pairs that may be held against each other are judged by `_wiring`; a single one has no peers.
+    """
+    bonded = [pair for pair in pairs if _bond(pair)]
+    bonds = Counter(i for p in bonded for i in (p.a, p.b))
+    if not bonded or max(bonds.values()) > 1 or any(known(gpu.name) for gpu in gpus):
+        return None
+    odd = next((pair for pair in bonded if _bond(pair) not in _WHOLE_BONDS), None)
+    if odd is None:
+        return None
+    return unknown(
+        of_pair(odd.a, odd.b),
+        f"NV{_bond(odd)} between GPU {odd.a} and GPU {odd.b}: the model is not known, and so is not how many links "
+        "its bridge has; most have 2, 4 or 12, so that some may be down",
+        *_matrix_evidence([odd]),
+        advice=[
+            Advice("See the model, and each link's state.", "nvidia-smi -L; nvidia-smi nvlink --status"),
+            "A link is inactive: power off and seat the bridge flat on both cards.",
+        ],
+    )
+
+
+def _alike_over_pcie(pairs: list[GpuPair], gpus: set[int]) -> bool:
+    """Whether a part of a matrix shows every GPU, and only the one path over PCIe: there is nothing odd in it."""
+    shown = {gpu for pair in pairs for gpu in (pair.a, pair.b)}
+    return shown == gpus and len({(_bond(pair), known(pair.path)) for pair in pairs}) == 1 and not _bond(pairs[0])
 
 
 def _blank(pair: GpuPair) -> bool:

@@ -48,7 +48,7 @@ def link_width(case: Case, gpu: Gpu) -> Finding:
     if isinstance(width, Missing):
         return unread(subject, "PCIe link width", width)
     if isinstance(own_max, Missing):
-        return unread(subject, "PCIe link width that the GPU can do", own_max)
+        return _by_lspci(gpu, width) or unread(subject, "PCIe link width that the GPU can do", own_max)
     if min(width, own_max) <= 0:
         return unknown(subject, f"PCIe link width: the answer, {width} of {own_max} lanes, is none")
     peers = same_model(case, gpu)
@@ -134,6 +134,28 @@ def _running_at(lanes: int, peers: list[Gpu]) -> str:
     if len(at) != len(peers):
         return f"what {names_of(at)} run{'s' * (len(at) == 1)} at"
     return "what the other GPU runs at" if len(at) == 1 else f"what the other {len(at)} GPUs run at"
+
+
+def _by_lspci(gpu: Gpu, width: int) -> Finding | None:
+    """The verdict by lspci's own word for a link below what the GPU can do; None where it says none."""
+    path = known(gpu.pcie.path)
+    if not path or not isinstance(path[0].width_downgraded, bool) or on_c2c(gpu):
+        return None
+    subject, evidence = of_gpu(gpu), Evidence("lspci LnkSta", f"Width x{width}")
+    if not path[0].width_downgraded:
+        can = Expected("what the GPU can do, as lspci says")
+        return ok(subject, Found(f"PCIe x{width}", width, "lanes"), can, evidence)
+    return warn(
+        subject,
+        Found(f"PCIe x{width}, and the GPU can do more", width, "lanes"),
+        Expected("all lanes of the GPU", source="lspci: downgraded"),
+        evidence,
+        likely="the slot is wired with fewer lanes, or the link trained too narrow: from here the two look alike",
+        advice=(
+            "Look up how many lanes the slot gives; two cards on a desktop board often share 16.",
+            Advice("Compare link and slot:", f"sudo lspci -vvs {gpu.bus_id} | grep -i lnk"),
+        ),
+    )
 
 
 def _own_max(gpu: Gpu) -> int | Missing:

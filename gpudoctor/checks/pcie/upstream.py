@@ -21,12 +21,14 @@ from gpudoctor.checks.core.finding import (
     warn,
 )
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.subject import Subject, of_gpu
+from gpudoctor.checks.core.runner import NO_GPU
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.core.trust import untrusted
 from gpudoctor.checks.pcie.link_state import bridges_not_judged, describe, names_of, on_c2c, rates_gb_s
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
+from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.pcie_generations import generation_of
+from gpudoctor.facts.model.pcie_generations import GT_S, generation_of
 
 
 class Hop(msgspec.Struct, frozen=True):
@@ -53,10 +55,19 @@ class Hop(msgspec.Struct, frozen=True):
     "pcie.upstream",
     title="Every link above the GPUs, up to the root, is at full width and speed",
     impact="slow-host-link",
+    needs_gpu=False,
     explains=("collective.bandwidth", "collective.pairs", "link.*"),
 )
 def upstream(case: Case) -> Iterator[Finding]:
-    """Name the first bad hop above each GPU, once per bridge with all the GPUs behind it."""
+    """Name the first bad hop above each GPU, once per bridge with all the GPUs behind it.
+
+    Of a kernel log alone, what it says at boot of devices behind a slower link.
+    """
+    if not case.gpus:
+        limits = [] if case.node.gpus else [e for e in known(case.node.kernel_log.events) or () if e.limit is not None]
+        yield from _limited(limits)
+        if not limits:
+            yield skip(NODE, NO_GPU)
     bad: dict[str, tuple[Hop, list[Gpu]]] = {}
     rest: list[Gpu] = []
     for gpu in case.gpus:
@@ -145,6 +156,40 @@ def _bad_hop(case: Case, hop: Hop, behind: list[Gpu], rest: list[Gpu]) -> Findin
             "Still so: it is the board, backplane or cable, not the GPU. Open a hardware case naming the bridge.",
         ),
     )
+
+
+def _limited(events: list[KernelEvent]) -> Iterator[Finding]:
+    """One finding for each device that the kernel found behind a slower link; which are GPUs is not known here."""
+    last = {event.bus_id: event for event in events}
+    for bus_id, event in last.items():
+        limit = event.limit
+        if limit is None:
+            continue
+        now = describe(generation_of(limit.speed_gt_s), limit.width)
+        evidence = Evidence("kernel log", event.text[:300])
+        subject = Subject("node", bus_id=bus_id, name=f"device {bus_id}")
+        if limit.speed_gt_s <= GT_S[1]:
+            # a bridge at rest, or a virtual one of a hypervisor or a switch, shows as little
+            yield unknown(subject, f"{now} at {limit.at_bus_id} at boot: the link may have been at rest", evidence)
+            continue
+        yield warn(
+            subject,
+            Found(
+                f"{limit.available_gbit_s:g} of {limit.capable_gbit_s:g} Gb/s: limited by {now} at {limit.at_bus_id}",
+                limit.available_gbit_s,
+                "Gbit/s",
+            ),
+            Expected(
+                f"{limit.capable_gbit_s:g} Gb/s", ">=", limit.capable_gbit_s, "Gbit/s", "the device's own maximum"
+            ),
+            evidence,
+            likely="a switch, root port or slot slower than the device, or a link that trained below its maximum",
+            advice=(
+                Advice("See both ends of the link:", f"sudo lspci -vvs {limit.at_bus_id} | grep -i lnk"),
+                "LnkSta below LnkCap there: power the node off for 30 seconds; still so: board, riser or cable.",
+                "LnkSta equal to LnkCap: the slot or switch is made so; move the device, or live with it.",
+            ),
+        )
 
 
 def _all_slowed(case: Case, hop: Hop) -> bool:

@@ -9,8 +9,14 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.facts.kernel_log.lines import MAX_EVENTS, KernelEvents, collect, parse_kernel_lines, read_kernel_text
-from gpudoctor.facts.kernel_log.messages import MARK
+from gpudoctor.facts.kernel_log.lines import (
+    MAX_EVENTS,
+    KernelEvents,
+    collect,
+    is_of_interest,
+    parse_kernel_lines,
+    read_kernel_text,
+)
 from gpudoctor.facts.kernel_log.records import LogRecord, first_of_kmsg, kmsg_records, text_records
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelLog
@@ -66,7 +72,7 @@ def read_kernel_log(root: Path, deadline_s: float = _JOURNAL_DEADLINE_S) -> Kern
         first = first_of_kmsg(ring.text)
         if first is not None:
             sequence, starts_s = first
-            found = collect(kmsg_records(ring.text, MARK))
+            found = collect(kmsg_records(ring.text, is_of_interest))
             overwritten = sequence > 0 and not found.loading
             if not overwritten and not ring.overtaken:
                 log = found.log(_RING_BUFFER)
@@ -93,7 +99,7 @@ def _joined(ring: _Ring, found: KernelEvents, starts_s: float | None, journal: _
         why = "there is no journal" if journal is None else f"the journal was not read: {journal.reason}"
         log = found.log(_RING_BUFFER)
         return msgspec.structs.replace(log, truncated=True, gap=f"{gap}, and {why}", starts_s=starts_s)
-    both = collect(_each_once(journal.records, kmsg_records(ring.text, MARK)))
+    both = collect(_each_once(journal.records, kmsg_records(ring.text, is_of_interest)))
     log = both.log(f"{_RING_BUFFER} and {_JOURNAL_NAME}")
     if not journal.cut and (journal.starts_s <= _FROM_BOOT_S or both.loading):
         return msgspec.structs.replace(log, starts_s=None if journal.starts_s <= _FROM_BOOT_S else journal.starts_s)
@@ -172,4 +178,4 @@ def _read_journal(deadline_s: float) -> _Journal | Missing | None:
     if starts_s is None:
         return None
     cut = answer.truncated or len(lines) > _JOURNAL_LINES
-    return _Journal(tuple(text_records(lines, MARK, from_kernel=True)), float(starts_s), cut)
+    return _Journal(tuple(text_records(lines, is_of_interest, from_kernel=True)), float(starts_s), cut)

@@ -31,7 +31,7 @@ class FakeDriverContext(msgspec.Struct, frozen=True):
 
     def around(self) -> dict[str, Any]:
         """What is not the driver's to tell, by the names that `Node` has for it."""
-        names = ("pci", "host", "kernel_log", "environment", "software", "network")
+        names = ("pci", "host", "kernel_log", "environment", "software", "network", "fabric_manager")
         return {name: getattr(self.node, name) for name in names}
 
     def placed(self, read: Node) -> Node:
@@ -41,7 +41,8 @@ class FakeDriverContext(msgspec.Struct, frozen=True):
         played = self.node.source
         notes = (*read.source.notes, *played.notes, _NOTE)
         source = replace(read.source, kind="simulated", name=played.name, faults=played.faults, notes=notes)
-        driver = replace(read.driver, denied_gpus=self.node.driver.denied_gpus)
+        hidden = self.node.driver
+        driver = replace(read.driver, denied_gpus=hidden.denied_gpus, drained_gpus=hidden.drained_gpus)
         return replace(read, driver=driver, gpus=gpus, source=source)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
-from gpudoctor.facts.model.gpu import CallError, MigInstance, Settings
+from gpudoctor.facts.model.gpu import CallError, MigInstance, NvLink, Settings
 from gpudoctor.facts.model.measurements import Launch, Measurements, ProbeProblem, RankInfo, TorchView
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import (
@@ -167,6 +167,9 @@ def test_switching_peer_to_peer_off_is_judged_by_what_it_costs_here(setting: dic
     assert joined.status is Status.FAIL
     assert "the NVLinks between 1 pairs" in words(joined)
     assert nccl(None, {"pairs": pairs(2, nvlinks=0, p2p_read="OK")}, **setting).status is Status.WARN
+    up = gpus(2, nvlinks=(NvLink(0, "active"), NvLink(1, "active")))
+    linked = nccl(None, {"gpus": up}, **setting)
+    assert (linked.status, "the NVLinks of 2 GPUs" in words(linked)) == (Status.FAIL, True)
     nothing = nccl(None, {"pairs": pairs(2, nvlinks=0, p2p_read="CNS")}, **setting)
     assert nothing.status is Status.PASS
     assert "costs nothing" in words(nothing)
@@ -268,6 +271,35 @@ def test_launcher_variables_are_held_against_each_other(variables: dict[str, Any
 
 def test_a_partial_rendezvous_names_what_is_missing() -> None:
     assert "not MASTER_ADDR, MASTER_PORT" in words(nccl(RANK="0", WORLD_SIZE="4"))
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "127.0.1.1", "::1", "LOCALHOST"])
+@pytest.mark.parametrize(
+    ("variables", "status"),
+    [
+        ({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, Status.FAIL),
+        ({"WORLD_SIZE": "16", "SLURM_NNODES": "2"}, Status.FAIL),
+        ({"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, Status.FAIL),
+        ({"WORLD_SIZE": "16"}, Status.WARN),
+        ({"SLURM_NNODES": "2"}, Status.WARN),
+        ({"SLURM_JOB_NUM_NODES": "4", "WORLD_SIZE": "8"}, Status.WARN),
+        ({"SLURM_NNODES": "2", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, Status.PASS),  # torchrun --standalone
+        ({"SLURM_NNODES": "2", "SLURM_STEP_NUM_NODES": "1"}, Status.PASS),
+        ({"SLURM_NNODES": "1", "WORLD_SIZE": "8"}, Status.PASS),
+        ({"WORLD_SIZE": "8"}, Status.PASS),
+        ({}, Status.PASS),
+    ],
+)
+def test_a_rendezvous_at_this_machine_itself_joins_no_other(
+    address: str, variables: dict[str, Any], status: Status
+) -> None:
+    result = nccl(MASTER_ADDR=address, node={"gpus": gpus(8)}, **variables)
+    assert result.status is status
+    assert status is Status.PASS or f"MASTER_ADDR={address}" in words(result)
+
+
+def test_a_rendezvous_at_a_host_is_no_matter_of_this_machine() -> None:
+    assert nccl(MASTER_ADDR="node1", WORLD_SIZE="16", LOCAL_WORLD_SIZE="8").status is Status.PASS
 
 
 # env.torch

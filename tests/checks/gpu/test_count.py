@@ -53,6 +53,27 @@ def test_a_smaller_scope_is_said_and_not_failed(leaves: dict[str, Any], reason: 
     assert reason in text(finding)
 
 
+def test_a_denied_handle_excuses_its_own_gpu_and_no_other() -> None:
+    # the driver counts 7 of 8, and denies one of these: the eighth is gone
+    shown = tuple(h100(i) for i in range(6))
+    bus = PciBus(nvidia_devices=tuple(pci(i) for i in range(8)))
+    refused = ("index 6: insufficient permissions (4)",)
+    subject = put(node(*shown, pci=bus), driver__device_count=7, driver__handle_errors=refused)
+    finding = only("gpu.count", subject)
+    assert finding.status.value == "fail"
+    assert text(finding) == "the driver shows 7 of the 8 GPUs that this process may see"
+    seven = tuple(h100(i) for i in range(8) if i != 6)
+    assert status("gpu.count", put(subject, gpus=seven, driver__device_count=8)) == "pass"
+
+
+def test_a_drained_gpu_warns_and_is_not_called_gone() -> None:
+    drained = seven_of_eight(driver__drained_gpus=(bus_id(5),))
+    finding = only("gpu.count", Case(node=drained, expect=Expect(gpus=8)))
+    assert (finding.status.value, finding.subject.bus_id) == ("warn", bus_id(5))
+    assert "drained by an operator" in text(finding)
+    assert only("gpu.count", seven_of_eight(driver__drained_gpus=())).status.value == "fail"
+
+
 def test_all_gpus_asked_for_of_the_container_runtime_is_no_excuse() -> None:
     everything = Environment((Variable("NVIDIA_VISIBLE_DEVICES", "all"),))
     assert status("gpu.count", seven_of_eight(environment=everything)) == "fail"

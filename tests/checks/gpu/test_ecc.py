@@ -21,6 +21,7 @@ from tests.checks.gpu_nodes import (
     text,
     texts,
 )
+from tests.checks.one_check import text_of
 
 ABSENT = Missing("not in this capture")
 
@@ -34,6 +35,19 @@ def test_one_uncorrected_error_fails_the_gpu_that_has_it() -> None:
 
 def test_an_uncorrected_sram_error_counts_too() -> None:
     assert "3 in SRAM" in text(only("gpu.ecc", eight(ecc__sram_uncorrected_volatile=3)))
+
+
+def test_only_memory_with_spare_rows_is_repaired_by_a_reset() -> None:
+    dram = text_of(only("gpu.ecc", eight(ecc__uncorrected_volatile=1)))
+    assert "swaps the row" in dram
+    assert "RMA" not in dram
+    one = {"ecc__uncorrected_volatile": 1, "ecc__sram_uncorrected_volatile": 1}
+    for lifetime, flag, replaced in ((4, UNSUPPORTED, False), (5, UNSUPPORTED, True), (5, False, False)):
+        facts = {"ecc__sram_uncorrected_aggregate": lifetime, "ecc__sram_threshold_exceeded": flag}
+        said = text_of(only("gpu.ecc", eight(**one, **facts)))
+        assert "swaps the row" not in said
+        assert ("Reset the GPU: the error is cleared" in said) is not replaced
+        assert ("is to be replaced" in said) is replaced
 
 
 def test_the_sram_threshold_means_replacement() -> None:
@@ -55,7 +69,7 @@ def test_lifetime_counts_are_said_and_not_judged() -> None:
         ({"ecc__corrected_volatile": 10_000_001}, "warn"),
         ({"ecc__sram_uncorrected_aggregate": 9}, "pass"),
         ({"ecc__sram_uncorrected_aggregate": 4, "ecc__sram_threshold_exceeded": UNSUPPORTED}, "pass"),
-        ({"ecc__sram_uncorrected_aggregate": 5, "ecc__sram_threshold_exceeded": UNSUPPORTED}, "warn"),
+        ({"ecc__sram_uncorrected_aggregate": 5, "ecc__sram_threshold_exceeded": UNSUPPORTED}, "fail"),
         ({"ecc__sram_threshold_exceeded": UNSUPPORTED}, "pass"),
         ({"ecc__sram_threshold_exceeded": FAILED}, "unknown"),
         ({"ecc__pending": False}, "warn"),

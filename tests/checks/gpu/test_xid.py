@@ -9,7 +9,7 @@ from gpudoctor.checks.core.xid_codes import ADVICE, BUCKETS, SXID_FATAL, XIDS, s
 from gpudoctor.checks.core.xid_codes import xid as entry
 from gpudoctor.facts.model.gpu import CallError
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import KernelEvent, Node
+from gpudoctor.facts.model.node import Environment, KernelEvent, Node, PciBus, Variable
 from tests.checks.gpu_nodes import (
     DENIED,
     FAILED,
@@ -21,6 +21,7 @@ from tests.checks.gpu_nodes import (
     h100,
     node,
     only,
+    pci,
     put,
     recovery,
     status,
@@ -299,3 +300,34 @@ def test_the_lines_own_word_beats_the_list_of_fatal_switch_errors() -> None:
     assert 20034 in SXID_FATAL
     assert sxid_fatal(20034, False) is False
     assert sxid_fatal(None, None) is None
+
+
+OFF = KernelEvent("xid", "NVRM: Xid (PCI:0000:13:00): 79, GPU has fallen off the bus.", code=79, bus_id="0000:13:00")
+
+
+def job(shown: int, denied: tuple[str, ...] | Missing, **variables: str) -> Node:
+    """The first GPUs of an 8 x H100 machine, as a job sees them; GPU 3 of the machine fell off the bus."""
+    environment = Environment(tuple(Variable(name, value) for name, value in variables.items()))
+    subject = node(*(h100(i) for i in range(shown)), kernel_log__events=(OFF,), environment=environment)
+    bus = PciBus(nvidia_devices=tuple(pci(i) for i in range(8)))
+    return put(subject, pci=bus, driver__denied_gpus=denied)
+
+
+@pytest.mark.parametrize(
+    ("subject", "expected"),
+    [
+        # the device files of all others are denied: this one is the job's own
+        (job(3, tuple(bus_id(i) for i in range(4, 8)), SLURM_JOB_GPUS="0-3"), "fail"),
+        (job(3, tuple(bus_id(i) for i in range(3, 8)), SLURM_JOB_GPUS="0-2"), "skip"),
+        # Slurm gave four, and the driver shows three: nothing tells whether it is the fourth
+        (job(3, Missing("not there"), SLURM_JOB_GPUS="0-3"), "unknown"),
+        (job(3, Missing("not there"), SLURM_JOB_GPUS="0-2"), "skip"),
+        (put(job(3, ()), driver__drained_gpus=(bus_id(3),)), "skip"),
+        (put(job(3, ()), host__container="docker"), "skip"),
+        (put(job(7, ()), gpus=tuple(h100(i) for i in range(8) if i != 3)), "fail"),
+    ],
+)
+def test_an_error_of_a_gpu_that_is_not_shown_is_the_jobs_own_or_not(subject: Node, expected: str) -> None:
+    [finding] = [f for f in findings("gpu.xid", subject) if f.subject.bus_id == bus_id(3)]
+    assert finding.status.value == expected
+    assert expected == "fail" or "Xid 79" in (finding.reason or "")

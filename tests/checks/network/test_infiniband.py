@@ -128,3 +128,16 @@ def test_gpudirect_needs_one_of_two_ways(name: str, peermem: Any, dmabuf: Any, s
     assert result.status is status
     if isinstance(dmabuf, Missing):
         assert "old kernel" in words(result)
+
+
+@pytest.mark.parametrize(
+    ("registered", "dmabuf", "status"),
+    [(False, False, Status.WARN), (False, True, Status.PASS), (True, False, Status.PASS)],
+)
+def test_a_peermem_that_is_loaded_and_not_registered_maps_nothing(
+    registered: bool, dmabuf: bool, status: Status
+) -> None:
+    facts = {"peermem_loaded": True, "peermem_registered": registered, "dmabuf_supported": dmabuf}
+    result = check(port(0), gpu_name="NVIDIA H100 80GB HBM3", **facts)
+    assert result.status is status
+    assert status is Status.PASS or "loaded, but not registered" in words(result)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.gpu import Gpu, GpuPair, NvLink
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import KernelEvent, Node
+from gpudoctor.facts.model.node import KernelEvent, Node, Source
 from gpudoctor.profiles.load import profile_for
 from gpudoctor.profiles.profile import NO_PROFILE
 from tests.checks.wired import (
@@ -171,6 +171,32 @@ def test_without_a_profile_the_peers_judge() -> None:
     two = replace(node, gpus=node.gpus[4:6])
     [finding] = bad(judged(LINKS, two, profile=NO_PROFILE))
     assert (finding.status, finding.subject.gpu) == (Status.WARN, 5)
+
+
+def test_a_gpu_without_any_link_fails_beside_one_that_has_all_of_its_own() -> None:
+    node = on_gpus(simulated("dgx1-v100-8"), 5, nvlinks=links(state="inactive"))
+    two = replace(node, gpus=node.gpus[4:6])
+    [finding] = bad(judged(LINKS, two))
+    assert (finding.status, finding.subject.gpu, found(finding)) == (Status.FAIL, 5, "0 of 6 links up")
+    # where the other's links have open ends too, this may be the part of a mesh
+    part = on_gpus(two, 4, nvlinks=links(2, state="inactive"))
+    assert {f.status for f in judged(LINKS, part).findings} == {Status.WARN, Status.PASS}
+
+
+def test_a_lone_gpu_of_a_dump_without_its_links_is_worth_a_look() -> None:
+    node = on_gpus(
+        simulated("gh200-1"), name="NVIDIA H100 80GB HBM3", nvlinks=tuple(NvLink(0, "inactive") for _ in "a")
+    )
+    pasted = replace(node, source=Source(kind="capture"))
+    assert only(judged(LINKS, pasted)).status is Status.WARN
+    assert only(judged(LINKS, node)).status is Status.SKIP
+
+
+@pytest.mark.parametrize(("number", "status"), [(3, Status.UNKNOWN), (1, Status.UNKNOWN), (4, Status.PASS)])
+def test_an_odd_number_of_links_of_an_unknown_model_is_unknown(number: int, status: Status) -> None:
+    pair = (GpuPair(0, 1, nvlinks=number),)
+    unnamed = Node(gpus=(Gpu(0, "unknown-0"), Gpu(1, "unknown-1")), pairs=pair)
+    assert only(judged(TOPOLOGY, unnamed)).status is status
 
 
 def test_part_of_a_mesh_has_open_ends_by_design() -> None:

@@ -9,7 +9,9 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Host
 
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)(B|[KMGT]i?B?)?", re.IGNORECASE)
-_KERNEL_MODULE = re.compile(r"NVRM version: .{0,120}?Kernel Module\D{0,60}?(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")
+_KERNEL_MODULE = re.compile(
+    r"NVRM version: .{0,120}?Kernel Module(?: for \w{1,20})?\D{0,60}?(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b"
+)
 _MEMINFO = re.compile(r"^(MemTotal|MemAvailable|SwapTotal|SwapFree):\s+(\d{1,15}) kB", re.MULTILINE)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _ODD = Missing("not understood", "failed")
