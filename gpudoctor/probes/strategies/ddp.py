@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
-from gpudoctor.probes.strategies.model import MICRO_BATCHES, OPTIMIZER_OPTIONS
+from gpudoctor.probes.strategies.model import MICRO_BATCHES, OPTIMIZER_OPTIONS, train_step
 from gpudoctor.probes.strategies.transformer import loss_of
 
 _SPOILT_BEFORE = 4
@@ -61,17 +61,9 @@ def run_zero1(rank: Rank, bench: Bench) -> None:
         ddp = _wrapped(rank, model)
         optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **OPTIMIZER_OPTIONS)
 
-    def step(number: int) -> torch.Tensor:
-        optimizer.zero_grad()
-        tokens, targets = bench.part(number, rank.number, rank.world_size)
-        loss = loss_of(ddp(tokens), targets)
-        torch.autograd.backward(loss)
-        optimizer.step()
-        return loss.detach()
-
     bench.train(
         Variant("zero1", own_part=True),
-        step,
+        lambda number: train_step(ddp, optimizer, bench.part(number, rank.number, rank.world_size)),
         holds=lambda: (model.parameters(), optimizer.optim),
         weights=lambda: dict(model.named_parameters()),
     )

@@ -9,7 +9,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.messages import StrategyLeftOut
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
-from gpudoctor.probes.strategies.transformer import loss_of
+from gpudoctor.probes.strategies.model import train_step
 
 
 def run_dp(rank: Rank, bench: Bench) -> None:
@@ -40,14 +40,10 @@ def _train(rank: Rank, bench: Bench, devices: list[int]) -> None:
         if not number:
             for device in devices:
                 torch.cuda.reset_peak_memory_stats(device)
-        optimizer.zero_grad()
-        tokens, targets = bench.batch(number)
-        loss = loss_of(parallel(tokens), targets)
-        torch.autograd.backward(loss)
-        optimizer.step()
+        loss = train_step(parallel, optimizer, bench.batch(number))
         peaks = [torch.cuda.max_memory_allocated(device) for device in devices]
         figures["first_gpu_extra_bytes"] = float(peaks[0] - bench.at_first_bytes - max(peaks[1:]))
-        return loss.detach()
+        return loss
 
     bench.train(
         Variant("dp", figures=figures),

@@ -15,7 +15,7 @@ from gpudoctor.probes.runner.messages import StrategyLeftOut
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
 from gpudoctor.probes.strategies.memory import whole_weights
-from gpudoctor.probes.strategies.transformer import loss_of
+from gpudoctor.probes.strategies.model import train_step
 
 _SKIPS_AT = 3
 _dist: Any = dist
@@ -65,13 +65,8 @@ def _train(rank: Rank, bench: Bench, name: str, dtype: Literal["fp32", "bf16"]) 
     skips = dtype == "fp32" and rank.injected("skip-all-gather") is not None
 
     def step(number: int) -> torch.Tensor:
-        optimizer.zero_grad()
-        tokens, targets = bench.part(number, rank.number, rank.world_size)
         with _one_gather_skipped() if skips and number == _SKIPS_AT else nullcontext():
-            loss = loss_of(model(tokens), targets)
-        torch.autograd.backward(loss)
-        optimizer.step()
-        return loss.detach()
+            return train_step(model, optimizer, bench.part(number, rank.number, rank.world_size))
 
     bench.train(
         Variant(name, dtype, own_part=True),

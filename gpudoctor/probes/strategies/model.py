@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from gpudoctor.facts.model.measured_strategies import StrategyShape
-from gpudoctor.probes.strategies.transformer import Transformer
+from gpudoctor.probes.strategies.transformer import Transformer, loss_of
 from gpudoctor.probes.strategies.transformer_shape import TransformerShape
+
+Batch = tuple[torch.Tensor, torch.Tensor]  # tokens and targets
 
 STEPS = 10
 MICRO_BATCHES = 4  # what one rank's part of the batch can be divided into
@@ -75,7 +78,19 @@ def build_optimizer(parameters: Any, *, fused: bool = False) -> torch.optim.Adam
 OPTIMIZER_OPTIONS: dict[str, Any] = {"lr": LEARNING_RATE, "eps": EPSILON, "weight_decay": 0.0, "foreach": False}
 
 
-def batch_of(shape: StrategyShape, step: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def train_step(
+    model: Callable[[torch.Tensor], torch.Tensor], optimizer: torch.optim.Optimizer, batch: Batch
+) -> torch.Tensor:
+    """One optimizer step on these tokens and targets; the loss before it."""
+    tokens, targets = batch
+    optimizer.zero_grad()
+    loss = loss_of(model(tokens), targets)
+    torch.autograd.backward(loss)
+    optimizer.step()
+    return loss.detach()
+
+
+def batch_of(shape: StrategyShape, step: int, device: torch.device) -> Batch:
     """Tokens and targets of the whole batch in a step (from 0): (batch, sequence) int64 each.
 
     The target is a fixed function of the token, which even ten steps begin to learn.

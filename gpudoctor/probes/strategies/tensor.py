@@ -11,7 +11,8 @@ from torch import nn
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
 from gpudoctor.probes.strategies.memory import local_part, whole_weights
-from gpudoctor.probes.strategies.transformer import Transformer, loss_of
+from gpudoctor.probes.strategies.model import train_step
+from gpudoctor.probes.strategies.transformer import Transformer
 
 # What is split by columns (its outputs) and what by rows (its inputs): one sum over the ranks for each pair.
 COLUMNS = ("attention.query", "attention.key", "attention.value", "mlp.up")
@@ -37,7 +38,7 @@ def run_tensor(rank: Rank, bench: Bench) -> None:
         figures[f"wrong_shards_rank_{rank.number}"] = float(wrong)
     bench.train(
         Variant("tensor", figures=figures),
-        functools.partial(_step, bench, model, optimizer),
+        lambda number: train_step(model, optimizer, bench.batch(number)),
         holds=lambda: (model.parameters(), optimizer),
         weights=functools.partial(whole_weights, model),
     )
@@ -110,12 +111,3 @@ def wrong_shards(model: Transformer, original: Transformer, index: int, shards: 
         own = part_of(name, original.get_parameter(name).detach(), index, shards)
         wrong += not torch.equal(local_part(weight).detach(), own)
     return wrong
-
-
-def _step(bench: Bench, model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> torch.Tensor:
-    optimizer.zero_grad()
-    tokens, targets = bench.batch(number)
-    loss = loss_of(model(tokens), targets)
-    torch.autograd.backward(loss)
-    optimizer.step()
-    return loss.detach()
