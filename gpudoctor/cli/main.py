@@ -75,12 +75,25 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _explain(args: argparse.Namespace) -> int:
+    if args.id.startswith("diagnose."):
+        return _explain_cause(args.id)
     from gpudoctor.checks.core.registry import select
     from gpudoctor.plugins import all_checks
     from gpudoctor.report.check_docs import page_text
 
     for check in select(all_checks(), [args.id]):
         write_stdout(page_text(check))
+    return OK
+
+
+def _explain_cause(name: str) -> int:
+    from gpudoctor.diagnose.causes import page_names, page_of
+
+    page = page_of(name)
+    if page is None:
+        names = ", ".join(f"diagnose.{known}" for known in page_names())
+        raise UserError(f"{name}: no such page; there are {names}, and one for each word of cause.what")
+    write_stdout(page)
     return OK
 
 
@@ -226,6 +239,12 @@ def _agent(args: argparse.Namespace) -> int:
     return agent(args)
 
 
+def _diagnose(args: argparse.Namespace) -> int:
+    from gpudoctor.cli.diagnose import run_diagnose
+
+    return run_diagnose(args)
+
+
 def _baseline(args: argparse.Namespace) -> int:
     from gpudoctor.cli.baseline import baseline
 
@@ -244,6 +263,7 @@ _COMMANDS = {
     "plan": _plan,
     "cluster": _cluster,
     "agent": _agent,
+    "diagnose": _diagnose,
     "baseline": _baseline,
     "schema": _schema,
     "config": _config,

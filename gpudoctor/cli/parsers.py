@@ -250,6 +250,12 @@ def _plan_options(plan: argparse.ArgumentParser) -> None:
     add_plan_options(plan)
 
 
+def _diagnose_options(diagnose: argparse.ArgumentParser) -> None:
+    from gpudoctor.cli.diagnose import add_diagnose_options
+
+    add_diagnose_options(diagnose)
+
+
 def interval(text: str) -> float:
     """Seconds between samples."""
     try:
@@ -279,6 +285,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "plan": ("which strategy trains a model here: memory, batch, communication, and how to launch it", _plan_options),
     "cluster": ("many nodes, on an existing engine: check them, or read their reports", _cluster_options),
     "agent": ("check this node on a schedule, and serve the result to Prometheus and health checks", _agent_options),
+    "diagnose": ("what a failed or hanging job's logs say: what happened first, where, and why", _diagnose_options),
     "baseline": ("one node over time: save what was measured, compare with it later", _baseline_options),
     "fake-driver": ("run any NVML program against a simulated node or a capture", _fake_driver_options),
     "nodes": ("the packaged simulated nodes and the faults that can be put on them", _no_options),
