@@ -11,14 +11,14 @@ from pathlib import Path
 import msgspec
 
 from gpudoctor.cli.options import output_option, redact_option, seconds
-from gpudoctor.diagnose.build import diagnose
+from gpudoctor.diagnose.build import diagnose, stalled
 from gpudoctor.diagnose.diagnosis import Diagnosis
 from gpudoctor.diagnose.gather import Gathered, gather
 from gpudoctor.diagnose.node_reports import read_reports
 from gpudoctor.diagnose.sources import find_sources
 from gpudoctor.diagnose.text import render_text
 from gpudoctor.errors import UserError
-from gpudoctor.exits import COULD_NOT, FAILED, OK, UNKNOWN, is_terminal, write_stdout
+from gpudoctor.exits import COULD_NOT, FAILED, OK, UNKNOWN, is_terminal, say, write_stdout
 from gpudoctor.json_text import terminal_safe
 from gpudoctor.report.output_files import write_file
 
@@ -52,15 +52,19 @@ def run_diagnose(args: argparse.Namespace) -> int:
     """Read, infer, answer; the exit code is that of the verdict."""
     sources, skipped = find_sources(args.sources)
     reports, unread = read_reports(args.reports)
+    stall = None
     if args.follow:
         from gpudoctor.diagnose.follow import follow
 
-        gathered = follow(sources, args.stall)
+        gathered, stall = follow(sources, args.stall, say)
     else:
         gathered = gather(sources)
     gathered.skipped[:0] = [*skipped, *unread]
     _refuse_nothing(gathered)
     answer = diagnose(gathered, reports)
+    if stall is not None:
+        say(f"nothing moved for {stall.seconds:g} s; last known: {'; '.join(stall.last[:16]) or 'no step was seen'}")
+        answer = stalled(answer, stall)
     if args.redact:
         from gpudoctor.diagnose.redacted import redacted_diagnosis
 

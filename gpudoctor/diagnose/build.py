@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from gpudoctor.diagnose.causes import COLLECT, words_of
-from gpudoctor.diagnose.diagnosis import Cause, Confidence, Diagnosis, Evidence, NextStep, TimelineEntry, Unread, Verdict, Victim
+from gpudoctor.diagnose.diagnosis import (
+    Cause,
+    Confidence,
+    Diagnosis,
+    Evidence,
+    NextStep,
+    TimelineEntry,
+    Unread,
+    Verdict,
+    Victim,
+)
 from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.follow import Stall
 from gpudoctor.diagnose.gather import Gathered
 from gpudoctor.diagnose.infer import first_failed_attempt, hypotheses, recovered
 from gpudoctor.diagnose.job import Job
@@ -50,6 +63,16 @@ def diagnose(gathered: Gathered, reports: Iterable[NodeReport] = ()) -> Diagnosi
     )
 
 
+def stalled(answer: Diagnosis, stall: Stall) -> Diagnosis:
+    """The answer about a job that stands still: something is wrong, even if no line says so."""
+    if answer.verdict != "nothing":
+        return answer
+    words = "; ".join(stall.last[:8]) or "no step was seen"
+    text = f"no step for {stall.seconds:g} s, and no line says why; last known: {words}"
+    cause = Cause("stalled", None, None, None, "possible", text)
+    return msgspec.structs.replace(answer, verdict="unknown", cause=cause, collect=COLLECT["unknown"], reason="")
+
+
 def _nothing_reason(gathered: Gathered) -> str:
     if not gathered.files:
         return "no file to read"
@@ -61,7 +84,9 @@ def _nothing_reason(gathered: Gathered) -> str:
 def _cause(job: Job, found: Hypothesis, confidence: Confidence, gathered: Gathered) -> Cause:
     return Cause(
         what=found.what,
-        rank=found.rank if found.rank is not None else (found.ranks[0] if found.what == "rank_behind" and found.ranks else None),
+        rank=found.rank
+        if found.rank is not None
+        else (found.ranks[0] if found.what == "rank_behind" and found.ranks else None),
         host=found.host,
         gpu=found.gpu,
         confidence=confidence,
@@ -99,7 +124,9 @@ def _others(job: Job, found: list[Hypothesis], best: Hypothesis, gathered: Gathe
 
 
 def _of_rank(best: Hypothesis, rank: int) -> Hypothesis:
-    return Hypothesis(what=best.what, ranks=(rank,), host=best.host, confidence=best.confidence, text=best.text, events=best.events)
+    return Hypothesis(
+        what=best.what, ranks=(rank,), host=best.host, confidence=best.confidence, text=best.text, events=best.events
+    )
 
 
 def _victims(job: Job, attempt: int, best: Hypothesis) -> Iterable[Victim]:
@@ -128,7 +155,15 @@ def _timeline(job: Job) -> tuple[TimelineEntry, ...]:
     shown = [e for e in job.events if e.role not in ("fact", "progress")]
     shown.sort(key=lambda e: (e.attempt, e.time_s is None, e.time_s or 0, e.file, e.line))
     return tuple(
-        TimelineEntry(_clock(e.time_s), e.rank, e.host, _timeline_word(e), job.files[e.file].name if e.file < len(job.files) else "?", e.line, e.text.strip()[:200])
+        TimelineEntry(
+            _clock(e.time_s),
+            e.rank,
+            e.host,
+            _timeline_word(e),
+            job.files[e.file].name if e.file < len(job.files) else "?",
+            e.line,
+            e.text.strip()[:200],
+        )
         for e in shown[:_MOST_TIMELINE]
     )
 

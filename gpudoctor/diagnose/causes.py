@@ -99,13 +99,13 @@ CAUSES: dict[str, CauseWords] = {
     "fs_readonly": _c("storage", "the file system is read-only", "Look at the mount and the kernel log of that host."),
     "stale_nfs": _c("storage", "a file handle of a network file system went stale", "Remount; see whether the server was restarted or the folder was removed."),
     "fs_error": _c("storage", "the file system failed", "Look at the mount and the kernel log of that host."),
-    "size_mismatch": _c("collective-mismatch", "ranks sent and expected different sizes", "Look for a branch, uneven data or another configuration."),
     "nccl_size_mismatch": _c("collective-mismatch", "NCCL got another size than it expected", "Equal calls and equal NCCL_* settings on all ranks.", checks="env.nccl"),
     "nccl_invalid_usage": _c("nccl-error", "NCCL refused a call (nearly always two ranks on one GPU)", "torch.cuda.set_device(local_rank) before the first collective; no more ranks than GPUs.", _NCCL_AGAIN, checks="env.cuda-visible-devices"),
     "nccl_lib_mismatch": _c("nccl-error", "different versions of NCCL are mixed", "One libnccl for all: LD_LIBRARY_PATH, wheels of several CUDA versions.", checks="env.torch"),
     "duplicate_gpu": _c("nccl-error", "two ranks use one GPU", "torch.cuda.set_device(local_rank); no more ranks per node than GPUs.", checks="env.cuda-visible-devices"),
     "victims_only": _c("victims-only", "only ranks speak that lost another one", "Read the log of rank 0 (it holds the store) and of the ranks that are silent."),
     "launcher_table_only": _c("victims-only", "only the launcher speaks: exit codes, no errors", "Keep the stderr of each rank: torchrun --log-dir DIR --redirects 3 --tee 3, srun -l; decorate main with torch's @record."),
+    "stalled": _c("nccl-timeout", "the job stands still, and no line says why", _STACKS, "ncclras shows who launched fewer operations (NCCL 2.24 and newer)."),
     "recovered": _c("ended-from-outside", "an attempt failed, and a later one ended well", "Nothing to do for this job; the first attempt's cause is named above."),
 }  # fmt: skip
 

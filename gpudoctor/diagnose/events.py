@@ -10,7 +10,9 @@ import msgspec
 # cause: may be the first failure. echo: may be one, or follow from another rank's end. wait: a collective timed out.
 # victim: a peer or the store went away. exit: how a process ended. ending: a scheduler or a user ended the job.
 # wrapper: says only that something failed. progress: the job went on. done: the job says that it is finished.
-Role = Literal["cause", "echo", "wait", "stuck", "victim", "exit", "ending", "closed", "wrapper", "progress", "done", "fact"]  # noqa: E501
+Role = Literal[
+    "cause", "echo", "wait", "stuck", "victim", "exit", "ending", "closed", "wrapper", "progress", "done", "fact"
+]
 
 MAX_TEXT = 400
 _MAX_OF_A_KIND = 64

@@ -18,9 +18,26 @@ import msgspec
 
 _MAX_BYTES = 256 << 20
 _MAX_OBJECTS = 20_000_000
-_NAME = re.compile(r"(?:^|_)(?:dump|trace|rank|nccl_trace|comm_lib_trace)_?(?:rank_?)?(\d{1,6})(?:\.json|\.pkl|\.pickle)?$")
-_REFUSED = {"GLOBAL", "STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "REDUCE", "BUILD", "PERSID", "BINPERSID",
-            "EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER"}  # fmt: skip
+_NAME = re.compile(
+    r"(?:^|_)(?:dump|trace|rank|nccl_trace|comm_lib_trace)_?(?:rank_?)?(\d{1,6})(?:\.json|\.pkl|\.pickle)?$"
+)
+_REFUSED = {
+    "GLOBAL",
+    "STACK_GLOBAL",
+    "INST",
+    "OBJ",
+    "NEWOBJ",
+    "NEWOBJ_EX",
+    "REDUCE",
+    "BUILD",
+    "PERSID",
+    "BINPERSID",
+    "EXT1",
+    "EXT2",
+    "EXT4",
+    "NEXT_BUFFER",
+    "READONLY_BUFFER",
+}
 
 
 class DumpError(Exception):
@@ -71,7 +88,9 @@ def looks_like_dump(head: bytes, name: str) -> bool:
     """Whether the first bytes and the name are those of a dump: a pickle of protocol 2 or newer, or its JSON."""
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         return True
-    return head.lstrip()[:1] == b"{" and any(word in head for word in (b'"pg_config"', b'"pg_status"', b'"nccl_version"', b'"entries"'))
+    return head.lstrip()[:1] == b"{" and any(
+        word in head for word in (b'"pg_config"', b'"pg_status"', b'"nccl_version"', b'"entries"')
+    )
 
 
 def rank_in_name(name: str) -> int | None:
@@ -93,10 +112,22 @@ def read_dump(data: bytes, name: str, file: int = 0) -> Dump:
         content = json.loads(data) if data.lstrip()[:1] == b"{" else _unpickled(data)
     except DumpError:
         raise
-    except (pickle.UnpicklingError, ValueError, EOFError, IndexError, KeyError, TypeError, AttributeError,
-            RecursionError, MemoryError, OverflowError, UnicodeError, ImportError) as error:  # fmt: skip
+    except (
+        pickle.UnpicklingError,
+        ValueError,
+        EOFError,
+        IndexError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        MemoryError,
+        OverflowError,
+        UnicodeError,
+        ImportError,
+    ) as error:
         raise DumpError(f"a damaged flight recorder dump ({type(error).__name__})") from None
-    if not isinstance(content, dict) or "entries" not in content and "pg_status" not in content:
+    if not isinstance(content, dict) or ("entries" not in content and "pg_status" not in content):
         raise DumpError("no flight recorder dump: no entries")
     try:
         return _dump(content, rank, file)
@@ -107,12 +138,10 @@ def read_dump(data: bytes, name: str, file: int = 0) -> Dump:
 def _unpickled(data: bytes) -> object:
     if len(data) > _MAX_BYTES:
         raise DumpError(f"larger than {_MAX_BYTES >> 20} MiB")
-    count = 0
-    for opcode, argument, _ in pickletools.genops(data):
-        count += 1
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if opcode.name in _REFUSED:
             named = f" {argument}" if isinstance(argument, str) else ""
-            raise DumpError(f"holds an instruction to make an object ({opcode.name}{named}), which no flight recorder writes: not read")
+            raise DumpError(f"makes an object ({opcode.name}{named}), as no flight recorder does: not read")
         if count > _MAX_OBJECTS:
             raise DumpError("too many objects")
         if opcode.name in ("LONG4", "LONG1", "LONG") and isinstance(argument, int) and argument.bit_length() > 256:

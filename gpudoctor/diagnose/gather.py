@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import msgspec
 
 from gpudoctor.diagnose.error_files import looks_like_error_file, read_error_file
-from gpudoctor.diagnose.events import Event, EventLog
+from gpudoctor.diagnose.events import EventLog
 from gpudoctor.diagnose.flight_recorder import Dump, DumpError, looks_like_dump, rank_in_name, read_dump
 from gpudoctor.diagnose.job import LogFile
 from gpudoctor.diagnose.nccl_ras import read_ras
@@ -34,6 +34,7 @@ _CHUNK_BYTES = 8 << 20
 _WHOLE_BYTES = 256 << 10  # of the begin and the end of a file every line is read: there stand places and ends
 _POOL_FROM_BYTES = 96 << 20
 _LABEL_LINES = 200
+_SIGNS_OF_A_JOB = 3  # steps, ranks, processes: prose speaks of one by chance
 
 
 class Gathered(msgspec.Struct):
@@ -63,7 +64,9 @@ def gather(sources: Iterable[Source]) -> Gathered:
 def _read(source: Source, number: int, found: Gathered) -> None:
     head = head_of(source)
     file = found.files[number]
-    if looks_like_dump(head, source.name) and (looks_binary(head) or head[:1] == b"\x80" or rank_in_name(source.name) is not None):
+    if looks_like_dump(head, source.name) and (
+        looks_binary(head) or head[:1] == b"\x80" or rank_in_name(source.name) is not None
+    ):
         file.text = False
         found.dumps.append(read_dump(read_whole(source), source.name, number))
         return
@@ -88,7 +91,7 @@ def _read_text(source: Source, number: int, found: Gathered) -> None:
     first = list(islice(hits, _LABEL_LINES))
     reader = LogReader(number, labels_of([_text(line) for _, line in first]))
     ras: list[str] = []
-    last = 0
+    last = signs = 0
     for place, line in _chained(first, hits):
         last = place + 1
         text = _text(line)
@@ -96,10 +99,12 @@ def _read_text(source: Source, number: int, found: Gathered) -> None:
             ras.append(text)
         for event in reader.read(place + 1, text):
             found.log.add(event)
+            signs += 1 if event.what not in ("member", "comm", "process", "exit") else _SIGNS_OF_A_JOB
+            signs -= event.what in ("world", "done")
     found.log.extend(reader.end())
     found.log.extend(read_ras(ras, number))
     file.lines = last
-    file.like_a_job = reader.lines_like_a_job >= 1
+    file.like_a_job = signs >= _SIGNS_OF_A_JOB
 
 
 def _chained(first: list[Hit], rest: Iterator[Hit]) -> Iterator[Hit]:
@@ -149,7 +154,7 @@ def _of_block(block: bytes, lines: int, *, whole: bool, tail: bool = False) -> I
 
 def _hits_of_parts(path: Path, size: int) -> Iterator[Hit]:
     edges = [*range(0, size, _CHUNK_BYTES), size]
-    parts = [(str(path), begin, end, size) for begin, end in zip(edges, edges[1:], strict=False)]
+    parts = [(str(path), begin, end, size) for begin, end in pairwise(edges)]
     lines = 0
     with ProcessPoolExecutor(min(os.cpu_count() or 1, 4)) as pool:
         pending = [pool.submit(hits_of_part, *part) for part in parts[:8]]

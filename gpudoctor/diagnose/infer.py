@@ -19,7 +19,7 @@ from gpudoctor.diagnose.rules.outside import (
     signals_and_cancels,
 )
 from gpudoctor.diagnose.rules.silence import only_a_launcher, only_victims, silent_places
-from gpudoctor.diagnose.rules.waiting import gloo_timeouts, nccl_timeouts, watchdogs_stuck
+from gpudoctor.diagnose.rules.waiting import gloo_timeouts, missing_ranks, nccl_timeouts, watchdogs_stuck
 from gpudoctor.diagnose.stacks import Stack
 
 _FATAL = ("exit", "ending", "wait", "stuck", "victim", "wrapper", "closed")
@@ -52,6 +52,7 @@ def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothe
         echoes(job, at, 2),
         waits,
         watchdogs_stuck(job, at),
+        missing_ranks(job, at),
         gloo_timeouts(job, at),
         early_exit(job, at),
         quiet,
@@ -87,13 +88,16 @@ def recovered(job: Job) -> Hypothesis | None:
     shown = [e for e in job.of("progress", "done") if e.attempt == last]
     if not shown:
         return None
-    causes = [e for e in job.of("cause", attempt=failed)] or [e for e in job.of("exit", attempt=failed)]
+    causes = list(job.of("cause", attempt=failed)) or list(job.of("exit", attempt=failed))
     ranks = ranks_of(causes)
     return Hypothesis(
-        what="recovered", ranks=ranks if len(ranks) == 1 else (), host=host_of(causes), confidence="certain",
+        what="recovered",
+        ranks=ranks if len(ranks) == 1 else (),
+        host=host_of(causes),
+        confidence="certain",
         text=f"attempt {failed} failed ({causes[0].text if causes else 'see the log'}); attempt {last} ran to its end",
         events=[*causes[:2], shown[-1]],
-    )  # fmt: skip
+    )
 
 
 def went_on(job: Job) -> bool:
@@ -120,8 +124,17 @@ def _said_dead(job: Job, attempt: int) -> list[Hypothesis]:
             continue
         ranks = ranks_of(events)
         who = f"rank {ranks[0]}" if len(ranks) == 1 else "a process" if what == "process_died_unknown" else "a node"
-        found.append(Hypothesis(what=what, ranks=ranks if len(ranks) == 1 else (), host=host_of(events), confidence="likely", events=events[:3],
-                                text=f"{who} went without an error of its own: killed, or crashed in native code; which, is not in this text"))  # fmt: skip
+        found.append(
+            Hypothesis(
+                what=what,
+                ranks=ranks if len(ranks) == 1 else (),
+                host=host_of(events),
+                confidence="likely",
+                events=events[:3],
+                text=f"{who} went without an error of its own: "
+                "killed, or crashed in native code; which of them is not in this text",
+            )
+        )
     return found
 
 
@@ -130,8 +143,17 @@ def _ras_behind(job: Job, attempt: int) -> list[Hypothesis]:
     if not events:
         return []
     ranks = ranks_of(events)
-    return [Hypothesis(what="rank_behind", ranks=ranks, host=host_of(events), gpu=None, confidence="likely", events=events[:4],
-                       text="NCCL RAS: launched fewer operations than the other ranks of the communicator")]  # fmt: skip
+    return [
+        Hypothesis(
+            what="rank_behind",
+            ranks=ranks,
+            host=host_of(events),
+            gpu=None,
+            confidence="likely",
+            events=events[:4],
+            text="NCCL RAS: launched fewer operations than the other ranks of the communicator",
+        )
+    ]
 
 
 def _stacks_by_rank(job: Job, stacks: list[Stack]) -> dict[int, Stack]:
@@ -139,7 +161,8 @@ def _stacks_by_rank(job: Job, stacks: list[Stack]) -> dict[int, Stack]:
     pids = {e.pid: e.rank for e in job.events if e.pid is not None and e.rank is not None}
     for stack in stacks:
         rank = job.files[stack.file].rank if stack.file < len(job.files) else None
-        rank = rank if rank is not None else pids.get(stack.pid)
+        if rank is None and stack.pid is not None:
+            rank = pids.get(stack.pid)
         if rank is not None:
             found[rank] = stack
     return found

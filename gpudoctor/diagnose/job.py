@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -89,7 +90,12 @@ class Job:
                 continue
             if place.attempt is not None:
                 event.attempt = place.attempt
-            if event.rank is None and event.local_rank is None and event.task is None and event.detail.get("by") != "table":
+            if (
+                event.rank is None
+                and event.local_rank is None
+                and event.task is None
+                and event.detail.get("by") != "table"
+            ):
                 event.rank, event.local_rank = place.rank, place.local_rank
 
     def _file(self, event: Event) -> LogFile | None:
@@ -195,6 +201,7 @@ class Job:
             if event.gpu is not None and event.gpu.isdecimal() and event.pid is not None:
                 event.detail["gpu_bus_id"] = bus_ids.get((event.host, event.pid), "")
         self._only_rank()
+        self._orphan()
         self.bus_ids = {bus: by_pid.get(key) for key, bus in bus_ids.items()}
         self.pids = {pid for _, pid in by_pid}
 
@@ -207,10 +214,26 @@ class Job:
                 if event.rank is None and event.pid is not None and event.gpu is not None:
                     event.rank = next(iter(ranks))
 
+    def _orphan(self) -> None:
+        """An exception at the start has no label: it is that of the one rank that failed without words."""
+        for attempt in {e.attempt for e in self.events}:
+            nameless = [e for e in self.of("cause", attempt=attempt) if e.rank is None and e.detail.get("traceback")]
+            told = self.ranks_in_trouble(attempt)
+            failed = [r for r, e in self.exits(attempt).items() if e.number("code") == 1 and r not in told]
+            agents = {
+                e.detail.get("agent", e.host) for e in self.of("exit", attempt=attempt) if e.detail.get("by") == "agent"
+            }
+            if len(nameless) == 1 and len(failed) == 1 and len(agents) <= 1:
+                nameless[0].rank = failed[0]
+
     def _comm_rank(self, event: Event, by_pid: dict[tuple[str | None, int], int]) -> None:
         key = (event.host, event.pid or 0)
         rank = event.number("comm_rank")
-        others = {e.number("comm_rank") for e in self.events if e.what == "comm_rank" and e.pid == event.pid and e.gpu == event.gpu}
+        others = {
+            e.number("comm_rank")
+            for e in self.events
+            if e.what == "comm_rank" and e.pid == event.pid and e.gpu == event.gpu
+        }
         one_gpu = len({e.gpu for e in self.events if e.pid == event.pid and e.host == event.host and e.gpu}) <= 1
         if key not in by_pid and rank is not None and len(others) == 1 and one_gpu:
             by_pid[key] = rank
@@ -224,7 +247,8 @@ class Job:
     @property
     def members(self) -> set[int]:
         """All ranks there are, where the size of the world is known; else those heard of."""
-        return set(range(self.world)) if self.world else self.ranks_heard()
+        heard = self.ranks_heard()
+        return set(range(self.world or max(heard, default=-1) + 1))
 
 
 def is_host(name: str) -> bool:
@@ -251,11 +275,11 @@ def _restarts(events: list[Event]) -> list[int]:
             agents.setdefault(event.detail.get("agent", 0), []).append(event)
     lines = [e.line for e in events if e.what == "restart"]
     for agent, exits in agents.items():
-        for exit_told, next_told in zip(exits, exits[1:], strict=False):
+        for exit_told, next_told in itertools.pairwise(exits):
             new_pid = exit_told.pid != next_told.pid
             later = (next_told.time_s or 0) - (exit_told.time_s or 0) > 0.5
             again = any(_begins_again(e) for e in events if exit_told.line < e.line < next_told.line)
-            if new_pid and (later and agent != 0 or again):
+            if new_pid and ((later and agent != 0) or again):
                 lines.append(exit_told.line)
         if exits and not lines and len(agents) == 1 and _goes_on_well(events, exits[-1].line):
             lines.append(exits[-1].line)

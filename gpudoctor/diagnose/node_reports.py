@@ -75,7 +75,16 @@ def weigh(best: Hypothesis, reports: list[NodeReport]) -> tuple[Hypothesis, Conf
     return best, confidence, notes
 
 
-_OWN_WORDS = {"user_exception", "import_error", "cuda_oom", "gpu_ecc", "gpu_lost", "gpu_xid", "host_oom", "killed_sigkill"}
+_OWN_WORDS = {
+    "user_exception",
+    "import_error",
+    "cuda_oom",
+    "gpu_ecc",
+    "gpu_lost",
+    "gpu_xid",
+    "host_oom",
+    "killed_sigkill",
+}
 
 
 def _same(one: str, other: str) -> bool:

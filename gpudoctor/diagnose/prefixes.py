@@ -12,7 +12,9 @@ import msgspec
 
 _MOST_PREFIXES = 9
 _SECONDS_A_DAY = 86400
-_MONTHS = {m: n for n, m in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
+_MONTHS = {
+    m: n for n, m in enumerate(["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1)
+}
 
 
 class Origin(msgspec.Struct):
@@ -44,6 +46,8 @@ class Labels(msgspec.Struct, frozen=True):
     hosts: frozenset[str] = frozenset()
 
 
+NO_LABELS = Labels()
+
 _TASK = re.compile(r" {0,5}(\d{1,6}): ?(?=\S|$)")
 _HOST_LABEL = re.compile(r"([A-Za-z][\w.-]{1,80}):(?: |$)")
 _NO_HOSTS = re.compile(
@@ -67,27 +71,33 @@ _PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("", r"\[(?P<role>\w{1,40})\|(?P<replica>\d{1,5})\]: ?"),
         ("", r"\[\d{1,6},(?P<rank>\d{1,6})\]<std(?:out|err|diag)>: ?"),
         ("", r"\[pod/(?P<host>[^/\]\s]{1,253})(?:/[^\]\s]{1,253})?\] ?"),
-        ("", r"\((?P<actor>[\w.<>]{1,60})(?: rank=(?P<rank>\d{1,6}))? pid=(?P<pid>\d{1,10})"
-             r"(?:, ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),
+        (
+            "",
+            r"\((?P<actor>[\w.<>]{1,60})(?: rank=(?P<rank>\d{1,6}))? pid=(?P<pid>\d{1,10})"
+            r"(?:, ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?",
+        ),
         ("", r"\((?P<actor>raylet|autoscaler|gcs_server)(?: ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),
         ("", rf"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<mmdd>\d\d-\d\d) (?P<clock>{_TIME}) \[[^\]]{{1,80}}\] ?"),
         ("", rf"\[(?P<date>\d{{4}}-\d\d-\d\d)[ T](?P<clock>{_TIME})(?: (?P<tp>(?:DP\d+ )?TP(?P<tprank>\d+)))?\] ?"),
         ("", rf"(?P<date>\d{{4}}[-/]\d\d[-/]\d\d)[ T_](?P<clock>{_TIME})(?:Z|[+-]\d\d:?\d\d)?,? ?"),
         ("", r"std(?:out|err) [FP] "),
-        ("", rf"(?:\[?(?:[A-Z][a-z]{{2}} )?(?P<month>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) (?P<clock>{_TIME})"
-             r"(?: \d{4})?\]? )(?:(?P<host>(?!kernel)[\w.-]{1,253}) (?=kernel|[\w./-]{1,64}(?:\[\d+\])?: ))?"),
+        (
+            "",
+            rf"(?:\[?(?:[A-Z][a-z]{{2}} )?(?P<month>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) (?P<clock>{_TIME})"
+            r"(?: \d{4})?\]? )(?:(?P<host>(?!kernel)[\w.-]{1,253}) (?=kernel|[\w./-]{1,64}(?:\[\d+\])?: ))?",
+        ),
         ("", r"(?P<host>[\w.-]{1,253}) \[std(?:out|err)\] ?"),
         ("", r"(?P<label>[\w.-]{1,64}) {0,40}\| (?=\S)"),
         ("", r"\[\d{2,10}\] (?=\[)"),
         ("", r"(?:\[(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\]|(?:INFO|WARNING|ERROR|CRITICAL):) (?=\[|\()"),
     )
-)  # fmt: skip
+)
 _INDENTED = re.compile(r"[ \t]+\[(?:rank|default|[IWEF]\d{3,4} )")  # a log that was quoted
 
 
 def labels_of(lines: list[str]) -> Labels:
     """Which labels the first lines of a file show on nearly all lines."""
-    shown = [line for line in lines if line.strip()]
+    shown = [rest for line in lines if (rest := stripped(line)[1].strip("\r\n")).strip()]
     if not shown:
         return Labels()
     free = [line for line in shown if not line.startswith(("srun:", "slurmstepd", "srun "))]
@@ -104,7 +114,7 @@ def labels_of(lines: list[str]) -> Labels:
     return Labels()
 
 
-def stripped(line: str, labels: Labels = Labels()) -> tuple[Origin, str]:
+def stripped(line: str, labels: Labels = NO_LABELS) -> tuple[Origin, str]:
     """The line without its prefixes, and what they said.
 
     >>> origin, text = stripped("[default0]:[rank4]:[E816 02:52:53.183 ProcessGroupNCCL.cpp:607] [Rank 4] Watchdog")
@@ -117,23 +127,31 @@ def stripped(line: str, labels: Labels = Labels()) -> tuple[Origin, str]:
     line = line.replace("\0", "")
     if line[:8] == '{"log":"' or line[:9] == '{"log": "':
         line = _docker_text(line)
-    if labels.tasks and (found := _TASK.match(line)):
-        origin.task = int(found[1])
-        line = line[found.end() :]
-    elif labels.hosts and (found := _HOST_LABEL.match(line)) and found[1] in labels.hosts:
-        origin.host = found[1]
-        line = line[found.end() :]
     if line[:1] in " \t" and _INDENTED.match(line):
         line = line.lstrip(" \t")
     for _ in range(_MOST_PREFIXES):
-        for name, pattern in _PREFIXES:
-            found = pattern.match(line)
-            if found is not None and found.end() and _take(origin, name, found):
-                line = line[found.end() :]
-                break
-        else:
+        rest = _without_label(origin, line, labels)
+        if rest is None:
+            for name, pattern in _PREFIXES:
+                found = pattern.match(line)
+                if found is not None and found.end() and _take(origin, name, found):
+                    rest = line[found.end() :]
+                    break
+        if rest is None:
             break
+        line = rest
     return origin, line
+
+
+def _without_label(origin: Origin, line: str, labels: Labels) -> str | None:
+    """The line behind a label that only many lines together show; None where it has none, or had it already."""
+    if labels.tasks and origin.task is None and (found := _TASK.match(line)):
+        origin.task = int(found[1])
+        return line[found.end() :]
+    if labels.hosts and origin.host is None and (found := _HOST_LABEL.match(line)) and found[1] in labels.hosts:
+        origin.host = found[1]
+        return line[found.end() :]
+    return None
 
 
 def _take(origin: Origin, name: str, found: re.Match[str]) -> bool:

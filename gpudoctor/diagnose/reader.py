@@ -6,59 +6,16 @@ import re
 from collections.abc import Iterator
 
 from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.patterns import facts
 from gpudoctor.diagnose.patterns.catalogue import meaning_of
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_launcher
 from gpudoctor.diagnose.patterns.ray import RayReader
 from gpudoctor.diagnose.patterns.watchdog import CONTINUES, read_watchdog
 from gpudoctor.diagnose.prefixes import Labels, Origin, stripped
-from gpudoctor.diagnose.tracebacks import Tracebacks, exception_event
+from gpudoctor.diagnose.tracebacks import Tracebacks
 from gpudoctor.facts.kernel_log.messages import parse_message
 from gpudoctor.facts.kernel_log.records import read_line
 
-_NCCL = re.compile(
-    r"(?:(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) (?:\[(?P<dev>\d{1,4})\] )?)?(?:[\d.]+ )?"
-    r"(?:(?P<source>[\w/.+-]+\.(?:cc|h|cu|c|cpp):\d+)(?: \((?P<function>[\w:~<>]+)\))? )?NCCL (?P<level>INFO|WARN|CALL|TRACE) ?"
-)
-_INIT = re.compile(
-    r"ncclCommInit\w* comm 0x\w+ rank (?P<rank>\d+) nranks (?P<world>\d+) cudaDev (?P<dev>\d+)(?: nvmlDev (?P<nvml>\d+))?"
-    r" busId (?P<bus>[0-9a-f]+)(?: commId (?P<comm>0x\w+))?"
-)
-_CHANNEL = re.compile(
-    r"(?:Channel|Ring) \d+(?:/\d+)? : (?P<src>\d+)\[\w+\] -> (?P<dst>\d+)\[\w+\] (?P<way>\[receive\]|\[send\]|via)"
-)
-_PROXY = re.compile(r"Failed to execute operation \w+ from rank (?P<rank>\d+)")
-_SEGMENT = re.compile(r"nccl-shm-(?P<way>recv|send)-[0-9a-f]+-\d+-(?P<src>\d+)-(?P<dst>\d+)")
-_GLOO = re.compile(r"\[Gloo\] Rank (?P<rank>\d{1,5}) is connected to (?P<peers>\d{1,5}) peer ranks\. Expected")
-_WORLD = re.compile(r"(?i)\b(?:dist_)?world[ _]?size[\"']?\s?(?:=|:|is)?\s?(\d{1,6})\b")
-_RAS_JOB = re.compile(r"^\s+\d+\s+\d+\s+\d+\s+\d+\s+(\d+)\s*$")
-_RANK_PID = re.compile(
-    r"(?i)\brank[ =:]{0,3}(?P<rank>\d{1,6})(?:\s?(?:/|of)\s?(?P<world>\d{1,6}))?\b(?:.{0,40}?\bon (?:host )?(?P<host>[\w.-]{1,253}))?"
-    r".{0,40}?\bpid[ =:]{0,3}(?P<pid>\d{2,10})\b"
-)
-_RANK_IN_TEXT = re.compile(r"^(?:\w+(?:Error|Exception): )?(?:\[|\()?[Rr]ank[ :]?(?P<rank>\d{1,6})\b")
-_DEVICE_NODE = re.compile(r"Device: (?P<gpu>\d+), node: (?P<host>[\w.-]+)")
-_GPU = re.compile(r"\bGPU (?P<gpu>\d{1,3})\b|\bdevice=?(?:cuda:)?(?P<device>\d{1,3})\b")
-_PROGRESS = re.compile(
-    r"(?i)(?:^|[\s\[|{,\"'(])(?:global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(\d{1,10})\b"
-)
-_DONE = re.compile(
-    r"(?i)^\W*(?:done|finished|completed?)\b|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
-    r"|max_(?:steps|epochs)\S* reached|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED"
-)
-_EARLY = re.compile(r"(?i)early[ -]?stopp(?:ing|ed)|stopp(?:ing|ed) early|data(?:set)? (?:is )?exhausted|no more (?:data|batches)")
-_MISMATCH = re.compile(
-    r"Rank (?P<a>\d+) is running (?:inconsistent )?collective: CollectiveFingerPrint\(SequenceNumber=(?P<seq>\d+), OpType=(?P<a_op>\w+)"
-    r"(?:, TensorShape=\[(?P<a_shape>[\d, ]*)\])?.*?but Rank (?P<b>\d+) is running (?:inconsistent )?collective: "
-    r"CollectiveFingerPrint\(SequenceNumber=(?P<b_seq>\d+),? ?OpType=(?P<b_op>\w+)(?:, TensorShape=\[(?P<b_shape>[\d, ]*)\])?"
-)
-_SRUN_OOM = re.compile(r"error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): Out Of Memory")
-_STEPD = re.compile(r"^slurmstepd-(?P<host>[\w.-]+?): ")
-_WARNING = re.compile(r"(?:UserWarning|RuntimeWarning): ")
-_KERNEL = re.compile(r"NVRM: |AER: |PCIe Bus Error|oom-kill:|Killed process|segfault at|SXid")
-_JOB_WORDS = re.compile(
-    r"(?i)NCCL|torch|rank|world[ _]size|epoch|\bstep\b|iteration|loss|srun|slurm|deepspeed|ray\b|gloo|cuda|\bgpu|kernel:|Xid|"
-    r"Traceback|Error|exit code|pod|vllm"
-)
 _MOST_WRAPPED = 9
 _MOST_WRITERS = 100_000
 
@@ -75,7 +32,6 @@ class LogReader:
         self._held: tuple[int, Origin, str, int] | None = None
         self._spawned: int | None = None
         self._seen: set[object] = set()
-        self.lines_like_a_job = 0
 
     def read(self, number: int, raw: str) -> Iterator[Event]:
         """The events of one line; a progress bar's parts, ended by carriage returns, are lines of the same number."""
@@ -100,6 +56,8 @@ class LogReader:
         if origin.source and "ProcessGroupNCCL" in origin.source and CONTINUES.search(text):
             self._held = (number, origin, text, 1)
             return
+        if number <= 2 and text.startswith(("  File ", "    ", "^")):
+            yield self._placed(Event(role="fact", what="begins_inside"), number, origin, raw)
         yield from self._whole(number, origin, text, raw)
 
     def _flush(self) -> Iterator[Event]:
@@ -109,8 +67,6 @@ class LogReader:
             yield from self._whole(number, origin, text, text)
 
     def _whole(self, number: int, origin: Origin, text: str, raw: str) -> Iterator[Event]:
-        if self.lines_like_a_job < 3 and _JOB_WORDS.search(raw):
-            self.lines_like_a_job += 1
         if (origin.rank is not None or origin.local_rank is not None or origin.task is not None) and (
             origin.stream not in self._seen and len(self._seen) < _MOST_WRITERS
         ):
@@ -127,10 +83,10 @@ class LogReader:
         return event
 
     def _events(self, number: int, origin: Origin, text: str, raw: str) -> Iterator[Event]:
-        if _KERNEL.search(text) and (event := self._kernel(text, raw)):
+        if facts.KERNEL.search(text) and (event := self._kernel(text, raw)):
             yield event
             return
-        if (stepd := _STEPD.match(text)) and origin.host is None:
+        if (stepd := facts.STEPD.match(text)) and origin.host is None:
             origin.host = stepd["host"]
         if exit_told := self._table.read(text):
             yield exit_told
@@ -145,7 +101,7 @@ class LogReader:
         if ray := self._ray.read(text):
             yield ray
             return
-        nccl = _NCCL.search(text) if "NCCL " in text else None
+        nccl = facts.NCCL.search(text) if "NCCL " in text else None
         if nccl is not None:
             yield from self._nccl(nccl, origin, text)
             return
@@ -187,7 +143,7 @@ class LogReader:
             if said.get("pid"):
                 event.pid = int(said["pid"])
             event.detail = {key: value for key, value in said.items() if value is not None}
-            if oom := _SRUN_OOM.search(text):
+            if oom := facts.SRUN_OOM.search(text):
                 for task in expanded(oom["tasks"])[:64]:
                     yield Event(role="cause", what="host_oom", strength=3, task=task, host=oom["host"])
                 return
@@ -197,13 +153,13 @@ class LogReader:
 
     def _detailed(self, event: Event, text: str) -> Iterator[Event]:
         """What a cause's own words say of rank, host and GPU."""
-        if event.what == "collective_mismatch" and (found := _MISMATCH.search(text)):
+        if event.what == "collective_mismatch" and (found := facts.MISMATCH.search(text)):
             event.detail = {**event.detail, **{k: v for k, v in found.groupdict().items() if v is not None}}
         if event.what == "nan" and (named := re.search(r"[Rr]ank (\d+)", text)):
             event.rank = int(named[1])
-        if where := _DEVICE_NODE.search(text):
+        if where := facts.DEVICE_NODE.search(text):
             event.gpu, event.host = where["gpu"], where["host"]
-        if event.gpu is None and event.what in ("cuda_oom", "gpu_ecc") and (gpu := _GPU.search(text)):
+        if event.gpu is None and event.what in ("cuda_oom", "gpu_ecc") and (gpu := facts.GPU.search(text)):
             event.gpu = gpu["gpu"] or gpu["device"]
         yield event
 
@@ -213,18 +169,26 @@ class LogReader:
         if head["dev"]:
             origin.gpu = head["dev"]
         words = text[head.end() :]
-        if init := _INIT.search(words):
-            yield Event(role="fact", what="comm", detail={
-                "comm_rank": int(init["rank"]), "world": int(init["world"]), "dev": int(init["dev"]), "bus": bus_id(init["bus"]),
-                "complete": int("COMPLETE" in words)})  # fmt: skip
+        if init := facts.INIT.search(words):
+            yield Event(
+                role="fact",
+                what="comm",
+                detail={
+                    "comm_rank": int(init["rank"]),
+                    "world": int(init["world"]),
+                    "dev": int(init["dev"]),
+                    "bus": bus_id(init["bus"]),
+                    "complete": int("COMPLETE" in words),
+                },
+            )
             return
-        if channel := _CHANNEL.search(words):
+        if channel := facts.CHANNEL.search(words):
             rank = channel["dst"] if channel["way"] == "[receive]" else channel["src"]
             yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(rank)})
             return
-        if proxy := _PROXY.search(words):
+        if proxy := facts.PROXY.search(words):
             yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(proxy["rank"])})
-        if segment := _SEGMENT.search(words):
+        if segment := facts.SEGMENT.search(words):
             rank = segment["dst"] if segment["way"] == "recv" else segment["src"]
             yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(rank)})
         if head["level"] == "WARN":
@@ -252,25 +216,33 @@ class LogReader:
         return None
 
     def _facts(self, text: str, origin: Origin) -> Iterator[Event]:
-        if gloo := _GLOO.search(text):
+        if gloo := facts.GLOO.search(text):
             yield Event(role="fact", what="member", rank=int(gloo["rank"]), detail={"world": int(gloo["peers"]) + 1})
             return
-        if named := _RANK_PID.search(text):
-            yield Event(role="fact", what="process", rank=int(named["rank"]), pid=int(named["pid"]), host=named["host"],
-                        detail={"world": int(named["world"])} if named["world"] else {})  # fmt: skip
+        if named := facts.RANK_PID.search(text):
+            yield Event(
+                role="fact",
+                what="process",
+                rank=int(named["rank"]),
+                pid=int(named["pid"]),
+                host=named["host"],
+                detail={"world": int(named["world"])} if named["world"] else {},
+            )
             return
-        if world := _WORLD.search(text):
+        if world := facts.WORLD.search(text):
             yield Event(role="fact", what="world", detail={"world": int(world[1])})
-        if _EARLY.search(text):
+        if facts.EARLY.search(text):
             yield Event(role="fact", what="early_stop")
-        if _DONE.search(text):
+        if facts.DONE.search(text):
             yield Event(role="done", what="done")
-        elif step := _PROGRESS.search(text):
+        elif step := facts.PROGRESS.search(text):
             yield Event(role="progress", what="progress", detail={"step": int(step[1])})
 
 
 def _goes_on(text: str) -> bool:
-    return bool(text) and not text.startswith(("Exception raised", "frame #", "terminate called", "Traceback", "  File", "srun:"))
+    return bool(text) and not text.startswith(
+        ("Exception raised", "frame #", "terminate called", "Traceback", "  File", "srun:")
+    )
 
 
 def bus_id(hexed: str) -> str:
@@ -281,6 +253,3 @@ def bus_id(hexed: str) -> str:
     """
     digits = hexed.rjust(9, "0")
     return f"{digits[:-5].rjust(4, '0')[-4:]}:{digits[-5:-3]}:{digits[-3:-1]}.{digits[-1]}"
-
-
-__all__ = ["LogReader", "bus_id", "exception_event"]

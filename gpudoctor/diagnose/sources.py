@@ -10,7 +10,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any
 
 import msgspec
 
@@ -22,7 +22,13 @@ MAX_FILES = 20_000
 _HEAD_BYTES = 4096
 _MAX_DUMP_BYTES = 256 << 20
 
-Kind = Literal["text", "flight-recorder", "json", "report"]
+# what lies beside logs in a folder and is none: programs, pages, weights
+_NO_LOGS = frozenset((
+    ".py", ".pyc", ".md", ".rst", ".html", ".css", ".js", ".c", ".h", ".cc", ".cpp", ".cu", ".cuh", ".go", ".rs",
+    ".sh", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".ipynb", ".so", ".whl", ".pt", ".pth", ".bin",
+    ".safetensors", ".ckpt", ".npy", ".npz", ".parquet", ".arrow", ".png", ".jpg", ".jpeg", ".pdf", ".svg", ".tar",
+    ".zip", ".deb", ".rpm", ".csv", ".tsv", ".jsonl",
+))  # fmt: skip
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -68,6 +74,8 @@ def _walk(folder: Path, sources: list[Source], skipped: list[Skipped]) -> None:
         folders.sort(key=_natural)
         for name in sorted(files, key=_natural):
             path = Path(place, name)
+            if path.suffix.lower() in _NO_LOGS:
+                continue
             if len(sources) >= MAX_FILES:
                 skipped.append(Skipped(str(folder), f"more than {MAX_FILES} files: the others were not read"))
                 return
@@ -226,7 +234,7 @@ def _unzstd(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
         data = stream.read(BLOCK_BYTES // 4)
 
 
-def _zstd_decompressor():  # type: ignore[no-untyped-def]
+def _zstd_decompressor() -> Any:
     """Python's own from 3.14 on, else a package of others; UnreadableError names them where there is none."""
     try:
         from compression import zstd  # type: ignore[import-not-found,unused-ignore]
@@ -237,7 +245,9 @@ def _zstd_decompressor():  # type: ignore[no-untyped-def]
     try:
         import zstandard  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
-        raise UnreadableError("zstd needs Python 3.14 or the package zstandard; or: zstd -dc FILE | gpudoctor diagnose -") from None  # noqa: E501
+        raise UnreadableError(
+            "zstd needs Python 3.14 or the package zstandard; or: zstd -dc FILE | gpudoctor diagnose -"
+        ) from None
     return zstandard.ZstdDecompressor().decompressobj()
 
 

@@ -7,7 +7,9 @@ import re
 import msgspec
 
 _PROCESS = re.compile(r"^Process (?P<pid>\d+): (?P<command>.*)")
-_THREAD = re.compile(r'^Thread (?P<id>0x[0-9a-f]+|\d+)(?: \((?P<state>[\w+ ]+)\))?(?:: "(?P<name>[^"]*)"| "(?P<other>[^"]*)")?')
+_THREAD = re.compile(
+    r'^Thread (?P<id>0x[0-9a-f]+|\d+)(?: \((?P<state>[\w+ ]+)\))?(?:: "(?P<name>[^"]*)"| "(?P<other>[^"]*)")?'
+)
 _FRAME = re.compile(r"^\s{2,}(?P<function>[\w.<>]+) \((?P<file>[^:)]{1,300}):(?P<line>\d+)\)")
 _FAULT = re.compile(r'^\s+File "(?P<file>[^"]{1,300})", line (?P<line>\d+) in (?P<function>\S+)')
 _CURRENT = re.compile(r"^(?:Current thread|Thread) (?P<id>0x[0-9a-f]+)(?: \[[^\]]*\])? \(most recent call first\)")
@@ -46,7 +48,9 @@ def read_stacks(lines: list[str], file: int) -> list[Stack]:
             main = next((t for t in threads if t[1] == "MainThread"), threads[0])
             frames = tuple(main[3][:60])
             waits = any(_WAITING.search(frame.split(" (")[0]) for frame in frames[:8])
-            found.append(Stack(file, main[0], pid, frames, waits, any("gil" in t[2] for t in threads if t[1] != "MainThread")))
+            found.append(
+                Stack(file, main[0], pid, frames, waits, any("gil" in t[2] for t in threads if t[1] != "MainThread"))
+            )
         threads.clear()
 
     for number, line in enumerate(lines, 1):

@@ -36,7 +36,9 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
             yield from _row("reports", answer.reason, width)
         yield from _victims(answer.victims, width)
         if answer.silent_ranks:
-            yield from _row("silent", f"nothing is heard of {_ranks(answer.silent_ranks)} of {answer.world_size}", width)
+            yield from _row(
+                "silent", f"nothing is heard of {_ranks(answer.silent_ranks)} of {answer.world_size}", width
+            )
         yield from _rows("do", words_of(cause.what).steps, width)
         yield from _rows("next", [_step(step.command, step.host) for step in answer.next], width)
         yield from _rows("collect", answer.collect, width)
@@ -52,7 +54,8 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
         yield _painted("Timeline", _BOLD, color) + "  (each host by its own clock)"
         for entry in answer.timeline:
             who = f"rank {entry.rank}" if entry.rank is not None else "-"
-            yield f"  {entry.time or '-':>12}  {who:<9} {entry.host or '-':<16} {entry.what:<22} {printable(entry.file)}:{entry.line}"
+            place = f"{printable(entry.file)}:{entry.line}"
+            yield f"  {entry.time or '-':>12}  {who:<9} {printable(entry.host or '-'):<16} {entry.what:<22} {place}"
 
 
 def _of_cause(cause: Cause, width: int) -> Iterator[str]:
@@ -112,8 +115,14 @@ def _rows(label: str, texts: Iterable[str], width: int) -> Iterator[str]:
 
 def _row(label: str, text: str, width: int) -> Iterator[str]:
     indent = " " * (_LABEL + 4)
-    wrapped = textwrap.wrap(text, width, initial_indent=f"  {label:<{_LABEL}}  ", subsequent_indent=indent,
-                            break_long_words=False, break_on_hyphens=False)  # fmt: skip
+    wrapped = textwrap.wrap(
+        text,
+        width,
+        initial_indent=f"  {label:<{_LABEL}}  ",
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
     yield from wrapped or [f"  {label}"]
 
 

@@ -18,16 +18,60 @@ _EXCEPTION = re.compile(
 _NAMED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout)$")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)")
+_GUILTY = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|lib64/python3|<frozen|/opt/conda/lib|/torch/")
 _LOADER = {"_try_get_data", "_get_data", "rebuild_storage_fd", "rebuild_storage_filename"}
+# torch.distributed's own, and the backward pass, in which DDP and FSDP reduce gradients
+_COLLECTIVES = {
+    "all_reduce",
+    "broadcast",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast_object_list",
+    "gather",
+    "scatter",
+    "send",
+    "recv",
+    "_engine_run_backward",
+}
 # launchers and engines that repeat what happened in another process
 _WRAPPERS = {
-    "ChildFailedError", "SignalException", "CalledProcessError", "WorkerGroupError", "RayTaskError", "TrainingFailedError",
-    "ProcessRaisedException", "CheckpointException", "SystemExit", "GeneratorExit", "EngineDeadError",
-    "ActorDiedError", "RayActorError", "ActorUnavailableError", "WorkerCrashedError", "NodeDiedError", "EngineGenerateError",
-}  # fmt: skip
-_MOVED = {"ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError", "EOFError",
-          "DistStoreError", "DistNetworkError", "DistBackendError", "IncompleteReadError"}  # fmt: skip
+    "ChildFailedError",
+    "SignalException",
+    "CalledProcessError",
+    "WorkerGroupError",
+    "RayTaskError",
+    "TrainingFailedError",
+    "ProcessRaisedException",
+    "CheckpointException",
+    "SystemExit",
+    "GeneratorExit",
+    "EngineDeadError",
+    "ActorDiedError",
+    "RayActorError",
+    "ActorUnavailableError",
+    "WorkerCrashedError",
+    "NodeDiedError",
+    "EngineGenerateError",
+}
+_MOVED = {
+    "ConnectionResetError",
+    "ConnectionRefusedError",
+    "ConnectionAbortedError",
+    "BrokenPipeError",
+    "EOFError",
+    "DistStoreError",
+    "DistNetworkError",
+    "DistBackendError",
+    "IncompleteReadError",
+}
 _IMPORT = {"ModuleNotFoundError", "ImportError"}
 _MOST_FRAMES = 400
 _MOST_OPEN = 512
@@ -39,6 +83,7 @@ class _Open(msgspec.Struct):
     line: int
     rank: int | None = None
     user_frame: str = ""
+    collective: str = ""
     functions: set[str] = set()
     frames: int = 0
     chained: bool = False
@@ -90,6 +135,8 @@ class Tracebacks:
         trace.frames += 1
         if frame["function"]:
             trace.functions.add(frame["function"])
+            if frame["function"] in _COLLECTIVES:
+                trace.collective = frame["function"]
         if not _LIBRARY.search(frame["file"]):
             trace.user_frame = f"{frame['file']}:{frame['line']}"
 
@@ -100,13 +147,16 @@ class Tracebacks:
         if trace.user_frame:
             event.detail["frame"] = trace.user_frame
         event.detail["traceback"] = 1
+        if trace.collective:
+            event.detail["collective"] = trace.collective
         if _RERAISED.search(text):
             # the exception itself comes below "Original Traceback"
             event.role = "wrapper" if event.what == "user_exception" else event.role
             event.detail["reraised"] = 1
-        if trace.chained and (first := self._last.get(stream)) is not None and event.role == "cause":
-            if first.role == "cause" and (first.what != "user_exception" or event.what == "user_exception"):
-                event.role = "wrapper"  # it came while the first was handled
+        first = self._last.get(stream) if trace.chained else None
+        plain = "user_exception"
+        if first and event.role == first.role == "cause" and (first.what != plain or event.what == plain):
+            event.role = "wrapper"  # it came while the first was handled
         self._last[stream] = event
         return event
 
@@ -121,7 +171,13 @@ def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # t
     name = (found["type"] if found else text).rpartition(".")[2]
     message = (found["message"] or "") if found else ""
     detail: dict[str, str | int] = {"type": name, "message": message[:200]}
-    if functions & _LOADER and name in ("ConnectionResetError", "EOFError", "ConnectionRefusedError", "FileNotFoundError", "BrokenPipeError"):  # noqa: E501
+    if functions & _LOADER and name in (
+        "ConnectionResetError",
+        "EOFError",
+        "ConnectionRefusedError",
+        "FileNotFoundError",
+        "BrokenPipeError",
+    ):
         return Event(role="cause", what="loader_worker_killed", strength=2, detail=detail)
     meaning = meaning_of(text)
     if meaning is not None:
@@ -136,6 +192,8 @@ def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # t
         return Event(role="cause", what="host_alloc_failed", strength=3, detail=detail)
     if name in ("KeyboardInterrupt",):
         return Event(role="ending", what="terminated_signal", strength=1, names_rank=False, detail=detail)
+    if guilty := _GUILTY.search(text):
+        detail["ranks"] = guilty[1]
     if name in _WRAPPERS or name.startswith("RayTaskError"):
         return Event(role="wrapper", what="wrapper", detail=detail)
     if name in _MOVED:

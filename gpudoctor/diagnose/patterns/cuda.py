@@ -35,5 +35,5 @@ CUDA = rows(
     ("cuda_init_failed", "cudnn", r"CUDNN_STATUS_NOT_INITIALIZED", "cause", 1),
     ("cuda_launch_failure", "cublas", r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)", "cause", 1),
     ("gpu_lost", "device handle", r"Unable to determine the device handle for (?:GPU|gpu) ?(?P<gpu>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"),
-    ("gpu_lost", "gpu is lost", r"GPU is lost|GPU has fallen off the bus|NVML_ERROR_GPU_IS_LOST"),
+    ("gpu_lost", "lost", r"GPU is lost\. +Reboot|NVMLError_GpuIsLost|NVML_ERROR_GPU_IS_LOST|nvml\w*.{0,60}: GPU is lost"),
 )  # fmt: skip

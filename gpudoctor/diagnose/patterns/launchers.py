@@ -7,12 +7,39 @@ import re
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.prefixes import seconds_in_year
 
-SIGNALS = {"SIGHUP": 1, "SIGINT": 2, "SIGQUIT": 3, "SIGILL": 4, "SIGTRAP": 5, "SIGABRT": 6, "SIGBUS": 7, "SIGFPE": 8,
-           "SIGKILL": 9, "SIGSEGV": 11, "SIGPIPE": 13, "SIGTERM": 15, "SIGXCPU": 24}  # fmt: skip
-_SRUN_WORDS = {"Killed": -9, "Terminated": -15, "Aborted": -6, "Segmentation fault": -11, "Bus error": -7,
-               "Interrupt": -2, "Hangup": -1, "Floating point exception": -8, "Illegal instruction": -4}  # fmt: skip
+SIGNALS = {
+    "SIGHUP": 1,
+    "SIGINT": 2,
+    "SIGQUIT": 3,
+    "SIGILL": 4,
+    "SIGTRAP": 5,
+    "SIGABRT": 6,
+    "SIGBUS": 7,
+    "SIGFPE": 8,
+    "SIGKILL": 9,
+    "SIGSEGV": 11,
+    "SIGPIPE": 13,
+    "SIGTERM": 15,
+    "SIGXCPU": 24,
+}
+_SRUN_WORDS = {
+    "Killed": -9,
+    "Terminated": -15,
+    "Aborted": -6,
+    "Segmentation fault": -11,
+    "Bus error": -7,
+    "Interrupt": -2,
+    "Hangup": -1,
+    "Floating point exception": -8,
+    "Illegal instruction": -4,
+}
 _AGENT = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local_rank>\d+) \(pid: (?P<pid>\d+)\)")
-_CLOSING = re.compile(r"Sending process (?P<pid>\d+) closing signal (?P<signal>SIG\w+)|Killing subprocess (?P<killed>\d+)")
+_CLOSING = re.compile(
+    r"Sending process (?P<pid>\d+) closing signal (?P<signal>SIG\w+)|Killing subprocess (?P<killed>\d+)"
+)
+_FORCED = re.compile(
+    r"Unable to shutdown process (?P<pid>\d+) via \S+ forcefully exiting via|forcefully exiting via .{0,20}process (?P<other>\d+)"
+)
 _RESTART = re.compile(
     r"will restart worker group|TORCHELASTIC_RESTART_COUNT\W{1,4}(?P<count>\d+)|restart_count=(?P<other>\d+)|Requeuing JobId"
 )
@@ -28,7 +55,9 @@ _SPAWNED = re.compile(r"process (?P<pid>\d+) spawned with command: .{0,2000}--lo
 _DEEPSPEED = re.compile(r"exits with return code = (?P<code>-?\d+)")
 _POD = re.compile(r"[Ee]xit [Cc]ode:\s+(?P<code>\d+)|exitCode\W{1,4}(?P<json>\d+)")
 _SHELL = re.compile(r"line \d+: +(?P<pid>\d+) (?P<how>Killed|Segmentation fault|Bus error|Aborted|Terminated)\b")
-_FAULT = re.compile(r"^(?:Fatal Python error: |!+ |\*\*\* Process received signal|Signal: )(?P<how>Segmentation fault|Bus error|Aborted)")
+_FAULT = re.compile(
+    r"^(?:Fatal Python error: |!+ |\*\*\* Process received signal|Signal: )(?P<how>Segmentation fault|Bus error|Aborted)"
+)
 _BLOCK = re.compile(r"\s*\[\d+\]:\s*$")
 _FIELD = re.compile(r"\s+(?P<name>time|host|rank|exitcode|error_file|traceback)\s*: ?(?P<value>.*)")
 _TABLE_RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
@@ -41,6 +70,8 @@ def read_launcher(text: str) -> list[Event]:
         return [_exit(int(found["code"]), "agent", local_rank=int(found["local_rank"]), pid=int(found["pid"]))]
     if found := _CLOSING.search(text):
         return [Event(role="closed", what="closed", pid=int(found["pid"] or found["killed"]))]
+    if found := _FORCED.search(text):
+        return [Event(role="closed", what="forced", pid=int(found["pid"] or found["other"]))]
     if found := _SRUN.search(text):
         code = int(found["code"]) if found["code"] else _SRUN_WORDS[found["how"]]
         return [_exit(code, "srun", task=task, host=found["host"]) for task in expanded(found["tasks"])]
@@ -56,7 +87,9 @@ def read_launcher(text: str) -> list[Event]:
     if found := _FAULT.search(text):
         return [_exit(_SRUN_WORDS[found["how"]], "own", strength=3)]
     if found := _DEEPSPEED.search(text):
-        return [Event(role="wrapper", what="launcher_exit", detail={"code": int(found["code"])})]
+        # of the process that it polled first, whichever that was
+        event = _exit(int(found["code"]), "deepspeed")
+        return [event] if int(found["code"]) < 0 else [Event(role="wrapper", what="launcher_exit", detail=event.detail)]
     if (found := _POD.search(text)) and (code := int(found["code"] or found["json"])):
         return [_exit(-(code - 128) if 128 < code < 160 else code, "container")]
     if found := _RESTART.search(text):
@@ -82,7 +115,7 @@ class ElasticTable:
             self.root, self._inside = True, True
         elif text.startswith("Failures:"):
             self.root, self._inside = False, True
-        elif text.startswith("====") or text.startswith("Traceback (most"):
+        elif text.startswith(("====", "Traceback (most")):
             self.rank = None
         elif _BLOCK.match(text):
             self._fields, self._inside, self.rank = {}, True, None
@@ -136,6 +169,13 @@ def _exit(
     if code > 128 and code < 160:  # a shell's way to tell a signal
         code = -(code - 128)
     return Event(
-        role="exit", what="exit", rank=rank, local_rank=local_rank, task=task, pid=pid, host=host, strength=strength,
+        role="exit",
+        what="exit",
+        rank=rank,
+        local_rank=local_rank,
+        task=task,
+        pid=pid,
+        host=host,
+        strength=strength,
         detail={"code": code, "by": by},
-    )  # fmt: skip
+    )

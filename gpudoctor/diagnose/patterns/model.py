@@ -24,7 +24,12 @@ class Pattern(msgspec.Struct, frozen=True):
     names_rank: bool = True
 
 
-def rows(*given: tuple[str, str, str] | tuple[str, str, str, Role] | tuple[str, str, str, Role, int] | tuple[str, str, str, Role, int, bool]) -> tuple[Pattern, ...]:  # noqa: E501
+def rows(
+    *given: tuple[str, str, str]
+    | tuple[str, str, str, Role]
+    | tuple[str, str, str, Role, int]
+    | tuple[str, str, str, Role, int, bool],
+) -> tuple[Pattern, ...]:
     """(what, needle, regex, role, strength, names the rank): the last three have defaults."""
     made = []
     for what, needle, text, *rest in given:

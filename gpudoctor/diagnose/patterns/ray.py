@@ -6,13 +6,19 @@ import re
 
 from gpudoctor.diagnose.events import Event
 
-_WORKER = re.compile(r"\(ip=(?P<ip>[\w.:]+), pid=(?P<pid>\d+)\) world_rank=(?P<rank>\d+), local_rank=(?P<local_rank>\d+)")
+_WORKER = re.compile(
+    r"\(ip=(?P<ip>[\w.:]+), pid=(?P<pid>\d+)\) world_rank=(?P<rank>\d+), local_rank=(?P<local_rank>\d+)"
+)
 _SNIPPET = re.compile(r"\[Rank (\d+) Error Snippet\]")
 _FIELD = re.compile(r"\s*(?P<name>pid|ip|name|node_ip|hostname)(?:: |=)'?(?P<value>[^',\s]+)")
 _CONTEXT = re.compile(r"world_rank=(\d+)")
 _ACTOR_INDEX = re.compile(r"\w+_\d+:(\d+)$")
-_DIED = re.compile(r"Worker exit type: SYSTEM_ERROR|worker process has died|A worker died or was killed while executing")
-_NODE_DIED = re.compile(r"[Tt]he actor(?:'s node| is dead because its (?:owner )?node)? has died|its node has died|node .{0,60}has been marked dead")
+_DIED = re.compile(
+    r"Worker exit type: SYSTEM_ERROR|worker process has died|A worker died or was killed while executing"
+)
+_NODE_DIED = re.compile(
+    r"[Tt]he actor(?:'s node| is dead because its (?:owner )?node)? has died|its node has died|node .{0,60}has been marked dead"
+)
 _BEGINS = re.compile(r"The actor died unexpectedly|ActorDiedError|A worker health check failed|Worker info: Worker\(")
 
 
@@ -27,8 +33,14 @@ class RayReader:
     def read(self, text: str) -> Event | None:
         """A worker's place, or a death."""
         if found := _WORKER.search(text):
-            return Event(role="fact", what="process", rank=int(found["rank"]), local_rank=int(found["local_rank"]),
-                         pid=int(found["pid"]), ip=found["ip"])  # fmt: skip
+            return Event(
+                role="fact",
+                what="process",
+                rank=int(found["rank"]),
+                local_rank=int(found["local_rank"]),
+                pid=int(found["pid"]),
+                ip=found["ip"],
+            )
         if found := _SNIPPET.search(text):
             self.rank, self._said, self._open = int(found[1]), {}, 0
             return None

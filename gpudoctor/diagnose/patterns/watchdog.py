@@ -11,6 +11,7 @@ _WORK = re.compile(
     r"(?:,\s*NumelOut=(?P<numel_out>\d+))?(?:,\s*TensorShape=\[(?P<shape>[\d, ]*)\])?.{0,80}?Timeout\(ms\)=(?P<timeout_ms>\d+)\)"
 )
 _TIMED_OUT = re.compile(r"Watchdog caught collective operation\s+timeout|timed out in blocking wait")
+_NAMED = re.compile(r"\[Rank (\d+)\] Watchdog caught")
 _GROUP = re.compile(
     r"\[PG (?:ID )?(?P<pg>\d+)(?: PG GUID (?P<guid>[\w-]+))?(?: ?\((?P<desc>[^)]{0,120})\))? Rank (?P<group_rank>\d+)\]"
 )
@@ -24,7 +25,9 @@ _AT_TIMEOUT = re.compile(
 _HEARTBEAT = re.compile(r"Heartbeat monitor timed out.{0,200}?(?:workMetaList_\.size\(\)\s*=\s*(?P<works>\d+)|$)")
 _STUCK = re.compile(r"watchdog got stuck for\s+(?P<seconds>\d+)\s*seconds")
 # a word that each line of interest here has, and those that terminals cut into pieces
-CONTINUES = re.compile(r"Watchdog caught|Exception \(either|failure detected|ProcessGroupNCCL|Heartbeat|Timeout at NCCL")
+CONTINUES = re.compile(
+    r"Watchdog caught|Exception \(either|failure detected|ProcessGroupNCCL|Heartbeat|Timeout at NCCL"
+)
 _CONSEQUENCE = re.compile(
     r"Some NCCL operations have failed or timed out|To avoid data inconsistency|watchdog thread terminated with exception: "
     r"NCCL|Stack trace of the failed collective|preparing to dump debug info"
@@ -44,7 +47,10 @@ def read_watchdog(text: str) -> Event | None:
     group = _details(_GROUP.search(text))
     if _TIMED_OUT.search(text):
         work = _WORK.search(text)
-        return Event(role="wait", what="nccl_timeout", detail={**_details(work), **group})
+        event = Event(role="wait", what="nccl_timeout", detail={**_details(work), **group})
+        if (named := _NAMED.search(text)) and "terminated with exception" in text:
+            event.rank = int(named[1])
+        return event
     if (status := _STATUS.search(text)) or (status := _AT_TIMEOUT.search(text)):
         return Event(role="fact", what="group_status", detail={**_details(status), **group})
     if (heart := _HEARTBEAT.search(text)) is not None:
@@ -60,7 +66,4 @@ def _details(found: re.Match[str] | None) -> dict[str, str | int]:
     if found is None:
         return {}
     words = {name: value.strip() for name, value in found.groupdict().items() if value is not None}
-    return {
-        name: int(value) if name not in ("op", "desc", "shape", "guid") else value
-        for name, value in words.items()
-    }
+    return {name: int(value) if name not in ("op", "desc", "shape", "guid") else value for name, value in words.items()}

@@ -10,8 +10,18 @@ from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.rules.model import Hypothesis, gpu_of, host_of, named, ranks_of
 
-_OUTSIDE = {"host_oom", "gpu_xid", "gpu_lost", "gpu_ecc", "collective_mismatch", "barrier_failed", "config_mismatch",
-            "process_died_unknown", "node_lost", "rank_behind"}  # fmt: skip
+_OUTSIDE = {
+    "host_oom",
+    "gpu_xid",
+    "gpu_lost",
+    "gpu_ecc",
+    "collective_mismatch",
+    "barrier_failed",
+    "config_mismatch",
+    "process_died_unknown",
+    "node_lost",
+    "rank_behind",
+}
 _NUMBER = re.compile(r"\d+")
 _ALL = {"user_exception": "user_exception_all"}
 
@@ -27,18 +37,25 @@ def direct_causes(job: Job, attempt: int) -> list[Hypothesis]:
 
 def echoes(job: Job, attempt: int, least: int) -> list[Hypothesis]:
     """Causes that a peer's end brings about as well: a refused connection, an unanswered request."""
-    return _grouped(job, attempt, [e for e in job.of("echo", attempt=attempt) if e.strength >= least])
+    found = _grouped(job, attempt, [e for e in job.of("echo", attempt=attempt) if e.strength >= least])
+    for hypothesis in found:
+        hypothesis.unknown = hypothesis.what == "connect_stale"
+        hypothesis.confidence = "likely" if least > 1 else "possible"
+    return found
 
 
 def weak_causes(job: Job, attempt: int) -> list[Hypothesis]:
     """Words that say what failed in general: the wrapper of an error that is not in the text."""
     events = [e for e in job.of("cause", "wrapper", attempt=attempt) if e.strength == 1 and e.what.startswith("nccl_")]
-    events += [e for e in job.of("cause", attempt=attempt) if e.strength == 1 and not e.what.startswith("nccl_")
-               and e.what not in _OUTSIDE]  # fmt: skip
+    events += [
+        e
+        for e in job.of("cause", attempt=attempt)
+        if e.strength == 1 and not e.what.startswith("nccl_") and e.what not in _OUTSIDE
+    ]
     found = _grouped(job, attempt, events)
     for hypothesis in found:
         hypothesis.confidence = "possible"
-        hypothesis.unknown = hypothesis.what == "nccl_unknown"
+        hypothesis.unknown = hypothesis.what in ("nccl_unknown", "nccl_cuda_unknown")
     return found
 
 
@@ -52,15 +69,32 @@ def mismatches(job: Job, attempt: int) -> list[Hypothesis]:
         values: dict[int, str] = {}
         for event in events:
             values.update(value_of(event))
+        if not values and what == "collective_mismatch":  # gloo's word for sizes that differ
+            found.append(
+                Hypothesis(
+                    what=what, host=host_of(events), confidence="likely", events=events, text=events[0].text.strip()
+                )
+            )
+            continue
         odd = minority(values)
         text = f"{named(odd)} differs: {values[odd[0]]}" if odd else "the ranks took different paths"
-        found.append(Hypothesis(what=what, ranks=odd, host=host_of(events), confidence="certain", text=text, events=events))
+        found.append(
+            Hypothesis(what=what, ranks=odd, host=host_of(events), confidence="certain", text=text, events=events)
+        )
     barrier = [e for e in job.of("cause", attempt=attempt) if e.what == "barrier_failed"]
     if barrier:
         said = barrier[0].word("ranks") or barrier[0].word("more") or ""
         ranks = tuple(sorted({int(number) for number in _NUMBER.findall(said)}))
-        found.append(Hypothesis(what="rank_hung", ranks=ranks, host=host_of(barrier), confidence="certain",
-                                text=f"{named(ranks) if ranks else 'a rank'} did not come to the barrier", events=barrier))  # fmt: skip
+        found.append(
+            Hypothesis(
+                what="rank_hung",
+                ranks=ranks,
+                host=host_of(barrier),
+                confidence="certain",
+                text=f"{named(ranks) if ranks else 'a rank'} did not come to the barrier",
+                events=barrier,
+            )
+        )
     return found
 
 
@@ -126,6 +160,9 @@ def _hypothesis(job: Job, attempt: int, events: list[Event]) -> Hypothesis:
     strongest = max(e.strength for e in events)
     decisive = [e for e in events if e.strength == strongest] or events
     ranks = ranks_of(events)
+    guilty = _listed_ranks(job, attempt)
+    if guilty & set(ranks):
+        ranks = tuple(sorted(guilty | set(ranks)))
     confidence: Confidence = "certain" if strongest >= 3 else "likely"
     lost = {e.rank for e in job.of("victim", "wait", attempt=attempt)} - set(ranks) - {None}
     writers = {(e.rank, e.pid, e.host) for e in decisive}
@@ -138,8 +175,23 @@ def _hypothesis(job: Job, attempt: int, events: list[Event]) -> Hypothesis:
     if not all(e.names_rank for e in decisive) or len(ranks) > 1:
         ranks = ()
     host = host_of(decisive)
-    return Hypothesis(what=what, ranks=ranks, host=host, gpu=gpu_of(decisive), confidence=confidence,
-                      text=_words(decisive[0]), events=decisive[:3] + [e for e in decisive[3:] if e.rank not in {d.rank for d in decisive[:3]}][:3])  # fmt: skip
+    return Hypothesis(
+        what=what,
+        ranks=ranks,
+        host=host,
+        gpu=gpu_of(decisive),
+        confidence=confidence,
+        text=_words(decisive[0]),
+        events=decisive[:3] + [e for e in decisive[3:] if e.rank not in {d.rank for d in decisive[:3]}][:3],
+    )
+
+
+def _listed_ranks(job: Job, attempt: int) -> set[int]:
+    """The ranks that a distributed checkpoint lists as failed."""
+    told = [
+        e.word("ranks") or "" for e in job.of("wrapper", attempt=attempt) if e.word("type") == "CheckpointException"
+    ]
+    return {int(number) for words in told for number in _NUMBER.findall(words)}
 
 
 def _words(event: Event) -> str:

@@ -10,6 +10,8 @@ from gpudoctor.diagnose.rules.direct import minority
 from gpudoctor.diagnose.rules.model import Hypothesis, named
 from gpudoctor.diagnose.stacks import Stack
 
+Group = tuple[str, tuple[int, ...]]
+
 
 def from_dumps(dumps: list[Dump]) -> list[Hypothesis]:
     """Ranks that others wait for and that wait for nobody; else ranks that run another collective at one number.
@@ -27,7 +29,8 @@ def from_dumps(dumps: list[Dump]) -> list[Hypothesis]:
     culprits = sorted(m for m in waited_for if not edges.get(m))
     if culprits:
         entry = shown[culprits[0]]
-        text = f"{named(culprits)} never enqueued {entry.name} number {entry.seq} of group {entry.group_name}, in which the others wait"
+        text = f"{named(culprits)} never enqueued {entry.name} number {entry.seq} of group {entry.group_name}"
+        text += ", in which the others wait"
         missing = [rank for rank in culprits if rank not in by_rank]
         if missing:
             text += f"; {named(missing)} left no dump"
@@ -38,7 +41,7 @@ def from_dumps(dumps: list[Dump]) -> list[Hypothesis]:
 def _edges(dumps: dict[int, Dump], *, p2p: bool) -> tuple[dict[int, set[int]], dict[int, Collective]]:
     edges: dict[int, set[int]] = {}
     shown: dict[int, Collective] = {}
-    enqueued: dict[tuple[int, object], int] = {}
+    enqueued: dict[tuple[int, Group], int] = {}
     for rank, dump in dumps.items():
         for entry in dump.entries:
             if entry.p2p is p2p:
@@ -49,7 +52,7 @@ def _edges(dumps: dict[int, Dump], *, p2p: bool) -> tuple[dict[int, set[int]], d
                 if status.enqueued is not None:
                     enqueued[rank, group] = max(enqueued.get((rank, group), 0), status.enqueued)
     for rank, dump in dumps.items():
-        waiting: dict[object, Collective] = {}
+        waiting: dict[Group, Collective] = {}
         for entry in dump.entries:
             if entry.finished or entry.p2p is not p2p:
                 continue
@@ -59,7 +62,11 @@ def _edges(dumps: dict[int, Dump], *, p2p: bool) -> tuple[dict[int, set[int]], d
             for member in entry.group[1]:
                 if member == rank:
                     continue
-                if member in dumps and group not in {(n, r) for n, r in dumps[member].groups.items()} and dumps[member].groups:
+                if (
+                    member in dumps
+                    and group not in {(n, r) for n, r in dumps[member].groups.items()}
+                    and dumps[member].groups
+                ):
                     continue
                 if p2p and not entry.name.endswith((f"->{member}", f"<-{member}")):
                     continue
@@ -69,7 +76,7 @@ def _edges(dumps: dict[int, Dump], *, p2p: bool) -> tuple[dict[int, set[int]], d
     return edges, shown
 
 
-def _oldest(dump: Dump, group: object, p2p: bool, has: int) -> int:
+def _oldest(dump: Dump, group: Group, p2p: bool, has: int) -> int:
     """The first unfinished number that a member with `has` enqueued has not come to; 0 where there is none."""
     later = [e.seq for e in dump.entries if e.group == group and not e.finished and e.p2p is p2p and e.seq > has]
     return min(later, default=0)
@@ -88,8 +95,14 @@ def _different(dumps: dict[int, Dump]) -> list[Hypothesis]:
             continue
         odd = minority(values) if len(values) > 2 else ()
         words = "; ".join(f"rank {rank} {value}" for rank, value in sorted(values.items())[:4])
-        return [Hypothesis(what="collective_mismatch", ranks=odd, confidence="certain",
-                           text=f"at number {seq} of one group the ranks run different collectives: {words}")]  # fmt: skip
+        return [
+            Hypothesis(
+                what="collective_mismatch",
+                ranks=odd,
+                confidence="certain",
+                text=f"at number {seq} of one group the ranks run different collectives: {words}",
+            )
+        ]
     return []
 
 
@@ -105,8 +118,14 @@ def from_stacks(job: Job, stacks: dict[int, Stack]) -> list[Hypothesis]:
         if not odd or len(odd) >= len(stacks) / 2:
             return []
     frame = stacks[odd[0]].frames[0] if stacks[odd[0]].frames else "?"
-    return [Hypothesis(what="rank_hung", ranks=tuple(odd), confidence="certain" if len(odd) == 1 else "likely",
-                       text=f"{named(odd)} stands in {frame} while the others wait in a collective")]  # fmt: skip
+    return [
+        Hypothesis(
+            what="rank_hung",
+            ranks=tuple(odd),
+            confidence="certain" if len(odd) == 1 else "likely",
+            text=f"{named(odd)} stands in {frame} while the others wait in a collective",
+        )
+    ]
 
 
 def _place(stack: Stack) -> str:

@@ -37,8 +37,16 @@ def signals_and_cancels(job: Job, attempt: int) -> list[Hypothesis]:
         strongest = max(e.strength for e in events)
         told = [e for e in events if e.strength == strongest]
         host = None if what == "cancelled" else host_of(told)
-        found.append(Hypothesis(what=what, host=host, confidence="certain" if strongest > 1 else "likely",
-                                text=told[0].text, events=told[:3]))  # fmt: skip
+        found.append(
+            Hypothesis(
+                what=what,
+                host=host,
+                confidence="certain" if strongest > 1 else "likely",
+                text=told[0].text,
+                events=told[:3],
+                unknown=what == "cancelled" and all(" STEP " in e.text for e in told),
+            )
+        )
     return found
 
 
@@ -46,7 +54,7 @@ def _failed_before(job: Job, attempt: int, ending: Event, *, lost_peers_count: b
     """Whether something failed or hung before the job was ended. Peers that went may have been ended as well."""
     roles = ("cause", "wait", "stuck", "victim") if lost_peers_count else ("cause", "wait", "stuck")
     for event in job.of(*roles, attempt=attempt):
-        if event.what == "host_oom" or event.strength < 2 and event.role == "cause":
+        if event.what == "host_oom" or (event.strength < 2 and event.role == "cause"):
             continue
         if event.file == ending.file and event.line < ending.line:
             return True
@@ -68,9 +76,17 @@ def out_of_host_memory(job: Job, attempt: int) -> list[Hypothesis]:
         return []
     ranks = ranks_of(ours)
     matched = [e for e in ours if e.rank is not None]
-    return [Hypothesis(what="host_oom", ranks=ranks if len(ranks) == 1 else (), host=host_of(matched or ours), confidence="certain",
-                       text=f"{named(ranks) if ranks else 'a process of the job'} was killed because the memory of the host "
-                       "or of its cgroup ran out", events=sorted(ours, key=lambda e: e.rank is None)[:4])]  # fmt: skip
+    return [
+        Hypothesis(
+            what="host_oom",
+            ranks=ranks if len(ranks) == 1 else (),
+            host=host_of(matched or ours),
+            confidence="certain",
+            text=f"{named(ranks) if ranks else 'a process of the job'} was killed because the memory of the host "
+            "or of its cgroup ran out",
+            events=sorted(ours, key=lambda e: e.rank is None)[:4],
+        )
+    ]
 
 
 def gpu_faults(job: Job, attempt: int) -> list[Hypothesis]:
@@ -91,8 +107,17 @@ def gpu_faults(job: Job, attempt: int) -> list[Hypothesis]:
         gpu = gpus[0] if len(gpus) == 1 else None
         rank = job.bus_ids.get(normal_bus_id(gpu)) if gpu else None
         ranks = (rank,) if rank is not None else ranks_of(e for e in events if e.rank is not None)
-        found.append(Hypothesis(what=what, ranks=ranks if len(ranks) == 1 else (), host=host_of(events),
-                                gpu=normal_bus_id(gpu) if gpu else None, confidence="certain", text=_xid_words(events[0]), events=events[:4]))  # fmt: skip
+        found.append(
+            Hypothesis(
+                what=what,
+                ranks=ranks if len(ranks) == 1 else (),
+                host=host_of(events),
+                gpu=normal_bus_id(gpu) if gpu else None,
+                confidence="certain",
+                text=_xid_words(events[0]),
+                events=events[:4],
+            )
+        )
     return found
 
 
@@ -104,8 +129,17 @@ def program_xids(job: Job) -> list[Hypothesis]:
     gpus = {e.gpu for e in events if e.gpu}
     gpu = normal_bus_id(gpus.pop() or "") if len(gpus) == 1 else None
     rank = job.bus_ids.get(gpu) if gpu else None
-    return [Hypothesis(what="gpu_xid", ranks=(rank,) if rank is not None else (), host=host_of(events), gpu=gpu,
-                       confidence="likely", text=_xid_words(events[0]), events=events[:4])]  # fmt: skip
+    return [
+        Hypothesis(
+            what="gpu_xid",
+            ranks=(rank,) if rank is not None else (),
+            host=host_of(events),
+            gpu=gpu,
+            confidence="likely",
+            text=_xid_words(events[0]),
+            events=events[:4],
+        )
+    ]
 
 
 def normal_bus_id(gpu: str) -> str:
@@ -116,7 +150,6 @@ def normal_bus_id(gpu: str) -> str:
     """
     if ":" not in gpu:
         return gpu
-    domain, _, rest = gpu.lower().rpartition(":")[0].rpartition(":") if gpu.count(":") == 2 else ("0000", "", gpu)
     place = gpu.lower().split(":")
     return f"{place[0][-4:].rjust(4, '0')}:{place[1]}:{place[2]}" if len(place) == 3 else gpu.lower()
 

@@ -82,15 +82,25 @@ def _mismatched(groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
                 at.setdefault(waiting.seq, {})[rank] = waiting
         for seq, there in at.items():
             values = {rank: w.op for rank, w in there.items()}
-            if len(set(values.values())) < 2 and not any(w.op.startswith(_UNEVEN) or "ALLTOALL" in w.op for w in there.values()):
+            if len(set(values.values())) < 2 and not any(
+                w.op.startswith(_UNEVEN) or "ALLTOALL" in w.op for w in there.values()
+            ):
                 values = {rank: f"{w.op} of {w.numel[0]}" for rank, w in there.items() if w.numel[0] is not None}
             if len(set(values.values())) < 2:
                 continue
             odd = minority(values) if len(values) > 2 else ()
             words = "; ".join(f"rank {rank} {value}" for rank, value in sorted(values.items())[:6])
             events = [w.events[0] for w in there.values()]
-            return [Hypothesis(what="collective_mismatch", ranks=odd, host=None, confidence="certain", events=events[:4],
-                               text=f"at number {seq} of one group the ranks run different collectives: {words}")]  # fmt: skip
+            return [
+                Hypothesis(
+                    what="collective_mismatch",
+                    ranks=odd,
+                    host=None,
+                    confidence="certain",
+                    events=events[:4],
+                    text=f"at number {seq} of one group the ranks run different collectives: {words}",
+                )
+            ]
     return []
 
 
@@ -102,14 +112,24 @@ def _behind(groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
         latest = max((w.seq for w in members.values() if w.seq is not None), default=0)
         done = max((w.completed for w in members.values() if w.completed is not None), default=0)
         behind = [
-            w for w in members.values()
-            if (w.enqueued is not None and w.enqueued < latest) or (w.seq is not None and w.seq <= done and w.seq < latest)
-        ]  # fmt: skip
+            w
+            for w in members.values()
+            if (w.enqueued is not None and w.enqueued < latest)
+            or (w.seq is not None and w.seq <= done and w.seq < latest)
+        ]
         if behind and len(behind) < len(members):
             ranks = tuple(sorted(w.rank for w in behind))
             events = [w.events[0] for w in behind] + [w.events[0] for w in members.values() if w not in behind][:2]
-            return [Hypothesis(what="rank_behind", ranks=ranks, host=host_of(w.events[0] for w in behind), confidence="likely", events=events[:4],
-                               text=f"{named(ranks)} did not issue collective {latest}, in which the others wait")]  # fmt: skip
+            return [
+                Hypothesis(
+                    what="rank_behind",
+                    ranks=ranks,
+                    host=host_of(w.events[0] for w in behind),
+                    confidence="likely",
+                    events=events[:4],
+                    text=f"{named(ranks)} did not issue collective {latest}, in which the others wait",
+                )
+            ]
     return []
 
 
@@ -125,24 +145,58 @@ def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiti
     known = [key for key in groups if key is not None]
     one_place = len({w.seq for w in waiting}) == 1 and len(known) <= 1
     started = any(e.role == "progress" and (e.number("step") or 0) > 0 for e in job.of("progress", attempt=attempt))
-    never = all(w.seq is not None and w.seq <= 1 for w in waiting) or all(w.completed is not None and w.completed <= 0 for w in waiting)
+    never = all(w.seq is not None and w.seq <= 1 for w in waiting) or all(
+        w.completed is not None and w.completed <= 0 for w in waiting
+    )
     if never and not started:
-        return [Hypothesis(what="first_collective_hang", host=host_of(events), confidence="likely", events=events[:4],
-                           text="the very first collective never ended: these GPUs have never exchanged anything")]  # fmt: skip
+        return [
+            Hypothesis(
+                what="first_collective_hang",
+                host=host_of(events),
+                confidence="likely",
+                events=events[:4],
+                text="the very first collective never ended: these GPUs have never exchanged anything",
+            )
+        ]
     if one_place and silent is not None and len(silent) == 1 and len(heard) >= 2:
-        return [Hypothesis(what="rank_hung", ranks=tuple(silent), host=None, confidence="likely", events=events[:4],
-                           text=f"all other ranks wait in number {first.seq}; {named(silent)} says nothing")]  # fmt: skip
+        return [
+            Hypothesis(
+                what="rank_hung",
+                ranks=tuple(silent),
+                host=None,
+                confidence="likely",
+                events=events[:4],
+                text=f"all other ranks wait in number {first.seq}; {named(silent)} says nothing",
+            )
+        ]
     share = len(heard) / size if size else 1.0
+    known_ranks = [rank for rank in heard if rank >= 0]
     if not one_place or len(heard) < 2 or share < _OVERHEARD:
-        why = "one rank alone cannot show who is missing" if len(heard) < 2 else (
-            "the ranks wait in different groups" if len(seqs) > 1 else "most ranks are not heard of")
-        return [Hypothesis(what="timeout_undecidable", confidence="possible", unknown=True, events=events[:4],
-                           text=f"{named(h for h in heard if h >= 0) if max(heard) >= 0 else 'a rank'} waited in vain for a collective: {why}")]  # fmt: skip
+        why = (
+            "one rank alone cannot show who is missing"
+            if len(heard) < 2
+            else ("the ranks wait in different groups" if len(seqs) > 1 else "most ranks are not heard of")
+        )
+        return [
+            Hypothesis(
+                what="timeout_undecidable",
+                confidence="possible",
+                unknown=True,
+                events=events[:4],
+                text=f"{named(known_ranks) if known_ranks else 'a rank'} waited in vain for a collective: {why}",
+            )
+        ]
     op = f"{first.op.lower()} " if first.op else ""
     rest = f"; nothing is heard of {named(silent)}" if silent else ""
-    return [Hypothesis(what="timeout_all_same_seq", confidence="possible", events=events[:4],
-                       text=f"all ranks heard of wait in the same {op}{first.seq}: none of them is behind{rest}. A rank that is not "
-                       "in these logs never came, or the transfer itself stands still")]  # fmt: skip
+    return [
+        Hypothesis(
+            what="timeout_all_same_seq",
+            confidence="possible",
+            events=events[:4],
+            text=f"all ranks heard of wait in the same {op}{first.seq}: none of them is behind{rest}. A rank that is "
+            "not in these logs never came, or the transfer itself stands still",
+        )
+    ]
 
 
 def _silent(job: Job, attempt: int, waiting: list[Waiting], heard: set[int]) -> tuple[set[int] | None, int | None]:
@@ -150,8 +204,18 @@ def _silent(job: Job, attempt: int, waiting: list[Waiting], heard: set[int]) -> 
     size = job.world
     for w in waiting:
         small, large = sorted((w.numel[0] or 0, w.numel[1] or 0))
-        if small and ("ALLGATHER" in w.op or "REDUCE_SCATTER" in w.op or "ALLGATHER" in w.op.replace("_", "")) and large % small == 0:
+        if (
+            small
+            and ("ALLGATHER" in w.op or "REDUCE_SCATTER" in w.op or "ALLGATHER" in w.op.replace("_", ""))
+            and large % small == 0
+        ):
             size = max(size or 0, large // small)
+    gone = job.exits(attempt)
+    ended = {e.rank for e in job.of("closed", attempt=attempt)} | {
+        r for r, e in gone.items() if e.number("code") in (-15, -9)
+    }
+    if size is None and ended & (job.ranks_heard() - heard - job.ranks_in_trouble(attempt)):
+        size = len(job.members)  # some that did not time out were there until the launcher ended them
     if size is None or size <= max(heard):
         return None, size
     spoke = heard | job.ranks_in_trouble(attempt)
@@ -182,9 +246,40 @@ def watchdogs_stuck(job: Job, attempt: int) -> list[Hypothesis]:
 
 def _stuck(ranks: tuple[int, ...], events: list[Event]) -> Hypothesis:
     who = named(ranks) if ranks else "a rank"
-    return Hypothesis(what="watchdog_stuck", ranks=ranks, host=host_of(events) if ranks else None, confidence="likely" if ranks else "possible",
-                      text=f"the watchdog of {who} made no progress: a CUDA or NCCL call, or whoever holds the GIL, hangs there",
-                      events=events[:3])  # fmt: skip
+    return Hypothesis(
+        what="watchdog_stuck",
+        ranks=ranks,
+        host=host_of(events) if ranks else None,
+        confidence="likely" if ranks else "possible",
+        text=f"the watchdog of {who} made no progress: a CUDA or NCCL call, or whoever holds the GIL, hangs there",
+        events=events[:3],
+    )
+
+
+def missing_ranks(job: Job, attempt: int) -> list[Hypothesis]:
+    """Ranks that wait for a key of the store wait for the rank that never wrote it, most often at the start."""
+    waits = [e for e in job.of("wait", attempt=attempt) if e.what == "store_timeout"]
+    if not waits:
+        return []
+    keys = {e.detail["key_rank"] for e in waits if e.detail.get("key_rank") is not None}
+    named_ranks = {int(key) for key in keys} - ranks_of_set(waits)
+    silent = job.members - job.ranks_in_trouble(attempt)
+    ranks = tuple(sorted(named_ranks or (silent if len(silent) < len(job.members) / 2 else set())))
+    who = named(ranks) if ranks else "a rank"
+    return [
+        Hypothesis(
+            what="missing_rank",
+            ranks=ranks if len(ranks) == 1 else (),
+            confidence="likely" if ranks else "possible",
+            text=f"the others waited in vain for what {who} was to write to the store: it never came that far",
+            events=waits[:3],
+        )
+    ]
+
+
+def ranks_of_set(events: list[Event]) -> set[int]:
+    """The ranks of events, as a set."""
+    return set(ranks_of(events))
 
 
 def gloo_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
@@ -192,16 +287,55 @@ def gloo_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
     waits = [e for e in job.of("wait", attempt=attempt) if e.what in ("gloo_timeout", "barrier_waits")]
     if not waits:
         return []
-    silent = job.members - job.ranks_in_trouble(attempt) if job.world else set()
     exits = job.exits(attempt)
+    ended = {e.rank for e in job.of("closed", attempt=attempt) if e.rank is not None}
+    silent = job.members - job.ranks_in_trouble(attempt)
     silent = {rank for rank in silent if rank not in exits or (exits[rank].number("code") or 0) in (-15, -9)}
-    members = job.world or len(job.ranks_heard())
-    if silent and len(silent) < members / 2:
+    forced = {e.rank for e in job.of("closed", attempt=attempt) if e.what == "forced"} & silent
+    if len(silent) > 1 and len(forced) == 1:  # it did not even heed the order to end
+        silent = {rank for rank in forced if rank is not None}
+    alive = silent <= ended | set(exits)
+    if silent and (len(silent) < len(job.members) / 2 or (alive and len(silent) == 1)):
         ranks = tuple(sorted(silent))
         shown = waits[:2] + [e for e in exits.values() if e.rank in silent][:2]
         hosts = {e.host for e in job.events if e.rank in silent and e.host}
-        return [Hypothesis(what="rank_hung", ranks=ranks if len(ranks) == 1 else (), host=hosts.pop() if len(hosts) == 1 else None,
-                           confidence="likely" if len(ranks) == 1 else "possible", events=shown,
-                           text=f"the others timed out waiting; {named(ranks)} told of no error and was still there: it hangs")]  # fmt: skip
-    return [Hypothesis(what="timeout_undecidable", confidence="possible", unknown=True, events=waits[:3],
-                       text=f"{named(ranks_of(waits)) if ranks_of(waits) else 'a rank'} waited in vain for a peer; which one is not in these logs")]  # fmt: skip
+        return [
+            Hypothesis(
+                what="rank_hung",
+                ranks=ranks if len(ranks) == 1 else (),
+                host=hosts.pop() if len(hosts) == 1 else None,
+                confidence="likely" if len(ranks) == 1 else "possible",
+                events=shown,
+                text=f"the others timed out waiting; {named(ranks)} told of no error and was still there: it hangs",
+            )
+        ]
+    if not silent and (different := _other_calls(job, attempt)):
+        return [different]
+    return [
+        Hypothesis(
+            what="timeout_undecidable",
+            confidence="possible",
+            unknown=True,
+            events=waits[:3],
+            text=f"{named(ranks_of(waits)) if ranks_of(waits) else 'a rank'} waited in vain for a peer; "
+            "which one is not in these logs",
+        )
+    ]
+
+
+def _other_calls(job: Job, attempt: int) -> Hypothesis | None:
+    """All ranks wait, and by their tracebacks in different collectives."""
+    waits = [e for e in job.of("wait", "victim", attempt=attempt) if e.rank is not None and e.word("collective")]
+    values = {e.rank: e.word("collective") or "" for e in waits if e.rank is not None}
+    if len(set(values.values())) < 2 or set(values) != job.members:
+        return None
+    words = "; ".join(f"rank {rank} in {value}" for rank, value in sorted(values.items())[:6])
+    odd = minority(values) if len(values) > 2 else ()
+    return Hypothesis(
+        what="collective_mismatch",
+        ranks=odd if len(odd) == 1 else (),
+        host=host_of(waits),
+        confidence="likely",
+        events=waits[:4],
+        text=f"all ranks wait, but in different collectives: {words}",
+    )
