@@ -32,6 +32,8 @@ from gpudoctor.diagnose.stacks import Stack, looks_like_stacks, read_stacks
 
 _CHUNK_BYTES = 8 << 20
 _WHOLE_BYTES = 256 << 10  # of the begin and the end of a file every line is read: there stand places and ends
+_SAMPLE_BYTES = 2048
+_SAMPLE_LINES = 4
 _POOL_FROM_BYTES = 96 << 20
 _LABEL_LINES = 200
 _SIGNS_OF_A_JOB = 3  # steps, ranks, processes: prose speaks of one by chance
@@ -145,8 +147,16 @@ def _of_block(block: bytes, lines: int, *, whole: bool, tail: bool = False) -> I
     for number, line in all_lines(block[:begin]):
         yield lines + number, line
     lines += block.count(b"\n", 0, begin)
-    for number, line in interesting_lines(block[begin:end]):
+    middle = block[begin:end]
+    hits = interesting_lines(middle)
+    for number, line in hits:
         yield lines + number, line
+    if not tail and middle:  # how far the job had come here
+        count = middle.count(b"\n")
+        for number, line in enumerate(middle[-_SAMPLE_BYTES:].split(b"\n")[1:-1][-_SAMPLE_LINES:]):
+            place = count - min(_SAMPLE_LINES, middle[-_SAMPLE_BYTES:].count(b"\n") - 1) + number
+            if not hits or place > hits[-1][0]:
+                yield lines + place, line
     lines += block.count(b"\n", begin, end)
     for number, line in all_lines(block[end:]):
         yield lines + number, line

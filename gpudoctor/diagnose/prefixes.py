@@ -57,7 +57,29 @@ _NO_HOSTS = re.compile(
 _COLOURS = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _TIME = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
 
-_PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+
+def _may_begin(pattern: str, letter: str) -> bool:
+    """Whether a match of the pattern may begin with this letter; yes in doubt."""
+    if pattern.startswith(r"\["):
+        return letter == "["
+    if pattern.startswith(r"\("):
+        return letter == "("
+    if pattern.startswith("(?:\\[(?:INFO"):
+        return letter in "[IWEC"
+    if pattern.startswith("(?:\\[?(?:[A-Z]"):
+        return letter == "[" or letter.isupper()
+    if pattern.startswith("(?P<date>"):
+        return letter.isdecimal()
+    if pattern.startswith("(?P<level>"):
+        return letter in "IWEF"
+    if pattern.startswith("(?:DEBUG"):
+        return letter in "DIWEC"
+    if pattern.startswith("std"):
+        return letter == "s"
+    return letter not in "[("
+
+
+_PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(text))
     for name, text in (
         # torch's C++ logger, Python's glog-like logger of torch
@@ -92,6 +114,11 @@ _PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("", r"(?:\[(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\]|(?:INFO|WARNING|ERROR|CRITICAL):) (?=\[|\()"),
     )
 )
+# by first letter, since most prefixes can begin with one or two only
+_PREFIXES: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
+    letter: tuple((name, pattern) for name, pattern in _PATTERNS if _may_begin(pattern.pattern, letter))
+    for letter in "[(s0123456789" + "abcdefghijklmnopqrtuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
+}
 _INDENTED = re.compile(r"[ \t]+\[(?:rank|default|[IWEF]\d{3,4} )")  # a log that was quoted
 
 
@@ -132,7 +159,7 @@ def stripped(line: str, labels: Labels = NO_LABELS) -> tuple[Origin, str]:
     for _ in range(_MOST_PREFIXES):
         rest = _without_label(origin, line, labels)
         if rest is None:
-            for name, pattern in _PREFIXES:
+            for name, pattern in _PREFIXES.get(line[:1], ()):
                 found = pattern.match(line)
                 if found is not None and found.end() and _take(origin, name, found):
                     rest = line[found.end() :]

@@ -101,7 +101,7 @@ class LogReader:
         if ray := self._ray.read(text):
             yield ray
             return
-        nccl = facts.NCCL.search(text) if "NCCL " in text else None
+        nccl = (facts.NCCL.match(text) or facts.NCCL_BARE.search(text)) if "NCCL " in text else None
         if nccl is not None:
             yield from self._nccl(nccl, origin, text)
             return
@@ -149,7 +149,7 @@ class LogReader:
                 return
             yield from self._detailed(event, text)
             return
-        yield from self._facts(text, origin)
+        yield from self._facts(text)
 
     def _detailed(self, event: Event, text: str) -> Iterator[Event]:
         """What a cause's own words say of rank, host and GPU."""
@@ -215,25 +215,22 @@ class LogReader:
                 return Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=1)
         return None
 
-    def _facts(self, text: str, origin: Origin) -> Iterator[Event]:
-        if gloo := facts.GLOO.search(text):
-            yield Event(role="fact", what="member", rank=int(gloo["rank"]), detail={"world": int(gloo["peers"]) + 1})
+    def _facts(self, text: str) -> Iterator[Event]:
+        lowered = text.lower()
+        if "gloo" in lowered and (gloo := facts.GLOO.search(text)):
+            detail: dict[str, str | int] = {"world": int(gloo["peers"]) + 1}
+            yield Event(role="fact", what="member", rank=int(gloo["rank"]), detail=detail)
             return
-        if named := facts.RANK_PID.search(text):
-            yield Event(
-                role="fact",
-                what="process",
-                rank=int(named["rank"]),
-                pid=int(named["pid"]),
-                host=named["host"],
-                detail={"world": int(named["world"])} if named["world"] else {},
-            )
+        if "pid" in lowered and (named := facts.RANK_PID.search(text)):
+            detail = {"world": int(named["world"])} if named["world"] else {}
+            rank, pid = int(named["rank"]), int(named["pid"])
+            yield Event(role="fact", what="process", rank=rank, pid=pid, host=named["host"], detail=detail)
             return
-        if world := facts.WORLD.search(text):
+        if "world" in lowered and (world := facts.WORLD.search(text)):
             yield Event(role="fact", what="world", detail={"world": int(world[1])})
-        if facts.EARLY.search(text):
+        if any(word in lowered for word in ("stopp", "exhausted", "no more")) and facts.EARLY.search(text):
             yield Event(role="fact", what="early_stop")
-        if facts.DONE.search(text):
+        if any(word in lowered for word in facts.WORDS_OF_AN_END) and facts.DONE.search(text):
             yield Event(role="done", what="done")
         elif step := facts.PROGRESS.search(text):
             yield Event(role="progress", what="progress", detail={"step": int(step[1])})

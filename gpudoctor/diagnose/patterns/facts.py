@@ -8,6 +8,11 @@ NCCL = re.compile(
     r"(?:(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) (?:\[(?P<dev>\d{1,4})\] )?)?(?:[\d.]+ )?"
     r"(?:(?P<source>[\w/.+-]+\.(?:cc|h|cu|c|cpp):\d+)(?: \((?P<function>[\w:~<>]+)\))? )?NCCL (?P<level>INFO|WARN|CALL|TRACE) ?"
 )
+# behind words that are no prefix known here
+NCCL_BARE = re.compile(
+    r"(?:(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) )?(?:\[(?P<dev>\d{1,4})\] )?"
+    r"(?:(?P<source>[\w/.+-]+\.\w+:\d+) )?(?P<function>)NCCL (?P<level>INFO|WARN) ?"
+)
 INIT = re.compile(
     r"ncclCommInit\w* comm 0x\w+ rank (?P<rank>\d+) nranks (?P<world>\d+) cudaDev (?P<dev>\d+)(?: nvmlDev (?P<nvml>\d+))?"
     r" busId (?P<bus>[0-9a-f]+)(?: commId (?P<comm>0x\w+))?"
@@ -28,6 +33,7 @@ GPU = re.compile(r"\bGPU (?P<gpu>\d{1,3})\b|\bdevice=?(?:cuda:)?(?P<device>\d{1,
 PROGRESS = re.compile(
     r"(?i)(?:^|[\s\[|{,\"'(])(?:global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(\d{1,10})\b"
 )
+WORDS_OF_AN_END = ("done", "finish", "complet", "succeed", "reached", "exit")
 DONE = re.compile(
     r"(?i)^\W*(?:done|finished|completed?)\b|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
     r"|max_(?:steps|epochs)\S* reached|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED"

@@ -22,6 +22,7 @@ _OUTSIDE = {
     "node_lost",
     "rank_behind",
 }
+_STEPS_BEHIND = 3
 _NUMBER = re.compile(r"\d+")
 _ALL = {"user_exception": "user_exception_all"}
 
@@ -32,7 +33,21 @@ def direct_causes(job: Job, attempt: int) -> list[Hypothesis]:
     Several ranks with the same cause are no reason to name one of them.
     """
     events = [e for e in job.of("cause", attempt=attempt) if e.what not in _OUTSIDE and e.strength >= 2]
-    return _grouped(job, attempt, _deduplicated(events))
+    return _grouped(job, attempt, _deduplicated([e for e in events if not _survived(job, attempt, e, events)]))
+
+
+def _survived(job: Job, attempt: int, event: Event, causes: list[Event]) -> bool:
+    """Whether the job went on behind it until another cause came: it was handled, then.
+
+    A few steps behind it prove nothing: what a process had buffered is printed when it ends.
+    """
+    later = [e.line for e in causes if e.file == event.file and e.line > event.line and _kind(e) != _kind(event)]
+    if not later:
+        return False
+    steps = [e for e in job.of("progress", attempt=attempt) if e.file == event.file]
+    between = [e.number("step") or 0 for e in steps if event.line < e.line < max(later)]
+    before = [e.number("step") or 0 for e in steps if e.line < event.line]
+    return len(between) >= _STEPS_BEHIND and max(between) > max(before, default=0)
 
 
 def echoes(job: Job, attempt: int, least: int) -> list[Hypothesis]:
