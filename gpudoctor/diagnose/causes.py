@@ -47,7 +47,7 @@ CAUSES: dict[str, CauseWords] = {
     "first_collective_hang": _c("nccl-timeout", "the first collective never ended", "Try NCCL_P2P_DISABLE=1 once: if it runs then, peer-to-peer does not work here (ACS, IOMMU, container).", checks="pcie.acs link.peer host.shm"),
     "early_exit": _c("early-exit", "one rank ended normally while others still had work", "Make all ranks take the same number of steps: uneven data, early stopping decided by one rank alone."),
     "silent_exit": _c("process-died", "a rank left with an error code and no traceback", "Look for os._exit, sys.exit or a native exit; keep the stderr of that rank; decorate main with torch's @record."),
-    "missing_rank": _c("rendezvous", "a rank never came", "Read the log of the node that is missing."),
+    "missing_rank": _c("nccl-timeout", "a rank never came", "Read the log of the rank and node that is missing.", _STACKS),
     "node_lost": _c("node-lost", "a node or its agent was lost", "Read the kernel log and the BMC's event log of that node; last -x shows reboots.", checks="gpu.xid"),
     "killed_sigkill": _c("process-died", "a rank was killed by SIGKILL; by whom is not in these logs", "Read the kernel log of that host (dmesg -T) for the OOM killer, and the scheduler's log.", checks="host.ram-per-gpu"),
     "host_oom": _c("host-oom", "the memory of the host or its cgroup ran out", "Fewer or smaller data loader workers, less pinned memory; a larger memory request.", "Watch the memory of the ranks over time: a leak grows.", checks="host.ram-per-gpu"),

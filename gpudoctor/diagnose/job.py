@@ -184,6 +184,11 @@ class Job:
                 self._comm_rank(event, by_pid)
         single = len(self.hosts) <= 1 and len({e.task for e in self.events if e.local_rank is not None}) <= 1
         single = single and not any((e.rank or 0) >= 64 and e.local_rank is not None for e in self.events)
+        seen = {e.local_rank for e in self.events if e.local_rank is not None}
+        single = single and world <= max([8, *(number + 1 for number in seen)])
+        shifts: dict[int, set[int]] = {}
+        for (file, number), rank in local.items():
+            shifts.setdefault(file, set()).add(rank - number)
         tasks_are_ranks = _tasks_are_ranks(tasks, self.events)
         for event in self.events:
             if event.rank is None and event.pid is not None:
@@ -192,6 +197,9 @@ class Job:
                     event.rank = next(rank for key, rank in by_pid.items() if key[1] == event.pid)
             if event.rank is None and event.local_rank is not None:
                 event.rank = local.get((event.file, event.local_rank))
+                shift = shifts.get(event.file, set())
+                if event.rank is None and len(shift) == 1:
+                    event.rank = event.local_rank + next(iter(shift))
                 if event.rank is None and event.host in offsets and (single or event.host is not None):
                     event.rank = event.local_rank + offsets[event.host]
                 if event.rank is None and single and not offsets:

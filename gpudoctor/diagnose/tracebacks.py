@@ -18,6 +18,11 @@ _EXCEPTION = re.compile(
 _NAMED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout)$")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)")
+# vLLM, SGLang: the error of another process, printed elsewhere
+_ELSEWHERE = re.compile(
+    r"(?i)see (?:the )?(?:stack trace|root cause|error)|engine (?:core|process)\b.{0,60}(?:failed|died)"
+    r"|WorkerProc initialization"
+)
 _GUILTY = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|lib64/python3|<frozen|/opt/conda/lib|/torch/")
 _LOADER = {"_try_get_data", "_get_data", "rebuild_storage_fd", "rebuild_storage_filename"}
@@ -54,6 +59,9 @@ _WRAPPERS = {
     "SystemExit",
     "GeneratorExit",
     "EngineDeadError",
+    "RendezvousClosedError",
+    "RendezvousGracefulExitError",
+    "RendezvousStateError",
     "ActorDiedError",
     "RayActorError",
     "ActorUnavailableError",
@@ -194,6 +202,8 @@ def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # t
         return Event(role="ending", what="terminated_signal", strength=1, names_rank=False, detail=detail)
     if guilty := _GUILTY.search(text):
         detail["ranks"] = guilty[1]
+    if _ELSEWHERE.search(message):
+        return Event(role="wrapper", what="wrapper", detail=detail)
     if name in _WRAPPERS or name.startswith("RayTaskError"):
         return Event(role="wrapper", what="wrapper", detail=detail)
     if name in _MOVED:

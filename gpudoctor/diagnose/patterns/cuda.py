@@ -16,6 +16,7 @@ CUDA = rows(
      r"CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
      r"|OutOfMemoryError: (?:CUDA|Allocation)|Cuda failure (?:\d+ )?'out of memory'|cudaMalloc failed: out of memory"
      r"|RESOURCE_EXHAUSTED: Out of memory while trying to allocate"),
+    ("cuda_oom", "oom when allocating", r"OOM when allocating tensor with shape"),
     ("cuda_system_not_ready", "system not yet initialized", r"system not yet initialized"),
     ("cuda_driver_mismatch", "driver combination", r"unsupported display driver / cuda driver combination"),
     ("cuda_driver_mismatch", "driver/library version mismatch", r"[Dd]river/library version mismatch"),

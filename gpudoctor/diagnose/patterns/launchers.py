@@ -50,6 +50,7 @@ _SRUN = re.compile(
 _MPIRUN = re.compile(
     r"noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>[\w.-]+) exited on signal (?P<signal>\d+)"
 )
+_ABORT = re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator .{0,80}?errorcode (?P<code>\d+)")
 _SPAWN = re.compile(r"process (?P<rank>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))")
 _SPAWNED = re.compile(r"process (?P<pid>\d+) spawned with command: .{0,2000}--local_rank=(?P<local_rank>\d+)")
 _DEEPSPEED = re.compile(r"exits with return code = (?P<code>-?\d+)")
@@ -77,6 +78,8 @@ def read_launcher(text: str) -> list[Event]:
         return [_exit(code, "srun", task=task, host=found["host"]) for task in expanded(found["tasks"])]
     if found := _MPIRUN.search(text):
         return [_exit(-int(found["signal"]), "mpirun", rank=int(found["rank"]), host=found["host"])]
+    if found := _ABORT.search(text):
+        return [_exit(int(found["code"]) or 1, "mpirun", rank=int(found["rank"]))]
     if found := _SPAWN.search(text):
         code = -SIGNALS.get(found["signal"], 9) if found["signal"] else int(found["code"])
         return [_exit(code, "spawn", rank=int(found["rank"]))]

@@ -27,6 +27,7 @@ NCCL = rows(
     ("ib_registration_failed", "ibv_reg", r"ibv_reg_\w*mr\w* failed.{0,40}(?:Bad address|Invalid argument|Operation not permitted|Input/output)"),
     ("ofi_error", "net/ofi", r"NET/OFI .{0,200}(?:RC: |[Uu]nable to|[Ff]ailed|err(?:or|no)?\b|Request .{0,40}completed with error)",
      "cause", 2, False),
+    ("ofi_error", "peer host id", r"Peer host id: \S+", "cause", 2, False),
     ("shm_permission", "shm", r"(?:shm_open|/dev/shm/\S+|shared memory segment).{0,60}[Pp]ermission denied"),
     ("shm_too_small", "shm", r"failed to extend /dev/shm/|/dev/shm/nccl-\S+.{0,80}No space left"),
     ("shm_too_small", "posix_fallocate", r"posix_fallocate failed ?: ?No space left"),
@@ -55,6 +56,7 @@ NCCL = rows(
     ("peer_lost", "connection reset", r"NCCL WARN .{0,120}Connection reset by peer", "victim"),
     ("peer_lost", "failed to execute operation", r"\[Proxy Service\D{0,12}\d*\] Failed to execute operation .{0,80}", "victim"),
     ("peer_lost", "attempt to use communicator", r"Attempt to use communicator before the previous operation", "victim"),
+    ("peer_lost", "encountered error", r"communicator encountered error set by ProcessGroupNCCL", "victim"),
     ("peer_lost", "aborted", r"NCCL communicator (?:was|is) aborted|communicator was aborted on rank", "victim"),
 )  # fmt: skip
 

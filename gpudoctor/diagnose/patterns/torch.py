@@ -25,6 +25,9 @@ TORCH = rows(
     ("store_timeout", "uniqueid", r"retrieving ncclUniqueId from \[(?P<key_rank>\d+)\].{0,200}got error: (?:wait timeout|Socket Timeout|Timeout)", "wait"),
     ("store_timeout", "socket timeout", r"(?:RuntimeError|DistStoreError|DistNetworkError|c10d\S*): (?:Socket Timeout|Timed out|Wait timeout)\b", "wait"),
     ("store_lost", "store->get", r"store->get\('.{0,80}got error", "victim"),
+    # JAX's coordination service
+    ("store_lost", "coordination", r"(?:UNAVAILABLE|ABORTED|INTERNAL): .{0,300}[Cc]oordination", "victim"),
+    ("store_timeout", "deadline_exceeded", r"DEADLINE_EXCEEDED: .{0,200}[Bb]arrier", "wait"),
     ("rendezvous_unreachable", "stop_waiting", r"[Ss]top_waiting response is (?:expected|required)"),
     ("rendezvous_unreachable", "client socket has", r"client socket has (?:timed out|failed).{0,120}(?:while trying to connect|connect to)"),
     ("rendezvous_unreachable", "rendezvousconnectionerror", r"RendezvousConnectionError", "echo", 2, False),
@@ -63,6 +66,7 @@ TORCH = rows(
     ("nan", "nan", r"found NaN in local (?:grad|forward)|Unexpected result nan|[Ll]oss is (?:nan|NaN|inf|not finite)"
      r"|(?:FloatingPointError|AssertionError|ValueError|RuntimeError|\.NaN\w*).{0,120}\b(?:nan|NaN|NaNs)\b|contains? NaN"
      r"|Function '\w+' returned nan values"),
+    ("nan", "nan", r"(?i)\bgrad(?:ient)? ?norm[:= ]+(?:nan|inf)\b|\bloss[:= ]+nan\b", "cause", 2),
     ("nan", "loss scale already at minimum", r"loss scale already at minimum"),
     ("nan", "minimum loss scale", r"Minimum loss scale reached"),
 )  # fmt: skip

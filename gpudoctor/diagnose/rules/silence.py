@@ -68,6 +68,18 @@ def only_victims(job: Job, attempt: int) -> list[Hypothesis]:
     victims = list(job.of("victim", attempt=attempt))
     if not victims:
         return []
+    if all(e.what == "ib_flushed" for e in victims):
+        text = "requests were flushed: they follow from another error of the same queue, which is not in this text"
+        return [
+            Hypothesis(
+                what="ib_completion_error",
+                host=host_of(victims),
+                confidence="possible",
+                unknown=True,
+                events=victims[:3],
+                text=text,
+            )
+        ]
     store = [e for e in victims if e.what == "store_lost"]
     host = job.store_host()
     words = "the holder of the store (rank 0) ended before that" if store else "a peer ended before that"
