@@ -1,6 +1,9 @@
 # Two commands do all the set-up on a fresh machine with Python 3.10 or newer:
 #   make demo   installs into .venv and runs the main job on a simulated node and real CPU ranks
 #   make test   installs the same way and runs every test
+# while you work
+#   make test-fast   facts, checks and reports, without the tests that start processes: under a minute
+#   make accept      writes the goldens and generated files anew and shows which changed; then read the difference
 # and one more
 #   make test-frameworks   the tests that start DeepSpeed and TensorFlow, 3 GB in an environment of their own
 # On a GPU node, once (docs/acceptance.md):
@@ -12,7 +15,7 @@ BIN := $(VENV)/bin
 FRAMEWORKS := .venv-frameworks
 BACKEND ?= auto
 
-.PHONY: demo test test-frameworks gpu-acceptance lint coverage fuzz soak clean
+.PHONY: demo test test-fast accept test-frameworks gpu-acceptance lint coverage fuzz soak clean
 
 demo: $(VENV)/.installed
 	$(BIN)/gpudoctor check --node hgx-h100-8 --backend gloo --ranks 2
@@ -21,13 +24,22 @@ demo: $(VENV)/.installed
 # share it with one of their kind; the rest waits more than it computes: two for each core
 ALONE := $(patsubst %,tests/probes/test_%.py,collectives injections two_ranks) tests/cli/test_probes.py \
   $(patsubst %,tests/cluster/test_%.py,whole_job ray_job slurm slurm_job)
-RANKS := tests/probes tests/cli tests/acceptance tests/plan/test_trial.py
+RANKS := tests/probes tests/cli tests/acceptance tests/plan/test_verification.py
 TWO_A_CORE = $(shell echo $$(( 2 * $$(nproc) )))
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 --dist=loadfile $(RANKS:%=--ignore=%) $(ALONE:%=--ignore=%)
 	$(BIN)/python -m pytest -n 2 --dist=loadfile $(RANKS) $(ALONE:%=--ignore=%)
 	$(BIN)/python -m pytest $(ALONE)
+
+# by what a test imports or calls, so that a new one that starts a process is left out by itself
+STARTS := subprocess|Popen|multiprocessing|Sampler\(|DriverWatch\(|collect_live\(|live_nodes
+test-fast: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 --dist=loadfile $$(grep -LE '$(STARTS)' tests/facts/test_*.py tests/checks/test_*.py tests/report/test_*.py)
+
+accept: $(VENV)/.installed-dev
+	-GPUDOCTOR_ACCEPT=1 $(BIN)/python -m pytest $$(grep -lE 'golden_files import' tests/test_*.py tests/*/test_*.py)
+	git --no-pager diff --stat
 
 # no library but what these tests start, and not beside the others: they take both cores for a minute or two.
 # Compiled is what they import of it, and then, not all of it by pip; containers often forbid to keep that

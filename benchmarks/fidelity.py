@@ -56,7 +56,7 @@ def inside(size_bytes: int, rounds: int, folder: str) -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     number, ranks = dist.get_rank(), dist.get_world_size()
-    job = messages.Job("gloo", ranks, ("collective",), folder, 60.0)
+    job = messages.RankJob("gloo", ranks, ("collective",), folder, 60.0)
     sent = Path(folder) / f"rank-{number}"
     with sent.open("ab", buffering=0) as file:
         rank = Rank(number, job, file.fileno())

@@ -1,6 +1,6 @@
 """gpudoctor as a library: a request in, a report out. Nothing is printed, no signal handler set, no process ended.
 
-The command `gpudoctor check` is the same calls with its own streams and signals around them (`examine.py`).
+The command `gpudoctor check` is the same calls with its own streams and signals around them (`cli/check.py`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from gpudoctor.exits import InterruptedBySignal, printable
 from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, Source
+from gpudoctor.load.burn import burn_duration_s, count_again
+from gpudoctor.load.devices import Backend, LoadRequest
+from gpudoctor.load.measure import measure, puts_load
 from gpudoctor.plugins import all_checks
-from gpudoctor.probes.runner.launch_engine import MAX_RANKS, Place
+from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement
 
 if TYPE_CHECKING:
-    from gpudoctor.load_policy import Backend, LoadRequest
     from gpudoctor.report.judge import FailOn
     from gpudoctor.report.model import Report, Run
 
@@ -99,8 +101,6 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def load(self) -> LoadRequest:
         """What of it decides which GPUs are loaded."""
-        from gpudoctor.load_policy import LoadRequest
-
         return LoadRequest(self.backend, self.gpu, self.ranks, self.inject, self.force)
 
 
@@ -147,8 +147,6 @@ def prepared(request: CheckRequest) -> Prepared:
     level = request.level or _level_for(named if request.only else (), config.level)
     left_out = _left_out(chosen, (*config.skip, *request.skip))
     asked = tuple(c for c in chosen if c not in left_out)
-    from gpudoctor.load_policy import burn_duration_s, puts_load
-
     burn_s = burn_duration_s(request.duration, level, config.burn_duration_s)
     wants_ranks = puts_load(asked, level)
     return Prepared(request, config, asked, left_out, required, level, burn_s, wants_ranks, started_s, began_s)
@@ -158,7 +156,7 @@ def examined(
     prep: Prepared,
     *,
     argv: Iterable[str] = (),
-    place: Place | None = None,
+    place: LocalPlacement | None = None,
     visible: tuple[str | None, ...] = (),
     progress: Callable[[str], None] | None = None,
     hold_signals: HoldSignals | None = None,
@@ -172,14 +170,13 @@ def examined(
     """
     # imported while the driver is asked: it takes as long
     import gpudoctor.report.judge  # noqa: F401
-    from gpudoctor.load_policy import count_again, measure
 
     request = prep.request
     seats = None
     if place is not None and prep.wants_ranks:
-        from gpudoctor.probes.runner.local_workers import Seats
+        from gpudoctor.probes.runner.local_workers import LocalWorkers
 
-        seats = Seats(place)
+        seats = LocalWorkers(place)
     sourced = Sourced(nothing_read(request.node))
     measurements: Measurements | None = None
     partial: list[Measurements] = []

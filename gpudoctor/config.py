@@ -66,7 +66,7 @@ def load_config(
 
 
 def _users_file(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The user's configuration; none where it would lie below the working directory, which may be anybody's."""
+    """The user's configuration; none if it would lie below the working directory, which may be anybody's."""
     home = Path(environ.get("HOME") or "/") / ".config"
     # the XDG specification: a relative path is to be ignored
     named = Path(environ.get("XDG_CONFIG_HOME", ""))

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import FrameType
 
 from gpudoctor.errors import UserError
+from gpudoctor.process.ending import ENDING_SIGNALS
+from gpudoctor.process.pipes import write_all
 
 OK = 0  # no failure
 FAILED = 1  # at least one fail
@@ -31,7 +33,6 @@ class WritingAbandoned(InterruptedBySignal):
     """A further signal came, a while after the first one: the report cannot be got rid of, or not in time."""
 
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # people press Ctrl-C more than once, and service managers send SIGTERM and SIGHUP at once
 _PATIENCE_S = 2.0
 _ignored: set[int] = set()
@@ -51,24 +52,24 @@ def catch_signals() -> None:
     _ignored.clear()
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         _ignored.add(signal.SIGHUP)
-    for number in _ENDING:
+    for number in ENDING_SIGNALS:
         if number not in _ignored:
             signal.signal(number, handle)
     # whoever blocked them for itself handed that down: nothing but SIGKILL would end this process
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
 
 
 def _overhear_all() -> None:
     # not SIG_IGN: Python complains aloud of a signal that came just before
-    for number in _ENDING:
+    for number in ENDING_SIGNALS:
         signal.signal(number, _overhear)
 
 
 def _ignore_signals() -> None:
     _overhear_all()
     # Python complains aloud of a signal that came just before SIG_IGN: from here on none comes
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-    for number in _ENDING:
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+    for number in ENDING_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -100,7 +101,7 @@ def hold_signals(came: InterruptedBySignal | None = None) -> list[int]:
             abandoned, last_s = True, time.monotonic()
             raise WritingAbandoned(number)
 
-    for number in _ENDING:
+    for number in ENDING_SIGNALS:
         if number not in _ignored:
             signal.signal(number, note)
     return noted
@@ -210,14 +211,7 @@ def _pour(text: str | bytes) -> None:
             stream.write(text.decode())
         return
     # not stream.write: with PYTHONUNBUFFERED it takes a part, if a signal comes, and drops the rest
-    data = memoryview(text)
-    while data:
-        try:
-            data = data[os.write(descriptor, data) :]
-        except BlockingIOError:  # whoever shares the pipe or terminal has made it so
-            import select
-
-            select.select([], [descriptor], [])
+    write_all(descriptor, text)
 
 
 def _silence_stdout() -> None:

@@ -14,7 +14,8 @@ from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
-from gpudoctor.load_policy import Backend, not_run
+from gpudoctor.load.devices import Backend
+from gpudoctor.load.measure import not_run
 from gpudoctor.probes.runner.launch_engine import place_of
 
 if TYPE_CHECKING:

@@ -15,9 +15,16 @@ import msgspec
 
 from gpudoctor.api import CheckRequest, NotFitError, Prepared, examined, prepared
 from gpudoctor.errors import UserError
-from gpudoctor.load_policy import run_limit_s
-from gpudoctor.probes.runner.launch_engine import Place
-from gpudoctor.probes.runner.local_workers import LONGEST_GATHERING_S, Hello, Seats, leader_of, openable_gpus
+from gpudoctor.load.measure import run_limit_s
+from gpudoctor.probes.runner.launch_engine import LocalPlacement
+from gpudoctor.probes.runner.local_workers import (
+    LONGEST_GATHERING_S,
+    LocalWorkers,
+    WorkerHello,
+    leader_of,
+    openable_gpus,
+)
+from gpudoctor.process.anonymous_file import anonymous_file
 from gpudoctor.report.model import Report
 
 PURPOSE = "preflight"
@@ -41,9 +48,9 @@ class _Done(msgspec.Struct, frozen=True, tag=True):
 _Message = _Wait | _Done
 
 
-def report_for_all(place: Place, request: CheckRequest) -> Report:
+def report_for_all(place: LocalPlacement, request: CheckRequest) -> Report:
     """Be the first process: check, and give the report to the others, as to the caller. Raise UserError in all."""
-    seats = Seats(place, PURPOSE)
+    seats = LocalWorkers(place, PURPOSE)
     try:
         try:
             seats.gather()
@@ -54,7 +61,7 @@ def report_for_all(place: Place, request: CheckRequest) -> Report:
         except UserError as error:
             seats.tell(msgspec.json.encode(_Done(str(error)[:_ANSWER_CHARACTERS])))
             raise
-        memory = os.memfd_create("gpudoctor-report")
+        memory = anonymous_file()
         with os.fdopen(memory, "wb") as file:
             file.write(_encoded(report))
             file.flush()
@@ -64,7 +71,7 @@ def report_for_all(place: Place, request: CheckRequest) -> Report:
         seats.drop()
 
 
-def report_of_first(place: Place) -> Report:
+def report_of_first(place: LocalPlacement) -> Report:
     """Be one of the others: the report of the first. Raise UserError as it does; NotFitError if it gives none."""
     first = leader_of(place, PURPOSE)
     if first is None:
@@ -74,7 +81,7 @@ def report_of_first(place: Place) -> Report:
         )
     with first:
         try:
-            hello = Hello(place.rank, os.environ.get("CUDA_VISIBLE_DEVICES"), openable_gpus())
+            hello = WorkerHello(place.rank, os.environ.get("CUDA_VISIBLE_DEVICES"), openable_gpus())
             first.send(msgspec.json.encode(hello))
             message, memory = _received(first, LONGEST_GATHERING_S + _SLACK_S)
             if isinstance(message, _Wait):
@@ -111,7 +118,7 @@ def _limit_s(prep: Prepared) -> float:
     return prep.deadline_s + 2 * run_limit_s(prep.level) + (prep.burn_s or 0.0) + _SLACK_S
 
 
-def _refuse_confined(place: Place, prep: Prepared, seats: Seats) -> None:
+def _refuse_confined(place: LocalPlacement, prep: Prepared, seats: LocalWorkers) -> None:
     """What the first process may not open it cannot check; a pass would say nothing of the others' GPUs."""
     if prep.request.node is None and any(theirs != openable_gpus() for theirs in seats.openable):
         raise UserError(

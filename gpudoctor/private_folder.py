@@ -17,7 +17,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def why_not_private(folder: Path, *, group_may_write: bool = False) -> str | None:
-    """How another user than root could change what lies in this folder, in words; None where he cannot.
+    """How another user than root could change what lies in this folder, in words; None if he cannot.
 
     Only the folder itself is looked at. Raise OSError.
     """
@@ -27,7 +27,7 @@ def why_not_private(folder: Path, *, group_may_write: bool = False) -> str | Non
 
 
 def why_replaceable(file: Path) -> str | None:
-    """How another user than root could have put something else in place of this file, in words; None where he cannot.
+    """How another user than root could have put something else in place of this file, in words; None if he cannot.
 
     Looks at the file, and at every folder and link on the way to it: to be asked before code is loaded from there.
     A file that is not there is none that could be replaced. Raise OSError.

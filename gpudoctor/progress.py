@@ -12,6 +12,7 @@ import msgspec
 
 from gpudoctor.exits import is_terminal, printable
 from gpudoctor.json_text import terminal_safe
+from gpudoctor.process.ending import send_signal
 
 # README: a standard check of this machine's GPUs takes about half a minute
 USUAL_STANDARD_S = 30.0
@@ -119,7 +120,7 @@ def _end_with_reader(descriptor: int) -> None:
     while True:
         events = poll.poll()
         if any(event & (select.POLLERR | select.POLLHUP) for _, event in events):
-            os.kill(os.getpid(), signal.SIGTERM)
+            send_signal(os.getpid(), signal.SIGTERM)
             return
         if any(event & select.POLLNVAL for _, event in events):
             return

@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from gpudoctor.checks.core import registry as check_registry
+from tests.golden_files import ACCEPT
+
 ROOT = Path(__file__).parent.parent
+PINNED_CHECKS = Path(__file__).parent / "golden" / "pinned_checks.txt"
 
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     # a test run under nohup: what the tests start would ignore it too
@@ -30,3 +34,13 @@ def captures() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no captures at {folder}: set GPUDOCTOR_CAPTURES")
     return folder
+
+
+@pytest.fixture
+def pinned_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry holds the checks of golden/pinned_checks.txt alone: a new check changes no golden output."""
+    checks = {check.id: check for check in check_registry.registry()}
+    if ACCEPT:
+        PINNED_CHECKS.write_text("".join(f"{check_id}\n" for check_id in checks))
+    pinned = PINNED_CHECKS.read_text().split()
+    monkeypatch.setattr(check_registry, "_checks", {check_id: checks[check_id] for check_id in pinned})

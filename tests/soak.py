@@ -22,7 +22,7 @@ from gpudoctor.checks.core.finding import WORST_FIRST, Status
 from gpudoctor.checks.core.registry import LEVELS, Check, Level
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.node import Node
-from gpudoctor.facts.simulated.fault_kit import Fault
+from gpudoctor.facts.simulated.fault_kit import SimulatedFault
 from gpudoctor.facts.simulated.load import apply_faults, faults, node_names
 from gpudoctor.report.judge import FailOn
 from gpudoctor.report.model import Report
@@ -41,7 +41,7 @@ _BLINDING = ("driver.", "gpu.count", "gpu.lost")
 class Strike(msgspec.Struct, frozen=True):
     """A fault on a target; `gpus` are those that it is on (none: the node)."""
 
-    fault: Fault
+    fault: SimulatedFault
     spec: str
     gpus: tuple[int, ...] = ()
 
@@ -69,7 +69,7 @@ class Draw(msgspec.Struct, frozen=True):
         return f"{self.name} with {struck} ({self.door}, {self.level}, --fail-on {self.fail_on})"
 
 
-def strike(chance: random.Random, node: Node, kit: tuple[Fault, ...]) -> Strike | None:
+def strike(chance: random.Random, node: Node, kit: tuple[SimulatedFault, ...]) -> Strike | None:
     """A fault of the kit on a random target of this node; None where the one drawn cannot happen there."""
     fault = chance.choice(kit)
     indices = [gpu.index for gpu in node.gpus]

@@ -21,7 +21,6 @@ from unittest.mock import patch
 import msgspec
 
 from gpudoctor.checks.core.registry import Check, Level
-from gpudoctor.cli.bundle import files_of
 from gpudoctor.cli.main import main
 from gpudoctor.errors import UserError
 from gpudoctor.facts.captures.bundle import pack
@@ -32,6 +31,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, to_json
 from gpudoctor.facts.nvml.fake_driver_context import VARIABLE, stand_in, write_stand_in
 from gpudoctor.fakes.fake_nvml import FakeNvml, Script, write_script
+from gpudoctor.report.bundle_files import files_of
 from gpudoctor.report.json import render_json
 from gpudoctor.report.judge import FailOn, Question, judge
 from gpudoctor.report.model import Report

@@ -50,6 +50,7 @@ host.cpu-per-gpu fail: cpu-quota-1 cpu-affinity-1
 host.shm fail: shm-64m
 host.shm warn: shm-small
 host.limits warn: memlock-64k nofile-small nproc-small
+host.swap warn: swap-in-use
 topology.numa warn: numa-far
 env.cuda-visible-devices fail: cuda-visible-devices-out-of-range cuda-visible-devices-duplicate
 env.cuda-visible-devices fail: cuda-visible-devices-empty

@@ -93,7 +93,8 @@ def meminfo(root: Path, total_mib: int, available_mib: int, swap_mib: int = 0) -
     """/proc/meminfo, as short as the readers need it."""
     text = (
         f"MemTotal:       {total_mib * MIB_KB} kB\nMemFree:         1024 kB\n"
-        f"MemAvailable:   {available_mib * MIB_KB} kB\nHugePages_Total:       0\nSwapTotal:  {swap_mib * MIB_KB} kB"
+        f"MemAvailable:   {available_mib * MIB_KB} kB\nHugePages_Total:       0\nSwapTotal:  {swap_mib * MIB_KB} kB\n"
+        f"SwapFree:   {swap_mib * MIB_KB} kB"
     )
     write(root, {"/proc/meminfo": text})
 

@@ -9,7 +9,7 @@ def run() -> int:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Ctrl-C while modules load: nothing was begun, and no traceback
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from gpudoctor.acceptance.command import main
+    from gpudoctor.cli.acceptance import main
 
     return main()
 

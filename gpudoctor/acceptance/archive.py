@@ -9,14 +9,14 @@ import msgspec
 from msgspec.structs import replace
 
 from gpudoctor.acceptance.result import Acceptance
-from gpudoctor.acceptance.run import Run
+from gpudoctor.acceptance.run import AcceptanceRun
 from gpudoctor.acceptance.smi_step import DUMP
-from gpudoctor.cli.bundle import kernel_lines, versions
 from gpudoctor.facts.captures.bundle import ACCEPTANCE, FACTS, KERNEL, MEASURED, REPORT, VERSIONS, pack
 from gpudoctor.facts.model.gpu import system_program
 from gpudoctor.facts.model.node import to_json
 from gpudoctor.facts.redaction.redact import Redaction
 from gpudoctor.json_text import terminal_safe
+from gpudoctor.report.bundle_files import kernel_lines, versions
 from gpudoctor.report.json import render_json
 
 T = TypeVar("T")
@@ -29,9 +29,9 @@ _NOTHING = ("N/A", "None", "")
 _RICHEST = ("burn", "full", "standard")
 
 
-def packed(run: Run, acceptance: Acceptance, made_s: int) -> bytes:
+def packed(run: AcceptanceRun, acceptance: Acceptance, made_s: int) -> bytes:
     """The .tar.gz, redacted where the run's options say so."""
-    redaction = Redaction(run.node) if run.options.redact else None
+    redaction = Redaction(run.node) if run.request.redact else None
 
     def clean(thing: T) -> T:
         return thing if redaction is None else redaction.of(thing)

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,18 +16,15 @@ import msgspec
 from gpudoctor.acceptance.archive import packed
 from gpudoctor.acceptance.driver_step import read_cold
 from gpudoctor.acceptance.guardian import Guardian
-from gpudoctor.acceptance.options import parsed
 from gpudoctor.acceptance.result import Acceptance, Item, StepResult, could_not, differs, result_of
-from gpudoctor.acceptance.run import Options, Run, Step
-from gpudoctor.acceptance.steps import NAMES, wanted_steps
+from gpudoctor.acceptance.run import AcceptanceRequest, AcceptanceRun, Step
+from gpudoctor.acceptance.steps import wanted_steps
 from gpudoctor.acceptance.text import summary
 from gpudoctor.errors import UserError
 from gpudoctor.exits import (
     FAILED,
     OK,
     InterruptedBySignal,
-    catch_signals,
-    guarded,
     hold_signals,
     printable,
     write_stdout,
@@ -43,28 +40,17 @@ _STEP_ERRORS = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Give the exit code: 0 all agreed, 1 something did not, 2 it could not run, 128 + n ended by a signal."""
-
-    def run() -> int:
-        catch_signals()
-        options, output = parsed(argv, NAMES)
-        return accept(options, output)
-
-    return guarded(run, lambda message, code: code)
-
-
-def accept(options: Options, output: Path | None) -> int:
-    """One run. Raise UserError where it could not begin, or where the archive cannot be written."""
+def accept(request: AcceptanceRequest, output: Path | None) -> int:
+    """One run. Raise UserError if it could not begin, or the archive cannot be written."""
     path = _writable(output or Path(time.strftime("gpudoctor-acceptance-%Y%m%dT%H%M%SZ.tar.gz", time.gmtime())))
     mark = str(uuid.uuid4())
     folder = _private_folder()
     guardian = None
-    steps = wanted_steps(options)
+    steps = wanted_steps(request)
     show = _progress()
     try:
         guardian = Guardian(mark=mark, folder=folder)
-        run = Run(options, folder, mark, show)
+        run = AcceptanceRun(request, folder, mark, show)
         began_s, started = time.monotonic(), _now()
         results, interrupted = run_steps(run, steps)
         show("")
@@ -82,8 +68,8 @@ def accept(options: Options, output: Path | None) -> int:
             folder.rmdir()
 
 
-def run_steps(run: Run, steps: tuple[Step, ...]) -> tuple[list[StepResult], InterruptedBySignal | None]:
-    """The results so far, and the signal that ended it early. Raise UserError where there is no driver to look at."""
+def run_steps(run: AcceptanceRun, steps: tuple[Step, ...]) -> tuple[list[StepResult], InterruptedBySignal | None]:
+    """The results so far, and the signal that ended it early. Raise UserError if there is no driver to look at."""
     results: list[StepResult] = []
     items: list[Item] = []
     began_s = time.monotonic()
@@ -110,8 +96,8 @@ def run_steps(run: Run, steps: tuple[Step, ...]) -> tuple[list[StepResult], Inte
         return results, stop
 
 
-def first_look(run: Run) -> None:
-    """The cold reading of the driver before anything wakes it, and the facts. Raise UserError where there is no GPU."""
+def first_look(run: AcceptanceRun) -> None:
+    """The cold reading of the driver before anything wakes it, and the facts. Raise UserError if there is no GPU."""
     read_cold(run)
     run.allow(_FACTS_S)
     run.node = run.facts()
@@ -124,13 +110,17 @@ def first_look(run: Run) -> None:
 
 
 def _told(
-    run: Run, results: list[StepResult], interrupted: InterruptedBySignal | None, started: str, duration_s: float
+    run: AcceptanceRun,
+    results: list[StepResult],
+    interrupted: InterruptedBySignal | None,
+    started: str,
+    duration_s: float,
 ) -> Acceptance:
     code = FAILED if any(step.outcome == "did not agree" for step in results) else OK
     return Acceptance(
         node=known(run.node.host.hostname) or run.node.source.name or "this node",
         simulated=run.simulated,
-        backend=run.options.backend,
+        backend=run.request.backend,
         started_at=started,
         duration_s=round(duration_s, 1),
         exit_code=code if interrupted is None else interrupted.exit_code,

@@ -16,9 +16,10 @@ import msgspec
 
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.node import Driver
-from gpudoctor.facts.nvml.client import Crumbs, NoCrumbs, load_pynvml
+from gpudoctor.facts.nvml.client import CallTrace, NoCallTrace, load_pynvml
 from gpudoctor.facts.nvml.fake_driver_context import stand_in
 from gpudoctor.facts.nvml.read_node import read_nvml
+from gpudoctor.process.ending import leave
 
 _TURN_S = 0.2
 _saying = threading.Lock()
@@ -52,7 +53,7 @@ class Call(msgspec.Struct, frozen=True):
     code: int
 
 
-class Answer(msgspec.Struct, frozen=True):
+class DriverAnswer(msgspec.Struct, frozen=True):
     """One value of nvmlDeviceGetFieldValues as it came: return code, NVML's value type, the union's bytes as hex."""
 
     thread: str
@@ -64,7 +65,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Twin(msgspec.Struct, frozen=True):
-    """One value asked by field id and by its getter; None where that way gave none."""
+    """One value asked by field id and by its getter; None if that way gave none."""
 
     gpu: int
     field: int
@@ -73,7 +74,7 @@ class Twin(msgspec.Struct, frozen=True):
     by_getter: int | None
 
 
-class Reading(msgspec.Struct):
+class DriverReading(msgspec.Struct):
     """One whole reading. `unread` are GPUs that were not read to the end, and why; `hung` calls that did not return."""
 
     seconds: float = 0.0
@@ -82,7 +83,7 @@ class Reading(msgspec.Struct):
     unread: dict[int, str] = {}
     hung: list[str] = []
     calls: list[Call] = []
-    answers: list[Answer] = []
+    answers: list[DriverAnswer] = []
     twins: list[Twin] = []
 
 
@@ -94,7 +95,7 @@ def where(thread: str) -> str:
 class _Noted:
     """pynvml, each function of which notes its calls."""
 
-    def __init__(self, nvml: Any, reading: Reading) -> None:
+    def __init__(self, nvml: Any, reading: DriverReading) -> None:
         self._nvml = nvml
         self._reading = reading
         self._begun: dict[str, tuple[str, float]] = {}
@@ -132,7 +133,7 @@ class _Noted:
 class _Ears:
     """Hears of the reading what its parent wants to know."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: DriverReading) -> None:
         self._reading = reading
 
     def driver(self, driver: Driver) -> None:
@@ -148,13 +149,13 @@ class _Ears:
     def pairs(self, pairs: tuple[GpuPair, ...]) -> None:
         return
 
-    def crumbs(self, slot: int) -> Crumbs:
-        return NoCrumbs()
+    def crumbs(self, slot: int) -> CallTrace:
+        return NoCallTrace()
 
 
 def main(call_limit: str) -> None:
     """Read, and write the `Reading` as JSON to stdout; `call_limit` is how many seconds a call may take."""
-    reading = Reading()
+    reading = DriverReading()
     played = stand_in(os.environ)
     nvml = _Noted(load_pynvml(), reading)
     threading.Thread(target=_watch, args=(nvml, reading, float(call_limit)), daemon=True).start()
@@ -166,7 +167,7 @@ def main(call_limit: str) -> None:
     _say(reading)
 
 
-def _watch(nvml: _Noted, reading: Reading, limit_s: float) -> None:
+def _watch(nvml: _Noted, reading: DriverReading, limit_s: float) -> None:
     """End the process when a call has not returned in time: its thread never will."""
     while not (hung := nvml.hung(limit_s)):
         sleep(_TURN_S)
@@ -174,14 +175,14 @@ def _watch(nvml: _Noted, reading: Reading, limit_s: float) -> None:
     _say(reading)
 
 
-def _say(reading: Reading) -> None:
+def _say(reading: DriverReading) -> None:
     with _saying:
         sys.stdout.buffer.write(msgspec.json.encode(reading))
         sys.stdout.flush()
-        os._exit(0)  # as the collector: tearing the driver library down may hang
+        leave()
 
 
-def _ask_again(nvml: Any, reading: Reading, index: int) -> None:
+def _ask_again(nvml: Any, reading: DriverReading, index: int) -> None:
     threading.current_thread().name = f"GPU {index}"
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -208,8 +209,8 @@ def _number(value: Any) -> int:
     return int.from_bytes(bytes(value.value)[: _BYTES.get(int(value.valueType), 8)], "little")
 
 
-def _answer(value: Any) -> Answer:
-    return Answer(
+def _answer(value: Any) -> DriverAnswer:
+    return DriverAnswer(
         threading.current_thread().name,
         int(value.fieldId),
         int(value.scopeId),

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpudoctor.acceptance.driver_child import Call, Reading, where
+from gpudoctor.acceptance.driver_child import Call, DriverReading, where
 from gpudoctor.acceptance.result import Item, agreed, could_not, differs
-from gpudoctor.acceptance.run import Run, StepError
+from gpudoctor.acceptance.run import AcceptanceRun, StepError
 from gpudoctor.facts.model.missing import known
 
 HANGS_S = 60.0  # a call: without persistence mode 16 GPUs wake in 48 s, one after the other
@@ -20,7 +20,7 @@ _COUNTERS = (3, 4, 5, 6, 94)  # they may grow between two questions
 _SHOWN = 3
 
 
-def read_cold(run: Run) -> None:
+def read_cold(run: AcceptanceRun) -> None:
     """The first reading of all, before anything else has woken the driver; what is wrong with it, the step tells."""
     run.allow(_READING_S)
     try:
@@ -29,12 +29,12 @@ def read_cold(run: Run) -> None:
         run.raw[COLD] = msgspec.json.encode({"error": str(error)})
 
 
-def driver(run: Run) -> Iterator[Item]:
+def driver(run: AcceptanceRun) -> Iterator[Item]:
     """Both readings came to their end, each GPU was read, and no value differs by the way it is asked."""
     run.raw[WARM] = run.module(*_CHILD)
     for name, words in ((COLD, "first"), (WARM, "second")):
         try:
-            reading = msgspec.json.decode(run.raw[name], type=Reading)
+            reading = msgspec.json.decode(run.raw[name], type=DriverReading)
         except (msgspec.MsgspecError, ValueError) as error:
             yield differs(f"the {words} reading is none: {error}")
             continue
@@ -42,10 +42,10 @@ def driver(run: Run) -> Iterator[Item]:
             yield differs(f"the {words} reading failed: {_error(run.raw[name])}")
             continue
         yield from _reading(words, reading)
-    yield from _fields(msgspec.json.decode(run.raw[WARM], type=Reading))
+    yield from _fields(msgspec.json.decode(run.raw[WARM], type=DriverReading))
 
 
-def _reading(words: str, reading: Reading) -> Iterator[Item]:
+def _reading(words: str, reading: DriverReading) -> Iterator[Item]:
     driver = reading.driver
     for call in reading.hung:
         yield differs(f"{words} reading: {call}")
@@ -72,7 +72,7 @@ def _call(call: Call) -> str:
     return f"{call.name}{where(call.thread)} {call.ms:.1f} ms"
 
 
-def _fields(reading: Reading) -> Iterator[Item]:
+def _fields(reading: DriverReading) -> Iterator[Item]:
     ids = {answer.field for answer in reading.answers}
     refused = Counter(answer.field for answer in reading.answers if answer.code)
     if not ids:

@@ -10,12 +10,13 @@ from time import monotonic, sleep
 
 import msgspec
 
-from gpudoctor.acceptance.children import marked_processes
+from gpudoctor.acceptance.children import MARK
 from gpudoctor.acceptance.result import Item, agreed, could_not, differs
-from gpudoctor.acceptance.run import Run
+from gpudoctor.acceptance.run import AcceptanceRun
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
+from gpudoctor.process.leftovers import marked_processes
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.report.model import Report
 
@@ -27,7 +28,7 @@ class _Line(msgspec.Struct):
     probe: str = "launch"
 
 
-def interrupt(run: Run) -> Iterator[Item]:
+def interrupt(run: AcceptanceRun) -> Iterator[Item]:
     """SIGINT as soon as a rank is at work: exit 130, a partial report, and no process left."""
     sent = False
 
@@ -42,7 +43,7 @@ def interrupt(run: Run) -> Iterator[Item]:
         sent = True
         return signal.SIGINT
 
-    words = ("check", "--level", "standard", "--backend", run.options.backend, "--json", "--progress")
+    words = ("check", "--level", "standard", "--backend", run.request.backend, "--json", "--progress")
     done = run.child([*own_gpudoctor(), *words], on_line)
     if not sent:
         yield could_not("Ctrl-C in the middle of a check: no rank was started that could be interrupted")
@@ -74,7 +75,7 @@ def shm_entries() -> frozenset[str]:
     return frozenset(entry.name for entry in entries)
 
 
-def left_behind(run: Run, shm_before: frozenset[str]) -> Iterator[Item]:
+def left_behind(run: AcceptanceRun, shm_before: frozenset[str]) -> Iterator[Item]:
     """No process of the run, no file in its TMPDIR, nothing new in /dev/shm, every setting as before."""
     left = _left(run.mark)
     yield differs(f"processes are left: {_listed(left)}") if left else agreed("no process is left")
@@ -120,7 +121,7 @@ def _settings(gpu: Gpu) -> dict[str, object]:
 def _left(mark: str) -> dict[int, str]:
     """What is still there after a while: a process that was killed ends a little later."""
     give_up_s = monotonic() + _LETTING_GO_S
-    while (left := marked_processes(mark)) and monotonic() < give_up_s:
+    while (left := marked_processes(MARK, mark)) and monotonic() < give_up_s:
         sleep(0.1)
     return left
 

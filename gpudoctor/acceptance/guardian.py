@@ -7,31 +7,35 @@ SIGKILL of the run leave neither a locked clock nor a process nor a file behind.
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import signal
-import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 
 import msgspec
 
-from gpudoctor.acceptance.children import marked_processes
+from gpudoctor.acceptance.children import MARK
 from gpudoctor.errors import UserError
-from gpudoctor.facts.system.command import Completed, run_command
+from gpudoctor.facts.system.command import run_command
+from gpudoctor.process.command import Completed
+from gpudoctor.process.ending import ENDING_SIGNALS
+from gpudoctor.process.leftovers import end_marked
 from gpudoctor.process.own_program import own_python
+from gpudoctor.process.pipes import Bounded, LineReader, pipe_with_child, read_to_end, write_all
+from gpudoctor.process.spawn import PIPE, Child
 
-_READY = b"ready\n"
+_READY = b"ready"
 _START_S = 60.0
 _COMMAND_DEADLINE_S = 30.0
 _TRIES = 3
 _SLACK_S = 20.0
 _CLEARING_S = 5.0
+_SAID_BYTES = 1 << 20
 
 
-class Order(msgspec.Struct, frozen=True):
+class UndoOrder(msgspec.Struct, frozen=True):
     """What is to be undone: commands, processes that carry `mark`, and a folder."""
 
     pipe: int
@@ -47,27 +51,18 @@ class Guardian:
         self, commands: Sequence[Sequence[str]] = (), mark: str | None = None, folder: Path | None = None
     ) -> None:
         self._commands = tuple(tuple(command) for command in commands)
-        watched, self._life = os.pipe()
-        order = Order(watched, self._commands, mark, str(folder) if folder else None)
         try:
-            self._process = subprocess.Popen(
-                own_python("gpudoctor.acceptance.guardian", "main", msgspec.json.encode(order).decode()),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(watched,),
-                env=dict(os.environ),  # without the mark: it must not end itself
-                cwd="/",
-                start_new_session=True,
-            )
+            with pipe_with_child("reads") as (self._life, watched):
+                order = UndoOrder(watched, self._commands, mark, str(folder) if folder else None)
+                self._process = Child(
+                    own_python("gpudoctor.acceptance.guardian", "main", msgspec.json.encode(order).decode()),
+                    stdout=PIPE,
+                    pass_fds=(watched,),
+                    cwd=Path("/"),
+                )
         except OSError as error:
-            os.close(self._life)
             raise UserError(f"the process that would undo it cannot be started: {error.strerror or error}") from None
-        finally:
-            os.close(watched)
-        assert self._process.stdout is not None
-        began = select.select([self._process.stdout], [], [], _START_S)[0]
-        if not began or self._process.stdout.readline() != _READY:
+        if LineReader(self._process.stdout).one(_START_S) != _READY:
             self.close()
             raise UserError("the process that would undo it did not start")
 
@@ -75,10 +70,12 @@ class Guardian:
         """Have it undo all; the commands that failed, with their words, for a person to repeat."""
         os.close(self._life)
         wait_s = _COMMAND_DEADLINE_S * _TRIES * len(self._commands) + _SLACK_S
-        try:
-            said, _ = self._process.communicate(timeout=wait_s)
-        except subprocess.TimeoutExpired:
+        give_up_s = monotonic() + wait_s
+        said = Bounded(_SAID_BYTES)
+        over = read_to_end({self._process.stdout: said.take}, give_up_s)
+        if not over or self._process.ends_within(max(0.0, give_up_s - monotonic())) is None:
             return tuple(" ".join(command) for command in self._commands)
+        self._process.close()
         lines = tuple(said.decode("utf-8", "replace").splitlines())
         if self._process.returncode == 0:
             return lines
@@ -87,18 +84,18 @@ class Guardian:
 
 def main(argument: str) -> None:
     """Wait for the end of the pipe, then undo; a line on stdout for each command that failed."""
-    order = msgspec.json.decode(argument, type=Order)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    order = msgspec.json.decode(argument, type=UndoOrder)
+    for number in ENDING_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    os.write(1, _READY)
+    write_all(1, _READY + b"\n")
     os.read(order.pipe, 1)  # nobody writes: it returns when the run has closed it, or is gone
     if order.mark:
-        _clear(order.mark)
+        end_marked(MARK, order.mark, _CLEARING_S)
     failed = [line for command in reversed(order.commands) if (line := _undone(command))]
     if order.folder:
         shutil.rmtree(order.folder, ignore_errors=True)
     with suppress(OSError):  # nobody may be left to read it
-        os.write(1, "".join(f"{line}\n" for line in failed).encode())
+        write_all(1, "".join(f"{line}\n" for line in failed).encode())
 
 
 def _undone(command: tuple[str, ...]) -> str:
@@ -110,14 +107,3 @@ def _undone(command: tuple[str, ...]) -> str:
             return ""
         why = done.stdout.strip().partition("\n")[0] if isinstance(done, Completed) else done.reason
     return f"{' '.join(command)}: {why}"
-
-
-def _clear(mark: str) -> None:
-    """End what carries the mark: first politely, then by SIGKILL until nothing is left or it will not die."""
-    began, number = monotonic(), signal.SIGTERM
-    while (left := marked_processes(mark)) and monotonic() - began < _CLEARING_S:
-        for pid in left:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
-        sleep(0.2)
-        number = signal.SIGKILL if monotonic() - began > 1.0 else signal.SIGTERM

@@ -39,7 +39,7 @@ _NOT_COMPARED = frozenset(
 _LIMITS = frozenset(f"thermal.{name}_c" for name in ("slowdown", "shutdown", "max_operating", "memory_max"))
 
 
-class Compared(msgspec.Struct):
+class LeafComparison(msgspec.Struct):
     """How many leaves agree, those that do not in words, and those that only one side may tell (denied, no root)."""
 
     same: int = 0
@@ -48,13 +48,13 @@ class Compared(msgspec.Struct):
     denied: list[str] = []
 
 
-def compare(before: Gpu, after: Gpu, smi: Gpu) -> Compared:
+def compare(before: Gpu, after: Gpu, smi: Gpu) -> LeafComparison:
     """Each leaf of nvidia-smi's GPU against the two readings around it.
 
     A number that grew from the first reading to the second (a counter) may be anything between
     them. What nvidia-smi does not show in this version is counted and not compared.
     """
-    made = Compared()
+    made = LeafComparison()
     after_of = dict(leaves(after))
     smi_of = dict(leaves(smi))
     has_margins = known(before.thermal.slowdown_margin_c) is not None

@@ -6,26 +6,26 @@ from collections.abc import Iterator
 
 from gpudoctor.acceptance.quick_steps import verdicts
 from gpudoctor.acceptance.result import Item, could_not, differs
-from gpudoctor.acceptance.run import Run
+from gpudoctor.acceptance.run import AcceptanceRun
 from gpudoctor.report.model import Report
 
 _BURN_GPU_S, _BURN_CPU_S = 180.0, 10.0
 _NOT_ASKED = "not asked for"
 
 
-def standard(run: Run) -> Iterator[Item]:
+def standard(run: AcceptanceRun) -> Iterator[Item]:
     """Level standard: collectives and the DDP train."""
     yield from level_items(run.check("--level", "standard"))
 
 
-def full(run: Run) -> Iterator[Item]:
+def full(run: AcceptanceRun) -> Iterator[Item]:
     """Level full: links, compute, memory, every collective, strategies."""
     yield from level_items(run.check("--level", "full"))
 
 
-def burn(run: Run) -> Iterator[Item]:
+def burn(run: AcceptanceRun) -> Iterator[Item]:
     """Level burn: full again and again, with the drift judged."""
-    asked_s = run.options.burn_s or (_BURN_CPU_S if run.on_cpu else _BURN_GPU_S)
+    asked_s = run.request.burn_s or (_BURN_CPU_S if run.on_cpu else _BURN_GPU_S)
     yield from level_items(run.check("--level", "burn", "--duration", f"{asked_s:g}"))
 
 

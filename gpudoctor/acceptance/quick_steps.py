@@ -10,7 +10,7 @@ import msgspec
 
 from gpudoctor.acceptance.children import beside
 from gpudoctor.acceptance.result import Item, agreed, could_not, differs
-from gpudoctor.acceptance.run import Run
+from gpudoctor.acceptance.run import AcceptanceRun
 from gpudoctor.probes.compute.plain_loops_messages import LOOPS, NOTHING_TO_RUN_ON, LoadOrder
 from gpudoctor.process.own_program import own_python
 from gpudoctor.report.model import Report
@@ -22,7 +22,7 @@ _BAD = ("fail", "unknown")
 Statuses = dict[str, str]
 
 
-def quick(run: Run) -> Iterator[Item]:
+def quick(run: AcceptanceRun) -> Iterator[Item]:
     """The first quick check and the second say the same, and neither has a fail or an unknown."""
     first = run.check("--level", "quick", name="quick")
     second = run.check("--level", "quick", name="quick-warm")
@@ -31,7 +31,7 @@ def quick(run: Run) -> Iterator[Item]:
     yield from verdicts(second)
 
 
-def under_load(run: Run) -> Iterator[Item]:
+def under_load(run: AcceptanceRun) -> Iterator[Item]:
     """Beside a load on every GPU all quick checks say the same, and nothing fails that did not fail on an idle node."""
     idle = run.reports.get("quick-warm") or run.check("--level", "quick", name="quick-warm")
     uuids = loaded_gpus(run)
@@ -48,7 +48,7 @@ def under_load(run: Run) -> Iterator[Item]:
         deadline_s=min(_LOAD_START_S, run.left_s),
         may_end_with=NOTHING_TO_RUN_ON,
     ) as said:
-        for _ in range(run.options.repeats if said == "running" else 0):
+        for _ in range(run.request.repeats if said == "running" else 0):
             report = run.check("--level", "quick", name="quick-under-load")
             seen.append(statuses(report))
             times.append(report.run.duration_s)
@@ -74,7 +74,7 @@ def under_load(run: Run) -> Iterator[Item]:
         yield could_not("quick checks beside a load on GPUs: the load ran on the CPU")
 
 
-def loaded_gpus(run: Run) -> tuple[str, ...]:
+def loaded_gpus(run: AcceptanceRun) -> tuple[str, ...]:
     """The GPUs, by UUID, that gpudoctor itself has put under load, and so may be: nobody else uses them."""
     if run.on_cpu:
         return ()
@@ -91,7 +91,7 @@ def statuses(report: Report) -> Statuses:
 
 
 def compared(one: Statuses, other: Statuses, what: str) -> Iterator[Item]:
-    """A line for each check that the two judge differently; one line where there is none."""
+    """A line for each check that the two judge differently; one line if there is none."""
     odd = [name for name in one if one[name] != other.get(name)]
     for name in odd:
         yield differs(f"{what}: {name} is {one[name]}, then {other.get(name, 'not there')}")

@@ -9,7 +9,7 @@ import msgspec
 
 from gpudoctor.acceptance.quick_steps import loaded_gpus
 from gpudoctor.acceptance.result import Item, agreed, could_not, differs
-from gpudoctor.acceptance.run import Run, StepError
+from gpudoctor.acceptance.run import AcceptanceRun, StepError
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.sysfs import parse_cpu_list
@@ -22,7 +22,7 @@ _SECONDS = 3.0
 _PROGRAM = "all_reduce_perf"
 
 
-def rates(run: Run) -> Iterator[Item]:
+def rates(run: AcceptanceRun) -> Iterator[Item]:
     """The plain loop, gpudoctor, the plain loop again: within 3 % on every GPU, for each figure."""
     uuids = loaded_gpus(run)
     if not uuids and not run.on_cpu:
@@ -47,7 +47,7 @@ def rates(run: Run) -> Iterator[Item]:
     yield from judged(again, [names.get(uuid, uuid) for uuid in uuids], order, first, second)
 
 
-def _on_cpu(run: Run) -> Iterator[Item]:
+def _on_cpu(run: AcceptanceRun) -> Iterator[Item]:
     """The loops must run; what they measure on a CPU says nothing, and is not shown."""
     done = _loops(run, LoopOrder((), "fp32", 256, 0.1))
     if isinstance(done, str):
@@ -59,7 +59,7 @@ def _on_cpu(run: Run) -> Iterator[Item]:
     )
 
 
-def _order(run: Run, ours: Measurements, uuids: tuple[str, ...]) -> LoopOrder | None:
+def _order(run: AcceptanceRun, ours: Measurements, uuids: tuple[str, ...]) -> LoopOrder | None:
     gemms = [rank.gemms[0] for rank in ours.compute if rank.gemms]
     if not gemms:
         return None
@@ -72,8 +72,8 @@ def _order(run: Run, ours: Measurements, uuids: tuple[str, ...]) -> LoopOrder | 
     return LoopOrder(uuids, gemms[0].dtype, gemms[0].size, _SECONDS, host)
 
 
-def _loops(run: Run, order: LoopOrder) -> PlainFigures | str:
-    """The figures, or why there are none. Raise StepError where the loops broke."""
+def _loops(run: AcceptanceRun, order: LoopOrder) -> PlainFigures | str:
+    """The figures, or why there are none. Raise StepError if the loops broke."""
     done = run.child(own_python(LOOPS, "main", msgspec.json.encode(order).decode()))
     if done.code == NOTHING_TO_RUN_ON:
         return done.said[-1] if done.said else "there is no torch to run them"
@@ -123,7 +123,7 @@ def rate_item(
     return agreed(words) if abs(off) <= tolerance else differs(f"{words}; allowed are {tolerance:.0%}")
 
 
-def all_reduce(run: Run) -> Iterator[Item]:
+def all_reduce(run: AcceptanceRun) -> Iterator[Item]:
     """Bus bandwidth of the largest all_reduce against nccl-tests at the same size and type, on the same GPUs."""
     if run.on_cpu:
         yield could_not("all_reduce against nccl-tests: CPU ranks do not use NCCL")
@@ -159,7 +159,7 @@ def all_reduce(run: Run) -> Iterator[Item]:
 
 
 def bus_bandwidth(text: str, size_bytes: int) -> float | None:
-    """Out-of-place bus bandwidth (GB/s) of the row of this size in nccl-tests' table; None where there is none.
+    """Out-of-place bus bandwidth (GB/s) of the row of this size in nccl-tests' table; None if there is none.
 
     Columns: size, count, type, redop (newer: root), then time, algbw, busbw, #wrong out of place and again in place.
     """

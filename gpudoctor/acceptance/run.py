@@ -8,7 +8,7 @@ from time import monotonic
 
 import msgspec
 
-from gpudoctor.acceptance.children import Finished, OnLine, environment, run_child
+from gpudoctor.acceptance.children import EndedChild, OnLine, environment, run_child
 from gpudoctor.acceptance.result import Item
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.node import Node, from_json
@@ -16,7 +16,7 @@ from gpudoctor.process.own_program import own_gpudoctor, own_python
 from gpudoctor.report.model import Report
 
 
-class Options(msgspec.Struct, frozen=True):
+class AcceptanceRequest(msgspec.Struct, frozen=True):
     """What was asked for. `burn_s` None: 3 minutes on GPUs, 10 s on CPU ranks."""
 
     backend: str = "auto"
@@ -34,22 +34,22 @@ class Step(msgspec.Struct, frozen=True):
     name: str
     title: str
     deadline_s: float
-    function: Callable[[Run], Iterator[Item]]
+    function: Callable[[AcceptanceRun], Iterator[Item]]
 
 
 class StepError(UserError):
     """A step could not go on, in words: it did not agree."""
 
 
-class Run:
+class AcceptanceRun:
     """One acceptance run. `folder` is private and empty, `mark` is in the environment of every child.
 
     `node` are the facts as they were before the first step; `raw` is what goes into the archive
     beside them, by file name; `reports` the reports of the checks that ran, by step.
     """
 
-    def __init__(self, options: Options, folder: Path, mark: str, show: Callable[[str], None]) -> None:
-        self.options = options
+    def __init__(self, request: AcceptanceRequest, folder: Path, mark: str, show: Callable[[str], None]) -> None:
+        self.request = request
         self.folder = folder
         self.mark = mark
         self.node = Node()
@@ -66,7 +66,7 @@ class Run:
     @property
     def on_cpu(self) -> bool:
         """Whether the ranks are CPU ranks by what was asked for, or because there is no real GPU."""
-        return self.options.backend == "gloo" or self.simulated
+        return self.request.backend == "gloo" or self.simulated
 
     @property
     def environ(self) -> dict[str, str]:
@@ -86,8 +86,8 @@ class Run:
     def left_s(self) -> float:
         return max(1.0, self._ends_s - monotonic())
 
-    def child(self, argv: list[str], on_line: OnLine | None = None) -> Finished:
-        """A program of this step, to its end or the step's. Raise StepError where it cannot be started."""
+    def child(self, argv: list[str], on_line: OnLine | None = None) -> EndedChild:
+        """A program of this step, to its end or the step's. Raise StepError if it cannot be started."""
         try:
             return run_child(
                 argv, deadline_s=self.left_s, environ=self.environ, cwd=self.folder, on_line=on_line or self._tell
@@ -96,7 +96,7 @@ class Run:
             raise StepError(f"{argv[0]} cannot be started: {error.strerror or error}") from None
 
     def module(self, module: str, *arguments: str) -> bytes:
-        """What a module of ours writes to stdout. Raise StepError where it fails."""
+        """What a module of ours writes to stdout. Raise StepError if it fails."""
         done = self.child(own_python(module, "main", *arguments))
         if done.code != 0:
             raise StepError(f"{module} {done.words}")
@@ -115,9 +115,9 @@ class Run:
 
         On every exit there is exactly one report, whose exit code is the process's; all else is a defect.
         """
-        words = ["check", *arguments, "--backend", self.options.backend, "--json", "--progress", "--include-facts"]
-        if self.on_cpu and self.options.ranks:
-            words += ["--ranks", str(self.options.ranks)]
+        words = ["check", *arguments, "--backend", self.request.backend, "--json", "--progress", "--include-facts"]
+        if self.on_cpu and self.request.ranks:
+            words += ["--ranks", str(self.request.ranks)]
         done = self.child([*own_gpudoctor(), *words], on_line)
         if done.late:
             raise StepError(f"gpudoctor check {' '.join(arguments)} {done.words}")

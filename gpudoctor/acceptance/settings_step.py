@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from gpudoctor.acceptance.guardian import Guardian
 from gpudoctor.acceptance.quick_steps import loaded_gpus
 from gpudoctor.acceptance.result import Item, agreed, could_not, differs
-from gpudoctor.acceptance.run import Run
+from gpudoctor.acceptance.run import AcceptanceRun
 from gpudoctor.acceptance.smi_step import SMI
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
@@ -32,7 +32,7 @@ _NOT_SET = b"treating as warning"
 Said = set[tuple[str, str, str | None]]
 
 
-def settings(run: Run) -> Iterator[Item]:
+def settings(run: AcceptanceRun) -> Iterator[Item]:
     """The power cap by a quick check, the locked clock by a check under load."""
     program = shutil.which(SMI)
     if program is None:
@@ -55,7 +55,7 @@ def settings(run: Run) -> Iterator[Item]:
     yield from _locked(run, program, gpu)
 
 
-def _free_gpu(run: Run) -> Gpu | None:
+def _free_gpu(run: AcceptanceRun) -> Gpu | None:
     """The last GPU that nobody uses: job schedulers give out the first ones first."""
     for gpu in reversed(run.node.gpus):
         if known(gpu.processes) == () and known(gpu.settings.mig_enabled) is not True:
@@ -63,7 +63,7 @@ def _free_gpu(run: Run) -> Gpu | None:
     return None
 
 
-def _capped(run: Run, program: str, gpu: Gpu) -> Iterator[Item]:
+def _capped(run: AcceptanceRun, program: str, gpu: Gpu) -> Iterator[Item]:
     before_w, default_w = known(gpu.power.requested_limit_w), known(gpu.power.default_limit_w)
     lowest_w = known(gpu.power.min_limit_w)
     if before_w is None or default_w is None or lowest_w is None:
@@ -86,7 +86,7 @@ def _capped(run: Run, program: str, gpu: Gpu) -> Iterator[Item]:
         yield differs(f"{gpu.label} has a power limit of {_limit(run, gpu)} W, not the {before_w:g} W from before")
 
 
-def _locked(run: Run, program: str, gpu: Gpu) -> Iterator[Item]:
+def _locked(run: AcceptanceRun, program: str, gpu: Gpu) -> Iterator[Item]:
     top = known(gpu.clocks.sm_max_mhz)
     if top is None:
         yield could_not(f"a locked clock on {gpu.label}: its maximum clock is not known")
@@ -104,7 +104,7 @@ def _locked(run: Run, program: str, gpu: Gpu) -> Iterator[Item]:
 
 
 def _changed(
-    run: Run,
+    run: AcceptanceRun,
     gpu: Gpu,
     what: str,
     commands: tuple[list[str], list[str]],
@@ -165,5 +165,5 @@ def _index(gpu: int | None) -> int:
     return -1 if gpu is None else gpu
 
 
-def _limit(run: Run, gpu: Gpu) -> float | None:
+def _limit(run: AcceptanceRun, gpu: Gpu) -> float | None:
     return next((known(each.power.requested_limit_w) for each in run.facts().gpus if each.bus_id == gpu.bus_id), None)

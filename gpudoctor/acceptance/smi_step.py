@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from gpudoctor.acceptance.leaves import compare
 from gpudoctor.acceptance.result import Item, agreed, could_not, differs
-from gpudoctor.acceptance.run import Run
+from gpudoctor.acceptance.run import AcceptanceRun
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
 from gpudoctor.facts.captures.nvidia_smi.query_xml import parse_smi_xml
@@ -22,7 +22,7 @@ _TEXTS = {"nvidia-smi-topo.txt": ("topo", "-m"), "nvidia-smi-nvlink.txt": ("nvli
 _MOST_SHOWN = 20
 
 
-def facts(run: Run) -> Iterator[Item]:
+def facts(run: AcceptanceRun) -> Iterator[Item]:
     """gpudoctor, nvidia-smi, gpudoctor: what nvidia-smi shows is what gpudoctor read around it."""
     program = shutil.which(SMI)
     if program is None:

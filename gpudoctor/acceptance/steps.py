@@ -10,7 +10,7 @@ from gpudoctor.acceptance.level_steps import burn, full, standard
 from gpudoctor.acceptance.quick_steps import quick, under_load
 from gpudoctor.acceptance.rate_steps import all_reduce, rates
 from gpudoctor.acceptance.result import Item
-from gpudoctor.acceptance.run import Options, Run, Step
+from gpudoctor.acceptance.run import AcceptanceRequest, AcceptanceRun, Step
 from gpudoctor.acceptance.settings_step import settings
 from gpudoctor.acceptance.smi_step import facts
 
@@ -23,11 +23,11 @@ _QUICK_S = 10.0
 _BURN_MORE_S = 900.0  # its start, the round that it ends with, its report
 
 
-def wanted_steps(options: Options) -> tuple[Step, ...]:
+def wanted_steps(request: AcceptanceRequest) -> tuple[Step, ...]:
     """The steps that were asked for."""
     shm = shm_entries()
 
-    def nothing_left(run: Run) -> Iterator[Item]:
+    def nothing_left(run: AcceptanceRun) -> Iterator[Item]:
         return left_behind(run, shm)
 
     steps = (
@@ -38,12 +38,12 @@ def wanted_steps(options: Options) -> tuple[Step, ...]:
         Step("full", "level full", 1200.0, full),
         Step("rates", "GEMM, memory, host link against loops", 900.0, rates),
         Step("all-reduce", "all_reduce against nccl-tests", 300.0, all_reduce),
-        Step("under-load", "quick checks beside a load", 300.0 + _QUICK_S * options.repeats, under_load),
-        Step("burn", "level burn", (options.burn_s or 0.0) + _BURN_MORE_S, burn),
+        Step("under-load", "quick checks beside a load", 300.0 + _QUICK_S * request.repeats, under_load),
+        Step("burn", "level burn", (request.burn_s or 0.0) + _BURN_MORE_S, burn),
         Step("settings", "a power cap, a locked clock", 900.0, settings),
         Step("interrupt", "Ctrl-C in the middle of a check", 180.0, interrupt),
         Step("left-behind", "what the run left behind", 180.0, nothing_left),
     )
     return tuple(
-        step for step in steps if step.name not in options.skip and (not options.only or step.name in options.only)
+        step for step in steps if step.name not in request.skip and (not request.only or step.name in request.only)
     )

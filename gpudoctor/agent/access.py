@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from gpudoctor.agent import DEFAULT_LISTEN
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.http_callers import digest, host_of_header, is_loopback
 
-DEFAULT_LISTEN = "127.0.0.1:9464"
 TOKEN_VARIABLE = "GPUDOCTOR_AGENT_TOKEN"
 TOKEN_LENGTH_MIN = 8
 TOKEN_BYTES_MAX = 4096
 _BACKLOG = 64
 
 
-class Address(NamedTuple):
+class ListenAddress(NamedTuple):
     """Where to listen, as typed and as the system resolves it; port 0 lets the system choose one."""
 
     host: str
@@ -34,7 +34,7 @@ class Address(NamedTuple):
         return is_loopback(self.resolved[0])
 
 
-def address_of(text: str) -> Address:
+def address_of(text: str) -> ListenAddress:
     """HOST:PORT, [IPv6]:PORT, :PORT or PORT as typed. Raise UserError where it is none, or cannot be resolved."""
     default_host, _, default_port = DEFAULT_LISTEN.rpartition(":")
     host, colon, port = text.strip().rpartition(":")
@@ -52,14 +52,14 @@ def address_of(text: str) -> Address:
         why = getattr(error, "strerror", None) or error
         raise UserError(f"--listen {printable(text)}: {host} cannot be resolved ({why})") from None
     family, *_, resolved = found[0]
-    return Address(host, int(port), family, resolved)  # type: ignore[arg-type]
+    return ListenAddress(host, int(port), family, resolved)  # type: ignore[arg-type]
 
 
 def _no_address(text: str) -> UserError:
     return UserError(f"--listen {printable(text)}: write it as HOST:PORT, such as {DEFAULT_LISTEN}")
 
 
-def listening_socket(where: Address) -> socket.socket:
+def listening_socket(where: ListenAddress) -> socket.socket:
     """The bound socket. Raise UserError where the address is taken, not this machine's, or not allowed."""
     listener = socket.socket(where.family, socket.SOCK_STREAM)
     try:
@@ -81,7 +81,7 @@ def url_of(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
-def token_of(file: Path | None, environ: Mapping[str, str], where: Address) -> str | None:
+def token_of(file: Path | None, environ: Mapping[str, str], where: ListenAddress) -> str | None:
     """The token that is wanted of who asks; None where none is. Raise UserError where one is needed and missing."""
     token = environ.get(TOKEN_VARIABLE) or None if file is None else _read_token(file)
     name = TOKEN_VARIABLE if file is None else f"--token-file {file}"
@@ -113,7 +113,7 @@ def _read_token(file: Path) -> str:
     return text.strip()
 
 
-class Gate:
+class AgentAccess:
     """Decides on each request before anything of it is answered.
 
     Without a token only names of this machine's loopback may be asked for (and the one listened on),

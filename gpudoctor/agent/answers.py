@@ -9,16 +9,16 @@ from http.client import HTTPException, parse_headers
 from io import BytesIO
 from typing import NamedTuple
 
-from gpudoctor.agent.access import Gate
+from gpudoctor.agent.access import AgentAccess
 from gpudoctor.agent.metrics import AgentMetrics
-from gpudoctor.agent.node_status import Standing
+from gpudoctor.agent.node_status import NodeStatus
 from gpudoctor.report.json import render_json
 
 _REQUEST = re.compile(rb"([A-Z]{1,20}) (/[!-~]*) HTTP/1\.[01]\r\n")
 _TEXT = "text/plain; charset=utf-8"
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     status: HTTPStatus
     body: bytes
     content_type: str = _TEXT
@@ -39,10 +39,10 @@ class Answer(NamedTuple):
         return f"{first}{head}\r\n".encode() + (self.body if with_body else b"")
 
 
-class Answers:
+class HttpAnswers:
     """From the bytes of a request's head to the bytes of its answer. `look` gives how the node stands now."""
 
-    def __init__(self, gate: Gate, metrics: AgentMetrics, look: Callable[[], tuple[Standing, str]]) -> None:
+    def __init__(self, gate: AgentAccess, metrics: AgentMetrics, look: Callable[[], tuple[NodeStatus, str]]) -> None:
         self._gate = gate
         self._metrics = metrics
         self._look = look
@@ -67,7 +67,7 @@ class Answers:
             answer = self._answer(path, str(headers.get("Accept", "")), knows=self._gate.knows(token))
         return answer.encoded(with_body=method != "HEAD")
 
-    def _refused(self, method: str, path: str, host: str | None, authorization: str | None) -> Answer | None:
+    def _refused(self, method: str, path: str, host: str | None, authorization: str | None) -> HttpAnswer | None:
         refusal = self._gate.refusal(host)
         if refusal is not None:
             return _line(HTTPStatus.FORBIDDEN, f"refused: {refusal}")
@@ -78,16 +78,16 @@ class Answers:
             return _line(HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD only")._replace(more=(("Allow", "GET, HEAD"),))
         return None
 
-    def _answer(self, path: str, accept: str, *, knows: bool) -> Answer:
+    def _answer(self, path: str, accept: str, *, knows: bool) -> HttpAnswer:
         if path == "/metrics":
             body, content_type = self._metrics.render(accept)
-            return Answer(HTTPStatus.OK, body, content_type)
+            return HttpAnswer(HTTPStatus.OK, body, content_type)
         standing, mark = self._look()
         if path == "/healthz":
             status = HTTPStatus.OK if standing.healthy else HTTPStatus.SERVICE_UNAVAILABLE
             if not knows:  # which part of a node is broken is nobody else's
-                return Answer(status, f"{mark}{'healthy' if standing.healthy else 'not healthy'}\n".encode())
-            return Answer(status, f"{mark}{_one_line(standing.line)}\n".encode())
+                return HttpAnswer(status, f"{mark}{'healthy' if standing.healthy else 'not healthy'}\n".encode())
+            return HttpAnswer(status, f"{mark}{_one_line(standing.line)}\n".encode())
         if path == "/report":
             return _report(standing, mark)
         return _line(HTTPStatus.NOT_FOUND, "there are /metrics, /healthz and /report")
@@ -98,17 +98,17 @@ def too_large() -> bytes:
     return _line(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request is too large").encoded()
 
 
-def _report(standing: Standing, mark: str) -> Answer:
+def _report(standing: NodeStatus, mark: str) -> HttpAnswer:
     """The last report as it is, with its age; 503 where it no longer counts, though it is still there to be read."""
     if standing.last is None:
         return _line(HTTPStatus.SERVICE_UNAVAILABLE, f"{mark}{standing.why_not}")
     status = HTTPStatus.SERVICE_UNAVAILABLE if standing.report is None else HTTPStatus.OK
     age = () if standing.age_s is None else (("Age", f"{standing.age_s:.0f}"),)
-    return Answer(status, render_json(standing.last.report).encode(), "application/json", age)
+    return HttpAnswer(status, render_json(standing.last.report).encode(), "application/json", age)
 
 
-def _line(status: HTTPStatus, text: str) -> Answer:
-    return Answer(status, f"gpudoctor: {_one_line(text)}\n".encode())
+def _line(status: HTTPStatus, text: str) -> HttpAnswer:
+    return HttpAnswer(status, f"gpudoctor: {_one_line(text)}\n".encode())
 
 
 def _one_line(text: str) -> str:

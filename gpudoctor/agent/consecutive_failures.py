@@ -11,7 +11,7 @@ from gpudoctor.report.prometheus import statuses
 _AT_ONCE = (Status.FAIL, Status.UNKNOWN)
 
 
-class Strike(msgspec.Struct, frozen=True):
+class FailureStreak(msgspec.Struct, frozen=True):
     """A check that warned or failed on a GPU ("" for the node) in so many runs in a row, up to the last one."""
 
     check: str
@@ -29,7 +29,7 @@ class Alarm(msgspec.Struct, frozen=True):
     status: Status
 
 
-def counted(before: tuple[Strike, ...], report: Report) -> tuple[Strike, ...]:
+def counted(before: tuple[FailureStreak, ...], report: Report) -> tuple[FailureStreak, ...]:
     """The strikes after a report: warn and fail add one, pass ends the row.
 
     Where the check gave no verdict (skip, unknown) the row neither grows nor ends; what is no longer
@@ -44,11 +44,11 @@ def counted(before: tuple[Strike, ...], report: Report) -> tuple[Strike, ...]:
         if status in (Status.WARN, Status.FAIL):
             in_row += 1
         if in_row:
-            after.append(Strike(check, gpu, uuid, in_row))
+            after.append(FailureStreak(check, gpu, uuid, in_row))
     return tuple(after)
 
 
-def alarms(report: Report, strikes: tuple[Strike, ...], needed: int) -> tuple[Alarm, ...]:
+def alarms(report: Report, strikes: tuple[FailureStreak, ...], needed: int) -> tuple[Alarm, ...]:
     """What is an alarm after a report: fail and unknown at once, a warn once it came `needed` times in a row."""
     rows = {_key(strike.check, strike.gpu, strike.uuid): strike.in_row for strike in strikes}
     return tuple(

@@ -14,7 +14,7 @@ CONNECTION_S = 10.0  # Prometheus itself gives up after 10 s
 HEAD_BYTES_MAX = 16 << 10
 
 
-class Listener:
+class HttpListener:
     """Answers what comes in on a bound socket with `answer`, which must not wait for anything."""
 
     def __init__(

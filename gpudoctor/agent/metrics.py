@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from gpudoctor import __version__
-from gpudoctor.agent.node_status import Standing, Telling
+from gpudoctor.agent.node_status import NodeStatus, ScrapeFigures
 from gpudoctor.errors import UserError
 from gpudoctor.report.prometheus import Family, Labels, Sample, families, verdict_states
 
@@ -24,7 +24,7 @@ _TIMESTAMP = "gpudoctor_run_timestamp_seconds"
 class AgentMetrics(Collector):
     """All metrics, asked for anew at each scrape, in whatever format the asker accepts."""
 
-    def __init__(self, tell: Callable[[], Telling]) -> None:
+    def __init__(self, tell: Callable[[], ScrapeFigures]) -> None:
         self._tell = tell
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -57,7 +57,7 @@ class AgentMetrics(Collector):
         yield counter
 
 
-def _of_report(standing: Standing, mark: Labels) -> Iterator[Family]:
+def _of_report(standing: NodeStatus, mark: Labels) -> Iterator[Family]:
     if standing.report is not None:
         yield from families(standing.report)
         return
@@ -67,7 +67,7 @@ def _of_report(standing: Standing, mark: Labels) -> Iterator[Family]:
         yield from (family for family in families(standing.last.report) if family.name == _TIMESTAMP)
 
 
-def _of_agent(telling: Telling) -> Iterator[tuple[str, str, Iterable[Sample]]]:
+def _of_agent(telling: ScrapeFigures) -> Iterator[tuple[str, str, Iterable[Sample]]]:
     standing = telling.standing
     yield "gpudoctor_agent_info", "This agent.", [({"version": __version__}, 1)]
     yield "gpudoctor_agent_interval_seconds", "Between starts of runs.", [({}, telling.interval_s)]

@@ -9,26 +9,17 @@ from typing import NamedTuple
 import msgspec
 
 from gpudoctor.agent.clock import Moment
-from gpudoctor.agent.consecutive_failures import Alarm, Strike, alarms
+from gpudoctor.agent.consecutive_failures import Alarm, FailureStreak, alarms
 from gpudoctor.agent.state import Last
 from gpudoctor.exits import COULD_NOT
-from gpudoctor.facts.model.measurements import Measurements
-from gpudoctor.report.model import (
-    Counts,
-    HostSummary,
-    ProfileSummary,
-    Report,
-    Run,
-    SourceSummary,
-    Tool,
-    Verdict,
-)
+from gpudoctor.report.error_report import error_report
+from gpudoctor.report.model import Report, Run, SourceSummary, Verdict
 
 # a run may begin late on a busy machine, but one that does not begin at all must be seen
 LATE_SHARE = 0.5
 
 
-class Standing(msgspec.Struct, frozen=True):
+class NodeStatus(msgspec.Struct, frozen=True):
     """The node now. `report`, `strikes` and `alarms` are there only while the report counts; else `why_not` is.
 
     `healthy`: the report counts and is pass or warn.
@@ -39,7 +30,7 @@ class Standing(msgspec.Struct, frozen=True):
     report: Report | None = None
     why_not: str | None = None
     age_s: float | None = None
-    strikes: tuple[Strike, ...] = ()
+    strikes: tuple[FailureStreak, ...] = ()
     alarms: tuple[Alarm, ...] = ()
 
     @property
@@ -57,52 +48,37 @@ class Standing(msgspec.Struct, frozen=True):
         return f"{said}{repeated} ({self.age_s or 0:.0f} s old)"
 
 
-class Telling(NamedTuple):
+class ScrapeFigures(NamedTuple):
     """What the agent tells of itself at a scrape."""
 
-    standing: Standing
+    standing: NodeStatus
     interval_s: float
     runs: dict[str, int]  # by outcome: "report", "none"
     state_kept: bool
     simulated: bool
 
 
-def standing(last: Last | None, now: Moment, *, interval_s: float, deadline_s: float, strikes: int) -> Standing:
+def standing(last: Last | None, now: Moment, *, interval_s: float, deadline_s: float, strikes: int) -> NodeStatus:
     """Judge the age: a report counts for one and a half intervals and a run's deadline, within one boot."""
     if last is None:
-        return Standing("unknown", why_not="there is no report yet")
+        return NodeStatus("unknown", why_not="there is no report yet")
     age_s, limit_s = last.ended.age_s(now), (1 + LATE_SHARE) * interval_s + deadline_s
     if age_s is None:
-        return Standing("unknown", last, why_not="the last report is from before this machine's last boot")
+        return NodeStatus("unknown", last, why_not="the last report is from before this machine's last boot")
     if age_s > limit_s:
         why = f"the last report is {age_s:.0f} s old, and stale after {limit_s:.0f} s"
-        return Standing("unknown", last, why_not=why, age_s=age_s)
+        return NodeStatus("unknown", last, why_not=why, age_s=age_s)
     alarming = alarms(last.report, last.strikes, strikes)
-    return Standing(last.report.verdict, last, last.report, None, age_s, last.strikes, alarming)
+    return NodeStatus(last.report.verdict, last, last.report, None, age_s, last.strikes, alarming)
 
 
 def no_report(why: str, began: Moment, ended: Moment, host: str, source: SourceSummary) -> Report:
     """The report of a run that gave none: unknown, with the reason as its error."""
-    return Report(
-        schema="gpudoctor.report/1",
-        tool=Tool(),
-        run=Run(
-            id=str(uuid.uuid4()),
-            started_at=datetime.datetime.fromtimestamp(began.unix_s, datetime.timezone.utc).isoformat("T", "seconds"),
-            duration_s=round(max(0.0, ended.since_boot_s - began.since_boot_s), 3),
-            level="quick",
-            source=source,
-        ),
-        host=HostSummary(host, None, None),
-        gpus=(),
-        profile=ProfileSummary("none", "nothing was judged"),
-        verdict="unknown",
-        exit_code=COULD_NOT,
-        reason="UNKNOWN the check gave no report",
-        counts=Counts(),
-        checks=(),
-        faults=(),
-        measurements=Measurements(),
-        simulated=source.kind == "simulated",
-        error=why,
+    run = Run(
+        id=str(uuid.uuid4()),
+        started_at=datetime.datetime.fromtimestamp(began.unix_s, datetime.timezone.utc).isoformat("T", "seconds"),
+        duration_s=round(max(0.0, ended.since_boot_s - began.since_boot_s), 3),
+        level="quick",
+        source=source,
     )
+    return error_report(run, why, COULD_NOT, reason="UNKNOWN the check gave no report", hostname=host)

@@ -6,16 +6,16 @@ import json
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from time import monotonic
 
 import msgspec
 
 from gpudoctor.agent.access import TOKEN_VARIABLE
 from gpudoctor.exits import printable
-from gpudoctor.facts.system.command import ending_words
+from gpudoctor.process.anonymous_file import anonymous_file, content
+from gpudoctor.process.ending import ending_words
+from gpudoctor.process.spawn import Child
 from gpudoctor.report.model import Report
 
 # a quick report of 16 GPUs is below 1 MiB
@@ -37,16 +37,9 @@ class QuickRun:
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         self.started_s = monotonic()
-        self._out, self._err = os.memfd_create("gpudoctor-report"), os.memfd_create("gpudoctor-words")
+        self._out, self._err = anonymous_file(), anonymous_file()
         try:
-            self._process = subprocess.Popen(
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=self._out,
-                stderr=self._err,
-                env=environment(environ),
-                start_new_session=True,
-            )
+            self._process = Child(command, stdout=self._out, stderr=self._err, env=environment(environ))
         except BaseException:
             self._close()
             raise
@@ -65,22 +58,20 @@ class QuickRun:
 
     def end_softly(self) -> None:
         """Ask it to end with what it has learnt."""
-        self._signal(signal.SIGTERM)
+        self._process.send(signal.SIGTERM, group=True)
 
     def end_hard(self) -> None:
         """Kill it and its group."""
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process.returncode is None:  # once reaped, its number may be another's
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, number)
+        self._process.send(signal.SIGKILL, group=True)
 
     def outcome(self) -> Report | str:
         """The report of a run that is over, or in words why there is none. To be called once."""
         status = self._process.returncode
         try:
-            output, words = _content(self._out), _last_line(_content(self._err))
+            output, words = (
+                content(self._out, OUTPUT_BYTES_MAX + 1),
+                _last_line(content(self._err, OUTPUT_BYTES_MAX + 1)),
+            )
         finally:
             self._close()
         said = f": {words}" if words else ""
@@ -99,7 +90,7 @@ class QuickRun:
 
     def abandon(self) -> None:
         """Let go of a process that the kernel does not let die; `end_leftovers` reaps it when it does."""
-        self._process.returncode = -signal.SIGKILL  # nobody waits for it any more
+        self._process.abandon()
         self._close()
 
     def _close(self) -> None:
@@ -119,10 +110,6 @@ def decoded(data: bytes) -> Report:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     return msgspec.json.decode(clean, type=Report)
-
-
-def _content(descriptor: int) -> bytes:
-    return os.pread(descriptor, OUTPUT_BYTES_MAX + 1, 0)
 
 
 def _last_line(words: bytes) -> str:

@@ -12,11 +12,11 @@ import msgspec
 
 from gpudoctor.agent.clock import Moment, now
 from gpudoctor.agent.consecutive_failures import counted
-from gpudoctor.agent.leftovers import end_leftovers
-from gpudoctor.agent.node_status import Standing, Telling, no_report, standing
+from gpudoctor.agent.node_status import NodeStatus, ScrapeFigures, no_report, standing
 from gpudoctor.agent.quick_run import QuickRun
 from gpudoctor.agent.state import Last, StateDirectory
 from gpudoctor.exits import say
+from gpudoctor.process.leftovers import end_leftovers
 from gpudoctor.report.model import Report, SourceSummary
 
 _LOOK_S = 0.05
@@ -25,7 +25,7 @@ SOFT_S, HARD_S = 4.0, 2.0  # a check that is asked to end needs below a second
 END_SOFT_S, END_HARD_S = 0.9, 0.6  # the agent itself has to end within 2 s
 
 
-class Plan(msgspec.Struct, frozen=True):
+class SchedulePlan(msgspec.Struct, frozen=True):
     """What is run, and when; times in seconds. `command` gives a report as JSON on its stdout."""
 
     command: tuple[str, ...]
@@ -47,7 +47,7 @@ class Plan(msgspec.Struct, frozen=True):
 class Rounds:
     """The agent's one job. `run` never returns; cancelled, it leaves no process behind."""
 
-    def __init__(self, plan: Plan, state: StateDirectory) -> None:
+    def __init__(self, plan: SchedulePlan, state: StateDirectory) -> None:
         self.plan = plan
         self._state = state
         self._last: Last | None = state.load()
@@ -55,7 +55,7 @@ class Rounds:
         self._state_kept = True
         self._said: str | None = None
 
-    def look(self) -> tuple[Standing, str]:
+    def look(self) -> tuple[NodeStatus, str]:
         """How the node stands now, and what is to be said before it."""
         plan = self.plan
         found = standing(
@@ -63,10 +63,10 @@ class Rounds:
         )
         return found, plan.mark
 
-    def tell(self) -> Telling:
+    def tell(self) -> ScrapeFigures:
         """For the metrics."""
         simulated = self.plan.source.kind == "simulated"
-        return Telling(self.look()[0], self.plan.interval_s, dict(self._runs), self._state_kept, simulated)
+        return ScrapeFigures(self.look()[0], self.plan.interval_s, dict(self._runs), self._state_kept, simulated)
 
     async def once(self) -> None:
         """Run the check one time, now."""

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.agent.clock import Moment
-from gpudoctor.agent.consecutive_failures import Strike
+from gpudoctor.agent.consecutive_failures import FailureStreak
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.private_folder import make_private_folder, why_not_private
@@ -23,7 +23,7 @@ STATE_FILE, LOCK_FILE = "agent.json", "agent.lock"
 STATE_BYTES_MAX = 64 << 20
 
 
-class Subject(msgspec.Struct, frozen=True):
+class WatchedSubject(msgspec.Struct, frozen=True):
     """What is watched: this host, or what `--node` and `--fault` say. Another subject's report is not ours."""
 
     host: str
@@ -37,12 +37,12 @@ class Last(msgspec.Struct, frozen=True):
     began: Moment
     ended: Moment
     report: Report
-    strikes: tuple[Strike, ...] = ()
+    strikes: tuple[FailureStreak, ...] = ()
 
 
 class _Kept(msgspec.Struct, frozen=True):
     schema: Literal["gpudoctor.agent-state/1"]
-    subject: Subject
+    subject: WatchedSubject
     last: Last
 
 
@@ -70,7 +70,7 @@ class StateDirectory:
     decides on an alarm.
     """
 
-    def __init__(self, folder: Path, subject: Subject) -> None:
+    def __init__(self, folder: Path, subject: WatchedSubject) -> None:
         self.folder = folder
         self._subject = subject
         self._failing: str | None = None

@@ -1,50 +1,126 @@
-"""One `gpudoctor check`: the options as a request, the checked node as a report on stdout, under its signals."""
+"""`gpudoctor check`: the options as a request, the report in the format asked for, under this process's signals."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gpudoctor import api
-from gpudoctor.api import CheckRequest, Sourced
-from gpudoctor.exits import COULD_NOT, OK, InterruptedBySignal, hold_signals, say
-from gpudoctor.facts.model.node import Node
-from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead, order_ahead
-from gpudoctor.facts.nvml.fake_driver_context import root_of
-from gpudoctor.probes.runner.launch_engine import Place, place_of
-from gpudoctor.progress import progress_to_stderr, terminal_progress
+from gpudoctor.cli.options import (
+    color_option,
+    facts_deadline_option,
+    format_options,
+    output_option,
+    redact_option,
+    source_options,
+    to_file,
+    up_to,
+)
+from gpudoctor.exits import (
+    COULD_NOT,
+    OK,
+    ClosedStdoutError,
+    InterruptedBySignal,
+    hold_signals,
+    is_terminal,
+    printable,
+    say,
+    write_stdout,
+)
+from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement, place_of
+
+if TYPE_CHECKING:
+    from gpudoctor.api import CheckRequest
+    from gpudoctor.report.model import Report
+
+LEVELS = ("quick", "standard", "full", "burn")
+FORMATS = ("text", "json", "nagios", "prometheus", "junit", "html")
 
 
-def read_source(
-    name: str | None,
-    faults: list[str],
-    deadline_s: float,
-    progress: Callable[[str], None] | None = None,
-    on_interrupt: Callable[[Node], None] | None = None,
-) -> Sourced:
-    """As `api.read_source`; if there is no `progress`, a terminal on stderr shows it."""
-    return api.read_source(name, faults, deadline_s, progress or terminal_progress(), on_interrupt)
+def add_options(check: argparse.ArgumentParser) -> None:
+    """Add the options of `gpudoctor check`."""
+    check.add_argument("ids", nargs="*", metavar="ID|DOMAIN", help="only these checks (globs too); all without")
+    source_options(check)
+    check.add_argument(
+        "--level",
+        choices=LEVELS,
+        help="quick reads only; standard (default) adds collectives and a DDP train; full adds links, compute and "
+        "memory; burn repeats full",
+    )
+    check.add_argument("--duration", metavar="TIME", help="of level burn: 90s, 10m (default), 1h, or seconds")
+    check.add_argument("--skip", action="append", default=[], metavar="ID|DOMAIN", help="leave these out")
+    check.add_argument("--gpu", metavar="LIST", help="judge only these GPUs: indices, UUIDs, bus ids, with commas")
+    check.add_argument("--backend", choices=("auto", "nccl", "gloo"), default="auto", help="gloo: CPU ranks")
+    check.add_argument(
+        "--ranks", type=up_to(MAX_RANKS), metavar="N", help="number of ranks (default: one a GPU; gloo: 2)"
+    )
+    check.add_argument(
+        "--inject", action="append", default=[], metavar="CASE", help="make a probe go wrong, to try alarms"
+    )
+    check.add_argument("--force", action="store_true", help="load GPUs that another process uses")
+    check.add_argument("--profile", metavar="NAME|FILE", help="judge against this profile (default: matched)")
+    check.add_argument("--config", type=Path, metavar="FILE")
+    facts_deadline_option(check, "for reading the facts (default 60)")
+    format_options(check, *FORMATS)
+    check.add_argument(
+        "--include-facts", action="store_true", help="put the facts as JSON into JSON (it can be judged again) and HTML"
+    )
+    output_option(check, "write the report to FILE, atomically")
+    redact_option(check)
+    check.add_argument("--fail-on", choices=("fail", "warn", "never"), help="what exits with 1 (default: fail)")
+    check.add_argument(
+        "--require", action="append", default=[], metavar="ID", help="exit 3 where this check gave no verdict"
+    )
+    check.add_argument("-v", "--verbose", action="store_true", help="every finding")
+    check.add_argument(
+        "--progress",
+        action="store_true",
+        help="say on stderr what goes on, as JSON lines (progress, rank, probe, left_s); ends when nobody reads them",
+    )
+    color_option(check)
 
 
-def check(args: argparse.Namespace) -> int:
-    """Run `gpudoctor check`; give its exit code. Raise UserError if it could not do its work."""
+def run(args: argparse.Namespace) -> int:
+    """Check, and write the report; give the exit code. Raise UserError if it could not be done."""
+    place = place_of(os.environ)
+    _have_driver_read(args, place)
+    # the checks are imported while the driver is asked: both take as long
+    from gpudoctor import api
+    from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead, order_ahead
+    from gpudoctor.facts.nvml.fake_driver_context import root_of
+    from gpudoctor.progress import progress_to_stderr, terminal_progress
+
     prep = api.prepared(_request(args))
     progress = progress_to_stderr(prep.burn_s) if args.progress else terminal_progress()
-    place = place_of(os.environ)
     if place is not None and place.rank:
         dismiss_ahead()
         return _host_rank(place) if prep.wants_ranks else OK
     if args.node is None and not args.fault:
         order_ahead(root_of(os.environ))
-    # imported while the driver is asked: it takes as long
-    from gpudoctor.cli.check_output import write_report
+    import gpudoctor.report.output_files  # noqa: F401
 
     report = api.examined(prep, argv=args.argv, place=place, progress=progress, hold_signals=hold_signals)
-    return write_report(report, args)
+    return _write_report(report, args)
+
+
+def _have_driver_read(args: argparse.Namespace, place: LocalPlacement | None) -> None:
+    """Have the collector that waits begin, before the checks are imported: that takes as long as reading.
+
+    Not if an option is left that only the checks can understand: for a wrong one the driver is not to be asked.
+    """
+    from gpudoctor.facts.nvml.collector_ahead import order_ahead
+    from gpudoctor.facts.nvml.fake_driver_context import root_of
+
+    later = (args.node, args.fault, args.ids, args.skip, args.require, args.config, args.duration)
+    if not any(later) and args.node is None and (place is None or not place.rank):
+        order_ahead(root_of(os.environ))
 
 
 def _request(args: argparse.Namespace) -> CheckRequest:
+    from gpudoctor.api import CheckRequest
+
     return CheckRequest(
         node=args.node,
         faults=tuple(args.fault),
@@ -68,7 +144,7 @@ def _request(args: argparse.Namespace) -> CheckRequest:
     )
 
 
-def _host_rank(place: Place) -> int:
+def _host_rank(place: LocalPlacement) -> int:
     """Be one of the others: they host ranks, and it is the first that checks and reports."""
     from gpudoctor.probes.runner.local_workers import host_rank
 
@@ -80,3 +156,89 @@ def _host_rank(place: Place) -> int:
         return OK
     say(f"error: {why_not}")
     return COULD_NOT
+
+
+def write_error(args: argparse.Namespace, message: str, code: int) -> int:
+    """What could not be done, in the format asked for: one document on every exit, 2 included.
+
+    As text it stands on stderr already; a file asked for gets it too, so that no old report lies there as if it were
+    this run's.
+    """
+    from gpudoctor.report.output_files import write_file
+
+    if (args.format or "text") == "text":
+        if to_file(args):
+            write_file(args.output, f"gpudoctor could not judge this node: {printable(message)}\n")
+        return code
+    import time
+
+    from gpudoctor.api import nothing_read, rfc3339, run_id
+    from gpudoctor.report.error_report import error_report
+    from gpudoctor.report.model import Run, SourceSummary
+
+    nothing = nothing_read(args.node)
+    source = SourceSummary(nothing.source.kind, nothing.source.name)
+    begun = Run(run_id(), rfc3339(time.time()), 0.0, args.level or "standard", source, tuple(args.argv))
+    report = error_report(begun, message, code)
+    if args.redact:
+        from gpudoctor.facts.redaction.redact import Redaction
+
+        report = Redaction(nothing).of(report)
+    return _write_report(report, args)
+
+
+def _write_report(report: Report, args: argparse.Namespace) -> int:
+    """Write the report where and as it was asked for; give the exit code."""
+    import msgspec
+
+    from gpudoctor.report.output_files import OutputError, write_file
+
+    code = report.exit_code
+    if args.format == "nagios" and report.run.interrupted is None:
+        from gpudoctor.report.nagios import nagios_code
+
+        code = nagios_code(report)
+    if to_file(args):
+        try:
+            write_file(args.output, _rendered(report, args, to_file=True))
+            return code
+        except OutputError as error:
+            if report.error is None:
+                say(f"error: {error}; the report goes to stdout instead")
+            report, code = msgspec.structs.replace(report, exit_code=COULD_NOT), COULD_NOT
+    try:
+        write_stdout(_rendered(report, args, to_file=False))
+    except ClosedStdoutError as error:
+        if report.error is None:
+            say(f"error: {error}")
+        return COULD_NOT
+    return code
+
+
+def _rendered(report: Report, args: argparse.Namespace, *, to_file: bool) -> str:
+    """The report in its format; no format imports what another draws with."""
+    if args.format == "json":
+        from gpudoctor.report.json import render_json
+
+        return render_json(report)
+    if args.format == "nagios":
+        from gpudoctor.report.nagios import render_nagios
+
+        return render_nagios(report)
+    if args.format == "prometheus":
+        from gpudoctor.report.prometheus import render_prometheus
+
+        return render_prometheus(report)
+    if args.format == "junit":
+        from gpudoctor.report.junit import render_junit
+
+        return render_junit(report)
+    if args.format == "html":
+        from gpudoctor.report.html import render_html
+
+        return render_html(report, raw_facts=args.include_facts)
+    from gpudoctor.report.text import render_text, terminal_width, wants_color
+
+    # FORCE_COLOR is about what a person watches: a file gets colour on --color always only
+    color = wants_color(args.color, {} if to_file else os.environ, is_terminal=not to_file and is_terminal(sys.stdout))
+    return render_text(report, width=terminal_width(), color=color, verbose=args.verbose)

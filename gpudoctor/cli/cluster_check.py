@@ -1,129 +1,206 @@
-"""`gpudoctor cluster check`: start one process on each node through an engine, lead them, and report."""
+"""`gpudoctor cluster check` and `cluster rank`: every node of a job, then the links between them."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
-import select
-import subprocess
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import IO
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gpudoctor.cli.cluster_check_options import passed_on
-from gpudoctor.cli.cluster_rank import cluster_rank, end_child
-from gpudoctor.cluster.check.channel import new_secret
-from gpudoctor.cluster.check.coordinator import Lead, could_not, silence_s
-from gpudoctor.cluster.check.die_with_parent import tied_program, tied_ray
-from gpudoctor.cluster.check.hub import Hub
-from gpudoctor.cluster.check.job_token import TOKEN_VARIABLE, given_token, token_pipe
-from gpudoctor.cluster.check.launchers import Launch, chosen_launcher, in_engine, launch_with
-from gpudoctor.errors import UserError
-from gpudoctor.facts.system.network_reach import own_addresses
-from gpudoctor.process.own_program import own_gpudoctor
+from gpudoctor.cli.options import color_option, format_options, output_option, rate, seconds, to_file, up_to
+from gpudoctor.cluster.check import LAUNCHERS
+from gpudoctor.exits import COULD_NOT, ClosedStdoutError, is_terminal, printable, say, write_stdout
 
-_RAY_LIMIT_S = 60.0
-_LAUNCHER_END_S = 15.0
-_WORDS_BYTES = 1 << 14
-_WORDS_MAX = 300
-_LETTERS_MIN = 5
-_TROUBLE = re.compile(
-    "error|not resolve|cannot|could not|unable|not found|refused|denied|invalid|no such", re.IGNORECASE
-)
+if TYPE_CHECKING:
+    from gpudoctor.cluster.check.report import ClusterReport
+    from gpudoctor.cluster.check.request import ClusterCheckRequest
+
+LEVELS = ("quick", "standard", "full")
+_nodes = up_to(100_000, "a number of nodes")
 
 
-def cluster_check(args: argparse.Namespace) -> int:
-    """Check every node of the job; give the exit code. As one of several processes of an engine it is a rank."""
-    if args.launcher == "auto" and in_engine(os.environ):
-        return cluster_rank(args)
-    launcher = args.launcher
-    try:
-        launcher = chosen_launcher(args, os.environ)
-        launch = launch_with(launcher, args, os.environ)
-        lead = Lead(args, launcher)
-        token = given_token(args, os.environ) or new_secret()
-        hub = Hub(token, silence_s=silence_s(args))
+def add_check_options(parser: argparse.ArgumentParser) -> None:
+    """Add those of check: how to start a process on each node, and what all of them are to do."""
+    parser.add_argument(
+        "--launcher", choices=("auto", *LAUNCHERS), default="auto", help="what places one process on each node"
+    )
+    parser.add_argument(
+        "-N",
+        "--nodes",
+        type=_nodes,
+        metavar="NODES",
+        help="how many (default: the whole allocation)",
+    )
+    parser.add_argument("--hosts", metavar="HOST,...", help="for mpirun")
+    parser.add_argument("--hostfile", metavar="FILE", help="for mpirun")
+    parser.add_argument(
+        "--launcher-args", metavar="WORDS", help="more for srun or mpirun, in one argument: '-p gpu --gres=gpu:8'"
+    )
+    _common(parser)
+
+
+def add_rank_options(parser: argparse.ArgumentParser) -> None:
+    """Add those of rank: where the processes meet, and what all of them are to do."""
+    parser.add_argument(
+        "-N",
+        "--nodes",
+        type=_nodes,
+        metavar="NODES",
+        help="where the engine does not tell (k8s)",
+    )
+    parser.add_argument(
+        "--meet", metavar="HOST", help="where the first process runs, if neither the engine nor MASTER_ADDR tells"
+    )
+    parser.add_argument("--join", help=argparse.SUPPRESS)
+    parser.add_argument("--numbered", help=argparse.SUPPRESS)
+    parser.add_argument("--token-fd", type=int, help=argparse.SUPPRESS)
+    _common(parser)
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--level",
+        choices=LEVELS,
+        default="standard",
+        help="of each node's own check (default: standard); quick puts no load on GPUs, between nodes neither",
+    )
+    parser.add_argument(
+        "--backend", choices=("auto", "nccl", "gloo"), default="auto", help="gloo: CPU ranks, at any level"
+    )
+    parser.add_argument("--ranks", type=up_to(64), metavar="N", help="CPU ranks a node between nodes (default 1)")
+    parser.add_argument(
+        "--node",
+        "--source",  # torchrun takes --node for a short form of its own --node-rank
+        metavar="SOURCE",
+        help="check this instead of each machine (see: gpudoctor nodes); --source under torchrun",
+    )
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="[HOST:]NAME[@GPU]",
+        help="put a fault on the simulated node, or on that of one host",
+    )
+    parser.add_argument(
+        "--skip", action="append", default=[], metavar="ID|DOMAIN", help="leave out of each node's check"
+    )
+    parser.add_argument("--profile", metavar="NAME|FILE", help="of each node's check")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="of each node's check; at this path on every node")
+    parser.add_argument(
+        "--at-least", type=rate, metavar="GBIT_S", help="what every pair of nodes has to reach; else: as the others do"
+    )
+    parser.add_argument(
+        "--deadline",
+        type=seconds,
+        metavar="SECONDS",
+        help="for all nodes to come, and for each group of them to be measured (default: 60; groups on CPU ranks: 20)",
+    )
+    format_options(parser, "text", "json", default="text")
+    output_option(parser, "write the report to FILE, atomically")
+    parser.add_argument(
+        "--reports", type=Path, metavar="DIR", help="keep each node's own report there, for gpudoctor cluster report"
+    )
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="the secret by which the job's processes know each other (default: GPUDOCTOR_CLUSTER_TOKEN)",
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="as a rank without a token on many nodes: run, though anybody on the network could pose as a node",
+    )
+    parser.add_argument("--fail-on", choices=("fail", "warn", "never"), default="fail", help="what exits with 1")
+    parser.add_argument("-v", "--verbose", action="store_true", help="every pair, and every finding")
+    parser.add_argument("--progress", action="store_true", help="say on stderr what goes on, as JSON lines")
+    color_option(parser)
+
+
+def run_check(args: argparse.Namespace) -> int:
+    """Start a process on each node, or be one of those that an engine started; give the exit code."""
+    from gpudoctor.cluster.check.launch_members import run_cluster_check
+    from gpudoctor.cluster.check.request import ClusterOutput
+
+    output = ClusterOutput(lambda report: write_report(report, args), lambda text: _show(text, args))
+    return run_cluster_check(request_of(args), output)
+
+
+def run_rank(args: argparse.Namespace) -> int:
+    """Be one of the processes that an engine started; give the exit code."""
+    from gpudoctor.cluster.check import rank
+    from gpudoctor.cluster.check.request import ClusterOutput
+
+    output = ClusterOutput(lambda report: write_report(report, args), lambda text: _show(text, args))
+    return rank.run_rank(request_of(args), output)
+
+
+def request_of(args: argparse.Namespace) -> ClusterCheckRequest:
+    """The request that the options of one of both commands make; the other's keep their defaults."""
+    from gpudoctor.cluster.check.request import ClusterCheckRequest
+
+    named = {
+        "faults": tuple(args.fault),
+        "skip": tuple(args.skip),
+        "argv": tuple(args.argv),
+        "deadline_s": args.deadline,
+        "at_least_gbit_s": args.at_least,
+        "rendezvous_host": getattr(args, "meet", None),
+    }
+    same = {name: value for name, value in vars(args).items() if name in ClusterCheckRequest.__struct_fields__}
+    return ClusterCheckRequest(**{**same, **named})
+
+
+def write_report(report: ClusterReport, args: argparse.Namespace) -> int:
+    """Write the report where it was asked for, else to stdout; give its exit code.
+
+    An error stands on stderr already; as text it is written nowhere else.
+    """
+    import msgspec
+
+    from gpudoctor.report.output_files import OutputError, write_file
+
+    if report.error is not None and args.format != "json":
+        return report.exit_code
+    if to_file(args):
         try:
-            with tempfile.TemporaryFile() as words, _started(launch, args, hub, token, words) as process:
-                count, names = launch.count, launch.names
-                if launcher == "ray":
-                    names = _ray_nodes(process, words)
-                    count = len(names)
-                return lead.run(
-                    hub, count, names, lambda: process.poll() is not None, lambda: _last_words(words, process)
-                )
-        finally:
-            hub.close()
-    except UserError as error:
-        return could_not(args, launcher, str(error))
-
-
-@contextmanager
-def _started(
-    launch: Launch, args: argparse.Namespace, hub: Hub, token: str, words: IO[bytes]
-) -> Iterator[subprocess.Popen[bytes]]:
-    """The launcher, and with it all members; ended on leaving, however."""
-    # where the hub is: the first address that a node reaches is taken, loopback by those on this machine
-    join = ",".join(f"{address}/{hub.port}" for address in [*own_addresses(), "127.0.0.1"])
-    numbered = ["--numbered", launch.launcher] if launch.launcher in ("slurm", "mpi") else []
-    rank = ["cluster", "rank", "--join", join, *numbered, *passed_on(args)]
-    with token_pipe(token) as token_fd:
-        if launch.launcher == "ray":
-            command = tied_ray([json.dumps([rank, token_fd, args.nodes])])
-            environment = dict(os.environ)
-        else:
-            command = tied_program([*launch.prefix, *own_gpudoctor(elsewhere=True), *rank])
-            # srun and mpirun hand the variable on in their own messages, under what protects those (munge, ssh)
-            environment = {**os.environ, TOKEN_VARIABLE: token}
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if launch.launcher == "ray" else words,
-                stderr=words,
-                env=environment,
-                pass_fds=(token_fd,) if launch.launcher == "ray" else (),
-                start_new_session=True,  # Ctrl-C in the terminal is this process's to handle
-            )
-        except OSError as error:
-            raise UserError(f"{launch.launcher}: cannot be started: {error.strerror or error}") from None
+            write_file(args.output, _rendered(report, args, to_file=True))
+            return report.exit_code
+        except OutputError as error:
+            say(f"error: {error}; the report goes to stdout instead")
+            report = msgspec.structs.replace(report, exit_code=COULD_NOT)
     try:
-        yield process
-    finally:
-        hub.close()  # on which the members end, and with the last of them the launcher
-        end_child(process, _LAUNCHER_END_S)
-        if process.stdout is not None:
-            process.stdout.close()
+        write_stdout(_rendered(report, args, to_file=False))
+    except ClosedStdoutError as error:
+        say(f"error: {error}")
+        return COULD_NOT
+    return report.exit_code
 
 
-def _ray_nodes(process: subprocess.Popen[bytes], words: IO[bytes]) -> tuple[str, ...]:
-    """What Ray says its nodes are."""
-    assert process.stdout is not None
-    deadline, text = time.monotonic() + _RAY_LIMIT_S, b""
-    while not text.endswith(b"\n"):
-        ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-        data = os.read(process.stdout.fileno(), 1 << 16) if ready else b""
-        if not data:
-            said = _last_words(words, process) or f"no answer within {_RAY_LIMIT_S:g} s"
-            raise UserError(f"Ray did not tell its nodes ({said}); is RAY_ADDRESS the address of a running cluster?")
-        text += data
-    names = tuple(str(name) for name in json.loads(text))
-    if not names:
-        raise UserError("Ray has no node that is alive")
-    return names
+def _rendered(report: ClusterReport, args: argparse.Namespace, *, to_file: bool) -> str:
+    """The report in its format: every rank gets here, and only one of them draws."""
+    if args.format == "json":
+        from gpudoctor.cluster.check.report import render_cluster_json
+
+        return render_cluster_json(report)
+    from gpudoctor.cluster.check.text import render_cluster_text
+    from gpudoctor.report.text import output_color, terminal_width
+
+    color = output_color(args.color, to_file=to_file)
+    return render_cluster_text(report, width=terminal_width(), color=color, verbose=args.verbose)
 
 
-def _last_words(words: IO[bytes], process: subprocess.Popen[bytes]) -> str | None:
-    """The first line of the launcher's output that tells of trouble, else the last that says anything."""
-    words.seek(0)
-    lines = words.read(_WORDS_BYTES).decode("utf-8", "replace").splitlines()
-    # boxes and rules of dashes say nothing, nor does a line of program text in a traceback
-    said = [line.strip() for line in lines if sum(map(str.isalpha, line)) >= _LETTERS_MIN and line[:4] != "    "]
-    if said:
-        return next(filter(_TROUBLE.search, said), said[-1])[:_WORDS_MAX]
-    code = process.poll()
-    return None if code is None else f"it ended with code {code}"
+def _show(text: str, args: argparse.Namespace) -> None:
+    """Progress: JSON lines on stderr if asked for, one line of a terminal, else nothing; "" clears that line."""
+    if args.progress:
+        line = json.dumps({"progress": text}) + "\n" if text else ""
+    elif is_terminal(sys.stderr):
+        line = f"\r\x1b[2K{printable(text)[:76]}"
+    else:
+        return
+    try:
+        sys.stderr.write(line)
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        return  # nobody reads it

@@ -7,108 +7,90 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import BinaryIO
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from gpudoctor.cluster.fleet.files import as_text
-from gpudoctor.cluster.fleet.judge import could_not, fleet_against, fleet_of
-from gpudoctor.cluster.fleet.model import Fleet, bad_names, good_names
-from gpudoctor.cluster.fleet.reading import Gathered, Reader, Refused, without_collector
-from gpudoctor.cluster.fleet.records import Record
-from gpudoctor.cluster.hostlist import hostlist
+from gpudoctor.cli.options import color_option, format_options, output_option, to_file
 from gpudoctor.errors import UserError
-from gpudoctor.exits import (
-    COULD_NOT,
-    ClosedStdoutError,
-    InterruptedBySignal,
-    hold_signals,
-    printable,
-    say,
-    write_stdout,
-)
-from gpudoctor.json_text import json_line
-from gpudoctor.report.output_files import OutputError, write_file
+from gpudoctor.exits import COULD_NOT, ClosedStdoutError, is_terminal, printable, say, write_stdout
+
+if TYPE_CHECKING:
+    from gpudoctor.cluster.fleet.model import Fleet
+    from gpudoctor.cluster.fleet.reading import Gathered, Refused
+    from gpudoctor.cluster.fleet.records import ReportRecord
 
 _SHOW_EVERY_S = 0.2
 
 
-def cluster_report(args: argparse.Namespace) -> int:
-    """Read, judge, write; give the exit code. Raise UserError where nothing could be read."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `gpudoctor cluster report`."""
+    parser.add_argument(
+        "sources",
+        nargs="+",
+        metavar="DIR|FILE|-",
+        help="reports of check --json: folders with all below (*.json, *.jsonl, *.ndjson, .gz too), files of one "
+        "report or of one a line, - for stdin while lines arrive",
+    )
+    parser.add_argument(
+        "--against", action="append", default=[], metavar="OLDER", help="an older set: say what changed since"
+    )
+    format_options(parser, "text", "json", "html")
+    output_option(parser, "write to FILE, atomically")
+    parser.add_argument(
+        "--good", type=Path, metavar="FILE", help="write the hosts that pass or warn to FILE, one a line"
+    )
+    parser.add_argument(
+        "--bad", type=Path, metavar="FILE", help="write the hosts that fail; one that is unknown stands in neither"
+    )
+    parser.add_argument(
+        "--exclude-expr",
+        action="store_true",
+        help="print the failing nodes only, as a Slurm hostlist expression: sbatch --exclude=$(...)",
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="every node and every figure")
+    color_option(parser)
+    parser.epilog = (
+        "exit codes: 0 all nodes fit, 1 a node fails, 2 nothing to read, 3 none fails but some are not known (a report "
+        "that cannot be read counts as such a node)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, judge, write; give the exit code. Raise UserError if nothing could be read."""
+    from gpudoctor.cluster.fleet.judge import could_not
+    from gpudoctor.cluster.fleet.read_fleet import texts_of
+
     try:
         return _report(args)
     except ClosedStdoutError:
         raise
     except UserError as error:
         if args.format == "json" and not args.exclude_expr:
-            _write(could_not(_texts(args.sources), printable(str(error)), COULD_NOT), args)
+            _write(could_not(texts_of(args.sources), printable(str(error)), COULD_NOT), args)
         raise
 
 
 def _report(args: argparse.Namespace) -> int:
-    if args.sources.count("-") + args.against.count("-") > 1:
-        raise UserError("-: stdin can be read once only")
-    stdin = sys.stdin.buffer if sys.stdin else None
-    reader = Reader()
-    with without_collector():
-        gathered = _read(reader, args.sources, stdin)
-        older = _read(reader, args.against, stdin) if args.against and gathered.interrupted is None else None
-        signals = hold_signals()
-        if older is None:
-            fleet = fleet_of(_texts(args.sources), gathered, time.time())
-        else:
-            fleet = fleet_against(_texts(args.sources), gathered, _texts(args.against), older, time.time())
-    signals += [read.interrupted for read in (gathered, older) if read is not None and read.interrupted is not None]
-    if signals:
-        fleet = msgspec.structs.replace(fleet, exit_code=InterruptedBySignal(signals[0]).exit_code)
-        if args.good or args.bad or args.exclude_expr:
-            # half of the bad nodes would look like all of them
-            say("interrupted: no list of hosts is written")
-    else:
+    from gpudoctor.cluster.fleet.read_fleet import ClusterReportRequest, FleetProgress, read_fleet
+
+    request = ClusterReportRequest(tuple(args.sources), tuple(args.against))
+    fleet, signals = read_fleet(request, FleetProgress(_progress(), _say_bad))
+    if not signals:
         _write_lists(fleet, args)
-    if args.exclude_expr:
-        if not signals:
-            _write_expression(fleet)
-        return fleet.exit_code
-    return _write(fleet, args)
+    elif args.good or args.bad or args.exclude_expr:
+        # half of the bad nodes would look like all of them
+        say("interrupted: no list of hosts is written")
+    if not args.exclude_expr:
+        return _write(fleet, args)
+    if not signals:
+        _write_expression(fleet)
+    return fleet.exit_code
 
 
-def _texts(paths: list[str]) -> list[str]:
-    return [as_text(path) for path in paths]
-
-
-def _read(reader: Reader, sources: list[str], stdin: BinaryIO | None) -> Gathered:
-    """All of the sources; what has come so far where a signal ends it. Raise UserError where there is no report."""
-    shown = _progress()
-    gathered: Gathered | None = None
-    try:
-        for gathered in reader.read(sources, stdin, _say_bad if "-" in sources else None):
-            shown(gathered)
-    except InterruptedBySignal as stop:
-        if gathered is None or not gathered.records:
-            raise
-        gathered.interrupted = stop.number
-    finally:
-        shown(None)
-    if gathered is None or not (gathered.records or gathered.broken):
-        raise UserError(_nothing(sources, gathered))
-    if not gathered.records:
-        first = gathered.broken[0]
-        raise UserError(f"no report could be read of {len(gathered.broken)}: {first.place}: {first.why}")
-    return gathered
-
-
-def _nothing(sources: list[str], gathered: Gathered | None) -> str:
-    where = " ".join(sources)
-    if gathered is None:
-        return f"{where}: nothing was read"
-    others = len(gathered.foreign) + gathered.found.others
-    there = f"{others} other files and documents" if others else "nothing"
-    return f"{where}: no report there, {there}; reports are written by gpudoctor check --json -o FILE"
-
-
-def _say_bad(heard: Record | Refused) -> None:
+def _say_bad(heard: ReportRecord | Refused) -> None:
     """While reports arrive on stdin, each bad one is said at once."""
+    from gpudoctor.cluster.fleet.reading import Refused
+
     if isinstance(heard, Refused):
         say(f"{heard.place}: {heard.why}")
     elif heard.verdict in ("fail", "unknown"):
@@ -117,7 +99,7 @@ def _say_bad(heard: Record | Refused) -> None:
 
 def _progress() -> Callable[[Gathered | None], None]:
     """Says on one line of stderr how many were read, on a terminal only; None clears the line."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         return lambda gathered: None
     last = time.monotonic()
 
@@ -135,6 +117,9 @@ def _progress() -> Callable[[Gathered | None], None]:
 
 
 def _write_lists(fleet: Fleet, args: argparse.Namespace) -> None:
+    from gpudoctor.cluster.fleet.model import bad_names, good_names
+    from gpudoctor.report.output_files import write_file
+
     good, bad = good_names(fleet), bad_names(fleet)
     for path, names in ((args.good, good), (args.bad, bad)):
         if path is not None:
@@ -147,7 +132,10 @@ def _write_lists(fleet: Fleet, args: argparse.Namespace) -> None:
 
 
 def _write_expression(fleet: Fleet) -> None:
-    """Slurm's names of nodes are short ones; they stay whole where two would become one."""
+    """Slurm's names of nodes are short ones; they stay whole if two would become one."""
+    from gpudoctor.cluster.fleet.model import bad_names
+    from gpudoctor.cluster.hostlist import hostlist
+
     every = Counter(_short(name) for name in {row.host for row in fleet.nodes})
     names = [short if every[short := _short(name)] == 1 else name for name in bad_names(fleet)]
     write_stdout(hostlist(names) + "\n")
@@ -163,21 +151,27 @@ def _short(name: str) -> str:
 
 
 def _write(fleet: Fleet, args: argparse.Namespace) -> int:
-    if args.output is not None and str(args.output) != "-":
+    import msgspec
+
+    from gpudoctor.report.output_files import OutputError, write_file
+
+    if to_file(args):
         try:
-            write_file(args.output, _render(fleet, args, to_file=True))
+            write_file(args.output, _rendered(fleet, args, to_file=True))
             return fleet.exit_code
         except OutputError as error:
             say(f"error: {error}; the report goes to stdout instead")
             fleet = msgspec.structs.replace(fleet, exit_code=COULD_NOT)
-    write_stdout(_render(fleet, args, to_file=False))
+    write_stdout(_rendered(fleet, args, to_file=False))
     return fleet.exit_code
 
 
-def _render(fleet: Fleet, args: argparse.Namespace, *, to_file: bool) -> str:
+def _rendered(fleet: Fleet, args: argparse.Namespace, *, to_file: bool) -> str:
+    """The fleet in its format; what draws for people costs a JSON report of many nodes more than half of its start."""
     if args.format == "json":
-        return _json(fleet)
-    # what draws for people costs a JSON report of many nodes more than half of its start
+        from gpudoctor.json_text import json_line
+
+        return json_line(fleet)
     if args.format == "html":
         from gpudoctor.cluster.fleet.html import render_fleet_html
 
@@ -187,7 +181,3 @@ def _render(fleet: Fleet, args: argparse.Namespace, *, to_file: bool) -> str:
 
     color = output_color(args.color, to_file=to_file)
     return render_fleet_text(fleet, width=terminal_width(), color=color, verbose=args.verbose)
-
-
-def _json(fleet: Fleet) -> str:
-    return json_line(fleet)

@@ -1,135 +1,34 @@
-"""`gpudoctor fake-driver`: a program run before a driver that plays a node."""
+"""`gpudoctor fake-driver`: run a program in front of the driver of a node that is not here."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
+from gpudoctor.cli.options import source_options
 from gpudoctor.errors import UserError
-from gpudoctor.exits import say
-from gpudoctor.facts.model.node import Node
-from gpudoctor.facts.nvml.fake_driver_context import VARIABLE, write_stand_in
-from gpudoctor.fakes.library_build import library_folder
-from gpudoctor.fakes.library_table import answers_of, branch_of
-
-NOT_FOUND = 127
-NOT_EXECUTABLE = 126
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_PR_SET_PDEATHSIG = 1
-# longer than any deadline for a call; a driver that never answers is the fault driver-hang
-LONGEST_CALL_LATENCY_MS = 60_000
 
 
-def fake_driver(args: argparse.Namespace) -> int:
-    """Run `args.program`; give its exit code, 128 + n where signal n ended it.
-
-    127: there is no such program, 126: it cannot be started, as shells have it. Raise UserError
-    for a node that cannot be read, and where the library cannot be built.
-    """
-    latency_ms = _call_latency_ms(args.call_latency)
-    node = _node(args)
-    with TemporaryDirectory(prefix="gpudoctor-fake-driver-") as name:
-        private = Path(name)
-        try:
-            write_stand_in(private, node)
-            (private / "answers").write_bytes(answers_of(node, latency_ms))
-        except OSError as error:
-            raise UserError(f"{private}: {error.strerror or error}") from None
-        libraries = library_folder(branch_of(node), private, os.environ)
-        struck = f" with {', '.join(node.source.faults)}" if node.source.faults else ""
-        say(f"SIMULATED: {args.program[0]} sees the driver of {node.source.name}{struck}, not this machine's")
-        return _run(args.program, _environment(os.environ, libraries, private))
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `gpudoctor fake-driver`; what stands behind `--` is the program's."""
+    parser.usage = (
+        "gpudoctor fake-driver --node SOURCE [--fault NAME[@GPU]] [--call-latency MS] -- PROGRAM [ARGUMENT ...]"
+    )
+    parser.epilog = (
+        "The library libnvidia-ml.so.1 is built with cc, gcc, clang or $CC and kept in the cache. Exit code: the "
+        "program's own; 126 it cannot be started, 127 there is none of that name, 2 gpudoctor could not do its work."
+    )
+    source_options(parser, without="")
+    parser.add_argument(
+        "--call-latency", metavar="MS", help="milliseconds that every call takes: 0 (default) to 60000; a real one, 2"
+    )
 
 
-def _call_latency_ms(asked: str | None) -> float:
-    if asked is None:
-        return 0.0
-    try:
-        milliseconds = float(asked)
-    except ValueError:
-        milliseconds = -1.0
-    if not 0 <= milliseconds <= LONGEST_CALL_LATENCY_MS:
-        raise UserError(
-            f"--call-latency {asked[:40]}: a number of milliseconds from 0 to {LONGEST_CALL_LATENCY_MS} is wanted"
-        )
-    return milliseconds
+def run(args: argparse.Namespace) -> int:
+    """Run the program; give its exit code. Raise UserError if it cannot be run."""
+    if args.node is None:
+        raise UserError("fake-driver wants --node SOURCE: whose driver is to be played (see: gpudoctor nodes)")
+    if not any(getattr(args, "program", [])[:1]):
+        raise UserError("fake-driver wants a program behind --, as in: gpudoctor fake-driver --node NAME -- nvitop -1")
+    from gpudoctor.fakes.run_program import FakeDriverRequest, run_program
 
-
-def _node(args: argparse.Namespace) -> Node:
-    from gpudoctor.facts.captures.source import load_source
-    from gpudoctor.facts.simulated.load import apply_faults
-
-    if VARIABLE in os.environ:
-        raise UserError("this is running under gpudoctor fake-driver already: one driver at a time")
-    loaded = load_source(args.node, stdin=sys.stdin.buffer if args.node == "-" and sys.stdin else None)
-    return apply_faults(loaded.node, args.fault)
-
-
-def _environment(environ: Mapping[str, str], libraries: Path, private: Path) -> dict[str, str]:
-    path = environ.get("LD_LIBRARY_PATH")
-    return {
-        **environ,
-        "LD_LIBRARY_PATH": f"{libraries}:{path}" if path else str(libraries),
-        VARIABLE: str(private),
-    }
-
-
-def _run(program: list[str], environ: dict[str, str]) -> int:
-    """Start it and wait for its end, passing on what signals come."""
-    wanted = (*_PASSED_ON, signal.SIGCHLD)
-    # from here on signals wait until they are asked for: none is lost between the start and the wait
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
-    try:
-        return _wait(_start(program, environ, before), wanted)
-    except FileNotFoundError as error:
-        # a script's interpreter may be what is missing
-        say(f"error: {program[0]}: {error.strerror or error}")
-        return NOT_FOUND
-    except OSError as error:
-        say(f"error: {program[0]}: {error.strerror or error}")
-        return NOT_EXECUTABLE
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _start(program: list[str], environ: dict[str, str], mask: set[signal.Signals | int]) -> subprocess.Popen[bytes]:
-    import ctypes
-
-    try:
-        prctl = ctypes.CDLL(None).prctl
-    except (OSError, AttributeError):  # not Linux
-        prctl = None
-    parent = os.getpid()
-
-    def in_child() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if prctl is not None:
-            # it must not outlive us: its driver's answers lie in our folder
-            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-            if os.getppid() != parent:
-                os._exit(1)
-
-    return subprocess.Popen(program, env=environ, preexec_fn=in_child)
-
-
-def _wait(process: subprocess.Popen[bytes], wanted: tuple[signal.Signals, ...]) -> int:
-    asked_to_end = 0
-    while True:
-        told = signal.sigwaitinfo(wanted)
-        if told.si_signo == signal.SIGCHLD:
-            code = process.poll()
-            if code is not None:
-                return code if code >= 0 else 128 - code
-        elif told.si_code <= 0:  # sent by a process, to us alone perhaps
-            process.send_signal(told.si_signo)
-        elif told.si_signo == signal.SIGINT:
-            # from the terminal: the program got it too. In a call that hangs it hears nothing but this
-            asked_to_end += 1
-            if asked_to_end > 1:
-                process.terminate()
+    return run_program(FakeDriverRequest(args.node, tuple(args.fault), args.call_latency, tuple(args.program)))

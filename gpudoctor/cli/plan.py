@@ -1,223 +1,109 @@
-"""One `gpudoctor plan`: read the facts, judge them, choose, and write the plan."""
+"""`gpudoctor plan`: which strategy trains a model on a node."""
 
 from __future__ import annotations
 
 import argparse
-import os
-from itertools import takewhile
+from collections.abc import Callable
 from pathlib import Path
 from shutil import get_terminal_size
+from typing import TYPE_CHECKING
 
-import msgspec
+from gpudoctor.cli.options import (
+    facts_deadline_option,
+    fault_option,
+    format_options,
+    node_option,
+    output_option,
+    read_source,
+    up_to,
+    write_output,
+)
+from gpudoctor.exits import FAILED, OK, UNKNOWN, printable
+from gpudoctor.plan import MAX_BATCH
 
-from gpudoctor.api import Sourced
-from gpudoctor.checks.core.scope import scope_of
-from gpudoctor.cli.check import read_source
-from gpudoctor.config import load_config
-from gpudoctor.errors import UserError
-from gpudoctor.exits import FAILED, OK, UNKNOWN, printable, write_stdout
-from gpudoctor.facts.deadlines import COLLECTION
-from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.measurements import Measurements
-from gpudoctor.facts.model.node import Node
-from gpudoctor.json_text import json_line
-from gpudoctor.plan import megatron
-from gpudoctor.plan.choose import Choice, choose
-from gpudoctor.plan.communication import StepTime, step_time
-from gpudoctor.plan.cpu_ranks import cpu_plan
-from gpudoctor.plan.explain import formulas
-from gpudoctor.plan.forced import choose_forced
-from gpudoctor.plan.hf_config import shape_of_config
-from gpudoctor.plan.known_models import is_size, shape_of_size
-from gpudoctor.plan.last_check import measurements_of
-from gpudoctor.plan.launch import launch_of
-from gpudoctor.plan.machine import Machine, compute_capability, machine_of, usable_gpus
-from gpudoctor.plan.memory import Job
-from gpudoctor.plan.model import Plan, plan_of
-from gpudoctor.plan.model_shape import ModelError, ModelShape, seq_of
-from gpudoctor.plan.node_health import Trouble, examined, meaning, mended, troubles, unfit_gpus
-from gpudoctor.plan.plan_text import render_text
-from gpudoctor.plan.precision import Precision
-from gpudoctor.plan.settings import batch_of, bucket_of, harmful_settings, learning_rates, wanted_settings
-from gpudoctor.plan.strategies import Option
-from gpudoctor.plugins import all_checks
-from gpudoctor.profiles.load import profile_for
-from gpudoctor.profiles.profile import Profile
-from gpudoctor.report.model import SourceSummary
-from gpudoctor.report.output_files import write_file
-from gpudoctor.units import gib_text
+if TYPE_CHECKING:
+    from gpudoctor.plan.model import Plan
+    from gpudoctor.plan.request import PlanRequest
+
+PRECISIONS = ("bf16", "fp16", "fp32", "bf16-true")
+OPTIMIZERS = ("adamw", "adamw-8bit", "momentum", "lion", "sgd")
+MAX_NODES, MAX_SEQ, MAX_RANKS = 4096, 2**24, 64
 
 
-def plan(args: argparse.Namespace) -> int:
-    """Run `gpudoctor plan`. Raise UserError where there is nothing to plan, with the nearest that would work.
-
-    The exit code is 1 where a trial broke, 3 where it did not end or was refused a GPU.
-    """
-    for option, given in (("--backend", args.backend), ("--ranks", args.ranks), ("--force", args.force or None)):
-        if given is not None and not args.try_it:
-            raise UserError(f"{option} says where --try runs: add --try, or leave {option} out")
-    args.backend = args.backend or "auto"
-    shape = _shape(args.model)
-    sourced = read_source(args.node, args.fault, args.deadline or COLLECTION.seconds)
-    if not args.try_it:
-        _write(make_plan(args, shape, sourced)[0], args)
-        return OK
-    from gpudoctor.plan.verification.run import devices_of, run_trial
-
-    devices = devices_of(sourced.node, args)  # before the plan: it may not run at all
-    made, taken = (make_plan if sourced.node.gpus else cpu_plan)(args, shape, sourced)
-    trial = run_trial(taken.job, taken.split, devices)
-    _write(msgspec.structs.replace(made, trial=trial), args)
-    return OK if trial.error is None else UNKNOWN if trial.error_kind in ("timeout", "refused") else FAILED
-
-
-def make_plan(args: argparse.Namespace, shape: ModelShape, sourced: Sourced) -> tuple[Plan, Option]:
-    """The plan for a model on a node, and the option that it takes. Raise UserError."""
-    node = sourced.node
-    measured = sourced.measurements if args.report is None else measurements_of(args.report, node)
-    measurements = _of_gpus(measured)
-    checks = all_checks()
-    report = examined(node, measurements, checks, load_config(args.config, os.environ, checks), args.gpu)
-    scope, _ = scope_of(node, args.gpu)
-    unfit = unfit_gpus(report) if node.gpus else {}
-    gpus = usable_gpus(node, scope, unfit)
-    precision, warnings = _precision(args.precision, gpus, profile_for(node))
-    seq, seq_warnings = seq_of(args.seq, shape)
-    machine = machine_of(node, gpus, args.nodes, precision, measurements)
-    left_out = tuple((i, why) for i, why in sorted(unfit.items()) if scope is None or i in scope)
-    machine = msgspec.structs.replace(machine, left_out=left_out)
-    job = Job(shape, precision, args.optimizer, seq)
-    choice = _choice(machine, job, args)
-    taken = choice.taken
-    step = step_time(taken.job, taken.split, machine)
-    batch = batch_of(taken.job, taken.split)
-    source = SourceSummary(node.source.kind, node.source.name, node.source.faults)
-    made = plan_of(machine, job, choice, step, batch, source, node.source.kind == "simulated")
-    wanted = wanted_settings(machine, taken.split, node)
-    bucket = bucket_of(taken.job, taken.split, measurements)
-    found = troubles(report, unfit)
-    made = msgspec.structs.replace(
-        made,
-        learning_rate=learning_rates(batch),
-        bucket=bucket,
-        wanted=wanted,
-        harmful=harmful_settings(machine, node),
-        troubles=tuple(_meant(t, node, machine, choice, step, measurements) for t in found),
-        warnings=(
-            *warnings,
-            *seq_warnings,
-            *choice.warnings,
-            *_tight(choice, machine.memory_bytes),
-            *_lacking(taken),
-            *_slower(machine, step),
-            *_unmeasured(args, measurements),
-            *node.source.notes,
-        ),
-        launch=launch_of(machine, taken.job, taken.split, batch, wanted, bucket, len(gpus) == len(node.gpus)),
-        formulas=formulas() if args.explain else (),
+def add_options(plan: argparse.ArgumentParser) -> None:
+    """Add the options of `gpudoctor plan`."""
+    plan.add_argument("model", metavar="MODEL_SIZE", help="350m, 7b, 1.5b ..., or a Hugging Face config.json")
+    node_option(plan, "as for check; a report JSON brings its measurements along")
+    fault_option(plan)
+    plan.add_argument("--nodes", type=_up_to(MAX_NODES), default=1, metavar="N", help="so many nodes like this one")
+    plan.add_argument("--gpu", metavar="LIST", help="plan with these GPUs only: indices, UUIDs, bus ids, with commas")
+    plan.add_argument("--seq", type=_up_to(MAX_SEQ), metavar="TOKENS", help="of one sequence (default: up to 4096)")
+    plan.add_argument("--precision", choices=PRECISIONS, help="default: bf16 mixed with fp32, fp16 on older GPUs")
+    plan.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
+    plan.add_argument(
+        "--global-batch", type=_up_to(MAX_BATCH), metavar="N", help="sequences of one step (default: what fits)"
     )
-    return made, taken
+    plan.add_argument("--tensor", type=_up_to(MAX_NODES), metavar="T", help="tensor-parallel ranks, not chosen")
+    plan.add_argument("--pipeline", type=_up_to(MAX_NODES), metavar="P", help="pipeline stages, not chosen")
+    plan.add_argument("--explain", action="store_true", help="print every formula with its source")
+    plan.add_argument(
+        "--try", dest="verify", action="store_true", help="run a few steps of it, made smaller, and compare"
+    )
+    plan.add_argument(
+        "--backend", choices=("auto", "nccl", "gloo"), help="of --try: GPUs of this machine, or gloo: CPU ranks"
+    )
+    plan.add_argument("--ranks", type=_up_to(MAX_RANKS), metavar="N", help="of --try (default: one a GPU; gloo: 2)")
+    plan.add_argument("--force", action="store_true", help="--try on GPUs that another process uses")
+    plan.add_argument(
+        "--report", type=Path, metavar="FILE", help="of a check of this node: use its measurements, name its faults"
+    )
+    plan.add_argument("--config", type=Path, metavar="FILE", help="thresholds for the faults that are looked for")
+    facts_deadline_option(plan, "for reading the facts (default 60)")
+    format_options(plan, "text", "json")
+    output_option(plan, "write to FILE, atomically")
 
 
-def _shape(model: str) -> ModelShape:
-    if is_size(model):
-        return shape_of_size(model)
-    if not model.strip():
-        raise ModelError("MODEL_SIZE is empty: write 350m, 7b or 1.5b, or give the path of a config.json")
-    digits = "".join(takewhile(lambda c: c in "0123456789.", model.replace(",", ".")))
-    if digits and is_size(f"{digits}b") and not os.path.lexists(model):
-        raise ModelError(
-            f"{printable(model)[:60]} is no size: did you mean {digits}b? Sizes end in m or b; or give a file"
-        )
-    return shape_of_config(Path(model))
+def _up_to(largest: int) -> Callable[[str], int]:
+    return up_to(largest, "a whole number")
 
 
-def write_plan_error(args: argparse.Namespace, message: str, code: int) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Plan, and write the plan. Raise UserError if there is nothing to plan, with the nearest that would work.
+
+    The exit code is 1 if the verification broke, 3 if it did not end or was refused a GPU.
+    """
+    from gpudoctor.plan.make_plan import planned, shape_of
+
+    request = _request(args)
+    shape = shape_of(request.model)
+    made = planned(request, shape, read_source(args))
+    _write(made, args)
+    if made.trial is None or made.trial.error is None:
+        return OK
+    return UNKNOWN if made.trial.error_kind in ("timeout", "refused") else FAILED
+
+
+def write_error(args: argparse.Namespace, message: str, code: int) -> int:
     """One JSON document on every exit: what could not be planned, and why."""
-    if (args.format or "text") == "json":
+    if args.format == "json":
+        from gpudoctor.plan.model import Plan
+
         _write(Plan(error=printable(message)), args)
     return code
 
 
-def _choice(machine: Machine, job: Job, args: argparse.Namespace) -> Choice:
-    if args.tensor is None and args.pipeline is None:
-        return choose(machine, job, args.global_batch)
-    return choose_forced(machine, job, args.global_batch, args.tensor or 1, args.pipeline or 1)
+def _request(args: argparse.Namespace) -> PlanRequest:
+    from gpudoctor.plan.request import PlanRequest
 
-
-def _meant(
-    trouble: Trouble,
-    node: Node,
-    machine: Machine,
-    choice: Choice,
-    step: StepTime,
-    measurements: Measurements | None,
-) -> Trouble:
-    """The trouble with what it means: the same plan on a machine whose GPU has a sound link is the yardstick."""
-    taken = choice.taken
-    gpus = tuple(mended(gpu) if gpu.index in trouble.gpus else gpu for gpu in machine.gpus)
-    whole = msgspec.structs.replace(node, gpus=tuple(mended(g) if g.index in trouble.gpus else g for g in node.gpus))
-    sound = machine_of(whole, gpus, machine.nodes, taken.job.precision, measurements)
-    after = step_time(taken.job, taken.split, sound)
-    return msgspec.structs.replace(trouble, means=meaning(trouble, machine, step, after, sound.host))
-
-
-def _of_gpus(measurements: Measurements | None) -> Measurements | None:
-    """What CPU ranks measured says nothing of GPUs."""
-    launch = measurements.launch if measurements else None
-    return measurements if launch is not None and launch.backend == "nccl" else None
-
-
-def _precision(asked: Precision | None, gpus: tuple[Gpu, ...], profile: Profile) -> tuple[Precision, tuple[str, ...]]:
-    capability = compute_capability(gpus, profile)
-    old = capability is not None and capability < 8
-    if asked is None:
-        return ("fp16" if old else "bf16"), ()
-    if old and asked.startswith("bf16"):
-        return asked, (f"compute capability {capability:g} has no bf16 arithmetic: --precision fp16 is faster",)
-    return asked, ()
-
-
-def _unmeasured(args: argparse.Namespace, measurements: Measurements | None) -> tuple[str, ...]:
-    if args.report is None or measurements is not None:
-        return ()
-    return (f"{printable(str(args.report))} holds no measurements of GPUs: nothing of it counts here",)
-
-
-def _tight(choice: Choice, room_bytes: float) -> tuple[str, ...]:
-    taken = choice.taken
-    if taken.fit != "tight" or taken.memory is None:
-        return ()
-    over = gib_text(taken.memory.total - room_bytes)
-    return (f"tight: with what the caching allocator usually loses it is {over} more than there is",)
-
-
-def _lacking(taken: Option) -> tuple[str, ...]:
-    """What neither the memory nor the times of the plan say."""
-    if taken.split.engine == "megatron":
-        return megatron.lacks(taken.job, taken.split)
-    if taken.split.offload:
-        return ("the CPUs update the states in RAM: no time here counts that, and each step waits for it",)
-    return ()
-
-
-def _slower(machine: Machine, step: StepTime) -> tuple[str, ...]:
-    """Said where even the bound of all nodes together is below what one would do that waits for nothing."""
-    if machine.nodes == 1 or step.best is None or step.best * machine.nodes >= 1:
-        return ()
-    work = step.best * machine.nodes
-    return (
-        f"so much time goes between the nodes that {machine.nodes} do at most {work:.2g} times the work of one that "
-        "waits for nothing: a larger --global-batch, fewer nodes or a faster network would help",
-    )
+    return PlanRequest(**{name: getattr(args, name) for name in PlanRequest.__struct_fields__})
 
 
 def _write(made: Plan, args: argparse.Namespace) -> None:
-    if (args.format or "text") == "json":
-        text = json_line(made)
+    if args.format == "json":
+        from gpudoctor.json_text import json_line
+
+        write_output(json_line(made), args)
     else:
-        text = render_text(made, width=get_terminal_size((100, 24)).columns)
-    if args.output is None or str(args.output) == "-":
-        write_stdout(text)
-    else:
-        write_file(args.output, text)
+        from gpudoctor.plan.plan_text import render_text
+
+        write_output(render_text(made, width=get_terminal_size((100, 24)).columns), args)

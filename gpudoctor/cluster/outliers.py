@@ -50,7 +50,7 @@ class Bad(msgspec.Struct, frozen=True, gc=False):
         return "fail" if self.similarity <= FAIL_SIMILARITY else "warn"
 
 
-class Spread(msgspec.Struct, frozen=True):
+class FigureSpread(msgspec.Struct, frozen=True):
     """How the values of one figure lie. `bad` is worst first; `why_not` says why none was judged.
 
     `split`: so many are worse that they are another population; `bad` then holds them all.
@@ -80,14 +80,14 @@ def sigmas_wanted(judged: int, nodes: int) -> float:
     return max(_FEWEST_SIGMAS, by_chance) * (1.0 + 18.0 / nodes + 250.0 / nodes**2)
 
 
-def spread_of(values: Sequence[float], nodes: Sequence[int], less_is_better: bool, judged: int) -> Spread:
+def spread_of(values: Sequence[float], nodes: Sequence[int], less_is_better: bool, judged: int) -> FigureSpread:
     """The spread of the values of one figure; `nodes` says of which node each is; `judged` as in `sigmas_wanted`."""
     ordered = sorted(values)
     count = len(set(nodes))
     median = _median(ordered)
     deviation = _mad(ordered, median, less_is_better)
     criterion = _criterion(ordered)
-    spread = Spread(count, len(ordered), median, deviation, criterion, ordered[0], ordered[-1])
+    spread = FigureSpread(count, len(ordered), median, deviation, criterion, ordered[0], ordered[-1])
     if count < MIN_NODES:
         return msgspec.structs.replace(spread, why_not=f"{count} of at least {MIN_NODES} nodes")
     sigma = _MAD_TO_SIGMA * deviation

@@ -12,7 +12,7 @@ _GAP = 2
 _WORDS_MIN = 20
 
 
-class Rows:
+class TextRows:
     """Rows of `columns` cells that keep their width, and one behind them that takes what is left.
 
     A name that is cut is another node's name: where too little is left, the last cell goes below the others.

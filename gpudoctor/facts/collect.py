@@ -20,12 +20,12 @@ from gpudoctor.facts.nvml.fake_driver_context import stand_in
 from gpudoctor.facts.nvml.kernel_module import read_kernel_module
 
 if TYPE_CHECKING:
-    from gpudoctor.facts.nvml.collector import Collected
+    from gpudoctor.facts.nvml.collector import CollectorResult
 
 F = TypeVar("F", bound=Fact)
 _Told = tuple[Driver, tuple[Gpu, ...], "tuple[GpuPair, ...] | Missing"]
 
-_AROUND = ("pci", "host", "environment", "software", "network", "kernel_log")
+_AROUND = ("pci", "host", "environment", "software", "network", "fabric_manager", "kernel_log")
 
 # what the parent waits beyond the deadline for its own listener
 _SLACK_S = 1.0
@@ -61,12 +61,12 @@ def collect_live(
     stop: BaseException | None = None
     around: dict[str, Any] = {}
     if driver.module_loaded is not False:
-        from gpudoctor.facts.nvml.collector import Collected, Collector
+        from gpudoctor.facts.nvml.collector import Collector, CollectorResult
 
         try:
             collector = Collector(root, nvml_module)
         except OSError as error:  # no more processes or files may be opened, or Python itself is gone
-            told = _complete(Collected(f"the collector could not be started: {error.strerror or error}"), driver)
+            told = _complete(CollectorResult(f"the collector could not be started: {error.strerror or error}"), driver)
     else:
         dismiss_ahead()
     try:
@@ -100,6 +100,7 @@ def _read_host(root: Path, deadline_s: float, into: dict[str, Any]) -> None:
     """What the readers of everything but the driver tell, by the names that `Node` has for it; the slow one last."""
     from gpudoctor.facts.kernel_log.live import read_kernel_log
     from gpudoctor.facts.system.environment import read_environment
+    from gpudoctor.facts.system.fabric_manager import read_fabric_manager
     from gpudoctor.facts.system.host import read_host
     from gpudoctor.facts.system.network import read_network
     from gpudoctor.facts.system.pci import read_pci
@@ -110,6 +111,7 @@ def _read_host(root: Path, deadline_s: float, into: dict[str, Any]) -> None:
     into["environment"] = read_environment(os.environ, root)
     into["software"] = read_software()
     into["network"] = read_network(root)
+    into["fabric_manager"] = read_fabric_manager(root)
     into["kernel_log"] = read_kernel_log(root, deadline_s)
 
 
@@ -139,7 +141,7 @@ def _notes(driver: Driver) -> tuple[str, ...]:
     )
 
 
-def _complete(collected: Collected, read_before: Driver) -> _Told:
+def _complete(collected: CollectorResult, read_before: Driver) -> _Told:
     """What the collector told, with a reason in every place that it did not come to."""
     driver = collected.driver or read_before
     why = {call.gpu: call.words for call in reversed(collected.unanswered)}

@@ -24,7 +24,7 @@ from gpudoctor.fakes.reported import UP, FakeHandle, code_of, give, leaf_of, mw,
 _HANDLE_ERROR = re.compile(r"(?:index|GPU) (\d+): .*\((\d+)\)$")
 
 
-class Answers(HealthAnswers, SettingsAnswers, LinkAnswers):
+class NvmlAnswers(HealthAnswers, SettingsAnswers, LinkAnswers):
     """`to` answers a function by its name, `field` a field value; pynvml.NVMLError as the driver would raise it."""
 
     def to(self, name: str) -> Callable[..., Any] | None:
@@ -103,6 +103,11 @@ class Answers(HealthAnswers, SettingsAnswers, LinkAnswers):
         return self._only("bus_id", short_bus_id(_text(bus_id)))
 
     nvmlDeviceGetHandleByPciBusId_v2 = nvmlDeviceGetHandleByPciBusId
+
+    def nvmlDeviceQueryDrainState(self, place: Any) -> int:
+        # the binding tells text or bytes, by its version
+        bus_id = place.busId if isinstance(place.busId, str) else place.busId.decode()
+        return int(short_bus_id(bus_id) in (known(self.node.driver.drained_gpus) or ()))
 
     def _only(self, leaf: str, value: str) -> FakeHandle:
         found = next((gpu for gpu in self.gpus.values() if getattr(gpu, leaf) == value), None)

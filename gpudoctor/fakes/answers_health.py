@@ -9,12 +9,12 @@ from typing import Any
 import pynvml
 
 from gpudoctor.facts.model.gpu import EVENT_REASONS
-from gpudoctor.fakes.reported import FakeHandle, Told, give, mw
+from gpudoctor.fakes.reported import FakeHandle, ReportedNode, give, mw
 
 _SRAM = 7  # of nvmlMemoryLocation_t
 
 
-class HealthAnswers(Told):
+class HealthAnswers(ReportedNode):
     """One method per function of NVML."""
 
     # memory and PCIe
@@ -57,6 +57,10 @@ class HealthAnswers(Told):
         status.aggregateUncSecDed = give(ecc.sram_uncorrected_aggregate)
         status.bThresholdExceeded = give(ecc.sram_threshold_exceeded)
         return 0
+
+    def nvmlDeviceValidateInforom(self, handle: FakeHandle) -> None:
+        if give(self._gpu(handle).inforom_corrupted):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_CORRUPTED_INFOROM)
 
     def nvmlDeviceGetRemappedRows(self, handle: FakeHandle) -> tuple[int, int, int, int]:
         repair = self._gpu(handle).memory_repair

@@ -10,10 +10,10 @@ import pynvml
 from gpudoctor.facts.model.gpu import GpuPair, NvLink
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.nvml import labels as words
-from gpudoctor.fakes.reported import FakeHandle, Told, give, mw, number, nvml_bus_id, tristate
+from gpudoctor.fakes.reported import FakeHandle, ReportedNode, give, mw, number, nvml_bus_id, tristate
 
 
-class LinkAnswers(Told):
+class LinkAnswers(ReportedNode):
     """One method per function of NVML."""
 
     # links

@@ -10,10 +10,10 @@ import pynvml
 
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.sysfs import parse_cpu_list
-from gpudoctor.fakes.reported import FakeHandle, Told, give, mask
+from gpudoctor.fakes.reported import FakeHandle, ReportedNode, give, mask
 
 
-class SettingsAnswers(Told):
+class SettingsAnswers(ReportedNode):
     """One method per function of NVML."""
 
     # settings

@@ -20,7 +20,7 @@ import pynvml
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.fakes.answers import Answers
+from gpudoctor.fakes.answers import NvmlAnswers
 from gpudoctor.fakes.installed import replace_functions
 from gpudoctor.fakes.nodes import load
 from gpudoctor.fakes.reported import FakeHandle
@@ -46,7 +46,7 @@ _BEFORE_INIT = ("nvmlInit", "nvmlInitWithFlags", "nvmlErrorString", "nvmlSystemG
 _VERSION = re.compile(r"_v\d+$")
 
 
-class Fault(msgspec.Struct, frozen=True):
+class ScriptedFault(msgspec.Struct, frozen=True):
     """One thing that goes wrong in calls whose name matches `call` (a glob; with or without NVML's _v2, _v3).
 
     `gpu`: only on this one. `field`: only this value of nvmlDeviceGetFieldValues. `from_call`:
@@ -69,7 +69,7 @@ class Script(msgspec.Struct, frozen=True):
     """A fake driver as a file: see `from_file`."""
 
     node: Node
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[ScriptedFault, ...] = ()
     absent: tuple[str, ...] = ()
     last_field: int = 400
 
@@ -78,7 +78,7 @@ class FakeNvml:
     """Stands in for the module pynvml; constants, structs and errors are pynvml's own.
 
     `source` is a `Node` or anything that `--node` takes: the name of a simulated node, a file of
-    facts, a capture. `faults` are scripted ones (`Fault`) and names of the fault kit ("gpu-lost@2"),
+    facts, a capture. `faults` are scripted ones (`ScriptedFault`) and names of the fault kit ("gpu-lost@2"),
     which change the facts first; a call that the facts say did not return hangs. `absent` are
     globs of functions this driver does not have, `last_field` the highest field id it knows.
 
@@ -92,22 +92,22 @@ class FakeNvml:
     def __init__(
         self,
         source: Node | str | Path,
-        faults: Iterable[Fault | str] | Fault = (),
+        faults: Iterable[ScriptedFault | str] | ScriptedFault = (),
         absent: tuple[str, ...] = (),
         last_field: int = 400,
     ) -> None:
-        faults = (faults,) if isinstance(faults, str | Fault) else tuple(faults)
-        wrong = [fault for fault in faults if not isinstance(fault, str | Fault)]
+        faults = (faults,) if isinstance(faults, str | ScriptedFault) else tuple(faults)
+        wrong = [fault for fault in faults if not isinstance(fault, str | ScriptedFault)]
         if wrong:
             raise UserError(f"a fault is a name of the fault kit, as gpu-lost@2, or a Fault, not {wrong[0]!r}")
         self.node = load(source, [fault for fault in faults if isinstance(fault, str)])
         for fault in faults:
-            if isinstance(fault, Fault):
+            if isinstance(fault, ScriptedFault):
                 _refuse_idle(fault, self.node)
         self.calls: Counter[tuple[str, int | None]] = Counter()
         self.unknown: set[str] = set()
-        self.answers = Answers(self.node)
-        self._faults = (*(fault for fault in faults if isinstance(fault, Fault)), *_recorded(self.node))
+        self.answers = NvmlAnswers(self.node)
+        self._faults = (*(fault for fault in faults if isinstance(fault, ScriptedFault)), *_recorded(self.node))
         self._absent = absent
         self._last_field = last_field
         self._hits: Counter[tuple[int, int | None]] = Counter()
@@ -188,7 +188,7 @@ class FakeNvml:
                 self._sessions = max(self._sessions + (-1 if name == "nvmlShutdown" else 1), 0)
         return answer
 
-    def _matching(self, name: str, gpu: int | None) -> list[Fault]:
+    def _matching(self, name: str, gpu: int | None) -> list[ScriptedFault]:
         found = []
         for place, fault in enumerate(self._faults):
             if _is_named(name, fault.call) and fault.gpu in (None, gpu):
@@ -198,7 +198,7 @@ class FakeNvml:
                         found.append(fault)
         return found
 
-    def _strike(self, fault: Fault) -> Any:
+    def _strike(self, fault: ScriptedFault) -> Any:
         """What the fault answers; None where the true answer follows."""
         if fault.delay_s:
             threading.Event().wait(fault.delay_s)
@@ -241,7 +241,7 @@ class FakeNvml:
         return values
 
 
-def _refuse_idle(fault: Fault, node: Node) -> None:
+def _refuse_idle(fault: ScriptedFault, node: Node) -> None:
     """Raise UserError for a fault that would never strike: the test would pass without it."""
     asked = f"Fault({fault.call!r}{'' if fault.gpu is None else f', gpu={fault.gpu}'})"
     names = [name for name, real in vars(pynvml).items() if name.startswith("nvml") and isfunction(real)]
@@ -269,11 +269,13 @@ def _gpu_of(name: str, args: tuple[Any, ...]) -> int | None:
     return args[0].index if args and isinstance(args[0], FakeHandle) else None
 
 
-def _recorded(node: Node) -> tuple[Fault, ...]:
+def _recorded(node: Node) -> tuple[ScriptedFault, ...]:
     """The calls that did not return when the facts were read: they will not return here either."""
     unknown: int = pynvml.NVML_ERROR_UNKNOWN
     return tuple(
-        Fault(call.call, call.gpu, hang=True) if call.hangs else Fault(call.call, call.gpu, code=unknown)
+        ScriptedFault(call.call, call.gpu, hang=True)
+        if call.hangs
+        else ScriptedFault(call.call, call.gpu, code=unknown)
         for call in node.driver.unanswered
     )
 

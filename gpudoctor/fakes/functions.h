@@ -162,6 +162,13 @@ VERSIONED(nvmlDeviceGetUnrepairableMemoryFlag_v1)
 VERSIONED(nvmlDeviceGetMarginTemperature)
 #endif
 
+/* answers with a code and nothing else */
+int nvmlDeviceValidateInforom(void *device)
+{
+    const struct record *record = NULL;
+    return asked("nvmlDeviceValidateInforom", device, 0, NULL, &record);
+}
+
 #define TEXT(name) int name(void *device, char *text, unsigned size) { return written(#name, device, text, size); }
 TEXT(nvmlDeviceGetBoardPartNumber)
 TEXT(nvmlDeviceGetName)

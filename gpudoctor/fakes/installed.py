@@ -12,7 +12,7 @@ import pynvml
 _POINTER, _LIBRARY = "_nvmlGetFunctionPointer", "_LoadNvmlLibrary"
 
 
-class Driver(Protocol):
+class InstalledDriver(Protocol):
     """What answers instead of the library."""
 
     unknown: set[str]
@@ -20,7 +20,7 @@ class Driver(Protocol):
     def function(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]: ...
 
 
-def replace_functions(driver: Driver) -> Callable[[], None]:
+def replace_functions(driver: InstalledDriver) -> Callable[[], None]:
     """Have pynvml answered by `driver`; what is returned puts it back as it was.
 
     Replaced is every function that calls the library itself. Those that only call others

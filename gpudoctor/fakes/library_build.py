@@ -6,7 +6,6 @@ import hashlib
 import os
 import shlex
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.private_folder import make_private_folder, why_replaceable
+from gpudoctor.process.command import CommandLateError, run_command
 
 LIBRARY = "libnvidia-ml.so.1"
 FLAGS = ("-std=gnu11", "-O1", "-fPIC", "-shared", "-pthread", f"-Wl,-soname,{LIBRARY}")
@@ -102,16 +102,14 @@ def _cache(environ: Mapping[str, str]) -> tuple[Path, ...]:
 def _compile(compiler: tuple[str, ...], branch: int, into: str) -> None:
     command = (*compiler, *FLAGS, f"-DDRIVER={branch}", "-o", into, str(SOURCES[0]))
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_BUILD_DEADLINE_S, check=False
-        )
+        done = run_command(command, _BUILD_DEADLINE_S, with_stderr=True)
     except OSError as error:
         raise UserError(f"{compiler[0]} could not be started: {error.strerror or error}") from None
-    except subprocess.TimeoutExpired:
+    except CommandLateError:
         raise UserError(f"{compiler[0]} did not end in {_BUILD_DEADLINE_S:g} s") from None
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace")
-        lines = [line for line in said.splitlines() if "error" in line] or said.splitlines() or ["it said nothing"]
+        said = done.stderr.splitlines()
+        lines = [line for line in said if "error" in line] or said or ["it said nothing"]
         raise UserError(
             f"{compiler[0]} could not build the library of the fake driver: {lines[0][:200]}; the C library's headers "
             "may be missing: apt install gcc libc6-dev, dnf install gcc glibc-devel"

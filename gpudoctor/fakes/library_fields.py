@@ -8,7 +8,7 @@ from typing import Any
 from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.nvml import labels as words
-from gpudoctor.fakes.library_rows import Rows, number_of, thousandths
+from gpudoctor.fakes.library_rows import LibraryRows, number_of, thousandths
 from gpudoctor.fakes.nvml_table import FIELDS, WATT_FIELDS, slowed_times
 
 _CALL = "nvmlDeviceGetFieldValues"
@@ -17,7 +17,7 @@ _ALL_LINKS = 0xFFFF_FFFF
 _UP = ("active", "sleep")
 
 
-def tell_fields(rows: Rows, gpu: Gpu, driver: tuple[int, ...]) -> None:
+def tell_fields(rows: LibraryRows, gpu: Gpu, driver: tuple[int, ...]) -> None:
     """All fields that the facts know; any other id is not supported."""
     rows.tell(_CALL, gpu.index, "")
     links = () if isinstance(gpu.nvlinks, Missing) else gpu.nvlinks
@@ -34,7 +34,7 @@ def tell_fields(rows: Rows, gpu: Gpu, driver: tuple[int, ...]) -> None:
             _tell(rows, gpu, field, _ALL_LINKS, 0)
 
 
-def _tell(rows: Rows, gpu: Gpu, field: int, scope: int, value: Any) -> None:
+def _tell(rows: LibraryRows, gpu: Gpu, field: int, scope: int, value: Any) -> None:
     if not isinstance(value, Missing) and value < 0:
         rows.tell(_CALL, gpu.index, "Ii4x", _SIGNED, value, args=(field, scope))
     else:

@@ -8,9 +8,10 @@ from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu, GpuProcess
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.nvml import labels as words
 from gpudoctor.facts.system.sysfs import parse_cpu_list
-from gpudoctor.fakes.library_rows import Rows, number_of, thousandths
+from gpudoctor.fakes.library_rows import LibraryRows, number_of, thousandths
 
 _NOT_FOUND = 6
+_CORRUPTED_INFOROM = 14
 _SAMPLE_PERIOD_US = 167_000
 _UNKNOWN_BYTES = (1 << 64) - 1
 _MASK_BYTES = 512  # 4096 CPUs
@@ -22,7 +23,7 @@ def version_of(size: int, number: int) -> int:
     return size | number << 24
 
 
-def tell_gpu(rows: Rows, gpu: Gpu) -> None:
+def tell_gpu(rows: LibraryRows, gpu: Gpu) -> None:
     """Everything but field values, NVLinks and MIG instances."""
     _tell_identity(rows, gpu)
     _tell_memory(rows, gpu)
@@ -34,7 +35,7 @@ def tell_gpu(rows: Rows, gpu: Gpu) -> None:
     _tell_processes(rows, gpu)
 
 
-def _tell_identity(rows: Rows, gpu: Gpu) -> None:
+def _tell_identity(rows: LibraryRows, gpu: Gpu) -> None:
     me = gpu.index
     texts = {"UUID": gpu.uuid, "Name": gpu.name, "Serial": gpu.serial, "VbiosVersion": gpu.vbios}
     for name, text in {**texts, "BoardPartNumber": gpu.board_part_number}.items():
@@ -83,7 +84,7 @@ def _hexadecimal(leaf: Any) -> int:
         return 0
 
 
-def _tell_memory(rows: Rows, gpu: Gpu) -> None:
+def _tell_memory(rows: LibraryRows, gpu: Gpu) -> None:
     def size(mib: Any) -> Any:
         return mib if isinstance(mib, Missing) else mib << 20
 
@@ -94,7 +95,7 @@ def _tell_memory(rows: Rows, gpu: Gpu) -> None:
     rows.tell("nvmlDeviceGetMemoryInfo_v2", gpu.index, "I4x4Q", two, total, reserved, free, used, args=(two,))
 
 
-def _tell_state(rows: Rows, gpu: Gpu) -> None:
+def _tell_state(rows: LibraryRows, gpu: Gpu) -> None:
     me, pcie, busy = gpu.index, gpu.pcie, gpu.utilization
     numbers = {
         "CurrPcieLinkGeneration": pcie.generation,
@@ -117,7 +118,7 @@ def _tell_state(rows: Rows, gpu: Gpu) -> None:
         rows.tell("nvmlDeviceGetPcieThroughput", me, "I", quiet, args=(counter,))
 
 
-def _tell_health(rows: Rows, gpu: Gpu) -> None:
+def _tell_health(rows: LibraryRows, gpu: Gpu) -> None:
     me, ecc, repair = gpu.index, gpu.ecc, gpu.memory_repair
     rows.tell("nvmlDeviceGetEccMode", me, "2I", ecc.enabled, ecc.pending)
     totals = ((ecc.corrected_volatile, ecc.corrected_aggregate), (ecc.uncorrected_volatile, ecc.uncorrected_aggregate))
@@ -130,6 +131,11 @@ def _tell_health(rows: Rows, gpu: Gpu) -> None:
     one = version_of(104, 1)
     sram = (0, ever, 0, now, 0, 0, 0, 0, 0, 0, 0, ecc.sram_threshold_exceeded)
     rows.tell("nvmlDeviceGetSramEccErrorStatus", me, "I4x11QI4x", one, *sram, args=(one,))
+    corrupted = gpu.inforom_corrupted
+    if corrupted is True:
+        rows.refuse("nvmlDeviceValidateInforom", me, _CORRUPTED_INFOROM)
+    else:
+        rows.tell("nvmlDeviceValidateInforom", me, "", *([corrupted] if isinstance(corrupted, Missing) else []))
     banks = (repair.banks_max_spare, repair.banks_high_spare, repair.banks_partial_spare)
     rows.tell("nvmlDeviceGetRowRemapperHistogram", me, "5I", *banks, repair.banks_low_spare, repair.banks_no_spare)
     three, two = version_of(12, 1), version_of(8, 1)
@@ -144,7 +150,7 @@ def _tell_health(rows: Rows, gpu: Gpu) -> None:
         rows.tell("nvmlDeviceGetTemperatureThreshold", me, "I", limit, args=(kind,))
 
 
-def _tell_clocks(rows: Rows, gpu: Gpu) -> None:
+def _tell_clocks(rows: LibraryRows, gpu: Gpu) -> None:
     clocks = gpu.clocks
     rising = {
         "ClockInfo": (clocks.graphics_mhz, clocks.sm_mhz, clocks.memory_mhz),
@@ -163,7 +169,7 @@ def _tell_clocks(rows: Rows, gpu: Gpu) -> None:
         rows.tell(f"nvmlDeviceGetCurrentClocks{name}Reasons", gpu.index, "Q", reasons)
 
 
-def _tell_power(rows: Rows, gpu: Gpu) -> None:
+def _tell_power(rows: LibraryRows, gpu: Gpu) -> None:
     power = gpu.power
     watts = {
         "PowerUsage": power.draw_w,
@@ -177,7 +183,7 @@ def _tell_power(rows: Rows, gpu: Gpu) -> None:
     rows.tell("nvmlDeviceGetPowerManagementLimitConstraints", gpu.index, "2I", low, high)
 
 
-def _tell_settings(rows: Rows, gpu: Gpu) -> None:
+def _tell_settings(rows: LibraryRows, gpu: Gpu) -> None:
     me, settings = gpu.index, gpu.settings
     numbers = {
         "PersistenceMode": settings.persistence,
@@ -206,7 +212,7 @@ def _mask(bits: frozenset[int] | None) -> bytes:
     return sum(1 << bit for bit in places).to_bytes(_MASK_BYTES, "little")
 
 
-def _tell_processes(rows: Rows, gpu: Gpu) -> None:
+def _tell_processes(rows: LibraryRows, gpu: Gpu) -> None:
     for name, kind in _KINDS.items():
         call = f"nvmlDeviceGet{name}RunningProcesses"
         if isinstance(gpu.processes, Missing):

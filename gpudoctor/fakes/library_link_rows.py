@@ -8,13 +8,13 @@ from gpudoctor.facts.model.gpu import Fabric, Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.nvml import labels as words
 from gpudoctor.fakes.library_gpu_rows import PCI_INFO, pci_info, version_of
-from gpudoctor.fakes.library_rows import Rows, number_of
+from gpudoctor.fakes.library_rows import LibraryRows, number_of
 
 _HIDDEN = (b"FFFF:FF:FF.0", 0xFFFF_FFFF, 0xFF, 0xFF, 0, 0, b"FFFFFFFF:FF:FF.0")
 _COMPLETED = 3
 
 
-def tell_links(rows: Rows, gpu: Gpu) -> None:
+def tell_links(rows: LibraryRows, gpu: Gpu) -> None:
     """State, version and far end of each NVLink, and the fabric in its three forms."""
     _tell_fabric(rows, gpu)
     if isinstance(gpu.nvlinks, Missing):
@@ -31,7 +31,7 @@ def tell_links(rows: Rows, gpu: Gpu) -> None:
         rows.tell("nvmlDeviceGetNvLinkRemotePciInfo_v2", me, PCI_INFO, *info, args=args)
 
 
-def _tell_fabric(rows: Rows, gpu: Gpu) -> None:
+def _tell_fabric(rows: LibraryRows, gpu: Gpu) -> None:
     me, fabric = gpu.index, gpu.fabric
     state: Any = number_of(fabric.state, words.FABRIC_STATES)
     done = state == _COMPLETED

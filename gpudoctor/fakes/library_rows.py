@@ -46,7 +46,7 @@ def thousandths(leaf: Any) -> Any:
     return leaf if isinstance(leaf, Missing) else round(leaf * 1000)
 
 
-class Rows:
+class LibraryRows:
     """Collects answers; the first that is told of a key stays."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from gpudoctor.facts.nvml.error_cost import condemning
 from gpudoctor.fakes.library_fields import tell_fields
 from gpudoctor.fakes.library_gpu_rows import tell_gpu
 from gpudoctor.fakes.library_link_rows import tell_links
-from gpudoctor.fakes.library_rows import NEVER, SYSTEM, UNKNOWN, Rows, code_of, number_of
+from gpudoctor.fakes.library_rows import NEVER, SYSTEM, UNKNOWN, LibraryRows, code_of, number_of
 
 _NOT_LOADED = 9
 _MIG_IDS = 1000
@@ -24,12 +24,12 @@ _OTHER_NAMES = {"nvmlDeviceGetMemoryInfo": ("nvmlDeviceGetMemoryInfo", "nvmlDevi
 
 
 def answers_of(node: Node, call_latency_ms: float = 0.0) -> bytes:
-    """The table for the C library: see `Rows.written`. A call that did not return in the facts never does.
+    """The table for the C library: see `LibraryRows.written`. A call that did not return in the facts never does.
 
     The time that waking the GPUs took is shared out among them, and a slowest call of a second or more is
     as slow again.
     """
-    rows = Rows()
+    rows = LibraryRows()
     _tell_waits(rows, node)
     for call in node.driver.unanswered:
         name = re.sub(r"(RunningProcesses)_v[23]$", r"\1", call.call)
@@ -58,7 +58,7 @@ def branch_of(node: Node) -> int:
     return version[0] if version and version[0] > 0 else UNKNOWN
 
 
-def _tell_waits(rows: Rows, node: Node) -> None:
+def _tell_waits(rows: LibraryRows, node: Node) -> None:
     start_s = known(node.driver.start_s) or 0.0
     for gpu in node.gpus:
         if known(gpu.settings.persistence) is False and 0 < start_s < math.inf:
@@ -79,7 +79,7 @@ def _version(driver: Driver) -> tuple[int, ...]:
     return tuple(int(part) for part in str(known(driver.library_version) or "").split(".") if part.isdecimal())
 
 
-def _tell_driver(rows: Rows, driver: Driver, node: Node) -> None:
+def _tell_driver(rows: LibraryRows, driver: Driver, node: Node) -> None:
     code: Any = known(driver.init_code)
     if code is None:
         code = 0 if node.gpus else _NOT_LOADED
@@ -116,7 +116,7 @@ def _tell_driver(rows: Rows, driver: Driver, node: Node) -> None:
             rows.refuse("nvmlDeviceGetHandleByIndex", index, UNKNOWN)
 
 
-def _tell_errors(rows: Rows, gpu: Gpu) -> None:
+def _tell_errors(rows: LibraryRows, gpu: Gpu) -> None:
     """The calls that failed in the facts fail; a GPU that is lost or wants a reset says so to all that is not told."""
     rows.tell("device", gpu.index, "")
     for error in gpu.errors:
@@ -127,7 +127,7 @@ def _tell_errors(rows: Rows, gpu: Gpu) -> None:
         rows.refuse("*", gpu.index, error.code)
 
 
-def _tell_instances(rows: Rows, gpu: Gpu) -> None:
+def _tell_instances(rows: LibraryRows, gpu: Gpu) -> None:
     instances = gpu.settings.mig_instances
     if isinstance(instances, Missing):
         if instances.kind == "failed":
@@ -155,7 +155,7 @@ def _tell_instances(rows: Rows, gpu: Gpu) -> None:
             )
 
 
-def _tell_pairs(rows: Rows, node: Node) -> None:
+def _tell_pairs(rows: LibraryRows, node: Node) -> None:
     told = {(pair.a, pair.b): pair for pair in known(node.pairs) or ()}
     for one in node.gpus:
         for other in node.gpus:

@@ -27,7 +27,7 @@ class FakeHandle(msgspec.Struct, frozen=True):
     instance: int | None = None
 
 
-class Told:
+class ReportedNode:
     """The node, and the GPU that a handle stands for."""
 
     def __init__(self, node: Node) -> None:

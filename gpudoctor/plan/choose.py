@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import msgspec
 
 from gpudoctor.errors import UserError
+from gpudoctor.plan import MAX_BATCH
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import Job
-from gpudoctor.plan.split import Split
+from gpudoctor.plan.memory import PlanJob
+from gpudoctor.plan.split import RankSplit
 from gpudoctor.plan.strategies import Option, each_option, options_of
 from gpudoctor.units import gib_text
 
 MOST_NODES = 4096
-MAX_BATCH = 2**24  # sequences of one step
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class Choice(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-def choose(machine: Machine, job: Job, global_batch: int | None) -> Choice:
+def choose(machine: Machine, job: PlanJob, global_batch: int | None) -> Choice:
     """The simplest strategy that fits. Raise UserError, with the nearest that works, where none does.
 
     Rule: it fits one GPU: DDP. It fits the node: FSDP over the node, replicas between nodes. Beyond: tensor
@@ -95,8 +95,8 @@ def _best(options: tuple[Option, ...], machine: Machine) -> Option | None:
     return None
 
 
-def check_batch(global_batch: int, split: Split) -> None:
-    """Raise UserError where the data-parallel ranks cannot share the batch evenly."""
+def check_batch(global_batch: int, split: RankSplit) -> None:
+    """Raise UserError if the data-parallel ranks cannot share the batch evenly."""
     if global_batch % split.data == 0:
         return
     lower, upper = global_batch // split.data * split.data, -(-global_batch // split.data) * split.data
@@ -118,7 +118,7 @@ def _short(options: tuple[Option, ...], name: str) -> str:
     return next((o.reason for o in options if o.split.name == name and o.reason), "too much")
 
 
-def _nothing_fits(options: tuple[Option, ...], machine: Machine, job: Job) -> str:
+def _nothing_fits(options: tuple[Option, ...], machine: Machine, job: PlanJob) -> str:
     gpus = f"{machine.world} {'GPU' if machine.world == 1 else 'GPUs'} of {gib_text(machine.memory_bytes)}"
     sizes = [(option.memory.total, n) for n, option in enumerate(options) if option.memory is not None]
     amount, number = min(sizes)
@@ -129,13 +129,13 @@ def _nothing_fits(options: tuple[Option, ...], machine: Machine, job: Job) -> st
     return f"{job.shape.name} does not fit {gpus} in any way (least: {need}); {way_out(machine, job)}"
 
 
-def way_out(machine: Machine, job: Job) -> str:
+def way_out(machine: Machine, job: PlanJob) -> str:
     """The nearest that works where nothing that was asked for does; with states in RAM where nothing else does."""
     nearest = list(_nearest(machine, job)) or [*_shorter(machine, job, offload=True)]
     return f"the nearest that works: {'; or '.join(nearest)}" if nearest else "take a smaller model"
 
 
-def _nearest(machine: Machine, job: Job) -> Iterator[str]:
+def _nearest(machine: Machine, job: PlanJob) -> Iterator[str]:
     """What would work without states in RAM: fewer bytes a parameter, shorter sequences, more nodes."""
     if job.precision in ("bf16", "fp16") and _fits(machine, msgspec.structs.replace(job, precision="bf16-true")):
         yield "--precision bf16-true (8 bytes a parameter, coarser updates)"
@@ -147,7 +147,7 @@ def _nearest(machine: Machine, job: Job) -> Iterator[str]:
         yield f"--nodes {nodes}"
 
 
-def _shorter(machine: Machine, job: Job, *, offload: bool) -> Iterator[str]:
+def _shorter(machine: Machine, job: PlanJob, *, offload: bool) -> Iterator[str]:
     seq = job.seq // 2
     while seq >= 512:
         if _fits(machine, msgspec.structs.replace(job, seq=seq), offload=offload):
@@ -156,7 +156,7 @@ def _shorter(machine: Machine, job: Job, *, offload: bool) -> Iterator[str]:
         seq //= 2
 
 
-def _nodes_wanted(machine: Machine, job: Job) -> int | None:
+def _nodes_wanted(machine: Machine, job: PlanJob) -> int | None:
     """The smallest number of such nodes that hold it, found by doubling and halving."""
     upper = machine.nodes
     while not _fits(msgspec.structs.replace(machine, nodes=upper), job):
@@ -175,5 +175,5 @@ def _nodes_wanted(machine: Machine, job: Job) -> int | None:
     return upper
 
 
-def _fits(machine: Machine, job: Job, *, offload: bool = False) -> bool:
+def _fits(machine: Machine, job: PlanJob, *, offload: bool = False) -> bool:
     return any(o.fit == "fits" and (offload or not o.split.offload) for o in each_option(machine, job, None))

@@ -7,15 +7,15 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import Job, stage_parameters
+from gpudoctor.plan.memory import PlanJob, stage_parameters
 from gpudoctor.plan.precision import compute_bytes, state_bytes
 from gpudoctor.plan.rates import Rate
-from gpudoctor.plan.split import Split
+from gpudoctor.plan.split import RankSplit
 
 Link = Literal["node", "network", "host"]
 
 
-class Traffic(msgspec.Struct, frozen=True):
+class LinkTraffic(msgspec.Struct, frozen=True):
     """One kind of traffic of one GPU in one step: `gb` that its slowest link carries in one direction.
 
     `hidden`: whether it can run beside arithmetic.
@@ -39,7 +39,7 @@ class StepTime(msgspec.Struct, frozen=True):
     where everything that can be hidden is, `plain` where nothing is. None: a rate is not known.
     """
 
-    traffic: tuple[Traffic, ...]
+    traffic: tuple[LinkTraffic, ...]
     communication_s: float | None
     compute_s: float | None
     bubble: float
@@ -47,7 +47,7 @@ class StepTime(msgspec.Struct, frozen=True):
     plain: float | None
 
 
-def traffic_of(job: Job, split: Split, machine: Machine) -> tuple[Traffic, ...]:
+def traffic_of(job: PlanJob, split: RankSplit, machine: Machine) -> tuple[LinkTraffic, ...]:
     """Everything that one GPU sends in one step.
 
     Formulas, with n ranks of a group, P parameters of the rank, m micro-batches, E bytes a value, G bytes a
@@ -72,7 +72,7 @@ def traffic_of(job: Job, split: Split, machine: Machine) -> tuple[Traffic, ...]:
     return tuple(part for part in parts if part.gb > 0)
 
 
-def step_time(job: Job, split: Split, machine: Machine) -> StepTime:
+def step_time(job: PlanJob, split: RankSplit, machine: Machine) -> StepTime:
     """Time of a step and the bound on efficiency that communication leaves.
 
     Formula: arithmetic (6 A + 6 L q s) tokens FLOP, a third more with full recomputation, spread over all GPUs (A
@@ -100,7 +100,7 @@ def step_time(job: Job, split: Split, machine: Machine) -> StepTime:
     return StepTime(traffic, total, compute_s, bubble, best, plain)
 
 
-def compute_seconds(job: Job, split: Split, machine: Machine) -> float | None:
+def compute_seconds(job: PlanJob, split: RankSplit, machine: Machine) -> float | None:
     """Arithmetic of one step on one GPU, in s; the formula stands at `step_time`."""
     if isinstance(machine.compute, str):
         return None
@@ -111,7 +111,7 @@ def compute_seconds(job: Job, split: Split, machine: Machine) -> float | None:
     return flop / split.world / (machine.compute.value * 1e12)
 
 
-def _data_traffic(job: Job, split: Split, machine: Machine) -> list[Traffic]:
+def _data_traffic(job: PlanJob, split: RankSplit, machine: Machine) -> list[LinkTraffic]:
     n = split.data
     if n == 1 and not split.offload:
         return []
@@ -128,38 +128,38 @@ def _data_traffic(job: Job, split: Split, machine: Machine) -> list[Traffic]:
     if split.sharding == "parameters":
         return _fsdp_traffic(split, machine, gradients, weights, m, per.weights * parameters / 1e9)
     if split.sharding == "none":
-        return [Traffic("gradients: all-reduce", 2 * share * gradients, link, True, reduce_rate)]
+        return [LinkTraffic("gradients: all-reduce", 2 * share * gradients, link, True, reduce_rate)]
     reduces = m if split.sharding == "gradients" else 1
     return [
-        Traffic("gradients: reduce-scatter", share * gradients * reduces, link, True, rate),
-        Traffic("new weights: all-gather", share * weights, link, False, rate),
+        LinkTraffic("gradients: reduce-scatter", share * gradients * reduces, link, True, rate),
+        LinkTraffic("new weights: all-gather", share * weights, link, False, rate),
     ]
 
 
 def _fsdp_traffic(
-    split: Split, machine: Machine, gradients: float, weights: float, m: int, stored: float
-) -> list[Traffic]:
+    split: RankSplit, machine: Machine, gradients: float, weights: float, m: int, stored: float
+) -> list[LinkTraffic]:
     n = split.shards
     share = (n - 1) / n
     local = n * split.tensor <= machine.gpus_per_node
     rate = machine.gather if local else _across(machine, split.tensor)
     link: Link = "node" if local else "network"
     parts = [
-        Traffic("weights: all-gather, forward and backward", 2 * share * weights * m, link, True, rate),
-        Traffic("gradients: reduce-scatter", share * gradients * m, link, True, rate),
+        LinkTraffic("weights: all-gather, forward and backward", 2 * share * weights * m, link, True, rate),
+        LinkTraffic("gradients: reduce-scatter", share * gradients * m, link, True, rate),
     ]
     replicas = split.data // n
     if replicas > 1:
         shard = 2 * (replicas - 1) / replicas * gradients / n
-        parts.append(Traffic("gradients of replicas: all-reduce", shard, "network", True, _per_gpu(machine)))
+        parts.append(LinkTraffic("gradients of replicas: all-reduce", shard, "network", True, _per_gpu(machine)))
     if split.offload:
         from_ram = 2 * stored * m / n
-        parts.append(Traffic("weights from RAM, forward and backward", from_ram, "host", True, machine.host))
-        parts.append(Traffic("gradients to RAM", gradients * m / n, "host", True, machine.host))
+        parts.append(LinkTraffic("weights from RAM, forward and backward", from_ram, "host", True, machine.host))
+        parts.append(LinkTraffic("gradients to RAM", gradients * m / n, "host", True, machine.host))
     return parts
 
 
-def _tensor_traffic(job: Job, split: Split, machine: Machine) -> list[Traffic]:
+def _tensor_traffic(job: PlanJob, split: RankSplit, machine: Machine) -> list[LinkTraffic]:
     t = split.tensor
     if t == 1:
         return []
@@ -171,10 +171,10 @@ def _tensor_traffic(job: Job, split: Split, machine: Machine) -> list[Traffic]:
     link: Link = "node"
     if t > machine.gpus_per_node:
         rate, link = _across(machine, 1), "network"
-    return [Traffic("activations between tensor ranks: reduce-scatter, all-gather", gb, link, False, rate)]
+    return [LinkTraffic("activations between tensor ranks: reduce-scatter, all-gather", gb, link, False, rate)]
 
 
-def _pipeline_traffic(job: Job, split: Split, machine: Machine) -> list[Traffic]:
+def _pipeline_traffic(job: PlanJob, split: RankSplit, machine: Machine) -> list[LinkTraffic]:
     if split.pipeline == 1:
         return []
     once = compute_bytes(job.precision) * job.tokens * job.shape.hidden / split.tensor / 1e9
@@ -182,7 +182,7 @@ def _pipeline_traffic(job: Job, split: Split, machine: Machine) -> list[Traffic]
     rate = machine.gather if local else _per_gpu(machine)
     link: Link = "node" if local else "network"
     # forward to the next stage and backward to the one before are two directions of the same wire
-    return [Traffic("activations to the next stage", once * job.micro_batches, link, True, rate)]
+    return [LinkTraffic("activations to the next stage", once * job.micro_batches, link, True, rate)]
 
 
 def _across(machine: Machine, apart: int) -> Rate | str:

@@ -1,41 +1,41 @@
-"""A plan where there is no GPU and CPU ranks are to try it: which strategy this machine's RAM holds."""
+"""A plan if there is no GPU and CPU ranks are to try it: which strategy this machine's RAM holds."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 
 import msgspec
 
 from gpudoctor.api import Sourced
 from gpudoctor.errors import UserError
-from gpudoctor.load_policy import CPU_RANKS
+from gpudoctor.load.devices import CPU_RANKS
 from gpudoctor.plan.forced import nearest_split, undividable
 from gpudoctor.plan.machine import ram_bytes
-from gpudoctor.plan.memory import Job, memory_of
+from gpudoctor.plan.memory import PlanJob, memory_of
 from gpudoctor.plan.model import Plan, model_summary, strategy
 from gpudoctor.plan.model_shape import ModelShape, seq_of
+from gpudoctor.plan.request import PlanRequest
 from gpudoctor.plan.settings import batch_of, learning_rates
-from gpudoctor.plan.split import Split, StrategyName
+from gpudoctor.plan.split import RankSplit, StrategyName
 from gpudoctor.plan.strategies import Option
 from gpudoctor.report.model import SourceSummary
 from gpudoctor.units import gib_text
 
 
-def cpu_plan(args: argparse.Namespace, shape: ModelShape, sourced: Sourced) -> tuple[Plan, Option]:
+def cpu_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tuple[Plan, Option]:
     """The simplest strategy whose tensors, on all CPU ranks together, the RAM holds; in fp32 unless asked otherwise.
 
-    Raise UserError where none does. Nothing is said of settings, launch and times: no GPU is there to have them.
+    Raise UserError if none does. Nothing is said of settings, launch and times: no GPU is there to have them.
     """
-    asked = (("--nodes", args.nodes > 1), ("--global-batch", args.global_batch), ("--report", args.report))
+    asked = (("--nodes", request.nodes > 1), ("--global-batch", request.global_batch), ("--report", request.report))
     for option, given in asked:
         if given:
             raise UserError(f"{option} plans GPUs, and there are none: leave it out, or plan on --node hgx-h100-8")
-    seq, warnings = seq_of(args.seq, shape)
-    ranks = args.ranks or CPU_RANKS
+    seq, warnings = seq_of(request.seq, shape)
+    ranks = request.ranks or CPU_RANKS
     room = ram_bytes(sourced.node)
-    job = Job(shape, args.precision or "fp32", args.optimizer, seq)
-    options = tuple(_options(job, _splits(args, job, ranks), room))
+    job = PlanJob(shape, request.precision or "fp32", request.optimizer, seq)
+    options = tuple(_options(job, _splits(request, job, ranks), room))
     taken = next((option for option in options if option.works), None)
     if taken is None:
         least = min(option.memory.total for option in options if option.memory)
@@ -46,7 +46,7 @@ def cpu_plan(args: argparse.Namespace, shape: ModelShape, sourced: Sourced) -> t
         )
     node = sourced.node
     why = "one rank holds all of it" if taken.split.name == "ddp" else "the ranks hold it together"
-    if args.tensor is not None or args.pipeline is not None:
+    if request.tensor is not None or request.pipeline is not None:
         why = "as asked with --tensor and --pipeline"
     batch = batch_of(taken.job, taken.split)
     plan = Plan(
@@ -66,24 +66,24 @@ def cpu_plan(args: argparse.Namespace, shape: ModelShape, sourced: Sourced) -> t
     return plan, taken
 
 
-def _splits(args: argparse.Namespace, job: Job, ranks: int) -> tuple[Split, ...]:
-    if args.tensor is None and args.pipeline is None:
+def _splits(request: PlanRequest, job: PlanJob, ranks: int) -> tuple[RankSplit, ...]:
+    if request.tensor is None and request.pipeline is None:
         return (
-            Split("ddp", ranks),
-            Split("fsdp", ranks, sharding="parameters", shards=ranks, engine="sharded"),
+            RankSplit("ddp", ranks),
+            RankSplit("fsdp", ranks, sharding="parameters", shards=ranks, engine="sharded"),
         )
-    tensor, pipeline = args.tensor or 1, args.pipeline or 1
+    tensor, pipeline = request.tensor or 1, request.pipeline or 1
     wrong = undividable(job, ranks, tensor, pipeline, "CPU ranks")
     if wrong is not None:
         near = nearest_split(job, ranks, tensor, pipeline, lambda *_: True)
         raise UserError(f"{wrong}; {near or 'leave --tensor and --pipeline out'}")
     if tensor * pipeline == 1:
-        return (Split("ddp", ranks),)
+        return (RankSplit("ddp", ranks),)
     name: StrategyName = "3d" if tensor > 1 and pipeline > 1 else "tensor" if tensor > 1 else "pipeline"
-    return (Split(name, ranks // (tensor * pipeline), tensor, pipeline),)
+    return (RankSplit(name, ranks // (tensor * pipeline), tensor, pipeline),)
 
 
-def _options(job: Job, splits: tuple[Split, ...], room: float | None) -> Iterator[Option]:
+def _options(job: PlanJob, splits: tuple[RankSplit, ...], room: float | None) -> Iterator[Option]:
     """Each with the memory of one rank's tensors; where RAM is not known, all fit: what is tried is small anyway."""
     for split in splits:
         memory = msgspec.structs.replace(memory_of(job, split, 0.0), framework=0.0)

@@ -7,18 +7,18 @@ from collections.abc import Callable
 from gpudoctor.errors import UserError
 from gpudoctor.plan.choose import Choice, check_batch, way_out
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import Job
-from gpudoctor.plan.split import Split
+from gpudoctor.plan.memory import PlanJob
+from gpudoctor.plan.split import RankSplit
 from gpudoctor.plan.strategies import megatron, options_of, tensor_divides, tried
 from gpudoctor.units import gib_text
 
 
-def choose_forced(machine: Machine, job: Job, global_batch: int | None, tensor: int, pipeline: int) -> Choice:
+def choose_forced(machine: Machine, job: PlanJob, global_batch: int | None, tensor: int, pipeline: int) -> Choice:
     """The split that --tensor and --pipeline ask for. Raise UserError, with the nearest that works."""
     widest = max(tensor, machine.nvlinked)
 
-    def split_of(ways: int, stages: int) -> Split:
-        return megatron(machine, ways, stages) if ways * stages > 1 else Split("ddp", machine.world)
+    def split_of(ways: int, stages: int) -> RankSplit:
+        return megatron(machine, ways, stages) if ways * stages > 1 else RankSplit("ddp", machine.world)
 
     def works(ways: int, stages: int) -> bool:
         return ways <= widest and tried(machine, job, split_of(ways, stages), None).works
@@ -47,7 +47,7 @@ def choose_forced(machine: Machine, job: Job, global_batch: int | None, tensor: 
     return Choice((*options, option), option, "as asked with --tensor and --pipeline", (), warnings)
 
 
-def undividable(job: Job, world: int, tensor: int, pipeline: int, of: str = "GPUs") -> str | None:
+def undividable(job: PlanJob, world: int, tensor: int, pipeline: int, of: str = "GPUs") -> str | None:
     """Why `world` ranks (called `of`) cannot be divided like that; None where they can."""
     shape = job.shape
     if pipeline > shape.layers:
@@ -63,7 +63,9 @@ def undividable(job: Job, world: int, tensor: int, pipeline: int, of: str = "GPU
     return None
 
 
-def nearest_split(job: Job, world: int, tensor: int, pipeline: int, works: Callable[[int, int], bool]) -> str | None:
+def nearest_split(
+    job: PlanJob, world: int, tensor: int, pipeline: int, works: Callable[[int, int], bool]
+) -> str | None:
     """In words, what both options can be, as near as can be to what was asked; None where nothing `works`."""
     pairs = (
         (ways, stages)

@@ -6,16 +6,16 @@ import msgspec
 
 from gpudoctor.plan import megatron
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import Job
+from gpudoctor.plan.memory import PlanJob
 from gpudoctor.plan.precision import Precision
 from gpudoctor.plan.settings import Batch, Setting
-from gpudoctor.plan.split import Split
+from gpudoctor.plan.split import RankSplit
 
 PORT = 29500
 _AUTOCAST: dict[Precision, str] = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 
-class Launch(msgspec.Struct, frozen=True):
+class LaunchScript(msgspec.Struct, frozen=True):
     """`command` is to be typed; for several nodes it submits `script`, a Slurm batch file.
 
     `code` is what train.py does, or the options of Megatron-LM where the strategy is its: the command has them too.
@@ -28,13 +28,13 @@ class Launch(msgspec.Struct, frozen=True):
 
 def launch_of(
     machine: Machine,
-    job: Job,
-    split: Split,
+    job: PlanJob,
+    split: RankSplit,
     batch: Batch,
     settings: tuple[Setting, ...],
     bucket: Setting | None,
     every_gpu: bool,
-) -> Launch:
+) -> LaunchScript:
     """`every_gpu`: the plan uses all GPUs of the node, so that none has to be hidden."""
     program = megatron.PROGRAM if split.engine == "megatron" else "train.py"
     variables = [f"{s.name}={s.value}" for s in settings]
@@ -45,7 +45,7 @@ def launch_of(
     per_node = machine.gpus_per_node
     if machine.nodes == 1:
         command = f"torchrun --standalone --nproc-per-node {per_node} {program}"
-        return Launch(" ".join([*hidden, *variables, command]) + "".join(own), None, code)
+        return LaunchScript(" ".join([*hidden, *variables, command]) + "".join(own), None, code)
     # Slurm sets CUDA_VISIBLE_DEVICES anew for each step: what is exported before srun does not reach the ranks
     start = " ".join(["srun", *(["env", *hidden] if hidden else []), "torchrun"])
     lines = [
@@ -61,14 +61,14 @@ def launch_of(
         f'  --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$head:{PORT}" \\',
         f'  {program}{"".join(own)} "$@"',
     ]
-    return Launch("sbatch plan.sbatch", "\n".join(lines) + "\n", code)
+    return LaunchScript("sbatch plan.sbatch", "\n".join(lines) + "\n", code)
 
 
 def _of_node(machine: Machine) -> int:
     return max(gpu.index for gpu in machine.gpus) + 1
 
 
-def _code(job: Job, split: Split, batch: Batch, bucket: Setting | None) -> tuple[str, ...]:
+def _code(job: PlanJob, split: RankSplit, batch: Batch, bucket: Setting | None) -> tuple[str, ...]:
     if split.engine == "megatron":
         return megatron.options_of(job, split, batch)
     steps = (*_recompute(job), *_precision(job, split), *_accumulation(split, batch))
@@ -96,7 +96,7 @@ def _code(job: Job, split: Split, batch: Batch, bucket: Setting | None) -> tuple
     return (*lines, *steps)
 
 
-def _precision(job: Job, split: Split) -> tuple[str, ...]:
+def _precision(job: PlanJob, split: RankSplit) -> tuple[str, ...]:
     """FSDP's policy casts by itself; the others need autocast."""
     if job.precision == "bf16-true":
         return ("model.to(torch.bfloat16) before all else",)
@@ -109,7 +109,7 @@ def _precision(job: Job, split: Split) -> tuple[str, ...]:
     return (*cast, *(("torch.amp.GradScaler around loss and step",) if job.precision == "fp16" else ()))
 
 
-def _accumulation(split: Split, batch: Batch) -> tuple[str, ...]:
+def _accumulation(split: RankSplit, batch: Batch) -> tuple[str, ...]:
     """Without these DDP and replicas exchange gradients for every micro-batch, and not once a step."""
     if batch.accumulation == 1:
         return ()
@@ -123,7 +123,7 @@ def _accumulation(split: Split, batch: Batch) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _recompute(job: Job) -> tuple[str, ...]:
+def _recompute(job: PlanJob) -> tuple[str, ...]:
     if job.recompute == "full":
         return ("checkpoint every layer: torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)",)
     if job.recompute == "selective":

@@ -67,7 +67,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 def usable_gpus(node: Node, scope: tuple[int, ...] | None, unfit: dict[int, str]) -> tuple[Gpu, ...]:
-    """The GPUs in scope that can train. Raise UserError, with the nearest thing that works, where there is none."""
+    """The GPUs in scope that can train. Raise UserError, with the nearest thing that works, if there is none."""
     if not node.gpus:
         why = "the driver shows no GPU"
         if known(node.driver.init_code) not in (0, None):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gpudoctor.plan.memory import Job
+from gpudoctor.plan.memory import PlanJob
 from gpudoctor.plan.model_shape import ModelShape, layers_of_stages
 from gpudoctor.plan.precision import Optimizer
 from gpudoctor.plan.settings import Batch
-from gpudoctor.plan.split import Split
+from gpudoctor.plan.split import RankSplit
 
 PROGRAM = "pretrain_gpt.py"
 _OPTIMIZERS: dict[Optimizer, str] = {
@@ -16,7 +16,7 @@ _OPTIMIZERS: dict[Optimizer, str] = {
 }
 
 
-def options_of(job: Job, split: Split, batch: Batch) -> tuple[str, ...]:
+def options_of(job: PlanJob, split: RankSplit, batch: Batch) -> tuple[str, ...]:
     """A line each; data, tokenizer, learning rate and the number of steps are the user's to add.
 
     Source: Megatron-LM, megatron/training/arguments.py.
@@ -41,7 +41,7 @@ def options_of(job: Job, split: Split, batch: Batch) -> tuple[str, ...]:
     return (*options, *_model(job.shape, job.seq))
 
 
-def lacks(job: Job, split: Split) -> tuple[str, ...]:
+def lacks(job: PlanJob, split: RankSplit) -> tuple[str, ...]:
     """What of the plan Megatron-LM has no option for, as sentences; of optimizers it shards Adam only."""
     asked = []
     if job.precision == "bf16-true":
@@ -56,7 +56,7 @@ def lacks(job: Job, split: Split) -> tuple[str, ...]:
     )
 
 
-def _layout(shape: ModelShape, split: Split) -> str:
+def _layout(shape: ModelShape, split: RankSplit) -> str:
     """Layers of each stage: E is the embedding, t a layer, L the loss."""
     stages = "|".join(f"t*{layers}" for layers in layers_of_stages(shape.layers, split.pipeline))
     return f"E{stages}L"

@@ -7,7 +7,7 @@ import msgspec
 from gpudoctor.plan.activations import Kernels, Recompute, backward_bytes, kept_bytes, layer_bytes, loss_bytes
 from gpudoctor.plan.model_shape import ModelShape, layers_of_stages
 from gpudoctor.plan.precision import Optimizer, Precision, StateBytes, compute_bytes, state_bytes
-from gpudoctor.plan.split import Split
+from gpudoctor.plan.split import RankSplit
 
 # 855 MiB beside the tensors: llm.c's own count of GPT-2 124M on an A800 ("device memory usage" less its allocations)
 CONTEXT_BYTES = 855 * 2**20
@@ -17,7 +17,7 @@ COMMUNICATOR_BYTES = 2 * 4 * 2**20 * 32
 ALLOCATOR_SHARE = 0.10
 
 
-class Job(msgspec.Struct, frozen=True):
+class PlanJob(msgspec.Struct, frozen=True):
     """What is trained and how: `micro_batch` sequences of `seq` tokens at a time on one data-parallel rank.
 
     `micro_batches` of them make a step; a pipeline has several in flight.
@@ -64,7 +64,7 @@ class Memory(msgspec.Struct, frozen=True):
         return states + self.activations + self.gathered + self.allocator + self.framework
 
 
-def memory_of(job: Job, split: Split, allocator_share: float = ALLOCATOR_SHARE) -> Memory:
+def memory_of(job: PlanJob, split: RankSplit, allocator_share: float = ALLOCATOR_SHARE) -> Memory:
     """The memory of the fullest GPU: of the first pipeline stage, the second, or the last.
 
     The first has the embedding and most micro-batches in flight, the last the head and the loss, and of those
@@ -100,7 +100,7 @@ def stage_parameters(shape: ModelShape, pipeline: int, stage: int) -> int:
     return count
 
 
-def _stage(job: Job, split: Split, stage: int) -> Memory:
+def _stage(job: PlanJob, split: RankSplit, stage: int) -> Memory:
     parameters = stage_parameters(job.shape, split.pipeline, stage) / split.tensor
     per = state_bytes(split.engine, job.precision, job.optimizer)
     weights, gradients, optimizer = sharded_states(per, parameters, split)
@@ -120,7 +120,7 @@ def _stage(job: Job, split: Split, stage: int) -> Memory:
     return Memory(weights, gradients, optimizer, activations, gathered, 0.0, 0.0, host)
 
 
-def gradients_persist(job: Job, split: Split) -> bool:
+def gradients_persist(job: PlanJob, split: RankSplit) -> bool:
     """Whether the gradients are there already when the backward pass begins.
 
     Formula: yes with several micro-batches a step (accumulation), in DDP's buckets, and in the buffers of
@@ -134,7 +134,7 @@ def gradients_persist(job: Job, split: Split) -> bool:
     return split.engine == "autocast" and split.data > 1
 
 
-def sharded_states(per: StateBytes, parameters: float, split: Split) -> tuple[float, float, float]:
+def sharded_states(per: StateBytes, parameters: float, split: RankSplit) -> tuple[float, float, float]:
     """Weights, gradients and optimizer states of one rank: bytes.
 
     Formula: with n ranks that share: ZeRO-1 shards the optimizer (w + g + o/n), ZeRO-2 the gradients too
@@ -151,7 +151,7 @@ def sharded_states(per: StateBytes, parameters: float, split: Split) -> tuple[fl
     )
 
 
-def activation_parts(job: Job, split: Split, stage: int) -> tuple[float, float, float]:
+def activation_parts(job: PlanJob, split: RankSplit, stage: int) -> tuple[float, float, float]:
     """What a stage keeps, what the layer at work needs beside it, and the loss at its largest: bytes.
 
     Formula: kept = layers * bytes a token * tokens * micro-batches in flight / t, of which the 1F1B schedule
@@ -179,7 +179,7 @@ def activation_parts(job: Job, split: Split, stage: int) -> tuple[float, float, 
     return kept, working, loss
 
 
-def gathered_parts(job: Job, split: Split) -> tuple[float, float]:
+def gathered_parts(job: PlanJob, split: RankSplit) -> tuple[float, float]:
     """What FSDP holds whole for a moment, at a layer's backward pass and at the loss: bytes.
 
     Formula: backward: weights of two layers (one ahead), E each, the gradient E and what is reduced of it R

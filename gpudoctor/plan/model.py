@@ -8,12 +8,12 @@ import msgspec
 
 from gpudoctor.plan.activations import Recompute
 from gpudoctor.plan.choose import Choice
-from gpudoctor.plan.communication import StepTime, Traffic
-from gpudoctor.plan.launch import Launch
+from gpudoctor.plan.communication import LinkTraffic, StepTime
+from gpudoctor.plan.launch import LaunchScript
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import Job, Memory
+from gpudoctor.plan.memory import Memory, PlanJob
 from gpudoctor.plan.model_shape import ModelShape
-from gpudoctor.plan.node_health import Trouble
+from gpudoctor.plan.node_health import FaultMeaning
 from gpudoctor.plan.precision import Optimizer, Precision
 from gpudoctor.plan.rates import Rate
 from gpudoctor.plan.settings import Batch, LearningRate, Setting
@@ -23,7 +23,7 @@ from gpudoctor.units import GIB
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """A rate; `value` is null where it is not known, and `source` says why."""
+    """A rate; `value` is null if it is not known, and `source` says why."""
 
     value: float | None
     unit: str
@@ -46,7 +46,7 @@ class MemoryGib(msgspec.Struct, frozen=True):
     host_gib: float
 
 
-class Strategy(msgspec.Struct, frozen=True):
+class PlannedStrategy(msgspec.Struct, frozen=True):
     """A strategy tried, with the batch and recomputation that its memory is for."""
 
     name: str
@@ -115,7 +115,7 @@ class MachineSummary(msgspec.Struct, frozen=True):
     host: Speed
 
 
-class Compared(msgspec.Struct, frozen=True):
+class PredictedPart(msgspec.Struct, frozen=True):
     """One part of the fullest rank's memory, as its tensors store it."""
 
     part: str
@@ -123,7 +123,7 @@ class Compared(msgspec.Struct, frozen=True):
     measured_mib: float
 
 
-class Trial(msgspec.Struct, frozen=True):
+class PlanVerification(msgspec.Struct, frozen=True):
     """What was tried, and what came of it. Figures are null where `error` says why there are none.
 
     `device`: cpu means CPU ranks, whose times say nothing of GPUs. Memory is that of tensors on the rank that held
@@ -146,7 +146,7 @@ class Trial(msgspec.Struct, frozen=True):
     memory_predicted_mib: float | None = None
     memory_measured_mib: float | None = None
     off: float | None = None
-    parts: tuple[Compared, ...] = ()
+    parts: tuple[PredictedPart, ...] = ()
     step_predicted_s: float | None = None
     step_measured_s: float | None = None
     compute_s: float | None = None
@@ -159,7 +159,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """One plan. `error` is set where there is none (exit 2), and then nothing else is."""
+    """One plan. `error` is set if there is none (exit 2), and then nothing else is."""
 
     schema: Literal["gpudoctor.plan/1"] = "gpudoctor.plan/1"
     tool: Tool = Tool()
@@ -170,8 +170,8 @@ class Plan(msgspec.Struct, frozen=True):
     precision: Precision | None = None
     optimizer: Optimizer | None = None
     seq: int | None = None
-    strategies: tuple[Strategy, ...] = ()
-    recommended: Strategy | None = None
+    strategies: tuple[PlannedStrategy, ...] = ()
+    recommended: PlannedStrategy | None = None
     why: str | None = None
     instead: tuple[str, ...] = ()
     batch: Batch | None = None
@@ -181,10 +181,10 @@ class Plan(msgspec.Struct, frozen=True):
     wanted: tuple[Setting, ...] = ()
     harmful: tuple[Setting, ...] = ()
     left_out: tuple[tuple[int, str], ...] = ()
-    troubles: tuple[Trouble, ...] = ()
+    troubles: tuple[FaultMeaning, ...] = ()
     warnings: tuple[str, ...] = ()
-    launch: Launch | None = None
-    trial: Trial | None = None
+    launch: LaunchScript | None = None
+    trial: PlanVerification | None = None
     formulas: tuple[str, ...] = ()
     error: str | None = None
 
@@ -219,9 +219,9 @@ def machine_summary(machine: Machine) -> MachineSummary:
     )
 
 
-def strategy(option: Option) -> Strategy:
+def strategy(option: Option) -> PlannedStrategy:
     split, job = option.split, option.job
-    return Strategy(
+    return PlannedStrategy(
         split.name, split.title, option.fit, option.reason, split.data, split.tensor, split.pipeline, split.shards,
         job.recompute, job.micro_batch, job.micro_batches, _memory(option.memory) if option.memory else None,
     )  # fmt: skip
@@ -240,7 +240,13 @@ def communication(step: StepTime, machine: Machine) -> Communication:
 
 
 def plan_of(
-    machine: Machine, job: Job, choice: Choice, step: StepTime, batch: Batch, source: SourceSummary, simulated: bool
+    machine: Machine,
+    job: PlanJob,
+    choice: Choice,
+    step: StepTime,
+    batch: Batch,
+    source: SourceSummary,
+    simulated: bool,
 ) -> Plan:
     """The parts that follow from a choice; settings, troubles and the launch are put in by the caller."""
     return Plan(
@@ -269,7 +275,7 @@ def _memory(memory: Memory) -> MemoryGib:
     )  # fmt: skip
 
 
-def _row(part: Traffic) -> TrafficRow:
+def _row(part: LinkTraffic) -> TrafficRow:
     return TrafficRow(part.what, part.link, round(part.gb, 4), _short(part.seconds), part.hidden, speed(part.rate))
 
 

@@ -82,7 +82,7 @@ class ModelShape(msgspec.Struct, frozen=True):
 
     @property
     def head_parameters(self) -> int:
-        """Of the last norm and the output projection where it is not the embedding."""
+        """Of the last norm and the output projection if it is not the embedding."""
         return self._norm + (0 if self.tied else self.vocab * self.hidden) + (self.vocab if self.head_bias else 0)
 
     @property
@@ -123,7 +123,7 @@ def layers_of_stages(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def seq_of(asked: int | None, shape: ModelShape) -> tuple[int, tuple[str, ...]]:
-    """Tokens of a sequence, and a word where the model is not made for so many. Raise UserError where it cannot."""
+    """Tokens of a sequence, and a word where the model is not made for so many. Raise UserError if it cannot."""
     if asked is None:
         return min(DEFAULT_SEQ, shape.max_seq), ()
     if asked > shape.max_seq and shape.positions:

@@ -1,14 +1,17 @@
-"""What the check of this node found, and what each fault means for a training on it."""
+"""What the checks of this node found, now or in a saved report, and what each fault means for a training on it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 
 from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.registry import Check, Impact, Level, impact_of
 from gpudoctor.config import Config, threshold_overrides
+from gpudoctor.errors import UserError
+from gpudoctor.exits import printable
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import known
@@ -24,9 +27,10 @@ from gpudoctor.units import gib_text, option_ranges
 _WARNINGS_OF: frozenset[Impact | None] = frozenset(
     {"wrong-results", "slow-gpu", "slow-host-link", "slow-collectives", "memory-taken", "costs"}
 )
+_REPORT_MAX_BYTES = 64 * 2**20
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class FaultMeaning(msgspec.Struct, frozen=True):
     """A fault and what it means. `gpus` are NVML indices, none for the whole node."""
 
     check: str
@@ -54,6 +58,40 @@ def examined(
     return judge(node, measurements, question)
 
 
+def measurements_of(path: Path, node: Node) -> Measurements:
+    """What the report in a file measured on this node. Raise UserError, naming the file, if it is of another one.
+
+    The facts stay those of now: the report needs none.
+    """
+    shown = printable(str(path))
+    try:
+        if not path.is_file():  # a FIFO would never end
+            raise UserError(f"--report {shown}: {'not a file' if path.exists() else 'no such file'}")
+        with path.open("rb") as file:
+            data = file.read(_REPORT_MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--report {shown}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > _REPORT_MAX_BYTES:
+        raise UserError(f"--report {shown}: more than {_REPORT_MAX_BYTES // 2**20} MiB: no report")
+    try:
+        report = msgspec.json.decode(data, type=Report)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        way_out = "make one with gpudoctor check --level full --json -o FILE"
+        raise UserError(
+            f"--report {shown}: no report of gpudoctor ({printable(str(error))[:120]}): {way_out}"
+        ) from None
+    if report.error is not None:
+        raise UserError(f"--report {shown}: that check could not do its work: {printable(report.error)[:200]}")
+    if report.run.injected:
+        how = ", ".join(map(printable, report.run.injected))[:200]
+        raise UserError(f"--report {shown}: it was made to go wrong (--inject {how}): make one without")
+    then = {gpu.uuid or gpu.bus_id for gpu in report.gpus}
+    now = {known(gpu.uuid) or gpu.bus_id for gpu in node.gpus}
+    if not then & now:
+        raise UserError(f"--report {shown}: none of its {len(then)} GPUs is in this node: it is of another machine")
+    return report.measurements
+
+
 def unfit_gpus(report: Report) -> dict[int, str]:
     """GPUs that no training can start on, with the reason."""
     found: dict[int, str] = {}
@@ -65,7 +103,7 @@ def unfit_gpus(report: Report) -> dict[int, str]:
     return found
 
 
-def troubles(report: Report, left_out: Iterable[int]) -> tuple[Trouble, ...]:
+def troubles(report: Report, left_out: Iterable[int]) -> tuple[FaultMeaning, ...]:
     """Faults, and warnings that bear on a training, as one line each; the same words on several GPUs are one."""
     groups: dict[tuple[str, str, str], list[int]] = {}
     for check, finding in _roots(report):
@@ -76,19 +114,19 @@ def troubles(report: Report, left_out: Iterable[int]) -> tuple[Trouble, ...]:
             gpus = groups.setdefault((check, finding.status.value, _words(finding)), [])
             if finding.subject.gpu is not None:
                 gpus.append(finding.subject.gpu)
-    merged: dict[tuple[str, str], Trouble] = {}
+    merged: dict[tuple[str, str], FaultMeaning] = {}
     for (check, status, text), gpus in groups.items():
         before = merged.get((check, status))
         if before is None or not gpus or not before.gpus:
             key = (check, status if before is None else f"{status} {len(merged)}")
-            merged[key] = Trouble(check, status, tuple(sorted(set(gpus))), text)
+            merged[key] = FaultMeaning(check, status, tuple(sorted(set(gpus))), text)
         else:  # the same on other GPUs, in other words
             more = before.found.removesuffix(" and the like") + " and the like"
-            merged[check, status] = Trouble(check, status, tuple(sorted({*before.gpus, *gpus})), more)
+            merged[check, status] = FaultMeaning(check, status, tuple(sorted({*before.gpus, *gpus})), more)
     return tuple(merged.values())
 
 
-def meaning(trouble: Trouble, machine: Machine, now: StepTime, sound: StepTime, host_sound: Rate | str) -> str:
+def meaning(trouble: FaultMeaning, machine: Machine, now: StepTime, sound: StepTime, host_sound: Rate | str) -> str:
     """What a fault means for the plan: leave the GPU out, or what to expect with it.
 
     `sound` and `host_sound` are the step and the link to RAM that these GPUs would have with sound PCIe links.

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from textwrap import wrap
 
-from gpudoctor.plan.model import Communication, MachineSummary, Plan, Speed, Strategy
+from gpudoctor.plan.model import Communication, MachineSummary, Plan, PlannedStrategy, Speed
 from gpudoctor.plan.model_shape import count_text
 from gpudoctor.plan.text_rows import hanging, row_of, wrapped
-from gpudoctor.plan.verification.text import trial_lines
+from gpudoctor.plan.verification.text import verification_lines
 from gpudoctor.units import option_ranges, seconds_text
 
 NARROWEST = 40
@@ -24,9 +24,19 @@ def render_text(plan: Plan, *, width: int) -> str:
     """The whole plan in lines of at most `width` columns, commands and names excepted."""
     width = max(width, NARROWEST)
     lines: list[str] = []
-    parts = [_head, _strategies, _recommended, _communication, _settings, _troubles, trial_lines, _launch, _formulas]
+    parts = [
+        _head,
+        _strategies,
+        _recommended,
+        _communication,
+        _settings,
+        _troubles,
+        verification_lines,
+        _launch,
+        _formulas,
+    ]
     if plan.machine is None:  # no GPU: planned for CPU ranks, which have no settings and no command
-        parts = [_cpu_head, _strategies, _recommended, _troubles, trial_lines, _formulas]
+        parts = [_cpu_head, _strategies, _recommended, _troubles, verification_lines, _formulas]
     for part in parts:
         made = list(part(plan, width))
         if made:
@@ -100,7 +110,7 @@ def _strategies(plan: Plan, width: int) -> Iterator[str]:
         yield from hanging(f"{mark} {name:<{title}}  {amount:>7}  {fit:<5}  ", words, width)
 
 
-def _row(strategy: Strategy, taken: bool) -> tuple[str, str, str, str, str]:
+def _row(strategy: PlannedStrategy, taken: bool) -> tuple[str, str, str, str, str]:
     gib = f"{strategy.memory.total_gib:.1f}" if strategy.memory else "-"
     words = f"{strategy.micro_batch} x {strategy.micro_batches}, {_RECOMPUTE[strategy.recompute]}"
     if strategy.fit in ("no", "not here"):

@@ -10,9 +10,9 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.plan.machine import Machine, compute_capability
-from gpudoctor.plan.memory import Job
+from gpudoctor.plan.memory import PlanJob
 from gpudoctor.plan.precision import state_bytes
-from gpudoctor.plan.split import Split
+from gpudoctor.plan.split import RankSplit
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class Setting(msgspec.Struct, frozen=True):
     why: str
 
 
-def batch_of(job: Job, split: Split) -> Batch:
+def batch_of(job: PlanJob, split: RankSplit) -> Batch:
     """Global batch = batch at a time x accumulation x data-parallel ranks."""
     total = job.micro_batch * job.micro_batches * split.data
     return Batch(job.micro_batch, job.micro_batches, split.data, total, total * job.seq)
@@ -61,7 +61,7 @@ def learning_rates(batch: Batch) -> tuple[LearningRate, ...]:
     )
 
 
-def bucket_of(job: Job, split: Split, measurements: Measurements | None) -> Setting | None:
+def bucket_of(job: PlanJob, split: RankSplit, measurements: Measurements | None) -> Setting | None:
     """DDP's bucket_cap_mb.
 
     Formula: the fastest that `train.bucket` measured here; else 25, and 50 where the gradients exceed 1 GB.
@@ -81,7 +81,7 @@ def bucket_of(job: Job, split: Split, measurements: Measurements | None) -> Sett
     return Setting("bucket_cap_mb", str(size), why)
 
 
-def wanted_settings(machine: Machine, split: Split, node: Node) -> tuple[Setting, ...]:
+def wanted_settings(machine: Machine, split: RankSplit, node: Node) -> tuple[Setting, ...]:
     """Environment variables that this topology and strategy want.
 
     Source: PyTorch CUDA semantics (PYTORCH_CUDA_ALLOC_CONF), torchrun (OMP_NUM_THREADS), Megatron-LM

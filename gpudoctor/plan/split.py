@@ -23,7 +23,7 @@ TITLES: dict[StrategyName, str] = {
 }
 
 
-class Split(msgspec.Struct, frozen=True):
+class RankSplit(msgspec.Struct, frozen=True):
     """data x tensor x pipeline ranks. `shards` of the data-parallel ranks share the states, as `sharding` says.
 
     Fewer shards than data ranks: FSDP inside each node, replicas between them (HSDP).

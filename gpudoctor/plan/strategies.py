@@ -10,8 +10,8 @@ import msgspec
 
 from gpudoctor.plan.activations import RECOMPUTES, Recompute
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import Job, Memory, memory_of
-from gpudoctor.plan.split import Split
+from gpudoctor.plan.memory import Memory, PlanJob, memory_of
+from gpudoctor.plan.split import RankSplit
 from gpudoctor.units import gib_number, gib_text
 
 Fit = Literal["fits", "tight", "no", "not here"]
@@ -26,8 +26,8 @@ class Option(msgspec.Struct, frozen=True):
     `tight`: it fits only if the caching allocator wastes nothing. `not here`: `reason` says why it was not tried.
     """
 
-    split: Split
-    job: Job
+    split: RankSplit
+    job: PlanJob
     fit: Fit
     memory: Memory | None = None
     reason: str = ""
@@ -37,22 +37,22 @@ class Option(msgspec.Struct, frozen=True):
         return self.fit in ("fits", "tight")
 
 
-def options_of(machine: Machine, job: Job, global_batch: int | None) -> tuple[Option, ...]:
+def options_of(machine: Machine, job: PlanJob, global_batch: int | None) -> tuple[Option, ...]:
     """Each strategy on this machine, from the simplest to the most involved."""
     return tuple(each_option(machine, job, global_batch))
 
 
-def each_option(machine: Machine, job: Job, global_batch: int | None) -> Iterator[Option]:
+def each_option(machine: Machine, job: PlanJob, global_batch: int | None) -> Iterator[Option]:
     """The same one by one, for who looks for the first that fits."""
     if machine.world == 1:
-        splits: Iterable[Split | Option] = (Split("ddp", 1), _offload(machine))
+        splits: Iterable[RankSplit | Option] = (RankSplit("ddp", 1), _offload(machine))
     else:
         splits = chain(_data_splits(machine), _model_splits(machine, job, global_batch))
     for split in splits:
         yield split if isinstance(split, Option) else tried(machine, job, split, global_batch)
 
 
-def tried(machine: Machine, job: Job, split: Split, global_batch: int | None) -> Option:
+def tried(machine: Machine, job: PlanJob, split: RankSplit, global_batch: int | None) -> Option:
     """One strategy with the least recomputation that fits, and the largest micro-batch that still does."""
     per_rank = None
     if global_batch is not None:
@@ -72,13 +72,18 @@ def tried(machine: Machine, job: Job, split: Split, global_batch: int | None) ->
     return best
 
 
-def recomputes_of(split: Split) -> tuple[Recompute, ...]:
+def recomputes_of(split: RankSplit) -> tuple[Recompute, ...]:
     """Megatron-LM's own "selective" drops attention scores only, which flash attention does not keep anyway."""
     return ("none", "full") if split.engine == "megatron" else RECOMPUTES
 
 
 def _at(
-    machine: Machine, job: Job, split: Split, recompute: Recompute, micro_batch: int, per_rank: int | None
+    machine: Machine,
+    job: PlanJob,
+    split: RankSplit,
+    recompute: Recompute,
+    micro_batch: int,
+    per_rank: int | None,
 ) -> Option:
     if per_rank is not None:
         micro_batches = max(per_rank // micro_batch, 1)
@@ -116,27 +121,27 @@ def _larger(machine: Machine, option: Option, per_rank: int | None) -> Option:
     return best
 
 
-def _starves(split: Split, micro_batches: int) -> bool:
+def _starves(split: RankSplit, micro_batches: int) -> bool:
     return split.pipeline > 1 and micro_batches < MICRO_BATCHES_A_STAGE * split.pipeline
 
 
-def _data_splits(machine: Machine) -> Iterator[Split | Option]:
+def _data_splits(machine: Machine) -> Iterator[RankSplit | Option]:
     world, node = machine.world, machine.gpus_per_node
-    yield Split("ddp", world)
-    yield Split("zero1", world, sharding="optimizer", shards=world, engine="zero")
-    yield Split("zero2", world, sharding="gradients", shards=world, engine="zero")
+    yield RankSplit("ddp", world)
+    yield RankSplit("zero1", world, sharding="optimizer", shards=world, engine="zero")
+    yield RankSplit("zero2", world, sharding="gradients", shards=world, engine="zero")
     if machine.nodes > 1 and node > 1:
-        yield Split("fsdp", world, sharding="parameters", shards=node, engine="sharded")
-    yield Split("fsdp", world, sharding="parameters", shards=world, engine="sharded")
+        yield RankSplit("fsdp", world, sharding="parameters", shards=node, engine="sharded")
+    yield RankSplit("fsdp", world, sharding="parameters", shards=world, engine="sharded")
     yield _offload(machine)
 
 
-def _offload(machine: Machine) -> Split:
+def _offload(machine: Machine) -> RankSplit:
     world = machine.world
-    return Split("fsdp-offload", world, sharding="parameters", shards=world, offload=True, engine="sharded")
+    return RankSplit("fsdp-offload", world, sharding="parameters", shards=world, offload=True, engine="sharded")
 
 
-def _model_splits(machine: Machine, job: Job, global_batch: int | None) -> Iterator[Split | Option]:
+def _model_splits(machine: Machine, job: PlanJob, global_batch: int | None) -> Iterator[RankSplit | Option]:
     shape = job.shape
     tensor = widest_tensor(job, machine)
     if tensor > 1:
@@ -148,18 +153,18 @@ def _model_splits(machine: Machine, job: Job, global_batch: int | None) -> Itera
         if machine.nvlinked > 1:
             what = f"{shape.heads} heads, {shape.kv_heads} key-value heads, ffn {shape.ffn} and {job.seq} tokens"
             reason = f"no group of 2 to {machine.nvlinked} GPUs divides {what}"
-        yield Option(Split("tensor", 1), job, "not here", None, reason)
+        yield Option(RankSplit("tensor", 1), job, "not here", None, reason)
     yield _first_that_fits(machine, job, 1, global_batch)
     if tensor > 1:
         yield _first_that_fits(machine, job, tensor, global_batch)
 
 
-def widest_tensor(job: Job, machine: Machine) -> int:
+def widest_tensor(job: PlanJob, machine: Machine) -> int:
     """The largest tensor-parallel group: inside NVLink, dividing the node and what it has to divide of the model."""
     return max(t for t in range(1, machine.nvlinked + 1) if machine.gpus_per_node % t == 0 and tensor_divides(job, t))
 
 
-def tensor_divides(job: Job, ways: int) -> bool:
+def tensor_divides(job: PlanJob, ways: int) -> bool:
     """Whether so many tensor-parallel ranks get equal parts.
 
     Rule: heads, key-value heads, the MLP's width, and with sequence parallelism the tokens of a sequence; the
@@ -170,17 +175,17 @@ def tensor_divides(job: Job, ways: int) -> bool:
     return all(size % ways == 0 for size in (shape.heads, shape.kv_heads, shape.ffn, job.seq))
 
 
-def megatron(machine: Machine, tensor: int, pipeline: int) -> Split:
+def megatron(machine: Machine, tensor: int, pipeline: int) -> RankSplit:
     """Tensor and pipeline parallelism with data parallelism over the rest, the optimizer sharded over that."""
     data = machine.world // (tensor * pipeline)
     name: Literal["tensor", "pipeline", "3d"] = "3d" if tensor > 1 and pipeline > 1 else "pipeline"
     if pipeline == 1:
         name = "tensor"
     sharding: Literal["optimizer", "none"] = "optimizer" if data > 1 else "none"
-    return Split(name, data, tensor, pipeline, sharding, data, engine="megatron")
+    return RankSplit(name, data, tensor, pipeline, sharding, data, engine="megatron")
 
 
-def _first_that_fits(machine: Machine, job: Job, tensor: int, global_batch: int | None) -> Option | Split:
+def _first_that_fits(machine: Machine, job: PlanJob, tensor: int, global_batch: int | None) -> Option | RankSplit:
     """Pipeline parallelism with the fewest stages that fit (the smallest bubble); else the most there can be."""
     ranks = machine.world // tensor
     stages = [p for p in range(2, min(ranks, job.shape.layers) + 1) if ranks % p == 0]
@@ -189,7 +194,7 @@ def _first_that_fits(machine: Machine, job: Job, tensor: int, global_batch: int 
         reason = f"{ranks} ranks cannot be divided into stages of {job.shape.layers} layers"
         if tensor > 1 and ranks == 1:
             reason = "tensor parallelism already takes every GPU"
-        return Option(Split(name, 1), job, "not here", None, reason)
+        return Option(RankSplit(name, 1), job, "not here", None, reason)
     option = None
     for pipeline in stages:
         option = tried(machine, job, megatron(machine, tensor, pipeline), global_batch)

@@ -14,7 +14,7 @@ _SHORTEST_S = 0.02  # looking costs a file a thread
 STALL_S = 0.25  # a watcher that comes to look so much too late was held up, and what it watches perhaps too
 
 
-class Starvation:
+class CpuStarvation:
     """What one process waited for a CPU since this was made; `since` tells it for a stretch of time.
 
     The kernel counts for each thread how long it could have run and did not (the second number of

@@ -1,8 +1,6 @@
-"""The report as JSON: one document, keys as in `schema.json`."""
+"""The report as JSON: one document, keys as `gpudoctor schema report` says."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import msgspec
 
@@ -15,12 +13,7 @@ def render_json(report: Report) -> str:
     return json_line(report)
 
 
-def schema_from_structs() -> str:
-    """JSON Schema of the report as the structs have it; `schema.json` is this text, kept by a test."""
+def report_schema() -> str:
+    """JSON Schema of the report, made of the structs that it is written from."""
     schema = {"$id": "gpudoctor.report/1", **msgspec.json.schema(Report)}
     return msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n"
-
-
-def shipped_schema() -> str:
-    """JSON Schema of the report as it ships beside this module."""
-    return (Path(__file__).parent / "schema.json").read_text(encoding="utf-8")

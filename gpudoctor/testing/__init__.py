@@ -1,6 +1,6 @@
 """A fake NVIDIA driver for tests: your GPU code against healthy and broken nodes, on a machine without a GPU.
 
-`FakeNvml` stands in for pynvml, `Fault` is one scripted misbehaviour of it, `load` gives the facts of a node.
+`FakeNvml` stands in for pynvml, `ScriptedFault` is one scripted misbehaviour of it, `load` gives the facts of a node.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpudoctor.fakes.fake_nvml import FakeNvml, Fault
+    from gpudoctor.fakes.fake_nvml import FakeNvml
+    from gpudoctor.fakes.fake_nvml import ScriptedFault as Fault
     from gpudoctor.fakes.nodes import load
 
 __all__ = ["FakeNvml", "Fault", "load"]
@@ -17,9 +18,9 @@ __all__ = ["FakeNvml", "Fault", "load"]
 # on demand: pytest imports this package in every run of every project that has gpudoctor installed
 def __getattr__(name: str) -> Any:
     if name in ("FakeNvml", "Fault"):
-        from gpudoctor.fakes import fake_nvml
+        from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
 
-        return getattr(fake_nvml, name)
+        return FakeNvml if name == "FakeNvml" else ScriptedFault
     if name == "load":
         from gpudoctor.fakes.nodes import load
 

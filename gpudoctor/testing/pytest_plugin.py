@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpudoctor.facts.model.node import Node
-    from gpudoctor.fakes.fake_nvml import FakeNvml, Fault
+    from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
 
 DEFAULT_NODE = "hgx-h100-8"
 _USAGE = "gpu_node(source='hgx-h100-8', faults=()): answer pynvml from this node, broken by these faults"
@@ -49,7 +49,7 @@ def gpu_node() -> Iterator[Callable[..., Node]]:
     """
     with ExitStack() as installed:
 
-        def put(source: Node | str | Path = DEFAULT_NODE, faults: Iterable[Fault | str] = ()) -> Node:
+        def put(source: Node | str | Path = DEFAULT_NODE, faults: Iterable[ScriptedFault | str] = ()) -> Node:
             fake = _made(source, faults=faults)
             installed.close()
             return installed.enter_context(fake).node

@@ -22,10 +22,10 @@ from gpudoctor.facts.stream.messages import Opening, Tick
 from gpudoctor.report.output_files import write_file
 from gpudoctor.tui.bindings import KEYS, MAIN_ACTIONS, PLAYBACK_ACTIONS, palette_commands
 from gpudoctor.tui.feeds.check_runner import Checker
-from gpudoctor.tui.feeds.feed import Feed, Trouble
+from gpudoctor.tui.feeds.feed import Feed, FeedFailure
 from gpudoctor.tui.feeds.playback import STEP_S, PlaybackFeed
 from gpudoctor.tui.labels import clock as clock_words
-from gpudoctor.tui.messages import BaseWanted, CancelWanted, GpuChosen, PageWanted, RunWanted, SaveWanted
+from gpudoctor.tui.messages import CancelWanted, ComparedReportWanted, GpuChosen, PageWanted, RunWanted, SaveWanted
 from gpudoctor.tui.panes.check_list import CheckList
 from gpudoctor.tui.panes.header import AlertLine, HeaderLine
 from gpudoctor.tui.panes.overview import OverviewPane
@@ -142,7 +142,7 @@ class Doctor(App[int]):
 
     async def _listen(self) -> None:
         async for line in self._feed.lines():
-            if isinstance(line, Trouble):
+            if isinstance(line, FeedFailure):
                 self.state.silent(line.why, line.since_s)
             elif isinstance(line, Opening):
                 self.state.open(line)
@@ -240,7 +240,7 @@ class Doctor(App[int]):
     def on_page_wanted(self, message: PageWanted) -> None:
         self.runs.page(message.check_id)
 
-    def on_base_wanted(self, message: BaseWanted) -> None:
+    def on_base_wanted(self, message: ComparedReportWanted) -> None:
         self.runs.compare()
 
     def on_save_wanted(self, message: SaveWanted) -> None:

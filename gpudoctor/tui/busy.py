@@ -10,7 +10,7 @@ from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
 from gpudoctor.facts.model.gpu import GpuProcess
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
-from gpudoctor.load_policy import puts_load as checks_put_load
+from gpudoctor.load.measure import puts_load as checks_put_load
 from gpudoctor.plugins import all_checks
 from gpudoctor.tui.state import State
 

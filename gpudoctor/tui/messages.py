@@ -36,7 +36,7 @@ class PageWanted(Message):
         self.check_id = check_id
 
 
-class BaseWanted(Message):
+class ComparedReportWanted(Message):
     """Ask for the file of a saved report, to compare with."""
 
 

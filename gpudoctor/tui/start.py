@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
+import signal
 import socket
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
@@ -24,26 +27,37 @@ _HOST = re.compile(r"[A-Za-z0-9_\[][A-Za-z0-9_.@:%\[\]-]*")
 _SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
 
 
-def start(args: argparse.Namespace) -> int:
+class TuiRequest(msgspec.Struct, frozen=True):
+    """What the screen is to show, and how. `interval_s`: between samples. `config` is for the checks that are run."""
+
+    node: str | None = None
+    faults: tuple[str, ...] = ()
+    interval_s: float = 1.0
+    theme: str | None = None
+    config: Path | None = None
+    read_only: bool = False
+
+
+def start(request: TuiRequest) -> int:
     """Show the screen until the user quits; give the exit code. Raise UserError before it is taken over."""
     if "TEXTUAL_DRIVER" in os.environ:  # in a browser: Textual's web driver draws, and pipes are no terminal
-        from gpudoctor.tui.web.session import end_with_server
+        from gpudoctor.process.die_with_parent import die_with_parent
 
-        end_with_server()
+        die_with_parent(sent=signal.SIGTERM)  # Textual's web driver would not notice that the server has died
     elif not _on_terminal():
         raise UserError("tui wants a terminal on standard input and output; without one: gpudoctor watch, or check")
     if os.environ.get("SSH_CONNECTION"):
         # read by Textual when it is imported: over a slow line frames are what costs
         os.environ.setdefault("TEXTUAL_FPS", "15")
         os.environ.setdefault("TEXTUAL_ANIMATIONS", "basic")
-    feed, checker = opened(args)
+    feed, checker = opened(request)
     from gpudoctor.tui.app import Doctor
     from gpudoctor.tui.themes import THEMES
 
-    theme = args.theme or "dark"
+    theme = request.theme or "dark"
     if theme not in THEMES:
         raise UserError(f"--theme {printable(theme)}: there are {', '.join(THEMES)}")
-    app = Doctor(feed, checker, read_only=getattr(args, "read_only", False), theme=theme)
+    app = Doctor(feed, checker, read_only=request.read_only, theme=theme)
     try:
         app.run()
     finally:
@@ -51,34 +65,35 @@ def start(args: argparse.Namespace) -> int:
     return app.return_code or 0
 
 
-def opened(args: argparse.Namespace) -> tuple[Feed, Checker]:
+def opened(request: TuiRequest) -> tuple[Feed, Checker]:
     """Where lines come from and what runs the checks, by `--node`. Raise UserError for a source that cannot be read."""
     from gpudoctor.tui.feeds.check_runner import Checker, ssh_prefix
     from gpudoctor.tui.feeds.child import ChildFeed
 
-    source: str | None = args.node
+    source: str | None = request.node
     if source is not None and source.startswith(_SSH):
         host = ssh_host(source)
-        if args.fault:
+        if request.faults:
             raise UserError("--fault is for simulated nodes and captures, not for a machine over ssh")
-        if args.config:
+        if request.config:
             raise UserError("--config: a machine over ssh is judged with its own configuration")
-        return ChildFeed(ssh_command(host, args.interval), host), Checker(ssh_prefix(host), [])
+        return ChildFeed(ssh_command(host, request.interval_s), host), Checker(ssh_prefix(host), [])
     words = [] if source is None else ["--node", source]
-    words += [word for fault in args.fault for word in ("--fault", fault)]
-    options = ["--config", str(args.config)] if args.config else []
+    words += [word for fault in request.faults for word in ("--fault", fault)]
+    options = ["--config", str(request.config)] if request.config else []
     checker = Checker(own_gpudoctor(), words, options=options)
     if source is not None and source != "-":
         from gpudoctor.facts.stream.recording import is_stream_file, read_stream
 
         if is_stream_file(source):
-            if args.fault:
+            if request.faults:
                 raise UserError("--fault is for simulated nodes and captures, not for a recorded stream")
             from gpudoctor.tui.feeds.playback import PlaybackFeed
 
             return PlaybackFeed(read_stream(source), _file_name(source)), checker
-    _refuse(source, args.fault)
-    return ChildFeed([*own_gpudoctor(), "watch", "--interval", f"{args.interval:g}", *words], _label(source)), checker
+    _refuse(source, request.faults)
+    watch = [*own_gpudoctor(), "watch", "--interval", f"{request.interval_s:g}", *words]
+    return ChildFeed(watch, _label(source)), checker
 
 
 def ssh_host(source: str) -> str:
@@ -94,7 +109,7 @@ def ssh_command(host: str, interval_s: float) -> list[str]:
     return ["ssh", *_SSH_OPTIONS, "--", host, "gpudoctor", "watch", "--interval", f"{interval_s:g}"]
 
 
-def _refuse(source: str | None, faults: list[str]) -> None:
+def _refuse(source: str | None, faults: tuple[str, ...]) -> None:
     """Raise UserError, as `check` would, for a source that gives no node."""
     if source == "-":
         raise UserError("--node -: the screen needs standard input for its keys; write the stream into a file first")

@@ -11,7 +11,7 @@ import pytest
 
 from gpudoctor.acceptance.archive import packed
 from gpudoctor.acceptance.result import Acceptance, Item, result_of
-from gpudoctor.acceptance.run import Options, Run
+from gpudoctor.acceptance.run import AcceptanceRequest, AcceptanceRun
 from gpudoctor.acceptance.text import summary
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.bundle import ACCEPTANCE, FACTS, MEASURED, members, pack
@@ -51,7 +51,7 @@ def test_a_file_of_another_name_does_not_belong_in_it(tmp_path: Path, name: str)
 
 
 def test_the_dump_of_nvidia_smi_names_no_part_and_no_program_of_anybody(tmp_path: Path) -> None:
-    run = Run(Options(), tmp_path, "mark", lambda _: None)
+    run = AcceptanceRun(AcceptanceRequest(), tmp_path, "mark", lambda _: None)
     run.node = NODE
     run.raw["nvidia-smi.xml"] = (
         b"<serial>1320123456789</serial><board_part_number>900-21010-0000</board_part_number><serial>N/A</serial>"

@@ -17,14 +17,14 @@ from msgspec.structs import replace
 
 from gpudoctor.acceptance.children import beside, run_child
 from gpudoctor.acceptance.command import run_steps
-from gpudoctor.acceptance.driver_child import Reading
+from gpudoctor.acceptance.driver_child import DriverReading
 from gpudoctor.acceptance.guardian import Guardian
 from gpudoctor.acceptance.leaves import compare
 from gpudoctor.acceptance.level_steps import level_items
 from gpudoctor.acceptance.quick_steps import verdicts
 from gpudoctor.acceptance.rate_steps import all_reduce, bus_bandwidth, judged, rate_item
 from gpudoctor.acceptance.result import Item, agreed, result_of
-from gpudoctor.acceptance.run import Options, Run, Step
+from gpudoctor.acceptance.run import AcceptanceRequest, AcceptanceRun, Step
 from gpudoctor.acceptance.settings_step import judged as judged_settings
 from gpudoctor.acceptance.smi_step import compared
 from gpudoctor.acceptance.steps import wanted_steps
@@ -233,18 +233,18 @@ def test_a_rank_too_noisy_to_judge_is_no_disagreement_on_a_cpu_and_is_one_on_a_g
 def test_a_step_that_breaks_off_did_not_agree_and_the_next_one_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def breaks(run: Run) -> Iterator[Item]:
+    def breaks(run: AcceptanceRun) -> Iterator[Item]:
         yield agreed("the beginning")
         raise KeyError("busbw")
 
-    def hangs(run: Run) -> Iterator[Item]:
+    def hangs(run: AcceptanceRun) -> Iterator[Item]:
         done = run.child(["sleep", "600"])
         yield agreed("it ended") if not done.late else Item("did not agree", done.words)
 
-    def says_nothing(run: Run) -> Iterator[Item]:
+    def says_nothing(run: AcceptanceRun) -> Iterator[Item]:
         yield from ()
 
-    run = Run(Options(), tmp_path, "mark", lambda _: None)
+    run = AcceptanceRun(AcceptanceRequest(), tmp_path, "mark", lambda _: None)
     monkeypatch.setattr("gpudoctor.acceptance.command.first_look", lambda run: None)
     steps = (
         Step("a", "breaks", 60.0, breaks),
@@ -292,7 +292,7 @@ def test_a_driver_call_that_hangs_is_named_and_ends_the_reading(cache: Path) -> 
         check=True,
         timeout=60,
     )
-    reading = msgspec.json.decode(done.stdout, type=Reading)
+    reading = msgspec.json.decode(done.stdout, type=DriverReading)
     assert sorted(reading.read) == [0, 1, 2, 4, 5, 6, 7]
     assert [said for said in reading.hung if "on GPU 3 did not return in 1 s" in said] == reading.hung != []
 
@@ -329,12 +329,12 @@ def test_a_load_that_breaks_before_it_begins_is_no_missing_torch(
 
 def test_all_reduce_of_one_gpu_asks_for_no_program(tmp_path: Path) -> None:
     """A node with one GPU: not nccl-tests is what is missing."""
-    run = Run(Options(), tmp_path, "mark", lambda _: None)
+    run = AcceptanceRun(AcceptanceRequest(), tmp_path, "mark", lambda _: None)
     run.node = replace(load_node("hgx-h100-8"), source=Source("live"), gpus=load_node("hgx-h100-8").gpus[:1])
     assert [item.outcome for item in all_reduce(run)] == ["could not look"]
     assert "two or more" in next(all_reduce(run)).text
 
 
 def test_no_title_of_a_step_is_cut_off() -> None:
-    for step in wanted_steps(Options()):
+    for step in wanted_steps(AcceptanceRequest()):
         assert len(f"{'DID NOT AGREE':<15} {step.name:<12} {1000.0:6.1f} s  {step.title}") <= 80, step.title

@@ -7,9 +7,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from gpudoctor.agent import leftovers
 from gpudoctor.agent import schedule as rounds
-from gpudoctor.agent.state import StateDirectory, Subject
+from gpudoctor.agent.state import StateDirectory, WatchedSubject
+from gpudoctor.process import die_with_parent, leftovers
 from gpudoctor.report.model import SourceSummary
 
 
@@ -29,13 +29,13 @@ def main() -> None:
     """Print how the node stands after one run ("twice": two)."""
     folder, *words = sys.argv[1:]
     how, program = words[: words.index("--")], words[words.index("--") + 1 :]
-    if not leftovers.adopt_orphans():
+    if not die_with_parent.adopt_orphans():
         sys.exit(77)
     if "unkillable" in how:  # as in the kernel's D state
         leftovers.os.kill = lambda pid, number: None  # type: ignore[attr-defined]
         rounds.HARD_S = 0.2
     rounds.SOFT_S = 0.1
-    plan = rounds.Plan(
+    plan = rounds.SchedulePlan(
         command=tuple(program),
         host="node7",
         source=SourceSummary("simulated", "hgx-h100-8"),
@@ -44,7 +44,7 @@ def main() -> None:
         deadline_s=1.0 if "late" in how else 60.0,
         strikes=3,
     )
-    it = rounds.Rounds(plan, StateDirectory(Path(folder), Subject("node7")))
+    it = rounds.Rounds(plan, StateDirectory(Path(folder), WatchedSubject("node7")))
     sys.stdout.write(asyncio.run(_after(it, 2 if "twice" in how else 1)))
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpudoctor.agent.access import Gate, address_of, listening_socket, token_of
-from gpudoctor.agent.listener import Listener
+from gpudoctor.agent.access import AgentAccess, address_of, listening_socket, token_of
+from gpudoctor.agent.listener import HttpListener
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.cli.parsers import parsed
 from gpudoctor.errors import UserError
@@ -170,7 +170,7 @@ def test_idle_clients_are_bounded_and_keep_nobody_else_waiting(faulty: Agent) ->
 def test_a_client_that_sends_or_reads_too_slowly_is_dropped() -> None:
     async def body() -> None:
         bound = listening_socket(address_of("127.0.0.1:0"))
-        listener = Listener(lambda head: b"x" * (32 << 20), connection_s=0.2)
+        listener = HttpListener(lambda head: b"x" * (32 << 20), connection_s=0.2)
         await listener.start(bound)
         try:
             host, port = bound.getsockname()
@@ -202,7 +202,7 @@ def test_a_client_whose_request_has_come_is_not_dropped_for_another() -> None:
             asked.set()
             return b"x" * (32 << 20)
 
-        listener = Listener(answer, connections_max=1, connection_s=10 * DEADLINE_S)
+        listener = HttpListener(answer, connections_max=1, connection_s=10 * DEADLINE_S)
         await listener.start(bound)
         try:
             host, port = bound.getsockname()
@@ -224,7 +224,8 @@ def test_a_client_whose_request_has_come_is_not_dropped_for_another() -> None:
 def test_the_agent_is_small_and_its_runs_are_not_in_it(faulty: Agent) -> None:
     assert psutil.Process(faulty.process.pid).memory_info().rss < 64 << 20
     code = (
-        "import sys, gpudoctor.cli.agent, gpudoctor.agent.schedule, gpudoctor.agent.answers, asyncio;"
+        "import sys, gpudoctor.cli.agent, gpudoctor.agent.run_agent, gpudoctor.agent.schedule;"
+        "import gpudoctor.agent.answers, asyncio;"
         "print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -335,7 +336,7 @@ def test_every_other_address_wants_one(text: str) -> None:
 
 
 def test_the_gate_compares_whole_tokens_only() -> None:
-    gate = Gate(TOKEN, "0.0.0.0")
+    gate = AgentAccess(TOKEN, "0.0.0.0")
     assert gate.knows(f"Bearer {TOKEN}")
     assert gate.knows(f"bearer {TOKEN}")
     for given in (None, "", TOKEN, f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer \udcff", f"Basic {TOKEN}"):

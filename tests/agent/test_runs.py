@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from gpudoctor.agent.clock import Moment, now
-from gpudoctor.agent.consecutive_failures import Strike, alarms, counted
+from gpudoctor.agent.consecutive_failures import FailureStreak, alarms, counted
 from gpudoctor.agent.node_status import no_report, standing
 from gpudoctor.agent.quick_run import OUTPUT_BYTES_MAX, QuickRun, decoded
 from gpudoctor.agent.schedule import first_due_s, next_due_s
-from gpudoctor.agent.state import STATE_FILE, Last, StateDirectory, Subject, default_directory
+from gpudoctor.agent.state import STATE_FILE, Last, StateDirectory, WatchedSubject, default_directory
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.errors import UserError
 from gpudoctor.facts.simulated.load import apply_faults, load_node, node_names
@@ -152,7 +152,7 @@ def test_beside_a_process_that_cannot_be_killed_no_further_one_is_started(tmp_pa
 def test_a_warn_grows_a_row_a_pass_ends_it_and_no_verdict_leaves_it() -> None:
     uuid = WARNING.gpus[3].uuid or ""
     one = counted((), WARNING)
-    assert one == (Strike("gpu.settings", "3", uuid, 1),)
+    assert one == (FailureStreak("gpu.settings", "3", uuid, 1),)
     two = counted(one, WARNING)
     assert [strike.in_row for strike in two] == [2]
     assert counted(two, ERROR) == two
@@ -235,7 +235,7 @@ def test_where_the_state_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert default_directory({"XDG_STATE_HOME": "/s"}) == Path("/s/gpudoctor")
     assert default_directory({"XDG_STATE_HOME": "not/absolute"}) == Path("/home/user/.local/state/gpudoctor")
     with pytest.raises(UserError, match="cannot be written"):
-        StateDirectory(tmp_path / "a\0b", Subject("x"))
+        StateDirectory(tmp_path / "a\0b", WatchedSubject("x"))
     monkeypatch.setenv("HOME", ".")
     with pytest.raises(UserError, match="no home directory is known"):
         default_directory({"XDG_STATE_HOME": "not/absolute"})
@@ -248,8 +248,8 @@ def test_a_state_that_other_users_could_forge_is_refused(tmp_path: Path, mode: i
     folder.mkdir()
     folder.chmod(mode)
     with pytest.raises(UserError, match=r"may write to .*/state \(chmod go-w takes that away\)"):
-        StateDirectory(folder, Subject("x"))
-    StateDirectory(folder / "own" / "state", Subject("x")).close()
+        StateDirectory(folder, WatchedSubject("x"))
+    StateDirectory(folder / "own" / "state", WatchedSubject("x")).close()
     assert {oct(level.stat().st_mode)[-3:] for level in folder.rglob("*") if level.is_dir()} == {"700"}
 
 
@@ -258,13 +258,13 @@ def test_a_state_of_a_stranger_is_refused_and_a_link_of_systemds_is_not(tmp_path
     folder, link = tmp_path / "private", tmp_path / "state"
     folder.mkdir(mode=0o755)
     link.symlink_to(folder)  # as systemd makes it for DynamicUser=
-    StateDirectory(link, Subject("x")).close()
+    StateDirectory(link, WatchedSubject("x")).close()
     os.chown(link, 12345, -1, follow_symlinks=False)
     with pytest.raises(UserError, match=r"state is a link that another user made \(uid 12345\)"):
-        StateDirectory(link, Subject("x"))
+        StateDirectory(link, WatchedSubject("x"))
     os.chown(folder, 12345, -1)
     with pytest.raises(UserError, match=r"private belongs to another user \(uid 12345\)"):
-        StateDirectory(folder, Subject("x"))
+        StateDirectory(folder, WatchedSubject("x"))
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_a_state_of_a_stranger_is_refused_and_a_link_of_systemds_is_not(tmp_path
 def test_a_state_that_cannot_be_used_is_none_and_is_said(
     tmp_path: Path, broken: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    state = StateDirectory(tmp_path, Subject("node7"))
+    state = StateDirectory(tmp_path, WatchedSubject("node7"))
     try:
         assert state.load() is None
         assert capsys.readouterr().err == ""
@@ -285,7 +285,7 @@ def test_a_state_that_cannot_be_used_is_none_and_is_said(
         assert state.load() == last
     finally:
         state.close()
-    with_fault = StateDirectory(tmp_path, Subject("node7", "hgx-h100-8", ("xid-79",)))
+    with_fault = StateDirectory(tmp_path, WatchedSubject("node7", "hgx-h100-8", ("xid-79",)))
     assert with_fault.load() is None
     with_fault.close()
 

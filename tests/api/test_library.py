@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 import gpudoctor
-from gpudoctor.cli.parsers import LEVELS as COMMAND_LINE_LEVELS
+from gpudoctor.cli import check as check_command
 from gpudoctor.facts import collect
 from tests.cli.conftest import Gpudoctor
 from tests.cli.conftest import gpudoctor as command
@@ -52,10 +52,8 @@ def test_every_option_of_the_command_line_has_its_keyword() -> None:
     from argparse import ArgumentParser
     from inspect import signature
 
-    from gpudoctor.cli.parsers import _check_options
-
     parser = ArgumentParser()
-    _check_options(parser)
+    check_command.add_options(parser)
     output = {"format", "output", "verbose", "color", "argv", "help"}
     names = {"ids": "only", "fault": "faults", "duration": "duration_s", "deadline": "deadline_s"}
     options = {action.dest for action in parser._actions} - output
@@ -153,7 +151,7 @@ def test_every_public_name_is_there_and_none_is_a_module() -> None:
 def test_the_levels_are_the_command_lines() -> None:
     from gpudoctor.checks.core.registry import Level
 
-    assert get_args(Level) == COMMAND_LINE_LEVELS
+    assert get_args(Level) == check_command.LEVELS
 
 
 def _printed(program: str) -> list[str]:

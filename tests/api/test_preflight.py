@@ -18,8 +18,8 @@ import pytest
 import gpudoctor
 from gpudoctor import local_verdict
 from gpudoctor.probes.runner import local_workers as seats
-from gpudoctor.probes.runner.launch_engine import Place, place_of
-from gpudoctor.probes.runner.local_workers import Hello, Seats
+from gpudoctor.probes.runner.launch_engine import LocalPlacement, place_of
+from gpudoctor.probes.runner.local_workers import LocalWorkers, WorkerHello
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "docs" / "examples" / "preflight.py"
@@ -134,14 +134,14 @@ def test_a_first_process_that_is_lost_is_no_pass(number: signal.Signals, code: i
 
 
 @pytest.fixture
-def place() -> Place:
+def place() -> LocalPlacement:
     place = place_of(_torchrun(1))
     assert place is not None
     return place
 
 
-def test_a_first_process_that_falls_silent_is_no_pass(place: Place) -> None:
-    first = Seats(place, local_verdict.PURPOSE)
+def test_a_first_process_that_falls_silent_is_no_pass(place: LocalPlacement) -> None:
+    first = LocalWorkers(place, local_verdict.PURPOSE)
 
     def be_silent() -> None:
         first.gather()
@@ -172,7 +172,7 @@ def test_a_first_process_that_alone_calls_is_checked_alone(monkeypatch: pytest.M
 
 
 def test_processes_that_are_confined_to_gpus_of_their_own_are_not_passed_by_the_first(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: LocalPlacement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A Slurm task that may open /dev/nvidia1 only: the first one, with nvidia0, knows nothing of that GPU."""
     monkeypatch.setattr(local_verdict, "openable_gpus", lambda: ("nvidia0",))
@@ -182,7 +182,7 @@ def test_processes_that_are_confined_to_gpus_of_their_own_are_not_passed_by_the_
         first = seats.leader_of(place, local_verdict.PURPOSE)
         assert first is not None
         with first:
-            first.send(msgspec.json.encode(Hello(1, "0", ("nvidia1",))))
+            first.send(msgspec.json.encode(WorkerHello(1, "0", ("nvidia1",))))
             told.append(first.recv(1 << 16))
 
     thread = threading.Thread(target=other)

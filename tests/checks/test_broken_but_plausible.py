@@ -70,6 +70,24 @@ def test_seven_of_eight_sxm_gpus_fail_by_the_number_that_is_left_out() -> None:
     assert finding.found.text == "7 GPUs on a board of 8: module 5 is missing"
 
 
+@pytest.mark.parametrize(
+    ("numbers", "missing"),
+    [
+        ((1, 2, 3, 4, 5, 6, 7), "0 or 8"),  # nothing tells where this board begins to count
+        ((0, 1, 2, 3, 4, 5, 6), "7"),
+        ((2, 3, 4, 5, 6, 7, 8), "1"),
+        ((0, 1, 2, 4, 5, 6, 7), "3"),
+        ((1, 2, 3, 5, 6, 7, 8), "4"),
+    ],
+)
+def test_boards_that_count_from_0_and_from_1_name_the_right_module(numbers: tuple[int, ...], missing: str) -> None:
+    node = without(packaged("hgx-h100-8"), 7)
+    gpus = tuple(put(gpu, "module_id", number) for gpu, number in zip(node.gpus, numbers, strict=True))
+    [(_, finding)] = findings(judge(replace(node, gpus=gpus)), Status.FAIL)
+    assert finding.found is not None
+    assert finding.found.text == f"7 GPUs on a board of 8: module {missing} is missing"
+
+
 def test_three_of_four_gpus_of_a_tray_fail_too() -> None:
     assert ids(judge(without(packaged("gb200-tray-4"), 1)), Status.FAIL) == {"gpu.count"}
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
 import pytest
 
-from gpudoctor.checks.core.causes import RULES, explain
+from gpudoctor.checks.core import registry as check_registry
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.causes import explain, rules
+from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import NODE, Finding, Found, Status, Subject, fail, of_pair, ok, unknown, warn, worst
-from gpudoctor.checks.core.registry import matches, registry
+from gpudoctor.checks.core.registry import check, matches, registry
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.simulated.load import apply_faults
 from gpudoctor.report.judge import judge
@@ -84,8 +90,9 @@ def test_no_circle_of_causes_swallows_a_failure() -> None:
 
 def test_every_rule_names_checks_that_exist() -> None:
     checks = registry()
-    for rule in RULES:
-        for word in (rule.cause, *rule.effects):
+    assert len(rules()) > 50
+    for rule in rules():
+        for word in (rule.cause, *rule.explains.effects, *rule.explains.after):
             assert any(matches(c, word) for c in checks), word
 
 
@@ -243,3 +250,40 @@ def test_what_one_fault_of_all_gpus_explains_is_listed_once_below_it() -> None:
     text = render_text(report, width=100, color=False)
     assert text.count("FAIL     gpu.lost ") == 1
     assert "checks that got no answer" in text
+
+
+@pytest.mark.parametrize(
+    ("check_id", "causes"),
+    [
+        # a cause with `after` gives way for these effects alone
+        ("compute.exact", ("gpu.ecc", "gpu.memory-repair")),
+        ("strategy.ddp", ("compute.exact", "collective.correct")),
+        ("train.sync", ("collective.correct", "compute.exact")),
+        ("gpu.xid", ("gpu.memory-repair", "gpu.ecc")),
+        ("nvlink.errors", ("nvlink.fabric", "gpu.xid")),
+        ("strategy.fsdp", ("gpu.xid", "nvlink.fabric")),
+        # the order of depth is not that of the report
+        ("train.balance", ("pcie.link-width", "gpu.temperature")),
+        ("train.scaling", ("train.balance", "train.sync")),
+    ],
+)
+def test_of_two_causes_the_deeper_one_explains(check_id: str, causes: tuple[str, str]) -> None:
+    fitting = [rule.cause for rule in rules() if any(fnmatchcase(check_id, each) for each in rule.explains.effects)]
+    first, second = causes
+    assert fitting.index(first) < fitting.index(second)
+
+
+def test_a_check_declares_what_it_explains(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry()
+    monkeypatch.setattr(check_registry, "_checks", dict(check_registry._checks))
+    broken = [result("site.fan", fail(gpu(2), "stands still", "turns")), result("gpu.lost", fail(gpu(2), "x", "y"))]
+    assert [f.check for f in explain(broken)[1]] == ["site.fan", "gpu.lost"]
+
+    @check("site.fan", title="Every fan turns", explains=("gpu.lost", Explains(("gpu.ecc",), found=(7,))))
+    def fan(case: Case) -> Iterator[Finding]:
+        yield ok(NODE, "it turns")
+
+    assert [f.check for f in explain(broken)[1]] == ["site.fan"]
+    hidden, open_ = fail(gpu(2), Found("7 errors", 7), "0"), fail(gpu(2), Found("8 errors", 8), "0")
+    [explained], [own] = (explain([*broken[:1], result("gpu.ecc", f)])[0][1].findings for f in (hidden, open_))
+    assert (explained.explained_by, own.explained_by) == ("site.fan", None)

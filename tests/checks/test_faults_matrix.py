@@ -8,14 +8,14 @@ from gpudoctor.checks.core.case import Expect
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.facts.model.node import Node
-from gpudoctor.facts.simulated.fault_kit import Fault
+from gpudoctor.facts.simulated.fault_kit import SimulatedFault
 from gpudoctor.facts.simulated.load import apply_faults, faults, node_names
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report
 from tests.checks.simulated_nodes import findings, healthy_report, packaged, speaks_of
 
 
-def wrong(fault: Fault, name: str) -> list[str]:
+def wrong(fault: SimulatedFault, name: str) -> list[str]:
     """What the judge got wrong about this fault on this node, in words; nothing where it is right."""
     node = packaged(name)
     expect = Expect(gpus=len(node.gpus)) if fault.given == "expect-gpus" else Expect()
@@ -29,7 +29,7 @@ def wrong(fault: Fault, name: str) -> list[str]:
     return _extra_faults(fault, report, name)
 
 
-def _not_named(fault: Fault, node: Node, report: Report, name: str) -> list[str]:
+def _not_named(fault: SimulatedFault, node: Node, report: Report, name: str) -> list[str]:
     struck = max(node.gpus, key=lambda gpu: gpu.index)
     subjects = [f.subject for check, f in findings(report, Status(fault.status)) if check == fault.check]
     if any(speaks_of(subject, struck.index, struck.bus_id) for subject in subjects):
@@ -37,7 +37,7 @@ def _not_named(fault: Fault, node: Node, report: Report, name: str) -> list[str]
     return [f"{name}: {fault.check} names {[s.label for s in subjects]}, not {struck.label}"]
 
 
-def _extra_faults(fault: Fault, report: Report, name: str) -> list[str]:
+def _extra_faults(fault: SimulatedFault, report: Report, name: str) -> list[str]:
     """Failures that neither are this fault, nor explained by it, nor its explanation, nor the node's own."""
     own = {(check, f.subject) for check, f in findings(healthy_report(name), Status.FAIL)}
     causes = {f.explained_by for check, f in findings(report, Status(fault.status)) if check == fault.check}
@@ -50,7 +50,7 @@ def _extra_faults(fault: Fault, report: Report, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("fault", faults(), ids=lambda fault: fault.name)
-def test_a_fault_trips_its_check_on_its_gpu_and_nothing_unexplained(fault: Fault) -> None:
+def test_a_fault_trips_its_check_on_its_gpu_and_nothing_unexplained(fault: SimulatedFault) -> None:
     names = [name for name in node_names() if fault.happens_on(packaged(name))]
     assert names, f"{fault.name} happens on no packaged node, so nothing tests it"
     problems = [problem for name in names for problem in wrong(fault, name)]

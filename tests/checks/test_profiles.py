@@ -15,6 +15,7 @@ from gpudoctor.profiles import load
 from gpudoctor.profiles.load import gpu_models, model_key, profile_for, profile_names
 from gpudoctor.profiles.packaged import DOCUMENT, FOLDER, IndexEntry, packaged, packaged_from_yaml
 from tests.checks.wired import ABSENT, on_gpus, on_pairs, simulated
+from tests.golden_files import assert_golden
 
 
 def of(name: str, count: int = 1) -> Node:
@@ -225,8 +226,7 @@ def test_a_name_too_long_for_a_file_is_no_profile() -> None:
 
 
 def test_what_a_run_reads_is_what_the_yaml_files_say() -> None:
-    # after a change of the YAML files: write packaged_from_yaml() to gpudoctor/profiles/packaged.json
-    assert DOCUMENT.read_text(encoding="utf-8") == packaged_from_yaml()
+    assert_golden(packaged_from_yaml(), DOCUMENT)
 
 
 def test_every_packaged_entry_is_valid_and_the_index_names_every_kind_of_node() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpudoctor.report.json import shipped_schema
+from gpudoctor.report.json import report_schema
 from tests.cli.conftest import Gpudoctor
 
 
@@ -39,7 +39,7 @@ def test_a_broken_link_is_one_fault_with_its_gpu_and_what_it_costs(gpudoctor: Gp
 def test_json_names_the_fault_and_validates(gpudoctor: Gpudoctor) -> None:
     outcome = gpudoctor("check", "--node", "hgx-h100-8", "--fault", "nvlink-link-down@3", "--level", "quick", "--json")
     assert outcome.code == 1
-    jsonschema.validate(outcome.json, json.loads(shipped_schema()))
+    jsonschema.validate(outcome.json, json.loads(report_schema()))
     fault = outcome.json["faults"][0]
     assert (fault["check"], fault["subject"]["gpu"]) == ("nvlink.links", 3)
     assert outcome.json["exit_code"] == 1

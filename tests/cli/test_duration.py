@@ -23,7 +23,8 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node, Source
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.load_policy import CPU_PROBE_DEADLINE_S, RUN_DEADLINE_S, burn_duration_s, count_again
+from gpudoctor.load.burn import burn_duration_s, count_again
+from gpudoctor.load.measure import CPU_PROBE_DEADLINE_S, RUN_DEADLINE_S
 from gpudoctor.probes.runner import launch
 from tests.cli.conftest import Gpudoctor
 

@@ -29,7 +29,7 @@ def modules_after(*argv: str) -> set[str]:
 )
 def test_no_heavy_module_is_loaded(argv: tuple[str, ...]) -> None:
     loaded = modules_after(*argv)
-    assert "gpudoctor.checks.core.builtin" in loaded
+    assert "gpudoctor.checks.pcie.link_width" in loaded
     assert [name for name in HEAVY if name in loaded] == []
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gpudoctor.fakes.fake_nvml import Fault, Script, write_script
+from gpudoctor.fakes.fake_nvml import Script, ScriptedFault, write_script
 from tests.facts.nvml_nodes import make_node, make_root
 
 FIRST, SECOND, HANGUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
@@ -88,7 +88,9 @@ def test_while_the_driver_hangs_what_the_others_told_is_reported(
 ) -> None:
     root = make_root(tmp_path / "root")
     told = make_node(2)
-    spec = write_script(tmp_path / "s.json", Script(told, (Fault("nvmlDeviceGetTemperature", gpu=1, hang=True),)))
+    spec = write_script(
+        tmp_path / "s.json", Script(told, (ScriptedFault("nvmlDeviceGetTemperature", gpu=1, hang=True),))
+    )
     words = ["check", "--level", "quick", "--include-facts", "--progress", "--deadline", "60", "--format", form]
     process = started(temporary, "-c", LIVE, str(root), spec, *words)
     assert process.stderr is not None

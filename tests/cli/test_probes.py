@@ -13,8 +13,8 @@ import jsonschema
 import psutil
 import pytest
 
-from gpudoctor import load_policy as loading
-from gpudoctor.report.json import shipped_schema
+from gpudoctor.load import measure
+from gpudoctor.report.json import report_schema
 from tests.cli.conftest import Gpudoctor
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -31,7 +31,7 @@ def test_collectives_and_a_train_on_cpu_ranks_are_measured_and_called_cpu_ranks(
     )  # fmt: skip
     assert (outcome.code, outcome.err) == (0, "")
     document = json.loads(saved.read_text())
-    jsonschema.validate(document, json.loads(shipped_schema()))
+    jsonschema.validate(document, json.loads(report_schema()))
     status = {check["id"]: check["status"] for check in document["checks"]}
     assert status["collective.correct"] == status["train.sync"] == "pass"
     assert status["collective.bandwidth"] == "skip"
@@ -79,7 +79,7 @@ def test_an_injected_fault_is_named_and_the_report_says_injected(gpudoctor: Gpud
 def test_every_case_that_is_injected_fails_its_check_on_its_rank(
     case: str, ranks: int, check: str, rank: int, gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(loading.CPU_PROBE_DEADLINE_S, "standard", 20.0)  # for the one that hangs
+    monkeypatch.setitem(measure.CPU_PROBE_DEADLINE_S, "standard", 20.0)  # for the one that hangs
     outcome = gpudoctor(
         "check", check, "--node", "hgx-h100-8", "--backend", "gloo", "--ranks", str(ranks), "--inject", case, "--json"
     )

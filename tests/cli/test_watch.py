@@ -17,14 +17,15 @@ import msgspec
 import psutil
 import pytest
 
-from gpudoctor.cli.watch import ClosedError, Lines, Live, follow
+from gpudoctor.cli.watch import ClosedError, LineWriter, follow
 from gpudoctor.errors import UserError
 from gpudoctor.facts.collect import collect_live
 from gpudoctor.facts.model.gpu import GpuProcess
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.stream.driver import DriverWatch
 from gpudoctor.facts.stream.messages import Opening, Tick, WatchLine
-from gpudoctor.fakes.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
+from gpudoctor.facts.stream.sources import LiveSource
+from gpudoctor.fakes.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
 from tests.cli.conftest import Gpudoctor
 from tests.conftest import ROOT
 from tests.facts.nvml_nodes import make_node, make_root, with_gpu
@@ -227,15 +228,15 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     patient = partial(DriverWatch, patience_s=60.0, call_deadline_s=60.0)
     monkeypatch.setattr("gpudoctor.facts.stream.driver.DriverWatch", patient)
 
-    def live(node: Node, *faults: Fault, count: int = 3, maker: str = "") -> list[Opening | Tick]:
+    def live(node: Node, *faults: ScriptedFault, count: int = 3, maker: str = "") -> list[Opening | Tick]:
         spec = write_script(tmp_path / "script.json", Script(node, faults))
         if maker:
             spec = f"{maker}:{spec.rpartition(':')[2]}"
         reader = Read(count)
-        source = Live(0.2, root, spec)
+        source = LiveSource(0.2, root, spec)
         try:
             with pytest.raises(ClosedError):
-                follow(source, Lines(reader), 0.2)
+                follow(source, LineWriter(reader), 0.2)
         finally:
             source.close()
         return reader.lines
@@ -270,7 +271,7 @@ def test_this_machine_is_told_by_a_child_that_calls_the_driver(live: Told) -> No
 def test_without_a_driver_the_host_is_told(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/modules").write_text("")
-    source = Live(1.0, tmp_path)
+    source = LiveSource(1.0, tmp_path)
     opening, tick = source.lines(1.0)
     source.close()
     assert isinstance(opening, Opening)
@@ -281,7 +282,7 @@ def test_without_a_driver_the_host_is_told(tmp_path: Path) -> None:
 
 def test_a_gpu_that_is_lost_while_it_is_watched_leaves_the_ticks(live: Told) -> None:
     # after the facts (the collector is another process, so it counts for itself)
-    lost = Fault("nvmlDeviceGet[TUM]*", gpu=1, from_call=60, code=15)
+    lost = ScriptedFault("nvmlDeviceGet[TUM]*", gpu=1, from_call=60, code=15)
     first = live(make_node(2), lost, count=2)[1]
     assert isinstance(first, Tick)
     assert [gpu.gpu for gpu in first.gpus] == [0, 1]
@@ -293,7 +294,7 @@ def hangs_at_first(path: str) -> FakeNvml:
     marker = Path(f"{path}.hung")
     if not marker.exists():
         marker.touch()
-        fake._faults = (Fault("nvmlDeviceGetMemoryInfo", gpu=1, hang=True),)
+        fake._faults = (ScriptedFault("nvmlDeviceGetMemoryInfo", gpu=1, hang=True),)
     return fake
 
 
@@ -312,7 +313,7 @@ def test_facts_that_were_cut_short_are_read_anew_once_the_driver_answers(
 
 
 def test_a_reader_that_hangs_in_the_driver_dies_with_its_parent(tmp_path: Path) -> None:
-    spec = write_script(tmp_path / "script.json", Script(make_node(1), (Fault("nvmlInit", hang=True),)))
+    spec = write_script(tmp_path / "script.json", Script(make_node(1), (ScriptedFault("nvmlInit", hang=True),)))
     code = (
         "import sys\n"
         "from gpudoctor.facts.stream.driver import DriverWatch\n"
@@ -340,4 +341,4 @@ def test_a_stdout_that_cannot_be_written_is_a_users_error() -> None:
             raise OSError(28, "No space left on device")
 
     with pytest.raises(UserError, match="No space left on device"):
-        Lines(Full()).write(Tick(at_s=1.0))
+        LineWriter(Full()).write(Tick(at_s=1.0))

@@ -14,7 +14,7 @@ import msgspec
 from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.cluster.check.channel import Line, LineError, hello_of
-from gpudoctor.cluster.check.cluster_run import Examination, Plan
+from gpudoctor.cluster.check.cluster_run import ClusterRunPlan, ClusterSession
 from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.inter_node_findings import SLOW_SHARE
 from gpudoctor.cluster.check.judge import judge_cluster
@@ -23,11 +23,11 @@ from gpudoctor.cluster.check.messages import (
     Answered,
     Asked,
     Challenge,
-    Check,
     Checked,
-    CouldNot,
+    CheckOrder,
     End,
-    Meet,
+    JoinGroup,
+    MemberFailure,
     Open,
     Order,
     Ping,
@@ -66,10 +66,10 @@ class Puppet(threading.Thread):
         )
         self.report: str | Missing = ""
         self.clock_ahead_s = 0.0
-        self.ready: Ready | CouldNot = Ready(1, 29500)
+        self.ready: Ready | MemberFailure = Ready(1, 29500)
         self.right = True
-        self.rate: Callable[[Meet], float | str | None] = lambda meet: 10.0
-        self.meetings: list[Meet] = []
+        self.rate: Callable[[JoinGroup], float | str | None] = lambda meet: 10.0
+        self.meetings: list[JoinGroup] = []
         self.token = TOKEN
         self.port = 0
         self.ended = threading.Event()
@@ -102,17 +102,17 @@ class Puppet(threading.Thread):
         """What it says; None: nothing, ever. To die it raises ConnectionAbortedError."""
         if isinstance(order, Ping):
             return Pong(time.time() + self.clock_ahead_s)
-        if isinstance(order, Check):
+        if isinstance(order, CheckOrder):
             return Checked(self.reach, self.report)
         if isinstance(order, Open):
             return self.ready
-        assert isinstance(order, Meet)
+        assert isinstance(order, JoinGroup)
         self.meetings.append(order)
         rate = self.rate(order)
         if rate is None:
             return None
         if isinstance(rate, str):
-            return CouldNot(rate, port=29501)
+            return MemberFailure(rate, port=29501)
         seconds = SIZE_BYTES * 2 * (order.size - 1) / order.size / rate / 1e9
         return Times(((seconds, seconds),), SIZE_BYTES, (self.right,))
 
@@ -137,8 +137,8 @@ def examined(
         puppet.report = puppet.report or report
         puppet.start()
     expected = len(puppets) if count is None else count
-    plan = Plan(level, backend, expected, names, 30.0, limit_s, 30.0, 30.0, SLOW_SHARE, floor_gb_s, slack_s)
-    exam = Examination(hub, plan, lambda text: None, lambda name, hostname, text: None)
+    plan = ClusterRunPlan(level, backend, expected, names, 30.0, limit_s, 30.0, 30.0, SLOW_SHARE, floor_gb_s, slack_s)
+    exam = ClusterSession(hub, plan, lambda text: None, lambda name, hostname, text: None)
     # who does not come is waited for as long as it takes the others
     exam.run(lambda: len(hub.members) >= len(puppets))
     hub.close()

@@ -25,7 +25,7 @@ from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.job_token import token_for
 from gpudoctor.cluster.check.member import Member
 from gpudoctor.cluster.check.messages import Answered, Challenge, Hello, Pong
-from gpudoctor.cluster.check.placement import JobPlace
+from gpudoctor.cluster.check.placement import JobPlacement
 from gpudoctor.errors import UserError
 from tests.cluster.puppets import TOKEN, Puppet, bad, examined, findings, job
 
@@ -135,9 +135,9 @@ def test_an_order_that_is_changed_on_the_wire_is_not_followed_and_the_hub_is_tol
     member = Ours(relay.port)
     member.start()
     hub.gather(1, 30.0, lambda: False)
-    from gpudoctor.cluster.check.messages import Check
+    from gpudoctor.cluster.check.messages import CheckOrder
 
-    answer = hub.ask({0: Check(20.0)}, 30.0)[0]
+    answer = hub.ask({0: CheckOrder(20.0)}, 30.0)[0]
     hub.close()
     member.join(30)
     assert getattr(answer, "text", "") == "the connection was tampered with"
@@ -344,7 +344,7 @@ def test_a_crowd_that_holds_all_that_may_be_open_does_not_keep_a_member_out() ->
 
 def test_on_one_node_the_token_is_nobodys_guess() -> None:
     """Every user of the node can read the job's number, and would come before the node's own process."""
-    place = JobPlace("slurm", 0, 1, 0, "node1", "slurm/cluster/4711/0")
+    place = JobPlacement("slurm", 0, 1, 0, "node1", "slurm/cluster/4711/0")
     tokens = {token_for(place, None, insecure=insecure) for insecure in (False, False, True)}
     assert len(tokens) == 3
     assert token_for(place, TOKEN, insecure=False) == TOKEN
@@ -473,10 +473,10 @@ def test_nodes_with_the_same_token_meet_and_no_process_of_theirs_shows_it(tmp_pa
 
 
 def test_the_store_between_nodes_listens_on_the_address_of_the_job_only() -> None:
-    from gpudoctor.probes.inter_node.measure import Between
+    from gpudoctor.probes.inter_node.measure import InterNodeRank
     from gpudoctor.probes.inter_node.messages import Opened
 
-    rank = Between("gloo", "127.0.0.3")
+    rank = InterNodeRank("gloo", "127.0.0.3")
     opened = rank.open()
     assert isinstance(opened, Opened)
     socket.create_connection(("127.0.0.3", opened.port), 30).close()
@@ -485,9 +485,9 @@ def test_the_store_between_nodes_listens_on_the_address_of_the_job_only() -> Non
 
 
 def test_an_address_that_is_not_this_nodes_is_said() -> None:
-    from gpudoctor.probes.inter_node.measure import Between
-    from gpudoctor.probes.inter_node.messages import Trouble
+    from gpudoctor.probes.inter_node.measure import InterNodeRank
+    from gpudoctor.probes.inter_node.messages import InterNodeFailure
 
-    opened = Between("gloo", "192.0.2.9").open()
-    assert isinstance(opened, Trouble)
+    opened = InterNodeRank("gloo", "192.0.2.9").open()
+    assert isinstance(opened, InterNodeFailure)
     assert "its address 192.0.2.9 cannot be listened on" in opened.text

@@ -13,7 +13,7 @@ from gpudoctor.checks.core.registry import Level
 from gpudoctor.cluster.check import cluster_run as examination
 from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.member import HubGoneError, Member
-from gpudoctor.cluster.check.messages import Answer, Check, CouldNot, Meet, Order, Ping, Ready
+from gpudoctor.cluster.check.messages import Answer, CheckOrder, JoinGroup, MemberFailure, Order, Ping, Ready
 from gpudoctor.cluster.check.text import render_cluster_text
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measurements import Launch, Measurements, RankInfo
@@ -26,14 +26,14 @@ def rates(nodes: list[Puppet], slow: dict[frozenset[str], float | str]) -> None:
     """Have pairs of these nodes reach 10 GB/s, and those in `slow` what it says; also when they are measured again."""
     told: dict[str, set[str]] = {}
 
-    def of(puppet: Puppet, meet: Meet) -> float | str:
+    def of(puppet: Puppet, meet: JoinGroup) -> float | str:
         if meet.size > 2:
             return 5.0
         # which two meet is not in the order: the other one is who has the same key
         partner = partner_of(puppet, meet)
         return slow.get(frozenset((puppet.hostname, partner)), 10.0)
 
-    def partner_of(puppet: Puppet, meet: Meet) -> str:
+    def partner_of(puppet: Puppet, meet: JoinGroup) -> str:
         told.setdefault(meet.key, set()).add(puppet.hostname)
         deadline = time.monotonic() + 30
         while len(told[meet.key]) < 2 and time.monotonic() < deadline:
@@ -76,7 +76,7 @@ def test_what_was_slow_only_once_is_not_named() -> None:
     nodes = four()
     seen: list[str] = []
 
-    def at_first_slow(meet: Meet) -> float:
+    def at_first_slow(meet: JoinGroup) -> float:
         seen.append(meet.key)
         return 1.0 if len(seen) == 2 else 10.0  # the first meeting is that of all
 
@@ -140,7 +140,7 @@ def test_where_no_two_nodes_can_form_a_group_nobody_is_named_and_nothing_passes(
 def test_a_node_that_dies_in_the_middle_is_unknown_and_the_others_are_measured_to_the_end() -> None:
     nodes = four()
 
-    def dies(meet: Meet) -> float:
+    def dies(meet: JoinGroup) -> float:
         if len(nodes[2].meetings) > 1:
             raise ConnectionAbortedError
         return 10.0
@@ -160,7 +160,7 @@ def test_a_node_that_dies_in_the_middle_is_unknown_and_the_others_are_measured_t
 def test_a_node_that_is_silent_is_named_within_the_limit_and_sent_away() -> None:
     class Silent(Puppet):
         def answer(self, order: Order) -> Answer | None:
-            return None if isinstance(order, Check) else super().answer(order)
+            return None if isinstance(order, CheckOrder) else super().answer(order)
 
     nodes = [*job("a", "b"), Silent("c", 2)]
     report = examined(nodes, limit_s=2.0, slack_s=0.1)
@@ -235,7 +235,7 @@ def test_wrong_sums_fail_the_node_that_got_them() -> None:
 def test_without_torch_nothing_is_measured_and_that_is_said() -> None:
     nodes = job("a", "b")
     for node in nodes:
-        node.ready = CouldNot("PyTorch is not installed", absent=True)
+        node.ready = MemberFailure("PyTorch is not installed", absent=True)
     report = examined(nodes)
     assert bad(report) == set()
     assert report.between.not_run is not None
@@ -245,7 +245,7 @@ def test_without_torch_nothing_is_measured_and_that_is_said() -> None:
 
 def test_a_node_whose_ranks_cannot_start_is_unknown_and_the_others_are_measured() -> None:
     nodes = four()
-    nodes[3].ready = CouldNot("torch was not there within 60 s")
+    nodes[3].ready = MemberFailure("torch was not there within 60 s")
     report = examined(nodes)
     assert bad(report) == {("cluster.all-reduce", "d", "unknown")}
     assert len(report.between.pairs) == 3
@@ -272,7 +272,7 @@ def test_gpus_that_the_nodes_own_checks_loaded_are_measured_with_nccl() -> None:
     launch = Launch("nccl", 1, (RankInfo(0, "cuda", 0, "GPU-0"),))
     for node in nodes[:3]:
         node.report = loaded_json(Measurements(launch=launch))
-    nodes[3].ready = CouldNot("its own check put no load on its GPUs", absent=True)
+    nodes[3].ready = MemberFailure("its own check put no load on its GPUs", absent=True)
     report = examined(nodes, backend="auto", level="standard")
     assert report.between.backend == "nccl"
     assert [node.name for node in report.nodes if node.ranks] == ["a", "b", "c"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpudoctor.cluster.check.messages import Answer, CouldNot, Meet, Open, Order
+from gpudoctor.cluster.check.messages import Answer, JoinGroup, MemberFailure, Open, Order
 from tests.cluster.puppets import Puppet, bad, examined, findings, job
 
 
@@ -14,18 +14,18 @@ class Broken(Puppet):
     breaks_at = 2
 
     def answer(self, order: Order) -> Answer | None:
-        if isinstance(order, Meet) and len(self.meetings) + 1 >= self.breaks_at:
+        if isinstance(order, JoinGroup) and len(self.meetings) + 1 >= self.breaks_at:
             self.meetings.append(order)
-            return CouldNot("rank 0 of it was ended by SIGKILL")
+            return MemberFailure("rank 0 of it was ended by SIGKILL")
         return super().answer(order)
 
 
 def test_a_node_whose_ranks_break_between_pairs_is_unknown_and_no_link_of_its_partner_fails() -> None:
     class Partner(Puppet):
         def answer(self, order: Order) -> Answer | None:
-            if isinstance(order, Meet) and len(self.meetings) == 1:
+            if isinstance(order, JoinGroup) and len(self.meetings) == 1:
                 self.meetings.append(order)
-                return CouldNot("did not come back from all_reduce within 20 s", port=29501)
+                return MemberFailure("did not come back from all_reduce within 20 s", port=29501)
             return super().answer(order)
 
     # in the first round the first meets the last
@@ -50,7 +50,7 @@ def test_pairs_that_the_time_left_out_are_not_put_down_to_a_node_that_took_no_pa
 ) -> None:
     class Closed(Puppet):
         def answer(self, order: Order) -> Answer | None:
-            return CouldNot("no port is free") if isinstance(order, Open) else super().answer(order)
+            return MemberFailure("no port is free") if isinstance(order, Open) else super().answer(order)
 
     monkeypatch.setattr("gpudoctor.cluster.check.cluster_run._ROUNDS_BOX_S", -1.0)
     report = examined([*job("a", "b", "c", "d"), Closed("e", 4)])

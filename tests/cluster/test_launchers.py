@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -10,16 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from gpudoctor.cli.cluster_check import request_of
 from gpudoctor.cli.parsers import parsed
 from gpudoctor.cluster.check import launchers
 from gpudoctor.cluster.check.launchers import chosen_launcher, launch_with
+from gpudoctor.cluster.check.request import ClusterCheckRequest
 from gpudoctor.errors import UserError
-from gpudoctor.facts.system.command import Completed
+from gpudoctor.process.command import Completed
 from tests.conftest import ROOT
 
 
-def asked(*words: str) -> argparse.Namespace:
-    return parsed(["cluster", "check", *words])
+def asked(*words: str) -> ClusterCheckRequest:
+    return request_of(parsed(["cluster", "check", *words]))
 
 
 @pytest.fixture(autouse=True)

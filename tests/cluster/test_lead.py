@@ -7,11 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from gpudoctor.cli.cluster_check import request_of, write_report
 from gpudoctor.cli.parsers import parsed
-from gpudoctor.cluster.check.coordinator import Lead, file_name
+from gpudoctor.cluster.check.coordinator import Coordinator, file_name
 from gpudoctor.cluster.check.hub import Hub
+from gpudoctor.cluster.check.request import ClusterOutput
 from gpudoctor.errors import UserError
 from tests.cluster.puppets import TOKEN, job, simulated_json
+
+
+def coordinator(*words: str) -> Coordinator:
+    args = parsed(["cluster", "check", *words])
+    output = ClusterOutput(lambda report: write_report(report, args), lambda text: None)
+    return Coordinator(request_of(args), "test", output)
 
 
 def test_a_nodes_report_that_cannot_be_kept_costs_neither_the_verdict_nor_the_others_and_is_no_0(
@@ -19,14 +27,13 @@ def test_a_nodes_report_that_cannot_be_kept_costs_neither_the_verdict_nor_the_ot
 ) -> None:
     monkeypatch.setattr("gpudoctor.cluster.check.coordinator.hold_signals", list)  # pytest's own handlers stay
     (tmp_path / "a.json").mkdir()
-    args = parsed(["cluster", "check", "--json", "--backend", "gloo", "--reports", str(tmp_path)])
-    args.argv = []
+    leads = coordinator("--json", "--backend", "gloo", "--reports", str(tmp_path))
     hub, nodes = Hub(TOKEN), job("a", "b")
     for node in nodes:
         node.port, node.report = hub.port, simulated_json()
         node.start()
 
-    code = Lead(args, "test").run(hub, 2, (), lambda: False, lambda: None)
+    code = leads.run(hub, 2, (), lambda: False, lambda: None)
 
     out, err = capsys.readouterr()
     found = json.loads(out)
@@ -42,14 +49,13 @@ def test_nodes_whose_names_look_alike_as_file_names_each_keep_their_report(
 ) -> None:
     """A node that calls itself a/b must not put its report in the place of a_b's."""
     monkeypatch.setattr("gpudoctor.cluster.check.coordinator.hold_signals", list)  # pytest's own handlers stay
-    args = parsed(["cluster", "check", "--json", "--backend", "gloo", "--reports", str(tmp_path / "new" / "reports")])
-    args.argv = []
+    leads = coordinator("--json", "--backend", "gloo", "--reports", str(tmp_path / "new" / "reports"))
     hub, nodes = Hub(TOKEN), job("a_b", "a/b")
     for node in nodes:
         node.port, node.report = hub.port, simulated_json()
         node.start()
 
-    Lead(args, "test").run(hub, 2, (), lambda: False, lambda: None)
+    leads.run(hub, 2, (), lambda: False, lambda: None)
 
     capsys.readouterr()
     assert len(list((tmp_path / "new" / "reports").glob("*.json"))) == 2
@@ -69,9 +75,8 @@ def test_file_names_are_the_same_in_each_run_and_never_shared() -> None:
 def test_reports_go_where_nobody_else_changes_them(mode: int, refused: bool, tmp_path: Path) -> None:
     """/tmp of a login node: others would add a node, or change a verdict, before cluster report reads them."""
     tmp_path.chmod(mode)
-    args = parsed(["cluster", "check", "--reports", str(tmp_path)])
     if refused:
         with pytest.raises(UserError, match=r"--reports: everyone may write to .*; a folder that is not there yet"):
-            Lead(args, "test")
+            coordinator("--reports", str(tmp_path))
     else:
-        assert Lead(args, "test").files == {}
+        assert coordinator("--reports", str(tmp_path)).files == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpudoctor.cluster.check.placement import JobPlace, first_host, job_place
+from gpudoctor.cluster.check.placement import JobPlacement, first_host, job_place
 from gpudoctor.errors import UserError
 
 _TORCHRUN = {
@@ -64,7 +64,7 @@ def test_the_batch_step_of_a_job_is_no_rank() -> None:
 def test_all_processes_of_a_job_and_no_other_meet_at_the_same_ports() -> None:
     mine = [job_place({**_TORCHRUN, "GROUP_RANK": rank}) for rank in ("0", "1")]
     other = job_place({**_TORCHRUN, "MASTER_PORT": "29501"})
-    assert all(isinstance(found, JobPlace) for found in (*mine, other))
+    assert all(isinstance(found, JobPlacement) for found in (*mine, other))
     ports = [found.ports for found in (*mine, other) if found is not None]
     assert ports[0] == ports[1] != ports[2]
     assert all(20000 <= port < 32768 for port in ports[0])

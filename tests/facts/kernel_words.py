@@ -10,6 +10,60 @@ SWITCH = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM
 OFF_BUS = "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus."
 AER = "pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0"
 
+BUS_9B = "0000:9b:00.0"
+# line; row of the table, or None; kind; bus id
+DRIVER_LINES: list[tuple[str, str | None, str, str | None]] = [
+    (f"NVRM: GPU {BUS_9B}: RmInitAdapter failed! (0x25:0x65:1457)", "init-failed", "rm", BUS_9B),
+    (f"NVRM: GPU {BUS_9B}: rm_init_adapter failed, device minor number 3", "init-failed", "rm", BUS_9B),
+    ("NVRM: GPU3 _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP", "gsp-boot", "gsp", None),
+    ("NVRM: GPU3 RmInitAdapter: Cannot initialize GSP firmware RM", "gsp-boot", "gsp", None),
+    ("NVRM: GPU0 kgspInitRm_IMPL: cannot bootstrap riscv/gsp: 0xffff", "gsp-boot", "gsp", None),
+    ("NVRM: GPU0 kfspPollForQueueEmpty_IMPL: Timed out waiting for FSP command queue", "gsp-boot", "gsp", None),
+    (f"NVRM: BAR1 is 0M @ 0x0 (PCI:{BUS_9B})", "bar-invalid", "rm", BUS_9B),
+    ("NVRM: The NVIDIA probe routine failed for 2 device(s).", "probe-failed", "rm", None),
+    (f"nvidia: probe of {BUS_9B} failed with error -1", None, "rm", BUS_9B),
+    (f"nvidia {BUS_9B}: probe with driver nvidia failed with error -1", None, "rm", BUS_9B),
+    ("NVRM: None of the NVIDIA devices were initialized.", "none-initialized", "rm", None),
+    (f"NVRM: GPU {BUS_9B}: GPU has fallen off the bus.", "off-bus", "off-bus", BUS_9B),
+]
+# line; kind; device
+HOST_LINES: list[tuple[str, str, str | None]] = [
+    ("mce: [Hardware Error]: Machine check events logged", "machine-check", None),
+    ("mce: [Hardware Error]: CPU 12: Machine Check Exception: 5 Bank 0: be00000000800400", "machine-check-fatal", "12"),
+    ("{1}[Hardware Error]: event severity: corrected", "machine-check", None),
+    ("EDAC MC2: 1 CE memory read error on CPU_SrcID#0_MC#2_Chan#0_DIMM#0 (channel:0)", "memory-corrected", "MC2"),
+    ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0", "memory-uncorrected", "MC0"),
+    ("watchdog: BUG: soft lockup - CPU#17 stuck for 26s! [python3:4711]", "soft-lockup", "17"),
+    ("rcu: INFO: rcu_preempt self-detected stall on CPU", "rcu-stall", None),
+    ("INFO: task python3:4711 blocked for more than 122 seconds.", "hung-task", None),
+    ("Memory cgroup out of memory: Killed process 4711 (python3) total-vm:1kB", "oom-kill", None),
+    ("Out of memory: Killed process 4711 (python3) total-vm:1kB, anon-rss:1kB", "oom-kill", None),
+    ("nfs: server 10.0.0.9 not responding, still trying", "nfs-timeout", "10.0.0.9"),
+    ("nfs: server 10.0.0.9 OK", "nfs-ok", "10.0.0.9"),
+    ("I/O error, dev nvme3n1, sector 1234 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2", "io-error", "nvme3n1"),
+    ("blk_update_request: critical medium error, dev sdb, sector 1234", "io-error", "sdb"),
+    ("nvme nvme2: I/O 256 QID 4 timeout, aborting", "io-error", "nvme2"),
+    ("EXT4-fs (nvme0n1p2): Remounting filesystem read-only", "read-only", "nvme0n1p2"),
+    (f"mlx5_core {BUS_9B}: mlx5_pcie_event:299:(pid 4711): Detected insufficient power on the PCIe slot (27W).",
+     "nic-power", BUS_9B),
+    (f"mlx5_core {BUS_9B}: mlx5_cmd_out_err:838:(pid 4711): ACCESS_REG(0x805) op_mod(0x1) failed, status bad",
+     "nic-firmware", BUS_9B),
+    (f"mlx5_core {BUS_9B}: poll_health:1096:(pid 0): device's health compromised - reached miss count",
+     "nic-firmware", BUS_9B),
+    (f"mlx5_core {BUS_9B} ens1np0: Link down", "nic-link-down", BUS_9B),
+    (f"ice {BUS_9B} ens1: NIC Link is Down", "nic-link-down", BUS_9B),
+    (f"mlx5_core {BUS_9B} ens1np0: Link up", "nic-link-up", BUS_9B),
+    (f"mlx5_core {BUS_9B}: Port module event[error]: module 0, Cable error, Power budget", "nic-cable", BUS_9B),
+    (f"mlx5_core {BUS_9B}: Port module event[error]: module 0, Cable error, High Temperature",
+     "nic-temperature", BUS_9B),
+    ("Loading of unsigned module is rejected", "signature-rejected", None),
+    ("Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7",
+     "signature-rejected", None),
+    ("nvidia: version magic '6.2.0-33-generic SMP' should be '6.2.0-34-generic SMP'", "other-kernel", None),
+    (f"nouveau {BUS_9B}: NVIDIA GA102 (172000a1)", "other-driver", BUS_9B),
+    ("NVRM: The NVIDIA probe routine was not called for 3 device(s).", "other-driver", None),
+]  # fmt: skip
+
 # {comm} is a task's name (15 bytes), {path} a file, cgroup, label or device that a user names; as the kernel's sources
 # print them (show_signal_msg, do_trap, mm/oom_kill.c, mm/page_alloc.c, kernel/hung_task.c, fs/exec.c, audit, usb, ext4)
 WITH_USERS_WORDS = (

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from gpudoctor.facts.collect import collect_live
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.node import Node
-from gpudoctor.fakes.fake_nvml import Fault, Script, write_script
+from gpudoctor.fakes.fake_nvml import Script, ScriptedFault, write_script
 
 CALL_DEADLINE_S = 0.8
 
 
-def collect(root: Path, node: Node, *faults: Fault, maker: str = "", **options: Any) -> Node:
+def collect(root: Path, node: Node, *faults: ScriptedFault, maker: str = "", **options: Any) -> Node:
     spec = write_script(root.parent / "script.json", Script(node, faults))
     if maker:
         spec = f"{maker}:{spec.rpartition(':')[2]}"

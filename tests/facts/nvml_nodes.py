@@ -24,9 +24,9 @@ from gpudoctor.facts.model.gpu import (
 )
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.model.node import Driver, Node
-from gpudoctor.facts.nvml.client import Crumbs, NoCrumbs
+from gpudoctor.facts.nvml.client import CallTrace, NoCallTrace
 from gpudoctor.facts.nvml.read_node import read_nvml
-from gpudoctor.fakes.fake_nvml import FakeNvml, Fault
+from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
 
 ASKED_NOT = Missing("not asked: the link leads to a switch")
 
@@ -49,6 +49,7 @@ def make_gpu(index: int, links: int = 18) -> Gpu:
         minor_number=index + 10,
         module_id=index + 1,
         recovery_action="none",
+        inforom_corrupted=False,
         memory_total_mib=81559,
         memory_reserved_mib=551,
         memory_used_mib=17,
@@ -194,11 +195,11 @@ class Heard:
     def handle_error(self, index: int, words: str) -> None:
         self.handle_errors[index] = words
 
-    def crumbs(self, slot: int) -> Crumbs:
-        return NoCrumbs()
+    def crumbs(self, slot: int) -> CallTrace:
+        return NoCallTrace()
 
 
-def read(root: Path, node: Node, *faults: Fault, **fake: Any) -> tuple[Driver, Heard, FakeNvml]:
+def read(root: Path, node: Node, *faults: ScriptedFault, **fake: Any) -> tuple[Driver, Heard, FakeNvml]:
     """Read the node through the fake driver, in this process."""
     heard = Heard()
     nvml = FakeNvml(node, faults, **fake)

@@ -148,7 +148,7 @@ def test_writes_are_told_from_reads_by_the_files_name(hgx: Path) -> None:
 
 def test_two_contradictory_dumps_are_an_error_that_names_both(hgx: Path, captures: Path) -> None:
     shutil.copy(captures / "smi-q-8x-h100-sxm.txt", hgx / "other.txt")
-    with pytest.raises(SourceError, match=r"hgx/other.txt: contradicts nvidia-smi-q.xml \(driver 565.57.01 here, 550"):
+    with pytest.raises(SourceError, match=r"other.txt contradicts nvidia-smi-q.xml \(driver 565.57.01 here, 550"):
         node_of(hgx)
 
 
@@ -156,7 +156,7 @@ def test_two_contradictory_dumps_are_an_error_that_names_both(hgx: Path, capture
     ("change", "said"),
     [
         (("0000-000000000003", "0000-0000000000ff"), "GPU 0000:"),
-        (("00000000:1A:00.0", "00000000:FA:00.0"), "is in one only"),
+        (("00000000:1A:00.0", "00000000:FA:00.0"), "is 0000:fa:00.0 here, 0000:1a:00.0 there"),
     ],
 )
 def test_other_gpus_in_a_second_dump_contradict_the_first(hgx: Path, change: tuple[str, str], said: str) -> None:
@@ -165,17 +165,18 @@ def test_other_gpus_in_a_second_dump_contradict_the_first(hgx: Path, change: tup
         node_of(hgx)
 
 
-def test_a_failed_nvidia_smi_contradicts_one_that_worked(hgx: Path) -> None:
+def test_a_failed_nvidia_smi_beside_one_that_worked_is_judged(hgx: Path) -> None:
     (hgx / "z.txt").write_text("Failed to initialize NVML: Driver/library version mismatch\n")
-    with pytest.raises(SourceError, match="one shows GPUs, the other failed"):
-        node_of(hgx)
+    node = node_of(hgx)
+    assert (node.driver.init_code, len(node.gpus)) == (18, 8)
+    assert "one text shows GPUs, in the other the driver failed: the failure is judged" in node.source.notes
 
 
-def test_two_agreeing_dumps_are_one_node_with_a_note(hgx: Path) -> None:
+def test_two_agreeing_dumps_are_one_node(hgx: Path) -> None:
     shutil.copy(hgx / "nvidia-smi-q.xml", hgx / "z.xml")
     node = node_of(hgx)
     assert len(node.gpus) == 8
-    assert node.source.notes == ("z.xml and nvidia-smi-q.xml both hold nvidia-smi -q: z.xml is used",)
+    assert node.source.notes == ()
 
 
 def test_a_second_other_dump_is_passed_over_with_a_note(hgx: Path) -> None:
@@ -183,7 +184,8 @@ def test_a_second_other_dump_is_passed_over_with_a_note(hgx: Path) -> None:
     (hgx / "z.txt").write_text(ENV.replace("0,1", "3"))
     node = node_of(hgx)
     assert node.environment.get("CUDA_VISIBLE_DEVICES") == "0,1"
-    assert node.source.notes == ("z.txt: a second env dump, not used",)
+    (note,) = node.source.notes
+    assert note == "two texts differ in environment.variables.value: 0,1 and 3: the first counts"
 
 
 def test_lspci_in_a_directory_gives_its_path_to_the_gpu_of_that_bus_id(captures: Path, tmp_path: Path) -> None:
@@ -235,9 +237,10 @@ def test_free_on_a_grace_node_is_not_its_ram(captures: Path, tmp_path: Path) -> 
     ],
 )
 def test_free_is_read_in_every_unit_it_may_have(cells: str, swap: str, mib: int) -> None:
-    host = parse_free(f"        total        used        free\nMem:   {cells}\nSwap:  {swap} 0 0\n")
+    host = parse_free(f"        total        used        free\nMem:   {cells}\nSwap:  {swap} 0 {swap}\n")
     assert host.ram_mib == mib
     assert not isinstance(host.swap_mib, Missing)
+    assert host.swap_free_mib == host.swap_mib
 
 
 def test_free_meminfo_and_df_refuse_what_they_cannot_read() -> None:
@@ -303,11 +306,10 @@ def test_a_packed_bug_report_reads_the_same_alone_and_in_a_directory(report: str
 
 def test_a_bug_report_with_a_broken_section_says_so(captures: Path, tmp_path: Path) -> None:
     path = tmp_path / "report"
-    path.write_text(bug_report(captures, "/usr/bin/nvidia-smi topo -m\n\n\tGPU0\tGPU1\nGPU0\t X \tSYS\n"))
-    assert "the topology section was not read: cut off" in node_of(path).source.notes[0]
+    path.write_text(bug_report(captures, "/usr/bin/nvidia-smi topo -m\n\n\tGPU0\tGPU1\nGPU0\t X \tWOW\n"))
+    assert "the topology section was not read: line 2: 'WOW' is no connection" in node_of(path).source.notes[0]
     path.write_text(bug_report(captures).partition("GPU 00000000:2A:00.0")[0] + "GPU 00000000:2A:00.0\n")
-    with pytest.raises(SourceError, match="report: nvidia-smi section: cut off"):
-        node_of(path)
+    assert "the dump is cut off inside GPU 0000:2a:00.0" in node_of(path).source.notes
     path.write_text("Start of NVIDIA bug report log file.\n" + RULER + "nothing\n")
     with pytest.raises(SourceError, match="without any section"):
         node_of(path)
@@ -324,12 +326,16 @@ def test_a_directory_without_a_dump_or_with_too_many_files_is_refused(tmp_path: 
 
 def test_a_directory_in_which_no_dump_shows_gpus_is_refused(tmp_path: Path) -> None:
     (tmp_path / "env").write_text(ENV)
-    (tmp_path / "dmesg").write_text("[    0.000000] Linux version 6.8\n" + XID + "\n")
     (tmp_path / "lspci").write_text("00:00.0 Host bridge: Intel Corporation 440FX\n")
     with pytest.raises(SourceError, match="no dump in this directory that shows GPUs"):
         node_of(tmp_path)
     shutil.copy(DUMPS / "lspci-2-gpus.txt", tmp_path / "a")
     assert len(node_of(tmp_path).gpus) == 2
+
+
+def test_a_directory_with_a_kernel_log_alone_is_read(tmp_path: Path) -> None:
+    (tmp_path / "dmesg").write_text("[    0.000000] Linux version 6.8\n" + XID + "\n")
+    assert len(known(node_of(tmp_path).kernel_log.events) or ()) == 1
 
 
 def test_of_many_files_that_are_no_dumps_ten_are_named(hgx: Path) -> None:

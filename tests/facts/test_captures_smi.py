@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.facts.captures import ABSENT
+from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT
 from gpudoctor.facts.captures.source import SourceError, load_source
 from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 
 DUMPS = Path(__file__).parent / "dumps"
@@ -270,7 +271,7 @@ def test_an_unreadable_event_reason_makes_all_of_them_unknown(captures: Path, tm
 def test_fewer_gpus_than_attached_are_a_note_and_no_missing_gpus(captures: Path, tmp_path: Path) -> None:
     text = (captures / "qx-l40s.xml").read_text().replace("<attached_gpus>1<", "<attached_gpus>8<")
     node = load_source(written(tmp_path, text)).node
-    assert node.driver.device_count == Missing("the dump shows 1 of 8 GPUs", "absent")
+    assert node.driver.device_count == Missing("the dump shows 1 of 8 GPUs", "failed")
     assert node.source.notes == ("the dump shows 1 of 8 GPUs",)
 
 
@@ -281,7 +282,8 @@ def test_a_handle_that_cannot_be_had_is_kept_as_the_drivers_error(captures: Path
     text = (captures / "smi-q-2x-rtx3090.txt").read_text().replace(": 2\n", ": 3\n", 1)
     node = load_source(written(tmp_path, text + LOST + "\n")).node
     assert node.driver.handle_errors == (LOST,)
-    assert (node.driver.device_count, len(node.gpus)) == (3, 2)
+    assert node.driver.device_count == 3
+    assert [(gpu.index, gpu.bus_id, known(gpu.name)) for gpu in node.gpus if gpu.errors] == [(2, "0000:05:00.0", None)]
     xml = LOST + "\n" + (captures / "qx-l40s.xml").read_text()
     assert load_source(written(tmp_path, xml)).node.driver.handle_errors == (LOST,)
 
@@ -316,8 +318,12 @@ def test_no_devices_found_is_a_driver_without_gpus(tmp_path: Path) -> None:
 
 def test_a_text_dump_that_ends_inside_a_gpu_is_cut_off(captures: Path, tmp_path: Path) -> None:
     lines = (captures / "smi-q-8x-h100-sxm.txt").read_text().splitlines(keepends=True)
-    with pytest.raises(SourceError, match=r"dump: cut off at line 300: the dump ends inside GPU 00000000:2A:00\.0"):
-        load_source(written(tmp_path, "".join(lines[:300])))
+    node = load_source(written(tmp_path, "".join(lines[:300]))).node
+    assert node.source.notes == ("the dump is cut off inside GPU 0000:2a:00.0", "the dump shows 2 of 8 GPUs")
+    whole, cut = node.gpus
+    assert (whole.processes, cut.processes) == ((), CUT)
+    assert isinstance(whole.power.draw_w, float)
+    assert known(cut.name) == known(whole.name)
 
 
 def test_text_with_windows_line_ends_reads_the_same(captures: Path, tmp_path: Path) -> None:
@@ -331,8 +337,7 @@ def test_text_with_windows_line_ends_reads_the_same(captures: Path, tmp_path: Pa
     ("text", "said"),
     [
         ("==============NVSMI LOG==============\n", "holds no GPU"),
-        ("==NVSMI LOG==\nAttached GPUs : 1\nGPU 0000:zz\n    Product Name : X\n    Processes : None\n", "no bus id"),
-        ("==NVSMI LOG==\nGPU 0000:01:00.0\n" + "".join(" " * i + "a\n" for i in range(1, 40)), "nested deeper"),
+        ("==NVSMI LOG==\nGPU 0000:01:00.0\n" + "".join(" " * i + "A\n" for i in range(1, 40)), "nested deeper"),
         ("<nvidia_smi_log></nvidia_smi_log>", "holds no GPU"),
         ("<nvidia_smi_log><gpu id='01:00.0'/><gpu id='01:00.0'/></nvidia_smi_log>", "is there twice"),
         ("<nvidia_smi_log>" + "<a>" * 100, "nested deeper than 32"),

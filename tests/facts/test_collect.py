@@ -17,7 +17,7 @@ from gpudoctor.facts.collect import collect_live, fill
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
-from gpudoctor.fakes.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
+from gpudoctor.fakes.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
 from gpudoctor.report.judge import Question
 from gpudoctor.report.judge import judge as report_on
 from tests.checks.one_check import judge, words
@@ -54,7 +54,7 @@ def test_the_facts_of_eight_gpus_come_through_the_collector(root: Path) -> None:
 
 def test_a_call_that_hangs_on_one_gpu_costs_neither_the_others_nor_its_own_earlier_facts(root: Path) -> None:
     told = make_node(8)
-    hang = Fault("nvmlDeviceGetTemperature", gpu=3, hang=True)
+    hang = ScriptedFault("nvmlDeviceGetTemperature", gpu=3, hang=True)
     node = collect(root, told, hang, call_deadline_s=CALL_DEADLINE_S)
     for gpu in (0, 1, 2, 4, 5, 6, 7):
         assert as_read(node.gpus[gpu]) == told.gpus[gpu]
@@ -74,7 +74,7 @@ def test_a_call_that_hangs_on_one_gpu_costs_neither_the_others_nor_its_own_earli
 
 
 def test_a_gpu_that_hangs_at_once_is_still_named_by_its_bus_id(root: Path) -> None:
-    hang = Fault("nvmlDeviceGetCudaComputeCapability", gpu=1, hang=True)
+    hang = ScriptedFault("nvmlDeviceGetCudaComputeCapability", gpu=1, hang=True)
     node = collect(root, make_node(2), hang, call_deadline_s=CALL_DEADLINE_S)
     assert (node.gpus[1].index, node.gpus[1].bus_id) == (1, "0000:19:00.0")
     assert isinstance(node.gpus[1].uuid, Missing)
@@ -82,7 +82,10 @@ def test_a_gpu_that_hangs_at_once_is_still_named_by_its_bus_id(root: Path) -> No
 
 
 def test_two_gpus_that_hang_are_both_named(root: Path) -> None:
-    faults = (Fault("nvmlDeviceGetName", gpu=0, hang=True), Fault("nvmlDeviceGetMigMode", gpu=2, hang=True))
+    faults = (
+        ScriptedFault("nvmlDeviceGetName", gpu=0, hang=True),
+        ScriptedFault("nvmlDeviceGetMigMode", gpu=2, hang=True),
+    )
     node = collect(root, make_node(3), *faults, call_deadline_s=CALL_DEADLINE_S)
     told = {(call.gpu, call.call) for call in node.driver.unanswered}
     assert told == {(0, "nvmlDeviceGetName"), (2, "nvmlDeviceGetMigMode")}
@@ -93,7 +96,7 @@ def test_two_gpus_that_hang_are_both_named(root: Path) -> None:
 
 def test_a_handle_lookup_that_hangs_gets_the_whole_deadline_and_costs_only_that_gpu(root: Path) -> None:
     told = make_node(4)
-    hang = Fault("nvmlDeviceGetHandleByIndex", gpu=1, hang=True)
+    hang = ScriptedFault("nvmlDeviceGetHandleByIndex", gpu=1, hang=True)
     node = collect(root, told, hang, deadline_s=4.0, call_deadline_s=CALL_DEADLINE_S)
     assert [as_read(gpu) for gpu in node.gpus] == [told.gpus[index] for index in (0, 2, 3)]
     assert node.driver.handle_errors == (), "the driver said nothing"
@@ -118,7 +121,7 @@ def exit_code(node: Node) -> int:
 def test_a_stall_of_seconds_under_running_ranks_is_no_dead_driver(root: Path) -> None:
     # 8 x H100 with a training job: its ranks held the driver's lock for 2.6 s, and the prolog drained the node
     told = make_node(8)
-    stall = Fault(STALLED, gpu=3, delay_s=2.6)
+    stall = ScriptedFault(STALLED, gpu=3, delay_s=2.6)
     node = collect_live(root, nvml_module=write_script(root.parent / "script.json", Script(told, (stall,))))
     assert [as_read(gpu) for gpu in node.gpus] == list(told.gpus)
     assert node.driver.unanswered == ()
@@ -135,7 +138,7 @@ def test_a_call_that_answers_late_is_told_and_one_that_does_not_is_named(
     root: Path, stall_s: float, call_deadline_s: float, answers: bool
 ) -> None:
     told = make_node(2)
-    node = collect(root, told, Fault(STALLED, gpu=1, delay_s=stall_s), call_deadline_s=call_deadline_s)
+    node = collect(root, told, ScriptedFault(STALLED, gpu=1, delay_s=stall_s), call_deadline_s=call_deadline_s)
     assert as_read(node.gpus[0]) == told.gpus[0]
     assert [(call.call, call.gpu) for call in node.driver.unanswered] == ([] if answers else [(STALLED, 1)])
     assert (as_read(node.gpus[1]) == told.gpus[1]) is answers
@@ -220,7 +223,10 @@ def test_ctrl_c_while_a_gpu_wakes_does_not_call_what_waits_behind_it_hung(root: 
             os.kill(os.getpid(), signal.SIGUSR1)
 
     half_read: list[Node] = []
-    waits = (Fault("nvmlDeviceGetHandleByIndex", gpu=1, hang=True), Fault("nvmlDeviceGetName", gpu=0, hang=True))
+    waits = (
+        ScriptedFault("nvmlDeviceGetHandleByIndex", gpu=1, hang=True),
+        ScriptedFault("nvmlDeviceGetName", gpu=0, hang=True),
+    )
     before = signal.signal(signal.SIGUSR1, stop)
     try:
         with pytest.raises(StopError):
@@ -273,7 +279,7 @@ def test_where_no_more_threads_can_be_started_all_gpus_are_read_all_the_same(
 
 def test_a_driver_that_starts_slowly_is_waited_for(root: Path) -> None:
     told = make_node(1)
-    slow = Fault("nvmlInit", delay_s=2 * CALL_DEADLINE_S)
+    slow = ScriptedFault("nvmlInit", delay_s=2 * CALL_DEADLINE_S)
     node = collect(root, told, slow, call_deadline_s=CALL_DEADLINE_S)
     assert as_read(node.gpus[0]) == told.gpus[0]
     assert node.driver.unanswered == ()
@@ -282,7 +288,9 @@ def test_a_driver_that_starts_slowly_is_waited_for(root: Path) -> None:
 
 
 def test_an_init_that_hangs_ends_at_the_deadline_and_nothing_looks_fine(root: Path) -> None:
-    node = collect(root, make_node(2), Fault("nvmlInit", hang=True), deadline_s=1.5, call_deadline_s=CALL_DEADLINE_S)
+    node = collect(
+        root, make_node(2), ScriptedFault("nvmlInit", hang=True), deadline_s=1.5, call_deadline_s=CALL_DEADLINE_S
+    )
     (unanswered,) = node.driver.unanswered
     assert (unanswered.call, unanswered.gpu) == ("nvmlInit", None)
     assert isinstance(node.driver.init_code, Missing)
@@ -294,7 +302,7 @@ def test_an_init_that_hangs_ends_at_the_deadline_and_nothing_looks_fine(root: Pa
 
 
 def test_a_deadline_too_short_to_tell_a_hang_blames_no_call_but_names_the_one_it_was_in(root: Path) -> None:
-    node = collect(root, make_node(2), Fault("nvmlInit", hang=True), deadline_s=1.0)
+    node = collect(root, make_node(2), ScriptedFault("nvmlInit", hang=True), deadline_s=1.0)
     assert node.driver.unanswered == ()
     assert isinstance(node.driver.init_code, Missing)
     assert node.driver.init_code.kind == "failed"
@@ -313,8 +321,8 @@ def test_no_time_at_all_leaves_failures_and_no_process(root: Path) -> None:
 
 def test_a_crash_names_the_call_and_the_gpu_that_it_came_from(root: Path) -> None:
     # the others are kept busy in calls of their own, so that who was in a call is not who crashed
-    others = [Fault("nvmlDeviceGetMigMode", gpu=gpu, hang=True) for gpu in (0, 1, 3)]
-    crash = Fault("nvmlDeviceGetComputeRunningProcesses_v3", gpu=2, crash=True)
+    others = [ScriptedFault("nvmlDeviceGetMigMode", gpu=gpu, hang=True) for gpu in (0, 1, 3)]
+    crash = ScriptedFault("nvmlDeviceGetComputeRunningProcesses_v3", gpu=2, crash=True)
     node = collect(root, make_node(4), crash, *others)
     (unanswered,) = node.driver.unanswered
     assert (unanswered.call, unanswered.gpu) == ("nvmlDeviceGetComputeRunningProcesses_v3", 2)
@@ -327,13 +335,13 @@ def test_a_crash_names_the_call_and_the_gpu_that_it_came_from(root: Path) -> Non
 
 
 def test_seven_handles_of_eight(root: Path) -> None:
-    node = collect(root, make_node(8), Fault("nvmlDeviceGetHandleByIndex", gpu=5, code=15))
+    node = collect(root, make_node(8), ScriptedFault("nvmlDeviceGetHandleByIndex", gpu=5, code=15))
     assert node.driver.handle_errors == ("index 5: GPU is lost (15)",)
     assert (node.driver.device_count, len(node.gpus)) == (8, 7)
 
 
 def test_an_init_error_is_told_with_its_code(root: Path) -> None:
-    node = collect(root, make_node(2), Fault("nvmlInit", code=18))
+    node = collect(root, make_node(2), ScriptedFault("nvmlInit", code=18))
     assert (node.driver.init_code, node.driver.init_error) == (18, "driver/library version mismatch")
     assert (node.gpus, node.driver.unanswered) == ((), ())
 
@@ -383,7 +391,7 @@ def pausing(path: str) -> Pausing:
 
 def test_a_thread_between_two_calls_counts_as_alive_while_another_hangs(root: Path) -> None:
     told = make_node(2)
-    hang = Fault("nvmlDeviceGetName", gpu=0, hang=True)
+    hang = ScriptedFault("nvmlDeviceGetName", gpu=0, hang=True)
     node = collect(root, told, hang, maker="tests.facts.test_collect:pausing", call_deadline_s=CALL_DEADLINE_S)
     assert as_read(node.gpus[1]) == told.gpus[1]
     assert [call.gpu for call in node.driver.unanswered] == [0]
@@ -396,7 +404,7 @@ def stubborn(path: str) -> FakeNvml:
 
 
 def test_a_collector_that_ignores_sigterm_is_killed(root: Path) -> None:
-    hang = Fault("nvmlDeviceGetName", gpu=0, hang=True)
+    hang = ScriptedFault("nvmlDeviceGetName", gpu=0, hang=True)
     node = collect(root, make_node(1), hang, maker="tests.facts.test_collect:stubborn", call_deadline_s=CALL_DEADLINE_S)
     assert node.driver.unanswered[0].call == "nvmlDeviceGetName"
 

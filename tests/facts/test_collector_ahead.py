@@ -18,7 +18,7 @@ import pytest
 
 from gpudoctor.errors import UserError
 from gpudoctor.facts.nvml.fake_driver_context import write_stand_in
-from gpudoctor.fakes.fake_nvml import Fault, Script, write_script
+from gpudoctor.fakes.fake_nvml import Script, ScriptedFault, write_script
 from gpudoctor.fakes.library_build import find_compiler
 from tests.conftest import ROOT
 from tests.facts.nvml_nodes import make_node, make_root
@@ -226,7 +226,7 @@ def test_its_parent_may_be_killed(tmp_path: Path) -> None:
 def told(program: Program, tmp_path: Path) -> Callable[..., list[Any]]:
     """told(code, faults...): the nodes that `read()` gave in a program whose driver is our fake."""
 
-    def run(code: str, *faults: Fault) -> list[Any]:
+    def run(code: str, *faults: ScriptedFault) -> list[Any]:
         root = make_root(tmp_path / "root")
         spec = write_script(tmp_path / "script.json", Script(make_node(2), faults))
         done = program(sys.executable, "-c", f"{COLLECT}{code}", str(root), spec)
@@ -260,7 +260,7 @@ def test_answers_that_came_before_anybody_listened_are_all_taken(told: Callable[
 
 
 def test_one_that_crashes_in_a_call_names_it(told: Callable[..., list[Any]]) -> None:
-    slow, crash = Fault(DRAW, gpu=1, delay_s=1.0), Fault(DRAW, gpu=1, crash=True)
+    slow, crash = ScriptedFault(DRAW, gpu=1, delay_s=1.0), ScriptedFault(DRAW, gpu=1, crash=True)
     [node] = told("start_ahead(); read()", slow, crash)
     [died] = node["driver"]["unanswered"]
     assert (died["call"], died["gpu"]) == (DRAW, 1)

@@ -20,7 +20,7 @@ from gpudoctor.facts.collect import collect_live
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Host
 from gpudoctor.fakes import fake_nvml
-from gpudoctor.fakes.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
+from gpudoctor.fakes.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
 from tests.checks.one_check import judge
 from tests.conftest import ROOT
 from tests.facts.live_nodes import as_read, collect
@@ -83,7 +83,7 @@ def test_a_collector_that_dies_in_a_call_names_that_call_and_gpu_and_keeps_the_o
 ) -> None:
     told = make_node(2)
     # it waits until the other GPU is done
-    slow, crash = Fault(DRAW, gpu=1, delay_s=1.0), Fault(DRAW, gpu=1, crash=True)
+    slow, crash = ScriptedFault(DRAW, gpu=1, delay_s=1.0), ScriptedFault(DRAW, gpu=1, crash=True)
     maker = f"tests.facts.test_collector_process:by_{name.lower()}"
     node = collect(root, told, slow, crash, maker=maker)
     (died,) = node.driver.unanswered
@@ -101,7 +101,7 @@ def test_gpus_that_a_dead_collector_did_not_reach_are_not_called_lost(root: Path
     # the last memory of a container was taken while the GPUs woke: all eight were to be power-cycled
     wakes = "nvmlDeviceGetHandleByIndex"
     # it waits until the other GPU is done
-    slow, crash = Fault(wakes, gpu=1, delay_s=1.0), Fault(wakes, gpu=1, crash=True)
+    slow, crash = ScriptedFault(wakes, gpu=1, delay_s=1.0), ScriptedFault(wakes, gpu=1, crash=True)
     maker = f"tests.facts.test_collector_process:by_{name.lower()}"
     node = collect(root, make_node(2), slow, crash, maker=maker)
     assert node.driver.handle_errors == ()
@@ -113,8 +113,8 @@ def test_gpus_that_a_dead_collector_did_not_reach_are_not_called_lost(root: Path
 
 
 def test_where_nobody_knows_in_which_call_it_was_killed_no_gpu_is_convicted(root: Path) -> None:
-    hang, crash = Fault(DRAW, gpu=0, hang=True), Fault(DRAW, gpu=1, crash=True)
-    slow = Fault(DRAW, gpu=1, delay_s=1.0)
+    hang, crash = ScriptedFault(DRAW, gpu=0, hang=True), ScriptedFault(DRAW, gpu=1, crash=True)
+    slow = ScriptedFault(DRAW, gpu=1, delay_s=1.0)
     node = collect(root, make_node(2), hang, slow, crash, maker="tests.facts.test_collector_process:by_sigkill")
     (died,) = node.driver.unanswered
     assert died.gpu is None
@@ -122,7 +122,7 @@ def test_where_nobody_knows_in_which_call_it_was_killed_no_gpu_is_convicted(root
 
 
 def test_a_collector_that_somebody_asked_to_end_is_no_fault_of_the_driver(root: Path) -> None:
-    crash = Fault(DRAW, gpu=1, crash=True)
+    crash = ScriptedFault(DRAW, gpu=1, crash=True)
     node = collect(root, make_node(2), crash, maker="tests.facts.test_collector_process:by_sigterm")
     assert node.driver.unanswered == ()
     assert isinstance(node.driver.calls, Missing)
@@ -134,7 +134,7 @@ def test_a_collector_that_the_kernel_does_not_let_go_is_never_waited_for(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr("gpudoctor.facts.nvml.spawn.os.killpg", lambda group, number: None)  # as in state D
-        node = collect(root, make_node(2), Fault(DRAW, gpu=1, hang=True), call_deadline_s=0.5)
+        node = collect(root, make_node(2), ScriptedFault(DRAW, gpu=1, hang=True), call_deadline_s=0.5)
     [stuck] = psutil.Process().children()
     assert stuck.is_running()
     assert [(call.call, call.gpu) for call in node.driver.unanswered] == [(DRAW, 1)]
@@ -174,7 +174,7 @@ def test_modules_in_the_working_directory_are_not_imported(root: Path, monkeypat
     assert as_read(collect(root, told).gpus[0]) == told.gpus[0]
 
 
-def run_parent(root: Path, code: str, *faults: Fault) -> subprocess.Popen[str]:
+def run_parent(root: Path, code: str, *faults: ScriptedFault) -> subprocess.Popen[str]:
     spec = write_script(root.parent / "script.json", Script(make_node(2), faults))
     program = f"from gpudoctor.facts.collect import collect_live\nfrom pathlib import Path\n{code}"
     argv = [sys.executable, "-c", program, str(root), spec]
@@ -199,7 +199,7 @@ def test_a_collector_does_not_outlive_a_parent_that_is_killed(root: Path) -> Non
         "say = lambda words: print(words, flush=True)\n"
         "collect_live(Path(sys.argv[1]), 60.0, 60.0, progress=say, nvml_module=sys.argv[2])\n"
     )
-    hang = Fault("nvmlDeviceGetName", hang=True)
+    hang = ScriptedFault("nvmlDeviceGetName", hang=True)
     with run_parent(root, code, hang) as parent:
         assert parent.stdout is not None
         for line in parent.stdout:

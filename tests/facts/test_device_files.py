@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.device_files import read_denied_gpus
@@ -83,3 +84,12 @@ def test_of_a_job_with_two_of_four_gpus_the_other_two_are_denied(tmp_path: Path,
     driver, heard, _ = read(root, job)
     assert driver.denied_gpus == (BUS_IDS[2], BUS_IDS[3])
     assert set(heard.gpus) == {0, 1}
+
+
+def test_a_gpu_that_an_operator_drained_is_told_and_another_hidden_one_is_not(tmp_path: Path) -> None:
+    root = make_root(tmp_path / "root")
+    node = make_node(2)
+    kernel_module_drives(root, {**{gpu.bus_id: gpu.index for gpu in node.gpus}, BUS_IDS[2]: 2, BUS_IDS[3]: 3})
+    node = replace(node, driver=replace(node.driver, drained_gpus=(BUS_IDS[3],)))
+    driver, _, _ = read(root, node)
+    assert driver.drained_gpus == (BUS_IDS[3],)

@@ -19,7 +19,7 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.nvml.error_cost import cost_of
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.fakes.fake_nvml import FakeNvml, Fault
+from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
 from tests.checks.test_missing_leaves import ESSENTIAL
@@ -177,14 +177,14 @@ def test_one_answer_of_a_call_costs_what_the_rule_says(code: int, root: Path, he
 def test_one_field_of_many_costs_what_the_rule_says(code: int, root: Path, healthy: Report) -> None:
     wrong = {}
     for field in fields(root):
-        fault = Fault("nvmlDeviceGetFieldValues", gpu=STRUCK, field=field, code=code)
+        fault = ScriptedFault("nvmlDeviceGetFieldValues", gpu=STRUCK, field=field, code=code)
         if found := problems(healthy, read(root, FakeNvml(bridged(), fault)), condemned=code in (15, 16)):
             wrong[field] = found
     assert wrong == {}
 
 
 def test_unknown_errors_to_all_core_questions_condemn_the_gpu_and_no_other(root: Path, healthy: Report) -> None:
-    faults = [Fault(call, gpu=STRUCK, code=999) for call in CORE]
+    faults = [ScriptedFault(call, gpu=STRUCK, code=999) for call in CORE]
     assert problems(healthy, read(root, FakeNvml(bridged(), faults)), condemned=True) == {}
     for spared in CORE:
         left = [fault for fault in faults if fault.call != spared]

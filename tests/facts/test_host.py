@@ -47,7 +47,7 @@ def test_names_versions_and_times(tmp_path: Path) -> None:
     host = read_host(tmp_path)
     assert (host.hostname, host.kernel, host.machine) == ("node12", "5.15.0-1063-nvidia", "x86_64")
     assert (host.os_name, host.uptime_s, host.load_1m) == ("Ubuntu 22.04.4 LTS", 123456.78, 3.5)
-    assert (host.ram_mib, host.ram_available_mib, host.swap_mib) == (2048, 1024, 512)
+    assert (host.ram_mib, host.ram_available_mib, host.swap_mib, host.swap_free_mib) == (2048, 1024, 512, 512)
 
 
 def test_an_empty_tree_gives_a_host_of_missing_facts_and_no_limit_is_made_up(tmp_path: Path) -> None:

@@ -63,6 +63,9 @@ def test_the_lines_that_were_passed_over_are_counted(tmp_path: Path) -> None:
 
 @given(form=st.sampled_from((*WITH_USERS_WORDS, OF_A_PROGRAM)), name=names, other=names)
 @example(form=WITH_USERS_WORDS[1], name="NVRM: GSP", other="timeout")
+@example(form=WITH_USERS_WORDS[1], name="NVRM: Xid (): 7", other="")
+@example(form=WITH_USERS_WORDS[4], name="NVRM: Xid (xxxx", other="")
+@example(form=WITH_USERS_WORDS[1], name="nvidia: probe o", other="f 0000:3b:00.0 failed with error -1")
 @example(form=WITH_USERS_WORDS[1], name="NVRM: \xff\xff\xff", other=OFF_BUS)
 @example(form=WITH_USERS_WORDS[1], name="NVRM: a\nNVRM: b", other="x\n" + LOST)
 @example(form=WITH_USERS_WORDS[7], name="NVRM: a", other="fallen off the bus")
@@ -211,8 +214,18 @@ def test_behind_an_unknown_prefix_it_is_at_least_told_that_a_line_is_unclear(pre
     assert told(log) in ([("xid", 79)], [("unclear", None)]) or log.quoted == 1
 
 
-@pytest.mark.parametrize("line", ["NVRM: Xid (PCI:xxxx:xx:00): 79, GPU has", "NVRM: Xid (PCI:0000:3b", "NVRM: Xid"])
-def test_an_xid_that_is_cut_or_hidden_is_unclear_and_not_nothing(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize(
+    "hidden", ["PCI:xxxx:xx:00", "PCI:0000:**:00", "PCI:<redacted>", "PCI:0000:XX:00", "[REDACTED]"]
+)
+def test_an_xid_whose_bus_id_is_hidden_keeps_its_code(tmp_path: Path, hidden: str) -> None:
+    line = f"NVRM: Xid ({hidden}): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+    (event,) = parse_kernel_lines([f"[ 1.5] {line}"])
+    assert (event.kind, event.code, event.bus_id) == ("xid", 79, None)
+    assert told(live(tmp_path, kmsg(line))) == [("xid", 79)]
+
+
+@pytest.mark.parametrize("line", ["NVRM: Xid (xxx): 79, GPU has", "NVRM: Xid (PCI:0000:3b", "NVRM: Xid"])
+def test_an_xid_that_is_cut_is_unclear_and_not_nothing(tmp_path: Path, line: str) -> None:
     assert [event.kind for event in parse_kernel_lines([f"[ 1.5] {line}"])] == ["unclear"]
     assert told(live(tmp_path, kmsg(line))) == [("unclear", None)]
 

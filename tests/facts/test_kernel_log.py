@@ -15,7 +15,7 @@ from gpudoctor.facts.kernel_log.lines import MAX_EVENTS, MAX_REPEATS, parse_kern
 from gpudoctor.facts.kernel_log.live import read_kernel_log
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
-from gpudoctor.facts.system.command import Completed
+from gpudoctor.process.command import Completed
 from tests.sysfs_tree import write
 
 LOST = "NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."

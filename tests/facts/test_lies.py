@@ -16,7 +16,7 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.fakes.fake_nvml import Fault
+from gpudoctor.fakes.fake_nvml import ScriptedFault
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
 from tests.facts.nvml_nodes import make_root, read
@@ -30,7 +30,7 @@ def root(tmp_path: Path) -> Path:
     return make_root(tmp_path, str(load_node("hgx-h100-8", {}).driver.library_version))
 
 
-def told(root: Path, *faults: Fault) -> Node:
+def told(root: Path, *faults: ScriptedFault) -> Node:
     """An 8-GPU node as this driver tells it, with bridges and host of the packaged one."""
     true = load_node("hgx-h100-8", {})
     driver, heard, _ = read(root, true, *faults)
@@ -62,29 +62,49 @@ def memory(**sizes: int) -> Any:
 
 
 # the call (or field) that lies, what it says, the leaf, the check that wants the leaf
-IMPOSSIBLE: list[tuple[Fault, str, str, str]] = [
-    (Fault("nvmlDeviceGetTemperature", STRUCK, value=255), "thermal.gpu_c", "255", "gpu.temperature"),
-    (Fault("nvmlDeviceGetTemperature", STRUCK, value=ALL_BITS), "thermal.gpu_c", str(ALL_BITS), "gpu.temperature"),
-    (Fault("nvmlDeviceGetCurrPcieLinkWidth", STRUCK, value=0), "pcie.width", "0", "pcie.link-width"),
-    (Fault("nvmlDeviceGetCurrPcieLinkWidth", STRUCK, value=ALL_BITS), "pcie.width", str(ALL_BITS), "pcie.link-width"),
-    (Fault("nvmlDeviceGetMaxPcieLinkWidth", STRUCK, value=0), "pcie.width_max", "0", "pcie.link-width"),
-    (Fault("nvmlDeviceGetCurrPcieLinkGeneration", STRUCK, value=0), "pcie.generation", "0", "pcie.link-speed"),
-    (Fault("nvmlDeviceGetMaxPcieLinkGeneration", STRUCK, value=99), "pcie.generation_max", "99", "pcie.link-speed"),
-    (Fault("nvmlDeviceGetFieldValues", STRUCK, 190, value=2**32), "power.limit_w", str(2**32), "gpu.power-limit"),
-    (Fault("nvmlDeviceGetFieldValues", STRUCK, 190, value=0), "power.limit_w", "0", "gpu.power-limit"),
+IMPOSSIBLE: list[tuple[ScriptedFault, str, str, str]] = [
+    (ScriptedFault("nvmlDeviceGetTemperature", STRUCK, value=255), "thermal.gpu_c", "255", "gpu.temperature"),
     (
-        Fault("nvmlDeviceGetUtilizationRates", STRUCK, value=SimpleNamespace(gpu=200, memory=0)),
+        ScriptedFault("nvmlDeviceGetTemperature", STRUCK, value=ALL_BITS),
+        "thermal.gpu_c",
+        str(ALL_BITS),
+        "gpu.temperature",
+    ),
+    (ScriptedFault("nvmlDeviceGetCurrPcieLinkWidth", STRUCK, value=0), "pcie.width", "0", "pcie.link-width"),
+    (
+        ScriptedFault("nvmlDeviceGetCurrPcieLinkWidth", STRUCK, value=ALL_BITS),
+        "pcie.width",
+        str(ALL_BITS),
+        "pcie.link-width",
+    ),
+    (ScriptedFault("nvmlDeviceGetMaxPcieLinkWidth", STRUCK, value=0), "pcie.width_max", "0", "pcie.link-width"),
+    (ScriptedFault("nvmlDeviceGetCurrPcieLinkGeneration", STRUCK, value=0), "pcie.generation", "0", "pcie.link-speed"),
+    (
+        ScriptedFault("nvmlDeviceGetMaxPcieLinkGeneration", STRUCK, value=99),
+        "pcie.generation_max",
+        "99",
+        "pcie.link-speed",
+    ),
+    (
+        ScriptedFault("nvmlDeviceGetFieldValues", STRUCK, 190, value=2**32),
+        "power.limit_w",
+        str(2**32),
+        "gpu.power-limit",
+    ),
+    (ScriptedFault("nvmlDeviceGetFieldValues", STRUCK, 190, value=0), "power.limit_w", "0", "gpu.power-limit"),
+    (
+        ScriptedFault("nvmlDeviceGetUtilizationRates", STRUCK, value=SimpleNamespace(gpu=200, memory=0)),
         "utilization.gpu_pct",
         "200",
         "gpu.in-use",
     ),
     (
-        Fault("nvmlDeviceGetMemoryInfo", STRUCK, value=memory(used=1 << 60)),
+        ScriptedFault("nvmlDeviceGetMemoryInfo", STRUCK, value=memory(used=1 << 60)),
         "memory_used_mib",
         str(1 << 40),
         "gpu.in-use",
     ),
-    (Fault("nvmlDeviceGetMaxClockInfo", STRUCK, value=0), "clocks.sm_max_mhz", "0", "gpu.clocks"),
+    (ScriptedFault("nvmlDeviceGetMaxClockInfo", STRUCK, value=0), "clocks.sm_max_mhz", "0", "gpu.clocks"),
 ]
 
 
@@ -96,10 +116,10 @@ JUDGED_WITHOUT = ("pcie.width_max", "pcie.generation_max", "utilization.gpu_pct"
     ("lie", "leaf", "raw", "check"), IMPOSSIBLE, ids=[f"{leaf} {raw}" for _, leaf, raw, _ in IMPOSSIBLE]
 )
 def test_an_impossible_value_is_unknown_with_the_raw_reading(
-    root: Path, lie: Fault, leaf: str, raw: str, check: str
+    root: Path, lie: ScriptedFault, leaf: str, raw: str, check: str
 ) -> None:
     # where a field lies an older getter tells the truth: it must be silent for the lie to be all there is
-    silent = Fault("nvmlDeviceGet*PowerLimit", STRUCK, value=2**32) if lie.field == 190 else None
+    silent = ScriptedFault("nvmlDeviceGet*PowerLimit", STRUCK, value=2**32) if lie.field == 190 else None
     node = told(root, lie, *([silent] if silent else []))
     value = attrgetter(leaf)(struck(node))
     assert isinstance(value, Missing)
@@ -120,7 +140,7 @@ def test_an_impossible_value_is_unknown_with_the_raw_reading(
     "call", ["nvmlDeviceGetTemperature", "nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetUtilizationRates"]
 )
 def test_an_error_from_one_call_only_taints_the_gpu_and_no_other(root: Path, code: int, call: str) -> None:
-    node = told(root, Fault(call, STRUCK, code=code))
+    node = told(root, ScriptedFault(call, STRUCK, code=code))
     assert [(error.call, error.code) for error in struck(node).errors] == [(call, code)]
     assert not isinstance(struck(node).name, Missing)
     report = judge(node)
@@ -133,7 +153,7 @@ def test_an_error_from_one_call_only_taints_the_gpu_and_no_other(root: Path, cod
 
 
 def test_an_error_that_comes_only_later_is_seen_too(root: Path) -> None:
-    node = told(root, Fault("nvmlDeviceGetClockInfo", STRUCK, from_call=3, code=15))
+    node = told(root, ScriptedFault("nvmlDeviceGetClockInfo", STRUCK, from_call=3, code=15))
     assert not isinstance(struck(node).clocks.graphics_mhz, Missing)
     assert isinstance(struck(node).clocks.memory_mhz, Missing)
     assert statuses(judge(node), "gpu.lost") == {Status.FAIL}
@@ -141,7 +161,7 @@ def test_an_error_that_comes_only_later_is_seen_too(root: Path) -> None:
 
 @pytest.mark.parametrize("code", [15, 16, 999])
 def test_a_count_of_eight_with_seven_handles_is_a_gpu_too_few(root: Path, code: int) -> None:
-    node = told(root, Fault("nvmlDeviceGetHandleByIndex", STRUCK, code=code))
+    node = told(root, ScriptedFault("nvmlDeviceGetHandleByIndex", STRUCK, code=code))
     assert (node.driver.device_count, len(node.gpus)) == (8, 7)
     assert any(f"GPU {STRUCK}" in words and f"({code})" in words for words in node.driver.handle_errors)
     report = judge(node)
@@ -154,7 +174,7 @@ def test_a_count_of_eight_with_seven_handles_is_a_gpu_too_few(root: Path, code: 
 
 @pytest.mark.parametrize("count", [ALL_BITS, 1 << 31, -1])
 def test_an_impossible_count_of_gpus_starts_no_threads_and_is_no_pass(root: Path, count: int) -> None:
-    driver, heard, _ = read(root, load_node("hgx-h100-8", {}), Fault("nvmlDeviceGetCount", value=count))
+    driver, heard, _ = read(root, load_node("hgx-h100-8", {}), ScriptedFault("nvmlDeviceGetCount", value=count))
     assert isinstance(driver.device_count, Missing)
     assert str(count) in driver.device_count.reason
     assert heard.gpus == {}
@@ -164,7 +184,7 @@ def test_an_impossible_count_of_gpus_starts_no_threads_and_is_no_pass(root: Path
 
 
 def test_seventeen_of_eighteen_links_fail_and_name_the_gpu(root: Path) -> None:
-    node = told(root, Fault("nvmlDeviceGetFieldValues", STRUCK, 91, value=17))
+    node = told(root, ScriptedFault("nvmlDeviceGetFieldValues", STRUCK, 91, value=17))
     links = struck(node).nvlinks
     assert not isinstance(links, Missing)
     assert len(links) == 17
@@ -173,7 +193,7 @@ def test_seventeen_of_eighteen_links_fail_and_name_the_gpu(root: Path) -> None:
 
 @pytest.mark.parametrize("count", [ALL_BITS, 37, 255])
 def test_an_impossible_count_of_links_is_unknown(root: Path, count: int) -> None:
-    node = told(root, Fault("nvmlDeviceGetFieldValues", STRUCK, 91, value=count))
+    node = told(root, ScriptedFault("nvmlDeviceGetFieldValues", STRUCK, 91, value=count))
     links = struck(node).nvlinks
     assert isinstance(links, Missing)
     assert (links.kind, str(count) in links.reason) == ("failed", True)
@@ -182,8 +202,8 @@ def test_an_impossible_count_of_links_is_unknown(root: Path, count: int) -> None
 
 def test_one_link_that_does_not_answer_is_unknown_and_the_others_are_not(root: Path) -> None:
     faults = (
-        Fault("nvmlDeviceGetFieldValues", STRUCK, 165, code=999),
-        Fault("nvmlDeviceGetNvLinkState", STRUCK, from_call=18, code=2),
+        ScriptedFault("nvmlDeviceGetFieldValues", STRUCK, 165, code=999),
+        ScriptedFault("nvmlDeviceGetNvLinkState", STRUCK, from_call=18, code=2),
     )
     links = struck(told(root, *faults)).nvlinks
     assert not isinstance(links, Missing)

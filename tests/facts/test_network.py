@@ -126,6 +126,17 @@ def test_peermem_is_looked_up_in_the_modules(tmp_path: Path, modules: str, loade
     assert read_network(tmp_path).peermem_loaded is loaded
 
 
+def test_peermem_is_registered_where_the_infiniband_core_knows_it(tmp_path: Path) -> None:
+    assert isinstance(read_network(tmp_path).peermem_registered, Missing)
+    (tmp_path / "sys/module/nvidia_peermem").mkdir(parents=True)
+    assert read_network(tmp_path).peermem_registered is False
+    for place in ("module/ib_uverbs/holders/nvidia_peermem", "kernel/mm/memory_peers/nv_mem"):
+        root = tmp_path / place.replace("/", "-")
+        (root / "sys/module").mkdir(parents=True)
+        (root / "sys" / place).mkdir(parents=True)
+        assert read_network(root).peermem_registered is True
+
+
 def test_peermem_is_found_in_sysfs_where_proc_is_hidden_and_is_else_unknown(tmp_path: Path) -> None:
     assert isinstance(read_network(tmp_path).peermem_loaded, Missing)
     (tmp_path / "sys/module/nvidia_peermem").mkdir(parents=True)

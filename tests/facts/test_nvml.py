@@ -14,7 +14,7 @@ from gpudoctor.facts.model.gpu import CallError, Gpu, PcieLink, Thermal
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.nvml.read_node import read_nvml
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.fakes.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, FakeNvml, Fault
+from gpudoctor.fakes.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, FakeNvml, ScriptedFault
 from tests.facts.nvml_nodes import ASKED_NOT, Heard, make_node, make_root, read
 
 CARRIED = (
@@ -89,7 +89,7 @@ def test_a_node_of_each_kind_comes_back_through_the_driver(name: str, root: Path
 
 
 @pytest.mark.parametrize("name", ["hgx-h100-8", "h100-nvl-4", "dgx1-v100-8", "gb200-tray-4", "rtx4090-8"])
-def test_a_gpu_costs_at_most_sixty_driver_calls_besides_its_pairs(name: str, root: Path) -> None:
+def test_a_gpu_costs_at_most_61_driver_calls_besides_its_pairs(name: str, root: Path) -> None:
     node = load_node(name)
     for gpu in node.gpus:
         device = root / "sys/bus/pci/devices" / gpu.bus_id
@@ -104,7 +104,7 @@ def test_a_gpu_costs_at_most_sixty_driver_calls_besides_its_pairs(name: str, roo
     for (call, gpu_index), count in nvml.calls.items():
         if call not in ("nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetP2PStatus"):
             costs[gpu_index] += count
-    assert max(costs.values()) <= 60, costs
+    assert max(costs.values()) <= 61, costs
     assert driver.calls == sum(nvml.calls.values())
     # and those that /sys and /proc spared were read there
     assert {(gpu.numa_node, gpu.cpu_affinity, gpu.minor_number) for gpu in heard.gpus.values()} == {(0, "0-7", 5)}
@@ -156,7 +156,9 @@ def test_a_470_driver_tells_what_it_has_and_the_rest_is_unsupported(root: Path) 
     ("driver", "ids"), [("575.57.08", (251, 252, 253)), ("580.65.06", (251, 252, 253)), ("580.82.07", (269, 270, 271))]
 )
 def test_throttle_times_follow_the_renumbering_of_their_fields(driver: str, ids: tuple[int, ...], root: Path) -> None:
-    faults = [Fault("nvmlDeviceGetFieldValues", field=field, value=field * 1000) for field in (*range(251, 254), *ids)]
+    faults = [
+        ScriptedFault("nvmlDeviceGetFieldValues", field=field, value=field * 1000) for field in (*range(251, 254), *ids)
+    ]
     _, heard, _ = read(root, make_node(1, driver=driver), *faults)
     times = heard.gpus[0].throttle_times
     assert (times.sw_thermal_us, times.hw_thermal_us, times.hw_power_brake_us) == ids
@@ -166,7 +168,7 @@ def test_throttle_times_follow_the_renumbering_of_their_fields(driver: str, ids:
 @pytest.mark.parametrize("driver", ["535.247.01", "550.127.05", "570.172.08", "580.76.05"])
 def test_fields_that_are_power_smoothings_or_unsure_are_no_throttle_times(driver: str, root: Path) -> None:
     """A B200 on driver 570 says that power smoothing is on (251) at privilege level 2 (252)."""
-    faults = [Fault("nvmlDeviceGetFieldValues", field=field, value=field * 1000) for field in (251, 252, 253)]
+    faults = [ScriptedFault("nvmlDeviceGetFieldValues", field=field, value=field * 1000) for field in (251, 252, 253)]
     _, heard, _ = read(root, make_node(1, driver=driver), *faults)
     times = heard.gpus[0].throttle_times
     assert (times.sw_thermal_us, times.hw_thermal_us, times.hw_power_brake_us) == (13, UNSUPPORTED, UNSUPPORTED)
@@ -186,7 +188,7 @@ def test_fields_that_are_power_smoothings_or_unsure_are_no_throttle_times(driver
 )
 def test_an_impossible_answer_is_a_failure_that_quotes_it(call: str, value: int, leaf: str, root: Path) -> None:
     node = make_node(2)
-    _, heard, _ = read(root, node, Fault(call, gpu=1, value=value))
+    _, heard, _ = read(root, node, ScriptedFault(call, gpu=1, value=value))
     part, name = leaf.split(".")
     got = getattr(getattr(heard.gpus[1], part), name)
     assert isinstance(got, Missing)
@@ -207,10 +209,10 @@ def test_an_impossible_answer_is_a_failure_that_quotes_it(call: str, value: int,
     ],
 )
 def test_an_impossible_field_value_is_a_failure(field: int, value: int, leaf: str, root: Path) -> None:
-    getter = Fault("nvmlDevice*", gpu=0, code=3)  # no getter helps out
+    getter = ScriptedFault("nvmlDevice*", gpu=0, code=3)  # no getter helps out
     part, name = leaf.split(".")
     calls = ("*EnforcedPowerLimit", "*TotalEccErrors", "*PcieReplayCounter")
-    faults = [Fault("nvmlDeviceGetFieldValues", field=field, value=value)]
+    faults = [ScriptedFault("nvmlDeviceGetFieldValues", field=field, value=value)]
     faults += [replace(getter, call=call) for call in calls]
     _, heard, _ = read(root, make_node(1), *faults)
     got = getattr(getattr(heard.gpus[0], part), name)
@@ -222,7 +224,7 @@ def test_an_impossible_field_value_is_a_failure(field: int, value: int, leaf: st
 @pytest.mark.parametrize(("code", "words"), [(15, "GPU is lost"), (16, "GPU requires reset"), (999, "unknown error")])
 def test_a_tainting_error_is_noted_and_costs_only_its_own_leaf(code: int, words: str, root: Path) -> None:
     node = make_node(3)
-    _, heard, _ = read(root, node, Fault("nvmlDeviceGetTemperature", gpu=1, code=code))
+    _, heard, _ = read(root, node, ScriptedFault("nvmlDeviceGetTemperature", gpu=1, code=code))
     hurt = heard.gpus[1]
     assert hurt.errors == (CallError("nvmlDeviceGetTemperature", code, words),)
     reason = Missing(f"nvmlDeviceGetTemperature: {words} ({code})", "failed")
@@ -232,7 +234,7 @@ def test_a_tainting_error_is_noted_and_costs_only_its_own_leaf(code: int, words:
 
 def test_a_gpu_that_is_lost_midway_keeps_what_was_read_before(root: Path) -> None:
     node = make_node(2)
-    _, heard, _ = read(root, node, Fault("nvmlDeviceGet[!HPUNBA]*", gpu=0, code=15))
+    _, heard, _ = read(root, node, ScriptedFault("nvmlDeviceGet[!HPUNBA]*", gpu=0, code=15))
     lost = heard.gpus[0]
     assert lost.name == "NVIDIA H100 80GB HBM3"
     assert isinstance(lost.memory_total_mib, Missing)
@@ -243,7 +245,7 @@ def test_a_gpu_that_is_lost_midway_keeps_what_was_read_before(root: Path) -> Non
 
 
 def test_denied_is_neither_a_failure_nor_unsupported(root: Path) -> None:
-    _, heard, _ = read(root, make_node(1), Fault("nvmlDeviceGetUtilizationRates", code=4))
+    _, heard, _ = read(root, make_node(1), ScriptedFault("nvmlDeviceGetUtilizationRates", code=4))
     rates = heard.gpus[0].utilization
     assert isinstance(rates.gpu_pct, Missing)
     assert rates.gpu_pct.kind == "denied"
@@ -252,8 +254,8 @@ def test_denied_is_neither_a_failure_nor_unsupported(root: Path) -> None:
 
 
 def test_a_field_that_answers_lost_taints_the_gpu_but_unknown_costs_only_itself(root: Path) -> None:
-    lost = Fault("nvmlDeviceGetFieldValues", gpu=0, field=82, code=15)
-    odd = Fault("nvmlDeviceGetFieldValues", gpu=1, field=82, code=999)
+    lost = ScriptedFault("nvmlDeviceGetFieldValues", gpu=0, field=82, code=15)
+    odd = ScriptedFault("nvmlDeviceGetFieldValues", gpu=1, field=82, code=999)
     _, heard, _ = read(root, make_node(2), lost, odd)
     assert [error.code for error in heard.gpus[0].errors] == [15]
     assert heard.gpus[1].errors == ()
@@ -264,7 +266,7 @@ def test_a_field_that_answers_lost_taints_the_gpu_but_unknown_costs_only_itself(
 
 def test_when_field_values_fail_as_a_whole_the_getters_still_speak(root: Path) -> None:
     node = make_node(1)
-    _, heard, _ = read(root, node, Fault("nvmlDeviceGetFieldValues", code=10))
+    _, heard, _ = read(root, node, ScriptedFault("nvmlDeviceGetFieldValues", code=10))
     gpu = heard.gpus[0]
     assert gpu.power == node.gpus[0].power
     assert gpu.ecc.uncorrected_volatile == 2
@@ -294,7 +296,7 @@ def test_text_that_is_not_text_is_a_failure_of_that_leaf_alone(root: Path) -> No
 
 def test_a_count_of_eight_with_seven_handles_says_which_one_is_missing(root: Path) -> None:
     node = make_node(8)
-    driver, heard, _ = read(root, node, Fault("nvmlDeviceGetHandleByIndex", gpu=3, code=15))
+    driver, heard, _ = read(root, node, ScriptedFault("nvmlDeviceGetHandleByIndex", gpu=3, code=15))
     assert driver.device_count == 8
     assert sorted(heard.gpus) == [0, 1, 2, 4, 5, 6, 7]
     assert heard.handle_errors == {3: "GPU is lost (15)"}
@@ -310,22 +312,22 @@ def test_parts_of_a_gpu_are_told_as_they_come(root: Path) -> None:
 
 
 def test_performance_state_unknown_is_no_failure(root: Path) -> None:
-    _, heard, _ = read(root, make_node(1), Fault("nvmlDeviceGetPerformanceState", value=32))
+    _, heard, _ = read(root, make_node(1), ScriptedFault("nvmlDeviceGetPerformanceState", value=32))
     assert heard.gpus[0].clocks.performance_state == UNSUPPORTED
 
 
 def test_a_board_without_memory_sensor_reads_zero_and_that_is_no_temperature(root: Path) -> None:
-    _, heard, _ = read(root, make_node(1), Fault("nvmlDeviceGetFieldValues", field=82, value=0))
+    _, heard, _ = read(root, make_node(1), ScriptedFault("nvmlDeviceGetFieldValues", field=82, value=0))
     assert heard.gpus[0].thermal.memory_c == UNSUPPORTED
 
 
 def test_an_unknown_recovery_action_keeps_its_value(root: Path) -> None:
-    _, heard, _ = read(root, make_node(1), Fault("nvmlDeviceGetFieldValues", field=230, value=9))
+    _, heard, _ = read(root, make_node(1), ScriptedFault("nvmlDeviceGetFieldValues", field=230, value=9))
     assert heard.gpus[0].recovery_action == "value 9"
 
 
 def test_ecc_of_a_gpu_without_it_asks_for_nothing_more(root: Path) -> None:
-    faults = (Fault("nvmlDeviceGetFieldValues", field=1, code=3), Fault("nvmlDeviceGetEccMode", code=3))
+    faults = (ScriptedFault("nvmlDeviceGetFieldValues", field=1, code=3), ScriptedFault("nvmlDeviceGetEccMode", code=3))
     _, heard, nvml = read(root, make_node(1), *faults)
     assert set(msgspec.structs.astuple(heard.gpus[0].ecc)) == {UNSUPPORTED}
     assert ("nvmlDeviceGetSramEccErrorStatus", 0) not in nvml.calls
@@ -341,7 +343,7 @@ def test_a_function_that_the_driver_lacks_is_asked_for_once(root: Path) -> None:
 
 
 def test_mig_instances_that_cannot_be_counted_are_a_failure(root: Path) -> None:
-    _, heard, _ = read(root, load_node("a100-mig-8"), Fault("nvmlDeviceGetMaxMigDeviceCount", gpu=0, code=10))
+    _, heard, _ = read(root, load_node("a100-mig-8"), ScriptedFault("nvmlDeviceGetMaxMigDeviceCount", gpu=0, code=10))
     instances = heard.gpus[0].settings.mig_instances
     assert isinstance(instances, Missing)
     assert instances.kind == "failed"

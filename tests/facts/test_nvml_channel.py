@@ -8,15 +8,16 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.facts.nvml.channel import SIZE_BYTES, Crumbs, Message, make_memory
-from gpudoctor.facts.nvml.collector_child import Order, serve
-from gpudoctor.fakes.fake_nvml import Fault, Script, write_script
+from gpudoctor.facts.nvml.channel import SIZE_BYTES, CollectorMessage, SharedCallTrace
+from gpudoctor.facts.nvml.collector_child import CollectorOrder, serve
+from gpudoctor.fakes.fake_nvml import Script, ScriptedFault, write_script
+from gpudoctor.process.anonymous_file import anonymous_file
 from tests.facts.nvml_nodes import make_node, make_root
 
 
 def test_a_breadcrumb_tells_the_call_the_gpu_and_the_thread_until_the_call_returns() -> None:
-    memory = make_memory()
-    writer, reader = Crumbs(memory), Crumbs(memory)
+    memory = anonymous_file(SIZE_BYTES)
+    writer, reader = SharedCallTrace(memory), SharedCallTrace(memory)
     os.close(memory)
     assert reader.read() == ((), 0)
     first, third = writer.slot(0), writer.slot(3)
@@ -37,8 +38,8 @@ def test_a_breadcrumb_tells_the_call_the_gpu_and_the_thread_until_the_call_retur
 
 
 def test_a_long_name_does_not_reach_into_the_next_slot() -> None:
-    memory = make_memory()
-    crumbs = Crumbs(memory)
+    memory = anonymous_file(SIZE_BYTES)
+    crumbs = SharedCallTrace(memory)
     os.close(memory)
     crumbs.slot(1).enter("nvmlInit", 0)
     crumbs.slot(0).enter("x" * 500, 7)
@@ -49,9 +50,9 @@ def test_a_long_name_does_not_reach_into_the_next_slot() -> None:
 
 
 def test_more_gpus_than_slots_do_not_leave_the_memory() -> None:
-    memory = make_memory()
+    memory = anonymous_file(SIZE_BYTES)
     assert os.fstat(memory).st_size == SIZE_BYTES
-    crumbs = Crumbs(memory)
+    crumbs = SharedCallTrace(memory)
     os.close(memory)
     crumbs.slot(100_000).enter("nvmlInit", 99_999)
     assert len(crumbs.read()[0]) == 1
@@ -60,18 +61,18 @@ def test_more_gpus_than_slots_do_not_leave_the_memory() -> None:
 
 def test_the_collector_says_every_fact_and_then_the_end(tmp_path: Path) -> None:
     root, node = make_root(tmp_path / "root"), make_node(2)
-    spec = write_script(tmp_path / "script.json", Script(node, (Fault("*GetHandleByIndex", gpu=1, code=16),)))
+    spec = write_script(tmp_path / "script.json", Script(node, (ScriptedFault("*GetHandleByIndex", gpu=1, code=16),)))
     read_end, write_end = os.pipe()
-    memory = make_memory()
-    said: list[Message] = []
+    memory = anonymous_file(SIZE_BYTES)
+    said: list[CollectorMessage] = []
 
     def listen() -> None:
         with os.fdopen(read_end, "rb") as pipe:
-            said.extend(msgspec.json.decode(line, type=Message) for line in pipe)
+            said.extend(msgspec.json.decode(line, type=CollectorMessage) for line in pipe)
 
     listener = threading.Thread(target=listen)
     listener.start()
-    serve(Order(write_end, memory, os.getpid(), str(root), spec))
+    serve(CollectorOrder(write_end, memory, os.getpid(), str(root), spec))
     os.close(write_end)
     os.close(memory)
     listener.join()

@@ -13,13 +13,13 @@ from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.model.node import Driver, Node, PciBus
 from gpudoctor.facts.nvml.kernel_module import read_kernel_module
 from gpudoctor.facts.nvml.read_node import read_nvml
-from gpudoctor.fakes.fake_nvml import FakeNvml, Fault
+from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
 from tests.checks.one_check import judge, words
 from tests.facts.nvml_nodes import Heard, make_node, make_root, read, with_gpu
 
 
 def init_error(root: Path, code: int) -> Driver:
-    driver, heard, _ = read(root, make_node(2), Fault("nvmlInit", code=code))
+    driver, heard, _ = read(root, make_node(2), ScriptedFault("nvmlInit", code=code))
     assert heard.gpus == {}
     assert driver.device_count == Driver().device_count
     return driver
@@ -173,13 +173,13 @@ def test_a_library_that_cannot_be_loaded_tells_the_loaders_words(tmp_path: Path)
 
 
 def test_a_count_that_fails_leaves_no_gpus_and_says_why(tmp_path: Path) -> None:
-    driver, heard, _ = read(make_root(tmp_path), make_node(2), Fault("nvmlDeviceGetCount", code=999))
+    driver, heard, _ = read(make_root(tmp_path), make_node(2), ScriptedFault("nvmlDeviceGetCount", code=999))
     assert driver.device_count == Missing("nvmlDeviceGetCount: unknown error (999)", "failed")
     assert heard.gpus == {}
 
 
 def test_the_slowest_call_is_named_with_its_gpu(tmp_path: Path) -> None:
-    slow = Fault("nvmlDeviceGetName", gpu=1, delay_s=1.0)  # longer than a busy machine stalls any other
+    slow = ScriptedFault("nvmlDeviceGetName", gpu=1, delay_s=1.0)  # longer than a busy machine stalls any other
     driver, _, _ = read(make_root(tmp_path), make_node(2), slow)
     assert driver.slowest_call == "nvmlDeviceGetName on GPU 1"
     assert isinstance(driver.slowest_call_s, float)
@@ -187,8 +187,8 @@ def test_the_slowest_call_is_named_with_its_gpu(tmp_path: Path) -> None:
 
 
 def test_a_call_that_starts_a_gpu_is_not_the_slowest_call_nor_is_one_that_waits_behind_it(tmp_path: Path) -> None:
-    slow = Fault("nvmlDeviceGetHandleByIndex", gpu=1, delay_s=1.0)
-    driver, _, _ = read(make_root(tmp_path), make_node(2), slow, Fault("nvmlDeviceGetName", gpu=0, delay_s=0.5))
+    slow = ScriptedFault("nvmlDeviceGetHandleByIndex", gpu=1, delay_s=1.0)
+    driver, _, _ = read(make_root(tmp_path), make_node(2), slow, ScriptedFault("nvmlDeviceGetName", gpu=0, delay_s=0.5))
     assert "Handle" not in str(driver.slowest_call)
     assert isinstance(driver.start_s, float)
     assert driver.start_s >= 1.0

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.fakes.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, Fault
+from gpudoctor.fakes.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, ScriptedFault
 from tests.facts.nvml_nodes import make_gpu, make_node, make_root, read, with_gpu
 
 
@@ -21,7 +21,7 @@ def root(tmp_path: Path) -> Path:
 def test_links_of_older_drivers_are_read_from_the_field_ids_of_that_time(root: Path) -> None:
     node = make_node(1, driver="470.57.02", links=12)
     old = {84: 25781, 132: 25000, 32: 4, 96: 5, 46: 6, 108: 7, 53: 8, 114: 9}
-    faults = [Fault("nvmlDeviceGetFieldValues", field=field, value=value) for field, value in old.items()]
+    faults = [ScriptedFault("nvmlDeviceGetFieldValues", field=field, value=value) for field, value in old.items()]
     _, heard, _ = read(root, node, *faults, absent=ABSENT_IN_470, last_field=LAST_FIELD_IN_470)
     links = heard.gpus[0].nvlinks
     assert not isinstance(links, Missing)
@@ -32,8 +32,10 @@ def test_links_of_older_drivers_are_read_from_the_field_ids_of_that_time(root: P
 
 
 def test_blackwell_counts_its_link_errors_under_other_ids(root: Path) -> None:
-    faults = [Fault("nvmlDeviceGetFieldValues", field=field, code=3) for field in (161, 162, 163)]
-    faults += [Fault("nvmlDeviceGetFieldValues", field=field, value=value) for field, value in ((208, 21), (215, 22))]
+    faults = [ScriptedFault("nvmlDeviceGetFieldValues", field=field, code=3) for field in (161, 162, 163)]
+    faults += [
+        ScriptedFault("nvmlDeviceGetFieldValues", field=field, value=value) for field, value in ((208, 21), (215, 22))
+    ]
     _, heard, _ = read(root, make_node(1), *faults)
     links = heard.gpus[0].nvlinks
     assert not isinstance(links, Missing)
@@ -42,7 +44,7 @@ def test_blackwell_counts_its_link_errors_under_other_ids(root: Path) -> None:
 
 def test_a_driver_that_hides_the_link_count_is_asked_link_by_link(root: Path) -> None:
     node = make_node(1, links=4)
-    _, heard, nvml = read(root, node, Fault("nvmlDeviceGetFieldValues", field=91, code=3))
+    _, heard, nvml = read(root, node, ScriptedFault("nvmlDeviceGetFieldValues", field=91, code=3))
     assert heard.gpus[0].nvlinks == node.gpus[0].nvlinks
     assert nvml.calls["nvmlDeviceGetNvLinkState", 0] == 5
 
@@ -67,7 +69,7 @@ def test_a_pair_through_the_switch_has_as_many_links_as_both_ends(root: Path) ->
 
 def test_links_whose_other_end_cannot_be_read_leave_the_pair_unknown(root: Path) -> None:
     node = load_node("rtx3090-nvlink-2")
-    _, heard, _ = read(root, node, Fault("nvmlDeviceGetNvLinkRemotePciInfo", gpu=1, code=10))
+    _, heard, _ = read(root, node, ScriptedFault("nvmlDeviceGetNvLinkRemotePciInfo", gpu=1, code=10))
     count = heard.pairs_by_name[0, 1].nvlinks
     assert isinstance(count, Missing)
     assert count.kind == "failed"
@@ -78,7 +80,7 @@ def test_a_switch_that_hides_its_address_is_a_switch_without_one(root: Path) -> 
     links = node.gpus[0].nvlinks
     assert not isinstance(links, Missing)
     node = with_gpu(node, 0, nvlinks=tuple(replace(link, remote_bus_id=None) for link in links))
-    _, heard, _ = read(root, node, Fault("nvmlDeviceGetFieldValues", field=147, code=3))
+    _, heard, _ = read(root, node, ScriptedFault("nvmlDeviceGetFieldValues", field=147, code=3))
     got = heard.gpus[0].nvlinks
     assert not isinstance(got, Missing)
     assert {(link.remote_kind, link.remote_bus_id) for link in got} == {("switch", None)}
@@ -86,7 +88,7 @@ def test_a_switch_that_hides_its_address_is_a_switch_without_one(root: Path) -> 
 
 def test_an_older_form_of_the_fabric_is_read_where_the_newest_is_not_known(root: Path) -> None:
     # code 25: the driver does not know this version of the struct
-    _, heard, nvml = read(root, make_node(1), Fault("nvmlDeviceGetGpuFabricInfoV", code=25))
+    _, heard, nvml = read(root, make_node(1), ScriptedFault("nvmlDeviceGetGpuFabricInfoV", code=25))
     told = make_gpu(0).fabric
     got = heard.gpus[0].fabric
     assert (got.state, got.status, got.clique_id, got.cluster_uuid) == (
@@ -110,7 +112,7 @@ def test_a_fabric_that_is_not_done_has_no_status_yet(root: Path) -> None:
 
 
 def test_an_error_of_a_pair_taints_neither_gpu(root: Path) -> None:
-    _, heard, _ = read(root, make_node(2), Fault("nvmlDeviceGetP2PStatus", code=999))
+    _, heard, _ = read(root, make_node(2), ScriptedFault("nvmlDeviceGetP2PStatus", code=999))
     pair = heard.pairs_by_name[0, 1]
     assert isinstance(pair.p2p_read, Missing)
     assert pair.p2p_read.kind == "failed"
@@ -120,15 +122,18 @@ def test_an_error_of_a_pair_taints_neither_gpu(root: Path) -> None:
 
 def test_links_that_are_all_refused_are_no_links(root: Path) -> None:
     # MIG is on: the count stays, and every link is "not supported"
-    refused = (Fault("nvmlDeviceGetNvLinkState", code=3), Fault("nvmlDeviceGetFieldValues", field=165, code=3))
+    refused = (
+        ScriptedFault("nvmlDeviceGetNvLinkState", code=3),
+        ScriptedFault("nvmlDeviceGetFieldValues", field=165, code=3),
+    )
     _, heard, _ = read(root, make_node(2), *refused)
     assert heard.gpus[0].nvlinks == UNSUPPORTED
     assert heard.pairs_by_name[0, 1].nvlinks == 0
 
 
 def test_a_link_whose_state_is_an_error_leaves_the_pair_unknown(root: Path) -> None:
-    broken = Fault("nvmlDeviceGetFieldValues", gpu=1, field=165, code=10)
-    _, heard, _ = read(root, make_node(2), broken, Fault("nvmlDeviceGetNvLinkState", gpu=1, code=10))
+    broken = ScriptedFault("nvmlDeviceGetFieldValues", gpu=1, field=165, code=10)
+    _, heard, _ = read(root, make_node(2), broken, ScriptedFault("nvmlDeviceGetNvLinkState", gpu=1, code=10))
     links = heard.gpus[1].nvlinks
     assert not isinstance(links, Missing)
     state = links[0].state
@@ -139,7 +144,7 @@ def test_a_link_whose_state_is_an_error_leaves_the_pair_unknown(root: Path) -> N
 
 def test_where_the_switch_count_is_not_told_every_link_is_asked_for_its_end(root: Path) -> None:
     node = load_node("dgx1-v100-8")
-    _, heard, nvml = read(root, node, Fault("nvmlDeviceGetFieldValues", field=147, code=3))
+    _, heard, nvml = read(root, node, ScriptedFault("nvmlDeviceGetFieldValues", field=147, code=3))
     assert heard.gpus[0].nvlinks == node.gpus[0].nvlinks
     assert nvml.calls["nvmlDeviceGetNvLinkRemoteDeviceType", 0] == 6
 
@@ -147,8 +152,8 @@ def test_where_the_switch_count_is_not_told_every_link_is_asked_for_its_end(root
 def test_a_link_that_ends_at_nvml_does_not_know_what_has_no_kind(root: Path) -> None:
     node = load_node("rtx3090-nvlink-2")
     faults = (
-        Fault("nvmlDeviceGetFieldValues", field=147, code=3),
-        Fault("nvmlDeviceGetNvLinkRemoteDeviceType", value=0xFF),
+        ScriptedFault("nvmlDeviceGetFieldValues", field=147, code=3),
+        ScriptedFault("nvmlDeviceGetNvLinkRemoteDeviceType", value=0xFF),
     )
     _, heard, _ = read(root, node, *faults)
     links = heard.gpus[0].nvlinks
@@ -170,7 +175,7 @@ def test_on_power9_the_end_of_a_link_may_be_a_cpu(root: Path, monkeypatch: pytes
 
 
 def test_a_gpu_that_refuses_its_fabric_with_an_error_is_tainted(root: Path) -> None:
-    _, heard, _ = read(root, make_node(1), Fault("nvmlDeviceGetGpuFabricInfoV", code=16))
+    _, heard, _ = read(root, make_node(1), ScriptedFault("nvmlDeviceGetGpuFabricInfoV", code=16))
     gpu = heard.gpus[0]
     assert isinstance(gpu.fabric.state, Missing)
     assert gpu.fabric.state.kind == "failed"

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.missing import UNSUPPORTED
-from gpudoctor.fakes.fake_nvml import Fault
+from gpudoctor.fakes.fake_nvml import ScriptedFault
 from gpudoctor.report.judge import judge
 from tests.facts.nvml_nodes import make_node, make_root, read
 
@@ -32,7 +32,7 @@ def test_a_gpu_at_96_c_whose_driver_tells_limits_but_not_what_is_left_is_too_hot
 
 
 def test_a_margin_that_could_not_be_read_is_no_pass_beside_limits_that_are_not_there(root: Path) -> None:
-    node, silent = make_node(1), Fault("nvmlDeviceGetMarginTemperature", code=999)
+    node, silent = make_node(1), ScriptedFault("nvmlDeviceGetMarginTemperature", code=999)
     _, heard, _ = read(root, node, silent)
     report = judge(replace(node, gpus=(heard.gpus[0],)))
     assert {c.status for c in report.checks if c.id == "gpu.temperature"} == {Status.UNKNOWN}

@@ -18,19 +18,20 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import Spread
 from gpudoctor.facts.nvml import sampler_child as nvml_sampler
-from gpudoctor.facts.nvml.channel import make_memory
+from gpudoctor.facts.nvml.channel import SIZE_BYTES
 from gpudoctor.facts.nvml.sampler import Sampler, interval_for
 from gpudoctor.facts.nvml.sampler_child import SampleOrder, sample_until, serve
-from gpudoctor.facts.nvml.samples import NAMES, Recording, Said, Sample
+from gpudoctor.facts.nvml.samples import NAMES, Sample, SampleRecording, SamplerLine
 from gpudoctor.fakes.fake_nvml import (
     ABSENT_IN_470,
     LAST_FIELD_IN_470,
     FakeNvml,
-    Fault,
     Script,
+    ScriptedFault,
     from_file,
     write_script,
 )
+from gpudoctor.process.anonymous_file import anonymous_file
 from tests.conftest import ROOT
 from tests.facts.nvml_nodes import make_gpu, make_node, with_gpu
 
@@ -42,10 +43,10 @@ def named(node: Node) -> tuple[tuple[int, str], ...]:
     return tuple((gpu.index, str(gpu.uuid)) for gpu in node.gpus)
 
 
-def sample(nvml: FakeNvml, node: Node, ticks: int) -> tuple[list[Sample], list[float], list[Said]]:
+def sample(nvml: FakeNvml, node: Node, ticks: int) -> tuple[list[Sample], list[float], list[SamplerLine]]:
     """Sample in this process; what was said, the rests between ticks, and what was no sample."""
     rests: list[float] = []
-    said: list[Said] = []
+    said: list[SamplerLine] = []
 
     def stopped(wait_s: float) -> bool:
         rests.append(wait_s)
@@ -104,7 +105,7 @@ def test_everything_is_read_first_and_last_and_in_turn_between_and_cheap_values_
 
 def test_a_slow_driver_is_asked_more_seldom() -> None:
     node = make_node(1)
-    _, rests, _ = sample(FakeNvml(node, (Fault("nvmlDeviceGetTemperature", delay_s=0.06),)), node, ticks=1)
+    _, rests, _ = sample(FakeNvml(node, (ScriptedFault("nvmlDeviceGetTemperature", delay_s=0.06),)), node, ticks=1)
     assert rests[0] >= 4 * 0.06
 
 
@@ -128,7 +129,7 @@ def test_a_train_of_three_seconds_is_seen_five_times_on_each_of_eight_gpus(
     monkeypatch.setattr(nvml_sampler, "monotonic", clock)
     sample_until(stopped, lambda said: samples.append(said.sample) if said.sample else None, nvml, named(node), 0.2)
     for begin_s in (3.0, 5.5, 8.1, 11.7):  # the first samples are whole, and take longer
-        for gpu in Recording(named(node), samples).between(begin_s, begin_s + 3.0):
+        for gpu in SampleRecording(named(node), samples).between(begin_s, begin_s + 3.0):
             assert gpu.samples >= 5
             assert gpu.unread == {}, "what is read in turn is read too"
     resting = sum(rests) / clock()
@@ -150,14 +151,17 @@ def test_a_sampler_of_a_long_burn_comes_as_seldom_as_it_was_told_to(monkeypatch:
 
 def test_what_a_gpu_does_not_have_is_asked_for_once() -> None:
     node = with_gpu(make_node(1), 0, pcie=make_gpu(0).pcie)
-    nvml = FakeNvml(node, (Fault("nvmlDeviceGetUtilizationRates", code=3), Fault("nvmlDeviceGetTemperature", code=4)))
+    nvml = FakeNvml(
+        node,
+        (ScriptedFault("nvmlDeviceGetUtilizationRates", code=3), ScriptedFault("nvmlDeviceGetTemperature", code=4)),
+    )
     samples, _, _ = sample(nvml, node, ticks=3)
     assert nvml.calls["nvmlDeviceGetUtilizationRates", 0] == 1
     assert nvml.calls["nvmlDeviceGetTemperature", 0] == 1
     assert samples[0].unread["utilization_pct"].kind == "unsupported"
     assert samples[0].unread["temperature_c"].kind == "denied"
     assert all(s.unread == {} for s in samples[1:])
-    [summary] = Recording(named(node), samples).between(0.0, float("inf"))
+    [summary] = SampleRecording(named(node), samples).between(0.0, float("inf"))
     assert summary.unread["utilization_pct"].kind == "unsupported"
     assert "utilization_pct" not in summary.readings
 
@@ -174,9 +178,9 @@ def test_an_old_driver_tells_what_it_can() -> None:
 
 def test_a_gpu_that_is_lost_under_load_keeps_its_samples_and_says_why_there_are_no_more() -> None:
     node = make_node(2)
-    lost = Fault("nvmlDeviceGet*", gpu=1, from_call=30, code=15)
+    lost = ScriptedFault("nvmlDeviceGet*", gpu=1, from_call=30, code=15)
     samples, _, _ = sample(FakeNvml(node, (lost,)), node, ticks=6)
-    well, sick = Recording(named(node), samples).between(0.0, float("inf"))
+    well, sick = SampleRecording(named(node), samples).between(0.0, float("inf"))
     assert well.unread == {}
     assert sick.readings["sm_mhz"].median == 1005
     assert "GPU is lost (15)" in sick.unread["sm_mhz"].reason
@@ -186,8 +190,8 @@ def test_a_gpu_that_is_lost_under_load_keeps_its_samples_and_says_why_there_are_
 
 def test_a_gpu_without_a_handle_costs_only_its_own_samples() -> None:
     node = make_node(2)
-    samples, _, _ = sample(FakeNvml(node, (Fault("nvmlDeviceGetHandleByUUID", code=15),)), node, ticks=1)
-    for gpu in Recording(named(node), samples).between(0.0, float("inf")):
+    samples, _, _ = sample(FakeNvml(node, (ScriptedFault("nvmlDeviceGetHandleByUUID", code=15),)), node, ticks=1)
+    for gpu in SampleRecording(named(node), samples).between(0.0, float("inf")):
         assert (gpu.samples, set(gpu.unread)) == (0, set(NAMES))
     others = (("GPU-gone", 0),)
     samples = []
@@ -203,7 +207,7 @@ def test_a_gpu_without_a_handle_costs_only_its_own_samples() -> None:
 
 def test_a_library_that_does_not_start_is_a_reason() -> None:
     node = make_node(1)
-    samples, _, rest = sample(FakeNvml(node, (Fault("nvmlInit", code=9),)), node, ticks=1)
+    samples, _, rest = sample(FakeNvml(node, (ScriptedFault("nvmlInit", code=9),)), node, ticks=1)
     assert samples == []
     assert "driver not loaded" in str(rest[0].failure)
 
@@ -211,7 +215,7 @@ def test_a_library_that_does_not_start_is_a_reason() -> None:
 def test_the_slowest_call_is_told_at_the_end() -> None:
     node = make_node(1)
     # longer than a busy machine stalls any other
-    _, _, [end] = sample(FakeNvml(node, (Fault("nvmlDeviceGetTemperature", delay_s=0.5),)), node, ticks=1)
+    _, _, [end] = sample(FakeNvml(node, (ScriptedFault("nvmlDeviceGetTemperature", delay_s=0.5),)), node, ticks=1)
     assert (end.end, end.slowest_call) == (True, "nvmlDeviceGetTemperature")
     assert end.slowest_s >= 0.5
     assert end.calls > 10
@@ -229,7 +233,7 @@ ONE = ((0, "GPU-0"),)
 
 
 def test_only_samples_within_the_window_count() -> None:
-    recording = Recording(ONE, [at(t) for t in (1.0, 2.0, 3.0, 4.0, 5.0)])
+    recording = SampleRecording(ONE, [at(t) for t in (1.0, 2.0, 3.0, 4.0, 5.0)])
     [gpu] = recording.between(2.0, 4.0)
     assert gpu.readings["sm_mhz"] == Spread(1002.0, 1003.0, 1004.0)
     assert (gpu.samples, gpu.sampled_s, gpu.uuid) == (3, 2.0, "GPU-0")
@@ -239,7 +243,7 @@ def test_only_samples_within_the_window_count() -> None:
 
 def test_the_share_of_a_reason_is_of_the_samples_that_were_asked_for_it() -> None:
     events: list[tuple[str, ...] | None] = [("hw-power-brake",), ("hw-power-brake", "idle"), (), None]
-    recording = Recording(ONE, [at(float(t), events=e) for t, e in enumerate(events)])
+    recording = SampleRecording(ONE, [at(float(t), events=e) for t, e in enumerate(events)])
     [gpu] = recording.between(0.0, 9.0)
     assert gpu.event_share == {"hw-power-brake": pytest.approx(2 / 3, abs=1e-4), "idle": pytest.approx(1 / 3, abs=1e-4)}
 
@@ -247,38 +251,40 @@ def test_the_share_of_a_reason_is_of_the_samples_that_were_asked_for_it() -> Non
 def test_timers_count_within_the_window_and_counters_across_its_edges() -> None:
     told = [(1.0, 100.0, 5), (3.0, 150.0, 5), (5.0, 250.0, 7), (7.0, 900.0, 9)]
     samples = [at(t, timers_ms={"hw-thermal": ms}, counters={"pcie_replays": n}) for t, ms, n in told]
-    [gpu] = Recording(ONE, samples).between(2.0, 6.0)
+    [gpu] = SampleRecording(ONE, samples).between(2.0, 6.0)
     assert gpu.event_ms == {"hw-thermal": 100.0}
     assert gpu.counters == {"pcie_replays": 4}, "what grew between two readings may have grown within the window"
 
 
 def test_a_counter_that_was_read_once_says_nothing_and_one_that_was_reset_starts_anew() -> None:
-    [once] = Recording(ONE, [at(1.0, counters={"ecc_uncorrected": 2})]).between(0.0, 2.0)
+    [once] = SampleRecording(ONE, [at(1.0, counters={"ecc_uncorrected": 2})]).between(0.0, 2.0)
     assert once.counters == {}
     assert once.unread["ecc_uncorrected"].kind == "absent"
     again = [at(1.0, counters={"ecc_uncorrected": 9}), at(2.0, counters={"ecc_uncorrected": 1})]
-    assert Recording(ONE, again).between(0.0, 3.0)[0].counters == {"ecc_uncorrected": 1}
+    assert SampleRecording(ONE, again).between(0.0, 3.0)[0].counters == {"ecc_uncorrected": 1}
 
 
 def test_a_call_that_failed_once_and_then_answered_is_no_gap() -> None:
     failed = {"power_w": Missing("nvmlDeviceGetPowerUsage: unknown error (999)", "failed")}
     samples = [at(1.0, unread=failed), at(2.0, readings={"power_w": 600.0})]
-    [gpu] = Recording(ONE, samples).between(0.0, 3.0)
+    [gpu] = SampleRecording(ONE, samples).between(0.0, 3.0)
     assert "power_w" not in gpu.unread
-    [turned] = Recording(ONE, [samples[1], at(3.0, unread=failed)]).between(0.0, 4.0)
+    [turned] = SampleRecording(ONE, [samples[1], at(3.0, unread=failed)]).between(0.0, 4.0)
     assert turned.readings["power_w"].median == 600.0
     assert turned.unread["power_w"].kind == "failed"
 
 
 def test_a_failure_before_the_window_is_not_told_of_it() -> None:
     failed = {"power_w": Missing("x", "failed")}
-    [gpu] = Recording(ONE, [at(1.0, unread=failed), at(5.0)]).between(4.0, 6.0)
+    [gpu] = SampleRecording(ONE, [at(1.0, unread=failed), at(5.0)]).between(4.0, 6.0)
     assert gpu.unread["power_w"] == Missing("not sampled while it ran")
 
 
 def test_a_sampler_that_stopped_early_says_so_of_the_probes_that_came_later() -> None:
     two = ((0, "GPU-0"), (1, "GPU-1"))
-    recording = Recording(two, [at(1.0), at(1.0, gpu=1), at(2.0)], failure="nvmlX on GPU 1 did not return in 10.0 s")
+    recording = SampleRecording(
+        two, [at(1.0), at(1.0, gpu=1), at(2.0)], failure="nvmlX on GPU 1 did not return in 10.0 s"
+    )
     during = recording.telemetry("collective", 0.5, 2.0)
     assert during.ended is None, "the probe was over before the call hung"
     cut = recording.telemetry("train", 1.5, 4.0)
@@ -290,7 +296,7 @@ def test_a_sampler_that_stopped_early_says_so_of_the_probes_that_came_later() ->
 # the process
 
 
-def spec_of(tmp_path: Path, node: Node, *faults: Fault, maker: str = "") -> str:
+def spec_of(tmp_path: Path, node: Node, *faults: ScriptedFault, maker: str = "") -> str:
     spec = write_script(tmp_path / "script.json", Script(node, faults))
     return f"tests.facts.test_sampler:{maker}:{spec.rpartition(':')[2]}" if maker else spec
 
@@ -299,7 +305,7 @@ def spec_of(tmp_path: Path, node: Node, *faults: Fault, maker: str = "") -> str:
 def sampler(tmp_path: Path) -> Iterator[Callable[..., Sampler]]:
     started: list[Sampler] = []
 
-    def start(*faults: Fault, count: int = 2, call_deadline_s: float = 30.0, maker: str = "") -> Sampler:
+    def start(*faults: ScriptedFault, count: int = 2, call_deadline_s: float = 30.0, maker: str = "") -> Sampler:
         node = make_node(count)
         spec = spec_of(tmp_path, node, *faults, maker=maker)
         started.append(Sampler(named(node), call_deadline_s=call_deadline_s, nvml=spec))
@@ -324,7 +330,7 @@ def test_the_sampler_samples_every_gpu_until_it_is_stopped(sampler: Callable[...
 
 
 def test_a_call_that_hangs_ends_the_sampling_and_nothing_else(sampler: Callable[..., Sampler]) -> None:
-    one = sampler(Fault("nvmlDeviceGetTemperature", gpu=1, hang=True), call_deadline_s=0.5)
+    one = sampler(ScriptedFault("nvmlDeviceGetTemperature", gpu=1, hang=True), call_deadline_s=0.5)
     one.stop(patience_s=PATIENT_S)
     recording = one.recording()
     [call] = recording.unanswered
@@ -336,14 +342,14 @@ def test_a_call_that_hangs_ends_the_sampling_and_nothing_else(sampler: Callable[
 
 
 def test_who_is_in_a_hurry_does_not_wait_for_a_call(sampler: Callable[..., Sampler]) -> None:
-    one = sampler(Fault("nvmlInit", hang=True))
+    one = sampler(ScriptedFault("nvmlInit", hang=True))
     one.stop(patience_s=0.0)
     assert one.recording().unanswered == ()
     assert "did not end" in str(one.recording().failure)
 
 
 def test_a_driver_that_kills_the_sampler_is_named(sampler: Callable[..., Sampler]) -> None:
-    one = sampler(Fault("nvmlDeviceGetClockInfo", gpu=0, from_call=2, crash=True))
+    one = sampler(ScriptedFault("nvmlDeviceGetClockInfo", gpu=0, from_call=2, crash=True))
     one.stop(patience_s=PATIENT_S)
     [call] = one.recording().unanswered
     assert (call.call, call.gpu) == ("nvmlDeviceGetClockInfo", 0)
@@ -423,12 +429,12 @@ def test_the_process_writes_a_line_a_sample_and_then_the_end(tmp_path: Path) -> 
     reader, out = os.pipe()
     stop, writer = os.pipe()
     os.close(writer)
-    memory = make_memory()
-    serve(SampleOrder(out, stop, memory, os.getpid(), named(node), 60.0, spec_of(tmp_path, node)))
+    memory = anonymous_file(SIZE_BYTES)
+    serve(SampleOrder(out, stop, memory, named(node), 60.0, spec_of(tmp_path, node)))
     for descriptor in (out, stop, memory):
         os.close(descriptor)
     with os.fdopen(reader, "rb") as lines:
-        said = [msgspec.json.decode(line, type=Said) for line in lines]
+        said = [msgspec.json.decode(line, type=SamplerLine) for line in lines]
     assert [one.sample.gpu if one.sample else None for one in said] == [0, 1, 0, 1, None]
     assert said[-1].end
 

@@ -247,7 +247,7 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "huge"
     with path.open("wb") as file:
         file.truncate(1_000_000_000)
-    assert said(str(path)) == f"{path}: larger than 256 MiB: not a dump that gpudoctor reads"
+    assert said(str(path)) == f"{path}: binary data, no dump"
     with path.open("wb") as file:
         file.write(b'{"schema": "gpudoctor.facts/1"')
         file.truncate(64 * 1024 * 1024 + 1)
@@ -275,14 +275,14 @@ class Endless(io.RawIOBase):
     def read(self, size: int = -1, /) -> bytes:
         assert size >= 0, "an endless stream must be read in bounds"
         self.taken += size
-        return b"[    0.000000] x\n" * (size // 17) + b"x" * (size % 17)
+        return b"some other text.\n" * (size // 17) + b"x" * (size % 17)
 
 
 def test_an_endless_stdin_is_read_no_further_than_the_limit() -> None:
     stream = Endless()
-    with pytest.raises(SourceError, match="standard input: larger than 64 MiB"):
+    with pytest.raises(SourceError, match="standard input: nothing recognised in its first 16 MiB"):
         load_source("-", stdin=stream)  # type: ignore[arg-type]
-    assert stream.taken == 64 * 1024 * 1024 + 1
+    assert stream.taken < 20 * 1024 * 1024
 
 
 def test_a_size_that_is_known_is_refused_after_the_head() -> None:

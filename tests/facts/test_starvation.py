@@ -9,8 +9,8 @@ import pytest
 from gpudoctor.facts.collect import collect_live
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
-from gpudoctor.fakes.fake_nvml import Fault, Script, write_script
-from gpudoctor.process.cpu_starvation import STALL_S, Starvation
+from gpudoctor.fakes.fake_nvml import Script, ScriptedFault, write_script
+from gpudoctor.process.cpu_starvation import STALL_S, CpuStarvation
 from gpudoctor.report.judge import judge
 from tests.facts.nvml_nodes import make_node, make_root
 
@@ -24,7 +24,7 @@ class Machine:
         self.now_s = 100.0
         self._tasks = root / "proc" / "7" / "task"
         self._tasks.mkdir(parents=True)
-        self.starvation = Starvation(7, root, lambda: self.now_s)
+        self.starvation = CpuStarvation(7, root, lambda: self.now_s)
 
     def passes(self, seconds: float, meant_s: float | None = None, **waited_ns: int) -> float:
         """After so long, with these totals of time on the run queue, what is the total?"""
@@ -71,10 +71,10 @@ def test_a_kernel_that_does_not_count_costs_nothing(machine: Machine, tmp_path: 
     (tmp_path / "proc/7/task/7").mkdir()
     (tmp_path / "proc/7/task/7/schedstat").write_text(text)
     assert machine.passes(5.0) == 0.0
-    assert Starvation(99, tmp_path).look() == 0.0
+    assert CpuStarvation(99, tmp_path).look() == 0.0
 
 
-def read(tmp_path: Path, deadline_s: float, *faults: Fault) -> Node:
+def read(tmp_path: Path, deadline_s: float, *faults: ScriptedFault) -> Node:
     spec = write_script(tmp_path / "script.json", Script(make_node(2), faults))
     return collect_live(make_root(tmp_path / "root"), deadline_s, 0.2, nvml_module=spec)
 
@@ -83,8 +83,8 @@ def test_a_call_that_waits_for_a_cpu_does_not_convict_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # all of the time is lost: what cannot be told apart from a hang is no hang
-    monkeypatch.setattr(Starvation, "_waited_s", lambda self: 1e9)
-    node = read(tmp_path, 0.6, Fault("nvmlDeviceGetTemperature", gpu=1, hang=True))
+    monkeypatch.setattr(CpuStarvation, "_waited_s", lambda self: 1e9)
+    node = read(tmp_path, 0.6, ScriptedFault("nvmlDeviceGetTemperature", gpu=1, hang=True))
     assert node.driver.unanswered == ()
     assert isinstance(node.driver.calls, Missing)
     assert node.driver.calls.reason.startswith("the collector did not finish in 0.6 s")
@@ -97,10 +97,10 @@ def test_a_call_that_waits_for_a_cpu_does_not_convict_the_driver(
 def test_the_deadline_grows_by_what_was_lost_and_a_slow_machine_is_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Starvation, "_waited_s", lambda self: 1e9)
+    monkeypatch.setattr(CpuStarvation, "_waited_s", lambda self: 1e9)
     monkeypatch.setattr("gpudoctor.facts.nvml.collector.MOST_STARVED", 40.0)  # this machine may be slow itself
     # in all longer than the deadline, shorter than it may grow
-    node = read(tmp_path, 1.5, Fault("nvmlDeviceGetTemperature", gpu=1, delay_s=1.6))
+    node = read(tmp_path, 1.5, ScriptedFault("nvmlDeviceGetTemperature", gpu=1, delay_s=1.6))
     assert node.driver.unanswered == ()
     assert not isinstance(node.driver.calls, Missing)
     assert [gpu.index for gpu in node.gpus] == [0, 1]

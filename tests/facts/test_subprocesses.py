@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.system.command import Completed, run_command
+from gpudoctor.facts.system.command import run_command
+from gpudoctor.process.command import Completed
 
 
 def python(code: str, deadline_s: float = 60.0, max_bytes: int = 1 << 20) -> Completed | Missing:

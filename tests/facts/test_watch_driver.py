@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from gpudoctor.facts.model.gpu import GpuProcess
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.stream import driver_child as nvml_watcher
-from gpudoctor.facts.stream.driver_channel import Answer, OnGpu
+from gpudoctor.facts.stream.driver_channel import OnGpu, ReaderAnswer
 from gpudoctor.facts.stream.driver_child import Watcher
 from gpudoctor.facts.stream.messages import GpuTick
-from gpudoctor.fakes.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, FakeNvml, Fault
+from gpudoctor.fakes.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, FakeNvml, ScriptedFault
 from tests.facts.nvml_nodes import make_node, with_gpu
 
 
@@ -20,7 +20,7 @@ def named(node: Node) -> tuple[tuple[int, str | None], ...]:
     return tuple((gpu.index, str(gpu.uuid)) for gpu in node.gpus)
 
 
-def of_gpu(answer: Answer, index: int) -> GpuTick:
+def of_gpu(answer: ReaderAnswer, index: int) -> GpuTick:
     return next(tick for tick in answer.gpus if tick.gpu == index)
 
 
@@ -141,11 +141,11 @@ def test_a_counter_that_was_reset_is_no_rate(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_a_gpu_does_not_have_is_told_once_and_not_asked_again() -> None:
     node = make_node(1, links=0)
     refused = (
-        Fault("nvmlDeviceGetUtilizationRates", code=3),
-        Fault("nvmlDeviceGetTemperature", code=4),
-        Fault("nvmlDeviceGetPcieThroughput", code=3),
-        Fault("nvmlDeviceGetComputeRunningProcesses*", code=4),
-        Fault("nvmlDeviceGetGraphicsRunningProcesses*", code=3),
+        ScriptedFault("nvmlDeviceGetUtilizationRates", code=3),
+        ScriptedFault("nvmlDeviceGetTemperature", code=4),
+        ScriptedFault("nvmlDeviceGetPcieThroughput", code=3),
+        ScriptedFault("nvmlDeviceGetComputeRunningProcesses*", code=4),
+        ScriptedFault("nvmlDeviceGetGraphicsRunningProcesses*", code=3),
     )
     nvml = FakeNvml(node, refused)
     watcher = Watcher(nvml, named(node))
@@ -170,7 +170,7 @@ def test_what_a_gpu_does_not_have_is_told_once_and_not_asked_again() -> None:
 
 def test_graphics_that_are_refused_do_not_hide_compute() -> None:
     node = with_process(make_node(1), 0, GpuProcess(pid=4711, memory_mib=10))
-    nvml = FakeNvml(node, (Fault("nvmlDeviceGetGraphicsRunningProcesses*", code=3),))
+    nvml = FakeNvml(node, (ScriptedFault("nvmlDeviceGetGraphicsRunningProcesses*", code=3),))
     watcher = Watcher(nvml, named(node), interval_s=60.0)
     assert [watcher.answer().processes for _ in range(2)] == [(OnGpu(0, 4711, "C", 10),)] * 2
     assert nvml.calls["nvmlDeviceGetGraphicsRunningProcesses_v3", 0] == 1
@@ -185,7 +185,11 @@ def test_clients_are_asked_for_where_an_mps_server_runs(monkeypatch: pytest.Monk
 def test_links_whose_state_cannot_be_read_are_not_counted_as_down() -> None:
     node = make_node(1)
     nvml = FakeNvml(
-        node, (Fault("nvmlDeviceGetFieldValues", field=165, code=999), Fault("nvmlDeviceGetNvLinkState", code=999))
+        node,
+        (
+            ScriptedFault("nvmlDeviceGetFieldValues", field=165, code=999),
+            ScriptedFault("nvmlDeviceGetNvLinkState", code=999),
+        ),
     )
     tick = of_gpu(Watcher(nvml, named(node)).answer(), 0)
     assert (tick.links_up, tick.links) == (None, None)
@@ -205,7 +209,7 @@ def test_an_old_driver_tells_what_it_can() -> None:
 
 def test_a_gpu_that_is_lost_leaves_the_ticks_and_the_others_stay() -> None:
     node = make_node(2)
-    watcher = Watcher(FakeNvml(node, (Fault("nvmlDeviceGet*", gpu=1, from_call=40, code=15),)), named(node))
+    watcher = Watcher(FakeNvml(node, (ScriptedFault("nvmlDeviceGet*", gpu=1, from_call=40, code=15),)), named(node))
     shown = [[tick.gpu for tick in watcher.answer().gpus] for _ in range(6)]
     assert shown[0] == [0, 1]
     assert shown[-1] == [0]
@@ -214,7 +218,7 @@ def test_a_gpu_that_is_lost_leaves_the_ticks_and_the_others_stay() -> None:
 def test_a_gpu_that_gives_no_handle_is_asked_for_again_each_minute() -> None:
     node = make_node(2)
     # asked of the system, not of a GPU: the first two are of the first answer
-    nvml = FakeNvml(node, (Fault("nvmlDeviceGetHandleByUUID", code=15),))
+    nvml = FakeNvml(node, (ScriptedFault("nvmlDeviceGetHandleByUUID", code=15),))
     watcher = Watcher(nvml, named(node))
     assert watcher.answer().gpus == ()
     nvml._faults = ()

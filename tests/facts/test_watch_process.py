@@ -13,12 +13,13 @@ import psutil
 import pytest
 
 from gpudoctor.facts.model.node import Node
-from gpudoctor.facts.nvml.channel import make_memory
+from gpudoctor.facts.nvml.channel import SIZE_BYTES
 from gpudoctor.facts.stream.driver import DriverWatch
-from gpudoctor.facts.stream.driver_channel import Answer, WatchOrder
+from gpudoctor.facts.stream.driver_channel import ReaderAnswer, WatchOrder
 from gpudoctor.facts.stream.driver_child import serve
 from gpudoctor.facts.stream.messages import Silence
-from gpudoctor.fakes.fake_nvml import FakeNvml, Fault, Script, from_file, write_script
+from gpudoctor.fakes.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
+from gpudoctor.process.anonymous_file import anonymous_file
 from tests.facts.nvml_nodes import make_node
 from tests.facts.test_watch_driver import named
 
@@ -29,7 +30,7 @@ PATIENT_S = 60.0  # what a test waits for another process on a busy machine
 Start = Callable[..., DriverWatch]
 
 
-def spec_of(tmp_path: Path, node: Node, *faults: Fault, maker: str = "") -> str:
+def spec_of(tmp_path: Path, node: Node, *faults: ScriptedFault, maker: str = "") -> str:
     spec = write_script(tmp_path / "script.json", Script(node, faults))
     return f"tests.facts.test_watch_process:{maker}:{spec.rpartition(':')[2]}" if maker else spec
 
@@ -38,7 +39,7 @@ def spec_of(tmp_path: Path, node: Node, *faults: Fault, maker: str = "") -> str:
 def start(tmp_path: Path) -> Iterator[Start]:
     started: list[DriverWatch] = []
 
-    def start(*faults: Fault, count: int = 2, maker: str = "", **options: Any) -> DriverWatch:
+    def start(*faults: ScriptedFault, count: int = 2, maker: str = "", **options: Any) -> DriverWatch:
         node = make_node(count)
         options.setdefault("call_deadline_s", 30.0)
         options.setdefault("patience_s", 30.0)
@@ -61,7 +62,7 @@ def until_silent(watch: DriverWatch, why: str = "") -> Silence:
     raise AssertionError(f"it never fell silent so: {why}")
 
 
-def until_answered(watch: DriverWatch) -> tuple[Answer, list[Silence]]:
+def until_answered(watch: DriverWatch) -> tuple[ReaderAnswer, list[Silence]]:
     silences: list[Silence] = []
     limit_s = monotonic() + PATIENT_S
     while monotonic() < limit_s:
@@ -84,7 +85,9 @@ def test_each_reading_is_one_answer_of_every_gpu(start: Start) -> None:
 
 
 def test_a_call_that_does_not_return_is_named_and_its_process_ended(start: Start) -> None:
-    watch = start(Fault("nvmlDeviceGetTemperature", gpu=1, hang=True), call_deadline_s=0.4, first_backoff_s=1000.0)
+    watch = start(
+        ScriptedFault("nvmlDeviceGetTemperature", gpu=1, hang=True), call_deadline_s=0.4, first_backoff_s=1000.0
+    )
     why = "nvmlDeviceGetTemperature on GPU 1 has not returned for "
     silence = until_silent(watch, why)
     while watch.pid is not None:
@@ -96,7 +99,7 @@ def test_a_call_that_does_not_return_is_named_and_its_process_ended(start: Start
 
 
 def test_a_start_that_takes_long_is_told_but_not_given_up(start: Start) -> None:
-    watch = start(Fault("nvmlInit", hang=True), call_deadline_s=0.4, start_deadline_s=PATIENT_S)
+    watch = start(ScriptedFault("nvmlInit", hang=True), call_deadline_s=0.4, start_deadline_s=PATIENT_S)
     until_silent(watch, "nvmlInit has not returned for ")
     first = watch.pid
     assert first is not None
@@ -106,7 +109,7 @@ def test_a_start_that_takes_long_is_told_but_not_given_up(start: Start) -> None:
 
 def test_a_call_that_stalls_is_told_and_waited_for(start: Start) -> None:
     # ranks that start hold the driver's lock for seconds: the reader must not be ended for that
-    watch = start(Fault("nvmlDeviceGetMemoryInfo", gpu=1, delay_s=1.0), patience_s=0.2)
+    watch = start(ScriptedFault("nvmlDeviceGetMemoryInfo", gpu=1, delay_s=1.0), patience_s=0.2)
     until_silent(watch, "the driver has not told all for ")
     first = watch.pid
     until_answered(watch)
@@ -119,7 +122,7 @@ def hangs_once(path: str) -> FakeNvml:
     marker = Path(f"{path}.hung")
     if not marker.exists():
         marker.touch()
-        fake._faults = (Fault("nvmlDeviceGetClockInfo", gpu=0, from_call=4, hang=True),)
+        fake._faults = (ScriptedFault("nvmlDeviceGetClockInfo", gpu=0, from_call=4, hang=True),)
     return fake
 
 
@@ -129,7 +132,7 @@ def dies_once(path: str) -> FakeNvml:
     marker = Path(f"{path}.died")
     if not marker.exists():
         marker.touch()
-        fake._faults = (Fault("nvmlDeviceGetMemoryInfo", gpu=1, from_call=2, crash=True),)
+        fake._faults = (ScriptedFault("nvmlDeviceGetMemoryInfo", gpu=1, from_call=2, crash=True),)
     return fake
 
 
@@ -153,7 +156,7 @@ def test_a_crash_is_told_with_its_signal_and_call(start: Start) -> None:
 
 
 def test_readers_that_die_one_after_the_other_leave_no_descriptor_open(start: Start) -> None:
-    watch = start(Fault("nvmlDeviceGetMemoryInfo", gpu=1, from_call=2, crash=True))
+    watch = start(ScriptedFault("nvmlDeviceGetMemoryInfo", gpu=1, from_call=2, crash=True))
     counts = []
     for _ in range(3):
         until_answered(watch)
@@ -163,7 +166,7 @@ def test_readers_that_die_one_after_the_other_leave_no_descriptor_open(start: St
 
 
 def test_each_silence_has_its_own_begin(start: Start) -> None:
-    watch = start(Fault("nvmlDeviceGetMemoryInfo", gpu=1, from_call=2, crash=True))
+    watch = start(ScriptedFault("nvmlDeviceGetMemoryInfo", gpu=1, from_call=2, crash=True))
     begins = []
     for _ in range(2):
         until_answered(watch)
@@ -172,7 +175,7 @@ def test_each_silence_has_its_own_begin(start: Start) -> None:
 
 
 def test_a_driver_that_does_not_start_is_asked_again_later_and_later(start: Start) -> None:
-    watch = start(Fault("nvmlInit", code=9), first_backoff_s=0.01)
+    watch = start(ScriptedFault("nvmlInit", code=9), first_backoff_s=0.01)
     words: list[str] = []
     while len(words) < 4:
         why = until_silent(watch).why
@@ -211,7 +214,7 @@ def garbled_and_answered(path: str) -> FakeNvml:
     import sys
 
     order = msgspec.json.decode(sys.argv[1], type=WatchOrder)
-    os.write(order.out, b"NVRM: \xff\n" + msgspec.json.encode(Answer()) + b"\n")
+    os.write(order.out, b"NVRM: \xff\n" + msgspec.json.encode(ReaderAnswer()) + b"\n")
     return from_file(path)
 
 
@@ -234,11 +237,11 @@ def test_a_reader_that_fails_is_a_silence(start: Start, maker: str, words: str) 
 def test_readers_that_cannot_be_ended_are_not_piled_up(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     from gpudoctor.facts.stream import driver as driver_watch
 
-    watch = start(Fault("nvmlDeviceGetTemperature", hang=True), call_deadline_s=0.2, start_deadline_s=PATIENT_S)
+    watch = start(ScriptedFault("nvmlDeviceGetTemperature", hang=True), call_deadline_s=0.2, start_deadline_s=PATIENT_S)
     end = driver_watch._Reader.end
     # as if they sat in the kernel
     monkeypatch.setattr(driver_watch._Reader, "end", lambda reader: end(reader) and False)
-    monkeypatch.setattr(driver_watch, "_still_there", lambda pid: True)
+    monkeypatch.setattr(driver_watch, "reap", lambda pid: None)
     while "stuck in the kernel" not in (silence := until_silent(watch)).why:
         pass
     assert silence.why.startswith("nvmlDeviceGetTemperature on GPU 0 has not returned for ")
@@ -254,11 +257,11 @@ def test_the_process_answers_once_for_each_request(tmp_path: Path) -> None:
     requests, writer = os.pipe()
     os.write(writer, b"...")
     os.close(writer)
-    memory = make_memory()
-    serve(WatchOrder(requests, out, memory, os.getpid(), named(node), 1.0, spec_of(tmp_path, node)))
+    memory = anonymous_file(SIZE_BYTES)
+    serve(WatchOrder(requests, out, memory, named(node), 1.0, spec_of(tmp_path, node)))
     for descriptor in (out, requests, memory):
         os.close(descriptor)
     with os.fdopen(reader, "rb") as lines:
-        answers = [msgspec.json.decode(line, type=Answer) for line in lines]
+        answers = [msgspec.json.decode(line, type=ReaderAnswer) for line in lines]
     assert [[tick.gpu for tick in answer.gpus] for answer in answers] == [[0, 1]] * 3
     assert [answer.processes is not None for answer in answers] == [True, False, False]

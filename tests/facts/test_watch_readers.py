@@ -16,7 +16,7 @@ from gpudoctor.facts.model.missing import UNSUPPORTED
 from gpudoctor.facts.model.node import Host, NumaNode
 from gpudoctor.facts.stream.driver_channel import OnGpu
 from gpudoctor.facts.stream.host import HostReader
-from gpudoctor.facts.stream.processes import Job, ProcessReader, job_of
+from gpudoctor.facts.stream.processes import ProcessJob, ProcessReader, job_of
 from gpudoctor.facts.system.host import read_host
 
 # jobs
@@ -25,31 +25,41 @@ from gpudoctor.facts.system.host import read_host
 @pytest.mark.parametrize(
     ("environ", "group", "commands", "job"),
     [
-        ({"RANK": "3", "TORCHELASTIC_RUN_ID": "none"}, "", ["python train.py"], Job("torchrun", 3)),
-        (None, "", ["python -u train.py", "/usr/bin/python /opt/bin/torchrun --nproc 8 train.py"], Job("torchrun")),
-        (None, "", ["python train.py", "python -m torch.distributed.run train.py"], Job("torchrun")),
-        ({"RANK": "1"}, "", ["python train.py", "bash"], Job(None, 1)),
-        ({"SLURM_JOB_ID": "4711", "SLURM_PROCID": "5"}, "", ["python", "slurmstepd: [4711.0]"], Job("Slurm 4711", 5)),
-        (None, "0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0", ["python"], Job("Slurm 4711")),
-        ({}, "3:devices:/slurm/uid_1000/job_42/step_batch", ["python"], Job("Slurm 42")),
+        ({"RANK": "3", "TORCHELASTIC_RUN_ID": "none"}, "", ["python train.py"], ProcessJob("torchrun", 3)),
+        (
+            None,
+            "",
+            ["python -u train.py", "/usr/bin/python /opt/bin/torchrun --nproc 8 train.py"],
+            ProcessJob("torchrun"),
+        ),
+        (None, "", ["python train.py", "python -m torch.distributed.run train.py"], ProcessJob("torchrun")),
+        ({"RANK": "1"}, "", ["python train.py", "bash"], ProcessJob(None, 1)),
+        (
+            {"SLURM_JOB_ID": "4711", "SLURM_PROCID": "5"},
+            "",
+            ["python", "slurmstepd: [4711.0]"],
+            ProcessJob("Slurm 4711", 5),
+        ),
+        (None, "0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0", ["python"], ProcessJob("Slurm 4711")),
+        ({}, "3:devices:/slurm/uid_1000/job_42/step_batch", ["python"], ProcessJob("Slurm 42")),
         (
             {"SLURM_JOB_ID": "42", "SLURM_PROCID": "0", "RANK": "7", "TORCHELASTIC_RUN_ID": "42"},
             "",
             ["python train.py"],
-            Job("torchrun, Slurm 42", 7),
+            ProcessJob("torchrun, Slurm 42", 7),
         ),
-        ({"OMPI_COMM_WORLD_RANK": "2"}, "", ["./train"], Job("mpirun", 2)),
-        (None, "", ["./train", "/usr/bin/mpirun -np 8 ./train"], Job("mpirun")),
-        ({"RAY_JOB_ID": "01000000"}, "", ["ray::TorchTrainer"], Job("Ray")),
-        (None, "", ["ray::_RayTrainWorker__execute"], Job("Ray")),
+        ({"OMPI_COMM_WORLD_RANK": "2"}, "", ["./train"], ProcessJob("mpirun", 2)),
+        (None, "", ["./train", "/usr/bin/mpirun -np 8 ./train"], ProcessJob("mpirun")),
+        ({"RAY_JOB_ID": "01000000"}, "", ["ray::TorchTrainer"], ProcessJob("Ray")),
+        (None, "", ["ray::_RayTrainWorker__execute"], ProcessJob("Ray")),
         # what only looks like one
-        ({"SLURM_JOB_ID": "x; rm"}, "/job_list/", ["vim torchrun.py", "bash"], Job()),
-        ({"RANK": "-1"}, "", ["python", "grep mpirun-notes"], Job()),
-        (None, "", [], Job()),
+        ({"SLURM_JOB_ID": "x; rm"}, "/job_list/", ["vim torchrun.py", "bash"], ProcessJob()),
+        ({"RANK": "-1"}, "", ["python", "grep mpirun-notes"], ProcessJob()),
+        (None, "", [], ProcessJob()),
     ],
 )
 def test_the_job_is_told_by_its_traces(
-    environ: dict[str, str] | None, group: str, commands: list[str], job: Job
+    environ: dict[str, str] | None, group: str, commands: list[str], job: ProcessJob
 ) -> None:
     assert job_of(environ, group, commands) == job
 

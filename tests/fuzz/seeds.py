@@ -9,16 +9,18 @@ from pathlib import Path
 import msgspec
 
 from gpudoctor.checks.core.registry import registry
-from gpudoctor.cli.bundle import files_of
 from gpudoctor.facts.captures.bundle import pack
 from gpudoctor.facts.model.missing import known
-from gpudoctor.facts.model.node import Node, to_json
+from gpudoctor.facts.model.node import DkmsBuild, Host, Node, to_json
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.facts.stream.messages import GpuTick, HostTick, Opening, ProcessTick, Tick
+from gpudoctor.report.bundle_files import files_of
 from gpudoctor.report.json import render_json
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report
 from tests.conftest import ROOT
+from tests.facts.host_texts import PORTS, dkms_status, ibstat, ibstatus, ibv_devinfo, proc_limits, ulimit_a
+from tests.facts.kernel_words import DRIVER_LINES, HOST_LINES
 from tests.fuzz.profile import LONG
 
 DUMPS = Path(__file__).parent.parent / "facts" / "dumps"
@@ -96,6 +98,15 @@ def journal() -> bytes:
     return b"".join(
         b"Nov 21 10:00:00 node17 kernel: " + line.partition(b"] ")[2] + b"\n" for line in kernel_log().splitlines()
     )
+
+
+def host_tools() -> bytes:
+    """What tools of the host print, one after the other, and the kernel's messages about the host and the driver."""
+    host = Host(memlock_kib=64, open_files=1024, processes=None)
+    builds = (DkmsBuild("550.54.15", "6.8.0-45-generic", "installed"), DkmsBuild("570.124.06", None, "added"))
+    texts = [ibstat(PORTS), ibstatus(PORTS), ibv_devinfo(PORTS), dkms_status(builds), ulimit_a(host), proc_limits(host)]
+    lines = [line for line, *_ in (*HOST_LINES, *DRIVER_LINES)]
+    return "\n".join([*texts, *(f"[{place}.5] {line}" for place, line in enumerate(lines)), ""]).encode()
 
 
 def bug_report() -> bytes:

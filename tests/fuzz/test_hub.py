@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpudoctor.cluster.check.channel import Line, LineError, decoded, hello_of
 from gpudoctor.cluster.check.hub import Hub
-from gpudoctor.cluster.check.messages import Answered, Asked, Challenge, Check, Meet, Pong, Times
+from gpudoctor.cluster.check.messages import Answered, Asked, Challenge, CheckOrder, JoinGroup, Pong, Times
 from tests.cluster.puppets import TOKEN, Puppet
 from tests.fuzz.mutate import Step, mutated, steps
 from tests.fuzz.profile import fuzzed, ran
@@ -25,8 +25,8 @@ SAID = (
     b"GET / HTTP/1.1\r\nHost: node1\r\n\r\n",
 )
 MESSAGES = (
-    Asked(1, Check(20.0)),
-    Asked(2, Meet("k", 0, 2, "10.0.0.1", 29500, 1 << 20, 0.3, 20.0)),
+    Asked(1, CheckOrder(20.0)),
+    Asked(2, JoinGroup("k", 0, 2, "10.0.0.1", 29500, 1 << 20, 0.3, 20.0)),
     Answered(1, Pong(1.5)),
     Answered(2, Times(((0.5, 0.25),), 1 << 20, (True,))),
 )

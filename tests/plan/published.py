@@ -8,10 +8,10 @@ import msgspec
 
 from gpudoctor.plan.activations import Kernels, Recompute
 from gpudoctor.plan.known_models import shape_of_size
-from gpudoctor.plan.memory import ALLOCATOR_SHARE, Job, memory_of
+from gpudoctor.plan.memory import ALLOCATOR_SHARE, PlanJob, memory_of
 from gpudoctor.plan.model_shape import ModelShape
 from gpudoctor.plan.precision import Precision
-from gpudoctor.plan.split import Split
+from gpudoctor.plan.split import RankSplit
 from gpudoctor.units import GIB
 
 
@@ -61,8 +61,8 @@ class Run(NamedTuple):
     counter: Counter
     unit: Literal["GiB", "GB"]
     published: float
-    job: Job
-    split: Split
+    job: PlanJob
+    split: RankSplit
     other: str = ""
     table: int | None = None
 
@@ -84,14 +84,14 @@ class Run(NamedTuple):
         return f"| {self.what} | {figures} | {self.counter} | {note} |"
 
 
-def fsdp(ranks: int, tensor: int = 1) -> Split:
-    return Split("fsdp", ranks, tensor, 1, "parameters", ranks, engine="sharded")
+def fsdp(ranks: int, tensor: int = 1) -> RankSplit:
+    return RankSplit("fsdp", ranks, tensor, 1, "parameters", ranks, engine="sharded")
 
 
 def _job(
     shape: ModelShape, seq: int, batch: int, recompute: Recompute, precision: Precision = "bf16", steps: int = 1
-) -> Job:
-    return Job(shape, precision, "adamw", seq, batch, steps, recompute)
+) -> PlanJob:
+    return PlanJob(shape, precision, "adamw", seq, batch, steps, recompute)
 
 
 def _llama(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int = 32000) -> ModelShape:
@@ -109,15 +109,15 @@ def _bubble_gpt(layers: int, hidden: int, heads: int) -> ModelShape:
 
 def _bubble(name: str, layers: int, hidden: int, heads: int, stages: int, batch: int, steps: int, gb: float) -> Run:
     shape = _bubble_gpt(layers, hidden, heads)
-    job = Job(shape, "bf16", "adamw", 1024, batch, steps, "none", Kernels(flash=False, dropout=True))
-    split = Split("pipeline", 1, 1, stages, engine="megatron")
+    job = PlanJob(shape, "bf16", "adamw", 1024, batch, steps, "none", Kernels(flash=False, dropout=True))
+    split = RankSplit("pipeline", 1, 1, stages, engine="megatron")
     what = f"GPT {name}, pipeline of {stages} x A100-80, micro-batch {batch} x 1024"
     return Run(what, BUBBLE, "allocated", "GB", gb, job, split)
 
 
 _8B, _13B, _70B, _405B = (shape_of_size(size) for size in ("8b", "13b", "70b", "405b"))
 _MISTRAL = _llama(4096, 32, 32, 8, 14336)
-_3D = Split("3d", 8, 8, 8, "optimizer", 8, engine="megatron")
+_3D = RankSplit("3d", 8, 8, 8, "optimizer", 8, engine="megatron")
 
 
 def _cut(shape: ModelShape, layers: int) -> ModelShape:
@@ -134,13 +134,13 @@ RUNS: tuple[Run, ...] = (
     Run("the same with torch.compile", TITAN, "reserved", "GiB", 62.0,
         _job(_8B, 8192, 2, "selective"), fsdp(128), table=3),
     Run("Mistral 7B of 16 layers, DDP, bf16-true, batch 1 x 4096", THUNDER_DDP, "allocated", "GB", 41.68,
-        _job(_cut(_MISTRAL, 16), 4096, 1, "none", "bf16-true"), Split("ddp", 8)),
+        _job(_cut(_MISTRAL, 16), 4096, 1, "none", "bf16-true"), RankSplit("ddp", 8)),
     Run("Mistral 7B of 4 layers, DDP, bf16-true, batch 1 x 4096", THUNDER_DDP, "allocated", "GB", 12.88,
-        _job(_cut(_MISTRAL, 4), 4096, 1, "none", "bf16-true"), Split("ddp", 8)),
+        _job(_cut(_MISTRAL, 4), 4096, 1, "none", "bf16-true"), RankSplit("ddp", 8)),
     Run("Llama 2 13B of 20 layers, one H100, bf16-true, batch 2 x 4096", THUNDER_13B, "allocated", "GB", 74.56,
-        _job(_cut(_13B, 20), 4096, 2, "none", "bf16-true"), Split("ddp", 1)),
+        _job(_cut(_13B, 20), 4096, 2, "none", "bf16-true"), RankSplit("ddp", 1)),
     Run("Llama 2 13B of 10 layers, one H100, bf16-true, batch 2 x 4096", THUNDER_13B, "allocated", "GB", 39.43,
-        _job(_cut(_13B, 10), 4096, 2, "none", "bf16-true"), Split("ddp", 1)),
+        _job(_cut(_13B, 10), 4096, 2, "none", "bf16-true"), RankSplit("ddp", 1)),
     Run("Llama 2 13B of 20 layers, FSDP 8 x H100, bf16-true, batch 2 x 4096", THUNDER_13B, "allocated", "GB", 39.41,
         _job(_cut(_13B, 20), 4096, 2, "none", "bf16-true"), fsdp(8)),
     Run("Llama 2 13B of 10 layers, FSDP 8 x H100, bf16-true, batch 2 x 4096", THUNDER_13B, "allocated", "GB", 21.0,

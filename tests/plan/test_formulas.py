@@ -11,11 +11,18 @@ from gpudoctor.plan.communication import step_time, traffic_of
 from gpudoctor.plan.explain import FORMULAS, formulas
 from gpudoctor.plan.known_models import shape_of_size
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import CONTEXT_BYTES, Job, activation_parts, memory_of, sharded_states, stage_parameters
+from gpudoctor.plan.memory import (
+    CONTEXT_BYTES,
+    PlanJob,
+    activation_parts,
+    memory_of,
+    sharded_states,
+    stage_parameters,
+)
 from gpudoctor.plan.precision import optimizer_bytes, state_bytes
 from gpudoctor.plan.rates import Rate
 from gpudoctor.plan.settings import batch_of, learning_rates
-from gpudoctor.plan.split import Split
+from gpudoctor.plan.split import RankSplit
 from gpudoctor.profiles.profile import NO_PROFILE
 from gpudoctor.units import GIB
 
@@ -48,14 +55,14 @@ def machine(nodes: int = 1, collective: Rate | str = HUNDRED, compute: Rate | st
     ("sharding", "gb"), [("none", 120), ("optimizer", 31.4), ("gradients", 16.6), ("parameters", 1.9)]
 )
 def test_sharding_gives_the_figures_of_the_zero_paper(sharding: str, gb: float) -> None:
-    split = Split("zero1", 64, sharding=sharding, shards=64, engine="zero")  # type: ignore[arg-type]
+    split = RankSplit("zero1", 64, sharding=sharding, shards=64, engine="zero")  # type: ignore[arg-type]
     states = sum(sharded_states(state_bytes("zero", "bf16", "adamw"), 7.5e9, split))
     assert states / 1e9 == pytest.approx(gb, abs=0.06)
 
 
 def test_megatrons_distributed_optimizer_is_6_bytes_and_12_shared() -> None:
     per = state_bytes("megatron", "bf16", "adamw")
-    split = Split("3d", 4, sharding="optimizer", shards=4, engine="megatron")
+    split = RankSplit("3d", 4, sharding="optimizer", shards=4, engine="megatron")
     assert per.total == 18
     assert sum(sharded_states(per, 1.0, split)) == 6 + 12 / 4
 
@@ -108,24 +115,24 @@ def test_stages_hold_all_parameters_once() -> None:
 
 
 def test_one_gpu_has_no_nccl_buffers_and_eight_have() -> None:
-    job = Job(SEVEN, "bf16", "adamw", 1024)
-    assert memory_of(job, Split("ddp", 1)).framework == CONTEXT_BYTES
-    assert memory_of(job, Split("ddp", 8)).framework == CONTEXT_BYTES + 256 * 2**20
+    job = PlanJob(SEVEN, "bf16", "adamw", 1024)
+    assert memory_of(job, RankSplit("ddp", 1)).framework == CONTEXT_BYTES
+    assert memory_of(job, RankSplit("ddp", 8)).framework == CONTEXT_BYTES + 256 * 2**20
 
 
 def test_gradients_count_only_where_they_are_there_together_with_the_activations() -> None:
-    once = Job(SEVEN, "bf16", "adamw", 4096)
-    split = Split("fsdp", 8, sharding="parameters", shards=8, engine="sharded")
+    once = PlanJob(SEVEN, "bf16", "adamw", 4096)
+    split = RankSplit("fsdp", 8, sharding="parameters", shards=8, engine="sharded")
     assert memory_of(once, split).gradients == 0
     accumulating = msgspec.structs.replace(once, micro_batches=4)
     assert memory_of(accumulating, split).gradients == pytest.approx(4 * SEVEN.parameters / 8)
-    assert memory_of(once, Split("ddp", 8)).gradients == 4 * SEVEN.parameters
+    assert memory_of(once, RankSplit("ddp", 8)).gradients == 4 * SEVEN.parameters
 
 
 def test_a_pipelines_first_stage_has_as_many_micro_batches_in_flight_as_there_are_stages() -> None:
-    few = Job(SEVEN, "bf16", "adamw", 4096, micro_batches=1)
+    few = PlanJob(SEVEN, "bf16", "adamw", 4096, micro_batches=1)
     many = msgspec.structs.replace(few, micro_batches=64)
-    split = Split("pipeline", 1, 1, 4, engine="megatron")
+    split = RankSplit("pipeline", 1, 1, 4, engine="megatron")
     kept = kept_bytes(SEVEN, "bf16", 4096, Kernels(), "none") * 4096 * 8
     work = backward_bytes(SEVEN, "bf16") * 4096
     assert memory_of(many, split).activations == pytest.approx(4 * kept + work)
@@ -136,8 +143,8 @@ def test_the_backward_pass_of_a_gated_mlp_holds_two_gradients_of_its_width() -> 
     # Llama 2 7B in bf16: 2 bytes x (2 x 11008 + 4096) a token; GPT-2 medium, not gated: 2 x (4096 + 1024)
     assert backward_bytes(SEVEN, "bf16") == 52224
     assert backward_bytes(shape_of_size("350m"), "bf16") == 10240
-    recomputed = Job(SEVEN, "bf16", "adamw", 4096, 4, recompute="full")
-    alone = Split("ddp", 1)
+    recomputed = PlanJob(SEVEN, "bf16", "adamw", 4096, 4, recompute="full")
+    alone = RankSplit("ddp", 1)
     kept, working, _ = activation_parts(recomputed, alone, 0)
     whole = kept_bytes(SEVEN, "bf16", 4096, Kernels(), "none") * 4 * 4096
     assert kept == 32 * 2 * 4096 * 4 * 4096
@@ -146,50 +153,50 @@ def test_the_backward_pass_of_a_gated_mlp_holds_two_gradients_of_its_width() -> 
 
 
 def test_the_training_loop_holds_the_logits_through_the_backward_pass_on_the_last_stage_only() -> None:
-    job = Job(SEVEN, "bf16", "adamw", 4096, recompute="full", micro_batches=4)
-    split = Split("pipeline", 1, 1, 2)
+    job = PlanJob(SEVEN, "bf16", "adamw", 4096, recompute="full", micro_batches=4)
+    split = RankSplit("pipeline", 1, 1, 2)
     before, last = (activation_parts(job, split, stage)[1] for stage in (0, 1))
     assert last - before == 2 * 32000 * 4096
-    megatron = Split("pipeline", 1, 1, 2, engine="megatron")
+    megatron = RankSplit("pipeline", 1, 1, 2, engine="megatron")
     assert activation_parts(job, megatron, 1)[1] == before
 
 
 def test_offloaded_states_are_in_ram_and_not_on_the_gpu() -> None:
-    split = Split("fsdp-offload", 8, sharding="parameters", shards=8, offload=True, engine="sharded")
-    memory = memory_of(Job(SEVEN, "bf16", "adamw", 1024), split)
+    split = RankSplit("fsdp-offload", 8, sharding="parameters", shards=8, offload=True, engine="sharded")
+    memory = memory_of(PlanJob(SEVEN, "bf16", "adamw", 1024), split)
     assert memory.weights == memory.gradients == memory.optimizer == 0
     assert memory.host == pytest.approx(16 * SEVEN.parameters / 8)
 
 
 def test_ddp_sends_seven_quarters_of_the_gradients_of_eight_gpus() -> None:
-    [part] = traffic_of(Job(SEVEN, "bf16", "adamw", 4096), Split("ddp", 8), machine())
+    [part] = traffic_of(PlanJob(SEVEN, "bf16", "adamw", 4096), RankSplit("ddp", 8), machine())
     assert part.gb == pytest.approx(2 * 7 / 8 * 4 * SEVEN.parameters / 1e9)
     assert part.seconds == pytest.approx(part.gb / 100)
 
 
 def test_fsdp_gathers_and_reduces_for_every_micro_batch_and_ddp_once_a_step() -> None:
-    split = Split("fsdp", 8, sharding="parameters", shards=8, engine="sharded")
-    once = sum(p.gb for p in traffic_of(Job(SEVEN, "bf16", "adamw", 4096), split, machine()))
+    split = RankSplit("fsdp", 8, sharding="parameters", shards=8, engine="sharded")
+    once = sum(p.gb for p in traffic_of(PlanJob(SEVEN, "bf16", "adamw", 4096), split, machine()))
     assert once == pytest.approx(7 / 8 * (2 * 2 + 4) * SEVEN.parameters / 1e9)
-    assert {p.rate for p in traffic_of(Job(SEVEN, "bf16", "adamw", 4096), split, machine())} == {Rate(50, "test")}
-    four = Job(SEVEN, "bf16", "adamw", 4096, micro_batches=4)
+    assert {p.rate for p in traffic_of(PlanJob(SEVEN, "bf16", "adamw", 4096), split, machine())} == {Rate(50, "test")}
+    four = PlanJob(SEVEN, "bf16", "adamw", 4096, micro_batches=4)
     assert sum(p.gb for p in traffic_of(four, split, machine())) == pytest.approx(4 * once)
-    assert traffic_of(four, Split("ddp", 8), machine())[0].gb == pytest.approx(
-        traffic_of(Job(SEVEN, "bf16", "adamw", 4096), Split("ddp", 8), machine())[0].gb
+    assert traffic_of(four, RankSplit("ddp", 8), machine())[0].gb == pytest.approx(
+        traffic_of(PlanJob(SEVEN, "bf16", "adamw", 4096), RankSplit("ddp", 8), machine())[0].gb
     )
 
 
 def test_replicas_of_fsdp_exchange_their_shard_over_each_gpus_part_of_the_network() -> None:
-    split = Split("fsdp", 16, sharding="parameters", shards=8, engine="sharded")
-    replicas = traffic_of(Job(SEVEN, "bf16", "adamw", 4096), split, machine(2))[-1]
+    split = RankSplit("fsdp", 16, sharding="parameters", shards=8, engine="sharded")
+    replicas = traffic_of(PlanJob(SEVEN, "bf16", "adamw", 4096), split, machine(2))[-1]
     assert replicas.gb == pytest.approx(2 * 1 / 2 * 4 * SEVEN.parameters / 8 / 1e9)
     assert isinstance(replicas.rate, Rate)
     assert replicas.rate.value == 10
 
 
 def test_tensor_parallelism_reduces_four_times_a_layer_and_six_with_recomputation() -> None:
-    split = Split("tensor", 1, 8, engine="megatron")
-    job = Job(SEVEN, "bf16", "adamw", 4096)
+    split = RankSplit("tensor", 1, 8, engine="megatron")
+    job = PlanJob(SEVEN, "bf16", "adamw", 4096)
     [part] = traffic_of(job, split, machine())
     assert part.gb == pytest.approx(4 * 32 * 2 * 7 / 8 * 2 * 4096 * 4096 / 1e9)
     [more] = traffic_of(msgspec.structs.replace(job, recompute="full"), split, machine())
@@ -197,27 +204,27 @@ def test_tensor_parallelism_reduces_four_times_a_layer_and_six_with_recomputatio
 
 
 def test_the_bubble_is_that_of_1f1b() -> None:
-    job = Job(SEVEN, "bf16", "adamw", 4096, micro_batches=16)
-    step = step_time(job, Split("pipeline", 1, 1, 8, engine="megatron"), machine())
+    job = PlanJob(SEVEN, "bf16", "adamw", 4096, micro_batches=16)
+    step = step_time(job, RankSplit("pipeline", 1, 1, 8, engine="megatron"), machine())
     assert step.bubble == 7 / 23
     assert step.best is not None
     assert step.best <= 1 - 7 / 23
 
 
 def test_efficiency_loses_what_cannot_hide() -> None:
-    step = step_time(Job(SEVEN, "bf16", "adamw", 4096), Split("ddp", 8), machine())
+    step = step_time(PlanJob(SEVEN, "bf16", "adamw", 4096), RankSplit("ddp", 8), machine())
     assert step.compute_s is not None
     assert step.communication_s is not None
     assert step.plain == pytest.approx(step.compute_s / (step.compute_s + step.communication_s))
     assert step.best == 1.0
-    slow = step_time(Job(SEVEN, "bf16", "adamw", 4096), Split("ddp", 8), machine(collective=Rate(1, "test")))
+    slow = step_time(PlanJob(SEVEN, "bf16", "adamw", 4096), RankSplit("ddp", 8), machine(collective=Rate(1, "test")))
     assert slow.best is not None
     assert slow.best == pytest.approx(step.compute_s / (47.17), rel=0.01)
 
 
 def test_arithmetic_counts_no_masked_attention_and_no_embedding_that_is_looked_up() -> None:
-    job = Job(SEVEN, "bf16", "adamw", 4096)
-    step = step_time(job, Split("ddp", 1), machine())
+    job = PlanJob(SEVEN, "bf16", "adamw", 4096)
+    step = step_time(job, RankSplit("ddp", 1), machine())
     products = SEVEN.parameters - 32000 * 4096  # all but the embedding; the head is a product
     flop = 6 * products * 4096 + 6 * 32 * 4096 * 4096 * 4096
     rate = machine().compute
@@ -228,16 +235,16 @@ def test_arithmetic_counts_no_masked_attention_and_no_embedding_that_is_looked_u
 
 
 def test_an_unknown_rate_gives_no_time_and_no_bound() -> None:
-    step = step_time(Job(SEVEN, "bf16", "adamw", 4096), Split("ddp", 8), machine(collective="nobody knows"))
+    step = step_time(PlanJob(SEVEN, "bf16", "adamw", 4096), RankSplit("ddp", 8), machine(collective="nobody knows"))
     assert (step.communication_s, step.best, step.plain) == (None, None, None)
-    blind = step_time(Job(SEVEN, "bf16", "adamw", 4096), Split("ddp", 8), machine(compute="nobody knows"))
+    blind = step_time(PlanJob(SEVEN, "bf16", "adamw", 4096), RankSplit("ddp", 8), machine(compute="nobody knows"))
     assert blind.communication_s is not None
     assert (blind.compute_s, blind.best) == (None, None)
 
 
 def test_the_learning_rate_grows_with_the_batch_and_with_its_root() -> None:
-    job = Job(SEVEN, "bf16", "adamw", 4096, micro_batch=2, micro_batches=4)
-    batch = batch_of(job, Split("ddp", 8))
+    job = PlanJob(SEVEN, "bf16", "adamw", 4096, micro_batch=2, micro_batches=4)
+    batch = batch_of(job, RankSplit("ddp", 8))
     assert (batch.global_batch, batch.tokens) == (64, 64 * 4096)
     linear, root = learning_rates(batch)
     assert linear.factor == 32

@@ -9,10 +9,10 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from gpudoctor.plan.activations import Kernels, kept_bytes  # noqa: E402
 from gpudoctor.plan.model_shape import ModelShape  # noqa: E402
-from gpudoctor.probes.plan_verification.messages import TrialModel  # noqa: E402
+from gpudoctor.probes.plan_verification.messages import VerificationModel  # noqa: E402
 from gpudoctor.probes.plan_verification.model import Layer, Norm  # noqa: E402
 from gpudoctor.probes.runner.live_bytes import LiveBytes  # noqa: E402
-from gpudoctor.probes.strategies.tensor_matmuls import Ways  # noqa: E402
+from gpudoctor.probes.strategies.tensor_matmuls import TensorParallelRanks  # noqa: E402
 
 KIB = 1024
 
@@ -55,7 +55,7 @@ def test_the_gradient_of_the_norm_is_that_of_torchs_own() -> None:
         torch.testing.assert_close(mine, reference, rtol=1e-4, atol=1e-5)
 
 
-GPT = TrialModel(
+GPT = VerificationModel(
     4,
     128,
     4,
@@ -71,19 +71,19 @@ GPT = TrialModel(
     out_bias=True,
     mlp_bias=True,
 )
-LLAMA = TrialModel(4, 128, 4, 4, 32, 344, 1000)
-GROUPED = TrialModel(4, 128, 8, 4, 16, 448, 1000)
+LLAMA = VerificationModel(4, 128, 4, 4, 32, 344, 1000)
+GROUPED = VerificationModel(4, 128, 8, 4, 16, 448, 1000)
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA, GROUPED], ids=["gpt", "llama", "grouped"])
-def test_a_layer_keeps_what_the_formula_says(model: TrialModel) -> None:
+def test_a_layer_keeps_what_the_formula_says(model: VerificationModel) -> None:
     batch, seq = 2, 256
     dimensions = {name: value for name, value in msgspec.structs.asdict(model).items() if name != "more_norms"}
     shape = ModelShape("", "", "", max_seq=seq, **dimensions)
     half = model.head_dim // 2
     rotary = None if model.positions else (torch.ones(seq, 1, half), torch.zeros(seq, 1, half))
     with LiveBytes() as live:
-        layer = Layer(model, Ways())
+        layer = Layer(model, TensorParallelRanks())
         weights = live.now_bytes
         x = torch.randn(batch, seq, model.hidden, requires_grad=True)
         out = layer(x, rotary)

@@ -16,6 +16,7 @@ from gpudoctor.facts.model.node import to_json
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.plan.explain import FORMULAS
 from tests.cli.conftest import Gpudoctor
+from tests.golden_files import assert_golden
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -36,8 +37,7 @@ def test_the_text_is_what_a_person_approved(
     outcome = gpudoctor("plan", *argv.split())
     assert outcome.code == 0
     assert outcome.err == ""
-    expected = GOLDEN / f"{name}.txt"
-    assert outcome.out == expected.read_text()
+    assert_golden(outcome.out, GOLDEN / f"{name}.txt")
     body = outcome.out.split("\n$ ")[0]
     assert max(len(line) for line in body.splitlines()) <= columns
 

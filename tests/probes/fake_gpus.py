@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from gpudoctor.probes.runner import messages, rank
-from gpudoctor.probes.runner.messages import Job
-from gpudoctor.probes.runner.progress_board import Board
+from gpudoctor.probes.runner.messages import RankJob
+from gpudoctor.probes.runner.progress_board import ProgressBoard
 
 COPY_MS = 1.0
 
@@ -58,14 +58,14 @@ class GpuRank(rank.Rank):
 
     def __init__(self, folder: Path, world_size: int = 1, number: int = 0) -> None:
         uuids = tuple(f"GPU-{n}" for n in range(world_size))
-        job = Job("nccl", world_size, ("link", "compute"), str(folder), 10.0, gpu_uuids=uuids, gpu_bus_ids=uuids)
-        Board(folder / "board", world_size).close()
+        job = RankJob("nccl", world_size, ("link", "compute"), str(folder), 10.0, gpu_uuids=uuids, gpu_bus_ids=uuids)
+        ProgressBoard(folder / "board", world_size).close()
         super().__init__(number, job, fd=-1)
         self.device = torch.device("cpu")
-        self.sent: list[messages.Message] = []
+        self.sent: list[messages.RankMessage] = []
         self.barriers = 0
 
-    def send(self, message: messages.Message) -> None:
+    def send(self, message: messages.RankMessage) -> None:
         self.sent.append(message)
 
     def barrier(self) -> None:

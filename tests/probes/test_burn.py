@@ -14,9 +14,9 @@ from gpudoctor.facts.model.measurements import Measurements, Probe
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.launch import ProbePlan
-from gpudoctor.probes.runner.messages import Block, CollectiveSample, Finished, PairSample, Phase, TrainSample
-from gpudoctor.probes.runner.progress_board import Board
-from gpudoctor.probes.runner.run_collector import Outcome
+from gpudoctor.probes.runner.messages import CollectiveSample, Finished, PairSample, Phase, StepBlock, TrainSample
+from gpudoctor.probes.runner.progress_board import ProgressBoard
+from gpudoctor.probes.runner.run_collector import RunCollector
 
 PROBES: tuple[Probe, ...] = ("collective", "link", "compute", "train")
 RIGHT = "aa" * 32
@@ -43,7 +43,7 @@ def train(
     gradient_error: float | None = 1e-7,
     compute_ms: float = 10.0,
 ) -> TrainSample:
-    block = Block((compute_ms,) * 2, (1.0,) * 2, (0.5,) * 2, (10, 20), (15, 25), (compute_ms + 2,) * 2)
+    block = StepBlock((compute_ms,) * 2, (1.0,) * 2, (0.5,) * 2, (10, 20), (15, 25), (compute_ms + 2,) * 2)
     return TrainSample(64, 10, 40, (block, block), losses, weights, contribution_ok, gradient_error, 9.0)
 
 
@@ -61,7 +61,9 @@ class Run:
             "burn" if duration_s else "full",
             duration_s,
         )
-        self.outcome = Outcome(plan, folder, Board(folder / "board", 2), self.told.append, clock=lambda: self.now_s)
+        self.outcome = RunCollector(
+            plan, folder, ProgressBoard(folder / "board", 2), self.told.append, clock=lambda: self.now_s
+        )
         self.outcome.take(-1, messages.Started("fresh-interpreters"))
         for rank in range(2):
             self.outcome.take(rank, Phase("launch", "joined"))

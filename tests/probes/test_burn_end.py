@@ -19,7 +19,7 @@ class Seat:
     """Stands for a Rank in the loop of rounds: notes what it sends, and hears what rank 0 would decide."""
 
     def __init__(self, duration_s: float | None, probes: tuple[Probe, ...], decisions: Iterator[int]) -> None:
-        self.job = messages.Job("gloo", 1, probes, "", 10.0, duration_s=duration_s)
+        self.job = messages.RankJob("gloo", 1, probes, "", 10.0, duration_s=duration_s)
         self.on_gpu = False
         self.sent: list[Finished] = []
         self.asked: list[int] = []

@@ -18,7 +18,7 @@ from gpudoctor.probes.compute import exactness, memory_pattern  # noqa: E402
 from gpudoctor.probes.compute import probe as compute  # noqa: E402
 from gpudoctor.probes.runner import device_memory, messages  # noqa: E402
 from gpudoctor.probes.runner.launch import ProbePlan  # noqa: E402
-from gpudoctor.probes.runner.messages import Job  # noqa: E402
+from gpudoctor.probes.runner.messages import RankJob  # noqa: E402
 from gpudoctor.probes.runner.plan import parse_injection  # noqa: E402
 from tests.probes.conftest import measure  # noqa: E402
 from tests.probes.fake_gpus import GpuRank, install  # noqa: E402
@@ -259,5 +259,5 @@ def test_cublas_is_told_a_fixed_workspace_where_bits_are_compared() -> None:
     from gpudoctor.probes.runner.starter_client import _environment
 
     variable = "CUBLAS_WORKSPACE_CONFIG"
-    assert _environment(Job("nccl", 1, ("compute",), "/nowhere", 10.0))[variable] == ":4096:8"
-    assert variable not in _environment(Job("nccl", 1, ("train",), "/nowhere", 10.0))
+    assert _environment(RankJob("nccl", 1, ("compute",), "/nowhere", 10.0))[variable] == ":4096:8"
+    assert variable not in _environment(RankJob("nccl", 1, ("train",), "/nowhere", 10.0))

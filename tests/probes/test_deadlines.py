@@ -10,13 +10,13 @@ import pytest
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.measurements import Launch, Measurements, RankInfo, TorchView
 from gpudoctor.facts.model.node import Driver, Node, Source
-from gpudoctor.load_policy import PROBE_DEADLINE_S, RUN_DEADLINE_S
+from gpudoctor.load.measure import PROBE_DEADLINE_S, RUN_DEADLINE_S
 from gpudoctor.probes.runner import deadlines, launch
 from gpudoctor.probes.runner.deadlines import Limits
 from gpudoctor.probes.runner.messages import Phase, Started
 from gpudoctor.probes.runner.plan import ProbePlan
-from gpudoctor.probes.runner.progress_board import Board
-from gpudoctor.probes.runner.run_collector import Outcome
+from gpudoctor.probes.runner.progress_board import ProgressBoard
+from gpudoctor.probes.runner.run_collector import RunCollector
 from tests.checks.one_check import gpus, judge, uuid_of, words
 from tests.probes.conftest import measure
 
@@ -62,11 +62,11 @@ def test_cpu_ranks_have_no_context_to_make() -> None:
 
 
 @pytest.fixture
-def outcome(tmp_path: Path) -> Outcome:
-    return Outcome(EIGHT, tmp_path, Board(tmp_path / "board", 8), None)
+def outcome(tmp_path: Path) -> RunCollector:
+    return RunCollector(EIGHT, tmp_path, ProgressBoard(tmp_path / "board", 8), None)
 
 
-def test_what_is_waited_for_is_said_of_the_ranks_that_are_behind(outcome: Outcome) -> None:
+def test_what_is_waited_for_is_said_of_the_ranks_that_are_behind(outcome: RunCollector) -> None:
     assert (outcome.stage, outcome.waited_for()) == ("import", "waits for torch to be imported: 0 s")
     outcome.take(-1, Started("fresh-interpreters"))
     assert outcome.waited_for() == "waits for ranks 0, 1, 2, 3, 4, 5, 6, 7 in import torch: 0 s"

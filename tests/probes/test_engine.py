@@ -18,11 +18,11 @@ import pytest
 from gpudoctor.cli.main import main
 from gpudoctor.errors import UserError
 from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.load.devices import seated_gpus
 from gpudoctor.probes.runner import local_workers as seats
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
-from gpudoctor.probes.runner.launch_engine import Place, place_of
-from gpudoctor.probes.runner.local_workers import Seats
-from gpudoctor.rank_assignment import seated_gpus
+from gpudoctor.probes.runner.launch_engine import LocalPlacement, place_of
+from gpudoctor.probes.runner.local_workers import LocalWorkers
 from tests.probes.conftest import GONE_WITHIN_S
 
 _TORCHRUN = {
@@ -65,10 +65,10 @@ def _started(engine: str, rank: int, ranks: int, arguments: tuple[str, ...] = _C
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def _leader(engine: str, ranks: int) -> Seats:
+def _leader(engine: str, ranks: int) -> LocalWorkers:
     place = place_of(_variables(engine, 0, ranks))
     assert place is not None
-    return Seats(place)
+    return LocalWorkers(place)
 
 
 @pytest.mark.parametrize(("engine", "ranks"), [("torchrun", 2), ("mpirun", 2), ("srun", 3)])
@@ -194,14 +194,14 @@ def test_a_process_that_does_not_come_is_no_fault_of_the_node(monkeypatch: pytes
 
 def test_a_second_gpudoctor_of_the_same_job_is_told_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seats, "_FIRST_GUEST_S", 0.0)
-    place = Place("srun", 0, 2, str(os.getpid()))
-    first = Seats(place)
+    place = LocalPlacement("srun", 0, 2, str(os.getpid()))
+    first = LocalWorkers(place)
     with pytest.raises(UserError, match="another gpudoctor of this job is under way"):
-        Seats(place)
-    other_job = Seats(msgspec.structs.replace(place, job="another"))
+        LocalWorkers(place)
+    other_job = LocalWorkers(msgspec.structs.replace(place, job="another"))
     for leader in (first, other_job):
         leader.close()
-    Seats(place).close()
+    LocalWorkers(place).close()
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,11 @@ from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.framework_runs import PARTS, parts_wanted, with_parts, without_parts
-from gpudoctor.load_policy import LoadRequest, measure
+from gpudoctor.load.devices import LoadRequest
+from gpudoctor.load.frameworks import PARTS, parts_wanted, with_parts, without_parts
+from gpudoctor.load.measure import measure
 from gpudoctor.probes.frameworks import run as frameworks
-from gpudoctor.probes.frameworks.isolated import Heard, Seat
+from gpudoctor.probes.frameworks.isolated import Heard, IsolatedProcess
 from gpudoctor.probes.frameworks.isolated_messages import Reference, TensorflowTask, Trained
 from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner.plan import ProbePlan
@@ -57,11 +58,11 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, installed: None) -> list[Seat]:
+def started(monkeypatch: pytest.MonkeyPatch, installed: None) -> list[IsolatedProcess]:
     """The processes that would have been started; each of them does what it should."""
-    seats: list[Seat] = []
+    seats: list[IsolatedProcess] = []
 
-    def run(asked: list[Seat], **_: Any) -> list[Heard]:
+    def run(asked: list[IsolatedProcess], **_: Any) -> list[Heard]:
         seats.extend(asked)
         return [Heard(answers(seat.task)) for seat in asked]
 
@@ -94,7 +95,7 @@ def test_what_is_not_installed_is_skipped_with_the_line_that_installs_it(monkeyp
         assert f"pip install 'gpudoctor-cli[{name}]'" in why.reason
 
 
-def test_tensorflow_gets_one_process_for_all_devices_and_then_one_for_each(started: list[Seat]) -> None:
+def test_tensorflow_gets_one_process_for_all_devices_and_then_one_for_each(started: list[IsolatedProcess]) -> None:
     measured = with_parts(("tensorflow",), GPU_PLAN, Measurements(), None, nothing)
     assert measured.tensorflow is not None
     assert [run.variant for run in measured.tensorflow.strategies.runs] == ["mirrored", "multi-worker"]
@@ -107,7 +108,7 @@ def test_tensorflow_gets_one_process_for_all_devices_and_then_one_for_each(start
     assert len(set(ports.pop())) == 2
 
 
-def test_on_cpu_ranks_no_gpu_is_shown_to_tensorflow(started: list[Seat]) -> None:
+def test_on_cpu_ranks_no_gpu_is_shown_to_tensorflow(started: list[IsolatedProcess]) -> None:
     with_parts(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
     assert {seat.environ["CUDA_VISIBLE_DEVICES"] for seat in started} == {"-1"}
     assert {seat.environ["TF_CONFIG"] for seat in started} == {None}
@@ -119,7 +120,7 @@ def test_a_worker_that_broke_costs_its_own_strategy_only_and_tells_why(
     late = Missing("worker 0 did not leave 'train under multi-worker' within 150 s", "failed")
     broken = Missing("worker 1 was ended by SIGSEGV in 'train under multi-worker'", "failed")
 
-    def run(seats: list[Seat], **_: Any) -> list[Heard]:
+    def run(seats: list[IsolatedProcess], **_: Any) -> list[Heard]:
         if len(seats) == 1:
             return [Heard(answers(seats[0].task))]
         return [Heard([REFERENCE], late), Heard([], broken)]
@@ -175,7 +176,7 @@ def test_what_cannot_be_run_here_is_left_out_with_the_reason(plan: ProbePlan, pa
     assert word in measured.not_run[part].reason
 
 
-def test_reasons_of_the_ranks_stay_and_those_of_the_parts_are_their_own(started: list[Seat]) -> None:
+def test_reasons_of_the_ranks_stay_and_those_of_the_parts_are_their_own(started: list[IsolatedProcess]) -> None:
     no_torch = Missing("PyTorch is not installed")
     before = Measurements(not_run=dict.fromkeys(("torch", "train", *ALL), no_torch))
     measured = with_parts(("tensorflow",), CPU_PLAN, before, None, nothing)
@@ -185,7 +186,9 @@ def test_reasons_of_the_ranks_stay_and_those_of_the_parts_are_their_own(started:
 
 
 @pytest.mark.parametrize(("plan", "more"), [(GPU_PLAN, False), (CPU_PLAN, True)])
-def test_nothing_more_is_started_on_gpus_whose_ranks_hung(plan: ProbePlan, more: bool, started: list[Seat]) -> None:
+def test_nothing_more_is_started_on_gpus_whose_ranks_hung(
+    plan: ProbePlan, more: bool, started: list[IsolatedProcess]
+) -> None:
     hung = ProbeProblem("train", "timeout", "rank 1 did not leave the train within 60 s", 1)
     measured = with_parts(("tensorflow",), plan, Measurements(problems=(hung,)), None, nothing)
     assert bool(started) is (measured.tensorflow is not None) is more
@@ -208,7 +211,9 @@ def test_weights_are_changed_in_ddp_and_in_the_train(check: str, monkeypatch: py
     assert [plan.inject for plan in plans] == [("desync=1",)]
 
 
-def test_what_there_was_is_kept_where_a_signal_ends_it(monkeypatch: pytest.MonkeyPatch, started: list[Seat]) -> None:
+def test_what_there_was_is_kept_where_a_signal_ends_it(
+    monkeypatch: pytest.MonkeyPatch, started: list[IsolatedProcess]
+) -> None:
     def interrupted(deadline_s: float) -> Measurements:
         raise KeyboardInterrupt
 
@@ -227,7 +232,9 @@ def asked_of_cpu_ranks(monkeypatch: pytest.MonkeyPatch, check: str, *inject: str
     return measure(load_node("hgx-h100-8"), (chosen,), "full", args, None, nothing)
 
 
-def test_a_library_alone_starts_no_rank_of_a_probe(monkeypatch: pytest.MonkeyPatch, started: list[Seat]) -> None:
+def test_a_library_alone_starts_no_rank_of_a_probe(
+    monkeypatch: pytest.MonkeyPatch, started: list[IsolatedProcess]
+) -> None:
     measured = asked_of_cpu_ranks(monkeypatch, "strategy.tensorflow", "desync=1")
     assert measured.tensorflow is not None
     assert {task.desync for seat in started if isinstance(task := seat.task, TensorflowTask)} == {1}
@@ -245,7 +252,7 @@ def test_a_library_alone_starts_no_rank_of_a_probe(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_fault_that_nothing_would_meet_is_refused(
-    monkeypatch: pytest.MonkeyPatch, started: list[Seat], check: str, inject: str, words: str
+    monkeypatch: pytest.MonkeyPatch, started: list[IsolatedProcess], check: str, inject: str, words: str
 ) -> None:
     with pytest.raises(UserError, match=words):
         asked_of_cpu_ranks(monkeypatch, check, inject)
@@ -264,7 +271,7 @@ def test_cpu_ranks_are_no_advice_for_what_is_asked_of_gpus() -> None:
 
 
 def test_workers_that_get_no_port_cost_their_own_strategy_only(
-    monkeypatch: pytest.MonkeyPatch, started: list[Seat]
+    monkeypatch: pytest.MonkeyPatch, started: list[IsolatedProcess]
 ) -> None:
     def no_port(*_: Any) -> None:
         raise OSError(errno.EADDRINUSE, "Address already in use")
@@ -283,7 +290,7 @@ def test_a_library_that_does_not_load_is_not_started_again_as_workers(
     why = Missing("MirroredStrategy did not leave 'import tensorflow' within 90 s", "failed")
     asked: list[int] = []
 
-    def run(seats: list[Seat], **limits: Any) -> list[Heard]:
+    def run(seats: list[IsolatedProcess], **limits: Any) -> list[Heard]:
         assert limits["import_deadline_s"] < limits["deadline_s"]
         asked.append(len(seats))
         return [Heard([], why, loaded=False)]
@@ -321,7 +328,7 @@ def test_no_framework_is_asked_while_others_use_a_gpu_that_it_would_open(
 
 INTERRUPTED = """
 import signal, sys
-from gpudoctor import loading
+from gpudoctor import load_policy as loading
 from gpudoctor.exits import InterruptedBySignal
 from gpudoctor.facts.model.measured_frameworks import FrameworkView
 from gpudoctor.facts.model.measurements import Measurements

@@ -15,7 +15,7 @@ from gpudoctor.facts.model.measured_frameworks import FrameworkView
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.frameworks import run as frameworks
-from gpudoctor.probes.frameworks.isolated import Seat, run_apart
+from gpudoctor.probes.frameworks.isolated import IsolatedProcess, run_apart
 from gpudoctor.probes.frameworks.isolated_messages import ViewTask
 from gpudoctor.probes.frameworks.run import framework_views
 from tests.probes.fake_frameworks import install, jax, tensorflow, torch
@@ -125,7 +125,7 @@ def test_an_import_that_does_not_end_is_ended_and_costs_the_others_nothing(
 
 def test_an_import_has_a_deadline_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, {"jax": "import signal; signal.pause()"})
-    seats = [Seat("JAX", ViewTask("jax"))]
+    seats = [IsolatedProcess("JAX", ViewTask("jax"))]
     [heard] = run_apart(seats, deadline_s=600.0, import_deadline_s=1.0, together=True)
     assert (heard.loaded, heard.failure) == (False, Missing("JAX did not leave 'import jax' within 1 s", "failed"))
 
@@ -135,7 +135,7 @@ def test_one_that_waited_for_another_is_not_told_as_the_one_that_hung(
 ) -> None:
     waits = "import signal\n__version__ = '1'\nclass version: cuda = '1'\nclass cuda: init = signal.pause\n"
     install(tmp_path, monkeypatch, {"torch": waits, "jax": "import signal; signal.pause()"})
-    seats = [Seat("torch", ViewTask("torch")), Seat("JAX", ViewTask("jax"))]
+    seats = [IsolatedProcess("torch", ViewTask("torch")), IsolatedProcess("JAX", ViewTask("jax"))]
     waited, hung = run_apart(seats, deadline_s=600.0, import_deadline_s=10.0, together=True)
     assert waited.failure == Missing("torch was ended with the others, in 'count the GPUs'", "failed")
     assert hung.failure == Missing("JAX did not leave 'import jax' within 10 s", "failed")
@@ -194,9 +194,9 @@ def test_no_process_outlives_the_one_that_asked(
     hangs = f"import os, signal\nos.write({pipe}, str(os.getpid()).encode())\nsignal.pause()"
     install(tmp_path, monkeypatch, {"jax": hangs})
     code = (
-        "from gpudoctor.probes import apart, frameworks; frameworks.FRAMEWORKS = ('jax',); "
+        "from gpudoctor.probes.frameworks import run as frameworks; frameworks.FRAMEWORKS = ('jax',); "
         f"import subprocess; popen = subprocess.Popen; "
-        f"apart.subprocess.Popen = lambda *a, **k: popen(*a, **{{**k, 'pass_fds': [*k['pass_fds'], {pipe}]}}); "
+        f"subprocess.Popen = lambda *a, **k: popen(*a, **{{**k, 'pass_fds': [*k['pass_fds'], {pipe}]}}); "
         "frameworks.framework_views(600)"
     )
     asking = subprocess.Popen([sys.executable, "-c", code], pass_fds=[pipe], stderr=subprocess.DEVNULL)

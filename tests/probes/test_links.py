@@ -17,9 +17,9 @@ from gpudoctor.probes.link import probe as links  # noqa: E402
 from gpudoctor.probes.runner import messages  # noqa: E402
 from gpudoctor.probes.runner.device_memory import numbered, power_of_two  # noqa: E402
 from gpudoctor.probes.runner.plan import ProbePlan  # noqa: E402
-from gpudoctor.probes.runner.progress_board import Board  # noqa: E402
+from gpudoctor.probes.runner.progress_board import ProgressBoard  # noqa: E402
 from gpudoctor.probes.runner.rank import require_usable  # noqa: E402
-from gpudoctor.probes.runner.run_collector import Outcome  # noqa: E402
+from gpudoctor.probes.runner.run_collector import RunCollector  # noqa: E402
 from gpudoctor.probes.runner.starter import visible_gpus  # noqa: E402
 from tests.probes.conftest import measure  # noqa: E402
 from tests.probes.fake_gpus import GpuRank, install  # noqa: E402
@@ -275,8 +275,8 @@ def _view(count: int, uuids: tuple[str, ...] | Missing) -> TorchView:
 )
 def test_every_gpu_counts_once_however_many_ranks_saw_it(tmp_path: Path, views: list[TorchView], count: int) -> None:
     gpus = ((0, "GPU-0", "a"), (1, "GPU-1", "b"))
-    board = Board(tmp_path / "board", 2)
-    outcome = Outcome(ProbePlan("nccl", 2, gpus, probes=("link",)), tmp_path, board, None)
+    board = ProgressBoard(tmp_path / "board", 2)
+    outcome = RunCollector(ProbePlan("nccl", 2, gpus, probes=("link",)), tmp_path, board, None)
     for number, view in enumerate(views):
         outcome.take(number, messages.TorchSeen(view))
     merged = outcome.measurements().torch_view
@@ -287,8 +287,8 @@ def test_every_gpu_counts_once_however_many_ranks_saw_it(tmp_path: Path, views: 
 
 
 def test_why_there_are_no_copies_between_gpus_is_kept(tmp_path: Path) -> None:
-    board = Board(tmp_path / "board", 1)
-    outcome = Outcome(ProbePlan("nccl", 1, ((0, "GPU-0", "a"),), probes=("link",)), tmp_path, board, None)
+    board = ProgressBoard(tmp_path / "board", 1)
+    outcome = RunCollector(ProbePlan("nccl", 1, ((0, "GPU-0", "a"),), probes=("link",)), tmp_path, board, None)
     outcome.take(0, messages.LinkSample(no_peers=Missing("one GPU")))
     assert outcome.measurements().not_run["peer"] == Missing("one GPU")
     board.close()

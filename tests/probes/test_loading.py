@@ -13,7 +13,8 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, Environment, Source, Unanswered, Variable
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.load_policy import LoadRequest, measure
+from gpudoctor.load.devices import LoadRequest
+from gpudoctor.load.measure import measure
 from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner import telemetry as sampled
 

@@ -9,7 +9,7 @@ from gpudoctor.facts.model.measurements import BucketStep, Device
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.compute.core_turns import precise_enough
 from gpudoctor.probes.runner.merge import merged_training
-from gpudoctor.probes.runner.messages import Block, TrainSample
+from gpudoctor.probes.runner.messages import StepBlock, TrainSample
 
 _MS = 1_000_000
 _DEVICES: tuple[Device, ...] = ("cpu", "cuda")
@@ -17,7 +17,7 @@ _DEVICES: tuple[Device, ...] = ("cpu", "cuda")
 
 def _train(arrived_ms: float, left_ms: float, compute_ms: float, contribution_ok: bool | None = True) -> TrainSample:
     """Four steps in two blocks, all alike."""
-    block = Block(
+    block = StepBlock(
         compute_ms=(compute_ms, compute_ms),
         host_ms=(1.0, 1.0),
         data_ms=(0.5, 0.5),

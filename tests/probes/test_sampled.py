@@ -16,8 +16,9 @@ from gpudoctor.facts.model.measurements import Measurements, Probe
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.facts.nvml.sampler import Sampler
 from gpudoctor.facts.simulated.load import load_node
-from gpudoctor.fakes.fake_nvml import Fault, Script, write_script
-from gpudoctor.load_policy import LoadRequest, measure
+from gpudoctor.fakes.fake_nvml import Script, ScriptedFault, write_script
+from gpudoctor.load.devices import LoadRequest
+from gpudoctor.load.measure import measure
 from gpudoctor.probes.runner import launch, messages
 from gpudoctor.probes.runner import telemetry as sampled
 from gpudoctor.probes.runner.plan import ProbePlan
@@ -98,7 +99,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Nod
     """A live node like a simulated one, whose driver the sampler can ask; `SAMPLERS` has those it started."""
     SAMPLERS.clear()
 
-    def make(*faults: Fault, **options: Any) -> Node:
+    def make(*faults: ScriptedFault, **options: Any) -> Node:
         node = load_node("hgx-h100-8")
         spec = write_script(tmp_path / "script.json", Script(node, faults))
 
@@ -160,7 +161,7 @@ def test_the_gpus_under_load_are_sampled_and_cut_by_probe(
 def test_a_driver_that_hangs_under_load_is_told_and_holds_nothing_up(
     driver: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = driver(Fault("nvmlDeviceGetTemperature", gpu=2, hang=True), call_deadline_s=0.5)
+    node = driver(ScriptedFault("nvmlDeviceGetTemperature", gpu=2, hang=True), call_deadline_s=0.5)
     monkeypatch.setattr("gpudoctor.facts.nvml.sampler._SLACK_S", 60.0)
 
     def hung(plan: ProbePlan, **rest: Any) -> Measurements:

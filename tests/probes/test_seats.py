@@ -13,8 +13,8 @@ import pytest
 
 from gpudoctor.errors import UserError
 from gpudoctor.probes.runner import local_workers as seats
-from gpudoctor.probes.runner.launch_engine import Place
-from gpudoctor.probes.runner.local_workers import Hello, Seats, host_rank
+from gpudoctor.probes.runner.launch_engine import LocalPlacement
+from gpudoctor.probes.runner.local_workers import LocalWorkers, WorkerHello, host_rank
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user, too")
 STRANGER = 12345
@@ -60,19 +60,19 @@ def listening(address: bytes) -> socket.socket:
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest) -> Place:
-    return Place("srun", 1, 2, f"{request.node.name}{os.getpid()}")
+def place(request: pytest.FixtureRequest) -> LocalPlacement:
+    return LocalPlacement("srun", 1, 2, f"{request.node.name}{os.getpid()}")
 
 
-def test_strangers_who_come_first_and_say_nothing_keep_no_rank_out(place: Place) -> None:
+def test_strangers_who_come_first_and_say_nothing_keep_no_rank_out(place: LocalPlacement) -> None:
     """Each was waited for, until the time of the real ones was over."""
-    leader = Seats(place)
+    leader = LocalWorkers(place)
     address = seats._address(place)
     came: list[socket.socket] = []
 
     def guest() -> None:
         came.append(connected(address))
-        came[0].send(msgspec.json.encode(Hello(1)))
+        came[0].send(msgspec.json.encode(WorkerHello(1)))
 
     with stranger(lambda: [connected(address) for _ in range(3)]):
         thread = threading.Thread(target=guest)
@@ -84,13 +84,13 @@ def test_strangers_who_come_first_and_say_nothing_keep_no_rank_out(place: Place)
     leader.close()
 
 
-def test_a_stranger_who_says_that_he_is_a_rank_is_none(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stranger_who_says_that_he_is_a_rank_is_none(place: LocalPlacement, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seats, "_FIRST_GUEST_S", 0.5)
-    leader, address = Seats(place), seats._address(place)
+    leader, address = LocalWorkers(place), seats._address(place)
 
     def pretend() -> socket.socket:
         connection = connected(address)
-        connection.send(msgspec.json.encode(Hello(1)))
+        connection.send(msgspec.json.encode(WorkerHello(1)))
         return connection
 
     with stranger(pretend):
@@ -98,12 +98,14 @@ def test_a_stranger_who_says_that_he_is_a_rank_is_none(place: Place, monkeypatch
     leader.close()
 
 
-def test_a_stranger_who_took_the_name_is_named_and_given_no_rank(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stranger_who_took_the_name_is_named_and_given_no_rank(
+    place: LocalPlacement, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(seats, "_LEADER_S", 0.2)
     address = seats._address(place)
     with stranger(lambda: listening(address)):
         with pytest.raises(UserError, match=rf"held by another user \(uid {STRANGER}\)"):
-            Seats(place)
+            LocalWorkers(place)
         said = host_rank(place)
     assert said is not None
     assert "number 0 did not come" in said

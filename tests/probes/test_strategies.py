@@ -21,17 +21,17 @@ from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.checks.core.runner import CheckResult, run_checks
-from gpudoctor.checks.strategy.verdict import loss_error, mean_losses
+from gpudoctor.checks.strategy.agreement import loss_error, mean_losses
 from gpudoctor.facts.model.measured_strategies import Strategies, StrategyRun
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
 from gpudoctor.probes.runner.launch import ProbePlan
-from gpudoctor.probes.runner.progress_board import Board
+from gpudoctor.probes.runner.progress_board import ProgressBoard
 from gpudoctor.probes.strategies import dp as strategy_dp
 from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.fsdp import why_not_fsdp
 from gpudoctor.probes.strategies.model import shape_for
-from gpudoctor.probes.strategies.traffic import Traffic
+from gpudoctor.probes.strategies.traffic import TrafficCounter
 from tests.probes.conftest import measure
 
 # What fp32 rounds in ten steps was measured at 3e-7, what bf16 does at 1e-3: the checks allow ten times more and more.
@@ -221,7 +221,7 @@ def test_what_an_older_torch_cannot_shard_is_said_in_words(monkeypatch: pytest.M
 
 def test_traffic_is_counted_past_the_tensors_by_which_torch_plans() -> None:
     planned = FakeTensorMode().from_tensor(torch.ones(2))
-    with Traffic() as traffic:
+    with TrafficCounter() as traffic:
         assert (planned + planned).shape == (2,)
     assert traffic.sent_bytes == 0
 
@@ -298,7 +298,7 @@ RANKS = """
 
 def said(tmp_path: Path, sequence: str, patience_s: float = ENOUGH_S) -> list[list[dict[str, Any]]]:
     """What each of two ranks said of these strategies; one that failed waits so long for the other."""
-    board = Board(tmp_path / "board", 2)
+    board = ProgressBoard(tmp_path / "board", 2)
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     code = textwrap.dedent(RANKS).replace("SEQUENCE", sequence)
     processes = [
@@ -330,7 +330,7 @@ def test_a_strategy_that_fails_is_told_and_the_next_one_runs(tmp_path: Path) -> 
         assert len(sample["missing_weights"]) > 10
     assert "raised" not in {message["type"] for message in (*zero, *one)}
     # who has made fewer moves would be taken for the one that hangs
-    standings = [Board(tmp_path / "board", 2).standing(number) for number in (0, 1)]
+    standings = [ProgressBoard(tmp_path / "board", 2).standing(number) for number in (0, 1)]
     assert standings[0].moves == standings[1].moves > 10
 
 

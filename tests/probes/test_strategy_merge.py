@@ -6,7 +6,7 @@ from gpudoctor.facts.model.measured_strategies import StrategyMemory, StrategyRa
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.plan import ProbePlan
-from gpudoctor.probes.runner.run_progress import Course
+from gpudoctor.probes.runner.run_progress import RunProgress
 from gpudoctor.probes.strategies.merge import StrategySamples, merged_strategies
 
 MEMORY = StrategyMemory(1, 2, 3)
@@ -51,7 +51,7 @@ def test_a_failed_attempt_counts_for_more_than_a_rank_that_lacks_it() -> None:
 
 
 def test_a_burn_keeps_the_strategies_of_its_first_round() -> None:
-    course = Course(ProbePlan("gloo", 1, probes=("train", "strategy"), level="burn", duration_s=60.0), lambda: 0.0)
+    course = RunProgress(ProbePlan("gloo", 1, probes=("train", "strategy"), level="burn", duration_s=60.0), lambda: 0.0)
     course.begin(0, "strategy")
     course.take(0, SHARED)
     course.take(0, sample(0))

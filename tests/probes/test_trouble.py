@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from gpudoctor.facts.model.measurements import TorchView  # noqa: E402
 from gpudoctor.probes.runner import messages, rank  # noqa: E402
-from gpudoctor.probes.runner.messages import Job, Trouble  # noqa: E402
-from gpudoctor.probes.runner.progress_board import Board  # noqa: E402
+from gpudoctor.probes.runner.messages import RankFailure, RankJob  # noqa: E402
+from gpudoctor.probes.runner.progress_board import ProgressBoard  # noqa: E402
 from gpudoctor.probes.runner.torch_errors import trouble  # noqa: E402
 
 _NCCL_SHM = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled system error
@@ -69,7 +69,7 @@ def _gpu_with_1_gib_free(monkeypatch: pytest.MonkeyPatch, *, reserved_gib: float
 def test_memory_that_a_rank_used_up_by_itself_is_its_own_doing(monkeypatch: pytest.MonkeyPatch) -> None:
     _gpu_with_1_gib_free(monkeypatch)
     error = torch.cuda.OutOfMemoryError(_FULL.format(who=_SELF.format(gib=77.4)))
-    assert trouble(error, blocked=True) == Trouble(
+    assert trouble(error, blocked=True) == RankFailure(
         "out-of-memory",
         "CUDA out of memory. Tried to allocate 2.00 GiB. It has a total capacity of 79.11 GiB of which 1.02 GiB "
         "is free.",
@@ -146,12 +146,12 @@ class _OneGpu(rank.Rank):
     """A rank that believes to be on a GPU and keeps what it would have sent."""
 
     def __init__(self, folder: Path) -> None:
-        job = Job("nccl", 1, ("train",), str(folder), 10.0, gpu_uuids=("GPU-aa",))
-        Board(folder / "board", 1).close()
+        job = RankJob("nccl", 1, ("train",), str(folder), 10.0, gpu_uuids=("GPU-aa",))
+        ProgressBoard(folder / "board", 1).close()
         super().__init__(0, job, fd=-1)
-        self.sent: list[messages.Message] = []
+        self.sent: list[messages.RankMessage] = []
 
-    def send(self, message: messages.Message) -> None:
+    def send(self, message: messages.RankMessage) -> None:
         self.sent.append(message)
 
 
@@ -176,7 +176,7 @@ def test_a_torch_without_code_for_the_gpu_is_told_in_the_view_of_torch(
     one_gpu: _OneGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _refuse(monkeypatch, "CUDA error: no kernel image is available for execution on the device")
-    with pytest.raises(rank.CannotRunError, match=r"no code for a GPU of compute capability 6\.0"):
+    with pytest.raises(rank.UnusableTorchError, match=r"no code for a GPU of compute capability 6\.0"):
         rank.require_usable(one_gpu, _VIEW)
     [seen] = one_gpu.sent
     assert isinstance(seen, messages.TorchSeen)
@@ -195,8 +195,8 @@ def test_a_gpu_in_exclusive_mode_that_is_taken_is_not_torchs_fault(
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"torch": "2.3.1+cu121"}, rank.CannotRunError, "too old"),
-        ({"cuda": None}, rank.CannotRunError, "has no CUDA"),
+        ({"torch": "2.3.1+cu121"}, rank.UnusableTorchError, "too old"),
+        ({"cuda": None}, rank.UnusableTorchError, "has no CUDA"),
         ({"error": "The NVIDIA driver on your system is too old"}, RuntimeError, "driver on your system is too old"),
         ({"device_count": 0}, RuntimeError, "sees 0 GPUs"),
         ({"visible_uuids": ("GPU-bb",)}, RuntimeError, "opened GPU-bb where GPU-aa was asked for"),

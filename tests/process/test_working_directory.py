@@ -34,12 +34,12 @@ wait
 """
 
 TUI = """
-import asyncio, argparse, json
+import asyncio, json
 from gpudoctor.tui.web.serve import app_command
-from gpudoctor.tui.start import opened
+from gpudoctor.tui.start import TuiRequest, opened
 from gpudoctor.tui.web.session import WebSession
 
-asked = argparse.Namespace(node="hgx-h100-8", fault=[], interval=1.0, theme=None, config=None)
+asked = TuiRequest(node="hgx-h100-8")
 
 async def children():
     feed, checker = opened(asked)
@@ -240,4 +240,4 @@ def test_nothing_else_in_the_package_starts_a_python() -> None:
             ):
                 elsewhere.append(f"{path.relative_to(ROOT / 'gpudoctor')}:{ast.unparse(node)}")
     # the Python of a Ray worker, handed to own_python as it is
-    assert set(elsewhere) == {"process/own_program.py:sys.executable", "cluster/ray_tasks.py:sys.executable"}
+    assert set(elsewhere) == {"process/own_program.py:sys.executable", "cluster/check/ray_tasks.py:sys.executable"}

@@ -1,20 +1,17 @@
-"""Whole text reports, as a reader sees them: a change here is a change for every reader.
-
-After a change that is meant: GPUDOCTOR_REWRITE_GOLDEN=1 python -m pytest tests/report/test_golden.py,
-then read the difference.
-"""
+"""Whole text reports, as a reader sees them: a change here is a change for every reader."""
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Gpudoctor, gpudoctor
+from tests.golden_files import assert_golden
 
 __all__ = ["gpudoctor"]  # the fixture
+pytestmark = pytest.mark.usefixtures("pinned_checks")
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 SCREENS = {
@@ -38,7 +35,5 @@ def test_the_text_report_is_the_golden_one(name: str, gpudoctor: Gpudoctor, monk
     out = gpudoctor("check", "--level", "quick", *options.split()).out
     shown = re.sub(r"\s+\d+\.\d\ss$", "  0.0 s", out, flags=re.MULTILINE)
     path = GOLDEN / f"{name}.txt"
-    if os.environ.get("GPUDOCTOR_REWRITE_GOLDEN"):
-        path.write_text(shown)
-    assert shown == path.read_text()
+    assert_golden(shown, path)
     assert max(len(line) for line in shown.splitlines()) <= width

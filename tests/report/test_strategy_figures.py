@@ -12,7 +12,7 @@ from gpudoctor.report.html import render_html
 from gpudoctor.report.judge import judge
 from gpudoctor.report.strategy_figures import strategy_lines
 from tests.checks.measured import measured
-from tests.checks.test_strategy_data import rank, run, tried
+from tests.checks.strategy.test_strategy_data import rank, run, tried
 
 
 def test_nothing_tried_prints_nothing() -> None:

@@ -16,7 +16,7 @@ from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report
 from gpudoctor.tui.feeds.check_runner import Checker
-from gpudoctor.tui.messages import BaseWanted, CancelWanted, PageWanted, RunWanted, SaveWanted
+from gpudoctor.tui.messages import CancelWanted, ComparedReportWanted, PageWanted, RunWanted, SaveWanted
 from gpudoctor.tui.panes.checks import ChecksPane
 from gpudoctor.tui.run_control import RunControl
 from gpudoctor.tui.state import State
@@ -64,7 +64,7 @@ class ChecksApp(App[None]):
     def on_cancel_wanted(self, message: CancelWanted) -> None:
         self.runs.cancel()
 
-    def on_base_wanted(self, message: BaseWanted) -> None:
+    def on_base_wanted(self, message: ComparedReportWanted) -> None:
         self.runs.compare()
 
     def on_save_wanted(self, message: SaveWanted) -> None:

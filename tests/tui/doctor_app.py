@@ -19,7 +19,7 @@ from gpudoctor.facts.stream.messages import GpuTick, HostTick, Opening, ProcessT
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.tui.app import Doctor
 from gpudoctor.tui.feeds.check_runner import Checker, OnProgress
-from gpudoctor.tui.feeds.feed import Trouble
+from gpudoctor.tui.feeds.feed import FeedFailure
 from gpudoctor.tui.state import FinishedRun, State
 
 AT_S = 1_790_000_000.0
@@ -84,17 +84,17 @@ def state_of(node: Node, *ticks: Tick) -> State:
 class HandFeed:
     """A feed whose lines the test puts in."""
 
-    def __init__(self, *lines: WatchLine | Trouble, label: str = "dgx-h100-17") -> None:
+    def __init__(self, *lines: WatchLine | FeedFailure, label: str = "dgx-h100-17") -> None:
         self.label = label
         self.closed = 0
-        self._queue: asyncio.Queue[WatchLine | Trouble] = asyncio.Queue()
+        self._queue: asyncio.Queue[WatchLine | FeedFailure] = asyncio.Queue()
         for line in lines:
             self._queue.put_nowait(line)
 
-    def put(self, line: WatchLine | Trouble) -> None:
+    def put(self, line: WatchLine | FeedFailure) -> None:
         self._queue.put_nowait(line)
 
-    async def lines(self) -> AsyncIterator[WatchLine | Trouble]:
+    async def lines(self) -> AsyncIterator[WatchLine | FeedFailure]:
         while True:
             yield await self._queue.get()
 
@@ -132,7 +132,7 @@ class HandChecker(Checker):
 
 
 def doctor(
-    node: Node | None = None, *lines: WatchLine | Trouble, checker: Checker | None = None, **options: Any
+    node: Node | None = None, *lines: WatchLine | FeedFailure, checker: Checker | None = None, **options: Any
 ) -> Doctor:
     """A Doctor of a node that was opened and ticked once (or brought `lines`)."""
     node = node if node is not None else node_of()
@@ -141,7 +141,7 @@ def doctor(
     return Doctor(feed, checker or HandChecker(node), **options)
 
 
-def put(app: Doctor, line: WatchLine | Trouble) -> None:
+def put(app: Doctor, line: WatchLine | FeedFailure) -> None:
     assert isinstance(app._feed, HandFeed)
     app._feed.put(line)
 

@@ -18,7 +18,7 @@ from gpudoctor.facts.stream.messages import Silence
 from gpudoctor.facts.stream.recording import read_stream
 from gpudoctor.tui.app import Doctor
 from gpudoctor.tui.feeds.child import ChildFeed
-from gpudoctor.tui.feeds.feed import Trouble
+from gpudoctor.tui.feeds.feed import FeedFailure
 from gpudoctor.tui.feeds.playback import PlaybackFeed
 from gpudoctor.tui.panes.header import header_runs, report_runs
 from gpudoctor.tui.widgets.lines import Run, length
@@ -64,7 +64,7 @@ def test_a_silent_driver_is_told_with_its_time_and_the_screen_stays_alive() -> N
 
 def test_a_lost_connection_is_told_and_old_figures_stay_where_they_are() -> None:
     async def body(app: Doctor, pilot: Pilot[Any]) -> None:
-        put(app, Trouble("n7: ended (exit code 255): ssh: connect to host n7: Connection refused", AT_S))
+        put(app, FeedFailure("n7: ended (exit code 255): ssh: connect to host n7: Connection refused", AT_S))
         await until(pilot, lambda: app.state.trouble is not None)
         assert "no data since" in screen_text(app).splitlines()[1]
         assert "Connection refused" in screen_text(app).splitlines()[1]

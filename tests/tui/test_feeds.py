@@ -17,7 +17,7 @@ from gpudoctor.facts.stream.messages import Opening, Tick, WatchLine
 from gpudoctor.facts.stream.recording import read_stream
 from gpudoctor.tui.feeds import child as child_feed
 from gpudoctor.tui.feeds.child import ChildFeed
-from gpudoctor.tui.feeds.feed import Trouble
+from gpudoctor.tui.feeds.feed import FeedFailure
 from gpudoctor.tui.feeds.playback import PlaybackFeed
 from tests.tui.doctor_app import AT_S, node_of, opening_of, tick_of
 
@@ -48,9 +48,9 @@ def end(feed: ChildFeed) -> None:
         feed._child._process.wait()
 
 
-async def take(feed: ChildFeed | PlaybackFeed, count: int) -> list[WatchLine | Trouble]:
+async def take(feed: ChildFeed | PlaybackFeed, count: int) -> list[WatchLine | FeedFailure]:
     """The first lines of a feed."""
-    lines: list[WatchLine | Trouble] = []
+    lines: list[WatchLine | FeedFailure] = []
     source = feed.lines()
     async for line in source:
         lines.append(line)
@@ -82,7 +82,7 @@ def test_a_child_that_ends_is_told_with_its_last_words_and_started_again(tmp_pat
         lines = await take(feed, 5)
         end(feed)
         trouble = lines[2]
-        assert isinstance(trouble, Trouble)
+        assert isinstance(trouble, FeedFailure)
         assert trouble.why == (
             "watch: ended (exit code 1): ssh: connect to host n7 port 22: Connection refused; trying again in 1 s"
         )
@@ -96,7 +96,7 @@ def test_a_child_that_is_not_there_is_told_and_tried_again() -> None:
         feed = ChildFeed(["/nowhere/gpudoctor", "watch"], "n7")
         [trouble] = await take(feed, 1)
         end(feed)
-        assert isinstance(trouble, Trouble)
+        assert isinstance(trouble, FeedFailure)
         assert trouble.why == "n7: /nowhere/gpudoctor: No such file or directory; trying again in 1 s"
 
     run(body)
@@ -122,7 +122,7 @@ def test_a_child_that_talks_nonsense_is_ended(tmp_path: Path) -> None:
         feed = child(tmp_path, "print('Welcome to node n7!', flush=True); time.sleep(600)")
         lines = await take(feed, 4)
         trouble = lines[3]
-        assert isinstance(trouble, Trouble)
+        assert isinstance(trouble, FeedFailure)
         assert "no line of gpudoctor watch" in trouble.why
         assert "Welcome to node n7!" in trouble.why
         end(feed)
@@ -135,7 +135,7 @@ def test_control_characters_of_a_child_do_not_reach_the_screen(tmp_path: Path) -
         feed = child(tmp_path, "sys.exit('\\x1b[2Jgone')", seconds=())
         lines = await take(feed, 2)
         end(feed)
-        assert isinstance(lines[1], Trouble)
+        assert isinstance(lines[1], FeedFailure)
         assert "\x1b" not in lines[1].why
 
     run(body)
@@ -148,7 +148,7 @@ def test_a_child_that_falls_silent_is_ended(tmp_path: Path, monkeypatch: pytest.
     async def body() -> None:
         feed = child(tmp_path, f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))", "time.sleep(600)")
         lines = await take(feed, 4)
-        assert isinstance(lines[3], Trouble)
+        assert isinstance(lines[3], FeedFailure)
         assert "said nothing for" in lines[3].why
         process = feed._child
         assert process is not None
@@ -171,7 +171,7 @@ def test_a_line_without_an_end_is_given_up_and_the_child_not_read_any_further(
         lines = await take(feed, 4)
         child_then = feed._child
         end(feed)
-        assert isinstance(lines[3], Trouble)
+        assert isinstance(lines[3], FeedFailure)
         assert "wrote a line longer than 1 MiB" in lines[3].why
         assert child_then is not None
         assert len(wrote.read_text()) <= 4, "of 100 MB more was taken than a line may have"
@@ -194,7 +194,7 @@ def test_a_child_that_floods_keeps_nobody_else_from_his_turn(tmp_path: Path) -> 
         lines = await take(feed, 500)
         beside.cancel()
         end(feed)
-        assert not any(isinstance(line, Trouble) for line in lines)
+        assert not any(isinstance(line, FeedFailure) for line in lines)
         assert turns > 400
 
     run(body)
@@ -205,7 +205,7 @@ def test_a_cut_off_last_line_is_not_taken_for_a_whole_one(tmp_path: Path) -> Non
         feed = child(tmp_path, """sys.stdout.write('{"kind":"tick","at_s":5}'); sys.stdout.flush()""")
         lines = await take(feed, 4)
         end(feed)
-        assert isinstance(lines[3], Trouble)
+        assert isinstance(lines[3], FeedFailure)
         assert "ended (exit code 0)" in lines[3].why
 
     run(body)

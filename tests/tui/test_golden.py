@@ -1,13 +1,8 @@
-"""Whole screens as a user sees them: a change here is a change for every user.
-
-After a change that is meant: GPUDOCTOR_REWRITE_GOLDEN=1 python -m pytest tests/tui/test_golden.py,
-then read the difference.
-"""
+"""Whole screens as a user sees them: a change here is a change for every user."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +12,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.live import ticks_of
 from gpudoctor.facts.stream.messages import WatchLine
+from tests.golden_files import assert_golden
 from tests.tui.doctor_app import AT_S, doctor, node_of, opening_of, until
 from tests.tui.screen import screen_text
 
@@ -31,6 +27,7 @@ NODES = {
     "no-gpu": ("cpu-only",),
 }
 CASES = (*NODES, "16-gpus")
+pytestmark = pytest.mark.usefixtures("pinned_checks")
 
 
 @pytest.fixture(autouse=True)
@@ -70,9 +67,7 @@ def screen_of(node: Node, size: tuple[int, int], **options: Any) -> str:
 def test_the_screen_is_the_golden_one(name: str, size: tuple[int, int]) -> None:
     shown = screen_of(sixteen() if name == "16-gpus" else node_of(*NODES[name]), size)
     path = GOLDEN / f"{name}-{size[0]}x{size[1]}.txt"
-    if os.environ.get("GPUDOCTOR_REWRITE_GOLDEN"):
-        path.write_text(shown + "\n")
-    assert shown + "\n" == path.read_text()
+    assert_golden(shown + "\n", path)
     assert max(len(line) for line in shown.splitlines()) <= size[0]
     assert "SIMULATED" in shown
 

@@ -23,7 +23,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
 from gpudoctor.tui.panes.ranks import RanksPane
 from tests.checks.measured import measured
-from tests.checks.test_training import rank, slow
+from tests.checks.train.test_training import rank, slow
 from tests.tui.pane_app import PaneApp, shown, state_of, text_of
 
 MIB = 2**20

@@ -19,7 +19,7 @@ import pytest
 from aiohttp import WSServerHandshakeError
 
 from gpudoctor.errors import UserError
-from gpudoctor.tui.web.access import Address, Gate, address, token_of
+from gpudoctor.tui.web.access import ServeAccess, ServeAddress, address, token_of
 from tests.cli.conftest import Gpudoctor, gpudoctor
 from tests.tui.chromium import CATCH_TERMINAL, browsing, chromium
 
@@ -259,7 +259,7 @@ def test_other_addresses_than_loopback_want_a_token() -> None:
     ],
 )
 def test_an_address_is_taken_as_people_type_it(text: str, host: str, port: int) -> None:
-    assert address(text) == Address(host, port)
+    assert address(text) == ServeAddress(host, port)
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:99999", "127.0.0.1:", "a:b", "http://127.0.0.1:80", "x y:1", "-o:1:"])
@@ -297,13 +297,13 @@ def test_without_textual_serve_the_line_says_what_to_install(
 
 
 def test_the_gate_compares_whole_tokens_and_secrets_only() -> None:
-    gate = Gate(TOKEN)
+    gate = ServeAccess(TOKEN)
     assert gate.knows(authorization=f"Bearer {TOKEN}", cookie=None)
     assert gate.knows(authorization=None, cookie=gate.secret)
     for authorization in (None, TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer", "Bearer \udcff"):
         assert not gate.knows(authorization=authorization, cookie="")
-    assert not gate.knows(authorization=None, cookie=Gate(TOKEN).secret)
+    assert not gate.knows(authorization=None, cookie=ServeAccess(TOKEN).secret)
     # with a token the name does not matter: a browser brings no cookie to a name that is not ours
     assert gate.refusal("node7:9000", None) is None
     assert gate.refusal("node7:9000", "http://other:9000") is not None
-    assert Gate(None).refusal("", None) is not None
+    assert ServeAccess(None).refusal("", None) is not None

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpudoctor.errors import UserError
 from gpudoctor.tui.feeds.playback import PlaybackFeed
-from gpudoctor.tui.start import opened, ssh_command, start
+from gpudoctor.tui.start import TuiRequest, opened, ssh_command, start
 from tests.tui.doctor_app import (
     recorded,
 )
 
 
-def options(**given: object) -> argparse.Namespace:
-    return argparse.Namespace(**{"node": None, "fault": [], "interval": 1.0, "theme": None, "config": None, **given})
+def options(node: str | None = None, faults: tuple[str, ...] = ()) -> TuiRequest:
+    return TuiRequest(node, faults)
 
 
 @pytest.mark.parametrize(
@@ -30,19 +30,19 @@ def options(**given: object) -> argparse.Namespace:
         ({"node": "ssh:-oProxyCommand=x"}, "write it as ssh:HOST"),
         ({"node": "ssh:"}, "write it as ssh:HOST"),
         ({"node": "ssh:a b"}, "write it as ssh:HOST"),
-        ({"node": "ssh:n7", "fault": ["thermal@2"]}, "not for a machine over ssh"),
-        ({"fault": ["thermal@2"]}, "name one with --node"),
-        ({"node": "hgx-h100-8", "fault": ["nonsense"]}, "no fault is called 'nonsense'"),
+        ({"node": "ssh:n7", "faults": ("thermal@2",)}, "not for a machine over ssh"),
+        ({"faults": ("thermal@2",)}, "name one with --node"),
+        ({"node": "hgx-h100-8", "faults": ("nonsense",)}, "no fault is called 'nonsense'"),
     ],
 )
-def test_nonsense_is_refused_before_the_screen_is_taken(given: dict[str, object], said: str) -> None:
+def test_nonsense_is_refused_before_the_screen_is_taken(given: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         opened(options(**given))
 
 
 def test_faults_on_a_recording_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not for a recorded stream"):
-        opened(options(node=str(recorded(tmp_path)), fault=["thermal@2"]))
+        opened(options(node=str(recorded(tmp_path)), faults=("thermal@2",)))
 
 
 def test_a_recorded_stream_is_played_whatever_its_name(tmp_path: Path) -> None:

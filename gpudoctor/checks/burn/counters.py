@@ -26,6 +26,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.probe_outcome import absent, rank_gpu
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.gpu.xid import xids
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measured_burn import Burn, GpuCounters
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
@@ -43,10 +44,18 @@ _BIT_ERROR_RATIO = 1e-12
 _LEAST_S = 60.0  # over less a few replays by chance would make a high rate
 
 
-_UNCORRECTED = Limit(0, "errors", "any uncorrected error killed or corrupted work (DCGM, GCM)", name="uncorrected")
-_CORRECTED = Limit(0, "errors", "under minutes of load a sound GPU corrects none (ours)", name="corrected")
+_UNCORRECTED = Limit(
+    0, "errors", "any uncorrected error killed or corrupted work (DCGM, GCM)", name="uncorrected", status="fail"
+)
+_CORRECTED = Limit(
+    0, "errors", "under minutes of load a sound GPU corrects none (ours)", name="corrected", status="warn"
+)
 _REPLAY_RATE = Limit(
-    1.0, "of the bit error rate allowed", "DCGM: 10^-12 a bit, PCI Express specification", name="replay_rate"
+    1.0,
+    "of the bit error rate allowed",
+    "DCGM: 10^-12 a bit, PCI Express specification",
+    name="replay_rate",
+    status="warn",
 )
 
 
@@ -158,8 +167,6 @@ def _logged(case: Case, burn: Burn) -> list[Finding]:
     """What gpu.xid would say of the lines that came during the load, less its passes."""
     if isinstance(burn.kernel_events, Missing):
         return [unread(NODE, "kernel log of the load", burn.kernel_events)]
-    from gpudoctor.checks.gpu.xid import xids  # not at the top: the order of import is the order of the report
-
     # what the GPUs said before the load settles nothing that came after
     before = tuple(msgspec.structs.replace(gpu, recovery_action=NOT_READ) for gpu in case.node.gpus)
     log = KernelLog(events=burn.kernel_events, source=case.node.kernel_log.source)

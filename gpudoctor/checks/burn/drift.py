@@ -22,7 +22,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.probe_outcome import absent, closed_by, on_gpus, rank_gpu, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.under_load import load_of, middle, percent
+from gpudoctor.checks.core.under_load import load_of, median, percent
 from gpudoctor.checks.train.straggler import causes, shared_with
 from gpudoctor.facts.model.measured_burn import Burn, Series
 from gpudoctor.facts.model.missing import known
@@ -41,7 +41,7 @@ _PROBES = (
 )
 
 
-class Drift(msgspec.Struct, frozen=True):
+class SpeedChange(msgspec.Struct, frozen=True):
     """How one figure changed, as a share of its speed (0.1: a tenth of it was lost).
 
     `alone`: the same figure of its peers did not change with it. `steady`: early and late values
@@ -124,7 +124,7 @@ def drift(case: Case) -> Iterator[Finding]:
 
 
 def _too_little(case: Case, burn: Burn, rounds: str) -> Finding | None:
-    """Why nothing can be said of drift; None where it can."""
+    """Why nothing can be said of drift; None if it can."""
     least_s = case.limit(_LEAST_S)
     if burn.asked_s < least_s:
         return skip(NODE, f"drift under load: {rounds}; {least_s:g} s at least tell anything (--duration)")
@@ -133,7 +133,7 @@ def _too_little(case: Case, burn: Burn, rounds: str) -> Finding | None:
     return None
 
 
-def _drift(case: Case, series: Series, every: Sequence[Series]) -> Drift:
+def _drift(case: Case, series: Series, every: Sequence[Series]) -> SpeedChange:
     others = [
         _loss(other)
         for other in every
@@ -142,11 +142,11 @@ def _drift(case: Case, series: Series, every: Sequence[Series]) -> Drift:
         and other.rank != series.rank
         and _model(case, other) == _model(case, series)
     ]
-    usual = middle(others)
+    usual = median(others)
     alone = usual is not None and usual < case.limit(_WARN_LOSS)
     early, late = series.early, series.late
     steady = late.low > early.high if _in_time(series) else late.high < early.low
-    return Drift(series, _loss(series), steady, alone)
+    return SpeedChange(series, _loss(series), steady, alone)
 
 
 def _model(case: Case, series: Series) -> str | None:
@@ -159,17 +159,17 @@ def _in_time(series: Series) -> bool:
 
 
 def _loss(series: Series) -> float:
-    """The share of its speed that was lost: 0.1 where a rate fell by a tenth, or a time grew by a ninth."""
+    """The share of its speed that was lost: 0.1 if a rate fell by a tenth, or a time grew by a ninth."""
     early, late = series.early.median, series.late.median
     before, after = (late, early) if _in_time(series) else (early, late)
     return 1 - after / before if before > 0 else 0.0
 
 
-def _judged(case: Case, drifts: Sequence[Drift]) -> Iterator[Finding]:
+def _judged(case: Case, drifts: Sequence[SpeedChange]) -> Iterator[Finding]:
     """One finding for each rank that became slower by itself, and one for what became slower everywhere."""
     for rank in sorted({d.series.rank for d in drifts if d.alone and d.series.rank is not None}):
         yield _slower(case, rank, [d for d in drifts if d.alone and d.series.rank == rank])
-    together: dict[str, list[Drift]] = {}
+    together: dict[str, list[SpeedChange]] = {}
     for each in drifts:
         if not each.alone:
             together.setdefault(each.series.metric, []).append(each)
@@ -189,7 +189,7 @@ def _judged(case: Case, drifts: Sequence[Drift]) -> Iterator[Finding]:
         )
 
 
-def _slower(case: Case, rank: int, drifts: Sequence[Drift]) -> Finding:
+def _slower(case: Case, rank: int, drifts: Sequence[SpeedChange]) -> Finding:
     gpu = rank_gpu(case, rank)
     worst = max(drifts, key=lambda d: d.loss)
     own = [d for d in drifts if _probe(d)[1] and d.loss >= case.limit(_FAIL_LOSS, gpu)]
@@ -208,7 +208,7 @@ def _slower(case: Case, rank: int, drifts: Sequence[Drift]) -> Finding:
     )
 
 
-def _probe(drift: Drift) -> tuple[str, bool]:
+def _probe(drift: SpeedChange) -> tuple[str, bool]:
     return next((probe, own) for start, probe, own in _PROBES if drift.series.metric.startswith(start))
 
 
@@ -229,7 +229,7 @@ def _causes(case: Case, rank: int, during: str) -> list[str]:
     return found + causes(gpu, others, load_of(case, gpu, during), loads)
 
 
-def _evidence(drift: Drift) -> Evidence:
+def _evidence(drift: SpeedChange) -> Evidence:
     series = drift.series
     early, late = (f"{s.low:.4g} to {s.high:.4g}" for s in (series.early, series.late))
     return Evidence(
@@ -238,7 +238,7 @@ def _evidence(drift: Drift) -> Evidence:
     )
 
 
-def _of_rank(drift: Drift) -> str:
+def _of_rank(drift: SpeedChange) -> str:
     return "" if drift.series.rank is None else f"rank {drift.series.rank} "
 
 

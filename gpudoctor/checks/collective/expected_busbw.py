@@ -24,13 +24,25 @@ _FAIL_SHARE = Limit(
     0.75, "of the expected", "gpudoctor's own choice: a lost link or lost in-switch sums", name="fail_share"
 )
 _NVLINK_SHARE = Limit(
-    0.60, "of the slowest NVLink path", "gpudoctor's own choice, without a profile's figure", name="nvlink_share"
+    0.60,
+    "of the slowest NVLink path",
+    "gpudoctor's own choice, without a profile's figure",
+    name="nvlink_share",
+    status="warn",
 )
 _PCIE_P2P_SHARE = Limit(
-    0.30, "of the slowest PCIe link", "gpudoctor's own; 20 of 32 GB/s seen on A100 PCIe", name="pcie_p2p_share"
+    0.30,
+    "of the slowest PCIe link",
+    "gpudoctor's own; 20 of 32 GB/s seen on A100 PCIe",
+    name="pcie_p2p_share",
+    status="warn",
 )
 _HOST_MEMORY_SHARE = Limit(
-    0.06, "of the slowest PCIe link", "gpudoctor's own; 5 GB/s seen on 8 RTX 4090", name="host_memory_share"
+    0.06,
+    "of the slowest PCIe link",
+    "gpudoctor's own; 5 GB/s seen on 8 RTX 4090",
+    name="host_memory_share",
+    status="warn",
 )
 LIMITS = (_WARN_SHARE, _FAIL_SHARE, _NVLINK_SHARE, _PCIE_P2P_SHARE, _HOST_MEMORY_SHARE)
 
@@ -111,7 +123,7 @@ def _by_links(case: Case, gpus: list[Gpu], size_bytes: int) -> Bound | str:
     complete = len(pairs) == len(inside) * (len(inside) - 1) // 2
     if complete and all(known(p.p2p_read) == "OK" and known(p.path) in ("PIX", "PXB") for p in pairs):
         return _loose(case, _PCIE_P2P_SHARE, slowest, "the slowest PCIe link, peer to peer")
-    # NCCL itself goes through host memory where GPUs do not share a switch
+    # NCCL itself goes through host memory if GPUs do not share a switch
     return _loose(case, _HOST_MEMORY_SHARE, slowest, "the slowest PCIe link, by way of host memory")
 
 
@@ -122,7 +134,7 @@ def _loose(case: Case, limit: Limit, link_gb_s: float, what: str) -> Bound:
 
 
 def _nvlink_gb_s(case: Case, gpus: list[Gpu]) -> float | None:
-    """One direction of the weakest GPU's NVLinks, where every pair is joined by them; else None."""
+    """One direction of the weakest GPU's NVLinks, if every pair is joined by them; else None."""
     spec = case.profile.gpu.nvlink if case.profile.gpu else None
     inside = {gpu.index for gpu in gpus}
     pairs = [p for p in case.pairs if {p.a, p.b} <= inside]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from gpudoctor.checks.collective.bandwidth import CORRECT, size_text
+from gpudoctor.checks.collective.correct import CORRECT, size_text
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import (
     NODE,
@@ -28,7 +28,7 @@ from gpudoctor.checks.core.peer_pairs import Joined, joined_pairs
 from gpudoctor.checks.core.peer_ranks import strangers
 from gpudoctor.checks.core.probe_outcome import absent, not_judged, on_gpus, problems_of, rank_gpu, ranks_in_words
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.under_load import middle
+from gpudoctor.checks.core.under_load import median
 from gpudoctor.facts.model.measured_links import PeerLink
 from gpudoctor.facts.model.measurements import PairBandwidth
 from gpudoctor.facts.model.missing import Missing, known
@@ -141,7 +141,7 @@ def _alike(case: Case, members: Sequence[_Pair]) -> Iterator[Finding]:
         return
     slow = []
     for pair in members:
-        usual = middle(other.gb_s for other in members if other is not pair) or 0.0
+        usual = median(other.gb_s for other in members if other is not pair) or 0.0
         if pair.gb_s < usual * case.limit(_WARN_SHARE):
             slow.append(msgspec.structs.replace(pair, usual_gb_s=usual))
     if not slow:
@@ -153,7 +153,7 @@ def _alike(case: Case, members: Sequence[_Pair]) -> Iterator[Finding]:
 
 
 def _culprits(case: Case, slow: Sequence[_Pair]) -> list[tuple[Subject, list[_Pair]]]:
-    """The GPU that all the slow pairs share, where there are several and one; else each pair for itself."""
+    """The GPU that all the slow pairs share, if there are several and one; else each pair for itself."""
     shared = set.intersection(*(set(pair.joined.gpus) for pair in slow)) if len(slow) > 1 else set()
     gpu = next((gpu for gpu in case.node.gpus if {gpu.index} == shared), None)
     return [(of_gpu(gpu), list(slow))] if gpu else [(of_pair(*pair.joined.gpus), [pair]) for pair in slow]

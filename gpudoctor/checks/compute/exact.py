@@ -1,4 +1,4 @@
-"""compute.exact and compute.pattern: whether what is computed, and what is stored, is right to the last bit."""
+"""compute.exact: whether equal work gives the same bits on every device."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Finding, Found, fail, ok, unknown, unread
+from gpudoctor.checks.core.explains import Explains
+from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Finding, Found, fail, ok, unknown
 from gpudoctor.checks.core.peer_ranks import by_model, silent
 from gpudoctor.checks.core.probe_outcome import (
     absent,
     judged_problems,
-    not_judged,
     on_gpus,
     problems_of,
     rank_subject,
@@ -19,10 +19,10 @@ from gpudoctor.checks.core.probe_outcome import (
 )
 from gpudoctor.checks.core.registry import check
 from gpudoctor.facts.model.measured_compute import ComputeRank
-from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.missing import known
 from gpudoctor.profiles.peers import majority
 
-EXACT, PATTERN = "compute.exact", "compute.pattern"
+EXACT = "compute.exact"
 _ON_GPUS = (
     Advice("Take the GPU out of training at once: a model trained on it cannot be trusted."),
     Advice("Run it again, and look for memory errors.", "gpudoctor check compute gpu.ecc gpu.memory-repair gpu.xid"),
@@ -34,7 +34,18 @@ _ON_CPUS = (
 
 
 @check(
-    EXACT, title="Equal work gives equal bits on every device", impact="wrong-results", level="full", needs_gpu=False
+    EXACT,
+    title="Equal work gives equal bits on every device",
+    impact="wrong-results",
+    level="full",
+    needs_gpu=False,
+    explains=(
+        "compute.pattern",
+        "train.sync",
+        "collective.correct",
+        "strategy.*",
+        Explains(("compute.*", "train.*", "burn.*"), anywhere=True, gaps=True),
+    ),
 )
 def exact(case: Case) -> Iterator[Finding]:
     """Fail the rank whose repeats differ, and the one that differs from most of its model; a dead or hung rank too."""
@@ -65,7 +76,8 @@ def _alike(case: Case, ranks: Sequence[ComputeRank]) -> list[list[ComputeRank]]:
     return groups
 
 
-def _advice(case: Case) -> tuple[Advice, ...]:
+def corruption_steps(case: Case) -> tuple[Advice, ...]:
+    """What to do with a device that computes or stores wrongly."""
     return _ON_GPUS if on_gpus(case) else _ON_CPUS
 
 
@@ -81,7 +93,7 @@ def _unsteady(case: Case, each: ComputeRank) -> Finding:
         likely="the device computes wrong now and then: defective hardware, overclocking, or too little voltage"
         if on_gpus(case)
         else "defective memory or CPU",
-        advice=_advice(case),
+        advice=corruption_steps(case),
     )
 
 
@@ -115,7 +127,7 @@ def _compared(case: Case, group: Sequence[ComputeRank], others_failed: bool) -> 
             "the same bits on every device of one model",
             *evidence,
             likely="one of them computes wrong, each time alike; which one, two results that differ do not tell",
-            advice=_advice(case),
+            advice=corruption_steps(case),
         )
         return
     for rank, sha in results.items():
@@ -128,53 +140,5 @@ def _compared(case: Case, group: Sequence[ComputeRank], others_failed: bool) -> 
                 likely="the device computes wrong without an error: silent data corruption"
                 if on_gpus(case)
                 else "another kind of CPU core, or a defective one",
-                advice=_advice(case),
+                advice=corruption_steps(case),
             )
-
-
-@check(PATTERN, title="Memory keeps what is written to it", impact="wrong-results", level="full", needs_gpu=False)
-def pattern(case: Case) -> Iterator[Finding]:
-    """Fail a rank with any byte that came back changed."""
-    done = case.measurements.compute
-    if not done:
-        if problems_of(case, "compute"):
-            yield from not_judged(case, "compute", "memory pattern", EXACT)
-        else:
-            yield absent(case, "compute", "memory pattern")
-        return
-    yield from not_judged(case, "compute", "memory pattern", EXACT)
-    yield from silent(case, "compute", (each.rank for each in done), "memory pattern")
-    sound = []
-    for each in done:
-        subject = rank_subject(case, each.rank)
-        covered, wrong = each.pattern_bytes, each.pattern_wrong_bytes
-        if isinstance(covered, Missing):
-            yield unread(subject, "memory pattern", covered)
-        elif isinstance(wrong, Missing):
-            yield unread(subject, "memory pattern", wrong)
-        elif wrong:
-            yield fail(
-                subject,
-                Found(f"{wrong} bytes of {_size(covered)} came back changed", wrong, "bytes"),
-                "every byte as it was written",
-                Evidence("patterns", f"{each.pattern_passes} written to {covered} bytes"),
-                likely="defective memory of the GPU" if on_gpus(case) else "defective memory of the host",
-                advice=_advice(case),
-            )
-        elif not covered or not each.pattern_passes:
-            yield unknown(subject, "memory pattern: nothing was compared")
-        else:
-            sound.append(each)
-    if len(sound) == len(done) and not problems_of(case, "compute"):
-        least = min(known(each.pattern_bytes) or 0 for each in sound)
-        passes = min(each.pattern_passes for each in sound)
-        text = f"{ranks_in_words(case, len(sound))}: {passes} patterns over {_size(least)} each, every byte right"
-        yield ok(NODE, Found(text, 0, "wrong bytes"))
-
-
-def _size(count: int) -> str:
-    """
-    >>> _size(64 << 20), _size(68 << 30)
-    ('64 MiB', '68 GiB')
-    """
-    return f"{count / 2**30:.3g} GiB" if count >= 1 << 30 else f"{count / 2**20:.3g} MiB"

@@ -1,83 +1,32 @@
-"""compute.gemm and compute.memory: how fast each device multiplies and moves its own memory."""
+"""compute.gemm: how fast each device multiplies matrices."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
-
-import msgspec
+from collections.abc import Iterator, Mapping
 
 from gpudoctor.checks.compute.exact import EXACT
+from gpudoctor.checks.compute.rates import MeasuredRate, Yardstick, judged_rate, not_measured
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
-from gpudoctor.checks.core.peer_ranks import against_others, by_model, reasons, set_slower, silent, strangers
-from gpudoctor.checks.core.probe_outcome import (
-    absent,
-    not_judged,
-    on_gpus,
-    problems_of,
-    rank_gpu,
-    rank_subject,
-    ranks_in_words,
-)
+from gpudoctor.checks.core.finding import NODE, Evidence, Finding, skip
+from gpudoctor.checks.core.peer_ranks import against_others, by_model, silent
+from gpudoctor.checks.core.probe_outcome import not_judged, on_gpus, rank_gpu, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.measured_compute import ComputeRank
-from gpudoctor.facts.model.missing import Missing, known
 
-GEMM, MEMORY = "compute.gemm", "compute.memory"
-_LOOK = (
-    Advice("Look at its clocks, temperature and power.", "gpudoctor check gpu -v"),
-    Advice("Swap it with another GPU, or take it out of the job, and see whether the slowness moves."),
-)
+GEMM = "compute.gemm"
 
-
-class _Bar(msgspec.Struct, frozen=True):
-    """One yardstick: the share of `of` that was reached, its limits, and whether it may fail a GPU."""
-
-    share: float
-    of: float
-    warn: Limit
-    fail: Limit | None
-    what: str
-    allowance: float = 1.0
-
-
-class _Rate(msgspec.Struct, frozen=True):
-    """One rank's figure: the value judged, what text says of it, and its yardsticks; `noise` in the unit of `value`."""
-
-    rank: int
-    value: float
-    text: str
-    bars: tuple[_Bar, ...]
-    evidence: tuple[Evidence, ...]
-    noise: float = 0.0
-
-
-_GEMM_PEER_WARN_SHARE = Limit(
+_PEER_WARN_SHARE = Limit(
     0.92, "of the others' median", "5 % between GPUs of one node is normal (MAMF's author)", name="peer_warn_share"
 )
-_GEMM_PEER_FAIL_SHARE = Limit(
+_PEER_FAIL_SHARE = Limit(
     0.85, "of the others' median", "gpudoctor's own choice: three times that", name="peer_fail_share"
 )
 _ACHIEVED_WARN_SHARE = Limit(
     0.80, "of the best measured", "8192 x 8192 reaches 0.8 to 0.9 of the best shape", name="achieved_warn_share"
 )
 _ACHIEVED_FAIL_SHARE = Limit(0.60, "of the best measured", "gpudoctor's own choice", name="achieved_fail_share")
-_GEMM_PEAK_WARN_SHARE = Limit(
+_PEAK_WARN_SHARE = Limit(
     0.30, "of the data sheet", "cards capped at 70 W reach 0.38 of it, others 0.7 and more", name="peak_warn_share"
 )
 
@@ -89,18 +38,22 @@ _GEMM_PEAK_WARN_SHARE = Limit(
     level="full",
     needs_gpu=False,
     limits=(
-        _GEMM_PEER_WARN_SHARE,
-        _GEMM_PEER_FAIL_SHARE,
+        _PEER_WARN_SHARE,
+        _PEER_FAIL_SHARE,
         _ACHIEVED_WARN_SHARE,
         _ACHIEVED_FAIL_SHARE,
-        _GEMM_PEAK_WARN_SHARE,
+        _PEAK_WARN_SHARE,
+    ),
+    explains=(
+        "train.balance",
+        "burn.drift",
     ),
 )
 def gemm(case: Case) -> Iterator[Finding]:
     """Judge the first type measured (bf16, or fp16 before Ampere) by the siblings and by what is known of the model."""
     done = [each for each in case.measurements.compute if each.gemms]
     if not done:
-        yield from _lacking(case, "matrix products")
+        yield from not_measured(case, "matrix products")
         return
     yield from not_judged(case, "compute", "matrix products", EXACT)
     yield from silent(case, "compute", (each.rank for each in done), "matrix products")
@@ -113,8 +66,10 @@ def gemm(case: Case) -> Iterator[Finding]:
         for rank in group:
             own = next(each for each in done if each.rank == rank)
             bars = (*_sibling_bars(rank, alike), *_known_rates(case, own))
-            rate = _Rate(rank, figures[rank], _gemm_text(own), bars, _gemm_evidence(own), 3 * own.gemms[0].tflops_mad)
-            yield _judged(case, rate, group, "TFLOP/s")
+            rate = MeasuredRate(
+                rank, figures[rank], _gemm_text(own), bars, _gemm_evidence(own), 3 * own.gemms[0].tflops_mad
+            )
+            yield judged_rate(case, rate, group, "TFLOP/s")
 
 
 def _gemm_text(own: ComputeRank) -> str:
@@ -126,15 +81,15 @@ def _gemm_evidence(own: ComputeRank) -> tuple[Evidence, ...]:
     return tuple(Evidence(each.dtype, f"{each.tflops:.4g} TFLOP/s (MAD {each.tflops_mad:.2g})") for each in own.gemms)
 
 
-def _sibling_bars(rank: int, figures: Mapping[int, float]) -> tuple[_Bar, ...]:
+def _sibling_bars(rank: int, figures: Mapping[int, float]) -> tuple[Yardstick, ...]:
     ratio = against_others(rank, figures)
     if not ratio:
         return ()
     others = "the others of this model reach"
-    return (_Bar(ratio, figures[rank] / ratio, _GEMM_PEER_WARN_SHARE, _GEMM_PEER_FAIL_SHARE, others),)
+    return (Yardstick(ratio, figures[rank] / ratio, _PEER_WARN_SHARE, _PEER_FAIL_SHARE, others, by_peers=True),)
 
 
-def _known_rates(case: Case, own: ComputeRank) -> tuple[_Bar, ...]:
+def _known_rates(case: Case, own: ComputeRank) -> tuple[Yardstick, ...]:
     """What the profile knows of this model: the best rate measured, else the data sheet's, by which nothing fails."""
     gpu = rank_gpu(case, own.rank)
     model = model_of(case, gpu) if gpu else None
@@ -145,144 +100,9 @@ def _known_rates(case: Case, own: ComputeRank) -> tuple[_Bar, ...]:
         certain = "achieved_bf16_tflops" not in model.uncertain
         best, fails = model.achieved_bf16_tflops, _ACHIEVED_FAIL_SHARE if certain else None
         what = f"are the best that was measured on a {model.name}"
-        return (_Bar(first.tflops / best, best, _ACHIEVED_WARN_SHARE, fails, what),)
+        return (Yardstick(first.tflops / best, best, _ACHIEVED_WARN_SHARE, fails, what),)
     peak = model.bf16_tflops if model.bf16_tflops is not None else model.fp16_tflops
     if peak is None:
         return ()
     what = f"the data sheet gives the {model.name}"
-    return (_Bar(first.tflops / peak, peak, _GEMM_PEAK_WARN_SHARE, None, what),)
-
-
-_MEMORY_PEAK_WARN_SHARE = Limit(
-    0.75, "of the data sheet", "copies reach 0.79 to 0.87 of it (A100, H100, H200)", name="peak_warn_share"
-)
-_PEAK_FAIL_SHARE = Limit(
-    0.65, "of the data sheet", "gpudoctor's own choice; DCGM's floor is 0.55 to 0.60", name="peak_fail_share"
-)
-_INLINE_ECC_SHARE = Limit(
-    0.90, "of these limits", "ECC bits of GDDR lie in the same memory: up to a tenth", name="inline_ecc_share"
-)
-_MEMORY_PEER_WARN_SHARE = Limit(
-    0.95, "of the others' median", "gpudoctor's own choice: memory clocks are equal", name="peer_warn_share"
-)
-_MEMORY_PEER_FAIL_SHARE = Limit(
-    0.90, "of the others' median", "gpudoctor's own choice: one stack or channel of many", name="peer_fail_share"
-)
-
-
-@check(
-    MEMORY,
-    title="Every GPU moves its own memory as fast as its model should",
-    level="full",
-    needs_gpu=False,
-    limits=(
-        _MEMORY_PEAK_WARN_SHARE,
-        _PEAK_FAIL_SHARE,
-        _INLINE_ECC_SHARE,
-        _MEMORY_PEER_WARN_SHARE,
-        _MEMORY_PEER_FAIL_SHARE,
-    ),
-)
-def memory(case: Case) -> Iterator[Finding]:
-    """Judge the better of copy and triad, since what slows memory down slows both."""
-    done = case.measurements.compute
-    if not done:
-        yield from _lacking(case, "memory bandwidth")
-        return
-    yield from not_judged(case, "compute", "memory bandwidth", EXACT)
-    yield from silent(case, "compute", (each.rank for each in done), "memory bandwidth")
-    rates: dict[int, tuple[float, float]] = {}
-    for each in done:
-        if isinstance(each.copy_gb_s, Missing):
-            yield unread(rank_subject(case, each.rank), "memory bandwidth", each.copy_gb_s)
-        elif isinstance(each.triad_gb_s, Missing):
-            yield unread(rank_subject(case, each.rank), "memory bandwidth", each.triad_gb_s)
-        else:
-            rates[each.rank] = (each.copy_gb_s, each.triad_gb_s)
-    if rates and not on_gpus(case):
-        copy_gb_s, triad_gb_s = next(iter(rates.values()))
-        who = ranks_in_words(case, len(rates))
-        yield skip(NODE, f"{who}: copy {copy_gb_s:.3g}, triad {triad_gb_s:.3g} GB/s, not judged")
-        return
-    for group in by_model(case, rates):
-        for rank in group:
-            copy_gb_s, triad_gb_s = rates[rank]
-            ratios = [against_others(rank, {r: rates[r][kind] for r in group}) for kind in range(2)]
-            better = max(copy_gb_s, triad_gb_s)
-            ratio = max((r for r in ratios if r is not None), default=None)
-            bars = _peak_bars(case, rank, better)
-            if ratio:
-                what = "the others of this model reach"
-                bars = (_Bar(ratio, better / ratio, _MEMORY_PEER_WARN_SHARE, _MEMORY_PEER_FAIL_SHARE, what), *bars)
-            text = f"copy {copy_gb_s:.4g} GB/s, triad {triad_gb_s:.4g} GB/s"
-            evidence = (Evidence("copy, triad", f"{copy_gb_s:.1f}, {triad_gb_s:.1f} GB/s, read and written"),)
-            yield _judged(case, _Rate(rank, better, text, bars, evidence), group, "GB/s")
-
-
-def _peak_bars(case: Case, rank: int, better_gb_s: float) -> tuple[_Bar, ...]:
-    gpu = rank_gpu(case, rank)
-    model = model_of(case, gpu) if gpu else None
-    peak = model.memory_bandwidth_gb_s if model else None
-    if gpu is None or model is None or not peak:
-        return ()
-    inline = model.inline_ecc and known(gpu.ecc.enabled) is not False
-    allowance = case.limit(_INLINE_ECC_SHARE, gpu) if inline else 1.0
-    fails = None if "memory_bandwidth_gb_s" in model.uncertain else _PEAK_FAIL_SHARE
-    what = f"the data sheet gives the {model.name}" + (", less what ECC takes" if inline else "")
-    return (_Bar(better_gb_s / peak, peak, _MEMORY_PEAK_WARN_SHARE, fails, what, allowance),)
-
-
-def _lacking(case: Case, what: str) -> Iterator[Finding]:
-    if problems_of(case, "compute"):
-        yield from not_judged(case, "compute", what, EXACT)
-    else:
-        yield absent(case, "compute", what)
-
-
-def _judged(case: Case, rate: _Rate, group: Sequence[int], unit: str) -> Finding:
-    """The worst that any yardstick says. A GPU that is slow by a setting, or by others' work, is no failure."""
-    subject, gpu = rank_subject(case, rate.rank), rank_gpu(case, rate.rank)
-    if gpu is None:
-        return unknown(subject, f"{rate.text}, not judged: it is not known which GPU this was")
-    if not rate.bars:
-        why = "no figure is known for this model, and no other GPU of it is here"
-        return skip(subject, f"{rate.text}, not judged: {why}")
-    found = Found(rate.text, round(rate.value, 2), unit)
-    verdicts = [(bar, kind) for bar in rate.bars if (kind := _verdict(case, bar, rate)) is not None]
-    if not verdicts:
-        return ok(subject, found, _expected(case, rate, rate.bars[0], "warn", unit), *rate.evidence)
-    bar, kind = min(verdicts, key=lambda one: (one[1] == "warn", one[0].share))
-    if others := strangers(case, rate.rank):
-        return unknown(subject, f"{rate.text}: slow, but {others}: too disturbed to judge", *rate.evidence)
-    if rate.noise and bar.of - rate.value < rate.noise:
-        text = f"{rate.text}: too noisy to judge, its own laps differ by {rate.noise / 3:.2g} {unit} (MAD)"
-        return unknown(subject, text, *rate.evidence, advice=("Repeat it while nothing else runs on the node.",))
-    setting, found_reasons = set_slower(case, rate.rank, group), reasons(case, rate.rank, group, "compute")
-    by_peers = bar.warn in (_GEMM_PEER_WARN_SHARE, _MEMORY_PEER_WARN_SHARE)
-    explained = setting is not None or (not by_peers and bool(found_reasons))
-    judge = fail if kind == "fail" and not explained else warn
-    causes = [*([setting] if setting and not any("power limit" in r for r in found_reasons) else []), *found_reasons]
-    return judge(
-        subject,
-        found,
-        _expected(case, rate, bar, kind, unit),
-        *rate.evidence,
-        likely="; ".join(causes) or "no reading explains it: the GPU itself is slow",
-        advice=_LOOK,
-    )
-
-
-def _verdict(case: Case, bar: _Bar, rate: _Rate) -> Literal["warn", "fail"] | None:
-    gpu = rank_gpu(case, rate.rank)
-    if bar.fail is not None and bar.share < case.limit(bar.fail, gpu) * bar.allowance:
-        return "fail"
-    return "warn" if bar.share < case.limit(bar.warn, gpu) * bar.allowance else None
-
-
-def _expected(case: Case, rate: _Rate, bar: _Bar, kind: Literal["warn", "fail"], unit: str) -> Expected:
-    gpu = rank_gpu(case, rate.rank)
-    limit = bar.fail if kind == "fail" and bar.fail is not None else bar.warn
-    share = case.limit(limit, gpu) * bar.allowance
-    floor = share * bar.of
-    text = f"at least {floor:.4g} {unit}: {share:.0%} of the {bar.of:.4g} that {bar.what}"
-    return Expected(text, ">=", round(floor, 2), unit, case.limit_source(limit, gpu))
+    return (Yardstick(first.tflops / peak, peak, _PEAK_WARN_SHARE, None, what),)

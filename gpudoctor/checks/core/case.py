@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import overload
+from typing import Literal, overload
 
 import msgspec
 
@@ -18,13 +18,20 @@ from gpudoctor.profiles.profile import NO_PROFILE, Profile
 class Limit(msgspec.Struct, frozen=True):
     """A threshold: its default, unit, and where the number comes from.
 
-    `name` is its key in the configuration under each check that has it.
+    `name` is its key in the configuration under each check that has it. `status` is what a value
+    beyond it leads to, for the page of the check; not needed if the name says it ("warn_share").
     """
 
     value: float
     unit: str
     source: str
     name: str = ""
+    status: Literal["warn", "fail"] | None = None
+
+    @property
+    def leads_to(self) -> str | None:
+        """The status of a value beyond this limit, if one limit alone decides it."""
+        return self.status or next((word for word in self.name.split("_") if word in ("warn", "fail")), None)
 
 
 class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,151 +7,44 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
+from gpudoctor.checks.core.explains import PROBES, Explains
 from gpudoctor.checks.core.finding import NODE, WORST_FIRST, Finding, Status, Subject, worst
-from gpudoctor.checks.core.recovery_actions import RECOVERY_ACTIONS
+from gpudoctor.checks.core.registry import registry
 from gpudoctor.checks.core.runner import CheckResult
-from gpudoctor.checks.core.xid_codes import BUS_CODES, LINK_CODES, MEMORY_CODES
+
+# Checks of the whole node that add up single GPUs, so that one bad GPU may be all there is to them
+SUMS = ("env.*", *PROBES, "pcie.balance", "nvlink.topology")
+
+# The order of depth: what an earlier entry names wins as a cause over what a later one names. Checks of
+# one entry come as in the report, those of no entry come last
+DEEPEST_FIRST = (
+    *("driver.version-match", "driver.*", "gpu.count", "gpu.lost", "nvlink.fabric", "nvlink.*"),
+    *("gpu.memory-repair", "gpu.ecc", "gpu.xid", "pcie.upstream", "pcie.*", "gpu.*", "topology.*"),
+    *("host.shm", "host.*", "env.*", "collective.*", "link.*", "compute.*", "train.balance", "train.*"),
+)
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """A bad finding of `cause` explains findings of `effects` (ids or globs).
-
-    `anywhere`: whatever the subject; else only where both concern the same GPU, see `_concerns`.
-    `found` and `because`: only effects, and only causes, whose found value is one of these.
-    `gaps`: only effects that are unknown, since what could not be measured has no cause of its own.
-    """
+    """One declaration of a check, `cause`, about what it explains."""
 
     cause: str
-    effects: tuple[str, ...]
-    anywhere: bool = False
-    found: tuple[str | int, ...] = ()
-    because: tuple[str, ...] = ()
-    gaps: bool = False
-
-    def explains(self, check_id: str, finding: Finding) -> bool:
-        if self.gaps and finding.status is not Status.UNKNOWN:
-            return False
-        of_this_kind = not self.found or finding.status is Status.UNKNOWN or _value(finding) in self.found
-        return of_this_kind and any(fnmatchcase(check_id, effect) for effect in self.effects)
-
-    def begins_with(self, check_id: str, finding: Finding) -> bool:
-        """Whether a bad finding is a cause in the sense of this rule."""
-        return check_id == self.cause and (not self.because or _value(finding) in self.because)
+    explains: Explains
 
 
-def _value(finding: Finding) -> float | str | None:
-    return finding.found.value if finding.found else None
+def rules() -> tuple[Rule, ...]:
+    """What the registered checks declare to explain; the rule that wins comes first."""
+    checks = sorted(registry(), key=lambda check: _depth(check.id))
+    found = [Rule(check.id, each) for check in checks for each in check.explains]
+    for rule in [each for each in found if each.explains.after]:
+        found.remove(rule)
+        last = max((i for i, each in enumerate(found) if each.cause in rule.explains.after), default=-1)
+        found.insert(last + 1, rule)
+    return tuple(found)
 
 
-# what gpu.lost finds where the GPU answers and asks for a reset: the error that came first explains that
-RESETS = tuple(name for name, action in RECOVERY_ACTIONS.items() if action.after_error)
-# how a probe ends whose ranks cannot start or meet: never by a wrong result
-ENDS = ("timeout", "crash")
-# checks of the whole node that add up single GPUs, so that one bad GPU may be all there is to them
-SUMS = (
-    "env.*",
-    "collective.*",
-    "link.*",
-    "compute.*",
-    "train.*",
-    "strategy.*",
-    "burn.*",
-    "pcie.balance",
-    "nvlink.topology",
-)
-
-# what torch, TensorFlow and JAX see of the GPUs
-VIEWS = ("env.torch", "env.frameworks")
-
-# speeds of one GPU; what a hot or slow one computes must still be right
-SPEEDS = ("compute.gemm", "compute.memory", "burn.drift")
-
-# In the order of depth: an earlier cause wins over a later one.
-RULES = (
-    Rule("driver.version-match", ("driver.*", "gpu.count", "gpu.lost", *VIEWS), anywhere=True),
-    Rule("driver.version-match", ("gpu.*",), anywhere=True, gaps=True),
-    Rule("driver.loaded", ("driver.*", "gpu.count", "gpu.lost", *VIEWS), anywhere=True),
-    Rule("driver.loaded", ("env.cuda-visible-devices", "collective.*", "train.*"), anywhere=True),
-    Rule("driver.loaded", ("link.*", "compute.*", "burn.*"), anywhere=True),
-    Rule("driver.loaded", ("gpu.*", "nvlink.*"), anywhere=True, gaps=True),
-    Rule("driver.responsive", ("driver.loaded", "gpu.*", "pcie.*", "nvlink.*", "topology.*", *VIEWS)),
-    Rule("gpu.count", ("driver.responsive", "gpu.xid", "gpu.lost", *VIEWS)),
-    # a list made for all GPUs is cut short where one is gone; one that shows none is a slip of its own
-    Rule("gpu.count", ("env.cuda-visible-devices",), found=tuple(range(1, 64))),
-    Rule("gpu.memory-repair", ("gpu.lost",), found=RESETS),
-    Rule("gpu.ecc", ("gpu.lost",), found=RESETS),
-    Rule("gpu.xid", ("gpu.lost",), found=RESETS),
-    Rule("gpu.lost", ("gpu.*", "pcie.*", "nvlink.*", "topology.*", *VIEWS, "collective.*", "train.*")),
-    Rule("gpu.lost", ("link.*", "compute.*", "burn.*")),
-    Rule("nvlink.fabric", ("nvlink.links", "nvlink.topology", "nvlink.errors", "collective.*", "train.scaling")),
-    Rule("nvlink.fabric", ("train.sync",), found=ENDS),
-    Rule("nvlink.fabric", ("link.peer",)),
-    Rule("nvlink.links", ("nvlink.topology", "nvlink.errors", "collective.bandwidth", "train.scaling")),
-    Rule("nvlink.links", ("collective.pairs", "link.peer")),
-    Rule("nvlink.fabric", ("gpu.xid",), found=LINK_CODES),
-    Rule("nvlink.links", ("gpu.xid",), found=LINK_CODES),
-    Rule("nvlink.errors", ("gpu.xid",), found=LINK_CODES),
-    Rule("nvlink.errors", ("collective.bandwidth", "collective.pairs", "link.peer")),
-    Rule("nvlink.topology", ("collective.bandwidth", "collective.correct", "collective.pairs", "link.peer")),
-    Rule("gpu.memory-repair", ("gpu.ecc",)),
-    Rule("gpu.memory-repair", ("gpu.xid",), found=MEMORY_CODES),
-    Rule("gpu.ecc", ("gpu.xid",), found=MEMORY_CODES),
-    Rule("gpu.ecc", ("gpu.memory-repair", "train.sync", "collective.correct")),
-    Rule("gpu.ecc", ("compute.exact", "compute.pattern", "burn.counters")),
-    Rule("gpu.memory-repair", ("compute.exact", "compute.pattern", "compute.memory")),
-    Rule("gpu.xid", ("nvlink.errors", "collective.correct", "train.sync")),
-    Rule("pcie.upstream", ("collective.bandwidth", "collective.pairs", "link.*")),
-    Rule("pcie.link-width", ("pcie.balance", "collective.bandwidth", "train.balance", "train.scaling")),
-    Rule("pcie.link-width", ("collective.pairs", "link.*")),
-    Rule("pcie.link-speed", ("pcie.balance", "collective.bandwidth", "train.balance", "train.scaling")),
-    Rule("pcie.link-speed", ("collective.pairs", "link.*")),
-    Rule("pcie.errors", ("gpu.xid",), found=BUS_CODES),
-    Rule("pcie.acs", ("collective.*", "link.peer"), anywhere=True),
-    Rule("gpu.temperature", ("gpu.throttle", "gpu.clocks", "train.balance", *SPEEDS)),
-    Rule("gpu.throttle", ("gpu.clocks", "gpu.temperature", "train.balance", *SPEEDS)),
-    Rule("gpu.power-limit", ("gpu.identical", "gpu.clocks", "gpu.throttle", "train.balance", "compute.gemm")),
-    Rule("gpu.clocks", ("gpu.throttle", "gpu.identical", "train.balance", *SPEEDS)),
-    Rule("gpu.identical", ("pcie.balance", "nvlink.topology", "train.memory", "train.scaling")),
-    Rule("gpu.settings", (*VIEWS, "collective.*", "train.*"), because=("prohibited", "MIG")),
-    Rule("gpu.settings", ("gpu.identical",), because=("ECC", "MIG")),
-    Rule("gpu.in-use", ("train.*", "collective.bandwidth", "collective.pairs", "link.*", *SPEEDS)),
-    Rule("topology.numa", ("link.host",)),
-    Rule("host.shm", ("collective.bandwidth", "train.scaling"), anywhere=True),
-    Rule("host.shm", ("collective.*", "train.*"), anywhere=True, found=ENDS),
-    Rule("host.cpu-per-gpu", ("train.balance", "train.scaling"), anywhere=True),
-    Rule("env.cuda-visible-devices", VIEWS, anywhere=True),
-    Rule("env.cuda-visible-devices", ("collective.*", "train.*"), anywhere=True, found=ENDS),
-    Rule("env.nccl", ("collective.bandwidth", "collective.pairs", "train.scaling"), anywhere=True),
-    Rule("env.nccl", ("collective.*", "train.*"), anywhere=True, found=ENDS),
-    Rule("env.torch", ("env.frameworks",), anywhere=True),
-    Rule("env.torch", ("collective.*", "train.*"), anywhere=True, found=ENDS),
-    Rule("collective.correct", ("collective.bandwidth", "train.sync", "train.scaling"), anywhere=True),
-    Rule("collective.correct", ("collective.*", "link.*", "compute.*", "train.*", "burn.*"), anywhere=True, gaps=True),
-    Rule("link.host", ("link.*", "compute.*", "train.*", "burn.*"), anywhere=True, gaps=True),
-    Rule("link.host", ("link.peer",)),
-    Rule("link.peer", ("collective.pairs", "collective.bandwidth")),
-    Rule("compute.exact", ("compute.*", "train.*", "burn.*"), anywhere=True, gaps=True),
-    Rule("compute.exact", ("compute.pattern", "train.sync", "collective.correct")),
-    Rule("compute.gemm", ("train.balance", "burn.drift")),
-    Rule("train.balance", ("train.scaling", "train.utilization")),
-    Rule("train.sync", ("train.*", "burn.*"), anywhere=True, gaps=True),
-    Rule("driver.loaded", ("strategy.*",), anywhere=True),
-    Rule("gpu.lost", ("strategy.*",)),
-    Rule("gpu.ecc", ("strategy.*",)),
-    Rule("gpu.xid", ("strategy.*",)),
-    Rule("nvlink.fabric", ("strategy.*",), found=ENDS),
-    Rule("gpu.settings", ("strategy.*",), because=("prohibited", "MIG")),
-    Rule("host.shm", ("strategy.*",), anywhere=True, found=ENDS),
-    Rule("env.cuda-visible-devices", ("strategy.*",), anywhere=True, found=ENDS),
-    Rule("env.nccl", ("strategy.*",), anywhere=True, found=ENDS),
-    Rule("env.torch", ("strategy.*",), anywhere=True, found=ENDS),
-    Rule("compute.exact", ("strategy.*",)),
-    Rule("collective.correct", ("strategy.*",), anywhere=True),
-    Rule("collective.correct", ("strategy.*",), anywhere=True, gaps=True),
-    Rule("train.sync", ("strategy.*",), anywhere=True),
-    Rule("train.sync", ("strategy.*",), anywhere=True, gaps=True),
-    Rule("strategy.ddp", ("strategy.*",), anywhere=True, gaps=True),
-)
+def _depth(check_id: str) -> int:
+    fitting = (i for i, entry in enumerate(DEEPEST_FIRST) if fnmatchcase(check_id, entry))
+    return min(fitting, default=len(DEEPEST_FIRST))
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -176,8 +69,9 @@ def explain(results: Iterable[CheckResult]) -> tuple[tuple[CheckResult, ...], tu
     results = tuple(results)
     bad = [(r.id, f) for r in results for f in r.findings if f.status in (Status.FAIL, Status.UNKNOWN, Status.WARN)]
     causes: dict[int, tuple[str, Finding]] = {}
+    declared = rules() if len(bad) > 1 else ()
     for check_id, finding in bad:
-        cause = _cause(check_id, finding, bad, causes)
+        cause = _cause(declared, check_id, finding, bad, causes)
         if cause is not None:
             causes[id(finding)] = cause
     explained = tuple(_with_causes(result, causes) for result in results)
@@ -201,7 +95,11 @@ def explain(results: Iterable[CheckResult]) -> tuple[tuple[CheckResult, ...], tu
 
 def _alike(finding: Finding) -> object:
     """What findings of one check have in common that have one cause; two that are not of a GPU never have."""
-    return (finding.found, finding.likely) if finding.subject.kind == "gpu" else id(finding)
+    if finding.subject.kind != "gpu":
+        return id(finding)
+    # a kind of fault (hw-power-brake) is the same, whatever share of the time each GPU had it
+    kind = finding.found.value if finding.found else None
+    return (kind if isinstance(kind, str) else finding.found, finding.likely)
 
 
 def headline(finding: Finding) -> str:
@@ -211,18 +109,21 @@ def headline(finding: Finding) -> str:
 
 
 def _cause(
-    check_id: str, finding: Finding, bad: list[tuple[str, Finding]], causes: dict[int, tuple[str, Finding]]
+    declared: tuple[Rule, ...],
+    check_id: str,
+    finding: Finding,
+    bad: list[tuple[str, Finding]],
+    causes: dict[int, tuple[str, Finding]],
 ) -> tuple[str, Finding] | None:
-    for rule in RULES:
-        if rule.cause == check_id or not rule.explains(check_id, finding):
+    for rule in declared:
+        if rule.cause == check_id or not rule.explains.fits_effect(check_id, finding):
             continue
         for cause_id, cause in bad:
-            if not rule.begins_with(cause_id, cause) or not (
-                rule.anywhere or _concerns(rule, cause, check_id, finding)
-            ):
+            if cause_id != rule.cause or not rule.explains.fits_cause(cause):
                 continue
+            related = rule.explains.anywhere or _concerns(cause_id, cause, check_id, finding)
             severe = WORST_FIRST.index(cause.status) <= WORST_FIRST.index(finding.status)
-            if severe and not _leads_to(cause, finding, causes):
+            if related and severe and not _leads_to(cause, finding, causes):
                 return cause_id, cause
     return None
 
@@ -236,7 +137,7 @@ def _leads_to(start: Finding, end: Finding, causes: dict[int, tuple[str, Finding
     return False
 
 
-def _concerns(rule: Rule, cause: Finding, check_id: str, effect: Finding) -> bool:
+def _concerns(cause_id: str, cause: Finding, check_id: str, effect: Finding) -> bool:
     """Whether cause and effect speak of the same thing, so that the one may explain the other.
 
     Both name the same GPU, or both the node. A cause on the node explains of a single GPU only
@@ -246,7 +147,7 @@ def _concerns(rule: Rule, cause: Finding, check_id: str, effect: Finding) -> boo
     of_node = cause.subject.kind == "node"
     if effect.subject.kind == "node":
         same = of_node and cause.subject.name == effect.subject.name
-        links = rule.cause.startswith("nvlink.") and check_id == "gpu.xid"
+        links = cause_id.startswith("nvlink.") and check_id == "gpu.xid"
         return same or links or any(fnmatchcase(check_id, each) for each in SUMS)
     if of_node:
         return effect.status is Status.UNKNOWN or effect.subject.kind == "rank"
@@ -254,7 +155,7 @@ def _concerns(rule: Rule, cause: Finding, check_id: str, effect: Finding) -> boo
 
 
 def _same_gpu(one: Subject, other: Subject) -> bool:
-    """By index; by bus id where one of them is a GPU that the driver does not show, which has no index."""
+    """By index; by bus id if one of them is a GPU that the driver does not show, which has no index."""
     ours, theirs = ({*(s.gpus or ()), *(() if s.gpu is None else (s.gpu,))} for s in (one, other))
     if ours and theirs:
         return bool(ours & theirs)

@@ -8,7 +8,12 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.checks.core.subject import NODE as NODE
+from gpudoctor.checks.core.subject import Subject as Subject
+from gpudoctor.checks.core.subject import of_gpu as of_gpu
+from gpudoctor.checks.core.subject import of_nic as of_nic
+from gpudoctor.checks.core.subject import of_pair as of_pair
+from gpudoctor.checks.core.subject import of_rank as of_rank
 from gpudoctor.facts.model.missing import Missing
 
 
@@ -26,67 +31,15 @@ WORST_FIRST = (Status.FAIL, Status.UNKNOWN, Status.WARN, Status.PASS, Status.SKI
 
 
 def worst(statuses: Iterable[Status]) -> Status:
-    """The worst status; SKIP where there is none, since nothing was looked at."""
+    """The worst status; SKIP if there is none, since nothing was looked at."""
     return min(statuses, key=WORST_FIRST.index, default=Status.SKIP)
-
-
-class Subject(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a finding is about. A GPU is named by index, UUID and bus id."""
-
-    kind: Literal["gpu", "pair", "link", "rank", "nic", "node"]
-    gpu: int | None = None
-    uuid: str | None = None
-    bus_id: str | None = None
-    gpus: tuple[int, int] | None = None
-    link: int | None = None
-    rank: int | None = None
-    name: str | None = None
-
-    @property
-    def label(self) -> str:
-        """How text names it: "GPU 5 (0000:bb:00.0)", "GPU 3 - GPU 5", "rank 1 (GPU 1)"."""
-        if self.kind == "pair" and self.gpus:
-            return f"GPU {self.gpus[0]} - GPU {self.gpus[1]}"
-        gpu = f"GPU {self.gpu}" if self.gpu is not None else ""
-        if self.kind == "rank":
-            return f"rank {self.rank}" + (f" ({gpu})" if gpu else "")
-        if self.kind == "link":
-            return f"{gpu} link {self.link}"
-        if self.kind == "gpu":
-            return f"{gpu} ({self.bus_id})" if self.bus_id else gpu
-        return self.name or "node"
-
-
-NODE = Subject(kind="node")
-
-
-def of_gpu(gpu: Gpu) -> Subject:
-    uuid = None if isinstance(gpu.uuid, Missing) else gpu.uuid
-    return Subject(kind="gpu", gpu=gpu.index, uuid=uuid, bus_id=gpu.bus_id)
-
-
-def of_link(gpu: Gpu, link: int) -> Subject:
-    uuid = None if isinstance(gpu.uuid, Missing) else gpu.uuid
-    return Subject(kind="link", gpu=gpu.index, uuid=uuid, bus_id=gpu.bus_id, link=link)
-
-
-def of_pair(a: int, b: int) -> Subject:
-    return Subject(kind="pair", gpus=(min(a, b), max(a, b)))
-
-
-def of_rank(rank: int, gpu: int | None = None, uuid: str | None = None) -> Subject:
-    return Subject(kind="rank", rank=rank, gpu=gpu, uuid=uuid)
-
-
-def of_nic(name: str) -> Subject:
-    return Subject(kind="nic", name=name)
 
 
 Number = int | float
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What was seen: text for people, and the number with its unit where there is one."""
+    """What was seen: text for people, and the number with its unit if there is one."""
 
     text: str
     value: Number | str | None = None
@@ -111,7 +64,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """One step to take, with a command to copy where there is one."""
+    """One step to take, with a command to copy if there is one."""
 
     text: str
     command: str | None = None
@@ -120,7 +73,7 @@ class Advice(msgspec.Struct, frozen=True):
 class Finding(msgspec.Struct, frozen=True):
     """One judged statement. `reason` says why for skip and unknown.
 
-    `explained_by` is set later, by `faults.py`: the id of the check whose fault explains it.
+    `explained_by` is set later, by `causes`: the id of the check whose fault explains it.
     `suppressed` is what it was before the operator's configuration set it aside, as a skip.
     """
 
@@ -176,7 +129,7 @@ def unknown(subject: Subject, reason: str, *evidence: Evidence, advice: Iterable
 
 
 def unread(subject: Subject, what: str, missing: Missing) -> Finding:
-    """The finding for a fact that is Missing: unknown where it was tried in vain, else skip."""
+    """The finding for a fact that is Missing: unknown if reading it failed, else skip."""
     reason = f"{what}: {missing.reason}"
     return unknown(subject, reason) if missing.kind == "failed" else skip(subject, reason)
 

@@ -21,8 +21,8 @@ class GpuUse(msgspec.Struct, frozen=True):
     """What somebody else does on one GPU.
 
     `others`: processes that compute there, gpudoctor's own and the harmless ones left out. `unlisted_mib`:
-    memory in use that no listed process holds; None where that is not known. `unseen`: work that shows
-    without a process, or that nothing here could rule out, in words; None where nothing speaks for any.
+    memory in use that no listed process holds; None if that is not known. `unseen`: work that shows
+    without a process, or that nothing here could rule out, in words; None if nothing speaks for any.
     """
 
     others: tuple[GpuProcess, ...]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def out_of_line(count: int, peers: Sequence[int], floor: float, ratio: float) -> float | None:
-    """The bound that `count` exceeds, or None where it is in line.
+    """The bound that `count` exceeds, or None if it is in line.
 
     The bound is `ratio` times the peers' median and never below `floor`. Without peers a tenth of
     the floor stands for their median.

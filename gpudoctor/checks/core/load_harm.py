@@ -24,7 +24,7 @@ class Slowed(msgspec.Struct, frozen=True):
 
 
 def slowed_under_load(case: Case, gpu: Gpu, reasons: tuple[str, ...]) -> Slowed | None:
-    """The worst of these reasons in any probe, by the share of its time; None where none was set."""
+    """The worst of these reasons in any probe, by the share of its time; None if none was set."""
     found = [
         Slowed(reason, share, during)
         for during, load in _loads(case, gpu)
@@ -37,7 +37,7 @@ def slowed_under_load(case: Case, gpu: Gpu, reasons: tuple[str, ...]) -> Slowed 
 
 
 def grown_under_load(case: Case, gpu: Gpu, counter: str) -> tuple[int, str] | None:
-    """By how much a counter grew, and during which probe; None where it did not, or was not read.
+    """By how much a counter grew, and during which probe; None if it did not, or was not read.
 
     Of neighbouring probes both may count what lay between them: the largest figure is told, not the sum.
     """

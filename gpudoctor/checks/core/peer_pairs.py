@@ -21,7 +21,7 @@ _ONE_SWITCH = ("PIX", "PXB")
 class Joined(msgspec.Struct, frozen=True):
     """Two GPUs, both directions between them, and what joins them.
 
-    `kind`: NV18, PIX, SYS, ...; `direct`: over NVLink, or peer-to-peer below one PCIe bridge, where nothing
+    `kind`: NV18, PIX, SYS, ...; `direct`: over NVLink, or peer-to-peer below one PCIe bridge: nothing
     but the GPUs and their links takes part. `line_gb_s`: what their NVLinks carry one way;
     `certain`: whether that is sure enough to fail by.
     """

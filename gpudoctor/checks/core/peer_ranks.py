@@ -8,14 +8,14 @@ from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import Finding, unknown
 from gpudoctor.checks.core.gpu_use import use_of_gpu
 from gpudoctor.checks.core.probe_outcome import on_gpus, problems_of, rank_gpu, rank_subject
-from gpudoctor.checks.core.under_load import load_of, middle
+from gpudoctor.checks.core.under_load import load_of, median
 from gpudoctor.checks.train.straggler import causes
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 
 
 def silent(case: Case, probe: str, measured: Iterable[int], what: str) -> Iterator[Finding]:
-    """An `unknown` for each rank that brought no figures, where no problem of the probe says why."""
+    """An `unknown` for each rank that brought no figures, if no problem of the probe says why."""
     launch, have = case.measurements.launch, set(measured)
     if launch is None or problems_of(case, probe):
         return
@@ -39,8 +39,8 @@ def by_model(case: Case, ranks: Iterable[int]) -> list[tuple[int, ...]]:
 
 
 def against_others(rank: int, figures: Mapping[int, float]) -> float | None:
-    """This rank's figure over the median of the others'; None where there are no others."""
-    usual = middle(value for other, value in figures.items() if other != rank)
+    """This rank's figure over the median of the others'; None if there are no others."""
+    usual = median(value for other, value in figures.items() if other != rank)
     return figures[rank] / usual if usual else None
 
 

@@ -56,8 +56,8 @@ def judged_problems(case: Case, probe: str) -> Iterator[Finding]:
     A rank that died, or hung while others waited for it, is a `fail`: a training would have met
     the same; a rank whose memory ran out by itself too, since the probes ask for little. CPU ranks
     that are all slow together, and errors that torch reported itself, convict nobody: `unknown`, as
-    does memory that others hold. A GPU that accepts no process is a `skip` only where its compute mode
-    says so, `unknown` where somebody uses it or nothing tells its mode, and a `fail` else: CUDA refuses
+    does memory that others hold. A GPU that accepts no process is a `skip` only if its compute mode
+    says so, `unknown` if somebody uses it or nothing tells its mode, and a `fail` else: CUDA refuses
     broken GPUs in the same words (TensorRT 3822).
     """
     for problem in problems_of(case, probe):
@@ -138,13 +138,13 @@ def _judged(case: Case, problem: ProbeProblem) -> Finding:
 
 
 def closed_by(case: Case, problem: ProbeProblem) -> str | None:
-    """The setting by which the rank's GPU takes no process, in words; None where no setting does."""
+    """The setting by which the rank's GPU takes no process, in words; None if no setting does."""
     gpu = _gpu_of(case, problem) if problem.kind == "refused" else None
     return mode_that_closes(gpu) if gpu else None
 
 
 def mode_that_closes(gpu: Gpu) -> str | None:
-    """The compute mode by which a GPU takes no second process, or none, in words; None where it takes all."""
+    """The compute mode by which a GPU takes no second process, or none, in words; None if it takes all."""
     mode = known(gpu.settings.compute_mode)
     return None if mode in (None, "default") else f"its compute mode is {mode}"
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
 
 
 def unreadable(gpu: Gpu) -> str | None:
-    """Why this GPU cannot be judged by what it told, in words for `unknown(...)`; None where it can.
+    """Why this GPU cannot be judged by what it told, in words for `unknown(...)`; None if it can.
 
     More of its main values were denied than told; or temperature, power and clock are 0 at once,
     which no GPU that runs can be.
@@ -24,6 +25,13 @@ def unreadable(gpu: Gpu) -> str | None:
 def says_nothing(gpu: Gpu) -> bool:
     """Whether not one of the GPU's main values was read, whatever the reason."""
     return all(isinstance(value, Missing) for value in _main_values(gpu))
+
+
+def told_by_driver(node: Node, gpu: Gpu) -> bool:
+    """Whether the driver told of this GPU; else a list of the PCI bus is all that it is known from."""
+    values = (*_main_values(gpu), gpu.nvlinks, gpu.cpu_affinity)
+    told = any(not isinstance(value, Missing) for value in values if value is not gpu.name)
+    return told or bool(gpu.errors) or not isinstance(node.pairs, Missing)
 
 
 def _main_values(gpu: Gpu) -> tuple[object, ...]:

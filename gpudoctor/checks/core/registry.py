@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Literal
 
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Finding
 from gpudoctor.errors import UserError
 
@@ -32,8 +36,8 @@ class Check(msgspec.Struct, frozen=True):
     """A named pure function and what there is to say about it.
 
     `needs_gpu`: without any GPU in the facts the runner skips it. `limits` are its thresholds.
-    `page` is the check's page where it does not lie in `checks/pages/`. `impact` is what a bad
-    finding means for a training; None: nothing in particular.
+    `page` is the text of the check's page if it does not lie beside its module. `impact` is what a
+    bad finding means for a training; None: nothing in particular. `explains` is what it explains.
     """
 
     id: str
@@ -44,6 +48,7 @@ class Check(msgspec.Struct, frozen=True):
     limits: Mapping[str, Limit] = {}
     page: str | None = None
     impact: Impact | None = None
+    explains: tuple[Explains, ...] = ()
 
     @property
     def domain(self) -> str:
@@ -66,11 +71,16 @@ def check(
     limits: Iterable[Limit] | Mapping[str, Limit] | None = None,
     page: str | None = None,
     impact: Impact | None = None,
+    explains: Iterable[str | Explains] = (),
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register a check under `domain.name`; a second one under the same id raises DuplicateCheckError.
 
-    `limits` are its thresholds, each with its name, or by name.
+    `limits` are its thresholds, each with its name, or by name. `explains` names the checks (ids or
+    globs) whose bad findings on the same GPU follow from a bad one of this check, or says more of them.
     """
+    explains = tuple(explains)
+    plain = tuple(each for each in explains if isinstance(each, str))
+    declared = (*(each for each in explains if isinstance(each, Explains)), *([Explains(plain)] if plain else []))
     if isinstance(limits, Mapping):
         limits = [msgspec.structs.replace(limit, name=name) for name, limit in limits.items()]
     by_name = {limit.name: limit for limit in limits or ()}
@@ -78,7 +88,7 @@ def check(
     def register(function: CheckFunction) -> CheckFunction:
         if id in _checks and _checks[id].function.__module__ != function.__module__:
             raise DuplicateCheckError(f"{id} is registered by {_checks[id].function.__module__} already")
-        _checks[id] = Check(id, title, level, function, needs_gpu, by_name, page, impact)
+        _checks[id] = Check(id, title, level, function, needs_gpu, by_name, page, impact, declared)
         return function
 
     return register
@@ -86,9 +96,17 @@ def check(
 
 def registry() -> tuple[Check, ...]:
     """Every registered check, grouped by domain in the order a reader wants them; those without a place come last."""
-    import gpudoctor.checks.core.builtin  # noqa: F401  registers on import
-
+    _import_builtin_checks()
     return tuple(sorted(_checks.values(), key=_place))
+
+
+@cache
+def _import_builtin_checks() -> None:
+    """Each module in a folder of a domain registers its checks when it is imported."""
+    for domain in DOMAINS:
+        folder = import_module(f"gpudoctor.checks.{domain}")
+        for module in iter_modules(folder.__path__, f"{folder.__name__}."):
+            import_module(module.name)
 
 
 def _place(check: Check) -> tuple[int, str, int, str]:
@@ -111,15 +129,16 @@ DOMAINS = (
 
 # What comes before what in a report, by domain; a check that is not here comes after these, by its id
 READING_ORDER = {
-    "driver": ("loaded", "version-match", "responsive"),
+    "driver": ("responsive", "loaded", "version-match", "fabric-manager"),
     "gpu": (
-        *("count", "identical", "lost", "ecc", "temperature", "memory-repair", "throttle", "power-limit", "clocks"),
-        *("xid", "settings", "in-use"),
+        *("count", "identical", "lost", "ecc", "temperature", "memory-repair", "inforom", "throttle", "power-limit"),
+        *("clocks", "xid", "settings", "in-use"),
     ),
     "pcie": ("link-width", "link-speed", "balance", "errors", "upstream", "acs"),
     "nvlink": ("links", "errors", "fabric", "topology"),
-    "host": ("ram-per-gpu", "cpu-per-gpu", "shm", "limits"),
+    "host": ("ram-per-gpu", "cpu-per-gpu", "shm", "limits", "kernel"),
     "env": ("cuda-visible-devices", "frameworks", "nccl", "torch"),
+    "network": ("infiniband", "adapters"),
     "collective": ("correct", "bandwidth", "pairs"),
     "link": ("host", "peer"),
     "compute": ("exact", "pattern", "gemm", "memory"),
@@ -137,7 +156,7 @@ def matches(check: Check, wanted: str) -> bool:
 def select(
     checks: Iterable[Check], wanted: Iterable[str] = (), skipped: Iterable[str] = (), required: Iterable[str] = ()
 ) -> tuple[Check, ...]:
-    """The checks asked for (all where none is named) less the skipped ones.
+    """The checks asked for (all if none is named) less the skipped ones.
 
     Raise UserError for a word that names no check, with the nearest names.
     """

@@ -11,6 +11,8 @@ from gpudoctor.checks.core.finding import NODE as NODE_SUBJECT
 from gpudoctor.checks.core.finding import Finding, Status, skip, unknown, worst
 from gpudoctor.checks.core.registry import LEVELS, Check, Level
 
+NO_GPU = "no GPU in scope to look at"
+
 
 class CheckResult(msgspec.Struct, frozen=True):
     """What one check found; `status` is the worst of its findings."""
@@ -51,7 +53,7 @@ def _run(case: Case, check: Check, level: Level, clock: Callable[[], float]) -> 
     if LEVELS.index(check.level) > LEVELS.index(level):
         findings = (skip(NODE_SUBJECT, f"runs at level {check.level}; asked for {level}"),)
     elif check.needs_gpu and not case.gpus:
-        findings = (skip(NODE_SUBJECT, "no GPU in scope to look at"),)
+        findings = (skip(NODE_SUBJECT, NO_GPU),)
     else:
         try:
             findings = tuple(check.function(msgspec.structs.replace(case, check_id=check.id)))

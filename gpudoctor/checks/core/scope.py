@@ -73,8 +73,8 @@ def slurm_gave(node: Node) -> Gave | None:
     """The smallest number of GPUs in Slurm's variables that is not below what the driver shows.
 
     A task may be confined to fewer GPUs than its step, and a step to fewer than its job. None
-    where Slurm says nothing, or less than the driver shows (a prolog, a job that is not
-    confined), or where it counts MIG instances.
+    if Slurm says nothing, or less than the driver shows (a prolog, a job that is not
+    confined), or if it counts MIG instances.
     """
     if not node.gpus or any(known(gpu.settings.mig_enabled) for gpu in node.gpus):
         return None
@@ -94,7 +94,7 @@ def slurm_gave(node: Node) -> Gave | None:
 
 
 def indices(text: str | None) -> set[int] | None:
-    """The set of a list like "0,2,4-7"; None where it is unset, empty or not such a list.
+    """The set of a list like "0,2,4-7"; None if it is unset, empty or not such a list.
 
     >>> sorted(indices("0,2,4-6") or ())
     [0, 2, 4, 5, 6]

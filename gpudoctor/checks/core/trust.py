@@ -15,7 +15,7 @@ _STATES = {LOST: "lost", RESET_REQUIRED: "waiting for a reset", UNKNOWN: "answer
 
 
 def untrusted(gpu: Gpu) -> str | None:
-    """Why no reading of this GPU may be judged, in words for `unknown(...)`; None where it may.
+    """Why no reading of this GPU may be judged, in words for `unknown(...)`; None if it may.
 
     A GPU is untrusted once errors cost all of it (see `condemning`): what it answers besides may be
     stale or nonsense. So is one that was hardly read, or that tells nonsense: see `unreadable`.
@@ -30,25 +30,31 @@ def untrusted(gpu: Gpu) -> str | None:
 
 
 def narrowed(case: Case) -> str | None:
-    """Why this process may see fewer GPUs than the node has, in words; None where it sees all.
+    """Why this process may see fewer GPUs than the node has, in words; None if it sees all.
 
-    A container, NVIDIA_VISIBLE_DEVICES with a list, a driver that denies some handles, or a job
-    that is confined to its GPUs: fewer GPUs are then the scope, not a fault.
+    A container, NVIDIA_VISIBLE_DEVICES with a list, or a job that is confined to its GPUs: fewer GPUs are
+    then the scope, not a fault. A denied handle excuses its own GPU and no other: see `refused_handles`.
     """
     return hidden(case.node) or confined(case.node)
 
 
 def hidden(node: Node) -> str | None:
-    """Why GPUs may be hidden without a trace of which, in words: a container, a list, denied handles."""
+    """Why GPUs may be hidden without a trace of which, in words: a container, or a list."""
     engine = known(node.host.container)
     if engine or known(node.host.virtualization) == "container":
         return f"inside a container ({engine or 'unknown engine'})"
     visible = node.environment.get("NVIDIA_VISIBLE_DEVICES")
     if visible not in (None, "", "all", "void", "none"):
         return f"NVIDIA_VISIBLE_DEVICES={visible}"
-    if any(denied(words) for words in node.driver.handle_errors):
-        return "the driver denies this process some GPUs (device cgroup or permissions)"
     return None
+
+
+REFUSED = "the driver denies this process some GPUs (device cgroup or permissions)"
+
+
+def refused_handles(node: Node) -> int:
+    """To how many GPUs the driver denied this process the handle."""
+    return sum(denied(words) for words in node.driver.handle_errors)
 
 
 def denied(handle_error: str) -> bool:

@@ -31,12 +31,12 @@ _HOTTER_C = 10
 
 
 def telemetry_of(case: Case, during: str) -> Telemetry | None:
-    """What was sampled while this probe ran (of several rounds, the last); None where nothing was."""
+    """What was sampled while this probe ran (of several rounds, the last); None if nothing was."""
     return next((t for t in reversed(case.measurements.telemetry) if t.during == during), None)
 
 
 def load_of(case: Case, gpu: Gpu, during: str) -> GpuUnderLoad | None:
-    """One GPU while this probe ran; None where it was not sampled."""
+    """One GPU while this probe ran; None if it was not sampled."""
     telemetry = telemetry_of(case, during)
     sampled = telemetry.gpus if telemetry else ()
     uuid = known(gpu.uuid)
@@ -50,15 +50,15 @@ def causes_under_load(gpu: Gpu, peers: Sequence[Gpu], own: GpuUnderLoad, others:
     """
     found = [*_slowdowns(own, others), *_lone_settings(gpu, peers, own, others)]
     for name, what, unit in (("sm_mhz", "clock", "MHz"), ("memory_mhz", "memory clock", "MHz")):
-        value, usual = median_of(own, name), middle(median_of(other, name) for other in others)
+        value, usual = median_of(own, name), median(median_of(other, name) for other in others)
         if value is not None and usual and value < usual * 0.95:
             found.append(f"its {what} was {value:.0f} {unit} under load, the others' {usual:.0f} {unit}")
-    hot, usual_c = median_of(own, "temperature_c"), middle(median_of(other, "temperature_c") for other in others)
+    hot, usual_c = median_of(own, "temperature_c"), median(median_of(other, "temperature_c") for other in others)
     if hot is not None and usual_c is not None and hot >= usual_c + _HOTTER_C:
         found.append(f"it was at {hot:.0f} C under load, the others at {usual_c:.0f} C")
     for name, what in (("pcie_generation", "PCIe generation"), ("pcie_width", "PCIe width")):
         # the best that was seen: between two copies the link may rest at less
-        best, usual = highest_of(own, name), middle(highest_of(other, name) for other in others)
+        best, usual = highest_of(own, name), median(highest_of(other, name) for other in others)
         if best is not None and usual and best < usual:
             found.append(f"its {what} under load was {best:.0f}, the others' {usual:.0f}")
     return found
@@ -71,25 +71,25 @@ def _slowdowns(own: GpuUnderLoad, others: Sequence[GpuUnderLoad]) -> list[str]:
     return [
         f"{words} active {percent(shares[reason])} of the time{_beside(reason, others)}"
         for reason, words in _SLOWING.items()
-        if shares[reason] - (middle(event_share(other, reason) for other in others) or 0.0) >= _LEAST_SHARE
+        if shares[reason] - (median(event_share(other, reason) for other in others) or 0.0) >= _LEAST_SHARE
     ]
 
 
 def _beside(reason: str, others: Sequence[GpuUnderLoad]) -> str:
-    usual = middle(event_share(other, reason) for other in others)
+    usual = median(event_share(other, reason) for other in others)
     return f" (the others {percent(usual)})" if usual else ""
 
 
 def _lone_settings(gpu: Gpu, peers: Sequence[Gpu], own: GpuUnderLoad, others: Sequence[GpuUnderLoad]) -> list[str]:
-    """Benign reasons that only this GPU shows; a power cap counts sooner where its limit is lower."""
+    """Benign reasons that only this GPU shows; a power cap counts sooner if its limit is lower."""
     if not others:
         return []
-    limit_w, usual_w = known(gpu.power.limit_w), middle(known(p.power.limit_w) for p in peers)
+    limit_w, usual_w = known(gpu.power.limit_w), median(known(p.power.limit_w) for p in peers)
     lower = limit_w is not None and usual_w is not None and limit_w < usual_w * 0.98
     found = []
     for reason, words in _BENIGN.items():
         share, usual = event_share(own, reason), [event_share(other, reason) for other in others]
-        if reason == "sw-power-cap" and lower and share >= (middle(usual) or 0.0) + _LEAST_SHARE:
+        if reason == "sw-power-cap" and lower and share >= (median(usual) or 0.0) + _LEAST_SHARE:
             found.append(f"{words} active {percent(share)} of the time")  # the limits are told beside it
         elif share >= _ALONE_SHARE and max(usual) <= _PEERS_SHARE:
             found.append(f"{words} active {percent(share)} of the time, on this GPU only")
@@ -114,20 +114,24 @@ def percent(share: float) -> str:
 
 
 def median_of(gpu: GpuUnderLoad, name: str) -> float | None:
-    """The median of one reading; None where it was not read."""
+    """The median of one reading; None if it was not read."""
     spread = gpu.readings.get(name)
     return spread.median if spread else None
 
 
 def highest_of(gpu: GpuUnderLoad, name: str) -> float | None:
-    """The highest of one reading; None where it was not read."""
+    """The highest of one reading; None if it was not read."""
     spread = gpu.readings.get(name)
     return spread.high if spread else None
 
 
-def middle(values: Iterable[float | None]) -> float | None:
-    """The median of those that are known; None where none is."""
-    from statistics import median  # not at the top: it costs start-up time
+def median(values: Iterable[float | None]) -> float | None:
+    """The median of those that are known; None if none is.
 
-    told = [value for value in values if value is not None]
-    return median(told) if told else None
+    As `statistics.median`, whose import would cost 5 % of the time of a quick check.
+    """
+    told = sorted(value for value in values if value is not None)
+    if not told:
+        return None
+    half = len(told) // 2
+    return told[half] if len(told) % 2 else (told[half - 1] + told[half]) / 2

@@ -133,7 +133,7 @@ def xid(code: int) -> Xid:
 # NVSwitch heat events: judged as a warning whatever the line says of itself
 SXID_THERMAL = frozenset({10004, 10005})
 
-# Fatal to the links or the whole switch; used only where the line does not say "Fatal" or "Non-fatal" itself
+# Fatal to the links or the whole switch; used only if the line does not say "Fatal" or "Non-fatal" itself
 SXID_FATAL = frozenset(
     {10003, 10006, 10007, 10008, 11001, 11009, 11013, *range(11017, 11021), *range(11028, 11031), 12001, 12002}
     | {12020, 12022, *range(12024, 12028), *range(12030, 12033), *range(12035, 12048, 2), 14001, 14002, 14008}
@@ -145,7 +145,7 @@ SXID_FATAL = frozenset(
 
 
 def sxid_fatal(code: int | None, said: bool | None) -> bool | None:
-    """Whether an NVSwitch error is fatal: as the line says, else by the list; None where neither tells."""
+    """Whether an NVSwitch error is fatal: as the line says, else by the list; None if neither tells."""
     if said is not None:
         return said
     return True if code in SXID_FATAL else None

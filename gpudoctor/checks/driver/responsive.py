@@ -1,4 +1,4 @@
-"""Does every call of the driver come back, and how long does the driver take to start?"""
+"""driver.responsive: does every call of the driver come back, and how long does the driver take to start?"""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import VIEWS
 from gpudoctor.checks.core.finding import (
-    NODE,
     Advice,
     Evidence,
     Expected,
     Finding,
     Found,
-    Subject,
     fail,
-    of_gpu,
     ok,
     skip,
     unknown,
@@ -24,9 +22,10 @@ from gpudoctor.checks.core.finding import (
     warn,
 )
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.facts.deadlines import START
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import Driver
+from gpudoctor.facts.model.node import Driver, Unanswered
 
 _HANGS = "the driver or the GPU's own processor (GSP) hangs; every tool that asks will hang with it"
 _CRASHES = "the driver's library crashed; every program that makes this call will crash with it"
@@ -36,10 +35,16 @@ _WORTH_TELLING_S = 1.0
 
 
 _INIT_S = Limit(
-    10, "s", "a driver that is awake answers at once; 8 GPUs that it has to start take 2 to 10 s", name="init_s"
+    10,
+    "s",
+    "a driver that is awake answers at once; 8 GPUs that it has to start take 2 to 10 s",
+    name="init_s",
+    status="warn",
 )
-_WAKE_S = Limit(4, "s", "for each GPU without persistence mode: 1 to 3 s is usual, one after another", name="wake_s")
-_CALL_S = Limit(5, "s", "calls of more than 5 s come before a hang (field reports)", name="call_s")
+_WAKE_S = Limit(
+    4, "s", "for each GPU without persistence mode: 1 to 3 s is usual, one after another", name="wake_s", status="warn"
+)
+_CALL_S = Limit(5, "s", "calls of more than 5 s come before a hang (field reports)", name="call_s", status="warn")
 _HUNG_START_S = Limit(START.seconds, "s", START.source, name="hung_start_s")
 
 
@@ -49,50 +54,15 @@ _HUNG_START_S = Limit(START.seconds, "s", START.source, name="hung_start_s")
     impact="no-work",
     needs_gpu=False,
     limits=(_INIT_S, _WAKE_S, _CALL_S, _HUNG_START_S),
+    explains=("driver.loaded", "gpu.*", "pcie.*", "nvlink.*", "topology.*", *VIEWS),
 )
 def responsive(case: Case) -> Iterator[Finding]:
-    """Fail for each call that did not return; warn where the driver is slow."""
+    """Fail for each call that did not return; warn if the driver is slow."""
     driver = case.node.driver
     unanswered = (*driver.unanswered, *case.measurements.unanswered)
-    for hung in unanswered:
-        where = f" on GPU {hung.gpu}" if hung.gpu is not None else ""
-        text = f"{hung.call}{where} {hung.reason} within {hung.waited_s:g} s" if hung.hangs else hung.words
-        start_s = case.limit(_HUNG_START_S)
-        if hung.hangs and hung.call.startswith(_STARTS_THE_GPU) and hung.waited_s < start_s:
-            # without persistence mode it wakes the GPU, which healthy nodes may take long for
-            yield unknown(
-                _subject(case, hung.gpu),
-                f"{text}; a driver that has to wake its GPUs may need more",
-                Evidence(hung.call, f"{hung.reason} ({hung.waited_s:g} s)"),
-                advice=[Advice("Give it time.", f"gpudoctor check driver --level quick --deadline {start_s + 10:g}")],
-            )
-            continue
-        if "SIGKILL" in hung.reason:
-            # so ends the kernel who is in a driver's module that goes wrong, but also who takes too much memory
-            yield unknown(
-                _subject(case, hung.gpu),
-                f"{text}: the driver's kernel module went wrong, or memory ran out",
-                Evidence(hung.call, f"{hung.reason} ({hung.waited_s:g} s)"),
-                advice=[Advice("Look which it was, and check again.", "dmesg | grep -iE 'oops|bug:|killed process'")],
-            )
-            continue
-        yield fail(
-            _subject(case, hung.gpu),
-            Found(text, hung.waited_s, "s"),
-            Expected("an answer before the deadline", "<=", hung.waited_s, "s", "deadline of the reader"),
-            Evidence(hung.call, f"{hung.reason} ({hung.waited_s:g} s)"),
-            likely=_HANGS if hung.hangs else _CRASHES,
-            advice=[
-                "Drain the node; do not start more tools that call the driver.",
-                Advice(
-                    "Look for Xid 119, 120 or 79 and for processes in state D.",
-                    "dmesg | grep -i xid; ps -eo pid,stat,comm | grep ' D'",
-                ),
-                "Reset the GPU if it lets you, else power-cycle the node: a plain reboot may hang too.",
-            ],
-        )
-    woken = _waking(case)
-    slow = tuple(_slow(case, woken))
+    start = _slowest_start(case)
+    slow = tuple(_slow(case, start))
+    yield from (_not_answered(case, hung) for hung in unanswered)
     yield from slow
     if unanswered or slow:
         return
@@ -106,11 +76,43 @@ def responsive(case: Case) -> Iterator[Finding]:
     slowest = known(driver.slowest_call_s)
     text = f"{calls} calls answered" + (f", the slowest in {slowest:.3g} s" if slowest is not None else "")
     yield ok(NODE, Found(text, slowest, "s" if slowest is not None else None))
-    if woken is not None and woken.took_s >= _WORTH_TELLING_S:
-        yield ok(NODE, Found(woken.words, woken.took_s, "s"), woken.expected, Evidence(WAKING, f"{woken.took_s:.3g} s"))
+    if start is not None and start.took_s >= _WORTH_TELLING_S:
+        yield ok(NODE, Found(start.words, start.took_s, "s"), start.expected, Evidence(WAKING, f"{start.took_s:.3g} s"))
 
 
-class _Waking(NamedTuple):
+def _not_answered(case: Case, hung: Unanswered) -> Finding:
+    subject, start_s = _subject(case, hung.gpu), case.limit(_HUNG_START_S)
+    on_gpu = f" on GPU {hung.gpu}" if hung.gpu is not None else ""
+    text = f"{hung.call}{on_gpu} {hung.reason} within {hung.waited_s:g} s" if hung.hangs else hung.words
+    evidence = Evidence(hung.call, f"{hung.reason} ({hung.waited_s:g} s)")
+    if hung.hangs and hung.call.startswith(_STARTS_THE_GPU) and hung.waited_s < start_s:
+        # without persistence mode the call starts the GPU, which may take long on healthy nodes
+        advice = Advice("Give it time.", f"gpudoctor check driver --level quick --deadline {start_s + 10:g}")
+        return unknown(subject, f"{text}; a driver that has to wake its GPUs may need more", evidence, advice=[advice])
+    if "SIGKILL" in hung.reason:
+        # the kernel ends a process so if the driver's module goes wrong in its call, and if memory runs out
+        advice = Advice("Look which it was, and check again.", "dmesg | grep -iE 'oops|bug:|killed process'")
+        return unknown(
+            subject, f"{text}: the driver's kernel module went wrong, or memory ran out", evidence, advice=[advice]
+        )
+    return fail(
+        subject,
+        Found(text, hung.waited_s, "s"),
+        Expected("an answer before the deadline", "<=", hung.waited_s, "s", "deadline of the reader"),
+        evidence,
+        likely=_HANGS if hung.hangs else _CRASHES,
+        advice=[
+            "Drain the node; do not start more tools that call the driver.",
+            Advice(
+                "Look for Xid 119, 120 or 79 and for processes in state D.",
+                "dmesg | grep -i xid; ps -eo pid,stat,comm | grep ' D'",
+            ),
+            "Reset the GPU if it lets you, else power-cycle the node: a plain reboot may hang too.",
+        ],
+    )
+
+
+class _Start(NamedTuple):
     """How long the driver took to start all GPUs, in seconds and in words, and how long it may."""
 
     took_s: float
@@ -119,26 +121,26 @@ class _Waking(NamedTuple):
     expected: Expected
 
 
-def _waking(case: Case) -> _Waking | None:
-    """None where nobody told; GPUs whose persistence mode is not known to be on may have slept."""
+def _slowest_start(case: Case) -> _Start | None:
+    """None if no time was measured; GPUs whose persistence mode is not known to be on may have slept."""
     driver, gpus = case.node.driver, case.node.gpus
     times = [known(driver.init_s), known(driver.start_s)]
-    if _starts_a_gpu(driver):  # as facts have it that were recorded before `start_s` was
+    if _starts_a_gpu(driver):  # facts that were recorded before `start_s` existed
         times.append(known(driver.slowest_call_s))
-    told = [seconds for seconds in times if seconds is not None]
-    if not told:
+    measured = [seconds for seconds in times if seconds is not None]
+    if not measured:
         return None
-    took_s = max(told)
+    took_s = max(measured)
     limit_s, limit = case.limit(_INIT_S), _INIT_S
-    if any(known(gpu.settings.persistence) is not True for gpu in gpus):
-        asleep_s = case.limit(_WAKE_S) * (known(driver.device_count) or len(gpus))
-        if asleep_s >= limit_s:
-            limit_s, limit = asleep_s, _WAKE_S
-    if any(known(gpu.settings.persistence) is False for gpu in gpus):
+    persistence = [known(gpu.settings.persistence) for gpu in gpus]
+    asleep_s = case.limit(_WAKE_S) * (known(driver.device_count) or len(gpus))
+    if not all(persistence) and asleep_s >= limit_s:
+        limit_s, limit = asleep_s, _WAKE_S
+    if False in persistence:
         words = f"persistence mode is off: the driver took {took_s:.3g} s to wake"
     else:
         words = f"the driver took {took_s:.3g} s to start"
-    return _Waking(took_s, words, limit_s, _at_most(case, limit_s, limit))
+    return _Start(took_s, words, limit_s, _at_most(case, limit_s, limit))
 
 
 def _at_most(case: Case, limit_s: float, limit: Limit) -> Expected:
@@ -149,11 +151,11 @@ def _starts_a_gpu(driver: Driver) -> bool:
     return (known(driver.slowest_call) or "").startswith(_STARTS_THE_GPU)
 
 
-def _slow(case: Case, woken: _Waking | None) -> Iterator[Finding]:
+def _slow(case: Case, start: _Start | None) -> Iterator[Finding]:
     driver = case.node.driver
-    slow = []
-    if woken is not None and woken.took_s > woken.limit_s:
-        slow.append((NODE, woken.words, WAKING, woken.took_s, woken.expected))
+    slow: list[tuple[Subject, str, str, float, Expected]] = []
+    if start is not None and start.took_s > start.limit_s:
+        slow.append((NODE, start.words, WAKING, start.took_s, start.expected))
     call, took_s = known(driver.slowest_call) or "a driver call", known(driver.slowest_call_s)
     limit_s = case.limit(_CALL_S)
     if took_s is not None and took_s > limit_s and not _starts_a_gpu(driver):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from gpudoctor.facts.model.gpu import Gpu, MigInstance
 from gpudoctor.facts.model.missing import Missing, known
@@ -20,7 +21,7 @@ class Visible(msgspec.Struct, frozen=True):
     """Which GPUs a CUDA process sees, in CUDA's order.
 
     `visible` holds NVML indices and `uuids`, in step with it, what CUDA opens there: the GPU's
-    UUID or that of its MIG instance; None where it was not read. The GPUs that are not visible
+    UUID or that of its MIG instance; None if it was not read. The GPUs that are not visible
     are in `hidden_on_purpose` (the list leaves them out) or `hidden_by_mistake` (the list
     names them and CUDA does not show them). `cut_at` is the entry at which CUDA stopped reading;
     `problems` say what is wrong with the list, `notes` what is worth knowing about a right one.
@@ -74,114 +75,76 @@ def resolve(value: str | None, gpus: Sequence[Gpu], device_order: str | None = N
     """
     ordered = tuple(sorted(gpus, key=lambda gpu: gpu.bus_id))
     if value is None:
-        every = tuple(_open(gpu) for gpu in ordered)
-        return _seen(None, ordered, [d for d in every if isinstance(d, _Device)], named=set(), notes=[])
+        every = map(_open, ordered)
+        return _seen(Visible(None), ordered, [d for d in every if isinstance(d, _Device)], named=set())
     if value.strip() in _HIDES_ALL or not ordered:
         return Visible(value, hidden_on_purpose=tuple(sorted(gpu.index for gpu in ordered)))
     entries = value.split(",")
+    keys: list[object]
     # CUDA takes the kind of the whole list from its first entry
     if value.startswith(("GPU-", "MIG-")):
         found = [_by_uuid(entry, value[:4], ordered) for entry in entries]
-        keys: list[object] = [
-            (d.gpu.index, d.mig.uuid if d.mig else None) if isinstance(d, _Device) else d for d in found
-        ]
-        by_index = False
+        keys = [(d.gpu.index, d.mig.uuid if d.mig else None) if isinstance(d, _Device) else d for d in found]
+        order_uncertain = False
     else:
         numbers = [_number(entry) for entry in entries]
         found = [n if isinstance(n, _Bad) else _by_index(n, ordered) for n in numbers]
         keys = list(numbers)
-        by_index = True
-    return _read(value, entries, found, keys, ordered, by_index and _mixed(ordered) and device_order != "PCI_BUS_ID")
+        order_uncertain = _mixed(ordered) and device_order != "PCI_BUS_ID"
+    return _read(Visible(value, order_uncertain=order_uncertain), entries, found, keys, ordered)
 
 
 def _read(
-    value: str,
-    entries: list[str],
-    found: list[_Device | _Bad],
-    keys: list[object],
-    ordered: tuple[Gpu, ...],
-    order_uncertain: bool,
+    start: Visible, entries: list[str], found: list[_Device | _Bad], keys: list[object], ordered: tuple[Gpu, ...]
 ) -> Visible:
-    """Walk the list as CUDA does: up to the first bad entry, and not at all where one repeats."""
+    """Walk the list as CUDA does: up to the first bad entry, and not at all if one repeats."""
     named = {d.gpu.index for d in found if isinstance(d, _Device)}
     stop = next((i for i, device in enumerate(found) if isinstance(device, _Bad)), len(found))
     # torch looks for repeats before it knows how many GPUs there are: up to the first non-number
     readable = next((i for i, key in enumerate(keys) if isinstance(key, _Bad)), len(keys))
-    seen: set[object] = set()
-    repeated: int | None = None
-    for place, key in enumerate(keys[:readable]):
-        if key in seen:
-            repeated = place
-            break
-        seen.add(key)
+    first_at = {key: i for i, key in reversed(list(enumerate(keys[:readable])))}
+    repeated = next((i for i, key in enumerate(keys[:readable]) if first_at[key] != i), None)
     bad = found[stop] if stop < len(found) else None
     if isinstance(bad, _Bad) and bad.unresolved:
-        return Visible(value, unresolved=bad.why)
+        return Visible(start.value, unresolved=bad.why)
     if repeated is not None:
         problems = [f"{_shown(entries[repeated])} appears twice, and CUDA then shows no GPU at all"]
         problems += [b.why for b in found[:readable] if isinstance(b, _Bad)]
         return Visible(
-            value,
+            start.value,
             hidden_on_purpose=tuple(sorted(gpu.index for gpu in ordered if gpu.index not in named)),
             hidden_by_mistake=tuple(sorted(named)),
             problems=tuple(dict.fromkeys(problems)),
         )
     devices = [d for d in found[:stop] if isinstance(d, _Device)]
     if not isinstance(bad, _Bad):
-        return _seen(value, ordered, devices, named, [], order_uncertain=order_uncertain)
-    lost = named - {d.gpu.index for d in devices}
-    if bad.harmless and not lost:
-        note = f"the list ends at {_shown(entries[stop])}"
-        return _seen(
-            value,
-            ordered,
-            devices,
-            named if devices else set(),
-            [note] if devices else [],
-            order_uncertain=order_uncertain,
-            cut_at=entries[stop],
-        )
-    return _seen(
-        value,
-        ordered,
-        devices,
-        named,
-        [],
-        order_uncertain=order_uncertain,
-        cut_at=entries[stop],
-        problems=[f"CUDA stops at {_shown(entries[stop])}: {bad.why}"],
-    )
+        return _seen(start, ordered, devices, named)
+    start = replace(start, cut_at=entries[stop])
+    if not bad.harmless or named - {d.gpu.index for d in devices}:
+        problem = f"CUDA stops at {_shown(entries[stop])}: {bad.why}"
+        return _seen(replace(start, problems=(problem,)), ordered, devices, named)
+    if not devices:
+        return _seen(start, ordered, devices, set())
+    return _seen(replace(start, notes=(f"the list ends at {_shown(entries[stop])}",)), ordered, devices, named)
 
 
-def _seen(
-    value: str | None,
-    ordered: tuple[Gpu, ...],
-    devices: list[_Device],
-    named: set[int],
-    notes: list[str],
-    *,
-    order_uncertain: bool = False,
-    cut_at: str | None = None,
-    problems: Sequence[str] = (),
-) -> Visible:
+def _seen(start: Visible, ordered: tuple[Gpu, ...], devices: list[_Device], named: set[int]) -> Visible:
     """The answer for these devices, after MIG's rule: one instance, and no other GPU beside it."""
-    first = next((d for d in devices if d.mig is not None), None)
+    first, notes = next((d for d in devices if d.mig is not None), None), start.notes
     if first is not None and len(devices) > 1:
         devices = [first]
-        notes = [*notes, f"a CUDA process uses one MIG instance and nothing else: the one on GPU {first.gpu.index}"]
+        notes = (*notes, f"a CUDA process uses one MIG instance and nothing else: the one on GPU {first.gpu.index}")
         named = named & {first.gpu.index}
     visible = tuple(d.gpu.index for d in devices)
-    hidden = [gpu.index for gpu in ordered if gpu.index not in visible]
-    return Visible(
-        value,
+    hidden = sorted(gpu.index for gpu in ordered if gpu.index not in visible)
+    return replace(
+        start,
         visible=visible,
         uuids=tuple(known(d.mig.uuid if d.mig else d.gpu.uuid) for d in devices),
-        hidden_on_purpose=tuple(sorted(i for i in hidden if i not in named)),
-        hidden_by_mistake=tuple(sorted(i for i in hidden if i in named)),
-        cut_at=cut_at,
-        problems=tuple(problems),
-        notes=tuple(notes),
-        order_uncertain=order_uncertain and bool(visible) and bool(hidden),
+        hidden_on_purpose=tuple(i for i in hidden if i not in named),
+        hidden_by_mistake=tuple(i for i in hidden if i in named),
+        notes=notes,
+        order_uncertain=start.order_uncertain and bool(visible) and bool(hidden),
     )
 
 
@@ -248,7 +211,7 @@ def _by_mig_uuid(entry: str, ordered: tuple[Gpu, ...]) -> _Device | _Bad:
 
 
 def _open(gpu: Gpu) -> _Device | _Bad:
-    """The GPU, or its first instance where MIG is on: the rest of it cannot be used then."""
+    """The GPU, or its first instance if MIG is on: the rest of it cannot be used then."""
     if known(gpu.settings.mig_enabled) is not True:
         return _Device(gpu)
     instances = gpu.settings.mig_instances
@@ -262,6 +225,11 @@ def _open(gpu: Gpu) -> _Device | _Bad:
 def _mixed(gpus: tuple[Gpu, ...]) -> bool:
     """Whether fastest-first may differ from bus order: not all GPUs are known to be one model."""
     return len({known(gpu.name) for gpu in gpus}) > 1
+
+
+def bare_uuid(uuid: str) -> str:
+    """A UUID as torch and the driver can be compared by: without the prefix that only the driver gives it."""
+    return uuid.lower().removeprefix("gpu-")
 
 
 def _range(count: int) -> str:

@@ -1,25 +1,15 @@
-"""env.cuda-visible-devices: which GPUs the variable hides, and whether that is meant."""
+"""env.cuda-visible-devices: which GPUs does the variable hide, and is that meant?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.explains import ENDS, VIEWS, Explains
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.scope import SLURM_GPUS, indices
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.env.cuda_device_list import Visible, resolve
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
@@ -28,9 +18,16 @@ NAME = "CUDA_VISIBLE_DEVICES"
 ID = "env.cuda-visible-devices"
 
 
-@check(ID, title="CUDA_VISIBLE_DEVICES shows the GPUs that are meant")
+@check(
+    ID,
+    title="CUDA_VISIBLE_DEVICES shows the GPUs that are meant",
+    explains=(
+        Explains(VIEWS, anywhere=True),
+        Explains(("collective.*", "train.*", "strategy.*"), anywhere=True, found=ENDS),
+    ),
+)
 def visible_devices(case: Case) -> Iterator[Finding]:
-    """Fail a list that hides GPUs by mistake or hides all; warn where another setting contradicts it."""
+    """Fail a list that hides GPUs by mistake or hides all; warn if another setting contradicts it."""
     node = case.node
     if isinstance(node.environment.variables, Missing):
         yield unread(NODE, "environment", node.environment.variables)
@@ -42,7 +39,7 @@ def visible_devices(case: Case) -> Iterator[Finding]:
     if order is not None:
         evidence.append(Evidence("environment", f"CUDA_DEVICE_ORDER={order}"))
     if seen.unresolved is not None:
-        # the driver answered for the GPUs: what it did not tell is a gap, not a reason to skip
+        # the driver answered for the GPUs: what it left out is unknown, not a reason to skip
         yield unknown(NODE, f"{NAME}={value} cannot be followed: {seen.unresolved}", *evidence)
         return
     found = Found(_in_words(node, seen), len(seen.visible), "GPUs")
@@ -137,7 +134,7 @@ def _other_order(seen: Visible, found: Found, evidence: list[Evidence]) -> Findi
 
 
 def _contradictions(node: Node, seen: Visible) -> Iterator[Finding]:
-    """Warn where the scheduler or the container runtime gave other GPUs than the variable shows."""
+    """Warn if the scheduler or the container runtime gave other GPUs than the variable shows."""
     if seen.value is None or not seen.visible or seen.order_uncertain:
         return
     for name in (*SLURM_GPUS, "NVIDIA_VISIBLE_DEVICES"):
@@ -159,10 +156,9 @@ def _contradictions(node: Node, seen: Visible) -> Iterator[Finding]:
 
 
 def _allowed(node: Node, given: str | None) -> set[int] | None:
-    """NVML indices that a list allows; None where it allows all or cannot contradict.
+    """NVML indices that a list allows; None if it allows all or cannot contradict.
 
-    Where the job is confined to its GPUs, their numbers start again at 0, so that the two lists
-    cannot be compared.
+    In a job that is confined to its GPUs their numbers start again at 0: the two lists cannot be compared.
     """
     listed = indices(given)
     if listed is not None:

@@ -1,4 +1,4 @@
-"""env.frameworks: whether torch, TensorFlow and JAX see exactly the GPUs that the driver shows."""
+"""env.frameworks: do torch, TensorFlow and JAX see exactly the GPUs that the driver shows?"""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from msgspec.structs import replace
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import (
-    NODE,
     Advice,
     Evidence,
     Expected,
     Finding,
     Found,
-    Subject,
     fail,
-    of_gpu,
     ok,
     skip,
     unknown,
@@ -24,7 +21,8 @@ from gpudoctor.checks.core.finding import (
     warn,
 )
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.env.cuda_device_list import Visible, resolve
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
+from gpudoctor.checks.env.cuda_device_list import Visible, bare_uuid, resolve
 from gpudoctor.facts.model.measured_frameworks import FrameworkView
 from gpudoctor.facts.model.missing import Missing, known
 
@@ -45,7 +43,7 @@ _BUILDS = {
 
 @check(ID, title="torch, TensorFlow and JAX see the GPUs that the driver shows", level="full")
 def framework_sight(case: Case) -> Iterator[Finding]:
-    """Fail a framework that opens other GPUs than the job may use; warn where one of several opens none."""
+    """Fail a framework that opens other GPUs than the job may use; warn if one of several opens none."""
     not_run = case.measurements.not_run
     views = case.measurements.frameworks
     why = not_run.get(PROBE)
@@ -141,8 +139,8 @@ def _in_other_order(case: Case, view: FrameworkView, seen: Visible) -> bool:
     """Whether a list of indices may mean other GPUs of this node to CUDA, which counts the fastest first."""
     by_index = seen.value is not None and not seen.value.startswith(("GPU-", "MIG-"))
     by_bus = case.node.environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    of_node = {_bare(uuid) for gpu in case.node.gpus if (uuid := known(gpu.uuid)) is not None}
-    return by_index and not by_bus and {_bare(uuid) for uuid in known(view.uuids) or ()} <= of_node
+    of_node = {bare_uuid(uuid) for gpu in case.node.gpus if (uuid := known(gpu.uuid)) is not None}
+    return by_index and not by_bus and {bare_uuid(uuid) for uuid in known(view.uuids) or ()} <= of_node
 
 
 def _other_than_meant(case: Case, name: str, sees: Found, expected: Expected, evidence: list[Evidence]) -> Finding:
@@ -175,18 +173,14 @@ def _none(view: FrameworkView, name: str, expected: Expected, evidence: list[Evi
 
 
 def _unseen(case: Case, view: FrameworkView, seen: Visible) -> tuple[Subject, ...]:
-    """The GPUs that it should list and does not, where both sides know all UUIDs."""
+    """The GPUs that it should list and does not, if both sides know all UUIDs."""
     listed = known(view.uuids)
     if not listed or None in seen.uuids:
         return ()
-    bare = {_bare(uuid) for uuid in listed}
+    bare = {bare_uuid(uuid) for uuid in listed}
     return tuple(
         of_gpu(gpu)
         for index, uuid in zip(seen.visible, seen.uuids, strict=True)
         for gpu in case.node.gpus
-        if gpu.index == index and uuid is not None and _bare(uuid) not in bare and not uuid.startswith("MIG-")
+        if gpu.index == index and uuid is not None and bare_uuid(uuid) not in bare and not uuid.startswith("MIG-")
     )
-
-
-def _bare(uuid: str) -> str:
-    return uuid.lower().removeprefix("gpu-")

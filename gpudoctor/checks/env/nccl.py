@@ -1,20 +1,41 @@
-"""env.nccl: settings of NCCL, CUDA and torchrun that slow training down or stop it."""
+"""env.nccl: does a setting of NCCL, CUDA or torchrun slow training down or stop it?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Finding, fail, ok, unread, warn
+from gpudoctor.checks.core.explains import ENDS, Explains
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Status, fail, ok, unread, warn
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.nvlink.link_state import links_up
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, Variable
 
 ID = "env.nccl"
+# the machine itself: /etc/hosts and RFC 6890
+_LOOPBACK = re.compile(r"localhost(?:\.localdomain)?|127(?:\.\d{1,3}){1,3}|\[?::1\]?", re.IGNORECASE)
+# how many nodes take part, the narrowest first: srun(1), output variables
+_NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+# all processes, and those of this node: torchrun's and Open MPI's
+_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-@check(ID, title="No NCCL or launcher setting slows training down or stops it", impact="costs", needs_gpu=False)
+@check(
+    ID,
+    title="No NCCL or launcher setting slows training down or stops it",
+    impact="costs",
+    needs_gpu=False,
+    explains=(
+        Explains(("collective.bandwidth", "collective.pairs", "train.scaling"), anywhere=True),
+        Explains(("collective.*", "train.*", "strategy.*"), anywhere=True, found=ENDS),
+    ),
+)
 def nccl_settings(case: Case) -> Iterator[Finding]:
     """Fail settings with which training cannot start or loses its links; warn about costly ones."""
     environment = case.node.environment
@@ -26,125 +47,103 @@ def nccl_settings(case: Case) -> Iterator[Finding]:
         *_interfaces(case),
         *_files(environment),
         *_left_on(environment),
-        *_forced(environment),
         *_launcher(environment),
+        *_loopback(case),
     ]
     yield from findings
-    if any(f.status.value in ("fail", "warn", "unknown") for f in findings):
+    if any(f.status not in (Status.PASS, Status.SKIP) for f in findings):
         return
     named = [v.name for v in environment.starting("NCCL_")]
     text = f"{len(named)} NCCL settings, none harmful: {', '.join(sorted(named))}" if named else "no NCCL settings"
     yield ok(NODE, text)
 
 
-def _on(environment: Environment, name: str) -> bool:
-    """NCCL's reading of a switch: any number but 0."""
-    value = (environment.get(name) or "").strip()
-    return value.lstrip("+-").isascii() and value.lstrip("+-").isdigit() and bool(value.strip("+-0"))
+def _switched_on(environment: Environment, name: str) -> Variable | None:
+    """The variable if NCCL reads it as a switch that is on: any number but 0."""
+    variable = environment.variable(name)
+    digits = variable.value.strip().lstrip("+-") if variable else ""
+    return variable if digits.isascii() and digits.isdigit() and digits.strip("+-0") else None
 
 
-def _unset(name: str) -> tuple[Advice, ...]:
-    return (Advice("Clear it where it is set (shell profile, image, job script, /etc/nccl.conf).", f"unset {name}"),)
+def _unset(name: str) -> Advice:
+    return Advice("Clear it where it is set (shell profile, image, job script, /etc/nccl.conf).", f"unset {name}")
 
 
 def _shown(variable: Variable) -> Evidence:
     return Evidence("environment", f"{variable.name}={variable.value}")
 
 
+def _bad(
+    judge: Callable[..., Finding], variable: Variable, words: str, expected: str, likely: str, *advice: Advice
+) -> Finding:
+    """The finding for a setting that costs something; without other `advice` it is to be cleared."""
+    text = f"{variable.name}={variable.value}{words}"
+    return judge(NODE, text, expected, _shown(variable), likely=likely, advice=advice or (_unset(variable.name),))
+
+
 def _switched_off(case: Case) -> Iterator[Finding]:
-    environment = case.node.environment
-    several = len(case.gpus) > 1
+    environment, several = case.node.environment, len(case.gpus) > 1
     level = environment.variable("NCCL_P2P_LEVEL")
-    p2p = environment.variable("NCCL_P2P_DISABLE") if _on(environment, "NCCL_P2P_DISABLE") else None
-    if level is not None and level.value.strip().upper() in ("LOC", "0"):
-        p2p = p2p or level
+    p2p = _switched_on(environment, "NCCL_P2P_DISABLE")
+    if p2p is None and level is not None and level.value.strip().upper() in ("LOC", "0"):
+        p2p = level
     if p2p is not None and several:
         yield _p2p_off(case, p2p)
-    shm = environment.variable("NCCL_SHM_DISABLE")
-    if shm is not None and several and _on(environment, shm.name):
-        yield warn(
-            NODE,
-            f"{shm.name}={shm.value} keeps NCCL from shared memory between processes of this node",
-            "not set",
-            _shown(shm),
-            likely="where GPUs have no peer-to-peer their traffic then takes the network sockets",
-            advice=_unset(shm.name),
-        )
-    ib = environment.variable("NCCL_IB_DISABLE")
+    if several and (shm := _switched_on(environment, "NCCL_SHM_DISABLE")):
+        words = " keeps NCCL from shared memory between processes of this node"
+        likely = "where GPUs have no peer-to-peer their traffic then takes the network sockets"
+        yield _bad(warn, shm, words, "not set", likely)
     ports = known(case.node.network.rdma_ports) or ()
     active = sum("ACTIVE" in (known(p.state) or "").upper() for p in ports)
-    if ib is not None and active and _on(environment, ib.name):
-        yield warn(
-            NODE,
-            f"{ib.name}={ib.value} keeps NCCL from the {active} active RDMA ports",
-            "0, or not set",
-            _shown(ib),
-            likely="traffic between nodes goes over TCP sockets instead",
-            advice=_unset(ib.name),
-        )
+    if active and (ib := _switched_on(environment, "NCCL_IB_DISABLE")):
+        words = f" keeps NCCL from the {active} active RDMA ports"
+        yield _bad(warn, ib, words, "0, or not set", "traffic between nodes goes over TCP sockets instead")
 
 
 def _p2p_off(case: Case, variable: Variable) -> Finding:
-    text = f"{variable.name}={variable.value} switches peer-to-peer between GPUs off"
-    joined = [pair for pair in case.pairs if known(pair.nvlinks)]
+    words = " switches peer-to-peer between GPUs off"
+    joined = sum(bool(known(pair.nvlinks)) for pair in case.pairs)
+    linked = sum(links_up(gpu) > 0 for gpu in case.gpus)
     able = [pair for pair in case.pairs if known(pair.p2p_read) == "OK"]
-    if joined:
-        return fail(
-            NODE,
-            f"{text}, and with it the NVLinks between {len(joined)} pairs",
-            "not set, where GPUs are joined by NVLink",
-            _shown(variable),
-            likely="NCCL falls back to host memory: an order of magnitude slower than NVLink",
-            advice=_unset(variable.name),
-        )
+    if joined or linked > 1:
+        words += ", and with it the NVLinks " + (f"between {joined} pairs" if joined else f"of {linked} GPUs")
+        likely = "NCCL falls back to host memory: an order of magnitude slower than NVLink"
+        return _bad(fail, variable, words, "not set, where GPUs are joined by NVLink", likely)
     if case.pairs and not able and all(not isinstance(p.p2p_read, Missing) for p in case.pairs):
-        return ok(NODE, f"{text}; these GPUs have none, so it costs nothing", None, _shown(variable))
-    return warn(
-        NODE,
-        text,
-        "not set, where GPUs can reach each other",
-        _shown(variable),
-        likely="set as a way around a hang, which has its cause in IOMMU or ACS settings",
-        advice=(*_unset(variable.name), Advice("If NCCL then hangs:", "gpudoctor check pcie.acs")),
-    )
+        text = f"{variable.name}={variable.value}{words}; these GPUs have none, so it costs nothing"
+        return ok(NODE, text, None, _shown(variable))
+    expected = "not set, where GPUs can reach each other"
+    likely = "set as a way around a hang, which has its cause in IOMMU or ACS settings"
+    then = Advice("If NCCL then hangs:", "gpudoctor check pcie.acs")
+    return _bad(warn, variable, words, expected, likely, _unset(variable.name), then)
 
 
 def _interfaces(case: Case) -> Iterator[Finding]:
     environment, network = case.node.environment, case.node.network
-    names: list[str] | Missing
-    if isinstance(network.interfaces, Missing):
-        names = network.interfaces
-    else:
-        names = [interface.name for interface in network.interfaces]
+    interfaces = network.interfaces
     for variable_name, exact in (("NCCL_SOCKET_IFNAME", False), ("GLOO_SOCKET_IFNAME", True)):
         variable = environment.variable(variable_name)
         if variable is None or not variable.value.strip():
             continue
-        if isinstance(names, Missing):
-            yield unread(NODE, f"{variable_name}={variable.value}: network interfaces", names)
-        elif not _selected(variable.value, names, exact):
-            yield fail(
-                NODE,
-                f"{variable_name}={variable.value} fits no network interface of this node",
-                f"one of {', '.join(names) or 'none: the node shows no interface'}",
-                _shown(variable),
-                likely="the name comes from another machine; init_process_group fails or hangs with it",
-                advice=(Advice("Name an interface that exists.", "ip -brief link"), *_unset(variable_name)),
-            )
+        if isinstance(interfaces, Missing):
+            yield unread(NODE, f"{variable_name}={variable.value}: network interfaces", interfaces)
+            continue
+        names = [interface.name for interface in interfaces]
+        if not _selected(variable.value, names, exact):
+            expected = f"one of {', '.join(names) or 'none: the node shows no interface'}"
+            likely = "the name comes from another machine; init_process_group fails or hangs with it"
+            advice = (Advice("Name an interface that exists.", "ip -brief link"), _unset(variable_name))
+            yield _bad(fail, variable, " fits no network interface of this node", expected, likely, *advice)
     adapters = environment.variable("NCCL_IB_HCA")
     ports = network.rdma_ports
     if adapters is None or not adapters.value.strip() or isinstance(ports, Missing):
         return
     devices = [port.device for port in ports]
     if devices and not _selected(adapters.value, devices, False):
-        yield warn(
-            NODE,
-            f"NCCL_IB_HCA={adapters.value} fits no RDMA adapter of this node",
-            f"one of {', '.join(dict.fromkeys(devices))}",
-            _shown(adapters),
-            likely="the name comes from another machine; NCCL then uses TCP sockets between nodes",
-            advice=(Advice("Name adapters that exist.", "ibstat -l"), *_unset("NCCL_IB_HCA")),
-        )
+        expected = f"one of {', '.join(dict.fromkeys(devices))}"
+        likely = "the name comes from another machine; NCCL then uses TCP sockets between nodes"
+        advice = (Advice("Name adapters that exist.", "ibstat -l"), _unset("NCCL_IB_HCA"))
+        yield _bad(warn, adapters, " fits no RDMA adapter of this node", expected, likely, *advice)
 
 
 def _selected(value: str, names: Iterable[str], exact: bool) -> list[str]:
@@ -164,60 +163,49 @@ def _selected(value: str, names: Iterable[str], exact: bool) -> list[str]:
 
 
 def _files(environment: Environment) -> Iterator[Finding]:
-    for name, stops in (("NCCL_GRAPH_FILE", True), ("NCCL_TOPO_FILE", False)):
+    for name, judge, likely in (
+        ("NCCL_GRAPH_FILE", fail, "NCCL refuses to start without its graph file"),
+        (
+            "NCCL_TOPO_FILE",
+            warn,
+            "NCCL goes on without it: in a VM it then does not know how GPUs and adapters are wired",
+        ),
+    ):
         variable = environment.variable(name)
-        if variable is None or (variable.path_exists is not False and variable.value.strip()):
-            continue
-        judge = fail if stops else warn
-        yield judge(
-            NODE,
-            f"{name}={variable.value} names no file that exists",
-            "a file that exists, or not set",
-            _shown(variable),
-            likely="NCCL refuses to start without its graph file"
-            if stops
-            else "NCCL goes on without it: in a VM it then does not know how GPUs and adapters are wired",
-            advice=_unset(name),
-        )
+        if variable is not None and (variable.path_exists is False or not variable.value.strip()):
+            yield _bad(judge, variable, " names no file that exists", "a file that exists, or not set", likely)
 
 
 def _left_on(environment: Environment) -> Iterator[Finding]:
+    def costly(variable: Variable, expected: str, cost: str) -> Finding:
+        return _bad(warn, variable, f": {cost}", expected, "left over from debugging")
+
     debug = environment.variable("NCCL_DEBUG")
     if debug is not None and debug.value.strip().upper() in ("INFO", "TRACE"):
-        yield _costly(debug, "WARN, VERSION or not set", "debugging output left on: it floods logs and slows start-up")
+        yield costly(debug, "WARN, VERSION or not set", "debugging output left on: it floods logs and slows start-up")
     for name, cost in (
         ("CUDA_LAUNCH_BLOCKING", "every kernel launch waits for the GPU: computing and communication cannot overlap"),
         ("TORCH_NCCL_BLOCKING_WAIT", "collectives block the process, and no watchdog ends a hung one"),
     ):
-        variable = environment.variable(name)
-        if variable is not None and _on(environment, name):
-            yield _costly(variable, "0, or not set", cost)
+        if variable := _switched_on(environment, name):
+            yield costly(variable, "0, or not set", cost)
     detail = environment.variable("TORCH_DISTRIBUTED_DEBUG")
     if detail is not None and detail.value.strip().upper() == "DETAIL":
-        yield _costly(detail, "OFF, INFO or not set", "every collective is checked against the other ranks first")
-    for name in ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NCCL_PROFILER_PLUGIN"):
+        yield costly(detail, "OFF, INFO or not set", "every collective is checked against the other ranks first")
+    profiled = ("not set outside profiling", "a profiler is loaded into every process")
+    forced = "NCCL may not choose the {} that is best for a message size"
+    for name, expected, cost in (
+        *((name, *profiled) for name in ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NCCL_PROFILER_PLUGIN")),
+        ("NCCL_ALGO", "not set: NCCL chooses", forced.format("algorithm")),
+        ("NCCL_PROTO", "not set: NCCL chooses", forced.format("protocol")),
+    ):
         variable = environment.variable(name)
         if variable is not None and variable.value.strip():
-            yield _costly(variable, "not set outside profiling", "a profiler is loaded into every process")
-
-
-def _forced(environment: Environment) -> Iterator[Finding]:
-    for name, what in (("NCCL_ALGO", "algorithm"), ("NCCL_PROTO", "protocol")):
-        variable = environment.variable(name)
-        if variable is not None and variable.value.strip():
-            cost = f"NCCL may not choose the {what} that is best for a message size"
-            yield _costly(variable, "not set: NCCL chooses", cost)
-
-
-def _costly(variable: Variable, expected: str, cost: str) -> Finding:
-    found = f"{variable.name}={variable.value}: {cost}"
-    return warn(
-        NODE, found, expected, _shown(variable), likely="left over from debugging", advice=_unset(variable.name)
-    )
+            yield costly(variable, expected, cost)
 
 
 def _launcher(environment: Environment) -> Iterator[Finding]:
-    """torchrun's variables against each other; a set that some of them leave open only warns."""
+    """torchrun's variables against each other; a set that is not complete only warns."""
     given = {name: value for name in _TORCHRUN if (value := environment.get(name)) is not None}
     evidence = tuple(Evidence("environment", f"{name}={value}") for name, value in given.items())
     advice = (
@@ -253,3 +241,60 @@ def _launcher(environment: Environment) -> Iterator[Finding]:
             likely="a launcher's variables came through in part: init_process_group needs all four",
             advice=advice,
         )
+
+
+def _number(environment: Environment, name: str) -> int | None:
+    """A count or rank from 0; None where it is unset or no such number."""
+    value = (environment.get(name) or "").strip()
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else None
+
+
+def _loopback(case: Case) -> Iterator[Finding]:
+    """A rendezvous at this machine itself in a job of several nodes: each waits for the others at its own address.
+
+    A warning where nothing says that the processes of the several nodes are of one job: an allocation may
+    run a job of its own on each node.
+    """
+    environment = case.node.environment
+    address = environment.variable("MASTER_ADDR")
+    if address is None or not _LOOPBACK.fullmatch(address.value.strip()):
+        return
+    for all_name, own_name in _SIZES:
+        world, local = _number(environment, all_name), _number(environment, own_name)
+        if world is not None and local is not None:
+            if world > local:
+                yield _elsewhere(environment, address, f"{world} processes, {local} of them here", (all_name, own_name))
+            return
+    nodes_name = next((name for name in _NODES if environment.get(name) is not None), None)
+    nodes = _number(environment, nodes_name) if nodes_name else None
+    world = _number(environment, "WORLD_SIZE")
+    more = world is not None and world > max(len(case.gpus), 1)
+    if nodes_name is not None and nodes is not None and nodes > 1:
+        finding = _elsewhere(environment, address, f"a job of {nodes} nodes", (nodes_name, "WORLD_SIZE"))
+        yield finding if more else msgspec.structs.replace(finding, status=Status.WARN)
+    elif more and case.gpus and nodes != 1:
+        text = f"a job of {world} processes, with {len(case.gpus)} GPUs here"
+        finding = _elsewhere(environment, address, text, ("WORLD_SIZE",))
+        yield msgspec.structs.replace(finding, status=Status.WARN)
+
+
+def _elsewhere(environment: Environment, address: Variable, job: str, names: Iterable[str]) -> Finding:
+    shown = [variable for name in names if (variable := environment.variable(name)) is not None]
+    return fail(
+        NODE,
+        f"MASTER_ADDR={address.value} in {job}",
+        "the name or address of the first node, which all nodes reach",
+        _shown(address),
+        *(_shown(variable) for variable in shown),
+        likely="every node waits at its own address for the others: init_process_group hangs until its timeout",
+        advice=(
+            Advice(
+                "Name the first node.", "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
+            ),
+            Advice(
+                "Or let torchrun find it.",
+                "torchrun --nnodes=N --rdzv-backend=c10d --rdzv-endpoint=FIRST:29500 ...",
+            ),
+            Advice("A job on this node alone: clear what the allocation left behind.", "unset MASTER_ADDR"),
+        ),
+    )

@@ -1,19 +1,18 @@
-"""env.torch: whether torch fits the driver and sees the GPUs that it should."""
+"""env.torch: does torch fit the driver and see the GPUs that it should?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import ENDS, Explains
 from gpudoctor.checks.core.finding import (
-    NODE,
     Advice,
     Evidence,
     Expected,
     Finding,
     Found,
     fail,
-    of_gpu,
     ok,
     skip,
     unknown,
@@ -22,7 +21,8 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.probe_outcome import rank_gpu
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.env.cuda_device_list import resolve
+from gpudoctor.checks.core.subject import NODE, of_gpu
+from gpudoctor.checks.env.cuda_device_list import bare_uuid, resolve
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import TorchView
 from gpudoctor.facts.model.missing import Missing, known
@@ -33,7 +33,7 @@ _WHEELS = Advice("Install a build for your driver's CUDA: https://pytorch.org/ge
 
 
 _OLDEST_VERSION = Limit(
-    2.4, "torch version", "gpudoctor's probes are made for torch 2.4 and later", name="oldest_version"
+    2.4, "torch version", "gpudoctor's probes are made for torch 2.4 and later", name="oldest_version", status="warn"
 )
 _SLOW_IMPORT_S = Limit(
     20, "s", "1 to 2 s from memory, some 10 s from a local disk (ours); said, not judged", name="slow_import_s"
@@ -45,6 +45,10 @@ _SLOW_IMPORT_S = Limit(
     title="torch fits the driver and sees every GPU it may use",
     level="standard",
     limits=(_OLDEST_VERSION, _SLOW_IMPORT_S),
+    explains=(
+        Explains(("env.frameworks",), anywhere=True),
+        Explains(("collective.*", "train.*", "strategy.*"), anywhere=True, found=ENDS),
+    ),
 )
 def torch_build(case: Case) -> Iterator[Finding]:
     """Judge the build of torch against the driver, and what it saw against the GPUs."""
@@ -165,7 +169,7 @@ def _sight(case: Case, view: TorchView) -> Iterator[Finding]:
         yield ok(NODE, f"torch sees {of_all}, all that it was given", None, *evidence)
         return
     if case.measurements.problems:
-        # a rank that ended early told nothing of its GPU
+        # a rank that ended early reported nothing of its GPU
         yield unknown(NODE, f"which GPUs torch sees: {case.measurements.problems[0].text}", *evidence)
         return
     likely = "the device cgroup or device files of this session, or a GPU that CUDA cannot open"
@@ -180,7 +184,7 @@ def _sight(case: Case, view: TorchView) -> Iterator[Finding]:
 
 
 def _given(case: Case) -> tuple[Gpu, ...]:
-    """The GPUs that torch should see: those the ranks sat on, else what CUDA_VISIBLE_DEVICES shows of the scope."""
+    """The GPUs that torch should see: those the ranks used, else what CUDA_VISIBLE_DEVICES shows of the scope."""
     launch = case.measurements.launch
     if launch is not None and launch.ranks:
         return tuple(gpu for info in launch.ranks if (gpu := rank_gpu(case, info.rank)) is not None)
@@ -190,18 +194,13 @@ def _given(case: Case) -> tuple[Gpu, ...]:
 
 
 def _unseen(given: tuple[Gpu, ...], view: TorchView) -> tuple[Gpu, ...]:
-    """GPUs that torch should list and does not, where both sides know UUIDs; MIG is not compared."""
+    """GPUs that torch should list and does not, if both sides know UUIDs; MIG is not compared."""
     listed = known(view.visible_uuids)
     if not listed or any(uuid.startswith("MIG-") for uuid in listed):
         return ()
-    bare = {uuid.lower().removeprefix("gpu-") for uuid in listed}
-    return tuple(
-        gpu
-        for gpu in given
-        if (uuid := known(gpu.uuid)) is not None
-        and uuid.lower().removeprefix("gpu-") not in bare
-        and known(gpu.settings.mig_enabled) is not True
-    )
+    bare = {bare_uuid(uuid) for uuid in listed}
+    whole = [gpu for gpu in given if known(gpu.settings.mig_enabled) is not True]
+    return tuple(gpu for gpu in whole if (uuid := known(gpu.uuid)) is not None and bare_uuid(uuid) not in bare)
 
 
 def _version(text: str) -> tuple[int, int] | None:

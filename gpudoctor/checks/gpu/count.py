@@ -1,18 +1,19 @@
-"""Are all GPUs there?"""
+"""gpu.count: are all GPUs there?"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.driver_messages import not_started
+from gpudoctor.checks.core.explains import VIEWS, Explains
 from gpudoctor.checks.core.finding import (
-    NODE,
     Advice,
     Evidence,
     Expected,
     Finding,
     Found,
-    Subject,
     fail,
     ok,
     skip,
@@ -20,10 +21,12 @@ from gpudoctor.checks.core.finding import (
     unread,
     warn,
 )
+from gpudoctor.checks.core.readings import told_by_driver
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.scope import confined, shown_count, slurm_gave
-from gpudoctor.checks.core.sight import Unseen, bus_gpus, unseen
-from gpudoctor.checks.core.trust import denied, narrowed
+from gpudoctor.checks.core.sight import Unseen, bus_gpus, drained_gpus, unseen
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
+from gpudoctor.checks.core.trust import REFUSED, narrowed, refused_handles
 from gpudoctor.checks.driver.loaded import INIT_OK, pci_gpus
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import compute_gpus
@@ -32,17 +35,39 @@ from gpudoctor.profiles.peers import compute_gpus
 _BOARDS = (4, 8)
 # with these GPUs there were servers of 6 sockets too (IBM AC922)
 _OTHER_BOARDS = ("Pascal", "Volta")
+_SEE_BUS = Advice("See what is on the bus.", "lspci -d 10de:")
+_GONE_FROM_BUS: list[Advice | str] = [_SEE_BUS, "Power-cycle the node; still gone: hardware case."]
 
 
-@check("gpu.count", title="Every GPU of the node is shown by the driver", needs_gpu=False)
+def _shown_by_driver(shown: int) -> Evidence:
+    return Evidence("number of GPUs, driver", str(shown))
+
+
+@check(
+    "gpu.count",
+    title="Every GPU of the node is shown by the driver",
+    needs_gpu=False,
+    explains=(
+        "driver.responsive",
+        "gpu.xid",
+        "gpu.lost",
+        *VIEWS,
+        # a list made for all GPUs is cut short if one is gone; one that shows none is a slip of its own
+        Explains(("env.cuda-visible-devices",), found=tuple(range(1, 64))),
+    ),
+)
 def count(case: Case) -> Iterator[Finding]:
-    """PCI bus, driver and expectation must agree; a smaller scope is said, not failed."""
+    """PCI bus, driver and expectation must agree; a smaller scope is reported, not failed."""
     node = case.node
     said = known(node.driver.device_count)
-    shown = said if said is not None else len(node.gpus) or None
+    shown = said if said is not None else sum(told_by_driver(node, gpu) for gpu in node.gpus) or None
     code = node.driver.init_code
+    dead = tuple(_not_started(case))
     if shown is None:
-        if not isinstance(code, Missing) and code != INIT_OK:
+        told = (*dead, *_given_out(case))
+        if told:
+            yield from told
+        elif not isinstance(code, Missing) and code != INIT_OK:
             yield skip(NODE, "the driver does not answer: judged by the driver checks")
         else:
             missing = node.driver.device_count
@@ -51,29 +76,66 @@ def count(case: Case) -> Iterator[Finding]:
     gpus, away = bus_gpus(node), unseen(node)
     on_bus = known(gpus)
     limited = narrowed(case)
-    problems = (*_gone(case, shown, away), *_expected(case, shown, limited))
+    gone = {device.bus_id for device in away.gone}
+    dead = tuple(f for f in dead if f.subject.bus_id not in gone and not limited)
+    problems = (*_drained(case), *_gone(case, shown, away), *dead)
+    problems = (*problems, *_expected(case, shown, limited), *_given_out(case))
     problems = problems or tuple(_empty_sockets(case, limited))
     yield from problems
-    silent = shown - len(node.gpus) - sum(denied(words) for words in node.driver.handle_errors)
+    refused = refused_handles(node)
+    silent = shown - len(node.gpus) - refused
     if silent > 0:
         yield unknown(NODE, f"the driver counts {shown} GPUs, and only {len(node.gpus)} of them told anything")
         return
     if shown == 0 and not problems:
-        advice = [Advice("See what is on the bus.", "lspci -d 10de:")]
-        yield fail(NODE, Found("the driver shows no GPU", 0, "GPUs"), "at least one GPU", advice=advice)
+        yield fail(NODE, Found("the driver shows no GPU", 0, "GPUs"), "at least one GPU", advice=[_SEE_BUS])
     elif not problems and said is None and on_bus is None and case.expect.gpus is None:
         yield skip(NODE, f"{shown} GPUs in this capture: neither the driver's count nor the PCI bus to compare with")
     elif not problems and case.expect.gpus is None and isinstance(gpus, Missing) and gpus.kind == "failed":
         yield unread(NODE, f"{shown} GPUs; the PCI bus to compare with", gpus)
     elif not problems:
         text = f"{shown} GPU{'s' * (shown != 1)}"
+        limited = limited or (REFUSED if refused else None)
         if limited and on_bus is not None and len(on_bus) > shown:
             text += f" of the {len(on_bus)} on the PCI bus: {limited}"
         elif limited:
             text += f", as seen {limited}" if limited.startswith("inside") else f", as seen with: {limited}"
         elif on_bus is not None and len(on_bus) == shown:
             text += ", as many as on the PCI bus"
-        yield ok(NODE, Found(text, shown, "GPUs"), None, Evidence("number of GPUs, driver", str(shown)))
+        yield ok(NODE, Found(text, shown, "GPUs"), None, _shown_by_driver(shown))
+
+
+def _drained(case: Case) -> Iterator[Finding]:
+    for bus_id in drained_gpus(case.node):
+        yield warn(
+            Subject(kind="gpu", bus_id=bus_id),
+            "drained by an operator: new programs do not see it",
+            "in use",
+            Evidence("nvmlDeviceQueryDrainState", "1"),
+            likely="somebody took this GPU from use, to reset or to replace it",
+            advice=[Advice("No longer meant? Give it back.", f"nvidia-smi drain -p {bus_id} -m 0")],
+        )
+
+
+def _not_started(case: Case) -> Iterator[Finding]:
+    """GPUs that the kernel log says are off the bus or did not start, and that the driver does not show."""
+    if case.node.driver.init_code == INIT_OK and known(case.node.driver.device_count) is None and case.node.gpus:
+        return  # a dump that shows some of the GPUs only
+    by_bus = {gpu.bus_id: gpu for gpu in case.node.gpus}
+    for bus_id, told in not_started(case.node).items():
+        lines = [e.text[:300] for e in known(case.node.kernel_log.events) or () if e.bus_id == bus_id]
+        yield fail(
+            of_gpu(by_bus[bus_id]) if bus_id in by_bus else Subject(kind="gpu", bus_id=bus_id),
+            f"{told.words}: the driver does not show it",
+            "every GPU on the bus starts with the driver",
+            *(Evidence("kernel log", line) for line in lines[-2:]),
+            likely="the board, its power, its slot, or a state that only a reset ends",
+            advice=[
+                told.advice,
+                Advice("Look whether it is on the bus at all.", f"lspci -s {bus_id} -vv"),
+                "Still gone: reseat the GPU or its riser, then open a hardware case.",
+            ],
+        )
 
 
 def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
@@ -81,11 +143,12 @@ def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
     if away.lacking != len(away.gone):
         gave = slurm_gave(case.node)
         given = shown + away.lacking
+        whose = "that Slurm gave this job" if gave else "that this process may see"
         yield fail(
             NODE,
-            Found(f"the driver shows {shown} of the {given} GPUs that Slurm gave this job", shown, "GPUs"),
-            Expected(f"{given} GPUs", "==", given, "GPUs", gave.words if gave else "Slurm"),
-            Evidence("number of GPUs, driver", str(shown)),
+            Found(f"the driver shows {shown} of the {given} GPUs {whose}", shown, "GPUs"),
+            Expected(f"{given} GPUs", "==", given, "GPUs", gave.words if gave else "PCI bus"),
+            _shown_by_driver(shown),
             Evidence("GPUs on the PCI bus that may be it", ", ".join(device.bus_id for device in away.gone) or "none"),
             likely="a GPU fell off the bus or did not start with the driver",
             advice=["On the node, outside of the job, run gpudoctor check gpu.count: it names the GPU."],
@@ -100,7 +163,7 @@ def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
             Subject(kind="gpu", bus_id=device.bus_id),
             Found(f"on the PCI bus, but not shown by the driver ({shown} of {total} GPUs)", shown, "GPUs"),
             Expected(f"{total - away.outside} GPUs", "==", total - away.outside, "GPUs", "PCI bus"),
-            Evidence("number of GPUs, driver", str(shown)),
+            _shown_by_driver(shown),
             Evidence(f"PCI function {device.bus_id}", f"driver {known(device.driver) or 'none bound'}"),
             likely="a model that this driver does not support"
             if foreign and model
@@ -116,42 +179,85 @@ def _gone(case: Case, shown: int, away: Unseen) -> Iterator[Finding]:
 def _empty_sockets(case: Case, limited: str | None) -> Iterator[Finding]:
     """A board of 8 or 4 SXM sockets numbers them in a row: one left out is a GPU that is not even on the bus.
 
-    A virtual machine may have been given some of them; where nothing tells whether this is one,
-    or a container, it is a warning, and so it is with GPUs that had boards of other sizes.
+    A virtual machine may have been given some of them. If it is not known whether this is one, or a
+    container, it is a warning; so it is with GPUs that had boards of other sizes.
     """
     node = case.node
-    told = [number for gpu in case.node.gpus if (number := known(gpu.module_id)) is not None]
+    modules = [number for gpu in case.node.gpus if (number := known(gpu.module_id)) is not None]
     # cards without sockets answer 0 or 1 for every GPU, and have no NVLinks by themselves
-    sockets = len(set(told)) == shown_count(node) and all(known(gpu.nvlinks) for gpu in node.gpus)
+    sockets = len(set(modules)) == shown_count(node) and all(known(gpu.nvlinks) for gpu in node.gpus)
     if limited or not sockets or known(node.host.virtualization) == "vm":
         return
-    first = 0 if 0 in told else 1
-    board = next((size for size in _BOARDS if size // 2 < len(told) < size), 0)
-    empty = sorted(set(range(first, first + board)) - set(told))
+    board = next((size for size in _BOARDS if size // 2 < len(modules) < size), 0)
+    # some boards count from 0, others from 1: if neither end is told, the one that is missing may be either
+    starts = [first for first in (0, 1) if set(modules) <= set(range(first, first + board))]
+    if not starts:
+        return
+    empty = sorted(set(range(starts[0], starts[0] + board)) - set(modules))
     handed_on = len(known(pci_gpus(node)) or ()) - len(known(bus_gpus(node)) or ())
-    if not board or len(empty) != board - len(told) or handed_on >= len(empty):
+    if not board or len(empty) != board - len(modules) or handed_on >= len(empty):
         return
     sure = known(node.host.virtualization) == "none"
     sure = sure and not any(known(gpu.architecture) in _OTHER_BOARDS for gpu in node.gpus)
-    words = ", ".join(map(str, empty))
+    inner = [number for number in empty if number not in (0, board)]
+    ends = [f"0 or {board}"] if len(starts) == 2 else [str(number) for number in empty if number not in inner]
+    words = ", ".join([*map(str, inner), *ends])
     yield (fail if sure else warn)(
         NODE,
-        Found(f"{len(told)} GPUs on a board of {board}: module {words} is missing", len(told), "GPUs"),
+        Found(f"{len(modules)} GPUs on a board of {board}: module {words} is missing", len(modules), "GPUs"),
         Expected(f"{board} GPUs", "==", board, "GPUs", "module numbers of the others"),
-        Evidence("module ids, driver", ", ".join(map(str, sorted(told)))),
+        Evidence("module ids, driver", ", ".join(map(str, sorted(modules)))),
         likely="a GPU is not even on the PCI bus",
-        advice=[
-            Advice("See what is on the bus.", "lspci -d 10de:"),
-            "Power-cycle the node; still gone: hardware case.",
-        ],
+        advice=_GONE_FROM_BUS,
     )
 
 
 def _written_down_for_here(case: Case) -> bool:
     """A container that was given all GPUs, and a configuration that says how many those are."""
     visible = case.node.environment.get("NVIDIA_VISIBLE_DEVICES")
-    refused = any(denied(words) for words in case.node.driver.handle_errors) or confined(case.node) is not None
+    refused = refused_handles(case.node) > 0 or confined(case.node) is not None
     return case.expect.gpus is not None and visible in (None, "", "all") and not refused
+
+
+def _given_out(case: Case) -> Iterator[Finding]:
+    """What the scheduler says: GPUs that it no longer gives out, or a node that it drained for its GPUs."""
+    scheduler = case.node.scheduler
+    kind, configured, given = known(scheduler.kind), known(scheduler.gpus_configured), known(scheduler.gpus_allocatable)
+    name = {"slurm": "Slurm", "kubernetes": "Kubernetes"}.get(kind or "", "the scheduler")
+    state, reason = known(scheduler.state) or "", known(scheduler.reason) or ""
+    advice: list[Advice | str] = [
+        Advice("On the node, see which GPU it is.", "gpudoctor check gpu"),
+        "Then let the scheduler use it again.",
+    ]
+    if configured is not None and given is not None and given < configured:
+        yield fail(
+            NODE,
+            Found(f"{name} gives out {given} of the node's {configured} GPUs", given, "GPUs"),
+            Expected(f"{configured} GPUs", "==", configured, "GPUs", name),
+            *([Evidence(f"{name}: state", f"{state} {reason}".strip())] if state or reason else []),
+            likely="a GPU is gone, or the device plugin or slurmd found it unhealthy",
+            advice=advice,
+        )
+        return
+    told = [text for text in (reason, *scheduler.conditions) if re.search(r"gpu|gres|xid|nvidia", text, re.IGNORECASE)]
+    if told:
+        yield warn(
+            NODE,
+            f"{name} says of the node: {told[0]}",
+            "a node whose GPUs are given out",
+            *(Evidence(f"{name}: state {state}".strip(), text) for text in told[:3]),
+            likely="whoever or whatever drained it found a GPU missing or sick",
+            advice=advice,
+        )
+
+
+def _scheduled(case: Case, shown: int) -> tuple[int | None, str]:
+    """How many GPUs Slurm or Kubernetes are set up for. Kubernetes may count each GPU several times (time slices)."""
+    scheduler = case.node.scheduler
+    configured, kind = known(scheduler.gpus_configured), known(scheduler.kind)
+    if configured is None or (kind == "kubernetes" and configured >= 2 * shown) or configured < shown:
+        return None, ""
+    return configured, "Slurm's Gres" if kind == "slurm" else "Kubernetes' capacity"
 
 
 def _expected(case: Case, shown: int, limited: str | None) -> Iterator[Finding]:
@@ -160,6 +266,10 @@ def _expected(case: Case, shown: int, limited: str | None) -> Iterator[Finding]:
         # a profile counts the GPUs that compute; a card that drives the display comes on top
         beside = len(case.node.gpus) - len(compute_gpus(case.node.gpus))
         wanted, source = case.profile.node.gpus + beside, f"profile {case.profile.name}"
+    if wanted is None:
+        wanted, source = _scheduled(case, shown)
+    # a GPU that this process may not open is there all the same
+    shown = max(shown, len(case.node.gpus) + refused_handles(case.node)) + len(drained_gpus(case.node))
     if wanted is None or wanted == shown or (limited and shown < wanted and not _written_down_for_here(case)):
         return
     few = shown < wanted
@@ -167,9 +277,7 @@ def _expected(case: Case, shown: int, limited: str | None) -> Iterator[Finding]:
         NODE,
         Found(f"{shown} GPU{'s' * (shown != 1)} where {wanted} are expected", shown, "GPUs"),
         Expected(f"{wanted} GPUs", "==", wanted, "GPUs", source),
-        Evidence("number of GPUs, driver", str(shown)),
+        _shown_by_driver(shown),
         likely="a GPU is not even on the PCI bus" if few else "the configuration is not this node's",
-        advice=[Advice("See what is on the bus.", "lspci -d 10de:"), "Power-cycle the node; still gone: hardware case."]
-        if few
-        else ["Correct the expected number of GPUs in the configuration."],
+        advice=_GONE_FROM_BUS if few else ["Correct the expected number of GPUs in the configuration."],
     )

@@ -1,4 +1,4 @@
-"""Are the compute GPUs alike?"""
+"""gpu.identical: are the compute GPUs alike?"""
 
 from __future__ import annotations
 
@@ -7,21 +7,9 @@ from collections.abc import Callable, Hashable, Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    fail,
-    of_gpu,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, fail, ok, skip, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.core.trust import untrusted
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -29,7 +17,7 @@ from gpudoctor.profiles.peers import majority
 
 
 class Attribute(msgspec.Struct, frozen=True):
-    """What should be the same; `grave` where a difference makes every step wait for the slowest."""
+    """What should be the same; `grave` if a difference makes every step wait for the slowest."""
 
     words: str
     read: Callable[[Gpu], Hashable]
@@ -49,7 +37,9 @@ _BOARD = (
 )
 
 
-_MEMORY_PCT = Limit(3, "%", "equal boards differ by less; ECC on GDDR memory takes about 6 %", name="memory_pct")
+_MEMORY_PCT = Limit(
+    3, "%", "equal boards differ by less; ECC on GDDR memory takes about 6 %", name="memory_pct", status="fail"
+)
 
 
 @check(
@@ -57,6 +47,7 @@ _MEMORY_PCT = Limit(3, "%", "equal boards differ by less; ECC on GDDR memory tak
     title="The compute GPUs are alike",
     impact="unequal-gpus",
     limits=(_MEMORY_PCT,),
+    explains=("pcie.balance", "nvlink.topology", "train.memory", "train.scaling"),
 )
 def identical(case: Case) -> Iterator[Finding]:
     """Compare each attribute with the majority; name the odd one out, or both sides of a tie."""

@@ -1,26 +1,17 @@
-"""Has the GPU's memory repaired itself, and can it still?"""
+"""gpu.memory-repair: has the GPU's memory repaired itself, and can it still?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    of_gpu,
-    ok,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.each_gpu import each_gpu, first_failed
+from gpudoctor.checks.core.explains import RESETS, Explains
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unread, warn
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.trust import untrusted
-from gpudoctor.checks.gpu.ecc import reset_advice
+from gpudoctor.checks.core.subject import of_gpu
+from gpudoctor.checks.core.xid_codes import MEMORY_CODES
+from gpudoctor.checks.gpu.lost import reset_advice
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 
@@ -28,27 +19,22 @@ _REPLACE = [
     Advice("Drain the node."),
     Advice("Open a hardware case: this GPU can no longer repair its memory.", "nvidia-bug-report.sh"),
 ]
-
-
-_JUDGED = (
-    "remap_failed",
-    "remap_pending",
-    "remapped_uncorrected",
-    "banks_no_spare",
-    "retired_double_bit",
-    "retired_single_bit",
-    "retirement_pending",
-    "channel_repair_pending",
-    "tpc_repair_pending",
-    "unrepairable",
+_PLAN = [Advice("Plan to replace the GPU; open a hardware case.", "nvidia-bug-report.sh")]
+# if one of these was not read, a repair that failed or waits could stay unseen
+_NEEDED = (
+    *("remap_failed", "remap_pending", "remapped_uncorrected", "banks_no_spare", "retired_double_bit"),
+    *("retired_single_bit", "retirement_pending", "channel_repair_pending", "tpc_repair_pending", "unrepairable"),
 )
-
 
 _REMAPPED_UNCORRECTED = Limit(
-    512, "rows", "DCGM: uncorrectable remaps at which a GPU is worn out", name="remapped_uncorrected"
+    512, "rows", "DCGM: uncorrectable remaps at which a GPU is worn out", name="remapped_uncorrected", status="warn"
 )
-_RETIRED_PAGES = Limit(63, "pages", "DCGM: 64 retired pages are the most a GPU can hold", name="retired_pages")
-_RETIRED_DOUBLE_BIT = Limit(15, "pages", "DCGM: double-bit retirements worth a look", name="retired_double_bit")
+_RETIRED_PAGES = Limit(
+    63, "pages", "DCGM: 64 retired pages are the most a GPU can hold", name="retired_pages", status="fail"
+)
+_RETIRED_DOUBLE_BIT = Limit(
+    15, "pages", "DCGM: double-bit retirements worth a look", name="retired_double_bit", status="warn"
+)
 
 
 @check(
@@ -56,55 +42,58 @@ _RETIRED_DOUBLE_BIT = Limit(15, "pages", "DCGM: double-bit retirements worth a l
     title="Memory repair is not waiting, not failed, and has spares left",
     impact="wrong-results",
     limits=(_REMAPPED_UNCORRECTED, _RETIRED_PAGES, _RETIRED_DOUBLE_BIT),
+    explains=(
+        "gpu.ecc",
+        "compute.memory",
+        Explains(("gpu.lost",), found=RESETS),
+        Explains(("gpu.xid",), found=MEMORY_CODES),
+        Explains(("compute.exact", "compute.pattern"), after=("gpu.ecc",)),
+    ),
 )
-def memory_repair(case: Case) -> Iterator[Finding]:
+@each_gpu
+def memory_repair(case: Case, gpu: Gpu) -> Iterator[Finding]:
     """Row remapping (Ampere and newer) and page retirement (Volta and older); waiting repairs only warn."""
-    for gpu in case.gpus:
-        if doubt := untrusted(gpu):
-            yield unknown(of_gpu(gpu), doubt)
-            continue
-        problems = (*_broken(case, gpu), *_waiting(gpu), *_worn(case, gpu))
-        yield from problems
-        missing = _missing(gpu)
-        if missing is not None and not problems:
-            yield unread(of_gpu(gpu), "row remapping and page retirement", missing)
-        elif not problems:
-            yield _fine(gpu)
+    problems = (*_broken(case, gpu), *_waiting(gpu), *_worn(case, gpu))
+    yield from problems
+    if problems:
+        return
+    missing = _missing(gpu)
+    yield unread(of_gpu(gpu), "row remapping and page retirement", missing) if missing else _fine(gpu)
 
 
 def _missing(gpu: Gpu) -> Missing | None:
     """Why nothing can be passed: the failure flag of whichever repair this model has was not read."""
     repair = gpu.memory_repair
-    read = (getattr(repair, field) for field in _JUDGED)
-    failed = next((v for v in read if isinstance(v, Missing) and v.kind == "failed"), None)
-    if failed:
+    if failed := first_failed(getattr(repair, name) for name in _NEEDED):
         return failed
-    if known(repair.remap_failed) is not None or known(repair.retired_double_bit) is not None:
+    flags = (repair.remap_failed, repair.retired_double_bit)
+    missing = [flag for flag in flags if isinstance(flag, Missing)]
+    if len(missing) < len(flags):
         return None
-    missing = [v for v in (repair.remap_failed, repair.retired_double_bit) if isinstance(v, Missing)]
     # "unsupported" or "denied" says more than "not in this capture"
     return next((m for m in missing if m.kind != "absent"), missing[0])
 
 
 def _fine(gpu: Gpu) -> Finding:
     repair = gpu.memory_repair
-    rows = sum(v for v in (known(repair.remapped_corrected), known(repair.remapped_uncorrected)) if v)
-    pages = sum(v for v in (known(repair.retired_single_bit), known(repair.retired_double_bit)) if v)
+    rows = (known(repair.remapped_corrected) or 0) + (known(repair.remapped_uncorrected) or 0)
+    pages = _retired_pages(gpu)
     text = "no repair waiting or failed"
-    text += (
-        f"; {rows} row{'s' * (rows != 1)} remapped in its life"
-        if rows
-        else f"; {pages} page{'s' * (pages != 1)} retired in its life"
-        if pages
-        else ""
-    )
+    if rows:
+        text += f"; {rows} row{'s' * (rows != 1)} remapped in its life"
+    elif pages:
+        text += f"; {pages} page{'s' * (pages != 1)} retired in its life"
     evidence = Evidence("remapped rows, retired pages", f"{rows}, {pages}")
     return ok(of_gpu(gpu), Found(text, rows + pages, "repairs"), None, evidence)
 
 
+def _retired_pages(gpu: Gpu) -> int:
+    return (known(gpu.memory_repair.retired_single_bit) or 0) + (known(gpu.memory_repair.retired_double_bit) or 0)
+
+
 def _broken(case: Case, gpu: Gpu) -> Iterator[Finding]:
     repair = gpu.memory_repair
-    retired = sum(v for v in (known(repair.retired_single_bit), known(repair.retired_double_bit)) if v)
+    retired = _retired_pages(gpu)
     limit = case.limit(_RETIRED_PAGES, gpu)
     for is_so, words, source, value in (
         (known(repair.remap_failed) is True, "a row could not be remapped", "row remap failure", "yes"),
@@ -159,7 +148,7 @@ def _worn(case: Case, gpu: Gpu) -> Iterator[Finding]:
                 Expected(f"fewer than {worn:.0f}", "<", worn, "repairs", case.limit_source(limit, gpu)),
                 Evidence(words, str(value)),
                 likely="worn memory: its next failure may find no spare",
-                advice=[Advice("Plan to replace the GPU; open a hardware case.", "nvidia-bug-report.sh")],
+                advice=_PLAN,
             )
     banks = known(repair.banks_no_spare)
     if banks and known(repair.remap_failed) is not True:
@@ -169,5 +158,5 @@ def _worn(case: Case, gpu: Gpu) -> Iterator[Finding]:
             Expected("a spare row in every bank", "==", 0, "banks", "the GPU itself"),
             Evidence("row remap histogram, banks without spares", str(banks)),
             likely="the next failure in such a bank cannot be repaired",
-            advice=[Advice("Plan to replace the GPU; open a hardware case.", "nvidia-bug-report.sh")],
+            advice=_PLAN,
         )

@@ -1,25 +1,13 @@
-"""Is a GPU too hot, by its own limits or beside its peers?"""
+"""gpu.temperature: is a GPU too hot, by its own limits or beside its peers?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    of_gpu,
-    ok,
-    unknown,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.each_gpu import each_gpu, first_failed, same_model
+from gpudoctor.checks.core.explains import SPEEDS
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unread, warn
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 
@@ -29,7 +17,7 @@ _ADVICE = [
 ]
 
 
-_OVER_PEERS_C = Limit(10, "C", "above the peers' median at equal load (field rule)", name="over_peers_c")
+_OVER_PEERS_C = Limit(10, "C", "above the peers' median at equal load (field rule)", name="over_peers_c", status="warn")
 _EQUAL_LOAD_PCT = Limit(15, "%", "of the peers' median power: more apart is not equal load", name="equal_load_pct")
 
 
@@ -38,21 +26,17 @@ _EQUAL_LOAD_PCT = Limit(15, "%", "of the peers' median power: more apart is not 
     title="No GPU is too hot",
     impact="slow-gpu",
     limits=(_OVER_PEERS_C, _EQUAL_LOAD_PCT),
+    explains=("gpu.throttle", "gpu.clocks", "train.balance", *SPEEDS),
 )
-def temperature(case: Case) -> Iterator[Finding]:
-    """Against the GPU's own limits (absolute or as margins), its memory's, and its peers at equal load."""
-    for gpu in case.gpus:
-        if doubt := untrusted(gpu):
-            yield unknown(of_gpu(gpu), doubt)
-            continue
-        now = gpu.thermal.gpu_c
-        over = _over_limit(gpu)
-        if over is not None:
-            yield over
-        elif isinstance(now, Missing):
-            yield unread(of_gpu(gpu), "temperature", now)
-        else:
-            yield _beside_peers(case, gpu, now)
+@each_gpu
+def temperature(case: Case, gpu: Gpu) -> Finding:
+    """Compare with the GPU's own limits (absolute or as margins), its memory's, and its peers at equal load."""
+    over = _over_limit(gpu)
+    if over is not None:
+        return over
+    if isinstance(gpu.thermal.gpu_c, Missing):
+        return unread(of_gpu(gpu), "temperature", gpu.thermal.gpu_c)
+    return _beside_peers(case, gpu, gpu.thermal.gpu_c)
 
 
 def _margins(gpu: Gpu) -> bool:
@@ -65,7 +49,7 @@ def _over_limit(gpu: Gpu) -> Finding | None:
     thermal = gpu.thermal
     now, memory = known(thermal.gpu_c), known(thermal.memory_c)
     margin = known(thermal.margin_c) if _margins(gpu) else None
-    # (is unfit, reading, over it, limit, words); the first that holds is told
+    # (unfit, reading, limit, its name, whether less is hotter); the first that is exceeded is reported
     for unfit, value, limit, words, reverse in (
         (True, margin, known(thermal.slowdown_margin_c), "margin to its slowdown point", True),
         (True, now, known(thermal.slowdown_c), "slowdown point", False),
@@ -99,9 +83,7 @@ def _over_limit(gpu: Gpu) -> Finding | None:
 
 
 def _beside_peers(case: Case, gpu: Gpu, now: int) -> Finding:
-    name = known(gpu.name)
-    peers = [p for p in case.gpus if p is not gpu and name and known(p.name) == name and not untrusted(p)]
-    alike = [p for p in peers if _equal_load(case, gpu, p)]
+    alike = [peer for peer in same_model(case, gpu) if _equal_load(case, gpu, peer)]
     degrees = sorted(c for p in alike if (c := known(p.thermal.gpu_c)) is not None)
     evidence = Evidence("GPU temperature", f"{now} C")
     # two GPUs cannot tell which one is the odd one
@@ -118,26 +100,19 @@ def _beside_peers(case: Case, gpu: Gpu, now: int) -> Finding:
                 likely="a bad thermal interface or heat sink, or a place with little air",
                 advice=_ADVICE,
             )
-    limits = [known(gpu.thermal.slowdown_c), known(gpu.thermal.max_operating_c)]
+    thermal, subject = gpu.thermal, of_gpu(gpu)
+    limits = [known(thermal.slowdown_c), known(thermal.max_operating_c)]
     if _margins(gpu) or any(c is not None and c > 0 for c in limits):
-        return ok(of_gpu(gpu), Found(f"{now} C, within its limits", now, "C"), None, evidence)
-    thermal = gpu.thermal
-    asked = (thermal.margin_c, thermal.slowdown_margin_c, thermal.slowdown_c, thermal.max_operating_c)
-    failed = next((value for value in asked if isinstance(value, Missing) and value.kind == "failed"), None)
-    if failed:
-        return unread(of_gpu(gpu), "temperature limits", failed)
-    if len(degrees) >= 2:
-        return ok(
-            of_gpu(gpu), Found(f"{now} C, like its peers (its own limits are not known)", now, "C"), None, evidence
-        )
-    missing = gpu.thermal.slowdown_c
-    return unread(
-        of_gpu(gpu), "temperature limits", missing if isinstance(missing, Missing) else Missing("make no sense")
-    )
+        return ok(subject, Found(f"{now} C, within its limits", now, "C"), None, evidence)
+    failed = first_failed((thermal.margin_c, thermal.slowdown_margin_c, thermal.slowdown_c, thermal.max_operating_c))
+    if failed is None and len(degrees) >= 2:
+        return ok(subject, Found(f"{now} C, like its peers (its own limits are not known)", now, "C"), None, evidence)
+    missing = failed or thermal.slowdown_c
+    return unread(subject, "temperature limits", missing if isinstance(missing, Missing) else Missing("make no sense"))
 
 
 def _equal_load(case: Case, gpu: Gpu, peer: Gpu) -> bool:
-    """Within the tolerance of the peer's power; where power is not known, both idle."""
+    """Within the tolerance of the peer's power; if power is not known, both idle."""
     mine, theirs = known(gpu.power.draw_w), known(peer.power.draw_w)
     if mine is not None and theirs is not None:
         return abs(mine - theirs) * 100 <= case.limit(_EQUAL_LOAD_PCT, gpu) * max(mine, theirs)

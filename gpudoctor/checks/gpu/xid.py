@@ -1,4 +1,4 @@
-"""What the kernel log says of GPUs and NVSwitches since boot."""
+"""gpu.xid: what the kernel log says of GPUs and NVSwitches since boot."""
 
 from __future__ import annotations
 
@@ -9,38 +9,19 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    Status,
-    Subject,
-    of_gpu,
-    ok,
-    skip,
-    unknown,
-    unread,
-)
+from gpudoctor.checks.core.explains import RESETS, Explains
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, ok, skip, unknown, unread
+from gpudoctor.checks.core.readings import told_by_driver
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.trust import narrowed, untrusted
-from gpudoctor.checks.core.xid_codes import BUCKETS, LINK_CODES, SXID_THERMAL, Bucket, sxid_fatal, xid
-from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.checks.core.sight import NotShown, not_shown
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
+from gpudoctor.checks.core.xid_codes import SXID_THERMAL, Bucket, sxid_fatal
+from gpudoctor.checks.gpu.xid_judged import ClassifiedEvent, judge_events, start_failed
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import KernelEvent, KernelLog
 
-# "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
-_RECOVERY = re.compile(
-    r"GPU recovery action changed from 0x[0-9a-f]+ \([^)]*\) to 0x([0-9a-f]+) \(([^)]*)\)", re.IGNORECASE
-)
-_NON_FATAL = re.compile(r"\bnon-?fatal\b", re.IGNORECASE)
-_FATAL = re.compile(r"\bfatal\b", re.IGNORECASE)
-# driver lines that mean a sick GPU; what else NVRM writes is chatter that healthy nodes log too
-_SICK = re.compile(
-    r"rminitadapter failed|rm_init_adapter failed|reset_required|needs to be reset|timeout|rate limiting", re.IGNORECASE
-)
+# what the driver calls a GPU where it names no bus id
+_INSTANCE = re.compile(r"NVRM: (GPU\d{1,3})\b")
 
 _STATUS: dict[Bucket, Status] = {
     "hardware": Status.FAIL,
@@ -61,17 +42,12 @@ _LIKELY: dict[Bucket, str] = {
 _SAVE = Advice("As root:", "dmesg -x > dmesg.txt")
 
 
-class Judged(msgspec.Struct, frozen=True):
-    """A kernel event with the bucket it falls into here, and what it means."""
-
-    event: KernelEvent
-    bucket: Bucket
-    words: str
-    advice: str
-
-
 @check(
-    "gpu.xid", title="No GPU or NVSwitch errors in the kernel log that matter", impact="wrong-results", needs_gpu=False
+    "gpu.xid",
+    title="No GPU or NVSwitch errors in the kernel log that matter",
+    impact="wrong-results",
+    needs_gpu=False,
+    explains=("nvlink.errors", "collective.correct", "train.sync", "strategy.*", Explains(("gpu.lost",), found=RESETS)),
 )
 def xids(case: Case) -> Iterator[Finding]:
     """Judge Xids, SXids and lost-GPU lines since boot by bucket; programs' own errors never fail a node."""
@@ -80,13 +56,10 @@ def xids(case: Case) -> Iterator[Finding]:
         yield unread(NODE, "kernel log", log.events)
         return
     notes = _notes(log)
-    by_bus: dict[str | None, list[KernelEvent]] = {}
-    for event in log.events:
-        if event.kind in ("xid", "off-bus", "gsp", "rm"):
-            by_bus.setdefault(_bus(event), []).append(event)
+    by_bus = _by_bus(log.events)
     since = _since(case, log)
     for gpu in case.gpus:
-        judged = _judge(by_bus.pop(gpu.bus_id, []), gpu)
+        judged = judge_events(by_bus.pop(gpu.bus_id, []), gpu, told_by_driver(case.node, gpu))
         if judged:
             yield _finding(of_gpu(gpu), judged, notes)
         elif not log.truncated:
@@ -96,6 +69,21 @@ def xids(case: Case) -> Iterator[Finding]:
     yield from _elsewhere(case, by_bus, notes)
     yield from _switches(log.events, notes)
     yield from _not_seen(case, log)
+
+
+def _by_bus(events: Iterable[KernelEvent]) -> dict[str | None, list[KernelEvent]]:
+    """The errors of each GPU. Lines that call it "GPU6" only are its own if just one GPU failed to start."""
+    by_bus: dict[str | None, list[KernelEvent]] = {}
+    for event in events:
+        if event.kind in ("xid", "off-bus", "gsp", "rm"):
+            by_bus.setdefault(_bus(event), []).append(event)
+    starts = [bus for bus, told in by_bus.items() if bus and any(start_failed(event) for event in told)]
+    loose = [event for event in by_bus.get(None, []) if start_failed(event)]
+    instances = {found[1] for event in loose if (found := _INSTANCE.search(event.text))}
+    if len(starts) == 1 and len(instances) <= 1 and loose:
+        by_bus[starts[0]].extend(loose)
+        by_bus[None] = [event for event in by_bus[None] if event not in loose]
+    return by_bus
 
 
 def _since(case: Case, log: KernelLog) -> str:
@@ -118,35 +106,51 @@ def _notes(log: KernelLog) -> tuple[Evidence, ...]:
 
 
 def _not_seen(case: Case, log: KernelLog) -> Iterator[Finding]:
-    """What may stand where nobody could look: a lost part of the log, lines that cannot be told apart."""
+    """What could not be read: a lost part of the log, lines that cannot be told from a user's words."""
     if log.truncated and (case.node.gpus or case.node.driver.module_loaded is not False):
         yield unknown(NODE, log.gap or "the kernel log does not hold everything since boot")
     unclear = [event for event in known(log.events) or () if event.kind == "unclear"]
     if unclear:
         yield unknown(
             NODE,
-            f"{len(unclear)} kernel log line{'s' if unclear[1:] else ''} with words of the driver in a place where "
-            "gpudoctor does not know them: an error, or a user's words",
+            f"{len(unclear)} kernel log line{'s' if unclear[1:] else ''} with words of the driver{_codes(unclear)} "
+            "in a place where gpudoctor does not know them: an error, or a user's words",
             *(Evidence("kernel log", event.text[:300]) for event in unclear[:3]),
             advice=("Read these lines, or save the log again in a form that says what the kernel wrote.", _SAVE),
         )
 
 
+def _codes(unclear: list[KernelEvent]) -> str:
+    """The Xids that the lines would be, with the GPU: " (Xid 79 of 0000:3b:00.0)"."""
+    named = [f"Xid {e.code}" + (f" of {e.bus_id}" if e.bus_id else "") for e in unclear if e.code is not None]
+    return f" ({', '.join(dict.fromkeys(named))})" if named else ""
+
+
 def _elsewhere(
     case: Case, by_bus: dict[str | None, list[KernelEvent]], notes: tuple[Evidence, ...]
 ) -> Iterator[Finding]:
-    """Events of GPUs that the driver does not show: gone, or not this process's to see."""
-    why = narrowed(case) or case.scope_reason
+    """Events of GPUs that the driver does not show: gone, or hidden from this process."""
     for bus, events in by_bus.items():
-        judged = _judge(events, None)
+        judged = judge_events(events, None)
+        if bus is None and any(told_by_driver(case.node, gpu) for gpu in case.node.gpus):
+            # GPUs that the driver shows have started; one that it does not show is gpu.count's
+            judged = [
+                msgspec.structs.replace(item, bucket="watch") if start_failed(item.event) else item for item in judged
+            ]
         if not judged:
             continue
         subject = Subject(kind="gpu", bus_id=bus) if bus else NODE
-        if bus and (why or case.scope is not None):
-            codes = ", ".join(sorted({_name(item) for item in judged}))
-            yield skip(subject, f"{codes} on a GPU outside what is judged here" + (f": {why}" if why else ""))
+        finding = _finding(subject, judged, notes)
+        away = not_shown(case.node, bus) if bus else NotShown("gone")
+        if bus and case.scope is not None:
+            away = NotShown("outside", away.why or case.scope_reason)
+        codes = ", ".join(sorted({_name(item) for item in judged}))
+        if away.kind == "outside":
+            yield skip(subject, f"{codes} on a GPU outside what is judged here" + (f": {away.why}" if away.why else ""))
+        elif away.kind == "open" and finding.status is not Status.PASS:
+            yield unknown(subject, f"{codes} on a GPU that may be this job's own: {away.why}", *finding.evidence)
         else:
-            yield _finding(subject, judged, notes)
+            yield finding
 
 
 def _bus(event: KernelEvent) -> str | None:
@@ -155,75 +159,13 @@ def _bus(event: KernelEvent) -> str | None:
     return bus if bus is None or "." in bus else f"{bus}.0"
 
 
-def _judge(events: Iterable[KernelEvent], gpu: Gpu | None) -> list[Judged]:
-    """Worst first. A GPU that asks for no recovery now was reset since its resettable errors.
-
-    The last Xid 154 is the authority: "(None)" settles everything before it, anything else
-    stands, unless the GPU itself answers today that it needs nothing.
-    """
-    events = tuple(events)
-    settled_before = max((i for i, e in enumerate(events) if e.code == 154 and _target(e) == 0), default=-1)
-    fit_now = gpu is not None and not untrusted(gpu) and known(gpu.recovery_action) == "none"
-    judged = []
-    for position, event in enumerate(events):
-        item = _classify(event)
-        if item is None:
-            continue
-        settled = position < settled_before
-        if (item.bucket == "reset" and (settled or fit_now)) or (item.bucket == "hardware" and settled):
-            item = msgspec.structs.replace(item, bucket="watch", words=f"{item.words} (settled since)")
-        judged.append(item)
-    # of equally bad ones the one that a bad link cannot explain comes first: it is what faults.py looks at
-    return sorted(judged, key=lambda item: (BUCKETS.index(item.bucket), item.event.code in LINK_CODES))
-
-
-def _driver_words(event: KernelEvent) -> str:
-    """What the driver says in the line, without what a user can write into it."""
-    # 10 ms of patterns (-X importtime), which a log without errors does not need
-    from gpudoctor.facts.kernel_log.lines import driver_words
-
-    return driver_words(event)
-
-
-def _target(event: KernelEvent) -> int | None:
-    found = _RECOVERY.match(_driver_words(event))
-    return int(found[1], 16) if found else None
-
-
-def _classify(event: KernelEvent) -> Judged | None:
-    if event.kind == "off-bus":
-        return Judged(event, "hardware", "GPU has fallen off the bus", xid(79).advice)
-    if event.kind in ("gsp", "rm"):
-        return Judged(event, "watch", "driver error", xid(119).advice) if _SICK.search(_driver_words(event)) else None
-    if event.code is None:
-        return Judged(event, "unknown", "an Xid without a code", xid(0).advice)
-    entry = xid(event.code)
-    bucket, words = entry.bucket, entry.words
-    said = _driver_words(event)
-    if event.code == 154:
-        found = _RECOVERY.match(said)
-        if found is None:
-            return Judged(event, "unknown", f"{words}, but the line does not say to what", xid(46).advice)
-        if int(found[1], 16) == 0:
-            return Judged(event, "info", words, entry.advice)
-        # drain-p2p (3) asks for care, the others make the GPU unfit; source: NVML field 230
-        bucket, words = ("watch" if int(found[1], 16) == 3 else "reset"), f"the GPU asks for: {found[2]}"
-        return Judged(event, bucket, words, xid(46).advice)
-    if 144 <= event.code <= 150:
-        if event.fatal is False or _NON_FATAL.search(said):
-            bucket, words = "info", f"{words}, non-fatal"
-        elif event.fatal or _FATAL.search(said):
-            bucket, words = "reset", f"{words}, fatal"
-    return Judged(event, bucket, words, entry.advice if bucket == entry.bucket else xid(74).advice)
-
-
-def _name(item: Judged) -> str:
+def _name(item: ClassifiedEvent) -> str:
     if item.event.kind == "xid":
         return f"Xid {item.event.code}"
     return {"off-bus": "off the bus", "gsp": "GSP error", "rm": "driver error"}.get(item.event.kind, item.event.kind)
 
 
-def _finding(subject: Subject, judged: list[Judged], notes: tuple[Evidence, ...]) -> Finding:
+def _finding(subject: Subject, judged: list[ClassifiedEvent], notes: tuple[Evidence, ...]) -> Finding:
     worst = judged[0]
     status = _STATUS[worst.bucket]
     counts = Counter((_name(item), item.words) for item in judged)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.peer_ranks import against_others, by_model, silent, strangers
 from gpudoctor.checks.core.probe_outcome import absent, judged_problems, problems_of, rank_gpu, rank_subject
@@ -56,6 +57,10 @@ _PEER_FAIL_SHARE = Limit(0.60, "of the others' median", "gpudoctor's own choice"
     level="full",
     needs_gpu=False,
     limits=(_WARN_SHARE, _FAIL_SHARE, _VM_FAIL_SHARE, _PEER_WARN_SHARE, _PEER_FAIL_SHARE),
+    explains=(
+        "link.peer",
+        Explains(("link.*", "compute.*", "train.*", "burn.*"), anywhere=True, gaps=True),
+    ),
 )
 def host(case: Case) -> Iterator[Finding]:
     """Judge the slower direction of each GPU, copying alone, by its link and by its peers on equal links."""
@@ -109,7 +114,7 @@ def _judged(case: Case, link: HostLink, links: Sequence[HostLink]) -> Finding:
             advice=_steps(gpu),
         )
     if lower is not None:
-        # where the bridges are not the real ones, neither is what the slot is said to do
+        # if the bridges are not the real ones, neither is what the slot is said to do
         judge = fail if lower.startswith("the others") and hidden_bridges(case, gpu) is None else warn
         named = describe(*in_use) if in_use else "PCIe"
         return judge(subject, Found(f"{named} under load ({text})"), lower, *evidence, advice=_steps(gpu))
@@ -124,7 +129,7 @@ def _slower(link: HostLink) -> float:
 
 
 def _link_in_use(case: Case, gpu: Gpu, link: HostLink) -> tuple[int, int] | None:
-    """Generation and lanes while it copied; None where nothing says so, or what does is disproved by the figures.
+    """Generation and lanes while it copied; None if nothing says so, or what does is disproved by the figures.
 
     Sampling once in a while may have met the link only at rest, where it is slowed down.
     """

@@ -29,7 +29,7 @@ from gpudoctor.checks.core.peer_pairs import Joined, joined_pairs
 from gpudoctor.checks.core.peer_ranks import strangers
 from gpudoctor.checks.core.probe_outcome import absent, not_judged, problems_of, ranks_in_words
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.under_load import middle
+from gpudoctor.checks.core.under_load import median
 from gpudoctor.checks.link.host import HOST
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
@@ -73,6 +73,10 @@ _CLASS_FAIL_SHARE = Limit(
     level="full",
     needs_gpu=False,
     limits=(_NVLINK_WARN_SHARE, _NVLINK_FAIL_SHARE, _CLASS_WARN_SHARE, _CLASS_FAIL_SHARE),
+    explains=(
+        "collective.pairs",
+        "collective.bandwidth",
+    ),
 )
 def peer(case: Case) -> Iterator[Finding]:
     """Fail wrong data and closed NVLink paths; judge the rate by the NVLinks' line rate and by alike pairs."""
@@ -169,7 +173,7 @@ def _slow(case: Case, pair: Joined, members: Sequence[Joined]) -> _Slow | None:
     if pair.line_gb_s:
         bounds = (_NVLINK_WARN_SHARE, _NVLINK_FAIL_SHARE)
         yardsticks.append((bounds, pair.line_gb_s, f"their {pair.nvlinks} NVLinks carry", pair.certain))
-    usual = middle(other.gb_s for other in members if other is not pair)
+    usual = median(other.gb_s for other in members if other is not pair)
     if usual and len(members) >= _LEAST_TO_COMPARE:
         # through the CPUs' own fabric alike pairs may differ by how the board is made
         bounds = (_CLASS_WARN_SHARE, _CLASS_FAIL_SHARE)
@@ -185,7 +189,7 @@ def _slow(case: Case, pair: Joined, members: Sequence[Joined]) -> _Slow | None:
 
 
 def _told(case: Case, slow: Sequence[_Slow], members: Sequence[Joined]) -> Iterator[Finding]:
-    """One finding for each slow pair; where one GPU is in all of them, and slow to every other, one for that GPU."""
+    """One finding for each slow pair; if one GPU is in all of them, and slow to every other, one for that GPU."""
     common = set.intersection(*(set(found.pair.gpus) for found in slow))
     for index in common if len(slow) > 1 else ():
         whole = sum(index in pair.gpus for pair in members) == len(slow)

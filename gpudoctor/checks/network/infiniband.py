@@ -1,24 +1,13 @@
-"""network.*: the adapters that carry training between nodes."""
+"""network.infiniband: are the RDMA ports up at full rate, and can GPUs reach them?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    of_nic,
-    ok,
-    skip,
-    unread,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE, of_nic
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import RdmaPort
 from gpudoctor.profiles.peers import majority
@@ -72,7 +61,7 @@ def infiniband(case: Case) -> Iterator[Finding]:
 
 
 def _none_active(case: Case, ports: tuple[RdmaPort, ...]) -> Finding:
-    """A warning on a node that is built to train with others, or where a cable is in; else adapters may lie idle."""
+    """A warning on a node that is built to train with others, or if a cable is in; else adapters may be unused."""
     text = f"none of the {len(ports)} RDMA ports is in use ({_states(ports)})"
     cabled = [port for port in ports if (known(port.physical_state) or "").lower() == "linkup"]
     gpus, share = len(case.node.gpus), case.limit(_PORTS_PER_GPU)
@@ -181,7 +170,10 @@ def _gpudirect(case: Case) -> Iterator[Finding]:
         yield skip(NODE, "GPUDirect RDMA: GeForce GPUs do not have it")
         return
     network = case.node.network
-    ways = (("nvidia_peermem", network.peermem_loaded), ("dma-buf", network.dmabuf_supported))
+    # a module that the InfiniBand core does not know maps nothing
+    idle = network.peermem_loaded is True and network.peermem_registered is False
+    peermem = False if idle else network.peermem_loaded
+    ways = (("nvidia_peermem", peermem), ("dma-buf", network.dmabuf_supported))
     possible = [name for name, state in ways if state is True]
     if possible:
         yield ok(NODE, f"GPUDirect RDMA possible ({' and '.join(possible)})")
@@ -190,14 +182,22 @@ def _gpudirect(case: Case) -> Iterator[Finding]:
         if isinstance(state, Missing):
             yield unread(NODE, f"GPUDirect RDMA by {name}", state)
             return
+    lack = "is loaded, but not registered with the InfiniBand core," if idle else "is not loaded"
     yield warn(
         NODE,
-        "GPUDirect RDMA is not possible: nvidia_peermem is not loaded and there is no dma-buf support",
+        f"GPUDirect RDMA is not possible: nvidia_peermem {lack} and there is no dma-buf support",
         "one of the two, where RDMA ports are in use",
-        Evidence("/proc/modules", "no nvidia_peermem"),
+        Evidence("/sys/kernel/mm/memory_peers", "no nv_mem")
+        if idle
+        else Evidence("/proc/modules", "no nvidia_peermem"),
         likely="traffic between nodes is copied through host memory",
         advice=(
-            Advice("Load the module,", "modprobe nvidia_peermem"),
+            Advice(
+                "Load MLNX_OFED's ib_core first, then the module,",
+                "modprobe -r nvidia_peermem; modprobe nvidia_peermem",
+            )
+            if idle
+            else Advice("Load the module,", "modprobe nvidia_peermem"),
             Advice("or use the open kernel modules on Linux 5.12 or later, which have dma-buf."),
         ),
     )

@@ -1,13 +1,16 @@
-"""The errors that NVLinks count: lifetime counts, so only what stands far above the peers is said."""
+"""nvlink.errors: does an NVLink count errors out of line with its peers? Lifetime counts alone are no verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, of_gpu, ok, unread, warn
+from gpudoctor.checks.core.explains import Explains
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, unread, warn
 from gpudoctor.checks.core.lifetime_counters import out_of_line
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import of_gpu
+from gpudoctor.checks.core.xid_codes import LINK_CODES
 from gpudoctor.checks.nvlink.link_state import not_judged, real_links
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -15,12 +18,18 @@ from gpudoctor.facts.model.missing import Missing, known
 _KINDS = ("crc_errors", "replay_errors", "recovery_errors")
 
 
-_FLOOR_ERRORS = Limit(1000, "errors", "lifetime counts of healthy links are mostly 0 (ours)", name="floor_errors")
+_FLOOR_ERRORS = Limit(
+    1000, "errors", "lifetime counts of healthy links are mostly 0 (ours)", name="floor_errors", status="warn"
+)
 _FLOOR_RECOVERIES = Limit(
-    10, "recoveries", "a healthy link hardly ever retrains while in use (ours)", name="floor_recoveries"
+    10, "recoveries", "a healthy link hardly ever retrains while in use (ours)", name="floor_recoveries", status="warn"
 )
 _PEERS_RATIO = Limit(
-    100, "times the peers' median", "two orders of magnitude (ours); DCGM judges rates", name="peers_ratio"
+    100,
+    "times the peers' median",
+    "two orders of magnitude (ours); DCGM judges rates",
+    name="peers_ratio",
+    status="warn",
 )
 
 
@@ -29,13 +38,12 @@ _PEERS_RATIO = Limit(
     title="No NVLink counts errors out of line with its peers",
     impact="slow-collectives",
     limits=(_FLOOR_ERRORS, _FLOOR_RECOVERIES, _PEERS_RATIO),
+    explains=("collective.bandwidth", "collective.pairs", "link.peer", Explains(("gpu.xid",), found=LINK_CODES)),
 )
 def errors(case: Case) -> Iterator[Finding]:
     """Warn of a GPU whose lifetime counts stand far above its peers'; a rate needs two samples under load."""
     totals = {gpu.index: _totals(gpu) for gpu in case.gpus}
-    for gpu in case.gpus:
-        stop = not_judged(case, gpu)
-        yield stop if stop is not None else _errors_of(case, gpu, totals)
+    yield from (not_judged(case, gpu) or _errors_of(case, gpu, totals) for gpu in case.gpus)
 
 
 def _errors_of(case: Case, gpu: Gpu, of_all: Mapping[int, Mapping[str, int]]) -> Finding:
@@ -69,8 +77,8 @@ def _errors_of(case: Case, gpu: Gpu, of_all: Mapping[int, Mapping[str, int]]) ->
 
 
 def _totals(gpu: Gpu) -> dict[str, int]:
-    """What its links have counted together, of each kind that any of them tells."""
+    """What its links have counted together, of each kind that any of them counts."""
     links = real_links(gpu)
     counted = {kind: [known(getattr(link, kind)) for link in links] for kind in _KINDS}
-    told = {kind: [count for count in counts if count is not None] for kind, counts in counted.items()}
-    return {kind: sum(counts) for kind, counts in told.items() if counts}
+    known_counts = {kind: [count for count in counts if count is not None] for kind, counts in counted.items()}
+    return {kind: sum(counts) for kind, counts in known_counts.items() if counts}

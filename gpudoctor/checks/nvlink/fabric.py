@@ -1,27 +1,31 @@
-"""The NVSwitch fabric as each GPU sees it: registered, and in what health."""
+"""nvlink.fabric: has the NVSwitch fabric registered every GPU, and is it healthy?"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.each_gpu import each_gpu, first_failed
+from gpudoctor.checks.core.explains import ENDS, Explains
 from gpudoctor.checks.core.finding import (
-    NODE,
     Advice,
     Evidence,
     Expected,
     Finding,
+    Found,
+    Status,
     fail,
-    of_gpu,
     ok,
     skip,
-    unknown,
     unread,
     warn,
 )
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.core.subject import NODE, of_gpu
+from gpudoctor.checks.core.xid_codes import LINK_CODES
 from gpudoctor.checks.nvlink.link_state import links_up
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -40,34 +44,36 @@ _SETTLING_S = Limit(
     title="The NVSwitch fabric has registered every GPU and is healthy",
     impact="costs",
     limits=(_SETTLING_S,),
+    explains=(
+        "nvlink.links",
+        "nvlink.topology",
+        "nvlink.errors",
+        "collective.*",
+        "link.peer",
+        "train.scaling",
+        Explains(("train.sync",), found=ENDS),
+        Explains(("gpu.xid",), found=LINK_CODES),
+        Explains(("strategy.*",), found=ENDS, after=("gpu.ecc", "gpu.xid")),
+    ),
 )
 def fabric(case: Case) -> Iterator[Finding]:
-    """Fail a GPU that the fabric has not taken in or serves badly; skip where there is no fabric."""
-    findings = [_fabric_of(case, gpu) for gpu in case.gpus]
-    bad = [f for f in findings if f.status.value in ("fail", "warn")]
-    alike = {(f.status, f.found.text if f.found else "") for f in bad}
-    rest = [f for f in findings if f.status.value in ("skip", "unknown")]
-    if len(bad) > 1 and len(bad) + len(rest) == len(findings) and len(alike) == 1:
-        first = bad[0]
-        judge = fail if first.status.value == "fail" else warn
-        text = first.found.text if first.found else ""
-        yield from rest
-        yield judge(
-            NODE,
-            f"all {len(bad)} GPUs{' that answer' if rest else ''}: {text}",
-            first.expected,
-            *first.evidence,
-            likely=first.likely,
-            advice=first.advice,
-        )
+    """Fail a GPU that the fabric has not registered or serves badly; skip if there is no fabric."""
+    findings = list(_all_gpus(case))
+    bad = [f for f in findings if f.status in (Status.FAIL, Status.WARN)]
+    rest = [f for f in findings if f.status in (Status.SKIP, Status.UNKNOWN)]
+    texts = {(f.status, f.found.text if f.found else "") for f in bad}
+    if len(bad) < 2 or len(bad) + len(rest) < len(findings) or len(texts) > 1:
+        yield from findings
         return
-    yield from findings
+    # the same on every GPU that answers: one finding for the node
+    text = f"all {len(bad)} GPUs{' that answer' if rest else ''}: {texts.pop()[1]}"
+    yield from rest
+    yield replace(bad[0], subject=NODE, found=Found(text))
 
 
-def _fabric_of(case: Case, gpu: Gpu) -> Finding:
+@each_gpu
+def _all_gpus(case: Case, gpu: Gpu) -> Finding:
     subject, seen = of_gpu(gpu), gpu.fabric
-    if reason := untrusted(gpu):
-        return unknown(subject, reason)
     if isinstance(seen.state, Missing):
         return unread(subject, "fabric", seen.state)
     state, status = seen.state.lower(), known(seen.status)
@@ -113,19 +119,18 @@ def _health(gpu: Gpu, expected: Expected, evidence: list[Evidence]) -> Finding:
     subject, seen = of_gpu(gpu), gpu.fabric
     bandwidth, summary = (known(seen.health_bandwidth) or "").lower(), (known(seen.health_summary) or "").lower()
     wrong = (known(seen.incorrect_configuration) or "").lower()
-    worse, concerns = [], []
-    if bandwidth == "degraded":
-        concerns.append("bandwidth degraded")
-    if known(seen.route_unhealthy) is True:
-        worse.append("an unhealthy route")
-    if summary == "unhealthy":
-        worse.append("unhealthy")
+    worse = ["an unhealthy route"] * (known(seen.route_unhealthy) is True) + ["unhealthy"] * (summary == "unhealthy")
     if wrong not in ("", "none", "not supported", "n/a", "false"):
         worse.append(f"wrong configuration: {wrong}")
-    if known(seen.access_timeout_recovery) is True:
-        concerns.append("recovering from access timeouts")
-    if summary == "limited capacity":
-        concerns.append("limited capacity")
+    concerns = [
+        words
+        for words, is_so in (
+            ("bandwidth degraded", bandwidth == "degraded"),
+            ("recovering from access timeouts", known(seen.access_timeout_recovery) is True),
+            ("limited capacity", summary == "limited capacity"),
+        )
+        if is_so
+    ]
     if worse or concerns:
         evidence.append(Evidence("nvidia-smi -q, Fabric, Health", ", ".join(worse + concerns)))
         return (fail if worse else warn)(
@@ -147,8 +152,7 @@ def _health(gpu: Gpu, expected: Expected, evidence: list[Evidence]) -> Finding:
             advice=(Advice("Look at the domain service:", "systemctl status nvidia-imex"), *_MANAGER),
         )
     health = (seen.health_summary, seen.health_bandwidth, seen.route_unhealthy, seen.incorrect_configuration)
-    failed = next((v for v in health if isinstance(v, Missing) and v.kind == "failed"), None)
-    if failed:
+    if failed := first_failed(health):
         return unread(subject, "health of the fabric", failed)
     return ok(subject, "completed, success", expected, *evidence)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import Finding, of_gpu, skip, unknown, unread
+from gpudoctor.checks.core.each_gpu import first_failed
+from gpudoctor.checks.core.finding import Finding, skip, unknown, unread
+from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.checks.core.trust import untrusted
 from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing, known
@@ -15,7 +17,7 @@ UP = ("active", "sleep")  # asleep is a power state, not a fault (nvml.h, NVML_N
 
 
 def not_judged(case: Case, gpu: Gpu) -> Finding | None:
-    """The finding where the links of this GPU cannot be judged, with the reason; None where they can."""
+    """The finding if the links of this GPU cannot be judged, with the reason; None if they can."""
     subject = of_gpu(gpu)
     if reason := untrusted(gpu):
         return unknown(subject, reason)
@@ -28,11 +30,8 @@ def not_judged(case: Case, gpu: Gpu) -> Finding | None:
         if model is not None and model.nvlink is None:
             return skip(subject, f"the {model.name} has no NVLink")
         return skip(subject, "no NVLink is shown for this GPU")
-    tried = next(
-        (link.state for link in gpu.nvlinks if isinstance(link.state, Missing) and link.state.kind == "failed"), None
-    )
-    if tried is not None:
-        return unread(subject, "state of an NVLink", tried)
+    if failed := first_failed(link.state for link in gpu.nvlinks):
+        return unread(subject, "state of an NVLink", failed)
     if not real_links(gpu):
         state = gpu.nvlinks[0].state
         return unread(subject, "state of the NVLinks", state if isinstance(state, Missing) else Missing("not known"))
@@ -50,7 +49,7 @@ def links_up(gpu: Gpu) -> int:
 
 
 def model_of(case: Case, gpu: Gpu) -> GpuModel | None:
-    """The profile's GPU model where it speaks of this GPU; a mixed node has others beside it."""
+    """The profile's GPU model if it is this GPU's; a mixed node has others beside it."""
     model, name = case.profile.gpu, known(gpu.name)
     if model is None or name is None:
         return None

@@ -1,36 +1,35 @@
-"""The NVLinks of each GPU: how many are up, and how fast they run."""
+"""nvlink.links: is every NVLink up that should be, and at full speed?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    of_gpu,
-    ok,
-    skip,
-    warn,
-)
+from gpudoctor.checks.core.each_gpu import in_virtual_machine
+from gpudoctor.checks.core.explains import Explains
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, fail, ok, skip, warn
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.core.xid_codes import LINK_CODES
 from gpudoctor.checks.nvlink.link_state import UP, links_up, model_of, not_judged, real_links
 from gpudoctor.facts.model.gpu import Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import majority
 from gpudoctor.profiles.profile import GpuModel, NvlinkSpec
 
+_BAD = (Status.FAIL, Status.WARN)
 _BRIDGE_LINKS = Limit(
     4, "links", "an NVLink bridge of an A100, A30 or H100 card joins four (product briefs)", name="bridge_links"
 )
 _SPEED_SHARE = Limit(
-    0.9, "of the nominal line rate", "nvidia-smi rounds and versions differ by a few percent (ours)", name="speed_share"
+    0.9,
+    "of the nominal line rate",
+    "nvidia-smi rounds and versions differ by a few percent (ours)",
+    name="speed_share",
+    status="fail",
 )
 
 
@@ -39,25 +38,34 @@ _SPEED_SHARE = Limit(
     title="Every NVLink that should be up is up, at full speed",
     impact="slow-collectives",
     limits=(_BRIDGE_LINKS, _SPEED_SHARE),
+    explains=(
+        "nvlink.topology",
+        "nvlink.errors",
+        "collective.bandwidth",
+        "collective.pairs",
+        "link.peer",
+        "train.scaling",
+        Explains(("gpu.xid",), found=LINK_CODES),
+    ),
 )
 def links(case: Case) -> Iterator[Finding]:
     """Count each GPU's links that are up against the model's number, else against the peers'."""
-    judged: list[Gpu] = []
-    findings: list[Finding] = []
     usual = majority(speed for gpu in case.gpus for link in real_links(gpu) if (speed := _speed(link)) is not None)
-    for gpu in case.gpus:
-        finding = _none_shown(case, gpu) or not_judged(case, gpu) or _links_of(case, gpu, usual)
-        findings.append(finding)
-        if finding.status.value in ("pass", "warn", "fail"):
-            judged.append(gpu)
-    dead = [f for f in findings if f.found is not None and f.found.value == 0 and f.status.value in ("fail", "warn")]
+    by_gpu = [
+        (gpu, _none_shown(case, gpu) or not_judged(case, gpu) or _links_of(case, gpu, usual)) for gpu in case.gpus
+    ]
+    findings = [finding for _, finding in by_gpu]
+    judged = [gpu for gpu, finding in by_gpu if finding.status in (Status.PASS, *_BAD)]
+    dead = [f for f in findings if f.found is not None and f.found.value == 0 and f.status in _BAD]
     if len(dead) > 1 and len(dead) == len(judged):
-        yield _all_down(dead)
+        failed = any(f.status is Status.FAIL for f in dead)
+        found = Found(f"no NVLink is up on any of {len(dead)} GPUs", 0, "links")
+        yield replace(dead[0], status=Status.FAIL if failed else Status.WARN, subject=NODE, found=found)
         findings = [f for f in findings if f not in dead]
     yield from findings
     total = sum(len(real_links(gpu)) for gpu in judged)
     up = sum(links_up(gpu) for gpu in judged)
-    if judged and up == total and all(f.status.value in ("pass", "skip") for f in findings):
+    if judged and up == total and all(f.status in (Status.PASS, Status.SKIP) for f in findings):
         yield ok(NODE, Found(f"{up} of {total} links up", up, "links"))
 
 
@@ -70,8 +78,11 @@ def _none_shown(case: Case, gpu: Gpu) -> Finding | None:
     peers = [peer for peer in case.gpus if known(peer.name) == known(gpu.name) and links_up(peer)]
     if model.nvlink is None or model.nvlink.kind != "switch" or not peers:
         return None
-    links = model.nvlink.links
-    return _down(gpu, links, Expected(f"{links} of {links}: all that the model has", "==", links, "links", "profile"))
+    return _down(gpu, model.nvlink.links, _all_links(model.nvlink))
+
+
+def _all_links(spec: NvlinkSpec) -> Expected:
+    return Expected(f"{spec.links} of {spec.links}: all that the model has", "==", spec.links, "links", "profile")
 
 
 def _links_of(case: Case, gpu: Gpu, usual: float | None) -> Finding:
@@ -86,24 +97,30 @@ def _links_of(case: Case, gpu: Gpu, usual: float | None) -> Finding:
         finding = _by_peers(case, gpu)
     else:
         finding = _all_of(case, gpu, spec)
-    if finding.status.value == "fail" and model is not None and _uncertain(model):
+    if finding.status is Status.FAIL and model is not None and _uncertain(model):
         finding = warn(of_gpu(gpu), finding.found or "", finding.expected, *finding.evidence, likely=finding.likely)
-    return finding if finding.status.value != "pass" else _speed_of(case, gpu, spec, usual) or finding
+    return finding if finding.status is not Status.PASS else _speed_of(case, gpu, spec, usual) or finding
 
 
 def _all_of(case: Case, gpu: Gpu, spec: NvlinkSpec) -> Finding:
     up, subject = links_up(gpu), of_gpu(gpu)
-    expected = Expected(f"{spec.links} of {spec.links}: all that the model has", "==", spec.links, "links", "profile")
+    expected = _all_links(spec)
     if up >= spec.links:
         return ok(subject, _count(gpu, spec.links), expected)
     siblings = [peer for peer in case.gpus if peer is not gpu]
     if up == 0 and not any(links_up(peer) for peer in siblings):
+        if not siblings and case.node.source.kind == "capture" and spec.kind == "switch":
+            return warn(
+                subject,
+                _count(gpu, spec.links),
+                expected,
+                *_down_evidence(gpu),
+                likely="its links failed to train; or this machine, or virtual machine, has this GPU alone",
+                advice=_ADVICE,
+            )
         if not siblings:
             return skip(subject, "the only GPU here: none of its links has another end")
-        if known(case.node.host.virtualization) == "vm" or known(gpu.settings.virtualization) in (
-            "passthrough",
-            "vgpu",
-        ):
+        if in_virtual_machine(case.node, [gpu]):
             return warn(
                 subject,
                 _count(gpu, spec.links),
@@ -192,6 +209,10 @@ def _by_peers(case: Case, gpu: Gpu) -> Finding:
     same = [g for g in case.gpus if known(g.name) == known(gpu.name) and real_links(g)]
     usual, most = majority(links_up(g) for g in same), max(links_up(g) for g in same)
     found = _count(gpu, len(real_links(gpu)))
+    if up == 0 and most and all(links_up(g) == len(real_links(g)) for g in same if g is not gpu):
+        return _down(
+            gpu, len(real_links(gpu)), Expected(f"{most}, as on every other GPU here", ">=", most, "links", "peers")
+        )
     if usual is None or up >= usual:
         if up == most or usual is not None:
             return ok(subject, found, Expected("as many as the peers of the same model", source="peers"))
@@ -216,36 +237,19 @@ def _down(gpu: Gpu, of: int, expected: Expected) -> Finding:
     return fail(of_gpu(gpu), _count(gpu, of), expected, *_down_evidence(gpu), likely=likely, advice=_ADVICE)
 
 
-def _all_down(dead: list[Finding]) -> Finding:
-    judge = fail if any(f.status.value == "fail" for f in dead) else warn
-    return judge(
-        NODE,
-        Found(f"no NVLink is up on any of {len(dead)} GPUs", 0, "links"),
-        dead[0].expected,
-        *dead[0].evidence,
-        likely=dead[0].likely,
-        advice=dead[0].advice,
-    )
-
-
 def _speed_of(case: Case, gpu: Gpu, spec: NvlinkSpec | None, usual: float | None) -> Finding | None:
-    """A finding where an active link is slower than nominal, or than most links here (`usual`, GB/s); else None."""
+    """A finding if an active link is slower than nominal, or than most links here (`usual`, GB/s); else None."""
     speeds = {link.link: speed for link in real_links(gpu) if (speed := _speed(link)) is not None}
-    if not speeds:
-        return None
     nominal = spec.raw_gb_s if spec is not None else None
-    reference = max(n for n in (usual, nominal, 0.0) if n is not None)
-    if not reference:
-        return None
-    share = case.limit(_SPEED_SHARE, gpu)
+    reference, share = max(usual or 0.0, nominal or 0.0), case.limit(_SPEED_SHARE, gpu)
     slow = {link: speed for link, speed in speeds.items() if speed < share * reference}
     if not slow:
         return None
     # a whole node below nominal is more likely a wrong number than so many slow links
-    judge = fail if usual is not None and min(slow.values()) < share * usual else warn
-    return judge(
+    slowest = min(slow.values())
+    return (fail if usual is not None and slowest < share * usual else warn)(
         of_gpu(gpu),
-        Found(f"{len(slow)} of {len(speeds)} links slow: {min(slow.values())} GB/s", min(slow.values()), "GB/s"),
+        Found(f"{len(slow)} of {len(speeds)} links slow: {slowest} GB/s", slowest, "GB/s"),
         Expected(
             f"{reference} GB/s a link", ">=", round(share * reference, 3), "GB/s", "profile" if nominal else "peers"
         ),
@@ -270,7 +274,7 @@ def _down_evidence(gpu: Gpu) -> tuple[Evidence, ...]:
         if state is not None and state not in UP:
             by_state.setdefault(state, []).append(link.link)
     return tuple(
-        Evidence("nvmlDeviceGetNvLinkState", f"{state}: link{'s' if len(at) > 1 else ''} {', '.join(map(str, at))}")
+        Evidence("nvmlDeviceGetNvLinkState", f"{state}: link{'s' * (len(at) > 1)} {', '.join(map(str, at))}")
         for state, at in by_state.items()
     )
 

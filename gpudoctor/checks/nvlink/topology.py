@@ -1,22 +1,19 @@
-"""The GPU-to-GPU matrix: as symmetric as the way these GPUs are wired, and peer-to-peer allowed."""
+"""nvlink.topology: is the GPU-to-GPU matrix as symmetric as the wiring of these GPUs, and peer-to-peer allowed?"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.each_gpu import first_failed, in_virtual_machine, trusted
 from gpudoctor.checks.core.finding import (
-    NODE,
     Advice,
     Evidence,
     Expected,
     Finding,
     Found,
-    Subject,
     fail,
-    of_gpu,
-    of_pair,
     ok,
     skip,
     unknown,
@@ -24,13 +21,11 @@ from gpudoctor.checks.core.finding import (
     warn,
 )
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import majority
-
-Kind = str  # switch, mesh, pairs or pcie
 
 # nvidia-smi topo -p2p: all of these are wrong between GPUs that NVLink joins; over PCIe all but DR are by design
 _BROKEN_P2P = {
@@ -42,13 +37,21 @@ _BROKEN_P2P = {
 }
 
 
-@check("nvlink.topology", title="Every GPU reaches every other as it should", impact="slow-collectives")
+# all the links of a pair of one model: 2 of Turing's cards, 4 of GeForce RTX 3090 and RTX A6000, 12 of the data-centre
+# cards with bridges; 6, 12 and 18 through switches. Source: the profiles of the models
+_WHOLE_BONDS = (2, 4, 6, 8, 12, 18)
+
+
+@check(
+    "nvlink.topology",
+    title="Every GPU reaches every other as it should",
+    impact="slow-collectives",
+    explains=("collective.bandwidth", "collective.correct", "collective.pairs", "link.peer"),
+)
 def topology(case: Case) -> Iterator[Finding]:
     """Judge the matrix by its kind; name the odd GPU, or the odd pair."""
-    for gpu in case.gpus:
-        if reason := untrusted(gpu):
-            yield unknown(of_gpu(gpu), reason)
-    gpus = [gpu for gpu in case.compute_gpus if not untrusted(gpu)]
+    yield from trusted(case.gpus)[1]
+    gpus, _ = trusted(case.compute_gpus)
     if len(gpus) < 2:
         yield skip(NODE, "fewer than two GPUs to join")
         return
@@ -61,7 +64,7 @@ def topology(case: Case) -> Iterator[Finding]:
     inside = {gpu.index for gpu in gpus}
     pairs = [p for p in case.pairs if {p.a, p.b} <= inside and not _blank(p)]
     expected_pairs = len(gpus) * (len(gpus) - 1) // 2
-    if len(pairs) < expected_pairs:
+    if len(pairs) < expected_pairs and not _alike_over_pcie(pairs, inside):
         yield skip(NODE, f"only {len(pairs)} of {expected_pairs} pairs are known")
         return
     bad = _wiring(case, pairs, gpus)
@@ -70,11 +73,43 @@ def topology(case: Case) -> Iterator[Finding]:
     bad += [finding for finding in _peer_to_peer(pairs, gpus) if finding.subject not in named]
     yield from bad
     read = (word for pair in pairs for word in (pair.p2p_read, pair.p2p_write))
-    failed = next((word for word in read if isinstance(word, Missing) and word.kind == "failed"), None)
-    if failed:
+    if not bad and (odd := _odd_number(pairs, gpus)):
+        yield odd
+    elif failed := first_failed(read):
         yield unread(NODE, "peer-to-peer status", failed)
     elif not bad:
-        yield ok(NODE, Found(f"{len(pairs)} pairs, {_census(pairs)}", len(pairs), "pairs"))
+        some = f" of {expected_pairs}" if len(pairs) < expected_pairs else ""
+        yield ok(NODE, Found(f"{len(pairs)}{some} pairs, {_census(pairs)}", len(pairs), "pairs"))
+
+
+def _odd_number(pairs: list[GpuPair], gpus: list[Gpu]) -> Finding | None:
+    """The finding for a bond of as many links as no model has in all, if the model is not known; else None.
+
+    Pairs that may be held against each other are judged by `_wiring`; a single one has no peers.
+    """
+    bonded = [pair for pair in pairs if _bond(pair)]
+    bonds = Counter(i for p in bonded for i in (p.a, p.b))
+    if not bonded or max(bonds.values()) > 1 or any(known(gpu.name) for gpu in gpus):
+        return None
+    odd = next((pair for pair in bonded if _bond(pair) not in _WHOLE_BONDS), None)
+    if odd is None:
+        return None
+    return unknown(
+        of_pair(odd.a, odd.b),
+        f"NV{_bond(odd)} between GPU {odd.a} and GPU {odd.b}: the model is not known, and so is not how many links "
+        "its bridge has; most have 2, 4 or 12, so that some may be down",
+        *_matrix_evidence([odd]),
+        advice=[
+            Advice("See the model, and each link's state.", "nvidia-smi -L; nvidia-smi nvlink --status"),
+            "A link is inactive: power off and seat the bridge flat on both cards.",
+        ],
+    )
+
+
+def _alike_over_pcie(pairs: list[GpuPair], gpus: set[int]) -> bool:
+    """Whether a part of a matrix shows every GPU, and only the one path over PCIe: there is nothing odd in it."""
+    shown = {gpu for pair in pairs for gpu in (pair.a, pair.b)}
+    return shown == gpus and len({(_bond(pair), known(pair.path)) for pair in pairs}) == 1 and not _bond(pairs[0])
 
 
 def _blank(pair: GpuPair) -> bool:
@@ -85,14 +120,20 @@ def _bond(pair: GpuPair) -> int:
     return known(pair.nvlinks) or 0
 
 
+def _wire(pair: GpuPair) -> str:
+    """How text names what joins a pair: "NV18", "SYS"."""
+    return f"NV{_bond(pair)}" if _bond(pair) else known(pair.path) or "PCIe"
+
+
 def _census(pairs: list[GpuPair]) -> str:
-    kinds = Counter(f"NV{_bond(p)}" if _bond(p) else known(p.path) or "PCIe" for p in pairs)
+    kinds = Counter(map(_wire, pairs))
     if len(kinds) == 1:
         return f"all {next(iter(kinds))}: symmetric"
     return ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common()) + ": as symmetric as this wiring is"
 
 
-def _kind(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> Kind:
+def _kind(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> str:
+    """How these GPUs are wired: switch, mesh, open mesh (part of one), pairs or pcie."""
     node = case.profile.node
     if node is not None and node.nvlink_topology != "none":
         return "mesh" if node.nvlink_topology == "cube-mesh" else node.nvlink_topology
@@ -145,9 +186,7 @@ def _odd_bonds(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list[F
 
 def _no_bond(case: Case, pairs: list[GpuPair], gpus: list[Gpu]) -> Finding:
     """No pair of a model that is made for NVSwitches has NVLink: a fault on bare metal, a choice in a VM."""
-    virtual = known(case.node.host.virtualization) == "vm" or any(
-        known(gpu.settings.virtualization) in ("passthrough", "vgpu") for gpu in gpus
-    )
+    virtual = in_virtual_machine(case.node, gpus)
     model = model_of(case, gpus[0])
     certain = not virtual and (model is None or "nvlink" not in model.uncertain)
     return (fail if certain else warn)(
@@ -217,38 +256,31 @@ def _odd_bridges(case: Case, pairs: list[GpuPair], gpus: dict[int, Gpu]) -> list
 def _peer_to_peer(pairs: list[GpuPair], gpus: list[Gpu]) -> list[Finding]:
     by_index = {gpu.index: gpu for gpu in gpus}
     findings = []
-    # a dead NVLink leaves its pair with a PCIe path: joined is also who has bonds with everybody else
+    # a dead NVLink leaves its pair with a PCIe path: its GPUs still have bonds with others
     bonded = {i for p in pairs if _bond(p) for i in (p.a, p.b)}
     broken = [p for p in pairs if _status(p) in _BROKEN_P2P and _bond(p)]
     off = [p for p in pairs if _status(p) == "DR" and p not in broken]
     for subject, members in _culprits(broken, by_index):
-        findings.append(
-            fail(
-                subject,
-                f"{_names(members)}: peer-to-peer {_BROKEN_P2P[_status(members[0]) or 'NS']} over {_kinds(members)}",
-                Expected("OK: NVLink joins these GPUs", "==", "OK", source="nvidia-smi topo -p2p r"),
-                *_matrix_evidence(members),
-                likely="peer-to-peer was switched off, or the links failed under it: NCCL falls back to host memory",
-                advice=_P2P_ADVICE,
-            )
-        )
+        words = f"{_names(members)}: peer-to-peer {_BROKEN_P2P[_status(members[0]) or 'NS']} over {_kinds(members)}"
+        likely = "peer-to-peer was switched off, or the links failed under it: NCCL falls back to host memory"
+        findings.append(_not_allowed(fail, subject, words, "OK: NVLink joins these GPUs", members, likely))
     for subject, members in _culprits(off, by_index):
         judge = fail if {i for p in members for i in (p.a, p.b)} & bonded else warn
-        findings.append(
-            judge(
-                subject,
-                f"{_names(members)}: peer-to-peer {_BROKEN_P2P['DR']}",
-                Expected("OK", "==", "OK", source="nvidia-smi topo -p2p r"),
-                *_matrix_evidence(members),
-                likely="somebody switched peer-to-peer off in the driver's options",
-                advice=_P2P_ADVICE,
-            )
-        )
+        words = f"{_names(members)}: peer-to-peer {_BROKEN_P2P['DR']}"
+        likely = "somebody switched peer-to-peer off in the driver's options"
+        findings.append(_not_allowed(judge, subject, words, "OK", members, likely))
     return findings
 
 
+def _not_allowed(
+    judge: Callable[..., Finding], subject: Subject, words: str, wanted: str, pairs: list[GpuPair], likely: str
+) -> Finding:
+    expected = Expected(wanted, "==", "OK", source="nvidia-smi topo -p2p r")
+    return judge(subject, words, expected, *_matrix_evidence(pairs), likely=likely, advice=_P2P_ADVICE)
+
+
 def _status(pair: GpuPair) -> str | None:
-    """The worse of read and write: OK only where both are."""
+    """The worse of read and write: OK only if both are."""
     words = [known(pair.p2p_read), known(pair.p2p_write)]
     return next((w for w in words if w is not None and w != "OK"), "OK" if "OK" in words else None)
 
@@ -272,7 +304,7 @@ def _names(pairs: list[GpuPair]) -> str:
 
 
 def _kinds(pairs: list[GpuPair]) -> str:
-    return ", ".join(sorted({f"NV{_bond(p)}" if _bond(p) else known(p.path) or "PCIe" for p in pairs}))
+    return ", ".join(sorted({_wire(pair) for pair in pairs}))
 
 
 def _matrix_evidence(pairs: list[GpuPair]) -> list[Evidence]:

@@ -1,28 +1,14 @@
-"""The lanes that several GPUs share out between them, and the errors counted on their links."""
+"""pcie.balance: are the PCIe lanes split well between the GPUs?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    of_gpu,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
-from gpudoctor.checks.core.lifetime_counters import out_of_line
+from gpudoctor.checks.core.each_gpu import trusted
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.pcie.link_state import generation_reachable, hidden_bridges, names_of, on_c2c, slot_above
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -34,9 +20,11 @@ _IDEAL: dict[int, tuple[int, ...]] = {2: (16, 8), 3: (16, 8, 8), 4: (8, 8, 8, 8)
 
 
 _ENOUGH_LANES = Limit(
-    8, "lanes", "rule of the field: 2 GPUs x16/x8, 3 x16/x8/x8, 4 and more x8 each", name="enough_lanes"
+    8, "lanes", "rule of the field: 2 GPUs x16/x8, 3 x16/x8/x8, 4 and more x8 each", name="enough_lanes", status="warn"
 )
-_ENOUGH_GB_S = Limit(15.75, "GB/s", "line rate of Gen4 x8 = Gen3 x16: adequate for most training", name="enough_gb_s")
+_ENOUGH_GB_S = Limit(
+    15.75, "GB/s", "line rate of Gen4 x8 = Gen3 x16: adequate for most training", name="enough_gb_s", status="warn"
+)
 
 
 @check(
@@ -47,27 +35,24 @@ _ENOUGH_GB_S = Limit(15.75, "GB/s", "line rate of Gen4 x8 = Gen3 x16: adequate f
 )
 def balance(case: Case) -> Iterator[Finding]:
     """Warn where the platform gives a GPU fewer lanes than most of the others, or too few by the usual split."""
-    gpus = [gpu for gpu in case.compute_gpus if not untrusted(gpu)]
-    for gpu in case.compute_gpus:
-        if reason := untrusted(gpu):
-            yield unknown(of_gpu(gpu), reason)
+    gpus, doubts = trusted(case.compute_gpus)
+    yield from doubts
     if len(gpus) < 2:
         yield skip(NODE, "fewer than two GPUs to share lanes")
         return
     if any(on_c2c(gpu) for gpu in gpus):
         yield skip(NODE, "the host link of these GPUs is NVLink-C2C, not PCIe")
         return
-    unseen = [(gpu, gpu.pcie.width) for gpu in gpus if isinstance(gpu.pcie.width, Missing)]
-    if unseen:
-        for gpu, missing in unseen:
-            yield unread(of_gpu(gpu), "PCIe link width", missing)
-        return
-    senseless = [gpu for gpu in gpus if _lanes(gpu) <= 0]
-    if senseless:
-        for gpu in senseless:
-            yield unknown(of_gpu(gpu), f"PCIe link width: the answer, {_lanes(gpu)} lanes, is none")
-        return
-    yield _split(case, gpus)
+    widths = [(gpu, gpu.pcie.width) for gpu in gpus]
+    if any(isinstance(width, Missing) for _, width in widths):
+        yield from (
+            unread(of_gpu(gpu), "PCIe link width", width) for gpu, width in widths if isinstance(width, Missing)
+        )
+    elif min(map(_lanes, gpus)) <= 0:
+        words = "PCIe link width: the answer, {} lanes, is none"
+        yield from (unknown(of_gpu(gpu), words.format(_lanes(gpu))) for gpu in gpus if _lanes(gpu) <= 0)
+    else:
+        yield _split(case, gpus)
 
 
 def _split(case: Case, gpus: list[Gpu]) -> Finding:
@@ -82,19 +67,12 @@ def _split(case: Case, gpus: list[Gpu]) -> Finding:
         if _lanes(gpu) < lanes and (_worth(gpu) or 0.0) < enough
     ]
     split = " / ".join(f"x{_lanes(gpu)}" for gpu in gpus)
-    rates = [_worth(gpu) for gpu in gpus]
-    seen = sorted({rate for rate in rates if rate is not None})
-    spread = (
-        f": {seen[0]} GB/s each way" if len(seen) == 1 else f": {seen[0]} to {seen[-1]} GB/s each way" if seen else ""
-    )
-    found = Found(split + spread, min(_lanes(gpu) for gpu in gpus), "lanes")
+    rates = sorted({rate for gpu in gpus if (rate := _worth(gpu)) is not None})
+    spread = f": {' to '.join(map(str, dict.fromkeys((rates[0], rates[-1]))))} GB/s each way" if rates else ""
+    found = Found(split + spread, min(map(_lanes, gpus)), "lanes")
     usual = " / ".join(f"x{lanes}" for lanes in ideal)
     expected = Expected(
-        f"{usual} or better, or {enough} GB/s each way",
-        ">=",
-        floor,
-        "lanes",
-        case.limit_source(_ENOUGH_LANES),
+        f"{usual} or better, or {enough} GB/s each way", ">=", floor, "lanes", case.limit_source(_ENOUGH_LANES)
     )
     if not short:
         short, most = _narrower(gpus)
@@ -139,105 +117,3 @@ def _lanes(gpu: Gpu) -> int:
 def _worth(gpu: Gpu) -> float | None:
     generation = generation_reachable(gpu) or known(gpu.pcie.generation_max) or known(gpu.pcie.generation)
     return link_gb_s(generation, _lanes(gpu)) if generation else None
-
-
-_ENOUGH_TO_COMPARE = 4
-
-
-_FLOOR_ERRORS = Limit(
-    1000, "errors", "healthy H100 nodes show up to about 200 lifetime replays a GPU (ours)", name="floor_errors"
-)
-_PEERS_RATIO = Limit(
-    100,
-    "times the peers' median",
-    "two orders of magnitude: lifetime counts differ by chance (ours)",
-    name="peers_ratio",
-)
-
-
-@check(
-    "pcie.errors",
-    title="No GPU's PCIe link counts errors out of line with its peers",
-    impact="costs",
-    limits=(_FLOOR_ERRORS, _PEERS_RATIO),
-)
-def errors(case: Case) -> Iterator[Finding]:
-    """Fatal errors fail and non-fatal ones warn; corrected ones count only far above the peers'."""
-    for gpu in case.gpus:
-        if reason := untrusted(gpu):
-            yield unknown(of_gpu(gpu), reason)
-        else:
-            yield _errors_of(case, gpu)
-
-
-def _errors_of(case: Case, gpu: Gpu) -> Finding:
-    subject, path = of_gpu(gpu), known(gpu.pcie.path) or ()
-    # a bridge may be shared with other devices: what it counted alone speaks for no fault of this GPU
-    fatal = [(hop, hop.aer_fatal) for hop in path if known(hop.aer_fatal)]
-    nonfatal = [(hop, hop.aer_nonfatal) for hop in path[:1] if known(hop.aer_nonfatal)]
-    usual = _counted_by_all(case, gpu) if nonfatal and not fatal else None
-    if fatal or (nonfatal and usual is None):
-        kind, hits = ("fatal", fatal) if fatal else ("non-fatal", nonfatal)
-        places = [(f"/sys/bus/pci/devices/{hop.bus_id}/aer_dev_{kind.replace('-', '')}", n) for hop, n in hits]
-        total = sum(known(n) or 0 for _, n in hits)
-        own = any(hop.bus_id == path[0].bus_id for hop, _ in hits)
-        return (fail if fatal and own else warn)(
-            subject,
-            Found(f"{total} {kind} PCIe errors since boot" + ("" if own else " on the bridges above"), total, "errors"),
-            Expected("none", "==", 0, "errors", "PCIe advanced error reporting"),
-            *(Evidence(place, str(n)) for place, n in places),
-            likely="the link lost data that it could not repair: riser, slot, cable, power or the GPU itself",
-            advice=_LOOK,
-        )
-    counts = {
-        "replays": [known(peer.pcie.replays) for peer in case.gpus],
-        "corrected errors": [_corrected(peer) for peer in case.gpus],
-    }
-    counted = {"replays": known(gpu.pcie.replays), "corrected errors": _corrected(gpu)}
-    seen = {name: count for name, count in counted.items() if count is not None}
-    replays = gpu.pcie.replays
-    if not seen or (isinstance(replays, Missing) and replays.kind == "failed"):
-        return unread(subject, "PCIe error counters", replays if isinstance(replays, Missing) else Missing("not known"))
-    floor, ratio = case.limit(_FLOOR_ERRORS, gpu), case.limit(_PEERS_RATIO, gpu)
-    place = case.gpus.index(gpu)
-    for name, count in seen.items():
-        peers = [n for i, n in enumerate(counts[name]) if i != place and n is not None]
-        bound = out_of_line(count, peers, floor, ratio)
-        if bound is not None:
-            return warn(
-                subject,
-                Found(f"{count} {name} since driver load", count, "errors"),
-                Expected(f"below {bound:.0f}, {ratio:.0f} times what the peers count", "<", bound, "errors", "peers"),
-                Evidence("nvmlDeviceGetPcieReplayCounter" if name == "replays" else "aer_dev_correctable", str(count)),
-                Evidence("the peers", ", ".join(str(n) for n in peers) or "none to compare"),
-                likely="the link sends much again: a riser, cable or contact at the edge of what it can carry",
-                advice=_LOOK,
-            )
-    words = " and ".join(f"{count} {name}" for name, count in seen.items())
-    note = "" if not any(seen.values()) else ": lifetime counts, in line with the peers; a rate needs load"
-    if usual is not None:
-        note += f"; {usual} non-fatal errors since boot, as on all the others: the platform's own, not one link's"
-    return ok(subject, Found(words + note, max(seen.values()), "errors"))
-
-
-def _counted_by_all(case: Case, gpu: Gpu) -> int | None:
-    """The GPU's non-fatal errors, where all of at least four GPUs count about as many; None where they do not.
-
-    Enumeration and resets leave such counts (Unsupported Request) on every device alike, which never grow again.
-    """
-    paths = [known(peer.pcie.path) for peer in case.gpus]
-    counts = [known(path[0].aer_nonfatal) or 0 if path else 0 for path in paths]
-    own = counts[case.gpus.index(gpu)]
-    return own if len(counts) >= _ENOUGH_TO_COMPARE and own and max(counts) <= 2 * min(counts) else None
-
-
-def _corrected(gpu: Gpu) -> int | None:
-    path = known(gpu.pcie.path)
-    return known(path[0].aer_correctable) if path else None
-
-
-_LOOK = (
-    Advice("See the kernel's words:", "sudo dmesg | grep -iE 'AER|pcieport'"),
-    "Reseat the GPU and its riser or cable; move it to another slot and see whether the errors follow it.",
-    "They follow the GPU: open a hardware case for it. They stay: for the board or riser.",
-)

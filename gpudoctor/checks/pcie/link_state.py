@@ -1,12 +1,16 @@
-"""What can be known of a GPU's PCIe link: what GPU, slot and host come up to, and whether it is in use."""
+"""What the PCIe checks share: what GPU, slot and host can do together, whether the link is in use, what loss costs."""
 
 from __future__ import annotations
 
 import re
 
 from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.each_gpu import passed_through
+from gpudoctor.checks.core.finding import Finding, skip, unread
+from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.pcie_generations import link_gb_s
 
 # NVIDIA Grace superchips and GB10: the CPU reaches the GPU over NVLink-C2C and PCIe is narrow or idle by design
 _C2C_NAME = re.compile(r"\b(GH200|GB200|GB300|GB10)\b", re.IGNORECASE)
@@ -27,15 +31,14 @@ def generation_reachable(gpu: Gpu) -> int | None:
 
 
 def slot_above(gpu: Gpu) -> PcieHop | None:
-    """The bridge port right above the GPU: its width is the slot's. None where it is not shown."""
+    """The bridge port right above the GPU: its width is the slot's. None if it is not shown."""
     path = known(gpu.pcie.path)
     return path[1] if path is not None and len(path) > 1 else None
 
 
 def hidden_bridges(case: Case, gpu: Gpu) -> str | None:
-    """Why the bridges above the GPU say nothing here; None where they can be believed."""
-    passed_on = known(gpu.settings.virtualization)
-    if passed_on in ("passthrough", "vgpu"):
+    """Why the bridges above the GPU say nothing here; None if they are the real ones."""
+    if passed_through(gpu):
         return "the GPU is passed into a virtual machine: its bridges are not the real ones"
     if known(case.node.host.virtualization) == "vm":
         return "in a virtual machine the bridges are not the real ones"
@@ -46,13 +49,27 @@ def hidden_bridges(case: Case, gpu: Gpu) -> str | None:
     return None
 
 
+def bridges_not_judged(case: Case, gpu: Gpu) -> Finding | None:
+    """The finding for a GPU whose bridges cannot be judged, with the reason; None if they can be."""
+    reason, path = hidden_bridges(case, gpu), gpu.pcie.path
+    if reason is None:
+        return None
+    return unread(of_gpu(gpu), "bridges", path) if isinstance(path, Missing) else skip(of_gpu(gpu), reason)
+
+
+def rates_gb_s(now: tuple[int | None, int], full: tuple[int | None, int]) -> tuple[float, float] | None:
+    """Line rates each way at two pairs of generation and lanes; None if either is not known."""
+    has, could = (link_gb_s(generation, lanes) if generation else None for generation, lanes in (now, full))
+    return None if has is None or could is None else (has, could)
+
+
 def on_c2c(gpu: Gpu) -> bool:
     """Whether the CPU reaches this GPU over NVLink-C2C, so that its PCIe link carries no load."""
     return _C2C_NAME.search(known(gpu.name) or "") is not None
 
 
 def idling(gpu: Gpu, busy_percent: float) -> bool | None:
-    """Whether the link may be slowed down because nothing uses it; None where nothing tells.
+    """Whether the link may be slowed down because nothing uses it; None if that is not known.
 
     NVIDIA lowers the generation outside P0 to P2 (`nvidia-smi --help-query-gpu`,
     pcie.link.gen.current); a desktop's redraws below `busy_percent` do not count as use.

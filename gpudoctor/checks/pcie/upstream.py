@@ -1,4 +1,4 @@
-"""What lies above the GPU on the bus: switches and root ports, and where they send peer traffic."""
+"""pcie.upstream: are the links above the GPUs, up to the root, at full width and speed?"""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import msgspec
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import (
-    NODE,
     Advice,
     Evidence,
     Expected,
     Finding,
     Found,
-    Subject,
     fail,
-    of_gpu,
     ok,
     skip,
     unknown,
@@ -24,11 +21,14 @@ from gpudoctor.checks.core.finding import (
     warn,
 )
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.runner import NO_GPU
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.core.trust import untrusted
-from gpudoctor.checks.pcie.link_state import describe, hidden_bridges, names_of, on_c2c
+from gpudoctor.checks.pcie.link_state import bridges_not_judged, describe, names_of, on_c2c, rates_gb_s
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
+from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.pcie_generations import generation_of, link_gb_s
+from gpudoctor.facts.model.pcie_generations import GT_S, generation_of
 
 
 class Hop(msgspec.Struct, frozen=True):
@@ -55,9 +55,19 @@ class Hop(msgspec.Struct, frozen=True):
     "pcie.upstream",
     title="Every link above the GPUs, up to the root, is at full width and speed",
     impact="slow-host-link",
+    needs_gpu=False,
+    explains=("collective.bandwidth", "collective.pairs", "link.*"),
 )
 def upstream(case: Case) -> Iterator[Finding]:
-    """Name the first bad hop above each GPU, once per bridge with all the GPUs behind it."""
+    """Name the first bad hop above each GPU, once per bridge with all the GPUs behind it.
+
+    Of a kernel log alone, what it says at boot of devices behind a slower link.
+    """
+    if not case.gpus:
+        limits = [] if case.node.gpus else [e for e in known(case.node.kernel_log.events) or () if e.limit is not None]
+        yield from _limited(limits)
+        if not limits:
+            yield skip(NODE, NO_GPU)
     bad: dict[str, tuple[Hop, list[Gpu]]] = {}
     rest: list[Gpu] = []
     for gpu in case.gpus:
@@ -65,9 +75,8 @@ def upstream(case: Case) -> Iterator[Finding]:
             yield unknown(of_gpu(gpu), reason)
         elif on_c2c(gpu):
             yield skip(of_gpu(gpu), "the host link of this GPU is NVLink-C2C, not PCIe")
-        elif (reason := hidden_bridges(case, gpu)) is not None:
-            path = gpu.pcie.path
-            yield unread(of_gpu(gpu), "bridges", path) if isinstance(path, Missing) else skip(of_gpu(gpu), reason)
+        elif finding := bridges_not_judged(case, gpu):
+            yield finding
         elif hop := _first_bad(gpu):
             bad.setdefault(hop.child.bus_id, (hop, []))[1].append(gpu)
         else:
@@ -89,13 +98,8 @@ def links_above(gpu: Gpu) -> list[Hop]:
 
 def _hop(child: PcieHop, parent: PcieHop) -> Hop:
     width, speed = known(child.width), known(child.speed_gt_s)
-    widths, speeds = (
-        (known(child.max_width), known(parent.max_width)),
-        (
-            known(child.max_speed_gt_s),
-            known(parent.max_speed_gt_s),
-        ),
-    )
+    widths = known(child.max_width), known(parent.max_width)
+    speeds = known(child.max_speed_gt_s), known(parent.max_speed_gt_s)
     return Hop(
         child,
         parent,
@@ -111,7 +115,7 @@ def _first_bad(gpu: Gpu) -> Hop | None:
 
 
 def _own_link_idles(gpu: Gpu) -> bool:
-    """Below its own maximum the whole way up may be resting; at its maximum a slower hop above is no rest."""
+    """Below its own maximum every link above may be idling too; at its maximum a slower hop above does not idle."""
     now, most = known(gpu.pcie.generation), known(gpu.pcie.generation_max)
     return now is None or most is None or now < most
 
@@ -120,30 +124,16 @@ def _bad_hop(case: Case, hop: Hop, behind: list[Gpu], rest: list[Gpu]) -> Findin
     now_generation = generation_of(hop.speed_gt_s) if hop.speed_gt_s else None
     full_generation = generation_of(hop.speed_possible_gt_s) if hop.speed_possible_gt_s else None
     lanes, full_lanes = hop.width or 0, hop.width_possible or hop.width or 0
-    has = link_gb_s(now_generation, lanes) if now_generation else None
-    could = link_gb_s(full_generation, full_lanes) if full_generation else None
     name = f"the link above {names_of(behind)}"
-    found = Found(
-        f"{describe(now_generation, lanes)} from {hop.child.bus_id} up to {hop.parent.bus_id}",
-        lanes if hop.narrow else hop.speed_gt_s,
-        "lanes" if hop.narrow else "GT/s",
-    )
-    expected = Expected(
-        f"{describe(full_generation, full_lanes)}: what both ends can do",
-        ">=",
-        hop.width_possible if hop.narrow else hop.speed_possible_gt_s,
-        "lanes" if hop.narrow else "GT/s",
-        "slot maximum",
-    )
-    what = "width" if hop.narrow else "speed"
+    what, unit = ("width", "lanes") if hop.narrow else ("speed", "GT/s")
+    now, full = (lanes, hop.width_possible) if hop.narrow else (hop.speed_gt_s, hop.speed_possible_gt_s)
     evidence = [
         Evidence(f"/sys/bus/pci/devices/{end.bus_id}/current_link_{what}", _reading(end, hop.narrow))
         for end in (hop.child, hop.parent)
     ]
-    if has is not None and could is not None:
-        evidence.append(
-            Evidence("what it costs", f"{has} GB/s each way instead of {could}, shared by {names_of(behind)}")
-        )
+    if rates := rates_gb_s((now_generation, lanes), (full_generation, full_lanes)):
+        text = f"{rates[0]} GB/s each way instead of {rates[1]}, shared by {names_of(behind)}"
+        evidence.append(Evidence("what it costs", text))
     # every hop of the node slowed alike is a BIOS setting, not a part that failed
     everywhere = not hop.narrow and not rest and len(case.gpus) > 1 and _all_slowed(case, hop)
     subject = of_gpu(behind[0]) if len(behind) == 1 else Subject("node", bus_id=hop.child.bus_id, name=name)
@@ -152,8 +142,8 @@ def _bad_hop(case: Case, hop: Hop, behind: list[Gpu], rest: list[Gpu]) -> Findin
     virtual = (hop.width, hop.speed_gt_s) == (1, 2.5)
     return (warn if everywhere or virtual else fail)(
         subject,
-        found,
-        expected,
+        Found(f"{describe(now_generation, lanes)} from {hop.child.bus_id} up to {hop.parent.bus_id}", now, unit),
+        Expected(f"{describe(full_generation, full_lanes)}: what both ends can do", ">=", full, unit, "slot maximum"),
         *evidence,
         likely="the BIOS holds every slot at a lower generation"
         if everywhere
@@ -166,6 +156,40 @@ def _bad_hop(case: Case, hop: Hop, behind: list[Gpu], rest: list[Gpu]) -> Findin
             "Still so: it is the board, backplane or cable, not the GPU. Open a hardware case naming the bridge.",
         ),
     )
+
+
+def _limited(events: list[KernelEvent]) -> Iterator[Finding]:
+    """One finding for each device that the kernel found behind a slower link; which are GPUs is not known here."""
+    last = {event.bus_id: event for event in events}
+    for bus_id, event in last.items():
+        limit = event.limit
+        if limit is None:
+            continue
+        now = describe(generation_of(limit.speed_gt_s), limit.width)
+        evidence = Evidence("kernel log", event.text[:300])
+        subject = Subject("node", bus_id=bus_id, name=f"device {bus_id}")
+        if limit.speed_gt_s <= GT_S[1]:
+            # a bridge at rest, or a virtual one of a hypervisor or a switch, shows as little
+            yield unknown(subject, f"{now} at {limit.at_bus_id} at boot: the link may have been at rest", evidence)
+            continue
+        yield warn(
+            subject,
+            Found(
+                f"{limit.available_gbit_s:g} of {limit.capable_gbit_s:g} Gb/s: limited by {now} at {limit.at_bus_id}",
+                limit.available_gbit_s,
+                "Gbit/s",
+            ),
+            Expected(
+                f"{limit.capable_gbit_s:g} Gb/s", ">=", limit.capable_gbit_s, "Gbit/s", "the device's own maximum"
+            ),
+            evidence,
+            likely="a switch, root port or slot slower than the device, or a link that trained below its maximum",
+            advice=(
+                Advice("See both ends of the link:", f"sudo lspci -vvs {limit.at_bus_id} | grep -i lnk"),
+                "LnkSta below LnkCap there: power the node off for 30 seconds; still so: board, riser or cable.",
+                "LnkSta equal to LnkCap: the slot or switch is made so; move the device, or live with it.",
+            ),
+        )
 
 
 def _all_slowed(case: Case, hop: Hop) -> bool:
@@ -198,85 +222,3 @@ def _clean(gpu: Gpu) -> Finding:
     if any(hop.slow for hop in links):
         return ok(of_gpu(gpu), f"{len(links)} link(s) above at full width; their speed is at rest, as the GPU's own is")
     return ok(of_gpu(gpu), f"{len(links)} link(s) above at full width and speed")
-
-
-@check("pcie.acs", title="Nothing sends peer-to-peer traffic through the root complex", impact="costs")
-def acs(case: Case) -> Iterator[Finding]:
-    """Warn of ACS redirect above a GPU and of a translating IOMMU, on bare metal with several GPUs."""
-    reason = _acs_does_not_matter(case)
-    if reason is not None:
-        yield skip(NODE, reason)
-        return
-    for gpu in case.gpus:
-        yield _redirect_above(case, gpu)
-    yield _iommu(case)
-
-
-def _acs_does_not_matter(case: Case) -> str | None:
-    node, gpus = case.node, case.gpus
-    if len(gpus) < 2:
-        return "one GPU: no peer-to-peer traffic to redirect"
-    if known(node.host.virtualization) == "vm" or any(
-        known(g.settings.virtualization) in ("passthrough", "vgpu") for g in gpus
-    ):
-        return "in a virtual machine the host decides; isolation is there by design"
-    if any(known(g.settings.virtualization) in ("host-vgpu", "host-vsga") for g in gpus):
-        return "this host runs virtual machines: isolation is there by design"
-    if any(known(g.settings.confidential_compute) for g in gpus):
-        return "confidential computing isolates the GPUs by design"
-    if known(node.host.machine) == "aarch64" or any(on_c2c(g) for g in gpus):
-        return "on Arm and Grace the IOMMU is always on, by design"
-    # on other GPUs the same answer may be the work of ACS or the IOMMU
-    geforce = all("geforce" in (known(g.name) or "").lower() for g in gpus)
-    reads = [known(pair.p2p_read) for pair in case.pairs]
-    if geforce and reads and all(status in ("CNS", "GNS", "NS") for status in reads):
-        return "these GPUs have no peer-to-peer over PCIe, so there is nothing to redirect"
-    return None
-
-
-def _redirect_above(case: Case, gpu: Gpu) -> Finding:
-    subject = of_gpu(gpu)
-    if reason := untrusted(gpu):
-        return unknown(subject, reason)
-    if (reason := hidden_bridges(case, gpu)) is not None:
-        path = gpu.pcie.path
-        return unread(subject, "bridges", path) if isinstance(path, Missing) else skip(subject, reason)
-    bridges = (known(gpu.pcie.path) or ())[1:]
-    on = [hop for hop in bridges if known(hop.acs_redirect) is True]
-    if on:
-        names = ", ".join(hop.bus_id for hop in on)
-        return warn(
-            subject,
-            f"ACS redirect is on above it ({names})",
-            Expected("off, so that GPUs under one switch reach each other directly", source="nccl#2079, NCCL docs"),
-            *(Evidence(f"ACS control of {hop.bus_id}", "request or completion redirect set") for hop in on),
-            likely="the BIOS or kernel turned Access Control Services on, as for virtual machines",
-            advice=(
-                "Turn ACS (or VT-d / AMD-Vi, where no VM needs it) off in the BIOS.",
-                Advice("Until the next boot:", f"sudo setpci -s {on[0].bus_id} ECAP_ACS+0x6.w=0000"),
-                Advice("Then see that peer-to-peer works:", "gpudoctor check link.peer --level full"),
-            ),
-        )
-    unseen = next((hop.acs_redirect for hop in bridges if isinstance(hop.acs_redirect, Missing)), None)
-    if unseen is not None and (unseen.kind == "failed" or all(isinstance(h.acs_redirect, Missing) for h in bridges)):
-        return unread(subject, "ACS of the bridges above it", unseen)
-    return ok(subject, "no ACS redirect above it" + (" where it could be read" if unseen else ""))
-
-
-def _iommu(case: Case) -> Finding:
-    iommu = case.node.pci.iommu
-    if isinstance(iommu, Missing):
-        return unread(NODE, "IOMMU", iommu)
-    if iommu != "translated":
-        return ok(NODE, Found(f"IOMMU {iommu}", iommu), Expected("off or passthrough", "in", "off, passthrough"))
-    return warn(
-        NODE,
-        Found("IOMMU translates", "translated"),
-        Expected("off or passthrough", "in", "off, passthrough", source="NCCL docs, PCI access control services"),
-        Evidence("/sys/kernel/iommu_groups/*/type", "DMA"),
-        likely="peer-to-peer over PCIe goes through address translation: slow, and hangs are known (nccl-tests#117)",
-        advice=(
-            Advice("Add to the kernel command line and reboot:", "iommu=pt"),
-            "Or turn VT-d / AMD-Vi off in the BIOS where no virtual machine needs it.",
-        ),
-    )

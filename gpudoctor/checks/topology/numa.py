@@ -1,29 +1,22 @@
-"""Whether the CPUs of this process lie near the GPUs it uses."""
+"""topology.numa: has every GPU CPUs of this process near it?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, of_gpu, ok, skip, unknown, unread, warn
+from gpudoctor.checks.core.each_gpu import each_gpu
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, ok, skip, unread, warn
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import NumaNode
 
 
-@check("topology.numa", title="Every GPU has CPUs of this process near it")
-def numa(case: Case) -> Iterator[Finding]:
-    """Warn of a GPU on whose NUMA node this process may use no CPU. Never a failure: far still works."""
-    for gpu in case.gpus:
-        yield _near(case, gpu)
-
-
-def _near(case: Case, gpu: Gpu) -> Finding:
+@check("topology.numa", title="Every GPU has CPUs of this process near it", explains=("link.host",))
+@each_gpu
+def numa(case: Case, gpu: Gpu) -> Finding:
+    """Warn of a GPU on whose NUMA node this process may use no CPU. Never a failure: distant CPUs still work."""
     subject, host = of_gpu(gpu), case.node.host
-    if reason := untrusted(gpu):
-        return unknown(subject, reason)
     if isinstance(gpu.numa_node, Missing):
         return unread(subject, "NUMA node of the GPU", gpu.numa_node)
     if gpu.numa_node is None or gpu.numa_node < 0:

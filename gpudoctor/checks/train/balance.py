@@ -50,9 +50,13 @@ _LIMITS = (_WARN_RATIO, _FAIL_RATIO, _EXCESS_MS, _LAST_IN_SHARE, _DATA_EXCESS_MS
     level="standard",
     needs_gpu=False,
     limits=_LIMITS,
+    explains=(
+        "train.scaling",
+        "train.utilization",
+    ),
 )
 def balance(case: Case) -> Iterator[Finding]:
-    """Name the rank whose compute or data time stands out, with its cause where facts show one."""
+    """Name the rank whose compute or data time stands out, with its cause if facts show one."""
     training = case.measurements.training
     if training is None:
         yield from no_training(case, "balance of the ranks")

@@ -8,14 +8,19 @@ from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
 from gpudoctor.checks.core.probe_outcome import not_judged, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.under_load import median
 from gpudoctor.checks.train.sync import SYNC, no_training
 from gpudoctor.facts.model.missing import Missing
 
 MEMORY = "train.memory"
 
 
-_SPREAD_SHARE = Limit(0.02, "of the median", "equal work allocates equally; 2 % for fragmentation", name="spread_share")
-_SPREAD_MIB = Limit(256, "MiB", "gpudoctor's own choice: NCCL's buffers differ a little by rank", name="spread_mib")
+_SPREAD_SHARE = Limit(
+    0.02, "of the median", "equal work allocates equally; 2 % for fragmentation", name="spread_share", status="warn"
+)
+_SPREAD_MIB = Limit(
+    256, "MiB", "gpudoctor's own choice: NCCL's buffers differ a little by rank", name="spread_mib", status="warn"
+)
 
 
 @check(
@@ -26,7 +31,7 @@ _SPREAD_MIB = Limit(256, "MiB", "gpudoctor's own choice: NCCL's buffers differ a
     limits=(_SPREAD_SHARE, _SPREAD_MIB),
 )
 def memory(case: Case) -> Iterator[Finding]:
-    """Warn where a rank's peak is off the others' median by more than the larger of the two limits."""
+    """Warn if a rank's peak is off the others' median by more than the larger of the two limits."""
     training = case.measurements.training
     if training is None:
         yield from no_training(case, "memory of the ranks")
@@ -46,9 +51,7 @@ def memory(case: Case) -> Iterator[Finding]:
             peaks[rank.rank] = rank.memory_peak_mib
     if len(peaks) < 2:
         return
-    from statistics import median  # not at the top: it costs start-up time
-
-    usual_mib = median(peaks.values())
+    usual_mib = median(peaks.values()) or 0.0
     room_mib = max(case.limit(_SPREAD_SHARE) * usual_mib, case.limit(_SPREAD_MIB))
     odd = {rank: mib for rank, mib in peaks.items() if abs(mib - usual_mib) > room_mib}
     for number, mib in odd.items():

@@ -1,4 +1,4 @@
-"""train.scaling and train.bucket: what the step loses when all ranks work together, and to what."""
+"""train.scaling: what the step loses when all ranks work together, and to what."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.probe_outcome import not_judged, rank_gpu, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.under_load import median
 from gpudoctor.checks.train.sync import SYNC, no_training
 from gpudoctor.facts.model.measurements import Training
 from gpudoctor.facts.model.missing import Missing, known
 
-SCALING, BUCKET = "train.scaling", "train.bucket"
-_DEFAULT_BUCKET_MB = 25
+SCALING = "train.scaling"
 
 
-class Split(msgspec.Struct, frozen=True):
+class EfficiencyFactors(msgspec.Struct, frozen=True):
     """Where the efficiency goes: their product is the efficiency, exactly.
 
     `concurrency`: a rank's compute time alone, over that while all compute (shared power, memory,
@@ -44,8 +44,8 @@ class Split(msgspec.Struct, frozen=True):
     communication: float
 
 
-def split_of(training: Training, efficiency: float) -> Split | None:
-    """The efficiency taken apart; None where the solo times of the ranks are not known.
+def efficiency_factors(training: Training, efficiency: float) -> EfficiencyFactors | None:
+    """The efficiency taken apart; None if the solo times of the ranks are not known.
 
     With C the compute time and T the step time, alone or with all: T_alone / T_all =
     [mean C_alone / mean C_all] x [mean C_all / max C_all] x [(max C_all / T_all) / (mean C_alone / T_alone)].
@@ -58,12 +58,12 @@ def split_of(training: Training, efficiency: float) -> Split | None:
     mean_ms = sum(together_ms) / len(together_ms)
     concurrency = sum(solo_ms) / len(solo_ms) / mean_ms
     balance = mean_ms / max(together_ms)
-    return Split(concurrency, balance, efficiency / (concurrency * balance))
+    return EfficiencyFactors(concurrency, balance, efficiency / (concurrency * balance))
 
 
-_EFFICIENCY_2 = Limit(0.95, "efficiency", "rule of thumb: 2 GPUs 1.9 x", name="efficiency_2")
-_EFFICIENCY_4 = Limit(0.88, "efficiency", "rule of thumb: 4 GPUs 3.5 x", name="efficiency_4")
-_EFFICIENCY_8 = Limit(0.81, "efficiency", "rule of thumb: 8 GPUs 6.5 x", name="efficiency_8")
+_EFFICIENCY_2 = Limit(0.95, "efficiency", "rule of thumb: 2 GPUs 1.9 x", name="efficiency_2", status="warn")
+_EFFICIENCY_4 = Limit(0.88, "efficiency", "rule of thumb: 4 GPUs 3.5 x", name="efficiency_4", status="warn")
+_EFFICIENCY_8 = Limit(0.81, "efficiency", "rule of thumb: 8 GPUs 6.5 x", name="efficiency_8", status="warn")
 
 
 @check(
@@ -74,7 +74,7 @@ _EFFICIENCY_8 = Limit(0.81, "efficiency", "rule of thumb: 8 GPUs 6.5 x", name="e
     limits=(_EFFICIENCY_2, _EFFICIENCY_4, _EFFICIENCY_8),
 )
 def scaling(case: Case) -> Iterator[Finding]:
-    """Warn where a step with all ranks takes much longer than the same step on one rank alone."""
+    """Warn if a step with all ranks takes much longer than the same step on one rank alone."""
     training = case.measurements.training
     if training is None:
         yield from no_training(case, "scaling")
@@ -93,10 +93,10 @@ def scaling(case: Case) -> Iterator[Finding]:
         return
     efficiency = training.solo_step_ms / step_ms
     text = f"{who}: {efficiency * training.world_size:.2f} x one rank, efficiency {efficiency:.0%}"
-    if (split := split_of(training, efficiency)) is not None:
+    if (factors := efficiency_factors(training, efficiency)) is not None:
         text += (
-            f" = concurrency {split.concurrency:.2f} x balance {split.balance:.2f}"
-            f" x communication {split.communication:.2f}"
+            f" = concurrency {factors.concurrency:.2f} x balance {factors.balance:.2f}"
+            f" x communication {factors.communication:.2f}"
         )
     gradient = f"gradients of {training.gradient_bytes / 1e6:.3g} MB a step"
     if training.device == "cpu":
@@ -118,7 +118,7 @@ def scaling(case: Case) -> Iterator[Finding]:
     if efficiency >= limit:
         yield ok(NODE, found, expected, *evidence)
         return
-    yield warn(NODE, found, expected, *evidence, likely=_likely(split), advice=_ADVICE)
+    yield warn(NODE, found, expected, *evidence, likely=_likely(factors), advice=_ADVICE)
 
 
 _ADVICE = (
@@ -127,28 +127,26 @@ _ADVICE = (
 )
 
 
-def _likely(split: Split | None) -> str:
+def _likely(factors: EfficiencyFactors | None) -> str:
     """The largest of the three losses, in words."""
-    if split is None:
+    if factors is None:
         return "the GPUs wait for each other's gradients: a slow path between them, or one slow rank"
-    least = min(split.concurrency, split.balance, split.communication)
-    if least == split.concurrency:
+    least = min(factors.concurrency, factors.balance, factors.communication)
+    if least == factors.concurrency:
         return "each GPU computes slower while the others do: shared power, cooling, or host CPUs"
-    if least == split.balance:
+    if least == factors.balance:
         return "one rank is slower than the others, and all wait for it"
     return "the GPUs wait for each other's gradients: a slow path between them"
 
 
 def _step_ms(training: Training) -> float:
     """The plain step; in reports of older versions only the measured one is known."""
-    from statistics import median  # not at the top: it costs start-up time
-
     steady_ms = known(training.steady_step_ms)
-    return median(r.step_ms for r in training.ranks) if steady_ms is None else steady_ms
+    return (median(r.step_ms for r in training.ranks) or 0.0) if steady_ms is None else steady_ms
 
 
 def _direct(case: Case, training: Training) -> bool:
-    """Whether every two GPUs of the run may reach each other directly; yes where that is not known."""
+    """Whether every two GPUs of the run may reach each other directly; yes if that is not known."""
     gpus = {gpu.index for rank in training.ranks if (gpu := rank_gpu(case, rank.rank)) is not None}
     pairs = [pair for pair in case.pairs if {pair.a, pair.b} <= gpus]
     return all(known(pair.nvlinks) or known(pair.p2p_read) in ("OK", None) for pair in pairs)
@@ -162,40 +160,3 @@ def _good(case: Case, ranks: int) -> float:
     if ranks >= 4:
         return four + (eight - four) * (log2(ranks) - 2)
     return two + (four - two) * (log2(ranks) - 1)
-
-
-_GAIN = Limit(0.05, "of the step", "gpudoctor's own choice: less is not worth a setting", name="gain")
-
-
-@check(
-    BUCKET,
-    title="Whether the size of DDP's gradient buckets matters here",
-    level="full",
-    needs_gpu=False,
-    limits=(_GAIN,),
-)
-def bucket(case: Case) -> Iterator[Finding]:
-    """Say which bucket_cap_mb is fastest, and by how much; it is advice, never a fault."""
-    training = case.measurements.training
-    if training is None:
-        yield from no_training(case, "bucket size")
-        return
-    yield from not_judged(case, "train", "bucket size", SYNC)
-    steps_ms = {step.bucket_cap_mb: step.step_ms for step in training.buckets}
-    if training.world_size < 2 or len(steps_ms) < 2 or _DEFAULT_BUCKET_MB not in steps_ms:
-        yield skip(NODE, "bucket sizes were not tried in this run")
-        return
-    gradient_mb = training.gradient_bytes / 1e6
-    tried = ", ".join(f"{size:g} MB {ms:.2f} ms" for size, ms in steps_ms.items())
-    text = f"{ranks_in_words(case, training.world_size)}: {tried} a step, gradients of {gradient_mb:.3g} MB"
-    if training.device == "cpu":
-        yield skip(NODE, f"{text}, not judged")
-        return
-    best = min(steps_ms, key=steps_ms.__getitem__)
-    gain = 1 - steps_ms[best] / steps_ms[_DEFAULT_BUCKET_MB]
-    if gain < case.limit(_GAIN):
-        yield ok(NODE, Found(f"{text}: it does not matter here", round(gain, 3), "ratio"))
-        return
-    yield ok(
-        NODE, Found(f"{text}: bucket_cap_mb={best:g} saves {gain:.0%} of a step of this model", round(gain, 3), "ratio")
-    )

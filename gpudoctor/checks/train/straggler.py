@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.checks.core.gpu_use import use_of_gpu
-from gpudoctor.checks.core.under_load import causes_under_load
+from gpudoctor.checks.core.under_load import causes_under_load, median
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Training, TrainRank
 from gpudoctor.facts.model.missing import known
@@ -46,7 +46,6 @@ class Deviation(msgspec.Struct, frozen=True):
 
     rank: TrainRank
     ratio: float
-    ratio_again: float
     verdict: Literal["even", "warn", "fail", "late", "noisy"]
     why: str = ""
 
@@ -68,7 +67,7 @@ class SlowData(msgspec.Struct, frozen=True):
 def deviations(training: Training, group: Sequence[TrainRank], limits: Thresholds) -> tuple[Deviation, ...]:
     """Each rank of a group of alike devices against the median of the others in it.
 
-    On GPUs a ratio counts only where the excess is beyond noise (the least excess, and 3 x its own MAD),
+    On GPUs a ratio counts only if the excess is beyond noise (the least excess, and 3 x its own MAD),
     the rank came last in most steps, a second block shows it again, and the clocks of the
     ranks were comparable. Source: simulation of 20 000 runs, false alarms at most 0.01 % at 1.10.
     CPU ranks are compared turn by turn over the same cores instead (`_by_turns`).
@@ -82,9 +81,9 @@ def slow_data(group: Sequence[TrainRank], limits: Thresholds) -> tuple[SlowData,
     found = []
     for rank in group:
         others = [r for r in group if r is not rank]
-        usual_ms = _middle([r.data_ms for r in others])
-        ratio = _over(rank.data_ms + rank.compute_ms, _middle([r.data_ms + r.compute_ms for r in others]))
-        computes = _over(rank.compute_ms, _middle([r.compute_ms for r in others]))
+        usual_ms = _of_others([r.data_ms for r in others])
+        ratio = _over(rank.data_ms + rank.compute_ms, _of_others([r.data_ms + r.compute_ms for r in others]))
+        computes = _over(rank.compute_ms, _of_others([r.compute_ms for r in others]))
         if (
             min(ratio, ratio / max(computes, 1.0)) >= limits.warn_ratio
             and rank.data_ms - usual_ms >= limits.least_data_ms
@@ -95,22 +94,22 @@ def slow_data(group: Sequence[TrainRank], limits: Thresholds) -> tuple[SlowData,
 
 
 def _by_blocks(training: Training, rank: TrainRank, others: list[TrainRank], limits: Thresholds) -> Deviation:
-    usual_ms = _middle([r.compute_ms for r in others])
+    usual_ms = _of_others([r.compute_ms for r in others])
     ratio = _over(rank.compute_ms, usual_ms)
-    usual_again_ms = _middle([r.compute_again_ms for r in others])
+    usual_again_ms = _of_others([r.compute_again_ms for r in others])
     again = _over(rank.compute_again_ms, usual_again_ms)
     noise_ms = max(limits.least_excess_ms, 3 * rank.compute_mad_ms)
     clocks_agree = known(training.clock_invariant_ok) is True
     if ratio < limits.warn_ratio:
         if again >= limits.warn_ratio and rank.compute_again_ms - usual_again_ms >= noise_ms:
-            return Deviation(rank, ratio, again, "noisy", f"a second block showed {again:.2f} x")
-        usual_lateness_ms = _middle([r.lateness_ms for r in others])
+            return Deviation(rank, ratio, "noisy", f"a second block showed {again:.2f} x")
+        usual_lateness_ms = _of_others([r.lateness_ms for r in others])
         late_ms = rank.lateness_ms - usual_lateness_ms
         least_ms = max(limits.least_excess_ms, (limits.warn_ratio - 1) * usual_ms)
         late = clocks_agree and rank.last_in_share >= limits.last_share and late_ms >= least_ms
         if late:
-            return Deviation(rank, ratio, again, "late", f"{late_ms:.1f} ms after the others")
-        return Deviation(rank, ratio, again, "even")
+            return Deviation(rank, ratio, "late", f"{late_ms:.1f} ms after the others")
+        return Deviation(rank, ratio, "even")
     lacking = []
     if rank.compute_ms - usual_ms < noise_ms:
         lacking.append(f"the difference is within its own noise (MAD {rank.compute_mad_ms:.2g} ms)")
@@ -121,8 +120,8 @@ def _by_blocks(training: Training, rank: TrainRank, others: list[TrainRank], lim
     if not clocks_agree:
         lacking.append("the ranks' clocks did not agree")
     if lacking:
-        return Deviation(rank, ratio, again, "noisy", "; ".join(lacking))
-    return Deviation(rank, ratio, again, "fail" if min(ratio, again) >= limits.fail_ratio else "warn")
+        return Deviation(rank, ratio, "noisy", "; ".join(lacking))
+    return Deviation(rank, ratio, "fail" if min(ratio, again) >= limits.fail_ratio else "warn")
 
 
 def _by_turns(training: Training, rank: TrainRank, others: list[TrainRank], limits: Thresholds) -> Deviation:
@@ -134,25 +133,25 @@ def _by_turns(training: Training, rank: TrainRank, others: list[TrainRank], limi
     from math import exp, log, sqrt  # not at the top: it costs start-up time
 
     turns = zip(rank.cycles_ms, *(r.cycles_ms for r in others), strict=False)
-    logs = [log(own / _middle(usual)) for own, *usual in turns if own > 0 and min(usual) > 0]
+    logs = [log(own / _of_others(usual)) for own, *usual in turns if own > 0 and min(usual) > 0]
     if not training.rotated or len(logs) < _LEAST_TURNS:
-        ratio = _over(rank.compute_ms, _middle([r.compute_ms for r in others]))
-        again = _over(rank.compute_again_ms, _middle([r.compute_again_ms for r in others]))
-        return Deviation(rank, ratio, again, "noisy", "the ranks could not take turns on the same cores")
-    middle = _middle(logs)
-    ratio, again = exp(middle), exp(_middle(logs[len(logs) // 2 :]))
-    unsure = 2 * 1.25 * 1.4826 * _middle([abs(value - middle) for value in logs]) / sqrt(len(logs))
-    lower, upper = exp(middle - unsure), exp(middle + unsure)
+        ratio = _over(rank.compute_ms, _of_others([r.compute_ms for r in others]))
+        again = _over(rank.compute_again_ms, _of_others([r.compute_again_ms for r in others]))
+        return Deviation(rank, ratio, "noisy", "the ranks could not take turns on the same cores")
+    center = _of_others(logs)
+    ratio, again = exp(center), exp(_of_others(logs[len(logs) // 2 :]))
+    unsure = 2 * 1.25 * 1.4826 * _of_others([abs(value - center) for value in logs]) / sqrt(len(logs))
+    lower, upper = exp(center - unsure), exp(center + unsure)
     if upper < limits.warn_ratio:
-        return Deviation(rank, ratio, again, "even")
+        return Deviation(rank, ratio, "even")
     slowest = sum(value > 0 for value in logs) / len(logs)
     half_way = (1 + limits.warn_ratio) / 2
     if ratio >= limits.warn_ratio and min(lower, again) >= half_way and slowest >= limits.last_share:
-        return Deviation(rank, ratio, again, "fail" if ratio >= limits.fail_ratio else "warn")
+        return Deviation(rank, ratio, "fail" if ratio >= limits.fail_ratio else "warn")
     why = (
         f"that is {lower:.2f} to {upper:.2f} x, again {again:.2f} x, and slowest in {slowest:.0%} of {len(logs)} turns"
     )
-    return Deviation(rank, ratio, again, "noisy", why)
+    return Deviation(rank, ratio, "noisy", why)
 
 
 def _over(value_ms: float, usual_ms: float) -> float:
@@ -167,7 +166,7 @@ def causes(
 ) -> list[str]:
     """What the facts of a GPU show that could make it slower than its peers, in words, the surest first.
 
-    What was sampled under load (`load_of` in checks/under_load) stands for what was read of the
+    What was sampled under load (see `load_of`) stands for what was read of the
     idle GPU, as far as it goes. Peers of another model are not compared with.
     """
     peers = [p for p in peers if known(p.name) == known(gpu.name)]
@@ -189,10 +188,10 @@ def causes(
         ("pcie_width", "PCIe width", "lanes", gpu.pcie.width, [p.pcie.width for p in peers], -0.02),
     )
     for name, what, unit, value, others, margin in comparisons:
-        own, usual = known(value), _median([v for v in map(known, others) if v is not None])
+        own, usual = known(value), median(map(known, others))
         if name not in told and own is not None and usual and own < usual * (1 + margin):
             found.append(f"its {what} is {own:g} {unit}, the others have {usual:g}")
-    hot, usual_c = known(gpu.thermal.gpu_c), _median([t for p in peers if (t := known(p.thermal.gpu_c)) is not None])
+    hot, usual_c = known(gpu.thermal.gpu_c), median(known(p.thermal.gpu_c) for p in peers)
     if "temperature_c" not in told and hot is not None and usual_c is not None and hot >= usual_c + 10:
         found.append(f"it is at {hot} C, the others at {usual_c:g} C")
     nodes = {known(p.numa_node) for p in peers}
@@ -211,11 +210,8 @@ def shared_with(gpu: Gpu) -> bool:
     return bool(use_of_gpu(gpu).others)
 
 
-def _median(values: Sequence[float]) -> float | None:
-    return _middle(values) if values else None
-
-
-def _middle(values: Sequence[float]) -> float:
-    from statistics import median  # not at the top: it costs start-up time
-
-    return median(values)
+def _of_others(values: Sequence[float]) -> float:
+    """The median of figures that are all known; a group has at least two ranks."""
+    usual = median(values)
+    assert usual is not None
+    return usual

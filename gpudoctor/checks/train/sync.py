@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from math import isfinite
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Expected, Finding, Found, fail, ok, unknown, unread
 from gpudoctor.checks.core.probe_outcome import (
     absent,
@@ -31,7 +32,9 @@ def no_training(case: Case, what: str) -> Iterator[Finding]:
         yield absent(case, "train", what)
 
 
-_GRADIENT_ERROR = Limit(1e-2, "relative", "tolerance of bf16; fp32 measured at 3.3e-7", name="gradient_error")
+_GRADIENT_ERROR = Limit(
+    1e-2, "relative", "tolerance of bf16; fp32 measured at 3.3e-7", name="gradient_error", status="fail"
+)
 
 
 @check(
@@ -40,9 +43,13 @@ _GRADIENT_ERROR = Limit(1e-2, "relative", "tolerance of bf16; fp32 measured at 3
     level="standard",
     needs_gpu=False,
     limits=(_GRADIENT_ERROR,),
+    explains=(
+        Explains(("train.*", "burn.*"), anywhere=True, gaps=True),
+        Explains(("strategy.*",), anywhere=True),
+    ),
 )
 def sync(case: Case) -> Iterator[Finding]:
-    """Fail where weights differ between ranks, a gradient is wrong, or the loss did not fall."""
+    """Fail if weights differ between ranks, a gradient is wrong, or the loss did not fall."""
     yield from judged_problems(case, "train")
     training = case.measurements.training
     if training is None:

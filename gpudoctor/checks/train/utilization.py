@@ -21,7 +21,7 @@ from gpudoctor.checks.core.finding import (
 from gpudoctor.checks.core.finding import unread as not_read
 from gpudoctor.checks.core.probe_outcome import absent, not_judged, on_gpus, problems_of, ranks_in_words
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.under_load import highest_of, median_of, middle, telemetry_of
+from gpudoctor.checks.core.under_load import highest_of, median, median_of, telemetry_of
 from gpudoctor.checks.train.sync import SYNC
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
@@ -33,7 +33,9 @@ _CALL = "nvmlDeviceGetUtilizationRates"
 Watched = tuple[Gpu, GpuUnderLoad]
 
 
-_APART_PCT = Limit(20, "points", "from the others' median; NVML's figure itself jumps by 10 (ours)", name="apart_pct")
+_APART_PCT = Limit(
+    20, "points", "from the others' median; NVML's figure itself jumps by 10 (ours)", name="apart_pct", status="warn"
+)
 _LEAST_SAMPLES = Limit(5, "samples", "NVML's figure is a mean over up to 1 s: fewer say nothing", name="least_samples")
 
 
@@ -88,7 +90,7 @@ def _nothing_watched(case: Case) -> Iterator[Finding]:
 
 
 def _gap(case: Case, gpu: Gpu, load: GpuUnderLoad) -> Finding | None:
-    """Why this GPU's utilisation cannot be judged; None where it can."""
+    """Why this GPU's utilisation cannot be judged; None if it can."""
     missing = load.unread.get(_BUSY)
     if missing is not None and (missing.kind == "failed" or _BUSY not in load.readings):
         return not_read(of_gpu(gpu), "utilisation under load", missing)
@@ -105,7 +107,7 @@ def _compared(case: Case, telemetry: Telemetry, group: Sequence[Watched], unseen
         yield skip(of_gpu(group[0][0]), f"{busy[0]:.0f} % busy; no other GPU of its model to compare with")
         return
     limit = case.limit(_APART_PCT)
-    usual = [middle(busy[:place] + busy[place + 1 :]) or 0.0 for place in range(len(busy))]
+    usual = [median(busy[:place] + busy[place + 1 :]) or 0.0 for place in range(len(busy))]
     odd = [place for place in range(len(busy)) if abs(busy[place] - usual[place]) > limit]
     if len(group) == 2:
         odd = [min(odd, key=lambda place: busy[place])] if odd else []  # of two, the idler one is odd

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.cluster.fleet.figures import Entry, figure_of, figure_words, less_is_better, place_words, unit_of
-from gpudoctor.cluster.fleet.records import Record
+from gpudoctor.cluster.fleet.records import ReportRecord
 from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.errors import UserError
 
@@ -74,7 +74,7 @@ class Comparison(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-def with_run(old: Baseline | None, record: Record) -> Baseline:
+def with_run(old: Baseline | None, record: ReportRecord) -> Baseline:
     """The baseline with one more run. Raise UserError for one not healthy, there already, or of another node."""
     if record.verdict not in ("pass", "warn"):
         raise UserError(f"{record.place}: not saved: a baseline holds healthy runs, and this one is {record.reason}")
@@ -98,7 +98,7 @@ def with_run(old: Baseline | None, record: Record) -> Baseline:
     return msgspec.structs.replace(old, runs=tuple(runs[-MOST_RUNS:]))
 
 
-def _of_the_same(baseline: Baseline, record: Record) -> None:
+def _of_the_same(baseline: Baseline, record: ReportRecord) -> None:
     """Raise UserError where neither the name nor a GPU is the same: figures of two machines are no course of one."""
     boards = {uuid for run in baseline.runs for _, uuid in run.boards}
     if record.simulated != baseline.simulated:
@@ -109,7 +109,7 @@ def _of_the_same(baseline: Baseline, record: Record) -> None:
         raise UserError(f"{record.place}: a report of {record.name}, and the baseline is of {baseline.host}")
 
 
-def compare(baseline: Baseline, record: Record) -> tuple[tuple[Change, ...], int, int, Verdict]:
+def compare(baseline: Baseline, record: ReportRecord) -> tuple[tuple[Change, ...], int, int, Verdict]:
     """Changes, worst first; how many figures were compared and how many are missing now; the verdict.
 
     Raise UserError for a report of another node, and for one whose run is itself the baseline.
@@ -131,7 +131,7 @@ def compare(baseline: Baseline, record: Record) -> tuple[tuple[Change, ...], int
     return tuple(changes), compared, missing, _verdict(record, changes, in_vain)
 
 
-def _verdict(record: Record, changes: list[Change], in_vain: bool) -> Verdict:
+def _verdict(record: ReportRecord, changes: list[Change], in_vain: bool) -> Verdict:
     statuses = {change.status for change in changes}
     if record.verdict == "fail" or "fail" in statuses:
         return "fail"
@@ -140,13 +140,13 @@ def _verdict(record: Record, changes: list[Change], in_vain: bool) -> Verdict:
     return "warn" if record.verdict == "warn" or "warn" in statuses else "pass"
 
 
-def _of_verdict(record: Record) -> Iterator[Change]:
+def _of_verdict(record: ReportRecord) -> Iterator[Change]:
     if record.verdict != "pass":
         status: ChangeStatus = "fail" if record.verdict == "fail" else "warn"
         yield Change(status, "verdict", f"the report itself says {record.reason}")
 
 
-def _of_configuration(baseline: Baseline, record: Record) -> Iterator[Change]:
+def _of_configuration(baseline: Baseline, record: ReportRecord) -> Iterator[Change]:
     """Against the newest saved run: an update that was made on purpose is the new normal."""
     before, now = baseline.runs[-1].configuration, dict(record.configuration)
     for item, value in now.items():
@@ -154,7 +154,7 @@ def _of_configuration(baseline: Baseline, record: Record) -> Iterator[Change]:
             yield Change("said", "configuration", f"{item}: {before[item]} -> {value}")
 
 
-def _of_boards(baseline: Baseline, record: Record) -> Iterator[Change]:
+def _of_boards(baseline: Baseline, record: ReportRecord) -> Iterator[Change]:
     before, now = dict(baseline.runs[-1].boards), dict(record.boards)
     for bus_id, uuid in before.items():
         if bus_id not in now:
@@ -167,7 +167,7 @@ def _of_boards(baseline: Baseline, record: Record) -> Iterator[Change]:
         yield Change("said", "gpu", f"a GPU at {bus_id} that was not there")
 
 
-def _saved(baseline: Baseline, record: Record) -> dict[Entry, list[float]]:
+def _saved(baseline: Baseline, record: ReportRecord) -> dict[Entry, list[float]]:
     """The saved values of each figure, of runs with the same GPUs in the slots."""
     now = dict(record.boards)
     values: dict[Entry, list[float]] = {}

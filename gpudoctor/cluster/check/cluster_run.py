@@ -11,8 +11,19 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.checks.core.registry import Level
-from gpudoctor.cluster.check.hub import Hub, Silence
-from gpudoctor.cluster.check.messages import Answer, Check, Checked, CouldNot, Meet, Open, Ping, Pong, Ready, Times
+from gpudoctor.cluster.check.hub import Hub, MemberSilence
+from gpudoctor.cluster.check.messages import (
+    Answer,
+    Checked,
+    CheckOrder,
+    JoinGroup,
+    MemberFailure,
+    Open,
+    Ping,
+    Pong,
+    Ready,
+    Times,
+)
 from gpudoctor.cluster.check.pair_outliers import slow_pairs
 from gpudoctor.cluster.check.tournament import Pair, rounds_of
 from gpudoctor.facts.model.missing import Missing
@@ -31,7 +42,7 @@ _GIVE_UP_AFTER = 3  # partners in vain: each costs as long as a meeting may take
 _ROUNDS_BOX_S = 600.0
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ClusterRunPlan(msgspec.Struct, frozen=True):
     """What is to be done. Limits are in seconds, each for one step of one node; `count` and `names` may be unknown.
 
     `slack_s` is what a node may need beyond its own limit, to end what took too long, and to say so.
@@ -50,7 +61,7 @@ class Plan(msgspec.Struct, frozen=True):
     slack_s: float = 20.0
 
 
-class NodeSeen(msgspec.Struct):
+class NodeProgress(msgspec.Struct):
     """What came of one node so far. `phase` is what was going on when it was lost."""
 
     name: str
@@ -88,15 +99,15 @@ class Group(msgspec.Struct):
         return self.size_bytes / self.time_s * 2 * (self.ranks - 1) / self.ranks / 1e9
 
 
-class Examination:
+class ClusterSession:
     """Leads the members through it all; what it has learnt stands in its attributes at any time."""
 
     def __init__(
-        self, hub: Hub, plan: Plan, progress: Callable[[str], None], keep: Callable[[str, str, str], None]
+        self, hub: Hub, plan: ClusterRunPlan, progress: Callable[[str], None], keep: Callable[[str, str, str], None]
     ) -> None:
         """`keep` gets each node's name, hostname and report as JSON when it comes."""
         self.hub, self.plan = hub, plan
-        self.nodes: list[NodeSeen] = []
+        self.nodes: list[NodeProgress] = []
         self.missing: tuple[str, ...] = ()
         self.backend: Backend | None = None
         self.not_run: Missing | None = None
@@ -121,13 +132,13 @@ class Examination:
     def _gather(self, given_up: Callable[[], bool]) -> None:
         self._begin("waiting for the nodes")
         self.hub.gather(self.plan.count, self.plan.join_limit_s, given_up)
-        self.nodes = [NodeSeen(m.name, m.hostname, m.index, m.address) for m in self.hub.members]
+        self.nodes = [NodeProgress(m.name, m.hostname, m.index, m.address) for m in self.hub.members]
         self.missing = _missing(self.nodes, self.plan.count, self.plan.names)
 
     def _check(self) -> None:
         limit_s = self.plan.check_limit_s
         self._begin(f"checking {len(self.nodes)} nodes, level {self.plan.level}")
-        answers = self._ask({place: Check(limit_s) for place in self.hub.present()}, limit_s + self.plan.slack_s)
+        answers = self._ask({place: CheckOrder(limit_s) for place in self.hub.present()}, limit_s + self.plan.slack_s)
         for place, answer in sorted(answers.items()):
             node = self.nodes[place]
             if not isinstance(answer, Checked):
@@ -209,7 +220,7 @@ class Examination:
                 node.ranks, node.interface = answer.ranks, answer.interface
                 self._ports[place] = answer.port
             else:
-                absent = isinstance(answer, CouldNot) and answer.absent
+                absent = isinstance(answer, MemberFailure) and answer.absent
                 node.left_out = Missing(_words(answer), "absent" if absent else "failed")
                 if absent:
                     self.not_run = self.not_run or Missing(f"{node.name}: {_words(answer)}")
@@ -260,13 +271,13 @@ class Examination:
     def _meet(self, backend: Backend, groups: Iterable[tuple[int, ...]]) -> list[Group]:
         """Have these groups measure, all at the same time."""
         planned = [Group(places, trouble={}) for places in groups]
-        orders: dict[int, Meet] = {}
+        orders: dict[int, JoinGroup] = {}
         for group in planned:
             self._meetings += 1
             first = group.places[0]
             size = sum(self.nodes[place].ranks or 0 for place in group.places)
             for place in group.places:
-                orders[place] = Meet(
+                orders[place] = JoinGroup(
                     key=f"meeting-{self._meetings}",
                     first_rank=group.ranks,
                     size=size,
@@ -282,7 +293,7 @@ class Examination:
             self._take(group, backend, answers)
         return planned
 
-    def _take(self, group: Group, backend: Backend, answers: Mapping[int, Answer | Silence]) -> None:
+    def _take(self, group: Group, backend: Backend, answers: Mapping[int, Answer | MemberSilence]) -> None:
         times: list[Times] = []
         for place in group.places:
             answer = answers[place]
@@ -290,7 +301,7 @@ class Examination:
                 times.append(answer)
                 continue
             group.trouble[place] = _words(answer)
-            if isinstance(answer, CouldNot) and answer.port is not None:
+            if isinstance(answer, MemberFailure) and answer.port is not None:
                 self._ports[place] = answer.port
             else:
                 self._ports.pop(place, None)
@@ -305,7 +316,9 @@ class Examination:
         per_operation = [max(of_ranks) for of_ranks in zip(*(rank for t in times for rank in t.seconds), strict=False)]
         group.time_s = min(per_operation) if backend == "gloo" else median(per_operation)
 
-    def _ask(self, orders: Mapping[int, Check | Ping | Open | Meet], limit_s: float) -> dict[int, Answer | Silence]:
+    def _ask(
+        self, orders: Mapping[int, CheckOrder | Ping | Open | JoinGroup], limit_s: float
+    ) -> dict[int, Answer | MemberSilence]:
         answers = self.hub.ask(orders, limit_s)
         for node, member in zip(self.nodes, self.hub.members, strict=True):
             if member.lost is not None and node.lost is None:
@@ -317,7 +330,7 @@ class Examination:
         self._progress(phase)
 
 
-def _missing(nodes: Sequence[NodeSeen], count: int | None, names: Sequence[str]) -> tuple[str, ...]:
+def _missing(nodes: Sequence[NodeProgress], count: int | None, names: Sequence[str]) -> tuple[str, ...]:
     """The names of those that did not come; their numbers, where no names are known."""
     if count is None or len(nodes) >= count:
         return ()
@@ -331,7 +344,7 @@ def _missing(nodes: Sequence[NodeSeen], count: int | None, names: Sequence[str])
     return tuple(names[n] if len(names) == count else f"node number {n}" for n in range(count) if n not in numbers)
 
 
-def _words(answer: Answer | Silence) -> str:
-    if isinstance(answer, Silence | CouldNot):
+def _words(answer: Answer | MemberSilence) -> str:
+    if isinstance(answer, MemberSilence | MemberFailure):
         return answer.text
     return "gave an answer to another question"

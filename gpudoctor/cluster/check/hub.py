@@ -33,13 +33,13 @@ _PROOF_S = 5.0  # a member answers at once; one that was late comes again
 _TICK_S = 0.2
 
 
-class Silence(msgspec.Struct, frozen=True):
+class MemberSilence(msgspec.Struct, frozen=True):
     """A node gave no answer; the text says since when, or how its connection ended."""
 
     text: str
 
 
-class Member(msgspec.Struct):
+class HubMember(msgspec.Struct):
     """A node that has come. `address` is where the others reach it; `lost` says why it is no longer there.
 
     `reached` is the hub's own address that it came to.
@@ -78,7 +78,7 @@ class Hub:
         loopback_only: bool = False,
         proof_s: float = _PROOF_S,
     ) -> None:
-        self.members: list[Member] = []
+        self.members: list[HubMember] = []
         self._token = token
         self._silence_s = silence_s
         self._proof_s = proof_s
@@ -107,9 +107,9 @@ class Hub:
         _give_names(self.members)
         self._close_door()
 
-    def ask(self, orders: Mapping[int, Order], limit_s: float) -> dict[int, Answer | Silence]:
+    def ask(self, orders: Mapping[int, Order], limit_s: float) -> dict[int, Answer | MemberSilence]:
         """Give each of these members (by place in `members`) an order, and wait for all their answers."""
-        answers: dict[int, Answer | Silence] = {}
+        answers: dict[int, Answer | MemberSilence] = {}
         waiting: dict[int, int] = {}
         for place, order in orders.items():
             self._asked += 1
@@ -119,7 +119,7 @@ class Hub:
         while True:
             for place in [place for place in waiting if self.members[place].lost is not None]:
                 del waiting[place]
-                answers[place] = Silence(self.members[place].lost or "")
+                answers[place] = MemberSilence(self.members[place].lost or "")
             left_s = deadline - time.monotonic()
             if not waiting or left_s <= 0:
                 break
@@ -129,7 +129,7 @@ class Hub:
                     answers[place] = answered.answer
         for place in waiting:
             self._lose(self.members[place], f"did not answer within {limit_s:.0f} s")
-            answers[place] = Silence(self.members[place].lost or "")
+            answers[place] = MemberSilence(self.members[place].lost or "")
         return answers
 
     def present(self) -> list[int]:
@@ -165,7 +165,7 @@ class Hub:
             except LineError as error:
                 self._lose(member, f"sent what is no answer ({error})")
 
-    def _send(self, member: Member, message: Asked) -> None:
+    def _send(self, member: HubMember, message: Asked) -> None:
         if member.lost is not None:
             return
         try:
@@ -173,7 +173,7 @@ class Hub:
         except OSError as error:
             self._lose(member, f"the connection to it broke ({error.strerror or error})")
 
-    def _lose(self, member: Member, why: str) -> None:
+    def _lose(self, member: HubMember, why: str) -> None:
         if member.lost is None:
             member.lost = why
             with contextlib.suppress(KeyError):
@@ -221,7 +221,7 @@ class Hub:
         self._selector.unregister(line.socket)
         name = printable(hello.hostname)[:255] or "no name"
         line.most_bytes = MAX_LINE_BYTES
-        self.members.append(Member(name, name, hello.index, address, line, reached))
+        self.members.append(HubMember(name, name, hello.index, address, line, reached))
 
     def _is_taken(self, index: int | None) -> bool:
         return index is not None and any(member.index == index for member in self.members)
@@ -258,7 +258,7 @@ def natural(name: str) -> tuple[object, ...]:
     return tuple(int(part) if number % 2 else part for number, part in enumerate(parts))
 
 
-def _give_names(members: Sequence[Member]) -> None:
+def _give_names(members: Sequence[HubMember]) -> None:
     seen: dict[str, int] = {}
     for member in members:
         seen[member.hostname] = seen.get(member.hostname, 0) + 1

@@ -19,7 +19,7 @@ from gpudoctor.checks.core.finding import (
     unread,
     warn,
 )
-from gpudoctor.cluster.check.cluster_run import Backend, Examination, Group
+from gpudoctor.cluster.check.cluster_run import Backend, ClusterSession, Group
 from gpudoctor.cluster.check.pair_outliers import name_odd, slow_pairs, usual_rate
 from gpudoctor.cluster.check.tournament import Pair
 from gpudoctor.facts.model.missing import Missing
@@ -35,7 +35,7 @@ _OWN = "gpudoctor's own choice"
 _ALIKE_MAX = 6
 
 
-def all_reduce_findings(exam: Examination) -> Iterator[Finding]:
+def all_reduce_findings(exam: ClusterSession) -> Iterator[Finding]:
     """The sum over everybody: right or wrong, and how fast; what is slow is for the pairs to say."""
     group = exam.everyone
     if group is None:
@@ -57,7 +57,7 @@ def all_reduce_findings(exam: Examination) -> Iterator[Finding]:
     yield ok(NODE, Found(text, None if rate is None else round(rate, 3), "GB/s"))
 
 
-def pair_findings(exam: Examination, floor_gb_s: float | None) -> Iterator[Finding]:
+def pair_findings(exam: ClusterSession, floor_gb_s: float | None) -> Iterator[Finding]:
     """Every pair against the others, and against `floor_gb_s` where that was asked for."""
     backend = exam.backend
     if backend is None or not exam.pairs:
@@ -94,7 +94,7 @@ def pair_findings(exam: Examination, floor_gb_s: float | None) -> Iterator[Findi
 
 
 def _slow(
-    exam: Examination, rates: Mapping[Pair, float], slow: Sequence[Pair], floor_gb_s: float | None
+    exam: ClusterSession, rates: Mapping[Pair, float], slow: Sequence[Pair], floor_gb_s: float | None
 ) -> Iterator[Finding]:
     named = name_odd(rates, slow)
     for place in named.nodes:
@@ -104,7 +104,7 @@ def _slow(
 
 
 def _told(
-    exam: Examination, subject: Subject, pairs: Sequence[Pair], rates: Mapping[Pair, float], floor_gb_s: float | None
+    exam: ClusterSession, subject: Subject, pairs: Sequence[Pair], rates: Mapping[Pair, float], floor_gb_s: float | None
 ) -> Finding:
     assert exam.backend is not None
     usual = usual_rate(rates) or 0.0
@@ -154,7 +154,7 @@ _GROUP_STEPS = (
 )
 
 
-def _cut_off(exam: Examination, there: Mapping[Pair, Group], in_vain: Sequence[Pair]) -> Iterator[Finding]:
+def _cut_off(exam: ClusterSession, there: Mapping[Pair, Group], in_vain: Sequence[Pair]) -> Iterator[Finding]:
     """Nodes and links that could not even form a group, while others could."""
     named = name_odd(there, in_vain)
     subjects = [(_of(exam, place), [p for p in in_vain if place in p]) for place in named.nodes]
@@ -171,7 +171,7 @@ def _cut_off(exam: Examination, there: Mapping[Pair, Group], in_vain: Sequence[P
         )
 
 
-def _unmeasured(exam: Examination, there: Mapping[Pair, Group]) -> Iterator[Finding]:
+def _unmeasured(exam: ClusterSession, there: Mapping[Pair, Group]) -> Iterator[Finding]:
     # of those whose ranks stood ready: no pair was planned with any other
     ready = {place for place, node in enumerate(exam.nodes) if node.ranks is not None}
     lost = {p for p in ready if exam.nodes[p].lost is not None or exam.nodes[p].left_out is not None}
@@ -184,7 +184,7 @@ def _unmeasured(exam: Examination, there: Mapping[Pair, Group]) -> Iterator[Find
         yield skip(NODE, f"pairs with {names} were not measured to the end: no answer")
 
 
-def _wrong(exam: Examination, place: int, groups: Sequence[Group]) -> Finding:
+def _wrong(exam: ClusterSession, place: int, groups: Sequence[Group]) -> Finding:
     return fail(
         _of(exam, place),
         "got sums that are wrong",
@@ -210,31 +210,31 @@ def _fine(rates: Mapping[Pair, float], floor_gb_s: float | None, share: float) -
     return ok(NODE, Found(f"{text} at {span}", round(low, 4), "GB/s"), expected)
 
 
-def _not_measured(exam: Examination) -> Finding:
+def _not_measured(exam: ClusterSession) -> Finding:
     why = exam.not_run or Missing("the check ended before it", "failed")
     reason = f"not measured: {why.reason}"
     return unknown(NODE, reason) if why.kind == "failed" else skip(NODE, reason)
 
 
-def _of(exam: Examination, place: int) -> Subject:
+def _of(exam: ClusterSession, place: int) -> Subject:
     return Subject(kind="node", name=exam.nodes[place].name)
 
 
-def _link(exam: Examination, pair: Pair) -> Subject:
+def _link(exam: ClusterSession, pair: Pair) -> Subject:
     return Subject(kind="pair", name=f"{exam.nodes[pair[0]].name} - {exam.nodes[pair[1]].name}")
 
 
-def _names(exam: Examination, pair: Pair) -> str:
+def _names(exam: ClusterSession, pair: Pair) -> str:
     return f"{exam.nodes[pair[0]].name} and {exam.nodes[pair[1]].name}"
 
 
-def _device(exam: Examination, name: str | None) -> str:
+def _device(exam: ClusterSession, name: str | None) -> str:
     node = next((node for node in exam.nodes if node.name == name), None)
     interface = node.reach.interface_of(node.address) if node is not None and node.reach is not None else None
     return interface.name if interface is not None else "eth0"
 
 
-def _trouble(exam: Examination, group: Group) -> str:
+def _trouble(exam: ClusterSession, group: Group) -> str:
     return "; ".join(f"{exam.nodes[place].name}: {text}" for place, text in group.trouble.items())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import os
@@ -11,10 +10,12 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 from gpudoctor.cluster.check.channel import new_secret
-from gpudoctor.cluster.check.placement import JobPlace
+from gpudoctor.cluster.check.placement import JobPlacement
+from gpudoctor.cluster.check.request import ClusterCheckRequest
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.http_callers import is_loopback
+from gpudoctor.process.pipes import write_all
 
 TOKEN_VARIABLE = "GPUDOCTOR_CLUSTER_TOKEN"
 # 64 bits where it is random: it can be tried out offline by who has seen one connection
@@ -24,21 +25,21 @@ _BYTES_MAX = 4096
 _ADVICE = "openssl rand -hex 16 makes one"
 
 
-def given_token(args: argparse.Namespace, environ: MutableMapping[str, str]) -> str | None:
+def given_token(request: ClusterCheckRequest, environ: MutableMapping[str, str]) -> str | None:
     """The token that this process was given: by an inherited pipe, by --token-file, else by the environment.
 
     It is taken out of the environment, so that no process that this one starts inherits it. Raise
     UserError where it cannot be read, or is too short to be a secret.
     """
     variable = environ.pop(TOKEN_VARIABLE, None)
-    if args.token_fd is not None:
-        return _checked(_from_pipe(args.token_fd), "the inherited pipe")
-    if args.token_file is not None:
-        return _checked(_from_file(args.token_file), f"--token-file {args.token_file}")
+    if request.token_fd is not None:
+        return _checked(_from_pipe(request.token_fd), "the inherited pipe")
+    if request.token_file is not None:
+        return _checked(_from_file(request.token_file), f"--token-file {request.token_file}")
     return _checked(variable, TOKEN_VARIABLE) if variable else None
 
 
-def token_for(place: JobPlace, given: str | None, *, insecure: bool) -> str:
+def token_for(place: JobPlacement, given: str | None, *, insecure: bool) -> str:
     """The token of the job that an engine started; made, or derived from the job's name, where nobody gave one.
 
     On a single node the process that leads hands it to its only member, so it is random. Else who knows the name of
@@ -58,7 +59,7 @@ def token_for(place: JobPlace, given: str | None, *, insecure: bool) -> str:
     return hashlib.sha256(f"gpudoctor/{place.job}".encode()).hexdigest()
 
 
-def meets_on_loopback(place: JobPlace) -> bool:
+def meets_on_loopback(place: JobPlacement) -> bool:
     """Whether all of the job is on this machine, and meets where nobody else can come."""
     return place.nodes == 1 or (place.host is not None and is_loopback(place.host))
 
@@ -68,7 +69,7 @@ def token_pipe(token: str) -> Iterator[int]:
     """The reading end of a pipe that holds the token, for a child to inherit (`--token-fd`)."""
     reader, writer = os.pipe()
     try:
-        os.write(writer, token.encode())
+        write_all(writer, token.encode())
     finally:
         os.close(writer)
     try:

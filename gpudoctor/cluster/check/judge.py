@@ -8,15 +8,15 @@ from typing import Literal
 
 from gpudoctor.checks.core.causes import Fault
 from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Finding, Found, Subject, fail, ok, skip, unknown, warn
-from gpudoctor.cluster.check.cluster_run import Examination, Group, NodeSeen
+from gpudoctor.cluster.check.cluster_run import ClusterSession, Group, NodeProgress
 from gpudoctor.cluster.check.inter_node_findings import all_reduce_findings, pair_findings
 from gpudoctor.cluster.check.network_findings import network_findings
 from gpudoctor.cluster.check.report import (
     SCHEMA,
-    Between,
     ClusterReport,
     ClusterRun,
     GroupResult,
+    InterNodeResult,
     Judged,
     NodeResult,
     judged,
@@ -32,7 +32,7 @@ _FAULTS_SHOWN = 4
 
 
 def judge_cluster(
-    exam: Examination,
+    exam: ClusterSession,
     run: ClusterRun,
     *,
     floor_gb_s: float | None = None,
@@ -67,7 +67,7 @@ def judge_cluster(
     )
 
 
-def _came(exam: Examination, launcher_words: str | None) -> Iterator[Finding]:
+def _came(exam: ClusterSession, launcher_words: str | None) -> Iterator[Finding]:
     evidence = (Evidence("launcher", launcher_words),) if launcher_words else ()
     for name in exam.missing:
         yield unknown(
@@ -87,7 +87,7 @@ def _came(exam: Examination, launcher_words: str | None) -> Iterator[Finding]:
                     Advice("Leave it out until then.", f"sbatch --exclude={node.name}"),
                 ),
             )
-    machines: dict[tuple[str, str], list[NodeSeen]] = {}
+    machines: dict[tuple[str, str], list[NodeProgress]] = {}
     for node in exam.nodes:
         boot = known(node.reach.boot_id) if node.reach is not None else None
         if boot is not None:
@@ -113,7 +113,7 @@ def _came(exam: Examination, launcher_words: str | None) -> Iterator[Finding]:
         yield ok(NODE, Found(f"{len(exam.nodes)} nodes came, and answered to the end", len(exam.nodes), "nodes"))
 
 
-def _own_checks(nodes: Sequence[NodeSeen], files: Mapping[str, str]) -> Iterator[Finding]:
+def _own_checks(nodes: Sequence[NodeProgress], files: Mapping[str, str]) -> Iterator[Finding]:
     passed = 0
     for node in nodes:
         subject, report = _subject(node.name), node.report
@@ -140,7 +140,7 @@ def _own_checks(nodes: Sequence[NodeSeen], files: Mapping[str, str]) -> Iterator
         yield skip(NODE, "no node came")
 
 
-def _nodes(exam: Examination, files: Mapping[str, str]) -> Iterator[NodeResult]:
+def _nodes(exam: ClusterSession, files: Mapping[str, str]) -> Iterator[NodeResult]:
     for node in exam.nodes:
         report = node.report
         verdict: Verdict = report.verdict if report is not None else "unknown"
@@ -168,8 +168,8 @@ def _nodes(exam: Examination, files: Mapping[str, str]) -> Iterator[NodeResult]:
         yield NodeResult(name, "unknown", "UNKNOWN did not come", silence="did not come")
 
 
-def _between(exam: Examination) -> Between:
-    return Between(
+def _between(exam: ClusterSession) -> InterNodeResult:
+    return InterNodeResult(
         backend=exam.backend,
         everyone=None if exam.everyone is None else _group(exam, exam.everyone),
         pairs=tuple(_group(exam, group) for group in exam.pairs.values()),
@@ -178,7 +178,7 @@ def _between(exam: Examination) -> Between:
     )
 
 
-def _group(exam: Examination, group: Group) -> GroupResult:
+def _group(exam: ClusterSession, group: Group) -> GroupResult:
     rate = group.busbw_gb_s
     return GroupResult(
         nodes=tuple(exam.nodes[place].name for place in group.places),

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
-from typing import Literal
 
 import msgspec
 
 from gpudoctor.cluster.check.job_token import TOKEN_VARIABLE
 from gpudoctor.cluster.check.placement import job_place
+from gpudoctor.cluster.check.request import ClusterCheckRequest, Launcher
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.command import run_command
 
-Launcher = Literal["slurm", "torchrun", "mpi", "ray", "k8s"]
-LAUNCHERS: tuple[Launcher, ...] = ("slurm", "torchrun", "mpi", "ray", "k8s")
 _ASK_LIMIT_S = 10.0
 _TORCHRUN = (
     "export GPUDOCTOR_CLUSTER_TOKEN, the same on all nodes, and run torchrun --nnodes NODES --nproc-per-node gpu "
@@ -29,7 +26,7 @@ _TORCHRUN = (
 )
 
 
-class Launch(msgspec.Struct, frozen=True):
+class MemberLaunch(msgspec.Struct, frozen=True):
     """How to start the members: the words before theirs, how many will come, and their names as far as they are known.
 
     `count` and `names` are None and empty for Ray, which tells them on the first line of its stdout.
@@ -41,13 +38,13 @@ class Launch(msgspec.Struct, frozen=True):
     names: tuple[str, ...] = ()
 
 
-def chosen_launcher(args: argparse.Namespace, environment: Mapping[str, str]) -> Launcher:
+def chosen_launcher(request: ClusterCheckRequest, environment: Mapping[str, str]) -> Launcher:
     """The launcher that was asked for, else the one whose allocation this is. Raise UserError where there is none."""
-    if args.launcher != "auto":
-        return args.launcher  # type: ignore[no-any-return]
-    if args.hosts or args.hostfile:
+    if request.launcher != "auto":
+        return request.launcher
+    if request.hosts or request.hostfile:
         return "mpi"
-    if environment.get("SLURM_JOB_ID") or (args.nodes and which("srun")):
+    if environment.get("SLURM_JOB_ID") or (request.nodes and which("srun")):
         return "slurm"
     if environment.get("RAY_ADDRESS"):
         return "ray"
@@ -61,14 +58,14 @@ def chosen_launcher(args: argparse.Namespace, environment: Mapping[str, str]) ->
     )
 
 
-def launch_with(launcher: Launcher, args: argparse.Namespace, environment: Mapping[str, str]) -> Launch:
+def launch_with(launcher: Launcher, request: ClusterCheckRequest, environment: Mapping[str, str]) -> MemberLaunch:
     """The words that start members, for this launcher. Raise UserError with what to run where it cannot."""
     if launcher == "slurm":
-        return _slurm(args, environment)
+        return _slurm(request, environment)
     if launcher == "mpi":
-        return _mpi(args, environment)
+        return _mpi(request, environment)
     if launcher == "ray":
-        return _ray(args)
+        return _ray(request)
     if launcher == "torchrun":
         raise UserError(f"torchrun has to be started on every node, by hand or by an engine: {_TORCHRUN}")
     raise UserError(
@@ -88,14 +85,14 @@ def in_engine(environment: Mapping[str, str]) -> bool:
     return place is not None and place.nodes > 1
 
 
-def _slurm(args: argparse.Namespace, environment: Mapping[str, str]) -> Launch:
+def _slurm(request: ClusterCheckRequest, environment: Mapping[str, str]) -> MemberLaunch:
     inside = environment.get("SLURM_JOB_ID") is not None
     if which("srun") is None:
         raise UserError("srun is not installed here: run this on a login node of the cluster, or choose --launcher")
-    if not inside and args.nodes is None:
+    if not inside and request.nodes is None:
         raise UserError("no Slurm allocation here: run it inside one (salloc -N 4, sbatch), or give -N NODES")
     names: tuple[str, ...] = ()
-    nodes = args.nodes
+    nodes = request.nodes
     if inside:
         names = _hostnames(environment.get("SLURM_JOB_NODELIST", ""))
         if nodes is None or nodes == len(names):
@@ -106,7 +103,7 @@ def _slurm(args: argparse.Namespace, environment: Mapping[str, str]) -> Launch:
     if inside:
         prefix.append("--overlap")  # the step that this may run in has all of the job's resources
     # bound to one CPU, as srun binds a task, every node would seem to have too few
-    return Launch("slurm", (*prefix, "--cpu-bind=none", *_own(args)), nodes, names)
+    return MemberLaunch("slurm", (*prefix, "--cpu-bind=none", *_own(request)), nodes, names)
 
 
 def _told_by_slurm(environment: Mapping[str, str]) -> int:
@@ -123,7 +120,7 @@ def _hostnames(nodelist: str) -> tuple[str, ...]:
     return () if isinstance(told, Missing) or told.returncode else tuple(told.stdout.split())
 
 
-def _mpi(args: argparse.Namespace, environment: Mapping[str, str]) -> Launch:
+def _mpi(request: ClusterCheckRequest, environment: Mapping[str, str]) -> MemberLaunch:
     if which("mpirun") is None:
         raise UserError("mpirun is not installed here: apt-get install openmpi-bin, or choose another --launcher")
     version = run_command(["mpirun", "--version"], _ASK_LIMIT_S)
@@ -132,8 +129,8 @@ def _mpi(args: argparse.Namespace, environment: Mapping[str, str]) -> Launch:
             "this mpirun is not Open MPI's: start gpudoctor cluster rank with it yourself, one process a node, "
             f"with RANK, WORLD_SIZE and MASTER_ADDR set, and {TOKEN_VARIABLE} the same for all"
         )
-    names, where = _mpi_hosts(args, environment)
-    nodes = args.nodes or len(names)
+    names, where = _mpi_hosts(request, environment)
+    nodes = request.nodes or len(names)
     if not nodes:
         raise UserError("mpirun has no allocation here: give --hosts node1,node2 or --hostfile FILE")
     prefix = ["mpirun", "-np", str(nodes), "--map-by", "ppr:1:node", "--bind-to", "none", *where]
@@ -145,14 +142,14 @@ def _mpi(args: argparse.Namespace, environment: Mapping[str, str]) -> Launch:
             prefix += ["-x", name]
     if os.geteuid() == 0:
         prefix.append("--allow-run-as-root")
-    return Launch("mpi", (*prefix, *_own(args)), nodes, names if nodes == len(names) else ())
+    return MemberLaunch("mpi", (*prefix, *_own(request)), nodes, names if nodes == len(names) else ())
 
 
-def _mpi_hosts(args: argparse.Namespace, environment: Mapping[str, str]) -> tuple[tuple[str, ...], list[str]]:
-    if args.hosts:
-        names = tuple(dict.fromkeys(entry.partition(":")[0] for entry in args.hosts.split(",") if entry))
-        return names, ["--host", args.hosts]
-    path = args.hostfile or environment.get("PBS_NODEFILE")
+def _mpi_hosts(request: ClusterCheckRequest, environment: Mapping[str, str]) -> tuple[tuple[str, ...], list[str]]:
+    if request.hosts:
+        names = tuple(dict.fromkeys(entry.partition(":")[0] for entry in request.hosts.split(",") if entry))
+        return names, ["--host", request.hosts]
+    path = request.hostfile or environment.get("PBS_NODEFILE")
     if path is None:
         return (), []
     try:
@@ -160,19 +157,19 @@ def _mpi_hosts(args: argparse.Namespace, environment: Mapping[str, str]) -> tupl
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot read the list of hosts: {getattr(error, 'strerror', None) or error}") from None
     names = tuple(dict.fromkeys(line.split()[0] for line in lines if line.split("#")[0].strip()))
-    return names, ["--hostfile", str(path)] if args.hostfile else []
+    return names, ["--hostfile", str(path)] if request.hostfile else []
 
 
-def _ray(args: argparse.Namespace) -> Launch:
+def _ray(request: ClusterCheckRequest) -> MemberLaunch:
     if find_spec("ray") is None:
         raise UserError("Ray is not installed in this Python: run gpudoctor with the Python that your Ray jobs use")
-    if args.launcher_args:
+    if request.launcher_args:
         raise UserError("--launcher-args is for srun and mpirun")
-    return Launch("ray", ())
+    return MemberLaunch("ray", ())
 
 
-def _own(args: argparse.Namespace) -> Sequence[str]:
+def _own(request: ClusterCheckRequest) -> Sequence[str]:
     try:
-        return shlex.split(args.launcher_args or "")
+        return shlex.split(request.launcher_args or "")
     except ValueError as error:
-        raise UserError(f"--launcher-args {args.launcher_args!r}: {error}") from None
+        raise UserError(f"--launcher-args {request.launcher_args!r}: {error}") from None

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import os
-import selectors
-import signal
 import socket
-import subprocess
 import time
 from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
 
-from gpudoctor.cluster.check.messages import CouldNot, Meet, Times
-from gpudoctor.facts.system.command import signal_name
-from gpudoctor.probes.inter_node.messages import Answer, Meeting, Met, Opened, Trouble
-from gpudoctor.probes.inter_node.start import tied_rank
+from gpudoctor.cluster.check.messages import JoinGroup, MemberFailure, Times
+from gpudoctor.probes.inter_node.messages import Answer, InterNodeFailure, Met, Opened, Rendezvous
+from gpudoctor.process.die_with_parent import dependent_python
+from gpudoctor.process.ending import kill_all, signal_name
+from gpudoctor.process.pipes import DisturbedError, LineReader, pipe_with_child, ready, write_all
+from gpudoctor.process.spawn import DEVNULL, PIPE, Child
 
 _END_LIMIT_S = 5.0  # after SIGKILL; a driver may take longer, and nobody waits for it
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-
-class DisturbedError(Exception):
-    """The hub spoke, or is gone, while the ranks were at work."""
 
 
 class LocalRanks:
@@ -38,10 +33,10 @@ class LocalRanks:
     ) -> None:
         self._backend, self._uuids, self._address, self._interface = backend, tuple(uuids), address, interface
         self._watched = watched
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Child] = []
         self._pipes: list[int] = []
 
-    def open(self, limit_s: float) -> Opened | CouldNot:
+    def open(self, limit_s: float) -> Opened | MemberFailure:
         """Start the ranks and wait until all have torch; the answer is the first one's."""
         self.close()
         try:
@@ -49,26 +44,24 @@ class LocalRanks:
                 self._start(number, uuid)
         except OSError as error:
             self.close()
-            return CouldNot(f"its ranks could not be started: {error.strerror or error}")
+            return MemberFailure(f"its ranks could not be started: {error.strerror or error}")
         answers = self._answers(limit_s, f"torch was not there within {limit_s:g} s")
-        if isinstance(answers, CouldNot):
+        if isinstance(answers, MemberFailure):
             self.close()
             return answers
         return cast(Opened, answers[0])
 
-    def meet(self, order: Meet, open_limit_s: float) -> Times | CouldNot:
+    def meet(self, order: JoinGroup, open_limit_s: float) -> Times | MemberFailure:
         """Have all ranks join the group; where that fails they are started anew, and the answer has their new port."""
-        fields = {name: getattr(order, name) for name in Meeting.__struct_fields__ if name != "rank"}
+        fields = {name: getattr(order, name) for name in Rendezvous.__struct_fields__ if name != "rank"}
         try:
             for number, process in enumerate(self._processes):
-                meeting = Meeting(rank=order.first_rank + number, **fields)
-                assert process.stdin is not None
-                process.stdin.write(msgspec.json.encode(meeting) + b"\n")
-                process.stdin.flush()
+                meeting = Rendezvous(rank=order.first_rank + number, **fields)
+                write_all(process.stdin, msgspec.json.encode(meeting) + b"\n")
         except OSError:
             pass  # it is dead: the end of its pipe says so below
         answers = self._answers(order.limit_s, f"did not come back from all_reduce within {order.limit_s:g} s")
-        if isinstance(answers, CouldNot):
+        if isinstance(answers, MemberFailure):
             opened = self.open(open_limit_s)
             return msgspec.structs.replace(answers, port=opened.port if isinstance(opened, Opened) else None)
         met = cast("list[Met]", answers)
@@ -76,34 +69,24 @@ class LocalRanks:
 
     def close(self) -> None:
         """End all ranks; they hold nothing that would be lost."""
+        kill_all(self._processes, _END_LIMIT_S, group=False)
         for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            try:
-                process.wait(_END_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                process.returncode = -signal.SIGKILL  # in the kernel, not to be killed, and no longer waited for
-            if process.stdin is not None:
-                process.stdin.close()
+            process.close()
         for pipe in self._pipes:
             os.close(pipe)
         self._processes, self._pipes = [], []
 
     def _start(self, number: int, uuid: str) -> None:
-        reader, writer = os.pipe()
-        self._pipes.append(reader)
-        try:
-            process = subprocess.Popen(
-                tied_rank(writer),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL if not os.environ.get("GPUDOCTOR_TRACEBACK") else None,
+        with pipe_with_child("writes") as (reader, writer):
+            process = Child(
+                dependent_python("gpudoctor.probes.inter_node.rank", "take_orders", str(writer)),
+                stdin=PIPE,
+                stderr=DEVNULL if not os.environ.get("GPUDOCTOR_TRACEBACK") else None,
                 env=self._environment(number, uuid),
                 pass_fds=[writer],
-                bufsize=0,
+                new_session=False,
             )
-        finally:
-            os.close(writer)
+        self._pipes.append(reader)
         self._processes.append(process)
 
     def _environment(self, number: int, uuid: str) -> dict[str, str]:
@@ -120,37 +103,31 @@ class LocalRanks:
             environment["GLOO_SOCKET_IFNAME"] = self._interface
         return environment
 
-    def _answers(self, limit_s: float, late: str) -> list[Answer] | CouldNot:
+    def _answers(self, limit_s: float, late: str) -> list[Answer] | MemberFailure:
         """One answer of each rank, or the first trouble that any has."""
-        buffers = dict.fromkeys(self._pipes, b"")
+        readers = {pipe: LineReader(pipe) for pipe in self._pipes}
         answers: dict[int, Answer] = {}
         deadline = time.monotonic() + limit_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._watched, selectors.EVENT_READ)
-            for pipe in self._pipes:
-                selector.register(pipe, selectors.EVENT_READ)
-            while len(answers) < len(self._pipes):
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    return CouldNot(late)
-                for key, _ in selector.select(left_s):
-                    if key.fileobj is self._watched:
-                        raise DisturbedError
-                    data = os.read(key.fd, 1 << 16)
-                    buffers[key.fd] += data
-                    if not data:
-                        return CouldNot(self._death_of(self._pipes.index(key.fd)))
-                    if b"\n" in buffers[key.fd]:
-                        answer: Any = msgspec.json.decode(buffers[key.fd], type=Answer)
-                        if isinstance(answer, Trouble):
-                            return CouldNot(answer.text, answer.absent)
-                        answers[key.fd] = answer
+        while len(answers) < len(self._pipes):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return MemberFailure(late)
+            for descriptor in ready([self._watched.fileno(), *self._pipes], left_s):
+                if descriptor == self._watched.fileno():
+                    raise DisturbedError
+                lines = readers[descriptor].read()
+                if lines is None:
+                    return MemberFailure(self._death_of(self._pipes.index(descriptor)))
+                if lines:
+                    answer: Any = msgspec.json.decode(lines[0], type=Answer)
+                    if isinstance(answer, InterNodeFailure):
+                        return MemberFailure(answer.text, answer.absent)
+                    answers[descriptor] = answer
         return [answers[pipe] for pipe in self._pipes]
 
     def _death_of(self, number: int) -> str:
-        try:
-            status = self._processes[number].wait(1.0)
-        except subprocess.TimeoutExpired:
+        status = self._processes[number].ends_within(1.0)
+        if status is None:
             return f"rank {number} of it closed its pipe"
         how = f"was ended by {signal_name(-status)}" if status < 0 else f"ended with code {status}"
         return f"rank {number} of it {how}"

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
-import subprocess
 import time
 from collections.abc import Sequence
-from typing import IO
 
 import msgspec
 
@@ -23,19 +20,18 @@ from gpudoctor.cluster.check.channel import (
     hello_of,
     notice_silence,
 )
-from gpudoctor.cluster.check.die_with_parent import tied_gpudoctor
 from gpudoctor.cluster.check.gloo_interface import interface_for_gloo
-from gpudoctor.cluster.check.local_ranks import DisturbedError, LocalRanks
+from gpudoctor.cluster.check.local_ranks import LocalRanks
 from gpudoctor.cluster.check.messages import (
     Answer,
     Answered,
     Asked,
     Challenge,
-    Check,
     Checked,
-    CouldNot,
+    CheckOrder,
     End,
-    Meet,
+    JoinGroup,
+    MemberFailure,
     Open,
     Ping,
     Pong,
@@ -46,6 +42,9 @@ from gpudoctor.cluster.check.messages import (
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.network_reach import Reach, read_here
+from gpudoctor.process.die_with_parent import dependent_gpudoctor
+from gpudoctor.process.pipes import Bounded, DisturbedError, read_to_end
+from gpudoctor.process.spawn import PIPE, Child
 from gpudoctor.report.model import Report
 
 _TRY_S = 3.0
@@ -113,39 +112,34 @@ class Member:
 
     def _answer(self, asked: Asked, hub: socket.socket) -> Answer:
         order = asked.order
-        if isinstance(order, Check):
+        if isinstance(order, CheckOrder):
             return self._check(order, hub)
         if isinstance(order, Open):
             return self._open(order, hub)
-        if isinstance(order, Meet):
+        if isinstance(order, JoinGroup):
             if self._ranks is None:
-                return CouldNot("it was asked to measure before it was opened")
+                return MemberFailure("it was asked to measure before it was opened")
             return self._ranks.meet(order, self._open_limit_s)
         assert isinstance(order, Ping)
         return Pong(time.time())
 
-    def _check(self, order: Check, hub: socket.socket) -> Checked:
+    def _check(self, order: CheckOrder, hub: socket.socket) -> Checked:
         reach = msgspec.structs.replace(read_here(), hostname=self._hostname)
         self._reach = reach
         environment = {name: value for name, value in os.environ.items() if name not in _ENGINE}
-        command = tied_gpudoctor(["check", *self._argv, "--format", "json", "--include-facts"])
+        command = dependent_gpudoctor(["check", *self._argv, "--format", "json", "--include-facts"])
         try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=environment,
-                start_new_session=True,
-            )
+            process = Child(command, stdout=PIPE, stderr=PIPE, env=environment)
         except OSError as error:
             return Checked(reach, Missing(f"its check could not be started: {error.strerror or error}", "failed"))
+        out, err = Bounded(MAX_LINE_BYTES), Bounded(MAX_LINE_BYTES)
+        takers = {process.stdout: out.take, process.stderr: err.take}
         try:
-            out, err = _output(process, hub, time.monotonic() + order.limit_s)
-        except TimeoutError:
-            return Checked(reach, Missing(f"its check took longer than {order.limit_s:g} s", "failed"))
+            if not read_to_end(takers, time.monotonic() + order.limit_s, watched=hub.fileno()):
+                return Checked(reach, Missing(f"its check took longer than {order.limit_s:g} s", "failed"))
         finally:
-            _end(process)
+            process.close()
+            process.end(_TERM_GRACE_S, group=False)  # a check ends its ranks on SIGTERM
         try:
             self._report = msgspec.json.decode(out, type=Report)
         except msgspec.DecodeError:
@@ -153,18 +147,18 @@ class Member:
             return Checked(reach, Missing(f"its check gave no report: {words[-1][:300]}", "failed"))
         return Checked(reach, out.decode("utf-8", "replace"))
 
-    def _open(self, order: Open, hub: socket.socket) -> Ready | CouldNot:
+    def _open(self, order: Open, hub: socket.socket) -> Ready | MemberFailure:
         uuids = [""] * self._cpu_ranks
         if order.backend == "nccl":
             launch = self._report.measurements.launch if self._report is not None else None
             uuids = [rank.uuid for rank in launch.ranks if rank.uuid] if launch and launch.backend == "nccl" else []
             if not uuids:
-                return CouldNot("its own check put no load on its GPUs", absent=True)
+                return MemberFailure("its own check put no load on its GPUs", absent=True)
         interface = interface_for_gloo(self._reach, order.address) if self._reach and order.backend == "gloo" else None
         self._open_limit_s = order.limit_s
         self._ranks = LocalRanks(order.backend, uuids, order.address, interface, hub)
         opened = self._ranks.open(order.limit_s)
-        return opened if isinstance(opened, CouldNot) else Ready(len(uuids), opened.port, interface)
+        return opened if isinstance(opened, MemberFailure) else Ready(len(uuids), opened.port, interface)
 
     def _connect(self, meet: Sequence[tuple[str, int]], token: str, index: int | None, limit_s: float) -> Line:
         deadline = time.monotonic() + limit_s
@@ -197,43 +191,3 @@ class Member:
                 connection.close()
             return None  # not there yet, another job's, or somebody who does not know the token
         return line
-
-
-def _output(process: subprocess.Popen[bytes], hub: socket.socket, deadline: float) -> tuple[bytes, bytes]:
-    """All that the process writes until it closes both its streams.
-
-    Raise TimeoutError, DisturbedError where the hub speaks or is gone.
-    """
-    assert process.stdout is not None
-    assert process.stderr is not None
-    streams: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
-    still_open = set(streams)
-    while still_open:
-        left_s = deadline - time.monotonic()
-        waited: list[IO[bytes] | socket.socket] = [*still_open, hub]
-        ready = select.select(waited, [], [], left_s)[0] if left_s > 0 else []
-        if not ready:
-            raise TimeoutError
-        if hub in ready:
-            raise DisturbedError
-        for stream in still_open.intersection(ready):
-            data = os.read(stream.fileno(), 1 << 16)
-            if not data:
-                still_open.remove(stream)
-            elif len(streams[stream]) < MAX_LINE_BYTES:
-                streams[stream] += data
-    out, err = streams.values()
-    return bytes(out), bytes(err)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    for stream in (process.stdout, process.stderr):
-        if stream is not None:
-            stream.close()
-    if process.poll() is None:
-        process.terminate()  # a check ends its ranks on this signal
-    try:
-        process.wait(_TERM_GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(_TERM_GRACE_S)

@@ -41,7 +41,7 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
     """What is your clock?"""
 
 
-class Check(msgspec.Struct, frozen=True, tag=True):
+class CheckOrder(msgspec.Struct, frozen=True, tag=True):
     """Check your node, within `limit_s`."""
 
     limit_s: float
@@ -55,7 +55,7 @@ class Open(msgspec.Struct, frozen=True, tag=True):
     limit_s: float
 
 
-class Meet(msgspec.Struct, frozen=True, tag=True):
+class JoinGroup(msgspec.Struct, frozen=True, tag=True):
     """Have your ranks, from number `first_rank` on, measure in a group (see probes/between_orders.py)."""
 
     key: str
@@ -72,7 +72,7 @@ class End(msgspec.Struct, frozen=True, tag=True):
     """All is done: end your ranks, and yourself."""
 
 
-Order = Ping | Check | Open | Meet | End
+Order = Ping | CheckOrder | Open | JoinGroup | End
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):
@@ -104,7 +104,7 @@ class Times(msgspec.Struct, frozen=True, tag=True):
     right: tuple[bool, ...]
 
 
-class CouldNot(msgspec.Struct, frozen=True, tag=True):
+class MemberFailure(msgspec.Struct, frozen=True, tag=True):
     """Why not. `absent`: what it takes is not there, which is no fault. `port` is the store of ranks started anew."""
 
     text: str
@@ -116,7 +116,7 @@ class Tampered(msgspec.Struct, frozen=True, tag=True):
     """An order came that the hub did not send so: the member ends."""
 
 
-Answer = Pong | Checked | Ready | Times | CouldNot | Tampered
+Answer = Pong | Checked | Ready | Times | MemberFailure | Tampered
 
 
 class Asked(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from gpudoctor.checks.core.finding import (
     unknown,
     warn,
 )
-from gpudoctor.cluster.check.cluster_run import Backend, NodeSeen
+from gpudoctor.cluster.check.cluster_run import Backend, NodeProgress
 from gpudoctor.cluster.check.gloo_interface import gloo_trouble
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.network_reach import Reach
@@ -32,7 +32,7 @@ _CLOCK_LIKELY = "a clock that is not kept by NTP or PTP"
 _CLOCK_STEPS = (Advice("See whether it is kept.", "timedatectl status; chronyc tracking"),)
 
 
-def network_findings(nodes: Sequence[NodeSeen], backend: Backend | None) -> Iterator[Finding]:
+def network_findings(nodes: Sequence[NodeProgress], backend: Backend | None) -> Iterator[Finding]:
     """Judge the nodes whose facts came. gloo's troubles fail CPU ranks; GPUs, where few use it, they warn."""
     seen = [(node, node.reach) for node in nodes if node.reach is not None]
     if len(seen) < 2:
@@ -52,7 +52,7 @@ def network_findings(nodes: Sequence[NodeSeen], backend: Backend | None) -> Iter
         yield ok(NODE, f"hostnames, interfaces, MTU and rates of {len(seen)} nodes agree{clocks}")
 
 
-def _gloo(seen: Sequence[tuple[NodeSeen, Reach]], backend: Backend | None) -> Iterator[Finding]:
+def _gloo(seen: Sequence[tuple[NodeProgress, Reach]], backend: Backend | None) -> Iterator[Finding]:
     for node, reach in seen:
         text = gloo_trouble(reach)
         if text is None or _alone_on_this_machine(node, seen):
@@ -77,13 +77,13 @@ def _gloo(seen: Sequence[tuple[NodeSeen, Reach]], backend: Backend | None) -> It
         )
 
 
-def _alone_on_this_machine(node: NodeSeen, seen: Sequence[tuple[NodeSeen, Reach]]) -> bool:
+def _alone_on_this_machine(node: NodeProgress, seen: Sequence[tuple[NodeProgress, Reach]]) -> bool:
     """Whether all are on one machine, where loopback reaches everybody."""
     boots = {known(reach.boot_id) for _, reach in seen}
     return len(boots) == 1 and None not in boots and len({(reach.hostname) for _, reach in seen}) == 1
 
 
-def _nccl_interfaces(seen: Sequence[tuple[NodeSeen, Reach]]) -> Iterator[Finding]:
+def _nccl_interfaces(seen: Sequence[tuple[NodeProgress, Reach]]) -> Iterator[Finding]:
     for node, reach in seen:
         value = reach.settings.get("NCCL_SOCKET_IFNAME", "").strip()
         if not value or isinstance(reach.interfaces, Missing):
@@ -121,9 +121,9 @@ def nccl_keeps(value: str, names: Sequence[str]) -> list[str]:
 
 
 def _unlike(
-    seen: Sequence[tuple[NodeSeen, Reach]],
+    seen: Sequence[tuple[NodeProgress, Reach]],
     what: str,
-    of: Callable[[NodeSeen, Reach], str | None],
+    of: Callable[[NodeProgress, Reach], str | None],
     likely: str,
     command: str,
 ) -> Iterator[Finding]:
@@ -148,12 +148,12 @@ def _unlike(
             )
 
 
-def _mtu(node: NodeSeen, reach: Reach) -> str | None:
+def _mtu(node: NodeProgress, reach: Reach) -> str | None:
     interface = reach.interface_of(node.address)
     return f"{interface.mtu} bytes" if interface is not None else None
 
 
-def _rdma(_: NodeSeen, reach: Reach) -> str | None:
+def _rdma(_: NodeProgress, reach: Reach) -> str | None:
     if isinstance(reach.rdma_ports, Missing):
         return None
     rates: list[float] = []
@@ -164,7 +164,7 @@ def _rdma(_: NodeSeen, reach: Reach) -> str | None:
     return " and ".join(counts) or "no active port"
 
 
-def _clocks(nodes: Sequence[NodeSeen]) -> Iterator[Finding]:
+def _clocks(nodes: Sequence[NodeProgress]) -> Iterator[Finding]:
     """Each node's clock against the middle of all: the hub's own may be the one that is wrong."""
     told = sorted(node.offset_s for node in nodes if node.offset_s is not None)
     if len(told) < 2:
@@ -194,7 +194,7 @@ def _clocks(nodes: Sequence[NodeSeen]) -> Iterator[Finding]:
             )
 
 
-def _subject(node: NodeSeen) -> Subject:
+def _subject(node: NodeProgress) -> Subject:
     return Subject(kind="node", name=node.name)
 
 
@@ -203,12 +203,12 @@ def _names(reach: Reach) -> str:
     return ", ".join(i.name for i in interfaces if i.name != "lo") or "none: the node shows no interface"
 
 
-def _usable(node: NodeSeen, reach: Reach) -> str:
+def _usable(node: NodeProgress, reach: Reach) -> str:
     interface = reach.interface_of(node.address)
     return interface.name if interface is not None and interface.name != "lo" else "NAME"
 
 
-def _device(node: NodeSeen) -> str:
+def _device(node: NodeProgress) -> str:
     return _usable(node, node.reach) if node.reach is not None else "NAME"
 
 

@@ -20,7 +20,7 @@ _SLURM_SPECIAL_STEPS = 0xFFFF0000  # from here on the numbers mean batch, intera
 _FIRST_HOST = re.compile(r"([^,\[\]]+)(?:\[(\d+))?")
 
 
-class JobPlace(msgspec.Struct, frozen=True):
+class JobPlacement(msgspec.Struct, frozen=True):
     """One process of a job: on node `node` of `nodes`, the `local`th of its node.
 
     `host` is where the first node can be reached, None where the engine does not tell; `job` tells the job from others.
@@ -45,7 +45,7 @@ class JobPlace(msgspec.Struct, frozen=True):
         return [_FIRST_PORT + (start + step) % _PORT_SPAN for step in range(_PORTS)]
 
 
-def job_place(environment: Mapping[str, str], nodes: int | None = None) -> JobPlace | None:
+def job_place(environment: Mapping[str, str], nodes: int | None = None) -> JobPlacement | None:
     """The place that an engine gave this process; None where none did. The innermost engine counts.
 
     `nodes` is for those engines that do not tell how many there are. Raise UserError where it is
@@ -60,7 +60,7 @@ def job_place(environment: Mapping[str, str], nodes: int | None = None) -> JobPl
     return None
 
 
-def _torchrun(environment: Mapping[str, str], _: int | None) -> JobPlace | None:
+def _torchrun(environment: Mapping[str, str], _: int | None) -> JobPlacement | None:
     run = environment.get("TORCHELASTIC_RUN_ID")
     node, nodes = _number(environment, "GROUP_RANK"), _number(environment, "GROUP_WORLD_SIZE")
     local = _number(environment, "LOCAL_RANK")
@@ -68,10 +68,10 @@ def _torchrun(environment: Mapping[str, str], _: int | None) -> JobPlace | None:
         return None
     host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
     job = f"torchrun/{run}/{host}/{port}/{environment.get('TORCHELASTIC_RESTART_COUNT')}"
-    return JobPlace("torchrun", node, nodes or 1, local, host, job)
+    return JobPlacement("torchrun", node, nodes or 1, local, host, job)
 
 
-def _mpirun(environment: Mapping[str, str], _: int | None) -> JobPlace | None:
+def _mpirun(environment: Mapping[str, str], _: int | None) -> JobPlacement | None:
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
     rank, size, local, local_size = (_number(environment, f"OMPI_COMM_WORLD_{name}") for name in names)
     if rank is None or size is None or local is None or not local_size:
@@ -79,30 +79,30 @@ def _mpirun(environment: Mapping[str, str], _: int | None) -> JobPlace | None:
     # mpirun tells no number of the node; with as many processes on each and filled in order this is it
     job = f"mpi/{environment.get('PMIX_NAMESPACE', environment.get('OMPI_MCA_ess_base_jobid', ''))}"
     nodes = -(-size // local_size)
-    return JobPlace("mpi", min(rank // local_size, nodes - 1), nodes, local, environment.get("MASTER_ADDR"), job)
+    return JobPlacement("mpi", min(rank // local_size, nodes - 1), nodes, local, environment.get("MASTER_ADDR"), job)
 
 
-def _srun(environment: Mapping[str, str], _: int | None) -> JobPlace | None:
+def _srun(environment: Mapping[str, str], _: int | None) -> JobPlacement | None:
     step, node = _number(environment, "SLURM_STEP_ID"), _number(environment, "SLURM_NODEID")
     local = _number(environment, "SLURM_LOCALID")
     if step is None or step >= _SLURM_SPECIAL_STEPS or node is None or local is None:
         return None
     nodes = _number(environment, "SLURM_STEP_NUM_NODES") or 1
     job = f"slurm/{environment.get('SLURM_CLUSTER_NAME')}/{environment.get('SLURM_JOB_ID')}/{step}"
-    return JobPlace("slurm", node, nodes, local, first_host(environment.get("SLURM_STEP_NODELIST", "")), job)
+    return JobPlacement("slurm", node, nodes, local, first_host(environment.get("SLURM_STEP_NODELIST", "")), job)
 
 
-def _indexed_job(environment: Mapping[str, str], nodes: int | None) -> JobPlace | None:
+def _indexed_job(environment: Mapping[str, str], nodes: int | None) -> JobPlacement | None:
     node = _number(environment, "JOB_COMPLETION_INDEX")
     if node is None:
         return None
     if nodes is None:
         raise UserError("a Kubernetes Job does not tell its pods how many they are: give -N NODES")
     host = environment.get("MASTER_ADDR")
-    return JobPlace("kubernetes", node, nodes, 0, host, f"kubernetes/{host}/{environment.get('MASTER_PORT')}")
+    return JobPlacement("kubernetes", node, nodes, 0, host, f"kubernetes/{host}/{environment.get('MASTER_PORT')}")
 
 
-def _torch_variables(environment: Mapping[str, str], _: int | None) -> JobPlace | None:
+def _torch_variables(environment: Mapping[str, str], _: int | None) -> JobPlacement | None:
     """RANK and WORLD_SIZE as torch's env:// wants them, one process a node unless LOCAL_WORLD_SIZE says more."""
     rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
     if rank is None or not size:
@@ -111,7 +111,7 @@ def _torch_variables(environment: Mapping[str, str], _: int | None) -> JobPlace 
     local = _number(environment, "LOCAL_RANK") or 0
     host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
     nodes = -(-size // local_size)
-    return JobPlace("environment", min(rank // local_size, nodes), nodes, local, host, f"environment/{host}/{port}")
+    return JobPlacement("environment", min(rank // local_size, nodes), nodes, local, host, f"environment/{host}/{port}")
 
 
 def first_host(nodelist: str) -> str | None:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from gpudoctor.process.own_program import PACKAGE_ROOT
+from gpudoctor.process.pipes import write_all
+
+
+def begin(order: str) -> None:
+    """In the process that talks to Ray; the order is what `run_on_every_node` takes, as JSON. Ends the process."""
+    os.chdir("/")  # Ray has its workers search for modules in the working directory of who asks
+    sys.exit(run_on_every_node(*json.loads(order)))
 
 
 def run_on_every_node(argv: Sequence[str], token_fd: int, nodes_wanted: int | None) -> int:
@@ -31,27 +39,22 @@ def run_on_every_node(argv: Sequence[str], token_fd: int, nodes_wanted: int | No
     ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), logging_level=logging.ERROR, log_to_driver=False)
     alive: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]
     nodes = ([node for node in alive if node["Resources"].get("GPU")] or alive)[:nodes_wanted]
-    os.write(told, json.dumps([node["NodeManagerHostname"] for node in nodes]).encode() + b"\n")
+    write_all(told, json.dumps([node["NodeManagerHostname"] for node in nodes]).encode() + b"\n")
     root = PACKAGE_ROOT
 
     def member(token: str) -> int:
-        import subprocess
         import sys
 
         # where gpudoctor is not installed there, it may lie at the same place, on a disk that the nodes share
         sys.path.append(root)
-        from gpudoctor.cluster.check.die_with_parent import tied_gpudoctor
         from gpudoctor.cluster.check.job_token import token_pipe
+        from gpudoctor.process.die_with_parent import dependent_gpudoctor
+        from gpudoctor.process.spawn import Child
 
         with token_pipe(token) as fd:
-            return subprocess.call(
-                # without the folders in which Ray keeps its own libraries
-                tied_gpudoctor([*argv, "--token-fd", str(fd)], sys.executable),
-                pass_fds=(fd,),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
+            # without the folders in which Ray keeps its own libraries
+            command = dependent_gpudoctor([*argv, "--token-fd", str(fd)], sys.executable)
+            return Child(command, pass_fds=(fd,), new_session=False).wait()
 
     task = ray.remote(member)
     running = [

@@ -66,7 +66,7 @@ class GroupResult(msgspec.Struct, frozen=True):
     trouble: dict[str, str] = {}
 
 
-class Between(msgspec.Struct, frozen=True):
+class InterNodeResult(msgspec.Struct, frozen=True):
     """What was measured between nodes. `not_run` says why nothing was."""
 
     backend: Literal["nccl", "gloo"] | None = None
@@ -112,7 +112,7 @@ class ClusterReport(msgspec.Struct, frozen=True):
     exit_code: int
     reason: str
     nodes: tuple[NodeResult, ...] = ()
-    between: Between = Between()
+    between: InterNodeResult = InterNodeResult()
     checks: tuple[Judged, ...] = ()
     simulated: bool = False
     error: str | None = None

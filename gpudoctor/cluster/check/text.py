@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gpudoctor.checks.core.finding import Finding, Status
-from gpudoctor.cluster.check.report import Between, ClusterReport, Judged
-from gpudoctor.cluster.text_rows import Rows
+from gpudoctor.cluster.check.report import ClusterReport, InterNodeResult, Judged
+from gpudoctor.cluster.text_rows import TextRows
 from gpudoctor.report.text import laid_out
 from gpudoctor.report.text_blocks import STYLES, block_rows, plain, status_word
 from gpudoctor.units import mib_text, rate_text
@@ -72,8 +72,8 @@ def _verdict_words(report: ClusterReport) -> str:
     return f"nothing wrong on any node; {what} between them"
 
 
-def _nodes(report: ClusterReport) -> Rows:
-    table = Rows(2)
+def _nodes(report: ClusterReport) -> TextRows:
+    table = TextRows(2)
     fine = 0
     for node in report.nodes:
         fine += node.verdict == "pass"
@@ -88,7 +88,7 @@ def _nodes(report: ClusterReport) -> Rows:
     return table
 
 
-def _figures(between: Between, verbose: bool) -> Iterator[str]:
+def _figures(between: InterNodeResult, verbose: bool) -> Iterator[str]:
     if between.not_run is not None:
         yield f"between nodes: not measured, {between.not_run.reason}"
         return

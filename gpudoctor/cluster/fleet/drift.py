@@ -16,7 +16,7 @@ class Other(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...]
 
 
-class Drift(msgspec.Struct, frozen=True):
+class ConfigDrift(msgspec.Struct, frozen=True):
     """An item in which nodes of one kind differ.
 
     `majority` is what more than half of the `told` nodes have (those that say it at all), `agreeing` how many; None
@@ -34,7 +34,7 @@ class Drift(msgspec.Struct, frozen=True):
 Configurations = Mapping[str, Iterable[tuple[str, str]]]
 
 
-def drifts(kind: str, configurations: Configurations) -> list[Drift]:
+def drifts(kind: str, configurations: Configurations) -> list[ConfigDrift]:
     """The items in which nodes (by name) of a kind differ; an item that fewer than 3 of them tell has no majority."""
     by_item: dict[str, dict[str, list[str]]] = {}
     for name, configuration in configurations.items():
@@ -50,5 +50,5 @@ def drifts(kind: str, configurations: Configurations) -> list[Drift]:
         others = [(value, names) for value, names in values.items() if not agreeing or value != most]
         others.sort(key=lambda other: (-len(other[1]), other[0]))
         odd = tuple(Other(value, tuple(sorted(names))) for value, names in others)
-        found.append(Drift(kind, item, most if agreeing else None, agreeing, told, odd))
+        found.append(ConfigDrift(kind, item, most if agreeing else None, agreeing, told, odd))
     return found

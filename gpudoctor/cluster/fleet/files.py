@@ -43,7 +43,7 @@ class Document(msgspec.Struct, frozen=True):
         return self.stem is not None and not self.place.removesuffix(".gz").endswith((".jsonl", ".ndjson"))
 
 
-class Found(msgspec.Struct):
+class FoundFiles(msgspec.Struct):
     """What was looked through; `others` are files in folders whose names are not those of reports."""
 
     files: int = 0
@@ -57,7 +57,7 @@ class Listed(msgspec.Struct, frozen=True):
     name: str
 
 
-def listed(source: str, found: Found) -> Iterator[Listed | Document]:
+def listed(source: str, found: FoundFiles) -> Iterator[Listed | Document]:
     """The file, or the files of the folder and all below; a Document with its trouble where a folder cannot be read.
 
     Raise UserError for a source that is not there.
@@ -87,7 +87,7 @@ def stdin_documents(stdin: BinaryIO | None) -> Iterator[Document]:
         yield from _split(stdin, "stdin", None, None)
 
 
-def _walk(folder: str, found: Found) -> Iterator[str | Document]:
+def _walk(folder: str, found: FoundFiles) -> Iterator[str | Document]:
     """Files named like reports, in the order of their names; links to folders are not followed, so that it ends."""
     within: list[str] = []
     try:

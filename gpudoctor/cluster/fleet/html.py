@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.cluster.fleet.judge import outlier_words
-from gpudoctor.cluster.fleet.model import WORST_FIRST, FigureRow, Fleet, NodeRow, Outlier, Reading
+from gpudoctor.cluster.fleet.model import WORST_FIRST, FigureRow, Fleet, FleetReading, NodeRow, Outlier
 from gpudoctor.cluster.fleet.reading import Refused
 from gpudoctor.cluster.hostlist import hostlist
 from gpudoctor.report import html
@@ -283,7 +283,7 @@ def _refused(what: str, refused: Sequence[Refused]) -> Element | None:
     return element("details", summary, body, _more(len(refused)), class_="domain", open=True)
 
 
-def _reading(reading: Reading) -> Element | None:
+def _reading(reading: FleetReading) -> Element | None:
     said = (
         ("Read from", " ".join(reading.sources)),
         ("Files", str(reading.files)),

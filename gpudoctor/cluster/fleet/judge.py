@@ -10,17 +10,17 @@ from typing import Literal
 import msgspec
 
 from gpudoctor import __version__
-from gpudoctor.cluster.fleet.drift import Drift, drifts
+from gpudoctor.cluster.fleet.drift import ConfigDrift, drifts
 from gpudoctor.cluster.fleet.model import (
     OUTLIER,
     WORST_FIRST,
-    Counts,
     FaultKind,
     Fleet,
+    FleetReading,
+    NodeCounts,
     NodeFault,
     NodeRow,
     Outlier,
-    Reading,
 )
 from gpudoctor.cluster.fleet.nodes import CLOCK_TOLERANCE_S, FleetNode, nodes_of
 from gpudoctor.cluster.fleet.reading import Gathered
@@ -51,8 +51,8 @@ def fleet_against(
 
 def could_not(sources: Sequence[str], message: str, code: int) -> Fleet:
     """The document of a run that could not do its work."""
-    reading = Reading(tuple(sources), 0, 0, 0, 0)
-    return Fleet("gpudoctor.fleet/1", __version__, "unknown", code, Counts(0), reading, error=message)
+    reading = FleetReading(tuple(sources), 0, 0, 0, 0)
+    return Fleet("gpudoctor.fleet/1", __version__, "unknown", code, NodeCounts(0), reading, error=message)
 
 
 def _judged(sources: Sequence[str], gathered: Gathered, now_s: float) -> tuple[Fleet, list[FleetNode]]:
@@ -142,9 +142,9 @@ def outlier_words(outlier: Outlier) -> str:
     )
 
 
-def _counts(rows: Sequence[NodeRow], unread: int) -> Counts:
+def _counts(rows: Sequence[NodeRow], unread: int) -> NodeCounts:
     verdicts = [row.verdict for row in rows]
-    return Counts(
+    return NodeCounts(
         nodes=len(rows),
         passed=verdicts.count("pass"),
         warn=verdicts.count("warn"),
@@ -154,7 +154,7 @@ def _counts(rows: Sequence[NodeRow], unread: int) -> Counts:
     )
 
 
-def _verdict(counts: Counts, drifting: bool, interrupted: bool) -> Verdict:
+def _verdict(counts: NodeCounts, drifting: bool, interrupted: bool) -> Verdict:
     if counts.fail:
         return "fail"
     # a report that cannot be read is of a node that nobody knows, and so are those that were to come
@@ -163,8 +163,8 @@ def _verdict(counts: Counts, drifting: bool, interrupted: bool) -> Verdict:
     return "warn" if counts.warn or drifting else "pass"
 
 
-def _reading(sources: Sequence[str], gathered: Gathered, nodes: int) -> Reading:
-    return Reading(
+def _reading(sources: Sequence[str], gathered: Gathered, nodes: int) -> FleetReading:
+    return FleetReading(
         sources=tuple(sources),
         files=gathered.found.files,
         others=gathered.found.others,
@@ -196,7 +196,7 @@ def _fault_kinds(rows: Sequence[NodeRow]) -> Iterator[FaultKind]:
         yield FaultKind(check, status, unique, examples.get(check) if status == "fail" else None)
 
 
-def _drift(nodes: Sequence[FleetNode]) -> Iterator[Drift]:
+def _drift(nodes: Sequence[FleetNode]) -> Iterator[ConfigDrift]:
     for kind, group in by_kind(nodes).items():
         if NO_GPU not in kind:
             yield from drifts(kind, {node.name: node.newest.configuration for node in group})

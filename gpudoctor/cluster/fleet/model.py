@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.cluster.fleet.drift import Drift
+from gpudoctor.cluster.fleet.drift import ConfigDrift
 from gpudoctor.cluster.fleet.reading import Refused
 from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.cluster.hostlist import is_host_name
@@ -45,7 +45,7 @@ class NodeRow(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-class Counts(msgspec.Struct, frozen=True):
+class NodeCounts(msgspec.Struct, frozen=True):
     """Nodes by verdict; `unread` are documents that should have been reports, whose nodes are not known."""
 
     nodes: int
@@ -112,7 +112,7 @@ class Trend(msgspec.Struct, frozen=True):
     worse: bool = False
 
 
-class Reading(msgspec.Struct, frozen=True):
+class FleetReading(msgspec.Struct, frozen=True):
     """What was read. `others` are files in folders that are not named like reports, and were not opened."""
 
     sources: tuple[str, ...]
@@ -133,8 +133,8 @@ class Fleet(msgspec.Struct, frozen=True):
     version: str
     verdict: Verdict
     exit_code: int
-    counts: Counts
-    reading: Reading
+    counts: NodeCounts
+    reading: FleetReading
     simulated: int = 0
     first_at: str | None = None
     last_at: str | None = None
@@ -142,8 +142,8 @@ class Fleet(msgspec.Struct, frozen=True):
     faults: tuple[FaultKind, ...] = ()
     outliers: tuple[Outlier, ...] = ()
     figures: tuple[FigureRow, ...] = ()
-    drift: tuple[Drift, ...] = ()
-    against: Reading | None = None
+    drift: tuple[ConfigDrift, ...] = ()
+    against: FleetReading | None = None
     trends: tuple[Trend, ...] = ()
     notes: tuple[str, ...] = ()
     error: str | None = None

@@ -7,21 +7,21 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from gpudoctor.cluster.fleet.records import FaultSeen, Record, judged_of
+from gpudoctor.cluster.fleet.records import RecordedFault, ReportRecord, judged_of
 
 CLOCK_TOLERANCE_S = 60.0
 _DIGITS = re.compile(r"([0-9]+)")
 
 
-class Standing(msgspec.Struct, frozen=True):
+class OpenFault(msgspec.Struct, frozen=True):
     """A fault of an older report that no newer one has looked for.
 
     `unsure`: nobody knows that the newest report is of a later state: a clock was wrong, or both ran at the same time,
     as on two machines of one name, one of which shows no GPU.
     """
 
-    fault: FaultSeen
-    record: Record
+    fault: RecordedFault
+    record: ReportRecord
     unsure: bool = False
 
 
@@ -30,21 +30,21 @@ class FleetNode(msgspec.Struct, frozen=True):
 
     name: str
     host: str
-    records: tuple[Record, ...]
-    standing: tuple[Standing, ...] = ()
+    records: tuple[ReportRecord, ...]
+    standing: tuple[OpenFault, ...] = ()
     note: str | None = None
 
     @property
-    def newest(self) -> Record:
+    def newest(self) -> ReportRecord:
         return self.records[0]
 
 
-def nodes_of(records: Iterable[Record], now_s: float) -> list[FleetNode]:
+def nodes_of(records: Iterable[ReportRecord], now_s: float) -> list[FleetNode]:
     """The nodes in the order of their names; a name under which different GPUs report is several nodes.
 
     `now_s` is the time here: a report from later has the time of a wrong clock.
     """
-    by_name: dict[tuple[str, str], list[Record]] = {}
+    by_name: dict[tuple[str, str], list[ReportRecord]] = {}
     for record in records:
         # without a host's name nothing tells that two reports are of one node
         key = (record.name, "" if record.named else record.place)
@@ -61,9 +61,9 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     return tuple((1, int(word[:18]), word) if word.isdecimal() else (0, 0, word) for word in words)
 
 
-def _apart(name: str, records: list[Record], now_s: float) -> list[FleetNode]:
+def _apart(name: str, records: list[ReportRecord], now_s: float) -> list[FleetNode]:
     """The machines behind one name: reports that share a GPU are of one machine."""
-    machines: list[tuple[set[str], list[Record]]] = []
+    machines: list[tuple[set[str], list[ReportRecord]]] = []
     without = []
     for record in records:
         uuids = {uuid for _, uuid in record.boards}
@@ -82,7 +82,7 @@ def _apart(name: str, records: list[Record], now_s: float) -> list[FleetNode]:
     return [_node(f"{name} ({min(uuids)[:12]})", name, group, note, now_s) for uuids, group in machines]
 
 
-def _clash(name: str, machines: Sequence[Sequence[Record]]) -> str:
+def _clash(name: str, machines: Sequence[Sequence[ReportRecord]]) -> str:
     at: dict[str, int] = {}
     for number, group in enumerate(machines):
         for bus_id in {bus_id for record in group for bus_id, _ in record.boards}:
@@ -91,23 +91,23 @@ def _clash(name: str, machines: Sequence[Sequence[Record]]) -> str:
     return f"{name}: reports of different GPUs ({len(machines)} sets): parts of one machine, or machines of one name"
 
 
-def _node(name: str, host: str, records: list[Record], note: str | None, now_s: float) -> FleetNode:
+def _node(name: str, host: str, records: list[ReportRecord], note: str | None, now_s: float) -> FleetNode:
     newest_first = sorted(records, key=lambda r: (r.started_s is not None, r.started_s or 0.0, r.place), reverse=True)
     return FleetNode(name, host, tuple(newest_first), tuple(_standing(newest_first, now_s)), note)
 
 
-def _standing(newest_first: Sequence[Record], now_s: float) -> list[Standing]:
+def _standing(newest_first: Sequence[ReportRecord], now_s: float) -> list[OpenFault]:
     if not any(record.faults for record in newest_first[1:]):
         return []
     began_s = newest_first[0].started_s
     newest_is_sure = began_s is not None and began_s <= now_s + CLOCK_TOLERANCE_S
     looked_at = set(judged_of(newest_first[0]))
-    found: dict[str, Standing] = {}
+    found: dict[str, OpenFault] = {}
     for record in newest_first[1:]:
         at_once = began_s is not None and record.ended_s is not None and record.ended_s > began_s
         unsure = not newest_is_sure or record.started_s is None or at_once
         for fault in record.faults:
             if unsure or fault.check not in looked_at:
-                found.setdefault(fault.check, Standing(fault, record, unsure))
+                found.setdefault(fault.check, OpenFault(fault, record, unsure))
         looked_at |= judged_of(record)
     return list(found.values())

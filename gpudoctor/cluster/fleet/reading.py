@@ -9,8 +9,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from gpudoctor.cluster.fleet.files import Document, Found, Listed, documents_of, listed, stdin_documents
-from gpudoctor.cluster.fleet.records import BrokenError, ForeignError, Record, Recorder
+from gpudoctor.cluster.fleet.files import Document, FoundFiles, Listed, documents_of, listed, stdin_documents
+from gpudoctor.cluster.fleet.records import BrokenError, ForeignError, Recorder, ReportRecord
 from gpudoctor.cluster.fleet.workers import in_processes
 
 
@@ -21,7 +21,7 @@ class Refused(msgspec.Struct, frozen=True):
     why: str
 
 
-class Broken(Refused, frozen=True):
+class UnreadReport(Refused, frozen=True):
     """It should have been a report: its node is not known."""
 
 
@@ -29,7 +29,7 @@ class Foreign(Refused, frozen=True):
     """It is no report, and no node is missed with it."""
 
 
-Outcome = Record | Broken | Foreign
+Outcome = ReportRecord | UnreadReport | Foreign
 
 
 class Gathered(msgspec.Struct):
@@ -38,8 +38,8 @@ class Gathered(msgspec.Struct):
     `interrupted` is the number of the signal that ended the reading.
     """
 
-    found: Found
-    records: list[Record]
+    found: FoundFiles
+    records: list[ReportRecord]
     broken: list[Refused]
     foreign: list[Refused]
     duplicates: list[Refused]
@@ -53,14 +53,14 @@ class Reader:
         self._recorder = Recorder()
 
     def read(
-        self, sources: list[str], stdin: BinaryIO | None, heard: Callable[[Record | Refused], None] | None = None
+        self, sources: list[str], stdin: BinaryIO | None, heard: Callable[[ReportRecord | Refused], None] | None = None
     ) -> Iterator[Gathered]:
         """Give the same, growing `Gathered` after each document, so that the caller may stop at any time.
 
         `heard` gets each record and each broken document as it comes. Raise UserError for a source that is not there.
         """
-        gathered = Gathered(Found(), [], [], [], [])
-        runs: dict[str, Record] = {}
+        gathered = Gathered(FoundFiles(), [], [], [], [])
+        runs: dict[str, ReportRecord] = {}
         yield gathered
         for outcome in self._outcomes(sources, stdin, gathered.found):
             kept = _kept(outcome, gathered, runs)
@@ -68,7 +68,7 @@ class Reader:
                 heard(kept)
             yield gathered
 
-    def _outcomes(self, sources: list[str], stdin: BinaryIO | None, found: Found) -> Iterator[Outcome]:
+    def _outcomes(self, sources: list[str], stdin: BinaryIO | None, found: FoundFiles) -> Iterator[Outcome]:
         for source in sources:
             if source == "-":
                 yield from (self._outcome(document) for document in stdin_documents(stdin))
@@ -89,16 +89,16 @@ class Reader:
         try:
             return self._recorder.record(document)
         except BrokenError as error:
-            return Broken(document.place, str(error))
+            return UnreadReport(document.place, str(error))
         except ForeignError as error:
             return Foreign(document.place, str(error))
 
     def _shared(self, outcome: Outcome) -> Outcome:
-        return self._recorder.shared(outcome) if isinstance(outcome, Record) else outcome
+        return self._recorder.shared(outcome) if isinstance(outcome, ReportRecord) else outcome
 
 
-def _kept(outcome: Outcome, gathered: Gathered, runs: dict[str, Record]) -> Record | Refused:
-    if isinstance(outcome, Record):
+def _kept(outcome: Outcome, gathered: Gathered, runs: dict[str, ReportRecord]) -> ReportRecord | Refused:
+    if isinstance(outcome, ReportRecord):
         first = runs.setdefault(outcome.run_id, outcome) if outcome.run_id else outcome
         if first is outcome:
             gathered.records.append(outcome)
@@ -106,15 +106,15 @@ def _kept(outcome: Outcome, gathered: Gathered, runs: dict[str, Record]) -> Reco
             gathered.duplicates.append(Refused(outcome.place, f"the same run as {first.place}"))
         else:
             why = f"the id of its run is that of {first.place}, and its content is another: which one is true?"
-            outcome = Broken(outcome.place, why)
-    if isinstance(outcome, Broken):
+            outcome = UnreadReport(outcome.place, why)
+    if isinstance(outcome, UnreadReport):
         gathered.broken.append(outcome)
     elif isinstance(outcome, Foreign):
         gathered.foreign.append(outcome)
     return outcome
 
 
-def _says_the_same(first: Record, second: Record) -> bool:
+def _says_the_same(first: ReportRecord, second: ReportRecord) -> bool:
     if not (first.named or second.named):
         return first.verdict == second.verdict  # their names come from the files
     return (first.name, first.verdict, first.started_s, first.boards) == (

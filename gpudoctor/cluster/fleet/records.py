@@ -36,14 +36,14 @@ class ForeignError(Exception):
     """The document is no report at all, and no node is missed with it."""
 
 
-class FaultSeen(msgspec.Struct, frozen=True):
+class RecordedFault(msgspec.Struct, frozen=True):
     """A fault of one node: the check that found it, and what it found, in one line."""
 
     check: str
     headline: str
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
+class ReportRecord(msgspec.Struct, frozen=True, gc=False):
     """What is kept of one report.
 
     `name` is the host's, or made of the file's name where `named` is False. `boards` are (bus id, UUID) of its
@@ -66,7 +66,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     simulated: bool
     injected: tuple[str, ...]
     boards: tuple[tuple[str, str], ...]
-    faults: tuple[FaultSeen, ...]
+    faults: tuple[RecordedFault, ...]
     judged: frozenset[str] | None
     unknown: tuple[str, ...]
     warned: tuple[str, ...]
@@ -83,7 +83,7 @@ class Recorder:
         self._kept: dict[object, object] = {}
         self._last: tuple[tuple[Entry, ...], tuple[Entry, ...]] = ((), ())
 
-    def record(self, document: Document) -> Record:
+    def record(self, document: Document) -> ReportRecord:
         """The record of a document. Raise BrokenError or ForeignError with the reason, without the place."""
         if document.trouble is not None:
             raise BrokenError(document.trouble)
@@ -94,7 +94,7 @@ class Recorder:
         name = _host_name(report)
         started = _seconds(report.run.started_at)
         ended = None if started is None else started + report.run.duration_s
-        return Record(
+        return ReportRecord(
             name=self._once(name or document.stem or document.place)[:_LONGEST_NAME],
             named=name is not None,
             place=document.place,
@@ -109,7 +109,7 @@ class Recorder:
             simulated=report.simulated,
             injected=injected,
             boards=tuple((gpu.bus_id, gpu.uuid) for gpu in report.gpus if gpu.uuid),
-            faults=tuple(FaultSeen(fault.check, fault.headline[:300]) for fault in report.faults),
+            faults=tuple(RecordedFault(fault.check, fault.headline[:300]) for fault in report.faults),
             judged=self._once(_judged(report)) if report.checks else None,
             unknown=self._once(_unexplained(report, "unknown")),
             warned=self._once(_unexplained(report, "warn")),
@@ -118,7 +118,7 @@ class Recorder:
             values=array.array("d", () if injected else values),
         )
 
-    def shared(self, record: Record) -> Record:
+    def shared(self, record: ReportRecord) -> ReportRecord:
         """A record that another process made, with what is kept here already."""
         return msgspec.structs.replace(
             record,
@@ -187,7 +187,7 @@ class Recorder:
             raise ForeignError(f"JSON, but no report: {what}")
 
 
-def judged_of(record: Record) -> frozenset[str]:
+def judged_of(record: ReportRecord) -> frozenset[str]:
     """The checks that gave an answer; reads the file again where they were stepped over, and says none if it cannot."""
     if record.judged is not None:
         return record.judged

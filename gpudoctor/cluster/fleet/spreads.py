@@ -9,15 +9,15 @@ import msgspec
 from gpudoctor.cluster.fleet.figures import Figure, Place, figure_of, figure_words, less_is_better, unit_of
 from gpudoctor.cluster.fleet.model import FigureRow, Outlier
 from gpudoctor.cluster.fleet.nodes import FleetNode
-from gpudoctor.cluster.fleet.records import Record
+from gpudoctor.cluster.fleet.records import ReportRecord
 from gpudoctor.cluster.hostlist import hostlist
-from gpudoctor.cluster.outliers import FAIL_SIMILARITY, MIN_NODES, Bad, Spread, spread_of
+from gpudoctor.cluster.outliers import FAIL_SIMILARITY, MIN_NODES, Bad, FigureSpread, spread_of
 
 # on one bad figure alone a healthy node would be named now and then: 1 of 5 repeats was 24 % off on a healthy machine
 FIGURES_TO_FAIL = 2
 
 
-class Compared(msgspec.Struct, frozen=True):
+class FleetComparison(msgspec.Struct, frozen=True):
     """What came of it: a row for each figure, the outliers worst first, and notes."""
 
     rows: tuple[FigureRow, ...]
@@ -33,7 +33,7 @@ class _Worse(msgspec.Struct, frozen=True):
     criterion: float
 
 
-def compare(nodes: Sequence[FleetNode]) -> Compared:
+def compare(nodes: Sequence[FleetNode]) -> FleetComparison:
     """Compare the newest reports' figures, each with its like in nodes of the same kind."""
     rows: list[FigureRow] = []
     found: list[_Worse] = []
@@ -51,7 +51,7 @@ def compare(nodes: Sequence[FleetNode]) -> Compared:
     found.sort(key=lambda each: each.bad.similarity)
     fails = _fails(found)
     outliers = tuple(_outlier(each, number in fails) for number, each in enumerate(found))
-    return Compared(tuple(rows), outliers, tuple(notes))
+    return FleetComparison(tuple(rows), outliers, tuple(notes))
 
 
 def by_kind(nodes: Sequence[FleetNode]) -> dict[str, list[FleetNode]]:
@@ -137,7 +137,7 @@ def _outlier(each: _Worse, fails: bool) -> Outlier:
     )
 
 
-def _row(kind: str, figure: Figure, spread: Spread) -> FigureRow:
+def _row(kind: str, figure: Figure, spread: FigureSpread) -> FigureRow:
     why_not = spread.why_not
     if spread.split:
         why_not = f"{len({bad.node for bad in spread.bad})} of {spread.nodes} nodes are lower: two kinds of nodes?"
@@ -149,7 +149,7 @@ def _row(kind: str, figure: Figure, spread: Spread) -> FigureRow:
     )
 
 
-def _split_words(kind: str, figure: Figure, spread: Spread, group: Sequence[FleetNode]) -> str:
+def _split_words(kind: str, figure: Figure, spread: FigureSpread, group: Sequence[FleetNode]) -> str:
     worse = [group[number].name for number in sorted({bad.node for bad in spread.bad})]
     criterion = f"{spread.criterion:.4g} {unit_of(figure)}"
     return (
@@ -160,7 +160,7 @@ def _split_words(kind: str, figure: Figure, spread: Spread, group: Sequence[Flee
 
 def changed(
     nodes: Sequence[FleetNode], older: dict[str, FleetNode]
-) -> Iterator[tuple[str, Figure, Spread, list[_Worse]]]:
+) -> Iterator[tuple[str, Figure, FigureSpread, list[_Worse]]]:
     """The same for how figures changed: new / old of each node, whose fleet-wide spread is what is common to all."""
     pairs = [(node, older[node.name]) for node in nodes if node.name in older]
     same = [node for node, old in pairs if node.newest.kind == old.newest.kind and node.newest.entries]
@@ -175,7 +175,7 @@ def changed(
             yield kind, figure, spread, found
 
 
-def _ratios(new: Record, old: Record) -> list[float] | None:
+def _ratios(new: ReportRecord, old: ReportRecord) -> list[float] | None:
     """New / old, figure by figure; None where the two did not measure the same."""
     if new.entries is not old.entries or any(value <= 0 for value in old.values):
         return None

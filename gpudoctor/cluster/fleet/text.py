@@ -11,10 +11,10 @@ from rich.text import Text
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.cluster.fleet.judge import outlier_words
-from gpudoctor.cluster.fleet.model import OUTLIER, WORST_FIRST, FigureRow, Fleet, NodeRow, Outlier, Reading
+from gpudoctor.cluster.fleet.model import OUTLIER, WORST_FIRST, FigureRow, Fleet, FleetReading, NodeRow, Outlier
 from gpudoctor.cluster.fleet.reading import Refused
 from gpudoctor.cluster.hostlist import hostlist
-from gpudoctor.cluster.text_rows import Rows
+from gpudoctor.cluster.text_rows import TextRows
 from gpudoctor.report.text import laid_out
 from gpudoctor.report.text_blocks import STYLES, plain, status_word
 
@@ -62,7 +62,7 @@ def _head(fleet: Fleet) -> Iterator[Text]:
 
 
 def _verdicts(fleet: Fleet) -> RenderableType:
-    table = Rows(2)
+    table = TextRows(2)
     for word in WORST_FIRST:
         names = [row.name for row in fleet.nodes if row.verdict == word]
         if names:
@@ -75,7 +75,7 @@ def _verdicts(fleet: Fleet) -> RenderableType:
 
 
 def _kinds(fleet: Fleet, most: int) -> Iterator[RenderableType]:
-    table = Rows(3)
+    table = TextRows(3)
     for kind in fleet.faults[:most]:
         words = shortened(hostlist(kind.nodes)) + (f": {kind.example}" if kind.example else "")
         name = _count(len(kind.nodes), "node")
@@ -87,7 +87,7 @@ def _kinds(fleet: Fleet, most: int) -> Iterator[RenderableType]:
 
 def _bad_nodes(fleet: Fleet, most: int) -> Iterator[RenderableType]:
     bad = [row for word in ("fail", "unknown") for row in fleet.nodes if row.verdict == word]
-    table = Rows(2)
+    table = TextRows(2)
     for row in bad[:most]:
         table.add_row(status_word(Status(row.verdict)), plain(_called(row, fleet), "bold"), _what(row))
     if bad:
@@ -112,7 +112,7 @@ def _outliers(fleet: Fleet, most: int) -> Iterator[RenderableType]:
     by_node: dict[str, list[Outlier]] = {}
     for outlier in fleet.outliers:
         by_node.setdefault(outlier.node, []).append(outlier)
-    table = Rows(2)
+    table = TextRows(2)
     ordered = sorted(by_node.items(), key=lambda item: item[1][0].status)
     for name, found in ordered[:most]:
         first = found[0]
@@ -128,7 +128,7 @@ def _outliers(fleet: Fleet, most: int) -> Iterator[RenderableType]:
 
 
 def _drift(fleet: Fleet, most: int) -> Iterator[RenderableType]:
-    table = Rows(2)
+    table = TextRows(2)
     several = len({drift.kind for drift in fleet.drift}) > 1
     for drift in fleet.drift[:most]:
         others = [f"{other.value} on {shortened(hostlist(other.nodes), 200)}" for other in drift.others]
@@ -144,7 +144,7 @@ def _drift(fleet: Fleet, most: int) -> Iterator[RenderableType]:
 
 
 def _trends(fleet: Fleet, most: int) -> Iterator[RenderableType]:
-    table = Rows(2)
+    table = TextRows(2)
     for trend in fleet.trends[:most]:
         word = Text("worse" if trend.worse else "", style=STYLES[Status.WARN])
         table.add_row(word, plain(trend.node or "", "bold"), plain(trend.text))
@@ -160,7 +160,7 @@ def _figures(rows: Sequence[FigureRow]) -> Iterator[RenderableType]:
 
 
 def _nodes(fleet: Fleet) -> Iterator[RenderableType]:
-    table = Rows(2)
+    table = TextRows(2)
     for row in fleet.nodes:
         called = plain(_called(row, fleet), "bold")
         table.add_row(status_word(Status(row.verdict)), called, plain(f"{row.reason} [{row.place}]"))
@@ -197,7 +197,7 @@ def _refused(what: str, refused: Sequence[Refused], most: int) -> Iterator[Rende
     yield from _more(len(refused), most)
 
 
-def _counted(reading: Reading) -> Iterator[RenderableType]:
+def _counted(reading: FleetReading) -> Iterator[RenderableType]:
     if reading.older:
         yield plain(
             f"{_count(reading.older, 'older report')} of nodes that have a newer one, which is the one that counts"

@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import BinaryIO, TypeVar
 
+from gpudoctor.process.ending import ENDING_SIGNALS, kill_all, leave
+from gpudoctor.process.forked import ForkedProcess
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -17,6 +20,7 @@ CHUNK = 50
 # below, one process is done before others have begun
 FEWEST_FILES = 400
 MOST_PROCESSES = 8
+_END_LIMIT_S = 10.0  # a disk that hangs lets nobody go
 
 
 def in_processes(files: Sequence[T], work: Callable[[list[T]], R]) -> Iterator[R]:
@@ -30,7 +34,7 @@ def in_processes(files: Sequence[T], work: Callable[[list[T]], R]) -> Iterator[R
     if len(files) < FEWEST_FILES or count < 2:
         yield from map(work, chunks)
         return
-    workers: list[tuple[int, BinaryIO]] = []
+    workers: list[tuple[ForkedProcess, BinaryIO]] = []
     try:
         for number in range(count):
             workers.append(_start(chunks[number::count], work, [pipe for _, pipe in workers]))
@@ -38,34 +42,35 @@ def in_processes(files: Sequence[T], work: Callable[[list[T]], R]) -> Iterator[R
             answer: list[R] | None = _answer(workers[number % count][1])
             yield work(chunk) if answer is None else answer[0]
     finally:
-        for pid, pipe in workers:
+        for _, pipe in workers:
             pipe.close()
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+        kill_all([process for process, _ in workers], _END_LIMIT_S, group=False)
 
 
-def _start(chunks: list[list[T]], work: Callable[[list[T]], R], others: list[BinaryIO]) -> tuple[int, BinaryIO]:
+def _start(
+    chunks: list[list[T]], work: Callable[[list[T]], R], others: list[BinaryIO]
+) -> tuple[ForkedProcess, BinaryIO]:
     reading, writing = os.pipe()
     with suppress(OSError):  # no more than a user may have: then it waits for its reader more often
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 1 << 20)
-    pid = os.fork()
-    if pid:
-        os.close(writing)
-        return pid, os.fdopen(reading, "rb")
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-        os.close(reading)
-        for pipe in others:
-            pipe.close()
-        with os.fdopen(writing, "wb") as pipe:
-            for chunk in chunks:
-                pickle.dump([work(chunk)], pipe, pickle.HIGHEST_PROTOCOL)
-                pipe.flush()
-    finally:
-        # whatever happened, this copy of the program must not go on; the parent does what is missing
-        os._exit(0)
+
+    def answer_all() -> None:
+        try:
+            for number in ENDING_SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            os.close(reading)
+            for pipe in others:
+                pipe.close()
+            with os.fdopen(writing, "wb") as pipe:
+                for chunk in chunks:
+                    pickle.dump([work(chunk)], pipe, pickle.HIGHEST_PROTOCOL)
+                    pipe.flush()
+        finally:
+            leave()  # without words: the parent does what is missing
+
+    process = ForkedProcess(answer_all)
+    os.close(writing)
+    return process, os.fdopen(reading, "rb")
 
 
 def _answer(pipe: BinaryIO) -> list[R] | None:

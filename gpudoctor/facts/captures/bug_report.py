@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.join import Dumps
-from gpudoctor.facts.captures.opened import decoded, head_text
+from gpudoctor.facts.captures.lines import lines_of
+from gpudoctor.facts.captures.opened import head_text
 from gpudoctor.facts.captures.recognise import recognise
 
 # a line of underscores before each command's output
@@ -32,13 +33,13 @@ def add_bug_report(dumps: Dumps, data: bytes, file: str) -> None:
         if kind is None or kind == "bug-report":
             continue
         try:
-            dumps.add(kind, decoded(section), file)
+            read = dumps.add(lines_of([section]), file, quiet=True)
         except SourceError as error:
             if kind in _SMI_KINDS:
                 raise SourceError(f"nvidia-smi section: {error}") from None
             dumps.notes.append(f"{file}: the {kind} section was not read: {error}")
             continue
-        found += 1
+        found += read
     if not found:
         raise SourceError("a bug report without any section that gpudoctor reads (cut off, or the driver not loaded)")
 

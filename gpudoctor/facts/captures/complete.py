@@ -94,7 +94,7 @@ def placeholder_gpus(
     A GPU whose address no dump tells has the bus id "unknown-INDEX".
     """
     functions = tree.gpus if tree else []
-    indices = {link.index for link in links} | set(topology.places if topology else ())
+    indices = {link.index for link in links} | set(topology.gpus if topology else ())
     indices |= {index for statuses in p2p.values() for pair in statuses for index in pair}
     if not indices:
         indices = set(range(len(functions)))

@@ -1,17 +1,24 @@
-"""A file or a directory of dumps -> Node. Each file is known by its content, never by its name."""
+"""Texts, a directory or an archive of them -> Node. Each is known by its content, never by its name."""
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 from gpudoctor.facts.captures import SourceError, printable
 from gpudoctor.facts.captures.bug_report import add_bug_report
 from gpudoctor.facts.captures.join import Dumps
-from gpudoctor.facts.captures.opened import MAX_BYTES, decoded, head_text, open_plain, read_file
-from gpudoctor.facts.captures.recognise import HEAD_BYTES, Kind, recognise
+from gpudoctor.facts.captures.lines import chunks_of, lines_of
+from gpudoctor.facts.captures.opened import MAX_BYTES, head_text, open_plain, read_file
+from gpudoctor.facts.captures.reader import Reader
+from gpudoctor.facts.captures.readers import READERS
+from gpudoctor.facts.captures.recognise import HEAD_BYTES, recognise
+from gpudoctor.facts.captures.transcript import Transcript
 from gpudoctor.facts.model.node import Node
 
 MAX_FILES = 1000
@@ -22,12 +29,58 @@ _PSEUDO = ("/proc", "/sys", "/dev")
 _GZIP = b"\x1f\x8b"
 
 
-def node_from_dump(data: bytes, kind: Kind, path: str) -> Node:
-    """The node of one dump of a known kind. Raise SourceError that names `path`."""
+def node_from_text(head: bytes, stream: BinaryIO, path: str) -> Node | None:
+    """The node of a text of any size, of which `head` was read already; None where nothing in it is recognised.
+
+    Raise SourceError that names `path`.
+    """
     name = printable(Path(path).name)
     dumps = Dumps()
-    _add(dumps, data, kind, path, name)
+    try:
+        found = dumps.add(lines_of(chunks_of(_by_lines(head), stream)), name)
+        return dumps.node(name) if found else None
+    except SourceError as error:
+        raise SourceError(f"{path}: {error}") from None
+
+
+def node_from_bug_report(data: bytes, path: str) -> Node:
+    """Raise SourceError that names `path`."""
+    name = printable(Path(path).name)
+    dumps = Dumps()
+    try:
+        add_bug_report(dumps, data, name)
+    except SourceError as error:
+        raise SourceError(f"{path}: {error}") from None
     return dumps.node(name)
+
+
+def node_from_archive(files: Iterable[tuple[str, bytes]], path: str) -> Node:
+    """The texts in an archive, joined, as those of a directory. Raise SourceError that names `path`."""
+    dumps = Dumps()
+    passed_over: list[str] = []
+    for name, data in files:
+        shown = printable(Path(name).name)
+        if not is_dump(data[:HEAD_BYTES]):
+            passed_over.append(f"{shown}: not recognised as a dump")
+        else:
+            _add(dumps, data, f"{path}: {shown}", shown)
+    return _node_of_many(dumps, passed_over, printable(Path(path).name), f"{path}: no dump in this archive")
+
+
+def is_dump(head: bytes) -> bool:
+    """Whether a text that starts so holds anything that a reader knows."""
+    if recognise(head_text(head)) is not None:
+        return True
+    if b"\0" in head and not head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return False
+    found: list[Reader] = []
+    Transcript(READERS, lambda reader, _: found.append(reader)).read(lines_of([head]))
+    return bool(found)
+
+
+def _by_lines(head: bytes) -> bytes:
+    """The environment of a process in /proc has zeros where others have line ends."""
+    return head.replace(b"\0", b"\n") if b"\0" in head and recognise(head_text(head)) == "environment" else head
 
 
 def node_from_directory(path: str) -> Node:
@@ -64,23 +117,26 @@ def node_from_directory(path: str) -> Node:
         if data is None:
             passed_over.append(f"{shown}: {note}")
             continue
-        kind = recognise(head_text(data))
-        if kind is None:
+        if not is_dump(data[:HEAD_BYTES]):
             passed_over.append(f"{shown}: not recognised as a dump")
             continue
-        _add(dumps, data, kind, entry.path, shown)
+        _add(dumps, data, entry.path, shown)
+    try:
+        return _node_of_many(dumps, passed_over, name, f"{path}: no dump in this directory")
+    except SourceError as error:
+        said = str(error)
+        raise SourceError(said if said.startswith(path) else f"{path}: {said}") from None
+
+
+def _node_of_many(dumps: Dumps, passed_over: list[str], name: str, none: str) -> Node:
     dumps.notes.extend(passed_over[:MAX_NAMED])
     if len(passed_over) > MAX_NAMED:
         dumps.notes.append(f"and {len(passed_over) - MAX_NAMED} more files that were not read")
     if not dumps.shows_gpus:
         raise SourceError(
-            f"{path}: no dump in this directory that shows GPUs or their driver "
-            "(nvidia-smi -q [-x], topo -m, nvlink -s, lspci -vvv ...)"
+            f"{none} that shows GPUs or their driver (nvidia-smi [-q [-x]], topo -m, nvlink -s, lspci -vvv, dmesg ...)"
         )
-    try:
-        return dumps.node(name)
-    except SourceError as error:
-        raise SourceError(f"{path}: {error}") from None
+    return dumps.node(name)
 
 
 def _dump_in(path: str) -> tuple[bytes | None, str, int]:
@@ -104,7 +160,7 @@ def _dump_in(path: str) -> tuple[bytes | None, str, int]:
     if not head.strip():
         return None, "empty", len(head)
     packed = head.startswith(_GZIP)
-    if not packed and recognise(head_text(head)) is None:
+    if not packed and not is_dump(head):
         return None, "not recognised as a dump", len(head)
     try:
         data = read_file(path)
@@ -115,11 +171,11 @@ def _dump_in(path: str) -> tuple[bytes | None, str, int]:
         raise SourceError(f"{path}: {error}") from None
 
 
-def _add(dumps: Dumps, data: bytes, kind: Kind, path: str, name: str) -> None:
+def _add(dumps: Dumps, data: bytes, path: str, name: str) -> None:
     try:
-        if kind == "bug-report":
+        if recognise(head_text(data)) == "bug-report":
             add_bug_report(dumps, data, name)
         else:
-            dumps.add(kind, decoded(data), name)
+            dumps.add(lines_of([_by_lines(data)]), name)
     except SourceError as error:
         raise SourceError(f"{path}: {error}") from None

@@ -1,201 +1,251 @@
-"""Dumps of one machine, joined by bus id, UUID and order into one Node."""
+"""What the texts of one machine tell, joined by bus id, UUID and index into one Node."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.captures import MOST_GPUS, SourceError
+from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError
 from gpudoctor.facts.captures.complete import pairs_of, placeholder_gpus, say_absent, with_links, without_gpu_memory
-from gpudoctor.facts.captures.host.lspci import PciTree, parse_lspci
-from gpudoctor.facts.captures.nvidia_smi.nvlink import LinkDump, merge_links, parse_nvlink
-from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, init_failure
-from gpudoctor.facts.captures.nvidia_smi.query_text import parse_smi_text
-from gpudoctor.facts.captures.nvidia_smi.query_xml import parse_smi_xml
-from gpudoctor.facts.captures.nvidia_smi.topology import Pair, Topology, parse_p2p, parse_topology
+from gpudoctor.facts.captures.gpu_lists import UNKNOWN_BUS, joined_dumps
+from gpudoctor.facts.captures.host.lspci import PciTree
+from gpudoctor.facts.captures.kernel_logs import continued, joined_logs
+from gpudoctor.facts.captures.merge import merged
+from gpudoctor.facts.captures.nvidia_smi.nvlink import LinkDump, merge_links
+from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
+from gpudoctor.facts.captures.nvidia_smi.topology import Pair, Topology
 from gpudoctor.facts.captures.plausible import plausible
-from gpudoctor.facts.captures.recognise import Kind
+from gpudoctor.facts.captures.reader import Block, Part, Reader
+from gpudoctor.facts.captures.readers import READERS
+from gpudoctor.facts.captures.transcript import Transcript
 from gpudoctor.facts.model.gpu import Gpu, P2pStatus
-from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import Driver, Environment, Host, KernelLog, Node, PciBus, Source
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Driver, KernelLog, Node, Source
 
-# printed line by line to its end: a last line without an end is half a line
-_BY_LINES = ("smi-text", "nvlink", "topology", "p2p", "lspci", "free", "meminfo", "df")
-_WRITES = re.compile(r"p2p[-_ ]?w|write", re.IGNORECASE)
+MAX_PARTS = 2000  # `nvidia-smi -l` prints a table each second: from so many on, those of a text are not kept
+MAX_NOTES = 50
 
 
 class Dumps:
-    """What the dumps of one machine tell, gathered one by one with `add`, then one `node`."""
+    """What the texts of one machine tell, gathered with `add`, then one `node`."""
 
     def __init__(self) -> None:
         self.files: list[str] = []
         self.notes: list[str] = []
-        self._smi: tuple[str, SmiDump] | None = None
-        self._links: dict[tuple[int, str], LinkDump] = {}
-        self._topology: Topology | None = None
-        self._p2p: dict[str, dict[Pair, P2pStatus]] = {}
-        self._tree: PciTree | None = None
-        self._host = Host()
-        self._environment: Environment | None = None
-        self._kernel_log: KernelLog | None = None
-        self._module_version: str | None = None
+        self._parts: list[tuple[str, str, Part]] = []  # file, text's sort key, what it tells
+        self._logs: list[KernelLog] = []
+        self._left_out = 0
+        self._file = ""
+        self._read = 0
+        self._errors: list[tuple[str, SourceError]] = []
 
-    def add(self, kind: Kind, text: str, file: str) -> None:
-        """Parse one dump. Raise SourceError, without the file's name, where it is broken.
+    def add(self, lines: Iterable[tuple[str, bool]], file: str, *, quiet: bool = False) -> int:
+        """Read the lines of one source (see `lines_of`), and give the number of texts that were read in it.
 
-        A second dump of a kind must agree with the first (`nvidia-smi -q`) or is passed over
-        with a note.
+        Raise SourceError, without the file's name, where texts were recognised and none of them could be read.
+        What was not recognised is named in the notes, but if `quiet`.
         """
-        if kind in _BY_LINES and not text.endswith("\n"):
-            raise SourceError(
-                f"cut off after line {text.count(chr(10))}: the last line has no end (if it is whole, add a line end)"
-            )
-        if kind in ("smi-xml", "smi-text", "smi-failure"):
-            self._add_smi(kind, text, file)
-        elif kind == "nvlink":
-            for gpu in parse_nvlink(text):
-                merge_links(self._links.setdefault((gpu.index, gpu.uuid), gpu), gpu)
-        elif kind == "p2p":
-            # the dump itself does not say whether it was asked for reads or writes
-            direction = "p2p_write" if _WRITES.search(file) else "p2p_read"
-            self._p2p.setdefault(direction, parse_p2p(text))
-        elif kind == "topology":
-            self._topology = self._first("topo -m", self._topology, parse_topology(text), file)
-        elif kind == "lspci":
-            self._tree = self._first("lspci", self._tree, parse_lspci(text), file)
-        else:
-            self._add_host(kind, text, file)
-        if file not in self.files:
+        self._file, self._read, self._errors = file, 0, []
+        transcript = Transcript(READERS, self._take, file)
+        transcript.read(lines)
+        if self._errors and not self._read:
+            raise self._errors[0][1]
+        self.notes.extend(f"{file}, {place}: not read: {error}" for place, error in self._errors)
+        if self._read and transcript.passed.count and not quiet:
+            self.notes.append(f"{file}: {transcript.passed.words()}")
+        if transcript.too_long.count:
+            self.notes.append(f"{file}: {transcript.too_long.count} lines of a text beyond its limit were not read")
+        if self._read and file not in self.files:
             self.files.append(file)
+        return self._read
+
+    def _take(self, reader: Reader, block: Block) -> None:
+        try:
+            part = reader.read(block)
+        except SourceError as error:
+            self._errors.append((f"{reader.name} in line {block.first_line}", error))
+            return
+        self._read += 1
+        self.notes.extend(f"{self._file}: {note}" for note in part.notes)
+        if part.node.kernel_log != KernelLog():
+            self._add_log(part.node.kernel_log, block)
+            part.node = msgspec.structs.replace(part.node, kernel_log=KernelLog())
+        if len(self._parts) >= MAX_PARTS:
+            self._left_out += 1
+        elif part != Part(notes=part.notes):
+            self._parts.append((self._file, block.text if len(self._parts) < 100 else "", part))
+
+    def _add_log(self, log: KernelLog, block: Block) -> None:
+        if block.goes_on_from and self._logs:
+            self._logs[-1] = continued(self._logs[-1], log)
+        else:
+            self._logs.append(log)
+            if len(self._logs) > MAX_PARTS and (joined := joined_logs(self._logs)):
+                self._logs = [joined]
 
     @property
     def shows_gpus(self) -> bool:
-        """Whether a dump speaks of the GPUs or their driver: an environment alone says nothing of a node."""
-        driver = self._smi or self._topology or self._p2p or self._links or self._module_version
-        return bool(driver or (self._tree and self._tree.nvidia_devices))
+        """Whether a text speaks of GPUs, their driver or the kernel: an environment alone says nothing of a node."""
+        empty = Node()
+        return bool(self._logs) or any(
+            part.smi or part.links or part.topology or part.p2p or (part.pci_tree and part.pci_tree.nvidia_devices)
+            or msgspec.structs.replace(part.node, pci=empty.pci, host=empty.host, environment=empty.environment) != empty
+            for _, _, part in self._parts
+        )  # fmt: skip
 
     def node(self, name: str) -> Node:
-        """The node. Leaves that no dump holds are Missing, "not in this capture".
+        """The node. Leaves that no text holds are Missing, "not in this capture".
 
-        Raise SourceError where the dumps cannot be of one machine.
+        It does not depend on the order in which the texts came. Raise SourceError where they cannot be of one machine.
         """
-        smi = self._smi[1] if self._smi else SmiDump(Driver(), ())
-        self.notes.extend(smi.notes)
-        gpus = smi.gpus or placeholder_gpus(self._tree, list(self._links.values()), self._topology, self._p2p)
+        parts = sorted(self._parts, key=lambda item: (item[0], item[1]))
+        links = self._links(part for _, _, part in parts)
+        topology = self._topology([part.topology for _, _, part in parts if part.topology is not None])
+        p2p = _p2p(part for _, _, part in parts)
+        tree = _tree([part.pci_tree for _, _, part in parts if part.pci_tree is not None])
+        dumps = [(file, dump) for file, _, part in parts for dump in part.smi]
+        smi = self._smi(dumps, links, topology, p2p)
+        gpus = smi.gpus or placeholder_gpus(tree, links, topology, p2p)
         if len(gpus) > MOST_GPUS:
             raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
-        partial = any("the dump shows" in note for note in smi.notes)
-        if smi.gpus and not partial and self._topology and self._topology.places.keys() != {g.index for g in gpus}:
-            shown = len(self._topology.places)
-            raise SourceError(
-                f"nvidia-smi -q shows {len(gpus)} GPUs and topo -m {shown}: keep the dumps of one machine only"
-            )
-        gpus = with_links(gpus, list(self._links.values()), whole=bool(smi.gpus) and not partial)
-        gpus = tuple(self._placed(gpu) for gpu in gpus)
-        host = without_gpu_memory(self._host, gpus)
+        whole = bool(smi.gpus) and smi.ended
+        gpus = with_links(gpus, links, whole=whole)
+        gpus = tuple(_placed(gpu, topology, tree) for gpu in gpus)
+        conflicts: list[str] = []
+        node = Node()
+        for _, _, part in parts:
+            node = merged(node, part.node, conflicts)
+        self.notes.extend(f"two texts differ in {conflict}: the first counts" for conflict in dict.fromkeys(conflicts))
+        host = without_gpu_memory(node.host, gpus)
         if any(gpu.settings.virtualization in ("passthrough", "vgpu") for gpu in gpus):
             # a guest's driver is what says so
             host = msgspec.structs.replace(host, virtualization="vm")
-        driver = smi.driver
-        if self._module_version is not None:
-            driver = msgspec.structs.replace(driver, module_version=self._module_version, module_loaded=True)
-        node = Node(
-            driver=driver,
+        if self._left_out:
+            self.notes.append(f"{self._left_out} texts beyond the first {MAX_PARTS} were not used")
+        node = msgspec.structs.replace(
+            node,
+            driver=_driver(smi.driver, node.driver),
             gpus=gpus,
-            pairs=pairs_of(self._topology, self._p2p),
-            pci=PciBus(nvidia_devices=self._tree.nvidia_devices) if self._tree else PciBus(),
+            pairs=pairs_of(topology, p2p),
             host=host,
-            kernel_log=self._kernel_log or KernelLog(),
-            environment=self._environment or Environment(),
+            kernel_log=joined_logs(self._logs) or KernelLog(),
         )
-        source = Source("capture", name, smi.collected_at, files=tuple(self.files), notes=tuple(self.notes))
+        collected_at = smi.collected_at if known(smi.collected_at) else ABSENT
+        source = Source("capture", name, collected_at, files=tuple(self.files), notes=self._told_notes())
         return msgspec.structs.replace(plausible(say_absent(node)), source=source)
 
-    def _add_smi(self, kind: Kind, text: str, file: str) -> None:
-        if kind == "smi-failure":
-            failure = init_failure(text)
-            if failure is None:
-                raise SourceError("not an answer of nvidia-smi")
-            dump = failure
-        else:
-            dump = parse_smi_xml(text) if kind == "smi-xml" else parse_smi_text(text)
-        if self._smi is None:
-            self._smi = (file, dump)
-            return
-        other_file, other = self._smi
-        difference = _difference(dump, other)
-        if difference:
-            raise SourceError(f"contradicts {other_file} ({difference}): keep the dumps of one machine and time only")
-        if len(dump.gpus) > len(other.gpus) or (len(dump.gpus) == len(other.gpus) and kind == "smi-xml"):
-            self._smi = (file, dump)
-        self.notes.append(f"{file} and {other_file} both hold nvidia-smi -q: {self._smi[0]} is used")
+    def _told_notes(self) -> tuple[str, ...]:
+        notes = list(dict.fromkeys(self.notes))
+        more = [f"and {len(notes) - MAX_NOTES} more notes"] if len(notes) > MAX_NOTES else []
+        return (*notes[:MAX_NOTES], *more)
 
-    def _add_host(self, kind: Kind, text: str, file: str) -> None:
-        from gpudoctor.facts.captures.host.memory_text import kernel_module_version, parse_df, parse_free, parse_meminfo
+    def _smi(
+        self,
+        dumps: list[tuple[str, SmiDump]],
+        links: list[LinkDump],
+        topology: Topology | None,
+        p2p: dict[str, dict[Pair, P2pStatus]],
+    ) -> SmiDump:
+        """The dumps of nvidia-smi joined; what they leave out of the GPUs is taken from the links and matrices."""
+        notes: list[str] = []
+        smi = joined_dumps(dumps, notes)
+        if smi.gpus and smi.ended and topology and set(topology.gpus) != {gpu.index for gpu in smi.gpus}:
+            raise SourceError(
+                f"{dumps[0][1].name} shows {len(smi.gpus)} GPUs and topo -m {len(topology.gpus)}: "
+                "keep the dumps of one machine only"
+            )
+        if smi.gpus and not smi.ended:
+            indices = set(topology.gpus if topology else ()) | {i for s in p2p.values() for pair in s for i in pair}
+            told = {link.index: Gpu(link.index, f"{UNKNOWN_BUS}{link.index}", link.uuid, link.name) for link in links}
+            told |= {index: Gpu(index, f"{UNKNOWN_BUS}{index}") for index in indices - set(told)}
+            if told:
+                more = SmiDump(Driver(), tuple(told.values()), name="nvidia-smi topo", indexed=True, ended=False)
+                notes = []
+                smi = joined_dumps([*dumps, ("", more)], notes)
+        self.notes.extend(notes)
+        return smi
 
-        if kind == "environment":
-            from gpudoctor.facts.system.environment import parse_env_text
+    def _links(self, parts: Iterable[Part]) -> list[LinkDump]:
+        found: dict[tuple[int, str], LinkDump] = {}
+        for part in parts:
+            for gpu in part.links:
+                key = (gpu.index, gpu.uuid)
+                if key in found:
+                    merge_links(found[key], gpu)
+                else:
+                    found[key] = msgspec.structs.replace(gpu, links=dict(gpu.links))
+        return list(found.values())
 
-            self._environment = self._first("env", self._environment, parse_env_text(text), file)
-        elif kind == "kernel-log":
-            from gpudoctor.facts.kernel_log.lines import read_kernel_text
-
-            log = read_kernel_text(text, file)
-            # dmesg and journal hold the same lines: the fuller one counts, never both
-            if self._kernel_log is None or _events(log) > _events(self._kernel_log):
-                self._kernel_log = log
-        elif kind == "kernel-module":
-            self._module_version = kernel_module_version(text)
-        else:
-            found = {"free": parse_free, "meminfo": parse_meminfo, "df": parse_df}[kind](text)
-            news: dict[str, Any] = {
-                field: value
-                for field in Host.__struct_fields__
-                if not isinstance(value := getattr(found, field), Missing)
-                and isinstance(getattr(self._host, field), Missing)
-            }
-            self._host = msgspec.structs.replace(self._host, **news)
-
-    def _first(self, what: str, before: Any, new: Any, file: str) -> Any:
-        if before is not None and before != new:
-            self.notes.append(f"{file}: a second {what} dump, not used")
-        return new if before is None else before
-
-    def _placed(self, gpu: Gpu) -> Gpu:
-        """The GPU with what topo -m and lspci know of where it sits."""
-        news: dict[str, Any] = {}
-        place = self._topology.places.get(gpu.index) if self._topology else None
-        if place is not None:
-            news.update(cpu_affinity=place.cpu_affinity, numa_node=place.numa_node)
-        if self._tree is not None:
-            function = self._tree.functions.get(gpu.bus_id)
-            if function is not None and place is None:
-                news["numa_node"] = function.numa_node
-            news["pcie"] = msgspec.structs.replace(gpu.pcie, path=self._tree.path(gpu.bus_id))
-        return msgspec.structs.replace(gpu, **news) if news else gpu
+    def _topology(self, found: list[Topology]) -> Topology | None:
+        """The fullest matrix; another one that differs from it is named."""
+        ordered = sorted(found, key=lambda topology: (-len(topology.places), repr(topology)))
+        if not ordered:
+            return None
+        first = ordered[0]
+        if any(set(other.pairs) - set(first.pairs) for other in ordered[1:]):
+            self.notes.append("a second topo -m dump differs, and is not used")
+        self.notes.extend(f"topo -m: {note}" for note in first.notes)
+        return first
 
 
-def _difference(one: SmiDump, other: SmiDump) -> str | None:
-    """Why two dumps cannot be of one machine at one time; None where they agree.
-
-    One may show fewer GPUs (`-i 0`); shared bus ids must hold the same GPU.
-    """
-    versions = (one.driver.library_version, other.driver.library_version)
-    if not any(isinstance(version, Missing) for version in versions) and versions[0] != versions[1]:
-        return f"driver {versions[0]} here, {versions[1]} there"
-    if one.driver.init_code != other.driver.init_code:
-        return "one shows GPUs, the other failed"
-    mine, theirs = ({gpu.bus_id: gpu.uuid for gpu in dump.gpus} for dump in (one, other))
-    if not (mine.keys() <= theirs.keys() or theirs.keys() <= mine.keys()):
-        return f"GPU {min(mine.keys() ^ theirs.keys())} is in one only"
-    for bus_id in sorted(mine.keys() & theirs.keys()):
-        uuids = (mine[bus_id], theirs[bus_id])
-        if not any(isinstance(uuid, Missing) for uuid in uuids) and uuids[0] != uuids[1]:
-            return f"GPU {bus_id} is {uuids[0]} here, {uuids[1]} there"
-    return None
+def _p2p(parts: Iterable[Part]) -> dict[str, dict[Pair, P2pStatus]]:
+    """Of each direction the statuses; of two different ones of a pair, the one that is not OK."""
+    found: dict[str, dict[Pair, P2pStatus]] = {}
+    for part in parts:
+        for direction, statuses in part.p2p.items():
+            mine = found.setdefault(direction, {})
+            for pair, status in statuses.items():
+                if mine.get(pair, "OK") == "OK":
+                    mine[pair] = status
+    return found
 
 
-def _events(log: KernelLog) -> int:
-    return 0 if isinstance(log.events, Missing) else len(log.events)
+def _tree(trees: list[PciTree]) -> PciTree | None:
+    """All functions; of one that two texts show, all that either tells (a plain `lspci` tells less than -vvv)."""
+    if not trees:
+        return None
+    functions: dict[str, Any] = {}
+    for tree in trees:
+        for bus_id, function in tree.functions.items():
+            before = functions.get(bus_id)
+            functions[bus_id] = function if before is None else _both(before, function)
+    return PciTree(functions)
+
+
+def _both(one: Any, other: Any) -> Any:
+    untold = (None, -1, ABSENT)
+    news = {}
+    for field in one.__struct_fields__:
+        mine, theirs = getattr(one, field), getattr(other, field)
+        if mine in untold or isinstance(mine, Missing):
+            news[field] = theirs
+        elif field == "hop" and theirs is not None:
+            news[field] = merged(mine, theirs, [])
+    return msgspec.structs.replace(one, **news)
+
+
+def _driver(smi: Driver, told: Driver) -> Driver:
+    """What nvidia-smi tells of the driver, completed by other texts; the module's version is the kernel's own word."""
+    made = merged(smi, told, [])
+    news: dict[str, Any] = {}
+    for field in ("module_version", "module_loaded", "nouveau_loaded"):
+        value = getattr(told, field)
+        if not isinstance(value, Missing):
+            news[field] = value
+    return msgspec.structs.replace(made, **news) if news else made
+
+
+def _placed(gpu: Gpu, topology: Topology | None, tree: PciTree | None) -> Gpu:
+    """The GPU with what topo -m and lspci know of where it sits."""
+    news: dict[str, Any] = {}
+    place = topology.places.get(gpu.index) if topology else None
+    if place is not None:
+        news.update(cpu_affinity=place.cpu_affinity, numa_node=place.numa_node)
+    if tree is not None:
+        function = tree.functions.get(gpu.bus_id)
+        if function is not None and place is None:
+            news["numa_node"] = function.numa_node
+        news["pcie"] = tree.link(gpu)
+    return msgspec.structs.replace(gpu, **news) if news else gpu

@@ -27,29 +27,44 @@ def open_plain(path: str) -> BinaryIO:
     return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
+def check_file(path: str) -> None:
+    """Raise SourceError, without its name, where it is no plain file, or empty, or not to be looked at."""
+    try:
+        info = Path(path).stat()
+    except OSError as error:
+        raise SourceError(f"cannot be read: {error.strerror or error}") from None
+    if not stat.S_ISREG(info.st_mode):
+        raise SourceError("not a regular file (a pipe or device): use - to read from stdin")
+    if info.st_size == 0:
+        raise SourceError("the file is empty (is it one of /proc? then pipe it in, with - as the source)")
+
+
 def read_file(path: str) -> bytes:
     """The file's content, unpacked. Raise SourceError, without its name, where it is no plain file,
     empty, too large (64 MiB; a bug report 256 MiB), unreadable, or a broken .gz."""
+    check_file(path)
     try:
-        info = Path(path).stat()
-        if not stat.S_ISREG(info.st_mode):
-            raise SourceError("not a regular file (a pipe or device): use - to read from stdin")
-        if info.st_size == 0:
-            raise SourceError("the file is empty (is it one of /proc? then pipe it in, with - as the source)")
-        if info.st_size > MAX_BUG_REPORT_BYTES:
-            raise _too_large(MAX_BUG_REPORT_BYTES)
         with open_plain(path) as file:
-            return read_stream(file, info.st_size)
+            return read_stream(file, Path(path).stat().st_size)
     except OSError as error:
         raise SourceError(f"cannot be read: {error.strerror or error}") from None
 
 
-def read_stream(stream: BinaryIO, size: int = 0) -> bytes:
+def read_head(stream: BinaryIO) -> bytes:
+    """The first 64 KiB; fewer only where the stream has no more (a pipe gives what is in it)."""
+    head = b""
+    while len(head) < HEAD_BYTES and (more := stream.read(HEAD_BYTES - len(head))):
+        head += more
+    return head
+
+
+def read_stream(stream: BinaryIO, size: int = 0, head: bytes | None = None) -> bytes:
     """All of the stream, unpacked, never more than the limits. Raise SourceError as `read_file`.
 
-    `size` is the known size, to refuse it before reading; 0 where it is not known.
+    `size` is the known size, to refuse it before reading; 0 where it is not known. `head`: what `read_head` gave.
     """
-    head = stream.read(HEAD_BYTES) or b""  # None: nothing there yet, and none to wait for
+    if head is None:
+        head = read_head(stream)
     packed = head.startswith(_GZIP)
     limit = MAX_BUG_REPORT_BYTES if packed else _limit(head)
     if size > limit:
@@ -58,7 +73,7 @@ def read_stream(stream: BinaryIO, size: int = 0) -> bytes:
     if len(data) > limit:
         raise _too_large(limit)
     if packed:
-        data = _unpacked(data)
+        data = unpacked(data)
     if not data.strip():
         raise SourceError("there is nothing in it")
     return data
@@ -74,7 +89,7 @@ def _limit(head: bytes) -> int:
     return MAX_BUG_REPORT_BYTES if recognise(head_text(head)) == "bug-report" else MAX_BYTES
 
 
-def _unpacked(data: bytes) -> bytes:
+def unpacked(data: bytes) -> bytes:
     """What the .gz holds, stopping as soon as it grows past its limit."""
     import gzip
     import io

@@ -44,7 +44,7 @@ _DF_SHM = re.compile(r" /dev/shm$", re.MULTILINE)
 _KERNEL_LINE = re.compile(
     r"(?:<\d+>|[a-z]+ *:[a-z]+ *: )?(?:\[ *\+?\d+\.\d{3,9}\] |\[\w{3} \w{3} +\d+ [\d:]{8} \d{4}\] "
     r"|\d{4}-\d\d-\d\dT[\d:]{8},\d{6}[+-]\d\d:\d\d )"
-    r"|\d{1,3},\d+,\d+,|.{0,80}? kernel: "
+    r"|\d{1,3},\d+,\d+,|.{0,80}?\S.{0,80}? kernel: "
 )
 _ASSIGNMENT = re.compile(r"(?:export |declare -x )?[A-Za-z_]\w*=")
 _USUAL_NAME = re.compile(
@@ -86,7 +86,7 @@ def _by_lines(head: str) -> Kind | None:
     lines = [line for line in re.split(r"[\n\0]", head)[:200] if line.strip()]
     if not lines:
         return None
-    kernel = sum(_is_kernel_line(line) for line in lines)
+    kernel = sum(is_kernel_line(line) for line in lines)
     if kernel * 2 > len(lines):
         return "kernel-log"
     assignments = sum(_ASSIGNMENT.match(line) is not None for line in lines)
@@ -95,6 +95,8 @@ def _by_lines(head: str) -> Kind | None:
     return "smi-failure" if _FAILURE.search(head) else None
 
 
-def _is_kernel_line(line: str) -> bool:
+def is_kernel_line(line: str) -> bool:
+    if _KERNEL_LINE.match(line):
+        return True
     rest = unwrapped(line.lstrip(" \t"))
     return _KERNEL_LINE.match(rest) is not None or (rest.startswith("{") and read_line(rest).origin == "kernel")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 import stat
@@ -19,6 +20,9 @@ from gpudoctor.facts.model.node import Node
 __all__ = ["Loaded", "SourceError", "load_source"]
 
 
+_PASTE = """\
+Paste what the machine printed, as it comes, with prompts and all: nvidia-smi, nvidia-smi -q, nvidia-smi topo -m,
+nvidia-smi nvlink -s, dmesg, lspci -vvv, ibstat ... Then end it: Enter, Ctrl-D."""
 _NO_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
@@ -33,8 +37,8 @@ def load_source(name: str, *, stdin: BinaryIO | None = None, environ: Mapping[st
     """The node that `name` stands for.
 
     In this order: `-` is stdin; an existing file is facts (JSON, YAML), a report, a stream of
-    `gpudoctor watch` (its first facts), a dump of a vendor tool or a bug report, packed with gzip
-    or not, or a bundle of `gpudoctor bundle`; an existing directory is one of dumps;
+    `gpudoctor watch` (its first facts), any text that holds what tools print, or a bug report, packed with gzip
+    or not, a bundle of `gpudoctor bundle`, or an archive of texts; an existing directory is one of texts;
     else it is the name of a packaged simulated node, which takes CUDA_*, NCCL_* and SLURM_* from
     `environ` (not given: this process's own), so that a setting can be tried on it.
     Raise SourceError, one line that names the file and the place, for what cannot be read.
@@ -52,7 +56,10 @@ def _load(name: str, stdin: BinaryIO | None, environ: Mapping[str, str] | None) 
         stream = stdin or (sys.stdin.buffer if sys.stdin else None)
         if stream is None:
             raise SourceError("standard input is closed")
-        return _named("standard input", _from_stream(stream))
+        if stdin is None and sys.stdin.isatty():
+            sys.stderr.write(f"{_PASTE}\n")
+            sys.stderr.flush()
+        return _named("standard input", _from_stdin(stream))
     try:
         mode = Path(name).stat().st_mode
     except (OSError, ValueError) as error:
@@ -64,16 +71,19 @@ def _load(name: str, stdin: BinaryIO | None, environ: Mapping[str, str] | None) 
         from gpudoctor.facts.captures.directory import node_from_directory
 
         return Loaded(node_from_directory(name))
-    from gpudoctor.facts.captures.opened import read_file
+    from gpudoctor.facts.captures.opened import check_file, open_plain
     from gpudoctor.facts.stream.recording import is_stream_file, node_of_file
 
     if is_stream_file(name):
         return _named(printable(Path(name).name), Loaded(node_of_file(name)))
     try:
-        data = read_file(name)
+        check_file(name)
+        with open_plain(name) as file:
+            return _named(printable(Path(name).name), _from_stream(file, name))
     except SourceError as error:
-        raise SourceError(f"{name}: {error}") from None
-    return _named(printable(Path(name).name), _from_bytes(data, name))
+        raise SourceError(said if (said := str(error)).startswith(name) else f"{name}: {said}") from None
+    except OSError as error:
+        raise SourceError(f"{name}: cannot be read: {error.strerror or error}") from None
 
 
 def _is_node(name: str) -> bool:
@@ -97,51 +107,89 @@ def _simulated(name: str, environ: Mapping[str, str]) -> Node:
     raise SourceError(f"{name[:100]}: no such file, and no simulated node of that name; {hint}")
 
 
-def _from_stream(stream: BinaryIO) -> Loaded:
-    from gpudoctor.facts.captures.opened import read_stream
-
+def _from_stdin(stream: BinaryIO) -> Loaded:
     try:
-        data = read_stream(stream)
+        return _from_stream(stream, "standard input")
     except OSError as error:
         raise SourceError(f"standard input: cannot be read: {error.strerror or error}") from None
-    except ValueError:  # Python's word for a stream that was closed
+    except ValueError as error:  # Python's word for a stream that was closed
+        if isinstance(error, SourceError) or not stream.closed:
+            raise
         raise SourceError("standard input is closed") from None
-    except SourceError as error:
-        raise SourceError(f"standard input: {error}") from None
-    return _from_bytes(data, "standard input")
+
+
+def _from_stream(stream: BinaryIO, name: str) -> Loaded:
+    """Read what is made for gpudoctor, or packed, as a whole; any other text line by line, whatever its size."""
+    from gpudoctor.facts.captures.archive import ZIP, is_tar
+    from gpudoctor.facts.captures.facts_file import is_yaml_facts
+    from gpudoctor.facts.captures.opened import head_text, read_head, read_stream
+    from gpudoctor.facts.captures.recognise import is_kernel_line, recognise
+
+    head = read_head(stream)
+    text = head_text(head).lstrip()
+    braces = text.startswith("{") and not is_kernel_line(text.partition("\n")[0].rstrip("\r"))
+    packed = head.startswith((b"\x1f\x8b", ZIP)) or is_tar(head)
+    if packed or braces or is_yaml_facts(text) or recognise(text) == "bug-report":
+        try:
+            data = read_stream(stream, head=head)
+        except SourceError as error:
+            raise SourceError(f"{name}: {error}") from None
+        return _from_bytes(data, name)
+    if not head.strip():
+        raise SourceError(f"{name}: there is nothing in it")
+    return _from_text(head, stream, name)
+
+
+def _from_text(head: bytes, stream: BinaryIO, name: str) -> Loaded:
+    from gpudoctor.facts.captures.directory import node_from_text
+    from gpudoctor.facts.captures.opened import head_text
+
+    if b"\0" in head and not head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and not _is_environ(head):
+        raise SourceError(f"{name}: binary data, no dump")
+    node = node_from_text(head, stream, name)
+    if node is None:
+        raise SourceError(f"{name}: {_unrecognised(head, head_text(head))}")
+    return Loaded(node)
+
+
+def _is_environ(head: bytes) -> bool:
+    from gpudoctor.facts.captures.opened import head_text
+    from gpudoctor.facts.captures.recognise import recognise
+
+    return recognise(head_text(head)) == "environment"
 
 
 def _from_bytes(data: bytes, name: str) -> Loaded:
+    """What is in a whole file, unpacked."""
+    import io
+
+    from gpudoctor.facts.captures.archive import ZIP, is_bundle, is_tar, texts_in
+    from gpudoctor.facts.captures.bundle import load_bundle
+    from gpudoctor.facts.captures.directory import node_from_archive, node_from_bug_report, node_from_text
     from gpudoctor.facts.captures.facts_file import is_yaml_facts, load_json, load_yaml
     from gpudoctor.facts.captures.opened import head_text
     from gpudoctor.facts.captures.recognise import HEAD_BYTES, recognise
+    from gpudoctor.facts.stream.recording import is_stream, node_of_stream
 
-    if data[257:262] == b"ustar":
-        from gpudoctor.facts.captures.bundle import load_bundle
-
-        try:
-            return Loaded(*load_bundle(data))
-        except SourceError as error:
-            raise SourceError(f"{name}: {error}") from None
     head = head_text(data)
-    if head.lstrip().startswith("{"):
-        from gpudoctor.facts.stream.recording import is_stream, node_of_stream
-
-        if is_stream(data[:HEAD_BYTES]):
-            return Loaded(node_of_stream(data, name))
     try:
+        if is_tar(data) and is_bundle(data):
+            return Loaded(*load_bundle(data))
+        if is_tar(data) or data.startswith(ZIP):
+            return Loaded(node_from_archive(texts_in(data), name))
         if head.lstrip().startswith("{"):
-            return Loaded(*load_json(data))
-        kind = recognise(head)
-        if kind is None:
-            if is_yaml_facts(head):
-                return Loaded(*load_yaml(data))
-            raise SourceError(_unrecognised(data, head))
+            if is_stream(data[:HEAD_BYTES]):
+                return Loaded(node_of_stream(data, name))
+            # a program's own JSON, a line of a log: what no reader knows was meant as facts
+            node = None if b'"gpudoctor.' in data[:HEAD_BYTES] else node_from_text(data, io.BytesIO(), name)
+            return Loaded(node) if node else Loaded(*load_json(data))
+        if is_yaml_facts(head):
+            return Loaded(*load_yaml(data))
+        if recognise(head) == "bug-report":
+            return Loaded(node_from_bug_report(data, name))
     except SourceError as error:
-        raise SourceError(f"{name}: {error}") from None
-    from gpudoctor.facts.captures.directory import node_from_dump
-
-    return Loaded(node_from_dump(data, kind, name))
+        raise SourceError(said if (said := str(error)).startswith(f"{name}: ") else f"{name}: {said}") from None
+    return _from_text(data, io.BytesIO(), name)
 
 
 def _unrecognised(data: bytes, head: str) -> str:

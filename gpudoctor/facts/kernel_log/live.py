@@ -9,9 +9,15 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.facts.kernel_log.lines import MAX_EVENTS, Collected, collect, parse_kernel_lines, read_kernel_text
-from gpudoctor.facts.kernel_log.messages import MARK
-from gpudoctor.facts.kernel_log.records import Record, first_of_kmsg, kmsg_records, text_records
+from gpudoctor.facts.kernel_log.lines import (
+    MAX_EVENTS,
+    KernelEvents,
+    collect,
+    is_of_interest,
+    parse_kernel_lines,
+    read_kernel_text,
+)
+from gpudoctor.facts.kernel_log.records import LogRecord, first_of_kmsg, kmsg_records, text_records
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelLog
 from gpudoctor.facts.system.sysfs import missing_from
@@ -44,7 +50,7 @@ class _Journal(msgspec.Struct, frozen=True):
     `cut`: only the newest lines were read.
     """
 
-    records: tuple[Record, ...]
+    records: tuple[LogRecord, ...]
     starts_s: float
     cut: bool
 
@@ -66,7 +72,7 @@ def read_kernel_log(root: Path, deadline_s: float = _JOURNAL_DEADLINE_S) -> Kern
         first = first_of_kmsg(ring.text)
         if first is not None:
             sequence, starts_s = first
-            found = collect(kmsg_records(ring.text, MARK))
+            found = collect(kmsg_records(ring.text, is_of_interest))
             overwritten = sequence > 0 and not found.loading
             if not overwritten and not ring.overtaken:
                 log = found.log(_RING_BUFFER)
@@ -83,7 +89,7 @@ def read_kernel_log(root: Path, deadline_s: float = _JOURNAL_DEADLINE_S) -> Kern
     return KernelLog(events=ring, source=ring)
 
 
-def _joined(ring: _Ring, found: Collected, starts_s: float | None, journal: _Journal | Missing | None) -> KernelLog:
+def _joined(ring: _Ring, found: KernelEvents, starts_s: float | None, journal: _Journal | Missing | None) -> KernelLog:
     """What is left in the ring buffer, with what the journal holds beside it."""
     if starts_s is None:
         gap = "the kernel's ring buffer was overwritten while it was read"
@@ -93,7 +99,7 @@ def _joined(ring: _Ring, found: Collected, starts_s: float | None, journal: _Jou
         why = "there is no journal" if journal is None else f"the journal was not read: {journal.reason}"
         log = found.log(_RING_BUFFER)
         return msgspec.structs.replace(log, truncated=True, gap=f"{gap}, and {why}", starts_s=starts_s)
-    both = collect(_each_once(journal.records, kmsg_records(ring.text, MARK)))
+    both = collect(_each_once(journal.records, kmsg_records(ring.text, is_of_interest)))
     log = both.log(f"{_RING_BUFFER} and {_JOURNAL_NAME}")
     if not journal.cut and (journal.starts_s <= _FROM_BOOT_S or both.loading):
         return msgspec.structs.replace(log, starts_s=None if journal.starts_s <= _FROM_BOOT_S else journal.starts_s)
@@ -119,7 +125,7 @@ def _shortage(journal: _Journal) -> str:
     return f"the journal begins {journal.starts_s:.0f} s after boot"
 
 
-def _each_once(journal: Iterable[Record], ring: Iterable[Record]) -> list[Record]:
+def _each_once(journal: Iterable[LogRecord], ring: Iterable[LogRecord]) -> list[LogRecord]:
     """The records of both in the order of their time. The kernel's stamp, in microseconds, tells which are the same."""
     records = {(record.time_s and round(record.time_s, 6), record.message): record for record in (*journal, *ring)}
     return sorted(records.values(), key=lambda record: record.time_s or 0.0)
@@ -157,7 +163,8 @@ def _read_ring_buffer(path: Path) -> _Ring | Missing:
 
 def _read_journal(deadline_s: float) -> _Journal | Missing | None:
     """The journal's newest kernel lines since boot; None where it gave none, Missing (failed) where it hung or died."""
-    from gpudoctor.facts.system.command import run_command, signal_name
+    from gpudoctor.facts.system.command import run_command
+    from gpudoctor.process.ending import signal_name
 
     answer = run_command(list(_JOURNAL), deadline_s=deadline_s, max_bytes=_JOURNAL_BYTES)
     if isinstance(answer, Missing):
@@ -171,4 +178,4 @@ def _read_journal(deadline_s: float) -> _Journal | Missing | None:
     if starts_s is None:
         return None
     cut = answer.truncated or len(lines) > _JOURNAL_LINES
-    return _Journal(tuple(text_records(lines, MARK, from_kernel=True)), float(starts_s), cut)
+    return _Journal(tuple(text_records(lines, is_of_interest, from_kernel=True)), float(starts_s), cut)

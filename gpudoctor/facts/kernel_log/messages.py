@@ -9,10 +9,18 @@ from __future__ import annotations
 
 import re
 
-from gpudoctor.facts.model.node import KernelEvent, KernelEventKind, short_bus_id
+import msgspec
 
-# A word that every line of interest has: most lines are thrown away by this alone
-MARK = re.compile(r"NVRM: |SXid|AER: |PCIe Bus Error|DPC: |available PCIe bandwidth")
+from gpudoctor.facts.kernel_log.driver_messages import API_MISMATCH, driver_message
+from gpudoctor.facts.model.kernel_log import KernelEvent, KernelEventKind, PcieLimit
+from gpudoctor.facts.model.node import short_bus_id
+
+# Words, one of which every line of interest has: most lines are thrown away by this alone
+WORDS = (
+    *("NVRM: ", "SXid", "AER: ", "PCIe Bus Error", "DPC: ", "available PCIe bandwidth"),
+    *("nvidia: probe of ", "probe with driver nvidia"),
+)
+MARK = re.compile("|".join(map(re.escape, WORDS)))
 # What must not be lost, wherever in a line it stands
 HARD_WORDS = re.compile(r"NVRM: Xid \(|^NVRM: Xid|SXid \(|NVRM: .{0,200}fallen off the bus")
 LOADING = "NVRM: loading NVIDIA UNIX"
@@ -28,7 +36,10 @@ _FULL_BUS_ID = re.compile(
 )
 _INSTALLED_GPU = re.compile(rf"NVRM: The NVIDIA GPU ({_BUS_ID})")
 # NVRM: Xid (PCI:0000:05:00): 79, ...    NVRM: Xid (PCI:0000:05:00 GPU-I:03): 13, ...    NVRM: Xid (0000:03:00): 31, ...
-_XID = re.compile(rf"NVRM: Xid \((?:PCI:)?({_BUS_ID})[^)]*\): (\d{{1,6}})\b(?:, )?")
+# People hide the bus id before they paste: PCI:xxxx:xx:00, PCI:0000:**:00, <redacted>. It is longer than what is left
+# of the 15 bytes of a process's name: one called "NVRM: Xid (): 7" is no Xid
+_HIDDEN = r"[<\[]?[0-9A-Za-z:.*?#_-]{4,24}[>\]]?"
+_XID = re.compile(rf"NVRM: Xid \((?:PCI:)?(?:({_BUS_ID})[^)]*|{_HIDDEN})\): (\d{{1,6}})\b(?:, )?")
 _PROCESS = re.compile(r"pid=[^,]{0,20}(?:, |$)")
 # a name may hold a comma: it ends at the last one that its 15 bytes leave room for
 _NAME = re.compile(rf"name=(?:{_BYTE}{{0,15}}, |[^,]*(?:, |$))")
@@ -36,16 +47,17 @@ _NAME = re.compile(rf"name=(?:{_BYTE}{{0,15}}, |[^,]*(?:, |$))")
 _SXID = re.compile(rf"nvidia-nvswitch\d{{0,3}}: SXid \(PCI:({_BUS_ID})\): (\d{{1,6}})\b(?:, (\w[\w-]*))?")
 _SXID_DETAIL = ("severity", "data")
 _CODED = re.compile(r"NVRM: Xid|nvidia-nvswitch\d{0,3}: SXid")
-_OFF_BUS = re.compile(r"fallen off the bus|GPU lost from the bus|NV_ERR_GPU_IS_LOST")
-_GSP = re.compile(r"timed? ?out|heartbeat|likely needs to be reset", re.IGNORECASE)
-_RM = re.compile(r"NV_ERR_RESET_REQUIRED|RmInitAdapter failed|rm_init_adapter failed|needs? (?:to be|a) reset")
-_FAILED = re.compile(r"\bfail(?:ed|ure)?\b", re.IGNORECASE)
+# nvidia: probe of 0000:b3:00.0 failed with error -1; nvidia 0000:b3:00.0: probe with driver nvidia failed with error -1
+_PROBE = re.compile(rf"nvidia(?:: probe of ({_FUNCTION})| ({_FUNCTION}): probe with driver nvidia) failed with error")
+_PREVIOUS = re.compile(r"caused by previous Xid (\d{1,6})\b")
 _AER = re.compile(
     rf"[\w.-]{{1,32}} ({_FUNCTION}): (?:AER: [^:]{{0,60}}error (?:message )?received(?:(?: from|:) ({_BUS_ID}))?"
     r"|PCIe Bus Error: severity=|AER: device recovery failed|DPC: containment event)"
 )
 _BANDWIDTH = re.compile(
-    rf"[\w.-]{{1,32}} ({_FUNCTION}): \d{{1,6}}(?:\.\d{{1,4}})? Gb/s available PCIe bandwidth, limited by"
+    rf"[\w.-]{{1,32}} ({_FUNCTION}): (\d{{1,6}}(?:\.\d{{1,4}})?) Gb/s available PCIe bandwidth, limited by"
+    rf"(?: (\d{{1,3}}(?:\.\d)?) GT/s (?:PCIe )?x(\d{{1,2}}) link at ({_FUNCTION})"
+    r" \(capable of (\d{1,6}(?:\.\d{1,4})?) Gb/s)?"
 )
 # NAME[77]: segfault at ..., NAME (77): drop_caches: 3, NAME/77: potentially unexpected fatal signal 11, NAME invoked
 # oom-killer
@@ -53,11 +65,10 @@ _NAME_FIRST = re.compile(
     rf"{_BYTE}{{1,15}}(?:\[\d{{1,10}}\]| ?\(\d{{1,10}}\)|/\d{{1,10}}:"
     r"|: page allocation failure| invoked oom-killer| uses )"
 )
-# The driver's one message with words of a user that stand not in a field: the version that a program told it by ioctl
-_MISMATCH = "NVRM: API mismatch: "
-# Messages that hold words of a user further on: names of programs, files, cgroups, labels, devices
+# Messages that hold words of a user further on: names of programs, files, cgroups, labels, devices, and the version
+# that a program told the driver by ioctl
 _HOLDS_A_NAME = re.compile(
-    rf"{_MISMATCH}|traps: |audit: |audit\(|oom-kill:|oom_reaper: |Out of memory: |Memory cgroup |Killed process "
+    rf"{API_MISMATCH}|traps: |audit: |audit\(|oom-kill:|oom_reaper: |Out of memory: |Memory cgroup |Killed process "
     r"|Tasks? in |\[ *\d{1,10}\] +\d|INFO: task |INFO: rcu_|task:|watchdog: |CPU: \d|process '|warning: |program "
     r"|ptrace attach |usb \d|input: |hid-|scsi |sd |overlayfs: |EXT[234]-fs |XFS |BTRFS|FAT-fs |NFS: |nfs: |CIFS: "
     r"|device-mapper: "
@@ -70,7 +81,9 @@ def parse_message(message: str) -> KernelEvent | None:
     A fault that the driver spreads over three messages (`installed_gpu`) is told by the last, which names no GPU.
     """
     if xid := _XID.match(message):
-        return _event("xid", message, bus_id=xid[1], code=int(xid[2]))
+        cause = _PREVIOUS.search(words_of_xid(message))
+        event = _event("xid", message, bus_id=xid[1], code=int(xid[2]), named=False)
+        return msgspec.structs.replace(event, caused_by=int(cause[1])) if cause else event
     if sxid := _SXID.match(message):
         word = (sxid[3] or "").lower()
         if word in _SXID_DETAIL:
@@ -80,14 +93,17 @@ def parse_message(message: str) -> KernelEvent | None:
     if aer := _AER.match(message):
         return _event("aer", message, bus_id=aer[2] or aer[1])
     if bandwidth := _BANDWIDTH.match(message):
-        return _event("pcie-bandwidth", message, bus_id=bandwidth[1])
-    kind = _driver_message_kind(message) if is_drivers(message) else None
-    return _event(kind, message) if kind else None
+        event = _event("pcie-bandwidth", message, bus_id=bandwidth[1])
+        return msgspec.structs.replace(event, limit=_limit(bandwidth))
+    if probe := _PROBE.match(message):
+        return _event("rm", message, bus_id=probe[1] or probe[2])
+    row = driver_message(message) if is_drivers(message) else None
+    return _event(row.kind, message) if row else None
 
 
 def is_drivers(message: str) -> bool:
     """Whether it begins as the driver's, not with a process that has a name like that, and holds no words of a user."""
-    return message.startswith("NVRM: ") and not message.startswith(_MISMATCH) and not _NAME_FIRST.match(message)
+    return message.startswith("NVRM: ") and not message.startswith(API_MISMATCH) and not _NAME_FIRST.match(message)
 
 
 def may_go_on(message: str) -> bool:
@@ -132,22 +148,25 @@ def words_of_xid(message: str) -> str:
     return words
 
 
-def _driver_message_kind(message: str) -> KernelEventKind | None:
-    """What the driver's own words speak of, where they carry no Xid."""
-    if _OFF_BUS.search(message):
-        return "off-bus"
-    if _GSP.search(message) and ("GSP" in message or "eartbeat" in message):
-        return "gsp"
-    if "nvlink" in message.lower() and _FAILED.search(message):
-        return "nvlink"
-    return "rm" if _RM.search(message) else None
+def _limit(bandwidth: re.Match[str]) -> PcieLimit | None:
+    """None where the kernel does not know the link that limits ("Unknown x0 link")."""
+    if bandwidth[6] is None:
+        return None
+    at = _sysfs_bus_id(bandwidth[5])
+    return PcieLimit(at, float(bandwidth[2]), float(bandwidth[6]), float(bandwidth[3]), int(bandwidth[4]))
 
 
 def _event(
-    kind: KernelEventKind, message: str, bus_id: str | None = None, code: int | None = None, fatal: bool | None = None
+    kind: KernelEventKind,
+    message: str,
+    bus_id: str | None = None,
+    code: int | None = None,
+    fatal: bool | None = None,
+    named: bool = True,
 ) -> KernelEvent:
-    if bus_id is None and (named := _FULL_BUS_ID.search(message)):
-        bus_id = named[0]
+    """`named`: the bus id may stand anywhere in the message."""
+    if bus_id is None and named and (found := _FULL_BUS_ID.search(message)):
+        bus_id = found[0]
     return KernelEvent(kind, message, code, _sysfs_bus_id(bus_id) if bus_id else None, fatal=fatal)
 
 

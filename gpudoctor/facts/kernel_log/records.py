@@ -8,7 +8,8 @@ facility and level, and what container runtimes, grep and clush put before a lin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -18,6 +19,7 @@ import msgspec
 Origin = Literal["kernel", "other", "program", "text"]
 
 MAX_LINE = 2000
+_MOST_PASSED = 1000  # a message of so many lines there is not
 _MAX_JSON = 1 << 16  # journald puts some thirty fields around a message
 
 _MONOTONIC = r"\[ *(?P<seconds>\d{1,10}\.\d{1,9})(?: <[^>\]]{1,20}>)?\]"
@@ -26,12 +28,14 @@ _BRACKETED = (
     r"\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]?\d [\d:]{8} \d{4}(?: <[^>\]]{1,20}>)?\]",  # dmesg -T, with -d too
     r"\[[A-Z][a-z]{2} ?\d{1,2} \d\d:\d\d\]",  # dmesg -H, the first line of a minute
     r"\[ *\+\d{1,10}\.\d{1,9}\]|\[<[^>\]]{1,20}>\]",  # dmesg -H and --time-format=delta
+    r"\[\d{4}-\d\d-\d\d[T ][\d:.,]{8,18}(?:Z|[+-]\d\d:?\d\d)?\]:?",  # Talos
 )
 _ISO = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z| ?[+-]\d\d:?\d\d)?"
 _PLAIN = (
     rf"(?:[A-Z][a-z]{{2}} )?{_ISO}(?: [A-Z]{{3,5}})?",  # dmesg --time-format=iso, rsyslog, journalctl -o short-full
     r"(?:\d{4} )?[A-Z][a-z]{2} [ \d]?\d \d\d:\d\d:\d\d(?:\.\d{1,6})?(?: \d{4})?",  # syslog, journalctl
-    r"\d{9,10}\.\d{6}",  # journalctl -o short-unix
+    r"[A-Z][a-z]{2} [ \d]?\d \d{4} \d\d:\d\d:\d\d(?:\.\d{1,6})?",
+    r"\d{1,10}\.\d{6}",  # journalctl -o short-unix; dmesg's stamp without its brackets
 )
 _STAMP = re.compile(rf"(?:{'|'.join(_BRACKETED)}) ?|(?P<plain>{'|'.join(_PLAIN)}) ")
 _SECOND_STAMP = re.compile(rf"{_MONOTONIC} ?")  # the kernel's own, behind the tag of syslog
@@ -47,7 +51,8 @@ _STRUCTURED = r"\[[\w@.-]{1,64}(?: [\w@.-]{1,64}=\"[^\"\]\\]{0,200}\"){0,20}\]"
 _KERNEL_TAG = re.compile(
     rf"(?:{_HOST} )?(?:kern\.\w{{3,7}} )?(?:(?:imklog|rsyslogd?|syslogd|syslog-ng)\[\d{{1,10}}\]: )?"
     # RFC 5424 behind the host: program, process, message id, structured data (syslog-ng writes some by itself)
-    r"(?:kernel(?:\[\d{1,10}\])?:(?: |(?=\[))"
+    # vmunix: syslog daemons that kept the kernel's name of old
+    r"(?:(?:kernel|vmunix)(?:\[\d{1,10}\])?:(?: |(?=\[))"
     rf"|kernel (?:-|\d{{1,10}}) (?:-|[!-~]{{1,32}}) (?:-|(?:{_STRUCTURED}){{1,5}}) )"
 )
 _PROGRAM_TAG = re.compile(rf"{_HOST} [\w./@-]{{1,64}}(?P<pid>\[\d{{1,10}}\])?: ")
@@ -56,18 +61,21 @@ _WRAPPINGS = re.compile(
     r"\d{1,9}[:\t] ?"  # grep -n, cat -n
     # grep, in more than one file
     r"|[\w./+@-]{0,200}(?:\.(?:log|txt|out)|/(?:messages|syslog|kmsg|dmesg|kern))[\w.-]{0,20}:(?:\d{1,9}:)?"
+    rf"|(?:[\w./+@-]{{0,200}}(?:\.(?:log|txt|out)|/(?:messages|syslog|kmsg|dmesg|kern))[\w.]{{0,20}}-)?\d{{0,9}}-?"
+    rf"(?<=-)(?={_STAMP_BEGIN}|<\d|(?:kernel: )?NVRM: )"  # grep -A and -n: a line beside the one that was found
+    r"|\"?MESSAGE\"?(?:=| : \")"  # journalctl -o export, verbose and json-pretty
     r"|\[pod/[^\]\s]{1,300}\] "  # kubectl logs --prefix
     r"|[\w.-]{1,64} {0,64}\| "  # docker compose logs
     rf"|{_ISO} std(?:out|err) [FP] "  # the kubelet's log files
     rf"|{_ISO} (?={_STAMP_BEGIN}|<\d|\{{)"  # docker logs --timestamps
-    rf"|[\w.-]{{1,64}}: (?={_STAMP_BEGIN})"  # clush, pdsh
+    rf"|[\w.-]{{1,64}}: (?={_STAMP_BEGIN}|kern *: *\w)"  # clush, pdsh, talosctl
 )
 _MOST_WRAPPINGS = 3
 _COLOURS = re.compile(r"\x1b\[[0-9;]{0,20}[mK]")  # dmesg --color=always
 _BYTES = '"MESSAGE":['  # journalctl -o json, where not all of a message is printable
 
 
-class Record(msgspec.Struct, frozen=True):
+class LogRecord(msgspec.Struct, frozen=True):
     """One line of a kernel log. `message` is what stands behind its prefixes, `line` the line as it was found.
 
     `time_s` is seconds since boot, where the line counts from there. `stamped`: a prefix of a log stands before the
@@ -79,30 +87,31 @@ class Record(msgspec.Struct, frozen=True):
     origin: Origin = "text"
     time_s: float | None = None
     stamped: bool = False
-    continued: Record | None = None
+    continued: LogRecord | None = None
 
 
-def kmsg_records(text: str, wanted: re.Pattern[str]) -> Iterator[Record]:
+def kmsg_records(text: str, wanted: Callable[[str], bool]) -> Iterator[LogRecord]:
     """The messages with a word that is wanted in what /dev/kmsg gave: whole records, never their " KEY=value" lines.
 
     The kernel writes a line end inside of a message as \\x0a there, and so it stays: what comes behind it is not the
     begin of a message.
     """
     for line in text.split("\n"):
-        if wanted.search(line) and (record := _kmsg_record(line)) is not None:
+        if wanted(line) and (record := _kmsg_record(line)) is not None:
             yield record
 
 
-def text_records(lines: Iterable[str], wanted: re.Pattern[str], from_kernel: bool = False) -> Iterator[Record]:
+def text_records(lines: Iterable[str], wanted: Callable[[str], bool], from_kernel: bool = False) -> Iterator[LogRecord]:
     """The lines with a word that is wanted of dmesg, syslog, journalctl (text or JSON), /dev/kmsg, or none of these.
 
     `from_kernel`: whoever made the text left out all that the kernel did not write (journalctl -k).
     """
     place = _Place()
-    passed: list[str] = []  # no need to look at them before a line comes that may go on with one of them
+    # no need to look at them before a line comes that may go on with one of them
+    passed: deque[str] = deque(maxlen=_MOST_PASSED)
     for coloured in lines:
         raw = _COLOURS.sub("", coloured) if "\x1b" in coloured else coloured
-        if not wanted.search(raw) and _BYTES not in raw:
+        if not wanted(raw) and _BYTES not in raw:
             passed.append(raw)
             continue
         record = read_line(_clipped(raw))
@@ -116,19 +125,19 @@ def text_records(lines: Iterable[str], wanted: re.Pattern[str], from_kernel: boo
         else:
             place = _Place(record)
         passed.clear()
-        if from_kernel and record.origin == "text":
-            record = msgspec.structs.replace(record, origin="kernel")
+        if from_kernel and record.origin != "kernel":
+            record = msgspec.structs.replace(record, origin="kernel" if record.origin == "text" else "other")
         yield record
 
 
 class _Place:
     """The message whose lines come at a place in a text. dmesg and journalctl indent all but the first of them."""
 
-    def __init__(self, head: Record | None = None, indent: int = 0) -> None:
+    def __init__(self, head: LogRecord | None = None, indent: int = 0) -> None:
         self._head = head
         self._indent = indent
 
-    def record(self, raw: str, record: Record) -> Record | None:
+    def record(self, raw: str, record: LogRecord) -> LogRecord | None:
         """The next line's record, seen from here; None where it is no message (" KEY=value" of /dev/kmsg)."""
         indent = len(raw) - len(raw.lstrip(" \t"))
         head = self._head
@@ -145,11 +154,11 @@ def _clipped(raw: str) -> str:
     return line[: _MAX_JSON if line[:1] == "{" else MAX_LINE]
 
 
-def _continued(head: Record, line: str) -> Record:
-    return Record(line, unwrapped(line).lstrip(" \t"), head.origin, head.time_s, continued=head)
+def _continued(head: LogRecord, line: str) -> LogRecord:
+    return LogRecord(line, unwrapped(line).lstrip(" \t"), head.origin, head.time_s, continued=head)
 
 
-def read_line(line: str) -> Record:
+def read_line(line: str) -> LogRecord:
     """One line, by itself.
 
     >>> record = read_line("Nov 14 07:00:14 node12 kernel: [  123.5] NVRM: Xid")
@@ -179,8 +188,8 @@ def read_line(line: str) -> Record:
             time_s, place = _seconds(second), second.end()
         place = _behind_caller(line, place)
     elif stamp is not None and (program := _PROGRAM_TAG.match(line, place)) and (program["pid"] or stamp["plain"]):
-        origin = "program"
-    return Record(line, line[place:].lstrip(" "), origin, time_s, stamped=place > begin)
+        origin, place = "program", program.end()
+    return LogRecord(line, line[place:].lstrip(" "), origin, time_s, stamped=place > begin)
 
 
 def unwrapped(line: str) -> str:
@@ -198,12 +207,12 @@ def unwrapped(line: str) -> str:
     return line[place:]
 
 
-def _kmsg_record(line: str) -> Record | None:
+def _kmsg_record(line: str) -> LogRecord | None:
     found = _KMSG.match(line)
     if found is None:
         return None
     origin: Origin = "kernel" if int(found[1]) >> 3 == 0 else "other"
-    return Record(line, line[found.end() :], origin, int(found[3]) / 1e6, stamped=True)
+    return LogRecord(line, line[found.end() :], origin, int(found[3]) / 1e6, stamped=True)
 
 
 def first_of_kmsg(text: str) -> tuple[int, float] | None:
@@ -214,7 +223,7 @@ def first_of_kmsg(text: str) -> tuple[int, float] | None:
     return None
 
 
-def _json_record(line: str) -> Record | None:
+def _json_record(line: str) -> LogRecord | None:
     """A line of `journalctl -o json`, or of Docker's json-file log; None for any other."""
     try:
         entry = msgspec.json.decode(line)
@@ -222,8 +231,9 @@ def _json_record(line: str) -> Record | None:
         return None
     if not isinstance(entry, dict):
         return None
-    if isinstance(entry.get("log"), str):
-        return read_line(entry["log"].rstrip("\n")[:MAX_LINE].replace("\n", "\\x0a"))
+    for key in ("log", "message", "msg"):  # Docker's json-file; fluentd, vector and the like
+        if "MESSAGE" not in entry and isinstance(entry.get(key), str):
+            return read_line(entry[key].rstrip("\n")[:MAX_LINE].replace("\n", "\\x0a"))
     message = _text_of(entry.get("MESSAGE"))
     if message is None:
         return None
@@ -236,7 +246,7 @@ def _json_record(line: str) -> Record | None:
     time_s = int(stamp) / 1e6 if isinstance(stamp, str) and stamp.isdecimal() and len(stamp) < 20 else None
     # as /dev/kmsg has it: a line end in a message does not begin another one
     message = message.replace("\n", "\\x0a")[:MAX_LINE]
-    return Record(message, message, origin, time_s, stamped=True)
+    return LogRecord(message, message, origin, time_s, stamped=True)
 
 
 def _text_of(value: object) -> str | None:

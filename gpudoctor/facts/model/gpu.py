@@ -26,6 +26,7 @@ class PcieHop(Fact, frozen=True):
 
     Speeds are GT/s a lane (2.5, 5, 8, 16, 32, 64). `acs_redirect` is true where ACS request or
     completion redirect is on for a bridge (it sends peer-to-peer traffic through the root).
+    `*_downgraded` is lspci's own word for a link below what this device can do, told where its maximum is not.
     """
 
     bus_id: str
@@ -40,6 +41,8 @@ class PcieHop(Fact, frozen=True):
     aer_nonfatal: int | Missing = NOT_READ
     aer_fatal: int | Missing = NOT_READ
     acs_redirect: bool | Missing = NOT_READ
+    width_downgraded: bool | Missing = NOT_READ
+    speed_downgraded: bool | Missing = NOT_READ
 
 
 class PcieLink(Fact, frozen=True):
@@ -295,6 +298,7 @@ class Gpu(Fact, frozen=True):
     what they cost.
     `recovery_action`: one of `nvml_words.RECOVERY_ACTIONS`, or the raw value as "value N" for
     one this version does not know.
+    `inforom_corrupted` is what the driver says of the board's own store of settings and counters.
     """
 
     index: int
@@ -331,6 +335,7 @@ class Gpu(Fact, frozen=True):
     utilization: Utilization = Utilization()
     numa_node: int | Missing | None = NOT_READ
     cpu_affinity: str | Missing = NOT_READ
+    inforom_corrupted: bool | Missing = NOT_READ
 
     @property
     def label(self) -> str:

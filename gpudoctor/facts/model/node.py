@@ -6,7 +6,19 @@ from typing import Literal
 
 import msgspec
 
+from gpudoctor.facts.model.driver import DkmsBuild as DkmsBuild
+from gpudoctor.facts.model.driver import Driver as Driver
+from gpudoctor.facts.model.driver import FabricManager as FabricManager
+from gpudoctor.facts.model.driver import LoadFailure as LoadFailure
+from gpudoctor.facts.model.driver import Unanswered as Unanswered
 from gpudoctor.facts.model.gpu import Fact, Gpu, GpuPair
+from gpudoctor.facts.model.kernel_log import ApiMismatch as ApiMismatch
+from gpudoctor.facts.model.kernel_log import HostEvent as HostEvent
+from gpudoctor.facts.model.kernel_log import HostEventKind as HostEventKind
+from gpudoctor.facts.model.kernel_log import KernelEvent as KernelEvent
+from gpudoctor.facts.model.kernel_log import KernelEventKind as KernelEventKind
+from gpudoctor.facts.model.kernel_log import KernelLog as KernelLog
+from gpudoctor.facts.model.kernel_log import PcieLimit as PcieLimit
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 
 SourceKind = Literal["live", "facts", "capture", "simulated"]
@@ -27,75 +39,18 @@ class Source(Fact, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-_DID_NOT_RETURN = "did not return"
-
-
-class Unanswered(Fact, frozen=True):
-    """A driver call that did not return before its deadline, or in which the process died: then `reason` says how."""
-
-    call: str
-    gpu: int | None
-    waited_s: float
-    reason: str = _DID_NOT_RETURN
-
-    @property
-    def hangs(self) -> bool:
-        """Whether it did not return; else the process died in it."""
-        return self.reason == _DID_NOT_RETURN
-
-    @property
-    def words(self) -> str:
-        """What happened, with the GPU, as people read it."""
-        where = "" if self.gpu is None else f" on GPU {self.gpu}"
-        if self.hangs:
-            return f"{self.call}{where} {self.reason} in {self.waited_s:.1f} s"
-        return f"{self.reason}{where}" if self.call in self.reason else f"{self.call}{where} {self.reason}"
-
-
-class Driver(Fact, frozen=True):
-    """The NVIDIA driver: kernel module, user library, and how they answered.
-
-    `init_code` is nvmlInit's return code (0 success, 9 driver not loaded, 12 library not
-    found, 18 library and kernel module differ ...); `init_error` its words. `device_count` is
-    what the driver says; `gpus` of the node may be fewer where handles failed. A capture that
-    shows GPUs implies a loaded driver: readers of captures set `init_code` 0. `handle_errors` is
-    what the driver answered instead of giving a handle; `unread_handles` names the GPUs whose handle
-    did not come in time, with the reason, which is no word of the driver. `denied_gpus` are
-    bus ids of GPUs that it does not show and whose device files this process may not open.
-    `init_s` is nvmlInit's time, `start_s` the time from its begin until the last GPU had given its
-    handle: without persistence mode the GPUs are woken in it. `slowest_call` is the slowest of the
-    others. `binding_hidden_by` is the package that other Python programs get instead of NVIDIA's
-    own binding ("pynvml 11.5.0"); None if nothing is in front of it.
-    """
-
-    module_loaded: bool | Missing = NOT_READ
-    module_version: str | Missing = NOT_READ
-    nouveau_loaded: bool | Missing = NOT_READ
-    init_code: int | Missing = NOT_READ
-    init_error: str | Missing = NOT_READ
-    library_version: str | Missing = NOT_READ
-    cuda_version: str | Missing = NOT_READ
-    device_count: int | Missing = NOT_READ
-    handle_errors: tuple[str, ...] = ()
-    unread_handles: tuple[str, ...] = ()
-    denied_gpus: tuple[str, ...] | Missing = NOT_READ
-    unanswered: tuple[Unanswered, ...] = ()
-    calls: int | Missing = NOT_READ
-    slowest_call: str | Missing = NOT_READ
-    slowest_call_s: float | Missing = NOT_READ
-    init_s: float | Missing = NOT_READ
-    binding_hidden_by: str | None = None
-    start_s: float | Missing = NOT_READ
-
-
 class PciDevice(Fact, frozen=True):
-    """An NVIDIA function on the PCI bus. `pci_class` 0x0300xx VGA, 0x0302xx 3D, 0x0680xx NVSwitch."""
+    """An NVIDIA function on the PCI bus. `pci_class` 0x0300xx VGA, 0x0302xx 3D, 0x0680xx NVSwitch.
+
+    `off_bus`: its configuration space answers nothing but ones (`rev ff`).
+    """
 
     bus_id: str
     pci_class: str
     device_id: str | Missing = NOT_READ
     driver: str | Missing | None = NOT_READ
     numa_node: int | Missing | None = NOT_READ
+    off_bus: bool = False
 
 
 class PciBus(Fact, frozen=True):
@@ -155,43 +110,8 @@ class Host(Fact, frozen=True):
     open_files: int | Missing | None = NOT_READ
     processes: int | Missing | None = NOT_READ
     swap_mib: int | Missing = NOT_READ
-
-
-KernelEventKind = Literal["xid", "sxid", "off-bus", "gsp", "aer", "pcie-bandwidth", "nvlink", "rm", "unclear", "gap"]
-
-
-class KernelEvent(Fact, frozen=True):
-    """One kernel log line that speaks of a GPU, a switch or its link; `text` is the line itself.
-
-    `code` is the Xid or SXid number. `fatal` is what an SXid line says of itself. `bus_id` in
-    sysfs form. `time_s` is seconds since boot. Kind "unclear" is a line with the driver's words in a place
-    where a user's may stand; "gap" stands for lines that were overwritten before they could be read.
-    """
-
-    kind: KernelEventKind
-    text: str
-    code: int | None = None
-    bus_id: str | None = None
-    time_s: float | None = None
-    fatal: bool | None = None
-
-
-class KernelLog(Fact, frozen=True):
-    """Kernel log lines since boot that matter here. `source` is where they were read.
-
-    `truncated`: lines since boot (or since the driver was loaded) are missing, and `gap` says which and why.
-    `starts_s`: seconds since boot of the first line, if those before it are gone. `quoted`: so many lines were
-    passed over, since the driver's words stand in them as a user's (the name of a program, of a file).
-    `forgeable`: nothing says which lines are the kernel's own, so that a user could have written events.
-    """
-
-    events: tuple[KernelEvent, ...] | Missing = NOT_READ
-    source: str | Missing = NOT_READ
-    truncated: bool = False
-    gap: str | None = None
-    starts_s: float | None = None
-    quoted: int = 0
-    forgeable: bool = False
+    swap_free_mib: int | Missing = NOT_READ
+    secure_boot: bool | Missing = NOT_READ
 
 
 class Variable(Fact, frozen=True):
@@ -247,7 +167,9 @@ class RdmaPort(Fact, frozen=True):
     """A port of an InfiniBand or RoCE adapter. `link_layer`: InfiniBand or Ethernet.
 
     `rate_gbit_s` is the active rate, `max_rate_gbit_s` what the port could do where that is
-    known. `interface` is the RoCE port's network interface.
+    known. `interface` is the RoCE port's network interface. `adapter` is the type (MT4129), `firmware` its version.
+    The counters count since the driver was loaded: `link_downed`, `link_recoveries` (link_error_recovery),
+    `symbol_errors` (symbol_error), `receive_errors` (port_rcv_errors).
     """
 
     device: str
@@ -261,15 +183,41 @@ class RdmaPort(Fact, frozen=True):
     numa_node: int | Missing | None = NOT_READ
     interface: str | Missing = NOT_READ
     link_downed: int | Missing = NOT_READ
+    adapter: str | Missing = NOT_READ
+    firmware: str | Missing = NOT_READ
+    link_recoveries: int | Missing = NOT_READ
+    symbol_errors: int | Missing = NOT_READ
+    receive_errors: int | Missing = NOT_READ
 
 
 class Network(Fact, frozen=True):
-    """Interfaces, RDMA ports, and the two ways GPUDirect RDMA can work."""
+    """Interfaces, RDMA ports, and the two ways GPUDirect RDMA can work.
+
+    `peermem_registered`: the InfiniBand core knows nvidia_peermem, without which a loaded module does nothing.
+    """
 
     interfaces: tuple[Interface, ...] | Missing = NOT_READ
     rdma_ports: tuple[RdmaPort, ...] | Missing = NOT_READ
     peermem_loaded: bool | Missing = NOT_READ
+    peermem_registered: bool | Missing = NOT_READ
     dmabuf_supported: bool | Missing = NOT_READ
+
+
+class Scheduler(Fact, frozen=True):
+    """How Slurm or Kubernetes see this node, as `scontrol show node` and `kubectl describe node` print it.
+
+    `gpus_configured` is Gres or Capacity, `gpus_allocatable` what may be given out now. `state` is Slurm's word in
+    lower case ("idle+drain") or "ready", "not-ready", "unschedulable"; `reason` why. `conditions` are those that
+    are not well.
+    """
+
+    kind: Literal["slurm", "kubernetes"] | Missing = NOT_READ
+    name: str | Missing = NOT_READ
+    gpus_configured: int | Missing = NOT_READ
+    gpus_allocatable: int | Missing = NOT_READ
+    state: str | Missing = NOT_READ
+    reason: str | Missing = NOT_READ
+    conditions: tuple[str, ...] = ()
 
 
 class Node(Fact, frozen=True):
@@ -286,6 +234,8 @@ class Node(Fact, frozen=True):
     environment: Environment = Environment()
     software: Software = Software()
     network: Network = Network()
+    fabric_manager: FabricManager = FabricManager()
+    scheduler: Scheduler = Scheduler()
 
 
 def to_json(node: Node) -> bytes:

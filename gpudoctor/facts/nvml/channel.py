@@ -7,7 +7,6 @@ that it can be read when the collector no longer answers.
 from __future__ import annotations
 
 import mmap
-import os
 import struct
 from time import monotonic
 
@@ -26,7 +25,7 @@ _SLOT_BYTES = _HEAD.size + _NAME_BYTES
 SIZE_BYTES = SLOTS * _SLOT_BYTES
 
 
-class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+class CollectorMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line from the collector. A driver or GPU that comes again replaces what came before.
 
     `done`: no more will come of this GPU. `handle_error`: index and words. `end`: all was said.
@@ -48,23 +47,6 @@ class InFlight(msgspec.Struct, frozen=True):
     gpu: int | None
     started_s: float
     thread: int
-
-
-def make_memory() -> int:
-    """A file descriptor of zeroed shared memory that has no name: nothing is left behind. Raise OSError."""
-    try:
-        fd = os.memfd_create("gpudoctor", 0)
-    except (AttributeError, OSError):  # not Linux; or an old kernel, or a sandbox that forbids it
-        import tempfile
-
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    try:
-        os.ftruncate(fd, SIZE_BYTES)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
 
 
 class Slot:
@@ -92,7 +74,7 @@ class Slot:
         struct.pack_into("=d", self._memory, self._place, _FINISHED)
 
 
-class Crumbs:
+class SharedCallTrace:
     """The shared memory as both sides see it."""
 
     def __init__(self, fd: int) -> None:

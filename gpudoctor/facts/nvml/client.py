@@ -23,7 +23,7 @@ _UNKNOWN_FIELD = 2
 Fields = Mapping[tuple[int, int], int | Missing]
 
 
-class Crumbs(Protocol):
+class CallTrace(Protocol):
     """Where a caller leaves word of what it is doing, so that someone outside can tell if it never returns."""
 
     def enter(self, call: str, gpu: int | None) -> None: ...
@@ -33,7 +33,7 @@ class Crumbs(Protocol):
     def finish(self) -> None: ...
 
 
-class NoCrumbs:
+class NoCallTrace:
     """For callers nobody watches."""
 
     def enter(self, call: str, gpu: int | None) -> None:
@@ -97,7 +97,7 @@ def load_pynvml() -> Any:
     return pynvml
 
 
-class Door:
+class NvmlClient:
     """Calls the driver for one thread: `gpu` and its `handle`, or None for calls about the system.
 
     `errors` gathers the answers that may cost the whole GPU (15, 16, 999; see `error_cost`). A function that
@@ -106,7 +106,7 @@ class Door:
     `slowest_call` and `slowest_s` are of the calls that start no GPU.
     """
 
-    def __init__(self, nvml: Any, crumbs: Crumbs | None = None, gpu: int | None = None) -> None:
+    def __init__(self, nvml: Any, crumbs: CallTrace | None = None, gpu: int | None = None) -> None:
         self.nvml = nvml
         self.gpu = gpu
         self.handle: Any = None
@@ -114,13 +114,13 @@ class Door:
         self.calls = 0
         self.slowest_call = ""
         self.slowest_s = 0.0
-        self._crumbs: Crumbs = crumbs or NoCrumbs()
+        self._crumbs: CallTrace = crumbs or NoCallTrace()
         self._absent: set[tuple[str, int]] = set()
         self._starts: list[_Start] = []
 
-    def for_gpu(self, gpu: int, crumbs: Crumbs | None = None) -> Door:
+    def for_gpu(self, gpu: int, crumbs: CallTrace | None = None) -> NvmlClient:
         """A door for the thread that reads one GPU."""
-        door = Door(self.nvml, crumbs, gpu)
+        door = NvmlClient(self.nvml, crumbs, gpu)
         door._starts = self._starts
         return door
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import select
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
@@ -15,20 +14,23 @@ import msgspec
 from gpudoctor.facts.deadlines import START_CALLS, Patience
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.node import Driver, Unanswered
-from gpudoctor.facts.nvml.channel import InFlight, Message
+from gpudoctor.facts.nvml.channel import CollectorMessage, InFlight
 from gpudoctor.facts.nvml.collector_ahead import take_ahead
 from gpudoctor.facts.nvml.spawn import MAX_WORDS, DriverProcess
+from gpudoctor.process.pipes import LineReader, LongLineError, pipe_with_child
 
 _TICK_S = 0.05
+_MOMENT_S = 0.01
 _TURN_S = 0.2
 _SLACK_S = 0.5
 MOST_STARVED, MOST_STARVED_S = 2.0, 30.0  # how much a deadline grows at most: times itself, and seconds
 _MAX_LINE_BYTES = 16 << 20
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, LongLineError)
 
 Progress = Callable[[str], None]
 
 
-class Collected:
+class CollectorResult:
     """What came from the collector, and how it ended.
 
     `unanswered` are the calls that did not return; `failure` says in words why the rest is
@@ -45,7 +47,7 @@ class Collected:
         self.unanswered: tuple[Unanswered, ...] = ()
         self.failure = failure
 
-    def take(self, message: Message) -> None:
+    def take(self, message: CollectorMessage) -> None:
         if message.driver is not None:
             self.driver = message.driver
         if message.gpu is not None:
@@ -67,25 +69,19 @@ class Collector:
     """
 
     def __init__(self, root: Path, nvml: str | None = None) -> None:
-        self._rest = b""
         self._starting_until_s = 0.0
-        self._collected = Collected()
+        self._collected = CollectorResult()
         # not Thread.join: a signal's exception in it takes the thread for one that has ended
         self._heard = Event()
         ahead = take_ahead(root, nvml)
         if ahead is not None:
-            self._pipe = ahead.pipe
-            self._process = DriverProcess.ahead("collector", ahead)
+            self._pipe = LineReader(ahead.pipe, _MAX_LINE_BYTES)
+            self._process = DriverProcess("collector", ahead.process, ahead.crumbs, ahead.errors, ahead.ordered_s)
             return
-        with ExitStack() as kept:
-            self._pipe, write_end = os.pipe()
-            kept.callback(os.close, self._pipe)
-            try:
-                order = {"pipe": write_end, "root": str(root), "nvml": nvml}
-                self._process = DriverProcess("collector", "nvml_child", order, (write_end,))
-            finally:
-                os.close(write_end)
-            kept.pop_all()
+        with pipe_with_child("writes") as (pipe, out):
+            order = {"pipe": out, "parent_pid": os.getpid(), "root": str(root), "nvml": nvml}
+            self._process = DriverProcess.start("collector", "nvml.collector_child", order, (out,))
+        self._pipe = LineReader(pipe, _MAX_LINE_BYTES)
 
     def listen(self, patience: Patience, progress: Progress | None = None) -> None:
         """Take messages until the end, the deadline, or until every thread that is left sits in a hung call.
@@ -113,7 +109,7 @@ class Collector:
         while not self._heard.wait(_TURN_S) and monotonic() < end_s:
             pass
 
-    def end(self, patience: Patience, interrupted: str | None = None) -> Collected:
+    def end(self, patience: Patience, interrupted: str | None = None) -> CollectorResult:
         """End the process and its group; what it told. `interrupted`: why it was not let finish, in words."""
         was_over = self._heard.is_set()
         self._process.starved_s()
@@ -121,8 +117,8 @@ class Collector:
         late = _unanswered(self._hung(self._process.calls()[0], now, patience), now)
         self._process.end()
         if not self._heard.wait(_SLACK_S):
-            return Collected(interrupted or "the collector could not be listened to")
-        os.close(self._pipe)
+            return CollectorResult(interrupted or "the collector could not be listened to")
+        os.close(self._pipe.descriptor)
         self._process.close()
         collected = self._collected
         if interrupted is not None and not was_over and not collected.ended:
@@ -142,8 +138,8 @@ class Collector:
             # where every thread that has not finished sits in a hung call, nothing more will come
             if over or (not between and calls and len(hung) == len(calls)):
                 # what was written until now is still taken
-                with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                    while monotonic() < now + _SLACK_S and self._take(collected, 0.0):
+                with suppress(*_UNREADABLE):
+                    while monotonic() < now + _SLACK_S and self._take(collected, _MOMENT_S):
                         pass
                 if not collected.ended:
                     self._give_up(collected, calls, hung, now, patience)
@@ -153,7 +149,7 @@ class Collector:
                 said = words
             try:
                 open_still = self._take(collected, _TICK_S) is not None
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except _UNREADABLE as error:
                 # whoever wrote it: nothing that follows can be trusted
                 collected.failure = f"the collector sent something that is no message: {error}"[:MAX_WORDS]
                 return
@@ -177,23 +173,16 @@ class Collector:
             )
         )
 
-    def _take(self, collected: Collected, wait_s: float) -> bool | None:
+    def _take(self, collected: CollectorResult, wait_s: float) -> bool | None:
         """Take what the pipe holds; False where nothing came in time, None at its end."""
-        if not select.select([self._pipe], [], [], wait_s)[0]:
-            return False
-        data = os.read(self._pipe, 1 << 16)
-        if not data:
-            return None
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > _MAX_LINE_BYTES:
-            raise msgspec.DecodeError("a line without an end")
-        for line in lines:
-            collected.take(msgspec.json.decode(line, type=Message))
-        return True
+        lines = self._pipe.lines(wait_s)
+        for line in lines or ():
+            collected.take(msgspec.json.decode(line, type=CollectorMessage))
+        return None if lines is None else bool(lines)
 
     def _give_up(
         self,
-        collected: Collected,
+        collected: CollectorResult,
         calls: tuple[InFlight, ...],
         hung: tuple[InFlight, ...],
         now: float,
@@ -226,7 +215,7 @@ def _busy(calls: tuple[InFlight, ...]) -> str:
     return f" (it is in {first.call}{'' if first.gpu is None else f' on GPU {first.gpu}'})"
 
 
-def _progress(collected: Collected, calls: tuple[InFlight, ...], now: float) -> str:
+def _progress(collected: CollectorResult, calls: tuple[InFlight, ...], now: float) -> str:
     slow = next((call for call in calls if call.call in START_CALLS and now - call.started_s > 1.0), None)
     if slow is not None:
         return f"{slow.call}: the driver is starting the GPUs"

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.node import Driver
-from gpudoctor.facts.nvml.channel import Crumbs as SharedCrumbs
-from gpudoctor.facts.nvml.channel import Message
-from gpudoctor.facts.nvml.client import Crumbs, load_pynvml
+from gpudoctor.facts.nvml.channel import CollectorMessage, SharedCallTrace
+from gpudoctor.facts.nvml.client import CallTrace, load_pynvml
 from gpudoctor.facts.nvml.read_node import read_nvml
+from gpudoctor.process.die_with_parent import die_with_parent
+from gpudoctor.process.ending import leave
+from gpudoctor.process.pipes import write_all
 
-_PR_SET_PDEATHSIG = 1
+T = TypeVar("T")
 
 
-class Order(msgspec.Struct, frozen=True):
+class CollectorOrder(msgspec.Struct, frozen=True):
     """What the parent asks for: file descriptors of the pipe and the breadcrumbs, its pid, and where to read.
 
     `nvml` names what stands in for pynvml as module:factory:argument; None is the real one.
@@ -38,50 +39,50 @@ class Order(msgspec.Struct, frozen=True):
 class _Sender:
     """Writes each thing that was read as one JSON line; a `Listener` of `read_nvml`."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: CollectorOrder) -> None:
         self._pipe = order.pipe
-        self._crumbs = SharedCrumbs(order.crumbs)
+        self._crumbs = SharedCallTrace(order.crumbs)
         self._lock = threading.Lock()
         self._encode = msgspec.json.Encoder().encode
 
-    def send(self, message: Message) -> None:
+    def send(self, message: CollectorMessage) -> None:
         line = self._encode(message) + b"\n"
         with self._lock:
-            while line:
-                line = line[os.write(self._pipe, line) :]
+            write_all(self._pipe, line)
 
     def driver(self, driver: Driver) -> None:
-        self.send(Message(driver=driver))
+        self.send(CollectorMessage(driver=driver))
 
     def gpu(self, gpu: Gpu, done: bool) -> None:
-        self.send(Message(gpu=gpu, done=done))
+        self.send(CollectorMessage(gpu=gpu, done=done))
 
     def handle_error(self, index: int, words: str) -> None:
-        self.send(Message(handle_error=(index, words)))
+        self.send(CollectorMessage(handle_error=(index, words)))
 
     def pairs(self, pairs: tuple[GpuPair, ...]) -> None:
-        self.send(Message(pairs=pairs))
+        self.send(CollectorMessage(pairs=pairs))
 
-    def crumbs(self, slot: int) -> Crumbs:
+    def crumbs(self, slot: int) -> CallTrace:
         return self._crumbs.slot(slot)
 
 
 def main(argument: str) -> None:
     """Read NVML as ordered and end the process; never returns."""
+    serve_and_exit(serve, msgspec.json.decode(argument, type=CollectorOrder))
+
+
+def serve_and_exit(serve: Callable[[T], None], order: T) -> NoReturn:
+    """Do as ordered and end the process, which calls the driver."""
     import faulthandler
 
-    order = msgspec.json.decode(argument, type=Order)
-    die_with(order.parent_pid)
     faulthandler.enable(all_threads=True)  # its report names the thread that crashed
     serve(order)
-    sys.stderr.flush()
-    # not sys.exit: tearing the driver library down may hang, and there is nothing to tidy
-    os._exit(0)
+    leave()
 
 
 def wait_for_order(orders: int, parent_pid: int) -> None:
     """Import the driver's binding meanwhile, then do as `main`; end where the parent has no order for it."""
-    die_with(parent_pid)
+    die_with_parent(parent_pid)
     with suppress(ImportError):  # whoever needs it says so
         load_pynvml()
     argument = b""
@@ -89,15 +90,15 @@ def wait_for_order(orders: int, parent_pid: int) -> None:
         argument += part
     if argument:
         main(argument.decode())
-    os._exit(0)
+    leave()
 
 
-def serve(order: Order) -> None:
+def serve(order: CollectorOrder) -> None:
     """Read NVML and send all of it, the end included."""
     nvml = load(order.nvml) if order.nvml else None
     sender = _Sender(order)
     driver = read_nvml(sender, nvml, Path(order.root), own_pid=order.parent_pid)
-    sender.send(Message(driver=driver, end=True))
+    sender.send(CollectorMessage(driver=driver, end=True))
 
 
 def load(spec: str) -> Any:
@@ -106,15 +107,3 @@ def load(spec: str) -> Any:
 
     module, factory, argument = spec.split(":", 2)
     return getattr(import_module(module), factory)(argument)
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel end this process when its parent ends, however that ends."""
-    import ctypes
-
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    except (OSError, AttributeError):  # not Linux
-        return
-    if os.getppid() != parent:  # it ended before we asked
-        os._exit(0)

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpudoctor.facts.model.gpu import Fabric
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.nvml.client import Door, DriverError
+from gpudoctor.facts.nvml.client import DriverError, NvmlClient
 from gpudoctor.facts.nvml.labels import (
     FABRIC_CONFIGURATION,
     FABRIC_HEALTH,
@@ -50,7 +50,7 @@ _FORMS: tuple[tuple[str, type[Structure], int], ...] = (
 )
 
 
-def read_fabric(door: Door) -> Fabric:
+def read_fabric(door: NvmlClient) -> Fabric:
     """The newest form that the driver knows; every leaf unsupported where there is no fabric."""
     missing = UNSUPPORTED
     for call, made, version in _FORMS:

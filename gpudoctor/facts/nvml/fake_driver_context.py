@@ -23,7 +23,7 @@ _NODE, _ROOT = "node.json", "root"
 _NOTE = "read through the library of gpudoctor fake-driver"
 
 
-class StandIn(msgspec.Struct, frozen=True):
+class FakeDriverContext(msgspec.Struct, frozen=True):
     """The node whose driver is played, and the folder that stands for / to those who look for its kernel module."""
 
     node: Node
@@ -31,7 +31,7 @@ class StandIn(msgspec.Struct, frozen=True):
 
     def around(self) -> dict[str, Any]:
         """What is not the driver's to tell, by the names that `Node` has for it."""
-        names = ("pci", "host", "kernel_log", "environment", "software", "network")
+        names = ("pci", "host", "kernel_log", "environment", "software", "network", "fabric_manager")
         return {name: getattr(self.node, name) for name in names}
 
     def placed(self, read: Node) -> Node:
@@ -41,7 +41,8 @@ class StandIn(msgspec.Struct, frozen=True):
         played = self.node.source
         notes = (*read.source.notes, *played.notes, _NOTE)
         source = replace(read.source, kind="simulated", name=played.name, faults=played.faults, notes=notes)
-        driver = replace(read.driver, denied_gpus=self.node.driver.denied_gpus)
+        hidden = self.node.driver
+        driver = replace(read.driver, denied_gpus=hidden.denied_gpus, drained_gpus=hidden.drained_gpus)
         return replace(read, driver=driver, gpus=gpus, source=source)
 
 
@@ -68,7 +69,7 @@ def root_of(environ: Mapping[str, str]) -> Path:
     return Path("/") if name is None else Path(name) / _ROOT
 
 
-def stand_in(environ: Mapping[str, str]) -> StandIn | None:
+def stand_in(environ: Mapping[str, str]) -> FakeDriverContext | None:
     """None where the driver is this machine's own.
 
     Raise UserError where the variable names a folder that cannot be read: falling back to this
@@ -86,7 +87,7 @@ def stand_in(environ: Mapping[str, str]) -> StandIn | None:
             f"{VARIABLE}={name}: no fake driver is there ({why}); it is set by gpudoctor fake-driver, and only while "
             "that runs: unset it to read this machine"
         ) from None
-    return StandIn(node, root_of(environ))
+    return FakeDriverContext(node, root_of(environ))
 
 
 def write_stand_in(folder: Path, node: Node) -> None:

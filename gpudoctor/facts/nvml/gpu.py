@@ -1,6 +1,6 @@
 """One GPU as NVML tells it, in sections that each fill some leaves of `Gpu`.
 
-At most 60 driver calls a GPU, and five more for each MIG instance: what has a field id is taken
+At most 61 driver calls a GPU, and five more for each MIG instance: what has a field id is taken
 in one nvmlDeviceGetFieldValues, getters that it made superfluous are called only where it fails.
 """
 
@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.model.gpu import EVENT_REASONS, Clocks, Gpu, PcieLink, Power, Thermal, ThrottleTimes, Utilization
 from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing
-from gpudoctor.facts.nvml.client import Door, Fields, in_range, prefer
+from gpudoctor.facts.nvml.client import Fields, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.fabric import read_fabric
 from gpudoctor.facts.nvml.identity import read_identity
 from gpudoctor.facts.nvml.links import read_links
-from gpudoctor.facts.nvml.memory_health import read_ecc, read_memory_repair, read_recovery_action
+from gpudoctor.facts.nvml.memory_health import read_ecc, read_inforom, read_memory_repair, read_recovery_action
 from gpudoctor.facts.nvml.settings import read_cpu_affinity, read_numa_node, read_processes, read_settings
 
 MIB_SHIFT = 20
@@ -57,7 +57,7 @@ class System(msgspec.Struct, frozen=True):
     own_pid: int = 0
 
 
-def read_gpu(door: Door, gpu: Gpu, system: System, on_part: Callable[[Gpu], None]) -> Gpu:
+def read_gpu(door: NvmlClient, gpu: Gpu, system: System, on_part: Callable[[Gpu], None]) -> Gpu:
     """Fill the GPU section by section; `on_part` gets what is known after each, so a hang costs one section.
 
     One getter that fails costs its own leaf and no other.
@@ -87,7 +87,7 @@ def read_gpu(door: Door, gpu: Gpu, system: System, on_part: Callable[[Gpu], None
     return gpu
 
 
-def read_memory(door: Door) -> dict[str, Any]:
+def read_memory(door: NvmlClient) -> dict[str, Any]:
     """Version 2 counts what the driver keeps for itself apart; older drivers put it into `used`."""
     version = getattr(door.nvml, "nvmlMemory_v2", None)
     info = door.ask("nvmlDeviceGetMemoryInfo", version) if version else UNSUPPORTED
@@ -116,7 +116,7 @@ def read_memory(door: Door) -> dict[str, Any]:
     }
 
 
-def _pcie(door: Door, fields: Fields) -> PcieLink:
+def _pcie(door: NvmlClient, fields: Fields) -> PcieLink:
     """`host_generation_max` is not NVML's to tell: the hops in /sys show what the slot can do."""
     replays = in_range(fields[PCIE_REPLAY, 0], 0, _MAX_COUNT, "PCIe replay counter")
     if isinstance(replays, Missing):
@@ -133,12 +133,13 @@ def _pcie(door: Door, fields: Fields) -> PcieLink:
     )
 
 
-def _health(door: Door, fields: Fields) -> dict[str, Any]:
+def _health(door: NvmlClient, fields: Fields) -> dict[str, Any]:
     ecc = read_ecc(door, fields)
-    return {"ecc": ecc, "memory_repair": read_memory_repair(door, fields)}
+    repair = read_memory_repair(door, fields)
+    return {"ecc": ecc, "memory_repair": repair, "inforom_corrupted": read_inforom(door)}
 
 
-def _clocks(door: Door) -> Clocks:
+def _clocks(door: NvmlClient) -> Clocks:
     def mhz(call: str, clock: int, low: int = 0) -> int | Missing:
         return door.number(low, _MAX_MHZ, call, clock)
 
@@ -207,7 +208,7 @@ def throttle_times(fields: Fields, driver: tuple[int, ...]) -> ThrottleTimes:
     )
 
 
-def _thermal(door: Door, fields: Fields) -> Thermal:
+def _thermal(door: NvmlClient, fields: Fields) -> Thermal:
     """Absolute limits are asked for unless the GPU tells what is left and where slowdown begins on that scale.
 
     Both are needed: drivers 535 to 565 have the margins of the limits (fields 193-196), and the call for
@@ -260,7 +261,7 @@ def _thermal(door: Door, fields: Fields) -> Thermal:
     )
 
 
-def _power(door: Door, fields: Fields) -> Power:
+def _power(door: NvmlClient, fields: Fields) -> Power:
     """Fields since driver 530; before that, and for what a field does not tell, one getter each. NVML says mW."""
 
     def watts(value: Any, source: str, low: int = 1) -> float | Missing:
@@ -287,7 +288,7 @@ def _power(door: Door, fields: Fields) -> Power:
     )
 
 
-def read_utilization(door: Door) -> Utilization:
+def read_utilization(door: NvmlClient) -> Utilization:
     call = "nvmlDeviceGetUtilizationRates"
     rates = door.ask(call)
     if isinstance(rates, Missing):

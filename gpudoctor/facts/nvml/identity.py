@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.nvml.client import Door, DriverError, in_range
+from gpudoctor.facts.nvml.client import DriverError, NvmlClient, in_range
 from gpudoctor.facts.nvml.labels import ARCHITECTURES, BRANDS, error_word, word
 from gpudoctor.facts.system.sysfs import key_values, read_text
 
 
-def read_identity(door: Door, root: Path, bus_id: str) -> dict[str, Any]:
+def read_identity(door: NvmlClient, root: Path, bus_id: str) -> dict[str, Any]:
     """The leaves of `Gpu` that say which board this is, by name."""
     capability = door.ask("nvmlDeviceGetCudaComputeCapability")
     return {
@@ -28,7 +28,7 @@ def read_identity(door: Door, root: Path, bus_id: str) -> dict[str, Any]:
     }
 
 
-def _module_id(door: Door) -> int | Missing:
+def _module_id(door: NvmlClient) -> int | Missing:
     """Into a number of our own, by reference: pynvml's default one is shared between threads.
 
     Given a reference every pynvml answers NVML's return code; before 12.570 it knows no other way.
@@ -47,7 +47,7 @@ def _module_id(door: Door) -> int | Missing:
     return number
 
 
-def _minor_number(door: Door, root: Path, bus_id: str) -> int | Missing:
+def _minor_number(door: NvmlClient, root: Path, bus_id: str) -> int | Missing:
     """From /proc where it can be read, which costs no driver call: "Device Minor: 	 0"."""
     text = read_text(root / "proc/driver/nvidia/gpus" / bus_id / "information")
     minor = "" if isinstance(text, Missing) else key_values(text).get("Device Minor", "")

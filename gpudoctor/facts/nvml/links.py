@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 from gpudoctor.facts.model.gpu import Gpu, GpuPair, LinkState, NvLink, P2pStatus, PathKind
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import short_bus_id
-from gpudoctor.facts.nvml.client import Door, DriverError, Fields, in_range, prefer
+from gpudoctor.facts.nvml.client import DriverError, Fields, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.labels import (
     LINK_ENDS,
     LINK_STATES,
@@ -35,7 +35,7 @@ _HIDDEN = "ffffffff"
 _UP = ("active", "sleep")
 
 
-def read_links(door: Door, count: Any, switch_links: Any) -> tuple[NvLink, ...] | Missing:
+def read_links(door: NvmlClient, count: Any, switch_links: Any) -> tuple[NvLink, ...] | Missing:
     """All links of one GPU; unsupported where it has none.
 
     State, version, speed and errors of all links are one call of field values. The remote end
@@ -81,7 +81,7 @@ def read_links(door: Door, count: Any, switch_links: Any) -> tuple[NvLink, ...] 
     return tuple(links)
 
 
-def _link_count(door: Door, count: Any) -> int | Missing:
+def _link_count(door: NvmlClient, count: Any) -> int | Missing:
     if isinstance(count, Missing) and count.kind == "unsupported":
         count = 0
         for link in range(_MAX_LINKS):
@@ -100,14 +100,14 @@ def _link_count(door: Door, count: Any) -> int | Missing:
     return int(count) or UNSUPPORTED
 
 
-def _state(door: Door, value: Any, link: int) -> LinkState | Missing:
+def _state(door: NvmlClient, value: Any, link: int) -> LinkState | Missing:
     call = "nvmlDeviceGetNvLinkState"
     if isinstance(value, Missing):
         value = prefer(value, door.ask(call, link))
     return cast("LinkState | Missing", known_word(value, LINK_STATES, call))
 
 
-def _older_fields(door: Door, fields: Fields, numbers: range) -> Fields:
+def _older_fields(door: NvmlClient, fields: Fields, numbers: range) -> Fields:
     """What older drivers and Blackwell hold under other ids, under the ids of today; nothing where all was told."""
     elsewhere: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for kind, places in ((_SPEED, _OLD_SPEED), (_CRC, _OLD_CRC), (_REPLAY, _OLD_REPLAY), (_RECOVERY, _OLD_RECOVERY)):
@@ -153,7 +153,7 @@ def _errors(fields: Fields, older: Fields, kind: int, link: int) -> int | Missin
     return value if isinstance(value, Missing) else int(value)
 
 
-def _remote_ends(door: Door, up: list[int], switch_links: Any) -> dict[int, tuple[Any, Any]]:
+def _remote_ends(door: NvmlClient, up: list[int], switch_links: Any) -> dict[int, tuple[Any, Any]]:
     """Kind and bus id of the other end of each link that is up."""
     to_switch = known(switch_links)
     if up and to_switch is not None and to_switch >= len(up):
@@ -163,7 +163,7 @@ def _remote_ends(door: Door, up: list[int], switch_links: Any) -> dict[int, tupl
     return {link: _remote_end(door, link, direct) for link in up}
 
 
-def _remote_end(door: Door, link: int, direct: bool) -> tuple[LinkEnd | Missing, str | Missing | None]:
+def _remote_end(door: NvmlClient, link: int, direct: bool) -> tuple[LinkEnd | Missing, str | Missing | None]:
     info = door.ask("nvmlDeviceGetNvLinkRemotePciInfo", link)
     bus_id = info if isinstance(info, Missing) else str(info.busId)
     if isinstance(bus_id, str) and bus_id.lower().startswith(_HIDDEN):
@@ -178,7 +178,7 @@ def _remote_end(door: Door, link: int, direct: bool) -> tuple[LinkEnd | Missing,
     return cast("LinkEnd | Missing", known_word(kind, LINK_ENDS, call)), where
 
 
-def read_pair(door: Door, one: Gpu, other: Gpu, handles: tuple[Any, Any]) -> GpuPair:
+def read_pair(door: NvmlClient, one: Gpu, other: Gpu, handles: tuple[Any, Any]) -> GpuPair:
     """Three calls a pair; `handles` belong to `one` and `other`, in that order."""
     if other.index < one.index:
         one, other, handles = other, one, handles[::-1]
@@ -195,7 +195,7 @@ def read_pair(door: Door, one: Gpu, other: Gpu, handles: tuple[Any, Any]) -> Gpu
     )
 
 
-def _pair_call(door: Door, name: str, *args: Any) -> Any:
+def _pair_call(door: NvmlClient, name: str, *args: Any) -> Any:
     # not `ask`: an error of a pair must not taint the GPU whose thread happens to ask
     try:
         return door.call(name, *args)

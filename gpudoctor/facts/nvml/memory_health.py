@@ -1,4 +1,4 @@
-"""ECC, row remapping, page retirement and the recovery action, as NVML tells them."""
+"""ECC, row remapping, page retirement, infoROM and the recovery action, as NVML tells them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 
 from gpudoctor.facts.model.gpu import Ecc, MemoryRepair
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.nvml.client import Door, Fields, in_range, prefer
+from gpudoctor.facts.nvml.client import DriverError, Fields, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.labels import RECOVERY_ACTIONS, word
 
 _MAX_COUNT = (1 << 62) - 1
 _CORRECTED, _UNCORRECTED = 0, 1
 _VOLATILE, _AGGREGATE = 0, 1
 _SRAM = 7
+_CORRUPTED_INFOROM = 14  # nvmlReturn_t, nvml.h
 
 
-def read_ecc(door: Door, fields: Fields) -> Ecc:
+def read_ecc(door: NvmlClient, fields: Fields) -> Ecc:
     """Mode and totals from field values, else from their getters; nothing more is asked where ECC is unsupported."""
     enabled, pending = flag(fields[1, 0], "ECC mode"), flag(fields[2, 0], "pending ECC mode")
     if isinstance(enabled, Missing):
@@ -43,7 +44,7 @@ def read_ecc(door: Door, fields: Fields) -> Ecc:
     )
 
 
-def _sram(door: Door) -> tuple[Any, Any, Any]:
+def _sram(door: NvmlClient) -> tuple[Any, Any, Any]:
     """Uncorrected errors in SRAM (volatile, aggregate) and whether their threshold is passed (driver 550 and newer)."""
     call = "nvmlDeviceGetSramEccErrorStatus"
     made = getattr(door.nvml, "c_nvmlEccSramErrorStatus_v1_t", None)
@@ -67,7 +68,7 @@ def _sram(door: Door) -> tuple[Any, Any, Any]:
     )
 
 
-def read_memory_repair(door: Door, fields: Fields) -> MemoryRepair:
+def read_memory_repair(door: NvmlClient, fields: Fields) -> MemoryRepair:
     """Counts and flags from field values; histogram, repair status and unrepairable flag cost a call each."""
 
     def count(field: int) -> int | Missing:
@@ -105,6 +106,18 @@ def read_memory_repair(door: Door, fields: Fields) -> MemoryRepair:
         tpc_repair_pending=flag(tpc, "TPC repair pending"),
         unrepairable=flag(unrepairable, "unrepairable memory"),
     )
+
+
+def read_inforom(door: NvmlClient) -> bool | Missing:
+    """Whether the infoROM is corrupted: the driver reads it, and answers 14 if its checksum is wrong."""
+    try:
+        door.call("nvmlDeviceValidateInforom", door.handle)
+    except DriverError as error:
+        if error.code == _CORRUPTED_INFOROM:
+            return True
+        door.note(error)
+        return error.missing
+    return False
 
 
 def read_recovery_action(fields: Fields) -> str | Missing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Container
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
@@ -12,18 +13,18 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, short_bus_id
-from gpudoctor.facts.nvml.client import Crumbs, Door, DriverError, in_range, load_pynvml
+from gpudoctor.facts.nvml.client import CallTrace, DriverError, NvmlClient, in_range, load_pynvml
 from gpudoctor.facts.nvml.gpu import System, read_gpu
 from gpudoctor.facts.nvml.kernel_module import read_kernel_module
 from gpudoctor.facts.nvml.links import read_pair
-from gpudoctor.facts.system.device_files import read_denied_gpus
+from gpudoctor.facts.system.device_files import read_denied_gpus, read_driven_gpus
 
 _LIBRARY_NOT_FOUND = 12
 _MOST_GPUS = 1024  # no machine has so many
 _INIT, _COUNT, _HANDLE = "nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"
 
 
-class Listener(Protocol):
+class ReadingListener(Protocol):
     """Hears what was read, from any thread, as soon as it is known."""
 
     def driver(self, driver: Driver) -> None:
@@ -38,12 +39,12 @@ class Listener(Protocol):
     def pairs(self, pairs: tuple[GpuPair, ...]) -> None:
         """Pairs of GPUs that are both done; each pair comes once."""
 
-    def crumbs(self, slot: int) -> Crumbs:
+    def crumbs(self, slot: int) -> CallTrace:
         """Where thread `slot` (0 the first, then one per GPU) leaves word of its calls."""
 
 
 def read_nvml(
-    listener: Listener,
+    listener: ReadingListener,
     nvml: Any = None,
     root: Path = Path("/"),
     own_pid: int = 0,
@@ -58,7 +59,7 @@ def read_nvml(
     if driver.module_loaded is False:
         return driver
     nvml = nvml or load_pynvml()
-    door = Door(nvml, listener.crumbs(0))
+    door = NvmlClient(nvml, listener.crumbs(0))
     began_s = monotonic()
     driver = _initialise(door, replace(driver, binding_hidden_by=getattr(nvml, "hidden_by", None)))
     listener.driver(driver)
@@ -72,10 +73,37 @@ def read_nvml(
     driver = replace(driver, start_s=node.started_s - began_s, **_statistics(node.doors))
     # what is said already stays said if the kernel module does not answer for a GPU that it does not show
     listener.driver(driver)
-    return replace(driver, denied_gpus=read_denied_gpus(root, node.bus_ids))
+    driver = replace(driver, denied_gpus=read_denied_gpus(root, node.bus_ids))
+    listener.driver(driver)
+    return replace(driver, drained_gpus=_drained(door, root, node.bus_ids))
 
 
-def _initialise(door: Door, driver: Driver) -> Driver:
+def _drained(door: NvmlClient, root: Path, shown: Container[str]) -> tuple[str, ...] | Missing:
+    """GPUs that an operator took from use: the driver hides them from every process that starts later.
+
+    One that gives no answer counts as not drained: it is missing for another reason.
+    """
+    driven = read_driven_gpus(root)
+    if isinstance(driven, Missing):
+        return driven
+    drained = []
+    for bus_id in driven:
+        if bus_id in shown:
+            continue
+        domain, bus, device = bus_id.partition(".")[0].split(":")
+        place = door.nvml.nvmlPciInfo_t()
+        place.domain, place.bus, place.device = int(domain, 16), int(bus, 16), int(device, 16)
+        place.busId = f"{domain:0>8}:{bus}:{device}.0".upper().encode()
+        place.busIdLegacy = f"{domain[-4:]}:{bus}:{device}.0".upper().encode()
+        try:
+            if door.call("nvmlDeviceQueryDrainState", place) == 1:
+                drained.append(bus_id)
+        except DriverError:
+            continue
+    return tuple(drained)
+
+
+def _initialise(door: NvmlClient, driver: Driver) -> Driver:
     started = monotonic()
     try:
         door.call(_INIT)
@@ -102,13 +130,13 @@ def _why_not_loadable() -> str:
     return ""
 
 
-def _nvml_version(door: Door) -> str | Missing:
+def _nvml_version(door: NvmlClient) -> str | Missing:
     """The library's version where nvmlInit failed: NVML 12.535.104.05 is of driver 535.104.05."""
     version = door.ask_of(None, "nvmlSystemGetNVMLVersion")
     return version if isinstance(version, Missing) else str(version).partition(".")[2]
 
 
-def _system(door: Door, driver: Driver) -> tuple[Driver, int]:
+def _system(door: NvmlClient, driver: Driver) -> tuple[Driver, int]:
     cuda = door.ask_of(None, "nvmlSystemGetCudaDriverVersion_v2")
     # a thread is started for each: a count that cannot be must not become millions of them
     count = in_range(door.ask_of(None, _COUNT), 0, _MOST_GPUS, _COUNT)
@@ -121,7 +149,7 @@ def _system(door: Door, driver: Driver) -> tuple[Driver, int]:
     return driver, 0 if isinstance(count, Missing) else count
 
 
-def _confidential(door: Door) -> bool | Missing:
+def _confidential(door: NvmlClient) -> bool | Missing:
     state = door.ask_of(None, "nvmlSystemGetConfComputeState")
     return state if isinstance(state, Missing) else state.ccFeature != 0
 
@@ -132,7 +160,7 @@ def version_numbers(version: Any) -> tuple[int, ...]:
     return tuple(int(part) for part in str(version).split(".") if part.isdigit())
 
 
-def _statistics(doors: list[Door]) -> dict[str, Any]:
+def _statistics(doors: list[NvmlClient]) -> dict[str, Any]:
     slowest = max(doors, key=lambda door: door.slowest_s)
     where = "" if slowest.gpu is None else f" on GPU {slowest.gpu}"
     return {
@@ -149,7 +177,7 @@ class _Readers:
     and nobody waits for a GPU that hangs.
     """
 
-    def __init__(self, listener: Listener, door: Door, system: System) -> None:
+    def __init__(self, listener: ReadingListener, door: NvmlClient, system: System) -> None:
         self.listener = listener
         self.system = system
         self.doors = [door]
@@ -178,13 +206,13 @@ class _Readers:
             if index not in left:
                 thread.join()
 
-    def _read(self, door: Door, index: int) -> None:
+    def _read(self, door: NvmlClient, index: int) -> None:
         try:
             self._read_gpu(door, index)
         finally:
             door.close()
 
-    def _read_gpu(self, door: Door, index: int) -> None:
+    def _read_gpu(self, door: NvmlClient, index: int) -> None:
         try:
             try:
                 door.handle = door.call(_HANDLE, index)

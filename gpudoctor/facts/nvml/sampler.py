@@ -15,9 +15,10 @@ import msgspec
 
 from gpudoctor.facts.deadlines import CALL, START
 from gpudoctor.facts.model.node import Unanswered
-from gpudoctor.facts.nvml.channel import make_memory
-from gpudoctor.facts.nvml.samples import Recording, Said, Sample
+from gpudoctor.facts.nvml.samples import Sample, SampleRecording, SamplerLine
 from gpudoctor.facts.nvml.spawn import MAX_WORDS, DriverProcess
+from gpudoctor.process.anonymous_file import anonymous_file, content
+from gpudoctor.process.pipes import pipe_with_child
 
 INTERVAL_S = 0.2
 _MOST_TICKS = 5000  # a long load is sampled more seldom: 5000 samples of 8 GPUs are some 10 MB
@@ -47,30 +48,20 @@ class Sampler:
     ) -> None:
         self._gpus = tuple(gpus)
         self._call_deadline_s = call_deadline_s
-        self._final: Recording | None = None
+        self._final: SampleRecording | None = None
         with ExitStack() as kept:
-            self._lines = make_memory()
+            self._lines = anonymous_file()
             kept.callback(os.close, self._lines)
-            stop, self._stop = os.pipe()
-            kept.callback(os.close, self._stop)
-            try:
-                order = {
-                    "out": self._lines,
-                    "stop": stop,
-                    "gpus": self._gpus,
-                    "interval_s": interval_s,
-                    "nvml": nvml,
-                }
-                self._process = DriverProcess("sampler", "nvml_sampler", order, (self._lines, stop))
-            finally:
-                os.close(stop)
+            with pipe_with_child("reads") as (self._stop, stop):
+                order = {"out": self._lines, "stop": stop, "gpus": self._gpus, "interval_s": interval_s, "nvml": nvml}
+                self._process = DriverProcess.start("sampler", "nvml.sampler_child", order, (self._lines, stop))
             kept.pop_all()
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def recording(self) -> Recording:
+    def recording(self) -> SampleRecording:
         """What was sampled until now, or, after `stop`, all of it."""
         return self._final or self._recorded()
 
@@ -108,18 +99,16 @@ class Sampler:
         _, words, over = self._read()
         return ((), words) if over else self._process.post_mortem()
 
-    def _recorded(self, unanswered: tuple[Unanswered, ...] = (), failure: str | None = None) -> Recording:
+    def _recorded(self, unanswered: tuple[Unanswered, ...] = (), failure: str | None = None) -> SampleRecording:
         samples, words, _ = self._read()
-        return Recording(self._gpus, samples, failure or words, unanswered)
+        return SampleRecording(self._gpus, samples, failure or words, unanswered)
 
     def _read(self) -> tuple[list[Sample], str | None, bool]:
         """The samples until now, why there will be no more, and whether all was said."""
-        # the memory is zeroed and longer than what was written; the last line may be half written
-        written = os.pread(self._lines, os.fstat(self._lines).st_size, 0).rstrip(b"\0")
         indices = {index for index, _ in self._gpus}
-        decoder = msgspec.json.Decoder(Said)
+        decoder = msgspec.json.Decoder(SamplerLine)
         samples: list[Sample] = []
-        for line in written.split(b"\n")[:-1]:
+        for line in content(self._lines).split(b"\n")[:-1]:  # the last one may be half written
             try:
                 said = decoder.decode(line)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:

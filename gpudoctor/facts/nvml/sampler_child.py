@@ -5,9 +5,6 @@ One thread for all GPUs: several would only queue at the driver's lock, where th
 
 from __future__ import annotations
 
-import os
-import select
-import sys
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
@@ -15,9 +12,9 @@ from typing import Any
 import msgspec
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.nvml.channel import Crumbs as SharedCrumbs
-from gpudoctor.facts.nvml.client import Crumbs, Door, DriverError, in_range, load_pynvml, prefer
-from gpudoctor.facts.nvml.collector_child import die_with, load
+from gpudoctor.facts.nvml.channel import SharedCallTrace
+from gpudoctor.facts.nvml.client import CallTrace, DriverError, NvmlClient, in_range, load_pynvml, prefer
+from gpudoctor.facts.nvml.collector_child import load, serve_and_exit
 from gpudoctor.facts.nvml.gpu import (
     PCIE_REPLAY,
     POLICY_POWER,
@@ -31,7 +28,8 @@ from gpudoctor.facts.nvml.gpu import (
     throttle_times,
 )
 from gpudoctor.facts.nvml.read_node import version_numbers
-from gpudoctor.facts.nvml.samples import EVENTS, NAMES, Said, Sample
+from gpudoctor.facts.nvml.samples import EVENTS, NAMES, Sample, SamplerLine
+from gpudoctor.process.pipes import ready, write_all
 
 _MAX_MHZ = 20_000
 _MAX_MW = 10_000_000
@@ -62,7 +60,6 @@ class SampleOrder(msgspec.Struct, frozen=True):
     out: int
     stop: int
     crumbs: int
-    parent_pid: int
     gpus: tuple[tuple[int, str], ...]
     interval_s: float
     nvml: str | None = None
@@ -71,7 +68,7 @@ class SampleOrder(msgspec.Struct, frozen=True):
 class GpuSampler:
     """Reads one GPU, cheaply; what it does not have is not asked for again, and what changes slowly is in turn."""
 
-    def __init__(self, door: Door, driver: tuple[int, ...]) -> None:
+    def __init__(self, door: NvmlClient, driver: tuple[int, ...]) -> None:
         self._door = door
         self._driver = driver
         self._refused: set[str] = set()
@@ -158,22 +155,22 @@ class GpuSampler:
 
 def sample_until(
     stopped: Callable[[float], bool],
-    send: Callable[[Said], None],
+    send: Callable[[SamplerLine], None],
     nvml: Any,
     gpus: tuple[tuple[int, str], ...],
     interval_s: float,
-    crumbs: Crumbs | None = None,
+    crumbs: CallTrace | None = None,
 ) -> None:
     """Sample the GPUs (NVML index and UUID) until `stopped(seconds)` says so after waiting so long.
 
     A whole sample of each comes first and last, so that counters can be compared. It begins anew after
     `interval_s`; where the driver is slow, it rests as the constants above say.
     """
-    door = Door(nvml, crumbs)
+    door = NvmlClient(nvml, crumbs)
     try:
         door.call("nvmlInit")
     except DriverError as error:
-        send(Said(failure=f"the sampler could not start the driver's library: {error}"))
+        send(SamplerLine(failure=f"the sampler could not start the driver's library: {error}"))
         return
     driver = version_numbers(door.ask_of(None, "nvmlSystemGetDriverVersion"))
     doors = [door]
@@ -183,7 +180,7 @@ def sample_until(
         try:
             own.handle = own.call("nvmlDeviceGetHandleByUUID", uuid)
         except DriverError as error:
-            send(Said(sample=Sample(monotonic(), index, unread=dict.fromkeys(NAMES, error.missing))))
+            send(SamplerLine(sample=Sample(monotonic(), index, unread=dict.fromkeys(NAMES, error.missing))))
             continue
         doors.append(own)
         samplers.append(GpuSampler(own, driver))
@@ -191,14 +188,14 @@ def sample_until(
     while not over:
         started_s = monotonic()
         for sampler in samplers:
-            send(Said(sample=sampler.sample(whole=first)))
+            send(SamplerLine(sample=sampler.sample(whole=first)))
         over = stopped(_rest_s(monotonic() - started_s, interval_s))
         first = False
     for sampler in samplers:
-        send(Said(sample=sampler.sample(whole=True)))
+        send(SamplerLine(sample=sampler.sample(whole=True)))
     slowest = max(doors, key=lambda one: one.slowest_s)
     send(
-        Said(
+        SamplerLine(
             end=True,
             calls=sum(one.calls for one in doors),
             slowest_call=slowest.slowest_call,
@@ -216,15 +213,7 @@ def _rest_s(busy_s: float, interval_s: float) -> float:
 
 def main(argument: str) -> None:
     """Sample as ordered and end the process; never returns."""
-    import faulthandler
-
-    order = msgspec.json.decode(argument, type=SampleOrder)
-    die_with(order.parent_pid)
-    faulthandler.enable(all_threads=True)  # its report names the thread that crashed
-    serve(order)
-    sys.stderr.flush()
-    # not sys.exit: tearing the driver library down may hang, and there is nothing to tidy
-    os._exit(0)
+    serve_and_exit(serve, msgspec.json.decode(argument, type=SampleOrder))
 
 
 def serve(order: SampleOrder) -> None:
@@ -232,13 +221,11 @@ def serve(order: SampleOrder) -> None:
     nvml = load(order.nvml) if order.nvml else load_pynvml()
     encode = msgspec.json.Encoder().encode
 
-    def send(said: Said) -> None:
-        line = encode(said) + b"\n"
-        while line:
-            line = line[os.write(order.out, line) :]
+    def send(said: SamplerLine) -> None:
+        write_all(order.out, encode(said) + b"\n")
 
     def stopped(wait_s: float) -> bool:
-        return bool(select.select([order.stop], [], [], wait_s)[0])
+        return bool(ready([order.stop], wait_s))
 
-    slot = SharedCrumbs(order.crumbs).slot(0)
+    slot = SharedCallTrace(order.crumbs).slot(0)
     sample_until(stopped, send, nvml, order.gpus, order.interval_s, slot)

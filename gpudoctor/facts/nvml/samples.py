@@ -38,7 +38,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     unread: dict[str, Missing] = {}
 
 
-class Said(msgspec.Struct, frozen=True, omit_defaults=True):
+class SamplerLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line of the sampler: a sample; why there will be none; or the end, with its slowest call."""
 
     sample: Sample | None = None
@@ -49,7 +49,7 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
     slowest_s: float = 0.0
 
 
-class Recording:
+class SampleRecording:
     """All samples of one run, as far as they came.
 
     `failure` says why there are not more, None where sampling went on to the end; `unanswered`

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from gpudoctor.facts.model.gpu import ComputeMode, GpuProcess, MigInstance, Settings, Virtualization
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.nvml.client import Door, DriverError, in_range
+from gpudoctor.facts.nvml.client import DriverError, NvmlClient, in_range
 from gpudoctor.facts.nvml.labels import ADDRESSING, COMPUTE_MODES, VIRTUALIZATION, known_word, word
 from gpudoctor.facts.nvml.memory_health import flag
 from gpudoctor.facts.system.sysfs import format_cpu_list, read_int, read_text
@@ -24,7 +24,7 @@ _MPS_SERVER = "nvidia-cuda-mps"
 _COMM_LENGTH = 15
 
 
-def read_settings(door: Door, confidential: bool | Missing) -> Settings:
+def read_settings(door: NvmlClient, confidential: bool | Missing) -> Settings:
     """Modes of the GPU; MIG instances cost five calls each and are asked for only where MIG is on."""
     mig = door.ask("nvmlDeviceGetMigMode")
     now, later = (mig, mig) if isinstance(mig, Missing) else mig
@@ -48,7 +48,7 @@ def read_settings(door: Door, confidential: bool | Missing) -> Settings:
     )
 
 
-def _mig_instances(door: Door) -> tuple[MigInstance, ...] | Missing:
+def _mig_instances(door: NvmlClient) -> tuple[MigInstance, ...] | Missing:
     count = door.number(0, _MAX_MIG_INSTANCES, "nvmlDeviceGetMaxMigDeviceCount")
     if isinstance(count, Missing):
         return count
@@ -66,7 +66,7 @@ def _mig_instances(door: Door) -> tuple[MigInstance, ...] | Missing:
     return refused if refused is not None and not found else tuple(found)
 
 
-def _mig_instance(door: Door, handle: Any) -> MigInstance:
+def _mig_instance(door: NvmlClient, handle: Any) -> MigInstance:
     name = door.ask_of(handle, "nvmlDeviceGetName")
     attributes = door.ask_of(handle, "nvmlDeviceGetAttributes_v2")
     memory = attributes if isinstance(attributes, Missing) else int(attributes.memorySizeMB)
@@ -80,7 +80,7 @@ def _mig_instance(door: Door, handle: Any) -> MigInstance:
     )
 
 
-def read_processes(door: Door, root: Path, own_pid: int) -> tuple[GpuProcess, ...] | Missing:
+def read_processes(door: NvmlClient, root: Path, own_pid: int) -> tuple[GpuProcess, ...] | Missing:
     """Processes by pid; names and users from /proc. MPS clients are asked for only where an MPS server is seen."""
     compute = running(door, "Compute")
     if isinstance(compute, Missing):
@@ -108,7 +108,7 @@ def read_processes(door: Door, root: Path, own_pid: int) -> tuple[GpuProcess, ..
     return tuple(processes)
 
 
-def running(door: Door, kind: str) -> dict[int, int | Missing] | Missing:
+def running(door: NvmlClient, kind: str) -> dict[int, int | Missing] | Missing:
     """MiB of each process (pid) of a kind: Compute, Graphics, MPSCompute."""
     # never the name without a version: pynvml answers it with an error of another kind
     call = f"nvmlDeviceGet{kind}RunningProcesses"
@@ -163,7 +163,7 @@ def _ancestors(root: Path, pid: int) -> set[int]:
     return line
 
 
-def read_numa_node(door: Door, device: Path) -> int | Missing | None:
+def read_numa_node(door: NvmlClient, device: Path) -> int | Missing | None:
     """The NUMA node nearest to the GPU; None where the firmware or the driver names none.
 
     From the GPU's folder in /sys, else from the driver. Not nvmlDeviceGetNumaNodeId, which on
@@ -178,7 +178,7 @@ def read_numa_node(door: Door, device: Path) -> int | Missing | None:
     return min(nodes) if nodes else None
 
 
-def read_cpu_affinity(door: Door, device: Path) -> str | Missing:
+def read_cpu_affinity(door: NvmlClient, device: Path) -> str | Missing:
     """The CPUs near the GPU as a kernel list (0-55,112-167), from /sys, else from the driver."""
     local = read_text(device / "local_cpulist")
     if isinstance(local, str) and local:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from time import monotonic
 
 import msgspec
@@ -15,11 +14,12 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.deadlines import START_CALLS
 from gpudoctor.facts.model.node import Unanswered
-from gpudoctor.facts.nvml.channel import Crumbs, InFlight, make_memory
-from gpudoctor.facts.nvml.collector_ahead import Ahead, ForkedProcess
-from gpudoctor.facts.system.command import signal_name
-from gpudoctor.process.cpu_starvation import Starvation
-from gpudoctor.process.own_program import own_python
+from gpudoctor.facts.nvml.channel import SIZE_BYTES, InFlight, SharedCallTrace
+from gpudoctor.process.anonymous_file import anonymous_file, tail
+from gpudoctor.process.cpu_starvation import CpuStarvation
+from gpudoctor.process.die_with_parent import dependent_python
+from gpudoctor.process.ending import RunningProcess, signal_name
+from gpudoctor.process.spawn import Child
 
 GRACE_S = 0.3
 MAX_WORDS = 300
@@ -27,49 +27,40 @@ _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal
 
 
 class DriverProcess:
-    """The process, in its own session and process group, with breadcrumbs and what it wrote to stderr.
+    """The process, in its own session and process group, with breadcrumbs and what it writes to stderr.
 
-    It runs `main` of a module of this package with the order as JSON, to which `crumbs` (a file
-    descriptor) and `parent_pid` are added. `name` is how words call it. `end` and then `close` must
-    be called; `end` waits only for a moment for a process that will not die. Raise OSError where the
-    process cannot be started.
+    `name` is how words call it, `errors` the memory behind its stderr, `started_s` monotonic time. `end` and then
+    `close` must be called; `end` waits only for a moment for a process that will not die.
     """
 
-    def __init__(self, name: str, module: str, order: Mapping[str, object], pass_fds: Sequence[int]) -> None:
+    def __init__(
+        self, name: str, process: RunningProcess, crumbs: SharedCallTrace, errors: int, started_s: float
+    ) -> None:
         self.name = name
-        self.started_s = monotonic()
-        with ExitStack() as opened, ExitStack() as kept:
-            memory = make_memory()
-            opened.callback(os.close, memory)
-            self._errors = make_memory()
-            kept.callback(os.close, self._errors)
-            self.crumbs = Crumbs(memory)
-            kept.callback(self.crumbs.close)
-            whole = {**order, "crumbs": memory, "parent_pid": os.getpid()}
-            argument = msgspec.json.encode(whole).decode()
-            self._process: subprocess.Popen[bytes] | ForkedProcess = subprocess.Popen(
-                own_python(f"gpudoctor.facts.{module}", "main", argument),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._errors,
-                pass_fds=(*pass_fds, memory),
-                start_new_session=True,
-            )
-            self._told_to_end = False
-            self._starvation = Starvation(self._process.pid)
-            kept.pop_all()
+        self.started_s = started_s
+        self.crumbs = crumbs
+        self._process, self._errors = process, errors
+        self._told_to_end = False
+        self._starvation = CpuStarvation(process.pid)
 
     @classmethod
-    def ahead(cls, name: str, ahead: Ahead) -> DriverProcess:
-        """The one that was forked before, and has its order: from here on it is as any other."""
-        self = cls.__new__(cls)
-        self.name = name
-        self.started_s = ahead.ordered_s
-        self.crumbs, self._errors = ahead.crumbs, ahead.errors
-        self._process = ahead.process
-        self._told_to_end = False
-        self._starvation = Starvation(ahead.process.pid)
-        return self
+    def start(cls, name: str, module: str, order: Mapping[str, object], pass_fds: Sequence[int]) -> DriverProcess:
+        """Run `main` of a module of gpudoctor.facts with the order as JSON. Raise OSError if it cannot be started.
+
+        `crumbs`, a file descriptor, is added to the order.
+        """
+        started_s = monotonic()
+        with ExitStack() as opened, ExitStack() as kept:
+            memory, errors = anonymous_file(SIZE_BYTES), anonymous_file()
+            opened.callback(os.close, memory)
+            kept.callback(os.close, errors)
+            argument = msgspec.json.encode({**order, "crumbs": memory}).decode()
+            command = dependent_python(f"gpudoctor.facts.{module}", "main", argument)
+            crumbs = SharedCallTrace(memory)
+            kept.callback(crumbs.close)
+            process = Child(command, stderr=errors, pass_fds=(*pass_fds, memory))
+            kept.pop_all()
+        return cls(name, process, crumbs, errors, started_s)
 
     @property
     def pid(self) -> int:
@@ -77,10 +68,7 @@ class DriverProcess:
 
     def ends_within(self, wait_s: float) -> int | None:
         """The exit status, or None where it still runs after so long."""
-        try:
-            return self._process.wait(wait_s)
-        except subprocess.TimeoutExpired:
-            return None
+        return self._process.ends_within(wait_s)
 
     def post_mortem(self, wait_s: float = GRACE_S) -> tuple[tuple[Unanswered, ...], str]:
         """Why it ended before it had said all: the calls it died in, and words.
@@ -105,7 +93,7 @@ class DriverProcess:
         if not calls:
             return (Unanswered(self.name, None, now - self.started_s, how),)
         # faulthandler: Current thread 0x00007f... (most recent call first):
-        current = re.search(r"^Current thread 0x([0-9a-f]+)", self._read_errors(), re.MULTILINE)
+        current = re.search(r"^Current thread 0x([0-9a-f]+)", tail(self._errors), re.MULTILINE)
         thread = int(current.group(1), 16) if current else None
         guilty = tuple(call for call in calls if call.thread == thread) or calls
         last = max(guilty, key=lambda call: call.started_s)
@@ -141,13 +129,7 @@ class DriverProcess:
 
     def last_words(self) -> str:
         """The last line that it wrote to stderr."""
-        return self._read_errors().strip().rpartition("\n")[2][:MAX_WORDS] or "it said nothing"
-
-    def _read_errors(self) -> str:
-        # the memory is zeroed and longer than what was written
-        size = os.fstat(self._errors).st_size
-        tail = os.pread(self._errors, 1 << 16, max(0, size - (1 << 16)))
-        return tail.rstrip(b"\0").decode("utf-8", "replace")
+        return tail(self._errors).strip().rpartition("\n")[2][:MAX_WORDS] or "it said nothing"
 
     def close(self) -> None:
         """Let go of the memory, once nobody looks."""
@@ -159,12 +141,5 @@ class DriverProcess:
         if self._process.returncode is not None:  # already reaped: its number may be another's
             return True
         self._told_to_end = True
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            # a child that has said all ends by itself; this only hurries one that has not
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
-            if self.ends_within(GRACE_S) is not None:
-                return True
-        # in the kernel and not to be killed: its parent's end, or the driver's, will free it
-        self._process.returncode = -signal.SIGKILL
-        return False
+        # one that has said all ends by itself; one that sits in the kernel is freed by our end, or the driver's
+        return self._process.end(GRACE_S)

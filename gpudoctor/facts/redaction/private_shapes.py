@@ -79,6 +79,10 @@ _SHAPES: tuple[tuple[re.Pattern[str], Replacement], ...] = (
     # a name may hold commas: it ends where the driver's own words go on, else with the line
     (re.compile(rf"\b((?:name|comm|exe|cmdline|cmd|task|user)=)(?!<unknown>)(?:[^\n]*(?=, {_TAIL_OF_XID})|[^\n]*)"),
      rf"\1{REDACTED}"),
+    # the kernel's own messages about a process
+    (re.compile(r"\b(INFO: task )[^\n]{1,60}(:\d+ blocked for )"), rf"\1{REDACTED}\2"),
+    (re.compile(r"\b((?:Killed|Kill) process \d+ \()[^\n]{1,60}?(\)(?: |,|$))"), rf"\1{REDACTED}\2"),
+    (re.compile(r"( stuck for \d+s! \[)[^\n]{1,60}(:\d+\])"), rf"\1{REDACTED}\2"),
     (re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)*"), REDACTED),
     (re.compile(r"(?i)\b(serial(?:[ _-]?(?:number|no))?|s/n|sn(?=\s?[:=#])|board[ _]?id)"
                 r"(\.?\s*[:=#]?\s*)(?=[\w-]*\d)[\w-]{4,}"),

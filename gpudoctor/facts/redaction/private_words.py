@@ -45,7 +45,7 @@ def hidden_variables(node: Node) -> list[Variable]:
     return [variable for variable in held if not is_public(variable.name, variable.value, devices)]
 
 
-class PrivateWords:
+class PrivateNames:
     """What to take out of texts about one node: its own words, and what looks like an address or a path."""
 
     def __init__(self, node: Node) -> None:
@@ -125,6 +125,8 @@ def _words_of(node: Node) -> Iterator[str]:
 
 def _hosts_of(node: Node) -> Iterator[str]:
     yield known(node.host.hostname) or ""
+    yield known(node.scheduler.name) or ""
+    yield from (e.device or "" for e in known(node.kernel_log.host_events) or () if e.kind.startswith("nfs"))
     for variable in known(node.environment.variables) or ():
         if re.search("NODELIST|NODENAME|ADDR|HOST|COMM_ID", variable.name):
             # a list is hopper[17-24,30],login1; an address may have a port

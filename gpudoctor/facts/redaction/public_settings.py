@@ -68,13 +68,15 @@ _NUMERIC = re.compile(
     r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_PORT|OMP_NUM_THREADS|COMPUTE_PROFILE|"
     r"NSIGHT_CUDA_DEBUGGER|PYTORCH_NVML_BASED_CUDA_CHECK|CUDA_.*|NCCL_.*|TORCH_NCCL_.*|OMPI_COMM_WORLD_.*|"
     r"TORCHELASTIC_(?:RESTART_COUNT|MAX_RESTARTS|USE_AGENT_STORE|ERROR_FILE_.*)|"
-    r"SLURM_(?:CPUS_.*|JOB_ID|JOB_NUM_NODES|LOCALID|MEM_PER_NODE|NNODES|NODEID|NPROCS|NTASKS.*|PROCID|STEP_ID)"
+    r"SLURM_(?:CPUS_.*|JOB_ID|JOB_NUM_NODES|LOCALID|MEM_PER_NODE|NNODES|NODEID|NPROCS|NTASKS.*|PROCID|STEP_ID|STEP_NUM_NODES)"
 )
 _NEVER = re.compile(
     r".*(?:HOST|COMM_ID|RUN_ID|ADDR|NAME|USER|PWD|PASS|TOKEN|KEY|SECRET|CREDENTIAL|AUTH).*", re.IGNORECASE
 )
 _SELECTED = re.compile(r"(?:NCCL|GLOO)_SOCKET_IFNAME|NCCL_IB_HCA")
 _ADAPTER = re.compile(r"(?:mlx\d|bnxt_re|efa|irdma|roce|rocep|ibp|rdmap|hns)[\w]{0,20}")
+# every machine's name for itself
+_LOOPBACK = re.compile(r"localhost|127\.0\.0\.1|::1")
 _INTERFACE = re.compile(r"(?:lo|docker|veth|br|bond|ib|eth|ens|eno|enp|enP|wlan|wlp)[0-9a-z]{0,12}")
 
 
@@ -82,6 +84,8 @@ def is_public(name: str, value: str, devices: Iterable[str]) -> bool:
     """Whether this variable's value names nobody; `devices` are the interfaces and adapters that the node shows."""
     if _SELECTED.fullmatch(name):
         return all(_is_device(item, devices) for item in value.strip().lstrip("^=").split(","))
+    if name == "MASTER_ADDR" and _LOOPBACK.fullmatch(value.strip()):
+        return True
     if _NEVER.fullmatch(name):
         return False
     if any(shape.fullmatch(value) for known_name, shape in _PUBLIC if known_name.fullmatch(name)):

@@ -11,7 +11,7 @@ from gpudoctor.facts.model.gpu import system_program
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.redaction.private_shapes import REDACTED, shapes_taken_out
-from gpudoctor.facts.redaction.private_words import PrivateWords, hidden_variables
+from gpudoctor.facts.redaction.private_words import PrivateNames, hidden_variables
 from gpudoctor.facts.redaction.public_settings import is_public
 
 T = TypeVar("T")
@@ -36,13 +36,13 @@ _VOCABULARY = {
         _WORD,
     ),
     **dict.fromkeys(
-        ("bus_id", "compute_capability", "pci_device_id", "pci_subsystem_id", "vbios", "device_id", "pci_class",
-         "vendor_id", "cpu_affinity", "cpus", "cpus_usable_list"),
+        ("bus_id", "at_bus_id", "compute_capability", "pci_device_id", "pci_subsystem_id", "vbios", "device_id",
+         "pci_class", "vendor_id", "cpu_affinity", "cpus", "cpus_usable_list"),
         _NUMBERS,
     ),
     **dict.fromkeys(
         ("library_version", "module_version", "cuda_version", "version", "torch", "torch_cuda", "nccl", "python",
-         "driver", "cuda"),
+         "driver", "cuda", "disk_version", "firmware", "library", "module"),
         _VERSION,
     ),
     **dict.fromkeys(("collected_at", "started_at"), _TIME),
@@ -67,7 +67,7 @@ class Redaction:
     """
 
     def __init__(self, node: Node) -> None:
-        self._words = PrivateWords(node)
+        self._words = PrivateNames(node)
         self._hidden = {(variable.name, variable.value) for variable in hidden_variables(node)}
         self._stand_ins: dict[str, str] = {}
         for gpu in node.gpus:
@@ -131,6 +131,8 @@ class Redaction:
         made = {name: self._value(value, name) for name, value in raw.items()}
         if "missing" in raw:
             made = {name: self.text(value) if name == "missing" else value for name, value in raw.items()}
+        elif key == "host_events" and raw["kind"].startswith("nfs"):
+            made["device"] = REDACTED if raw.get("device") else None
         elif key == "variables":
             made = self._variable(raw)
         elif self._names_someone(raw, key) and isinstance(raw.get("name"), str):
@@ -145,7 +147,7 @@ class Redaction:
         """Whether this struct's `name` is that of a process, a host, or a file that a person named."""
         if key == "source":
             return raw.get("kind", "facts") != "simulated" and bool(raw.get("name"))
-        return key in ("processes", "host")
+        return key in ("processes", "host", "scheduler")
 
     def _variable(self, raw: dict[str, Any]) -> dict[str, Any]:
         name, value = raw["name"], raw["value"]

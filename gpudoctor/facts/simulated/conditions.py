@@ -172,6 +172,10 @@ CONDITIONS: dict[str, tuple[Condition, str]] = {
         _of_gpu(lambda g: known(g.memory_repair.retirement_pending) is not None),
         "this GPU does not retire pages",
     ),
+    "inforom": (
+        _of_gpu(lambda g: known(g.inforom_corrupted) is not None),
+        "this GPU has no infoROM that its driver tells of",
+    ),
     "repair": (
         _of_gpu(lambda g: known(g.memory_repair.channel_repair_pending) is not None),
         "this GPU does not repair channels",

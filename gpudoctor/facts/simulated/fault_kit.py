@@ -19,7 +19,7 @@ from gpudoctor.facts.simulated.edits import Target
 FAULTS_FILE = Path(__file__).parent / "faults.yaml"
 
 
-class Fault(msgspec.Struct, frozen=True):
+class SimulatedFault(msgspec.Struct, frozen=True):
     """A fault that can be tried on a node.
 
     `kind` is what it strikes: a `gpu`, a `pair` of GPUs, a `link` of a GPU, or the `node`.
@@ -51,7 +51,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=1)
-def faults() -> tuple[Fault, ...]:
+def faults() -> tuple[SimulatedFault, ...]:
     """Every fault of the kit, in the order of the file."""
     import yaml
 
@@ -64,7 +64,7 @@ def faults() -> tuple[Fault, ...]:
             key: row.pop(key) for key in ("title", "kind", "level", "needs", "given", "of") if key in row
         }
         fault: dict[str, Any] = {"name": name, "check": check, "status": status, **head, "patch": row}
-        made.append(msgspec.convert(fault, Fault))
+        made.append(msgspec.convert(fault, SimulatedFault))
     return tuple(made)
 
 
@@ -100,7 +100,7 @@ def _applied(node: Node, spec: str) -> Node:
     return patched(node, target, fault.patch)
 
 
-def _target(fault: Fault, node: Node, spec: str | None) -> Target:
+def _target(fault: SimulatedFault, node: Node, spec: str | None) -> Target:
     _, at, where = spec.partition("@") if spec else ("", "", "")
     if at and not where:
         raise UserError(f"no GPU stands after the @ of {spec!r}")

@@ -29,6 +29,12 @@ def _without_gpu(node: Node, target: Target) -> Node:
     return replace(node, gpus=gpus, driver=replace(node.driver, device_count=len(gpus)))
 
 
+def _drained(node: Node, target: Target) -> Node:
+    bus_id = struck_gpu(node, target).bus_id
+    node = _without_gpu(node, target)
+    return replace(node, driver=replace(node.driver, drained_gpus=(bus_id,)))
+
+
 def _off_pci(node: Node, target: Target) -> Node:
     gone = struck_gpu(node, target).bus_id
     if not isinstance(node.pci.nvidia_devices, Missing):
@@ -233,6 +239,7 @@ def _stranger(node: Node, target: Target) -> Node:
 
 GPU_PATTERNS: dict[str, Pattern] = {
     "without-gpu": _without_gpu,
+    "drained": _drained,
     "off-pci": _off_pci,
     "lost": _lost,
     "hang": _hang,

@@ -80,6 +80,18 @@ def _port_down(node: Node, target: Target) -> Node:
     return _port(node, state="DOWN", physical_state="Polling", rate_gbit_s=10.0, link_downed=1)
 
 
+def _port_flaps(node: Node, target: Target) -> Node:
+    return _port(node, link_downed=10 * _days_up(node))
+
+
+def _port_errors(node: Node, target: Target) -> Node:
+    return _port(node, symbol_errors=240_000 * _days_up(node), receive_errors=12_000 * _days_up(node))
+
+
+def _days_up(node: Node) -> int:
+    return int((known(node.host.uptime_s) or 0) // 86_400) + 1
+
+
 def _port_slow(node: Node, target: Target) -> Node:
     ports = node.network.rdma_ports
     full = 400.0 if isinstance(ports, Missing) else known(ports[-1].max_rate_gbit_s) or 400.0
@@ -100,5 +112,7 @@ HOST_PATTERNS: dict[str, Pattern] = {
     "small-cgroup": _small_cgroup,
     "port-down": _port_down,
     "port-slow": _port_slow,
+    "port-flaps": _port_flaps,
+    "port-errors": _port_errors,
     "two-nccl-copies": _two_copies,
 }

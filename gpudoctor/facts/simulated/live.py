@@ -8,7 +8,7 @@ from gpudoctor.facts.model.gpu import Gpu, GpuProcess
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.training_job import (
-    Job,
+    SimulatedJob,
     events_at,
     is_lost,
     job_of,
@@ -23,7 +23,7 @@ _SLOW = frozenset({"memory_mhz"})
 _PCIE = frozenset({"pcie_generation", "pcie_width", "pcie_rx_gb_s", "pcie_tx_gb_s"})
 _UP = ("active", "sleep")
 _STORM = 1000  # a counter of so many is one that grows
-_NO_JOB = Job((), False, 1.0, 0.0, 0.0)
+_NO_JOB = SimulatedJob((), False, 1.0, 0.0, 0.0)
 _CPUS_A_RANK = 6
 _RANK_RAM_MIB = 14_336
 
@@ -66,7 +66,7 @@ def _silence(node: Node, begin_s: float, at_s: float) -> Silence | None:
     return Silence(round(since_s, 3), f"{where} has not returned for {at_s - since_s:.0f} s")
 
 
-def _gpu(gpu: Gpu, job: Job, now: Due, number: int, interval_s: float, plays: bool) -> GpuTick:
+def _gpu(gpu: Gpu, job: SimulatedJob, now: Due, number: int, interval_s: float, plays: bool) -> GpuTick:
     facts = _readings_told(gpu, plays)
     shown: Mapping[str, float | Missing] = readings_at(gpu, job, number * interval_s) if plays else facts
     unread: dict[str, Missing] = {name: value for name, value in facts.items() if isinstance(value, Missing)}
@@ -127,7 +127,7 @@ def _counters_told(gpu: Gpu) -> dict[str, int | Missing]:
     }
 
 
-def _held(gpus: list[Gpu], job: Job) -> tuple[ProcessTick, ...]:
+def _held(gpus: list[Gpu], job: SimulatedJob) -> tuple[ProcessTick, ...]:
     """The processes of the facts; the job's own ranks stand for gpudoctor's user's."""
     found = []
     for gpu in gpus:
@@ -158,7 +158,7 @@ def _host(node: Node) -> HostTick:
     return HostTick(cpus=known(host.cpus_total), ram_used_mib=used, ram_total_mib=ram, load_1min=known(host.load_1m))
 
 
-def _host_playing(node: Node, job: Job, seconds: float) -> HostTick:
+def _host_playing(node: Node, job: SimulatedJob, seconds: float) -> HostTick:
     """The job's share of the host on top: data loading, and its memory."""
     host = _host(node)
     cpus = known(node.host.cpus_usable) or host.cpus

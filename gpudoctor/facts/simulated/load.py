@@ -15,7 +15,7 @@ from gpudoctor.facts.model.node import Environment, Node, Source, Variable
 from gpudoctor.facts.simulated.wiring import Wired, wire
 
 if TYPE_CHECKING:
-    from gpudoctor.facts.simulated.fault_kit import Fault
+    from gpudoctor.facts.simulated.fault_kit import SimulatedFault
 
 FOLDER = Path(__file__).parent / "nodes"
 CALLER_PREFIXES = ("CUDA_", "NCCL_", "SLURM_")
@@ -70,7 +70,7 @@ def load_node(name: str, environ: Mapping[str, str] | None = None) -> Node:
 # The fault kit is imported where a fault is asked for: a plain node must load fast.
 
 
-def faults() -> tuple[Fault, ...]:
+def faults() -> tuple[SimulatedFault, ...]:
     """Every fault of the kit, in the order of its file."""
     from gpudoctor.facts.simulated import fault_kit as simulated_faults
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import Environment, KernelEvent, Node, Variable
+from gpudoctor.facts.model.node import Environment, HostEvent, KernelEvent, Node, Variable
 from gpudoctor.facts.simulated.edits import Target, each, each_pair, on_slot
 from gpudoctor.facts.simulated.gpu_faults import GPU_PATTERNS
 from gpudoctor.facts.simulated.host_faults import HOST_PATTERNS
@@ -25,6 +25,7 @@ def patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:
     `node`, `gpu`, `gpu_if_told` (only where the GPU tells that leaf), `all` (every GPU), `pair`: dotted leaf -> value.
     `slot`: leaf -> value on the bridge right above the GPU, and on the GPU's own hop. `env`: name -> value.
     `apply`: names of worked patterns. `log`: kernel lines, in which {bus}, {pci} and {gpu} stand for the target.
+    `host_log`: kernel lines of the machine around the GPUs, ten minutes old.
     """
     for leaf, value in patch.get("node", {}).items():
         node = put(node, leaf, value)
@@ -43,6 +44,7 @@ def patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:
         node = _with_variables(node, patch["env"])
     events = patch.get("log", ())  # a GPU that a pattern takes away still has its bus id here
     node = _with_log(node, target, events)
+    node = _with_host_log(node, patch.get("host_log", ()))
     for name in patch.get("apply", ()):
         node = PATTERNS[name](node, target)
     return node
@@ -87,3 +89,13 @@ def _with_log(node: Node, target: Target, rows: list[dict[str, Any]]) -> Node:
     if isinstance(log.source, Missing):
         log = replace(log, source="simulated")
     return replace(node, kernel_log=log)
+
+
+def _with_host_log(node: Node, rows: Iterable[dict[str, Any]]) -> Node:
+    held = node.kernel_log.host_events
+    if not rows or (isinstance(held, Missing) and held.kind == "denied"):
+        return node
+    last_s = max(0.0, (known(node.host.uptime_s) or 3600.0) - 600.0)
+    events = tuple(HostEvent(**row, first_s=last_s, last_s=last_s) for row in rows)
+    log = replace(node.kernel_log, host_events=(*(() if isinstance(held, Missing) else held), *events))
+    return replace(node, kernel_log=log if not isinstance(log.source, Missing) else replace(log, source="simulated"))

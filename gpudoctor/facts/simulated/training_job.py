@@ -35,7 +35,7 @@ def is_lost(gpu: Gpu) -> bool:
     return any(error.code == LOST for error in gpu.errors)
 
 
-class Job(msgspec.Struct, frozen=True):
+class SimulatedJob(msgspec.Struct, frozen=True):
     """The job on a node: its ranks' GPUs (NVML indices), and what the slowest of them leaves to all."""
 
     ranks: tuple[int, ...]
@@ -45,13 +45,13 @@ class Job(msgspec.Struct, frozen=True):
     pcie_gb_s: float
 
 
-def job_of(node: Node) -> Job:
+def job_of(node: Node) -> SimulatedJob:
     """The job that fits the node: on the large GPUs that a program may use as a whole."""
     told = [gpu for gpu in node.gpus if _fits(gpu)]
     most = max((known(gpu.memory_total_mib) or 0 for gpu in told), default=0)
     members = [gpu for gpu in told if (known(gpu.memory_total_mib) or 0) >= most / 2]
     alive = [gpu for gpu in members if not is_lost(gpu)]
-    return Job(
+    return SimulatedJob(
         ranks=tuple(sorted(gpu.index for gpu in alive)),
         stalled=len(alive) < len(members),
         speed=min((_clock_share(gpu) for gpu in alive), default=1.0),
@@ -107,7 +107,7 @@ def pcie_gb_s(gpu: Gpu) -> float:
     return LANE_GB_S.get(generation or 0, 0.0) * (width or 0) * _PCIE_SHARE
 
 
-def readings_at(gpu: Gpu, job: Job, seconds: float) -> dict[str, float]:
+def readings_at(gpu: Gpu, job: SimulatedJob, seconds: float) -> dict[str, float]:
     """What the GPU shows so long after the job's start; an idle one of no job what its facts say."""
     clocks, power = gpu.clocks, gpu.power
     in_job = gpu.index in job.ranks
@@ -154,7 +154,7 @@ def readings_at(gpu: Gpu, job: Job, seconds: float) -> dict[str, float]:
     return shown
 
 
-def _traffic(gpu: Gpu, job: Job, saving: bool, swing: float, input_swing: float) -> dict[str, float]:
+def _traffic(gpu: Gpu, job: SimulatedJob, saving: bool, swing: float, input_swing: float) -> dict[str, float]:
     """Gradients over NVLink, else PCIe, as fast as the slowest link; data and checkpoints over PCIe."""
     pace = job.speed / _FULL_CLOCK
     most = pcie_gb_s(gpu)
@@ -171,7 +171,7 @@ def _traffic(gpu: Gpu, job: Job, saving: bool, swing: float, input_swing: float)
     }
 
 
-def _full_w(gpu: Gpu, job: Job) -> float:
+def _full_w(gpu: Gpu, job: SimulatedJob) -> float:
     """Power under the job once it has settled: less where the ranks wait for a slow one."""
     limit_w = known(gpu.power.limit_w) or 300.0
     if job.stalled:
@@ -192,7 +192,7 @@ def _full_c(gpu: Gpu, full_w: float) -> float:
     return min(now_c + 42 * full_w / limit_w, max(most_c - 4, now_c))
 
 
-def events_at(gpu: Gpu, job: Job) -> tuple[str, ...]:
+def events_at(gpu: Gpu, job: SimulatedJob) -> tuple[str, ...]:
     """The clock event reasons: a GPU at work is not idle, one with a low limit is held down by it."""
     reasons = known(gpu.clocks.event_reasons) or ()
     if gpu.index not in job.ranks:
@@ -207,7 +207,7 @@ def job_memory_mib(gpu: Gpu) -> int:
     return round((known(gpu.memory_total_mib) or 0) * _MEMORY_SHARE)
 
 
-def ranks_at(gpus: Sequence[Gpu], job: Job, seconds: float) -> tuple[ProcessTick, ...]:
+def ranks_at(gpus: Sequence[Gpu], job: SimulatedJob, seconds: float) -> tuple[ProcessTick, ...]:
     """The job's processes; nobody can take them for real ones."""
     shown = {gpu.index: gpu for gpu in gpus}
     return tuple(

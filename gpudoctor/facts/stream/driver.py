@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import select
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from time import monotonic
 
 import msgspec
 
 from gpudoctor.facts.deadlines import CALL, PATIENCE, START, START_CALLS
 from gpudoctor.facts.nvml.spawn import MAX_WORDS, DriverProcess
-from gpudoctor.facts.stream.driver_channel import Answer
+from gpudoctor.facts.stream.driver_channel import ReaderAnswer
 from gpudoctor.facts.stream.messages import Silence
+from gpudoctor.process.forked import reap
+from gpudoctor.process.pipes import LineReader, LongLineError, pipe_with_child, write_all
 
 LONGEST_BACKOFF_S = 60.0
 _MAX_LINE_BYTES = 16 << 20
@@ -61,7 +61,7 @@ class DriverWatch:
         """Of the process that calls the driver; None while there is none."""
         return None if self._reader is None else self._reader.process.pid
 
-    def read(self) -> tuple[Answer | None, Silence | None]:
+    def read(self) -> tuple[ReaderAnswer | None, Silence | None]:
         """What the GPUs tell now; or, after at most `patience_s`, that the driver is silent, and why."""
         if self._reader is None and not self._start():
             return None, self._silence()
@@ -90,12 +90,12 @@ class DriverWatch:
         if self._reader is not None:
             self._end(self._reader)
         # one that was only slow to die is gone by now
-        self._stuck = [pid for pid in self._stuck if _still_there(pid)]
+        self._stuck = [pid for pid in self._stuck if reap(pid) is None]
 
     def _start(self) -> bool:
         if monotonic() < self._next_start_s:
             return False
-        self._stuck = [pid for pid in self._stuck if _still_there(pid)]
+        self._stuck = [pid for pid in self._stuck if reap(pid) is None]
         if len(self._stuck) >= _MAX_STUCK:
             return False
         try:
@@ -175,19 +175,12 @@ class _Reader:
     def __init__(self, order: dict[str, object]) -> None:
         self.asked_s = monotonic()
         self._asked = False
-        self._rest = b""
-        with ExitStack() as kept, ExitStack() as theirs:
-            requests, self._requests = os.pipe()
-            theirs.callback(os.close, requests)
-            kept.callback(os.close, self._requests)
-            self._out, out = os.pipe()
-            theirs.callback(os.close, out)
-            kept.callback(os.close, self._out)
+        with pipe_with_child("reads") as (self._requests, requests), pipe_with_child("writes") as (answers, out):
             whole = {**order, "requests": requests, "out": out}
-            self.process = DriverProcess("reader", "nvml_watcher", whole, (requests, out))
-            self._pipes = kept.pop_all()
+            self.process = DriverProcess.start("reader", "stream.driver_child", whole, (requests, out))
+        self._out = LineReader(answers, _MAX_LINE_BYTES)
 
-    def answer(self, patience_s: float, call_deadline_s: float) -> Answer | None:
+    def answer(self, patience_s: float, call_deadline_s: float) -> ReaderAnswer | None:
         """The answer to what was asked, now or before; None where there is none in time.
 
         Ends its patience early where a call is overdue. Raise _EndedError.
@@ -196,38 +189,34 @@ class _Reader:
             self.asked_s = monotonic()
             self.process.starved_s()  # what it wanted for before it was asked does not count
             try:
-                os.write(self._requests, b".")
+                write_all(self._requests, b".")
             except BrokenPipeError:
                 raise _EndedError(self._what_became()) from None
             self._asked = True
         until_s = monotonic() + patience_s
         while True:
             left_s = until_s - monotonic()
-            if select.select([self._out], [], [], max(0.0, min(left_s, call_deadline_s / 2)))[0]:
-                answer = self._take()
-                if answer is not None:
-                    self._asked = False
-                    return answer
-            elif left_s <= 0:
+            answer = self._take(min(left_s, call_deadline_s / 2))
+            if answer is not None:
+                self._asked = False
+                return answer
+            if left_s <= 0:
                 return None
 
-    def _take(self) -> Answer | None:
-        data = os.read(self._out, 1 << 16)
-        if not data:
-            raise _EndedError(self._what_became())
-        line, end, rest = (self._rest + data).partition(b"\n")
-        if not end and len(line) <= _MAX_LINE_BYTES:
-            self._rest = line
-            return None
-        self._rest = b""
+    def _take(self, wait_s: float) -> ReaderAnswer | None:
         try:
-            answer = msgspec.json.decode(line, type=Answer)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            lines = self._out.lines(wait_s)
+            if lines is None:
+                raise _EndedError(self._what_became())
+            if not lines:
+                return None
+            answer = msgspec.json.decode(lines[0], type=ReaderAnswer)
+        except (msgspec.MsgspecError, UnicodeDecodeError, LongLineError) as error:
             raise _EndedError(
                 f"the reader of the driver sent something that is no answer: {error}"[:MAX_WORDS]
             ) from None
         # only now: how many lines one read takes is chance, and what the first one says is not
-        if rest:
+        if lines[1:] or self._out.rest:
             raise _EndedError("the reader of the driver said more than it was asked")
         return answer
 
@@ -236,15 +225,8 @@ class _Reader:
 
     def end(self) -> bool:
         """End the process; False where it sits in the kernel and will not."""
-        self._pipes.close()
+        for pipe in (self._requests, self._out.descriptor):
+            os.close(pipe)
         ended = self.process.end()
         self.process.close()
         return ended
-
-
-def _still_there(pid: int) -> bool:
-    """Whether a process of ours that could not be ended still is; reaps it where it has ended."""
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0] == 0
-    except ChildProcessError:
-        return False

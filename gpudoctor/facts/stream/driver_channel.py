@@ -18,7 +18,6 @@ class WatchOrder(msgspec.Struct, frozen=True):
     requests: int
     out: int
     crumbs: int
-    parent_pid: int
     gpus: tuple[tuple[int, str | None], ...]
     interval_s: float
     nvml: str | None = None
@@ -33,7 +32,7 @@ class OnGpu(msgspec.Struct, frozen=True, omit_defaults=True):
     memory_mib: int | None = None
 
 
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+class ReaderAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line: what the GPUs told. `processes` is None where they were not asked for now.
 
     `cost_ms`: how long the driver was busy with it. `failure`: why there will be no answers.

@@ -7,7 +7,6 @@ the driver's lock, where the job's own processes queue too.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -15,17 +14,18 @@ from typing import Any
 import msgspec
 
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.nvml.channel import Crumbs as SharedCrumbs
-from gpudoctor.facts.nvml.client import Crumbs, Door, DriverError, in_range, load_pynvml
-from gpudoctor.facts.nvml.collector_child import die_with, load
+from gpudoctor.facts.nvml.channel import SharedCallTrace
+from gpudoctor.facts.nvml.client import CallTrace, DriverError, NvmlClient, in_range, load_pynvml
+from gpudoctor.facts.nvml.collector_child import load, serve_and_exit
 from gpudoctor.facts.nvml.gpu import LINK_COUNT, POWER_INSTANT, SWITCH_LINK_COUNT, read_memory, read_utilization
 from gpudoctor.facts.nvml.links import read_links
 from gpudoctor.facts.nvml.read_node import version_numbers
 from gpudoctor.facts.nvml.sampler_child import GpuSampler
 from gpudoctor.facts.nvml.settings import process_name, running
 from gpudoctor.facts.stream.cadence import Due, due
-from gpudoctor.facts.stream.driver_channel import Answer, OnGpu, WatchOrder
+from gpudoctor.facts.stream.driver_channel import OnGpu, ReaderAnswer, WatchOrder
 from gpudoctor.facts.stream.messages import GpuTick
+from gpudoctor.process.pipes import write_all
 
 _ALL_LINKS = 0xFFFF_FFFF  # as scope: the sum over a GPU's links
 _NVLINK = {"nvlink_tx_gb_s": (138, _ALL_LINKS), "nvlink_rx_gb_s": (139, _ALL_LINKS)}
@@ -42,7 +42,7 @@ _MPS_SERVER = "nvidia-cuda-mps"
 class GpuWatcher(GpuSampler):
     """Reads one GPU; what it does not have is told once and not asked for again."""
 
-    def __init__(self, door: Door, driver: tuple[int, ...]) -> None:
+    def __init__(self, door: NvmlClient, driver: tuple[int, ...]) -> None:
         super().__init__(door, driver)
         self._wanted = [_POWER, *_NVLINK.values()]
         self._carried: dict[str, tuple[float, int]] = {}
@@ -157,18 +157,18 @@ class Watcher:
         nvml: Any,
         gpus: tuple[tuple[int, str | None], ...] = (),
         interval_s: float = 1.0,
-        crumbs: Crumbs | None = None,
+        crumbs: CallTrace | None = None,
     ) -> None:
         self._interval_s = interval_s
         self._crumbs = crumbs
-        self._door = Door(nvml, crumbs)
+        self._door = NvmlClient(nvml, crumbs)
         self._door.call("nvmlInit")
         self._driver = version_numbers(self._door.ask_of(None, "nvmlSystemGetDriverVersion"))
         self._gpus = gpus or tuple((index, None) for index in range(self._door.call("nvmlDeviceGetCount")))
         self._watchers: dict[int, GpuWatcher] = {}
         self._number = 0
 
-    def answer(self) -> Answer:
+    def answer(self) -> ReaderAnswer:
         """The next answer: what is due of every GPU that answers."""
         started_s = monotonic()
         number, self._number = self._number, self._number + 1
@@ -189,7 +189,7 @@ class Watcher:
             if found is not None:
                 processes = [*(processes or ()), *found]
         cost_ms = round((monotonic() - started_s) * 1000, 2)
-        return Answer(tuple(ticks), None if processes is None else tuple(processes), cost_ms)
+        return ReaderAnswer(tuple(ticks), None if processes is None else tuple(processes), cost_ms)
 
     def _opened(self, index: int, uuid: str | None) -> GpuWatcher | None:
         door = self._door.for_gpu(index, self._crumbs)
@@ -205,15 +205,7 @@ class Watcher:
 
 def main(argument: str) -> None:
     """Answer as ordered and end the process; never returns."""
-    import faulthandler
-
-    order = msgspec.json.decode(argument, type=WatchOrder)
-    die_with(order.parent_pid)
-    faulthandler.enable(all_threads=True)  # its report names the thread that crashed
-    serve(order)
-    sys.stderr.flush()
-    # not sys.exit: tearing the driver library down may hang, and there is nothing to tidy
-    os._exit(0)
+    serve_and_exit(serve, msgspec.json.decode(argument, type=WatchOrder))
 
 
 def serve(order: WatchOrder) -> None:
@@ -222,17 +214,15 @@ def serve(order: WatchOrder) -> None:
     encode = msgspec.json.Encoder().encode
     watcher: Watcher | None = None
 
-    def send(answer: Answer) -> None:
-        line = encode(answer) + b"\n"
-        while line:
-            line = line[os.write(order.out, line) :]
+    def send(answer: ReaderAnswer) -> None:
+        write_all(order.out, encode(answer) + b"\n")
 
-    crumbs = SharedCrumbs(order.crumbs).slot(0)
+    crumbs = SharedCallTrace(order.crumbs).slot(0)
     while os.read(order.requests, 1):
         if watcher is None:
             try:
                 watcher = Watcher(nvml, order.gpus, order.interval_s, crumbs)
             except DriverError as error:
-                send(Answer(failure=f"the driver's library did not start: {error}"))
+                send(ReaderAnswer(failure=f"the driver's library did not start: {error}"))
                 return
         send(watcher.answer())

@@ -24,14 +24,14 @@ _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMIX_RANK", "PMI_RANK
 _VARIABLES = frozenset({*_RANKS, "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RAY_JOB_ID"})
 
 
-class Job(msgspec.Struct, frozen=True):
+class ProcessJob(msgspec.Struct, frozen=True):
     """What holds a process, in words, and the process's rank there."""
 
     name: str | None = None
     rank: int | None = None
 
 
-def job_of(environ: Mapping[str, str] | None, group: str, commands: Iterable[str]) -> Job:
+def job_of(environ: Mapping[str, str] | None, group: str, commands: Iterable[str]) -> ProcessJob:
     """The job, from the process's environment (None: may not be read), cgroup, and command lines.
 
     `commands` are its own and those of its ancestors, nearest first. Launcher and batch system are
@@ -55,7 +55,7 @@ def job_of(environ: Mapping[str, str] | None, group: str, commands: Iterable[str
         names.append(f"Slurm {number}")
     ranks = (known.get(name, "") for name in _RANKS)
     rank = next((int(text) for text in ranks if text.isdecimal() and len(text) <= 7), None)
-    return Job(", ".join(names) or None, rank)
+    return ProcessJob(", ".join(names) or None, rank)
 
 
 class ProcessReader:
@@ -101,7 +101,7 @@ class _Known:
         self.name: str | None = None
         self.user: str | None = None
         self.command: str | None = None
-        self.job = Job()
+        self.job = ProcessJob()
         self._process: psutil.Process | None = None
         try:
             self._process = process = psutil.Process(pid)

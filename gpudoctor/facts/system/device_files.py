@@ -8,9 +8,18 @@ from pathlib import Path
 
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import short_bus_id
+from gpudoctor.facts.system.pci import BUS_ID
 from gpudoctor.facts.system.sysfs import key_values, list_names, present, read_text
 
 _GPUS = "proc/driver/nvidia/gpus"
+
+
+def read_driven_gpus(root: Path) -> tuple[str, ...] | Missing:
+    """Bus ids of the GPUs that the kernel module drives, whether it shows them or not."""
+    names = list_names(root / _GPUS)
+    if isinstance(names, Missing):
+        return names
+    return tuple(short_bus_id(name) for name in names if BUS_ID.fullmatch(name.lower()))
 
 
 def read_denied_gpus(root: Path, shown: Container[str]) -> tuple[str, ...] | Missing:

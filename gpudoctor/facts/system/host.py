@@ -66,6 +66,7 @@ def read_host(root: Path) -> Host:
         open_files=_ulimit(root, "Max open files"),
         processes=_ulimit(root, "Max processes"),
         swap_mib=read_meminfo_mib(meminfo, "SwapTotal"),
+        swap_free_mib=read_meminfo_mib(meminfo, "SwapFree"),
     )
 
 

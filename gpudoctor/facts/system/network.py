@@ -16,6 +16,8 @@ _NUMBERED = re.compile(r"^\d+:\s*(\S.*)$")
 _KERNEL = re.compile(r"(\d+)\.(\d+)")
 _DRIVER_MAJOR = re.compile(r"\b(\d{3})\.\d+")
 _PEERMEM = ("nvidia_peermem", "nv_peer_mem")
+# the modules that take peers: MLNX_OFED's, and Ubuntu's own kernel's
+PEER_CORES = ("ib_core", "ib_uverbs")
 # Linux 5.12 brought DMA-BUF to RDMA; NVIDIA's driver exports it since 515, in its open kernel module only
 # (NVIDIA GPU Operator documentation, "GPUDirect RDMA": prerequisites of DMA-BUF)
 _DMABUF_KERNEL = (5, 12)
@@ -33,6 +35,7 @@ def read_network(root: Path) -> Network:
         interfaces=_interfaces(root),
         rdma_ports=_rdma_ports(root),
         peermem_loaded=_peermem_loaded(root),
+        peermem_registered=_peermem_registered(root),
         dmabuf_supported=_dmabuf_supported(root),
     )
 
@@ -98,6 +101,11 @@ def _rdma_port(device: Path, number: int) -> RdmaPort:
         numa_node=read_numa_node(behind) if on_pci else Missing("not a PCI device", "absent"),
         interface=_interface_of(behind, port),
         link_downed=read_int(port / "counters/link_downed"),
+        adapter=read_text(device / "hca_type"),
+        firmware=read_text(device / "fw_ver"),
+        link_recoveries=read_int(port / "counters/link_error_recovery"),
+        symbol_errors=read_int(port / "counters/symbol_error"),
+        receive_errors=read_int(port / "counters/port_rcv_errors"),
     )
 
 
@@ -141,6 +149,20 @@ def _peermem_loaded(root: Path) -> bool | Missing:
     if isinstance(modules, Missing):
         return modules
     return any(line.startswith(f"{name} ") for line in modules.splitlines() for name in _PEERMEM)
+
+
+def _peermem_registered(root: Path) -> bool | Missing:
+    """Whether the InfiniBand core holds the module: its own list of peers, else the modules that use its symbols.
+
+    Source: NCCL's net_ib.cc looks at the same list, which MLNX_OFED's ib_core makes.
+    """
+    if not present(root / "sys/module"):
+        return Missing("/sys/module: not there", "absent")
+    peers = list_names(root / "sys/kernel/mm/memory_peers")
+    if not isinstance(peers, Missing) and any(name.startswith("nv_mem") for name in peers):
+        return True
+    holders = (root / "sys/module" / core / "holders" / name for core in PEER_CORES for name in _PEERMEM)
+    return any(present(holder) for holder in holders)
 
 
 def _dmabuf_supported(root: Path) -> bool | Missing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -13,62 +12,64 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
-from gpudoctor.load_policy import CPU_RANKS, Backend, LoadRequest, devices_to_load
+from gpudoctor.load.devices import CPU_RANKS, Backend, devices_to_load
 from gpudoctor.plan.communication import step_time
 from gpudoctor.plan.machine import Machine
-from gpudoctor.plan.memory import Job, memory_of
-from gpudoctor.plan.model import Compared, Trial, model_summary
+from gpudoctor.plan.memory import PlanJob, memory_of
+from gpudoctor.plan.model import PlanVerification, PredictedPart, model_summary
 from gpudoctor.plan.model_shape import layers_of_stages
 from gpudoctor.plan.rates import Rate
-from gpudoctor.plan.split import Split
-from gpudoctor.plan.verification.shape import CPU_SIZE, GPU_SIZE, least_ranks, trial_job, trial_split
+from gpudoctor.plan.request import PlanRequest
+from gpudoctor.plan.split import RankSplit
+from gpudoctor.plan.verification.reduced_size import CPU_SIZE, GPU_SIZE, least_ranks, reduced_job, reduced_split
 from gpudoctor.profiles.profile import NO_PROFILE
 from gpudoctor.units import MIB
 
 if TYPE_CHECKING:
-    from gpudoctor.probes.plan_verification.messages import TrialFigures, TrialOrder
+    from gpudoctor.probes.plan_verification.messages import VerificationFigures, VerificationOrder
 
 STEPS = 3
 DEADLINE_S: dict[Backend, float] = {"nccl": 180.0, "gloo": 240.0}
 
 
 class Devices(msgspec.Struct, frozen=True):
-    """Where a trial runs: these GPUs of this machine, or so many CPU ranks."""
+    """Where a plan is verified: these GPUs of this machine, or so many CPU ranks."""
 
     backend: Backend
     gpus: tuple[Gpu, ...]
     ranks: int | None
 
 
-def devices_of(node: Node, args: argparse.Namespace) -> Devices:
-    """Where `--try` runs. Raise UserError where it may not, with what would work."""
-    request = LoadRequest(args.backend, args.gpu, args.ranks, force=args.force)
-    found = devices_to_load(node, request)
+def devices_of(node: Node, request: PlanRequest) -> Devices:
+    """Where the plan is verified. Raise UserError if it may not be, with what would work."""
+    found = devices_to_load(node, request.load)
     if isinstance(found, Missing):
         raise UserError(f"--try: {found.reason}")
     backend, gpus = found
-    return Devices(backend, gpus, len(gpus) if backend == "nccl" else args.ranks)
+    return Devices(backend, gpus, len(gpus) if backend == "nccl" else request.ranks)
 
 
-def run_trial(job: Job, split: Split, devices: Devices) -> Trial:
+def verify_plan(job: PlanJob, split: RankSplit, devices: Devices) -> PlanVerification:
     """Try a plan's job and split, made smaller, on these devices. Raise UserError for what no rank can be told."""
     from gpudoctor.probes.runner.launch import ProbePlan, run_probes
-    from gpudoctor.probes.runner.messages import AnyMessage, CannotRun, TrialSample
+    from gpudoctor.probes.runner.messages import AnyMessage, UnusableTorch, VerificationSample
 
     on_gpu = devices.backend == "nccl"
     ranks = devices.ranks or least_ranks(split, CPU_RANKS)
-    small_split = trial_split(split, ranks, job.shape.layers)
+    small_split = reduced_split(split, ranks, job.shape.layers)
     asked, notes = _runnable(job, split, on_gpu=on_gpu)
     if not on_gpu:
         small_split = msgspec.structs.replace(small_split, offload=False)
-    small = trial_job(asked, small_split, GPU_SIZE if on_gpu else CPU_SIZE)
-    figures: dict[int, TrialFigures] = {}
+    small = reduced_job(asked, small_split, GPU_SIZE if on_gpu else CPU_SIZE)
+    figures: dict[int, VerificationFigures] = {}
     lacking: list[str] = []
 
     def hear(rank: int, message: AnyMessage) -> None:
-        if isinstance(message, TrialSample):
+        if isinstance(message, VerificationSample):
             figures[rank] = message.figures
-        elif isinstance(message, CannotRun):  # this torch lacks what the strategy wants; nothing is wrong with the node
+        elif isinstance(
+            message, UnusableTorch
+        ):  # this torch lacks what the strategy wants; nothing is wrong with the node
             lacking.append(message.text)
 
     gpus = tuple((gpu.index, str(gpu.uuid), gpu.bus_id) for gpu in devices.gpus)
@@ -76,7 +77,7 @@ def run_trial(job: Job, split: Split, devices: Devices) -> Trial:
     plan = ProbePlan(devices.backend, ranks, gpus, probes=(), level="full", trial=order)
     limit_s = DEADLINE_S[devices.backend]
     measured = run_probes(plan, deadline_s=limit_s, probe_deadline_s=limit_s, on_message=hear)
-    trial = Trial(
+    verification = PlanVerification(
         device="cuda" if on_gpu else "cpu",
         ranks=ranks,
         strategy=small_split.title if small_split.world > 1 else "one rank",
@@ -90,14 +91,16 @@ def run_trial(job: Job, split: Split, devices: Devices) -> Trial:
         notes=notes,
     )
     if len(figures) == ranks and not measured.problems:
-        return compared(trial, small, small_split, figures)
+        return compared(verification, small, small_split, figures)
     if lacking:
         raise UserError(f"--try: {lacking[0]}")
-    return _failed(trial, measured)
+    return _failed(verification, measured)
 
 
-def compared(trial: Trial, job: Job, split: Split, figures: dict[int, TrialFigures]) -> Trial:
-    """The trial with what the ranks measured beside what the plan's formulas say of the same job and split."""
+def compared(
+    verification: PlanVerification, job: PlanJob, split: RankSplit, figures: dict[int, VerificationFigures]
+) -> PlanVerification:
+    """The verification with what the ranks measured beside what the plan's formulas say of the same job and split."""
     memory = memory_of(job, split, 0.0)
     fullest = max(figures.values(), key=lambda f: f.peak_bytes)
     predicted = memory.tensors
@@ -115,12 +118,14 @@ def compared(trial: Trial, job: Job, split: Split, figures: dict[int, TrialFigur
     parts_s = (step.compute_s or 0.0, step.communication_s or 0.0)
     losses = next(f.losses for _, f in sorted(figures.items()) if f.losses)
     return msgspec.structs.replace(
-        trial,
+        verification,
         memory_predicted_mib=round(predicted / MIB, 2),
         memory_measured_mib=round(fullest.peak_bytes / MIB, 2),
         off=round(predicted / fullest.peak_bytes - 1, 4),
         # what is offloaded is no part of the GPU's memory
-        parts=tuple(Compared(name, round(a / MIB, 2), round(b / MIB, 2)) for name, a, b in rows if not split.offload),
+        parts=tuple(
+            PredictedPart(name, round(a / MIB, 2), round(b / MIB, 2)) for name, a, b in rows if not split.offload
+        ),
         step_predicted_s=_short(sum(parts_s) / (1 - step.bubble)),
         step_measured_s=_short(max(median(f.step_s) for f in figures.values())),
         compute_s=_short(parts_s[0]),
@@ -131,12 +136,12 @@ def compared(trial: Trial, job: Job, split: Split, figures: dict[int, TrialFigur
     )
 
 
-def order_of(job: Job, split: Split) -> TrialOrder:
+def order_of(job: PlanJob, split: RankSplit) -> VerificationOrder:
     """The same as the ranks are told it."""
-    from gpudoctor.probes.plan_verification.messages import TrialModel, TrialOrder
+    from gpudoctor.probes.plan_verification.messages import VerificationModel, VerificationOrder
 
     shape = job.shape
-    model = TrialModel(
+    model = VerificationModel(
         layers=shape.layers,
         hidden=shape.hidden,
         heads=shape.heads,
@@ -156,7 +161,7 @@ def order_of(job: Job, split: Split) -> TrialOrder:
         qk_norm=shape.qk_norm,
     )
     assert job.optimizer in ("adamw", "momentum", "sgd")
-    return TrialOrder(
+    return VerificationOrder(
         model=model,
         data=split.data,
         tensor=split.tensor,
@@ -174,7 +179,7 @@ def order_of(job: Job, split: Split) -> TrialOrder:
     )
 
 
-def _runnable(job: Job, split: Split, *, on_gpu: bool) -> tuple[Job, tuple[str, ...]]:
+def _runnable(job: PlanJob, split: RankSplit, *, on_gpu: bool) -> tuple[PlanJob, tuple[str, ...]]:
     """The job as it can be tried, and what of the plan it leaves out. Raise UserError."""
     if job.optimizer in ("adamw-8bit", "lion"):
         nearest = "adamw" if job.optimizer == "adamw-8bit" else "momentum"
@@ -192,7 +197,7 @@ def _runnable(job: Job, split: Split, *, on_gpu: bool) -> tuple[Job, tuple[str, 
     return job, tuple(notes)
 
 
-def _machine(split: Split, gflops: float, exchange_gb_s: float | None) -> Machine:
+def _machine(split: RankSplit, gflops: float, exchange_gb_s: float | None) -> Machine:
     """The ranks as a machine whose rates are those that they have just reached."""
     compute = Rate(gflops / 1000, "measured on these ranks", measured=True)
     exchange: Rate | str = "one rank"
@@ -205,14 +210,14 @@ def _machine(split: Split, gflops: float, exchange_gb_s: float | None) -> Machin
     )  # fmt: skip
 
 
-def _failed(trial: Trial, measured: Measurements) -> Trial:
+def _failed(verification: PlanVerification, measured: Measurements) -> PlanVerification:
     missing = measured.not_run.get("torch")
     if isinstance(missing, Missing) and missing.kind == "absent" and "pip install" in missing.reason:
         raise UserError(f"--try: {missing.reason}")
     problem = measured.problems[0] if measured.problems else None
     if problem is not None:
-        return msgspec.structs.replace(trial, error=problem.text, error_kind=problem.kind)
-    return msgspec.structs.replace(trial, error="the ranks brought no figures")
+        return msgspec.structs.replace(verification, error=problem.text, error_kind=problem.kind)
+    return msgspec.structs.replace(verification, error="the ranks brought no figures")
 
 
 def _short(value: float) -> float:

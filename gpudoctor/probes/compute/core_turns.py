@@ -31,14 +31,14 @@ _BUDGET_S = 4.0
 _PRECISION = 0.012  # relative; half of it at most is what 2 standard errors leave of the 10 % that count
 
 
-class Turns(msgspec.Struct, frozen=True):
+class CoreTurns(msgspec.Struct, frozen=True):
     """This rank's time in each cycle, in ms; `rotated`: every rank had every core once in each."""
 
     cycles_ms: tuple[float, ...]
     rotated: bool
 
 
-def take_turns(rank: Rank, train: Train) -> Turns:
+def take_turns(rank: Rank, train: Train) -> CoreTurns:
     """Measure cycles until they agree well enough, or the time is up."""
     cores = _common_cores(rank)
     layouts = max(1, len(cores))
@@ -51,7 +51,7 @@ def take_turns(rank: Rank, train: Train) -> Turns:
             late = rank.from_rank_zero(int(time.monotonic() - began > _BUDGET_S))
             if late or precise_enough(_of_all_ranks(rank, cycles)):
                 break
-    return Turns(tuple(cycles), rotated=bool(cores))
+    return CoreTurns(tuple(cycles), rotated=bool(cores))
 
 
 def precise_enough(cycles_ms: Sequence[Sequence[float]]) -> bool:

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import os
-import selectors
 import signal
-import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import IO
 
 import msgspec
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.system.command import signal_name
-from gpudoctor.probes.frameworks.isolated_messages import AnyAnswer, Broken, Doing, Done, Order, Task
-from gpudoctor.process.own_program import own_python
+from gpudoctor.probes.frameworks.isolated_messages import AnyAnswer, Doing, Done, IsolatedFailure, IsolatedOrder, Task
+from gpudoctor.process.anonymous_file import anonymous_file, tail
+from gpudoctor.process.die_with_parent import dependent_python
+from gpudoctor.process.ending import kill_all, send_signal, signal_name
+from gpudoctor.process.pipes import TURN_S, LineReader, pipe_with_child, ready
+from gpudoctor.process.spawn import Child
 
-_READ_BYTES = 1 << 16
-_TAIL_BYTES = 1 << 16
-_TURN_S = 0.5
 _GRACE_S = 1.0  # after one of several failed: the time for the others to say why
 ENDED_WITH_OTHERS = "was ended with the others"
 _KILL_GRACE_S = 10.0  # a driver takes seconds to release a GPU
 
 
-class Seat(msgspec.Struct, frozen=True):
+class IsolatedProcess(msgspec.Struct, frozen=True):
     """One process to start: `name` for people, its task, and its environment on top of ours (None: taken out)."""
 
     name: str
@@ -48,54 +43,50 @@ class Heard(msgspec.Struct):
 
 
 class _Process:
-    def __init__(self, seat: Seat, python: str | None) -> None:
+    def __init__(self, seat: IsolatedProcess, python: str | None) -> None:
         self.seat = seat
         self.doing = "start"
         self.done = False
-        self.broken: Broken | None = None
+        self.broken: IsolatedFailure | None = None
         self.ended = False
         self.killed = False
         self.late = False
         self.answers: list[AnyAnswer] = []
-        self.buffer = b""
-        self.errors: IO[bytes] = tempfile.TemporaryFile()  # without a name: it is gone with us  # noqa: SIM115
-        self.reader, writer = os.pipe()
+        self.errors = anonymous_file()
+        environ = {**os.environ, **seat.environ}
         try:
-            environ = dict(os.environ) | {k: v for k, v in seat.environ.items() if v is not None}
-            order = msgspec.json.encode(Order(os.getpid(), writer, seat.task)).decode()
-            self.process = subprocess.Popen(
-                own_python("gpudoctor.probes.frameworks.isolated_child", "begin", order, python=python),
-                stdin=subprocess.DEVNULL,
-                stdout=self.errors,
-                stderr=self.errors,
-                env={k: v for k, v in environ.items() if seat.environ.get(k, v) is not None},
-                pass_fds=[writer],
-                start_new_session=True,
-            )
+            with pipe_with_child("writes") as (pipe, writer):
+                order = msgspec.json.encode(IsolatedOrder(writer, seat.task)).decode()
+                self.process = Child(
+                    dependent_python("gpudoctor.probes.frameworks.isolated_child", "begin", order, python=python),
+                    stdout=self.errors,
+                    stderr=self.errors,
+                    env={name: value for name, value in environ.items() if value is not None},
+                    pass_fds=[writer],
+                )
         except BaseException:
-            os.close(self.reader)
-            self.errors.close()
+            os.close(self.errors)
             raise
-        finally:
-            os.close(writer)
+        self.pipe = LineReader(pipe)
 
     @property
     def loading(self) -> bool:
         return self.doing.startswith("import ")
 
-    def hear(self, data: bytes) -> None:
-        *lines, self.buffer = (self.buffer + data).split(b"\n")
-        for line in lines:
+    def hear(self) -> None:
+        lines = self.pipe.read()
+        self.ended = lines is None
+        for line in lines or ():
             try:
                 answer = msgspec.json.decode(line, type=AnyAnswer)
             except msgspec.DecodeError:
-                self.broken = Broken("its answer could not be read")
+                self.broken = IsolatedFailure("its answer could not be read")
                 return
             if isinstance(answer, Doing):
                 self.doing = answer.text
             elif isinstance(answer, Done):
                 self.done = True
-            elif isinstance(answer, Broken):
+            elif isinstance(answer, IsolatedFailure):
                 self.broken = answer
             else:
                 self.answers.append(answer)
@@ -104,8 +95,7 @@ class _Process:
         """End its whole group, which may outlive it, once; nothing that it does at its end is of use."""
         if not self.killed:
             self.killed = True
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            send_signal(self.process.pid, signal.SIGKILL, group=True)
 
     def heard(self, limit_s: float) -> Heard:
         """To be called once it was ended."""
@@ -128,12 +118,12 @@ class _Process:
         return Heard(self.answers, failure, output, loaded=not self.loading)
 
     def close(self) -> None:
-        os.close(self.reader)
-        self.errors.close()
+        os.close(self.pipe.descriptor)
+        os.close(self.errors)
 
 
 def run_apart(
-    seats: Sequence[Seat],
+    seats: Sequence[IsolatedProcess],
     *,
     deadline_s: float,
     import_deadline_s: float | None = None,
@@ -160,8 +150,7 @@ def run_apart(
         for process in processes:
             # one whose pipe has ended is on its way out by itself, and how it ends is worth knowing
             if process.ended:
-                with suppress(subprocess.TimeoutExpired):
-                    process.process.wait(_GRACE_S)
+                process.process.ends_within(_GRACE_S)
         _end(processes)
         return [process.heard(import_s if process.loading else deadline_s) for process in processes]
     finally:
@@ -173,44 +162,30 @@ def run_apart(
 def _listen(processes: Sequence[_Process], deadline_s: float, import_s: float, together: bool) -> None:
     began_s = time.monotonic()
     give_up_s, failed = began_s + deadline_s, False
-    with selectors.DefaultSelector() as selector:
-        for process in processes:
-            selector.register(process.reader, selectors.EVENT_READ, process)
-        while selector.get_map():
-            loading = any(key.data.loading for key in selector.get_map().values())
-            left_s = min(give_up_s, began_s + import_s if loading else give_up_s) - time.monotonic()
-            if left_s <= 0:
-                if not failed:
-                    for key in selector.get_map().values():
-                        key.data.late = key.data.loading or not loading
-                return
-            # in short turns: a signal that came just before a wait does not end it
-            for key, _ in selector.select(min(left_s, _TURN_S)):
-                process = key.data
-                data = os.read(process.reader, _READ_BYTES)
-                process.hear(data)
-                process.ended = not data
-                if process.ended or process.done or process.broken:
-                    selector.unregister(process.reader)
-                if together and (process.broken or (process.ended and not process.done)):
-                    give_up_s, failed = min(give_up_s, time.monotonic() + _GRACE_S), True
+    talking = {process.pipe.descriptor: process for process in processes}
+    while talking:
+        loading = any(process.loading for process in talking.values())
+        left_s = min(give_up_s, began_s + import_s if loading else give_up_s) - time.monotonic()
+        if left_s <= 0:
+            if not failed:
+                for process in talking.values():
+                    process.late = process.loading or not loading
+            return
+        for descriptor in ready(talking, min(left_s, TURN_S)):
+            process = talking[descriptor]
+            process.hear()
+            if process.ended or process.done or process.broken:
+                del talking[descriptor]
+            if together and (process.broken or (process.ended and not process.done)):
+                give_up_s, failed = min(give_up_s, time.monotonic() + _GRACE_S), True
 
 
 def _end(processes: Sequence[_Process]) -> None:
     for process in processes:
         process.kill()
-    give_up_s = time.monotonic() + _KILL_GRACE_S
-    for process in processes:
-        # one that sits in the driver is left behind: the kernel will let it go when it can
-        with suppress(subprocess.TimeoutExpired):
-            process.process.wait(max(0.0, give_up_s - time.monotonic()))
+    # one that sits in the driver is left behind: the kernel will let it go when it can
+    kill_all([process.process for process in processes], _KILL_GRACE_S)
 
 
-def _last_lines(file: IO[bytes], count: int = 20) -> tuple[str, ...]:
-    try:
-        size = os.fstat(file.fileno()).st_size
-        file.seek(max(0, size - _TAIL_BYTES))
-        text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ()
-    return tuple(line.strip()[:300] for line in text.splitlines() if line.strip())[-count:]
+def _last_lines(errors: int, count: int = 20) -> tuple[str, ...]:
+    return tuple(line.strip()[:300] for line in tail(errors).splitlines() if line.strip())[-count:]

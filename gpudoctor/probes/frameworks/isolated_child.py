@@ -5,8 +5,6 @@ Until its task begins only the standard library and msgspec are imported here.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import traceback
 from types import TracebackType
@@ -14,8 +12,17 @@ from typing import NoReturn
 
 import msgspec
 
-from gpudoctor.probes.frameworks.isolated_messages import Answer, Broken, Doing, Done, Order, TensorflowTask, ViewTask
-from gpudoctor.probes.runner.starter import tie_to_parent
+from gpudoctor.probes.frameworks.isolated_messages import (
+    Doing,
+    Done,
+    IsolatedAnswer,
+    IsolatedFailure,
+    IsolatedOrder,
+    TensorflowTask,
+    ViewTask,
+)
+from gpudoctor.process.ending import leave
+from gpudoctor.process.pipes import write_all
 
 
 class Speaker:
@@ -24,13 +31,11 @@ class Speaker:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def tell(self, answer: Answer) -> None:
-        line = memoryview(msgspec.json.encode(answer) + b"\n")
+    def tell(self, answer: IsolatedAnswer) -> None:
         try:
-            while line:
-                line = line[os.write(self._fd, line) :]
+            write_all(self._fd, msgspec.json.encode(answer) + b"\n")
         except BrokenPipeError:
-            os._exit(1)  # nobody listens any more
+            leave(1)  # nobody listens any more
 
     def doing(self, text: str) -> None:
         self.tell(Doing(text))
@@ -41,17 +46,15 @@ def begin(argument: str) -> NoReturn:
 
     The exits of these libraries abort or hang.
     """
-    order = msgspec.json.decode(argument, type=Order)
-    tie_to_parent(order.parent, signal.SIGKILL)
+    order = msgspec.json.decode(argument, type=IsolatedOrder)
     speaker = Speaker(order.fd)
 
     # Not `except`: whatever a library may raise is told, and told once; first of all, since it may have closed stderr.
     def tell_and_go(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         unsupported = issubclass(kind, NotImplementedError)
-        speaker.tell(Broken(_in_words(error), "unsupported" if unsupported else "failed"))
+        speaker.tell(IsolatedFailure(_in_words(error), "unsupported" if unsupported else "failed"))
         traceback.print_exception(kind, error, trace)
-        sys.stderr.flush()
-        os._exit(1)
+        leave(1)
 
     sys.excepthook = tell_and_go
     match order.task:
@@ -64,8 +67,7 @@ def begin(argument: str) -> NoReturn:
 
             train(order.task, speaker)
     speaker.tell(Done())
-    sys.stderr.flush()
-    os._exit(0)
+    leave()
 
 
 def _in_words(error: BaseException) -> str:

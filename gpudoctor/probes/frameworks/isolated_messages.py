@@ -36,38 +36,37 @@ class TensorflowTask(msgspec.Struct, frozen=True, tag=True):
 Task = ViewTask | TensorflowTask
 
 
-class Order(msgspec.Struct, frozen=True):
+class IsolatedOrder(msgspec.Struct, frozen=True):
     """All that a process apart is told at its start; it answers on the file descriptor."""
 
-    parent: int
     fd: int
     task: Task
 
 
-class Answer(msgspec.Struct, frozen=True, tag=True):
+class IsolatedAnswer(msgspec.Struct, frozen=True, tag=True):
     """One line of a process apart."""
 
 
-class Doing(Answer, frozen=True):
+class Doing(IsolatedAnswer, frozen=True):
     """What it begins to do."""
 
     text: str
 
 
-class Seen(Answer, frozen=True):
+class FrameworkDevices(IsolatedAnswer, frozen=True):
     """What a framework sees."""
 
     view: FrameworkView
 
 
-class Reference(Answer, frozen=True):
+class Reference(IsolatedAnswer, frozen=True):
     """The same steps without any strategy, in the library of this version."""
 
     version: str
     reference: StrategyReference
 
 
-class Trained(Answer, frozen=True):
+class Trained(IsolatedAnswer, frozen=True):
     """One replica or rank under one strategy; `missing_weights`: tensors that it should hold and does not."""
 
     variant: str
@@ -76,15 +75,15 @@ class Trained(Answer, frozen=True):
     missing_weights: tuple[str, ...] = ()
 
 
-class Broken(Answer, frozen=True):
+class IsolatedFailure(IsolatedAnswer, frozen=True):
     """It cannot go on. `unsupported`: this version of the library does not offer it; nothing is wrong with the node."""
 
     text: str
     kind: Literal["unsupported", "failed"] = "failed"
 
 
-class Done(Answer, frozen=True):
+class Done(IsolatedAnswer, frozen=True):
     """It has said all; what becomes of the process after that counts for nothing."""
 
 
-AnyAnswer = Doing | Seen | Reference | Trained | Broken | Done
+AnyAnswer = Doing | FrameworkDevices | Reference | Trained | IsolatedFailure | Done

@@ -26,8 +26,8 @@ from gpudoctor.facts.model.measured_strategies import (
 )
 from gpudoctor.facts.model.measurements import Device, Measurements
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.frameworks.isolated import ENDED_WITH_OTHERS, Heard, Seat, run_apart
-from gpudoctor.probes.frameworks.isolated_messages import Reference, Seen, TensorflowTask, Trained, ViewTask
+from gpudoctor.probes.frameworks.isolated import ENDED_WITH_OTHERS, Heard, IsolatedProcess, run_apart
+from gpudoctor.probes.frameworks.isolated_messages import FrameworkDevices, Reference, TensorflowTask, Trained, ViewTask
 from gpudoctor.probes.runner.launch import run_probes
 from gpudoctor.probes.runner.plan import ProbePlan, injections_of
 
@@ -89,12 +89,12 @@ def framework_views(deadline_s: float, python: str | None = None) -> Measurement
     if not installed:
         why = f"none of {', '.join(_NAMES[name] for name in FRAMEWORKS)} is installed: {INSTALL['torch']}"
         return Measurements(not_run={"frameworks": Missing(why)})
-    seats = [Seat(_NAMES[name], ViewTask(name), _TELLS_ALL) for name in installed]
+    seats = [IsolatedProcess(_NAMES[name], ViewTask(name), _TELLS_ALL) for name in installed]
     heard = run_apart(seats, deadline_s=deadline_s, together=False, python=python)
     views: list[FrameworkView] = []
     not_run: dict[str, Missing] = {}
     for name, each in zip(installed, heard, strict=True):
-        found = [answer.view for answer in each.answers if isinstance(answer, Seen)]
+        found = [answer.view for answer in each.answers if isinstance(answer, FrameworkDevices)]
         if each.failure is not None or not found:
             not_run[f"frameworks.{name}"] = each.failure or Missing("it gave no answer", "failed")
         else:
@@ -166,7 +166,7 @@ def tensorflow_strategies(
     )
     say("TensorFlow's MirroredStrategy")
     one = TensorflowTask(shape, STEPS, on_gpu, plan.ranks, desync=desync)
-    [mirrored] = run([Seat("MirroredStrategy", one, _environ(uuids))])
+    [mirrored] = run([IsolatedProcess("MirroredStrategy", one, _environ(uuids))])
     if mirrored.failure is not None and not mirrored.loaded:
         return Measurements(not_run={"tensorflow": mirrored.failure})  # nor would it load in the others
     say("TensorFlow's MultiWorkerMirroredStrategy")
@@ -177,7 +177,7 @@ def tensorflow_strategies(
             none = Missing(f"no port for its workers on the loopback interface: {error.strerror or error}", "failed")
             return _merged(plan, shape, {"mirrored": [mirrored], "multi-worker": [Heard(failure=none)]})
         seats = [
-            Seat(
+            IsolatedProcess(
                 f"worker {number}",
                 TensorflowTask(shape, STEPS, on_gpu, worker=number, ports=ports, desync=desync),
                 _environ(uuids[number : number + 1]),

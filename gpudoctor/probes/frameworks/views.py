@@ -9,7 +9,7 @@ from typing import Any
 from gpudoctor.facts.model.measured_frameworks import Framework, FrameworkView
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.frameworks.isolated_child import Speaker
-from gpudoctor.probes.frameworks.isolated_messages import Seen
+from gpudoctor.probes.frameworks.isolated_messages import FrameworkDevices
 
 _NO_UUIDS = Missing("it does not tell UUIDs", "unsupported")
 _CPU_BUILD = Missing("this build is for the CPU")
@@ -19,7 +19,7 @@ def view_of(framework: Framework, speaker: Speaker) -> None:
     """Ask the framework and tell what it sees; what it raises is the caller's to tell."""
     speaker.doing(f"import {framework}")
     view = {"torch": _torch, "tensorflow": _tensorflow, "jax": _jax}[framework](speaker)
-    speaker.tell(Seen(view))
+    speaker.tell(FrameworkDevices(view))
 
 
 def _torch(speaker: Speaker) -> FrameworkView:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpudoctor.probes.inter_node.messages import Meeting, Met, Opened, Trouble
+from gpudoctor.probes.inter_node.messages import InterNodeFailure, Met, Opened, Rendezvous
 from gpudoctor.probes.runner.torch_errors import FAILURES, in_one_line
 
 _OLDEST_TORCH = (2, 4)
@@ -19,7 +19,7 @@ _FEWEST_TIMES, _MOST_TIMES = 2, 20
 _dist: Any = dist
 
 
-class Between:
+class InterNodeRank:
     """A rank, and the store for the groups that its node is the first of.
 
     The store asks nobody who he is, so it listens on `address` only: where the other nodes of the job reach this one.
@@ -31,42 +31,44 @@ class Between:
         self._store: Any = None
         torch.set_num_threads(1)
 
-    def open(self) -> Opened | Trouble:
+    def open(self) -> Opened | InterNodeFailure:
         """Look whether this torch can do it, and open the store on a port that is free."""
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
         if version < _OLDEST_TORCH:
-            return Trouble(f"torch {torch.__version__} is too old for the probes: 2.4 or newer is needed", absent=True)
+            return InterNodeFailure(
+                f"torch {torch.__version__} is too old for the probes: 2.4 or newer is needed", absent=True
+            )
         if not dist.is_available() or (self._backend == "nccl" and not dist.is_nccl_available()):
-            return Trouble(f"this torch ({torch.__version__}) was built without {self._backend}", absent=True)
+            return InterNodeFailure(f"this torch ({torch.__version__}) was built without {self._backend}", absent=True)
         try:
             if self._backend == "nccl":
                 torch.cuda.set_device(0)
                 float(torch.ones(1, device=self._device).add(1))
             listener = _listening(self._address)
         except OSError as error:
-            return Trouble(f"its address {self._address} cannot be listened on: {error.strerror or error}")
+            return InterNodeFailure(f"its address {self._address} cannot be listened on: {error.strerror or error}")
         except FAILURES as error:
-            return Trouble(in_one_line(error))
+            return InterNodeFailure(in_one_line(error))
         try:
             port = listener.getsockname()[1]
             self._store = _dist.TCPStore(
                 self._address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
             )
         except FAILURES as error:
-            return Trouble(in_one_line(error))
+            return InterNodeFailure(in_one_line(error))
         return Opened(int(self._store.port), str(torch.__version__))
 
-    def meet(self, meeting: Meeting) -> Met | Trouble:
+    def meet(self, meeting: Rendezvous) -> Met | InterNodeFailure:
         """Join, measure, leave. After a Trouble this process is of no more use: threads of the group may be left."""
         try:
             self._join(meeting)
             met = self._measure(meeting)
             dist.destroy_process_group()
         except FAILURES as error:
-            return Trouble(in_one_line(error))
+            return InterNodeFailure(in_one_line(error))
         return met
 
-    def _join(self, meeting: Meeting) -> None:
+    def _join(self, meeting: Rendezvous) -> None:
         timeout = datetime.timedelta(seconds=meeting.limit_s)
         store = _dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout)
         options: dict[str, Any] = {"device_id": self._device} if self._backend == "nccl" else {}
@@ -79,7 +81,7 @@ class Between:
             **options,
         )
 
-    def _measure(self, meeting: Meeting) -> Met:
+    def _measure(self, meeting: Rendezvous) -> Met:
         data = torch.empty(meeting.size_bytes // 4, dtype=torch.float32, device=self._device)
         token = torch.zeros(1, device=self._device)
         right = self._sum_is_right(data, meeting)  # the first operations open connections, too
@@ -101,7 +103,7 @@ class Between:
         self._wait()
         return time.perf_counter() - began
 
-    def _sum_is_right(self, data: torch.Tensor, meeting: Meeting) -> bool:
+    def _sum_is_right(self, data: torch.Tensor, meeting: Rendezvous) -> bool:
         """Small whole numbers: every order of adding them gives the same bits."""
         data.fill_(float(meeting.rank + 1))
         dist.all_reduce(data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Meeting(msgspec.Struct, frozen=True):
+class Rendezvous(msgspec.Struct, frozen=True):
     """Join a process group of `size` ranks as number `rank`, and all_reduce in it.
 
     `key` is the group's own, `host` and `port` where its store is. `box_s` is how long to
@@ -37,11 +37,11 @@ class Met(msgspec.Struct, frozen=True, tag=True):
     right: bool
 
 
-class Trouble(msgspec.Struct, frozen=True, tag=True):
+class InterNodeFailure(msgspec.Struct, frozen=True, tag=True):
     """It could not be done; one line. `absent`: torch is not there, or cannot be used, which is nobody's fault."""
 
     text: str
     absent: bool = False
 
 
-Answer = Opened | Met | Trouble
+Answer = Opened | Met | InterNodeFailure

@@ -8,26 +8,29 @@ from typing import NoReturn
 
 import msgspec
 
-from gpudoctor.probes.inter_node.messages import Answer, Meeting, Trouble
+from gpudoctor.probes.inter_node.messages import Answer, InterNodeFailure, Rendezvous
+from gpudoctor.process.ending import leave
+from gpudoctor.process.pipes import write_all
 
 
-def take_orders(fd: int) -> NoReturn:
-    """Open, then one meeting a line of stdin, until it ends; an answer to each on `fd`."""
+def take_orders(answers: str) -> NoReturn:
+    """Open, then one meeting a line of stdin, until it ends; an answer to each on the descriptor."""
+    fd = int(answers)
     own_stdout_to_stderr()
     try:
-        from gpudoctor.probes.inter_node.measure import Between
+        from gpudoctor.probes.inter_node.measure import InterNodeRank
     except (ImportError, OSError) as error:
         name = getattr(error, "name", None)
         text = "PyTorch is not installed" if name == "torch" else f"PyTorch does not load: {error}"
-        _tell(fd, Trouble(text.splitlines()[0], absent=True))
-        os._exit(0)
-    between = Between(os.environ["GPUDOCTOR_BETWEEN_BACKEND"], os.environ["GPUDOCTOR_BETWEEN_ADDRESS"])
+        _tell(fd, InterNodeFailure(text.splitlines()[0], absent=True))
+        leave()
+    between = InterNodeRank(os.environ["GPUDOCTOR_BETWEEN_BACKEND"], os.environ["GPUDOCTOR_BETWEEN_ADDRESS"])
     opened = between.open()
     _tell(fd, opened)
-    if not isinstance(opened, Trouble):
+    if not isinstance(opened, InterNodeFailure):
         for line in sys.stdin.buffer:
-            _tell(fd, between.meet(msgspec.json.decode(line, type=Meeting)))
-    os._exit(0)  # taking torch and NCCL down takes time, and may hang
+            _tell(fd, between.meet(msgspec.json.decode(line, type=Rendezvous)))
+    leave()
 
 
 def own_stdout_to_stderr() -> None:
@@ -36,6 +39,4 @@ def own_stdout_to_stderr() -> None:
 
 
 def _tell(fd: int, answer: Answer) -> None:
-    line = memoryview(msgspec.json.encode(answer) + b"\n")
-    while line:
-        line = line[os.write(fd, line) :]
+    write_all(fd, msgspec.json.encode(answer) + b"\n")

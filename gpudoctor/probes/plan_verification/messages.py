@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 
-class TrialModel(msgspec.Struct, frozen=True):
+class VerificationModel(msgspec.Struct, frozen=True):
     """The dimensions of a decoder-only transformer, named as in the plan's ModelShape; always one expert."""
 
     layers: int
@@ -29,14 +29,14 @@ class TrialModel(msgspec.Struct, frozen=True):
     qk_norm: bool = False
 
 
-class TrialOrder(msgspec.Struct, frozen=True):
+class VerificationOrder(msgspec.Struct, frozen=True):
     """A few steps of one strategy on data x tensor x pipeline ranks; tensor ranks are nearest to each other.
 
     `layers_of_stages` says how many layers each pipeline stage has. A step is `micro_batches` of `micro_batch`
     sequences of `seq` tokens on each data-parallel rank. `sharded`: by FSDP over the data-parallel ranks.
     """
 
-    model: TrialModel
+    model: VerificationModel
     data: int
     tensor: int
     pipeline: int
@@ -52,7 +52,7 @@ class TrialOrder(msgspec.Struct, frozen=True):
     steps: int = 3
 
 
-class TrialFigures(msgspec.Struct, frozen=True):
+class VerificationFigures(msgspec.Struct, frozen=True):
     """What one rank measured. Bytes of tensors, never what the process holds.
 
     `weights`, `gradients` (at the end of the backward pass), `optimizer`: what their tensors store here.

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gpudoctor.probes.plan_verification.messages import TrialModel
-from gpudoctor.probes.strategies.tensor_matmuls import Ways, vocabulary_loss
+from gpudoctor.probes.plan_verification.messages import VerificationModel
+from gpudoctor.probes.strategies.tensor_matmuls import TensorParallelRanks, vocabulary_loss
 
 _EPSILON = 1e-5
 _ROTARY_BASE = 10000.0
@@ -55,10 +55,10 @@ class Norm(nn.Module):
             return functional.layer_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.bias.to(x.dtype), _EPSILON)
 
 
-class Attention(nn.Module):
+class ShardedAttention(nn.Module):
     """Causal attention that keeps no scores; each tensor-parallel rank has a part of the heads."""
 
-    def __init__(self, shape: TrialModel, ways: Ways) -> None:
+    def __init__(self, shape: VerificationModel, ways: TensorParallelRanks) -> None:
         super().__init__()
         self._ways, self._heads, self._kv_heads = ways, shape.heads // ways.count, shape.kv_heads // ways.count
         q, kv = self._heads * shape.head_dim, self._kv_heads * shape.head_dim
@@ -87,7 +87,7 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Up, activation, down; with a gate where the shape has one."""
 
-    def __init__(self, shape: TrialModel, ways: Ways) -> None:
+    def __init__(self, shape: VerificationModel, ways: TensorParallelRanks) -> None:
         super().__init__()
         self._ways = ways
         width = shape.ffn // ways.count
@@ -106,10 +106,10 @@ class Mlp(nn.Module):
 class Layer(nn.Module):
     """Attention and MLP, each after a norm and beside a residual; gemma2 has norms behind them too."""
 
-    def __init__(self, shape: TrialModel, ways: Ways) -> None:
+    def __init__(self, shape: VerificationModel, ways: TensorParallelRanks) -> None:
         super().__init__()
         self.attention_norm, self.mlp_norm = Norm(shape.hidden, shape.norm_bias), Norm(shape.hidden, shape.norm_bias)
-        self.attention, self.mlp = Attention(shape, ways), Mlp(shape, ways)
+        self.attention, self.mlp = ShardedAttention(shape, ways), Mlp(shape, ways)
         more = shape.more_norms
         self.after_attention = Norm(shape.hidden, shape.norm_bias) if more else nn.Identity()
         self.after_mlp = Norm(shape.hidden, shape.norm_bias) if more else nn.Identity()
@@ -122,7 +122,7 @@ class Layer(nn.Module):
 class Embedding(nn.Module):
     """Tokens (batch, sequence) to activations; tensor-parallel ranks have a part of the vocabulary each."""
 
-    def __init__(self, shape: TrialModel, ways: Ways) -> None:
+    def __init__(self, shape: VerificationModel, ways: TensorParallelRanks) -> None:
         super().__init__()
         self._ways = ways
         self.tokens = nn.Embedding(shape.vocab // ways.count, shape.hidden)
@@ -144,7 +144,7 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """The last norm and the logits, of which a tensor-parallel rank has a part of the vocabulary."""
 
-    def __init__(self, shape: TrialModel, ways: Ways, tied: torch.Tensor | None) -> None:
+    def __init__(self, shape: VerificationModel, ways: TensorParallelRanks, tied: torch.Tensor | None) -> None:
         super().__init__()
         self._ways = ways
         self.norm = Norm(shape.hidden, shape.norm_bias)
@@ -157,13 +157,15 @@ class Head(nn.Module):
         return logits
 
 
-class TrialTransformer(nn.Module):
+class VerificationTransformer(nn.Module):
     """The stage `stage` of `len(layers_of_stages)`: tokens, or what the stage before gave, to activations or logits.
 
     `keep` wraps each layer's call: what recomputation does.
     """
 
-    def __init__(self, shape: TrialModel, layers_of_stages: tuple[int, ...], stage: int, ways: Ways) -> None:
+    def __init__(
+        self, shape: VerificationModel, layers_of_stages: tuple[int, ...], stage: int, ways: TensorParallelRanks
+    ) -> None:
         super().__init__()
         self._shape, last = shape, len(layers_of_stages) - 1
         self.embedding = Embedding(shape, ways) if stage == 0 else None
@@ -208,7 +210,9 @@ class TrialTransformer(nn.Module):
         return self._rotary
 
 
-def loss_of(ways: Ways, logits: torch.Tensor, targets: torch.Tensor, *, wide: bool = True) -> torch.Tensor:
+def loss_of(
+    ways: TensorParallelRanks, logits: torch.Tensor, targets: torch.Tensor, *, wide: bool = True
+) -> torch.Tensor:
     """Mean cross entropy, in fp32 if `wide`: () of logits (batch, sequence, vocabulary), targets (batch, sequence)."""
     flat = logits.flatten(0, 1)
     flat = flat.float() if wide else flat

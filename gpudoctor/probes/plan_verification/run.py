@@ -12,11 +12,11 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from gpudoctor.probes.plan_verification.messages import TrialFigures, TrialOrder
+from gpudoctor.probes.plan_verification.messages import VerificationFigures, VerificationOrder
 from gpudoctor.probes.plan_verification.model import loss_of
-from gpudoctor.probes.plan_verification.split import Built, Seat, stored_bytes
+from gpudoctor.probes.plan_verification.split import Built, RankPosition, stored_bytes
 from gpudoctor.probes.runner.live_bytes import LiveBytes
-from gpudoctor.probes.runner.messages import TrialSample
+from gpudoctor.probes.runner.messages import VerificationSample
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.pipeline_schedule import one_f_one_b, transfers_before
 
@@ -27,7 +27,7 @@ _LARGEST_EXCHANGE_BYTES = 256 << 20
 _SEED = 53
 
 
-def run_trial(rank: Rank, order: TrialOrder) -> None:
+def run_trial(rank: Rank, order: VerificationOrder) -> None:
     """Train as `order` says, and send one TrialSample.
 
     Two steps settle, one is looked at for its memory (the counting takes time), the rest are timed. Gradients of
@@ -37,13 +37,13 @@ def run_trial(rank: Rank, order: TrialOrder) -> None:
     gflops = _gflops(rank, order)
     with rank.blocked():
         exchange = _all_reduce_gb_s(rank, order)
-        seat = Seat(rank, order)
+        seat = RankPosition(rank, order)
     with _loss_parallel(order):
         figures = _measured(rank, order, seat)
-    rank.send(TrialSample(msgspec.structs.replace(figures, gflops=gflops, allreduce_gb_s=exchange)))
+    rank.send(VerificationSample(msgspec.structs.replace(figures, gflops=gflops, allreduce_gb_s=exchange)))
 
 
-def _measured(rank: Rank, order: TrialOrder, seat: Seat) -> TrialFigures:
+def _measured(rank: Rank, order: VerificationOrder, seat: RankPosition) -> VerificationFigures:
     """Memory and times of the train; the rates of the ranks are left open."""
     rank.phase("build the model")
     at_first = torch.cuda.memory_allocated() if rank.on_gpu else 0
@@ -71,7 +71,7 @@ def _measured(rank: Rank, order: TrialOrder, seat: Seat) -> TrialFigures:
         times.append(time.monotonic() - began)
     parameters = list(built.inner.parameters())
     states = built.optimizer.state.values()
-    return TrialFigures(
+    return VerificationFigures(
         parameters=sum(p.numel() for p in parameters),
         weights_bytes=stored_bytes(iter(parameters)),
         gradients_bytes=gradients,
@@ -82,7 +82,7 @@ def _measured(rank: Rank, order: TrialOrder, seat: Seat) -> TrialFigures:
     )
 
 
-def _loss_parallel(order: TrialOrder) -> AbstractContextManager[Any]:
+def _loss_parallel(order: VerificationOrder) -> AbstractContextManager[Any]:
     if order.tensor == 1:
         return nullcontext()
     from torch.distributed.tensor.parallel import loss_parallel
@@ -94,7 +94,7 @@ def _loss_parallel(order: TrialOrder) -> AbstractContextManager[Any]:
 class _Train:
     """Steps on the same made-up tokens."""
 
-    def __init__(self, rank: Rank, order: TrialOrder, seat: Seat, built: Built) -> None:
+    def __init__(self, rank: Rank, order: VerificationOrder, seat: RankPosition, built: Built) -> None:
         self._rank, self._order, self._seat, self._built = rank, order, seat, built
         self.losses: list[float | None] = []
         self._wide = order.precision != "bf16-true"  # else nothing is fp32, the loss as little as the rest
@@ -218,7 +218,7 @@ def _edge(output: torch.Tensor) -> Any:
     return get_gradient_edge(output)
 
 
-def _gflops(rank: Rank, order: TrialOrder) -> float:
+def _gflops(rank: Rank, order: VerificationOrder) -> float:
     """The speed of products as large as those of the model's layers, while every rank does the same: 1e9 FLOP/s."""
     model, tokens = order.model, order.micro_batch * order.seq
     dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(order.precision, torch.bfloat16)
@@ -235,7 +235,7 @@ def _gflops(rank: Rank, order: TrialOrder) -> float:
     return _PRODUCTS * 2 * tokens * model.hidden * width / (time.monotonic() - began) / 1e9
 
 
-def _all_reduce_gb_s(rank: Rank, order: TrialOrder) -> float | None:
+def _all_reduce_gb_s(rank: Rank, order: VerificationOrder) -> float | None:
     """Bus bandwidth, 2 (n-1)/n of the bytes, of all ranks with as much as the model has gradients: 1e9 bytes/s."""
     n = rank.world_size
     if n == 1:

@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpudoctor.probes.plan_verification.messages import TrialOrder
-from gpudoctor.probes.plan_verification.model import TrialTransformer
-from gpudoctor.probes.runner.rank import CannotRunError, Rank
-from gpudoctor.probes.strategies.tensor_matmuls import Ways
+from gpudoctor.probes.plan_verification.messages import VerificationOrder
+from gpudoctor.probes.plan_verification.model import VerificationTransformer
+from gpudoctor.probes.runner.rank import Rank, UnusableTorchError
+from gpudoctor.probes.strategies.tensor_matmuls import TensorParallelRanks
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "bf16-true": torch.bfloat16, "fp32": torch.float32}
 _SEED = 47
 
 
-class Seat:
+class RankPosition:
     """This rank's place among data x tensor x pipeline ranks, and the groups that it is in.
 
     Tensor-parallel ranks are nearest to each other, then data, then pipeline, as Megatron-LM lays them out.
     """
 
-    def __init__(self, rank: Rank, order: TrialOrder) -> None:
+    def __init__(self, rank: Rank, order: VerificationOrder) -> None:
         from torch.distributed.device_mesh import init_device_mesh
 
         sizes = (order.pipeline, order.data, order.tensor)
@@ -32,10 +32,12 @@ class Seat:
         self.tensor_number = rank.number % order.tensor
         self.data_number = rank.number // order.tensor % order.data
         self.stage = rank.number // (order.tensor * order.data)
-        self.ways = Ways(order.tensor, self.tensor_number, self.mesh["tensor"] if order.tensor > 1 else None)
+        self.ways = TensorParallelRanks(
+            order.tensor, self.tensor_number, self.mesh["tensor"] if order.tensor > 1 else None
+        )
         self.data_group: Any = self.mesh["data"].get_group()
 
-    def rank_of_stage(self, stage: int, order: TrialOrder) -> int:
+    def rank_of_stage(self, stage: int, order: VerificationOrder) -> int:
         """The rank of another stage that has the same tensor and data number."""
         return (stage * order.data + self.data_number) * order.tensor + self.tensor_number
 
@@ -43,10 +45,10 @@ class Seat:
 class Built:
     """The model as it is called, the module within, its optimizer, and how it computes."""
 
-    def __init__(self, rank: Rank, order: TrialOrder, seat: Seat) -> None:
+    def __init__(self, rank: Rank, order: VerificationOrder, seat: RankPosition) -> None:
         self._order, self._device = order, rank.device
         torch.manual_seed(_SEED + 1000 * seat.stage + seat.tensor_number)
-        self.inner = TrialTransformer(order.model, order.layers_of_stages, seat.stage, seat.ways)
+        self.inner = VerificationTransformer(order.model, order.layers_of_stages, seat.stage, seat.ways)
         dtype = _DTYPES[order.precision]
         self.inner.compute_dtype = dtype
         self.inner.keep = _recomputation(order)
@@ -95,12 +97,12 @@ def stored_bytes(tensors: Iterator[torch.Tensor | None]) -> int:
     return sum(found.values())
 
 
-def _shard(model: TrialTransformer, order: TrialOrder, mesh: Any) -> None:
+def _shard(model: VerificationTransformer, order: VerificationOrder, mesh: Any) -> None:
     try:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
     except ImportError:
         text = f"fully_shard is not in torch {torch.__version__}: it wants 2.6 or newer to try FSDP"
-        raise CannotRunError(text) from None
+        raise UnusableTorchError(text) from None
     options: dict[str, Any] = {"mesh": mesh}
     if order.precision in ("bf16", "fp16"):
         options["mp_policy"] = MixedPrecisionPolicy(_DTYPES[order.precision], torch.float32)
@@ -116,7 +118,7 @@ def _shard(model: TrialTransformer, order: TrialOrder, mesh: Any) -> None:
     fully_shard(model, **options)
 
 
-def _optimizer(order: TrialOrder, model: nn.Module, *, on_gpu: bool) -> torch.optim.Optimizer:
+def _optimizer(order: VerificationOrder, model: nn.Module, *, on_gpu: bool) -> torch.optim.Optimizer:
     # foreach would hold copies of all gradients for a moment
     options: dict[str, Any] = {"fused": True} if on_gpu else {"foreach": False}
     if order.optimizer == "adamw":
@@ -125,7 +127,7 @@ def _optimizer(order: TrialOrder, model: nn.Module, *, on_gpu: bool) -> torch.op
     return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=momentum, **options)
 
 
-def _recomputation(order: TrialOrder) -> Any:
+def _recomputation(order: VerificationOrder) -> Any:
     """What calls a layer so that it keeps less; None where it keeps all."""
     if order.recompute == "none":
         return None

@@ -8,9 +8,7 @@ parent-death signal, and a guardian removes the run's directory, however this pr
 from __future__ import annotations
 
 import os
-import selectors
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,17 +19,18 @@ import msgspec
 
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.probes.runner.deadlines import Limits
-from gpudoctor.probes.runner.local_workers import Seats
-from gpudoctor.probes.runner.messages import AnyMessage, Job
+from gpudoctor.probes.runner.local_workers import LocalWorkers
+from gpudoctor.probes.runner.messages import AnyMessage, RankJob
 from gpudoctor.probes.runner.plan import ProbePlan, checked, injections_of
-from gpudoctor.probes.runner.progress_board import Board
-from gpudoctor.probes.runner.run_collector import Outcome, nothing_started
+from gpudoctor.probes.runner.progress_board import ProgressBoard
+from gpudoctor.probes.runner.run_collector import RunCollector, nothing_started
 from gpudoctor.probes.runner.starter_client import end, order_for, start
+from gpudoctor.process.pipes import LineReader, ready
+from gpudoctor.process.spawn import Child
 
 __all__ = ["ProbePlan", "run_probes"]
 
 _FAILURE_GRACE_S = 1.0  # after one rank failed: the time for the others to notice and say so
-_READ_BYTES = 1 << 16
 _TURN_S = 0.5
 _SPARE_DESCRIPTORS = 4  # what removing a directory takes
 _SAY_EVERY_S = 10.0  # what is waited for, where nothing has begun since
@@ -52,7 +51,7 @@ def run_probes(
     progress: Callable[[str], None] | None = None,
     on_interrupt: Callable[[Measurements], None] | None = None,
     python: str | None = None,
-    seats: Seats | None = None,
+    seats: LocalWorkers | None = None,
     on_message: OnMessage | None = None,
     on_wait: Callable[[str], None] | None = None,
 ) -> Measurements:
@@ -87,12 +86,12 @@ def _run(
     progress: Callable[[str], None] | None,
     on_interrupt: Callable[[Measurements], None] | None,
     python: str | None,
-    seats: Seats | None,
+    seats: LocalWorkers | None,
     on_message: OnMessage | None,
     on_wait: Callable[[str], None] | None,
 ) -> Measurements:
     with _private_folder() as (folder, life):
-        job = Job(
+        job = RankJob(
             backend=plan.backend,
             world_size=plan.ranks,
             probes=plan.probes,
@@ -107,8 +106,8 @@ def _run(
             strategies=plan.strategies,
         )
         with _needed():
-            board = Board(folder / "board", plan.ranks)
-        outcome = Outcome(plan, folder, board, progress)
+            board = ProgressBoard(folder / "board", plan.ranks)
+        outcome = RunCollector(plan, folder, board, progress)
         with closing(board), _started(job, life, python, seats) as children:
             try:
                 _watch(children, outcome, limits, on_message, on_wait)
@@ -159,37 +158,30 @@ class _Children:
     `stuck`, after the end: the kernel did not let a process go.
     """
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        seats: Seats | None,
-        pipes: list[int],
-        selector: selectors.BaseSelector,
-    ) -> None:
+    def __init__(self, process: Child, seats: LocalWorkers | None, pipes: dict[int, int]) -> None:
         self.process = process
         self.stuck = False
         self._seats = seats
         self._has_ranks = False
-        self._buffers = dict.fromkeys(pipes, b"")
-        self._selector = selector
+        self._pipes = {pipe: (source, LineReader(pipe)) for source, pipe in pipes.items()}
 
     @property
     def talking(self) -> bool:
-        return bool(self._selector.get_map())
+        return bool(self._pipes)
 
     def lines(self, wait_s: float) -> Iterator[tuple[int, bytes | None]]:
         """(rank, line) as they come within `wait_s`; -1 - n is the starter of rank n; None is the end of a pipe."""
-        for key, _ in self._selector.select(max(0.0, wait_s)):
-            data = os.read(key.fd, _READ_BYTES)
-            if not data:
-                self._selector.unregister(key.fd)
-                os.close(key.fd)
-                yield key.data, None
+        for pipe in ready(self._pipes, wait_s):
+            source, reader = self._pipes[pipe]
+            lines = reader.read()
+            if lines is None:
+                del self._pipes[pipe]
+                os.close(pipe)
+                yield source, None
                 continue
-            *whole, self._buffers[key.fd] = (self._buffers[key.fd] + data).split(b"\n")
-            self._has_ranks |= bool(whole) and key.data < 0
-            for line in whole:
-                yield key.data, line
+            self._has_ranks |= bool(lines) and source < 0
+            for line in lines:
+                yield source, line
 
     def end(self) -> None:
         """End the ranks and their starters."""
@@ -200,29 +192,26 @@ class _Children:
             if self._seats is not None:
                 self.stuck |= not self._seats.ended()
         finally:
-            for key in list(self._selector.get_map().values()):
-                os.close(key.fd)
-            self._selector.close()
+            for pipe in self._pipes:
+                os.close(pipe)
+            self._pipes.clear()
 
 
 @contextmanager
-def _started(job: Job, life: int, python: str | None, seats: Seats | None) -> Iterator[_Children]:
+def _started(job: RankJob, life: int, python: str | None, seats: LocalWorkers | None) -> Iterator[_Children]:
     """The running children; on leaving, however, all of them have been ended."""
     everyone = list(range(job.world_size))
     guests = everyone[1:] if seats is not None else []
     # CUDA may not be in use when a process forks, which only a CPU run can promise; for one rank it is not worth it
     method = "fork-server" if job.backend == "gloo" and seats is None else "fresh-interpreters"
-    readers: list[int] = []
+    readers: dict[int, int] = {}
     writers: dict[int, int] = {}
     with ExitStack() as undo:
         try:
             with _needed(), (Path(job.folder) / "starter.stderr").open("wb") as output:
-                selector = undo.enter_context(selectors.DefaultSelector())
                 for source in (-1, *(-1 - rank for rank in guests), *everyone):
-                    reader, writers[source] = os.pipe()
-                    undo.callback(os.close, reader)
-                    readers.append(reader)
-                    selector.register(reader, selectors.EVENT_READ, source)
+                    readers[source], writers[source] = os.pipe()
+                    undo.callback(os.close, readers[source])
                 mine = [rank for rank in everyone if rank not in guests]
                 ends = [writers[rank] for rank in mine]
                 process = start(order_for(job, mine, method), life, writers[-1], ends, output, python)
@@ -233,7 +222,7 @@ def _started(job: Job, life: int, python: str | None, seats: Seats | None) -> It
             for writer in writers.values():
                 os.close(writer)
         undo.pop_all()
-    children = _Children(process, seats, readers, selector)
+    children = _Children(process, seats, readers)
     try:
         yield children
     finally:
@@ -242,7 +231,7 @@ def _started(job: Job, life: int, python: str | None, seats: Seats | None) -> It
 
 def _watch(
     children: _Children,
-    outcome: Outcome,
+    outcome: RunCollector,
     limits: Limits,
     on_message: OnMessage | None,
     on_wait: Callable[[str], None] | None,

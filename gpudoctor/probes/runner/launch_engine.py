@@ -20,7 +20,7 @@ _SLURM_SPECIAL_STEPS = 0xFFFF0000  # from here on the numbers mean batch, intera
 _SLURM_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
-class Place(msgspec.Struct, frozen=True):
+class LocalPlacement(msgspec.Struct, frozen=True):
     """One process of an engine: number `rank` of `ranks` on this node; `job` tells the start from all others."""
 
     engine: Engine
@@ -29,7 +29,7 @@ class Place(msgspec.Struct, frozen=True):
     job: str
 
 
-def place_of(environment: Mapping[str, str]) -> Place | None:
+def place_of(environment: Mapping[str, str]) -> LocalPlacement | None:
     """Where an engine has put this process; None where none did, or where it is alone on its node.
 
     One process a node is how a check of each node is started: it uses ranks of its own. The
@@ -39,19 +39,19 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
     return place if place is not None and 0 <= place.rank < place.ranks and 1 < place.ranks <= _MAX_RANKS else None
 
 
-def _torchrun(environment: Mapping[str, str]) -> Place | None:
+def _torchrun(environment: Mapping[str, str]) -> LocalPlacement | None:
     if "TORCHELASTIC_RUN_ID" not in environment:
         return None
     marks = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
     return _place(environment, "torchrun", "LOCAL_RANK", "LOCAL_WORLD_SIZE", marks)
 
 
-def _mpirun(environment: Mapping[str, str]) -> Place | None:
+def _mpirun(environment: Mapping[str, str]) -> LocalPlacement | None:
     names = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
     return _place(environment, "mpirun", *names, ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"))
 
 
-def _srun(environment: Mapping[str, str]) -> Place | None:
+def _srun(environment: Mapping[str, str]) -> LocalPlacement | None:
     step, node = _number(environment.get("SLURM_STEP_ID")), _number(environment.get("SLURM_NODEID"))
     rank = _number(environment.get("SLURM_LOCALID"))
     if step is None or step >= _SLURM_SPECIAL_STEPS or node is None or rank is None:
@@ -59,16 +59,16 @@ def _srun(environment: Mapping[str, str]) -> Place | None:
     counts = _tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if node >= len(counts):
         return None
-    return Place("srun", rank, counts[node], f"{environment.get('SLURM_JOB_ID')}.{step}.{node}")
+    return LocalPlacement("srun", rank, counts[node], f"{environment.get('SLURM_JOB_ID')}.{step}.{node}")
 
 
 def _place(
     environment: Mapping[str, str], engine: Engine, rank: str, ranks: str, marks: tuple[str, ...]
-) -> Place | None:
+) -> LocalPlacement | None:
     number, count = _number(environment.get(rank)), _number(environment.get(ranks))
     if number is None or count is None:
         return None
-    return Place(engine, number, count, "/".join(environment.get(name, "") for name in marks))
+    return LocalPlacement(engine, number, count, "/".join(environment.get(name, "") for name in marks))
 
 
 def _tasks_per_node(text: str) -> list[int]:

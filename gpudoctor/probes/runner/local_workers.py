@@ -21,8 +21,9 @@ from typing import Any
 import msgspec
 
 from gpudoctor.errors import UserError
-from gpudoctor.probes.runner.launch_engine import Place
+from gpudoctor.probes.runner.launch_engine import LocalPlacement
 from gpudoctor.probes.runner.starter_client import KILL_GRACE_S, end, start
+from gpudoctor.process.pipes import write_all
 
 # The leader is the first to start and starts a moment before or after its guests; a cold network
 # disk may keep one of them longer. Where not even one came, the leader was started alone.
@@ -36,7 +37,7 @@ _PACKET_BYTES = 1 << 17
 _STUCK = b"stuck"
 
 
-class Hello(msgspec.Struct, frozen=True):
+class WorkerHello(msgspec.Struct, frozen=True):
     """What a guest says of itself: its CUDA_VISIBLE_DEVICES, and if it is asked the device files that it may open."""
 
     rank: int
@@ -44,13 +45,13 @@ class Hello(msgspec.Struct, frozen=True):
     openable: tuple[str, ...] = ()
 
 
-class Seats:
+class LocalWorkers:
     """The leader's side. Raises UserError where another gpudoctor of the same job has it already."""
 
-    def __init__(self, place: Place, purpose: str = "") -> None:
+    def __init__(self, place: LocalPlacement, purpose: str = "") -> None:
         self.engine = place.engine
         self.ranks = place.ranks
-        self._guests: dict[int, tuple[socket.socket, Hello]] = {}
+        self._guests: dict[int, tuple[socket.socket, WorkerHello]] = {}
         self._door: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._door.bind(_address(place, purpose))
@@ -155,7 +156,7 @@ class Seats:
         try:
             if _uid_behind(guest) == os.getuid():  # before anything is heard: a stranger would keep us waiting
                 guest.settimeout(_HELLO_S)
-                hello = msgspec.json.decode(guest.recv(_PACKET_BYTES), type=Hello)
+                hello = msgspec.json.decode(guest.recv(_PACKET_BYTES), type=WorkerHello)
         except (OSError, msgspec.DecodeError):
             pass
         if hello is not None and hello.rank in self.missing:
@@ -164,7 +165,7 @@ class Seats:
             guest.close()
 
 
-def host_rank(place: Place) -> str | None:
+def host_rank(place: LocalPlacement) -> str | None:
     """Be a guest: start and end one rank for the leader. None at the end, or why it could not be, in one line."""
     leader = leader_of(place)
     if leader is None:
@@ -174,7 +175,7 @@ def host_rank(place: Place) -> str | None:
         )
     with leader:
         try:
-            leader.send(msgspec.json.encode(Hello(place.rank, os.environ.get("CUDA_VISIBLE_DEVICES"))))
+            leader.send(msgspec.json.encode(WorkerHello(place.rank, os.environ.get("CUDA_VISIBLE_DEVICES"))))
             packet, descriptors, _, _ = socket.recv_fds(leader, _PACKET_BYTES, 3)
         except OSError:
             return None
@@ -190,7 +191,7 @@ def _serve(order: dict[str, Any], descriptors: list[int], leader: socket.socket)
             with (Path(order["job"]["folder"]) / f"starter-{order['ranks'][0]}.stderr").open("wb") as output:
                 process = start(order, life, control, [rank_fd], output)
         except OSError as error:
-            os.write(control, json.dumps({"type": "CannotStart", "text": str(error)}).encode() + b"\n")
+            write_all(control, json.dumps({"type": "CannotStart", "text": str(error)}).encode() + b"\n")
             return
     finally:
         for descriptor in descriptors:
@@ -211,7 +212,7 @@ def _wait_until_let_go(leader: socket.socket) -> None:
         return  # the leader is gone
 
 
-def leader_of(place: Place, purpose: str = "") -> socket.socket | None:
+def leader_of(place: LocalPlacement, purpose: str = "") -> socket.socket | None:
     """A connection to the first process of the job on this node; None if there is none within a minute."""
     deadline = time.monotonic() + _LEADER_S
     while True:
@@ -237,13 +238,13 @@ def openable_gpus() -> tuple[str, ...]:
     return tuple(name for name in gpus if os.access(f"/dev/{name}", os.R_OK | os.W_OK))
 
 
-def _address(place: Place, purpose: str = "") -> bytes:
+def _address(place: LocalPlacement, purpose: str = "") -> bytes:
     """An abstract socket: no file to leave behind, and two jobs do not meet."""
     digest = hashlib.sha256(f"{place.engine}/{place.ranks}/{place.job}{purpose and f'/{purpose}'}".encode()).hexdigest()
     return f"\0gpudoctor-{os.getuid()}-{digest[:32]}".encode()
 
 
-def _stranger_at(place: Place, purpose: str) -> int | None:
+def _stranger_at(place: LocalPlacement, purpose: str) -> int | None:
     """The user who listens at the job's address, where he is another one."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
         other.setblocking(False)

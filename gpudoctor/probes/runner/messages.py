@@ -11,13 +11,13 @@ from gpudoctor.facts.model.measured_links import HostLink, PeerLink
 from gpudoctor.facts.model.measured_strategies import StrategyRank, StrategyReference, StrategyShape
 from gpudoctor.facts.model.measurements import BucketStep, Probe, Swap, TorchView
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.plan_verification.messages import TrialFigures, TrialOrder
+from gpudoctor.probes.plan_verification.messages import VerificationFigures, VerificationOrder
 from gpudoctor.probes.runner.plan import Injection
 
 Where = Literal["launch", "collective", "link", "compute", "train", "strategy"]
 
 
-class Job(msgspec.Struct, frozen=True):
+class RankJob(msgspec.Struct, frozen=True):
     """All that a rank is told at its start; `folder` is the run's private directory.
 
     `gpu_uuids` and `gpu_bus_ids` name each rank's GPU.
@@ -33,61 +33,61 @@ class Job(msgspec.Struct, frozen=True):
     level: str = "standard"
     duration_s: float | None = None
     injections: tuple[Injection, ...] = ()
-    trial: TrialOrder | None = None
+    trial: VerificationOrder | None = None
     strategies: tuple[str, ...] = ()
 
 
-class Message(msgspec.Struct, frozen=True, tag=True):
+class RankMessage(msgspec.Struct, frozen=True, tag=True):
     """One line on a pipe."""
 
 
-class Started(Message, frozen=True):
+class Started(RankMessage, frozen=True):
     """The starter has started every rank."""
 
     method: Literal["fork-server", "fresh-interpreters"]
     pids: tuple[int, ...] = ()
 
 
-class CannotStart(Message, frozen=True):
+class StartFailure(RankMessage, frozen=True):
     """The machine let the starter make no process, or no file."""
 
     text: str
 
 
-class NoTorch(Message, frozen=True):
+class NoTorch(RankMessage, frozen=True):
     """torch is not there (`absent`) or does not load (`failed`)."""
 
     text: str
     kind: Literal["absent", "failed"]
 
 
-class Exited(Message, frozen=True):
+class Exited(RankMessage, frozen=True):
     """A rank ended; `status` is its exit code, or minus the signal that ended it."""
 
     rank: int
     status: int
 
 
-class Phase(Message, frozen=True):
+class Phase(RankMessage, frozen=True):
     """What a rank begins to do."""
 
     probe: Where
     text: str
 
 
-class TorchSeen(Message, frozen=True):
+class TorchSeen(RankMessage, frozen=True):
     """What torch says inside one rank."""
 
     view: TorchView
 
 
-class CannotRun(Message, frozen=True):
+class UnusableTorch(RankMessage, frozen=True):
     """This torch cannot run the probes at all; nothing is wrong with the node."""
 
     text: str
 
 
-class Trouble(Message, frozen=True):
+class RankFailure(RankMessage, frozen=True):
     """The rank cannot go on. `blocked`: it was waiting for other ranks when it happened; `crash`: hardware failed."""
 
     kind: Literal["crash", "error", "out-of-memory", "refused"]
@@ -95,7 +95,7 @@ class Trouble(Message, frozen=True):
     blocked: bool
 
 
-class CollectiveSample(Message, frozen=True):
+class CollectiveSample(RankMessage, frozen=True):
     """One rank's figures of one collective at one size: time of one operation in each batch, in us."""
 
     op: str
@@ -107,7 +107,7 @@ class CollectiveSample(Message, frozen=True):
     missing_ranks: tuple[int, ...]
 
 
-class PairSample(Message, frozen=True):
+class PairSample(RankMessage, frozen=True):
     """One rank's figures of send and receive with another, as in CollectiveSample; `a` < `b`, one is this rank."""
 
     a: int
@@ -118,14 +118,14 @@ class PairSample(Message, frozen=True):
     wrong_elements: int
 
 
-class NotOffered(Message, frozen=True):
+class NotOffered(RankMessage, frozen=True):
     """The backend of this torch does not have one collective."""
 
     op: str
     text: str
 
 
-class Block(msgspec.Struct, frozen=True):
+class StepBlock(msgspec.Struct, frozen=True):
     """One block of measured train steps on one rank, one entry a step; clock: CLOCK_MONOTONIC."""
 
     compute_ms: tuple[float, ...]
@@ -136,7 +136,7 @@ class Block(msgspec.Struct, frozen=True):
     step_ms: tuple[float, ...]
 
 
-class TrainSample(Message, frozen=True):
+class TrainSample(RankMessage, frozen=True):
     """One rank's DDP train. `losses` holds every real step; None where the loss was not finite.
 
     `cycles_ms`, `rotated` and the further times as in TrainRank and Training.
@@ -145,7 +145,7 @@ class TrainSample(Message, frozen=True):
     batch_per_rank: int
     parameters: int
     gradient_bytes: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[StepBlock, ...]
     losses: tuple[float | None, ...]
     weights_sha256: str
     contribution_ok: bool | None
@@ -160,7 +160,7 @@ class TrainSample(Message, frozen=True):
     swap: Swap | None = None
 
 
-class LinkSample(Message, frozen=True):
+class LinkSample(RankMessage, frozen=True):
     """What one rank measured of its GPU's links; nothing on a CPU rank, which has none.
 
     `no_peers`: why there are no copies to other GPUs.
@@ -171,13 +171,13 @@ class LinkSample(Message, frozen=True):
     no_peers: Missing | None = None
 
 
-class ComputeSample(Message, frozen=True):
+class ComputeSample(RankMessage, frozen=True):
     """What one rank's device computed."""
 
     compute: ComputeRank
 
 
-class StrategyShared(Message, frozen=True):
+class StrategyShared(RankMessage, frozen=True):
     """What all strategies have in common, from rank 0: the model, and the same steps there alone."""
 
     shape: StrategyShape
@@ -185,7 +185,7 @@ class StrategyShared(Message, frozen=True):
     reference: StrategyReference
 
 
-class StrategySample(Message, frozen=True):
+class StrategySample(RankMessage, frozen=True):
     """One rank under one variant of a strategy, as in StrategyRun."""
 
     strategy: str
@@ -196,39 +196,39 @@ class StrategySample(Message, frozen=True):
     figures: dict[str, float] = {}
 
 
-class StrategyLeftOut(Message, frozen=True):
+class StrategyLeftOut(RankMessage, frozen=True):
     """Why a strategy did not run on a rank, or not to its end."""
 
     strategy: str
     why: Missing
 
 
-class TrialSample(Message, frozen=True):
+class VerificationSample(RankMessage, frozen=True):
     """What one rank measured in the trial of a plan."""
 
-    figures: TrialFigures
+    figures: VerificationFigures
 
 
-class Finished(Message, frozen=True):
+class Finished(RankMessage, frozen=True):
     """The rank is through with one probe, in the round (counted from 0) that it says."""
 
     probe: Probe
     round: int = 0
 
 
-class Left(Message, frozen=True):
+class Left(RankMessage, frozen=True):
     """The rank has said all and goes."""
 
 
 AnyMessage = (
     Started
-    | CannotStart
+    | StartFailure
     | NoTorch
     | Exited
     | Phase
     | TorchSeen
-    | CannotRun
-    | Trouble
+    | UnusableTorch
+    | RankFailure
     | CollectiveSample
     | PairSample
     | NotOffered
@@ -238,7 +238,7 @@ AnyMessage = (
     | StrategyShared
     | StrategySample
     | StrategyLeftOut
-    | TrialSample
+    | VerificationSample
     | Finished
     | Left
 )

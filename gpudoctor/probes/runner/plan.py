@@ -9,7 +9,7 @@ import msgspec
 
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measurements import Probe
-from gpudoctor.probes.plan_verification.messages import TrialOrder
+from gpudoctor.probes.plan_verification.messages import VerificationOrder
 from gpudoctor.probes.runner.launch_engine import Engine
 
 InjectionKind = Literal[
@@ -86,7 +86,7 @@ class ProbePlan(msgspec.Struct, frozen=True):
     duration_s: float | None = None
     inject: tuple[str, ...] = ()
     engine: Engine | None = None
-    trial: TrialOrder | None = None
+    trial: VerificationOrder | None = None
     strategies: tuple[str, ...] = ()
 
 

@@ -16,7 +16,7 @@ _FIELDS = 3  # moves, step, blocked
 _BYTES_PER_FIELD = 8
 
 
-class Standing(msgspec.Struct, frozen=True):
+class BoardEntry(msgspec.Struct, frozen=True):
     """Where one rank stands.
 
     `moves` counts every beginning of a phase and every entry into and return from a wait for other
@@ -28,7 +28,7 @@ class Standing(msgspec.Struct, frozen=True):
     blocked: bool
 
 
-class Board:
+class ProgressBoard:
     """One row of counters a rank; only its own rank writes a row. Raises OSError where there is no room for it."""
 
     def __init__(self, path: Path, ranks: int) -> None:
@@ -42,9 +42,9 @@ class Board:
             os.close(descriptor)
         self._cells = memoryview(self._memory).cast("q")
 
-    def standing(self, rank: int) -> Standing:
+    def standing(self, rank: int) -> BoardEntry:
         moves, step, blocked = self._cells[rank * _FIELDS : (rank + 1) * _FIELDS]
-        return Standing(moves, step, bool(blocked))
+        return BoardEntry(moves, step, bool(blocked))
 
     def move(self, rank: int, *, blocked: bool) -> None:
         at = rank * _FIELDS

@@ -7,7 +7,6 @@ import gc
 import itertools
 import os
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -22,11 +21,13 @@ import torch.distributed as dist
 from gpudoctor.facts.model.measurements import TorchView
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner import messages
-from gpudoctor.probes.runner.messages import Job, Where
+from gpudoctor.probes.runner.messages import RankJob, Where
 from gpudoctor.probes.runner.plan import Injection, InjectionKind
-from gpudoctor.probes.runner.progress_board import Board
-from gpudoctor.probes.runner.starter import tie_to_parent, visible_gpus
+from gpudoctor.probes.runner.progress_board import ProgressBoard
+from gpudoctor.probes.runner.starter import visible_gpus
 from gpudoctor.probes.runner.torch_errors import FAILURES, in_one_line, trouble
+from gpudoctor.process.ending import leave, send_signal
+from gpudoctor.process.pipes import write_all
 
 OLDEST_TORCH = (2, 4)
 _SHORTEST_ROUND_S = 0.1
@@ -35,7 +36,7 @@ _cuda: Any = torch.cuda  # not annotated everywhere
 _dist: Any = dist
 
 
-class CannotRunError(Exception):
+class UnusableTorchError(Exception):
     """This torch cannot run the probes; the text says why and what to install."""
 
 
@@ -46,7 +47,7 @@ class Rank:
     `blocked()`, so that the parent can tell who hangs from who waits.
     """
 
-    def __init__(self, number: int, job: Job, fd: int) -> None:
+    def __init__(self, number: int, job: RankJob, fd: int) -> None:
         self.number = number
         self.job = job
         self.world_size = job.world_size
@@ -56,14 +57,12 @@ class Rank:
         self.batch: int | None = None  # of the train, found in the first round: a GPU that slows may not get less
         self._fd = fd
         self._probe: Where = "launch"
-        self._board = Board(Path(job.folder) / "board", job.world_size)
+        self._board = ProgressBoard(Path(job.folder) / "board", job.world_size)
         self._token = torch.zeros(1)
 
-    def send(self, message: messages.Message) -> None:
+    def send(self, message: messages.RankMessage) -> None:
         """Write one line to the parent, whole."""
-        line = memoryview(msgspec.json.encode(message) + b"\n")
-        while line:
-            line = line[os.write(self._fd, line) :]
+        write_all(self._fd, msgspec.json.encode(message) + b"\n")
 
     def phase(self, text: str, probe: Where | None = None) -> None:
         """Say what begins now; without `probe`, still within the same one."""
@@ -132,7 +131,7 @@ class Rank:
             if injection.rank != self.number or injection.phase != phase:
                 continue
             if injection.kind == "die-rank":
-                os.kill(os.getpid(), signal.SIGKILL)
+                send_signal(os.getpid(), signal.SIGKILL)
             if injection.kind == "oom":
                 torch.empty(_MORE_THAN_ANY_MEMORY, dtype=torch.uint8, device=self.device)
             if injection.kind == "hang-rank":
@@ -143,8 +142,7 @@ class Rank:
 
 def take_seat(seat: dict[str, Any]) -> NoReturn:
     """Be the rank that `seat` describes, and end the process."""
-    tie_to_parent(seat["parent"], signal.SIGKILL)
-    job = msgspec.convert(seat["job"], Job)
+    job = msgspec.convert(seat["job"], RankJob)
     number: int = seat["rank"]
     _own_output(Path(job.folder) / f"rank-{number}.stderr")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
@@ -155,14 +153,13 @@ def take_seat(seat: dict[str, Any]) -> NoReturn:
         _join(rank)
         _try_plan(rank)
         _run_rounds(rank, _probes())
-    except CannotRunError as error:
-        rank.send(messages.CannotRun(str(error)))
-        os._exit(0)
+    except UnusableTorchError as error:
+        rank.send(messages.UnusableTorch(str(error)))
+        leave()
     except FAILURES as error:
         traceback.print_exc()
         rank.send(trouble(error, rank.waiting))
-        sys.stderr.flush()
-        os._exit(1)
+        leave(1)
     _leave(rank)
 
 
@@ -285,15 +282,15 @@ def require_usable(rank: Rank, view: TorchView) -> None:
     """Raise where this torch cannot do the job, or not on this rank's GPU."""
     version = tuple(int(part) for part in view.torch.split("+")[0].split(".")[:2])
     if version < OLDEST_TORCH:
-        raise CannotRunError(f"torch {view.torch} is too old for the probes: 2.4 or newer is needed")
+        raise UnusableTorchError(f"torch {view.torch} is too old for the probes: 2.4 or newer is needed")
     if not dist.is_available():
-        raise CannotRunError(f"this torch ({view.torch}) was built without torch.distributed")
+        raise UnusableTorchError(f"this torch ({view.torch}) was built without torch.distributed")
     if not rank.on_gpu:
         return
     if view.cuda is None:
-        raise CannotRunError(f"this torch ({view.torch}) has no CUDA: install a CUDA build of torch")
+        raise UnusableTorchError(f"this torch ({view.torch}) has no CUDA: install a CUDA build of torch")
     if not dist.is_nccl_available():
-        raise CannotRunError(f"this torch ({view.torch}) was built without NCCL")
+        raise UnusableTorchError(f"this torch ({view.torch}) was built without NCCL")
     wanted = rank.job.gpu_uuids[rank.number]
     given = len(visible_gpus(rank.number, rank.job.gpu_uuids, rank.job.probes))
     if view.error is not None:
@@ -311,7 +308,7 @@ def require_usable(rank: Rank, view: TorchView) -> None:
         major, minor = torch.cuda.get_device_capability()
         text = f"this torch ({view.torch}) has no code for a GPU of compute capability {major}.{minor}"
         rank.send(messages.TorchSeen(msgspec.structs.replace(view, error=text)))
-        raise CannotRunError(text) from error
+        raise UnusableTorchError(text) from error
 
 
 def _leave(rank: Rank) -> NoReturn:
@@ -320,5 +317,4 @@ def _leave(rank: Rank) -> NoReturn:
     if rank.on_gpu:
         with suppress(RuntimeError):
             rank.barrier()  # memory of this rank's GPU may not go while another GPU still reads it
-    sys.stderr.flush()
-    os._exit(0)
+    leave()

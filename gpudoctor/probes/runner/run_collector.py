@@ -22,8 +22,8 @@ from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.deadlines import Stage
 from gpudoctor.probes.runner.plan import ProbePlan
-from gpudoctor.probes.runner.progress_board import Board
-from gpudoctor.probes.runner.run_progress import Course
+from gpudoctor.probes.runner.progress_board import ProgressBoard
+from gpudoctor.probes.runner.run_progress import RunProgress
 from gpudoctor.probes.runner.stalls import RankState, failure_problems, rank_list, slow_problem, timeout_problem
 
 INSTALL_TORCH = "PyTorch is not installed: pip install 'gpudoctor-cli[torch]'"
@@ -34,14 +34,14 @@ _WARNINGS = 10
 _STILL_S = 1.0  # a rank that makes no move for so long hangs; one that does is only slow
 
 
-class Outcome:
+class RunCollector:
     """Takes in the messages of one run; `measurements()` is what they amount to, finished or not."""
 
     def __init__(
         self,
         plan: ProbePlan,
         folder: Path,
-        board: Board,
+        board: ProgressBoard,
         progress: Callable[[str], None] | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -52,7 +52,7 @@ class Outcome:
         self._began = time.monotonic()
         self._states = [RankState(number) for number in range(plan.ranks)]
         self._views: dict[int, TorchView] = {}
-        self._course = Course(plan, clock)
+        self._course = RunProgress(plan, clock)
         self._not_offered: dict[str, Missing] = {}
         self._joined: set[int] = set()
         self._start_s: float | Missing = NOT_READ
@@ -133,13 +133,13 @@ class Outcome:
                 self._course.finish(rank, finished)
             case messages.Left():
                 self._states[rank].left = True
-            case messages.Trouble():
+            case messages.RankFailure():
                 self._states[rank].trouble = message
-            case messages.CannotRun(text=text):
+            case messages.UnusableTorch(text=text):
                 self._cannot_run = text
             case messages.Exited(rank=ended, status=status):
                 self._states[ended].status = status
-            case messages.CannotStart(text=text):
+            case messages.StartFailure(text=text):
                 self._cannot_start = text
             case messages.Started(method=method, pids=pids):
                 self._method = self._plan.engine or method
@@ -155,7 +155,7 @@ class Outcome:
         if rank < 0:
             self._starter_ended = True
         elif self._states[rank].trouble is None:
-            self._states[rank].trouble = messages.Trouble("error", "its report could not be read", blocked=False)
+            self._states[rank].trouble = messages.RankFailure("error", "its report could not be read", blocked=False)
 
     def pipe_ended(self, rank: int) -> None:
         """A process closed its pipe: it is gone, or nearly."""
@@ -164,7 +164,7 @@ class Outcome:
             self._starter_ended = True
             for state in lost if self._plan.engine else ():
                 text = f"the process that {self._plan.engine} started for it is gone"
-                state.trouble = state.trouble or messages.Trouble("error", text, blocked=False)
+                state.trouble = state.trouble or messages.RankFailure("error", text, blocked=False)
 
     def _started_by(self, source: int) -> list[int]:
         """The ranks of a starter: all of them, but one where an engine has started a process for each."""

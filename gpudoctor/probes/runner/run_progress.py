@@ -45,7 +45,7 @@ class _Samples(msgspec.Struct):
     ended_s: dict[Probe, float] = {}
 
 
-class Course:
+class RunProgress:
     """Takes in samples as they come; ranks may be a round apart in what was heard of them."""
 
     def __init__(self, plan: ProbePlan, clock: Callable[[], float] = time.monotonic) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from gpudoctor.facts.model.measurements import ProbeProblem
-from gpudoctor.facts.system.command import signal_name
 from gpudoctor.probes.runner.error_texts import telling_line
-from gpudoctor.probes.runner.messages import Trouble, Where
-from gpudoctor.probes.runner.progress_board import Standing
+from gpudoctor.probes.runner.messages import RankFailure, Where
+from gpudoctor.probes.runner.progress_board import BoardEntry
+from gpudoctor.process.ending import signal_name
 
 
 class RankState(msgspec.Struct):
@@ -20,8 +20,8 @@ class RankState(msgspec.Struct):
     number: int
     probe: Where = "launch"
     phase: str = "start"
-    standing: Standing = Standing(0, 0, False)
-    trouble: Trouble | None = None
+    standing: BoardEntry = BoardEntry(0, 0, False)
+    trouble: RankFailure | None = None
     left: bool = False
     stopped: bool = False
     status: int | None = None

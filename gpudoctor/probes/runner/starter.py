@@ -8,7 +8,6 @@ imported: the interpreter may have nothing else.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import importlib.util
@@ -16,7 +15,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -24,11 +22,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from gpudoctor.process.own_program import own_python
+from gpudoctor.process.die_with_parent import dependent_python, die_with_parent
+from gpudoctor.process.ending import ENDING_SIGNALS, RunningProcess, leave, send_signal
+from gpudoctor.process.forked import ForkedProcess, reap
+from gpudoctor.process.leftovers import send_signals
+from gpudoctor.process.pipes import write_all
+from gpudoctor.process.spawn import Child
 
 TERM_GRACE_S = 1.0
 _CLEARING_TRIES = 200  # 10 s: as long as a driver may take to let a process go
-_PR_SET_PDEATHSIG = 1
 # What strategies need and `import torch` leaves out: 2.5 s of work, which each rank would do again.
 _STRATEGY_MODULES = (
     "torch._dynamo",
@@ -38,14 +40,7 @@ _STRATEGY_MODULES = (
     "torch.distributed.tensor.parallel",
 )
 _GUARDED = {signal.SIGTERM, signal.SIGCHLD}
-_spawned: list[subprocess.Popen[bytes]] = []  # kept: a Popen that nobody holds may be reaped by the next one
-
-
-def tie_to_parent(parent: int, sent: signal.Signals) -> None:
-    """Have the kernel send `sent` to this process when its parent dies; end now if it is dead already."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(sent), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
+_started: list[RunningProcess] = []  # kept: a child that nobody holds may be reaped when the next one is started
 
 
 def main(argument: str) -> None:
@@ -55,14 +50,13 @@ def main(argument: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         _fork_guardian(order)  # first of all: the parent may be dead already
-        tie_to_parent(order["parent"], signal.SIGTERM)
+        die_with_parent(order["parent"], signal.SIGTERM)
         method = _load_torch(order, control)
         if method is not None:
             _start_and_attend(order, control, method)
     except OSError as error:
         _tell(control, {"type": "CannotStart", "text": _first_line(error)})
-    sys.stderr.flush()
-    os._exit(0)  # the parent waits: taking torch down takes up to a second, and serves nobody
+    leave()  # the parent waits: taking torch down takes up to a second, and serves nobody
 
 
 def _fork_guardian(order: dict[str, Any]) -> None:
@@ -71,25 +65,23 @@ def _fork_guardian(order: dict[str, Any]) -> None:
     It cannot be this one: nothing interrupts the import of torch.
     """
     starter, life, folder = os.getpid(), order["life_fd"], order["job"]["folder"]
-    if os.fork():
-        os.close(life)
-        return
-    try:
-        os.setsid()  # out of the group that it ends
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+
+    def clear_up() -> None:
+        for number in ENDING_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         for fd in (0, 1, 2, order["control_fd"], *order["rank_fds"]):
             os.close(fd)
         os.read(life, 1)  # nobody writes: it returns when the parent is gone, or through
         if os.getppid() == starter:  # else its number may be another's by now
-            os.killpg(starter, signal.SIGKILL)
+            send_signal(starter, signal.SIGKILL, group=True)
         for _ in range(_CLEARING_TRIES):  # what was killed may end a little later
             shutil.rmtree(folder, ignore_errors=True)
             if os.getppid() != starter and not os.path.exists(folder):  # noqa: PTH110
                 break
             time.sleep(0.05)
-    finally:
-        os._exit(0)
+
+    ForkedProcess(clear_up, new_session=True)  # out of the group that it ends
+    os.close(life)
 
 
 def _start_and_attend(order: dict[str, Any], control: int, method: str) -> None:
@@ -102,10 +94,11 @@ def _start_and_attend(order: dict[str, Any], control: int, method: str) -> None:
         for place, (rank, fd) in enumerate(zip(order["ranks"], fds, strict=True)):
             seat = {"rank": rank, "fd": fd, "parent": os.getpid(), "job": order["job"]}
             start = _fork_rank if method == "fork-server" else _spawn_rank
-            ranks[start(seat, [control, *fds[place + 1 :]])] = rank
+            _started.append(start(seat, [control, *fds[place + 1 :]]))
+            ranks[_started[-1].pid] = rank
             os.close(fd)  # the rank alone holds it now: its end is the end of the pipe
     except OSError:
-        _signal_all(ranks, signal.SIGKILL)  # they would wait for the others
+        send_signals(ranks, signal.SIGKILL)  # they would wait for the others
         raise
     _tell(control, {"type": "Started", "method": method, "pids": list(ranks)})
     _attend(ranks, control)
@@ -114,7 +107,6 @@ def _start_and_attend(order: dict[str, Any], control: int, method: str) -> None:
 def rank_main(argument: str) -> None:
     """Be a rank in a fresh interpreter; the argument is its seat as JSON."""
     seat: dict[str, Any] = json.loads(argument)
-    tie_to_parent(seat["parent"], signal.SIGKILL)  # before torch: its import may take long, or not end
     try:
         _import_torch(seat["job"]["probes"])
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
@@ -163,32 +155,25 @@ def _load_torch(order: dict[str, Any], control: int) -> str | None:
     return "fork-server" if threads == 1 and not cuda.is_initialized() else "fresh-interpreters"
 
 
-def _fork_rank(seat: dict[str, Any], not_mine: list[int]) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
+def _fork_rank(seat: dict[str, Any], not_mine: list[int]) -> RunningProcess:
+    def be_rank() -> None:
         for fd in not_mine:
             os.close(fd)
         from gpudoctor.probes.runner import rank
 
+        die_with_parent(seat["parent"])
         rank.take_seat(seat)
-    finally:  # whatever happens, a rank must never return into the starter's own code
-        if sys.exc_info()[0] is not None:
-            traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+
+    return ForkedProcess(be_rank)
 
 
-def _spawn_rank(seat: dict[str, Any], _not_mine: list[int]) -> int:
-    command = own_python("gpudoctor.probes.runner.starter", "rank_main", json.dumps(seat))
+def _spawn_rank(seat: dict[str, Any], _not_mine: list[int]) -> RunningProcess:
     environment = dict(os.environ)
     if seat["job"]["gpu_uuids"]:  # by UUID: a torch ordinal is not an NVML index
         visible = visible_gpus(seat["rank"], seat["job"]["gpu_uuids"], seat["job"]["probes"])
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
-    process = subprocess.Popen(command, env=environment, pass_fds=[seat["fd"]], stdin=subprocess.DEVNULL)
-    _spawned.append(process)
-    return process.pid
+    command = dependent_python("gpudoctor.probes.runner.starter", "rank_main", json.dumps(seat))
+    return Child(command, stdout=None, stderr=None, env=environment, pass_fds=[seat["fd"]], new_session=False)
 
 
 def visible_gpus(rank: int, uuids: Sequence[str], probes: Sequence[str]) -> list[str]:
@@ -213,33 +198,26 @@ def _attend(ranks: dict[int, int], control: int) -> None:
         got = signal.sigtimedwait(_GUARDED, wait_s)
         if got is not None and got.si_signo == signal.SIGTERM and not told_to_end:
             told_to_end = True
-            _signal_all(ranks, signal.SIGTERM)
+            send_signals(ranks, signal.SIGTERM)
             kill_at = time.monotonic() + TERM_GRACE_S
         elif kill_at is not None and time.monotonic() >= kill_at:
-            _signal_all(ranks, signal.SIGKILL)
+            send_signals(ranks, signal.SIGKILL)
             kill_at = None
 
 
 def _reap(ranks: dict[int, int], control: int | None) -> None:
     while ranks:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid == 0:
+        ended = reap()
+        if ended is None:
             return
-        rank = ranks.pop(pid, None)
+        rank = ranks.pop(ended[0], None)
         if rank is not None and control is not None:  # else the guardian
-            _tell(control, {"type": "Exited", "rank": rank, "status": os.waitstatus_to_exitcode(status)})
-
-
-def _signal_all(ranks: dict[int, int], number: signal.Signals) -> None:
-    for pid in ranks:  # only this process reaps them, so no pid here can belong to another process
-        os.kill(pid, number)
+            _tell(control, {"type": "Exited", "rank": rank, "status": ended[1]})
 
 
 def _tell(control: int, message: dict[str, Any]) -> None:
-    try:
-        os.write(control, json.dumps(message).encode() + b"\n")
-    except BrokenPipeError:
-        return  # the parent is gone; the kernel has told us, or will in a moment
+    with suppress(BrokenPipeError):  # the parent is gone; the kernel has told us, or will in a moment
+        write_all(control, json.dumps(message).encode() + b"\n")
 
 
 def _first_line(error: BaseException) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from typing import IO, Any
 
 import msgspec
 
-from gpudoctor.probes.runner.messages import Job
+from gpudoctor.probes.runner.messages import RankJob
 from gpudoctor.probes.runner.starter import TERM_GRACE_S
 from gpudoctor.process.own_program import own_python
+from gpudoctor.process.spawn import Child
 
 KILL_GRACE_S = 10.0  # the driver takes seconds to release a GPU whose process was killed; no fault yet
 # Settings of OpenMP and its like that would bind all ranks to the same core, or have their threads fight for cores
@@ -21,51 +21,38 @@ _THREADING = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_")
 _NO_WATCHDOG = ("BLOCKING_WAIT", "DESYNC_DEBUG", "NAN_CHECK", "ENABLE_TIMING", "DUMP_ON_TIMEOUT", "PROPAGATE_ERROR")
 
 
-def order_for(job: Job, ranks: list[int], method: str) -> dict[str, Any]:
+def order_for(job: RankJob, ranks: list[int], method: str) -> dict[str, Any]:
     """What a starter is told; the file descriptors are added where it is started."""
     return {"ranks": ranks, "method": method, "job": msgspec.to_builtins(job)}
 
 
 def start(
     order: dict[str, Any], life: int, control: int, rank_fds: list[int], output: IO[bytes], python: str | None = None
-) -> subprocess.Popen[bytes]:
+) -> Child:
     """Start a starter that holds the ends given: life to read, control and one a rank to write. Raise OSError."""
     whole = {"parent": os.getpid(), "life_fd": life, "control_fd": control, "rank_fds": rank_fds, **order}
-    return subprocess.Popen(
+    return Child(
         own_python("gpudoctor.probes.runner.starter", "main", json.dumps(whole), python=python),
-        stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        env=_environment(msgspec.convert(order["job"], Job)),
+        env=_environment(msgspec.convert(order["job"], RankJob)),
         pass_fds=[life, control, *rank_fds],
-        start_new_session=True,  # Ctrl-C in the terminal is the parent's to handle
     )
 
 
-def end(process: subprocess.Popen[bytes], *, has_ranks: bool) -> bool:
+def end(process: Child, *, has_ranks: bool) -> bool:
     """End a starter and its ranks; whether the kernel did not let a rank go."""
-    stuck = False
     try:
-        process.send_signal(signal.SIGCONT)  # where somebody stopped it
-        process.terminate()  # the starter ends and reaps its ranks on this signal
-        if not _ends_within(process, TERM_GRACE_S + (KILL_GRACE_S if has_ranks else 0.0)):
-            os.killpg(process.pid, signal.SIGKILL)
-            stuck = not _ends_within(process, KILL_GRACE_S) or has_ranks
+        process.send(signal.SIGCONT)  # if somebody stopped it
+        process.send(signal.SIGTERM)  # the starter ends and reaps its ranks on this signal
+        if process.ends_within(TERM_GRACE_S + (KILL_GRACE_S if has_ranks else 0.0)) is not None:
+            return False
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    return stuck
+        process.send(signal.SIGKILL, group=True)
+    return process.ends_within(KILL_GRACE_S) is None or has_ranks
 
 
-def _ends_within(process: subprocess.Popen[bytes], limit_s: float) -> bool:
-    try:
-        process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
-
-
-def _environment(job: Job) -> dict[str, str]:
+def _environment(job: RankJob) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_THREADING)}
     environment.pop("PYTHONWARNINGS", None)
     environment["TMPDIR"] = job.folder  # torch._inductor, which DDP imports, makes a directory there

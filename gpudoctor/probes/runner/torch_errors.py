@@ -7,7 +7,7 @@ import re
 import torch
 
 from gpudoctor.probes.runner.error_texts import Kind, meaning_of
-from gpudoctor.probes.runner.messages import Trouble
+from gpudoctor.probes.runner.messages import RankFailure
 
 # What torch raises; and what we raise where a torch is not as those that we know. All of it is told
 # to the parent, since a rank that just dies would be taken for the work of a GPU.
@@ -31,7 +31,7 @@ _OWN_USE = re.compile(r"this process has ([0-9.]+) (MiB|GiB) memory in use")
 _MIB = {"MiB": 1.0, "GiB": 1024.0}
 
 
-def trouble(error: Exception, blocked: bool) -> Trouble:
+def trouble(error: Exception, blocked: bool) -> RankFailure:
     """Sort an error by its words; `blocked`: it came while the rank waited for others.
 
     A GPU's own trouble shows while its rank waits for it, which is often where it waits for the
@@ -39,17 +39,19 @@ def trouble(error: Exception, blocked: bool) -> Trouble:
     """
     text, whole = in_one_line(error), str(error)
     if isinstance(error, MemoryError):
-        return Trouble("out-of-memory", f"the host has no memory left ({text})", blocked=False)
+        return RankFailure("out-of-memory", f"the host has no memory left ({text})", blocked=False)
     meaning = meaning_of(whole)
     if meaning is None:
-        return Trouble("error", text, blocked)
+        return RankFailure("error", text, blocked)
     kind: Kind = meaning.kind
     plain = meaning.plain
     if kind == "out-of-memory" and "the host" not in plain:
         others_mib = _held_by_others_mib(whole)
         if others_mib > _OF_OTHERS_MIB:
             kind, plain = "error", f"{others_mib / 1024:.1f} GiB of the GPU's memory are held by others"
-    return Trouble(kind, f"{plain} ({text})" if plain else text, blocked and kind == "error" and meaning.kind == kind)
+    return RankFailure(
+        kind, f"{plain} ({text})" if plain else text, blocked and kind == "error" and meaning.kind == kind
+    )
 
 
 def in_one_line(error: BaseException) -> str:

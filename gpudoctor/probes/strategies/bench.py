@@ -21,7 +21,7 @@ from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.memory import KeptForBackward
 from gpudoctor.probes.strategies.model import STEPS, Transformer, batch_of, build_optimizer, build_transformer
 from gpudoctor.probes.strategies.reference import Alone, memory_of
-from gpudoctor.probes.strategies.traffic import Traffic
+from gpudoctor.probes.strategies.traffic import TrafficCounter
 
 Step = Callable[[int], "torch.Tensor | None"]
 Holds = Callable[[], "tuple[Iterable[torch.Tensor], Any]"]
@@ -111,7 +111,7 @@ class Bench:
         rank = self._rank
         rank.phase(f"{variant.name} step", "strategy")
         losses, times_ms = [], []
-        kept, traffic = KeptForBackward(holds()[0]), Traffic()
+        kept, traffic = KeptForBackward(holds()[0]), TrafficCounter()
         if rank.on_gpu:
             torch.cuda.reset_peak_memory_stats()
         for number in range(STEPS):

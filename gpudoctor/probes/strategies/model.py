@@ -68,7 +68,7 @@ class Attention(nn.Module):
         return found
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """One layer: attention and feed-forward, each after a norm and beside a residual."""
 
     def __init__(self, shape: StrategyShape) -> None:
@@ -97,7 +97,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.embed: nn.Embedding | None = nn.Embedding(shape.vocabulary, shape.width)
         self.place: nn.Embedding | None = nn.Embedding(shape.sequence, shape.width)
-        self.blocks = nn.ModuleDict({str(number): Block(shape) for number in range(shape.layers)})
+        self.blocks = nn.ModuleDict({str(number): TransformerBlock(shape) for number in range(shape.layers)})
         self.norm: nn.LayerNorm | None = nn.LayerNorm(shape.width, bias=False)
         self.head: nn.Linear | None = nn.Linear(shape.width, shape.vocabulary, bias=False)
 

@@ -25,7 +25,7 @@ _OTHERS_COME_WITHIN_S = 15.0
 _NOT_FOR_PEOPLE = re.compile(r" \((/[^)]*|unknown location)\)$| \[\S+\]:\d+")
 
 
-class Strategy(msgspec.Struct, frozen=True):
+class ProbeStrategy(msgspec.Struct, frozen=True):
     """One way to train on several ranks.
 
     `load` imports its module, when it is its turn; `why_not`: why so many ranks (on GPUs or not) cannot do it, in
@@ -72,7 +72,7 @@ def run_strategies(rank: Rank) -> None:
                 rank.send(StrategyLeftOut(strategy.name, lacking))
 
 
-def _asked_for(names: tuple[str, ...]) -> tuple[Strategy, ...]:
+def _asked_for(names: tuple[str, ...]) -> tuple[ProbeStrategy, ...]:
     return tuple(each for each in STRATEGIES if (each.name in names if names else each.of_torch))
 
 
@@ -205,12 +205,12 @@ def _deepspeed() -> StrategyFunction:
 
 
 STRATEGIES = (
-    Strategy("ddp", _ddp),
-    Strategy("dp", _dp, _only_on_gpus),
-    Strategy("zero1", _zero1),
-    Strategy("fsdp", _fsdp),
-    Strategy("tensor", _tensor),
-    Strategy("pipeline", _pipeline),
-    Strategy("3d", _3d, _by_threes),
-    Strategy("deepspeed", _deepspeed, of_torch=False),
+    ProbeStrategy("ddp", _ddp),
+    ProbeStrategy("dp", _dp, _only_on_gpus),
+    ProbeStrategy("zero1", _zero1),
+    ProbeStrategy("fsdp", _fsdp),
+    ProbeStrategy("tensor", _tensor),
+    ProbeStrategy("pipeline", _pipeline),
+    ProbeStrategy("3d", _3d, _by_threes),
+    ProbeStrategy("deepspeed", _deepspeed, of_torch=False),
 )

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy, linear
 
 
-class Ways:
+class TensorParallelRanks:
     """The tensor-parallel ranks beside this one: how many, which of them this is, and their device mesh."""
 
     def __init__(self, count: int = 1, number: int = 0, mesh: Any = None) -> None:
@@ -57,7 +57,9 @@ class Ways:
 
 class _Columns(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, ways: Ways, x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, ways: TensorParallelRanks, x: torch.Tensor, *weights: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         ctx.ways = ways
         ctx.save_for_backward(x, *weights)
         whole = ways.gathered(x)
@@ -77,7 +79,7 @@ class _Columns(torch.autograd.Function):
 
 class _Reduced(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, ways: Ways, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, ways: TensorParallelRanks, x: torch.Tensor) -> torch.Tensor:
         ctx.ways = ways
         return ways.reduced(x)
 
@@ -86,7 +88,7 @@ class _Reduced(torch.autograd.Function):
         return None, ctx.ways.gathered(grad)
 
 
-def vocabulary_loss(ways: Ways, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def vocabulary_loss(ways: TensorParallelRanks, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Mean cross entropy, () of (tokens, part of the vocabulary) and (tokens,), the same on every rank.
 
     By torch's loss_parallel, inside which both the forward and the backward pass have to be.

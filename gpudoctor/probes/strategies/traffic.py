@@ -17,7 +17,7 @@ _NO_TRAFFIC = (
 _HANDLED_FIRST = ("DTensor", "AsyncCollectiveTensor")
 
 
-class Traffic(TorchDispatchMode):
+class TrafficCounter(TorchDispatchMode):
     """While it is active, `sent_bytes` grows by the size of each collective and send.
 
     The size is that of the larger of input and output, as nccl-tests count it; what is received was counted where

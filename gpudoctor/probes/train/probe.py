@@ -13,7 +13,7 @@ from torch import nn
 
 from gpudoctor.facts.model.measurements import BucketStep, Swap
 from gpudoctor.probes.collective.probe import contributions_to_the_sum
-from gpudoctor.probes.compute.core_turns import Turns, take_turns
+from gpudoctor.probes.compute.core_turns import CoreTurns, take_turns
 from gpudoctor.probes.runner.messages import TrainSample
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.train.gpu_swap import swap_suspect
@@ -80,10 +80,10 @@ def run_training(rank: Rank) -> None:
     )
 
 
-def _turns(rank: Rank, train: Train, block_medians_ms: list[float]) -> Turns:
+def _turns(rank: Rank, train: Train, block_medians_ms: list[float]) -> CoreTurns:
     """A GPU's own blocks are its cycles; CPU ranks change cores."""
     if rank.on_gpu or rank.world_size == 1:
-        return Turns(tuple(block_medians_ms), rotated=False)
+        return CoreTurns(tuple(block_medians_ms), rotated=False)
     rank.phase("compare ranks")
     return take_turns(rank, train)
 

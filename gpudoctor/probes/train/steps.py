@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from gpudoctor.probes.runner.messages import Block
+from gpudoctor.probes.runner.messages import StepBlock
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.runner.stopwatch import Stopwatch, ms_since
 from gpudoctor.probes.train.sanity_model import Batch, Data, Shape
@@ -70,7 +70,7 @@ class Train:
         self._optimizer.zero_grad()
         return error
 
-    def block(self, steps: int) -> Block:
+    def block(self, steps: int) -> StepBlock:
         """Run `steps` measured steps and return their figures."""
         rows = []
         gc.disable()  # a collection in one rank would look like a slow rank
@@ -81,7 +81,7 @@ class Train:
         finally:
             gc.enable()
         columns = list(zip(*rows, strict=True))
-        return Block(
+        return StepBlock(
             compute_ms=columns[0],
             host_ms=columns[1],
             data_ms=columns[2],

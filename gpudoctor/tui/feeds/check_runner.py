@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shlex
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import cast
 
 import msgspec
 
 from gpudoctor.checks.core.registry import LEVELS, Level
 from gpudoctor.errors import UserError
 from gpudoctor.exits import COULD_NOT, printable
-from gpudoctor.facts.system.command import ending_words
+from gpudoctor.process.async_child import AsyncChild
+from gpudoctor.process.ending import ending_words
 from gpudoctor.process.own_program import own_gpudoctor
+from gpudoctor.process.pipes import LineReader
 from gpudoctor.progress import ProgressLine
 from gpudoctor.report.model import Report
 from gpudoctor.tui.state import FinishedRun
@@ -116,24 +115,16 @@ class Checker:
         if self._closed:
             return finished(None, "gpudoctor is ending")
         self._busy = True
-        child = _Child(on_progress, self._report_bytes_max)
         try:
-            loop = asyncio.get_running_loop()
-            await loop.subprocess_exec(
-                lambda: child,
-                *self.command(words, level, force=force),
-                stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C and Ctrl-Z in the terminal are the screen's
-            )
-            self._child = child
-            if self._closed:
-                child.kill()
-            await child.over.wait()
+            command = self.command(words, level, force=force)
+            self._child = child = _Child(command, on_progress, self._report_bytes_max)
+            await child.to_its_end()
             return finished(*_outcome(child, self._prefix[0] if self.is_remote else None))
         except OSError as error:
             return finished(None, f"{self._prefix[0]}: {error.strerror or error}")
         finally:
-            child.end()
+            if self._child is not None:
+                self._child.drop()
             self._child = None
             self._busy = False
 
@@ -149,86 +140,51 @@ class Checker:
             self._child.drop()
 
 
-class _Child(asyncio.SubprocessProtocol):
+class _Child(AsyncChild):
     """The running child: what it wrote so far, and how it ends."""
 
-    def __init__(self, on_progress: OnProgress | None, report_bytes_max: int) -> None:
-        self.over = asyncio.Event()
+    def __init__(self, command: list[str], on_progress: OnProgress | None, report_bytes_max: int) -> None:
+        super().__init__(command)
         self.report = bytearray()
         self.last_words = ""
         self.too_large = False
         self.cancelled = False
-        self.status: int | None = None
         self._on_progress = on_progress
         self._report_bytes_max = report_bytes_max
-        self._line = b""
-        self._transport: asyncio.SubprocessTransport | None = None
-        self._timers: list[asyncio.TimerHandle] = []
+        self._words = LineReader(self.stderr, LINE_BYTES_MAX, cut=True)
         self._decoder = msgspec.json.Decoder(ProgressLine)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.SubprocessTransport, transport)
-
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
-        if fd == 1:
-            if len(self.report) + len(data) > self._report_bytes_max:
-                self.too_large = True
-                self.kill()
-            else:
-                self.report += data
-            return
-        *lines, rest = (self._line + data).split(b"\n")
-        self._line = rest[-LINE_BYTES_MAX:]
-        for line in lines:
-            self._hear(line)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        # both pipes have ended and the process too
-        if self._line:
-            self._hear(self._line)
-        self.status = self._transport.get_returncode() if self._transport is not None else None
-        self.over.set()
+    async def to_its_end(self) -> None:
+        """Until both pipes have ended and the process too."""
+        await self.hear(self._take_report, self._take_words)
+        if self._words.rest:
+            self._hear(self._words.rest)
+        await self.exit_status()
 
     def cancel(self) -> None:
         if self.cancelled:
             return
         self.cancelled = True
-        self._send(signal.SIGINT)
-        loop = asyncio.get_running_loop()
-        self._timers = [
-            loop.call_later(CANCEL_GRACE_S, self._send, signal.SIGTERM),
-            loop.call_later(CANCEL_GRACE_S + TERM_GRACE_S, self.kill),
-        ]
-
-    def kill(self) -> None:
-        """Kill the child's whole group; its ranks die with it, by its pipes' end."""
-        if self._transport is None or self._transport.get_returncode() is not None:
-            return
-        with suppress(OSError):
-            os.killpg(self._transport.get_pid(), signal.SIGKILL)
+        self.send(signal.SIGINT)
+        self.send_later(CANCEL_GRACE_S, signal.SIGTERM)
+        self.send_later(CANCEL_GRACE_S + TERM_GRACE_S, signal.SIGKILL, group=True)
 
     def drop(self) -> None:
-        """Kill it and listen no more; how it ended is still told."""
-        for timer in self._timers:
-            timer.cancel()
-        self.kill()
-        if self._transport is None:
-            return
-        for number in (1, 2):
-            pipe = self._transport.get_pipe_transport(number)
-            if pipe is not None:
-                pipe.close()
+        """Kill its whole group and listen no more; its ranks die with it, by its pipes' end. How it ended is told."""
+        self.cancel_timers()
+        self.kill_now()
+        self.stop_reading()
 
-    def end(self) -> None:
-        self.drop()
-        if self._transport is not None:
-            # asks for the exit status itself, and the loop's own question is then in vain: only once nobody wants it
-            self._transport.close()
+    def _take_report(self, data: bytes) -> None:
+        if len(self.report) + len(data) > self._report_bytes_max:
+            self.too_large = True
+            self.kill_now()
+        else:
+            self.report += data
 
-    def _send(self, number: signal.Signals) -> None:
-        if self._transport is not None and self._transport.get_returncode() is None:
-            with suppress(OSError):
-                self._transport.send_signal(number)
+    def _take_words(self, data: bytes) -> None:
+        for line in self._words.split(data):
+            self._hear(line)
 
     def _hear(self, line: bytes) -> None:
         try:
@@ -251,7 +207,7 @@ def _outcome(child: _Child, remote: str | None) -> tuple[Report | None, str | No
         if child.cancelled:
             return None, "cancelled, without a report"
         if not child.report.strip():
-            return None, f"gpudoctor check gave no report ({ending_words(child.status)}){said}"
+            return None, f"gpudoctor check gave no report ({ending_words(child.returncode)}){said}"
         # another version of gpudoctor, or something that is not gpudoctor at all
         where = "the gpudoctor over there" if remote else "gpudoctor check"
         return None, f"{where} gave a report that cannot be read ({printable(str(error))}){said}"

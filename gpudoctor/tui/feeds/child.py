@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -15,7 +13,9 @@ import msgspec
 from gpudoctor.exits import printable
 from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.facts.stream.messages import Opening, WatchLine
-from gpudoctor.tui.feeds.feed import Trouble
+from gpudoctor.process.async_child import AsyncChild, Taker
+from gpudoctor.process.pipes import LineReader
+from gpudoctor.tui.feeds.feed import FeedFailure
 
 LINE_BYTES_MAX = 16 << 20
 FIRST_LINE_S = COLLECTION.seconds + 35.0  # the facts are read first; ssh may take its time too
@@ -24,13 +24,14 @@ KILL_AFTER_S = 1.0
 LONGEST_PAUSE_S = 60.0
 # a stopped and continued screen (ctrl-z) finds its deadline passed and the lines waiting
 _SECOND_LOOK_S = 0.25
-_POLLS, _POLL_S = 25, 0.02
+_ENDING_S = 0.5
+_WORDS_BYTES_MAX = 4096
 
 
 class ChildFeed:
     """Lines of a child that writes `gpudoctor.watch/1`.
 
-    Where it cannot be started, ends, talks nonsense or falls silent, a `Trouble` says why, it is
+    Where it cannot be started, ends, talks nonsense or falls silent, a `FeedFailure` says why, it is
     killed, and another one is started after 1, 2, 4 ... 60 s; one that gave a tick begins at 1 again.
     """
 
@@ -42,7 +43,7 @@ class ChildFeed:
         self._child: _Child | None = None
         self._closed = asyncio.Event()
 
-    async def lines(self) -> AsyncIterator[WatchLine | Trouble]:
+    async def lines(self) -> AsyncIterator[WatchLine | FeedFailure]:
         """Yield lines and troubles until `close`."""
         pause_s = 1.0
         while not self._closed.is_set():
@@ -75,17 +76,17 @@ class ChildFeed:
                 why = f"{self._command[0]}: {error.strerror or error}"
             finally:
                 if self._child is not None:
-                    self._child.end()
+                    self._child.end_soon()
             if self._closed.is_set():
                 return
-            yield Trouble(f"{self.label}: {why}; trying again in {pause_s:.0f} s", self._clock())
+            yield FeedFailure(f"{self.label}: {why}; trying again in {pause_s:.0f} s", self._clock())
             await self._pause(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def close(self) -> None:
         """End the child without waiting: the first call asks it to (SIGTERM), a second one does not ask (SIGKILL)."""
         if self._child is not None:
-            self._child.end(now=self._closed.is_set())
+            self._child.end_soon(now=self._closed.is_set())
         self._closed.set()
 
     async def _pause(self, seconds: float) -> None:
@@ -93,34 +94,22 @@ class ChildFeed:
             await asyncio.wait_for(self._closed.wait(), seconds)
 
 
-class _Child:
-    """One process with its two pipes. Its own session: what the terminal sends is not for it."""
+class _Child(AsyncChild):
+    """One process with its two pipes."""
 
     def __init__(self, command: list[str]) -> None:
-        # not asyncio's subprocess: its watcher waits for the child, and a hung driver call does not end
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        self._transports: list[asyncio.BaseTransport] = []
+        super().__init__(command)
+        self._words = LineReader(self.stderr, _WORDS_BYTES_MAX, cut=True)
         self._last_words = b""
         self._heard = asyncio.Event()
         self._lines = asyncio.StreamReader(limit=LINE_BYTES_MAX)
 
     async def open(self) -> None:
-        loop = asyncio.get_running_loop()
-        out, err = self._process.stdout, self._process.stderr
-        protocol = asyncio.StreamReaderProtocol(self._lines)
-        transport, _ = await loop.connect_read_pipe(lambda: protocol, out)
-        self._transports.append(transport)
-        transport, _ = await loop.connect_read_pipe(lambda: _LastLine(self._say, self._heard.set), err)
-        self._transports.append(transport)
+        await self.read_into(asyncio.StreamReaderProtocol(self._lines), Taker(self._hear_words, self._heard.set))
 
-    def _say(self, line: bytes) -> None:
-        self._last_words = line
+    def _hear_words(self, data: bytes) -> None:
+        for line in self._words.split(data):
+            self._last_words = line[-_WORDS_BYTES_MAX:] if line.strip() else self._last_words
 
     async def line(self, limit_s: float) -> bytes | str:
         """The next line; in words why there is none."""
@@ -137,12 +126,7 @@ class _Child:
 
     async def _ending(self) -> str:
         # the end of its output is seen a moment before its own
-        code = self._process.poll()
-        for _ in range(_POLLS):
-            if code is not None:
-                break
-            await asyncio.sleep(_POLL_S)
-            code = self._process.poll()
+        code = await self.exit_status(_ENDING_S)
         if code is None:
             return "closed its output"
         return f"ended (exit code {code})" if code >= 0 else f"was killed by signal {-code}"
@@ -151,51 +135,17 @@ class _Child:
         """The last line that it wrote to stderr; what it said last may come after its output ended."""
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._heard.wait(), 0.1)
-        return printable(self._last_words.decode("utf-8", "replace").strip())[:200]
+        words = self._words.rest if self._words.rest.strip() else self._last_words
+        return printable(words.decode("utf-8", "replace").strip())[:200]
 
-    def end(self, *, now: bool = False) -> None:
-        for transport in self._transports:
-            transport.close()
-        self._transports.clear()
-        if not self._signal(signal.SIGKILL if now else signal.SIGTERM):
-            return
+    def end_soon(self, *, now: bool = False) -> None:
+        """End it and its group without waiting: by SIGTERM and, a second later, SIGKILL; or at once."""
+        self.stop_reading()
         if now:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.05)  # one that is stuck in the driver is left to the kernel
-            return
-        with suppress(RuntimeError):
-            asyncio.get_running_loop().call_later(KILL_AFTER_S, self._kill)
-
-    def _kill(self) -> None:
-        if self._signal(signal.SIGKILL):
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.05)
-
-    def _signal(self, number: signal.Signals) -> bool:
-        """Send it to the whole group; False where the child is gone."""
-        if self._process.poll() is not None:
-            return False
-        with suppress(OSError):
-            os.killpg(self._process.pid, number)
-        return True
-
-
-class _LastLine(asyncio.Protocol):
-    """Keeps nothing but the last line."""
-
-    def __init__(self, say: Callable[[bytes], None], ended: Callable[[], None]) -> None:
-        self._say = say
-        self._ended = ended
-        self._rest = b""
-
-    def data_received(self, data: bytes) -> None:
-        lines = [line for line in (self._rest + data).split(b"\n") if line.strip()]
-        self._rest = (self._rest + data).rpartition(b"\n")[2][-4096:]
-        if lines:
-            self._say(lines[-1][-4096:])
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._ended()
+            self.kill_now()
+        elif self.poll() is None:
+            self.send(signal.SIGTERM, group=True)
+            self.send_later(KILL_AFTER_S, signal.SIGKILL, group=True)
 
 
 def _nonsense(line: bytes, error: Exception) -> str:

@@ -10,7 +10,7 @@ from gpudoctor.facts.stream.messages import WatchLine
 
 
 @dataclass(frozen=True)
-class Trouble:
+class FeedFailure:
     """The source ended, could not be started, or says nothing; `since_s` is Unix time."""
 
     why: str
@@ -22,6 +22,6 @@ class Feed(Protocol):
 
     label: str
 
-    def lines(self) -> AsyncIterator[WatchLine | Trouble]: ...
+    def lines(self) -> AsyncIterator[WatchLine | FeedFailure]: ...
 
     def close(self) -> None: ...

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpudoctor.errors import UserError
 from gpudoctor.facts.stream.messages import Opening, Tick, WatchLine
-from gpudoctor.tui.feeds.feed import Trouble
+from gpudoctor.tui.feeds.feed import FeedFailure
 from gpudoctor.tui.state import HISTORY_TICKS, Playback
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class PlaybackFeed:
         self._changed = asyncio.Event()
         self._closed = False
 
-    async def lines(self) -> AsyncIterator[WatchLine | Trouble]:
+    async def lines(self) -> AsyncIterator[WatchLine | FeedFailure]:
         """Yield the facts that hold, and each tick in its time, until `close`. A broken line is a Trouble."""
         recording = self._recording
         due_s = self._clock()
@@ -62,7 +62,7 @@ class PlaybackFeed:
             try:
                 yield recording.tick(number)
             except UserError as error:
-                yield Trouble(str(error), self.playback.at_s)
+                yield FeedFailure(str(error), self.playback.at_s)
 
     def pause(self) -> None:
         """Stop or go on; at the end, begin again."""

@@ -14,7 +14,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from gpudoctor.exits import printable
-from gpudoctor.tui.panes.check_rows import RUN, Row
+from gpudoctor.tui.panes.check_rows import RUN, CheckRow
 
 _STATUS_WIDTH = 7
 _TONES = {"FAIL": "fail", "unknown": "unknown", "warn": "warn", "PASS": "pass", "skip": "skip", RUN: "run"}
@@ -71,38 +71,38 @@ class CheckLines(ScrollView, can_focus=True):
     class Moved(Message):
         """The user put the cursor on this row."""
 
-        def __init__(self, row: Row) -> None:
+        def __init__(self, row: CheckRow) -> None:
             super().__init__()
             self.row = row
 
     class Entered(Message):
         """The user pressed enter, or clicked twice, on this row."""
 
-        def __init__(self, row: Row) -> None:
+        def __init__(self, row: CheckRow) -> None:
             super().__init__()
             self.row = row
 
     class Folded(Message):
         """The user wants this row's domain shut, or opened."""
 
-        def __init__(self, row: Row, shut: bool) -> None:
+        def __init__(self, row: CheckRow, shut: bool) -> None:
             super().__init__()
             self.row = row
             self.shut = shut
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows: tuple[Row, ...] = ()
+        self.rows: tuple[CheckRow, ...] = ()
         self._at = 0
         self._empty = ""
         self._name_width = 0
 
     @property
-    def row(self) -> Row | None:
+    def row(self) -> CheckRow | None:
         """The row under the cursor."""
         return self.rows[self._at] if self._at < len(self.rows) else None
 
-    def show_rows(self, rows: Sequence[Row], empty: str) -> None:
+    def show_rows(self, rows: Sequence[CheckRow], empty: str) -> None:
         """Draw these from now on; the cursor stays on its check, or goes to its domain where that was shut."""
         before = self.row
         self.rows, self._empty = tuple(rows), empty
@@ -118,7 +118,7 @@ class CheckLines(ScrollView, can_focus=True):
             self.scroll_to(y=self.scroll_offset.y + self._at - was_at, animate=False, force=True)
         self.refresh()
 
-    def move_to(self, row: Row) -> None:
+    def move_to(self, row: CheckRow) -> None:
         """Put the cursor on a row that is there."""
         self._put(self.rows.index(row))
 
@@ -179,7 +179,7 @@ class CheckLines(ScrollView, can_focus=True):
         return Strip(segments).adjust_cell_length(width, end)
 
 
-def _pieces(row: Row, width: int, name_width: int, *, cursor: bool) -> list[tuple[str, str]]:
+def _pieces(row: CheckRow, width: int, name_width: int, *, cursor: bool) -> list[tuple[str, str]]:
     """(text, tone) from the left; a domain's line begins at the left edge, a check's is set in.
 
     `name_width`: of the longest name of all, so that details stand below each other.

@@ -16,7 +16,7 @@ from gpudoctor.checks.core.registry import LEVELS
 from gpudoctor.report.model import Report
 from gpudoctor.tui.messages import PageWanted, RunWanted
 from gpudoctor.tui.panes.check_lines import CheckLines
-from gpudoctor.tui.panes.check_rows import PROBLEMS, Row, level_of, rows_of
+from gpudoctor.tui.panes.check_rows import PROBLEMS, CheckRow, level_of, rows_of
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.status_style import WORDS
 
@@ -106,7 +106,7 @@ class CheckList(Vertical):
             self._lines.move_to(row)
 
     @property
-    def chosen(self) -> Row | None:
+    def chosen(self) -> CheckRow | None:
         """The line under the cursor."""
         return self._lines.row
 
@@ -141,7 +141,7 @@ class CheckList(Vertical):
         event.stop()
         self._fold(event.row, event.shut)
 
-    def _fold(self, row: Row, shut: bool) -> None:
+    def _fold(self, row: CheckRow, shut: bool) -> None:
         self._touched = True
         self._folded[row.domain] = shut
         self.show(self._state)

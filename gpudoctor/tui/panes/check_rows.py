@@ -22,7 +22,7 @@ _COUNTED = {"PASS": "ok", "FAIL": "fail"}
 
 
 @dataclass(frozen=True)
-class Row:
+class CheckRow:
     """One line. `check_id` is None for a domain's own line. `opened`: whether the domain shows its checks.
 
     `word` is the status, or RUN; `detail` what stands at the right; `gpu` the first GPU concerned.
@@ -46,12 +46,12 @@ def rows_of(
     folded: Mapping[str, bool],
     filter_text: str = "",
     problems_only: bool = False,
-) -> list[Row]:
+) -> list[CheckRow]:
     """All lines to be shown. `folded` says which domains the user has shut (True) or opened (False).
 
     A domain that he has not touched is open where it holds a problem, and where a filter is set.
     """
-    rows: list[Row] = []
+    rows: list[CheckRow] = []
     level = report.run.level if report is not None else "quick"
     for domain, group in groupby(_in_order(report.checks if report else ()), key=lambda check: check.domain):
         checks = list(group)
@@ -66,7 +66,7 @@ def rows_of(
             continue
         has_problem = any(check.status in PROBLEMS or words[check.id] == RUN for check in checks)
         opened = not folded.get(domain, not (has_problem or bool(filter_text) or problems_only))
-        rows.append(Row(domain, None, _worst_word(words.values()), _summary(checks, words, level), opened=opened))
+        rows.append(CheckRow(domain, None, _worst_word(words.values()), _summary(checks, words, level), opened=opened))
         if opened:
             rows += [_check_row(check, words[check.id], level) for check in shown]
     return rows
@@ -97,15 +97,15 @@ def _in_order(checks: Iterable[CheckResult]) -> list[CheckResult]:
     return sorted(checks, key=lambda check: (places.get(check.domain, len(places)), check.domain))
 
 
-def _check_row(check: CheckResult, word: str, level: Level) -> Row:
+def _check_row(check: CheckResult, word: str, level: Level) -> CheckRow:
     worst = [finding for finding in check.findings if finding.status is check.status]
     gpu = next((gpu for finding in worst if (gpu := _gpu(finding)) is not None), None)
     if word == RUN:
-        return Row(check.domain, check.id, word, f"was {WORDS[check.status]}", gpu)
+        return CheckRow(check.domain, check.id, word, f"was {WORDS[check.status]}", gpu)
     label = grouped_label(finding.subject for finding in worst)
     if check.status is Status.SKIP:
         label = _why_not(check, level)
-    return Row(check.domain, check.id, word, "" if label == "node" else label, gpu)
+    return CheckRow(check.domain, check.id, word, "" if label == "node" else label, gpu)
 
 
 def _why_not(check: CheckResult, level: Level) -> str:

@@ -15,7 +15,7 @@ from textual.widgets import Button, Markdown, Static
 
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.exits import printable
-from gpudoctor.tui.messages import BaseWanted, CancelWanted, RunWanted
+from gpudoctor.tui.messages import CancelWanted, ComparedReportWanted, RunWanted
 from gpudoctor.tui.panes.check_list import CheckChosen, CheckList
 from gpudoctor.tui.panes.check_rows import level_of
 from gpudoctor.tui.panes.finding import FindingPane
@@ -169,7 +169,7 @@ class ChecksPane(Pane):
         self.post_message(CancelWanted())
 
     def action_base(self) -> None:
-        self.post_message(BaseWanted())
+        self.post_message(ComparedReportWanted())
 
     def action_level(self) -> None:
         """Choose how deep to check, and run everything so."""

@@ -12,7 +12,7 @@ from gpudoctor.tui.panes.finding import FindingPane
 from gpudoctor.tui.panes.gpu_rows import GpuRows
 from gpudoctor.tui.panes.history import HistoryGraph
 from gpudoctor.tui.panes.host_text import HostLines
-from gpudoctor.tui.panes.overview_layout import Arrangement, Place, arrange
+from gpudoctor.tui.panes.overview_layout import Arrangement, Rectangle, arrange
 from gpudoctor.tui.panes.pane import Pane
 from gpudoctor.tui.state import State
 
@@ -111,7 +111,7 @@ class OverviewPane(Pane):
         return True
 
 
-def _put(widget: Widget, place: Place) -> None:
+def _put(widget: Widget, place: Rectangle) -> None:
     widget.display = place.height > 0
     widget.styles.offset = (place.x, place.y)
     widget.styles.width = place.width

@@ -16,7 +16,7 @@ _CHECKS_LEAST, _CHECKS_MOST = 42, 72
 
 
 @dataclass(frozen=True)
-class Place:
+class Rectangle:
     """A rectangle in cells; of height 0 where it is not shown."""
 
     x: int = 0
@@ -30,11 +30,11 @@ class Arrangement:
     """The parts of the overview; `narrow`: rules instead of boxes, and checks and finding side by side below."""
 
     narrow: bool
-    gpus: Place
-    checks: Place
-    history: Place
-    finding: Place
-    host: Place
+    gpus: Rectangle
+    checks: Rectangle
+    history: Rectangle
+    finding: Rectangle
+    host: Rectangle
 
 
 def arrange(width: int, height: int, gpus: int) -> Arrangement:
@@ -58,11 +58,11 @@ def _narrow(width: int, height: int, gpus: int) -> Arrangement:
     y = table + history
     return Arrangement(
         narrow=True,
-        gpus=Place(0, 0, width, table),
-        history=Place(0, table, width, history),
-        checks=Place(0, y, list_width, below),
-        finding=Place(list_width, y, width - list_width, below),
-        host=Place(0, y + below, width, host),
+        gpus=Rectangle(0, 0, width, table),
+        history=Rectangle(0, table, width, history),
+        checks=Rectangle(0, y, list_width, below),
+        finding=Rectangle(list_width, y, width - list_width, below),
+        host=Rectangle(0, y + below, width, host),
     )
 
 
@@ -87,9 +87,9 @@ def _wide(width: int, height: int, gpus: int) -> Arrangement:
     side = width - list_width
     return Arrangement(
         narrow=False,
-        gpus=Place(0, 0, side, table),
-        history=Place(0, table, side, history),
-        checks=Place(side, 0, list_width, table + history),
-        finding=Place(0, table + history, width, finding),
-        host=Place(0, table + history + finding, width, host),
+        gpus=Rectangle(0, 0, side, table),
+        history=Rectangle(0, table, side, history),
+        checks=Rectangle(side, 0, list_width, table + history),
+        finding=Rectangle(0, table + history, width, finding),
+        host=Rectangle(0, table + history + finding, width, host),
     )

@@ -19,7 +19,7 @@ _PORT = re.compile(r"\d{1,5}")
 
 
 @dataclass(frozen=True)
-class Address:
+class ServeAddress:
     """Where to listen; port 0 lets the system choose one."""
 
     host: str
@@ -33,7 +33,7 @@ class Address:
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{port}/"
 
 
-def address(text: str) -> Address:
+def address(text: str) -> ServeAddress:
     """HOST:PORT, HOST, :PORT or PORT as typed; what is left out is that of `DEFAULT_ADDRESS`. Raise UserError.
 
     >>> address("0.0.0.0:9000"), address("9000").host, address("[::1]:80").host, address("localhost").port
@@ -46,10 +46,10 @@ def address(text: str) -> Address:
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host or default_host
     if not _PORT.fullmatch(port) or int(port) > 65535 or not re.fullmatch(r"[A-Za-z0-9._:%-]+", host):
         raise UserError(f"--serve {printable(text)}: write it as HOST:PORT, such as {DEFAULT_ADDRESS}")
-    return Address(host, int(port))
+    return ServeAddress(host, int(port))
 
 
-def token_of(given: str | None, environ: Mapping[str, str], where: Address) -> str | None:
+def token_of(given: str | None, environ: Mapping[str, str], where: ServeAddress) -> str | None:
     """The token that is wanted of a browser; None where none is. Raise UserError where one is needed and missing."""
     token = given if given is not None else environ.get(TOKEN_VARIABLE) or None
     if token is None and not where.is_loopback:
@@ -62,7 +62,7 @@ def token_of(given: str | None, environ: Mapping[str, str], where: Address) -> s
     return token
 
 
-class Gate:
+class ServeAccess:
     """Decides on each request before anything of it is served.
 
     Without a token only names of this machine may be asked for, so that no page on the internet can

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import os
-import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -15,9 +13,10 @@ from pathlib import Path
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.http_callers import is_host
+from gpudoctor.process.ending import ENDING_SIGNALS
 from gpudoctor.process.own_program import own_gpudoctor
-from gpudoctor.tui.start import opened
-from gpudoctor.tui.web.access import TOKEN_VARIABLE, Address, Gate, address, token_of
+from gpudoctor.tui.start import TuiRequest, opened
+from gpudoctor.tui.web.access import TOKEN_VARIABLE, ServeAccess, ServeAddress, address, token_of
 
 try:
     import textual_serve
@@ -53,30 +52,30 @@ _HEADERS = {
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def serve(args: argparse.Namespace) -> int:
-    """Serve the screen until SIGINT, SIGTERM or SIGHUP; give 128 + its number. Raise UserError where it cannot."""
-    where = address(args.serve)
-    gate = Gate(token_of(args.serve_token, os.environ, where))
-    feed, _ = opened(args)  # a source that cannot be read is an error now, not in each browser
+def serve(request: TuiRequest, serve_at: str, token: str | None) -> int:
+    """Serve the screen at HOST:PORT until SIGINT, SIGTERM or SIGHUP; give 128 + its number. Raise UserError."""
+    where = address(serve_at)
+    gate = ServeAccess(token_of(token, os.environ, where))
+    feed, _ = opened(request)  # a source that cannot be read is an error now, not in each browser
     feed.close()
-    return run_server(app_command(args), where, gate, feed.label)
+    return run_server(app_command(request), where, gate, feed.label)
 
 
-def app_command(args: argparse.Namespace) -> list[str]:
+def app_command(request: TuiRequest) -> list[str]:
     """The command of the app that each browser gets: the same source, and no way to start or write anything."""
-    command = [*own_gpudoctor(), "tui", "--read-only", f"--interval={args.interval:g}"]
-    command += [] if args.node is None else [f"--node={args.node}"]
-    command += [f"--fault={fault}" for fault in args.fault]
-    command += [] if args.theme is None else [f"--theme={args.theme}"]
-    return command + ([] if args.config is None else [f"--config={args.config}"])
+    command = [*own_gpudoctor(), "tui", "--read-only", f"--interval={request.interval_s:g}"]
+    command += [] if request.node is None else [f"--node={request.node}"]
+    command += [f"--fault={fault}" for fault in request.faults]
+    command += [] if request.theme is None else [f"--theme={request.theme}"]
+    return command + ([] if request.config is None else [f"--config={request.config}"])
 
 
-def run_server(command: Sequence[str], where: Address, gate: Gate, title: str) -> int:
+def run_server(command: Sequence[str], where: ServeAddress, gate: ServeAccess, title: str) -> int:
     """Serve the app that `command` starts. Raise UserError where the address is taken or not this machine's."""
     return asyncio.run(_serve(ScreenServer(command, gate, title), where))
 
 
-async def _serve(server: ScreenServer, where: Address) -> int:
+async def _serve(server: ScreenServer, where: ServeAddress) -> int:
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[int] = loop.create_future()
 
@@ -84,7 +83,7 @@ async def _serve(server: ScreenServer, where: Address) -> int:
         if not ended.done():
             ended.set_result(128 + number)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING_SIGNALS:
         loop.add_signal_handler(number, end, number)
     _quiet()
     runner = web.AppRunner(
@@ -126,7 +125,7 @@ def _quiet() -> None:
 class ScreenServer:
     """Pages, the terminal's script, and a websocket for each browser with an app of its own behind it."""
 
-    def __init__(self, command: Sequence[str], gate: Gate, title: str) -> None:
+    def __init__(self, command: Sequence[str], gate: ServeAccess, title: str) -> None:
         self.title = title
         self._command = command
         self._gate = gate

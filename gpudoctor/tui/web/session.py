@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import os
 import signal
@@ -12,21 +11,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from gpudoctor.exits import printable
+from gpudoctor.process.async_child import AsyncChild
+from gpudoctor.process.ending import send_signal
+from gpudoctor.process.spawn import PIPE
 from gpudoctor.tui.web.access import TOKEN_VARIABLE
 
 _READY = b"__GANGLION__\n"
-_PR_SET_PDEATHSIG = 1
 _PACKET_MAX = 64 << 20
 _ASKED_S, _TERMINATED_S = 1.5, 1.0
 _SIZES = {"width": (20, 500), "height": (5, 200)}
-
-
-def end_with_server() -> None:
-    """In the app: be sent SIGTERM when the server dies, however it does; Textual's web driver would not notice."""
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-    except (OSError, AttributeError):  # not Linux
-        return
 
 
 class WebSession:
@@ -38,37 +31,31 @@ class WebSession:
     def __init__(self, command: Sequence[str], show: Callable[[bytes], Awaitable[None]]) -> None:
         self._command = command
         self._show = show
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: AsyncChild | None = None
+        self._out, self._err = asyncio.StreamReader(), asyncio.StreamReader()
+        self._in: asyncio.StreamWriter | None = None
         self._last_words: deque[str] = deque(maxlen=1)
 
     async def start(self, width: int, height: int) -> None:
         """Raise OSError where the app cannot be started."""
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=_environment(_within("width", width), _within("height", height)),
-            start_new_session=True,  # what the terminal sends is for the server; and a group can be ended as one
-        )
+        environ = _environment(_within("width", width), _within("height", height))
+        self._process = AsyncChild(self._command, stdin=PIPE, env=environ)
+        await self._process.read_into(asyncio.StreamReaderProtocol(self._out), asyncio.StreamReaderProtocol(self._err))
+        self._in = await self._process.writer()
 
     async def run(self) -> str | None:
         """Pass on what the app draws until it ends; in words why, where it was not asked to."""
-        process = self._process
-        assert process is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        listening = asyncio.create_task(self._listen(process.stderr))
+        listening = asyncio.create_task(self._listen(self._err))
         ended = False
         try:
-            while await process.stdout.readline() not in (_READY, b""):
+            while await self._out.readline() not in (_READY, b""):
                 pass
             while True:
-                kind = await process.stdout.readexactly(1)
-                size = int.from_bytes(await process.stdout.readexactly(4), "big")
+                kind = await self._out.readexactly(1)
+                size = int.from_bytes(await self._out.readexactly(4), "big")
                 if size > _PACKET_MAX:
                     return "the app wrote more than a screen"
-                payload = await process.stdout.readexactly(size)
+                payload = await self._out.readexactly(size)
                 if kind == b"D":
                     await self._show(payload)
                 elif kind == b"M" and json.loads(payload).get("type") == "exit":
@@ -97,42 +84,35 @@ class WebSession:
         process = self._process
         if process is None:
             return
-        if process.returncode is None:
+        if process.poll() is None:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._meta({"type": "quit"}), 0.5)
             if not await self._over(_ASKED_S):
-                self._signal(signal.SIGTERM)
+                process.send(signal.SIGTERM, group=True)
                 await self._over(_TERMINATED_S)
         # also what the app may have left behind
-        self._signal(signal.SIGKILL)
+        send_signal(process.pid, signal.SIGKILL, group=True)
         await self._over(_TERMINATED_S)
+        process.stop_reading()
 
     async def _over(self, limit_s: float) -> bool:
         assert self._process is not None
         # what nobody reads keeps a process from writing, and so from ending
-        drained = asyncio.create_task(_drain(self._process.stdout))
+        drained = asyncio.create_task(_drain(self._out))
         try:
-            await asyncio.wait_for(self._process.wait(), limit_s)
-        except asyncio.TimeoutError:
-            return False
+            return await self._process.exit_status(limit_s) is not None
         finally:
             drained.cancel()
-        return True
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        with suppress(OSError):
-            os.killpg(self._process.pid, number)
 
     async def _meta(self, message: dict[str, object]) -> None:
         await self._send(b"M", json.dumps(message).encode())
 
     async def _send(self, kind: bytes, payload: bytes) -> None:
-        if self._process is None or self._process.stdin is None:
+        if self._in is None:
             return
         with suppress(OSError, RuntimeError):  # it has just ended
-            self._process.stdin.write(kind + len(payload).to_bytes(4, "big") + payload)
-            await self._process.stdin.drain()
+            self._in.write(kind + len(payload).to_bytes(4, "big") + payload)
+            await self._in.drain()
 
     async def _listen(self, stderr: asyncio.StreamReader) -> None:
         """Keep the last line of what the app says went wrong."""
@@ -141,9 +121,9 @@ class WebSession:
             self._last_words.extend(printable(line.strip())[:200] for line in said[-1:])
 
 
-async def _drain(stream: asyncio.StreamReader | None) -> None:
+async def _drain(stream: asyncio.StreamReader) -> None:
     with suppress(RuntimeError):  # somebody else reads it
-        while stream is not None and await stream.read(1 << 16):
+        while await stream.read(1 << 16):
             pass
 
 

@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from gpudoctor.facts.captures import ABSENT, SourceError
-from gpudoctor.facts.model.gpu import PcieHop
+from gpudoctor.facts.model.gpu import Gpu, PcieHop, PcieLink
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import PciDevice, short_bus_id
 
@@ -37,6 +37,9 @@ _CLASSES = {
 }
 _GPU_CLASSES = ("0x0300", "0x0302")
 _DEVICE_CLASSES = (*_GPU_CLASSES, "0x0680")  # with NVSwitch; audio and USB functions of a card are left out
+_OF_LAPTOPS = re.compile(r"Mobile|Max-Q|Laptop")
+_WORD_OF_SPEED = re.compile(r"Speed [^,(]*(?:\(([a-z]{1,20})\))?")
+_WORD_OF_WIDTH = re.compile(r"Width x\d{1,2} ?(?:\(([a-z]{1,20})\))?")
 _DENIED = Missing("lspci was not run as root", "denied")
 
 
@@ -49,6 +52,7 @@ class Function(msgspec.Struct):
     vendor_id: str | Missing = ABSENT
     device_id: str | Missing = ABSENT
     driver: str | None = None
+    off_bus: bool = False
     numa_node: int | Missing | None = ABSENT
     secondary: int = -1  # buses behind a bridge, from secondary to subordinate
     subordinate: int = -1
@@ -75,7 +79,7 @@ class PciTree(msgspec.Struct):
     @property
     def nvidia_devices(self) -> tuple[PciDevice, ...]:
         return tuple(
-            PciDevice(f.bus_id, f.pci_class, f.device_id, f.driver, f.numa_node)
+            PciDevice(f.bus_id, f.pci_class, f.device_id, f.driver, f.numa_node, f.off_bus)
             for f in sorted(self.functions.values(), key=lambda f: f.bus_id)
             if f.is_nvidia and not isinstance(f.pci_class, Missing) and f.pci_class.startswith(_DEVICE_CLASSES)
         )
@@ -97,6 +101,19 @@ class PciTree(msgspec.Struct):
             if bridge.hop is not None:
                 hops.append(bridge.hop)
         return tuple(hops)
+
+    def link(self, gpu: Gpu) -> PcieLink:
+        """The GPU's link with the way up, and with its lanes as lspci shows them if nothing else told them."""
+        path = self.path(gpu.bus_id)
+        link = msgspec.structs.replace(gpu.pcie, path=path)
+        if isinstance(path, Missing) or not _not_told(gpu.pcie.width):
+            return link
+        most = path[0].max_width if _not_told(gpu.pcie.width_max) else gpu.pcie.width_max
+        return msgspec.structs.replace(link, width=path[0].width, width_max=most)
+
+
+def _not_told(value: object) -> bool:
+    return isinstance(value, Missing) and value.kind == "absent"
 
 
 def parse_lspci(text: str) -> PciTree:
@@ -131,6 +148,8 @@ def _function(header: re.Match[str]) -> Function:
         pci_class=f"0x{number.lower()}00" if number else _CLASSES.get(words.lower(), ABSENT),
         vendor_id="0x" + ids.group(1).lower() if ids else "0x10de" if name.startswith("NVIDIA") else ABSENT,
         device_id="0x" + ids.group(2).lower() if ids else ABSENT,
+        # the GPU of a laptop is off while nothing uses it
+        off_bus="(rev ff)" in name and not _OF_LAPTOPS.search(name),
     )
 
 
@@ -167,8 +186,16 @@ def _fill(function: Function, body: list[str]) -> None:
         aer_correctable=ABSENT,
         aer_nonfatal=ABSENT,
         aer_fatal=ABSENT,
+        width_downgraded=_downgraded(now, _WORD_OF_WIDTH),
+        speed_downgraded=_downgraded(now, _WORD_OF_SPEED),
         acs_redirect=acs if acs is not None else _DENIED if denied else False if can else ABSENT,
     )
+
+
+def _downgraded(line: str | None, word: re.Pattern[str]) -> bool | Missing:
+    """What lspci says itself of the link beside its figure: "downgraded", "ok", or nothing (older ones)."""
+    found = word.search(line) if line is not None else None
+    return {"downgraded": True, "ok": False}.get(found[1] or "", ABSENT) if found else ABSENT
 
 
 def _speed(line: str | None, missing: Missing) -> float | Missing:

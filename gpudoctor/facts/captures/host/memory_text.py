@@ -9,8 +9,10 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Host
 
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)(B|[KMGT]i?B?)?", re.IGNORECASE)
-_KERNEL_MODULE = re.compile(r"NVRM version: .{0,120}?Kernel Module\D{0,60}?(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")
-_MEMINFO = re.compile(r"^(MemTotal|MemAvailable|SwapTotal):\s+(\d{1,15}) kB", re.MULTILINE)
+_KERNEL_MODULE = re.compile(
+    r"NVRM version: .{0,120}?Kernel Module(?: for \w{1,20})?\D{0,60}?(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b"
+)
+_MEMINFO = re.compile(r"^(MemTotal|MemAvailable|SwapTotal|SwapFree):\s+(\d{1,15}) kB", re.MULTILINE)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _ODD = Missing("not understood", "failed")
 
@@ -34,11 +36,12 @@ def parse_free(text: str) -> Host:
     memory = dict(zip(columns, rows["Mem:"], strict=False))
     plain = [int(cell[:18]) for cell in memory.values() if cell.isdecimal()]
     unit_bytes = _unit_bytes(plain)
-    swap = rows.get("Swap:", [])
+    swap = dict(zip(("total", "used", "free"), rows.get("Swap:", ()), strict=False))
     return Host(
         ram_mib=_mib(memory.get("total"), unit_bytes),
         ram_available_mib=_mib(memory.get("available"), unit_bytes),
-        swap_mib=_mib(swap[0] if swap else None, unit_bytes),
+        swap_mib=_mib(swap.get("total"), unit_bytes),
+        swap_free_mib=_mib(swap.get("free"), unit_bytes),
     )
 
 
@@ -51,6 +54,7 @@ def parse_meminfo(text: str) -> Host:
         ram_mib=found["MemTotal"],
         ram_available_mib=found.get("MemAvailable", _ODD),
         swap_mib=found.get("SwapTotal", _ODD),
+        swap_free_mib=found.get("SwapFree", _ODD),
     )
 
 

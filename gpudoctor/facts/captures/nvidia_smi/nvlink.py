@@ -1,4 +1,4 @@
-"""`nvidia-smi nvlink` with --status, -e or -R: the links of each GPU."""
+"""`nvidia-smi -L`, the GPUs; and `nvidia-smi nvlink` with --status, -e or -R, the links of each GPU."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import re
 
 import msgspec
 
-from gpudoctor.facts.captures import ABSENT, SourceError
+from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError, clipped
+from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT, SmiDump
 from gpudoctor.facts.captures.nvidia_smi.values import missing_word
-from gpudoctor.facts.model.gpu import NvLink
-from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.model.node import short_bus_id
+from gpudoctor.facts.model.gpu import Gpu, MigInstance, NvLink
+from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing
+from gpudoctor.facts.model.node import Driver, short_bus_id
 
 _GPU = re.compile(r"GPU (\d{1,4}): (.{0,200}?) ?\(UUID: ([^)\s]{1,80})\)")
+_MIG = re.compile(r"MIG (\S{1,40})\s+Device\s+\d{1,3}: \(UUID: ([^)\s]{1,120})\)")
+_MORE = re.compile(
+    r"\s*(?:Link \d{1,3}\b|MIG \S+ +Device|NVML: |NVLINK |Unable to|.{0,60}all links are inactive)", re.IGNORECASE
+)
+_WHOLE_LINE = re.compile(r"(?:GB/s|[>)]|\d|\.\d|N/A\]?|active)$")
 _LINK = re.compile(r"Link (\d{1,3}):\s*(.{0,200})")
 _SPEED = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) GB/s")
 _ERRORS = re.compile(r"(Replay|Recovery|CRC)(?: FLIT)? Errors?:\s*(\S.{0,60})?", re.IGNORECASE)
@@ -30,6 +36,7 @@ class LinkDump(msgspec.Struct):
     uuid: str
     links: dict[int, NvLink] = {}
     all_inactive: bool = False
+    cut: str = ""
 
     @property
     def nvlinks(self) -> tuple[NvLink, ...] | Missing:
@@ -40,8 +47,50 @@ class LinkDump(msgspec.Struct):
         return tuple(self.links[number] for number in sorted(self.links))
 
 
-def parse_nvlink(text: str) -> list[LinkDump]:
-    """The GPUs in the dump's order. Raise SourceError where it names none, or ends inside one.
+def begins_gpu_list(line: str) -> bool:
+    """Whether a list of GPUs by index, name and UUID may begin with this line: `nvidia-smi -L`, or `nvlink`."""
+    return _GPU.match(line.lstrip()) is not None
+
+
+def goes_on_gpu_list(line: str) -> bool:
+    return _MORE.match(line) is not None or begins_gpu_list(line)
+
+
+def shows_links(text: str) -> bool:
+    """Whether the list tells of NVLinks; `nvidia-smi -L` does not."""
+    return any(_LINK.match(line.strip()) or "all links are inactive" in line.lower() for line in text.splitlines())
+
+
+def parse_gpu_list(text: str) -> SmiDump:
+    """`nvidia-smi -L`: the GPUs, and their MIG devices."""
+    gpus: dict[int, Gpu] = {}
+    current: Gpu | None = None
+    for line in map(str.strip, text.splitlines()):
+        header, mig = _GPU.match(line), _MIG.match(line)
+        if header is not None:
+            index = int(header.group(1))
+            if index in gpus:
+                raise SourceError(f"GPU {index} is there twice: more than one list")
+            if len(gpus) >= MOST_GPUS:
+                raise SourceError(f"more than {MOST_GPUS} GPUs: not the list of one machine")
+            current = gpus[index] = Gpu(
+                index, f"unknown-{index}", uuid=header.group(3), name=clipped(header.group(2)) or NOT_READ
+            )
+        elif mig is not None and current is not None:
+            before = current.settings.mig_instances
+            instances = (*(() if isinstance(before, Missing) else before), MigInstance(mig.group(2), mig.group(1)))
+            settings = msgspec.structs.replace(current.settings, mig_enabled=True, mig_instances=instances)
+            current = gpus[current.index] = msgspec.structs.replace(current, settings=settings)
+    count = max(gpus, default=-1) + 1
+    driver = Driver(module_loaded=True, init_code=0, device_count=count if count > len(gpus) else NOT_READ)
+    return SmiDump(driver, tuple(gpus[index] for index in sorted(gpus)), name="nvidia-smi -L", indexed=True)
+
+
+def parse_nvlink(text: str, *, whole_end: bool = True) -> list[LinkDump]:
+    """The GPUs in the dump's order. Raise SourceError where it names none.
+
+    Where it ends inside its last GPU, the links that a GPU of the same model has and that one does not show are
+    Missing (failed). `whole_end`: False if the last line had no end.
 
     `--status`, `-e` and `-R` may stand in one text; what a link's lines do not tell is
     `ABSENT`. Where nvidia-smi says only that all links are inactive, a peer of the same model
@@ -51,14 +100,17 @@ def parse_nvlink(text: str) -> list[LinkDump]:
     current: LinkDump | None = None
     blocks: list[_Block] = []
     last = ""
-    for number, raw in enumerate(text.splitlines(), 1):
+    lines = text.splitlines()
+    if not whole_end and lines and not _WHOLE_LINE.search(lines[-1]):
+        lines.pop()
+    for number, raw in enumerate(lines, 1):
         line = raw.strip()
         last = line or last
         header = _GPU.match(line)
         if header is not None:
             index, uuid = int(header.group(1)), header.group(3)
             current = gpus.setdefault((index, uuid), LinkDump(index, header.group(2), uuid))
-            blocks.append(_Block(current.name, number))
+            blocks.append(_Block(current.name, (index, uuid), number))
             continue
         if current is None:
             continue
@@ -76,7 +128,7 @@ def parse_nvlink(text: str) -> list[LinkDump]:
     if not gpus:
         raise SourceError("no line like 'GPU 0: NAME (UUID: GPU-...)'")
     if _LINK.match(last) or _GPU.match(last):
-        _refuse_cut(blocks)
+        _mark_cut(blocks, gpus)
     found = list(gpus.values())
     for gpu in found:
         if gpu.all_inactive and not gpu.links:
@@ -90,6 +142,7 @@ class _Block(msgspec.Struct):
     """A GPU's header and the lines of links below it: one option's answer for that GPU."""
 
     name: str
+    gpu: tuple[int, str]
     last_line: int
     option: str | None = None  # None as long as no link tells
     lines: int = 0
@@ -100,22 +153,33 @@ class _Block(msgspec.Struct):
         self.last_line = line
 
 
-def _refuse_cut(blocks: list[_Block]) -> None:
+def _mark_cut(blocks: list[_Block], gpus: dict[tuple[int, str], LinkDump]) -> None:
     """nvidia-smi lists every link of a GPU, up or down: fewer lines than a like GPU's are a text cut off."""
     last = blocks[-1]
     # the remote ends of links that are down may be left out
     if last.option == "remote":
         return
-    like = [b.lines for b in blocks[:-1] if b.name == last.name and (last.option or b.option) == b.option]
-    if last.lines < max(like, default=0):
-        raise SourceError(
-            f"cut off after line {last.last_line}: {last.lines} lines of links for the last GPU, "
-            f"{max(like)} for one of the same model before it"
-        )
+    like = [b for b in blocks[:-1] if b.name == last.name and (last.option or b.option) == b.option]
+    whole = max(like, key=lambda block: block.lines, default=None)
+    if whole is None or last.lines >= whole.lines:
+        return
+    gpu = gpus[last.gpu]
+    gpu.cut = (
+        f"cut off after line {last.last_line}: {last.lines} lines of links for GPU {gpu.index}, {whole.lines} before"
+    )
+    for number in gpus[whole.gpu].links:
+        link = gpu.links.get(number) or _unread_link(number)
+        lacking = ("state",) if whole.option == "state" else tuple(_COUNTERS.values())
+        news = {field: CUT for field in lacking if getattr(link, field) == ABSENT}
+        gpu.links[number] = msgspec.structs.replace(link, **news)
 
 
 def merge_links(one: LinkDump, other: LinkDump) -> None:
-    """Add to `one` what `other`, a dump with another option, knows of the same links."""
+    """Add to `one` what `other`, a dump with another option or of another time, knows of the same links.
+
+    Of two states the one that is not active counts, of two counts the larger one.
+    """
+    one.all_inactive = one.all_inactive or other.all_inactive
     for number, link in other.links.items():
         mine = one.links.get(number)
         if mine is None:
@@ -124,9 +188,17 @@ def merge_links(one: LinkDump, other: LinkDump) -> None:
         news = {
             field: value
             for field in NvLink.__struct_fields__
-            if not isinstance(value := getattr(link, field), Missing) and isinstance(getattr(mine, field), Missing)
+            if not isinstance(value := getattr(link, field), Missing) and _counts_more(value, getattr(mine, field))
         }
         one.links[number] = msgspec.structs.replace(mine, **news)
+
+
+def _counts_more(value: object, before: object) -> bool:
+    if isinstance(before, Missing):
+        return True
+    if isinstance(value, int) and isinstance(before, int):
+        return value > before
+    return before == "active" and value in ("inactive", "disabled", "sleep")
 
 
 def _unread_link(number: int) -> NvLink:

@@ -1,17 +1,18 @@
-"""What an `nvidia-smi -q` dump as a whole gives: the driver, its GPUs, and how it failed."""
+"""What a text of nvidia-smi as a whole gives: the driver, its GPUs, and how it failed."""
 
 from __future__ import annotations
 
 import re
 from datetime import datetime
+from typing import Any, TypeVar
 
 import msgspec
 
 from gpudoctor.facts.captures import ABSENT, SourceError
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
 from gpudoctor.facts.captures.nvidia_smi.values import Values
-from gpudoctor.facts.model.gpu import CallError, Gpu
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.gpu import CallError, Fact, Gpu
+from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.facts.model.node import Driver, short_bus_id
 from gpudoctor.facts.nvml.error_cost import DUMP_HANDLE, UNKNOWN, code_in_words
 
@@ -25,33 +26,63 @@ _INIT_FAILURES = (
     ("Failed to initialize NVML", 999),
 )
 _NO_DEVICES = "No devices were found"
+_SMI = "nvidia-smi"
+_LIBRARY = re.compile(r"NVML library version: (\d{3}\.\d{1,3}(?:\.\d{1,3})?)")
+# "GPU 0000:05:00.0: ..." of older drivers, "GPU1: 0000:34:00.0: ..." of newer ones
+_LOST_GPU = re.compile(
+    r"GPU ?(?:(?P<index>\d{1,3}): ?)?(?P<bus_id>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE
+)
 _HANDLE = re.compile(r"^.{0,40}Unable to determine the device handle for.{0,300}", re.MULTILINE)
 
 
+T = TypeVar("T", bound=msgspec.Struct)
+CUT = Missing("the text is cut off before it", "failed")
+# by no nvidia-smi -q, whole as it may be
+_NEVER_TOLD = frozenset({"path", "profile"})
+
+
 class SmiDump(msgspec.Struct):
-    """One `-q` dump. `notes` say what a reader of the report should know of it."""
+    """What one text of nvidia-smi says of the driver and its GPUs.
+
+    A GPU whose bus id the text does not tell has the bus id "unknown-INDEX". `indexed`: the text tells the indices of
+    its GPUs; else they are counted in its order. `attached`: so many GPUs it says that there are. `ended`: nothing shows that GPUs are left out of it. `name` is the
+    form ("nvidia-smi -q"). `notes` say what a reader of the report should know.
+    """
 
     driver: Driver
     gpus: tuple[Gpu, ...]
     collected_at: str | Missing = ABSENT
     notes: tuple[str, ...] = ()
+    attached: int | Missing = ABSENT
+    name: str = "nvidia-smi -q"
+    indexed: bool = False
+    ended: bool = True
 
 
-def smi_dump(top: dict[str, str], gpus: list[GpuDump], outside: str = "") -> SmiDump:
+def smi_dump(
+    top: dict[str, str], gpus: list[GpuDump], outside: str = "", *, cut: bool = False, selected: bool = False
+) -> SmiDump:
     """Put a dump together from its head, its GPUs in order, and the text around them.
 
+    `cut`: it ends inside its last GPU. `selected`: it was asked for some GPUs only (-i).
     Raise SourceError for a bus id that is none, or one that comes twice.
     """
     v = Values(top)
     handle_errors = tuple(line.strip() for line in _HANDLE.findall(outside))
-    attached = v.whole("attached_gpus")
+    counted = attached = v.whole("attached_gpus")
     notes: tuple[str, ...] = ()
-    if not isinstance(attached, Missing) and attached > 0 and not gpus and not handle_errors:
-        raise SourceError(f"cut off: the dump counts {attached} GPUs and shows none of them")
+    ended = not cut
     if not isinstance(attached, Missing) and len(gpus) < attached and not handle_errors:
-        # `-i 0` shows one GPU of eight and still counts eight: no ground to call seven lost
-        notes = (f"the dump shows {len(gpus)} of {attached} GPUs",)
-        attached = Missing(notes[0], "absent")
+        # `-i 0` shows one GPU of eight and still counts eight: no ground to call seven lost, nor to pass them
+        attached = Missing(f"the dump shows {len(gpus)} of {attached} GPUs", "absent" if selected else "failed")
+        ended = False
+    unnamed = any(not gpu.bus_id for gpu in gpus)
+    made = _in_order(gpus)
+    if cut and made:
+        notes = (*notes, f"the dump is cut off inside GPU {gpus[-1].bus_id}")
+        made = tuple(_marked_as_cut(gpu, made) if gpu.index == len(gpus) - 1 else gpu for gpu in made)
+    if unnamed:
+        notes = (*notes, f"the text does not name its GPU{'s' * (len(gpus) > 1)}: counted in its order, from 0")
     return SmiDump(
         driver=Driver(
             module_loaded=True,
@@ -61,54 +92,96 @@ def smi_dump(top: dict[str, str], gpus: list[GpuDump], outside: str = "") -> Smi
             device_count=attached,
             handle_errors=handle_errors,
         ),
-        gpus=_in_order(gpus),
-        collected_at=_time(v.text("timestamp")),
+        gpus=made,
+        collected_at=time_in(v.text("timestamp")),
         notes=notes,
+        attached=counted,
+        ended=ended,
     )
 
 
+def marked_as_cut(value: T, like: T | None = None) -> T:
+    """The facts with `CUT` for what they do not tell, but what a whole one like them does not tell either.
+
+    A text that ends too early does not say what would have come: nothing of that may pass.
+    """
+    made: Any = value
+    news: dict[str, Any] = {}
+    for field in made.__struct_fields__:
+        old, same = getattr(made, field), getattr(like, field, None)
+        if old == ABSENT:
+            if field not in _NEVER_TOLD and same != ABSENT:
+                news[field] = CUT
+        elif isinstance(old, Fact):
+            news[field] = marked_as_cut(old, same)
+    made = msgspec.structs.replace(made, **news)
+    result: T = made
+    return result
+
+
+def _marked_as_cut(gpu: Gpu, gpus: tuple[Gpu, ...]) -> Gpu:
+    whole = next((other for other in gpus if other is not gpu and other.index < gpu.index), None)
+    return marked_as_cut(gpu, whole)
+
+
 def init_failure(text: str) -> SmiDump | None:
-    """The dump of an nvidia-smi that could not start, or found nothing; None where it could."""
-    handles = tuple(line.strip() for line in _HANDLE.findall(text))
+    """What nvidia-smi says of a driver that did not start, of GPUs that it could not open, or of none; else None."""
+    handles = tuple(dict.fromkeys(line.strip() for line in _HANDLE.findall(text)))
     if handles:
-        return SmiDump(Driver(module_loaded=True, init_code=0, handle_errors=handles), _lost(handles))
+        gpus, indexed = _lost(handles)
+        driver = Driver(module_loaded=True, init_code=0, handle_errors=handles)
+        return SmiDump(driver, gpus, name=_SMI, indexed=indexed, ended=False)
     if _NO_DEVICES in text:
-        return SmiDump(Driver(module_loaded=True, init_code=0, device_count=0), ())
+        return SmiDump(Driver(module_loaded=True, init_code=0, device_count=0), (), name=_SMI)
     for words, code in _INIT_FAILURES:
         if words in text:
             line = next(line.strip() for line in text.splitlines() if words in line)
-            return SmiDump(Driver(init_code=code, init_error=line[:300]), ())
+            library = _LIBRARY.search(text)
+            driver = Driver(init_code=code, init_error=line[:300], library_version=library[1] if library else NOT_READ)
+            return SmiDump(driver, (), name=_SMI, ended=False)
     return None
 
 
-def _lost(handles: tuple[str, ...]) -> tuple[Gpu, ...]:
-    """The GPUs that handle errors name by bus id: nothing else is known of them."""
-    found: dict[str, CallError] = {}
+def _lost(handles: tuple[str, ...]) -> tuple[tuple[Gpu, ...], bool]:
+    """The GPUs that handle errors name by bus id, and whether these tell the indices; no more is known of them."""
+    found: dict[str, tuple[int | None, CallError]] = {}
     for line in handles:
-        bus_id = BUS_ID.search(line)
-        if bus_id is not None:
-            words = line.partition(bus_id.group())[2].lstrip(": ")
+        named = _LOST_GPU.search(line)
+        if named is not None:
+            words = line[named.end() :].lstrip(": ")
             code = code_in_words(words)
             code = UNKNOWN if code is None else code
-            found[short_bus_id(bus_id.group())] = CallError(DUMP_HANDLE, code, words[:100])
-    return tuple(Gpu(index, bus_id, errors=(found[bus_id],)) for index, bus_id in enumerate(sorted(found)))
+            index = int(named["index"]) if named["index"] else None
+            found[short_bus_id(named["bus_id"])] = (index, CallError(DUMP_HANDLE, code, words[:100]))
+    indices = [index for index, _ in found.values() if index is not None]
+    indexed = len(set(indices)) == len(found) > 0
+    return (
+        tuple(
+            Gpu(index if indexed and index is not None else order, bus_id, errors=(error,))
+            for order, (bus_id, (index, error)) in enumerate(sorted(found.items()))
+        ),
+        indexed,
+    )
 
 
 def _in_order(gpus: list[GpuDump]) -> tuple[Gpu, ...]:
     seen: set[str] = set()
     made: list[Gpu] = []
     for index, dump in enumerate(gpus):
-        if not BUS_ID.fullmatch(dump.bus_id):
+        if not dump.bus_id:
+            dump.bus_id = f"unknown-{index}"
+        elif not BUS_ID.fullmatch(dump.bus_id):
             raise SourceError(f"GPU {index} of the dump has no bus id but {dump.bus_id[:40]!r}")
-        dump.bus_id = short_bus_id(dump.bus_id)
+        else:
+            dump.bus_id = short_bus_id(dump.bus_id)
         if dump.bus_id in seen:
             raise SourceError(f"GPU {dump.bus_id} is there twice: more than one nvidia-smi -q dump in one file?")
         seen.add(dump.bus_id)
         made.append(gpu_from(dump, index))
-    return tuple(sorted(made, key=lambda gpu: gpu.bus_id))
+    return tuple(sorted(made, key=lambda gpu: (gpu.bus_id.startswith("unknown-"), gpu.bus_id, gpu.index)))
 
 
-def _time(text: str | Missing) -> str | Missing:
+def time_in(text: str | Missing) -> str | Missing:
     """nvidia-smi's clock has no zone: "Fri Aug 21 08:54:01 2026" as 2026-08-21T08:54:01."""
     if isinstance(text, Missing):
         return text

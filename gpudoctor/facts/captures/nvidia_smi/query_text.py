@@ -1,59 +1,113 @@
-"""`nvidia-smi -q`: the indented text dump, drivers 390 to 595."""
+"""`nvidia-smi -q`, whole, in part or per topic (-d): the indented text dump, drivers 390 to 610."""
 
 from __future__ import annotations
+
+import re
 
 from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, smi_dump
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump
+from gpudoctor.facts.captures.nvidia_smi.query_labels import (
+    HEAD_LABELS,
+    INDENTS,
+    LABELS,
+    PARENTS,
+    SECTIONS,
+)
 from gpudoctor.facts.captures.nvidia_smi.values import normal_name
 from gpudoctor.facts.nvml.error_cost import cost_of, errors_in_dump
 
-_GPU = "GPU "
 _DEEPEST = 16
+_BANNER = re.compile(r"\s*=+ ?NVSMI LOG ?=+$")
+_GPU = re.compile(r"\s*GPU ((?:[0-9A-Fa-f]{4,8}:)[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]|\S+:\S+)$")
+_GPU_LINE = re.compile(r"[ \t]*GPU [0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]$")
+_LABEL = re.compile(r"[ \t]+v?[A-Z][^:]{0,60}?(?: :(?: |$)|$)")
+# a figure that stands whole, at the end of a text without a line end: its unit stands behind it, or it is a word
+_WHOLE_VALUE = re.compile(r".*(?:\d (?:MiB|MHz|W|C|%|us|KB/s)|\dx|[A-Za-z][^\d]*)$")
 
 
-def parse_smi_text(text: str) -> SmiDump:
-    """Read the dump. Raise SourceError where it holds no GPU or ends inside one.
+def begins_smi_text(line: str) -> bool:
+    """Whether such a dump, or a part of one, may begin with this line."""
+    if _BANNER.match(line) or _GPU_LINE.match(line):
+        return True
+    label, value = _split(line)
+    name = normal_name(label)
+    if value is None:
+        return name in SECTIONS and label.strip().rstrip(":")[:1].isupper()
+    return (name in HEAD_LABELS and bool(value)) or (name in LABELS and " " in label.strip() and bool(value))
 
-    A line is "label : value" or a section's label; four spaces of indent make a level.
+
+def goes_on_smi_text(line: str) -> bool:
+    """Whether this line may stand in such a dump: prose does not."""
+    if line[0] in " \t":
+        return _LABEL.match(line) is not None and not line.endswith(".")
+    return begins_smi_text(line) or normal_name(_split(line)[0]) in LABELS
+
+
+def restarts_smi_text(line: str) -> bool:
+    return _BANNER.match(line) is not None
+
+
+def parse_smi_text(text: str, *, whole_end: bool = True, selected: bool = False) -> SmiDump:
+    """Read the dump. Raise SourceError where it holds nothing of a GPU.
+
+    A line is "label : value" or a section's label; four spaces of indent make a level. A part of a dump without a
+    line that names its GPU is of a GPU without a bus id; each time that a section begins again, of the next one.
+    Where all indentation is lost, the sections' names tell the levels. What a dump that is cut off does not tell of
+    its last GPU is Missing (failed). `whole_end`: False if the last line had no end; `selected`: asked for with -i.
     """
+    lines = text.splitlines()
+    if not whole_end:
+        lines = _without_cut_line(lines)
+    flat = _is_flat(lines)
     top: dict[str, str] = {}
     gpus: list[GpuDump] = []
     outside: list[str] = []
     path: list[tuple[int, str]] = []  # open sections with their indent
-    last = 0
-    for number, raw in enumerate(text.splitlines(), 1):
-        line = raw.rstrip()
+    base = 0  # indent of the line that names the GPU
+    for number, raw in enumerate(lines, 1):
+        line = raw.expandtabs(4).rstrip()
         if not line:
             continue
         indent = len(line) - len(line.lstrip(" "))
-        label, value = _split(line)
-        if indent == 0:
+        header = _GPU.match(line)
+        if header is not None:
+            _more(gpus, GpuDump(header.group(1)))
+            path, base = [], indent
+            continue
+        label, value = _split(line.strip())
+        name = normal_name(label)
+        if not gpus and name in HEAD_LABELS and value is not None:
+            top[name] = value
+            continue
+        named = bool(gpus) and gpus[-1].bus_id != ""
+        if named and indent <= base and not flat:
+            outside.append(line)
             path = []
-            if line.startswith(_GPU) and value is None and ":" in line and " " not in line[4:]:
-                if len(gpus) >= MOST_GPUS:
-                    raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
-                gpus.append(GpuDump(line[4:]))
-                last = number
-            elif value is not None and not gpus:
-                top[normal_name(label)] = value
-            else:
-                outside.append(line)
             continue
-        if not gpus:
-            continue
-        last = number
+        if flat:
+            indent = _flat_indent(name, value, path)
         while path and path[-1][0] >= indent:
             path.pop()
+        if not path and not named:
+            if not _begins_part(name):
+                outside.append(line)
+                continue
+            if not gpus or _again(gpus[-1], name):
+                _more(gpus, GpuDump(""))
         if len(path) >= _DEEPEST:
             raise SourceError(f"line {number}: nested deeper than {_DEEPEST} levels")
-        path.append((indent, normal_name(label)))
-        _keep(gpus[-1], [name for _, name in path], value)
-    if not gpus and "attached_gpus" not in top:
+        path.append((indent, name))
+        _keep(gpus[-1], [*PARENTS.get(path[0][1], ()), *(step for _, step in path)], value)
+    if not gpus and "attached_gpus" not in top and "driver_version" not in top:
         raise SourceError("holds no GPU: a line like 'GPU 00000000:18:00.0' is missing")
-    if gpus and _cut(gpus[-1]):
-        raise SourceError(f"cut off at line {last}: the dump ends inside GPU {gpus[-1].bus_id}")
-    return smi_dump(top, gpus, "\n".join(outside))
+    return smi_dump(top, gpus, "\n".join(outside), cut=bool(gpus) and _cut(gpus), selected=selected)
+
+
+def _more(gpus: list[GpuDump], gpu: GpuDump) -> None:
+    if len(gpus) >= MOST_GPUS:
+        raise SourceError(f"more than {MOST_GPUS} GPUs: not the dump of one machine")
+    gpus.append(gpu)
 
 
 def _split(line: str) -> tuple[str, str | None]:
@@ -62,6 +116,37 @@ def _split(line: str) -> tuple[str, str | None]:
         return line[:-2], ""
     label, colon, value = line.partition(" : ")
     return (label, clipped(value.strip())) if colon else (line, None)
+
+
+def _without_cut_line(lines: list[str]) -> list[str]:
+    """A last line without an end may have lost its end: it counts where what it says is whole."""
+    if not lines:
+        return lines
+    value = _split(lines[-1].strip())[1]
+    return lines if value is not None and _WHOLE_VALUE.match(value) else lines[:-1]
+
+
+def _is_flat(lines: list[str]) -> bool:
+    """Whether the indentation is lost: sections and their values begin in the same column."""
+    indents = {len(line) - len(line.lstrip()) for line in lines if line.strip() and " : " in line}
+    known = sum(normal_name(line) in SECTIONS for line in lines)
+    return len(indents) == 1 and known > 0
+
+
+def _flat_indent(name: str, value: str | None, path: list[tuple[int, str]]) -> int:
+    if name in INDENTS:
+        return INDENTS[name]
+    return (path[-1][0] if value is None and path else max((at for at, step in path if step in INDENTS), default=0)) + 4
+
+
+def _begins_part(name: str) -> bool:
+    return name in SECTIONS or name in LABELS or name in PARENTS
+
+
+def _again(gpu: GpuDump, name: str) -> bool:
+    """Whether a GPU that no line names has this section already: then it is the next GPU's."""
+    start = "/".join([*PARENTS.get(name, ()), name])
+    return any(path == start or path.startswith(start + "/") for path in gpu.values)
 
 
 def _keep(gpu: GpuDump, path: list[str], value: str | None) -> None:
@@ -77,12 +162,21 @@ def _keep(gpu: GpuDump, path: list[str], value: str | None) -> None:
             gpu.processes.append({})
         if value is not None:
             gpu.processes[-1][name] = value
+        gpu.values.setdefault("processes", "")
     else:
         gpu.values["/".join(path)] = value if value is not None else ""
 
 
-def _cut(gpu: GpuDump) -> bool:
-    """A whole section starts with the product's name and has processes at or near its end, but that of a lost GPU."""
-    values = gpu.values
-    lost = any(cost_of(error.code, error.call) == "gpu" for error in errors_in_dump(values.items()))
-    return not lost and (not values or ("product_name" in values and "processes" not in values))
+def _cut(gpus: list[GpuDump]) -> bool:
+    """Whether the dump ends inside its last GPU.
+
+    A whole section starts with the product's name and has processes at or near its end, but that of a lost GPU; one of
+    a topic (-d) holds what those of the GPUs before it hold.
+    """
+    values = gpus[-1].values
+    if any(cost_of(error.code, error.call) == "gpu" for error in errors_in_dump(values.items())):
+        return False
+    if "product_name" in values:
+        return "processes" not in values
+    before = [len(gpu.values) for gpu in gpus[:-1]]
+    return not values or (bool(before) and len(values) < min(before))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, smi_dump
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump
@@ -12,11 +14,12 @@ _DEEPEST = 32  # nvidia-smi nests 7 levels; a stranger's file may nest a million
 _LISTS = {"processes/process_info": "processes", "mig_devices/mig_device": "mig_devices"}
 
 
-def parse_smi_xml(text: str) -> SmiDump:
-    """Read the dump. Raise SourceError, with line and column, for what is broken, cut or hostile.
+def parse_smi_xml(text: str, *, selected: bool = False) -> SmiDump:
+    """Read the dump. Raise SourceError, with line and column, for what is broken or hostile, or shows no GPU.
 
     nvidia-smi's own DOCTYPE line is allowed; entity declarations are refused and no DTD is
-    ever fetched. Text before the XML (warnings of nvidia-smi) is kept for its handle errors.
+    ever fetched. Text before the XML (warnings of nvidia-smi) is kept for its handle errors. What a dump that is
+    cut off does not tell of its last GPU is Missing (failed). `selected`: asked for with -i.
     """
     from xml.parsers.expat import ErrorString, errors
 
@@ -30,6 +33,7 @@ def parse_smi_xml(text: str) -> SmiDump:
     end = end + len(_ROOT) + 3 if end >= 0 else len(text)
     sections = _Sections()
     parser = DefusedXMLParser(target=sections, forbid_dtd=False, forbid_entities=True, forbid_external=True)
+    cut = ""
     try:
         parser.feed(text[start:end])
         parser.close()
@@ -40,11 +44,21 @@ def parse_smi_xml(text: str) -> SmiDump:
         line += text.count("\n", 0, start)
         unfinished = (errors.XML_ERROR_NO_ELEMENTS, errors.XML_ERROR_UNCLOSED_TOKEN)
         if ErrorString(error.code) in (*unfinished, errors.XML_ERROR_UNCLOSED_CDATA_SECTION):
-            raise SourceError(f"cut off at line {line}: the XML ends inside <{sections.place}>") from None
-        raise SourceError(f"broken XML at line {line}, column {column}: {str(error).partition(':')[0]}") from None
+            cut = f"cut off at line {line}: the XML ends inside <{sections.place}>"
+        else:
+            raise SourceError(f"broken XML at line {line}, column {column}: {str(error).partition(':')[0]}") from None
+    if cut and not sections.gpus:
+        raise SourceError(cut)
     if not sections.gpus and "attached_gpus" not in sections.top:
         raise SourceError(f"<{_ROOT}> holds no GPU")
-    return smi_dump(sections.top, sections.gpus, text[:start] + text[end:])
+    dump = smi_dump(
+        sections.top,
+        sections.gpus,
+        text[:start] + text[end:],
+        cut=bool(cut) and not sections.gpu_ended,
+        selected=selected,
+    )
+    return msgspec.structs.replace(dump, notes=(*dump.notes, *filter(None, [cut])), ended=dump.ended and not cut)
 
 
 class _Sections:
@@ -59,6 +73,11 @@ class _Sections:
         self._text: list[str] = []
         self._record: dict[str, str] | None = None
         self._record_depth = 0
+
+    @property
+    def gpu_ended(self) -> bool:
+        """Whether the last GPU's section is whole."""
+        return not self._in_gpu
 
     @property
     def place(self) -> str:

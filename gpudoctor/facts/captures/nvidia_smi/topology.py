@@ -13,6 +13,15 @@ from gpudoctor.facts.model.missing import Missing
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _GPU = re.compile(r"GPU(\d{1,4})")
+_NIC = r"NIC\d{1,3}|(?:mlx|bnxt|irdma|efa|rdma|roce|hfi|ib)\w{0,30}_?\d{1,3}"
+_DEVICE = re.compile(rf"GPU\d{{1,4}}|{_NIC}")
+_COLUMN = re.compile(rf"GPU\d{{0,4}}|{_NIC}|CPU|NUMA|Affinity|ID")
+_HEADER_CELL = re.compile(rf"GPU\d{{1,4}}|{_NIC}|(?:CPU|NUMA) Affinity|GPU NUMA ID|\S+")
+_ROW = re.compile(rf"\s*(?:{_DEVICE.pattern})[ \t]+(?:X|OK|CNS|GNS|TNS|NS|DR|U|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|N/A)\b")
+_LEGEND = re.compile(
+    r"\s*(?:NIC )?Legend:|[ \t]+(?:X|SYS|SOC|NODE|PHB|PXB|PIX|PSB|NV#|OK|CNS|GNS|TNS|NS|DR|U) +=|\s*NIC\d+: "
+)
+_P2P_CELL = re.compile(r"\s(?:OK|CNS|GNS|TNS|NS|DR|U)(?:\s|$)", re.MULTILINE)
 _CPUS = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*")
 _PATHS: tuple[PathKind, ...] = get_args(PathKind)
 _P2P: tuple[P2pStatus, ...] = get_args(P2pStatus)
@@ -21,7 +30,7 @@ _NO_SUPPORT = Missing("nvidia-smi says N/A", "unsupported")
 Pair = tuple[int, int]
 
 
-class Place(msgspec.Struct, frozen=True):
+class GpuAffinity(msgspec.Struct, frozen=True):
     """Where a GPU sits, by the last columns of `topo -m`."""
 
     cpu_affinity: str | Missing = ABSENT
@@ -29,17 +38,22 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """The matrix of `topo -m`: pairs with `path` or `nvlinks`, and each GPU's place."""
+    """The matrix of `topo -m`: pairs with `path` or `nvlinks`, and each GPU's place.
+
+    `gpus` are the indices of its columns: rows may be cut off, as `notes` say.
+    """
 
     pairs: tuple[GpuPair, ...]
-    places: dict[int, Place]
+    places: dict[int, GpuAffinity]
+    gpus: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def parse_topology(text: str) -> Topology:
     """Read `topo -m`. NIC columns are passed over. Raise SourceError where the matrix is broken."""
-    columns, rows = _matrix(text)
+    columns, rows, notes = _matrix(text)
     pairs: dict[Pair, GpuPair] = {}
-    places: dict[int, Place] = {}
+    places: dict[int, GpuAffinity] = {}
     for gpu, (cells, line) in rows.items():
         for column, cell in zip(columns, cells, strict=False):
             other = _GPU.fullmatch(column)
@@ -50,7 +64,8 @@ def parse_topology(text: str) -> Topology:
             if before != pair:
                 raise SourceError(f"line {line}: GPU{pair.a} and GPU{pair.b} differ from one row to the other")
         places[gpu] = _place(dict(zip(columns, cells, strict=False)))
-    return Topology(tuple(pairs[key] for key in sorted(pairs)), places)
+    gpus = tuple(int(found.group(1)) for found in map(_GPU.fullmatch, columns) if found is not None)
+    return Topology(tuple(pairs[key] for key in sorted(pairs)), places, gpus, notes)
 
 
 def parse_p2p(text: str) -> dict[Pair, P2pStatus]:
@@ -58,7 +73,7 @@ def parse_p2p(text: str) -> dict[Pair, P2pStatus]:
 
     The dump does not say which of the two it is; the caller must know.
     """
-    columns, rows = _matrix(text)
+    columns, rows, _ = _matrix(text)
     found: dict[Pair, P2pStatus] = {}
     for gpu, (cells, line) in rows.items():
         for column, cell in zip(columns, cells, strict=False):
@@ -74,35 +89,71 @@ def parse_p2p(text: str) -> dict[Pair, P2pStatus]:
     return found
 
 
-def _matrix(text: str) -> tuple[list[str], dict[int, tuple[list[str], int]]]:
-    """Column names, and each GPU row's cells with its line number."""
-    columns: list[str] | None = None
+def begins_matrix(line: str) -> bool:
+    """Whether this is the line of the columns, of topo -m or -p2p, with tabs or blanks between them."""
+    words = line.split()
+    return bool(words) and _GPU.fullmatch(words[0]) is not None and all(_COLUMN.fullmatch(word) for word in words)
+
+
+def goes_on_matrix(line: str) -> bool:
+    return _ROW.match(line) is not None or _LEGEND.match(line) is not None
+
+
+def is_p2p(text: str) -> bool:
+    """Whether the matrix shows peer-to-peer statuses, not paths."""
+    return "Status Ok" in text or _P2P_CELL.search(text) is not None
+
+
+def _matrix(text: str) -> tuple[list[str], dict[int, tuple[list[str], int]], tuple[str, ...]]:
+    """Column names, each GPU row's cells with its line number, and notes on rows that are cut off.
+
+    Cells are told apart by any run of blanks: pasted, tabs are lost, and where there is nothing between two tabs
+    nvidia-smi only aligned. The columns behind the devices are told by the look of what stands in them.
+    """
+    columns: list[str] = []
+    devices = 0
     rows: dict[int, tuple[list[str], int]] = {}
+    notes: list[str] = []
     for number, raw in enumerate(text.splitlines(), 1):
         line = _ESCAPE.sub("", raw)
-        cells = [cell.strip() for cell in line.split("\t")]
-        if columns is None:
-            if "GPU0" in cells or any(_GPU.fullmatch(cell) for cell in cells[1:2]):
-                columns = cells[1:]
+        if not columns:
+            if begins_matrix(line):
+                columns = _HEADER_CELL.findall(line)
+                devices = sum(_DEVICE.fullmatch(column) is not None for column in columns)
             continue
-        name = _GPU.fullmatch(cells[0])
-        if name is not None:
+        cells = line.split()
+        name = _GPU.fullmatch(cells[0]) if cells else None
+        if name is not None and not begins_matrix(line):
             gpu = int(name.group(1))
             if gpu in rows:
                 raise SourceError(f"line {number}: GPU{gpu} has two rows: more than one matrix in one file?")
-            rows[gpu] = (cells[1:], number)
-        elif cells[0].startswith("Legend"):
+            if len(cells) <= devices:
+                notes.append(f"cut off at line {number}: the row of GPU{gpu} ends early")
+                continue
+            rows[gpu] = ([*cells[1 : devices + 1], *_placed(cells[devices + 1 :], columns[devices:])], number)
+        elif cells and cells[0].startswith("Legend"):
             break
-    shown = [int(m.group(1)) for m in map(_GPU.fullmatch, columns or []) if m is not None]
+    shown = [int(m.group(1)) for m in map(_GPU.fullmatch, columns) if m is not None]
     if not shown:
-        raise SourceError("no line names the columns GPU0, GPU1, ... (are the tabs lost?)")
+        raise SourceError("no line names the columns GPU0, GPU1, ...")
+    if len(set(shown)) < len(shown):
+        raise SourceError("a GPU has two columns: not the matrix of one machine")
     absent = sorted(set(shown) - set(rows))
-    if absent:
-        raise SourceError(f"cut off: {len(shown)} GPU columns, but no row for GPU{absent[0]}")
-    short = next((gpu for gpu in shown if len(rows[gpu][0]) < len(shown)), None)
-    if short is not None:
-        raise SourceError(f"cut off at line {rows[short][1]}: the row of GPU{short} ends early")
-    return columns or [], rows
+    if absent and not notes:
+        notes.append(f"cut off: {len(shown)} GPU columns, but no row for GPU{absent[0]}")
+    return columns, rows, tuple(notes)
+
+
+def _placed(cells: list[str], columns: list[str]) -> list[str]:
+    """The cells under the columns behind the devices; "" for one that is empty."""
+    if len(cells) == len(columns):
+        return cells
+    made = []
+    rest = list(cells)
+    for column in columns:
+        fits = bool(rest) and (column != "CPU Affinity" or _CPUS.fullmatch(rest[0]) is not None or rest[0] == "N/A")
+        made.append(rest.pop(0) if fits else "")
+    return made
 
 
 def _pair(a: int, b: int, cell: str, line: int) -> GpuPair:
@@ -117,7 +168,7 @@ def _pair(a: int, b: int, cell: str, line: int) -> GpuPair:
     )
 
 
-def _place(cells: dict[str, str]) -> Place:
+def _place(cells: dict[str, str]) -> GpuAffinity:
     cpus = cells.get("CPU Affinity", "")
     numa = cells.get("NUMA Affinity", "")
     node: int | Missing | None = ABSENT
@@ -126,4 +177,4 @@ def _place(cells: dict[str, str]) -> Place:
     elif numa:
         # "N/A": one node only; "0-1": near several. Neither names the GPU's node
         node = None if numa == "N/A" else ABSENT
-    return Place(cpus if _CPUS.fullmatch(cpus) else ABSENT, node)
+    return GpuAffinity(cpus if _CPUS.fullmatch(cpus) else ABSENT, node)

@@ -1,0 +1,195 @@
+"""Runs the agent: the request is checked, then the schedule and the listener run side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Coroutine, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpudoctor.agent import DEFAULT_LISTEN
+from gpudoctor.agent.access import AgentAccess, address_of, listening_socket, token_of, url_of
+from gpudoctor.agent.quick_run import OUTPUT_BYTES_MAX, environment
+from gpudoctor.agent.state import StateDirectory, WatchedSubject, default_directory
+from gpudoctor.errors import UserError
+from gpudoctor.exits import printable, say
+from gpudoctor.facts.model.node import Source
+from gpudoctor.process.command import CommandLateError, run_command
+from gpudoctor.process.die_with_parent import adopt_orphans
+from gpudoctor.process.ending import ENDING_SIGNALS
+from gpudoctor.process.own_program import own_gpudoctor
+from gpudoctor.report.model import SourceSummary
+
+if TYPE_CHECKING:
+    from gpudoctor.agent.answers import HttpAnswers
+    from gpudoctor.agent.node_status import NodeStatus
+    from gpudoctor.agent.schedule import Rounds, SchedulePlan
+
+_ASK_S = 60.0
+_JITTER_SHARE, _JITTER_MAX_S = 0.1, 60.0
+
+
+class _Facts(msgspec.Struct):
+    source: Source
+
+
+class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent is to check, how often, and where it listens; times in seconds.
+
+    `strikes`: runs in a row with a warn before it is an alarm. `jitter_s` None: a tenth of the interval, 60 s at most.
+    """
+
+    node: str | None = None
+    faults: tuple[str, ...] = ()
+    interval_s: float = 600.0
+    listen: str = DEFAULT_LISTEN
+    token_file: Path | None = None
+    strikes: int = 3
+    jitter_s: float | None = None
+    deadline_s: float = 90.0
+    state: Path | None = None
+    config: Path | None = None
+
+
+def run_agent(request: AgentRequest) -> int:
+    """Run until SIGINT, SIGTERM or SIGHUP; give 128 + its number. Raise UserError if it cannot start."""
+    from gpudoctor.agent.metrics import AgentMetrics  # says if prometheus-client is missing, before all else
+
+    where = address_of(request.listen)
+    token = token_of(request.token_file, os.environ, where)
+    with ExitStack() as kept:
+        listener = kept.enter_context(listening_socket(where))
+        rounds = _rounds(request, kept)
+        plan = rounds.plan
+        from gpudoctor.agent.answers import HttpAnswers
+
+        answers = HttpAnswers(AgentAccess(token, where.host), AgentMetrics(rounds.tell), rounds.look)
+        adopt_orphans()
+        url = url_of(where.host, listener.getsockname()[1])
+        say(f"{plan.mark}agent on {url} (metrics, healthz, report), a quick check every {plan.interval_s:g} s")
+        if not where.is_loopback:
+            say("the connection is not encrypted: on a network that you do not trust, put TLS or a tunnel before it")
+        return asyncio.run(_serve(listener, answers, rounds))
+
+
+def check_once(request: AgentRequest) -> int | tuple[NodeStatus, str]:
+    """Run one check now as the agent would, and keep its state; nothing listens. Raise UserError.
+
+    Gives how the node stands and what is to be said before it; 128 + n if signal n ended it.
+    """
+    with ExitStack() as kept:
+        rounds = _rounds(request, kept)
+        adopt_orphans()
+        ended_by = asyncio.run(_until_signal(rounds.once()))
+    return rounds.look() if ended_by is None else 128 + ended_by
+
+
+def _rounds(request: AgentRequest, kept: ExitStack) -> Rounds:
+    plan = _plan(request)
+    subject = WatchedSubject(plan.host, _utf8(request.node), tuple(_utf8(fault) or "" for fault in request.faults))
+    state = StateDirectory(request.state or default_directory(os.environ), subject)
+    kept.callback(state.close)
+    from gpudoctor.agent.schedule import Rounds
+
+    return Rounds(plan, state)
+
+
+async def _until_signal(work: Coroutine[None, None, None]) -> int | None:
+    """Let it run to its end; the number of the signal that ended it before, else None."""
+    task = asyncio.ensure_future(work)
+    came: list[int] = []
+
+    def end(number: int) -> None:
+        came.append(number)
+        task.cancel()
+
+    for number in ENDING_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, end, number)
+    with suppress(asyncio.CancelledError):
+        await task
+    return came[0] if came else None
+
+
+async def _serve(listener: socket.socket, answers: HttpAnswers, rounds: Rounds) -> int:
+    from gpudoctor.agent.listener import HttpListener
+
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[int] = loop.create_future()
+
+    def end(number: int) -> None:
+        if not ended.done():
+            ended.set_result(128 + number)
+
+    for number in ENDING_SIGNALS:
+        loop.add_signal_handler(number, end, number)
+    server = HttpListener(answers.to)
+    await server.start(listener)
+    running = loop.create_task(rounds.run())
+    # it ends of itself only by a defect of ours, and then it must not look as if the agent still ran
+    running.add_done_callback(lambda _: end(0))
+    try:
+        code = await ended
+        if running.done():
+            running.result()
+        return code
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        await server.stop()
+
+
+def _plan(request: AgentRequest) -> SchedulePlan:
+    """What is run, once it is known that it can be. Raise UserError for a source or a configuration that is none."""
+    from gpudoctor.agent.schedule import SchedulePlan, check_command
+
+    options = [] if request.config is None else [f"--config={request.config}"]
+    _asked("config", options)
+    named = [] if request.node is None else [f"--node={request.node}"]
+    named += [f"--fault={fault}" for fault in request.faults]
+    usual_jitter_s = min(_JITTER_MAX_S, _JITTER_SHARE * request.interval_s)
+    return SchedulePlan(
+        command=check_command(own_gpudoctor(), [*options, *named]),
+        host=_utf8(socket.gethostname()) or "",
+        source=_source(request, named),
+        interval_s=request.interval_s,
+        jitter_s=usual_jitter_s if request.jitter_s is None else request.jitter_s,
+        deadline_s=request.deadline_s,
+        strikes=request.strikes,
+    )
+
+
+def _source(request: AgentRequest, named: Sequence[str]) -> SourceSummary:
+    if request.node is None:
+        if request.faults:
+            raise UserError("--fault is for simulated nodes and captures: name one with --node (see: gpudoctor nodes)")
+        return SourceSummary("live", "")
+    if request.node == "-":
+        raise UserError("--node -: stdin can be read only once, and an agent reads again and again")
+    source = msgspec.json.decode(_asked("facts", named), type=_Facts).source
+    return SourceSummary(source.kind, source.name, source.faults)
+
+
+def _asked(command: str, options: Sequence[str]) -> bytes:
+    """stdout of a gpudoctor that reads what we were given, so that this process stays small. Raise UserError."""
+    try:
+        words = [*own_gpudoctor(), command, *options]
+        done = run_command(words, _ASK_S, OUTPUT_BYTES_MAX, environment(os.environ), with_stderr=True)
+    except CommandLateError:
+        raise UserError(f"gpudoctor {command} {' '.join(options)}: no answer in {_ASK_S:g} s") from None
+    except OSError as error:
+        raise UserError(f"gpudoctor cannot be started again: {error.strerror or error}") from None
+    if done.returncode == 0:
+        return done.stdout.encode()
+    said = done.stderr.strip().rpartition("\n")[2]
+    raise UserError(printable(said.removeprefix("gpudoctor: ").removeprefix("error: ")) or f"{command} failed")
+
+
+def _utf8(text: str | None) -> str | None:
+    """An argument or a host name need not be UTF-8; what is kept as JSON has to be."""
+    return None if text is None else text.encode("utf-8", "backslashreplace").decode()

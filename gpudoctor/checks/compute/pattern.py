@@ -1,0 +1,63 @@
+"""compute.pattern: whether memory keeps what is written to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.compute.exact import EXACT, corruption_steps
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import NODE, Evidence, Finding, Found, fail, ok, unknown, unread
+from gpudoctor.checks.core.peer_ranks import silent
+from gpudoctor.checks.core.probe_outcome import absent, not_judged, on_gpus, problems_of, rank_subject, ranks_in_words
+from gpudoctor.checks.core.registry import check
+from gpudoctor.facts.model.missing import Missing, known
+
+PATTERN = "compute.pattern"
+
+
+@check(PATTERN, title="Memory keeps what is written to it", impact="wrong-results", level="full", needs_gpu=False)
+def pattern(case: Case) -> Iterator[Finding]:
+    """Fail a rank with any byte that came back changed."""
+    done = case.measurements.compute
+    if not done:
+        if problems_of(case, "compute"):
+            yield from not_judged(case, "compute", "memory pattern", EXACT)
+        else:
+            yield absent(case, "compute", "memory pattern")
+        return
+    yield from not_judged(case, "compute", "memory pattern", EXACT)
+    yield from silent(case, "compute", (each.rank for each in done), "memory pattern")
+    sound = []
+    for each in done:
+        subject = rank_subject(case, each.rank)
+        covered, wrong = each.pattern_bytes, each.pattern_wrong_bytes
+        if isinstance(covered, Missing):
+            yield unread(subject, "memory pattern", covered)
+        elif isinstance(wrong, Missing):
+            yield unread(subject, "memory pattern", wrong)
+        elif wrong:
+            yield fail(
+                subject,
+                Found(f"{wrong} bytes of {_size(covered)} came back changed", wrong, "bytes"),
+                "every byte as it was written",
+                Evidence("patterns", f"{each.pattern_passes} written to {covered} bytes"),
+                likely="defective memory of the GPU" if on_gpus(case) else "defective memory of the host",
+                advice=corruption_steps(case),
+            )
+        elif not covered or not each.pattern_passes:
+            yield unknown(subject, "memory pattern: nothing was compared")
+        else:
+            sound.append(each)
+    if len(sound) == len(done) and not problems_of(case, "compute"):
+        least = min(known(each.pattern_bytes) or 0 for each in sound)
+        passes = min(each.pattern_passes for each in sound)
+        text = f"{ranks_in_words(case, len(sound))}: {passes} patterns over {_size(least)} each, every byte right"
+        yield ok(NODE, Found(text, 0, "wrong bytes"))
+
+
+def _size(count: int) -> str:
+    """
+    >>> _size(64 << 20), _size(68 << 30)
+    ('64 MiB', '68 GiB')
+    """
+    return f"{count / 2**30:.3g} GiB" if count >= 1 << 30 else f"{count / 2**20:.3g} MiB"

@@ -1,0 +1,74 @@
+"""What each message of the driver that carries no Xid means, and which GPUs it says did not start."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from gpudoctor.checks.core.readings import told_by_driver
+from gpudoctor.checks.core.xid_codes import OWN_ADVICE, Bucket
+from gpudoctor.facts.model.kernel_log import KernelEvent
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.node import Node
+
+_RESET = "Drain the node and reset the GPU; if it does not start then, power-cycle the node (off for 30 s)."
+# what makes a timeout or heartbeat of the GSP a fault; the rest is chatter that healthy nodes log too
+_SICK = re.compile(r"reset_required|needs to be reset|needs? a reset|timeout|timed out|rate limiting", re.IGNORECASE)
+_CODES = re.compile(r"RmInitAdapter failed!? ?(\([0-9a-fA-Fx:]{1,40}\))")
+
+
+class Meaning(msgspec.Struct, frozen=True):
+    """`bucket` as an Xid's; `not_started`: the GPU is not there for programs."""
+
+    bucket: Bucket
+    words: str
+    advice: str
+    not_started: bool = False
+
+
+# by the names of `facts.kernel_log.driver_messages.DRIVER_MESSAGES`
+MEANINGS: dict[str, Meaning] = {
+    "off-bus": Meaning("hardware", "GPU has fallen off the bus", OWN_ADVICE[79], True),
+    "init-failed": Meaning("reset", "the driver could not start the GPU: RmInitAdapter failed", _RESET, True),
+    "gsp-boot": Meaning("reset", "the GPU's own processor (GSP) does not boot", _RESET, True),
+    "bar-invalid": Meaning(
+        "hardware",
+        "the GPU has no valid memory window (BAR)",
+        "In the BIOS turn on Above 4G Decoding, and Resizable BAR if there is one; or boot with pci=realloc.",
+        True,
+    ),
+    "probe-failed": Meaning("reset", "the driver's probe of a GPU failed", _RESET, True),
+    "none-initialized": Meaning("reset", "the driver started no GPU at all", _RESET, True),
+    "reset-required": Meaning("watch", "driver error", OWN_ADVICE[119]),
+    "gsp-timeout": Meaning("watch", "driver error", OWN_ADVICE[119]),
+}
+
+
+def meaning(event: KernelEvent) -> Meaning | None:
+    """What the message of an event of kind off-bus, gsp or rm means; None for what is no fault by itself."""
+    # 10 ms of patterns, which a log without errors does not need
+    from gpudoctor.facts.kernel_log.driver_messages import driver_message
+    from gpudoctor.facts.kernel_log.lines import driver_words
+
+    said = driver_words(event)
+    row = driver_message(said)
+    found = MEANINGS.get(row.name) if row else None
+    if found is None or (not found.not_started and not _SICK.search(said)):
+        return MEANINGS["off-bus"] if event.kind == "off-bus" else None
+    codes = _CODES.search(said)
+    return msgspec.structs.replace(found, words=f"{found.words} {codes[1]}") if codes else found
+
+
+def not_started(node: Node) -> dict[str, Meaning]:
+    """GPUs by bus id that the kernel log says did not start or are off the bus, and that the driver does not show."""
+    shown = {gpu.bus_id for gpu in node.gpus if told_by_driver(node, gpu)}
+    found: dict[str, Meaning] = {}
+    for event in known(node.kernel_log.events) or ():
+        if event.bus_id is None or event.bus_id in shown:
+            continue
+        if event.kind == "xid" and event.code == 79:
+            found.setdefault(event.bus_id, MEANINGS["off-bus"])
+        elif event.kind in ("off-bus", "gsp", "rm") and (told := meaning(event)) is not None and told.not_started:
+            found.setdefault(event.bus_id, told)
+    return found

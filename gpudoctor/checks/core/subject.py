@@ -1,0 +1,59 @@
+"""What a finding is about: the node, a GPU, a pair, a link, a rank or an adapter."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing
+
+
+class Subject(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a finding is about. A GPU is named by index, UUID and bus id."""
+
+    kind: Literal["gpu", "pair", "link", "rank", "nic", "node"]
+    gpu: int | None = None
+    uuid: str | None = None
+    bus_id: str | None = None
+    gpus: tuple[int, int] | None = None
+    link: int | None = None
+    rank: int | None = None
+    name: str | None = None
+
+    @property
+    def label(self) -> str:
+        """How text names it: "GPU 5 (0000:bb:00.0)", "GPU 3 - GPU 5", "rank 1 (GPU 1)"."""
+        if self.kind == "pair" and self.gpus:
+            return f"GPU {self.gpus[0]} - GPU {self.gpus[1]}"
+        gpu = f"GPU {self.gpu}" if self.gpu is not None else ""
+        if self.kind == "rank":
+            return f"rank {self.rank}" + (f" ({gpu})" if gpu else "")
+        if self.kind == "link":
+            return f"{gpu} link {self.link}"
+        if self.kind == "gpu":
+            if not gpu and self.bus_id:
+                return f"GPU {self.bus_id}"
+            return f"{gpu} ({self.bus_id})" if self.bus_id else gpu
+        return self.name or "node"
+
+
+NODE = Subject(kind="node")
+
+
+def of_gpu(gpu: Gpu) -> Subject:
+    uuid = None if isinstance(gpu.uuid, Missing) else gpu.uuid
+    return Subject(kind="gpu", gpu=gpu.index, uuid=uuid, bus_id=gpu.bus_id)
+
+
+def of_pair(a: int, b: int) -> Subject:
+    return Subject(kind="pair", gpus=(min(a, b), max(a, b)))
+
+
+def of_rank(rank: int, gpu: int | None = None, uuid: str | None = None) -> Subject:
+    return Subject(kind="rank", rank=rank, gpu=gpu, uuid=uuid)
+
+
+def of_nic(name: str) -> Subject:
+    return Subject(kind="nic", name=name)

@@ -1,0 +1,186 @@
+"""Does the service run that sets up the NVSwitches, and does it fit the driver?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.explains import VIEWS, Explains
+from gpudoctor.checks.core.finding import (
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    Status,
+    fail,
+    ok,
+    skip,
+    unread,
+    warn,
+)
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.nvlink.link_state import model_of
+from gpudoctor.facts.model.missing import Missing, known
+
+_SERVICE = "nvidia-fabricmanager"
+# HGX boards with so many GPUs join them through switches; those of four have direct links
+_SWITCHED_GPUS = 8
+# what it says on a machine where there is nothing for it to do; source: Fabric Manager user guide
+_NOTHING_TO_DO = re.compile(r"NV_WARN_NOTHING_TO_DO|no NVSwitch|NVSwitch.{0,40}not (?:found|present|detected)", re.I)
+_OTHER_DRIVER = re.compile(r"interface version (\d[\d.]*).{0,40}match.{0,20}driver version (\d[\d.]*)", re.I)
+
+
+@check(
+    "driver.fabric-manager",
+    title="On an NVSwitch node the fabric manager runs, in the driver's version",
+    impact="no-work",
+    needs_gpu=False,
+    explains=(Explains(("nvlink.*", "link.peer", "collective.*", "train.*", *VIEWS), anywhere=True),),
+)
+def fabric_manager(case: Case) -> Iterator[Finding]:
+    """Judge service, version and log where NVSwitches join the GPUs; the GPUs' own word is judged by nvlink.fabric."""
+    facts, needed = case.node.fabric_manager, _needed(case)
+    service, errors = known(facts.service), known(facts.errors) or ()
+    idle = any(_NOTHING_TO_DO.search(line) for line in errors)
+    if needed is False or (idle and not needed):
+        yield skip(NODE, "no NVSwitch here that it would have to set up")
+        return
+    if service is None and not errors and isinstance(facts.version, Missing):
+        yield _not_read(case, needed)
+        return
+    # a service of another version cannot run: that is one fault
+    told = [*_other_version(case)] or [*_state(case, needed)]
+    told += _complaints(case, errors) if not told else ()
+    yield from told
+    if told:
+        return
+    if service is None and isinstance(facts.service, Missing):
+        yield unread(NODE, f"state of {_SERVICE}", facts.service)
+        return
+    version = known(facts.version)
+    yield ok(NODE, f"{service}" + (f", version {version}" if version else ""), None, *_evidence(case))
+
+
+def _needed(case: Case) -> bool | None:
+    """Whether the GPUs are joined by NVSwitches that this system sets up; None if nothing tells."""
+    node = case.node
+    devices = known(node.pci.nvidia_devices) or ()
+    if any(device.pci_class.lower().removeprefix("0x").startswith("0680") for device in devices):
+        return True
+    if not node.gpus:
+        return None
+    names = [known(gpu.name) or "" for gpu in node.gpus]
+    # the switches of a GB200 rack are managed outside of its compute trays; those of a guest by its host
+    if known(node.host.virtualization) == "vm" or any(re.search(r"\bG[BH]\d{3}\b", name) for name in names):
+        return False
+    links = [link for gpu in node.gpus for link in known(gpu.nvlinks) or ()]
+    models = [model_of(case, gpu) for gpu in node.gpus]
+    switched = [m for m in models if m is not None and m.nvlink is not None and m.nvlink.kind == "switch"]
+    if any(known(link.remote_kind) == "switch" for link in links) or len(switched) >= _SWITCHED_GPUS:
+        return True
+    return False if all(model is not None for model in models) and not switched else None
+
+
+def _not_read(case: Case, needed: bool | None) -> Finding:
+    service = case.node.fabric_manager.service
+    reason = service if isinstance(service, Missing) else Missing("not told")
+    if needed is None:
+        return skip(NODE, f"{_SERVICE}: {reason.reason}; whether there is an NVSwitch is not known either")
+    return unread(NODE, f"state of {_SERVICE}", reason)
+
+
+def _evidence(case: Case) -> list[Evidence]:
+    facts = case.node.fabric_manager
+    rows = [
+        (f"systemctl status {_SERVICE}", known(facts.service), known(facts.result)),
+        ("fabric manager, version", known(facts.version), None),
+        ("driver, version", known(case.node.driver.module_version) or known(case.node.driver.library_version), None),
+    ]
+    return [Evidence(what, f"{value} ({more})" if more else value) for what, value, more in rows if value]
+
+
+def _last(errors: tuple[str, ...]) -> list[Evidence]:
+    return [Evidence("fabric manager's log", line[:300]) for line in errors[-3:]]
+
+
+def _other_version(case: Case) -> Iterator[Finding]:
+    facts, driver = case.node.fabric_manager, case.node.driver
+    module = known(driver.module_version) or known(driver.library_version)
+    own, errors = known(facts.version), known(facts.errors) or ()
+    said = next((found for line in reversed(errors) if (found := _OTHER_DRIVER.search(line))), None)
+    if said is not None:
+        own, module = said[1], said[2].rstrip(".")
+    if own is None or module is None or own.strip() == module.strip():
+        return
+    yield fail(
+        NODE,
+        f"fabric manager {own}, driver {module}",
+        Expected(f"both {module}", "==", module, source="Fabric Manager user guide: the versions must be the same"),
+        *_evidence(case),
+        *_last(errors),
+        likely="one of the two packages was updated without the other: the fabric manager refuses this driver",
+        advice=(
+            Advice(
+                "Install the driver's own version.",
+                f"apt-get install nvidia-fabricmanager-{module.partition('.')[0]}={module}-1",
+            ),
+            Advice(
+                "Then start it, and see that the GPUs join.",
+                f"systemctl restart {_SERVICE}; nvidia-smi -q -d FABRIC",
+            ),
+        ),
+    )
+
+
+def _state(case: Case, needed: bool | None) -> Iterator[Finding]:
+    """What the service does now. If the GPUs are in the fabric all the same, it does not stop a training yet."""
+    facts = case.node.fabric_manager
+    service = known(facts.service)
+    if service is None or service == "active":
+        return
+    joined = bool(case.gpus) and all(known(gpu.fabric.state) == "completed" for gpu in case.gpus)
+    certain = needed or service == "failed"
+    result = f" ({known(facts.result)})" if known(facts.result) else ""
+    words = {
+        "failed": f"the fabric manager failed{result}",
+        "inactive": "the fabric manager does not run",
+        "not-found": "the fabric manager is not installed",
+        "activating": "the fabric manager is still starting",
+    }.get(service, f"the fabric manager is {service}")
+    judge = fail if certain and not joined and service != "activating" else warn
+    yield judge(
+        NODE,
+        Found(words + ("; the GPUs are in the fabric since it last ran" if joined else ""), service),
+        Expected("active", "==", "active", source="Fabric Manager user guide"),
+        *_evidence(case),
+        *_last(known(facts.errors) or ()),
+        likely="without it no CUDA program starts on GPUs behind NVSwitches (error 802, system not yet initialized)",
+        advice=(
+            Advice("Read why.", f"systemctl status {_SERVICE}; tail -n 50 /var/log/fabricmanager.log"),
+            Advice("Start it, now and at every boot.", f"systemctl enable --now {_SERVICE}"),
+            Advice(
+                "It fails again: its version must be the driver's; else look for SXids.",
+                "dmesg | grep -i sxid",
+            ),
+        ),
+    )
+
+
+def _complaints(case: Case, errors: tuple[str, ...]) -> Iterator[Finding]:
+    if not errors:
+        return
+    yield Finding(
+        Status.WARN,
+        NODE,
+        Found(f"the fabric manager's log holds {len(errors)} error{'s' * (len(errors) > 1)}", len(errors), "lines"),
+        Expected("none since its start", source="fabric manager's log"),
+        (*_last(errors), *_evidence(case)),
+        "an NVSwitch, or the link to one of its GPUs, did not come up as it should",
+        (
+            Advice("See which GPU or switch they name.", "tail -n 50 /var/log/fabricmanager.log"),
+            Advice("Restart it with no job running.", f"systemctl restart {_SERVICE}"),
+        ),
+    )

@@ -1,0 +1,68 @@
+"""driver.version-match: are the driver's kernel module and user library of one version?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.explains import VIEWS, Explains
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, fail, ok, unread, warn
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.driver.loaded import INIT_UNKNOWN, INIT_VERSION_MISMATCH, init_evidence
+from gpudoctor.facts.model.missing import Missing, known
+
+_WITHOUT_AN_ANSWER = (INIT_VERSION_MISMATCH, INIT_UNKNOWN)
+
+
+@check(
+    "driver.version-match",
+    title="The driver's kernel module and user library are the same version",
+    needs_gpu=False,
+    explains=(
+        Explains(("driver.*", "gpu.count", "gpu.lost", *VIEWS), anywhere=True),
+        Explains(("gpu.*",), anywhere=True, gaps=True),
+    ),
+)
+def version_match(case: Case) -> Iterator[Finding]:
+    """Fail if NVML itself refuses (18), or if the two versions differ."""
+    driver = case.node.driver
+    module, library = known(driver.module_version), known(driver.library_version)
+    refused = case.node.kernel_log.api_mismatch
+    # any program may tell the module a version; only without an answer of the library itself does the log decide
+    if refused and (isinstance(driver.init_code, Missing) or driver.init_code in _WITHOUT_AN_ANSWER):
+        module, library = module or refused.module, library or refused.library
+    evidence = (
+        Evidence("kernel module", module or "not read"),
+        Evidence("user library", library or "not read"),
+        init_evidence(case),
+    )
+    if driver.init_code == INIT_VERSION_MISMATCH or (module and library and module.strip() != library.strip()):
+        yield fail(
+            NODE,
+            f"kernel module {module or 'of another version'}, user library {library or 'of another version'}",
+            Expected(f"both {module}" if module else "the same version", "==", module, source="the loaded module"),
+            *evidence,
+            likely="the driver package was updated while the old kernel module was loaded",
+            advice=[
+                "Drain the node: no new CUDA program can start here.",
+                Advice("Reboot; or end everything that uses the GPUs and reload the module.", "reboot"),
+                "In a container: the library in the image hides the host's; remove it from the image.",
+            ],
+        )
+    elif module and library:
+        yield ok(NODE, f"both {module}", None, *evidence)
+    elif module and (on_disk := known(driver.disk_version)) and on_disk.strip() != module.strip():
+        yield warn(
+            NODE,
+            f"kernel module {module} is loaded, and {on_disk} lies on the disk",
+            Expected(f"both {module}", "==", module, source="the loaded module"),
+            *evidence,
+            Evidence("modinfo nvidia", on_disk),
+            likely="the driver package was updated since the module was loaded, the user library with it",
+            advice=["Drain the node and reboot it, or reload the module."],
+        )
+    elif isinstance(driver.module_version, Missing):
+        yield unread(NODE, "kernel module version", driver.module_version)
+    elif isinstance(driver.library_version, Missing):
+        yield unread(NODE, "user library version", driver.library_version)

@@ -1,0 +1,162 @@
+"""gpu.lost: does each GPU still answer, and does it ask for a reset?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.each_gpu import first_failed
+from gpudoctor.checks.core.explains import PROBES, VIEWS
+from gpudoctor.checks.core.finding import (
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    fail,
+    ok,
+    skip,
+    unknown,
+    unread,
+    warn,
+)
+from gpudoctor.checks.core.readings import says_nothing, told_by_driver, unreadable
+from gpudoctor.checks.core.recovery_actions import RECOVERY_ACTIONS, RecoveryAction
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
+from gpudoctor.checks.core.trust import denied
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.nvml.error_cost import LOST, condemning, no_handle_cost
+
+
+def reset_advice(gpu: Gpu) -> list[Advice]:
+    """Drain, reset, and what to do if that does not help."""
+    return [
+        Advice(
+            "Drain the node, end the processes on the GPU, and reset it.", f"nvidia-smi --gpu-reset -i {gpu.bus_id}"
+        ),
+        Advice("On an NVSwitch node reset all GPUs together, or reboot.", "reboot"),
+        Advice("It comes back: open a hardware case with the report.", "nvidia-bug-report.sh"),
+    ]
+
+
+_LOST_ADVICE = (
+    Advice("Drain the node; jobs on this GPU are dead or will hang."),
+    Advice("Read how it went.", "dmesg | grep -i -e xid -e 'fallen off'"),
+    Advice("Power-cycle the node (off for 30 s): a lost GPU rarely survives a plain reboot."),
+    Advice("Lost again: reseat the board and its power, then open a hardware case.", "nvidia-bug-report.sh"),
+)
+
+
+@check(
+    "gpu.lost",
+    title="No GPU is lost or needs a reset",
+    impact="no-work",
+    explains=("gpu.*", "pcie.*", "nvlink.*", "topology.*", *VIEWS, *PROBES),
+)
+def lost(case: Case) -> Iterator[Finding]:
+    """Judge each GPU's driver errors and the recovery it asks for; a GPU that answered nothing never passes."""
+    judged = {gpu.bus_id for gpu in case.gpus if condemning(gpu)}
+    for words in case.node.driver.handle_errors:
+        if any(bus_id in words.lower() for bus_id in judged):
+            continue  # a capture names the lost GPU both ways; it is judged below
+        subject = _named(words)
+        if denied(words):
+            yield skip(subject, f"a GPU that this process may not use: {words}")
+        elif no_handle_cost(words) == "value":
+            yield unknown(subject, f"the GPU could not be read: {words}", Evidence("GPU handle", words))
+        else:
+            yield fail(
+                subject,
+                f"the driver gives no handle for a GPU: {words}",
+                "a handle for every GPU",
+                Evidence("GPU handle", words),
+                likely="the GPU fell off the bus, or did not start",
+                advice=_LOST_ADVICE,
+            )
+    for words in case.node.driver.unread_handles:
+        # gpudoctor stopped waiting, or its own process was ended: not an answer of the driver
+        yield unknown(_named(words), f"a GPU that was not reached: {words}", Evidence("GPU handle", words))
+    silent = {device.bus_id for device in known(case.node.pci.nvidia_devices) or () if device.off_bus}
+    for gpu in case.gpus:
+        off = gpu.bus_id in silent and not told_by_driver(case.node, gpu)
+        yield _off_bus(of_gpu(gpu)) if off else _alive(case, gpu)
+    for bus_id in sorted(silent - {gpu.bus_id for gpu in case.node.gpus}):
+        yield _off_bus(Subject(kind="gpu", bus_id=bus_id))
+
+
+def _off_bus(subject: Subject) -> Finding:
+    return fail(
+        subject,
+        "its PCI configuration space reads nothing but ones (rev ff)",
+        "a function that answers on the bus",
+        Evidence("lspci", "(rev ff)"),
+        likely="the GPU fell off the bus, or it is powered off",
+        advice=_LOST_ADVICE,
+    )
+
+
+def _named(words: str) -> Subject:
+    """The GPU that a handle error names by index or bus id; the node if it names none."""
+    bus = re.search(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", words.lower())
+    index = re.search(r"\b(?:GPU|index) (\d{1,3})\b", words)
+    if not bus and not index:
+        return NODE
+    return Subject(kind="gpu", gpu=int(index[1]) if index else None, bus_id=bus[0] if bus else None)
+
+
+def _alive(case: Case, gpu: Gpu) -> Finding:
+    subject = of_gpu(gpu)
+    errors = condemning(gpu)
+    if errors:
+        answers = sorted({f"{error.name} ({error.code})" for error in errors})
+        return fail(
+            subject,
+            f"driver calls on it answer: {', '.join(answers)}",
+            "every call answered",
+            *(Evidence(error.call, f"{error.code} {error.name}") for error in errors[:5]),
+            likely="the GPU fell off the bus"
+            if any(error.code == LOST for error in errors)
+            else "the GPU or its processor (GSP) stopped; a reset or a power cycle may bring it back",
+            advice=_LOST_ADVICE,
+        )
+    if doubt := unreadable(gpu):
+        return unknown(subject, doubt)
+    hung = next((u for u in case.node.driver.unanswered if u.gpu == gpu.index), None)
+    if hung:
+        text = f"{hung.call} {hung.reason} within {hung.waited_s:g} s" if hung.hangs else hung.words
+        return unknown(subject, text, Evidence(hung.call, "no answer"))
+    single = [Evidence(error.call, f"{error.code} {error.name}: costs this value alone") for error in gpu.errors[:3]]
+    action = gpu.recovery_action
+    live = (gpu.memory_used_mib, gpu.thermal.gpu_c, gpu.power.draw_w, gpu.utilization.gpu_pct)
+    # one value that was read is enough: an error costs the value that it answers, whose own check reports it
+    silent = all(isinstance(value, Missing) for value in live)
+    asks_nothing = isinstance(action, Missing) or action == "none"
+    if failed := first_failed((action, *live) if silent and asks_nothing else (action,)):
+        return unread(subject, "signs of life", failed)
+    if isinstance(action, Missing):
+        if case.node.source.kind != "capture" and says_nothing(gpu):
+            return unknown(subject, f"nothing was read of it, not even its name: {action.reason}")
+        if silent:
+            return unread(subject, "signs of life", action)
+        evidence = Evidence("recovery action", action.reason)
+        return ok(subject, "answers; no call reported it lost", None, evidence, *single)
+    evidence = Evidence("recovery action", action)
+    if action == "none":
+        return ok(subject, "answers, and asks for no recovery", None, evidence, *single)
+    return _asks_for(gpu, action, evidence)
+
+
+def _asks_for(gpu: Gpu, action: str, evidence: Evidence) -> Finding:
+    unknown_action = RecoveryAction(f"the GPU asks for a recovery unknown to this version: {action}", unfit=False)
+    asked = RECOVERY_ACTIONS.get(action, unknown_action)
+    return (fail if asked.unfit else warn)(
+        of_gpu(gpu),
+        Found(asked.words, action),
+        Expected("none", "==", "none", source="the GPU itself"),
+        evidence,
+        likely="an earlier error (see gpu.xid, gpu.ecc) left the GPU in a state that only this clears",
+        advice=[Advice("Drain the node and reboot it.", "reboot")] if asked.reboot else reset_advice(gpu),
+    )

@@ -1,0 +1,125 @@
+"""What each error of one GPU in the kernel log means: its bucket, words and advice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from gpudoctor.checks.core.driver_messages import meaning
+from gpudoctor.checks.core.trust import untrusted
+from gpudoctor.checks.core.xid_codes import BUCKETS, LINK_CODES, Bucket, xid
+from gpudoctor.checks.core.xid_details import CHANNEL_REMOVED, NVLINK5_UNITS, nvlink_detail
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.kernel_log import KernelEvent
+from gpudoctor.facts.model.missing import known
+
+# "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+_RECOVERY = re.compile(
+    r"GPU recovery action changed from 0x[0-9a-f]+ \([^)]*\) to 0x([0-9a-f]+) \(([^)]*)\)", re.IGNORECASE
+)
+_NON_FATAL = re.compile(r"\bnon-?fatal\b", re.IGNORECASE)
+_FATAL = re.compile(r"\bfatal\b", re.IGNORECASE)
+
+
+class ClassifiedEvent(msgspec.Struct, frozen=True):
+    """A kernel event with the bucket it falls into here, and what it means."""
+
+    event: KernelEvent
+    bucket: Bucket
+    words: str
+    advice: str
+
+
+def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None, starts: bool = True) -> list[ClassifiedEvent]:
+    """Worst first. A GPU that asks for no recovery now was reset since its resettable errors.
+
+    The last Xid 154 is the authority: "(None)" settles everything before it, anything else
+    stands, unless the GPU itself answers today that it needs nothing.
+    """
+    events = tuple(events)
+    settled_before = max((i for i, e in enumerate(events) if e.code == 154 and _target(e) == 0), default=-1)
+    fit_now = gpu is not None and not untrusted(gpu) and known(gpu.recovery_action) == "none"
+    judged = []
+    for position, event in enumerate(events):
+        item = _classify(event, gpu, starts)
+        if item is None:
+            continue
+        settled = position < settled_before
+        if (item.bucket == "reset" and (settled or fit_now)) or (item.bucket == "hardware" and settled):
+            item = msgspec.structs.replace(item, bucket="watch", words=f"{item.words} (settled since)")
+        judged.append(item)
+    # of equally bad ones the one that a bad link cannot explain comes first: it is what faults.py looks at
+    return sorted(judged, key=lambda item: (BUCKETS.index(item.bucket), item.event.code in LINK_CODES))
+
+
+def _driver_words(event: KernelEvent) -> str:
+    """What the driver says in the line, without what a user can write into it."""
+    # 10 ms of patterns (-X importtime), which a log without errors does not need
+    from gpudoctor.facts.kernel_log.lines import driver_words
+
+    return driver_words(event)
+
+
+def _target(event: KernelEvent) -> int | None:
+    found = _RECOVERY.match(_driver_words(event))
+    return int(found[1], 16) if found else None
+
+
+def _classify(event: KernelEvent, gpu: Gpu | None, starts: bool) -> ClassifiedEvent | None:
+    if event.kind != "xid":
+        told = meaning(event)
+        if told is None:
+            return None
+        # a GPU that the driver shows has started since
+        started = starts and told.not_started and event.kind != "off-bus" and gpu is not None and not untrusted(gpu)
+        return ClassifiedEvent(event, "watch" if started else told.bucket, told.words, told.advice)
+    if event.code is None:
+        return ClassifiedEvent(event, "unknown", "an Xid without a code", xid(0).advice)
+    entry = xid(event.code)
+    bucket, words = entry.bucket, entry.words
+    said = _driver_words(event)
+    if event.code == 154:
+        found = _RECOVERY.match(said)
+        if found is None:
+            return ClassifiedEvent(event, "unknown", f"{words}, but the line does not say to what", xid(46).advice)
+        if int(found[1], 16) == 0:
+            return ClassifiedEvent(event, "info", words, entry.advice)
+        # drain-p2p (3) asks for care, the others make the GPU unfit; source: NVML field 230
+        bucket, words = ("watch" if int(found[1], 16) == 3 else "reset"), f"the GPU asks for: {found[2]}"
+        return ClassifiedEvent(event, bucket, words, xid(46).advice)
+    if event.code == 63 and "reset gpu to activate" in said.lower() and not _activated(gpu):
+        return ClassifiedEvent(event, "watch", "a memory row is to be replaced, which takes a reset", entry.advice)
+    if event.code == CHANNEL_REMOVED and event.caused_by is not None and event.caused_by != event.code:
+        return _caused(event, event.caused_by)
+    if event.code in NVLINK5_UNITS:
+        if event.fatal is False or _NON_FATAL.search(said):
+            bucket, words = "info", f"{words}, non-fatal"
+        elif event.fatal or _FATAL.search(said):
+            bucket, words = "reset", f"{words}, fatal"
+    if detail := nvlink_detail(event.code, said):
+        words = f"{words} ({detail})"
+    return ClassifiedEvent(event, bucket, words, entry.advice if bucket == entry.bucket else xid(74).advice)
+
+
+def _activated(gpu: Gpu | None) -> bool:
+    """Whether the GPU itself says that no row waits for a reset."""
+    return gpu is not None and not untrusted(gpu) and known(gpu.memory_repair.remap_pending) is False
+
+
+def _caused(event: KernelEvent, code: int) -> ClassifiedEvent:
+    """An Xid that names the earlier one that led to it: that one's, even where its own line is gone."""
+    cause = xid(code)
+    # a non-fatal error of NVLink 5 removes no channel
+    bucket: Bucket = "reset" if code in NVLINK5_UNITS else cause.bucket
+    advice = xid(74).advice if code in NVLINK5_UNITS else cause.advice
+    unit = f" ({NVLINK5_UNITS[code]})" if code in NVLINK5_UNITS else ""
+    return ClassifiedEvent(
+        event, bucket, f"a program's channels were removed by Xid {code}: {cause.words}{unit}", advice
+    )
+
+
+def start_failed(event: KernelEvent) -> bool:
+    told = meaning(event) if event.kind != "xid" else None
+    return told is not None and told.not_started

@@ -1,0 +1,202 @@
+"""host.kernel: what the kernel log says of the machine around the GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, ok, unknown, unread
+from gpudoctor.checks.core.log_age import DAY_S, age_s, is_recent
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import HostEvent, HostEventKind, KernelLog
+
+
+class _Rule(msgspec.Struct, frozen=True):
+    """What events of a kind mean. `lasting`: it counts since boot, and not only if it came within the last day."""
+
+    status: Status
+    words: str
+    likely: str
+    advice: tuple[Advice, ...]
+    lasting: bool = False
+
+
+_MEMORY = (
+    Advice("See which DIMM it is.", "grep . /sys/devices/system/edac/mc/mc*/dimm*/dimm_[cu]e_count"),
+    Advice("Replace the DIMM or the CPU that is named; keep the node drained until then."),
+)
+_STUCK = (
+    Advice("Read where it was stuck.", "dmesg -T | grep -iE -A20 'lockup|blocked for more|rcu.*stall'"),
+    Advice("A frame of the NVIDIA driver or of a file system names the cause; it returns: drain and reboot."),
+)
+_STORAGE = (
+    Advice("Look at the disk.", "smartctl -a /dev/DISK; nvme smart-log /dev/DISK"),
+    Advice("Replace it, or move data sets and checkpoints to another one."),
+)
+
+# Source of the kinds: the table of kernel lines (gpudoctor explain host.kernel); of the weights: the page beside this
+_RULES: dict[HostEventKind, _Rule] = {
+    "machine-check-fatal": _Rule(
+        Status.FAIL,
+        "a machine check that could not be corrected",
+        "a CPU, memory or the board failed",
+        _MEMORY,
+        True,
+    ),
+    "memory-uncorrected": _Rule(
+        Status.FAIL, "an uncorrectable error of the host's memory", "a DIMM, or a memory channel, failed", _MEMORY, True
+    ),
+    "machine-check": _Rule(
+        Status.WARN, "machine checks", "a CPU, memory or PCIe error that the machine survived", _MEMORY
+    ),
+    "memory-corrected": _Rule(Status.WARN, "corrected errors of the host's memory", "a DIMM that wears out", _MEMORY),
+    "soft-lockup": _Rule(
+        Status.WARN,
+        "a CPU was stuck in the kernel (soft lockup)",
+        "a driver, a file system, or no CPU time",
+        _STUCK,
+    ),
+    "hard-lockup": _Rule(
+        Status.WARN, "a CPU did not even take interrupts (hard lockup)", "firmware, hardware or a driver", _STUCK
+    ),
+    "rcu-stall": _Rule(
+        Status.WARN,
+        "a CPU did not come to a rest (RCU stall)",
+        "a driver, a hypervisor, or no CPU time",
+        _STUCK,
+    ),
+    "hung-task": _Rule(
+        Status.WARN, "a process waited in the kernel for more than two minutes", "storage, NFS or a driver", _STUCK
+    ),
+    "oom-kill": _Rule(
+        Status.WARN,
+        "the kernel ended processes for lack of memory",
+        "data loaders or a checkpoint took more memory than the machine, or the job's limit, has: the job died of it",
+        (
+            Advice("See which, and whether it was a cgroup's limit.", "dmesg -T | grep -iE 'oom-kill|killed process'"),
+            Advice("Fewer data-loader workers, less pinned memory, or a higher limit for the job."),
+        ),
+    ),
+    "nfs-timeout": _Rule(
+        Status.WARN,
+        "an NFS server did not answer",
+        "every process that reads from it waits: data loaders stall, and the other ranks time out in a collective",
+        (
+            Advice("See the mounts and what they wait for.", "nfsstat -m; nfsstat -rc"),
+            Advice("Look at the server and the way to it; keep data sets and checkpoints on local storage meanwhile."),
+        ),
+    ),
+    "io-error": _Rule(
+        Status.WARN, "I/O errors", "a disk that fails: reads of data sets and checkpoints end in errors", _STORAGE
+    ),
+    "read-only": _Rule(
+        Status.WARN,
+        "a file system is read-only since an error",
+        "a disk that fails: logs and checkpoints can no longer be written",
+        _STORAGE,
+        lasting=True,
+    ),
+}
+# drives without a medium, which virtual machines have and nobody reads
+_NO_DISKS = ("fd", "sr", "loop")
+_CORRECTED = Limit(
+    10,
+    "lines a day",
+    "single corrected errors are normal; the kernel limits how many it prints (ours)",
+    name="corrected",
+)
+
+
+@check(
+    "host.kernel",
+    title="The kernel log tells of no fault of the machine around the GPUs",
+    impact="costs",
+    needs_gpu=False,
+    limits=(_CORRECTED,),
+)
+def kernel(case: Case) -> Iterator[Finding]:
+    """Fail for uncorrectable errors of CPU and memory; warn of what stopped or slowed a training in the last day."""
+    log = case.node.kernel_log
+    if isinstance(log.host_events, Missing):
+        yield unread(NODE, "kernel log", log.host_events)
+        return
+    passed: list[str] = []
+    told = []
+    for event in log.host_events:
+        rule = _RULES.get(event.kind)
+        if rule is None or _harmless(event):
+            continue
+        if aside := _set_aside(case, event, rule, log.host_events):
+            passed.append(f"{_count(event)} {rule.words} {aside}")
+        else:
+            told.append(_finding(case, event, rule, log))
+    yield from told
+    if told:
+        return
+    if _too_short(case, log):
+        yield unknown(NODE, log.gap or "the kernel log does not hold the last day")
+        return
+    text = "no fault of CPUs, memory, disks or network file systems in the kernel log"
+    if passed:
+        text = f"nothing in the kernel log that matters now: {'; '.join(passed)}"
+    yield ok(NODE, text, None, Evidence("kernel log", known(log.source) or "read"))
+
+
+def _harmless(event: HostEvent) -> bool:
+    return event.kind == "io-error" and (event.device or "").startswith(_NO_DISKS)
+
+
+def _set_aside(case: Case, event: HostEvent, rule: _Rule, all_events: tuple[HostEvent, ...]) -> str | None:
+    """Why this event says nothing of today, in words; None if it does."""
+    if not rule.lasting and not is_recent(case, event):
+        return f"{(age_s(case, event) or 0) / DAY_S:.0f} days ago"
+    if event.kind == "memory-corrected" and event.count < case.limit(_CORRECTED):
+        return "(a single one is normal)" if event.count == 1 else "(so few are normal)"
+    if event.kind == "nfs-timeout" and case.node.source.kind != "capture" and _answered(event, all_events):
+        return "(it answers again)"
+    return None
+
+
+def _answered(timeout: HostEvent, all_events: tuple[HostEvent, ...]) -> bool:
+    """Whether the same server answered after its last silence."""
+    return any(
+        event.kind == "nfs-ok"
+        and event.device == timeout.device
+        and event.last_s is not None
+        and timeout.last_s is not None
+        and event.last_s >= timeout.last_s
+        for event in all_events
+    )
+
+
+def _too_short(case: Case, log: KernelLog) -> bool:
+    if not log.truncated:
+        return False
+    up_s = known(case.node.host.uptime_s)
+    return up_s is None or log.starts_s is None or up_s - log.starts_s < DAY_S
+
+
+def _count(event: HostEvent) -> str:
+    return f"{event.count} x" if event.count > 1 else "once"
+
+
+def _finding(case: Case, event: HostEvent, rule: _Rule, log: KernelLog) -> Finding:
+    of = f" ({event.device})" if event.device else ""
+    often = f", {event.count} times" if event.count > 1 else ""
+    notes: tuple[Evidence, ...] = ()
+    if log.forgeable:
+        words = "this text does not tell which lines are the kernel's own: a user of the machine could have forged them"
+        notes = (Evidence("kernel log", words),)
+    return Finding(
+        rule.status,
+        NODE,
+        Found(f"{rule.words}{of}{often}", event.count, "lines"),
+        Expected("none" if rule.lasting else "none within the last day", source="the kernel log"),
+        (Evidence("kernel log", event.text[:300]), *notes),
+        rule.likely,
+        rule.advice,
+    )

@@ -1,0 +1,246 @@
+"""network.adapters: are the network adapters themselves sound: power, firmware, links that drop, errors they count?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+import msgspec
+
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
+from gpudoctor.checks.core.log_age import DAY_S, is_recent
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE, Subject, of_nic
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import HostEvent, HostEventKind, RdmaPort
+
+_HOUR_S = 3600.0
+_FLAPS = Limit(5, "times a day", "AzureHPC node health checks: 5 link losses in 24 hours", name="flaps", status="warn")
+_BURST = Limit(3, "times in 3 hours", "Azure healthagent: 3 link losses in 3 hours", name="burst", status="warn")
+_ERRORS = Limit(10, "errors", "ibqueryerrors' default threshold", name="errors", status="warn")
+_ERRORS_PER_HOUR = Limit(
+    10,
+    "errors an hour",
+    "100 Gbit/s at the bit error ratio of 10^-15 that IBTA allows has 0.4",
+    name="errors_per_hour",
+)
+
+
+class _Rule(msgspec.Struct, frozen=True):
+    """What events of a kind mean. `lasting`: it counts since boot, and not only if it came within the last day."""
+
+    words: str
+    likely: str
+    advice: tuple[Advice, ...]
+    lasting: bool = False
+
+
+_RULES: dict[HostEventKind, _Rule] = {
+    "nic-power": _Rule(
+        "the adapter finds insufficient power on its PCIe slot",
+        "the slot gives less than the adapter and its transceivers draw: they may not come up, or run slower",
+        (
+            Advice("See what the slot gives, and what is plugged in.", "dmesg | grep -i 'power on the PCIe slot'"),
+            Advice("Connect the auxiliary power cable of the adapter, or move it to a slot of 75 W."),
+            Advice("Set the slot's power in the BIOS, update BIOS and adapter firmware; still so: hardware case."),
+        ),
+        lasting=True,
+    ),
+    "nic-firmware": _Rule(
+        "the adapter's firmware answers with errors",
+        "firmware and driver do not fit, or the adapter is failing",
+        (
+            Advice("See the firmware, and what the driver wants.", "mstflint -d BUS_ID q; dmesg | grep mlx5_core"),
+            Advice("Update and reset the adapter; it returns: hardware case.", "mlxfwreset -d BUS_ID reset"),
+        ),
+    ),
+    "nic-cable": _Rule(
+        "the adapter complains about its cable or transceiver",
+        "a cable or transceiver that is not seated, not supported, or failing",
+        (Advice("See what it says of the module.", "mlxlink -d BUS_ID -m"), Advice("Reseat or swap the cable.")),
+    ),
+    "nic-temperature": _Rule(
+        "the adapter or its transceiver is too hot",
+        "airflow: the adapter switches the port off when it gets hotter",
+        (Advice("See the temperatures.", "mget_temp -d BUS_ID; sensors"), Advice("Look at fans and blocked slots.")),
+    ),
+}
+_COUNTERS = (
+    ("symbol_errors", "symbol errors", "symbol_error"),
+    ("receive_errors", "receive errors", "port_rcv_errors"),
+    ("link_recoveries", "link recoveries", "link_error_recovery"),
+)
+_FLAP_ADVICE = (
+    Advice("See when, and what the link says of itself.", "dmesg -T | grep -iE 'link (down|up)'; mlxlink -d BUS_ID -c"),
+    Advice("Reseat or swap the cable and transceiver; see whether the fault follows them or stays with the port."),
+    Advice("Several nodes at once: it is the switch."),
+)
+_ERROR_ADVICE = (
+    Advice("See whether they grow.", "perfquery -x; ethtool -S INTERFACE | grep -iE 'err|discard'"),
+    Advice("Clean or swap the cable and transceiver, then clear the counters.", "perfquery -R"),
+)
+
+
+@check(
+    "network.adapters",
+    title="No network adapter lacks power, drops its link or counts errors",
+    needs_gpu=False,
+    limits=(_FLAPS, _BURST, _ERRORS, _ERRORS_PER_HOUR),
+)
+def adapters(case: Case) -> Iterator[Finding]:
+    """Warn by the kernel's words on adapters and by the counters of their ports, held against the time they took."""
+    ports, events = case.node.network.rdma_ports, case.node.kernel_log.host_events
+    told = [*_logged(case), *_link_losses(case), *_counted(case)]
+    yield from told
+    vain = [
+        unread(NODE, what, value)
+        for what, value in (("RDMA ports", ports), ("kernel log", events))
+        if isinstance(value, Missing) and value.kind == "failed"
+    ]
+    vain += [
+        unread(of_nic(port.device), f"port {port.port}, {name}", value)
+        for port in known(ports) or ()
+        for name in ("link_downed", *(name for name, *_ in _COUNTERS))
+        if isinstance(value := getattr(port, name), Missing) and value.kind == "failed"
+    ]
+    yield from vain
+    if told or vain:
+        return
+    read = [port for port in known(ports) or () if not isinstance(port.link_downed, Missing)]
+    if isinstance(ports, Missing) and isinstance(events, Missing):
+        yield unread(NODE, "adapters", ports)
+    elif not known(ports):
+        yield skip(NODE, "no InfiniBand or RoCE adapter here" if ports == () else "no adapter is told of")
+    elif not read and isinstance(events, Missing):
+        yield skip(NODE, "neither the ports' counters nor the kernel log to judge the adapters by")
+    else:
+        names = list(dict.fromkeys(port.device for port in known(ports) or ()))
+        looked = [*(["counters"] if read else []), *([] if isinstance(events, Missing) else ["kernel log"])]
+        text = f"{len(names)} adapter{'s' * (len(names) > 1)} without a fault in {' and '.join(looked)}"
+        yield ok(NODE, Found(text, len(names), "adapters"))
+
+
+def _subject(case: Case, event: HostEvent) -> Subject:
+    """The adapter, by its RDMA name if the event tells its bus id or interface and a port is known there."""
+    for port in known(case.node.network.rdma_ports) or ():
+        if event.device is not None and event.device in (known(port.bus_id), known(port.interface)):
+            return Subject(kind="nic", name=port.device, bus_id=known(port.bus_id))
+    if event.device is None:
+        return of_nic("a network adapter")
+    return Subject(kind="nic", name=event.device, bus_id=event.device if ":" in event.device else None)
+
+
+def _logged(case: Case) -> Iterator[Finding]:
+    for event in known(case.node.kernel_log.host_events) or ():
+        rule = _RULES.get(event.kind)
+        if rule is None or not (rule.lasting or is_recent(case, event)):
+            continue
+        often = f" ({event.count} times)" if event.count > 1 else ""
+        of = f"{event.device}: " if event.device else ""
+        yield warn(
+            _subject(case, event),
+            Found(f"{of}{rule.words}{often}", event.count, "lines"),
+            "none of this in the kernel log",
+            Evidence("kernel log", event.text[:300]),
+            likely=rule.likely,
+            advice=[_on(step, event.device) for step in rule.advice],
+        )
+
+
+def _on(step: Advice, bus_id: str | None) -> Advice:
+    if step.command is None or bus_id is None or ":" not in bus_id:
+        return step
+    return msgspec.structs.replace(step, command=step.command.replace("BUS_ID", bus_id))
+
+
+def _link_losses(case: Case) -> Iterator[Finding]:
+    """Links that dropped again and again, by the kernel's lines and by the ports' own counts; one finding a link."""
+    named = set()
+    ups = {e.device: e.count for e in known(case.node.kernel_log.host_events) or () if e.kind == "nic-link-up"}
+    for event in known(case.node.kernel_log.host_events) or ():
+        if event.kind != "nic-link-down" or not is_recent(case, event):
+            continue
+        lost = None if event.first_s is None or event.last_s is None else event.last_s - event.first_s
+        # a text that somebody cut out of a log tells no times, and shows what troubled him
+        burst = event.count >= case.limit(_BURST) and (lost is None or lost <= 3 * _HOUR_S)
+        often = event.count / max((lost or 0) / DAY_S, 1.0) >= case.limit(_FLAPS)
+        # without facts of the ports nobody else says that a link is down
+        away = isinstance(case.node.network.rdma_ports, Missing) and event.count > ups.get(event.device, 0)
+        if not (burst or often or away):
+            continue
+        subject = _subject(case, event)
+        named.add(subject.name)
+        of = f"{event.device}: " if event.device else ""
+        what = f"the link went down {event.count} times" if event.count > 1 else "the link went down"
+        yield warn(
+            subject,
+            Found(f"{of}{what}" + ("" if burst or often else ", and not up again in this log"), event.count, "times"),
+            Expected(f"fewer than {case.limit(_FLAPS):g} times a day", "<", case.limit(_FLAPS), "times a day"),
+            Evidence("kernel log", event.text[:300]),
+            likely="a cable, transceiver or switch port at its end: every loss ends the collectives that run over it",
+            advice=[_on(step, event.device) for step in _FLAP_ADVICE],
+        )
+    up_s = known(case.node.host.uptime_s)
+    for port in known(case.node.network.rdma_ports) or ():
+        lost_times = known(port.link_downed)
+        if lost_times is None or port.device in named:
+            continue
+        per_day = lost_times / max((up_s or 0) / DAY_S, 1.0)
+        if up_s is None or per_day < case.limit(_FLAPS):
+            continue
+        yield warn(
+            of_nic(port.device),
+            Found(
+                f"port {port.port} lost its link {lost_times} times, {per_day:.0f} a day",
+                lost_times,
+                "times",
+            ),
+            Expected(f"fewer than {case.limit(_FLAPS):g} a day", "<", case.limit(_FLAPS), "times a day", _FLAPS.source),
+            Evidence(f"/sys/class/infiniband/{port.device}/ports/{port.port}/counters/link_downed", str(lost_times)),
+            likely="a cable, transceiver or switch port at its end: every loss ends the collectives that run over it",
+            advice=[_on(step, known(port.bus_id)) for step in _FLAP_ADVICE],
+        )
+
+
+def _counted(case: Case) -> Iterator[Finding]:
+    """Counters that are high for the time they took, since nobody resets them; without that time, beside the peers'."""
+    ports = known(case.node.network.rdma_ports) or ()
+    up_s = known(case.node.host.uptime_s)
+    for port in ports:
+        high = [
+            (words, name, count)
+            for leaf, words, name in _COUNTERS
+            if (count := known(getattr(port, leaf))) is not None and _is_high(case, port, leaf, count, ports)
+        ]
+        if not high:
+            continue
+        text = ", ".join(f"{count} {words}" for words, _, count in high)
+        hours = f" in {up_s / _HOUR_S:.0f} hours" if up_s is not None else ""
+        yield warn(
+            of_nic(port.device),
+            Found(f"port {port.port} counts {text}{hours}", high[0][2], "errors"),
+            Expected(
+                f"at most {case.limit(_ERRORS_PER_HOUR):g} an hour",
+                "<=",
+                case.limit(_ERRORS_PER_HOUR),
+                "errors an hour",
+                _ERRORS_PER_HOUR.source,
+            ),
+            *(
+                Evidence(f"/sys/class/infiniband/{port.device}/ports/{port.port}/counters/{name}", str(count))
+                for _, name, count in high
+            ),
+            likely="a dirty or failing cable or transceiver: packets are sent again, and collectives wait for them",
+            advice=_ERROR_ADVICE,
+        )
+
+
+def _is_high(case: Case, port: RdmaPort, leaf: str, count: int, ports: tuple[RdmaPort, ...]) -> bool:
+    if count <= case.limit(_ERRORS):
+        return False
+    up_s = known(case.node.host.uptime_s)
+    if up_s is not None:
+        return count / max(up_s / _HOUR_S, 1.0) > case.limit(_ERRORS_PER_HOUR)
+    peers = [n for p in ports if p is not port and (n := known(getattr(p, leaf))) is not None]
+    return bool(peers) and count > 10 * max(median(peers), 1)

@@ -1,0 +1,34 @@
+"""strategy.dp: whether DataParallel trains right here, and at what price."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import NODE, Finding, ok
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, mib, runs_of
+
+
+@check(
+    "strategy.dp",
+    title="DataParallel trains what one GPU alone trains",
+    level="full",
+    needs_gpu=False,
+    limits=(FP32_ERROR,),
+)
+def dp(case: Case) -> Iterator[Finding]:
+    """Fail if losses or weights deviate; say how much slower and less balanced it is than DDP."""
+    yield from judged_strategy(case, "dp", "DataParallel", likely="copies between GPUs that arrive changed")
+    runs, ddp_runs = runs_of(case, "dp"), runs_of(case, "ddp")
+    if not runs or not runs[0].ranks:
+        return
+    extra = runs[0].figures.get("first_gpu_extra_bytes")
+    words = []
+    if ddp_runs and ddp_runs[0].ranks:
+        ratio = runs[0].ranks[0].step_ms / max(rank.step_ms for rank in ddp_runs[0].ranks)
+        words.append(f"a step takes {ratio:.2g} x that of DDP")
+    if extra is not None:
+        words.append(f"the first GPU holds {mib(extra)} more than the others")
+    if words:
+        yield ok(NODE, f"DataParallel: {' and '.join(words)}; DDP is the one to use")

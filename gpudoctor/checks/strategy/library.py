@@ -1,0 +1,28 @@
+"""The figures of a library beside torch (DeepSpeed, TensorFlow), put in the place of torch's."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import NODE, Finding, skip, unread
+from gpudoctor.facts.model.measured_frameworks import LibraryStrategies
+from gpudoctor.facts.model.measurements import Launch
+
+
+def library_absent(case: Case, part: str, what: str) -> Finding:
+    """Why a library was not tried; a skip if it is not installed."""
+    why = case.measurements.not_run.get(part)
+    if why is not None and why.kind != "failed" and why.reason.startswith(f"{what} "):
+        return skip(NODE, why.reason)
+    return skip(NODE, f"{what}: not measured in this run") if why is None else unread(NODE, what, why)
+
+
+def library_case(case: Case, measured: LibraryStrategies) -> Case:
+    """The case with the library's figures in the place of torch's; what befell torch's ranks is not its doing."""
+    found, launch = measured.strategies, case.measurements.launch
+    if launch is None or launch.world_size != found.world_size:
+        launch = Launch("nccl" if found.device == "cuda" else "gloo", found.world_size, ())
+    return msgspec.structs.replace(
+        case, measurements=msgspec.structs.replace(case.measurements, strategies=found, problems=(), launch=launch)
+    )

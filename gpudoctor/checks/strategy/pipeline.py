@@ -1,0 +1,80 @@
+"""strategy.pipeline: whether a model whose layers are split over ranks trains right here, and how long stages idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, warn
+from gpudoctor.checks.core.probe_outcome import on_gpus, ranks_in_words
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, mib, runs_of
+from gpudoctor.facts.model.measured_strategies import StrategyRun
+
+_BUBBLE_EXCESS = Limit(
+    0.15,
+    "of a step",
+    "gpudoctor's own choice: a transfer is short against a stage of 5 ms",
+    name="bubble_excess",
+    status="warn",
+)
+
+
+@check(
+    "strategy.pipeline",
+    title="Pipeline parallelism trains what one rank alone trains, with the bubble that it must have",
+    level="full",
+    needs_gpu=False,
+    limits=(FP32_ERROR, _BUBBLE_EXCESS),
+)
+def pipeline(case: Case) -> Iterator[Finding]:
+    """Fail if losses or weights deviate under GPipe or 1F1B; warn if stages of GPUs idle for too long."""
+    yield from judged_strategy(
+        case,
+        "pipeline",
+        "pipeline parallelism",
+        likely="an activation or a gradient that arrived changed, or with another microbatch",
+    )
+    for run in runs_of(case, "pipeline"):
+        yield _bubble(case, run)
+
+
+def _bubble(case: Case, run: StrategyRun) -> Finding:
+    found, ideal = run.figures.get("bubble_share"), run.figures.get("bubble_share_expected")
+    if found is None or ideal is None:
+        return unknown(NODE, f"{run.variant}: its bubble was not measured")
+    stages, microbatches = run.figures.get("stages", 0), run.figures.get("microbatches", 0)
+    by = "torch's own schedule" if run.figures.get("torch_schedule") else "sends and receives of gpudoctor's"
+    text = f"{run.variant}: the stages idle for {found:.0%} of a step ({ideal:.0%} by the formula){_kept(run)}"
+    evidence = (
+        Evidence("(p-1)/(m+p-1)", f"{stages:g} stages, {microbatches:g} microbatches: {ideal:.3f}"),
+        Evidence("schedule", by),
+    )
+    if not on_gpus(case):
+        return skip(NODE, f"{ranks_in_words(case, len(run.ranks))}: {text}, not judged")
+    limit = case.limit(_BUBBLE_EXCESS)
+    most = round(ideal + limit, 3)
+    source = case.limit_source(_BUBBLE_EXCESS)
+    measured = Found(text, round(found, 3), "of a step")
+    expected = Expected(f"at most {most:.0%} of a step", "<=", most, "of a step", source)
+    if found <= most:
+        return ok(NODE, measured, expected, *evidence)
+    return warn(
+        NODE,
+        measured,
+        expected,
+        *evidence,
+        likely="a slow path between neighbouring GPUs, or a GPU that is slower than the others",
+        advice=(
+            Advice("Measure every pair of GPUs.", "gpudoctor check collective.pairs link.peer --level full"),
+            Advice("See whether one GPU is slow.", "gpudoctor check train.balance"),
+        ),
+    )
+
+
+def _kept(run: StrategyRun) -> str:
+    kept = [r.memory.activations_bytes for r in run.ranks if isinstance(r.memory.activations_bytes, int)]
+    held = run.figures.get("microbatches_held")
+    if not kept or held is None:
+        return ""
+    return f", and the first keeps {held:g} microbatches ({mib(max(kept))} of activations a rank at most)"

@@ -1,0 +1,26 @@
+"""`gpudoctor nodes`: the simulated nodes and the faults that can be put on them."""
+
+from __future__ import annotations
+
+import argparse
+
+from gpudoctor.exits import OK, write_stdout
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """There are none."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the names of both, with what they are."""
+    from gpudoctor.facts.simulated.load import faults, node_titles
+
+    titles = node_titles()
+    width = max(len(name) for name in titles)
+    lines = ["Simulated nodes (--node NAME):", *(f"  {name:<{width}}  {title}" for name, title in titles.items())]
+    kit = faults()
+    width = max(len(fault.name) for fault in kit)
+    lines += ["", "Faults (--fault NAME[@GPU]), with the check that finds them:"]
+    lines += [f"  {fault.name:<{width}}  {fault.check}: {fault.title}" for fault in kit]
+    write_stdout("\n".join(lines) + "\n")
+    return OK

@@ -1,0 +1,39 @@
+"""`gpudoctor schema`: the JSON Schema of the documents that gpudoctor writes and reads."""
+
+from __future__ import annotations
+
+import argparse
+
+from gpudoctor.exits import OK, write_stdout
+
+# the documents beside the report, and their types
+_TYPES = {
+    "facts": ("gpudoctor.facts.model.node", "Node"),
+    "config": ("gpudoctor.config", "Config"),
+    "cluster": ("gpudoctor.cluster.check.report", "ClusterReport"),
+    "fleet": ("gpudoctor.cluster.fleet.model", "Fleet"),
+    "comparison": ("gpudoctor.cluster.baseline.compare", "Comparison"),
+    "plan": ("gpudoctor.plan.model", "Plan"),
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `gpudoctor schema`."""
+    parser.add_argument("of", nargs="?", choices=("report", *_TYPES), default="report")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the schema."""
+    if args.of == "report":
+        from gpudoctor.report.json import report_schema
+
+        write_stdout(report_schema())
+        return OK
+    from importlib import import_module
+
+    import msgspec
+
+    module, name = _TYPES[args.of]
+    schema = msgspec.json.schema(getattr(import_module(module), name))
+    write_stdout(msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n")
+    return OK

@@ -1,0 +1,141 @@
+"""The runs that `gpudoctor baseline` saves and compares: from a report, stdin, or a check made now."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+import uuid
+from pathlib import Path
+
+import msgspec
+
+from gpudoctor import __version__
+from gpudoctor.api import read_source
+from gpudoctor.checks.core.registry import Level
+from gpudoctor.cluster.baseline.compare import RUNS_TO_JUDGE, Baseline, Comparison, compare, with_run
+from gpudoctor.cluster.fleet.files import Document, Listed, documents_of, stdin_documents
+from gpudoctor.cluster.fleet.records import BrokenError, ForeignError, Recorder, ReportRecord
+from gpudoctor.cluster.fleet.shapes import Verdict
+from gpudoctor.cluster.hostlist import is_host_name
+from gpudoctor.errors import UserError
+from gpudoctor.exits import FAILED, OK, UNKNOWN, printable
+from gpudoctor.json_text import json_line
+from gpudoctor.plugins import all_checks
+from gpudoctor.progress import terminal_progress
+from gpudoctor.report.json import render_json
+from gpudoctor.report.judge import Question, judge
+from gpudoctor.report.model import Run, SourceSummary
+from gpudoctor.report.output_files import write_file
+
+_EXITS: dict[Verdict, int] = {"pass": OK, "warn": OK, "fail": FAILED, "unknown": UNKNOWN}
+
+
+class BaselineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a node: a `report` (`-` is stdin), or a source to check at level quick. `action` is save or compare.
+
+    Raise UserError if it is neither, or both.
+    """
+
+    action: str
+    report: str | None = None
+    node: str | None = None
+    faults: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.report is None) == (self.node is None):
+            raise UserError(f"baseline {self.action} wants a REPORT of check --json, or --node SOURCE; one of them")
+
+
+def save_run(request: BaselineRequest, output: Path | None) -> str:
+    """Add a run to the baseline in `output` (None: named after the host); give a line for people. Raise UserError."""
+    record = _record(request)
+    host = record.name if is_host_name(record.name) else "node"
+    path = output or Path(f"gpudoctor-baseline-{host}.json")
+    made = with_run(_load(path) if os.path.lexists(path) else None, record)
+    write_file(path, json_line(made))
+    more = RUNS_TO_JUDGE - len(made.runs)
+    wanted = f"; {more} more until a loss of 10 % fails" if more > 0 else ""
+    simulated = "SIMULATED " if made.simulated else ""
+    figures = f"{len(record.entries)} figures" if record.entries else "no figures of GPUs (level quick, or CPU ranks)"
+    return (
+        f"{path}: {simulated}run {len(made.runs)} of {printable(made.host)}, {figures}, "
+        f"{len(record.configuration)} items of configuration{wanted}\n"
+    )
+
+
+def compare_run(request: BaselineRequest, baseline: Path) -> Comparison:
+    """A run against the saved ones. Raise UserError for what cannot be read or does not belong together."""
+    saved, record = _load(baseline), _record(request)
+    changes, compared, missing, verdict = compare(saved, record)
+    notes = []
+    if missing:
+        notes.append(f"{missing} saved figures were not measured now")
+    if not compared and not missing and any(run.figures for run in saved.runs):
+        notes.append("the saved figures are of other GPUs: none was compared; save runs of these in a new baseline")
+    elif not compared and not missing:
+        notes.append("no figures of GPUs in the baseline or the report: only the configuration was compared")
+    elif len(saved.runs) < RUNS_TO_JUDGE:
+        notes.append(f"{len(saved.runs)} saved runs: changes are only said until there are {RUNS_TO_JUDGE}")
+    return Comparison(
+        "gpudoctor.comparison/1",
+        __version__,
+        saved.host,
+        saved.simulated,
+        len(saved.runs),
+        record.place,
+        verdict,
+        _EXITS[verdict],
+        changes,
+        compared,
+        missing,
+        tuple(notes),
+    )
+
+
+def _record(request: BaselineRequest) -> ReportRecord:
+    document = _checked(request) if request.report is None else _read(request.report)
+    try:
+        return Recorder().record(document)
+    except (BrokenError, ForeignError) as error:
+        raise UserError(f"{document.place}: {error}") from None
+
+
+def _read(path: str) -> Document:
+    if path == "-":
+        found = list(stdin_documents(sys.stdin.buffer if sys.stdin else None))
+    elif not Path(path).exists():
+        raise UserError(f"{path}: no such file; reports are written by gpudoctor check --json -o FILE")
+    else:
+        found = list(documents_of(Listed(path, Path(path).name)))
+    if len(found) != 1:
+        raise UserError(f"{path}: {len(found)} reports in it, and one is wanted")
+    return found[0]
+
+
+def _checked(request: BaselineRequest) -> Document:
+    """A check at level quick, with the figures that a report as the source holds."""
+    node = request.node or ""
+    sourced = read_source(node, request.faults, 10.0, terminal_progress())
+    source = sourced.node.source
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    level: Level = "quick" if sourced.measurements is None else "full"
+    summary = SourceSummary(source.kind, source.name, source.faults)
+    run = Run(str(uuid.uuid4()), now, 0.0, level, summary, request.argv)
+    question = Question(checks=all_checks(), level=level)
+    report = judge(sourced.node, sourced.measurements, question, run=run)
+    return Document(node, source.name or node, render_json(report).encode("utf-8", "backslashreplace"))
+
+
+def _load(path: Path) -> Baseline:
+    document = _read(str(path))
+    if document.trouble is not None:
+        raise UserError(f"{path}: {document.trouble}")
+    try:
+        made = msgspec.json.decode(document.data, type=Baseline)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{path}: no baseline of gpudoctor: {error}; gpudoctor baseline save writes one") from None
+    if not made.runs:
+        raise UserError(f"{path}: a baseline without runs")
+    return made

@@ -1,0 +1,127 @@
+"""One of the processes that an engine has started, one or more on each node: `gpudoctor cluster rank`."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import msgspec
+
+from gpudoctor.cluster.check.coordinator import Coordinator, could_not, silence_s
+from gpudoctor.cluster.check.hub import Hub
+from gpudoctor.cluster.check.job_token import given_token, meets_on_loopback, token_for, token_pipe
+from gpudoctor.cluster.check.member import HubGoneError, Member
+from gpudoctor.cluster.check.placement import JobPlacement, job_place
+from gpudoctor.cluster.check.request import ClusterCheckRequest, ClusterOutput
+from gpudoctor.errors import UserError
+from gpudoctor.exits import OK, UNKNOWN, say
+from gpudoctor.facts.system.network_reach import own_addresses
+from gpudoctor.process.die_with_parent import dependent_gpudoctor
+from gpudoctor.process.spawn import Child
+
+_JOIN_S = 60.0
+_OWN_END_S = 20.0
+
+
+def run_rank(request: ClusterCheckRequest, output: ClusterOutput) -> int:
+    """Coordinate, or serve the process that does; give the exit code.
+
+    The first process of all has the hub and writes the report: its code is the verdict. The first one of
+    each node checks it, and gives 0 if it was led to the end. All others have nothing to do.
+    """
+    place: JobPlacement | None = None
+    try:
+        place = job_place(os.environ, request.nodes)
+        given = given_token(request, os.environ)
+        if request.join:
+            if given is None:
+                raise UserError("--join wants the token of the job that it joins")
+            return _serve(request, _addresses(request.join), given, _index(request, place))
+        if place is None:
+            raise UserError(
+                "no engine has started this process as one of several: torchrun --nnodes 2 --nproc-per-node 8 "
+                "-m gpudoctor cluster rank, or srun -N2 --ntasks-per-node=1 gpudoctor cluster rank"
+            )
+        if place.local != 0:
+            return OK  # the first process of the node starts its ranks, one a GPU
+        if request.rendezvous_host is not None:
+            place = msgspec.structs.replace(place, host=request.rendezvous_host)
+        token = token_for(place, given, insecure=request.insecure)
+        if place.leads:
+            return _coordinate(request, place, token, output, derived=given is None)
+        if place.host is None:
+            raise UserError(
+                f"{place.engine} does not tell where the first process runs: give --meet HOST to all of them"
+            )
+        return _serve(request, [(place.host, port) for port in place.ports], token, place.node)
+    except UserError as error:
+        if place is not None and not place.leads:
+            raise
+        return could_not(request, place.engine if place is not None else "none", str(error), output)
+
+
+def _coordinate(
+    request: ClusterCheckRequest, place: JobPlacement, token: str, output: ClusterOutput, *, derived: bool
+) -> int:
+    local = derived and meets_on_loopback(place)
+    insecure = derived and not local
+    if insecure:
+        say("INSECURE: this job has no token; anybody on the network who knows its name could pose as one of its nodes")
+    coordinator = Coordinator(request, place.engine, output, insecure=insecure)
+    hub = Hub(token, place.ports, silence_s(request), loopback_only=local)
+    # not by loopback: the address that it comes from is where the other nodes will look for it
+    addresses = ["127.0.0.1"] if local else [*own_addresses(), "127.0.0.1"]
+    join = ",".join(f"{address}/{hub.port}" for address in addresses)
+    with token_pipe(token) as token_fd:
+        words = ["cluster", "rank", "--join", join, "--token-fd", str(token_fd), "--numbered", place.engine]
+        command = dependent_gpudoctor([*words, *request.words_for_members()])
+        member = Child(command, stderr=None, pass_fds=(token_fd,), new_session=False)
+    try:
+        return coordinator.run(hub, place.nodes, (), lambda: False, lambda: None)
+    finally:
+        hub.close()
+        end_child(member, _OWN_END_S)
+
+
+def _serve(request: ClusterCheckRequest, meet: list[tuple[str, int]], token: str, index: int | None) -> int:
+    hostname = socket.gethostname()
+    member = Member(_check_words(request, hostname), request.ranks or 1, hostname)
+    try:
+        member.serve(meet, token, index, request.deadline_s or _JOIN_S)
+    except HubGoneError as error:
+        say(f"the process that leads this check is gone ({error}); no verdict from here")
+        return UNKNOWN
+    return OK
+
+
+def _check_words(request: ClusterCheckRequest, hostname: str) -> list[str]:
+    """The arguments of this node's own check; `HOST:` before a fault says whose it is."""
+    words = ["--level", request.level, "--backend", request.backend]
+    for name in ("node", "profile", "config"):
+        if getattr(request, name) is not None:
+            words.append(f"--{name}={getattr(request, name)}")
+    words += [f"--skip={word}" for word in request.skip]
+    for fault in request.faults:
+        host, colon, name = fault.rpartition(":")
+        if not colon or host in (hostname, hostname.partition(".")[0]):
+            words.append(f"--fault={name}")
+    return words
+
+
+def _index(request: ClusterCheckRequest, place: JobPlacement | None) -> int | None:
+    """The node's number, where the engine that started this has counted; variables of others are inherited."""
+    return place.node if place is not None and place.engine == request.numbered else None
+
+
+def _addresses(text: str) -> list[tuple[str, int]]:
+    entries = [entry.rpartition("/") for entry in text.split(",")]
+    try:
+        return [(host, int(port)) for host, _, port in entries]
+    except ValueError:
+        raise UserError(f"--join {text}: ADDRESS/PORT,... is wanted") from None
+
+
+def end_child(process: Child, patience_s: float) -> None:
+    """Wait for a child that is about to end, then end it."""
+    if process.ends_within(patience_s) is None:
+        process.end(patience_s, group=False)

@@ -1,0 +1,67 @@
+"""What is asked of a check of many nodes, and where its report and its progress go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgspec
+
+from gpudoctor.checks.core.registry import Level
+
+if TYPE_CHECKING:
+    from gpudoctor.cluster.check.report import ClusterReport
+    from gpudoctor.report.judge import FailOn
+
+
+Launcher = Literal["slurm", "torchrun", "mpi", "ray", "k8s"]
+
+
+class ClusterCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What `gpudoctor cluster check` and `cluster rank` are asked, in the meaning of their options.
+
+    `nodes`, `launcher`, `hosts`, `hostfile` and `launcher_args` say how a process is started on each node;
+    `rendezvous_host`, `join`, `numbered` and `token_fd` where a process that was started finds the coordinator. The
+    others say what each node does, and what counts as a failure.
+    """
+
+    level: Level = "standard"
+    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    ranks: int | None = None
+    node: str | None = None
+    faults: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    profile: str | None = None
+    config: Path | None = None
+    deadline_s: float | None = None
+    at_least_gbit_s: float | None = None
+    fail_on: FailOn = "fail"
+    reports: Path | None = None
+    nodes: int | None = None
+    launcher: Launcher | Literal["auto"] = "auto"
+    hosts: str | None = None
+    hostfile: str | None = None
+    launcher_args: str | None = None
+    rendezvous_host: str | None = None
+    join: str | None = None
+    numbered: str | None = None
+    token_fd: int | None = None
+    token_file: Path | None = None
+    insecure: bool = False
+    argv: tuple[str, ...] = ()
+
+    def words_for_members(self) -> list[str]:
+        """The options that every node's process gets as they were given."""
+        words = ["--level", self.level, "--backend", self.backend]
+        options = {"ranks": self.ranks, "node": self.node, "profile": self.profile, "config": self.config}
+        words += [f"--{name}={value}" for name, value in options.items() if value is not None]
+        words += [] if self.deadline_s is None else [f"--deadline={self.deadline_s}"]
+        return [*words, *(f"--fault={fault}" for fault in self.faults), *(f"--skip={word}" for word in self.skip)]
+
+
+class ClusterOutput(NamedTuple):
+    """`write` takes the report and gives the exit code; `show` a line of progress for people, "" to clear it."""
+
+    write: Callable[[ClusterReport], int]
+    show: Callable[[str], None]

@@ -1,0 +1,89 @@
+"""Reads the reports of a fleet and judges them: `gpudoctor cluster report`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from gpudoctor.cluster.fleet.files import as_text
+from gpudoctor.cluster.fleet.judge import fleet_against, fleet_of
+from gpudoctor.cluster.fleet.model import Fleet
+from gpudoctor.cluster.fleet.reading import Gathered, Reader, Refused, without_collector
+from gpudoctor.cluster.fleet.records import ReportRecord
+from gpudoctor.errors import UserError
+from gpudoctor.exits import InterruptedBySignal, hold_signals
+
+
+class ClusterReportRequest(msgspec.Struct, frozen=True):
+    """Which reports are read, `-` being stdin, and with which older set they are compared. Raise UserError."""
+
+    sources: tuple[str, ...]
+    against: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (*self.sources, *self.against).count("-") > 1:
+            raise UserError("-: stdin can be read once only")
+
+
+class FleetProgress(NamedTuple):
+    """`read` gets what was read so far, None at the end; `arrived` each report of stdin, as it arrives."""
+
+    read: Callable[[Gathered | None], None]
+    arrived: Callable[[ReportRecord | Refused], None]
+
+
+def read_fleet(request: ClusterReportRequest, progress: FleetProgress) -> tuple[Fleet, list[int]]:
+    """The fleet, and the signals that cut the reading short, or come from here on. Raise UserError for no report."""
+    sources, older_sources = texts_of(request.sources), texts_of(request.against)
+    reader = Reader()
+    with without_collector():
+        gathered = _read(reader, request.sources, progress)
+        older = _read(reader, request.against, progress) if request.against and gathered.interrupted is None else None
+        signals = hold_signals()
+        if older is None:
+            fleet = fleet_of(sources, gathered, time.time())
+        else:
+            fleet = fleet_against(sources, gathered, older_sources, older, time.time())
+    signals += [read.interrupted for read in (gathered, older) if read is not None and read.interrupted is not None]
+    if signals:
+        fleet = msgspec.structs.replace(fleet, exit_code=InterruptedBySignal(signals[0]).exit_code)
+    return fleet, signals
+
+
+def texts_of(paths: Sequence[str]) -> list[str]:
+    """Paths as JSON can hold them."""
+    return [as_text(path) for path in paths]
+
+
+def _read(reader: Reader, sources: Sequence[str], progress: FleetProgress) -> Gathered:
+    """All of the sources; what has come so far if a signal ends it. Raise UserError if there is no report."""
+    stdin = sys.stdin.buffer if sys.stdin else None
+    gathered: Gathered | None = None
+    try:
+        for gathered in reader.read(list(sources), stdin, progress.arrived if "-" in sources else None):
+            progress.read(gathered)
+    except InterruptedBySignal as stop:
+        if gathered is None or not gathered.records:
+            raise
+        gathered.interrupted = stop.number
+    finally:
+        progress.read(None)
+    if gathered is None or not (gathered.records or gathered.broken):
+        raise UserError(_nothing(sources, gathered))
+    if not gathered.records:
+        first = gathered.broken[0]
+        raise UserError(f"no report could be read of {len(gathered.broken)}: {first.place}: {first.why}")
+    return gathered
+
+
+def _nothing(sources: Sequence[str], gathered: Gathered | None) -> str:
+    where = " ".join(sources)
+    if gathered is None:
+        return f"{where}: nothing was read"
+    others = len(gathered.foreign) + gathered.found.others
+    there = f"{others} other files and documents" if others else "nothing"
+    return f"{where}: no report there, {there}; reports are written by gpudoctor check --json -o FILE"

@@ -1,0 +1,176 @@
+"""The texts of nvidia-smi about one machine, joined: which of their GPUs are the same one, and what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from gpudoctor.facts.captures import MOST_GPUS, SourceError
+from gpudoctor.facts.captures.merge import merged
+from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import NOT_READ, Missing, known
+from gpudoctor.facts.model.node import Driver
+
+UNKNOWN_BUS = "unknown-"
+# the text that tells most first: of two different readings, the first one's counts
+_BEST_FIRST = ("nvidia-smi -q", "nvidia-smi --query-gpu", "nvidia-smi", "collect_env", "nvidia-smi -L")
+_INIT_OK = 0
+
+
+class _Place(msgspec.Struct):
+    """One GPU: how it was named so far, and what is known of it."""
+
+    gpu: Gpu
+    index: int | None
+    bus_id: str | None
+    uuid: str | None
+    named: bool = False  # its index stands in a text
+    files: list[str] = []
+
+
+def joined_dumps(dumps: Iterable[tuple[str, SmiDump]], notes: list[str]) -> SmiDump:
+    """One dump of all (file, dump), whatever their order. Raise SourceError where they are of two machines.
+
+    GPUs are the same by bus id, by UUID, or by an index that both texts tell. Where a text does not tell indices, its
+    GPUs are counted in its order, as the driver does; a GPU with an index that is taken gets the next free one.
+    """
+    # indices that stand in a text before those that are counted
+    ordered = sorted(dumps, key=_rank)
+    if not ordered:
+        return SmiDump(Driver(), ())
+    _same_driver(ordered)
+    places: list[_Place] = []
+    for file, dump in sorted(ordered, key=lambda pair: not pair[1].indexed):
+        for gpu in sorted(dump.gpus, key=lambda gpu: gpu.index):
+            _add(places, gpu, dump, file)
+    if len(places) > MOST_GPUS:
+        raise SourceError(f"more than {MOST_GPUS} GPUs: not those of one machine")
+    _same_set(ordered, places)
+    gpus = _numbered(places)
+    notes.extend(note for _, dump in ordered for note in dump.notes)
+    return SmiDump(
+        driver=_driver([dump for _, dump in ordered], len(gpus), notes),
+        gpus=gpus,
+        collected_at=next((dump.collected_at for _, dump in ordered if known(dump.collected_at)), NOT_READ),
+        indexed=any(dump.indexed for _, dump in ordered),
+        ended=all(dump.ended for _, dump in ordered),
+    )
+
+
+def _rank(pair: tuple[str, SmiDump]) -> tuple[Any, ...]:
+    dump = pair[1]
+    best = _BEST_FIRST.index(dump.name) if dump.name in _BEST_FIRST else len(_BEST_FIRST)
+    at = known(dump.collected_at) or ""
+    # the later one first; then anything that is the same whatever the order in which the texts came
+    later = tuple(-ord(letter) for letter in at)
+    return (best, -len(dump.gpus), later, not at, repr(dump))
+
+
+def _identity(gpu: Gpu, dump: SmiDump) -> tuple[str | None, str | None]:
+    """Bus id and UUID; None for one that is not told, or that redaction made the same for all."""
+    bus_id = None if gpu.bus_id.startswith(UNKNOWN_BUS) else gpu.bus_id
+    uuid = known(gpu.uuid)
+    if uuid is not None:
+        alike = sum(known(other.uuid) == uuid for other in dump.gpus) > 1
+        if alike or not uuid.lower().removeprefix("gpu-").strip("0-x*"):
+            uuid = None
+    return bus_id, uuid
+
+
+def _add(places: list[_Place], gpu: Gpu, dump: SmiDump, file: str) -> None:
+    bus_id, uuid = _identity(gpu, dump)
+    place = next((p for p in places if bus_id is not None and p.bus_id == bus_id), None)
+    place = place or next((p for p in places if uuid is not None and p.uuid == uuid), None)
+    if place is None:
+        by_index = next((p for p in places if p.index == gpu.index), None)
+        if by_index is not None and (dump.indexed or (by_index.bus_id is None or bus_id is None)):
+            place = by_index
+    if place is not None:
+        _refuse_two_machines(place, bus_id, uuid, file, gpu.index)
+        place.gpu = merged(_bare(place.gpu), _bare(gpu), [])
+        place.bus_id, place.uuid = place.bus_id or bus_id, place.uuid or uuid
+        place.files.append(file)
+        if dump.indexed and not place.named:
+            place.index, place.named = gpu.index, True
+        return
+    index = gpu.index if dump.indexed or all(p.index != gpu.index for p in places) else None
+    places.append(_Place(gpu, index, bus_id, uuid, dump.indexed, [file]))
+
+
+def _bare(gpu: Gpu) -> Gpu:
+    """Without what names it: that is decided apart."""
+    return msgspec.structs.replace(gpu, index=0, bus_id="")
+
+
+def _refuse_two_machines(place: _Place, bus_id: str | None, uuid: str | None, file: str, index: int) -> None:
+    for mine, theirs in ((place.bus_id, bus_id), (place.uuid, uuid)):
+        if mine is not None and theirs is not None and mine != theirs:
+            other = next((name for name in place.files if name != file), place.files[0])
+            raise SourceError(
+                f"{file} contradicts {other} (GPU {bus_id or index} is {theirs} here, {mine} there): "
+                "keep the dumps of one machine and time only"
+            )
+
+
+def _same_driver(ordered: list[tuple[str, SmiDump]]) -> None:
+    """Raise SourceError where two dumps that show GPUs are of two drivers: of two machines, or two times."""
+    told = [(file, version) for file, dump in ordered if dump.gpus and (version := known(dump.driver.library_version))]
+    for file, version in told:
+        if version != told[0][1]:
+            raise SourceError(
+                f"{file} contradicts {told[0][0]} (driver {version} here, {told[0][1]} there): "
+                "keep the dumps of one machine and time only"
+            )
+
+
+def _same_set(ordered: list[tuple[str, SmiDump]], places: list[_Place]) -> None:
+    """Raise SourceError where each of two texts shows a GPU, by its bus id, that the other one lacks."""
+    sets = [
+        (file, {gpu.bus_id for gpu in dump.gpus if not gpu.bus_id.startswith(UNKNOWN_BUS)})
+        for file, dump in ordered
+        if dump.ended
+    ]
+    for at, (file, mine) in enumerate(sets):
+        for other, theirs in sets[:at]:
+            if mine and theirs and not (mine <= theirs or theirs <= mine):
+                raise SourceError(
+                    f"{file} contradicts {other} (GPU {min(mine ^ theirs)} is in one only): "
+                    "keep the dumps of one machine and time only"
+                )
+
+
+def _numbered(places: list[_Place]) -> tuple[Gpu, ...]:
+    taken = {place.index for place in places if place.index is not None}
+    free = iter(number for number in range(2 * MOST_GPUS) if number not in taken)
+    made = []
+    for place in sorted(places, key=lambda place: (place.bus_id or "~", place.uuid or "")):
+        index = place.index if place.index is not None else next(free)
+        made.append(msgspec.structs.replace(place.gpu, index=index, bus_id=place.bus_id or f"{UNKNOWN_BUS}{index}"))
+    return tuple(sorted(made, key=lambda gpu: (gpu.bus_id.startswith(UNKNOWN_BUS), gpu.bus_id, gpu.index)))
+
+
+def _driver(dumps: list[SmiDump], shown: int, notes: list[str]) -> Driver:
+    """All together: a failure to start beats a start, and the smaller number of GPUs the larger one."""
+    drivers = [dump.driver for dump in dumps]
+    codes = sorted({code for driver in drivers if (code := known(driver.init_code)) is not None}, reverse=True)
+    counts = sorted({count for driver in drivers if (count := known(driver.device_count)) is not None})
+    failed = next((driver for driver in drivers if driver.init_code not in (_INIT_OK, NOT_READ)), None)
+    made = failed or drivers[0]
+    for driver in drivers:
+        made = merged(made, driver, [])
+    handles = tuple(sorted({words for driver in drivers for words in driver.handle_errors}))
+    made = msgspec.structs.replace(made, handle_errors=handles)
+    if len(codes) > 1:
+        made = msgspec.structs.replace(made, init_code=codes[0] if _INIT_OK in codes[1:] else made.init_code)
+        notes.append("one text shows GPUs, in the other the driver failed: the failure is judged")
+    attached = min((count for dump in dumps if (count := known(dump.attached)) is not None), default=None)
+    if counts:
+        made = msgspec.structs.replace(made, device_count=counts[0])
+    elif attached is not None and shown >= attached:  # one text leaves out what another shows
+        made = msgspec.structs.replace(made, device_count=attached)
+    elif isinstance(made.device_count, Missing) and attached is not None:
+        notes.append(made.device_count.reason)
+    return made

@@ -1,0 +1,92 @@
+"""`docker inspect` and `docker info`: what a container was given of memory and limits, and the host that runs it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gpudoctor.facts.captures.reader import Block, Part, Reader
+from gpudoctor.facts.model.node import Host, Node
+
+_INSPECT = re.compile(r'\s*"(?:ShmSize|IpcMode|HostConfig|DeviceRequests|OomKillDisable|CgroupnsMode)":')
+_INSPECT_MORE = re.compile(r'\s*(?:"[^"]{0,200}"(?::|,?\s*$)|[\]\[{}]{1,2},?\s*$|(?:-?\d{1,18}|true|false|null),?\s*$)')
+_NUMBER = re.compile(r'\s*"(ShmSize|Memory|NanoCpus|CpuQuota|CpuPeriod)": (-?\d{1,18}),?\s*$')
+_IPC = re.compile(r'\s*"IpcMode": "([^"]{0,80})"')
+_ULIMIT = re.compile(r'"(Name|Hard|Soft)": ?"?([\w-]{1,20})"?')
+_INFO = re.compile(r"\s*(?:Server Version|Runtimes|Default Runtime|Cgroup Driver|Storage Driver): \S")
+_INFO_MORE = re.compile(
+    r"(?:Client|Server)(?:: .{0,80}|:)$|\s+\S|(?:Server Version|Runtimes|Default Runtime|Cgroup Driver|Cgroup Version"
+    r"|Kernel Version|Operating System|OSType|Architecture|CPUs|Total Memory|Storage Driver|Docker Root Dir): "
+)
+_INFO_KEY = re.compile(r"\s*(Kernel Version|Operating System|CPUs|Total Memory|Architecture): (\S.*?)\s*$")
+_MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(Ki|Mi|Gi|Ti)B$")
+_MIB = {"Ki": 1 / 1024, "Mi": 1, "Gi": 1024, "Ti": 1024**2}
+
+
+def read_inspect(block: Block) -> Part:
+    """`docker inspect`: /dev/shm, memory limit and ulimits of the container, unless it shares the host's."""
+    numbers: dict[str, int] = {}
+    leaves: dict[str, Any] = {}
+    shared = False
+    for line in block.lines:
+        if found := _NUMBER.match(line):
+            numbers.setdefault(found[1], int(found[2]))
+        elif ipc := _IPC.match(line):
+            shared = ipc[1] == "host" or ipc[1].startswith("container:")
+    if (size := numbers.get("ShmSize", 0)) > 0 and not shared:
+        leaves["shm_mib"] = size >> 20
+    if (limit := numbers.get("Memory")) is not None:
+        leaves["memory_limit_mib"] = limit >> 20 if limit > 0 else None
+        leaves["memory_limit_source"] = "docker inspect"
+    if (cpus := numbers.get("NanoCpus", 0)) > 0:
+        leaves["cpu_quota"] = cpus / 1e9
+        leaves["cpu_quota_source"] = "docker inspect"
+    soft = _ulimits(block.text)
+    if "memlock" in soft:
+        leaves["memlock_kib"] = None if soft["memlock"] < 0 else soft["memlock"] >> 10
+    if soft.get("nofile", -1) >= 0:
+        leaves["open_files"] = soft["nofile"]
+    return Part(Node(host=Host(**leaves))) if leaves else Part()
+
+
+def _ulimits(text: str) -> dict[str, int]:
+    """Soft limits by name. docker prints Name, Hard and Soft of each, in this order."""
+    soft: dict[str, int] = {}
+    name = ""
+    for key, value in _ULIMIT.findall(text.partition('"Ulimits"')[2].partition("]")[0]):
+        if key == "Name":
+            name = value
+        elif key == "Soft" and re.fullmatch(r"-?\d{1,18}", value):
+            soft[name] = int(value)
+    return soft
+
+
+def read_info(block: Block) -> Part:
+    """`docker info`: kernel, system, CPUs and memory of the host."""
+    leaves: dict[str, Any] = {}
+    for line in block.lines:
+        if found := _INFO_KEY.match(line):
+            key, value = found.groups()
+            if key == "Kernel Version":
+                leaves["kernel"] = value
+            elif key == "Operating System":
+                leaves["os_name"] = value
+            elif key == "Architecture":
+                leaves["machine"] = value
+            elif key == "CPUs" and value.isdecimal():
+                leaves["cpus_total"] = int(value[:6])
+            elif key == "Total Memory" and (size := _MEMORY.match(value)):
+                leaves["ram_mib"] = round(float(size[1]) * _MIB[size[2]])
+    return Part(Node(host=Host(**leaves))) if leaves else Part()
+
+
+CONTAINER_READERS: tuple[Reader, ...] = (
+    Reader(
+        "docker inspect",
+        _INSPECT.match,
+        _INSPECT_MORE.match,
+        read_inspect,
+        after=re.compile(r"docker (?:container )?inspect\b").search,
+    ),
+    Reader("docker info", _INFO.match, _INFO_MORE.match, read_info, after=re.compile(r"docker info\s*$").search),
+)

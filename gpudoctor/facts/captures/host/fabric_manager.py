@@ -1,0 +1,98 @@
+"""`systemctl status nvidia-fabricmanager` and fabric manager's own log."""
+
+from __future__ import annotations
+
+import re
+
+from gpudoctor.facts.captures.reader import Block, Part, Reader
+from gpudoctor.facts.model.driver import FabricManager
+from gpudoctor.facts.model.node import Node
+
+MOST_ERRORS = 20
+_VERSION = r"(\d{3}\.\d{1,3}(?:\.\d{1,3})?)"
+_UNIT = re.compile(r"(?:[●○×↻*x] )?nvidia-(fabricmanager|persistenced)\.service - ")
+_NOT_FOUND = re.compile(
+    r"(?:Unit|Failed to \w+) nvidia-(fabricmanager|persistenced)\.service"
+    r"(?: could not be found|: Unit .{0,80} not found)"
+)
+_UNIT_MORE = re.compile(
+    r"\s+[A-Z][\w /]{1,20}: |\s+[├└│]|\s+\d{2,8} /|(?:Hint|Warning|Notice): "
+    # the last lines of the unit's journal, and nothing else of a log
+    r"|(?:[A-Z][a-z]{2} [ \d]?\d [\d:]{8}|\d{4}-\d\d-\d\dT\S{8,30}) \S+ "
+    r"(?:systemd|nv-fabricmanager|nvidia-fabricmanager\S{0,20}|nvidia-persistenced)\[\d{1,10}\]: "
+)
+_ACTIVE = re.compile(r"\s+Active: ([a-z-]{3,20})(?: \(([^)]{1,60})\))?")
+_RESULT = re.compile(r"Result: ([a-z-]{3,30})")
+_IS_ACTIVE = re.compile(r"(active|inactive|failed|activating|deactivating|unknown)\s*$")
+_IS_ACTIVE_COMMAND = re.compile(r"systemctl is-active nvidia-fabricmanager(?:\.service)?\s*$")
+_LOG = re.compile(r"\[[A-Z][a-z]{2} [ \d]?\d \d{4} [\d:]{8}\] \[(DEBUG|INFO|NOTICE|WARNING|ERROR|CRITICAL|FATAL)\] ")
+_OWN_LINE = re.compile(r"\S+ (?:nv-fabricmanager|nvidia-fabricmanager-start\.sh)\[\d{1,10}\]: (.{1,300})")
+# Words of an error where a line has no level; fabric manager's messages, as its user guide lists them
+_ERROR_WORDS = re.compile(
+    r"\b(?:fail(?:ed|ure)|error|abort|don't match|does ?n[o']t match|not supported|fatal|timed? ?out)\b", re.IGNORECASE
+)
+# no NVSwitch to manage: no fault
+_NOTHING_TO_DO = re.compile(r"NV_WARN_NOTHING_TO_DO|Nothing to do")
+_RUNNING = re.compile(rf"Fabric ?Manager version (?:is )?:? ?{_VERSION}", re.IGNORECASE)
+_INTERFACE = re.compile(rf"interface version {_VERSION} (?:don't|doesn't|does not) match")
+
+
+def read_service(block: Block) -> Part:
+    """`systemctl status`: the service's state and result, with the errors among its last log lines."""
+    service = result = None
+    fabric = False
+    for line in block.lines:
+        if begin := (_UNIT.match(line) or _NOT_FOUND.match(line)):
+            fabric = begin[1] == "fabricmanager"
+            if fabric and _NOT_FOUND.match(line):
+                service = "not-found"
+        elif fabric and service is None and (active := _ACTIVE.match(line)):
+            service = active[1]
+            found = _RESULT.search(active[2] or "")
+            result = found[1] if found else active[2]
+        elif service is None and _IS_ACTIVE_COMMAND.search(block.command) and (word := _IS_ACTIVE.match(line)):
+            service = word[1]
+    told = _told(block, FabricManager())
+    if service is not None and service != "unknown":
+        told = _replaced(told, service, result)
+    return Part(Node(fabric_manager=told)) if told != FabricManager() else Part()
+
+
+def read_log(block: Block) -> Part:
+    """/var/log/fabricmanager.log: its version and its errors."""
+    told = _told(block, FabricManager(errors=()))
+    return Part(Node(fabric_manager=told))
+
+
+def _told(block: Block, start: FabricManager) -> FabricManager:
+    version = start.version
+    errors: list[str] | None = None
+    for line in block.lines:
+        if found := (_RUNNING.search(line) or _INTERFACE.search(line)):
+            version = found[1]
+        level, own = _LOG.match(line), _OWN_LINE.search(line)
+        if level is not None:
+            bad = level[1] in ("ERROR", "CRITICAL", "FATAL")
+        else:
+            bad = own is not None and _ERROR_WORDS.search(own[1]) is not None
+        if bad and not _NOTHING_TO_DO.search(line):
+            # without the name of the host, which stands before the program's
+            errors = [*(errors or []), own[1] if own is not None else line.strip()[:300]][-MOST_ERRORS:]
+    return FabricManager(version=version, errors=start.errors if errors is None else tuple(errors))
+
+
+def _replaced(told: FabricManager, service: str, result: str | None) -> FabricManager:
+    return FabricManager(service, told.result if result is None else result, told.version, told.errors)
+
+
+FABRIC_MANAGER_READERS: tuple[Reader, ...] = (
+    Reader(
+        "systemctl status",
+        lambda line: _UNIT.match(line) or _NOT_FOUND.match(line),
+        lambda line: _UNIT.match(line) or _NOT_FOUND.match(line) or _UNIT_MORE.match(line) or _IS_ACTIVE.match(line),
+        read_service,
+        after=_IS_ACTIVE_COMMAND.search,
+    ),
+    Reader("fabric manager log", _LOG.match, _LOG.match, read_log, in_pieces=True),
+    Reader("nv-fabricmanager --version", _RUNNING.match, _RUNNING.match, read_service),
+)

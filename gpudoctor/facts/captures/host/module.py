@@ -1,0 +1,194 @@
+"""What tells of the driver's kernel module: lsmod, modinfo, dkms, modprobe, mokutil; and uname."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from gpudoctor.facts.captures.reader import Block, Part, Reader
+from gpudoctor.facts.model.driver import DkmsBuild, Driver, LoadFailure, LoadFailureCause
+from gpudoctor.facts.model.node import Host, Network, Node
+from gpudoctor.facts.system.network import PEER_CORES
+
+_VERSION = r"\d{3}\.\d{1,3}(?:\.\d{1,3})?"
+_LSMOD = re.compile(r"Module\s+Size\s+Used by|(?:nvidia\w*|nouveau)\s+\d{3,10}\s+\d{1,5}(?:\s|$)")
+_LSMOD_MORE = re.compile(r"[\w-]{1,60}\s+\d{3,10}\s+-?\d{1,5}(?:\s|$)")
+_MODINFO = re.compile(r"filename:\s+/\S*/nvidia[\w.-]*\.ko|modinfo: ERROR: Module nvidia")
+_MODINFO_MORE = re.compile(
+    r"(?:filename|alias|version|supported|license|description|author|srcversion|depends|retpoline|name|vermagic|sig_id"
+    r"|signer|sig_key|sig_hashalgo|signature|parm|firmware|import_ns|softdep|intree):\s|\s+[0-9A-F]{2}(?::[0-9A-F]{2})+"
+)
+_MODINFO_VERSION = re.compile(rf"version:\s+({_VERSION})\s*$")
+_DKMS = re.compile(
+    rf"nvidia[\w-]{{0,20}}(?:/|, ?){_VERSION}(?:, [^,:]{{1,80}}){{0,2}}: ?(?:added|built|installed|broken)"
+)
+_DKMS_LINE = re.compile(
+    rf"nvidia[\w-]{{0,20}}(?:/|, ?)(?P<version>{_VERSION})(?:, (?P<kernel>[^,:\s]{{1,80}}))?"
+    r"(?:, [^,:]{1,20})?: ?(?P<state>\w+)"
+)
+_UNAME = re.compile(
+    r"Linux (?P<host>\S{1,253}) (?P<kernel>\d{1,2}\.\d{1,3}\.\S{1,80}) #\d.*?\b(?P<machine>x86_64|aarch64|ppc64le)\b"
+)
+_UNAME_R = re.compile(r"(?P<kernel>\d{1,2}\.\d{1,3}\.\d[\w.+-]{0,80})\s*$")
+_MOKUTIL = re.compile(r"SecureBoot (enabled|disabled)")
+
+
+class LoadError(msgspec.Struct, frozen=True):
+    """One row of the table: a line that fits `pattern` from its begin on tells `cause`; `source` prints it."""
+
+    pattern: re.Pattern[str]
+    cause: LoadFailureCause
+    source: str
+
+
+def _row(cause: LoadFailureCause, source: str, pattern: str) -> LoadError:
+    return LoadError(re.compile(pattern), cause, source)
+
+
+_KMOD = r"(?:modprobe|insmod): (?:ERROR|FATAL): .{0,120}nvidia.{0,80}"
+# What tools print that tried to load or to build the module, or to give GPUs to a container
+LOAD_ERRORS: tuple[LoadError, ...] = (
+    _row("signature-rejected", "kmod, EKEYREJECTED", _KMOD + "(?:Key was rejected|Required key not available)"),
+    _row("other-kernel", "kmod, ENOEXEC", _KMOD + "(?:Exec format error|Unknown symbol|Invalid module format)"),
+    _row("build-failed", "kmod, ENOENT", r"modprobe: FATAL: Module nvidia\S{0,20} not found"),
+    _row("build-failed", "kmod, modinfo", r"modinfo: ERROR: Module nvidia\S{0,20} not found"),
+    _row("refused", "kmod, ENODEV", _KMOD + "No such device"),
+    _row("other-driver", "kmod, EBUSY", _KMOD + "Device or resource busy"),
+    _row("build-failed", "dkms", r"Error! (?:Your kernel headers for kernel|Bad return status for module build)"),
+    _row("build-failed", "dkms", r"Error! (?:Could not locate dkms\.conf|The dkms\.conf|Module nvidia)"),
+    _row(
+        "build-failed",
+        "nvidia-installer",
+        "ERROR: (?:Unable to find the kernel source tree|The kernel module failed to build)",
+    ),
+    _row(
+        "signature-rejected",
+        "nvidia-installer",
+        "ERROR: The kernel module failed to load.{0,200}(?:Secure Boot|signed)",
+    ),
+    _row("other-driver", "nvidia-installer", "ERROR: .{0,80}Nouveau kernel driver is currently in use"),
+    _row(
+        "no-container-runtime",
+        "dockerd",
+        r".{0,160}could not select device driver \"\S{0,20}\" with capabilities: \[\[.{0,60}gpu",
+    ),
+    _row(
+        "no-container-runtime", "dockerd", r".{0,160}[Uu]nknown (?:or invalid )?runtime (?:name|specified):? \"?nvidia"
+    ),
+    _row("no-container-runtime", "containerd", r".{0,300}no runtime for \"nvidia\" is configured"),
+    _row("no-container-runtime", "dockerd, podman", r".{0,300}unresolvable CDI devices nvidia\.com/gpu"),
+)
+# what nvidia-container-cli says of NVML while it starts a container -> nvmlInit's code
+_CONTAINER_NVML = (
+    (re.compile(r".{0,300}nvidia-container-cli: .{0,80}driver not loaded"), 9),
+    (re.compile(r".{0,300}nvidia-container-cli: .{0,80}libnvidia-ml\.so\S{0,6}: cannot open shared object file"), 12),
+    (re.compile(r".{0,300}nvidia-container-cli: .{0,80}driver/library version mismatch"), 18),
+    (re.compile(r".{0,300}nvidia-container-cli: .{0,80}nvml error: unknown error"), 999),
+)
+_LOAD_WORDS = (
+    "modprobe: ",
+    "insmod: ",
+    "modinfo: ",
+    "rror! ",
+    "ERROR: ",
+    "device driver",
+    "untime",
+    "CDI",
+    "container-cli",
+)
+
+
+def read_lsmod(block: Block) -> Part:
+    """`lsmod`, whole or filtered: what is loaded. A module that is not there may be behind a cut."""
+    loaded = {line.split()[0] for line in block.lines if _LSMOD_MORE.match(line)}
+    driver, network = Driver(), Network()
+    if "nvidia" in loaded:
+        driver = Driver(module_loaded=True)
+    elif "nouveau" in loaded:
+        driver = Driver(nouveau_loaded=True)
+    if loaded & {"nvidia_peermem", "nv_peer_mem"}:
+        used_by = {line.split()[0]: line.split()[3:] for line in block.lines if _LSMOD_MORE.match(line)}
+        cores = [",".join(used_by[core]) for core in PEER_CORES if core in used_by]
+        network = Network(peermem_loaded=True)
+        if cores:
+            network = Network(peermem_loaded=True, peermem_registered=any("peer" in users for users in cores))
+    return Part(Node(driver=driver, network=network))
+
+
+def read_modinfo(block: Block) -> Part:
+    """`modinfo nvidia`: the version of the module on the disk, or that there is none for this kernel."""
+    for line in block.lines:
+        if found := _MODINFO_VERSION.match(line):
+            return Part(Node(driver=Driver(disk_version=found[1])))
+    return read_load_errors(block)
+
+
+def read_dkms(block: Block) -> Part:
+    """`dkms status`: for which kernels the module is built."""
+    builds = tuple(
+        DkmsBuild(found["version"], found["kernel"], found["state"])
+        for line in block.lines
+        if (found := _DKMS_LINE.match(line))
+    )
+    return Part(Node(driver=Driver(dkms=builds))) if builds else Part()
+
+
+def read_load_errors(block: Block) -> Part:
+    """Lines of tools that could not load or build the module, or start a container with GPUs."""
+    failures, driver = [], Driver()
+    for line in block.lines:
+        if row := next((row for row in LOAD_ERRORS if row.pattern.match(line)), None):
+            failures.append(LoadFailure(row.cause, line.strip()[:300]))
+        for pattern, code in _CONTAINER_NVML:
+            if pattern.match(line):
+                driver = Driver(init_code=code, init_error=line.strip()[:300])
+    if not failures and driver == Driver():
+        return Part()
+    return Part(
+        Node(
+            driver=Driver(
+                init_code=driver.init_code, init_error=driver.init_error, load_failures=tuple(dict.fromkeys(failures))
+            )
+        )
+    )
+
+
+def is_load_error(line: str) -> bool:
+    """Whether it is a line of `LOAD_ERRORS`, or of nvidia-container-cli about NVML."""
+    if not any(word in line for word in _LOAD_WORDS):
+        return False
+    patterns = (*(row.pattern for row in LOAD_ERRORS), *(pattern for pattern, _ in _CONTAINER_NVML))
+    return any(pattern.match(line) for pattern in patterns)
+
+
+def read_uname(block: Block) -> Part:
+    """`uname -a`, or `uname -r` if the prompt shows that it was that."""
+    for line in block.lines:
+        if found := _UNAME.match(line):
+            return Part(Node(host=Host(kernel=found["kernel"], machine=found["machine"])))
+        if found := _UNAME_R.match(line):
+            return Part(Node(host=Host(kernel=found["kernel"])))
+    return Part()
+
+
+def read_mokutil(block: Block) -> Part:
+    """`mokutil --sb-state`."""
+    found = next((m for line in block.lines if (m := _MOKUTIL.match(line))), None)
+    return Part(Node(host=Host(secure_boot=found[1] == "enabled"))) if found else Part()
+
+
+MODULE_READERS: tuple[Reader, ...] = (
+    Reader("lsmod", _LSMOD.match, _LSMOD_MORE.match, read_lsmod),
+    Reader("modinfo", _MODINFO.match, _MODINFO_MORE.match, read_modinfo),
+    Reader("dkms status", _DKMS.match, _DKMS.match, read_dkms),
+    Reader("driver load error", is_load_error, is_load_error, read_load_errors),
+    Reader(
+        "uname",
+        _UNAME.match,
+        lambda line: _UNAME.match(line) or _UNAME_R.match(line),
+        read_uname,
+        after=re.compile(r"uname(?: -\w+)?\s*$").search,
+    ),
+    Reader("mokutil", _MOKUTIL.match, _MOKUTIL.match, read_mokutil),
+)

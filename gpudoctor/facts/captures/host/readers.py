@@ -1,0 +1,97 @@
+"""The readers of texts about the host, in the order in which a line is offered to them."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures.host.containers import CONTAINER_READERS
+from gpudoctor.facts.captures.host.fabric_manager import FABRIC_MANAGER_READERS
+from gpudoctor.facts.captures.host.limits import LIMIT_READERS
+from gpudoctor.facts.captures.host.lspci import parse_lspci
+from gpudoctor.facts.captures.host.memory_text import kernel_module_version, parse_df, parse_free, parse_meminfo
+from gpudoctor.facts.captures.host.module import MODULE_READERS
+from gpudoctor.facts.captures.host.rdma import RDMA_READERS
+from gpudoctor.facts.captures.host.schedulers import SCHEDULER_READERS
+from gpudoctor.facts.captures.reader import Block, Part, Reader
+from gpudoctor.facts.model.node import Driver, Node, PciBus
+from gpudoctor.facts.system.environment import parse_env_text
+
+_LSPCI_BEGIN = re.compile(
+    r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] "
+    r"[A-Z0-9][^:\n]{2,60}(?:bridge|Bridge|controller|device|accelerators)[^:\n]{0,20}: "
+)
+_LSPCI_MORE = re.compile(r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] |[ \t]+\S")
+_FREE = re.compile(r"[ \t]*total[ \t]+used[ \t]+free\b")
+_FREE_MORE = re.compile(r"\s*(?:Mem|Swap|Low|High|Total):|\s*-/\+ buffers")
+_MEMINFO = re.compile(r"Mem(?:Total|Free|Available):\s+\d+ kB")
+_MEMINFO_MORE = re.compile(r"[A-Z]\w*(?:\(\w+\))?:\s+\d+(?: kB)?$")
+_DF = re.compile(r"Filesystem\s.*Mounted on$")
+# one row of df without its header, as grep leaves it
+_DF_ROW = re.compile(r"\S+\s+\d[\d.]*[KMGT]i?\s+[\d.]+[KMGT]?i?\s+[\d.]+[KMGT]?i?\s+\d+%\s+/dev/shm$")
+_DF_MORE = re.compile(r"\S.*\s\d+%\s+/\S*|\S.*\s-\s+/\S*")
+_KERNEL_MODULE = re.compile(r"NVRM version:")
+_KERNEL_MODULE_MORE = re.compile(r"GCC version:")
+_ENVIRONMENT = re.compile(
+    r"(?:export |declare -x )?(?:PATH|HOME|PWD|USER|LD_\w+|CUDA\w*|NCCL_\w+|SLURM_\w+|NVIDIA_\w+|MASTER_\w+)="
+)
+_ENVIRONMENT_MORE = re.compile(r"(?:export |declare -x )?[A-Za-z_]\w*=")
+
+
+def _lspci(block: Block) -> Part:
+    tree = parse_lspci(block.text)
+    return Part(Node(pci=PciBus(nvidia_devices=tree.nvidia_devices)), pci_tree=tree)
+
+
+def _df(block: Block) -> Part:
+    if not any(line.endswith(" /dev/shm") for line in block.lines):
+        return Part()
+    return Part(Node(host=parse_df(block.text)))
+
+
+def _kernel_module(block: Block) -> Part:
+    version = kernel_module_version(block.text)
+    if version is None:
+        raise SourceError("no version behind 'NVRM version:'")
+    return Part(Node(driver=Driver(module_version=version, module_loaded=True)))
+
+
+def _uncut(reader: Reader) -> Reader:
+    """The reader, without the last line of a text that ends in it with a figure: the figure may have lost digits."""
+
+    def read(block: Block) -> Part:
+        if not block.whole_end and block.lines and block.lines[-1][-1:].isdigit():
+            block = msgspec.structs.replace(block, lines=block.lines[:-1])
+        return reader.read(block)
+
+    return msgspec.structs.replace(reader, read=read)
+
+
+_MEMORY_READERS: tuple[Reader, ...] = (
+    Reader("lspci", _LSPCI_BEGIN.match, _LSPCI_MORE.match, _lspci),
+    Reader("free", _FREE.match, _FREE_MORE.match, lambda block: Part(Node(host=parse_free(block.text)))),
+    Reader("meminfo", _MEMINFO.match, _MEMINFO_MORE.match, lambda block: Part(Node(host=parse_meminfo(block.text)))),
+    Reader("df", lambda line: _DF.match(line) or _DF_ROW.match(line), _DF_MORE.match, _df),
+    Reader("kernel-module", _KERNEL_MODULE.match, _KERNEL_MODULE_MORE.match, _kernel_module),
+    Reader(
+        "environment",
+        _ENVIRONMENT.match,
+        _ENVIRONMENT_MORE.match,
+        lambda block: Part(Node(environment=parse_env_text(block.text))),
+    ),
+)
+
+HOST_READERS: tuple[Reader, ...] = tuple(
+    _uncut(reader)
+    for reader in (
+        *MODULE_READERS,
+        *FABRIC_MANAGER_READERS,
+        *RDMA_READERS,
+        *LIMIT_READERS,
+        *SCHEDULER_READERS,
+        *CONTAINER_READERS,
+        *_MEMORY_READERS,
+    )
+)

@@ -1,0 +1,129 @@
+"""How the scheduler sees the node: `scontrol show node`, `sinfo`, `kubectl describe node`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gpudoctor.facts.captures.reader import Block, Part, Reader
+from gpudoctor.facts.model.node import Host, Node, Scheduler
+
+_SCONTROL = re.compile(r"NodeName=(\S{1,253}) ")
+_SCONTROL_MORE = re.compile(r"NodeName=|\s+[A-Z]\w{1,30}=")
+_FIELD = re.compile(r"\b(State|Gres|CfgTRES)=(\S+)")
+_REASON = re.compile(r"\bReason=(.{1,300}?)\s*$")
+_SET_BY = re.compile(r"\s*\[[^\]\s]{1,80}@[^\]]{1,40}\]$")
+_OS = re.compile(r"\bOS=Linux (\d{1,2}\.\d{1,3}\.\S{1,80})")
+_GRES_GPUS = re.compile(r"(?:^|,)gpu(?::[A-Za-z][\w.-]{0,60})?:(\d{1,3})(?=[,(]|$)")
+_SINFO = re.compile(r"(?:PARTITION\s.*\bSTATE\b|NODELIST\s.*\bSTATE\b|REASON\s.*\bNODELIST\b)")
+# a row has a state behind the number of nodes, or ends in the time and the list of nodes
+_STATES = r"(?:idle|alloc|mix|drain|drng|down|fail|maint|resv|reserved|unk|comp|boot|inval|planned|plnd)[a-z]*"
+_SINFO_MORE = re.compile(
+    rf"\S+\s+(?:(?:up|inact|down|drain)\s+\S+\s+)?\d{{1,6}}\s+(?:\S+\s+)?{_STATES}[*~#!%$@^+-]{{0,2}}(?:\s|$)"
+    r"|\S.*\s\d{4}-\d\d-\d\dT[\d:]{8}\s+\S+\s*$"
+)
+_NODE_LIST_OF_ONE = re.compile(r"[\w.-]{1,253}$")
+_KUBECTL = re.compile(r"(?:Roles|Unschedulable|ProviderID|Capacity|Allocatable|Taints):(?:\s|$)")
+_KUBECTL_MORE = re.compile(
+    r"(?:Name|Roles|Labels|Annotations|CreationTimestamp|Taints|Unschedulable|Lease|Conditions|Addresses|Capacity"
+    r"|Allocatable|System Info|PodCIDRs?|ProviderID|Non-terminated Pods|Allocated resources|Events):(?:\s|$)|\s+\S"
+)
+_CONDITION = re.compile(r"\s+([A-Z]\w{2,60})\s+(True|False|Unknown)\s+(.*)")
+_QUANTITY = re.compile(r"\s+nvidia\.com/gpu:\s+(\d{1,4})\s*$")
+_SCHEDULABLE = re.compile(r"Unschedulable:\s+(true|false)")
+_VERSION = re.compile(r"\s+Kernel Version:\s+(\S{1,80})\s*$")
+
+
+def read_scontrol(block: Block) -> Part:
+    """`scontrol show node NAME`; of more than one node nothing is kept, since it is one machine that is judged."""
+    names = {found[1] for line in block.lines if (found := _SCONTROL.match(line))}
+    if len(names) > 1:
+        return Part(notes=(f"scontrol: {len(names)} nodes in one text: show the one that is judged",))
+    leaves: dict[str, Any] = {"name": next(iter(names))} if names else {}
+    host: dict[str, Any] = {}
+    for line in block.lines:
+        for key, value in _FIELD.findall(line):
+            if key == "State":
+                leaves["state"] = value.lower()
+            elif key == "Gres":
+                counts = [int(number) for number in _GRES_GPUS.findall(value.split("(null)")[0])]
+                leaves["gpus_configured"] = sum(counts)
+            elif "gres/gpu=" in value:
+                leaves["gpus_allocatable"] = int(value.partition("gres/gpu=")[2].partition(",")[0][:4] or 0)
+        if found := _REASON.search(line):
+            leaves["reason"] = _SET_BY.sub("", found[1])
+        if found := _OS.search(line):
+            host["kernel"] = found[1]
+    return Part(Node(scheduler=Scheduler(kind="slurm", **leaves), host=Host(**host)))
+
+
+def read_sinfo(block: Block) -> Part:
+    """`sinfo` in its usual forms, if all its rows are of one node."""
+    header: list[str] = []
+    rows: list[dict[str, str]] = []
+    for line in block.lines:
+        if _SINFO.match(line):
+            header = line.split()
+        elif header and (words := line.split()):
+            # a reason holds spaces: the columns behind it are counted from the right
+            if header[0] == "REASON":
+                words = [" ".join(words[: 1 - len(header)]), *words[1 - len(header) :]]
+            rows.append(dict(zip(header, words, strict=False)))
+    names = {row.get("NODELIST", "") for row in rows}
+    if len(names) != 1 or not _NODE_LIST_OF_ONE.match(name := names.pop()):
+        return Part(notes=("sinfo: the text is not of one node only",))
+    states = {row["STATE"].lower() for row in rows if "STATE" in row}
+    reasons = [row["REASON"] for row in rows if row.get("REASON", "none") != "none"]
+    leaves: dict[str, Any] = {"name": name}
+    if len(states) == 1:
+        leaves["state"] = states.pop()
+    if reasons:
+        leaves["reason"] = reasons[0]
+    return Part(Node(scheduler=Scheduler(kind="slurm", **leaves)))
+
+
+def read_kubectl(block: Block) -> Part:
+    """`kubectl describe node NAME`: GPUs that it has and gives out, and the conditions that are not well."""
+    leaves: dict[str, Any] = {}
+    host: dict[str, Any] = {}
+    section = ""
+    bad: list[str] = []
+    for line in block.lines:
+        if not line[:1].isspace():
+            section = line.partition(":")[0]
+            if (found := _SCHEDULABLE.match(line)) and found[1] == "true":
+                leaves["state"] = "unschedulable"
+            elif section == "Name" and (name := line.partition(":")[2].strip()):
+                leaves["name"] = name
+        elif found := _QUANTITY.match(line):
+            if section in ("Capacity", "Allocatable"):
+                leaves["gpus_configured" if section == "Capacity" else "gpus_allocatable"] = int(found[1])
+        elif found := _VERSION.match(line):
+            host["kernel"] = found[1]
+        elif section == "Conditions" and (condition := _CONDITION.match(line)):
+            kind, status, rest = condition.groups()
+            if kind == "Ready":
+                if leaves.get("state") != "unschedulable":
+                    leaves["state"] = "ready" if status == "True" else "not-ready"
+                well = status == "True"
+            else:
+                well = status == "False"
+            if not well:
+                bad.append(f"{kind} {status}: {' '.join(rest.split())[-120:]}")
+    if bad:
+        leaves["conditions"] = tuple(bad)
+    told = Scheduler(kind="kubernetes", **leaves)
+    return Part(Node(scheduler=told, host=Host(**host)))
+
+
+SCHEDULER_READERS: tuple[Reader, ...] = (
+    Reader("scontrol show node", _SCONTROL.match, _SCONTROL_MORE.match, read_scontrol),
+    Reader("sinfo", _SINFO.match, _SINFO_MORE.match, read_sinfo),
+    Reader(
+        "kubectl describe node",
+        _KUBECTL.match,
+        _KUBECTL_MORE.match,
+        read_kubectl,
+        after=re.compile(r"kubectl describe nodes?\b").search,
+    ),
+)

@@ -1,0 +1,108 @@
+"""Kernel logs of one machine, joined: pieces of one log, and the same lines printed by two programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+
+from gpudoctor.facts.kernel_log.lines import MAX_EVENTS
+from gpudoctor.facts.kernel_log.records import read_line
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import HostEvent, KernelEvent, KernelLog
+
+
+def continued(log: KernelLog, piece: KernelLog) -> KernelLog:
+    """A log with the piece of it that follows."""
+    if isinstance(log.events, Missing) or isinstance(piece.events, Missing):
+        return piece if isinstance(log.events, Missing) else log
+    hosts = (*(known(log.host_events) or ()), *(known(piece.host_events) or ()))
+    return _capped(
+        msgspec.structs.replace(
+            log,
+            events=(*log.events, *piece.events),
+            quoted=log.quoted + piece.quoted,
+            forgeable=log.forgeable or piece.forgeable,
+            truncated=log.truncated or piece.truncated,
+            gap=log.gap or piece.gap,
+            host_events=_summed(hosts) if hosts else log.host_events,
+            api_mismatch=piece.api_mismatch or log.api_mismatch,
+        )
+    )
+
+
+def joined_logs(logs: Iterable[KernelLog]) -> KernelLog | None:
+    """All together: dmesg and the journal hold the same lines, so an event counts as often as in the log with most."""
+    ordered = sorted(logs, key=lambda log: (-len(known(log.events) or ()), repr(log)))
+    if not ordered:
+        return None
+    first, *others = ordered
+    for log in others:
+        first = _with(first, log)
+    return _capped(first)
+
+
+def _with(log: KernelLog, other: KernelLog) -> KernelLog:
+    if isinstance(log.events, Missing) or isinstance(other.events, Missing):
+        return other if isinstance(log.events, Missing) else log
+    have = Counter(_key(event) for event in log.events)
+    more: list[KernelEvent] = []
+    for event in other.events:
+        if have[_key(event)]:
+            have[_key(event)] -= 1
+        else:
+            more.append(event)
+    hosts = _fuller(known(log.host_events) or (), known(other.host_events) or ())
+    sources = dict.fromkeys(
+        part for source in (known(log.source), known(other.source)) if source for part in source.split(", ")
+    )
+    return msgspec.structs.replace(
+        log,
+        events=(*log.events, *more),
+        source=", ".join(sources) or log.source,
+        quoted=max(log.quoted, other.quoted),
+        # what no log tells to be the kernel's own may be anybody's
+        forgeable=log.forgeable or (other.forgeable and bool(more)),
+        truncated=log.truncated and other.truncated,
+        gap=log.gap if log.truncated and other.truncated else None,
+        starts_s=log.starts_s if log.truncated and other.truncated else None,
+        host_events=hosts or (log.host_events if known(log.host_events) is not None else other.host_events),
+        api_mismatch=log.api_mismatch or other.api_mismatch,
+    )
+
+
+def _key(event: KernelEvent) -> tuple[str, int | None, str | None, str]:
+    return (event.kind, event.code, event.bus_id, read_line(event.text).message)
+
+
+def _summed(events: Iterable[HostEvent]) -> tuple[HostEvent, ...]:
+    found: dict[tuple[str, str | None], HostEvent] = {}
+    for event in events:
+        key = (event.kind, event.device)
+        before = found.get(key)
+        found[key] = event if before is None else _both(before, event, before.count + event.count)
+    return tuple(found.values())
+
+
+def _fuller(one: Iterable[HostEvent], other: Iterable[HostEvent]) -> tuple[HostEvent, ...]:
+    found: dict[tuple[str, str | None], HostEvent] = {}
+    for event in (*one, *other):
+        key = (event.kind, event.device)
+        before = found.get(key)
+        found[key] = event if before is None else _both(before, event, max(before.count, event.count))
+    return tuple(found[key] for key in sorted(found, key=repr))
+
+
+def _both(one: HostEvent, other: HostEvent, count: int) -> HostEvent:
+    last = other if (other.last_s or 0) >= (one.last_s or 0) else one
+    firsts = [s for s in (one.first_s, other.first_s) if s is not None]
+    return msgspec.structs.replace(last, count=count, first_s=min(firsts) if firsts else None)
+
+
+def _capped(log: KernelLog) -> KernelLog:
+    if isinstance(log.events, Missing) or len(log.events) <= MAX_EVENTS:
+        return log
+    return msgspec.structs.replace(
+        log, events=log.events[:MAX_EVENTS], truncated=True, gap=f"more than {MAX_EVENTS} different events"
+    )

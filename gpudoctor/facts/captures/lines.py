@@ -1,0 +1,84 @@
+"""The lines of a source of any size, in bounded memory; and a line without what a terminal or a mail put around it."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO
+
+CHUNK_BYTES = 1 << 20
+MAX_LINE = 1 << 23  # characters: a name in a dump may have megabytes, and is clipped by its reader
+
+# colours and cursor movements (ECMA-48 CSI), window titles (OSC), and the choice of a character set
+_TERMINAL = re.compile(r"\x1b(?:\[[0-9;?]{0,40}[ -/]?[@-~]|\][^\x07\x1b]{0,300}(?:\x07|\x1b\\)?|[()][A-Z0-9])")
+# what mails, forums, editors and other programs put before each line; a timestamp of kubectl, docker logs or ts
+_QUOTE = re.compile(r"[ \t]{0,3}>[ \t]?")
+_NUMBER = re.compile(r"[ \t]{0,8}\d{1,7}(?:[:|\t│→]| [|│]|  )[ \t]?")
+_STAMP = re.compile(
+    r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z| ?[+-]\d\d:?\d\d)?\]?"
+    r"(?: std(?:out|err) [FP])?[ \t]?|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d "
+)
+_ORIGIN = re.compile(
+    r"\[pod/[^\]\s]{1,300}\] |\[[\w.-]{1,64}\][: ] ?|[\w.-]{1,64} {0,64}\| ?|[\w.-]{1,64}: "
+    r"|\[?\d{1,4}\]?(?:: |<stdout>:? ?)|\d{1,4}: "
+)
+_PREFIXES = (_QUOTE, _NUMBER, _STAMP, _ORIGIN)
+_MOST_PREFIXES = 3
+
+
+def lines_of(chunks: Iterable[bytes]) -> Iterator[tuple[str, bool]]:
+    """The lines without their ends, and whether each had one: only the last may have none.
+
+    UTF-8, or UTF-16 with its mark (what PowerShell writes); odd bytes are replaced. Only a line feed ends a line.
+    What a line holds beyond 8 million characters is left out.
+    """
+    decoder: codecs.IncrementalDecoder | None = None
+    rest = ""
+    dropping = False
+    for chunk in chunks:
+        if decoder is None:
+            wide = chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+            decoder = codecs.getincrementaldecoder("utf-16" if wide else "utf-8-sig")("replace")
+        first, *more = decoder.decode(chunk).split("\n")
+        if not dropping:
+            rest += first
+        for line in more:
+            yield rest, True
+            rest, dropping = line, False
+        if len(rest) > MAX_LINE:
+            rest, dropping = rest[:MAX_LINE], True
+    if decoder is not None and (rest := rest + decoder.decode(b"", final=True)):
+        yield rest, False
+
+
+def chunks_of(head: bytes, stream: BinaryIO) -> Iterator[bytes]:
+    """What was read of a stream already, and the rest of it, piece by piece."""
+    yield head
+    while chunk := stream.read(CHUNK_BYTES):
+        yield chunk
+
+
+def without_terminal(line: str) -> str:
+    """The line without colours, titles, carriage returns and blanks at its end; of overprinted text the last one."""
+    if "\x1b" in line:
+        line = _TERMINAL.sub("", line)
+    line = line.rstrip()
+    return line.rpartition("\r")[2] if "\r" in line else line
+
+
+def unprefixed(line: str) -> Iterator[str]:
+    """What the line may be without a quote mark, line number, timestamp or the name of a container before it.
+
+    >>> list(unprefixed("> 12: [ 1.5] NVRM: loading"))
+    ['12: [ 1.5] NVRM: loading', '[ 1.5] NVRM: loading']
+    """
+    for _ in range(_MOST_PREFIXES):
+        for prefix in _PREFIXES:
+            found = prefix.match(line)
+            if found:
+                line = line[found.end() :]
+                yield line
+                break
+        else:
+            return

@@ -1,0 +1,255 @@
+"""`nvidia-smi --query-gpu=... --format=csv`, with or without header and units: any columns."""
+
+from __future__ import annotations
+
+import csv
+import re
+
+import msgspec
+
+from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
+from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, marked_as_cut
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
+from gpudoctor.facts.captures.nvidia_smi.values import missing_word
+from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu
+from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.node import Driver, short_bus_id
+
+NAME = "nvidia-smi --query-gpu"
+_QUERY = re.compile(r"--query-gpu[= ][\"']?([A-Za-z0-9_.,]+)")
+_COLUMN = re.compile(r" *([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*)(?: \[[\w/%]{1,8}\])? *$")
+_BUS_ID = re.compile(r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
+# fields, and where nvidia-smi -q shows the same; source: `nvidia-smi --help-query-gpu`, drivers 390 to 610
+_PATHS = {
+    "name": "product_name",
+    "gpu_name": "product_name",
+    "uuid": "uuid",
+    "gpu_uuid": "uuid",
+    "serial": "serial",
+    "gpu_serial": "serial",
+    "vbios_version": "vbios_version",
+    "pci.device_id": "pci/device_id",
+    "pci.sub_device_id": "pci/sub_system_id",
+    "persistence_mode": "persistence_mode",
+    "addressing_mode": "addressing_mode",
+    "display_active": "display_active",
+    "compute_mode": "compute_mode",
+    "fan.speed": "fan_speed",
+    "pstate": "performance_state",
+    "driver_model.current": "driver_model/current",
+    "mig.mode.current": "mig_mode/current",
+    "mig.mode.pending": "mig_mode/pending",
+    "memory.total": "fb_memory_usage/total",
+    "memory.reserved": "fb_memory_usage/reserved",
+    "memory.used": "fb_memory_usage/used",
+    "memory.free": "fb_memory_usage/free",
+    "utilization.gpu": "utilization/gpu",
+    "utilization.memory": "utilization/memory",
+    "ecc.mode.current": "ecc_mode/current",
+    "ecc.mode.pending": "ecc_mode/pending",
+    "retired_pages.single_bit_ecc.count": "retired_pages/single_bit_ecc",
+    "retired_pages.sbe": "retired_pages/single_bit_ecc",
+    "retired_pages.double_bit.count": "retired_pages/double_bit_ecc",
+    "retired_pages.dbe": "retired_pages/double_bit_ecc",
+    "retired_pages.pending": "retired_pages/pending",
+    "remapped_rows.correctable": "remapped_rows/correctable_error",
+    "remapped_rows.uncorrectable": "remapped_rows/uncorrectable_error",
+    "remapped_rows.pending": "remapped_rows/pending",
+    "remapped_rows.failure": "remapped_rows/remapping_failure_occurred",
+    "temperature.gpu": "temperature/gpu_current_temp",
+    "temperature.gpu.tlimit": "temperature/gpu_t_limit_temp",
+    "temperature.memory": "temperature/memory_current_temp",
+    "power.draw": "power_readings/power_draw",
+    "power.draw.average": "power_readings/average_power_draw",
+    "power.draw.instant": "power_readings/instantaneous_power_draw",
+    "power.limit": "power_readings/power_limit",
+    "enforced.power.limit": "power_readings/enforced_power_limit",
+    "power.default_limit": "power_readings/default_power_limit",
+    "power.min_limit": "power_readings/min_power_limit",
+    "power.max_limit": "power_readings/max_power_limit",
+    "clocks.current.graphics": "clocks/graphics",
+    "clocks.gr": "clocks/graphics",
+    "clocks.current.sm": "clocks/sm",
+    "clocks.sm": "clocks/sm",
+    "clocks.current.memory": "clocks/memory",
+    "clocks.mem": "clocks/memory",
+    "clocks.applications.graphics": "applications_clocks/graphics",
+    "clocks.applications.gr": "applications_clocks/graphics",
+    "clocks.applications.memory": "applications_clocks/memory",
+    "clocks.applications.mem": "applications_clocks/memory",
+    "clocks.default_applications.graphics": "default_applications_clocks/graphics",
+    "clocks.default_applications.gr": "default_applications_clocks/graphics",
+    "clocks.default_applications.memory": "default_applications_clocks/memory",
+    "clocks.default_applications.mem": "default_applications_clocks/memory",
+    "clocks.max.graphics": "max_clocks/graphics",
+    "clocks.max.gr": "max_clocks/graphics",
+    "clocks.max.sm": "max_clocks/sm",
+    "clocks.max.memory": "max_clocks/memory",
+    "clocks.max.mem": "max_clocks/memory",
+    "pcie.link.gen.current": "pci/gpu_link_info/pcie_generation/current",
+    "pcie.link.gen.gpucurrent": "pci/gpu_link_info/pcie_generation/current",
+    "pcie.link.gen.max": "pci/gpu_link_info/pcie_generation/max",
+    "pcie.link.gen.gpumax": "pci/gpu_link_info/pcie_generation/device_max",
+    "pcie.link.gen.hostmax": "pci/gpu_link_info/pcie_generation/host_max",
+    "pcie.link.width.current": "pci/gpu_link_info/link_width/current",
+    "pcie.link.width.max": "pci/gpu_link_info/link_width/max",
+    "fabric.state": "fabric/state",
+    "fabric.status": "fabric/status",
+    "gpu_recovery_action": "gpu_recovery_action",
+    "reset_status.reset_required": "gpu_reset_status/reset_required",
+    "reset_status.drain_and_reset_recommended": "gpu_reset_status/drain_and_reset_recommended",
+}
+_ECC = re.compile(r"ecc\.errors\.(corrected|uncorrected)\.(volatile|aggregate)\.(\w+)$")
+# parts that add up to the total; registers, caches and textures are SRAM
+_ECC_NAMES = {
+    "corrected": {"total": "single_bit/total", "sram": "sram_correctable", "dram": "dram_correctable"},
+    "uncorrected": {"total": "double_bit/total", "sram": "sram_uncorrectable", "dram": "dram_uncorrectable"},
+}
+_REASON = re.compile(r"clocks_(?:throttle|event)_reasons\.(\w+)$")
+_REASON_NAMES = {"gpu_idle": "idle"}
+_NO_REASONS = ("supported", "active")
+_OTHER = frozenset(
+    {"timestamp", "driver_version", "count", "index", "pci.bus_id", "gpu_bus_id", "pci.bus", "pci.device", "pci.domain"}
+)
+
+
+def query_of(command: str) -> object:
+    return _QUERY.search(command)
+
+
+def begins_csv(line: str) -> bool:
+    """Whether the line is a header: field names alone, and one of them certain to be nvidia-smi's."""
+    if "," not in line and "." not in line:
+        return False
+    columns = [_COLUMN.match(cell) for cell in line.split(",")]
+    names = [column[1] for column in columns if column is not None]
+    return len(names) == len(columns) and any(_is_field(name) and ("." in name or len(names) > 2) for name in names)
+
+
+def goes_on_csv(line: str) -> bool:
+    return "," in line and not line[0].isspace() and re.match(r"[\w \[\]/.:%!+\-()*\"',]{1,2000}$", line) is not None
+
+
+def _is_field(name: str) -> bool:
+    return name in _PATHS or name in _OTHER or bool(_ECC.match(name) or _REASON.match(name))
+
+
+def parse_csv(lines: list[str], command: str = "", *, whole_end: bool = True) -> SmiDump:
+    """The GPUs of the rows. Raise SourceError where no header and no command tells the columns.
+
+    A row whose number of cells is not that of the columns is left out, with a note. A GPU that is asked for again
+    and again (-l) is told by its last row.
+    """
+    rows = [row for row in csv.reader(line for line in lines if line) if row]
+    queried = _QUERY.search(command)
+    columns = queried[1].lower().split(",") if queried else []
+    if rows and begins_csv(",".join(rows[0])):
+        columns = [(_COLUMN.match(cell) or [cell, cell])[1] for cell in rows.pop(0)]
+    if not columns:
+        raise SourceError("no header that names the columns (paste the command with it)")
+    found: dict[str, tuple[GpuDump, int]] = {}
+    notes: list[str] = []
+    top: dict[str, str] = {}
+    last: str | None = None
+    for number, row in enumerate(rows):
+        cells = [clipped(cell.strip()) for cell in row]
+        if len(cells) != len(columns):
+            notes.append(f"a row of {len(cells)} cells under {len(columns)} columns was not read")
+            continue
+        values = dict(zip(columns, cells, strict=True))
+        if not whole_end and number == len(rows) - 1:
+            values.pop(columns[-1])
+        index = values.get("index", "")
+        bus_id = next((values[name] for name in ("pci.bus_id", "gpu_bus_id") if name in values), "")
+        identity = index or bus_id or values.get("uuid") or values.get("gpu_uuid") or str(number)
+        if len(found) >= MOST_GPUS and identity not in found:
+            raise SourceError(f"more than {MOST_GPUS} GPUs: not those of one machine")
+        dump = GpuDump(short_bus_id(bus_id) if _BUS_ID.fullmatch(bus_id) else "", _paths(values))
+        found[identity] = (dump, int(index) if index.isdecimal() and len(index) < 5 else len(found))
+        last = identity
+        top.update({name: values[name] for name in ("driver_version", "count") if name in values})
+    indexed = "index" in columns
+    gpus = tuple(
+        msgspec.structs.replace(gpu_from(dump, index), bus_id=dump.bus_id or f"unknown-{index}")
+        for dump, index in found.values()
+    )
+    if not whole_end and last is not None and gpus:
+        cut = found[last][1]
+        gpus = tuple(marked_as_cut(gpu, _other(gpus, gpu)) if gpu.index == cut else gpu for gpu in gpus)
+        notes.append("the last line has no end: its last cell was not read")
+    if not indexed:
+        notes.append("the columns hold no index: GPUs are counted in their order, from 0")
+    return SmiDump(
+        driver=Driver(
+            module_loaded=True,
+            init_code=0,
+            library_version=_version(top.get("driver_version")),
+            device_count=_count(top.get("count")),
+        ),
+        gpus=tuple(sorted(gpus, key=lambda gpu: gpu.bus_id)),
+        notes=tuple(dict.fromkeys(notes)),
+        name=NAME,
+        indexed=indexed,
+    )
+
+
+def _other(gpus: tuple[Gpu, ...], cut: Gpu) -> Gpu | None:
+    return next((gpu for gpu in gpus if gpu is not cut), None)
+
+
+def _paths(values: dict[str, str]) -> dict[str, str]:
+    """A row under the paths of nvidia-smi -q."""
+    made: dict[str, str] = {}
+    for name, text in values.items():
+        if name in _PATHS:
+            made[_PATHS[name]] = text
+        elif ecc := _ECC.match(name):
+            path = _ECC_NAMES[ecc[1]].get(ecc[3])
+            total = f"ecc.errors.{ecc[1]}.{ecc[2]}.total" in values
+            if path is not None and (ecc[3] == "total" or not total or ecc[3] == "sram"):
+                made[f"ecc_errors/{ecc[2]}/{path}"] = text
+        elif (reason := _REASON.match(name)) and reason[1] not in _NO_REASONS:
+            made[f"clocks_event_reasons/{_REASON_NAMES.get(reason[1], reason[1])}"] = text
+        elif reason and reason[1] == "active":
+            made.update(_reasons(text))
+    _total_without_sram(made)
+    return made
+
+
+def _total_without_sram(made: dict[str, str]) -> None:
+    """The total holds the SRAM's count; the reader of -q adds the two up."""
+    for scope in ("volatile", "aggregate"):
+        for kind, part in (("double_bit/total", "sram_uncorrectable"), ("single_bit/total", "sram_correctable")):
+            total, sram = made.get(f"ecc_errors/{scope}/{kind}", ""), made.get(f"ecc_errors/{scope}/{part}", "")
+            if total.isdecimal() and sram.isdecimal():
+                made[f"ecc_errors/{scope}/{kind}"] = str(max(0, int(total[:18]) - int(sram[:18])))
+
+
+def _reasons(text: str) -> dict[str, str]:
+    """The reasons whose bits are set in `clocks_event_reasons.active`."""
+    at = "clocks_event_reasons/"
+    refused = missing_word(text)
+    if refused is not None or not re.fullmatch(r"0x[0-9A-Fa-f]{1,16}", text):
+        return {at + "idle": text}
+    bits = int(text, 16)
+    words = {name.replace("-", "_"): bits & bit for bit, name in EVENT_REASONS.items()}
+    unknown = bits & ~sum(EVENT_REASONS)
+    made = {at + _REASON_PATHS.get(word, word): "Active" if on else "Not Active" for word, on in words.items()}
+    return made | ({at + hex(unknown): "Active"} if unknown else {})
+
+
+_REASON_PATHS = {
+    "application_clocks": "applications_clocks_setting",
+    "sw_thermal": "sw_thermal_slowdown",
+    "hw_thermal": "hw_thermal_slowdown",
+    "hw_power_brake": "hw_power_brake_slowdown",
+    "display_clocks": "display_clocks_setting",
+}
+
+
+def _version(text: str | None) -> str | Missing:
+    return text if text and re.fullmatch(r"\d{3}\.[\d.]{1,12}", text) else NOT_READ
+
+
+def _count(text: str | None) -> int | Missing:
+    return int(text) if text and text.isdecimal() and len(text) < 5 else NOT_READ

@@ -1,0 +1,86 @@
+"""The readers of what nvidia-smi prints, in the order in which a line is offered to them."""
+
+from __future__ import annotations
+
+import re
+
+from gpudoctor.facts.captures.nvidia_smi import said
+from gpudoctor.facts.captures.nvidia_smi.nvlink import (
+    begins_gpu_list,
+    goes_on_gpu_list,
+    parse_gpu_list,
+    parse_nvlink,
+    shows_links,
+)
+from gpudoctor.facts.captures.nvidia_smi.query_csv import begins_csv, goes_on_csv, parse_csv, query_of
+from gpudoctor.facts.captures.nvidia_smi.query_text import (
+    begins_smi_text,
+    goes_on_smi_text,
+    parse_smi_text,
+    restarts_smi_text,
+)
+from gpudoctor.facts.captures.nvidia_smi.query_xml import parse_smi_xml
+from gpudoctor.facts.captures.nvidia_smi.table import begins_table, goes_on_table, parse_table, restarts_table
+from gpudoctor.facts.captures.nvidia_smi.topology import (
+    begins_matrix,
+    goes_on_matrix,
+    is_p2p,
+    parse_p2p,
+    parse_topology,
+)
+from gpudoctor.facts.captures.reader import Block, Part, Reader
+
+_XML = re.compile(r"\s*<(?:\?xml|!DOCTYPE nvidia_smi_log|nvidia_smi_log[\s>])")
+_XML_ROOT = re.compile(r"\s*<nvidia_smi_log[\s>]")
+_XML_END = "</nvidia_smi_log>"
+_SELECTED = re.compile(r" (?:-i|--id)[ =]?\d")
+_WRITES = re.compile(r"p2p[-_ ]?w|write", re.IGNORECASE)
+
+
+def _selected(block: Block) -> bool:
+    return _SELECTED.search(block.command) is not None
+
+
+def _xml(block: Block) -> Part:
+    return Part(smi=(parse_smi_xml(block.text, selected=_selected(block)),))
+
+
+def _text(block: Block) -> Part:
+    return Part(smi=(parse_smi_text(block.text, whole_end=block.whole_end, selected=_selected(block)),))
+
+
+def _table(block: Block) -> Part:
+    return Part(smi=parse_table(block.text, whole_end=block.whole_end))
+
+
+def _csv(block: Block) -> Part:
+    return Part(smi=(parse_csv(block.lines, block.command, whole_end=block.whole_end),))
+
+
+def _matrix(block: Block) -> Part:
+    text = block.text
+    if not is_p2p(text):
+        return Part(topology=parse_topology(text))
+    # the matrix itself does not say whether it was asked for reads or writes
+    writes = _WRITES.search(block.command if "p2p" in block.command else block.file)
+    return Part(p2p={"p2p_write" if writes else "p2p_read": parse_p2p(text)})
+
+
+def _gpu_list(block: Block) -> Part:
+    text = block.text
+    if shows_links(text) or "nvlink" in block.command:
+        links = tuple(parse_nvlink(text, whole_end=block.whole_end))
+        return Part(links=links, notes=tuple(gpu.cut for gpu in links if gpu.cut))
+    return Part(smi=(parse_gpu_list(text),))
+
+
+NVIDIA_SMI_READERS: tuple[Reader, ...] = (
+    Reader("nvidia-smi -q -x", _XML.match, _XML.match, _xml, restarts=_XML_ROOT.match, until=lambda s: _XML_END in s),
+    Reader("nvidia-smi message", said.begins_failure, said.goes_on_failure, said.read_failure),
+    Reader("nvidia-smi warning", said.begins_inforom, said.begins_inforom, said.read_inforom),
+    Reader("nvidia-smi", begins_table, goes_on_table, _table, restarts=restarts_table),
+    Reader("nvidia-smi -L or nvlink", begins_gpu_list, goes_on_gpu_list, _gpu_list),
+    Reader("nvidia-smi topo", begins_matrix, goes_on_matrix, _matrix, restarts=begins_matrix),
+    Reader("nvidia-smi -q", begins_smi_text, goes_on_smi_text, _text, restarts=restarts_smi_text),
+    Reader("nvidia-smi --query-gpu", begins_csv, goes_on_csv, _csv, after=query_of, restarts=begins_csv),
+)

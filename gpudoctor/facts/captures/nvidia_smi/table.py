@@ -1,0 +1,225 @@
+"""The table that plain `nvidia-smi` prints, drivers 375 to 610: GPUs with their indices, MIG devices, processes."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
+from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT, SmiDump, marked_as_cut, time_in
+from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.node import Driver, short_bus_id
+
+NAME = "nvidia-smi"
+_DATE = re.compile(r"\s*([A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]?\d \d\d:\d\d:\d\d \d{4})$")
+_HEAD = re.compile(r"\s*\|\s*NVIDIA-SMI\s+(\S+)")
+_DRIVER = re.compile(r"Driver Version:\s*(\d{3}\.[\d.]{1,12})")
+_MODULE = re.compile(r"KMD Version:\s*(\d{3}\.[\d.]{1,12})")
+_CUDA = re.compile(r"CUDA (?:UMD )?Version:\s*(\d{1,3}\.\d{1,3}|N/A)")
+_BUS = r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
+_GPU = re.compile(
+    rf"\s*\|\s*(?P<index>\d{{1,4}})\s+(?P<name>\S.{{0,60}}?)\s+(?P<mode>On|Off|N/A|ERR!|WDDM|TCC|MCDM)\s*"
+    rf"\|\s*(?P<bus_id>{_BUS})\s+(?P<display>On|Off|N/A|ERR!)\s*\|\s*(?P<ecc>\S.{{0,20}}?)?\s*\|?\s*$"
+)
+_STATE = re.compile(
+    r"\s*\|\s*(?P<fan>\S+)\s+(?P<temp>\S+)\s+(?P<perf>\S+)\s+(?P<draw>\S.{0,16}?)\s*/\s*(?P<limit>\S.{0,16}?)\s*"
+    r"\|\s*(?P<used>\S.{0,16}?)\s*/\s*(?P<total>\S.{0,16}?)\s*\|\s*(?P<util>\S+)\s+(?P<compute>\S.{0,16}?)\s*\|?\s*$"
+)
+_MIG_MODE = re.compile(r"\s*\|\s*\|\s*\|\s*(N/A|Disabled\*?|Enabled\*?|ERR!)\s*\|?\s*$")
+_MIG = re.compile(r"\s*\|\s*(\d{1,4})\s+(\d{1,3})\s+(\d{1,3})\s+(\d{1,3})\s*\|\s*(\S+)\s*/\s*(\S+)\s*\|")
+_PROCESS = re.compile(
+    r"\s*\|\s*(?P<gpu>\d{1,4})(?:\s+(?:\d{1,3}|N/A)\s+(?:\d{1,3}|N/A))?\s+(?P<pid>\d{1,10})\s+(?P<type>C\+G|M\+C|[CGM])\s+"
+    r"(?P<name>\S.{0,120}?)\s+(?P<memory>\d{1,9}MiB|N/A)\s*\|?\s*$"
+)
+_LINE = re.compile(r"\s*[|+][-=+|\s]*|\s*\|")
+_BORDER = re.compile(r"\s*\+[-=+]{10,}\+?$")
+_PROCESSES = re.compile(r"\s*\|\s*Processes:")
+_MIG_DEVICES = re.compile(r"\s*\|\s*MIG devices:")
+_NO_PROCESSES = re.compile(r"\s*\|\s*No running (?:\w+ )?processes found")
+_PERSISTENCE = {"On": "Enabled", "Off": "Disabled"}
+_COMPUTE = {"E. Process": "Exclusive_Process", "E. Thread": "Exclusive_Thread", "Default": "Default"}
+_UNIT = re.compile(r"(\d+(?:\.\d+)?)(MiB|C|W|%)$")
+
+
+def begins_table(line: str) -> bool:
+    return any(
+        form.match(line) for form in (_HEAD, _DATE, _GPU, _PROCESSES, _MIG_DEVICES)
+    )  # also of a table without its head
+
+
+def goes_on_table(line: str) -> bool:
+    return _LINE.match(line) is not None
+
+
+def restarts_table(line: str) -> bool:
+    """At its date: `nvidia-smi -l` prints one table behind the other."""
+    return _DATE.match(line) is not None
+
+
+def parse_table(text: str, *, whole_end: bool = True) -> tuple[SmiDump, ...]:
+    """The tables, in their order; none where there is no row of a GPU, and nothing else of a driver.
+
+    Raise SourceError for two rows of one GPU. What the rows of a GPU do not hold as the text is cut off is Missing
+    (failed), and so are the processes if their list has no end. `whole_end`: False if the last line had no end.
+    """
+    tables: list[_Table] = []
+    for line in text.splitlines():
+        date, head = _DATE.match(line), _HEAD.match(line)
+        if date or (head and (not tables or tables[-1].has_head)) or not tables:
+            tables.append(_Table())
+        table = tables[-1]
+        if date:
+            table.date = date[1]
+        else:
+            table.add(line)
+    if tables and not whole_end and not text.rstrip().endswith(("|", "+")):
+        tables[-1].cut_in_line()
+    return tuple(dump for table in tables if (dump := table.dump()) is not None)
+
+
+class _Table:
+    def __init__(self) -> None:
+        self.date: str | None = None
+        self.has_head = False
+        self._head = ""
+        self._gpus: dict[int, GpuDump] = {}
+        self._rows: dict[int, int] = {}  # how many of its rows were read
+        self._current: int | None = None
+        self._section = "gpus"
+        self._ended = True  # the section that was begun last
+        self._has_processes = False
+
+    def add(self, line: str) -> None:
+        if _HEAD.match(line):
+            self.has_head, self._head = True, line
+        elif _BORDER.match(line):
+            self._current, self._ended = None, True
+        elif _PROCESSES.match(line):
+            self._section, self._has_processes = "processes", True
+        elif _MIG_DEVICES.match(line):
+            self._section = "mig"
+        elif self._section == "processes":
+            self._ended = False
+            if process := _PROCESS.match(line):
+                self._add_process(process)
+        elif self._section == "mig":
+            if mig := _MIG.match(line):
+                self._add_mig(mig)
+        elif gpu := _GPU.match(line):
+            self._add_gpu(gpu)
+        elif self._current is not None:
+            self._add_row(self._gpus[self._current].values, line)
+
+    def _add_gpu(self, row: re.Match[str]) -> None:
+        index = int(row["index"])
+        if index in self._gpus:
+            raise SourceError(f"GPU {index} has two rows: more than one table")
+        if len(self._gpus) >= MOST_GPUS:
+            raise SourceError(f"more than {MOST_GPUS} GPUs: not the table of one machine")
+        ecc = row["ecc"]
+        values = {
+            "product_name": clipped(row["name"]),
+            "persistence_mode": _PERSISTENCE.get(row["mode"], "N/A" if row["mode"] != "ERR!" else "ERR!"),
+            "display_active": _PERSISTENCE.get(row["display"], row["display"]),
+        }
+        if ecc is not None and ecc.isdecimal():
+            values["ecc_mode/current"], values["ecc_errors/volatile/double_bit/total"] = "Enabled", ecc
+        elif ecc is not None:
+            values["ecc_mode/current"] = "Disabled" if ecc == "Off" else ecc
+            values["ecc_errors/volatile"] = "N/A" if ecc == "Off" else ecc
+        self._gpus[index] = GpuDump(short_bus_id(row["bus_id"]), values)
+        self._rows[index], self._current = 1, index
+
+    def _add_row(self, values: dict[str, str], line: str) -> None:
+        assert self._current is not None
+        if mig := _MIG_MODE.match(line):
+            values["mig_mode/current"] = mig[1].rstrip("*")
+            if mig[1].endswith("*"):  # set, and not in effect before a reset
+                values["mig_mode/pending"] = "Enabled" if mig[1].startswith("Disabled") else "Disabled"
+            return
+        state = _STATE.match(line)
+        if state is None:
+            return
+        self._rows[self._current] = 2
+        values["fan_speed"] = state["fan"]
+        values["temperature/gpu_current_temp"] = _spaced(state["temp"])
+        values["performance_state"] = state["perf"]
+        values["power_readings/power_draw"] = _spaced(state["draw"])
+        values["power_readings/current_power_limit"] = _spaced(state["limit"])
+        values["fb_memory_usage/used"] = _spaced(state["used"])
+        values["fb_memory_usage/total"] = _spaced(state["total"])
+        values["utilization/gpu"] = _spaced(state["util"])
+        compute = state["compute"]
+        values["compute_mode"] = _COMPUTE.get(compute, compute)
+
+    def _add_process(self, row: re.Match[str]) -> None:
+        gpu = self._gpus.get(int(row["gpu"]))
+        if gpu is not None:
+            gpu.processes.append(
+                {"pid": row["pid"], "type": row["type"], "name": row["name"], "used_memory": _spaced(row["memory"])}
+            )
+
+    def _add_mig(self, row: re.Match[str]) -> None:
+        gpu = self._gpus.get(int(row[1]))
+        if gpu is not None:
+            gpu.mig_devices.append(
+                {"gpu_instance_id": row[2], "compute_instance_id": row[3], "fb_memory_usage/total": _spaced(row[6])}
+            )
+
+    def cut_in_line(self) -> None:
+        """Its last line has no end: what that row told may be half a word."""
+        self._ended = False
+        if self._current is not None:
+            gpu = self._gpus[self._current]
+            gpu.values = {name: gpu.values[name] for name in ("product_name",) if name in gpu.values}
+            self._rows[self._current] = 1
+
+    def dump(self) -> SmiDump | None:
+        if not self._gpus and not self.has_head:
+            return None
+        whole = next((index for index, rows in self._rows.items() if rows == 2), None)
+        gpus = {index: gpu_from(gpu, index) for index, gpu in self._gpus.items()}
+        notes = []
+        for index, rows in self._rows.items():
+            if rows < 2:
+                like = gpus[whole] if whole is not None else None
+                gpus[index] = marked_as_cut(gpus[index], like)
+                notes.append(f"the table is cut off inside GPU {index}")
+        if self._has_processes:
+            gpus = {index: self._with_processes(gpu) for index, gpu in gpus.items()}
+        version, module, cuda = (form.search(self._head) for form in (_DRIVER, _MODULE, _CUDA))
+        return SmiDump(
+            driver=Driver(
+                module_loaded=True,
+                init_code=0,
+                module_version=module[1] if module else NOT_READ,
+                library_version=version[1] if version else NOT_READ,
+                cuda_version=cuda[1] if cuda and cuda[1] != "N/A" else NOT_READ,
+                device_count=self._count(),
+            ),
+            gpus=tuple(sorted(gpus.values(), key=lambda gpu: gpu.bus_id)),
+            collected_at=time_in(self.date) if self.date else NOT_READ,
+            notes=tuple(notes),
+            name=NAME,
+            indexed=True,
+            ended=not notes,
+        )
+
+    def _count(self) -> int | Missing:
+        """NVML numbers its GPUs in a row from 0: one left out is there, and shows nothing."""
+        count = max(self._gpus, default=-1) + 1
+        return count if count > len(self._gpus) else NOT_READ
+
+    def _with_processes(self, gpu: Gpu) -> Gpu:
+        if not self._ended:
+            return msgspec.structs.replace(gpu, processes=CUT)
+        return gpu if self._gpus[gpu.index].processes else msgspec.structs.replace(gpu, processes=())
+
+
+def _spaced(cell: str) -> str:
+    """A figure and its unit as -q has them: "87C" as "87 C"."""
+    found = _UNIT.match(cell)
+    return f"{found[1]} {found[2]}" if found else cell

@@ -1,0 +1,233 @@
+"""A transcript, any text that people paste, split into the blocks of the tools that printed it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures.lines import unprefixed, without_terminal
+from gpudoctor.facts.captures.reader import Block, Reader
+
+PIECE_LINES = 20_000  # of a log that is read in pieces
+MAX_BLOCK_LINES = 500_000
+MAX_BLOCK_CHARACTERS = 1 << 26
+MAX_UNKNOWN_CHARACTERS = 1 << 24
+_MOST_REMEMBERED, _LONGEST_REMEMBERED = 10_000, 1000
+_ONE_DIGIT = str.maketrans("123456789", "000000000")
+_MOST_RANGES = 1000
+
+# programs whose name at the begin of a line makes it a command, also behind the prompt of root ("# dmesg") or none
+_PROGRAMS = (
+    r"(?:sudo +(?:-\w+ +)*)?(?:[\w./~-]*/)?(?:nvidia-[a-z-]+|dmesg|journalctl|lspci|lsmod|modinfo|modprobe|insmod|rmmod"
+    r"|dkms|systemctl|uname|cat|grep|egrep|zgrep|awk|sed|ls|lsb_release|mokutil|df|free|ulimit|docker|podman|kubectl"
+    r"|crictl|nvidia-container-cli|sinfo|scontrol|srun|ibstat|ibstatus|ibv_devinfo|ip|ethtool|mst|mlxlink|numactl|env"
+    r"|export|python3?|dcgmi|nvcc|gpudoctor|ssh|exit|top|htop|ps|apt|apt-get|yum|dnf|tail|head|watch|echo|time|which"
+    r"|update-initramfs|reboot|lsof|fuser|nsys|torchrun|nvtop|for|while|sh|bash|cd|curl|wget|pip3?|conda|ldconfig)"
+)
+_PROMPT = re.compile(
+    # [user@host dir]$ cmd    user@host:~/dir$ cmd    (venv) root@host[/]# cmd    host:~ # cmd
+    r"(?:\([\w.+-]{1,60}\) ?){0,3}"
+    r"(?:\[[\w.@: ~/+-]{1,120}\] ?[$#%>]|[\w.-]{1,64}@[\w.-]{1,120}[\w.@:~/\[\]() +-]{0,200}?[$#%>❯»]"
+    r"|[\w.-]{1,64}:[~/][\w./~-]{0,120} ?[$#>]|(?:ba)?sh-\d\.\d+[$#]|PS [A-Z]:\\[^>]{0,200}>|[A-Z]:\\[^>]{0,200}>"
+    r"|[~/][\w./~-]{0,120} ?[$#%❯>]|[➜❯][^$#]{0,60}|[$%]|>>>)"
+    r"(?: (?P<command>.{0,2000})|(?P<close>[a-z./][^ ].{0,2000})?)$"
+)
+_ROOT = re.compile(rf"(?:#|\+{{1,3}}|>|PS>) ?(?P<command>{_PROGRAMS}\b.{{0,2000}})$")
+_BARE = re.compile(rf"(?P<command>(?:sudo +)?{_PROGRAMS}(?: +[-|/\w.*'\"=,:$~]+){{0,40}} *)$")
+_FENCE = re.compile(
+    r"[ \t]{0,8}(?:`{3,}|~{3,})[\w +.-]{0,40}$|[ \t]{0,8}</?(?:details|summary|pre|code|br)\b.{0,200}>$"
+)
+_GREP_GAP = "--"  # between the finds of grep -A: the tool's text goes on behind it
+_RULER = re.compile(r"[ \t]*(?:[-_=*#~.]{3,}|(?:[-*_] ){2,}[-*_]|[─━═]{3,})[ \t]*$")
+# a heading between two runs of a ruler: "==> dmesg.txt <==" of head and tail, "===== nvidia-smi =====", "## dmesg"
+_HEADING = re.compile(
+    r"[ \t]*(?:==> (?P<file>\S.{0,200}) <==|(?:[=*#_-]{3,}|#{1,6}) *(?P<title>\S.{0,80}?):? *(?:[=*#_-]{3,}|#{0,6}))$"
+)
+
+
+class Passed(msgspec.Struct):
+    """Lines that no reader took, by number: kept apart up to a thousand gaps, counted beyond."""
+
+    count: int = 0
+    ranges: list[tuple[int, int]] = []
+
+    def add(self, number: int) -> None:
+        self.count += 1
+        if self.ranges and self.ranges[-1][1] == number - 1:
+            self.ranges[-1] = (self.ranges[-1][0], number)
+        elif len(self.ranges) < _MOST_RANGES:
+            self.ranges.append((number, number))
+
+    def words(self, most: int = 8) -> str:
+        """Which lines, as people write it.
+
+        >>> Passed(4, [(2, 2), (5, 7)]).words()
+        '4 lines were not recognised: 2, 5-7'
+        """
+        named = [f"{first}" if first == last else f"{first}-{last}" for first, last in self.ranges[:most]]
+        if sum(last - first + 1 for first, last in self.ranges[:most]) < self.count:
+            named.append("...")
+        lines = "1 line was" if self.count == 1 else f"{self.count} lines were"
+        return f"{lines} not recognised: {', '.join(named)}"
+
+
+class Transcript:
+    """Splits lines into blocks and hands each to `take`, with the reader that it is for, as soon as it is whole.
+
+    A line that no reader takes does not end a block: prose in the middle of a dump changes nothing. A prompt, a
+    ruler, a fence, or the first line of another tool's text ends it.
+    """
+
+    def __init__(self, readers: Iterable[Reader], take: Callable[[Reader, Block], None], file: str = "") -> None:
+        self._readers = tuple(readers)
+        self._take = take
+        self._file = file
+        self._reader: Reader | None = None
+        self._block = Block([])
+        self._characters = 0
+        self._blank = False
+        self._by_command = False
+        self._command = ""
+        # lines that nobody took, by their look: programs repeat themselves, but for their figures
+        self._unknown: set[tuple[Reader | None, str]] = set()
+        self.passed = Passed()
+        self.too_long = Passed()
+        self.blocks = 0
+
+    def read(self, lines: Iterable[tuple[str, bool]]) -> None:
+        """Read all lines (and whether each had a line end), to the end of the last block.
+
+        Raise SourceError for 16 million characters without anything that is known.
+        """
+        characters = 0
+        for number, (raw, ended) in enumerate(lines, 1):
+            self._line(raw, number)
+            characters += len(raw)
+            if characters > MAX_UNKNOWN_CHARACTERS and not self.blocks and self._reader is None:
+                raise SourceError("nothing recognised in its first 16 MiB: not a dump that gpudoctor reads")
+            if not ended and self._reader is not None:
+                self._block.whole_end = self._last_line != number
+        self._close()
+
+    def _line(self, raw: str, number: int) -> None:
+        line = without_terminal(raw)
+        look = (self._reader, line.translate(_ONE_DIGIT)) if len(line) < _LONGEST_REMEMBERED else None
+        if look in self._unknown and not self._by_command:
+            self.passed.add(number)
+            return
+        if not line or line.isspace():
+            self._blank_line()
+            return
+        reader = self._reader
+        if reader is not None and reader.until is not None:
+            if reader.until(line):
+                self._keep(line, number)
+                self._close()
+                return
+            if line.lstrip()[:1] == "<" or self._begun_by(line) is None:
+                self._keep(line, number)
+                return
+        if line == _GREP_GAP:
+            if reader is not None:
+                self._keep(line, number)
+            return
+        if self._offer(line, number) or self._boundary(line):
+            return
+        for inner in unprefixed(line):
+            if not inner or inner.isspace():
+                self._blank_line()
+                return
+            if self._offer(inner, number) or self._boundary(inner):
+                return
+        if self._by_command and self._reader is not None:
+            self._keep(line, number)
+        else:
+            self.passed.add(number)
+            if look is not None and len(self._unknown) < _MOST_REMEMBERED:
+                self._unknown.add(look)
+
+    def _offer(self, line: str, number: int) -> bool:
+        """Whether the line was taken: by the block that is open, or by one that it begins."""
+        reader = self._reader
+        if reader is not None and reader.in_pieces and reader.begins(line):
+            self._keep(line, number)
+            return True
+        goes_on = reader is not None and reader.goes_on(line)
+        # indented lines are inside of what is open; but any line may follow one of a log
+        if reader is not None and goes_on and not self._blank and line[0] in " \t|" and not reader.in_pieces:
+            self._keep(line, number)
+            return True
+        begun = self._begun_by(line)
+        if begun is not None and (begun is not reader or (begun.restarts is not None and begun.restarts(line))):
+            self._open(begun, number)
+        elif begun is None and not goes_on:
+            return False
+        self._keep(line, number)
+        return True
+
+    def _begun_by(self, line: str) -> Reader | None:
+        """The reader whose text this line begins: the one that is open, or the first of the table."""
+        if self._reader is not None and self._reader.begins(line):
+            return self._reader
+        return next((reader for reader in self._readers if reader.begins(line)), None)
+
+    def _boundary(self, line: str) -> bool:
+        found = _PROMPT.match(line) or _ROOT.match(line) or _BARE.match(line)
+        if found is not None:
+            groups = found.groupdict()
+            self._close()
+            self._command = (groups.get("command") or groups.get("close") or "").strip()
+            for reader in self._readers:
+                if self._command and reader.after is not None and reader.after(self._command):
+                    self._open(reader, 0)
+                    self._by_command = True
+                    break
+            return True
+        if _FENCE.match(line) or _RULER.match(line):
+            self._close()
+            return True
+        heading = _HEADING.match(line)
+        if heading is not None:
+            self._close()
+            self._command = heading["file"] or heading["title"] or ""
+            return True
+        return False
+
+    def _blank_line(self) -> None:
+        self._blank = True
+
+    def _open(self, reader: Reader, number: int) -> None:
+        self._close()
+        self._reader = reader
+        self._block = Block([], number, self._command, self._file)
+        self._characters = 0
+        self._last_line = 0
+
+    def _keep(self, line: str, number: int) -> None:
+        block, reader = self._block, self._reader
+        if reader is not None and len(block.lines) >= PIECE_LINES and reader.in_pieces and reader.begins(line):
+            self._open(reader, number)
+            block = self._block
+            block.goes_on_from = True
+        self._characters += len(line)
+        if len(block.lines) >= MAX_BLOCK_LINES or self._characters > MAX_BLOCK_CHARACTERS:
+            self.too_long.add(number)
+            return
+        if not block.lines:
+            block.first_line = number
+        elif self._blank:
+            block.lines.append("")
+        self._blank = False
+        block.lines.append(line)
+        self._last_line = number
+
+    def _close(self) -> None:
+        reader, block = self._reader, self._block
+        self._reader, self._block = None, Block([])
+        self._blank = self._by_command = False
+        if reader is not None and block.lines:
+            self.blocks += 1
+            self._take(reader, block)

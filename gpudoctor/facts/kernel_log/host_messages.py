@@ -1,0 +1,234 @@
+"""What the kernel says of the machine around the GPUs: CPUs, memory, disks, adapters. Pure: words in, event out.
+
+Every row of `HOST_MESSAGES` holds from the first character of a message on. A name that a user chose (of a process,
+of a file) can stand in these messages, but none begins with one.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from gpudoctor.facts.model.kernel_log import HostEvent, HostEventKind
+from gpudoctor.facts.model.node import short_bus_id
+
+MAX_SUBJECTS = 1000  # kinds and devices that are kept apart
+
+_BUS = r"(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
+_NIC = rf"(?:mlx5_core|mlx4_core|mlx4_en|bnxt_en|ice|i40e|ixgbe|igb|ena|qede|be2net) {_BUS}"
+_DISK = r"(?P<device>(?!(?:fd|sr|loop|ram|zram)\d)[\w-]{1,40})"
+
+
+class HostMessage(msgspec.Struct, frozen=True):
+    """One row of the table: what a message that fits `pattern` tells, and which code prints it.
+
+    The group `device` or `bus` is what the event is about. `words` has to stand in the line: a cheap look comes first,
+    and a pattern is compiled once a message may need it.
+    """
+
+    kind: HostEventKind
+    words: str
+    pattern: str
+    source: str
+
+
+HOST_MESSAGES: tuple[HostMessage, ...] = (
+    HostMessage(
+        "machine-check-fatal",
+        "[Hardware Error]",
+        r"mce: \[Hardware Error\]: CPU (?P<device>\d+): Machine Check Exception:",
+        "x86 mce/core.c",
+    ),
+    HostMessage(
+        "machine-check-fatal", "achine check", r"Kernel panic - not syncing: .{0,40}achine check", "x86 mce/core.c"
+    ),
+    HostMessage(
+        "machine-check-fatal",
+        "event severity",
+        r"(?:\{\d+\})?\[Hardware Error\]: *event severity: (?:fatal|recoverable)",
+        "acpi/apei/ghes.c",
+    ),
+    HostMessage(
+        "machine-check",
+        "[Hardware Error]",
+        r"mce: \[Hardware Error\]: (?:Machine check events logged|CPU (?P<device>\d+): Machine Check:)",
+        "x86 mce/core.c",
+    ),
+    HostMessage(
+        "machine-check",
+        "event severity",
+        r"(?:\{\d+\})?\[Hardware Error\]: *event severity: corrected",
+        "acpi/apei/ghes.c",
+    ),
+    HostMessage("memory-uncorrected", "EDAC ", r"EDAC (?P<device>MC\d+): \d+ UE ", "edac/edac_mc.c"),
+    HostMessage("memory-corrected", "EDAC ", r"EDAC (?P<device>MC\d+): \d+ CE ", "edac/edac_mc.c"),
+    HostMessage(
+        "memory-uncorrected",
+        "hardware memory",
+        r"mce: Uncorrected hardware memory error|(?:MCE|Memory failure): .{0,80}hardware memory corruption",
+        "mm/memory-failure.c",
+    ),
+    HostMessage("memory-uncorrected", "Memory failure", r"Memory failure: 0x[0-9a-f]+: ", "mm/memory-failure.c"),
+    HostMessage(
+        "soft-lockup",
+        "soft lockup",
+        r"(?:watchdog: )?BUG: soft lockup - CPU#(?P<device>\d+) stuck for",
+        "kernel/watchdog.c",
+    ),
+    HostMessage(
+        "hard-lockup",
+        "hard LOCKUP",
+        r"(?:NMI )?watchdog: Watchdog detected hard LOCKUP on cpu (?P<device>\d+)",
+        "kernel/watchdog.c",
+    ),
+    HostMessage(
+        "rcu-stall", "INFO: rcu_", r"(?:rcu: )?INFO: rcu_\w{1,20} (?:self-)?detected ", "kernel/rcu/tree_stall.h"
+    ),
+    HostMessage(
+        "hung-task",
+        "blocked for more than",
+        r"INFO: task (?s:.{0,64}?):\d+ blocked for more than \d+ seconds",
+        "kernel/hung_task.c",
+    ),
+    HostMessage(
+        "oom-kill",
+        "ut of memory",
+        r"(?:Memory cgroup out|Out) of memory(?: \([^)]{0,80}\))?: Kill(?:ed)? process \d+ ",
+        "mm/oom_kill.c",
+    ),
+    HostMessage(
+        "nfs-timeout", "nfs: server", r"nfs: server (?P<device>[^\s,]{1,120}) not responding", "net/sunrpc, fs/nfs"
+    ),
+    HostMessage("nfs-ok", "nfs: server", r"nfs: server (?P<device>[^\s,]{1,120}) OK", "net/sunrpc, fs/nfs"),
+    HostMessage(
+        "read-only",
+        "read-only",
+        r"(?:EXT4-fs|BTRFS)\S{0,10} \((?:device )?(?P<device>[\w-]{1,40})\): .{0,60}[Rr]emounting filesystem read-only",
+        "fs/ext4/super.c",
+    ),
+    HostMessage(
+        "io-error",
+        " error, dev ",
+        rf"(?:blk_update_request: |print_req_error: )?(?:I/O|critical \w{{1,20}}) error, dev {_DISK}",
+        "block/blk-core.c",
+    ),
+    HostMessage("io-error", "Buffer I/O error", rf"Buffer I/O error on dev(?:ice)? {_DISK}", "fs/buffer.c"),
+    HostMessage(
+        "io-error",
+        "nvme nvme",
+        r"nvme (?P<device>nvme\d+): (?:I/O .{1,60}timeout|controller is down|Device not ready|Disabling device)",
+        "nvme/host/pci.c",
+    ),
+    HostMessage("io-error", "EXT4-fs error", r"EXT4-fs error \(device (?P<device>[\w-]{1,40})\)", "fs/ext4/super.c"),
+    HostMessage(
+        "io-error",
+        "XFS (",
+        r"XFS \((?P<device>[\w-]{1,40})\): .{0,40}(?:I/O [Ee]rror|Corruption)",
+        "fs/xfs/xfs_error.c",
+    ),
+    HostMessage(
+        "nic-power",
+        "insufficient power",
+        rf"{_NIC}: .{{0,60}}[Dd]etected insufficient power on the PCIe slot",
+        "mlx5/core/events.c",
+    ),
+    HostMessage("nic-temperature", "emperature", rf"{_NIC}: .{{0,100}}[Hh]igh [Tt]emperature", "mlx5/core/events.c"),
+    HostMessage("nic-cable", "Port module event", rf"{_NIC}: Port module event\[error\]: ", "mlx5/core/events.c"),
+    HostMessage(
+        "nic-firmware",
+        "mlx5_c",
+        rf"{_NIC}: (?:mlx5_cmd_(?:out_err|check)|cmd_status_err|wait_func).{{0,160}}(?:failed|imeout)",
+        "mlx5/core/cmd.c",
+    ),
+    HostMessage(
+        "nic-firmware",
+        "mlx5_core",
+        rf"{_NIC}: .{{0,60}}(?:[Hh]ealth (?:compromised|issue)|mlx5_load_one failed|[Ff]atal error|assert_var)",
+        "mlx5/core/health.c",
+    ),
+    HostMessage(
+        "nic-firmware",
+        "NETDEV WATCHDOG",
+        r"NETDEV WATCHDOG: .{0,60}transmit queue \d+ timed out",
+        "net/sched/sch_generic.c",
+    ),
+    HostMessage(
+        "nic-link-down",
+        "ink",
+        rf"{_NIC}(?: \S{{1,40}})?: (?:NIC )?[Ll]ink (?:is )?[Dd]own",
+        "mlx5/core/en_main.c and others",
+    ),
+    HostMessage(
+        "nic-link-up",
+        "ink",
+        rf"{_NIC}(?: \S{{1,40}})?: (?:NIC )?[Ll]ink (?:is )?[Uu]p",
+        "mlx5/core/en_main.c and others",
+    ),
+    HostMessage(
+        "signature-rejected",
+        "rejected",
+        r"Loading of (?:unsigned module|module with unavailable key|unsigned binary) is rejected",
+        "kernel/module/signing.c",
+    ),
+    HostMessage(
+        "signature-rejected",
+        "unsigned module",
+        r"Lockdown: .{1,60}: unsigned module loading is restricted",
+        "security/lockdown",
+    ),
+    HostMessage(
+        "signature-rejected", "PKCS#7", r"PKCS#7 signature not signed with a trusted key", "crypto/asymmetric_keys"
+    ),
+    HostMessage(
+        "other-kernel",
+        "nvidia",
+        r"nvidia(?:_\w{1,20})?: (?:version magic '|disagrees about version of symbol|Unknown symbol)",
+        "kernel/module/main.c",
+    ),
+    HostMessage(
+        "other-driver", "nouveau", rf"nouveau {_BUS}: (?!.{{0,40}}(?:unknown chipset|probe failed))", "drm/nouveau"
+    ),
+    HostMessage(
+        "other-driver",
+        "probe routine was not called",
+        r"NVRM: The NVIDIA probe routine was not called for ",
+        "NVIDIA nv.c",
+    ),
+    HostMessage("other-driver", "nouveau", r"NVRM: nouveau, ", "NVIDIA nv.c"),
+    HostMessage("other-driver", "already bound", rf"NVRM: GPU {_BUS} is already bound to ", "NVIDIA nv-pci.c"),
+)
+# words that every message of the table has, without those that stand in another of them
+HOST_WORDS = tuple(dict.fromkeys(row.words for row in HOST_MESSAGES))
+
+
+def host_message(message: str) -> tuple[HostEventKind, str | None] | None:
+    """The kind of event and the device that a message of the kernel tells of; None for any other message."""
+    for row in HOST_MESSAGES:
+        if row.words in message and (found := re.match(row.pattern, message)):
+            named = found.groupdict()
+            return row.kind, short_bus_id(named["bus"]) if named.get("bus") else named.get("device")
+    return None
+
+
+class HostEvents:
+    """Events of one log, counted by kind and device as its messages come."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[HostEventKind, str | None], HostEvent] = {}
+
+    def add(self, message: str, time_s: float | None) -> None:
+        """Count the message if it is one of the table."""
+        told = host_message(message)
+        if told is None:
+            return
+        before = self._found.get(told)
+        if before is None:
+            if len(self._found) < MAX_SUBJECTS:
+                self._found[told] = HostEvent(told[0], message, told[1], 1, time_s, time_s)
+        else:
+            self._found[told] = HostEvent(told[0], message, told[1], before.count + 1, before.first_s, time_s)
+
+    @property
+    def events(self) -> tuple[HostEvent, ...]:
+        return tuple(self._found.values())

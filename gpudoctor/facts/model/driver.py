@@ -1,0 +1,119 @@
+"""The NVIDIA driver: how it was loaded, what it answers, and the services beside it. Data only."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gpudoctor.facts.model.gpu import Fact
+from gpudoctor.facts.model.missing import NOT_READ, Missing
+
+_DID_NOT_RETURN = "did not return"
+
+
+class Unanswered(Fact, frozen=True):
+    """A driver call that did not return before its deadline, or in which the process died: then `reason` says how."""
+
+    call: str
+    gpu: int | None
+    waited_s: float
+    reason: str = _DID_NOT_RETURN
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it did not return; else the process died in it."""
+        return self.reason == _DID_NOT_RETURN
+
+    @property
+    def words(self) -> str:
+        """What happened, with the GPU, as people read it."""
+        where = "" if self.gpu is None else f" on GPU {self.gpu}"
+        if self.hangs:
+            return f"{self.call}{where} {self.reason} in {self.waited_s:.1f} s"
+        return f"{self.reason}{where}" if self.call in self.reason else f"{self.call}{where} {self.reason}"
+
+
+LoadFailureCause = Literal[
+    "signature-rejected",
+    "other-kernel",
+    "other-driver",
+    "build-failed",
+    "no-container-runtime",
+    "device-denied",
+    "refused",
+]
+
+
+class LoadFailure(Fact, frozen=True):
+    """Why the driver is not there, as a tool or the kernel log says it; `text` is the line itself.
+
+    Causes: `signature-rejected`, Secure Boot does not trust the module's key; `other-kernel`, the module was built for
+    another kernel; `other-driver`, nouveau or vfio holds the devices; `build-failed`, DKMS did not build it or has no
+    headers; `no-container-runtime`, the container engine knows no NVIDIA runtime; `device-denied`, the device cgroup or
+    the permissions of /dev/nvidia*; `refused`, the module says that no device is for it.
+    """
+
+    cause: LoadFailureCause
+    text: str
+
+
+class DkmsBuild(Fact, frozen=True):
+    """One line of `dkms status` for the NVIDIA module. `kernel` is None where it was added, but built for none."""
+
+    version: str
+    kernel: str | None
+    state: str
+
+
+class Driver(Fact, frozen=True):
+    """The NVIDIA driver: kernel module, user library, and how they answered.
+
+    `init_code` is nvmlInit's return code (0 success, 9 driver not loaded, 12 library not
+    found, 18 library and kernel module differ ...); `init_error` its words. `device_count` is
+    what the driver says; `gpus` of the node may be fewer where handles failed. A capture that
+    shows GPUs implies a loaded driver: readers of captures set `init_code` 0. `handle_errors` is
+    what the driver answered instead of giving a handle; `unread_handles` names the GPUs whose handle
+    did not come in time, with the reason, which is no word of the driver. `denied_gpus` are
+    bus ids of GPUs that it does not show and whose device files this process may not open. `drained_gpus` are bus
+    ids of GPUs that it hides since an operator took them from use (nvidia-smi drain).
+    `init_s` is nvmlInit's time, `start_s` the time from its begin until the last GPU had given its
+    handle: without persistence mode the GPUs are woken in it. `slowest_call` is the slowest of the
+    others. `binding_hidden_by` is the package that other Python programs get instead of NVIDIA's
+    own binding ("pynvml 11.5.0"); None if nothing is in front of it. `disk_version` is the module's that lies on the
+    disk (modinfo), which a `modprobe` would load. `load_failures` and `dkms` are what other tools say of its loading.
+    """
+
+    module_loaded: bool | Missing = NOT_READ
+    module_version: str | Missing = NOT_READ
+    nouveau_loaded: bool | Missing = NOT_READ
+    init_code: int | Missing = NOT_READ
+    init_error: str | Missing = NOT_READ
+    library_version: str | Missing = NOT_READ
+    cuda_version: str | Missing = NOT_READ
+    device_count: int | Missing = NOT_READ
+    handle_errors: tuple[str, ...] = ()
+    unread_handles: tuple[str, ...] = ()
+    denied_gpus: tuple[str, ...] | Missing = NOT_READ
+    drained_gpus: tuple[str, ...] | Missing = NOT_READ
+    unanswered: tuple[Unanswered, ...] = ()
+    calls: int | Missing = NOT_READ
+    slowest_call: str | Missing = NOT_READ
+    slowest_call_s: float | Missing = NOT_READ
+    init_s: float | Missing = NOT_READ
+    binding_hidden_by: str | None = None
+    start_s: float | Missing = NOT_READ
+    disk_version: str | Missing = NOT_READ
+    load_failures: tuple[LoadFailure, ...] = ()
+    dkms: tuple[DkmsBuild, ...] | Missing = NOT_READ
+
+
+class FabricManager(Fact, frozen=True):
+    """The service nvidia-fabricmanager, which NVSwitch nodes need for any CUDA program.
+
+    `service` is systemd's word (active, inactive, failed, activating, not-found); `result` says how it ended
+    (exit-code, signal, ...). `errors` are the error lines of its log, oldest first.
+    """
+
+    service: str | Missing = NOT_READ
+    result: str | Missing = NOT_READ
+    version: str | Missing = NOT_READ
+    errors: tuple[str, ...] | Missing = NOT_READ

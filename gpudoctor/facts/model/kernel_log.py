@@ -1,0 +1,111 @@
+"""What a kernel log says: errors of GPUs and switches, events of the machine around them. Data only."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gpudoctor.facts.model.gpu import Fact
+from gpudoctor.facts.model.missing import NOT_READ, Missing
+
+KernelEventKind = Literal["xid", "sxid", "off-bus", "gsp", "aer", "pcie-bandwidth", "nvlink", "rm", "unclear", "gap"]
+
+
+class PcieLimit(Fact, frozen=True):
+    """What the kernel says at boot of a device behind a slower link: rates in Gb/s, the speed in GT/s a lane."""
+
+    at_bus_id: str
+    available_gbit_s: float
+    capable_gbit_s: float
+    speed_gt_s: float
+    width: int
+
+
+class KernelEvent(Fact, frozen=True):
+    """One kernel log line that speaks of a GPU, a switch or its link; `text` is the line itself.
+
+    `code` is the Xid or SXid number. `fatal` is what an SXid line says of itself. `bus_id` in
+    sysfs form, None also where the line hides it. `time_s` is seconds since boot. `caused_by` is the earlier
+    Xid that an Xid names as its cause. `limit` comes with kind "pcie-bandwidth". Kind "unclear" is a line with the
+    driver's words in a place where a user's may stand; "gap" stands for lines that were overwritten before they
+    could be read.
+    """
+
+    kind: KernelEventKind
+    text: str
+    code: int | None = None
+    bus_id: str | None = None
+    time_s: float | None = None
+    fatal: bool | None = None
+    caused_by: int | None = None
+    limit: PcieLimit | None = None
+
+
+HostEventKind = Literal[
+    "machine-check",
+    "machine-check-fatal",
+    "memory-corrected",
+    "memory-uncorrected",
+    "soft-lockup",
+    "hard-lockup",
+    "rcu-stall",
+    "hung-task",
+    "oom-kill",
+    "nfs-timeout",
+    "nfs-ok",
+    "io-error",
+    "read-only",
+    "nic-power",
+    "nic-firmware",
+    "nic-link-down",
+    "nic-link-up",
+    "nic-cable",
+    "nic-temperature",
+    "signature-rejected",
+    "other-kernel",
+    "other-driver",
+]
+
+
+class HostEvent(Fact, frozen=True):
+    """What the kernel log says of the machine around the GPUs: `count` lines of a kind and device, as one.
+
+    `device` is what the line names: the bus id of a network adapter or another PCI function in sysfs form, a disk, an
+    NFS server, a CPU; None if none. `text` is the last of the messages, without the log's prefixes; `first_s` and
+    `last_s` are when the first and the last came, in seconds since boot.
+    """
+
+    kind: HostEventKind
+    text: str
+    device: str | None = None
+    count: int = 1
+    first_s: float | None = None
+    last_s: float | None = None
+
+
+class ApiMismatch(Fact, frozen=True):
+    """The versions of a program's driver library and of the kernel module that refused it, as the module tells them."""
+
+    library: str
+    module: str
+
+
+class KernelLog(Fact, frozen=True):
+    """Kernel log lines since boot that matter here. `source` is where they were read.
+
+    `truncated`: lines since boot (or since the driver was loaded) are missing, and `gap` says which and why.
+    `starts_s`: seconds since boot of the first line, if those before it are gone. `quoted`: so many lines were
+    passed over, since the driver's words stand in them as a user's (the name of a program, of a file).
+    `forgeable`: nothing says which lines are the kernel's own, so that a user could have written events.
+    `host_events` are those of the machine itself. `api_mismatch` is the last one that the module told of; the
+    library's version in it comes from the program, so that any user can choose it.
+    """
+
+    events: tuple[KernelEvent, ...] | Missing = NOT_READ
+    source: str | Missing = NOT_READ
+    truncated: bool = False
+    gap: str | None = None
+    starts_s: float | None = None
+    quoted: int = 0
+    forgeable: bool = False
+    host_events: tuple[HostEvent, ...] | Missing = NOT_READ
+    api_mismatch: ApiMismatch | None = None

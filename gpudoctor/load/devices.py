@@ -1,0 +1,164 @@
+"""Which GPUs may be put under load, and which rank has which; else why none may."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from gpudoctor.checks.core.gpu_use import use_of_gpu
+from gpudoctor.checks.core.scope import scope_of
+from gpudoctor.checks.env.cuda_device_list import resolve
+from gpudoctor.errors import UserError
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.nvml.error_cost import condemning
+from gpudoctor.profiles.peers import compute_gpus
+
+if TYPE_CHECKING:
+    from gpudoctor.probes.runner.local_workers import LocalWorkers
+
+Backend = Literal["nccl", "gloo"]
+CPU_RANKS = 2
+
+
+class LoadRequest(msgspec.Struct, frozen=True):
+    """What may be loaded and how, as the options of the same names say it."""
+
+    backend: Backend | Literal["auto"] = "auto"
+    gpu: str | None = None
+    ranks: int | None = None
+    inject: tuple[str, ...] = ()
+    force: bool = False
+
+
+def devices_to_load(node: Node, request: LoadRequest) -> tuple[Backend, tuple[Gpu, ...]] | Missing:
+    """Where ranks may run that no check asks for: on these GPUs, on none (gloo), or why nowhere.
+
+    Raise UserError for options that contradict the node.
+    """
+    backend = backend_for(node, request.backend)
+    if backend is None:
+        return Missing(why_no_devices(node))
+    if backend == "gloo":
+        return backend, ()
+    gpus = gpus_to_load(node, request, None)
+    return gpus if isinstance(gpus, Missing) else (backend, gpus)
+
+
+def backend_for(node: Node, asked: Backend | Literal["auto"]) -> Backend | None:
+    """What ranks talk with on this node; None if no rank can run. Raise UserError if what was asked contradicts it."""
+    live = node.source.kind == "live"
+    if asked == "nccl" and not live:
+        raise UserError(
+            f"--backend nccl loads GPUs of this machine, and {node.source.name} is not it; "
+            "--backend gloo measures CPU ranks here"
+        )
+    if asked == "nccl" and not node.gpus:
+        raise UserError("--backend nccl: no GPU here; --backend gloo measures CPU ranks")
+    if asked != "auto":
+        return asked
+    return "nccl" if live and node.gpus else None
+
+
+def why_no_devices(node: Node) -> str:
+    """Why there is nothing to load, in words."""
+    if node.source.kind == "live":
+        return "no GPU to load; --backend gloo measures CPU ranks"
+    kind = {"simulated": "simulated node", "facts": "node read from a facts file"}.get(node.source.kind, "capture")
+    return f"a {kind} cannot be put under load; --backend gloo measures CPU ranks of this machine"
+
+
+def gpus_to_load(node: Node, request: LoadRequest, seats: LocalWorkers | None) -> tuple[Gpu, ...] | Missing:
+    """The GPU of each rank, in rank order, or why none may be put under load."""
+    in_scope = _in_scope(node, request)
+    fit = tuple(gpu for gpu in in_scope if _unfit(gpu) is None)
+    if not fit:
+        return Missing(_unfit(in_scope[0]) or "", "unsupported")
+    if seats is None or seats.missing:
+        gpus = _as_many_as_asked(fit, request)
+    else:
+        seated = seated_gpus(node, seats.visible)
+        why = seated if isinstance(seated, str) else next(filter(None, map(_unfit, seated)), None)
+        if why is not None or isinstance(seated, str):
+            return Missing(f"{seats.engine} started {seats.ranks} ranks here; {why}", "denied")
+        gpus = seated
+    danger = _danger(node, gpus)
+    if danger is not None:
+        return Missing(f"{danger}: no load on such a node", "denied")
+    busy = None if request.force else _busy(gpus)
+    return gpus if busy is None else Missing(f"{busy}: no load beside it without --force", "denied")
+
+
+def seated_gpus(node: Node, visible: Sequence[str | None]) -> tuple[Gpu, ...] | str:
+    """The GPU of each rank, from CUDA_VISIBLE_DEVICES of each process; else why they have not one each, in words.
+
+    srun may give every task a GPU of its own, while torchrun shows all of them to all: there the
+    n-th process has the n-th.
+    """
+    order = node.environment.get("CUDA_DEVICE_ORDER")
+    indices: list[int] = []
+    for rank, setting in enumerate(visible):
+        seen = resolve(setting, node.gpus, order).visible
+        at = 0 if len(seen) == 1 else rank
+        indices += seen[at : at + 1]
+    if len(set(indices)) < len(visible):
+        return (
+            f"as far as the first of them can see, they have {len(set(indices))} GPUs: one a rank is needed, and "
+            "where each is shut in with its own, srun --gpu-bind=none opens them"
+        )
+    return tuple(gpu for index in indices for gpu in node.gpus if gpu.index == index)
+
+
+def refused_frameworks(node: Node, loaded: tuple[Gpu, ...], *, force: bool) -> dict[str, Missing]:
+    """Why no framework may be asked, where one opens more than the GPUs `loaded`: it opens all that CUDA shows."""
+    seen = resolve(node.environment.get("CUDA_VISIBLE_DEVICES"), node.gpus, node.environment.get("CUDA_DEVICE_ORDER"))
+    passed_over = {gpu.index for gpu in loaded} | set(() if seen.unresolved or seen.order_uncertain else seen.hidden)
+    others = tuple(gpu for gpu in node.gpus if gpu.index not in passed_over)
+    why = _danger(node, others) or (None if force else _busy(others))
+    return {"frameworks": Missing(f"{why}, and a framework opens every GPU", "denied")} if why else {}
+
+
+def _in_scope(node: Node, request: LoadRequest) -> tuple[Gpu, ...]:
+    scope, _ = scope_of(node, request.gpu)
+    return compute_gpus(tuple(gpu for gpu in node.gpus if scope is None or gpu.index in scope))
+
+
+def _unfit(gpu: Gpu) -> str | None:
+    """Why no rank can sit on this GPU, in words; what is wrong with it is for its own checks to say."""
+    if known(gpu.settings.mig_enabled) is True:
+        return f"GPU {gpu.index} is divided by MIG: NCCL and DDP want whole GPUs"
+    # CUDA is told by UUID which GPU a rank gets
+    return None if known(gpu.uuid) else f"GPU {gpu.index} tells no UUID"
+
+
+def _as_many_as_asked(gpus: tuple[Gpu, ...], request: LoadRequest) -> tuple[Gpu, ...]:
+    if request.ranks is not None and request.ranks > len(gpus):
+        raise UserError(f"--ranks {request.ranks}: one GPU a rank, and there are {len(gpus)}")
+    return gpus[: request.ranks]
+
+
+def _danger(node: Node, gpus: tuple[Gpu, ...]) -> str | None:
+    """Why any load would only hang, or go against what the user set, in words."""
+    if node.driver.unanswered:
+        return f"the driver does not answer ({node.driver.unanswered[0].call})"
+    for gpu in gpus:
+        if errors := condemning(gpu):
+            return f"GPU {gpu.index} does not answer ({errors[0].name}); --gpu names those to measure without it"
+    setting = node.environment.get("CUDA_VISIBLE_DEVICES")
+    if resolve(setting, node.gpus, node.environment.get("CUDA_DEVICE_ORDER")).hides_all:
+        return f"CUDA_VISIBLE_DEVICES={setting} hides every GPU"
+    return None
+
+
+def _busy(gpus: tuple[Gpu, ...]) -> str | None:
+    """The first GPU that somebody else computes on, in words."""
+    for gpu in gpus:
+        use = use_of_gpu(gpu)
+        for process in use.others:
+            return f"GPU {gpu.index} is used by {known(process.name) or 'a process'} (pid {process.pid})"
+        if use.unseen is not None:
+            return f"GPU {gpu.index}: {use.unseen}"
+    return None

@@ -1,0 +1,185 @@
+"""Runs the probes that the chosen checks need, if the node allows it: the decision between facts and probes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gpudoctor.checks.core.registry import LEVELS, Check, Level
+from gpudoctor.errors import UserError
+from gpudoctor.facts.model.measurements import PROBES, Measurements, Probe
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.load.devices import (
+    CPU_RANKS,
+    Backend,
+    LoadRequest,
+    backend_for,
+    gpus_to_load,
+    refused_frameworks,
+    why_no_devices,
+)
+from gpudoctor.load.frameworks import DESYNCED, PARTS, parts_wanted, with_parts, without_parts
+
+if TYPE_CHECKING:
+    from gpudoctor.probes.runner.local_workers import LocalWorkers
+    from gpudoctor.probes.runner.plan import ProbePlan
+
+# From when all ranks have met (probes/deadlines.py has what comes before). A healthy standard run ends in about half
+# a minute, a full one in about one, so that a few times as long means that something hangs. A burn adds its duration:
+# the last round may begin at its end.
+RUN_DEADLINE_S: dict[Level, float] = {"standard": 120.0, "full": 300.0, "burn": 300.0}
+PROBE_DEADLINE_S: dict[Level, float] = {"standard": 60.0, "full": 120.0, "burn": 120.0}
+# a probe on CPU ranks takes 3 s, at level full up to 20; many times that on a busy machine
+CPU_PROBE_DEADLINE_S: dict[Level, float] = {"standard": 30.0, "full": 180.0, "burn": 180.0}
+
+
+def run_limit_s(level: Level) -> float:
+    """The longest that the ranks of one round of this level can take on a node of 8 GPUs, import of torch included."""
+    if level not in RUN_DEADLINE_S:
+        return 0.0
+    from gpudoctor.probes.runner.deadlines import Limits
+    from gpudoctor.probes.runner.plan import ProbePlan
+
+    probes = ("collective", "train") if level == "standard" else PROBES
+    plan = ProbePlan("nccl", 8, probes=probes, level=level)
+    return Limits(plan, RUN_DEADLINE_S[level], PROBE_DEADLINE_S[level]).whole_s
+
+
+def measure(
+    node: Node,
+    checks: tuple[Check, ...],
+    level: Level,
+    request: LoadRequest,
+    progress: Callable[[str], None] | None,
+    on_interrupt: Callable[[Measurements], None],
+    duration_s: float | None = None,
+    seats: LocalWorkers | None = None,
+) -> Measurements:
+    """Run the probes that the chosen checks need, where that may be done; else say why not.
+
+    `duration_s`: again and again for so long (level burn). `seats`: the processes that an engine
+    has started on this node; they host the ranks but the first. Raise UserError for options that
+    contradict the node (NCCL on a simulated one) or the engine.
+    """
+    wanted, parts = _wanted(checks, level), parts_wanted(checks, level)
+    if seats is not None and not seats.gather():
+        seats = None  # the engine's variables were inherited: it started one process, which called gpudoctor
+    if seats is not None and request.ranks not in (None, seats.ranks):
+        raise UserError(f"--ranks {request.ranks}: {seats.engine} started {seats.ranks} ranks here; leave --ranks out")
+    backend = backend_for(node, request.backend)
+    why_not = _why_not(node, checks, wanted or parts, level, backend)
+    if why_not is not None or backend is None:
+        if request.inject:
+            raise UserError(f"--inject makes a probe go wrong, and none runs here: {why_not}")
+        return not_run(Missing(why_not or ""))
+    gpus = gpus_to_load(node, request, seats) if backend == "nccl" else ()
+    if isinstance(gpus, Missing):
+        return not_run(gpus)
+    from gpudoctor.probes.runner.plan import ProbePlan, checked, desyncs
+
+    plan = ProbePlan(
+        backend=backend,
+        ranks=seats.ranks if seats is not None else len(gpus) if backend == "nccl" else request.ranks or CPU_RANKS,
+        gpus=tuple((gpu.index, known(gpu.uuid) or "", gpu.bus_id) for gpu in gpus),
+        probes=wanted,
+        level=level,
+        duration_s=duration_s if wanted else None,
+        inject=request.inject,
+        engine=seats.engine if seats is not None else None,
+        strategies=tuple(c.id.partition(".")[2] for c in checks if c.domain == "strategy" and c.id not in PARTS),
+    )
+    has_ranks = bool(wanted) or (backend == "nccl" and any(c.id == "env.torch" for c in checks))
+    desynced = desyncs(plan) or bool(set(parts) & set(DESYNCED))
+    strange = [text for text in plan.inject if not (desynced if text.startswith("desync=") else has_ranks)]
+    if strange:
+        raise UserError(f"--inject {strange[0]}: what was asked for has no ranks of a probe in which that can happen")
+    if not has_ranks:
+        checked(plan)
+        measured = not_run(Missing("not asked for"))
+    elif backend == "nccl" and isinstance(node.software.torch, Missing):
+        measured = _no_torch()
+    else:
+        measured = _probed(plan, level, progress, on_interrupt, seats)
+    refused = refused_frameworks(node, gpus, force=request.force) if backend == "nccl" and "frameworks" in parts else {}
+    return with_parts(parts, plan, measured, progress, on_interrupt, refused)
+
+
+def _probed(
+    plan: ProbePlan,
+    level: Level,
+    progress: Callable[[str], None] | None,
+    on_interrupt: Callable[[Measurements], None],
+    seats: LocalWorkers | None,
+) -> Measurements:
+    """What the ranks measure."""
+    from gpudoctor.probes.runner.launch import run_probes
+    from gpudoctor.probes.runner.messages import AnyMessage
+    from gpudoctor.probes.runner.telemetry import sampling
+    from gpudoctor.progress import USUAL_STANDARD_S, ProgressLines
+
+    limits_s = PROBE_DEADLINE_S if plan.backend == "nccl" else CPU_PROBE_DEADLINE_S
+    lines = progress if isinstance(progress, ProgressLines) else None
+    if lines is not None and plan.backend == "nccl" and level == "standard":
+        lines.expect(USUAL_STANDARD_S)
+    with sampling(plan) as sampled:
+
+        def hear(rank: int, message: AnyMessage) -> None:
+            sampled.hear(rank, message)
+            if lines is not None:
+                lines.hear(rank, message)
+
+        measured = run_probes(
+            plan,
+            deadline_s=RUN_DEADLINE_S[level] + (plan.duration_s or 0.0),
+            probe_deadline_s=limits_s[level],
+            progress=progress if lines is None else None,  # the lines say it of each rank
+            on_interrupt=lambda partial: on_interrupt(sampled.added_to(partial)),
+            on_message=hear,
+            seats=seats,
+            on_wait=progress,
+        )
+    measured = sampled.added_to(measured)
+    if progress is not None:
+        progress("")
+    return measured
+
+
+def puts_load(checks: tuple[Check, ...], level: Level) -> bool:
+    """Whether these checks want ranks at all, whatever the node is."""
+    return bool(_wanted(checks, level)) or any(c.id == "env.torch" and _within(c, level) for c in checks)
+
+
+def _wanted(checks: tuple[Check, ...], level: Level) -> tuple[Probe, ...]:
+    in_ranks = tuple(c for c in checks if c.id not in PARTS)
+    wanted = tuple(probe for probe in PROBES if any(c.domain == probe and _within(c, level) for c in in_ranks))
+    # what a burn repeats, where nothing is named, is everything
+    repeated = tuple(probe for probe in PROBES if probe != "strategy")
+    return wanted or (repeated if any(c.domain == "burn" and _within(c, level) for c in checks) else ())
+
+
+def _within(check: Check, level: Level) -> bool:
+    return LEVELS.index(check.level) <= LEVELS.index(level)
+
+
+def _why_not(
+    node: Node, checks: tuple[Check, ...], wanted: tuple[str, ...], level: Level, backend: Backend | None
+) -> str | None:
+    """Why no rank is to be started at all, in words; None if some are."""
+    if LEVELS.index(level) < LEVELS.index("standard"):
+        return f"level {level} puts no load on the node"
+    if not wanted and not any(c.id == "env.torch" for c in checks):
+        return "not asked for"
+    if backend is None:
+        return why_no_devices(node)
+    # what torch sees of GPUs is worth a start of its own; what CPU ranks see of it is not
+    return "not asked for" if backend == "gloo" and not wanted else None
+
+
+def not_run(why: Missing) -> Measurements:
+    """What is known of every probe where none ran: the reason."""
+    return without_parts(Measurements(not_run=dict.fromkeys((*PROBES, "torch"), why)), why)
+
+
+def _no_torch() -> Measurements:
+    return not_run(Missing("PyTorch is not installed: pip install 'gpudoctor-cli[torch]'"))

@@ -1,0 +1,186 @@
+"""One plan: the facts are judged, a strategy is chosen, and a plan is made of both."""
+
+from __future__ import annotations
+
+import os
+from itertools import takewhile
+from pathlib import Path
+
+import msgspec
+
+from gpudoctor.api import Sourced
+from gpudoctor.checks.core.scope import scope_of
+from gpudoctor.config import load_config
+from gpudoctor.exits import printable
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.node import Node
+from gpudoctor.plan import megatron
+from gpudoctor.plan.choose import Choice, choose
+from gpudoctor.plan.communication import StepTime, step_time
+from gpudoctor.plan.explain import formulas
+from gpudoctor.plan.forced import choose_forced
+from gpudoctor.plan.hf_config import shape_of_config
+from gpudoctor.plan.known_models import is_size, shape_of_size
+from gpudoctor.plan.launch import launch_of
+from gpudoctor.plan.machine import Machine, compute_capability, machine_of, usable_gpus
+from gpudoctor.plan.memory import PlanJob
+from gpudoctor.plan.model import Plan, plan_of
+from gpudoctor.plan.model_shape import ModelError, ModelShape, seq_of
+from gpudoctor.plan.node_health import FaultMeaning, examined, meaning, measurements_of, mended, troubles, unfit_gpus
+from gpudoctor.plan.precision import Precision
+from gpudoctor.plan.request import PlanRequest
+from gpudoctor.plan.settings import batch_of, bucket_of, harmful_settings, learning_rates, wanted_settings
+from gpudoctor.plan.strategies import Option
+from gpudoctor.plugins import all_checks
+from gpudoctor.profiles.load import profile_for
+from gpudoctor.profiles.profile import Profile
+from gpudoctor.report.model import SourceSummary
+from gpudoctor.units import gib_text
+
+
+def planned(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> Plan:
+    """The plan for a model on a node, verified if that was asked for. Raise UserError."""
+    if not request.verify:
+        return make_plan(request, shape, sourced)[0]
+    from gpudoctor.plan.cpu_ranks import cpu_plan
+    from gpudoctor.plan.verification.run import devices_of, verify_plan
+
+    devices = devices_of(sourced.node, request)  # before the plan: it may not run at all
+    made, taken = (make_plan if sourced.node.gpus else cpu_plan)(request, shape, sourced)
+    return msgspec.structs.replace(made, trial=verify_plan(taken.job, taken.split, devices))
+
+
+def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tuple[Plan, Option]:
+    """The plan for a model on a node, and the option that it takes. Raise UserError."""
+    node = sourced.node
+    measured = sourced.measurements if request.report is None else measurements_of(request.report, node)
+    measurements = _of_gpus(measured)
+    checks = all_checks()
+    report = examined(node, measurements, checks, load_config(request.config, os.environ, checks), request.gpu)
+    scope, _ = scope_of(node, request.gpu)
+    unfit = unfit_gpus(report) if node.gpus else {}
+    gpus = usable_gpus(node, scope, unfit)
+    precision, warnings = _precision(request.precision, gpus, profile_for(node))
+    seq, seq_warnings = seq_of(request.seq, shape)
+    machine = machine_of(node, gpus, request.nodes, precision, measurements)
+    left_out = tuple((i, why) for i, why in sorted(unfit.items()) if scope is None or i in scope)
+    machine = msgspec.structs.replace(machine, left_out=left_out)
+    job = PlanJob(shape, precision, request.optimizer, seq)
+    choice = _choice(machine, job, request)
+    taken = choice.taken
+    step = step_time(taken.job, taken.split, machine)
+    batch = batch_of(taken.job, taken.split)
+    source = SourceSummary(node.source.kind, node.source.name, node.source.faults)
+    made = plan_of(machine, job, choice, step, batch, source, node.source.kind == "simulated")
+    wanted = wanted_settings(machine, taken.split, node)
+    bucket = bucket_of(taken.job, taken.split, measurements)
+    found = troubles(report, unfit)
+    made = msgspec.structs.replace(
+        made,
+        learning_rate=learning_rates(batch),
+        bucket=bucket,
+        wanted=wanted,
+        harmful=harmful_settings(machine, node),
+        troubles=tuple(_meant(t, node, machine, choice, step, measurements) for t in found),
+        warnings=(
+            *warnings,
+            *seq_warnings,
+            *choice.warnings,
+            *_tight(choice, machine.memory_bytes),
+            *_lacking(taken),
+            *_slower(machine, step),
+            *_unmeasured(request, measurements),
+            *node.source.notes,
+        ),
+        launch=launch_of(machine, taken.job, taken.split, batch, wanted, bucket, len(gpus) == len(node.gpus)),
+        formulas=formulas() if request.explain else (),
+    )
+    return made, taken
+
+
+def shape_of(model: str) -> ModelShape:
+    """The shape of the model that was named. Raise ModelError for what is neither a size nor a configuration."""
+    if is_size(model):
+        return shape_of_size(model)
+    if not model.strip():
+        raise ModelError("MODEL_SIZE is empty: write 350m, 7b or 1.5b, or give the path of a config.json")
+    digits = "".join(takewhile(lambda c: c in "0123456789.", model.replace(",", ".")))
+    if digits and is_size(f"{digits}b") and not os.path.lexists(model):
+        raise ModelError(
+            f"{printable(model)[:60]} is no size: did you mean {digits}b? Sizes end in m or b; or give a file"
+        )
+    return shape_of_config(Path(model))
+
+
+def _choice(machine: Machine, job: PlanJob, request: PlanRequest) -> Choice:
+    if request.tensor is None and request.pipeline is None:
+        return choose(machine, job, request.global_batch)
+    return choose_forced(machine, job, request.global_batch, request.tensor or 1, request.pipeline or 1)
+
+
+def _meant(
+    trouble: FaultMeaning,
+    node: Node,
+    machine: Machine,
+    choice: Choice,
+    step: StepTime,
+    measurements: Measurements | None,
+) -> FaultMeaning:
+    """The trouble with what it means: the same plan on a machine whose GPU has a sound link is the yardstick."""
+    taken = choice.taken
+    gpus = tuple(mended(gpu) if gpu.index in trouble.gpus else gpu for gpu in machine.gpus)
+    whole = msgspec.structs.replace(node, gpus=tuple(mended(g) if g.index in trouble.gpus else g for g in node.gpus))
+    sound = machine_of(whole, gpus, machine.nodes, taken.job.precision, measurements)
+    after = step_time(taken.job, taken.split, sound)
+    return msgspec.structs.replace(trouble, means=meaning(trouble, machine, step, after, sound.host))
+
+
+def _of_gpus(measurements: Measurements | None) -> Measurements | None:
+    """What CPU ranks measured says nothing of GPUs."""
+    launch = measurements.launch if measurements else None
+    return measurements if launch is not None and launch.backend == "nccl" else None
+
+
+def _precision(asked: Precision | None, gpus: tuple[Gpu, ...], profile: Profile) -> tuple[Precision, tuple[str, ...]]:
+    capability = compute_capability(gpus, profile)
+    old = capability is not None and capability < 8
+    if asked is None:
+        return ("fp16" if old else "bf16"), ()
+    if old and asked.startswith("bf16"):
+        return asked, (f"compute capability {capability:g} has no bf16 arithmetic: --precision fp16 is faster",)
+    return asked, ()
+
+
+def _unmeasured(request: PlanRequest, measurements: Measurements | None) -> tuple[str, ...]:
+    if request.report is None or measurements is not None:
+        return ()
+    return (f"{printable(str(request.report))} holds no measurements of GPUs: nothing of it counts here",)
+
+
+def _tight(choice: Choice, room_bytes: float) -> tuple[str, ...]:
+    taken = choice.taken
+    if taken.fit != "tight" or taken.memory is None:
+        return ()
+    over = gib_text(taken.memory.total - room_bytes)
+    return (f"tight: with what the caching allocator usually loses it is {over} more than there is",)
+
+
+def _lacking(taken: Option) -> tuple[str, ...]:
+    """What neither the memory nor the times of the plan say."""
+    if taken.split.engine == "megatron":
+        return megatron.lacks(taken.job, taken.split)
+    if taken.split.offload:
+        return ("the CPUs update the states in RAM: no time here counts that, and each step waits for it",)
+    return ()
+
+
+def _slower(machine: Machine, step: StepTime) -> tuple[str, ...]:
+    """Said where even the bound of all nodes together is below what one would do that waits for nothing."""
+    if machine.nodes == 1 or step.best is None or step.best * machine.nodes >= 1:
+        return ()
+    work = step.best * machine.nodes
+    return (
+        f"so much time goes between the nodes that {machine.nodes} do at most {work:.2g} times the work of one that "
+        "waits for nothing: a larger --global-batch, fewer nodes or a faster network would help",
+    )

@@ -1,0 +1,111 @@
+"""Runs a program to its end: no shell, an absolute deadline, bounded output, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from types import FrameType
+from typing import Any, NamedTuple
+
+from gpudoctor.process.ending import ENDING_SIGNALS, send_signal
+from gpudoctor.process.pipes import Bounded, read_to_end
+from gpudoctor.process.spawn import DEVNULL, PIPE, Child
+
+_GRACE_S = 0.3
+
+
+class CommandLateError(Exception):
+    """The program did not end in time."""
+
+
+class Completed(NamedTuple):
+    """A program that ended by itself, or whose output was cut at the limit (`truncated`; returncode None)."""
+
+    returncode: int | None
+    stdout: str
+    truncated: bool = False
+    stderr: str = ""
+
+
+def run_command(
+    argv: Sequence[str],
+    deadline_s: float,
+    max_bytes: int = 4 << 20,
+    environ: Mapping[str, str] | None = None,
+    *,
+    with_stderr: bool = False,
+) -> Completed:
+    """Run a program and take its output. Raise CommandLateError, and OSError if it cannot be started.
+
+    Stdin is closed, stderr is dropped unless it is wanted, and the program has its own process group, which is ended
+    in every case. The deadline counts from the start; what a program wrote before it was over is not returned, since
+    half an answer misleads.
+    """
+    give_up_s = monotonic() + deadline_s
+    late = CommandLateError(f"{argv[0]} did not end in {deadline_s:g} s")
+    process = None
+    out, err = Bounded(max_bytes + 1), Bounded(max_bytes)
+
+    def take(data: bytes) -> bool:
+        out.take(data)
+        return len(out) > max_bytes
+
+    try:
+        with _uninterrupted():
+            process = Child(argv, stdout=PIPE, stderr=PIPE if with_stderr else DEVNULL, env=environ)
+        takers: dict[int, Callable[[bytes], bool | None]] = {process.stdout: take}
+        if with_stderr:
+            takers[process.stderr] = err.take
+        if not read_to_end(takers, give_up_s):
+            raise late
+        if len(out) > max_bytes:
+            return Completed(None, out[:max_bytes].decode("utf-8", "replace"), truncated=True)
+        status = process.ends_within(max(0.0, give_up_s - monotonic()))
+        if status is None:
+            raise late
+        return Completed(status, out.decode("utf-8", "replace"), stderr=err.decode("utf-8", "replace"))
+    finally:
+        if process is not None:
+            _end(process)
+            process.close()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Have what a signal's handler raises wait for the end of the block: inside Popen it would lose the process."""
+    came: list[int] = []
+    handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+    if threading.current_thread() is threading.main_thread():
+        for ending in ENDING_SIGNALS:
+            handler = signal.getsignal(ending)
+            if callable(handler):
+                handlers[ending] = handler
+                signal.signal(ending, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, before in handlers.items():
+            signal.signal(number, before)
+        if came:
+            handlers[came[0]](came[0], None)
+
+
+def _end(process: Child) -> None:
+    # the group too: a program that ended may have left children that hold the pipe
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        send_signal(process.pid, number, group=True)
+        if process.ends_within(_GRACE_S) is not None and (number == signal.SIGKILL or not _group_lives(process.pid)):
+            return
+    process.abandon()
+
+
+def _group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

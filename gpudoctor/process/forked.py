@@ -1,0 +1,73 @@
+"""Processes that are forked and run on in this program: for what was imported or read once, for all of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from time import monotonic, sleep
+from typing import NoReturn
+
+from gpudoctor.process.ending import RunningProcess, leave
+
+
+class ForkedProcess(RunningProcess):
+    """A forked child that runs a function and never returns into the caller's code. Raise OSError if fork fails.
+
+    It is in a `new_session` if that is wanted. `run` ends the process, or else it ends with status 0, and with 1 and a
+    traceback if `run` raises.
+    """
+
+    def __init__(self, run: Callable[[], object], *, new_session: bool = False) -> None:
+        self._returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            _be_child(run, new_session)
+
+    @property
+    def returncode(self) -> int | None:
+        return self._returncode
+
+    def ends_within(self, limit_s: float) -> int | None:
+        end_s = monotonic() + limit_s
+        pause_s = 0.0005
+        while self._returncode is None:
+            ended = reap(self.pid)
+            if ended is not None:
+                self._returncode = ended[1]
+            elif monotonic() >= end_s:
+                return None
+            else:
+                sleep(pause_s)
+                pause_s = min(2 * pause_s, 0.05)
+        return self._returncode
+
+    def abandon(self) -> None:
+        self._returncode = -signal.SIGKILL
+
+
+def reap(pid: int = -1) -> tuple[int, int] | None:
+    """The pid and exit status of a child that has ended, of any if none is named; None if it still runs. Never waits.
+
+    A child that is not ours any more has the status 0: whoever started this process has it ignore SIGCHLD.
+    """
+    try:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None if pid == -1 else (pid, 0)
+    return (ended, os.waitstatus_to_exitcode(status)) if ended else None
+
+
+def _be_child(run: Callable[[], object], new_session: bool) -> NoReturn:
+    status = 1
+    try:
+        if new_session:
+            os.setsid()
+        run()
+        status = 0
+    except BaseException:  # noqa: BLE001 - the last words of a process
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        leave(status)

@@ -1,0 +1,107 @@
+"""Starts a program as a child of this process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from gpudoctor.process.ending import RunningProcess
+
+PIPE = subprocess.PIPE
+DEVNULL = subprocess.DEVNULL
+Stream = int | IO[bytes] | None
+
+
+class Child(RunningProcess):
+    """A program that was started, without a shell. Raise OSError if it cannot be started.
+
+    It leads a session and process group of its own, so that Ctrl-C in the terminal is this process's to handle and
+    its group can be ended as one; `new_session=False`: it belongs to ours. A stream that is None is inherited.
+    `in_child` is called before the program begins.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: Stream = DEVNULL,
+        stdout: Stream = DEVNULL,
+        stderr: Stream = DEVNULL,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        pass_fds: Sequence[int] = (),
+        new_session: bool = True,
+        in_child: Callable[[], None] | None = None,
+    ) -> None:
+        self._process = subprocess.Popen(
+            list(argv),
+            bufsize=0,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            pass_fds=tuple(pass_fds),
+            start_new_session=new_session,
+            preexec_fn=in_child,
+        )
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    @property
+    def stdin(self) -> int:
+        """The descriptor of the pipe to its standard input."""
+        return _descriptor(self._process.stdin)
+
+    @property
+    def stdout(self) -> int:
+        """The descriptor of the pipe from its standard output."""
+        return _descriptor(self._process.stdout)
+
+    @property
+    def stderr(self) -> int:
+        """The descriptor of the pipe from its standard error."""
+        return _descriptor(self._process.stderr)
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def ends_within(self, limit_s: float) -> int | None:
+        try:
+            return self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self) -> int:
+        """The exit status, however long that takes; an exception meanwhile kills it."""
+        try:
+            return self._process.wait()
+        except BaseException:
+            self._process.kill()
+            raise
+
+    def abandon(self) -> None:
+        if self._process.returncode is None:
+            self._process.returncode = -signal.SIGKILL
+
+    def close_stdin(self) -> None:
+        """Its standard input ends."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def close(self) -> None:
+        """Let go of its pipes."""
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def _descriptor(stream: IO[bytes] | None) -> int:
+    assert stream is not None
+    return stream.fileno()

@@ -1,0 +1,68 @@
+"""The files of `gpudoctor bundle`: what a vendor or an issue needs to know of a node."""
+
+from __future__ import annotations
+
+import platform
+import time
+
+import msgspec
+
+from gpudoctor import __version__
+from gpudoctor.exits import printable
+from gpudoctor.facts.captures.bundle import FACTS, KERNEL, REPORT, VERSIONS
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Node, to_json
+from gpudoctor.facts.redaction.redact import Redaction
+from gpudoctor.json_text import terminal_safe
+from gpudoctor.plugins import all_checks
+from gpudoctor.report.json import render_json
+from gpudoctor.report.judge import Question, judge
+from gpudoctor.report.model import Report, Run, SourceSummary
+
+
+def files_of(node: Node, *, redact: bool, made_s: float, argv: tuple[str, ...] = ()) -> dict[str, bytes]:
+    """The files of a bundle by name: the facts, a quick judgement of them, kernel lines, versions.
+
+    `redact`: each of them without what names a person, a machine or a part, the same way in all.
+    """
+    report = _judged(node, made_s, argv)
+    if redact:
+        redaction = Redaction(node)
+        node, report = redaction.node, redaction.of(report)
+    return {
+        FACTS: terminal_safe(msgspec.json.format(to_json(node), indent=2)) + b"\n",
+        REPORT: render_json(report).encode(),
+        KERNEL: kernel_lines(node).encode("utf-8", "backslashreplace"),
+        VERSIONS: terminal_safe(msgspec.json.format(msgspec.json.encode(versions(node)), indent=2)) + b"\n",
+    }
+
+
+def kernel_lines(node: Node) -> str:
+    """The kernel log lines that matter here, one a line; if they were not read, why."""
+    log = node.kernel_log
+    if isinstance(log.events, Missing):
+        return f"# not read: {log.events.reason}\n"
+    return "".join(f"{printable(event.text)}\n" for event in log.events)
+
+
+def versions(node: Node) -> dict[str, str | None]:
+    """What runs here and what the facts say of the node; None is what is not known."""
+    software, driver = node.software, node.driver
+    return {
+        "gpudoctor": __version__,
+        "python of gpudoctor": platform.python_version(),
+        "python": known(software.python),
+        "torch": known(software.torch),
+        "torch cuda": known(software.torch_cuda),
+        "nccl": known(software.nccl),
+        "driver": known(driver.library_version) or known(driver.module_version),
+        "cuda": known(driver.cuda_version),
+        "kernel": known(node.host.kernel),
+    }
+
+
+def _judged(node: Node, made_s: float, argv: tuple[str, ...]) -> Report:
+    source = SourceSummary(node.source.kind, node.source.name, node.source.faults)
+    started = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(made_s))
+    run = Run("bundle", started, round(time.time() - made_s, 3), "quick", source, argv)
+    return judge(node, question=Question(checks=all_checks(), level="quick"), run=run, include_facts=True)

@@ -1,0 +1,163 @@
+"""One rule for who is in the way: for gpu.in-use, for load, for the screen and for plan --try."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.model.gpu import GpuProcess, Utilization, system_program
+from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing
+from gpudoctor.facts.model.node import Node, Source
+from gpudoctor.facts.simulated.load import load_node
+from gpudoctor.facts.stream.messages import GpuTick, Opening, ProcessTick, Tick
+from gpudoctor.load.devices import LoadRequest, devices_to_load
+from gpudoctor.tui.busy import users_of_gpus
+from gpudoctor.tui.state import State
+from tests.checks.one_check import judge
+
+
+class Machine(NamedTuple):
+    """What is on GPU 3 of eight H100, what gpu.in-use makes of it, and whether load would meet somebody."""
+
+    leaves: dict[str, Any]
+    in_use: Status
+    in_the_way: bool
+
+
+def process(name: str | Missing, kind: str = "C", mib: int | Missing = 30, **facts: Any) -> GpuProcess:
+    return GpuProcess(4711, name, kind=kind, memory_mib=mib, **facts)
+
+
+XORG, SHELL = process("Xorg", "G", 300), process("/usr/bin/gnome-shell", "C+G", 150)
+OTHERS = Missing("asked in vain", "failed")
+MACHINES = {
+    "an MPS server that serves nobody": Machine(
+        {"processes": (process("nvidia-cuda-mps-server"),), "memory_used_mib": 600}, Status.PASS, False
+    ),
+    "a client of the MPS server": Machine(
+        {"processes": (process("nvidia-cuda-mps-server"), process("python", "M", 9000)), "memory_used_mib": 9600},
+        Status.WARN,
+        True,
+    ),
+    "an MPS server whose clients live in a container": Machine(
+        {"processes": (process("nvidia-cuda-mps-server"),), "memory_used_mib": 60_000}, Status.WARN, True
+    ),
+    "a workstation with its desktop": Machine({"processes": (XORG, SHELL), "memory_used_mib": 900}, Status.PASS, False),
+    "a desktop that shows a film": Machine(
+        {"processes": (XORG, SHELL), "memory_used_mib": 900, "utilization": Utilization(gpu_pct=45)}, Status.PASS, True
+    ),
+    "a game beside the desktop": Machine(
+        {"processes": (XORG, process("Isaac-Sim", "C+G", 4000)), "memory_used_mib": 4600}, Status.WARN, True
+    ),
+    "the exporter of DCGM": Machine(
+        {"processes": (process("nv-hostengine", mib=380), process("dcgm-exporter")), "memory_used_mib": 800},
+        Status.PASS,
+        False,
+    ),
+    "a diagnosis of DCGM": Machine(
+        {"processes": (process("nvvs", mib=70_000),), "memory_used_mib": 70_500}, Status.WARN, True
+    ),
+    "another user's train": Machine(
+        {"processes": (process("python", mib=40_000, user="ada"),), "memory_used_mib": 40_500}, Status.WARN, True
+    ),
+    "a train whose name begins like a desktop's": Machine(
+        {"processes": (process("swayformer", mib=9000),), "memory_used_mib": 9500}, Status.WARN, True
+    ),
+    "a process of another PID namespace": Machine(
+        {"processes": (process(Missing("no process 4711 is seen here")),), "memory_used_mib": 500}, Status.WARN, True
+    ),
+    "memory that a zombie holds": Machine({"processes": (), "memory_used_mib": 40_000}, Status.WARN, True),
+    "memory that a zombie holds beside the desktop": Machine(
+        {"processes": (XORG, SHELL), "memory_used_mib": 40_000}, Status.WARN, True
+    ),
+    "gpudoctor's own": Machine(
+        {"processes": (process("python", mib=500, is_own=True),), "memory_used_mib": 900}, Status.PASS, False
+    ),
+    "a list that could not be read": Machine({"processes": OTHERS, "memory_used_mib": 4}, Status.UNKNOWN, True),
+    "a list that was never asked for": Machine({"processes": NOT_READ, "memory_used_mib": 4}, Status.SKIP, True),
+    "a list that this system does not have (WSL2)": Machine(
+        {"processes": UNSUPPORTED, "memory_used_mib": 900}, Status.SKIP, False
+    ),
+    "a vGPU that lists nothing and is full": Machine(
+        {"processes": UNSUPPORTED, "memory_used_mib": 40_000}, Status.SKIP, True
+    ),
+    "a GPU that tells neither list nor memory": Machine(
+        {"processes": UNSUPPORTED, "memory_used_mib": UNSUPPORTED}, Status.SKIP, True
+    ),
+    "a GPU that nobody uses": Machine({"processes": (), "memory_used_mib": 4}, Status.PASS, False),
+}  # fmt: skip
+EACH = pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+
+
+def node_of(machine: Machine) -> Node:
+    node = load_node("hgx-h100-8")
+    gpus = [msgspec.structs.replace(gpu, processes=(), memory_used_mib=4) for gpu in node.gpus]
+    gpus[3] = msgspec.structs.replace(gpus[3], **machine.leaves)
+    return msgspec.structs.replace(node, source=Source("live", "here"), gpus=tuple(gpus))
+
+
+@EACH
+def test_gpu_in_use_warns_of_what_would_be_in_the_way(machine: Machine) -> None:
+    result = judge("gpu.in-use", node_of(machine))
+    [found] = {f.status for f in result.findings if f.subject.gpu == 3}
+    assert found is machine.in_use
+
+
+@EACH
+def test_load_and_plan_try_go_where_nobody_is_in_the_way(machine: Machine) -> None:
+    args = LoadRequest(backend="auto", gpu=None, ranks=None, force=False)
+    found = devices_to_load(node_of(machine), args)
+    assert isinstance(found, Missing) is machine.in_the_way
+    if isinstance(found, Missing):
+        assert found.kind == "denied"
+        assert "GPU 3" in found.reason
+        assert "--force" in found.reason
+
+
+@EACH
+def test_the_screen_asks_by_its_facts_where_the_command_line_refuses(machine: Machine) -> None:
+    assert bool(asked(machine)) is machine.in_the_way
+
+
+@pytest.mark.parametrize("ticks", [False, True])
+@pytest.mark.parametrize("name", ["an MPS server that serves nobody", "a client of the MPS server"])
+def test_the_screen_asks_by_what_it_last_saw(name: str, ticks: bool) -> None:
+    assert bool(asked(MACHINES[name], ticks=ticks)) is MACHINES[name].in_the_way
+
+
+def asked(machine: Machine, *, ticks: bool = False) -> tuple[str, ...]:
+    """What the screen would ask about: known by the facts, or by ticks that brought the processes too."""
+    node = node_of(machine)
+    state = State(opening=Opening("gpudoctor.watch/1", 0.0, 1.0, node))
+    listed = node.gpus[3].processes
+    processes = None
+    if ticks and not isinstance(listed, Missing):
+        processes = tuple(
+            ProcessTick(3, p.pid, str(p.name), kind=p.kind, memory_mib=float(str(p.memory_mib))) for p in listed
+        )
+    readings = {"memory_used_mib": node.gpus[3].memory_used_mib, "utilization_pct": node.gpus[3].utilization.gpu_pct}
+    told = {name: float(value) for name, value in readings.items() if not isinstance(value, Missing)}
+    state.take(Tick(1.0, gpus=(GpuTick(3, told),), processes=processes))
+    return users_of_gpus(state)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("/usr/lib/xorg/Xorg", "xorg"),
+        ("Xorg.bin", "xorg"),
+        ("kwin_x11", "kwin"),
+        ("gdm3", "gdm"),
+        ("chromium-browser", "chromium"),
+        ("nvidia-cuda-mps-server", "nvidia-cuda-mps"),
+        ("nvidia-cuda-mps", "nvidia-cuda-mps"),
+        ("swayformer", None),
+        ("chromedriver-train", None),
+        ("python", None),
+    ],
+)
+def test_a_program_is_known_by_its_whole_name(name: str, known: str | None) -> None:
+    assert system_program(name) == known

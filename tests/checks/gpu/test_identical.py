@@ -1,0 +1,119 @@
+"""gpu.identical: the odd one out, and ties."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpudoctor.checks.core.case import Case, Expect
+from gpudoctor.facts.model.missing import Missing
+from tests.checks.gpu_nodes import (
+    FAILED,
+    UNSUPPORTED,
+    eight,
+    findings,
+    h100,
+    node,
+    only,
+    put,
+    status,
+    text,
+)
+
+
+def test_eight_alike_pass_each() -> None:
+    found = findings("gpu.identical", eight())
+    assert [f.status.value for f in found] == ["pass"] * 8
+
+
+@pytest.mark.parametrize(
+    ("leaf", "value", "expected"),
+    [
+        ("name", "NVIDIA A100-SXM4-80GB", "fail"),
+        ("memory_total_mib", 40000, "fail"),
+        ("memory_total_mib", 80000, "pass"),
+        ("vbios", "96.00.74.00.09", "warn"),
+        ("pci_subsystem_id", "165810DE", "warn"),
+        ("pci_device_id", "233110DE", "warn"),
+        ("power__default_limit_w", 650.0, "warn"),
+        ("clocks__sm_max_mhz", 1755, "warn"),
+        ("clocks__memory_max_mhz", 1593, "warn"),
+    ],
+)
+def test_the_odd_one_out_is_named_by_majority(leaf: str, value: object, expected: str) -> None:
+    subject = eight(**{leaf: value})
+    assert status("gpu.identical", subject) == expected
+    if expected != "pass":
+        finding = only("gpu.identical", subject)
+        assert finding.subject.gpu == 5
+        assert str(value) in text(finding)
+        assert finding.expected is not None
+        assert finding.expected.source == "majority of the peers"
+
+
+def test_another_model_is_one_difference_and_not_eight() -> None:
+    odd = h100(2, name="NVIDIA GeForce RTX 4080", memory_total_mib=16376, vbios="1", clocks__sm_max_mhz=2505)
+    finding = only("gpu.identical", node(h100(0), h100(1), odd))
+    assert text(finding) == "model NVIDIA GeForce RTX 4080, memory (MiB) 16376"
+
+
+def test_a_tie_names_both_sides_once() -> None:
+    subject = node(h100(0, name="NVIDIA A100-PCIE-40GB", memory_total_mib=40960), h100(1, name="NVIDIA RTX A6000"))
+    finding = only("gpu.identical", subject)
+    assert finding.status.value == "fail"
+    assert finding.subject.kind == "node"
+    assert "NVIDIA A100-PCIE-40GB (GPU 0)" in text(finding)
+    assert "NVIDIA RTX A6000 (GPU 1)" in text(finding)
+
+
+def test_two_against_two_names_the_gpus_of_each_side() -> None:
+    subject = node(*(h100(i, vbios="1" if i < 2 else "2") for i in range(4)))
+    finding = only("gpu.identical", subject)
+    assert finding.status.value == "warn"
+    assert "1 (GPUs 0, 1)" in text(finding)
+
+
+def test_memory_that_ecc_took_is_a_warning() -> None:
+    subject = node(*(h100(i) for i in range(3)), h100(3, memory_total_mib=76000, ecc__enabled=False))
+    finding = only("gpu.identical", subject)
+    assert finding.status.value == "warn"
+    assert "ECC" in (finding.likely or "")
+
+
+def test_a_small_gpu_that_drives_the_display_is_left_out() -> None:
+    t400 = h100(2, name="NVIDIA T400 4GB", memory_total_mib=4096, settings__display_active=True)
+    assert status("gpu.identical", node(h100(0), h100(1), t400)) == "pass"
+
+
+def test_one_gpu_has_nothing_to_compare() -> None:
+    [finding] = findings("gpu.identical", node(h100()))
+    assert finding.status.value == "skip"
+    assert finding.reason == "one GPU: nothing to compare"
+
+
+def test_unread_attributes_are_not_differences_but_a_failed_one_is_unknown() -> None:
+    assert status("gpu.identical", eight(vbios=UNSUPPORTED)) == "pass"
+    finding = only("gpu.identical", eight(vbios=FAILED))
+    assert (finding.status.value, finding.subject.gpu) == ("unknown", 5)
+
+
+def test_a_gpu_without_a_name_is_no_pass() -> None:
+    assert status("gpu.identical", node(h100(0, name=FAILED), h100(1, name=FAILED))) == "unknown"
+    assert status("gpu.identical", node(h100(0, name=UNSUPPORTED), h100(1, name=UNSUPPORTED))) == "skip"
+
+
+def test_the_memory_tolerance_can_be_configured() -> None:
+    override = {("gpu.identical", "memory_pct", ""): 0.5}
+    assert status("gpu.identical", Case(node=eight(memory_total_mib=80000), limit_overrides=override)) == "fail"
+
+
+def test_gpus_that_the_driver_counts_and_that_told_nothing_are_no_pass() -> None:
+    node = put(eight(), driver__device_count=9, pci__nvidia_devices=Missing("not in this capture"))
+    assert text(only("gpu.count", node)) == "the driver counts 9 GPUs, and only 8 of them told anything"
+    one_denied = put(node, driver__handle_errors=("GPU 8: no permission (4)",))
+    assert status("gpu.count", one_denied) == "pass"
+
+
+def test_a_bus_that_was_read_in_vain_leaves_the_count_open_unless_it_is_configured() -> None:
+    node = put(eight(), pci__nvidia_devices=FAILED)
+    assert status("gpu.count", node) == "unknown"
+    assert status("gpu.count", Case(node=node, expect=Expect(gpus=8))) == "pass"

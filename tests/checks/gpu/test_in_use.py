@@ -1,0 +1,82 @@
+"""gpu.in-use: other processes, and memory that no process owns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpudoctor.checks.core.case import Case
+from gpudoctor.facts.model.gpu import GpuProcess
+from gpudoctor.facts.model.missing import Missing
+from tests.checks.gpu_nodes import FAILED, UNSUPPORTED, eight, findings, h100, node, only, put, status, text, texts
+
+
+def process(name: str = "python3", kind: str = "C", own: bool = False) -> GpuProcess:
+    return GpuProcess(pid=4711, name=name, kind=kind, memory_mib=20480, user="ada", is_own=own)
+
+
+def test_a_strangers_process_is_named_with_pid_user_and_memory() -> None:
+    finding = only("gpu.in-use", eight(processes=(process(),), memory_used_mib=20500))
+    assert (finding.status.value, finding.subject.gpu) == ("warn", 5)
+    assert text(finding) == "in use by python3 (pid 4711, ada, 20480 MiB)"
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        process(own=True),
+        process("/usr/lib/xorg/Xorg", "G"),
+        process("/usr/bin/gnome-shell", "C+G"),
+        process("some-game", "G"),
+        process("nvidia-cuda-mps-server", "M"),
+    ],
+)
+def test_own_display_and_mps_processes_are_not_stray(harmless: GpuProcess) -> None:
+    assert status("gpu.in-use", node(h100(processes=(harmless,), memory_used_mib=9000))) == "pass"
+
+
+def test_a_process_without_a_name_is_still_told() -> None:
+    nameless = GpuProcess(pid=12)
+    assert text(only("gpu.in-use", node(h100(processes=(nameless,))))) == "in use by a process (pid 12)"
+
+
+@pytest.mark.parametrize(("used_mib", "expected"), [(500, "pass"), (501, "warn")])
+def test_memory_without_an_owner_warns(used_mib: int, expected: str) -> None:
+    assert status("gpu.in-use", eight(memory_used_mib=used_mib)) == expected
+
+
+@pytest.mark.parametrize(("used_mib", "expected"), [(900, "pass"), (1600, "warn")])
+def test_old_drivers_count_their_reserve_as_used(used_mib: int, expected: str) -> None:
+    assert status("gpu.in-use", node(h100(memory_reserved_mib=UNSUPPORTED, memory_used_mib=used_mib))) == expected
+
+
+@pytest.mark.parametrize(
+    ("gpu", "host"),
+    [
+        ({}, {"host__container": "docker"}),
+        ({"settings__mig_enabled": True}, {}),
+        ({"settings__virtualization": "vgpu"}, {}),
+        ({"name": "NVIDIA GB10"}, {}),
+        ({"settings__addressing_mode": "ATS"}, {}),
+    ],
+)
+def test_an_empty_process_list_proves_nothing_where_processes_are_hidden(
+    gpu: dict[str, Any], host: dict[str, Any]
+) -> None:
+    assert status("gpu.in-use", node(h100(memory_used_mib=30_000, **gpu), **host)) == "skip"
+
+
+@pytest.mark.parametrize(("missing", "expected"), [(UNSUPPORTED, "skip"), (FAILED, "unknown")])
+def test_an_unread_process_list_is_no_pass(missing: Missing, expected: str) -> None:
+    assert status("gpu.in-use", node(h100(processes=missing))) == expected
+
+
+def test_unknown_memory_does_not_hide_that_no_process_is_there() -> None:
+    assert texts(findings("gpu.in-use", node(h100(memory_used_mib=UNSUPPORTED)))) == ["no other process"]
+
+
+def test_the_limit_for_leaks_can_be_configured_per_model() -> None:
+    override = {("gpu.in-use", "leaked_mib", "h100"): 2000.0}
+    subject = put(eight(memory_used_mib=900))
+    assert status("gpu.in-use", Case(node=subject, limit_overrides=override)) == "pass"

@@ -1,0 +1,143 @@
+"""network.infiniband."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Network, Node, RdmaPort
+from tests.checks.one_check import gpus, judge, words
+
+
+def port(number: int, *, physical: int = 1, **facts: Any) -> RdmaPort:
+    defaults: dict[str, Any] = {
+        "state": "ACTIVE",
+        "physical_state": "LinkUp",
+        "link_layer": "InfiniBand",
+        "rate_gbit_s": 400.0,
+    }
+    return RdmaPort(f"mlx5_{number}", physical, **{**defaults, **facts})
+
+
+DOWN: dict[str, Any] = {"state": "DOWN", "physical_state": "Polling", "rate_gbit_s": 10.0}
+
+
+def check(*ports: RdmaPort, gpu_name: str | None = None, **network: Any) -> CheckResult:
+    cards = gpus(2, gpu_name) if gpu_name else ()
+    return judge("network.infiniband", Node(gpus=cards, network=Network(rdma_ports=ports, **network)))
+
+
+def eight(**last: Any) -> tuple[RdmaPort, ...]:
+    return (*(port(i) for i in range(7)), port(7, **last))
+
+
+def test_no_adapter_or_an_unread_one_is_skipped() -> None:
+    assert check().status is Status.SKIP
+    assert judge("network.infiniband", Node()).status is Status.SKIP
+    failed = Network(rdma_ports=Missing("error", "failed"))
+    assert judge("network.infiniband", Node(network=failed)).status is Status.UNKNOWN
+
+
+def test_eight_active_ports_pass_with_their_rate() -> None:
+    result = check(*eight())
+    assert (result.status, "8 RDMA ports active at 400 Gbit/s" in words(result)) == (Status.PASS, True)
+
+
+def test_a_port_that_is_down_among_active_siblings_is_named() -> None:
+    result = check(*eight(**DOWN))
+    [odd] = [f for f in result.findings if f.status is Status.WARN]
+    assert odd.subject.name == "mlx5_7"
+    assert "7 of 8 ports" in words(result)
+
+
+def test_a_port_without_a_subnet_manager_is_told_apart_from_a_cable() -> None:
+    assert "subnet manager" in words(check(*eight(state="INIT")))
+    assert "cable" in words(check(*eight(**DOWN)))
+
+
+@pytest.mark.parametrize(
+    "unused",
+    [
+        [port(8, link_layer="Ethernet", **DOWN)],
+        [port(8, link_layer="Ethernet"), port(9, link_layer="Ethernet", **DOWN)],
+        [port(i, physical=2, **DOWN) for i in range(8)],
+        [port(8, max_rate_gbit_s=100.0, **DOWN)],
+        [port(8, state=Missing("unreadable", "denied"))],
+    ],
+)
+def test_unused_ports_of_another_kind_are_left_alone(unused: list[RdmaPort]) -> None:
+    assert check(*eight(), *unused).status is Status.PASS
+
+
+def test_ports_that_are_all_down_are_unused() -> None:
+    result = check(port(0, **DOWN), port(1, **DOWN))
+    assert (result.status, "none of the 2 RDMA ports" in words(result)) == (Status.SKIP, True)
+
+
+def test_states_that_could_not_be_read_are_no_verdict() -> None:
+    assert check(port(0, state=Missing("error", "failed"))).status is Status.UNKNOWN
+
+
+def test_a_slower_port_among_equal_ones_warns() -> None:
+    result = check(*eight(rate_gbit_s=100.0))
+    [odd] = [f for f in result.findings if f.status is Status.WARN]
+    assert odd.subject.name == "mlx5_7"
+    assert "100 Gbit/s" in words(result)
+    assert "400 Gbit/s, as its peers" in words(result)
+
+
+@pytest.mark.parametrize(
+    "ports",
+    [
+        (port(0), port(1, rate_gbit_s=100.0)),  # nobody to outvote it
+        (*(port(i, max_rate_gbit_s=400.0) for i in range(8)), port(8, max_rate_gbit_s=100.0, rate_gbit_s=100.0)),
+        tuple(port(i, max_rate_gbit_s=400.0, rate_gbit_s=200.0) for i in range(8)),  # an older switch
+        (*eight(), port(8, rate_gbit_s=Missing("unreadable"))),
+        (*(port(i) for i in range(4)), *(port(i, rate_gbit_s=100.0) for i in range(4, 8))),
+        (*eight(), port(8, link_layer="Ethernet", rate_gbit_s=25.0)),
+    ],
+)
+def test_ports_that_are_slower_by_design_pass(ports: tuple[RdmaPort, ...]) -> None:
+    assert check(*ports).status is Status.PASS
+
+
+def test_a_port_below_what_its_class_does_warns() -> None:
+    ports = (port(0, max_rate_gbit_s=400.0), port(1, max_rate_gbit_s=400.0, rate_gbit_s=200.0))
+    assert check(*ports).status is Status.WARN
+
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.mark.parametrize(
+    ("name", "peermem", "dmabuf", "status"),
+    [
+        (H100, True, False, Status.PASS),
+        (H100, False, True, Status.PASS),
+        (H100, False, False, Status.WARN),
+        (H100, False, Missing("old kernel"), Status.PASS),
+        ("NVIDIA GeForce RTX 4090", False, False, Status.PASS),
+    ],
+)
+def test_gpudirect_needs_one_of_two_ways(name: str, peermem: Any, dmabuf: Any, status: Status) -> None:
+    result = check(port(0), gpu_name=name, peermem_loaded=peermem, dmabuf_supported=dmabuf)
+    assert result.status is status
+    if isinstance(dmabuf, Missing):
+        assert "old kernel" in words(result)
+
+
+@pytest.mark.parametrize(
+    ("registered", "dmabuf", "status"),
+    [(False, False, Status.WARN), (False, True, Status.PASS), (True, False, Status.PASS)],
+)
+def test_a_peermem_that_is_loaded_and_not_registered_maps_nothing(
+    registered: bool, dmabuf: bool, status: Status
+) -> None:
+    facts = {"peermem_loaded": True, "peermem_registered": registered, "dmabuf_supported": dmabuf}
+    result = check(port(0), gpu_name="NVIDIA H100 80GB HBM3", **facts)
+    assert result.status is status
+    assert status is Status.PASS or "loaded, but not registered" in words(result)

@@ -1,0 +1,304 @@
+"""What checks say of what the kernel log and the host's tools tell, without or beside a driver that answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.facts.captures.host.lspci import parse_lspci
+from gpudoctor.facts.kernel_log.lines import read_kernel_text
+from gpudoctor.facts.model.driver import DkmsBuild, LoadFailure
+from gpudoctor.facts.model.gpu import MemoryRepair, PcieHop, PcieLink
+from gpudoctor.facts.model.kernel_log import ApiMismatch, KernelLog
+from gpudoctor.facts.model.node import Driver, Host, Node, PciBus, PciDevice, Scheduler, Source
+from tests.checks.one_check import gpu, judge, text_of, words
+
+BUS = "0000:9b:00.0"
+FAILED = f"NVRM: GPU {BUS}: RmInitAdapter failed! (0x25:0x65:1457)"
+CAPTURE = Source("capture", "dmesg.txt")
+
+
+def log(*lines: str) -> KernelLog:
+    return read_kernel_text("".join(f"[   12.500000] {line}\n" for line in lines), "dmesg.txt")
+
+
+def logged(*lines: str, **facts: Any) -> Node:
+    return Node(source=CAPTURE, kernel_log=log(*lines), **facts)
+
+
+def bad(check_id: str, node: Node) -> list[Finding]:
+    return [f for f in judge(check_id, node).findings if f.status not in (Status.PASS, Status.SKIP)]
+
+
+def only(check_id: str, node: Node) -> Finding:
+    (finding,) = bad(check_id, node)
+    return finding
+
+
+# --- GPUs that do not start ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (FAILED, "RmInitAdapter failed (0x25:0x65:1457)"),
+        (f"NVRM: BAR1 is 0M @ 0x0 (PCI:{BUS})", "memory window"),
+        (f"nvidia {BUS}: probe with driver nvidia failed with error -1", "probe"),
+        (f"NVRM: GPU {BUS}: GPU has fallen off the bus.", "fallen off the bus"),
+    ],
+)
+def test_a_gpu_that_did_not_start_fails_with_its_bus_id_in_both_checks(line: str, said: str) -> None:
+    for check_id in ("gpu.xid", "gpu.count"):
+        finding = only(check_id, logged(line))
+        assert (finding.status, finding.subject.bus_id) == (Status.FAIL, BUS)
+        assert said in text_of(finding)
+        assert finding.advice
+
+
+def test_a_gpu_that_started_since_is_a_warning_and_counted_as_there() -> None:
+    node = logged(FAILED, gpus=(gpu(0).__class__(0, BUS, name="NVIDIA H100 80GB HBM3", memory_used_mib=4),))
+    assert only("gpu.xid", node).status is Status.WARN
+    assert bad("gpu.count", node) == []
+
+
+def test_a_gpu_that_only_the_bus_shows_has_not_started() -> None:
+    listed = gpu(0).__class__(0, BUS, name="NVIDIA H100")
+    node = logged(FAILED, gpus=(listed,), pci=PciBus(nvidia_devices=(PciDevice(BUS, "0x030200"),)))
+    assert only("gpu.xid", node).status is Status.FAIL
+    assert only("gpu.count", node).status is Status.FAIL
+    quiet = logged("eth0: up", gpus=(listed,), pci=node.pci, driver=Driver(init_code=9))
+    assert judge("gpu.count", quiet).status is Status.SKIP, "a list of the bus counts no GPU of the driver"
+
+
+def test_lines_that_call_the_gpu_by_a_number_belong_to_the_only_one_that_failed() -> None:
+    wpr2 = "NVRM: GPU3 _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP"
+    finding = only("gpu.xid", logged(FAILED, wpr2))
+    assert finding.subject.bus_id == BUS
+    assert "does not boot" in text_of(finding)
+    other = FAILED.replace("9b", "5c")
+    findings = bad("gpu.xid", logged(FAILED, other, wpr2))
+    assert {f.subject.bus_id for f in findings} == {BUS, "0000:5c:00.0", None}, "nothing says which one it is"
+
+
+def test_a_driver_that_started_no_gpu_at_all_fails_without_a_bus_id() -> None:
+    for line in (
+        "NVRM: The NVIDIA probe routine failed for 2 device(s).",
+        "NVRM: None of the NVIDIA devices were init",
+    ):
+        node = logged(line.replace("init", "initialized."))
+        assert only("gpu.xid", node).status is Status.FAIL
+    old_card = logged("NVRM: The NVIDIA probe routine failed for 1 device(s).", gpus=(gpu(0),))
+    assert only("gpu.xid", old_card).status is Status.WARN, "beside GPUs that run it may be a card that is too old"
+
+
+# --- Xids ---------------------------------------------------------------------------------------
+
+
+def xid(code: int, rest: str, bus: str = "PCI:0000:10:00") -> str:
+    return f"NVRM: Xid ({bus}): {code}, pid=7, name=python3, {rest}"
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [(149, Status.FAIL), (145, Status.FAIL), (48, Status.FAIL), (31, Status.PASS), (999, Status.WARN)],
+)
+def test_an_xid_is_what_it_says_led_to_it(code: int, status: Status) -> None:
+    [finding] = judge("gpu.xid", logged(xid(45, f"Ch 00000003 caused by previous Xid {code}"))).findings
+    assert finding.status is status
+    assert f"Xid {code}" in text_of(finding)
+
+
+def test_a_row_that_waits_for_a_reset_warns_until_the_gpu_says_that_none_does() -> None:
+    line = xid(63, "Row Remapper: New row marked for remapping, reset gpu to activate.")
+    assert only("gpu.xid", logged(line)).status is Status.WARN
+    for pending, findings in ((False, 0), (True, 1)):
+        repair = MemoryRepair(remap_pending=pending)
+        assert len(bad("gpu.xid", logged(line, gpus=(gpu(0, memory_repair=repair, memory_used_mib=4),)))) == findings
+    assert bad("gpu.xid", logged(xid(63, "Row Remapper: row remapped"))) == []
+
+
+def test_the_registers_of_an_nvlink_error_are_told_in_words() -> None:
+    line = xid(74, "NVLink: fatal error detected on link 6(0x200010, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)")
+    said = text_of(only("gpu.xid", logged(line)))
+    assert "link 6" in said
+    assert "marginal signal" in said
+    assert "register 1, bit 4" in said
+    assert "registers 0x8" in text_of(only("gpu.xid", logged(line.replace("0x200010", "0x8"))))
+
+
+def test_nvlink_5_names_its_unit_link_and_subcode() -> None:
+    line = xid(149, "Fatal, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x0 0x0 0x0 0x0 0x0)")
+    assert "NETIR, link 8, subcode 4" in text_of(only("gpu.xid", logged(line)))
+
+
+@pytest.mark.parametrize("hidden", ["PCI:0000:xx:00", "PCI:<redacted>"])
+def test_a_hidden_bus_id_hides_no_error(hidden: str) -> None:
+    finding = only("gpu.xid", logged(xid(79, "GPU has fallen off the bus.", hidden), gpus=(gpu(0), gpu(1))))
+    assert (finding.status, finding.subject.kind) == (Status.FAIL, "node")
+    assert "Xid 79" in text_of(finding)
+
+
+def test_an_xid_behind_a_programs_tag_is_no_pass_and_names_the_code() -> None:
+    line = f"Nov 14 07:00:14 node12 klogd: {xid(79, 'GPU has fallen off the bus.')}\n"
+    node = Node(source=CAPTURE, kernel_log=read_kernel_text(line, "syslog"), gpus=(gpu(0),))
+    result = judge("gpu.xid", node)
+    assert result.status is Status.UNKNOWN
+    assert "Xid 79 of 0000:10:00.0" in words(result)
+
+
+# --- the driver ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cause", "said", "advised"),
+    [
+        ("signature-rejected", "Secure Boot", "mokutil"),
+        ("other-kernel", "another kernel", "uname -r"),
+        ("build-failed", "not built", "linux-headers"),
+        ("no-container-runtime", "NVIDIA runtime", "nvidia-ctk"),
+        ("other-driver", "another driver holds", "lspci -k"),
+        ("refused", "no device", "lspci -nn"),
+    ],
+)
+@pytest.mark.parametrize("code", [9, None])
+def test_each_cause_of_a_driver_that_is_not_loaded_has_its_own_advice(
+    cause: Any, said: str, advised: str, code: int | None
+) -> None:
+    driver = Driver(load_failures=(LoadFailure(cause, "the tool's line"),))
+    if code is not None:
+        driver = Driver(init_code=code, load_failures=driver.load_failures)
+    finding = only("driver.loaded", Node(source=CAPTURE, driver=driver))
+    assert finding.status is Status.FAIL
+    assert said in text_of(finding)
+    assert advised in text_of(finding)
+    assert "the tool's line" in text_of(finding)
+
+
+def test_a_driver_that_runs_is_loaded_whatever_a_tool_said_before() -> None:
+    driver = Driver(init_code=0, load_failures=(LoadFailure("signature-rejected", "x"),))
+    assert bad("driver.loaded", Node(driver=driver)) == []
+
+
+def test_the_kernel_logs_word_is_heard_too() -> None:
+    node = logged("Loading of unsigned module is rejected", driver=Driver(init_code=9))
+    assert "Secure Boot" in text_of(only("driver.loaded", node))
+    taken = logged("NVRM: The NVIDIA probe routine was not called for 3 device(s).", "NVRM: nouveau, rivafb or rivatv")
+    assert only("driver.loaded", taken).status is Status.FAIL
+    # nouveau's own lines may be from before it was unloaded
+    assert bad("driver.loaded", logged(f"nouveau {BUS}: NVIDIA GA102 (172000a1)")) == []
+
+
+def test_dkms_without_a_build_for_the_running_kernel() -> None:
+    builds = (DkmsBuild("550.54.15", "6.8.0-44-generic", "installed"),)
+    node = Node(driver=Driver(init_code=9, dkms=builds), host=Host(kernel="6.8.0-45-generic"))
+    finding = only("driver.loaded", node)
+    assert "DKMS" in text_of(finding)
+    assert "6.8.0-44-generic" in text_of(finding)
+    built = Node(driver=Driver(init_code=9, dkms=builds), host=Host(kernel="6.8.0-44-generic"))
+    assert "DKMS)" not in str(only("driver.loaded", built).found)
+
+
+def test_an_unknown_error_of_nvml_speaks_of_the_container() -> None:
+    finding = only("driver.loaded", Node(driver=Driver(init_code=999, init_error="Unknown Error")))
+    assert finding.status is Status.FAIL
+    assert "daemon-reload" in text_of(finding)
+    assert any("restart it" in step.text for step in finding.advice)
+
+
+@pytest.mark.parametrize("code", [18, 999, None])
+def test_a_mismatch_in_the_log_names_both_versions(code: int | None) -> None:
+    driver = Driver() if code is None else Driver(init_code=code)
+    node = Node(driver=driver, kernel_log=KernelLog(events=(), api_mismatch=ApiMismatch("550.54.15", "535.183.01")))
+    finding = only("driver.version-match", node)
+    assert finding.status is Status.FAIL
+    assert "kernel module 535.183.01, user library 550.54.15" in text_of(finding)
+
+
+def test_a_mismatch_that_any_user_can_write_fails_no_driver_that_answers() -> None:
+    driver = Driver(init_code=0, module_version="535.183.01", library_version="535.183.01")
+    node = Node(driver=driver, kernel_log=KernelLog(events=(), api_mismatch=ApiMismatch("999.1", "535.183.01")))
+    assert bad("driver.version-match", node) == []
+
+
+def test_a_module_on_the_disk_that_is_not_the_loaded_one_warns() -> None:
+    node = Node(driver=Driver(module_version="535.183.01", disk_version="550.54.15"))
+    assert only("driver.version-match", node).status is Status.WARN
+
+
+# --- PCIe ---------------------------------------------------------------------------------------
+
+LIMITED = (
+    "pci 0000:8b:00.0: {now} Gb/s available PCIe bandwidth, limited by {speed} GT/s PCIe x16 link at 0000:87:00.0 "
+    "(capable of 504.112 Gb/s with 32.0 GT/s PCIe x16 link)"
+)
+
+
+def test_a_slower_link_above_is_a_warning_that_names_the_device_without_any_gpu_known() -> None:
+    finding = only("pcie.upstream", logged(LIMITED.format(now="252.048", speed="16.0")))
+    assert (finding.status, finding.subject.bus_id) == (Status.WARN, "0000:8b:00.0")
+    assert "0000:87:00.0" in text_of(finding)
+    resting = only("pcie.upstream", logged(LIMITED.format(now="32.000", speed="2.5")))
+    assert resting.status is Status.UNKNOWN
+    assert judge("pcie.upstream", logged("eth0: up")).status is Status.SKIP
+
+
+def lspci_gpu(*body: str, header: str = "9b:00.0 3D controller: NVIDIA Corporation GH100 (rev a1)") -> Node:
+    tree = parse_lspci("\n".join([header, *(f"\t\t{line}" for line in body)]) + "\n")
+    shown = gpu(0).__class__(0, BUS, name="NVIDIA H100")
+    gpus = (shown.__class__(0, BUS, name="NVIDIA H100", pcie=tree.link(shown)),)
+    return Node(source=CAPTURE, gpus=gpus, pci=PciBus(nvidia_devices=tree.nvidia_devices))
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        (("LnkSta: Speed 16GT/s (downgraded), Width x8 (downgraded)",), Status.WARN),
+        (("LnkSta: Speed 2.5GT/s (downgraded), Width x16 (ok)",), Status.PASS),
+        (("LnkSta: Speed 16GT/s, Width x8",), Status.SKIP),
+        (("LnkCap: Port #0, Speed 32GT/s, Width x16", "LnkSta: Speed 16GT/s, Width x8"), Status.WARN),
+        (("LnkCap: Port #0, Speed 32GT/s, Width x16", "LnkSta: Speed 16GT/s, Width x16"), Status.PASS),
+    ],
+)
+def test_lspcis_link_of_a_gpu_is_judged(lines: tuple[str, ...], status: Status) -> None:
+    assert judge("pcie.link-width", lspci_gpu(*lines)).status is status
+
+
+def test_nvmls_lanes_count_before_lspcis() -> None:
+    tree = parse_lspci("9b:00.0 3D controller: NVIDIA Corporation GH100\n\t\tLnkSta: Speed 2.5GT/s, Width x8\n")
+    told = gpu(0).__class__(0, BUS, pcie=PcieLink(width=16, width_max=16))
+    assert (tree.link(told).width, tree.link(told).path) == (16, tree.path(BUS))
+    assert isinstance(tree.path(BUS), tuple)
+    assert PcieHop(BUS).width_downgraded == PcieHop(BUS).speed_downgraded
+
+
+def test_a_function_that_reads_all_ones_is_lost() -> None:
+    header = "9b:00.0 3D controller: NVIDIA Corporation GH100 (rev ff) (prog-if ff)"
+    finding = only("gpu.lost", lspci_gpu("!!! Unknown header type 7f", header=header))
+    assert (finding.status, finding.subject.bus_id) == (Status.FAIL, BUS)
+    laptop = header.replace("GH100", "GA107M [GeForce RTX 3050 Mobile]")
+    assert bad("gpu.lost", lspci_gpu(header=laptop)) == [], "a laptop's GPU is off while nothing uses it"
+
+
+# --- schedulers ---------------------------------------------------------------------------------
+
+
+def test_gpus_that_the_scheduler_no_longer_gives_out() -> None:
+    for kind in ("slurm", "kubernetes"):
+        finding = only("gpu.count", Node(source=CAPTURE, scheduler=Scheduler(kind, "n1", 8, 7)))
+        assert (finding.status, finding.found and finding.found.value) == (Status.FAIL, 7)
+    assert bad("gpu.count", Node(source=CAPTURE, scheduler=Scheduler("slurm", "n1", 8, 8))) == []
+    drained = Scheduler("slurm", "n1", 8, 8, "idle+drain", "gpu 3: xid 79")
+    assert only("gpu.count", Node(source=CAPTURE, scheduler=drained)).status is Status.WARN
+    maintenance = Scheduler("slurm", "n1", 8, 8, "idle+drain", "firmware update of the BMC")
+    assert bad("gpu.count", Node(source=CAPTURE, scheduler=maintenance)) == []
+
+
+def test_fewer_gpus_than_the_scheduler_is_set_up_for() -> None:
+    seven = tuple(gpu(index) for index in range(7))
+    driver = Driver(init_code=0, device_count=7)
+    few = Node(source=CAPTURE, driver=driver, gpus=seven, scheduler=Scheduler("slurm", "n1", 8))
+    assert "7 GPUs where 8 are expected" in text_of(only("gpu.count", few))
+    sliced = Node(source=CAPTURE, driver=driver, gpus=seven, scheduler=Scheduler("kubernetes", "n1", 28, 28))
+    assert bad("gpu.count", sliced) == [], "each GPU is given out four times"

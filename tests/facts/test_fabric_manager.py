@@ -1,0 +1,50 @@
+"""The fabric manager's service, read without systemd from fake trees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.fabric_manager import UNIT, read_fabric_manager
+from tests.sysfs_tree import write
+
+SLICE = "/sys/fs/cgroup/system.slice"
+UNIT_FILE = f"/lib/systemd/system/{UNIT}"
+LOG = """[Jan 07 2025 10:11:12] [INFO] [tid 9] Fabric Manager version 535.129.03 is running with
+[Jan 07 2025 10:11:14] [ERROR] [tid 9] an error of the start before
+[Jan 09 2025 10:11:12] [INFO] [tid 11] Fabric Manager version 570.172.08 is running with
+[Jan 09 2025 10:11:13] [INFO] [tid 11] Successfully configured all the available NVSwitches
+[Jan 09 2025 12:00:00] [ERROR] [tid 12] detected NVSwitch fatal error 12028 on NVSwitch pci 00000000:05:00.0
+"""
+
+
+@pytest.mark.parametrize("mount", ["", "unified/", "systemd/"])
+def test_a_control_group_with_processes_is_a_service_that_runs(tmp_path: Path, mount: str) -> None:
+    write(tmp_path, {f"/sys/fs/cgroup/{mount}system.slice/{UNIT}/cgroup.procs": "4711"})
+    assert read_fabric_manager(tmp_path).service == "active"
+
+
+def test_without_processes_it_does_not_run_and_without_a_unit_it_is_not_there(tmp_path: Path) -> None:
+    write(tmp_path, {f"{SLICE}/ssh.service/cgroup.procs": "1"})
+    assert read_fabric_manager(tmp_path).service == "not-found"
+    write(tmp_path, {UNIT_FILE: "[Unit]", f"{SLICE}/{UNIT}/cgroup.procs": b""})
+    assert read_fabric_manager(tmp_path).service == "inactive"
+
+
+def test_in_a_container_nothing_tells_of_the_hosts_services(tmp_path: Path) -> None:
+    write(tmp_path, {"/sys/fs/cgroup/cgroup.procs": "1", UNIT_FILE: "[Unit]"})
+    facts = read_fabric_manager(tmp_path)
+    assert isinstance(facts.service, Missing)
+    assert facts.service.kind == "absent"
+    assert isinstance(facts.version, Missing)
+
+
+def test_the_log_tells_the_version_that_runs_and_the_errors_since_it_started(tmp_path: Path) -> None:
+    write(tmp_path, {"/var/log/fabricmanager.log": LOG})
+    facts = read_fabric_manager(tmp_path)
+    assert facts.version == "570.172.08"
+    assert isinstance(facts.errors, tuple)
+    [error] = facts.errors
+    assert "fatal error 12028" in error
