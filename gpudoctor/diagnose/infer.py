@@ -13,6 +13,7 @@ from gpudoctor.diagnose.rules.ends import early_exit, unexplained_exits
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, ranks_of
 from gpudoctor.diagnose.rules.outside import (
     gpu_faults,
+    is_hard,
     out_of_host_memory,
     program_xids,
     scheduler_endings,
@@ -104,9 +105,19 @@ def went_on(job: Job) -> bool:
     """Whether the job went on behind everything that looks like an error, and nothing says that a process ended."""
     if any(e.role in ("exit", "wait", "stuck", "ending", "closed") for e in job.events):
         return False
-    troubles = [e for e in job.events if e.role in (*TROUBLE, "wrapper")]
+    finished = any(e.role == "done" for e in job.events)
+    worked = finished or any(e.role == "progress" for e in job.events)
+    troubles = [
+        e
+        for e in job.events
+        if e.role in (*TROUBLE, "wrapper")
+        # the store goes when rank 0 ends, and a program's Xid is of any program
+        and not (worked and e.role == "echo" and e.detail.get("warning"))
+        and not (finished and e.what == "store_lost" and e.detail.get("warning"))
+        and not (finished and e.number("xid") is not None and e.strength < 3 and not is_hard(e))
+    ]
     if not troubles:
-        return not any(e.role in _FATAL for e in job.events)
+        return True
     for number in {e.file for e in troubles}:
         last = max(e.line for e in troubles if e.file == number)
         after = [e for e in job.events if e.file == number and e.line > last and e.role in ("progress", "done")]

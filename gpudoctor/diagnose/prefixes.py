@@ -71,7 +71,7 @@ def _may_begin(pattern: str, letter: str) -> bool:
     if pattern.startswith("(?P<date>"):
         return letter.isdecimal()
     if pattern.startswith("(?P<level>"):
-        return letter in "IWEF"
+        return letter in "IWEFV"
     if pattern.startswith("(?:DEBUG"):
         return letter in "DIWEC"
     if pattern.startswith("std"):
@@ -83,9 +83,9 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(text))
     for name, text in (
         # torch's C++ logger, Python's glog-like logger of torch
-        ("", rf"\[(?P<level>[IWEF])(?P<mmdd>\d{{3,4}}) (?P<clock>{_TIME}) (?P<source>[\w.-]+:\d+)\] ?"),
+        ("", rf"\[(?P<level>[IWEFV])(?P<mmdd>\d{{3,4}}) (?P<clock>{_TIME}) (?P<source>[\w.-]+:\d+)\] ?"),
         ("", r"\[(?P<level>[IWEF]) (?P<source>[\w.-]+\.cpp:\d+)\] ?"),
-        ("", rf"(?P<level>[IWEF])(?P<mmdd>\d{{4}}) (?P<clock>{_TIME}) +(?P<thread>\d+) (?P<source>[\w./-]+:\d+)\] ?"),
+        ("", rf"(?P<level>[IWEFV])(?P<mmdd>\d{{4}}) (?P<clock>{_TIME}) +(?P<thread>\d+) (?P<source>[\w./-]+:\d+)\] ?"),
         ("", r"\[rank: ?(?P<rank>\d{1,6})\] ?"),
         ("", r"\[rank(?P<rank>\d{1,6})\]: ?"),
         ("in group", r"\[(?:rank|Rank|RANK) ?(?P<rank>\d{1,6})\]:? ?"),

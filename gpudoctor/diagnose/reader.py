@@ -77,6 +77,10 @@ class LogReader:
 
     def _placed(self, event: Event, number: int, origin: Origin, raw: str) -> Event:
         event.file, event.line, event.text = self._file, number, event.text or raw.strip()
+        if origin.level in ("W", "I", "V") and event.role in ("cause", "echo", "victim"):
+            event.detail["warning"] = 1
+            if event.role == "cause":  # whoever warns goes on
+                event.role, event.strength = "echo", 1
         for field in ("rank", "local_rank", "task", "host", "pid", "ip", "gpu", "time_s"):
             if getattr(event, field) is None:
                 setattr(event, field, getattr(origin, field))

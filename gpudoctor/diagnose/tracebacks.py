@@ -16,6 +16,8 @@ _EXCEPTION = re.compile(
 )
 # without a traceback before it, only what is named like an exception is one
 _NAMED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout)$")
+# Python prints these where nothing ends by them
+_IGNORED = ("Exception ignored in", "--- Logging error ---")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)")
 # vLLM, SGLang: the error of another process, printed elsewhere
@@ -96,6 +98,7 @@ class _Open(msgspec.Struct):
     frames: int = 0
     chained: bool = False
     reraised: bool = False
+    ignored: bool = False
 
 
 class Tracebacks:
@@ -105,9 +108,13 @@ class Tracebacks:
         self._open: dict[object, _Open] = {}
         self._last: dict[object, Event] = {}
         self._chain: set[object] = set()
+        self._ignored: set[object] = set()
 
     def read(self, stream: object, number: int, text: str) -> tuple[bool, Event | None]:
         """Whether the line belongs to a traceback, and the exception if it ends with this line."""
+        if text.startswith(_IGNORED):
+            self._ignored.add(stream)
+            return True, None
         begin = _BEGIN.search(text)
         if begin is not None:
             if len(self._open) >= _MOST_OPEN:
@@ -115,7 +122,9 @@ class Tracebacks:
             rank = int(begin["rank"]) if begin["rank"] else None
             reraised = "Original Traceback" in text
             self._open[stream] = _Open(number, rank, chained=stream in self._chain, reraised=reraised, functions=set())
+            self._open[stream].ignored = stream in self._ignored
             self._chain.discard(stream)
+            self._ignored.discard(stream)
             return True, None
         trace = self._open.get(stream)
         if frame := _FRAME.match(text):
@@ -155,6 +164,9 @@ class Tracebacks:
         if trace.user_frame:
             event.detail["frame"] = trace.user_frame
         event.detail["traceback"] = 1
+        if trace.ignored:
+            event.role, event.what = "fact", "ignored"
+            return event
         if trace.collective:
             event.detail["collective"] = trace.collective
         if _RERAISED.search(text):

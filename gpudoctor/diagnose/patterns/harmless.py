@@ -14,7 +14,7 @@ _HARMLESS = re.compile(
     r"|process group has NOT been destroyed|Guessing device ID|OMP_NUM_THREADS|leaked (?:semaphore|shared_memory) objects"
     r"|Missing hostname|CXI Service ID|FI_HMEM|PlacementGroupCleaner|TUNER/Plugin|PROFILER/Plugin|No plugin found"
     r"|switch_g_job_postfini|Graceful shutdown of backend failed|TORCH_NCCL_\w+ is deprecated|libibverbs: Warning"
-    r"|Exception ignored in|DeprecationWarning|FutureWarning|UserWarning: (?!CUDA init)"
+    r"|DeprecationWarning|FutureWarning|UserWarning: (?!CUDA init)"
 )
 
 

@@ -42,7 +42,7 @@ NCCL = rows(
     ("bootstrap_no_interface", "interface", r"no socket interface found|No (?:usable )?(?:socket )?interface found|no interface found"),
     ("bootstrap_no_interface", "family", r"[Aa]ddress family \d+ is neither|wrong type 59936|family 59936 is neither"),
     ("cuda_not_supported", "not supported", r"Cuda failure (?:\d+ )?'(?:operation|feature) not supported'"),
-    ("iommu", "iommu", r"Missing \"iommu=pt\"|IO_PAGE_FAULT", "echo", 2),
+    ("iommu", "iommu", r"Missing \"iommu=pt\"|IO_PAGE_FAULT", "fact", 1),
     # a peer that has gone looks the same as one that cannot be reached
     ("bootstrap_connect_failed", "connect",
      r"(?:socketStartConnect|NCCL WARN|Last error|NET/Socket).{0,60}[Cc]onnect to \S+ (?:failed|returned)|^Connect to \S+ failed",

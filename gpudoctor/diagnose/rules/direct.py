@@ -54,7 +54,9 @@ def echoes(job: Job, attempt: int, least: int) -> list[Hypothesis]:
     """Causes that a peer's end brings about as well: a refused connection, an unanswered request."""
     found = _grouped(job, attempt, [e for e in job.of("echo", attempt=attempt) if e.strength >= least])
     for hypothesis in found:
-        hypothesis.unknown = hypothesis.what == "connect_stale"
+        hypothesis.unknown = hypothesis.what == "connect_stale" or all(
+            e.detail.get("warning") for e in hypothesis.events
+        )
         hypothesis.confidence = "likely" if least > 1 else "possible"
     return found
 

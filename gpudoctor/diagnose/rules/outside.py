@@ -95,7 +95,7 @@ def gpu_faults(job: Job, attempt: int) -> list[Hypothesis]:
     lost = [e for e in job.of("cause") if e.what == "gpu_lost"]
     ecc = [e for e in job.of("cause", attempt=attempt) if e.what == "gpu_ecc"]
     xids = [e for e in job.of("cause") if e.what == "gpu_xid" and e.number("xid") not in _FOLLOWS]
-    hard = [e for e in xids if _is_hard(e)]
+    hard = [e for e in xids if is_hard(e)]
     for what, events in (
         ("gpu_lost", lost + [e for e in hard if e.number("xid") == 79]),
         ("gpu_ecc", [e for e in hard if e.number("xid") in _ECC] + ecc),
@@ -123,7 +123,7 @@ def gpu_faults(job: Job, attempt: int) -> list[Hypothesis]:
 
 def program_xids(job: Job) -> list[Hypothesis]:
     """Xids that a program's own fault brings about (13, 31): a cause only where the program's words are missing."""
-    events = [e for e in job.of("cause") if e.what == "gpu_xid" and not _is_hard(e)]
+    events = [e for e in job.of("cause") if e.what == "gpu_xid" and not is_hard(e)]
     if not events:
         return []
     gpus = {e.gpu for e in events if e.gpu}
@@ -154,7 +154,8 @@ def normal_bus_id(gpu: str) -> str:
     return f"{place[0][-4:].rjust(4, '0')}:{place[1]}:{place[2]}" if len(place) == 3 else gpu.lower()
 
 
-def _is_hard(event: Event) -> bool:
+def is_hard(event: Event) -> bool:
+    """Whether the driver's word is of a fault of the GPU, not of a program or a mere consequence."""
     code = event.number("xid")
     if code is None:
         return True
