@@ -19,6 +19,7 @@ from gpudoctor.checks.core.finding import WORST_FIRST, Status, worst
 from gpudoctor.checks.core.registry import LEVELS
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.driver.responsive import WAKING
+from gpudoctor.facts.captures import ABSENT
 from gpudoctor.report.figures import figure_lines
 from gpudoctor.report.model import Report, held_words, is_above, suppressed_in
 from gpudoctor.report.text_blocks import STYLES, grouped_label, plain, problems, status_word
@@ -189,6 +190,8 @@ def _tail(report: Report) -> Iterator[Text]:
     suppressed = suppressed_in(report.checks)
     aside = f"; {suppressed} suppressed by the configuration" if suppressed else ""
     yield Text.assemble(word, plain(f"  {verdict_words(report)}{aside}"))
+    if more := also_paste(report):
+        yield plain(more)
     worst_check = next(
         (r.id for status in (Status.FAIL, Status.UNKNOWN, Status.WARN) for r in report.checks if r.status is status), ""
     )
@@ -197,17 +200,54 @@ def _tail(report: Report) -> Iterator[Text]:
         yield plain(f"Next:  gpudoctor explain {worst_check}  |  {again}")
 
 
+# what tells a capture more, by the domain that could not look; for the kernel log, by its check
+_COMMANDS = {
+    "gpu.xid": "dmesg",
+    "gpu": "nvidia-smi -q",
+    "pcie": "lspci -vvv (as root)",
+    "nvlink": "nvidia-smi nvlink -s",
+    "topology": "nvidia-smi topo -m",
+    "host": "free -m; df -m /dev/shm",
+    "env": "env",
+    "network": "ibstat",
+}
+_MOST_COMMANDS = 3
+
+
+def also_paste(report: Report) -> str:
+    """ "To judge nvlink, also paste: nvidia-smi nvlink -s"; "" if the capture holds a bit of all."""
+    if report.run.source.kind != "capture":
+        return ""
+    asked = [result for result in report.checks if not is_above(result, report.run.level)]
+    parts = []
+    for place, command in _COMMANDS.items():
+        results = [result for result in asked if place in (result.id, result.domain)]
+        skipped = bool(results) and all(result.status is Status.SKIP for result in results)
+        if skipped and any(_reason(result).endswith(ABSENT.reason) for result in results):
+            parts.append(f"{place}: {command}")
+    if not parts:
+        return ""
+    if len(parts) == 1:
+        name, _, command = parts[0].partition(": ")
+        return f"To judge {name}, also paste: {command}"
+    return f"To judge more, also paste: {' | '.join(parts[:_MOST_COMMANDS])}"
+
+
 def verdict_words(report: Report) -> str:
     """What the verdict means; a node that was not put under load is not called fit."""
     training = report.measurements.training
     if report.verdict == "pass" and training is not None and training.device == "cuda":
         return "fit to train on"
     looked = f"{_checks(report.counts.passed)} that could look"
+    aside = ""
     if report.run.source.kind == "capture":
         looked = held_words(report.checks, report.run.level)
+        asked = [result for result in report.checks if not is_above(result, report.run.level)]
+        if 2 * sum(result.status is not Status.SKIP for result in asked) < len(asked):
+            aside = f", in {looked}"
     words = {
         "pass": f"nothing wrong in {looked}; no GPU was put under load",
-        "warn": "works; look at the warnings",
+        "warn": f"works; look at the warnings{aside}",
         "fail": "not fit to train on",
     }
     return words.get(report.verdict, "not known: what got no answer is not a pass")

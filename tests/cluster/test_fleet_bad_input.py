@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from gpudoctor.cluster.fleet.files import Listed
-from gpudoctor.cluster.fleet.reading import Outcome, Reader
+from gpudoctor.cluster.fleet.reading import Outcome, ReportReader
 from gpudoctor.exits import InterruptedBySignal
 from tests.cli.conftest import Gpudoctor
 from tests.cluster.fleet_reports import Report, fleet, report, write
@@ -290,14 +290,14 @@ def test_what_a_process_that_dies_has_not_read_is_read_all_the_same(
     gpudoctor: Gpudoctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet(tmp_path, 30, figures=False)
-    parent, of_files = os.getpid(), Reader._of_files
+    parent, of_files = os.getpid(), ReportReader._of_files
 
-    def dies_on_node7(self: Reader, files: list[Listed]) -> list[Outcome]:
+    def dies_on_node7(self: ReportReader, files: list[Listed]) -> list[Outcome]:
         if os.getpid() != parent and any("node7" in file.path for file in files):
             os._exit(9)
         return of_files(self, files)
 
-    monkeypatch.setattr(Reader, "_of_files", dies_on_node7)
+    monkeypatch.setattr(ReportReader, "_of_files", dies_on_node7)
     monkeypatch.setattr("gpudoctor.cluster.fleet.workers.FEWEST_FILES", 2)
     monkeypatch.setattr("gpudoctor.cluster.fleet.workers.CHUNK", 3)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})

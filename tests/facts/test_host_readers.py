@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpudoctor.facts.captures.host.readers import HOST_READERS
-from gpudoctor.facts.captures.reader import Block, Part, Reader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.driver import DkmsBuild, Driver, FabricManager, LoadFailure
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Host, Network, Node, Scheduler
@@ -18,7 +18,7 @@ from tests.facts.kernel_words import AER, LOST, OFF_BUS, STAMPS, SWITCH
 READERS = {reader.name: reader for reader in HOST_READERS}
 
 
-def reader_of(text: str, command: str = "") -> Reader:
+def reader_of(text: str, command: str = "") -> TextReader:
     """The first reader that takes the first line, or the command."""
     first = text.split("\n")[0]
     return next(r for r in HOST_READERS if r.begins(first) or (r.after is not None and command and r.after(command)))
@@ -347,7 +347,7 @@ OTHERS = (
 
 
 @pytest.mark.parametrize("reader", HOST_READERS, ids=lambda reader: reader.name)
-def test_no_reader_takes_the_line_of_another_tool(reader: Reader) -> None:
+def test_no_reader_takes_the_line_of_another_tool(reader: TextReader) -> None:
     own = {"lspci": "01:00.0", "environment": "NCCL"}.get(reader.name, "\0")
     taken = [line for line in OTHERS if not line.startswith(own) and (reader.begins(line) or reader.goes_on(line))]
     assert taken == []
@@ -357,7 +357,7 @@ def test_no_reader_takes_the_line_of_another_tool(reader: Reader) -> None:
 @pytest.mark.parametrize(
     "text", ["", "\0", "x" * 5000, "Port 1:", "\t\tRate: ", '"ShmSize": 99999999999999999999', ": : :"]
 )
-def test_nonsense_tells_nothing_and_breaks_nothing(reader: Reader, text: str) -> None:
+def test_nonsense_tells_nothing_and_breaks_nothing(reader: TextReader, text: str) -> None:
     from gpudoctor.facts.captures import SourceError
 
     try:

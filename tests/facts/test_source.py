@@ -230,8 +230,11 @@ def test_nvidia_smis_own_doctype_is_allowed_and_never_fetched(write: Write, capt
 def test_xml_cut_in_the_middle_says_where(write: Write, captures: Path) -> None:
     lines = (captures / "qx-h100.xml").read_text().splitlines()
     end = next(number for number, line in enumerate(lines) if "<ecc_errors>" in line) + 1
-    assert f"cut off at line {end}" in said(write("\n".join(lines[:end])))
-    assert "inside <ecc_errors>" in said(write("\n".join(lines[:end])))
+    notes = load_source(write("\n".join(lines[:end]))).node.source.notes
+    assert f"cut off at line {end + 1}: the XML ends inside <ecc_errors>" in notes
+    assert "the dump is cut off inside GPU 0000:53:00.0" in notes
+    start = next(number for number, line in enumerate(lines) if "<gpu id" in line)
+    assert "cut off at line" in said(write("\n".join(lines[:start])))
     broken = "\n".join(lines).replace("</ecc_errors>", "</oops>", 1)
     assert "broken XML at line" in said(write(broken))
 

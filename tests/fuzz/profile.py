@@ -24,6 +24,7 @@ SHARES = {
     "p2p": 80,
     "nvlink": 80,
     "lspci": 60,
+    "paste": 60,
     "kernel-log": 60,
     "kernel-names": 40,
     "bug-report": 50,

@@ -21,6 +21,7 @@ from gpudoctor.report.model import Report
 from tests.conftest import ROOT
 from tests.facts.host_texts import PORTS, dkms_status, ibstat, ibstatus, ibv_devinfo, proc_limits, ulimit_a
 from tests.facts.kernel_words import DRIVER_LINES, HOST_LINES
+from tests.facts.transcripts import COLLECT_ENV, TOPIC, csv, gpu_list, table
 from tests.fuzz.profile import LONG
 
 DUMPS = Path(__file__).parent.parent / "facts" / "dumps"
@@ -79,6 +80,22 @@ def nvlink(node: Node, option: str = "status") -> bytes:
             }[option]
             lines += [f"\t Link {link.link}: {words}" for words in told]
     return ("\n".join(lines) + "\n").encode()
+
+
+def paste(node: Node) -> bytes:
+    """What a user copies out of a terminal: prompts, prose, and what several tools printed."""
+    texts = {
+        "nvidia-smi": table(node).encode(),
+        "nvidia-smi -L": gpu_list(node).encode(),
+        "nvidia-smi --query-gpu=index,name --format=csv": csv(node).encode(),
+        "nvidia-smi topo -m": topology(node).expandtabs(8),
+        "nvidia-smi nvlink -s": nvlink(node),
+        "dmesg | tail": kernel_log(),
+        "nvidia-smi -q -d CLOCK,PERFORMANCE": TOPIC.replace("0000:1B:00.0", node.gpus[0].bus_id.upper()).encode(),
+        "python collect_env.py": COLLECT_ENV.replace("535.129.03", str(known(node.driver.library_version))).encode(),
+    }
+    prompts = b"".join(b"root@node7:~# " + command.encode() + b"\n" + text for command, text in texts.items())
+    return b"My GPUs are slow, what is it?\n```\n" + prompts + b"```\n"
 
 
 def kernel_log() -> bytes:

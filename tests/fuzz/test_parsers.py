@@ -65,7 +65,7 @@ def judged_from(read: Callable[[], Loaded]) -> Report | None:
 
 
 def test_the_seeds_are_read_whole() -> None:
-    for seed in (*XML, *SMI_TEXT, *TOPOLOGY, *P2P, *NVLINK, *LSPCI, *LOGS, *BUG_REPORTS, seeds.report_json()):
+    for seed in (*XML, *SMI_TEXT, *TOPOLOGY, *P2P, *NVLINK, *LSPCI, *PASTES, *LOGS, *BUG_REPORTS, seeds.report_json()):
         assert judged(seed) is not None, seed[:200]
     for seed in (to_json(LINKED), seeds.as_yaml(LINKED), seeds.stream(), seeds.bundle()):
         report = judged(seed)
@@ -79,6 +79,7 @@ TOPOLOGY = (seeds.topology(LINKED), seeds.dump("topo-m-nics.txt"))
 P2P = (seeds.p2p(LINKED),)
 NVLINK = (seeds.nvlink(LINKED), seeds.nvlink(LINKED, "errors"), seeds.nvlink(LINKED, "remote"))
 LSPCI = (seeds.dump("lspci-2-gpus.txt"),)
+PASTES = (seeds.paste(LINKED),)
 LOGS = (seeds.kernel_log(), seeds.journal(), seeds.host_tools())
 BUG_REPORTS = (seeds.bug_report(),)
 
@@ -122,6 +123,13 @@ def test_nvlink(seed: bytes, what: list[Step]) -> None:
 @given(seed=st.sampled_from(LSPCI), what=steps)
 def test_lspci(seed: bytes, what: list[Step]) -> None:
     ran("lspci")
+    judged(mutated(seed, what))
+
+
+@fuzzed("paste")
+@given(seed=st.sampled_from(PASTES), what=steps)
+def test_pasted_text(seed: bytes, what: list[Step]) -> None:
+    ran("paste")
     judged(mutated(seed, what))
 
 

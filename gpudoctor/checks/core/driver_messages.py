@@ -18,7 +18,7 @@ _SICK = re.compile(r"reset_required|needs to be reset|needs? a reset|timeout|tim
 _CODES = re.compile(r"RmInitAdapter failed!? ?(\([0-9a-fA-Fx:]{1,40}\))")
 
 
-class Meaning(msgspec.Struct, frozen=True):
+class MessageMeaning(msgspec.Struct, frozen=True):
     """`bucket` as an Xid's; `not_started`: the GPU is not there for programs."""
 
     bucket: Bucket
@@ -28,24 +28,24 @@ class Meaning(msgspec.Struct, frozen=True):
 
 
 # by the names of `facts.kernel_log.driver_messages.DRIVER_MESSAGES`
-MEANINGS: dict[str, Meaning] = {
-    "off-bus": Meaning("hardware", "GPU has fallen off the bus", OWN_ADVICE[79], True),
-    "init-failed": Meaning("reset", "the driver could not start the GPU: RmInitAdapter failed", _RESET, True),
-    "gsp-boot": Meaning("reset", "the GPU's own processor (GSP) does not boot", _RESET, True),
-    "bar-invalid": Meaning(
+MEANINGS: dict[str, MessageMeaning] = {
+    "off-bus": MessageMeaning("hardware", "GPU has fallen off the bus", OWN_ADVICE[79], True),
+    "init-failed": MessageMeaning("reset", "the driver could not start the GPU: RmInitAdapter failed", _RESET, True),
+    "gsp-boot": MessageMeaning("reset", "the GPU's own processor (GSP) does not boot", _RESET, True),
+    "bar-invalid": MessageMeaning(
         "hardware",
         "the GPU has no valid memory window (BAR)",
         "In the BIOS turn on Above 4G Decoding, and Resizable BAR if there is one; or boot with pci=realloc.",
         True,
     ),
-    "probe-failed": Meaning("reset", "the driver's probe of a GPU failed", _RESET, True),
-    "none-initialized": Meaning("reset", "the driver started no GPU at all", _RESET, True),
-    "reset-required": Meaning("watch", "driver error", OWN_ADVICE[119]),
-    "gsp-timeout": Meaning("watch", "driver error", OWN_ADVICE[119]),
+    "probe-failed": MessageMeaning("reset", "the driver's probe of a GPU failed", _RESET, True),
+    "none-initialized": MessageMeaning("reset", "the driver started no GPU at all", _RESET, True),
+    "reset-required": MessageMeaning("watch", "driver error", OWN_ADVICE[119]),
+    "gsp-timeout": MessageMeaning("watch", "driver error", OWN_ADVICE[119]),
 }
 
 
-def meaning(event: KernelEvent) -> Meaning | None:
+def meaning(event: KernelEvent) -> MessageMeaning | None:
     """What the message of an event of kind off-bus, gsp or rm means; None for what is no fault by itself."""
     # 10 ms of patterns, which a log without errors does not need
     from gpudoctor.facts.kernel_log.driver_messages import driver_message
@@ -60,10 +60,10 @@ def meaning(event: KernelEvent) -> Meaning | None:
     return msgspec.structs.replace(found, words=f"{found.words} {codes[1]}") if codes else found
 
 
-def not_started(node: Node) -> dict[str, Meaning]:
+def not_started(node: Node) -> dict[str, MessageMeaning]:
     """GPUs by bus id that the kernel log says did not start or are off the bus, and that the driver does not show."""
     shown = {gpu.bus_id for gpu in node.gpus if told_by_driver(node, gpu)}
-    found: dict[str, Meaning] = {}
+    found: dict[str, MessageMeaning] = {}
     for event in known(node.kernel_log.events) or ():
         if event.bus_id is None or event.bus_id in shown:
             continue

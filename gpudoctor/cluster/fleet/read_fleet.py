@@ -12,7 +12,7 @@ import msgspec
 from gpudoctor.cluster.fleet.files import as_text
 from gpudoctor.cluster.fleet.judge import fleet_against, fleet_of
 from gpudoctor.cluster.fleet.model import Fleet
-from gpudoctor.cluster.fleet.reading import Gathered, Reader, Refused, without_collector
+from gpudoctor.cluster.fleet.reading import Gathered, Refused, ReportReader, without_collector
 from gpudoctor.cluster.fleet.records import ReportRecord
 from gpudoctor.errors import UserError
 from gpudoctor.exits import InterruptedBySignal, hold_signals
@@ -39,7 +39,7 @@ class FleetProgress(NamedTuple):
 def read_fleet(request: ClusterReportRequest, progress: FleetProgress) -> tuple[Fleet, list[int]]:
     """The fleet, and the signals that cut the reading short, or come from here on. Raise UserError for no report."""
     sources, older_sources = texts_of(request.sources), texts_of(request.against)
-    reader = Reader()
+    reader = ReportReader()
     with without_collector():
         gathered = _read(reader, request.sources, progress)
         older = _read(reader, request.against, progress) if request.against and gathered.interrupted is None else None
@@ -59,7 +59,7 @@ def texts_of(paths: Sequence[str]) -> list[str]:
     return [as_text(path) for path in paths]
 
 
-def _read(reader: Reader, sources: Sequence[str], progress: FleetProgress) -> Gathered:
+def _read(reader: ReportReader, sources: Sequence[str], progress: FleetProgress) -> Gathered:
     """All of the sources; what has come so far if a signal ends it. Raise UserError if there is no report."""
     stdin = sys.stdin.buffer if sys.stdin else None
     gathered: Gathered | None = None

@@ -46,7 +46,7 @@ class Gathered(msgspec.Struct):
     interrupted: int | None = None
 
 
-class Reader:
+class ReportReader:
     """Reads sets of reports; what sets have in common is kept once."""
 
     def __init__(self) -> None:

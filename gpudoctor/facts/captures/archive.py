@@ -44,7 +44,7 @@ def _tar(data: bytes) -> Iterator[tuple[str, bytes]]:
                 # a sparse file may claim any size
                 if member.isreg() and not member.issparse() and not _hidden(member.name):
                     file = archive.extractfile(member)
-                    yield member.name, file.read(MAX_BYTES + 1) if file else b""
+                    yield member.name, file.read(min(member.size, MAX_BYTES)) if file else b""
     except (tarfile.TarError, EOFError, ValueError, OSError, OverflowError) as error:
         raise SourceError(f"not a readable archive: {error}") from None
 
@@ -59,7 +59,7 @@ def _zip(data: bytes) -> Iterator[tuple[str, bytes]]:
             for member in archive.infolist():
                 if not member.is_dir() and not _hidden(member.filename):
                     with archive.open(member) as file:
-                        yield member.filename, file.read(MAX_BYTES + 1)
+                        yield member.filename, file.read(min(member.file_size, MAX_BYTES))
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, OSError, RuntimeError, NotImplementedError) as error:
         raise SourceError(f"not a readable archive: {error}") from None
 

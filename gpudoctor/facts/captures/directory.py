@@ -15,7 +15,7 @@ from gpudoctor.facts.captures.bug_report import add_bug_report
 from gpudoctor.facts.captures.join import Dumps
 from gpudoctor.facts.captures.lines import chunks_of, lines_of
 from gpudoctor.facts.captures.opened import MAX_BYTES, head_text, open_plain, read_file
-from gpudoctor.facts.captures.reader import Reader
+from gpudoctor.facts.captures.reader import TextReader
 from gpudoctor.facts.captures.readers import READERS
 from gpudoctor.facts.captures.recognise import HEAD_BYTES, recognise
 from gpudoctor.facts.captures.transcript import Transcript
@@ -73,7 +73,7 @@ def is_dump(head: bytes) -> bool:
         return True
     if b"\0" in head and not head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return False
-    found: list[Reader] = []
+    found: list[TextReader] = []
     Transcript(READERS, lambda reader, _: found.append(reader)).read(lines_of([head]))
     return bool(found)
 

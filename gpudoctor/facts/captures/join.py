@@ -17,12 +17,12 @@ from gpudoctor.facts.captures.nvidia_smi.nvlink import LinkDump, merge_links
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
 from gpudoctor.facts.captures.nvidia_smi.topology import Pair, Topology
 from gpudoctor.facts.captures.plausible import plausible
-from gpudoctor.facts.captures.reader import Block, Part, Reader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.captures.readers import READERS
 from gpudoctor.facts.captures.transcript import Transcript
 from gpudoctor.facts.model.gpu import Gpu, P2pStatus
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import Driver, KernelLog, Node, Source
+from gpudoctor.facts.model.node import Driver, Environment, Host, KernelLog, Node, PciBus, Source
 
 MAX_PARTS = 2000  # `nvidia-smi -l` prints a table each second: from so many on, those of a text are not kept
 MAX_NOTES = 50
@@ -61,7 +61,7 @@ class Dumps:
             self.files.append(file)
         return self._read
 
-    def _take(self, reader: Reader, block: Block) -> None:
+    def _take(self, reader: TextReader, block: Block) -> None:
         try:
             part = reader.read(block)
         except SourceError as error:
@@ -91,7 +91,7 @@ class Dumps:
         empty = Node()
         return bool(self._logs) or any(
             part.smi or part.links or part.topology or part.p2p or (part.pci_tree and part.pci_tree.nvidia_devices)
-            or msgspec.structs.replace(part.node, pci=empty.pci, host=empty.host, environment=empty.environment) != empty
+            or msgspec.structs.replace(part.node, pci=PciBus(), host=Host(), environment=Environment()) != empty
             for _, _, part in self._parts
         )  # fmt: skip
 

@@ -14,16 +14,17 @@ MAX_LINE = 1 << 23  # characters: a name in a dump may have megabytes, and is cl
 _TERMINAL = re.compile(r"\x1b(?:\[[0-9;?]{0,40}[ -/]?[@-~]|\][^\x07\x1b]{0,300}(?:\x07|\x1b\\)?|[()][A-Z0-9])")
 # what mails, forums, editors and other programs put before each line; a timestamp of kubectl, docker logs or ts
 _QUOTE = re.compile(r"[ \t]{0,3}>[ \t]?")
-_NUMBER = re.compile(r"[ \t]{0,8}\d{1,7}(?:[:|\t│→]| [|│]|  )[ \t]?")
+_NUMBER = re.compile(r"[ \t]{0,8}\d{1,7}(?:[:|\t│→]| [|│]|  |$)[ \t]?")
 _STAMP = re.compile(
     r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z| ?[+-]\d\d:?\d\d)?\]?"
     r"(?: std(?:out|err) [FP])?[ \t]?|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d "
 )
 _ORIGIN = re.compile(
-    r"\[pod/[^\]\s]{1,300}\] |\[[\w.-]{1,64}\][: ] ?|[\w.-]{1,64} {0,64}\| ?|[\w.-]{1,64}: "
+    r"\[pod/[^\]\s]{1,300}\](?: |$)|\[[\w.-]{1,64}\][: ] ?|[\w.-]{1,64} {0,64}\| ?|[\w.-]{1,64}: "
     r"|\[?\d{1,4}\]?(?:: |<stdout>:? ?)|\d{1,4}: "
 )
-_PREFIXES = (_QUOTE, _NUMBER, _STAMP, _ORIGIN)
+_INDENT = re.compile(r"(?: {2,12}|\t)(?=\S)")  # a code block of Markdown
+_PREFIXES = (_QUOTE, _NUMBER, _STAMP, _ORIGIN, _INDENT)
 _MOST_PREFIXES = 3
 
 
@@ -35,11 +36,13 @@ def lines_of(chunks: Iterable[bytes]) -> Iterator[tuple[str, bool]]:
     """
     decoder: codecs.IncrementalDecoder | None = None
     rest = ""
-    dropping = False
+    dropping = wide = False
     for chunk in chunks:
         if decoder is None:
             wide = chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
             decoder = codecs.getincrementaldecoder("utf-16" if wide else "utf-8-sig")("replace")
+        if not wide:  # a log has zeros in it if the machine lost its power while it was written
+            chunk = chunk.replace(b"\0", b"")
         first, *more = decoder.decode(chunk).split("\n")
         if not dropping:
             rest += first

@@ -54,7 +54,7 @@ class Part(msgspec.Struct):
     pci_tree: PciTree | None = None
 
 
-class Reader(msgspec.Struct, frozen=True):
+class TextReader(msgspec.Struct, frozen=True):
     """One kind of text. `name` is what people call it: it stands in notes ("lspci", "nvidia-smi -L").
 
     `begins(line)` is true (not None) for a line that only this text has, and that may be its first; it is asked for
@@ -66,6 +66,8 @@ class Reader(msgspec.Struct, frozen=True):
     `restarts(line)` is true for a line that can stand in such a text once only: there a new block of the same reader
     begins. With `until`, every line belongs to the block, up to the first for which it is true, whatever `goes_on`
     says; a line that begins another reader's text, and is no markup, still ends it.
+    `may_be(line)` is asked last, for a line that nothing else explains: it may be of this text, behind a prefix that
+    nobody knows.
     A reader with `in_pieces` has lines that mean the same alone as together (a log): a long block is read in pieces.
     """
 
@@ -76,4 +78,5 @@ class Reader(msgspec.Struct, frozen=True):
     after: Callable[[str], object] | None = None
     restarts: Callable[[str], object] | None = None
     until: Callable[[str], object] | None = None
+    may_be: Callable[[str], object] | None = None
     in_pieces: bool = False

@@ -79,7 +79,7 @@ def _load(name: str, stdin: BinaryIO | None, environ: Mapping[str, str] | None) 
     try:
         check_file(name)
         with open_plain(name) as file:
-            return _named(printable(Path(name).name), _from_stream(file, name))
+            return _named(printable(Path(name).name), _from_stream(file, name, Path(name).stat().st_size))
     except SourceError as error:
         raise SourceError(said if (said := str(error)).startswith(name) else f"{name}: {said}") from None
     except OSError as error:
@@ -118,7 +118,7 @@ def _from_stdin(stream: BinaryIO) -> Loaded:
         raise SourceError("standard input is closed") from None
 
 
-def _from_stream(stream: BinaryIO, name: str) -> Loaded:
+def _from_stream(stream: BinaryIO, name: str, size: int = 0) -> Loaded:
     """Read what is made for gpudoctor, or packed, as a whole; any other text line by line, whatever its size."""
     from gpudoctor.facts.captures.archive import ZIP, is_tar
     from gpudoctor.facts.captures.facts_file import is_yaml_facts
@@ -131,7 +131,7 @@ def _from_stream(stream: BinaryIO, name: str) -> Loaded:
     packed = head.startswith((b"\x1f\x8b", ZIP)) or is_tar(head)
     if packed or braces or is_yaml_facts(text) or recognise(text) == "bug-report":
         try:
-            data = read_stream(stream, head=head)
+            data = read_stream(stream, size, head)
         except SourceError as error:
             raise SourceError(f"{name}: {error}") from None
         return _from_bytes(data, name)

@@ -9,7 +9,7 @@ import msgspec
 
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.lines import unprefixed, without_terminal
-from gpudoctor.facts.captures.reader import Block, Reader
+from gpudoctor.facts.captures.reader import Block, TextReader
 
 PIECE_LINES = 20_000  # of a log that is read in pieces
 MAX_BLOCK_LINES = 500_000
@@ -81,18 +81,20 @@ class Transcript:
     ruler, a fence, or the first line of another tool's text ends it.
     """
 
-    def __init__(self, readers: Iterable[Reader], take: Callable[[Reader, Block], None], file: str = "") -> None:
+    def __init__(
+        self, readers: Iterable[TextReader], take: Callable[[TextReader, Block], None], file: str = ""
+    ) -> None:
         self._readers = tuple(readers)
         self._take = take
         self._file = file
-        self._reader: Reader | None = None
+        self._reader: TextReader | None = None
         self._block = Block([])
         self._characters = 0
         self._blank = False
         self._by_command = False
         self._command = ""
         # lines that nobody took, by their look: programs repeat themselves, but for their figures
-        self._unknown: set[tuple[Reader | None, str]] = set()
+        self._unknown: set[tuple[TextReader | None, str]] = set()
         self.passed = Passed()
         self.too_long = Passed()
         self.blocks = 0
@@ -134,7 +136,8 @@ class Transcript:
             if reader is not None:
                 self._keep(line, number)
             return
-        if self._offer(line, number) or self._boundary(line):
+        # a mark of a mail hides what the line is; others may be the tool's own
+        if line[0] != ">" and (self._offer(line, number) or self._boundary(line)):
             return
         for inner in unprefixed(line):
             if not inner or inner.isspace():
@@ -144,6 +147,12 @@ class Transcript:
                 return
         if self._by_command and self._reader is not None:
             self._keep(line, number)
+        elif (maybe := next((r for r in self._readers if r.may_be is not None and r.may_be(line)), None)) is not None:
+            if maybe is not self._reader:
+                self._open(maybe, number)
+            self._keep(line, number)
+        elif line[0] == ">" and self._boundary(line):
+            return
         else:
             self.passed.add(number)
             if look is not None and len(self._unknown) < _MOST_REMEMBERED:
@@ -168,7 +177,7 @@ class Transcript:
         self._keep(line, number)
         return True
 
-    def _begun_by(self, line: str) -> Reader | None:
+    def _begun_by(self, line: str) -> TextReader | None:
         """The reader whose text this line begins: the one that is open, or the first of the table."""
         if self._reader is not None and self._reader.begins(line):
             return self._reader
@@ -199,7 +208,7 @@ class Transcript:
     def _blank_line(self) -> None:
         self._blank = True
 
-    def _open(self, reader: Reader, number: int) -> None:
+    def _open(self, reader: TextReader, number: int) -> None:
         self._close()
         self._reader = reader
         self._block = Block([], number, self._command, self._file)

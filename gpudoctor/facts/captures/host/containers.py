@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpudoctor.facts.captures.reader import Block, Part, Reader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.node import Host, Node
 
 _INSPECT = re.compile(r'\s*"(?:ShmSize|IpcMode|HostConfig|DeviceRequests|OomKillDisable|CgroupnsMode)":')
@@ -80,13 +80,13 @@ def read_info(block: Block) -> Part:
     return Part(Node(host=Host(**leaves))) if leaves else Part()
 
 
-CONTAINER_READERS: tuple[Reader, ...] = (
-    Reader(
+CONTAINER_READERS: tuple[TextReader, ...] = (
+    TextReader(
         "docker inspect",
         _INSPECT.match,
         _INSPECT_MORE.match,
         read_inspect,
         after=re.compile(r"docker (?:container )?inspect\b").search,
     ),
-    Reader("docker info", _INFO.match, _INFO_MORE.match, read_info, after=re.compile(r"docker info\s*$").search),
+    TextReader("docker info", _INFO.match, _INFO_MORE.match, read_info, after=re.compile(r"docker info\s*$").search),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gpudoctor.facts.captures.reader import Block, Part, Reader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.driver import FabricManager
 from gpudoctor.facts.model.node import Node
 
@@ -85,14 +85,14 @@ def _replaced(told: FabricManager, service: str, result: str | None) -> FabricMa
     return FabricManager(service, told.result if result is None else result, told.version, told.errors)
 
 
-FABRIC_MANAGER_READERS: tuple[Reader, ...] = (
-    Reader(
+FABRIC_MANAGER_READERS: tuple[TextReader, ...] = (
+    TextReader(
         "systemctl status",
         lambda line: _UNIT.match(line) or _NOT_FOUND.match(line),
         lambda line: _UNIT.match(line) or _NOT_FOUND.match(line) or _UNIT_MORE.match(line) or _IS_ACTIVE.match(line),
         read_service,
         after=_IS_ACTIVE_COMMAND.search,
     ),
-    Reader("fabric manager log", _LOG.match, _LOG.match, read_log, in_pieces=True),
-    Reader("nv-fabricmanager --version", _RUNNING.match, _RUNNING.match, read_service),
+    TextReader("fabric manager log", _LOG.match, _LOG.match, read_log, in_pieces=True),
+    TextReader("nv-fabricmanager --version", _RUNNING.match, _RUNNING.match, read_service),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpudoctor.facts.captures.reader import Block, Part, Reader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.node import Host, Node
 
 # the soft limit stands behind the unit and the option: "max locked memory           (kbytes, -l) 65536"
@@ -52,13 +52,13 @@ def _limit(value: str) -> int | None:
     return None if value == "unlimited" else int(value)
 
 
-LIMIT_READERS: tuple[Reader, ...] = (
-    Reader(
+LIMIT_READERS: tuple[TextReader, ...] = (
+    TextReader(
         "ulimit",
         _ULIMIT.match,
         lambda line: _ULIMIT_MORE.match(line) or _VALUE.match(line),
         read_ulimit,
         after=_OPTION.search,
     ),
-    Reader("/proc/self/limits", _PROC.match, _PROC_MORE.match, read_proc_limits),
+    TextReader("/proc/self/limits", _PROC.match, _PROC_MORE.match, read_proc_limits),
 )

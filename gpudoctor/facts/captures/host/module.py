@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from gpudoctor.facts.captures.reader import Block, Part, Reader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.driver import DkmsBuild, Driver, LoadFailure, LoadFailureCause
 from gpudoctor.facts.model.node import Host, Network, Node
 from gpudoctor.facts.system.network import PEER_CORES
@@ -178,17 +178,17 @@ def read_mokutil(block: Block) -> Part:
     return Part(Node(host=Host(secure_boot=found[1] == "enabled"))) if found else Part()
 
 
-MODULE_READERS: tuple[Reader, ...] = (
-    Reader("lsmod", _LSMOD.match, _LSMOD_MORE.match, read_lsmod),
-    Reader("modinfo", _MODINFO.match, _MODINFO_MORE.match, read_modinfo),
-    Reader("dkms status", _DKMS.match, _DKMS.match, read_dkms),
-    Reader("driver load error", is_load_error, is_load_error, read_load_errors),
-    Reader(
+MODULE_READERS: tuple[TextReader, ...] = (
+    TextReader("lsmod", _LSMOD.match, _LSMOD_MORE.match, read_lsmod),
+    TextReader("modinfo", _MODINFO.match, _MODINFO_MORE.match, read_modinfo),
+    TextReader("dkms status", _DKMS.match, _DKMS.match, read_dkms),
+    TextReader("driver load error", is_load_error, is_load_error, read_load_errors),
+    TextReader(
         "uname",
         _UNAME.match,
         lambda line: _UNAME.match(line) or _UNAME_R.match(line),
         read_uname,
         after=re.compile(r"uname(?: -\w+)?\s*$").search,
     ),
-    Reader("mokutil", _MOKUTIL.match, _MOKUTIL.match, read_mokutil),
+    TextReader("mokutil", _MOKUTIL.match, _MOKUTIL.match, read_mokutil),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpudoctor.facts.captures.reader import Block, Part, Reader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.node import Network, Node, RdmaPort
 
 _DEVICE = r"(?P<device>[\w.-]{1,40})"
@@ -163,9 +163,9 @@ def _port_leaf(key: str, value: str) -> dict[str, Any]:
     return {}
 
 
-RDMA_READERS: tuple[Reader, ...] = (
-    Reader("ibstat", _IBSTAT.match, _IBSTAT_MORE.match, read_ibstat),
-    Reader("ibstatus", _IBSTATUS.match, _IBSTAT_MORE.match, read_ibstatus),
-    Reader("ibv_devinfo", _DEVINFO.match, _DEVINFO_MORE.match, read_ibv_devinfo),
-    Reader("mlxlink", _MLXLINK.match, _MLXLINK_MORE.match, read_mlxlink),
+RDMA_READERS: tuple[TextReader, ...] = (
+    TextReader("ibstat", _IBSTAT.match, _IBSTAT_MORE.match, read_ibstat),
+    TextReader("ibstatus", _IBSTATUS.match, _IBSTAT_MORE.match, read_ibstatus),
+    TextReader("ibv_devinfo", _DEVINFO.match, _DEVINFO_MORE.match, read_ibv_devinfo),
+    TextReader("mlxlink", _MLXLINK.match, _MLXLINK_MORE.match, read_mlxlink),
 )

@@ -15,7 +15,7 @@ from gpudoctor.facts.captures.host.memory_text import kernel_module_version, par
 from gpudoctor.facts.captures.host.module import MODULE_READERS
 from gpudoctor.facts.captures.host.rdma import RDMA_READERS
 from gpudoctor.facts.captures.host.schedulers import SCHEDULER_READERS
-from gpudoctor.facts.captures.reader import Block, Part, Reader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.node import Driver, Node, PciBus
 from gpudoctor.facts.system.environment import parse_env_text
 
@@ -58,7 +58,7 @@ def _kernel_module(block: Block) -> Part:
     return Part(Node(driver=Driver(module_version=version, module_loaded=True)))
 
 
-def _uncut(reader: Reader) -> Reader:
+def _uncut(reader: TextReader) -> TextReader:
     """The reader, without the last line of a text that ends in it with a figure: the figure may have lost digits."""
 
     def read(block: Block) -> Part:
@@ -69,13 +69,15 @@ def _uncut(reader: Reader) -> Reader:
     return msgspec.structs.replace(reader, read=read)
 
 
-_MEMORY_READERS: tuple[Reader, ...] = (
-    Reader("lspci", _LSPCI_BEGIN.match, _LSPCI_MORE.match, _lspci),
-    Reader("free", _FREE.match, _FREE_MORE.match, lambda block: Part(Node(host=parse_free(block.text)))),
-    Reader("meminfo", _MEMINFO.match, _MEMINFO_MORE.match, lambda block: Part(Node(host=parse_meminfo(block.text)))),
-    Reader("df", lambda line: _DF.match(line) or _DF_ROW.match(line), _DF_MORE.match, _df),
-    Reader("kernel-module", _KERNEL_MODULE.match, _KERNEL_MODULE_MORE.match, _kernel_module),
-    Reader(
+_MEMORY_READERS: tuple[TextReader, ...] = (
+    TextReader("lspci", _LSPCI_BEGIN.match, _LSPCI_MORE.match, _lspci),
+    TextReader("free", _FREE.match, _FREE_MORE.match, lambda block: Part(Node(host=parse_free(block.text)))),
+    TextReader(
+        "meminfo", _MEMINFO.match, _MEMINFO_MORE.match, lambda block: Part(Node(host=parse_meminfo(block.text)))
+    ),
+    TextReader("df", lambda line: _DF.match(line) or _DF_ROW.match(line), _DF_MORE.match, _df),
+    TextReader("kernel-module", _KERNEL_MODULE.match, _KERNEL_MODULE_MORE.match, _kernel_module),
+    TextReader(
         "environment",
         _ENVIRONMENT.match,
         _ENVIRONMENT_MORE.match,
@@ -83,7 +85,7 @@ _MEMORY_READERS: tuple[Reader, ...] = (
     ),
 )
 
-HOST_READERS: tuple[Reader, ...] = tuple(
+HOST_READERS: tuple[TextReader, ...] = tuple(
     _uncut(reader)
     for reader in (
         *MODULE_READERS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpudoctor.facts.captures.reader import Block, Part, Reader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
 from gpudoctor.facts.model.node import Host, Node, Scheduler
 
 _SCONTROL = re.compile(r"NodeName=(\S{1,253}) ")
@@ -116,10 +116,10 @@ def read_kubectl(block: Block) -> Part:
     return Part(Node(scheduler=told, host=Host(**host)))
 
 
-SCHEDULER_READERS: tuple[Reader, ...] = (
-    Reader("scontrol show node", _SCONTROL.match, _SCONTROL_MORE.match, read_scontrol),
-    Reader("sinfo", _SINFO.match, _SINFO_MORE.match, read_sinfo),
-    Reader(
+SCHEDULER_READERS: tuple[TextReader, ...] = (
+    TextReader("scontrol show node", _SCONTROL.match, _SCONTROL_MORE.match, read_scontrol),
+    TextReader("sinfo", _SINFO.match, _SINFO_MORE.match, read_sinfo),
+    TextReader(
         "kubectl describe node",
         _KUBECTL.match,
         _KUBECTL_MORE.match,

@@ -18,6 +18,7 @@ from gpudoctor.facts.model.node import Driver, short_bus_id
 NAME = "nvidia-smi --query-gpu"
 _QUERY = re.compile(r"--query-gpu[= ][\"']?([A-Za-z0-9_.,]+)")
 _COLUMN = re.compile(r" *([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*)(?: \[[\w/%]{1,8}\])? *$")
+_CELL = re.compile(r"[\w.]|\[(?:N/A|Not |Unknown|Insufficient|GPU |Requested)")
 _BUS_ID = re.compile(r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
 # fields, and where nvidia-smi -q shows the same; source: `nvidia-smi --help-query-gpu`, drivers 390 to 610
 _PATHS = {
@@ -127,7 +128,11 @@ def begins_csv(line: str) -> bool:
 
 
 def goes_on_csv(line: str) -> bool:
-    return "," in line and not line[0].isspace() and re.match(r"[\w \[\]/.:%!+\-()*\"',]{1,2000}$", line) is not None
+    return (
+        "," in line
+        and _CELL.match(line) is not None
+        and re.match(r"[\w \[\]/.:%!+\-()*\"',]{1,2000}$", line) is not None
+    )
 
 
 def _is_field(name: str) -> bool:

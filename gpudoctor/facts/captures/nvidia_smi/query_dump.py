@@ -45,8 +45,9 @@ class SmiDump(msgspec.Struct):
     """What one text of nvidia-smi says of the driver and its GPUs.
 
     A GPU whose bus id the text does not tell has the bus id "unknown-INDEX". `indexed`: the text tells the indices of
-    its GPUs; else they are counted in its order. `attached`: so many GPUs it says that there are. `ended`: nothing shows that GPUs are left out of it. `name` is the
-    form ("nvidia-smi -q"). `notes` say what a reader of the report should know.
+    its GPUs; else they are counted in its order. `attached`: so many GPUs it says that there are. `ended`: nothing
+    shows that GPUs are left out of it. `name` is the form ("nvidia-smi -q"). `notes` say what a reader of the
+    report should know.
     """
 
     driver: Driver

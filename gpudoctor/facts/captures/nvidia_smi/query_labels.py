@@ -44,6 +44,16 @@ _OF_SECTION = {
     ("fabric",): "cliqueid clusteruuid",
 }
 
+# values that stand in several sections
+CHILDREN = frozenset(
+    """
+graphics sm memory video total used free reserved gpu encoder decoder max current pending device_max device_current
+host_max none high partial low sram_correctable sram_uncorrectable sram_uncorrectable_parity
+sram_uncorrectable_sec_ded dram_correctable dram_uncorrectable sram_threshold_exceeded idle state status
+virtualization_mode process_id type name used_gpu_memory gpu_instance_id compute_instance_id
+""".split()  # noqa: SIM905
+)
+
 PARENTS: dict[str, tuple[str, ...]] = {
     **_INNER,
     **{name: section for section, names in _OF_SECTION.items() for name in names.split()},

@@ -8,6 +8,7 @@ from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, smi_dump
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump
 from gpudoctor.facts.captures.nvidia_smi.query_labels import (
+    CHILDREN,
     HEAD_LABELS,
     INDENTS,
     LABELS,
@@ -41,7 +42,8 @@ def goes_on_smi_text(line: str) -> bool:
     """Whether this line may stand in such a dump: prose does not."""
     if line[0] in " \t":
         return _LABEL.match(line) is not None and not line.endswith(".")
-    return begins_smi_text(line) or normal_name(_split(line)[0]) in LABELS
+    label, value = _split(line)
+    return begins_smi_text(line) or (value is not None and normal_name(label) in LABELS | CHILDREN)
 
 
 def restarts_smi_text(line: str) -> bool:

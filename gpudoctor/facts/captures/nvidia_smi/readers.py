@@ -28,7 +28,7 @@ from gpudoctor.facts.captures.nvidia_smi.topology import (
     parse_p2p,
     parse_topology,
 )
-from gpudoctor.facts.captures.reader import Block, Part, Reader
+from gpudoctor.facts.captures.reader import Block, Part, TextReader
 
 _XML = re.compile(r"\s*<(?:\?xml|!DOCTYPE nvidia_smi_log|nvidia_smi_log[\s>])")
 _XML_ROOT = re.compile(r"\s*<nvidia_smi_log[\s>]")
@@ -74,13 +74,15 @@ def _gpu_list(block: Block) -> Part:
     return Part(smi=(parse_gpu_list(text),))
 
 
-NVIDIA_SMI_READERS: tuple[Reader, ...] = (
-    Reader("nvidia-smi -q -x", _XML.match, _XML.match, _xml, restarts=_XML_ROOT.match, until=lambda s: _XML_END in s),
-    Reader("nvidia-smi message", said.begins_failure, said.goes_on_failure, said.read_failure),
-    Reader("nvidia-smi warning", said.begins_inforom, said.begins_inforom, said.read_inforom),
-    Reader("nvidia-smi", begins_table, goes_on_table, _table, restarts=restarts_table),
-    Reader("nvidia-smi -L or nvlink", begins_gpu_list, goes_on_gpu_list, _gpu_list),
-    Reader("nvidia-smi topo", begins_matrix, goes_on_matrix, _matrix, restarts=begins_matrix),
-    Reader("nvidia-smi -q", begins_smi_text, goes_on_smi_text, _text, restarts=restarts_smi_text),
-    Reader("nvidia-smi --query-gpu", begins_csv, goes_on_csv, _csv, after=query_of, restarts=begins_csv),
+NVIDIA_SMI_READERS: tuple[TextReader, ...] = (
+    TextReader(
+        "nvidia-smi -q -x", _XML.match, _XML.match, _xml, restarts=_XML_ROOT.match, until=lambda s: _XML_END in s
+    ),
+    TextReader("nvidia-smi message", said.begins_failure, said.goes_on_failure, said.read_failure),
+    TextReader("nvidia-smi warning", said.begins_inforom, said.begins_inforom, said.read_inforom),
+    TextReader("nvidia-smi", begins_table, goes_on_table, _table, restarts=restarts_table),
+    TextReader("nvidia-smi -L or nvlink", begins_gpu_list, goes_on_gpu_list, _gpu_list),
+    TextReader("nvidia-smi topo", begins_matrix, goes_on_matrix, _matrix, restarts=begins_matrix),
+    TextReader("nvidia-smi -q", begins_smi_text, goes_on_smi_text, _text, restarts=restarts_smi_text),
+    TextReader("nvidia-smi --query-gpu", begins_csv, goes_on_csv, _csv, after=query_of, restarts=begins_csv),
 )

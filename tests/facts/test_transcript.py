@@ -1,0 +1,274 @@
+"""Pasted text: split into blocks, joined into one node, whatever order, noise and cuts it comes with."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import zipfile
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.captures.lines import MAX_LINE, lines_of
+from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT
+from gpudoctor.facts.captures.source import SourceError, load_source
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.node import Node, Source
+from gpudoctor.facts.simulated.load import apply_faults, load_node
+from gpudoctor.report.judge import judge
+from tests.facts.transcripts import COLLECT_ENV, CSV_COLUMNS, TOPIC, csv, gpu_list, table
+from tests.fuzz import seeds
+
+BROKEN = apply_faults(load_node("hgx-h100-8", {}), ("ecc-uncorrected@5", "xid-79@3"))
+
+
+def read(text: str | bytes) -> Node:
+    data = text if isinstance(text, bytes) else text.encode()
+    return load_source("-", stdin=io.BytesIO(data)).node
+
+
+def facts(text: str | bytes) -> Node:
+    """All but the source, and the lines of events as they were found, with what stood around them."""
+    node = read(text)
+    log = node.kernel_log
+    events = tuple(replace(event, text="") for event in known(log.events) or ())
+    return replace(node, source=Source(), kernel_log=replace(log, events=events) if events else log)
+
+
+BLOCKS = {
+    "cat /proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.172.08  Tue Jun 23\n",
+    "nvidia-smi": table(BROKEN),
+    "nvidia-smi -L": gpu_list(BROKEN),
+    "nvidia-smi --query-gpu=index --format=csv": csv(BROKEN),
+    "nvidia-smi topo -m": seeds.topology(BROKEN).decode(),
+    "nvidia-smi topo -p2p r": seeds.p2p(BROKEN).decode(),
+    "nvidia-smi nvlink -s": seeds.nvlink(BROKEN).decode(),
+    "nvidia-smi nvlink -e": seeds.nvlink(BROKEN, "errors").decode(),
+    "dmesg | tail": "[    1.000000] usb 1-1: new device\n[  500.000000] NVRM: Xid (PCI:0000:5d:00): 79, GPU is lost\n",
+}
+PASTE = "".join(f"root@node7:~# {command}\n{text}" for command, text in BLOCKS.items())
+
+
+def test_a_paste_of_all_is_one_node_of_eight_gpus_with_what_each_text_tells() -> None:
+    node = read(PASTE)
+    assert [(gpu.index, gpu.bus_id, gpu.uuid) for gpu in node.gpus] == [
+        (gpu.index, gpu.bus_id, gpu.uuid) for gpu in BROKEN.gpus
+    ]
+    gpu, same = node.gpus[5], BROKEN.gpus[5]
+    assert (gpu.name, gpu.ecc.uncorrected_volatile) == (same.name, same.ecc.uncorrected_volatile)
+    assert (gpu.clocks.sm_max_mhz, gpu.pcie.width) == (same.clocks.sm_max_mhz, same.pcie.width)
+    assert len(known(gpu.nvlinks) or ()) == len(known(same.nvlinks) or ())
+    assert (node.driver.module_version, node.driver.library_version) == ("570.172.08", BROKEN.driver.library_version)
+    assert [event.code for event in known(node.kernel_log.events) or ()] == [79]
+    assert len(known(node.pairs) or ()) == 28
+    assert node.source.notes == ()
+
+
+@settings(max_examples=25, deadline=None)
+@given(order=st.permutations(sorted(BLOCKS)), prompt=st.sampled_from(["$ ", "root@n[/]# ", "[me@n ~]$ ", "n:~ # "]))
+def test_the_order_of_the_texts_changes_nothing(order: list[str], prompt: str) -> None:
+    assert facts("".join(f"{prompt}{command}\n{BLOCKS[command]}" for command in order)) == facts(PASTE)
+
+
+PROSE = ["Hi all, my GPUs are slow!", "Here is what it says:", "any idea? thanks", "I tried: reboot; no change."]
+DRESSES: dict[str, Callable[[str], str]] = {
+    "crlf": lambda text: text.replace("\n", "\r\n"),
+    "quoted": lambda text: "".join(f"> {line}\n" for line in text.splitlines()),
+    "fenced": lambda text: f"```console\n{text}```\n",
+    "coloured": lambda text: "".join(f"\x1b[1;32m{line}\x1b[0m\n" for line in text.splitlines()),
+    "numbered": lambda text: "".join(f"{n:6}\t{line}\n" for n, line in enumerate(text.splitlines(), 1)),
+    "code block": lambda text: "".join(f"    {line}\n" if line else "\n" for line in text.splitlines()),
+    "no tabs": lambda text: text.expandtabs(8),
+    "no last end": lambda text: text.rstrip("\n"),
+    "by kubectl": lambda text: "".join(f"[pod/a/b] {line}\n" for line in text.splitlines()),
+}
+
+
+@pytest.mark.parametrize("dress", DRESSES)
+def test_what_is_put_around_the_lines_changes_nothing(dress: str) -> None:
+    assert facts(DRESSES[dress](PASTE)) == facts(PASTE)
+
+
+def test_a_paste_in_utf_16_reads_the_same() -> None:
+    assert facts(PASTE.encode("utf-16")) == facts(PASTE)
+
+
+@settings(max_examples=40, deadline=None)
+@given(places=st.lists(st.tuples(st.integers(0, 400), st.sampled_from(PROSE)), max_size=6))
+def test_prose_between_the_lines_changes_nothing_and_is_counted(places: list[tuple[int, str]]) -> None:
+    lines = PASTE.splitlines()
+    for place, words in sorted(places, reverse=True):
+        lines.insert(min(place, len(lines)), words)
+    text = "\n".join(lines) + "\n"
+    assert facts(text) == facts(PASTE)
+    if places:
+        # below the command of a query even prose is a row, of too few cells
+        assert any("not recognised: " in note or "was not read" in note for note in read(text).source.notes)
+
+
+def test_lines_that_nobody_knows_are_named_by_their_numbers() -> None:
+    (note,) = read("what is this\n\n" + gpu_list(BROKEN) + "and\nthat\n").source.notes
+    assert note == "standard input: 3 lines were not recognised: 1, 11-12"
+
+
+@settings(max_examples=60, deadline=None)
+@given(end=st.integers(0, len(PASTE)))
+def test_a_cut_paste_passes_no_gpu_that_the_whole_fails_and_invents_none(end: int) -> None:
+    try:
+        node = read(PASTE[:end])
+    except SourceError:
+        return
+    buses = {gpu.bus_id for gpu in BROKEN.gpus} | {f"unknown-{gpu.index}" for gpu in BROKEN.gpus}
+    assert {gpu.bus_id for gpu in node.gpus} <= buses
+    assert {gpu.index for gpu in node.gpus} <= set(range(8))
+    failed = {(c.id, f.subject.gpu) for c in judge(read(PASTE)).checks for f in c.findings if f.status is Status.FAIL}
+    passed = {(c.id, f.subject.gpu) for c in judge(node).checks for f in c.findings if f.status is Status.PASS}
+    assert {(check, gpu) for check, gpu in failed & passed if gpu is not None} == set()
+
+
+@pytest.mark.parametrize("layout", [10, 11, 12, 13])
+def test_the_table_of_every_layout_gives_back_what_was_written(layout: int) -> None:
+    node = read(table(BROKEN, layout))
+    assert node.driver.cuda_version == BROKEN.driver.cuda_version
+    for gpu, same in zip(node.gpus, BROKEN.gpus, strict=True):
+        assert (gpu.index, gpu.bus_id) == (same.index, same.bus_id)
+        assert gpu.ecc.uncorrected_volatile == same.ecc.uncorrected_volatile
+        assert (gpu.thermal.gpu_c, gpu.memory_used_mib) == (same.thermal.gpu_c, same.memory_used_mib)
+        assert (gpu.settings.persistence, gpu.processes) == (same.settings.persistence, ())
+
+
+@pytest.mark.parametrize("units", [True, False])
+def test_csv_gives_back_what_was_written_with_a_header_or_with_its_command(units: bool) -> None:
+    whole = facts(csv(BROKEN, units=units))
+    columns = ",".join(column.partition(" ")[0] for column in CSV_COLUMNS)
+    command = f"$ nvidia-smi --query-gpu={columns} --format=csv,noheader\n"
+    assert facts(command + csv(BROKEN, units=units, header=False)) == whole
+    for gpu, same in zip(whole.gpus, BROKEN.gpus, strict=True):
+        assert (gpu.index, gpu.bus_id, gpu.uuid, gpu.name) == (same.index, same.bus_id, same.uuid, same.name)
+        assert (gpu.memory_total_mib, gpu.pcie.width) == (same.memory_total_mib, same.pcie.width)
+        assert gpu.ecc.uncorrected_volatile == same.ecc.uncorrected_volatile
+
+
+def test_cells_that_say_err_are_failed_readings_and_no_figures() -> None:
+    row = "|   0  Tesla V100-SXM2...  Off  | 00000000:3B:00.0 Off |                 ERR! |\n"
+    (gpu,) = read(row + "|ERR!  ERR! ERR!   ERR! / ERR! |  ERR! / 32510MiB |    ERR!  Default |\n").gpus
+    values = (gpu.ecc.uncorrected_volatile, gpu.thermal.gpu_c, gpu.power.draw_w, gpu.utilization.gpu_pct)
+    assert [getattr(value, "kind", value) for value in values] == ["failed"] * 4
+
+
+def test_a_row_that_is_cut_off_tells_nothing_that_could_pass() -> None:
+    text = table(BROKEN)
+    lines = text.splitlines()
+    last = max(number for number, line in enumerate(lines) if "  7  NVIDIA" in line)
+    gpu = read("\n".join(lines[: last + 1]) + "\n").gpus[7]
+    assert (gpu.index, gpu.thermal.gpu_c, gpu.power.draw_w) == (7, CUT, CUT)
+
+
+def test_a_gap_in_the_indices_is_a_gpu_that_shows_nothing() -> None:
+    lines = gpu_list(BROKEN).splitlines(keepends=True)
+    node = read("".join(lines[:2] + lines[3:]))
+    assert (node.driver.device_count, [gpu.index for gpu in node.gpus]) == (8, [0, 1, 3, 4, 5, 6, 7])
+
+
+@pytest.mark.parametrize("lose", [str, lambda text: "\n".join(line.strip() for line in text.splitlines()) + "\n"])
+def test_a_topic_of_q_is_read_also_where_its_indentation_is_lost(lose: Callable[[str], str]) -> None:
+    (gpu,) = read(lose(TOPIC)).gpus
+    assert (gpu.bus_id, gpu.clocks.graphics_mhz) == ("0000:1b:00.0", 210)
+    assert set(known(gpu.clocks.event_reasons) or ()) == {"hw-slowdown", "hw-power-brake"}
+
+
+def test_parts_of_gpus_that_no_line_names_are_gpus_in_their_order() -> None:
+    part = "    ECC Errors\n        Volatile\n            SRAM Uncorrectable        : {}\n--\n"
+    node = read("$ nvidia-smi -q | grep -A2 'ECC Errors'\n" + part.format(0) + part.format(3))
+    assert [(gpu.index, gpu.bus_id, gpu.ecc.uncorrected_volatile) for gpu in node.gpus] == [
+        (0, "unknown-0", 0),
+        (1, "unknown-1", 3),
+    ]
+
+
+def test_a_corrupted_inforom_is_a_fact_of_the_gpu_that_the_warning_names() -> None:
+    node = read(table(BROKEN) + f"WARNING: infoROM is corrupted at gpu {BROKEN.gpus[4].bus_id}\n")
+    assert [gpu.index for gpu in node.gpus if known(gpu.inforom_corrupted)] == [4]
+
+
+def test_collect_env_tells_the_gpus_the_driver_pytorch_and_the_matrix() -> None:
+    node = read(COLLECT_ENV)
+    assert [(gpu.index, gpu.name) for gpu in node.gpus] == [(0, "NVIDIA A100-SXM4-80GB"), (1, "NVIDIA A100-SXM4-80GB")]
+    assert (node.driver.library_version, node.software.torch, node.software.nccl) == (
+        "535.129.03",
+        "2.3.1+cu121",
+        "2.20.5",
+    )
+    (pair,) = known(node.pairs) or ()
+    assert (pair.nvlinks, node.source.notes) == (12, ())
+
+
+def test_dmesg_and_the_journal_of_one_machine_are_not_counted_twice() -> None:
+    xid = "NVRM: Xid (PCI:0000:5d:00): 79, GPU has fallen off the bus."
+    other = "NVRM: Xid (PCI:0000:5d:00): 13, Graphics exception"
+    journal = f"Nov 14 07:00:00 n kernel: {xid}\nNov 14 07:00:01 n kernel: {other}\n"
+    text = f"$ dmesg\n[ 1.000000] {xid}\n$ journalctl -k\n{journal}"
+    assert [event.code for event in known(read(text).kernel_log.events) or ()] == [79, 13]
+
+
+def test_two_machines_in_one_paste_are_refused() -> None:
+    with pytest.raises(SourceError, match="keep the dumps of one machine"):
+        read(PASTE + csv(load_node("hgx-h200-8", {})))
+
+
+def archives(tmp_path: Path) -> dict[str, Path]:
+    made = {name: tmp_path / name for name in ("a.tar", "a.tar.gz", "a.zip", "folder")}
+    for name in ("a.tar", "a.tar.gz"):
+        with tarfile.open(made[name], "w:gz" if name.endswith("gz") else "w") as archive:
+            for number, text in enumerate(BLOCKS.values()):
+                entry = tarfile.TarInfo(f"out/{number}.txt")
+                entry.size = len(text.encode())
+                archive.addfile(entry, io.BytesIO(text.encode()))
+    with zipfile.ZipFile(made["a.zip"], "w") as packed:
+        for number, text in enumerate(BLOCKS.values()):
+            packed.writestr(f"{number}.txt", text)
+    made["folder"].mkdir()
+    for number, text in enumerate(BLOCKS.values()):
+        (made["folder"] / f"{number}.gz").write_bytes(gzip.compress(text.encode()))
+    return made
+
+
+def test_archives_and_a_directory_of_the_texts_give_the_same_node(tmp_path: Path) -> None:
+    for path in archives(tmp_path).values():
+        node = load_source(str(path)).node
+        log = replace(node.kernel_log, source=read(PASTE).kernel_log.source)
+        assert replace(node, source=Source(), kernel_log=log) == replace(read(PASTE), source=Source()), path.name
+
+
+def test_a_long_log_is_read_in_pieces_and_loses_nothing() -> None:
+    lines = [f"[{n}.000001] NVRM: Xid (PCI:0000:5d:00): 79, GPU {n}" for n in (1, 25_000, 49_999)]
+    noise = [f"[{n}.000001] usb 1-1: new device {n}" for n in range(50_000)]
+    noise[1], noise[25_000], noise[49_999] = lines
+    node = read("\n".join(noise) + "\n")
+    assert [event.time_s for event in known(node.kernel_log.events) or ()] == [1.000001, 25000.000001, 49999.000001]
+
+
+def test_a_line_without_end_is_kept_in_bounds() -> None:
+    chunks = [b"x" * (1 << 20)] * 20 + [b"\nnext"]
+    first, second = lines_of(iter(chunks))
+    assert (len(first[0]) <= MAX_LINE + (1 << 20), first[1], second) == (True, True, ("next", False))
+
+
+def test_lines_come_whole_however_the_chunks_fall() -> None:
+    data = "häuser\nzwei\n\nvier".encode()
+    for cuts in ([3], [2, 8], list(range(1, len(data)))):
+        ends = [0, *cuts, len(data)]
+        parts = [data[a:b] for a, b in pairwise(ends)]
+        assert list(lines_of(iter(parts))) == [("häuser", True), ("zwei", True), ("", True), ("vier", False)]
+
+
+def test_ten_thousand_unknown_lines_are_counted() -> None:
+    text = gpu_list(BROKEN) + "".join(f"step {n}: loss {n / 7:.4f} of the run\n" for n in range(10_000))
+    assert "10000 lines were not recognised: 9-10008" in read(text).source.notes[0]
