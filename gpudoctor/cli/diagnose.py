@@ -23,7 +23,7 @@ from gpudoctor.exits import FAILED, OK, UNKNOWN, is_terminal, say
 
 if TYPE_CHECKING:
     from gpudoctor.diagnose.diagnosis import Diagnosis
-    from gpudoctor.diagnose.gather import Gathered
+    from gpudoctor.diagnose.gather import GatheredLogs
 
 _CODES = {"cause": FAILED, "unknown": UNKNOWN, "nothing": OK}
 _FILE_WIDTH = 110
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     return _CODES[answer.verdict]
 
 
-def _refuse_nothing(gathered: Gathered) -> None:
+def _refuse_nothing(gathered: GatheredLogs) -> None:
     """If no file could be read at all, that is no "nothing found"."""
     unread = {skipped.name for skipped in gathered.skipped}
     if gathered.skipped and all(file.name in unread for file in gathered.files):

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpudoctor.diagnose.causes import COLLECT, words_of
+from gpudoctor.diagnose.causes import COLLECT, text_of_cause
 from gpudoctor.diagnose.diagnosis import (
     Cause,
     Confidence,
     Diagnosis,
-    Evidence,
+    EvidenceLine,
     NextStep,
     TimelineEntry,
     Unread,
@@ -20,7 +20,7 @@ from gpudoctor.diagnose.diagnosis import (
 )
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.follow import Stall
-from gpudoctor.diagnose.gather import Gathered
+from gpudoctor.diagnose.gather import GatheredLogs
 from gpudoctor.diagnose.infer import first_failed_attempt, hypotheses, recovered
 from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.node_reports import NodeReport, weigh
@@ -31,7 +31,7 @@ _MOST_OTHERS = 5
 _MOST_TIMELINE = 2000
 
 
-def diagnose(gathered: Gathered, reports: Iterable[NodeReport] = ()) -> Diagnosis:
+def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diagnosis:
     """The best hypothesis, what remains beside it, the victims, and what to do."""
     job = Job(gathered.log, gathered.files)
     for dump in gathered.dumps:
@@ -48,7 +48,7 @@ def diagnose(gathered: Gathered, reports: Iterable[NodeReport] = ()) -> Diagnosi
     others = [] if healed else _others(job, found, best, gathered)
     attempt = first_failed_attempt(job) or 0
     verdict: Verdict = "nothing" if healed else "unknown" if best.unknown else "cause"
-    words = words_of(best.what)
+    words = text_of_cause(best.what)
     doubtful = best.unknown or cause.confidence == "possible"
     return Diagnosis(
         verdict=verdict,
@@ -73,7 +73,7 @@ def stalled(answer: Diagnosis, stall: Stall) -> Diagnosis:
     return msgspec.structs.replace(answer, verdict="unknown", cause=cause, collect=COLLECT["unknown"], reason="")
 
 
-def _nothing_reason(gathered: Gathered) -> str:
+def _nothing_reason(gathered: GatheredLogs) -> str:
     if not gathered.files:
         return "no file to read"
     if not any(file.like_a_job for file in gathered.files) and not gathered.dumps:
@@ -81,7 +81,7 @@ def _nothing_reason(gathered: Gathered) -> str:
     return "nothing in it says that something failed"
 
 
-def _cause(job: Job, found: Hypothesis, confidence: Confidence, gathered: Gathered) -> Cause:
+def _cause(job: Job, found: Hypothesis, confidence: Confidence, gathered: GatheredLogs) -> Cause:
     return Cause(
         what=found.what,
         rank=found.rank
@@ -96,19 +96,19 @@ def _cause(job: Job, found: Hypothesis, confidence: Confidence, gathered: Gather
     )
 
 
-def _evidence(event: Event, gathered: Gathered) -> Evidence:
+def _evidence(event: Event, gathered: GatheredLogs) -> EvidenceLine:
     name = gathered.files[event.file].name if event.file < len(gathered.files) else "?"
-    return Evidence(name, event.line, event.text.strip())
+    return EvidenceLine(name, event.line, event.text.strip())
 
 
-def _dump_evidence(found: Hypothesis, gathered: Gathered) -> tuple[Evidence, ...]:
+def _dump_evidence(found: Hypothesis, gathered: GatheredLogs) -> tuple[EvidenceLine, ...]:
     """The dumps or stacks of the ranks that are named, else the first ones."""
     shown = [file for file in gathered.files if file.rank is not None and not file.text]
     chosen = [file for file in shown if file.rank in found.ranks] or shown
-    return tuple(Evidence(file.name, 0, found.text) for file in chosen[:3])
+    return tuple(EvidenceLine(file.name, 0, found.text) for file in chosen[:3])
 
 
-def _others(job: Job, found: list[Hypothesis], best: Hypothesis, gathered: Gathered) -> list[Cause]:
+def _others(job: Job, found: list[Hypothesis], best: Hypothesis, gathered: GatheredLogs) -> list[Cause]:
     """Hypotheses that remain: of another kind or place, and not what merely follows from the best one."""
     kept: list[Cause] = []
     seen = {(best.what, best.ranks)}
@@ -141,7 +141,7 @@ def _victims(job: Job, attempt: int, best: Hypothesis) -> Iterable[Victim]:
         told.add(key)
         name = job.files[event.file].name if event.file < len(job.files) else "?"
         why = "waited for a peer" if event.role == "wait" else "lost its connection to a peer or to the store"
-        yield Victim(event.rank, event.host, why, (Evidence(name, event.line, event.text.strip()),))
+        yield Victim(event.rank, event.host, why, (EvidenceLine(name, event.line, event.text.strip()),))
 
 
 def _next_steps(cause: Cause, checks: tuple[str, ...]) -> Iterable[NextStep]:

@@ -12,7 +12,7 @@ import msgspec
 _PAGES = Path(__file__).parent / "pages"
 
 
-class CauseWords(msgspec.Struct, frozen=True):
+class CauseText(msgspec.Struct, frozen=True):
     """One word: title in a line, steps, checks for the node, name of the page."""
 
     title: str
@@ -21,8 +21,8 @@ class CauseWords(msgspec.Struct, frozen=True):
     checks: tuple[str, ...] = ()
 
 
-def _c(page: str, title: str, *steps: str, checks: str = "") -> CauseWords:
-    return CauseWords(title, page, steps, tuple(checks.split()))
+def _c(page: str, title: str, *steps: str, checks: str = "") -> CauseText:
+    return CauseText(title, page, steps, tuple(checks.split()))
 
 
 _PROGRAM = "Fix the program or its data; no machine is at fault by this."
@@ -32,7 +32,7 @@ _STACKS = "While it hangs: py-spy dump --pid PID of every rank; the odd one out 
 _SHM = "Give /dev/shm more room: docker --shm-size=16g, or an emptyDir of medium Memory; remove left-over files there."
 _IB = "Look at the port counters and cables of both ends, and whether the peer died before."
 
-CAUSES: dict[str, CauseWords] = {
+CAUSES: dict[str, CauseText] = {
     "user_exception": _c("user-exception", "the program raised an exception on one rank", "Read its traceback; the last frame of your own code is named above.", _PROGRAM),
     "user_exception_all": _c("user-exception", "the program raised the same exception on all ranks", "Read one rank's traceback: it is the same everywhere.", _PROGRAM),
     "import_error": _c("import-error", "a Python module could not be imported", "Install it in the environment that the job uses; where only one host lacks it, compare images and virtual environments.", checks="env.frameworks"),
@@ -119,9 +119,9 @@ COLLECT: dict[str, tuple[str, ...]] = {
 }
 
 
-def words_of(what: str) -> CauseWords:
+def text_of_cause(what: str) -> CauseText:
     """The row of a word; a plain one for a word without a row."""
-    return CAUSES.get(what) or CauseWords(what.replace("_", " "), "victims-only", ())
+    return CAUSES.get(what) or CauseText(what.replace("_", " "), "victims-only", ())
 
 
 def page_names() -> list[str]:

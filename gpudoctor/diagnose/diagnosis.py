@@ -11,7 +11,7 @@ Verdict = Literal["cause", "unknown", "nothing"]
 Confidence = Literal["certain", "likely", "possible"]
 
 
-class Evidence(msgspec.Struct, frozen=True):
+class EvidenceLine(msgspec.Struct, frozen=True):
     """A line that shows it; `line` is 0 where the file has no lines (a dump)."""
 
     file: str
@@ -31,7 +31,7 @@ class Cause(msgspec.Struct, frozen=True):
     gpu: str | None
     confidence: Confidence
     text: str
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[EvidenceLine, ...] = ()
     ranks: tuple[int, ...] = ()
 
 
@@ -41,7 +41,7 @@ class Victim(msgspec.Struct, frozen=True):
     rank: int | None
     host: str | None
     text: str
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[EvidenceLine, ...] = ()
 
 
 class NextStep(msgspec.Struct, frozen=True):

@@ -44,7 +44,7 @@ class DumpError(Exception):
     """It is no dump that can be read; the message says why."""
 
 
-class Collective(msgspec.Struct, frozen=True):
+class RecordedCollective(msgspec.Struct, frozen=True):
     """One entry. `finished`: completed, or retired (gloo retires what it has finished, whatever its state says)."""
 
     group: tuple[str, tuple[int, ...]]
@@ -71,7 +71,7 @@ class Dump(msgspec.Struct, frozen=True):
     version: str
     host: str | None
     groups: dict[str, tuple[int, ...]]
-    entries: tuple[Collective, ...]
+    entries: tuple[RecordedCollective, ...]
     status: dict[tuple[str, tuple[int, ...]], GroupStatus]
     file: int = 0
 
@@ -155,14 +155,14 @@ def _dump(content: dict[str, Any], rank: int, file: int) -> Dump:
     for key, group in config.items() if isinstance(config, dict) else ():
         name = str(group.get("name", key)) or "0"
         groups[name] = _members(group.get("ranks"))
-    entries: list[Collective] = []
+    entries: list[RecordedCollective] = []
     names: dict[int, str] = {}
     for entry in content.get("entries") or ():
         process_group = entry.get("process_group") or ("0", "")
         name = str(process_group[0]) or "0"
         names[int(entry.get("pg_id") or 0)] = name
         entries.append(
-            Collective(
+            RecordedCollective(
                 group=(name, groups.get(name, ())),
                 group_name=str(process_group[1]) or name,
                 seq=int((entry.get("p2p_seq_id") if entry.get("is_p2p") else entry.get("collective_seq_id")) or 0),

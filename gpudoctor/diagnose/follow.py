@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 
 from gpudoctor.diagnose.events import EventLog
-from gpudoctor.diagnose.gather import Gathered
+from gpudoctor.diagnose.gather import GatheredLogs
 from gpudoctor.diagnose.job import LogFile
 from gpudoctor.diagnose.prefixes import Labels, labels_of
 from gpudoctor.diagnose.reader import LogReader
-from gpudoctor.diagnose.sources import Source
+from gpudoctor.diagnose.sources import LogSource
 
 _POLL_S = 0.5
 _LABEL_LINES = 40
@@ -32,7 +32,7 @@ class Stall(msgspec.Struct, frozen=True):
 class _Tail:
     """One file or stdin that grows."""
 
-    def __init__(self, source: Source, number: int, found: Gathered) -> None:
+    def __init__(self, source: LogSource, number: int, found: GatheredLogs) -> None:
         self.file = LogFile(source.name)
         self._found = found
         self._number = number
@@ -85,9 +85,9 @@ class _Tail:
             os.close(self._descriptor)
 
 
-def follow(sources: list[Source], stall_s: float, say: Callable[[str], None]) -> tuple[Gathered, Stall | None]:
+def follow(sources: list[LogSource], stall_s: float, say: Callable[[str], None]) -> tuple[GatheredLogs, Stall | None]:
     """Read until standard input ends, or until nothing moved for `stall_s` seconds."""
-    found = Gathered(EventLog(), [], [], [], [])
+    found = GatheredLogs(EventLog(), [], [], [], [])
     tails = [_Tail(source, number, found) for number, source in enumerate(sources)]
     found.files = [tail.file for tail in tails]
     moved_s = time.monotonic()

@@ -19,8 +19,8 @@ from gpudoctor.diagnose.prefixes import labels_of
 from gpudoctor.diagnose.reader import LogReader
 from gpudoctor.diagnose.scan import Hit, all_lines, interesting_lines
 from gpudoctor.diagnose.sources import (
+    LogSource,
     Skipped,
-    Source,
     UnreadableError,
     head_of,
     is_plain,
@@ -39,7 +39,7 @@ _LABEL_LINES = 200
 _SIGNS_OF_A_JOB = 3  # steps, ranks, processes: prose speaks of one by chance
 
 
-class Gathered(msgspec.Struct):
+class GatheredLogs(msgspec.Struct):
     """What all sources told."""
 
     log: EventLog
@@ -49,9 +49,9 @@ class Gathered(msgspec.Struct):
     skipped: list[Skipped] = []
 
 
-def gather(sources: Iterable[Source]) -> Gathered:
+def gather(sources: Iterable[LogSource]) -> GatheredLogs:
     """Read every source; one that cannot be read is told in one line, and the rest is used."""
-    found = Gathered(EventLog(), [], [], [], [])
+    found = GatheredLogs(EventLog(), [], [], [], [])
     for source in sources:
         number = len(found.files)
         found.files.append(LogFile(source.name))
@@ -63,7 +63,7 @@ def gather(sources: Iterable[Source]) -> Gathered:
     return found
 
 
-def _read(source: Source, number: int, found: Gathered) -> None:
+def _read(source: LogSource, number: int, found: GatheredLogs) -> None:
     head = head_of(source)
     file = found.files[number]
     if looks_like_dump(head, source.name) and (
@@ -87,7 +87,7 @@ def _read(source: Source, number: int, found: Gathered) -> None:
     _read_text(source, number, found)
 
 
-def _read_text(source: Source, number: int, found: Gathered) -> None:
+def _read_text(source: LogSource, number: int, found: GatheredLogs) -> None:
     file = found.files[number]
     hits = _hits(source)
     first = list(islice(hits, _LABEL_LINES))
@@ -118,7 +118,7 @@ def _text(line: bytes) -> str:
     return line.decode("utf-8", "replace").rstrip("\r\n")
 
 
-def _hits(source: Source) -> Iterator[Hit]:
+def _hits(source: LogSource) -> Iterator[Hit]:
     """The lines to look at as (number from 0, line), of large plain files by several processes."""
     if source.path is not None and source.bytes >= _POOL_FROM_BYTES and is_plain(source) and (os.cpu_count() or 1) > 1:
         yield from _hits_of_parts(source.path, source.bytes)

@@ -7,8 +7,8 @@ from pathlib import Path
 from xml.etree.ElementTree import Element
 
 import gpudoctor.report.html
-from gpudoctor.diagnose.causes import words_of
-from gpudoctor.diagnose.diagnosis import Cause, Diagnosis, Evidence
+from gpudoctor.diagnose.causes import text_of_cause
+from gpudoctor.diagnose.diagnosis import Cause, Diagnosis, EvidenceLine
 from gpudoctor.report.html.elements import Child, document, element, section, table
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -36,7 +36,7 @@ def _head(answer: Diagnosis) -> Element:
 def _headline(answer: Diagnosis) -> str:
     if answer.cause is None:
         return "nothing found"
-    return f"{answer.cause.what}: {words_of(answer.cause.what).title}"
+    return f"{answer.cause.what}: {text_of_cause(answer.cause.what).title}"
 
 
 def _body(answer: Diagnosis) -> Iterator[Child]:
@@ -48,7 +48,7 @@ def _parts(answer: Diagnosis) -> Iterator[Child]:
     if answer.cause is None:
         yield element("p", answer.reason)
     else:
-        words = words_of(answer.cause.what)
+        words = text_of_cause(answer.cause.what)
         yield section("Cause", _cause(answer.cause), id_="cause")
         if answer.victims:
             rows = [(_who(v.rank, v.host), v.text, *_evidence_cells(v.evidence)) for v in answer.victims]
@@ -74,8 +74,8 @@ def _cause(cause: Cause) -> Element:
     )
 
 
-def _evidence_cells(evidence: tuple[Evidence, ...]) -> tuple[str, str]:
-    first = evidence[0] if evidence else Evidence("", 0, "")
+def _evidence_cells(evidence: tuple[EvidenceLine, ...]) -> tuple[str, str]:
+    first = evidence[0] if evidence else EvidenceLine("", 0, "")
     return f"{first.file}:{first.line}" if first.line else first.file, first.text
 
 

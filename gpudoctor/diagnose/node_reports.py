@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpudoctor.diagnose.causes import words_of
+from gpudoctor.diagnose.causes import text_of_cause
 from gpudoctor.diagnose.diagnosis import Confidence
 from gpudoctor.diagnose.rules.model import Hypothesis
 from gpudoctor.diagnose.sources import Skipped
@@ -57,7 +57,7 @@ def weigh(best: Hypothesis, reports: list[NodeReport]) -> tuple[Hypothesis, Conf
     """The hypothesis with its confidence after the nodes' reports, and a note for each that counts."""
     confidence = best.confidence
     notes: list[str] = []
-    wanted = words_of(best.what).checks
+    wanted = text_of_cause(best.what).checks
     named = [r for r in reports if best.host and _same(r.host, best.host)]
     for report in named:
         failed = [check for check in report.failed if check in wanted]

@@ -31,7 +31,7 @@ _NO_LOGS = frozenset((
 ))  # fmt: skip
 
 
-class Source(msgspec.Struct, frozen=True):
+class LogSource(msgspec.Struct, frozen=True):
     """One file to read. `name` is what the answer calls it; a `path` of None is standard input."""
 
     name: str
@@ -46,16 +46,16 @@ class Skipped(msgspec.Struct, frozen=True):
     reason: str
 
 
-def find_sources(names: list[str]) -> tuple[list[Source], list[Skipped]]:
+def find_sources(names: list[str]) -> tuple[list[LogSource], list[Skipped]]:
     """Every file below the names, in order; `-` is standard input.
 
     Raises UserError where a name leads nowhere: a typing error must not end as "nothing found".
     """
-    sources: list[Source] = []
+    sources: list[LogSource] = []
     skipped: list[Skipped] = []
     for name in names:
         if name == "-":
-            sources.append(Source("<stdin>", None))
+            sources.append(LogSource("<stdin>", None))
             continue
         path = Path(name)
         try:
@@ -65,11 +65,11 @@ def find_sources(names: list[str]) -> tuple[list[Source], list[Skipped]]:
         if stat.S_ISDIR(mode):
             _walk(path, sources, skipped)
         else:
-            sources.append(Source(name, path, path.stat().st_size))
+            sources.append(LogSource(name, path, path.stat().st_size))
     return sources, skipped
 
 
-def _walk(folder: Path, sources: list[Source], skipped: list[Skipped]) -> None:
+def _walk(folder: Path, sources: list[LogSource], skipped: list[Skipped]) -> None:
     for place, folders, files in os.walk(folder, onerror=lambda error: skipped.append(_denied(error))):
         folders.sort(key=_natural)
         for name in sorted(files, key=_natural):
@@ -85,7 +85,7 @@ def _walk(folder: Path, sources: list[Source], skipped: list[Skipped]) -> None:
                 skipped.append(Skipped(str(path), error.strerror or str(error)))
                 continue
             if stat.S_ISREG(found.st_mode):
-                sources.append(Source(str(path), path, found.st_size))
+                sources.append(LogSource(str(path), path, found.st_size))
             else:
                 skipped.append(Skipped(str(path), "no plain file"))
 
@@ -113,7 +113,7 @@ class UnreadableError(Exception):
     """This source cannot be read; the message says why in one line."""
 
 
-def is_plain(source: Source) -> bool:
+def is_plain(source: LogSource) -> bool:
     """Whether its bytes on the disk are its text: neither compressed nor UTF-16, and it can be read in parts."""
     if source.path is None:
         return False
@@ -123,7 +123,7 @@ def is_plain(source: Source) -> bool:
     )
 
 
-def head_of(source: Source) -> bytes:
+def head_of(source: LogSource) -> bytes:
     """The first bytes as they lie there; empty where it cannot be opened."""
     if source.path is None:
         return b""
@@ -134,7 +134,7 @@ def head_of(source: Source) -> bytes:
         return b""
 
 
-def read_whole(source: Source, limit: int = _MAX_DUMP_BYTES) -> bytes:
+def read_whole(source: LogSource, limit: int = _MAX_DUMP_BYTES) -> bytes:
     """All bytes of a dump, decompressed; UnreadableError where it is larger than `limit`."""
     data = bytearray()
     for block in raw_blocks(source):
@@ -144,7 +144,7 @@ def read_whole(source: Source, limit: int = _MAX_DUMP_BYTES) -> bytes:
     return bytes(data)
 
 
-def text_blocks(source: Source) -> Iterator[bytes]:
+def text_blocks(source: LogSource) -> Iterator[bytes]:
     """UTF-8 text in blocks that end with a line; a longer line than 64 KiB loses its middle.
 
     Raises UnreadableError where it cannot be opened, or is no text.
@@ -168,7 +168,7 @@ def _clipped(line: bytes) -> bytes:
     return line[:MAX_LINE_BYTES] + line[-MAX_LINE_BYTES // 2 :]
 
 
-def raw_blocks(source: Source) -> Iterator[bytes]:
+def raw_blocks(source: LogSource) -> Iterator[bytes]:
     """The bytes, decompressed where they are gzip, zstd, xz; UnreadableError in words for people."""
     try:
         if source.path is None:

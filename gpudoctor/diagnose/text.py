@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from gpudoctor.diagnose.causes import words_of
-from gpudoctor.diagnose.diagnosis import Cause, Diagnosis, Evidence, Victim
+from gpudoctor.diagnose.causes import text_of_cause
+from gpudoctor.diagnose.diagnosis import Cause, Diagnosis, EvidenceLine, Victim
 from gpudoctor.exits import printable
 
 _LABEL = 11
@@ -26,11 +26,11 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
         yield _painted("NOTHING FOUND", _GREEN, color)
         yield from _row("read", f"{_files(answer.files)}: {answer.reason}", width)
     elif answer.verdict == "nothing":
-        yield f"{_painted('RECOVERED', _GREEN, color)}  {words_of(cause.what).title}"
+        yield f"{_painted('RECOVERED', _GREEN, color)}  {text_of_cause(cause.what).title}"
         yield from _of_cause(cause, width)
     else:
         word = _painted("UNKNOWN", _YELLOW, color) if answer.verdict == "unknown" else _painted("CAUSE", _RED, color)
-        yield f"{word}  {_painted(cause.what, _BOLD, color)}  {words_of(cause.what).title}"
+        yield f"{word}  {_painted(cause.what, _BOLD, color)}  {text_of_cause(cause.what).title}"
         yield from _of_cause(cause, width)
         if answer.reason:
             yield from _row("reports", answer.reason, width)
@@ -39,13 +39,13 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
             yield from _row(
                 "silent", f"nothing is heard of {_ranks(answer.silent_ranks)} of {answer.world_size}", width
             )
-        yield from _rows("do", words_of(cause.what).steps, width)
+        yield from _rows("do", text_of_cause(cause.what).steps, width)
         yield from _rows("next", [_step(step.command, step.host) for step in answer.next], width)
         yield from _rows("collect", answer.collect, width)
-        yield from _rows("explain", [f"gpudoctor explain diagnose.{words_of(cause.what).page}"], width)
+        yield from _rows("explain", [f"gpudoctor explain diagnose.{text_of_cause(cause.what).page}"], width)
         for other in answer.others:
             yield ""
-            yield f"{_painted('OR', _DIM, color)}  {other.what}  {words_of(other.what).title}"
+            yield f"{_painted('OR', _DIM, color)}  {other.what}  {text_of_cause(other.what).title}"
             yield from _of_cause(other, width)
     for unread in answer.unread:
         yield from _row("not read", f"{printable(unread.file)}: {printable(unread.reason)}", width)
@@ -78,7 +78,7 @@ def _where(cause: Cause) -> str:
     return ", ".join(parts) or "no single rank or host can be named"
 
 
-def _line_of(evidence: Evidence) -> str:
+def _line_of(evidence: EvidenceLine) -> str:
     place = f"{printable(evidence.file)}:{evidence.line}" if evidence.line else printable(evidence.file)
     return f"{place}  {printable(evidence.text)[:_EVIDENCE_WIDTH]}"
 

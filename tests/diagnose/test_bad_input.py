@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpudoctor.diagnose.build import diagnose
 from gpudoctor.diagnose.gather import gather, hits_of_part
 from gpudoctor.diagnose.scan import all_lines, interesting_lines
-from gpudoctor.diagnose.sources import Source, find_sources, text_blocks
+from gpudoctor.diagnose.sources import LogSource, find_sources, text_blocks
 from gpudoctor.errors import UserError
 from tests.diagnose.asking import answer_of, answer_to, said
 
@@ -66,7 +66,7 @@ def test_a_line_of_many_megabytes_does_not_hold_up_the_rest(tmp_path: Path) -> N
     answer = answer_to("x" * 20_000_000 + "\n" + FAILURE, tmp_path)
     assert said(answer) == ("user_exception", 3)
     path = tmp_path / "job.log"
-    assert max(map(len, text_blocks(Source("x", path)))) < 4 << 20
+    assert max(map(len, text_blocks(LogSource("x", path)))) < 4 << 20
 
 
 def test_an_empty_file_is_no_failure(tmp_path: Path) -> None:

@@ -7,15 +7,15 @@ import re
 from gpudoctor.diagnose.patterns.cuda import CUDA
 from gpudoctor.diagnose.patterns.harmless import is_harmless
 from gpudoctor.diagnose.patterns.kernel import KERNEL
-from gpudoctor.diagnose.patterns.model import Pattern
+from gpudoctor.diagnose.patterns.model import LinePattern
 from gpudoctor.diagnose.patterns.nccl import NCCL, NCCL_WRAPPERS
 from gpudoctor.diagnose.patterns.scheduler import ENDINGS
 from gpudoctor.diagnose.patterns.torch import TORCH
 
-ALL: tuple[Pattern, ...] = (*KERNEL, *ENDINGS, *NCCL, *CUDA, *TORCH, *NCCL_WRAPPERS)
+ALL: tuple[LinePattern, ...] = (*KERNEL, *ENDINGS, *NCCL, *CUDA, *TORCH, *NCCL_WRAPPERS)
 
 
-def meaning_of(text: str) -> tuple[Pattern, re.Match[str]] | None:
+def meaning_of(text: str) -> tuple[LinePattern, re.Match[str]] | None:
     """The first row that matches; None where none does, or the line is known to be harmless.
 
     >>> meaning_of("RuntimeError: CUDA error: an illegal memory access was encountered")[0].what

@@ -9,7 +9,7 @@ import msgspec
 from gpudoctor.diagnose.events import Role
 
 
-class Pattern(msgspec.Struct, frozen=True):
+class LinePattern(msgspec.Struct, frozen=True):
     """A text, and what it means. Named groups `rank`, `host`, `gpu`, `pid`, `ip` say where; others become details.
 
     `needle`: a literal that each match holds (lower case), looked for before the expression is tried. `names_rank`:
@@ -29,9 +29,9 @@ def rows(
     | tuple[str, str, str, Role]
     | tuple[str, str, str, Role, int]
     | tuple[str, str, str, Role, int, bool],
-) -> tuple[Pattern, ...]:
+) -> tuple[LinePattern, ...]:
     """(what, needle, regex, role, strength, names the rank): the last three have defaults."""
     made = []
     for what, needle, text, *rest in given:
-        made.append(Pattern(what, re.compile(text), needle, *rest))
+        made.append(LinePattern(what, re.compile(text), needle, *rest))
     return tuple(made)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gpudoctor.diagnose.flight_recorder import Collective, Dump
+from gpudoctor.diagnose.flight_recorder import Dump, RecordedCollective
 from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.rules.direct import minority
 from gpudoctor.diagnose.rules.model import Hypothesis, named
@@ -38,9 +38,9 @@ def from_dumps(dumps: list[Dump]) -> list[Hypothesis]:
     return _different(by_rank)
 
 
-def _edges(dumps: dict[int, Dump], *, p2p: bool) -> tuple[dict[int, set[int]], dict[int, Collective]]:
+def _edges(dumps: dict[int, Dump], *, p2p: bool) -> tuple[dict[int, set[int]], dict[int, RecordedCollective]]:
     edges: dict[int, set[int]] = {}
-    shown: dict[int, Collective] = {}
+    shown: dict[int, RecordedCollective] = {}
     enqueued: dict[tuple[int, Group], int] = {}
     for rank, dump in dumps.items():
         for entry in dump.entries:
@@ -52,7 +52,7 @@ def _edges(dumps: dict[int, Dump], *, p2p: bool) -> tuple[dict[int, set[int]], d
                 if status.enqueued is not None:
                     enqueued[rank, group] = max(enqueued.get((rank, group), 0), status.enqueued)
     for rank, dump in dumps.items():
-        waiting: dict[Group, Collective] = {}
+        waiting: dict[Group, RecordedCollective] = {}
         for entry in dump.entries:
             if entry.finished or entry.p2p is not p2p:
                 continue
