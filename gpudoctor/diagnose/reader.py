@@ -48,7 +48,8 @@ class LogReader:
         if self._held is not None:
             held_number, held_origin, held, parts = self._held
             plain = origin.rank is None and origin.source is None and origin.local_rank is None
-            if plain and number == held_number + parts and parts < _MOST_WRAPPED and _goes_on(text):
+            whole = held.rstrip().endswith(".")
+            if plain and not whole and number == held_number + parts and parts < _MOST_WRAPPED and _goes_on(text):
                 glue = "" if len(held) >= 50 else " "
                 self._held = (held_number, held_origin, f"{held}{glue}{text}", parts + 1)
                 return
@@ -241,9 +242,8 @@ class LogReader:
 
 
 def _goes_on(text: str) -> bool:
-    return bool(text) and not text.startswith(
-        ("Exception raised", "frame #", "terminate called", "Traceback", "  File", "srun:")
-    )
+    starts = ("Exception raised", "frame #", "terminate called", "Traceback", "  File", "srun:", "slurmstepd")
+    return bool(text) and "NCCL " not in text[:200] and not text.startswith(starts)
 
 
 def bus_id(hexed: str) -> str:

@@ -379,3 +379,11 @@ def test_windows_line_ends_colours_and_gzip_change_nothing(
 ) -> None:
     coloured = "".join(f"\x1b[36m{line}\x1b[0m\r\n" for line in text.split("\n"))
     assert said(answer_to(gzip.compress(coloured.encode()), tmp_path)) == (what, rank)
+
+
+def test_lines_of_nccl_between_those_of_the_watchdog_are_their_own(tmp_path: Path) -> None:
+    between = "n1:5:6 [0] NCCL INFO ncclCommInitRank comm 0x55 rank 0 nranks 4 cudaDev 0 nvmlDev 0 busId 1a000 commId 0x1 - Init COMPLETE\n"
+    text = "".join(f"{line}\n{between}" for r in (0, 1, 3) for line in wd(r, 900).rstrip("\n").split("\n"))
+    answer = answer_to(STEPS + text, tmp_path)
+    assert said(answer) == ("rank_hung", 2)
+    assert answer.world_size == 4
