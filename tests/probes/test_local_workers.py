@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from gpudoctor.errors import UserError
-from gpudoctor.probes.runner import local_workers as seats
+from gpudoctor.probes.runner import local_workers
 from gpudoctor.probes.runner.launch_engine import LocalPlacement
-from gpudoctor.probes.runner.local_workers import LocalWorkers, WorkerHello, host_rank
+from gpudoctor.probes.runner.local_workers import LocalWorkers, WorkerHello, run_local_worker
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user, too")
 STRANGER = 12345
@@ -67,7 +67,7 @@ def place(request: pytest.FixtureRequest) -> LocalPlacement:
 def test_strangers_who_come_first_and_say_nothing_keep_no_rank_out(place: LocalPlacement) -> None:
     """Each was waited for, until the time of the real ones was over."""
     leader = LocalWorkers(place)
-    address = seats._address(place)
+    address = local_workers._address(place)
     came: list[socket.socket] = []
 
     def guest() -> None:
@@ -85,8 +85,8 @@ def test_strangers_who_come_first_and_say_nothing_keep_no_rank_out(place: LocalP
 
 
 def test_a_stranger_who_says_that_he_is_a_rank_is_none(place: LocalPlacement, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seats, "_FIRST_GUEST_S", 0.5)
-    leader, address = LocalWorkers(place), seats._address(place)
+    monkeypatch.setattr(local_workers, "_FIRST_WORKER_S", 0.5)
+    leader, address = LocalWorkers(place), local_workers._address(place)
 
     def pretend() -> socket.socket:
         connection = connected(address)
@@ -101,11 +101,11 @@ def test_a_stranger_who_says_that_he_is_a_rank_is_none(place: LocalPlacement, mo
 def test_a_stranger_who_took_the_name_is_named_and_given_no_rank(
     place: LocalPlacement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seats, "_LEADER_S", 0.2)
-    address = seats._address(place)
+    monkeypatch.setattr(local_workers, "_LEADER_S", 0.2)
+    address = local_workers._address(place)
     with stranger(lambda: listening(address)):
         with pytest.raises(UserError, match=rf"held by another user \(uid {STRANGER}\)"):
             LocalWorkers(place)
-        said = host_rank(place)
+        said = run_local_worker(place)
     assert said is not None
     assert "number 0 did not come" in said
