@@ -35,10 +35,10 @@ test: $(VENV)/.installed-dev
 # by what a test imports or calls, so that a new one that starts a process is left out by itself
 STARTS := subprocess|Popen|multiprocessing|Sampler\(|DriverWatch\(|collect_live\(|live_nodes
 test-fast: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist=loadfile $$(grep -LE '$(STARTS)' tests/facts/test_*.py tests/checks/test_*.py tests/report/test_*.py)
+	$(BIN)/python -m pytest -n 2 --dist=loadfile $$(grep -rLE --include='test_*.py' '$(STARTS)' tests/facts tests/checks tests/report)
 
 accept: $(VENV)/.installed-dev
-	-GPUDOCTOR_ACCEPT=1 $(BIN)/python -m pytest $$(grep -lE 'golden_files import' tests/test_*.py tests/*/test_*.py)
+	-GPUDOCTOR_ACCEPT=1 $(BIN)/python -m pytest $$(grep -rlE --include='test_*.py' 'golden_files import' tests)
 	git --no-pager diff --stat
 
 # no library but what these tests start, and not beside the others: they take both cores for a minute or two.

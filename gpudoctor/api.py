@@ -172,11 +172,11 @@ def examined(
     import gpudoctor.report.judge  # noqa: F401
 
     request = prep.request
-    seats = None
+    workers = None
     if place is not None and prep.wants_ranks:
         from gpudoctor.probes.runner.local_workers import LocalWorkers
 
-        seats = LocalWorkers(place)
+        workers = LocalWorkers(place)
     sourced = Sourced(nothing_read(request.node))
     measurements: Measurements | None = None
     partial: list[Measurements] = []
@@ -189,7 +189,7 @@ def examined(
         measurements = sourced.measurements if request.backend == "auto" else None
         if measurements is None:
             node, checks, burn_s = sourced.node, prep.checks, prep.burn_s
-            measurements = measure(node, checks, prep.level, request.load, progress, partial.append, burn_s, seats)
+            measurements = measure(node, checks, prep.level, request.load, progress, partial.append, burn_s, workers)
             partial.append(measurements)
             measurements = count_again(node, measurements, prep.deadline_s, progress)
         signals = hold_signals(None) if hold_signals else []
@@ -199,8 +199,8 @@ def examined(
         signals = hold_signals(stop)
         sourced = Sourced(half_read[0]) if half_read else sourced
         measurements = _cut_short(partial[0] if partial else Measurements(), f"interrupted by {stop}")
-    if seats is not None and not signals:
-        seats.close()
+    if workers is not None and not signals:
+        workers.close()
     return judged(prep, sourced.node, measurements, argv, signals)
 
 

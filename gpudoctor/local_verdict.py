@@ -18,7 +18,7 @@ from gpudoctor.errors import UserError
 from gpudoctor.load.measure import run_limit_s
 from gpudoctor.probes.runner.launch_engine import LocalPlacement
 from gpudoctor.probes.runner.local_workers import (
-    LONGEST_GATHERING_S,
+    LONGEST_RENDEZVOUS_S,
     LocalWorkers,
     WorkerHello,
     leader_of,
@@ -50,25 +50,25 @@ _Message = _Wait | _Done
 
 def report_for_all(place: LocalPlacement, request: CheckRequest) -> Report:
     """Be the first process: check, and give the report to the others, as to the caller. Raise UserError in all."""
-    seats = LocalWorkers(place, PURPOSE)
+    workers = LocalWorkers(place, PURPOSE)
     try:
         try:
-            seats.gather()
+            workers.gather()
             prep = prepared(request)
-            _refuse_confined(place, prep, seats)
-            seats.tell(msgspec.json.encode(_Wait(_limit_s(prep))))
-            report = examined(prep, visible=tuple(seats.visible_of_those_here))
+            _refuse_confined(place, prep, workers)
+            workers.tell(msgspec.json.encode(_Wait(_limit_s(prep))))
+            report = examined(prep, visible=tuple(workers.visible_of_those_here))
         except UserError as error:
-            seats.tell(msgspec.json.encode(_Done(str(error)[:_ANSWER_CHARACTERS])))
+            workers.tell(msgspec.json.encode(_Done(str(error)[:_ANSWER_CHARACTERS])))
             raise
         memory = anonymous_file()
         with os.fdopen(memory, "wb") as file:
             file.write(_encoded(report))
             file.flush()
-            seats.tell(msgspec.json.encode(_Done()), memory)
+            workers.tell(msgspec.json.encode(_Done()), memory)
         return report
     finally:
-        seats.drop()
+        workers.drop()
 
 
 def report_of_first(place: LocalPlacement) -> Report:
@@ -83,7 +83,7 @@ def report_of_first(place: LocalPlacement) -> Report:
         try:
             hello = WorkerHello(place.rank, os.environ.get("CUDA_VISIBLE_DEVICES"), openable_gpus())
             first.send(msgspec.json.encode(hello))
-            message, memory = _received(first, LONGEST_GATHERING_S + _SLACK_S)
+            message, memory = _received(first, LONGEST_RENDEZVOUS_S + _SLACK_S)
             if isinstance(message, _Wait):
                 message, memory = _received(first, message.limit_s)
         except TimeoutError:
@@ -118,9 +118,9 @@ def _limit_s(prep: Prepared) -> float:
     return prep.deadline_s + 2 * run_limit_s(prep.level) + (prep.burn_s or 0.0) + _SLACK_S
 
 
-def _refuse_confined(place: LocalPlacement, prep: Prepared, seats: LocalWorkers) -> None:
+def _refuse_confined(place: LocalPlacement, prep: Prepared, workers: LocalWorkers) -> None:
     """What the first process may not open it cannot check; a pass would say nothing of the others' GPUs."""
-    if prep.request.node is None and any(theirs != openable_gpus() for theirs in seats.openable):
+    if prep.request.node is None and any(theirs != openable_gpus() for theirs in workers.openable):
         raise UserError(
             f"{place.engine} confined each process of this node to GPUs of its own, which the first one cannot check "
             "for all; srun --gpu-bind=none opens them, or check the node in the prolog: gpudoctor check --level quick"

@@ -18,12 +18,33 @@ def size_text(size_bytes: int) -> str:
     return f"{size_bytes / MIB:.2f} MiB" if size_bytes >= MIB else f"{size_bytes} B"
 
 
+def short_size(size_bytes: int) -> str:
+    """In three digits.
+
+    >>> short_size(64 * MIB), short_size(4012), short_size(1023 * MIB)
+    ('64 MiB', '3.92 KiB', '1023 MiB')
+    """
+    for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size_bytes >= factor:
+            return f"{three_digits(size_bytes / factor)} {unit}"
+    return f"{size_bytes} B"
+
+
 def mib_text(size_bytes: float) -> str:
     """
-    >>> mib_text(256 << 20), mib_text(1.5 * MIB)
-    ('256 MiB', '1.5 MiB')
+    >>> mib_text(256 << 20), mib_text(1.5 * MIB), mib_text(2 << 40)
+    ('256 MiB', '1.5 MiB', '2097152 MiB')
     """
-    return f"{size_bytes / MIB:g} MiB"
+    size_mib = size_bytes / MIB
+    return f"{size_mib:g} MiB" if size_mib < 1e5 else f"{size_mib:.0f} MiB"
+
+
+def short_mib(size_bytes: float) -> str:
+    """
+    >>> short_mib(1.256 * MIB), short_mib(1 << 30)
+    ('1.26 MiB', '1024 MiB')
+    """
+    return f"{three_digits(size_bytes / MIB)} MiB"
 
 
 def whole_mib_text(size_bytes: float) -> str:
@@ -49,6 +70,15 @@ def gib_text(size_bytes: float, digits: int = 1) -> str:
     ('1.5 GiB', '503 GiB')
     """
     return f"{gib_number(size_bytes, digits)} GiB"
+
+
+def three_digits(value: float) -> str:
+    """Three digits, more from 1000 on: never an exponent of a large figure.
+
+    >>> three_digits(0.01133), three_digits(45.0), three_digits(999.9), three_digits(3350)
+    ('0.0113', '45', '1000', '3350')
+    """
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
 def figure_text(value: float) -> str:
@@ -93,8 +123,10 @@ def rate_text(gb_s: float) -> str:
 
     >>> rate_text(0.01133)
     '0.0113 GB/s (0.0906 Gbit/s)'
+    >>> rate_text(181.2)
+    '181 GB/s (1450 Gbit/s)'
     """
-    return f"{gb_s:.3g} GB/s ({gb_s * 8:.3g} Gbit/s)"
+    return f"{three_digits(gb_s)} GB/s ({three_digits(gb_s * 8)} Gbit/s)"
 
 
 def time_text(us: float) -> str:
@@ -102,11 +134,11 @@ def time_text(us: float) -> str:
 
     >>> time_text(12.34), time_text(123.4), time_text(1234.5), time_text(2.5e6)
     ('12 us', '123 us', '1.2 ms', '2.5 s')
-    >>> time_text(12_345.6), time_text(9_960.0)
-    ('12 ms', '10 ms')
+    >>> time_text(12_345.6), time_text(9_960.0), time_text(999.6)
+    ('12 ms', '10 ms', '1.0 ms')
     """
     for unit, factor in (("s", 1e6), ("ms", 1e3)):
-        if us >= factor:
+        if us >= 0.9995 * factor:
             return f"{us / factor:.1f} {unit}" if us < 9.95 * factor else f"{us / factor:.0f} {unit}"
     return f"{us:.0f} us"
 
@@ -116,19 +148,21 @@ def exact_time_text(us: float) -> str:
 
     >>> exact_time_text(12.34), exact_time_text(1234.5), exact_time_text(2.5e6)
     ('12.3 us', '1.23 ms', '2.5 s')
+    >>> exact_time_text(999.9), exact_time_text(999_600), exact_time_text(1.5e9)
+    ('1 ms', '1 s', '1500 s')
     """
     for unit, factor in (("s", 1e6), ("ms", 1e3)):
-        if us >= factor:
-            return f"{us / factor:.3g} {unit}"
-    return f"{us:.3g} us"
+        if us >= 0.9995 * factor:  # what three digits round up to the next unit
+            return f"{three_digits(us / factor)} {unit}"
+    return f"{three_digits(us)} us"
 
 
 def seconds_text(seconds: float) -> str:
     """
-    >>> seconds_text(0.0421), seconds_text(3.14159)
-    ('42.1 ms', '3.14 s')
+    >>> seconds_text(0.0421), seconds_text(3.14159), seconds_text(0.9999), seconds_text(1200)
+    ('42.1 ms', '3.14 s', '1 s', '1200 s')
     """
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    return f"{three_digits(seconds * 1000)} ms" if seconds < 0.9995 else f"{three_digits(seconds)} s"
 
 
 def duration_text(seconds: float) -> str:

@@ -149,7 +149,7 @@ class _Ears:
     def pairs(self, pairs: tuple[GpuPair, ...]) -> None:
         return
 
-    def crumbs(self, slot: int) -> CallTrace:
+    def trace(self, slot: int) -> CallTrace:
         return NoCallTrace()
 
 

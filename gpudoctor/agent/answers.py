@@ -2,114 +2,83 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from http import HTTPStatus
-from http.client import HTTPException, parse_headers
-from io import BytesIO
-from typing import NamedTuple
 
-from gpudoctor.agent.access import AgentAccess
 from gpudoctor.agent.metrics import AgentMetrics
 from gpudoctor.agent.node_status import NodeStatus
+from gpudoctor.errors import UserError
+from gpudoctor.exits import printable
+from gpudoctor.http.access import HttpAccess
+from gpudoctor.http.listener import BoundedListener
 from gpudoctor.report.json import render_json
 
-_REQUEST = re.compile(rb"([A-Z]{1,20}) (/[!-~]*) HTTP/1\.[01]\r\n")
-_TEXT = "text/plain; charset=utf-8"
+try:
+    from aiohttp import web
+except ImportError:
+    raise UserError("agent wants aiohttp: pip install 'gpudoctor-cli[agent]'") from None
+
+from gpudoctor.http.server import HEADERS, one_line
+
+CONNECTIONS_MAX = 32
+CONNECTION_S = 10.0  # Prometheus itself gives up after 10 s
+_SHUTDOWN_S = 0.5
 
 
-class HttpAnswer(NamedTuple):
-    status: HTTPStatus
-    body: bytes
-    content_type: str = _TEXT
-    more: tuple[tuple[str, str], ...] = ()
+class AgentAnswers:
+    """Answers each request by how the node stands then, which `look` gives with the mark of a simulated one."""
 
-    def encoded(self, *, with_body: bool = True) -> bytes:
-        """As it goes over the line; the connection ends with it."""
-        headers = (
-            ("Content-Type", self.content_type),
-            ("Content-Length", str(len(self.body))),
-            ("Cache-Control", "no-store"),
-            ("X-Content-Type-Options", "nosniff"),
-            ("Connection", "close"),
-            *self.more,
-        )
-        head = "".join(f"{name}: {value}\r\n" for name, value in headers)
-        first = f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\n"
-        return f"{first}{head}\r\n".encode() + (self.body if with_body else b"")
-
-
-class HttpAnswers:
-    """From the bytes of a request's head to the bytes of its answer. `look` gives how the node stands now."""
-
-    def __init__(self, gate: AgentAccess, metrics: AgentMetrics, look: Callable[[], tuple[NodeStatus, str]]) -> None:
-        self._gate = gate
+    def __init__(self, access: HttpAccess, metrics: AgentMetrics, look: Callable[[], tuple[NodeStatus, str]]) -> None:
+        self._access = access
         self._metrics = metrics
         self._look = look
+        # one limit for all of it: a client that sends or reads a byte at a time gets no longer
+        self.listener = BoundedListener(CONNECTIONS_MAX, CONNECTION_S, until_heard=False)
 
-    def to(self, head: bytes) -> bytes:
-        """Answer a request, of which `head` is all up to its first empty line."""
-        request = _REQUEST.match(head)
-        if request is None:
-            return _line(HTTPStatus.BAD_REQUEST, "this is not an HTTP request for one of our paths").encoded()
-        method, target = request[1].decode(), request[2].decode()
-        try:
-            headers = parse_headers(BytesIO(head[request.end() :]))
-        except HTTPException:
-            return too_large()
-        hosts, tokens = headers.get_all("Host", []), headers.get_all("Authorization", [])
+    def runner(self) -> web.ServerRunner:
+        return web.ServerRunner(web.Server(self.answer), shutdown_timeout=_SHUTDOWN_S)
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request; the connection ends with it."""
+        path = request.raw_path.partition("?")[0]
+        hosts, tokens = request.headers.getall("Host", []), request.headers.getall("Authorization", [])
         if max(len(hosts), len(tokens)) > 1:
-            return _line(HTTPStatus.BAD_REQUEST, "Host or Authorization stands there twice").encoded()
-        path = target.partition("?")[0]
-        token = str(tokens[0]) if tokens else None
-        answer = self._refused(method, path, str(hosts[0]) if hosts else None, token)
-        if answer is None:
-            answer = self._answer(path, str(headers.get("Accept", "")), knows=self._gate.knows(token))
-        return answer.encoded(with_body=method != "HEAD")
-
-    def _refused(self, method: str, path: str, host: str | None, authorization: str | None) -> HttpAnswer | None:
-        refusal = self._gate.refusal(host)
+            return one_line(400, "Host or Authorization stands there twice")
+        if not path.startswith("/") or request.version.major != 1:  # a line without a version is HTTP/0.9
+            return one_line(400, "this is not an HTTP request for one of our paths")
+        refusal = self._access.refusal(hosts[0] if hosts else None)
         if refusal is not None:
-            return _line(HTTPStatus.FORBIDDEN, f"refused: {refusal}")
-        if path != "/healthz" and not self._gate.knows(authorization):
-            wanted = _line(HTTPStatus.UNAUTHORIZED, "a token is wanted: Authorization: Bearer TOKEN")
-            return wanted._replace(more=(("WWW-Authenticate", "Bearer"),))
-        if method not in ("GET", "HEAD"):
-            return _line(HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD only")._replace(more=(("Allow", "GET, HEAD"),))
-        return None
+            return one_line(403, f"refused: {refusal}")
+        knows = self._access.knows(tokens[0] if tokens else None)
+        if path != "/healthz" and not knows:
+            wanted = {"WWW-Authenticate": "Bearer"}
+            return one_line(401, "a token is wanted: Authorization: Bearer TOKEN", {**HEADERS, **wanted})
+        if request.method not in ("GET", "HEAD"):
+            return one_line(405, "GET and HEAD only", {**HEADERS, "Allow": "GET, HEAD"})
+        self.listener.heard(request.transport)
+        response = self._answer(path, request.headers.get("Accept", ""), knows=knows)
+        response.force_close()
+        return response
 
-    def _answer(self, path: str, accept: str, *, knows: bool) -> HttpAnswer:
+    def _answer(self, path: str, accept: str, *, knows: bool) -> web.Response:
         if path == "/metrics":
             body, content_type = self._metrics.render(accept)
-            return HttpAnswer(HTTPStatus.OK, body, content_type)
+            return web.Response(body=body, headers={**HEADERS, "Content-Type": content_type})
         standing, mark = self._look()
         if path == "/healthz":
-            status = HTTPStatus.OK if standing.healthy else HTTPStatus.SERVICE_UNAVAILABLE
-            if not knows:  # which part of a node is broken is nobody else's
-                return HttpAnswer(status, f"{mark}{'healthy' if standing.healthy else 'not healthy'}\n".encode())
-            return HttpAnswer(status, f"{mark}{_one_line(standing.line)}\n".encode())
+            # which part of a node is broken is nobody else's
+            said = standing.line if knows else "healthy" if standing.healthy else "not healthy"
+            text = f"{mark}{printable(said)}\n"
+            return web.Response(status=200 if standing.healthy else 503, text=text, headers=HEADERS)
         if path == "/report":
             return _report(standing, mark)
-        return _line(HTTPStatus.NOT_FOUND, "there are /metrics, /healthz and /report")
+        return one_line(404, "there are /metrics, /healthz and /report")
 
 
-def too_large() -> bytes:
-    """For a request with more headers than anybody needs."""
-    return _line(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request is too large").encoded()
-
-
-def _report(standing: NodeStatus, mark: str) -> HttpAnswer:
-    """The last report as it is, with its age; 503 where it no longer counts, though it is still there to be read."""
+def _report(standing: NodeStatus, mark: str) -> web.Response:
+    """The last report as it is, with its age; 503 if it no longer counts, though it is still there to be read."""
     if standing.last is None:
-        return _line(HTTPStatus.SERVICE_UNAVAILABLE, f"{mark}{standing.why_not}")
-    status = HTTPStatus.SERVICE_UNAVAILABLE if standing.report is None else HTTPStatus.OK
-    age = () if standing.age_s is None else (("Age", f"{standing.age_s:.0f}"),)
-    return HttpAnswer(status, render_json(standing.last.report).encode(), "application/json", age)
-
-
-def _line(status: HTTPStatus, text: str) -> HttpAnswer:
-    return HttpAnswer(status, f"gpudoctor: {_one_line(text)}\n".encode())
-
-
-def _one_line(text: str) -> str:
-    return "".join(c for c in text.replace("\n", " ") if c.isprintable())
+        return one_line(503, f"{mark}{standing.why_not}")
+    age = {} if standing.age_s is None else {"Age": f"{standing.age_s:.0f}"}
+    headers = {**HEADERS, **age, "Content-Type": "application/json"}
+    status = 503 if standing.report is None else 200
+    return web.Response(status=status, body=render_json(standing.last.report).encode(), headers=headers)

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpudoctor.agent import DEFAULT_LISTEN
-from gpudoctor.agent.access import AgentAccess, address_of, listening_socket, token_of, url_of
+from gpudoctor.agent.access import token_of
 from gpudoctor.agent.quick_run import OUTPUT_BYTES_MAX, environment
 from gpudoctor.agent.state import StateDirectory, WatchedSubject, default_directory
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.facts.model.node import Source
+from gpudoctor.http.access import HttpAccess
+from gpudoctor.http.address import listen_address
 from gpudoctor.process.command import CommandLateError, run_command
 from gpudoctor.process.die_with_parent import adopt_orphans
 from gpudoctor.process.ending import ENDING_SIGNALS
@@ -26,7 +28,7 @@ from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.report.model import SourceSummary
 
 if TYPE_CHECKING:
-    from gpudoctor.agent.answers import HttpAnswers
+    from gpudoctor.agent.answers import AgentAnswers
     from gpudoctor.agent.node_status import NodeStatus
     from gpudoctor.agent.schedule import Rounds, SchedulePlan
 
@@ -58,23 +60,23 @@ class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_agent(request: AgentRequest) -> int:
     """Run until SIGINT, SIGTERM or SIGHUP; give 128 + its number. Raise UserError if it cannot start."""
-    from gpudoctor.agent.metrics import AgentMetrics  # says if prometheus-client is missing, before all else
+    # they say if a library is missing, before all else
+    from gpudoctor.agent.answers import AgentAnswers
+    from gpudoctor.agent.metrics import AgentMetrics
 
-    where = address_of(request.listen)
+    where = listen_address(request.listen, "--listen", DEFAULT_LISTEN)
     token = token_of(request.token_file, os.environ, where)
     with ExitStack() as kept:
-        listener = kept.enter_context(listening_socket(where))
+        sockets = [kept.enter_context(each) for each in where.listening_sockets()]
         rounds = _rounds(request, kept)
         plan = rounds.plan
-        from gpudoctor.agent.answers import HttpAnswers
-
-        answers = HttpAnswers(AgentAccess(token, where.host), AgentMetrics(rounds.tell), rounds.look)
+        answers = AgentAnswers(HttpAccess(token, where.host), AgentMetrics(rounds.tell), rounds.look)
         adopt_orphans()
-        url = url_of(where.host, listener.getsockname()[1])
+        url = where.url(sockets[0].getsockname()[1])
         say(f"{plan.mark}agent on {url} (metrics, healthz, report), a quick check every {plan.interval_s:g} s")
         if not where.is_loopback:
             say("the connection is not encrypted: on a network that you do not trust, put TLS or a tunnel before it")
-        return asyncio.run(_serve(listener, answers, rounds))
+        return asyncio.run(_serve(sockets, answers, rounds))
 
 
 def check_once(request: AgentRequest) -> int | tuple[NodeStatus, str]:
@@ -115,8 +117,8 @@ async def _until_signal(work: Coroutine[None, None, None]) -> int | None:
     return came[0] if came else None
 
 
-async def _serve(listener: socket.socket, answers: HttpAnswers, rounds: Rounds) -> int:
-    from gpudoctor.agent.listener import HttpListener
+async def _serve(sockets: Sequence[socket.socket], answers: AgentAnswers, rounds: Rounds) -> int:
+    from gpudoctor.http.server import serving
 
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[int] = loop.create_future()
@@ -127,21 +129,19 @@ async def _serve(listener: socket.socket, answers: HttpAnswers, rounds: Rounds) 
 
     for number in ENDING_SIGNALS:
         loop.add_signal_handler(number, end, number)
-    server = HttpListener(answers.to)
-    await server.start(listener)
-    running = loop.create_task(rounds.run())
-    # it ends of itself only by a defect of ours, and then it must not look as if the agent still ran
-    running.add_done_callback(lambda _: end(0))
-    try:
-        code = await ended
-        if running.done():
-            running.result()
-        return code
-    finally:
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
-        await server.stop()
+    async with serving(answers.runner(), sockets, answers.listener):
+        running = loop.create_task(rounds.run())
+        # it ends of itself only by a defect of ours, and then it must not look as if the agent still ran
+        running.add_done_callback(lambda _: end(0))
+        try:
+            code = await ended
+            if running.done():
+                running.result()
+            return code
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
 
 
 def _plan(request: AgentRequest) -> SchedulePlan:

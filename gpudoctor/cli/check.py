@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     progress = progress_to_stderr(prep.burn_s) if args.progress else terminal_progress()
     if place is not None and place.rank:
         dismiss_ahead()
-        return _host_rank(place) if prep.wants_ranks else OK
+        return _run_local_worker(place) if prep.wants_ranks else OK
     if args.node is None and not args.fault:
         order_ahead(root_of(os.environ))
     import gpudoctor.report.output_files  # noqa: F401
@@ -144,12 +144,12 @@ def _request(args: argparse.Namespace) -> CheckRequest:
     )
 
 
-def _host_rank(place: LocalPlacement) -> int:
+def _run_local_worker(place: LocalPlacement) -> int:
     """Be one of the others: they host ranks, and it is the first that checks and reports."""
-    from gpudoctor.probes.runner.local_workers import host_rank
+    from gpudoctor.probes.runner.local_workers import run_local_worker
 
     try:
-        why_not = host_rank(place)
+        why_not = run_local_worker(place)
     except InterruptedBySignal as stop:
         return stop.exit_code
     if why_not is None:

@@ -1,9 +1,10 @@
-"""`gpudoctor explain`: the page of a check."""
+"""`gpudoctor explain`: the page of a check, or of a cause that `gpudoctor diagnose` names."""
 
 from __future__ import annotations
 
 import argparse
 
+from gpudoctor.errors import UserError
 from gpudoctor.exits import OK, write_stdout
 
 
@@ -14,6 +15,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the pages of the checks that the word names. Raise UserError if it names none."""
+    if args.id.startswith("diagnose."):
+        write_stdout(_page_of_cause(args.id))
+        return OK
     from gpudoctor.checks.core.registry import select
     from gpudoctor.plugins import all_checks
     from gpudoctor.report.check_docs import page_text
@@ -21,3 +25,13 @@ def run(args: argparse.Namespace) -> int:
     for check in select(all_checks(), [args.id]):
         write_stdout(page_text(check))
     return OK
+
+
+def _page_of_cause(name: str) -> str:
+    from gpudoctor.diagnose.causes import page_names, page_of
+
+    page = page_of(name)
+    if page is None:
+        names = ", ".join(f"diagnose.{known}" for known in page_names())
+        raise UserError(f"{name}: no such page; there are {names}, and one for each word of cause.what")
+    return page

@@ -71,19 +71,19 @@ def why_no_devices(node: Node) -> str:
     return f"a {kind} cannot be put under load; --backend gloo measures CPU ranks of this machine"
 
 
-def gpus_to_load(node: Node, request: LoadRequest, seats: LocalWorkers | None) -> tuple[Gpu, ...] | Missing:
+def gpus_to_load(node: Node, request: LoadRequest, workers: LocalWorkers | None) -> tuple[Gpu, ...] | Missing:
     """The GPU of each rank, in rank order, or why none may be put under load."""
     in_scope = _in_scope(node, request)
     fit = tuple(gpu for gpu in in_scope if _unfit(gpu) is None)
     if not fit:
         return Missing(_unfit(in_scope[0]) or "", "unsupported")
-    if seats is None or seats.missing:
+    if workers is None or workers.missing:
         gpus = _as_many_as_asked(fit, request)
     else:
-        seated = seated_gpus(node, seats.visible)
+        seated = seated_gpus(node, workers.visible)
         why = seated if isinstance(seated, str) else next(filter(None, map(_unfit, seated)), None)
         if why is not None or isinstance(seated, str):
-            return Missing(f"{seats.engine} started {seats.ranks} ranks here; {why}", "denied")
+            return Missing(f"{workers.engine} started {workers.ranks} ranks here; {why}", "denied")
         gpus = seated
     danger = _danger(node, gpus)
     if danger is not None:

@@ -54,39 +54,41 @@ def measure(
     progress: Callable[[str], None] | None,
     on_interrupt: Callable[[Measurements], None],
     duration_s: float | None = None,
-    seats: LocalWorkers | None = None,
+    workers: LocalWorkers | None = None,
 ) -> Measurements:
     """Run the probes that the chosen checks need, where that may be done; else say why not.
 
-    `duration_s`: again and again for so long (level burn). `seats`: the processes that an engine
+    `duration_s`: again and again for so long (level burn). `workers`: the processes that an engine
     has started on this node; they host the ranks but the first. Raise UserError for options that
     contradict the node (NCCL on a simulated one) or the engine.
     """
     wanted, parts = _wanted(checks, level), parts_wanted(checks, level)
-    if seats is not None and not seats.gather():
-        seats = None  # the engine's variables were inherited: it started one process, which called gpudoctor
-    if seats is not None and request.ranks not in (None, seats.ranks):
-        raise UserError(f"--ranks {request.ranks}: {seats.engine} started {seats.ranks} ranks here; leave --ranks out")
+    if workers is not None and not workers.gather():
+        workers = None  # the engine's variables were inherited: it started one process, which called gpudoctor
+    if workers is not None and request.ranks not in (None, workers.ranks):
+        raise UserError(
+            f"--ranks {request.ranks}: {workers.engine} started {workers.ranks} ranks here; leave --ranks out"
+        )
     backend = backend_for(node, request.backend)
     why_not = _why_not(node, checks, wanted or parts, level, backend)
     if why_not is not None or backend is None:
         if request.inject:
             raise UserError(f"--inject makes a probe go wrong, and none runs here: {why_not}")
         return not_run(Missing(why_not or ""))
-    gpus = gpus_to_load(node, request, seats) if backend == "nccl" else ()
+    gpus = gpus_to_load(node, request, workers) if backend == "nccl" else ()
     if isinstance(gpus, Missing):
         return not_run(gpus)
     from gpudoctor.probes.runner.plan import ProbePlan, checked, desyncs
 
     plan = ProbePlan(
         backend=backend,
-        ranks=seats.ranks if seats is not None else len(gpus) if backend == "nccl" else request.ranks or CPU_RANKS,
+        ranks=workers.ranks if workers is not None else len(gpus) if backend == "nccl" else request.ranks or CPU_RANKS,
         gpus=tuple((gpu.index, known(gpu.uuid) or "", gpu.bus_id) for gpu in gpus),
         probes=wanted,
         level=level,
         duration_s=duration_s if wanted else None,
         inject=request.inject,
-        engine=seats.engine if seats is not None else None,
+        engine=workers.engine if workers is not None else None,
         strategies=tuple(c.id.partition(".")[2] for c in checks if c.domain == "strategy" and c.id not in PARTS),
     )
     has_ranks = bool(wanted) or (backend == "nccl" and any(c.id == "env.torch" for c in checks))
@@ -100,7 +102,7 @@ def measure(
     elif backend == "nccl" and isinstance(node.software.torch, Missing):
         measured = _no_torch()
     else:
-        measured = _probed(plan, level, progress, on_interrupt, seats)
+        measured = _probed(plan, level, progress, on_interrupt, workers)
     refused = refused_frameworks(node, gpus, force=request.force) if backend == "nccl" and "frameworks" in parts else {}
     return with_parts(parts, plan, measured, progress, on_interrupt, refused)
 
@@ -110,7 +112,7 @@ def _probed(
     level: Level,
     progress: Callable[[str], None] | None,
     on_interrupt: Callable[[Measurements], None],
-    seats: LocalWorkers | None,
+    workers: LocalWorkers | None,
 ) -> Measurements:
     """What the ranks measure."""
     from gpudoctor.probes.runner.launch import run_probes
@@ -125,7 +127,7 @@ def _probed(
     with sampling(plan) as sampled:
 
         def hear(rank: int, message: AnyMessage) -> None:
-            sampled.hear(rank, message)
+            sampled.take(rank, message)
             if lines is not None:
                 lines.hear(rank, message)
 
@@ -136,7 +138,7 @@ def _probed(
             progress=progress if lines is None else None,  # the lines say it of each rank
             on_interrupt=lambda partial: on_interrupt(sampled.added_to(partial)),
             on_message=hear,
-            seats=seats,
+            workers=workers,
             on_wait=progress,
         )
     measured = sampled.added_to(measured)

@@ -9,7 +9,7 @@ import msgspec
 
 from gpudoctor import __version__
 from gpudoctor.checks.core.causes import Fault
-from gpudoctor.checks.core.finding import Status
+from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.registry import LEVELS, Level
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.measurements import Measurements
@@ -115,6 +115,11 @@ class Report(msgspec.Struct, frozen=True):
         from gpudoctor.json_text import json_line  # for JSON only: it compiles a pattern
 
         return json_line(self).rstrip("\n")
+
+
+def findings_of(report: Report | None, check_id: str) -> tuple[Finding, ...]:
+    """The findings of one check, none if it did not run."""
+    return next((check.findings for check in report.checks if check.id == check_id), ()) if report is not None else ()
 
 
 def suppressed_in(results: Iterable[CheckResult]) -> int:

@@ -20,9 +20,9 @@ from gpudoctor.checks.core.registry import LEVELS
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.driver.responsive import WAKING
 from gpudoctor.facts.captures import ABSENT
-from gpudoctor.report.figures import figure_lines
 from gpudoctor.report.model import Report, held_words, is_above, suppressed_in
 from gpudoctor.report.text_blocks import STYLES, grouped_label, plain, problems, status_word
+from gpudoctor.report.text_figures import figure_lines
 
 NARROWEST = 40
 

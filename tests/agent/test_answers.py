@@ -7,18 +7,27 @@ import select
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from aiohttp import web
 
-from gpudoctor.agent.access import AgentAccess, address_of, listening_socket, token_of
-from gpudoctor.agent.listener import HttpListener
+from gpudoctor.agent.access import token_of
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.cli.parsers import parsed
 from gpudoctor.errors import UserError
+from gpudoctor.http.access import HttpAccess
+from gpudoctor.http.address import ListenAddress, listen_address
+from gpudoctor.http.listener import BoundedListener
+from gpudoctor.http.server import serving
 from tests.agent.running import DEADLINE_S, FAULTY, HEALTHY, TOKEN, Agent, agent, refused, wait_for
+
+
+def address_of(text: str) -> ListenAddress:
+    return listen_address(text, "--listen", "127.0.0.1:9464")
 
 
 def test_healthz_says_503_and_why_for_a_fault(faulty: Agent) -> None:
@@ -122,6 +131,16 @@ def test_a_name_of_the_internet_that_was_pointed_here_gets_nothing(faulty: Agent
         assert faulty.ask(path, Host=host).status == 403
 
 
+def answer_to(agent: Agent, sent: bytes) -> bytes:
+    """All that comes back until the agent ends the connection."""
+    with socket.create_connection((agent.host, agent.port), DEADLINE_S) as client:
+        client.sendall(sent)
+        answer = b""
+        while chunk := client.recv(65536):
+            answer += chunk
+    return answer
+
+
 @pytest.mark.parametrize(
     "sent",
     [
@@ -135,14 +154,18 @@ def test_a_name_of_the_internet_that_was_pointed_here_gets_nothing(faulty: Agent
     ],
 )
 def test_what_is_no_request_gets_one_line_and_the_end_of_the_connection(faulty: Agent, sent: bytes) -> None:
-    with socket.create_connection((faulty.host, faulty.port), DEADLINE_S) as client:
-        client.sendall(sent)
-        answer = b""
-        while chunk := client.recv(65536):
-            answer += chunk
-    assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
-    assert answer.count(b"\n\n") == 0
+    answer = answer_to(faulty, sent)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.split(b" ")[1] in (b"400", b"431")
+    assert body.startswith(b"gpudoctor: ")
+    assert body.count(b"\n") == 1
     assert faulty.ask("/healthz").status == 503
+
+
+def test_the_head_of_a_request_has_16_kib_and_no_more(faulty: Agent) -> None:
+    for size, status in ((150, b"200"), (200, b"431")):
+        headers = (b"X: " + b"y" * (size - 5) + b"\r\n") * 100
+        assert answer_to(faulty, b"GET /metrics HTTP/1.0\r\n" + headers + b"\r\n").split(b" ")[1] == status
 
 
 def test_idle_clients_are_bounded_and_keep_nobody_else_waiting(faulty: Agent) -> None:
@@ -153,6 +176,7 @@ def test_idle_clients_are_bounded_and_keep_nobody_else_waiting(faulty: Agent) ->
             with suppress(OSError):  # dropped already
                 client.sendall(b"GET /metrics HTT")
         assert [faulty.ask("/healthz").status for _ in range(5)] == [503] * 5
+        assert psutil.Process(faulty.process.pid).num_fds() < 80
         dropped: set[socket.socket] = set()
 
         def are_dropped() -> bool:
@@ -161,62 +185,65 @@ def test_idle_clients_are_bounded_and_keep_nobody_else_waiting(faulty: Agent) ->
 
         wait_for(are_dropped)
         assert dropped >= set(clients[:30]), "the oldest go first"
-        assert psutil.Process(faulty.process.pid).num_fds() < 80
     finally:
         for client in clients:
             client.close()
 
 
+LARGE = 32 << 20
+
+
+@asynccontextmanager
+async def large_answers(listener: BoundedListener) -> AsyncIterator[tuple[tuple[str, int], asyncio.Event]]:
+    """A server that answers more than a connection holds: its address, and what says that a request has come."""
+    asked = asyncio.Event()
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        listener.heard(request.transport)
+        asked.set()
+        return web.Response(body=b"x" * LARGE)
+
+    bound = address_of("127.0.0.1:0").listening_sockets()
+    async with serving(web.ServerRunner(web.Server(answer), shutdown_timeout=0.1), bound, listener):
+        yield bound[0].getsockname(), asked
+
+
 def test_a_client_that_sends_or_reads_too_slowly_is_dropped() -> None:
     async def body() -> None:
-        bound = listening_socket(address_of("127.0.0.1:0"))
-        listener = HttpListener(lambda head: b"x" * (32 << 20), connection_s=0.2)
-        await listener.start(bound)
-        try:
-            host, port = bound.getsockname()
-            sending, writer = await asyncio.open_connection(host, port)
+        listener = BoundedListener(2, 0.2, until_heard=False)
+        async with large_answers(listener) as (address, asked):
+            sending, writer = await asyncio.open_connection(*address)
             writer.write(b"GET / HT")
             assert await sending.read() == b""
-            reading, asking = await asyncio.open_connection(host, port)
-            asking.write(b"GET / HTTP/1.1\r\n\r\n")
+            reading, asking = await asyncio.open_connection(*address)
+            asking.write(b"GET / HTTP/1.0\r\n\r\n")
             asking.transport.pause_reading()  # type: ignore[attr-defined]
+            await asked.wait()
             while listener.connections:
                 await asyncio.sleep(0.01)
             asking.transport.resume_reading()  # type: ignore[attr-defined]
             with suppress(ConnectionResetError):
-                assert len(await reading.read()) < 32 << 20
+                assert len(await reading.read()) < LARGE
             writer.close()
             asking.close()
-        finally:
-            await listener.stop()
 
     asyncio.run(asyncio.wait_for(body(), DEADLINE_S))
 
 
 def test_a_client_whose_request_has_come_is_not_dropped_for_another() -> None:
     async def body() -> None:
-        bound = listening_socket(address_of("127.0.0.1:0"))
-        asked = asyncio.Event()
-
-        def answer(head: bytes) -> bytes:
-            asked.set()
-            return b"x" * (32 << 20)
-
-        listener = HttpListener(answer, connections_max=1, connection_s=10 * DEADLINE_S)
-        await listener.start(bound)
-        try:
-            host, port = bound.getsockname()
-            first, asking = await asyncio.open_connection(host, port)
-            asking.write(b"GET / HTTP/1.1\r\n\r\n")
+        async with large_answers(BoundedListener(1, 10 * DEADLINE_S, until_heard=False)) as (address, asked):
+            first, asking = await asyncio.open_connection(*address)
+            asking.write(b"GET / HTTP/1.0\r\n\r\n")
             await asked.wait()
-            second, late = await asyncio.open_connection(host, port)
+            second, late = await asyncio.open_connection(*address)
+            late.write(b"GET / HTTP/1.0\r\n\r\n")
             with suppress(ConnectionResetError):
                 assert await second.read() == b""
-            assert len(await first.read()) == 32 << 20
+            head, _, sent = (await first.read()).partition(b"\r\n\r\n")
+            assert (head.split(b"\r\n")[0], len(sent)) == (b"HTTP/1.0 200 OK", LARGE)
             asking.close()
             late.close()
-        finally:
-            await listener.stop()
 
     asyncio.run(asyncio.wait_for(body(), DEADLINE_S))
 
@@ -313,14 +340,18 @@ def test_numbers_out_of_range_are_refused(option: tuple[str, str], capsys: pytes
 )
 def test_what_is_no_address_is_one_clear_line(text: str, word: str) -> None:
     with pytest.raises(UserError, match=word):
-        address_of(text)
+        _ = address_of(text).is_loopback
 
 
-def test_without_prometheus_client_the_line_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "prometheus_client.py").write_text("raise ImportError\n")
-    done = refused(tmp_path, PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[2]}")
+@pytest.mark.parametrize("library", ["prometheus_client", "aiohttp"])
+def test_without_a_library_the_line_says_what_to_install(tmp_path: Path, library: str) -> None:
+    (tmp_path / f"{library}.py").write_text("raise ImportError\n")
+    where = f"{tmp_path}:{Path(__file__).parents[2]}"
+    done = refused(tmp_path, PYTHONPATH=where)
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "pip install 'gpudoctor-cli[agent]'" in done.err
+    assert f"{library.replace('_', '-')}: pip install 'gpudoctor-cli[agent]'" in done.err
+    once = refused(tmp_path, "--once", *HEALTHY, PYTHONPATH=where)  # which serves nothing
+    assert (once.code, once.err) == (0, "")
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:9464", "localhost:0", "[::1]:80", ":9464", "9464", "127.8.8.8"])
@@ -336,7 +367,7 @@ def test_every_other_address_wants_one(text: str) -> None:
 
 
 def test_the_gate_compares_whole_tokens_only() -> None:
-    gate = AgentAccess(TOKEN, "0.0.0.0")
+    gate = HttpAccess(TOKEN, "0.0.0.0")
     assert gate.knows(f"Bearer {TOKEN}")
     assert gate.knows(f"bearer {TOKEN}")
     for given in (None, "", TOKEN, f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer \udcff", f"Basic {TOKEN}"):

@@ -17,7 +17,7 @@ import pytest
 
 import gpudoctor
 from gpudoctor import local_verdict
-from gpudoctor.probes.runner import local_workers as seats
+from gpudoctor.probes.runner import local_workers
 from gpudoctor.probes.runner.launch_engine import LocalPlacement, place_of
 from gpudoctor.probes.runner.local_workers import LocalWorkers, WorkerHello
 
@@ -157,7 +157,7 @@ def test_a_first_process_that_falls_silent_is_no_pass(place: LocalPlacement) -> 
 
 
 def test_a_process_whose_first_one_never_called_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seats, "_LEADER_S", 0.05)
+    monkeypatch.setattr(local_workers, "_LEADER_S", 0.05)
     for name, value in _torchrun(1).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(gpudoctor.NotFitError, match="number 0 did not call preflight in time; call it in all of them"):
@@ -165,7 +165,7 @@ def test_a_process_whose_first_one_never_called_is_told_so(monkeypatch: pytest.M
 
 
 def test_a_first_process_that_alone_calls_is_checked_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seats, "_FIRST_GUEST_S", 0.05)
+    monkeypatch.setattr(local_workers, "_FIRST_WORKER_S", 0.05)
     for name, value in _torchrun(0).items():
         monkeypatch.setenv(name, value)
     assert gpudoctor.preflight(node=NODE).verdict == "pass"
@@ -179,7 +179,7 @@ def test_processes_that_are_confined_to_gpus_of_their_own_are_not_passed_by_the_
     told: list[bytes] = []
 
     def other() -> None:
-        first = seats.leader_of(place, local_verdict.PURPOSE)
+        first = local_workers.leader_of(place, local_verdict.PURPOSE)
         assert first is not None
         with first:
             first.send(msgspec.json.encode(WorkerHello(1, "0", ("nvidia1",))))

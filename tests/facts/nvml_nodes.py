@@ -195,7 +195,7 @@ class Heard:
     def handle_error(self, index: int, words: str) -> None:
         self.handle_errors[index] = words
 
-    def crumbs(self, slot: int) -> CallTrace:
+    def trace(self, slot: int) -> CallTrace:
         return NoCallTrace()
 
 

@@ -39,24 +39,24 @@ def test_a_breadcrumb_tells_the_call_the_gpu_and_the_thread_until_the_call_retur
 
 def test_a_long_name_does_not_reach_into_the_next_slot() -> None:
     memory = anonymous_file(SIZE_BYTES)
-    crumbs = SharedCallTrace(memory)
+    trace = SharedCallTrace(memory)
     os.close(memory)
-    crumbs.slot(1).enter("nvmlInit", 0)
-    crumbs.slot(0).enter("x" * 500, 7)
-    (long, short), _ = crumbs.read()
+    trace.slot(1).enter("nvmlInit", 0)
+    trace.slot(0).enter("x" * 500, 7)
+    (long, short), _ = trace.read()
     assert set(long.call) == {"x"}
     assert (short.call, short.gpu) == ("nvmlInit", 0)
-    crumbs.close()
+    trace.close()
 
 
 def test_more_gpus_than_slots_do_not_leave_the_memory() -> None:
     memory = anonymous_file(SIZE_BYTES)
     assert os.fstat(memory).st_size == SIZE_BYTES
-    crumbs = SharedCallTrace(memory)
+    trace = SharedCallTrace(memory)
     os.close(memory)
-    crumbs.slot(100_000).enter("nvmlInit", 99_999)
-    assert len(crumbs.read()[0]) == 1
-    crumbs.close()
+    trace.slot(100_000).enter("nvmlInit", 99_999)
+    assert len(trace.read()[0]) == 1
+    trace.close()
 
 
 def test_the_collector_says_every_fact_and_then_the_end(tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ def gone(name):
     raise m.PackageNotFoundError(name)
 m.distribution = gone
 from gpudoctor.facts.nvml.client import Door, load_pynvml
-door = Door(load_pynvml())
-door.call("nvmlInit")
-print(door.call("nvmlSystemGetDriverVersion"))
+client = Door(load_pynvml())
+client.call("nvmlInit")
+print(client.call("nvmlSystemGetDriverVersion"))
 """
     assert run("hgx-h100-8", sys.executable, "-c", program, env=legacy).stdout == "570.172.08\n"

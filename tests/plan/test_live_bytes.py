@@ -9,10 +9,9 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from gpudoctor.plan.activations import Kernels, kept_bytes  # noqa: E402
 from gpudoctor.plan.model_shape import ModelShape  # noqa: E402
-from gpudoctor.probes.plan_verification.messages import VerificationModel  # noqa: E402
-from gpudoctor.probes.plan_verification.model import Layer, Norm  # noqa: E402
 from gpudoctor.probes.runner.live_bytes import LiveBytes  # noqa: E402
-from gpudoctor.probes.strategies.tensor_matmuls import TensorParallelRanks  # noqa: E402
+from gpudoctor.probes.strategies.transformer import Norm, TransformerBlock  # noqa: E402
+from gpudoctor.probes.strategies.transformer_shape import TransformerShape  # noqa: E402
 
 KIB = 1024
 
@@ -47,7 +46,7 @@ def test_a_storage_that_is_emptied_counts_no_more() -> None:
 def test_the_gradient_of_the_norm_is_that_of_torchs_own() -> None:
     torch.manual_seed(3)
     x = torch.randn(2, 5, 8, requires_grad=True)
-    norm = Norm(8, bias=False)
+    norm = Norm(8)
     own = torch.autograd.grad(norm(x).square().sum(), [x, norm.weight])
     scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
     plain = torch.autograd.grad((x * scale * norm.weight).square().sum(), [x, norm.weight])
@@ -55,7 +54,7 @@ def test_the_gradient_of_the_norm_is_that_of_torchs_own() -> None:
         torch.testing.assert_close(mine, reference, rtol=1e-4, atol=1e-5)
 
 
-GPT = VerificationModel(
+GPT = TransformerShape(
     4,
     128,
     4,
@@ -71,19 +70,20 @@ GPT = VerificationModel(
     out_bias=True,
     mlp_bias=True,
 )
-LLAMA = VerificationModel(4, 128, 4, 4, 32, 344, 1000)
-GROUPED = VerificationModel(4, 128, 8, 4, 16, 448, 1000)
+LLAMA = TransformerShape(4, 128, 4, 4, 32, 344, 1000)
+GROUPED = TransformerShape(4, 128, 8, 4, 16, 448, 1000)
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA, GROUPED], ids=["gpt", "llama", "grouped"])
-def test_a_layer_keeps_what_the_formula_says(model: VerificationModel) -> None:
+def test_a_layer_keeps_what_the_formula_says(model: TransformerShape) -> None:
     batch, seq = 2, 256
-    dimensions = {name: value for name, value in msgspec.structs.asdict(model).items() if name != "more_norms"}
+    fields = ModelShape.__struct_fields__
+    dimensions = {name: value for name, value in msgspec.structs.asdict(model).items() if name in fields}
     shape = ModelShape("", "", "", max_seq=seq, **dimensions)
     half = model.head_dim // 2
     rotary = None if model.positions else (torch.ones(seq, 1, half), torch.zeros(seq, 1, half))
     with LiveBytes() as live:
-        layer = Layer(model, TensorParallelRanks())
+        layer = TransformerBlock(model)
         weights = live.now_bytes
         x = torch.randn(batch, seq, model.hidden, requires_grad=True)
         out = layer(x, rotary)

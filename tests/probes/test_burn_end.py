@@ -15,8 +15,8 @@ from gpudoctor.probes.runner.messages import Finished
 from tests.probes.conftest import measure
 
 
-class Seat:
-    """Stands for a Rank in the loop of rounds: notes what it sends, and hears what rank 0 would decide."""
+class FakeRank:
+    """Stands for a Rank in the loop of rounds: notes what it sends, and receives what rank 0 would decide."""
 
     def __init__(self, duration_s: float | None, probes: tuple[Probe, ...], decisions: Iterator[int]) -> None:
         self.job = messages.RankJob("gloo", 1, probes, "", 10.0, duration_s=duration_s)
@@ -34,20 +34,20 @@ class Seat:
         return next(self._decisions)
 
 
-def _rounds(seat: Seat, clock: Callable[[], float], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+def _rounds(rank: FakeRank, clock: Callable[[], float], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     rank_module = pytest.importorskip("gpudoctor.probes.runner.rank", reason="PyTorch is not installed")
     monkeypatch.setattr(rank_module.time, "monotonic", clock)
     monkeypatch.setattr(rank_module.time, "sleep", lambda _: None)
-    rank_module._run_rounds(seat, {"collective": lambda _: None, "train": lambda _: None})
-    return [(message.probe, message.round) for message in seat.sent]
+    rank_module._run_repetitions(rank, {"collective": lambda _: None, "train": lambda _: None})
+    return [(message.probe, message.round) for message in rank.sent]
 
 
 def test_rank_zero_decides_whether_there_is_another_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """This rank's own clock never reaches the duration; what counts is what rank 0 says."""
-    seat = Seat(5.0, ("collective", "train"), iter([1, 1, 0]))
-    told = _rounds(seat, lambda: 0.0, monkeypatch)
+    rank = FakeRank(5.0, ("collective", "train"), iter([1, 1, 0]))
+    told = _rounds(rank, lambda: 0.0, monkeypatch)
     assert told == [(probe, number) for number in range(3) for probe in ("collective", "train")]
-    assert seat.asked == [1, 1, 1]
+    assert rank.asked == [1, 1, 1]
 
 
 def test_a_rank_that_is_rank_zero_says_when_the_duration_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,17 +57,17 @@ def test_a_rank_that_is_rank_zero_says_when_the_duration_is_over(monkeypatch: py
         now[0] += 1.0
         return now[0]
 
-    seat = Seat(5.0, ("collective",), iter([1, 1, 0]))
-    _rounds(seat, passing, monkeypatch)
-    assert seat.asked == [1, 0, 0]  # asked 2, 5 and 8 s after the beginning: 5 s are over at the second
+    rank = FakeRank(5.0, ("collective",), iter([1, 1, 0]))
+    _rounds(rank, passing, monkeypatch)
+    assert rank.asked == [1, 0, 0]  # asked 2, 5 and 8 s after the beginning: 5 s are over at the second
 
 
 @pytest.mark.parametrize(("duration_s", "probes"), [(None, ("train",)), (600.0, ())])
 def test_without_a_duration_or_a_probe_there_is_no_second_round(
     duration_s: float | None, probes: tuple[Probe, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seat = Seat(duration_s, probes, iter(()))
-    assert _rounds(seat, lambda: 0.0, monkeypatch) == [(probe, 0) for probe in probes]
+    rank = FakeRank(duration_s, probes, iter(()))
+    assert _rounds(rank, lambda: 0.0, monkeypatch) == [(probe, 0) for probe in probes]
 
 
 def test_real_ranks_make_rounds_together_until_the_time_is_over() -> None:

@@ -19,7 +19,7 @@ from gpudoctor.cli.main import main
 from gpudoctor.errors import UserError
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.load.devices import seated_gpus
-from gpudoctor.probes.runner import local_workers as seats
+from gpudoctor.probes.runner import local_workers
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.launch_engine import LocalPlacement, place_of
 from gpudoctor.probes.runner.local_workers import LocalWorkers
@@ -143,7 +143,7 @@ def test_another_number_of_ranks_than_the_engine_started_is_refused() -> None:
 def test_a_process_without_a_leader_says_so_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(seats, "_LEADER_S", 0.0)
+    monkeypatch.setattr(local_workers, "_LEADER_S", 0.0)
     for name, value in _variables("srun", 1, 2).items():
         monkeypatch.setenv(name, value)
     report = tmp_path / "report.json"
@@ -159,7 +159,7 @@ def test_a_process_without_a_leader_says_so_in_one_line(
 def test_where_no_rank_is_wanted_the_others_end_at_once(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(seats, "host_rank", lambda _: pytest.fail("it waited for a leader"))
+    monkeypatch.setattr(local_workers, "run_local_worker", lambda _: pytest.fail("it waited for a leader"))
     for name, value in _variables("torchrun", 1, 2).items():
         monkeypatch.setenv(name, value)
     assert main(["check", *arguments, "--node", "hgx-h100-8"]) == 0
@@ -169,7 +169,7 @@ def test_where_no_rank_is_wanted_the_others_end_at_once(
 def test_variables_that_were_inherited_by_a_single_process_cost_a_wait_and_no_ranks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(seats, "_FIRST_GUEST_S", 0.0)
+    monkeypatch.setattr(local_workers, "_FIRST_WORKER_S", 0.0)
     for name, value in _variables("torchrun", 0, 8).items():
         monkeypatch.setenv(name, value)
     assert main(list(_CHECK)) == 0
@@ -178,13 +178,13 @@ def test_variables_that_were_inherited_by_a_single_process_cost_a_wait_and_no_ra
 
 
 def test_a_process_that_does_not_come_is_no_fault_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seats, "_ALL_GUESTS_S", 0.0)
+    monkeypatch.setattr(local_workers, "_ALL_WORKERS_S", 0.0)
     leader = _leader("mpirun", 3)
     guest = _started("mpirun", 1, 3)
     assert leader.gather()
     assert leader.missing == [2]
     plan = ProbePlan("gloo", 3, probes=("train",), engine="mpirun")
-    [problem] = run_probes(plan, deadline_s=60.0, probe_deadline_s=60.0, seats=leader).problems
+    [problem] = run_probes(plan, deadline_s=60.0, probe_deadline_s=60.0, workers=leader).problems
     assert (problem.kind, problem.rank) == ("error", None)
     assert "mpirun started 3 processes here, and process 2 did not come" in problem.text
     leader.close()
@@ -193,7 +193,7 @@ def test_a_process_that_does_not_come_is_no_fault_of_the_node(monkeypatch: pytes
 
 
 def test_a_second_gpudoctor_of_the_same_job_is_told_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seats, "_FIRST_GUEST_S", 0.0)
+    monkeypatch.setattr(local_workers, "_FIRST_WORKER_S", 0.0)
     place = LocalPlacement("srun", 0, 2, str(os.getpid()))
     first = LocalWorkers(place)
     with pytest.raises(UserError, match="another gpudoctor of this job is under way"):
@@ -259,7 +259,7 @@ def test_a_guest_that_leaves_before_it_is_given_a_rank_does_not_stop_the_run() -
     guest.kill()
     _end(guest)
     plan = ProbePlan("gloo", 2, probes=("collective",), engine="mpirun")
-    [problem] = run_probes(plan, deadline_s=60.0, probe_deadline_s=60.0, seats=leader).problems
+    [problem] = run_probes(plan, deadline_s=60.0, probe_deadline_s=60.0, workers=leader).problems
     assert (problem.kind, problem.rank) == ("error", 1)
     assert "the process that mpirun started for it is gone" in problem.text
     assert time.monotonic() - began < 60.0, "nobody waits for it"

@@ -31,7 +31,7 @@ from gpudoctor.load.devices import LoadRequest
 from gpudoctor.load.frameworks import PARTS, parts_wanted, with_parts, without_parts
 from gpudoctor.load.measure import measure
 from gpudoctor.probes.frameworks import run as frameworks
-from gpudoctor.probes.frameworks.isolated import Heard, IsolatedProcess
+from gpudoctor.probes.frameworks.isolated import IsolatedProcess, IsolatedResult
 from gpudoctor.probes.frameworks.isolated_messages import Reference, TensorflowTask, Trained
 from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner.plan import ProbePlan
@@ -60,14 +60,14 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, installed: None) -> list[IsolatedProcess]:
     """The processes that would have been started; each of them does what it should."""
-    seats: list[IsolatedProcess] = []
+    starts: list[IsolatedProcess] = []
 
-    def run(asked: list[IsolatedProcess], **_: Any) -> list[Heard]:
-        seats.extend(asked)
-        return [Heard(answers(seat.task)) for seat in asked]
+    def run(asked: list[IsolatedProcess], **_: Any) -> list[IsolatedResult]:
+        starts.extend(asked)
+        return [IsolatedResult(answers(seat.task)) for seat in asked]
 
-    monkeypatch.setattr(frameworks, "run_apart", run)
-    return seats
+    monkeypatch.setattr(frameworks, "run_isolated", run)
+    return starts
 
 
 def answers(task: Any) -> list[Any]:
@@ -120,12 +120,12 @@ def test_a_worker_that_broke_costs_its_own_strategy_only_and_tells_why(
     late = Missing("worker 0 did not leave 'train under multi-worker' within 150 s", "failed")
     broken = Missing("worker 1 was ended by SIGSEGV in 'train under multi-worker'", "failed")
 
-    def run(seats: list[IsolatedProcess], **_: Any) -> list[Heard]:
-        if len(seats) == 1:
-            return [Heard(answers(seats[0].task))]
-        return [Heard([REFERENCE], late), Heard([], broken)]
+    def run(starts: list[IsolatedProcess], **_: Any) -> list[IsolatedResult]:
+        if len(starts) == 1:
+            return [IsolatedResult(answers(starts[0].task))]
+        return [IsolatedResult([REFERENCE], late), IsolatedResult([], broken)]
 
-    monkeypatch.setattr(frameworks, "run_apart", run)
+    monkeypatch.setattr(frameworks, "run_isolated", run)
     measured = with_parts(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
     assert measured.tensorflow is not None
     assert [run.variant for run in measured.tensorflow.strategies.runs] == ["mirrored"]
@@ -133,7 +133,7 @@ def test_a_worker_that_broke_costs_its_own_strategy_only_and_tells_why(
 
 
 def test_a_strategy_that_lacks_a_replica_is_no_figure(monkeypatch: pytest.MonkeyPatch, installed: None) -> None:
-    monkeypatch.setattr(frameworks, "run_apart", lambda seats, **_: [Heard([REFERENCE]) for _ in seats])
+    monkeypatch.setattr(frameworks, "run_isolated", lambda starts, **_: [IsolatedResult([REFERENCE]) for _ in starts])
     measured = with_parts(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
     assert measured.tensorflow is None
     assert measured.not_run["tensorflow"].kind == "failed"
@@ -290,12 +290,12 @@ def test_a_library_that_does_not_load_is_not_started_again_as_workers(
     why = Missing("MirroredStrategy did not leave 'import tensorflow' within 90 s", "failed")
     asked: list[int] = []
 
-    def run(seats: list[IsolatedProcess], **limits: Any) -> list[Heard]:
+    def run(starts: list[IsolatedProcess], **limits: Any) -> list[IsolatedResult]:
         assert limits["import_deadline_s"] < limits["deadline_s"]
-        asked.append(len(seats))
-        return [Heard([], why, loaded=False)]
+        asked.append(len(starts))
+        return [IsolatedResult([], why, loaded=False)]
 
-    monkeypatch.setattr(frameworks, "run_apart", run)
+    monkeypatch.setattr(frameworks, "run_isolated", run)
     measured = with_parts(("tensorflow",), CPU_PLAN, Measurements(), None, nothing)
     assert (measured.not_run["tensorflow"], asked) == (why, [1])
 
@@ -328,7 +328,7 @@ def test_no_framework_is_asked_while_others_use_a_gpu_that_it_would_open(
 
 INTERRUPTED = """
 import signal, sys
-from gpudoctor import load_policy as loading
+from gpudoctor.load import measure as loading
 from gpudoctor.exits import InterruptedBySignal
 from gpudoctor.facts.model.measured_frameworks import FrameworkView
 from gpudoctor.facts.model.measurements import Measurements

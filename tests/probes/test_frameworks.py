@@ -15,7 +15,7 @@ from gpudoctor.facts.model.measured_frameworks import FrameworkView
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.frameworks import run as frameworks
-from gpudoctor.probes.frameworks.isolated import IsolatedProcess, run_apart
+from gpudoctor.probes.frameworks.isolated import IsolatedProcess, run_isolated
 from gpudoctor.probes.frameworks.isolated_messages import ViewTask
 from gpudoctor.probes.frameworks.run import framework_views
 from tests.probes.fake_frameworks import install, jax, tensorflow, torch
@@ -125,8 +125,8 @@ def test_an_import_that_does_not_end_is_ended_and_costs_the_others_nothing(
 
 def test_an_import_has_a_deadline_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, {"jax": "import signal; signal.pause()"})
-    seats = [IsolatedProcess("JAX", ViewTask("jax"))]
-    [heard] = run_apart(seats, deadline_s=600.0, import_deadline_s=1.0, together=True)
+    starts = [IsolatedProcess("JAX", ViewTask("jax"))]
+    [heard] = run_isolated(starts, deadline_s=600.0, import_deadline_s=1.0, together=True)
     assert (heard.loaded, heard.failure) == (False, Missing("JAX did not leave 'import jax' within 1 s", "failed"))
 
 
@@ -135,8 +135,8 @@ def test_one_that_waited_for_another_is_not_told_as_the_one_that_hung(
 ) -> None:
     waits = "import signal\n__version__ = '1'\nclass version: cuda = '1'\nclass cuda: init = signal.pause\n"
     install(tmp_path, monkeypatch, {"torch": waits, "jax": "import signal; signal.pause()"})
-    seats = [IsolatedProcess("torch", ViewTask("torch")), IsolatedProcess("JAX", ViewTask("jax"))]
-    waited, hung = run_apart(seats, deadline_s=600.0, import_deadline_s=10.0, together=True)
+    starts = [IsolatedProcess("torch", ViewTask("torch")), IsolatedProcess("JAX", ViewTask("jax"))]
+    waited, hung = run_isolated(starts, deadline_s=600.0, import_deadline_s=10.0, together=True)
     assert waited.failure == Missing("torch was ended with the others, in 'count the GPUs'", "failed")
     assert hung.failure == Missing("JAX did not leave 'import jax' within 10 s", "failed")
 

@@ -38,18 +38,18 @@ class Clock:
 
 def begins(windows: Windows, clock: Clock, at_s: float, rank: int, probe: Probe) -> None:
     clock.now_s = at_s
-    windows.hear(rank, messages.Phase(probe, "something"))
+    windows.take(rank, messages.Phase(probe, "something"))
 
 
 def ends(windows: Windows, clock: Clock, at_s: float, rank: int, probe: Probe) -> None:
     clock.now_s = at_s
-    windows.hear(rank, messages.Finished(probe))
+    windows.take(rank, messages.Finished(probe))
 
 
 def test_a_probe_runs_from_the_first_rank_that_begins_to_the_last_that_is_through() -> None:
     clock = Clock()
     windows = Windows(2, clock)
-    windows.hear(0, messages.Phase("launch", "join"))
+    windows.take(0, messages.Phase("launch", "join"))
     assert windows.spans(9.0) == {}
     assert windows.whole(9.0) is None
     begins(windows, clock, 1.0, 1, "collective")
@@ -85,7 +85,7 @@ def test_of_several_rounds_the_last_whole_one_counts_though_a_rank_is_ahead() ->
 def test_real_ranks_say_when_a_probe_runs() -> None:
     windows = Windows(2)
     plan = ProbePlan("gloo", ranks=2, probes=("collective",))
-    measured = launch.run_probes(plan, deadline_s=DEADLINE_S, probe_deadline_s=DEADLINE_S, on_message=windows.hear)
+    measured = launch.run_probes(plan, deadline_s=DEADLINE_S, probe_deadline_s=DEADLINE_S, on_message=windows.take)
     assert measured.problems == ()
     [(begin_s, end_s)] = windows.spans(float("inf")).values()
     assert begin_s < end_s < float("inf")
@@ -209,7 +209,7 @@ def test_a_burn_is_also_told_as_a_whole(driver: Callable[..., Node], monkeypatch
     gpus = tuple((gpu.index, str(gpu.uuid), gpu.bus_id) for gpu in node.gpus)
     plan = ProbePlan("nccl", ranks=8, gpus=gpus, duration_s=60.0)
     with sampling(plan) as watched:
-        trained(plan, on_message=watched.hear)
+        trained(plan, on_message=watched.take)
     assert [t.during for t in watched.added_to(Measurements()).telemetry] == ["train", "burn"]
 
 

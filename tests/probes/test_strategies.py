@@ -250,8 +250,8 @@ def test_the_model_can_be_divided_among_any_number_of_ranks(world_size: int, on_
 RANKS = """
     import os, sys, msgspec, torch
     import torch.distributed as dist
-    from gpudoctor.probes import strategies
-    from gpudoctor.probes.runner.messages import Job
+    from gpudoctor.probes.strategies import run as strategies
+    from gpudoctor.probes.runner.messages import RankJob
     from gpudoctor.probes.runner.rank import Rank
     from gpudoctor.probes.strategies.bench import Variant
 
@@ -283,10 +283,10 @@ RANKS = """
             dist.all_reduce(torch.zeros(1))
 
     strategies.STRATEGIES = tuple(
-        strategies.Strategy(each.__name__, lambda each=each: each) for each in (SEQUENCE)
+        strategies.ProbeStrategy(each.__name__, each) for each in (SEQUENCE)
     )
-    strategies._OTHERS_COME_WITHIN_S = float(sys.argv[3])
-    rank = Rank(number, Job("gloo", 2, (), folder, 60.0), 1)
+    strategies._OTHERS_WAIT_S = float(sys.argv[3])
+    rank = Rank(number, RankJob("gloo", 2, (), folder, 60.0), 1)
     try:
         strategies.run_strategies(rank)
     except RuntimeError as error:

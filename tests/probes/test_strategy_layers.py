@@ -143,8 +143,9 @@ def test_two_ranks_split_tensors_rightly_and_say_why_they_do_not_split_three_way
 TWO_STAGES = """
 import sys, torch, torch.distributed as dist
 from gpudoctor.probes.strategies.pipeline_schedule import SCHEDULES, layers_of_stage
-from gpudoctor.probes.strategies.pipeline_steps import HandWritten, Stages, cut
-from gpudoctor.probes.strategies.model import StrategyShape, batch_of, build_transformer, loss_of
+from gpudoctor.probes.strategies.pipeline_steps import SendRecvPipeline, Stages
+from gpudoctor.probes.strategies.model import StrategyShape, batch_of, build_transformer
+from gpudoctor.probes.strategies.transformer import loss_of
 rank, device = int(sys.argv[1]), torch.device("cpu")
 dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 2), rank=rank, world_size=2)
 shape = StrategyShape(layers=3, width=16, heads=2, vocabulary=32, sequence=4, batch=6)
@@ -152,13 +153,14 @@ whole = build_transformer(shape, device)
 expected = loss_of(whole(batch_of(shape, 0, device)[0]), batch_of(shape, 0, device)[1])
 expected.backward()
 for schedule in SCHEDULES:
-    stage = cut(build_transformer(shape, device), layers_of_stage(3, rank, 2))
-    play = HandWritten(Stages((0, 1), rank, device), stage, schedule, 3, loss_of, (4, 16))
+    stage = build_transformer(shape, device)
+    stage.keep_layers(layers_of_stage(3, rank, 2))
+    play = SendRecvPipeline(Stages((0, 1), rank, device), stage, schedule, 3, loss_of, (4, 16))
     loss = play(*batch_of(shape, 0, device))
     assert (loss is None) == (rank == 0), loss
     assert loss is None or torch.allclose(loss, expected), (loss, expected)
     names = [name for name, _ in stage.named_parameters()]
-    assert ("embed.weight" in names) == (rank == 0) and ("head.weight" in names) == (rank == 1), names
+    assert ("embedding.tokens.weight" in names) == (rank == 0) and ("head.out.weight" in names) == (rank == 1), names
     for name, weight in stage.named_parameters():
         torch.testing.assert_close(weight.grad, whole.get_parameter(name).grad)
     print(schedule, *names)
@@ -181,7 +183,7 @@ def test_hand_written_transfers_give_the_gradients_of_the_whole_batch(tmp_path: 
     for of_first, of_last in zip(*(output.splitlines() for output in said), strict=True):
         schedule, *names = of_first.split()
         assert [schedule] == of_last.split()[:1]
-        assert sorted({name.split(".")[0] for name in names}) == ["blocks", "embed", "place"]
+        assert sorted({name.split(".")[0] for name in names}) == ["blocks", "embedding"]
         assert not set(names) & set(of_last.split()[1:]), "no weight is on two stages"
 
 

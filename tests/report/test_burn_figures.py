@@ -7,7 +7,7 @@ from gpudoctor.facts.model.measurements import Launch, Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent
 from gpudoctor.facts.model.telemetry import Spread
-from gpudoctor.report.figures import figure_lines
+from gpudoctor.report.text_figures import figure_lines
 
 
 def _lines(burn: Burn) -> list[str]:

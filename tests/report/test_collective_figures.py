@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 from gpudoctor.facts.model.measurements import Collective, Measurements, PairBandwidth
-from gpudoctor.report.collective_figures import collective_lines
+from gpudoctor.report.text_figures import collective_lines
 
 MIB = 2**20
 

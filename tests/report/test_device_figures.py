@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
-from gpudoctor.report.device_figures import device_lines
-from gpudoctor.report.figures import figure_lines
+from gpudoctor.report.text_figures import device_lines, figure_lines
 from tests.checks.measured import computed, copied, matrix, measured
 from tests.checks.one_check import gpus
 

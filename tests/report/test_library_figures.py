@@ -7,9 +7,8 @@ import html
 from msgspec.structs import replace
 
 from gpudoctor.facts.model.measurements import Launch, Measurements
-from gpudoctor.report.figures import figure_lines
 from gpudoctor.report.html import render_html
-from gpudoctor.report.strategy_figures import library_lines, strategy_lines
+from gpudoctor.report.text_figures import figure_lines, library_lines, strategy_lines
 from tests.checks.strategy.test_strategy_libraries import found, library, zero
 from tests.tui.checks_app import report_of
 

@@ -7,10 +7,9 @@ from html import escape
 from gpudoctor.facts.model.measured_strategies import StrategyMemory
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
-from gpudoctor.report.figures import figure_lines
 from gpudoctor.report.html import render_html
 from gpudoctor.report.judge import judge
-from gpudoctor.report.strategy_figures import strategy_lines
+from gpudoctor.report.text_figures import figure_lines, strategy_lines
 from tests.checks.measured import measured
 from tests.checks.strategy.test_strategy_data import rank, run, tried
 

@@ -19,7 +19,8 @@ import pytest
 from aiohttp import WSServerHandshakeError
 
 from gpudoctor.errors import UserError
-from gpudoctor.tui.web.access import ServeAccess, ServeAddress, address, token_of
+from gpudoctor.http.address import ListenAddress, listen_address
+from gpudoctor.tui.web.access import DEFAULT_ADDRESS, BrowserAccess, token_of
 from tests.cli.conftest import Gpudoctor, gpudoctor
 from tests.tui.chromium import CATCH_TERMINAL, browsing, chromium
 
@@ -28,6 +29,10 @@ __all__ = ["gpudoctor"]  # the fixture
 TOKEN = "correct horse"
 DEADLINE_S = 60.0
 READ = ("--node", "hgx-h100-8", "--fault", "pcie-width-x8@5")
+
+
+def address(text: str) -> ListenAddress:
+    return listen_address(text, "--serve", DEFAULT_ADDRESS)
 
 
 class Served:
@@ -234,7 +239,7 @@ def test_real_chromium_shows_the_screen_and_asks_nobody_else(tmp_path: Path) -> 
 
 
 def test_other_addresses_than_loopback_want_a_token() -> None:
-    for text in ("0.0.0.0:9000", "[::]:9000", "node7:9000", "10.0.0.3:80"):
+    for text in ("0.0.0.0:9000", "[::]:9000", "10.0.0.3:80"):
         with pytest.raises(UserError, match="--serve-token"):
             token_of(None, {}, address(text))
         assert token_of(None, {"GPUDOCTOR_SERVE_TOKEN": TOKEN}, address(text)) == TOKEN
@@ -259,7 +264,7 @@ def test_other_addresses_than_loopback_want_a_token() -> None:
     ],
 )
 def test_an_address_is_taken_as_people_type_it(text: str, host: str, port: int) -> None:
-    assert address(text) == ServeAddress(host, port)
+    assert address(text) == ListenAddress("--serve", host, port)
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:99999", "127.0.0.1:", "a:b", "http://127.0.0.1:80", "x y:1", "-o:1:"])
@@ -297,13 +302,13 @@ def test_without_textual_serve_the_line_says_what_to_install(
 
 
 def test_the_gate_compares_whole_tokens_and_secrets_only() -> None:
-    gate = ServeAccess(TOKEN)
+    gate = BrowserAccess(TOKEN)
     assert gate.knows(authorization=f"Bearer {TOKEN}", cookie=None)
     assert gate.knows(authorization=None, cookie=gate.secret)
     for authorization in (None, TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer", "Bearer \udcff"):
         assert not gate.knows(authorization=authorization, cookie="")
-    assert not gate.knows(authorization=None, cookie=ServeAccess(TOKEN).secret)
+    assert not gate.knows(authorization=None, cookie=BrowserAccess(TOKEN).secret)
     # with a token the name does not matter: a browser brings no cookie to a name that is not ours
     assert gate.refusal("node7:9000", None) is None
     assert gate.refusal("node7:9000", "http://other:9000") is not None
-    assert ServeAccess(None).refusal("", None) is not None
+    assert BrowserAccess(None).refusal("", None) is not None

@@ -10,7 +10,8 @@ from urllib.parse import quote, urlsplit
 
 import psutil
 
-from gpudoctor.tui.web.listener import WebListener, listening
+from gpudoctor.http.address import ListenAddress
+from gpudoctor.http.listener import BoundedListener
 from tests.tui.test_serve import DEADLINE_S, TOKEN, Served, run, serving
 
 
@@ -73,9 +74,9 @@ class Kept(asyncio.Protocol):
 def test_who_asks_for_nothing_is_hung_up_on_and_who_asked_is_kept() -> None:
     async def body() -> None:
         made: asyncio.Queue[asyncio.BaseTransport] = asyncio.Queue()
-        listener = WebListener(lambda: Kept(made), connections_max=2, head_s=0.2)
-        (bound,) = listening("127.0.0.1", 0)
-        listens = asyncio.create_task(listener.listen(bound))
+        listener = BoundedListener(2, 0.2, until_heard=True)
+        (bound,) = ListenAddress("--serve", "127.0.0.1", 0).listening_sockets()
+        listens = asyncio.create_task(listener.listen(bound, lambda: Kept(made)))
 
         async def come(clients: ExitStack) -> socket.socket:
             return clients.enter_context(await asyncio.to_thread(socket.create_connection, bound.getsockname(), 30))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.collective.correct import CORRECT, rank_count, size_text
+from gpudoctor.checks.collective.correct import CORRECT, rank_count
 from gpudoctor.checks.collective.expected_busbw import LIMITS, Bound, expected_busbw
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import (
@@ -25,6 +25,7 @@ from gpudoctor.checks.core.probe_outcome import absent, not_judged, on_gpus, pro
 from gpudoctor.checks.core.registry import check
 from gpudoctor.facts.model.measurements import Collective
 from gpudoctor.facts.model.missing import known
+from gpudoctor.units import short_size
 
 BANDWIDTH = "collective.bandwidth"
 
@@ -47,7 +48,7 @@ def bandwidth(case: Case) -> Iterator[Finding]:
         return
     yield from not_judged(case, "collective", "all_reduce at larger sizes", CORRECT)
     largest = max(done, key=lambda c: c.size_bytes)
-    who, size = ranks_in_words(case, rank_count(case)), size_text(largest.size_bytes)
+    who, size = ranks_in_words(case, rank_count(case)), short_size(largest.size_bytes)
     figure = f"all_reduce {size} at {largest.busbw_gb_s:.3g} GB/s busbw"
     if not on_gpus(case):
         yield skip(NODE, f"{who}: {figure}, not judged")
@@ -58,7 +59,7 @@ def bandwidth(case: Case) -> Iterator[Finding]:
     bound = expected_busbw(case, rank_count(case), largest.size_bytes)
     others = [c for c in case.measurements.collectives if c.op != "all_reduce"]
     evidence = tuple(
-        Evidence("probe", f"{c.op} {size_text(c.size_bytes)}: {c.busbw_gb_s:.3g} GB/s busbw") for c in (*done, *others)
+        Evidence("probe", f"{c.op} {short_size(c.size_bytes)}: {c.busbw_gb_s:.3g} GB/s busbw") for c in (*done, *others)
     )
     if isinstance(bound, str):
         yield skip(NODE, f"{who}: {figure}, not judged: {bound}")

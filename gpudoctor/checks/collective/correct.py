@@ -18,6 +18,7 @@ from gpudoctor.checks.core.probe_outcome import (
     ranks_in_words,
 )
 from gpudoctor.checks.core.registry import check
+from gpudoctor.units import short_size
 
 # nccl-tests' names
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv")
@@ -35,7 +36,7 @@ class _Wrong(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        return f"{self.what} {size_text(self.size_bytes)}"
+        return f"{self.what} {short_size(self.size_bytes)}"
 
 
 @check(
@@ -80,7 +81,7 @@ def correct(case: Case) -> Iterator[Finding]:
             yield unread(NODE, op, missing)
     sizes = sorted({c.size_bytes for c in done})
     ops = ", ".join(dict.fromkeys(c.op for c in done))
-    span = size_text(sizes[0]) if len(sizes) == 1 else f"{size_text(sizes[0])} to {size_text(sizes[-1])}"
+    span = short_size(sizes[0]) if len(sizes) == 1 else f"{short_size(sizes[0])} to {short_size(sizes[-1])}"
     yield ok(NODE, f"{ops} of {span} exactly right on {who}", Expected("0 wrong elements", "==", 0))
 
 
@@ -119,11 +120,3 @@ def _wrong(case: Case, rank: int, wrong: list[_Wrong]) -> Finding:
 def _names(wrong: list[_Wrong]) -> str:
     more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
     return ", ".join(each.text for each in wrong[:_SHOWN]) + more
-
-
-def size_text(size_bytes: int) -> str:
-    """A message size as people write it: "64 MiB", "1 KiB"."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size_bytes >= factor:
-            return f"{size_bytes / factor:.3g} {unit}"
-    return f"{size_bytes} B"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from gpudoctor.checks.collective.correct import CORRECT, size_text
+from gpudoctor.checks.collective.correct import CORRECT
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import (
     NODE,
@@ -32,6 +32,7 @@ from gpudoctor.checks.core.under_load import median
 from gpudoctor.facts.model.measured_links import PeerLink
 from gpudoctor.facts.model.measurements import PairBandwidth
 from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.units import short_size
 
 PAIRS = "collective.pairs"
 _WHAT = "send and receive between pairs"
@@ -166,7 +167,7 @@ def _told(case: Case, subject: Subject, odd: Sequence[_Pair]) -> Finding:
         partners = sorted({i for pair in odd for i in pair.joined.gpus} - {subject.gpu})
         text = f"slow to and from GPU {', '.join(str(i) for i in partners)}: {text} at worst"
     evidence = [
-        Evidence(f"sendrecv of ranks {p.a} and {p.b}", f"{size_text(p.size_bytes)}: {p.busbw_gb_s:.3g} GB/s each way")
+        Evidence(f"sendrecv of ranks {p.a} and {p.b}", f"{short_size(p.size_bytes)}: {p.busbw_gb_s:.3g} GB/s each way")
         for p in (pair.measured for pair in odd)
     ]
     others = next((words for p in odd for r in (p.measured.a, p.measured.b) if (words := strangers(case, r))), None)

@@ -11,6 +11,7 @@ from gpudoctor.checks.core.peer_ranks import silent
 from gpudoctor.checks.core.probe_outcome import absent, not_judged, on_gpus, problems_of, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
 from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.units import short_size
 
 PATTERN = "compute.pattern"
 
@@ -38,7 +39,7 @@ def pattern(case: Case) -> Iterator[Finding]:
         elif wrong:
             yield fail(
                 subject,
-                Found(f"{wrong} bytes of {_size(covered)} came back changed", wrong, "bytes"),
+                Found(f"{wrong} bytes of {short_size(covered)} came back changed", wrong, "bytes"),
                 "every byte as it was written",
                 Evidence("patterns", f"{each.pattern_passes} written to {covered} bytes"),
                 likely="defective memory of the GPU" if on_gpus(case) else "defective memory of the host",
@@ -51,13 +52,5 @@ def pattern(case: Case) -> Iterator[Finding]:
     if len(sound) == len(done) and not problems_of(case, "compute"):
         least = min(known(each.pattern_bytes) or 0 for each in sound)
         passes = min(each.pattern_passes for each in sound)
-        text = f"{ranks_in_words(case, len(sound))}: {passes} patterns over {_size(least)} each, every byte right"
+        text = f"{ranks_in_words(case, len(sound))}: {passes} patterns over {short_size(least)} each, every byte right"
         yield ok(NODE, Found(text, 0, "wrong bytes"))
-
-
-def _size(count: int) -> str:
-    """
-    >>> _size(64 << 20), _size(68 << 30)
-    ('64 MiB', '68 GiB')
-    """
-    return f"{count / 2**30:.3g} GiB" if count >= 1 << 30 else f"{count / 2**20:.3g} MiB"

@@ -29,13 +29,12 @@ from gpudoctor.checks.core.probe_outcome import (
     ranks_in_words,
 )
 from gpudoctor.facts.model.measured_strategies import Strategies, StrategyRank, StrategyRun
+from gpudoctor.units import seconds_text, short_mib
 
 PROBE = "strategy"
 TOLD_BY = "strategy.ddp"  # the check that answers for problems of the whole probe
 # what belongs to those strategies that are more than one train
 _VARIANTS = {"fsdp": {"fsdp", "fsdp-bf16"}, "pipeline": {"gpipe", "1f1b"}}
-_MS_PER_S = 1e3
-_MIB_SHORT = 999.5  # from here on three digits do not do
 # for every strategy's check; fp32 measured at 3e-7 and bf16 at 1e-3 on 2 to 8 CPU ranks, and at 7e-7 and 2e-3 for the
 # larger model that GPUs train (its parts added up on a CPU)
 FP32_ERROR = Limit(
@@ -120,9 +119,9 @@ def cost_in_words(run: StrategyRun) -> str:
     """Time, traffic and memory of a rank, the largest of all, in words."""
     step_ms = max(rank.step_ms for rank in run.ranks)
     sent = [rank.communicated_bytes for rank in run.ranks if isinstance(rank.communicated_bytes, int)]
-    traffic = f", {mib(max(sent))} exchanged" if sent else ""
-    step = f"{step_ms:.3g} ms" if step_ms < _MS_PER_S else f"{step_ms / _MS_PER_S:.3g} s"
-    return f"step {step}{traffic}, {mib(max(held_bytes(rank) for rank in run.ranks))} a rank"
+    traffic = f", {short_mib(max(sent))} exchanged" if sent else ""
+    step = seconds_text(step_ms / 1e3)
+    return f"step {step}{traffic}, {short_mib(max(held_bytes(rank) for rank in run.ranks))} a rank"
 
 
 def held_bytes(rank: StrategyRank) -> int:
@@ -132,12 +131,6 @@ def held_bytes(rank: StrategyRank) -> int:
         return memory.peak_bytes
     kept = memory.activations_bytes if isinstance(memory.activations_bytes, int) else 0
     return memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes + kept
-
-
-def mib(size_bytes: float) -> str:
-    """Bytes in words, without an exponent."""
-    size_mib = size_bytes / 2**20
-    return f"{size_mib:.3g} MiB" if size_mib < _MIB_SHORT else f"{size_mib:.0f} MiB"
 
 
 def loss_error(tried: Strategies, run: StrategyRun) -> float | None:

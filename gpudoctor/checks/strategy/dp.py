@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import NODE, Finding, ok
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, mib, runs_of
+from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, runs_of
+from gpudoctor.units import short_mib
 
 
 @check(
@@ -29,6 +30,6 @@ def dp(case: Case) -> Iterator[Finding]:
         ratio = runs[0].ranks[0].step_ms / max(rank.step_ms for rank in ddp_runs[0].ranks)
         words.append(f"a step takes {ratio:.2g} x that of DDP")
     if extra is not None:
-        words.append(f"the first GPU holds {mib(extra)} more than the others")
+        words.append(f"the first GPU holds {short_mib(extra)} more than the others")
     if words:
         yield ok(NODE, f"DataParallel: {' and '.join(words)}; DDP is the one to use")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Expected, Finding, Found, fail, ok
-from gpudoctor.checks.strategy.agreement import mib
 from gpudoctor.facts.model.measured_strategies import StrategyRun
+from gpudoctor.units import short_mib
 
 SHARE_EXCESS = Limit(
     0.25,
@@ -35,7 +35,11 @@ def judged_shares(case: Case, limit: Limit, run: StrategyRun, parts: tuple[str, 
             wrong = True
             yield fail(
                 NODE,
-                Found(f"{run.variant}: a rank holds {mib(most)} of {_PARTS[part]}, {mib(whole)} in all", most, "B"),
+                Found(
+                    f"{run.variant}: a rank holds {short_mib(most)} of {_PARTS[part]}, {short_mib(whole)} in all",
+                    most,
+                    "B",
+                ),
                 Expected(
                     f"1/{tried.world_size} of it, and {excess:.0%} of that more", "<=", round(allowed), "B", source
                 ),

@@ -8,8 +8,9 @@ from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, warn
 from gpudoctor.checks.core.probe_outcome import on_gpus, ranks_in_words
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, mib, runs_of
+from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, runs_of
 from gpudoctor.facts.model.measured_strategies import StrategyRun
+from gpudoctor.units import short_mib
 
 _BUBBLE_EXCESS = Limit(
     0.15,
@@ -77,4 +78,4 @@ def _kept(run: StrategyRun) -> str:
     held = run.figures.get("microbatches_held")
     if not kept or held is None:
         return ""
-    return f", and the first keeps {held:g} microbatches ({mib(max(kept))} of activations a rank at most)"
+    return f", and the first keeps {held:g} microbatches ({short_mib(max(kept))} of activations a rank at most)"

@@ -14,7 +14,7 @@ from gpudoctor.cluster.check.placement import JobPlacement
 from gpudoctor.cluster.check.request import ClusterCheckRequest
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
-from gpudoctor.http_callers import is_loopback
+from gpudoctor.http.address import is_loopback
 from gpudoctor.process.pipes import write_all
 
 TOKEN_VARIABLE = "GPUDOCTOR_CLUSTER_TOKEN"

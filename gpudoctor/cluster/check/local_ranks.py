@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 
 from gpudoctor.cluster.check.messages import JoinGroup, MemberFailure, Times
-from gpudoctor.probes.inter_node.messages import Answer, InterNodeFailure, Met, Opened, Rendezvous
+from gpudoctor.probes.inter_node.messages import AllReduceTimes, Answer, InterNodeFailure, Opened, Rendezvous
 from gpudoctor.process.die_with_parent import dependent_python
 from gpudoctor.process.ending import kill_all, signal_name
 from gpudoctor.process.pipes import DisturbedError, LineReader, pipe_with_child, ready, write_all
@@ -64,7 +64,7 @@ class LocalRanks:
         if isinstance(answers, MemberFailure):
             opened = self.open(open_limit_s)
             return msgspec.structs.replace(answers, port=opened.port if isinstance(opened, Opened) else None)
-        met = cast("list[Met]", answers)
+        met = cast("list[AllReduceTimes]", answers)
         return Times(tuple(m.seconds for m in met), met[0].size_bytes, tuple(m.right for m in met))
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class LocalRanks:
     def _start(self, number: int, uuid: str) -> None:
         with pipe_with_child("writes") as (reader, writer):
             process = Child(
-                dependent_python("gpudoctor.probes.inter_node.rank", "take_orders", str(writer)),
+                dependent_python("gpudoctor.probes.inter_node.rank", "run_inter_node_rank", str(writer)),
                 stdin=PIPE,
                 stderr=DEVNULL if not os.environ.get("GPUDOCTOR_TRACEBACK") else None,
                 env=self._environment(number, uuid),

@@ -1,4 +1,4 @@
-"""The door to the driver: the only module that imports pynvml, with one `call` through which every call goes."""
+"""The client to the driver: the only module that imports pynvml, with one `call` through which every call goes."""
 
 from __future__ import annotations
 
@@ -101,12 +101,12 @@ class NvmlClient:
     """Calls the driver for one thread: `gpu` and its `handle`, or None for calls about the system.
 
     `errors` gathers the answers that may cost the whole GPU (15, 16, 999; see `error_cost`). A function that
-    this driver said it does not have is not called again by this door, but by those of other GPUs.
+    this driver said it does not have is not called again by this client, but by those of other GPUs.
     Doors made by `for_gpu` share the knowledge of the GPUs that are being started, and nothing else.
     `slowest_call` and `slowest_s` are of the calls that start no GPU.
     """
 
-    def __init__(self, nvml: Any, crumbs: CallTrace | None = None, gpu: int | None = None) -> None:
+    def __init__(self, nvml: Any, trace: CallTrace | None = None, gpu: int | None = None) -> None:
         self.nvml = nvml
         self.gpu = gpu
         self.handle: Any = None
@@ -114,19 +114,19 @@ class NvmlClient:
         self.calls = 0
         self.slowest_call = ""
         self.slowest_s = 0.0
-        self._crumbs: CallTrace = crumbs or NoCallTrace()
+        self._trace: CallTrace = trace or NoCallTrace()
         self._absent: set[tuple[str, int]] = set()
         self._starts: list[_Start] = []
 
-    def for_gpu(self, gpu: int, crumbs: CallTrace | None = None) -> NvmlClient:
-        """A door for the thread that reads one GPU."""
-        door = NvmlClient(self.nvml, crumbs, gpu)
-        door._starts = self._starts
-        return door
+    def for_gpu(self, gpu: int, trace: CallTrace | None = None) -> NvmlClient:
+        """A client for the thread that reads one GPU."""
+        client = NvmlClient(self.nvml, trace, gpu)
+        client._starts = self._starts
+        return client
 
     def close(self) -> None:
         """This thread makes no more calls."""
-        self._crumbs.finish()
+        self._trace.finish()
 
     def call(self, name: str, *args: Any) -> Any:
         """What the driver answers; raise DriverError where it answers with an error."""
@@ -134,7 +134,7 @@ class NvmlClient:
         if function is None or (name, len(args)) in self._absent:
             raise DriverError(name, FUNCTION_NOT_FOUND, error_word(FUNCTION_NOT_FOUND))
         self.calls += 1
-        self._crumbs.enter(name, self.gpu)
+        self._trace.enter(name, self.gpu)
         start = _Start() if name in START_CALLS else None
         if start is not None:
             self._starts.append(start)
@@ -152,7 +152,7 @@ class NvmlClient:
         except UnicodeDecodeError as error:
             raise DriverError(name, None, f"answered bytes that are not text ({error.object[:40]!r})") from None
         finally:
-            self._crumbs.leave()
+            self._trace.leave()
             if start is not None:
                 start.ended_s = monotonic()
             elif monotonic() - started > self.slowest_s and (took_s := _own_s(started, self._starts)) > self.slowest_s:

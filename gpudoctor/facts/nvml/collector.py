@@ -76,7 +76,7 @@ class Collector:
         ahead = take_ahead(root, nvml)
         if ahead is not None:
             self._pipe = LineReader(ahead.pipe, _MAX_LINE_BYTES)
-            self._process = DriverProcess("collector", ahead.process, ahead.crumbs, ahead.errors, ahead.ordered_s)
+            self._process = DriverProcess("collector", ahead.process, ahead.trace, ahead.errors, ahead.ordered_s)
             return
         with pipe_with_child("writes") as (pipe, out):
             order = {"pipe": out, "parent_pid": os.getpid(), "root": str(root), "nvml": nvml}

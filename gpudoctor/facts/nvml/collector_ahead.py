@@ -27,7 +27,7 @@ _PIPE_BYTES = 1 << 20  # more than 16 GPUs tell: it need not wait for anybody to
 class ForkedCollector:
     """The process that waits for its order, to read below a root with pynvml or what stands in for it.
 
-    `pipe`, `crumbs` and `errors` are as those of a collector that was started in another way, and whoever takes them
+    `pipe`, `trace` and `errors` are as those of a collector that was started in another way, and whoever takes them
     closes them. `ordered` says what was ordered, `ordered_s` when (monotonic). Raise OSError where it cannot be forked.
     """
 
@@ -36,8 +36,8 @@ class ForkedCollector:
         with ExitStack() as theirs, ExitStack() as ours:
             memory = _kept(anonymous_file(SIZE_BYTES), theirs)
             self.errors = _kept(anonymous_file(), ours)
-            self.crumbs = SharedCallTrace(memory)
-            ours.callback(self.crumbs.close)
+            self.trace = SharedCallTrace(memory)
+            ours.callback(self.trace.close)
             orders, self._orders = os.pipe()
             _kept(orders, theirs), _kept(self._orders, ours)
             self.pipe, out = os.pipe()
@@ -47,7 +47,7 @@ class ForkedCollector:
             self.process = ForkedProcess(lambda: _collect(orders, out, memory, self.errors, parent), new_session=True)
             ours.pop_all()
         # in the child's numbers, which stay the same
-        self._order = {"pipe": out, "crumbs": memory, "parent_pid": parent}
+        self._order = {"pipe": out, "trace": memory, "parent_pid": parent}
         self.ordered: tuple[str, str | None] | None = None
         self.ordered_s = 0.0
 
@@ -63,7 +63,7 @@ class ForkedCollector:
 
     def dismiss(self) -> None:
         """End it, with an order or without."""
-        self.crumbs.close()
+        self.trace.close()
         for fd in (self.pipe, self.errors, *(() if self.ordered else (self._orders,))):
             os.close(fd)
         kill_all([self.process], _GRACE_S, group=False)  # no longer: it may sit in a driver call that nothing ends

@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 
 class CollectorOrder(msgspec.Struct, frozen=True):
-    """What the parent asks for: file descriptors of the pipe and the breadcrumbs, its pid, and where to read.
+    """What the parent asks for: file descriptors of the pipe and the call trace, its pid, and where to read.
 
     `nvml` names what stands in for pynvml as module:factory:argument; None is the real one.
     """
 
     pipe: int
-    crumbs: int
+    trace: int
     parent_pid: int
     root: str = "/"
     nvml: str | None = None
@@ -41,7 +41,7 @@ class _Sender:
 
     def __init__(self, order: CollectorOrder) -> None:
         self._pipe = order.pipe
-        self._crumbs = SharedCallTrace(order.crumbs)
+        self._trace = SharedCallTrace(order.trace)
         self._lock = threading.Lock()
         self._encode = msgspec.json.Encoder().encode
 
@@ -62,8 +62,8 @@ class _Sender:
     def pairs(self, pairs: tuple[GpuPair, ...]) -> None:
         self.send(CollectorMessage(pairs=pairs))
 
-    def crumbs(self, slot: int) -> CallTrace:
-        return self._crumbs.slot(slot)
+    def trace(self, slot: int) -> CallTrace:
+        return self._trace.slot(slot)
 
 
 def main(argument: str) -> None:

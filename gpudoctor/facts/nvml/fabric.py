@@ -50,18 +50,18 @@ _FORMS: tuple[tuple[str, type[Structure], int], ...] = (
 )
 
 
-def read_fabric(door: NvmlClient) -> Fabric:
+def read_fabric(client: NvmlClient) -> Fabric:
     """The newest form that the driver knows; every leaf unsupported where there is no fabric."""
     missing = UNSUPPORTED
     for call, made, version in _FORMS:
         info = made(version=version) if version else made()
         try:
-            door.call(call, door.handle, byref(info))
+            client.call(call, client.handle, byref(info))
         except DriverError as error:
             missing = error.missing
             if error.code in (FUNCTION_NOT_FOUND, _VERSION_MISMATCH):
                 continue
-            door.note(error)
+            client.note(error)
             break
         return _fabric(info)
     return Fabric(*[missing] * len(Fabric.__struct_fields__))

@@ -57,42 +57,45 @@ class System(msgspec.Struct, frozen=True):
     own_pid: int = 0
 
 
-def read_gpu(door: NvmlClient, gpu: Gpu, system: System, on_part: Callable[[Gpu], None]) -> Gpu:
+def read_gpu(client: NvmlClient, gpu: Gpu, system: System, on_part: Callable[[Gpu], None]) -> Gpu:
     """Fill the GPU section by section; `on_part` gets what is known after each, so a hang costs one section.
 
     One getter that fails costs its own leaf and no other.
     """
-    gpu = replace(gpu, **read_identity(door, system.root, gpu.bus_id))
-    gpu = replace(gpu, errors=tuple(door.errors))
+    gpu = replace(gpu, **read_identity(client, system.root, gpu.bus_id))
+    gpu = replace(gpu, errors=tuple(client.errors))
     on_part(gpu)
     wanted = [(field, 0) for field in (*_DEVICE_FIELDS, *throttle_fields(system.driver_version))]
-    fields = door.fields(wanted)
+    fields = client.fields(wanted)
     device = system.root / "sys/bus/pci/devices" / gpu.bus_id
     sections: tuple[Callable[[], dict[str, Any]], ...] = (
-        lambda: {"recovery_action": read_recovery_action(fields), **read_memory(door)},
-        lambda: {"pcie": _pcie(door, fields)},
-        lambda: _health(door, fields),
-        lambda: {"clocks": _clocks(door), "throttle_times": throttle_times(fields, system.driver_version)},
-        lambda: {"thermal": _thermal(door, fields), "power": _power(door, fields)},
-        lambda: {"settings": read_settings(door, system.confidential)},
-        lambda: {"nvlinks": read_links(door, fields[LINK_COUNT, 0], fields[SWITCH_LINK_COUNT, 0])},
-        lambda: {"fabric": read_fabric(door)},
-        lambda: {"processes": read_processes(door, system.root, system.own_pid), "utilization": read_utilization(door)},
-        lambda: {"numa_node": read_numa_node(door, device), "cpu_affinity": read_cpu_affinity(door, device)},
+        lambda: {"recovery_action": read_recovery_action(fields), **read_memory(client)},
+        lambda: {"pcie": _pcie(client, fields)},
+        lambda: _health(client, fields),
+        lambda: {"clocks": _clocks(client), "throttle_times": throttle_times(fields, system.driver_version)},
+        lambda: {"thermal": _thermal(client, fields), "power": _power(client, fields)},
+        lambda: {"settings": read_settings(client, system.confidential)},
+        lambda: {"nvlinks": read_links(client, fields[LINK_COUNT, 0], fields[SWITCH_LINK_COUNT, 0])},
+        lambda: {"fabric": read_fabric(client)},
+        lambda: {
+            "processes": read_processes(client, system.root, system.own_pid),
+            "utilization": read_utilization(client),
+        },
+        lambda: {"numa_node": read_numa_node(client, device), "cpu_affinity": read_cpu_affinity(client, device)},
     )
     for section in sections:
         gpu = replace(gpu, **section())
-        gpu = replace(gpu, errors=tuple(door.errors))
+        gpu = replace(gpu, errors=tuple(client.errors))
         on_part(gpu)
     return gpu
 
 
-def read_memory(door: NvmlClient) -> dict[str, Any]:
+def read_memory(client: NvmlClient) -> dict[str, Any]:
     """Version 2 counts what the driver keeps for itself apart; older drivers put it into `used`."""
-    version = getattr(door.nvml, "nvmlMemory_v2", None)
-    info = door.ask("nvmlDeviceGetMemoryInfo", version) if version else UNSUPPORTED
+    version = getattr(client.nvml, "nvmlMemory_v2", None)
+    info = client.ask("nvmlDeviceGetMemoryInfo", version) if version else UNSUPPORTED
     if isinstance(info, Missing):
-        info = prefer(info, door.ask("nvmlDeviceGetMemoryInfo"))
+        info = prefer(info, client.ask("nvmlDeviceGetMemoryInfo"))
     if isinstance(info, Missing):
         return dict.fromkeys(("memory_total_mib", "memory_reserved_mib", "memory_used_mib", "memory_free_mib"), info)
 
@@ -116,32 +119,32 @@ def read_memory(door: NvmlClient) -> dict[str, Any]:
     }
 
 
-def _pcie(door: NvmlClient, fields: Fields) -> PcieLink:
+def _pcie(client: NvmlClient, fields: Fields) -> PcieLink:
     """`host_generation_max` is not NVML's to tell: the hops in /sys show what the slot can do."""
     replays = in_range(fields[PCIE_REPLAY, 0], 0, _MAX_COUNT, "PCIe replay counter")
     if isinstance(replays, Missing):
-        replays = prefer(replays, door.number(0, 0xFFFF_FFFE, "nvmlDeviceGetPcieReplayCounter"))
+        replays = prefer(replays, client.number(0, 0xFFFF_FFFE, "nvmlDeviceGetPcieReplayCounter"))
     return PcieLink(
-        generation=door.number(1, 8, "nvmlDeviceGetCurrPcieLinkGeneration"),
-        generation_max=door.number(1, 8, "nvmlDeviceGetMaxPcieLinkGeneration"),
-        device_generation_max=door.number(1, 8, "nvmlDeviceGetGpuMaxPcieLinkGeneration"),
+        generation=client.number(1, 8, "nvmlDeviceGetCurrPcieLinkGeneration"),
+        generation_max=client.number(1, 8, "nvmlDeviceGetMaxPcieLinkGeneration"),
+        device_generation_max=client.number(1, 8, "nvmlDeviceGetGpuMaxPcieLinkGeneration"),
         host_generation_max=UNSUPPORTED,
-        width=door.number(1, 32, "nvmlDeviceGetCurrPcieLinkWidth"),
-        width_max=door.number(1, 32, "nvmlDeviceGetMaxPcieLinkWidth"),
+        width=client.number(1, 32, "nvmlDeviceGetCurrPcieLinkWidth"),
+        width_max=client.number(1, 32, "nvmlDeviceGetMaxPcieLinkWidth"),
         replays=replays,
         replay_rollovers=in_range(fields[PCIE_REPLAY_ROLLOVER, 0], 0, _MAX_COUNT, "PCIe replay rollover counter"),
     )
 
 
-def _health(door: NvmlClient, fields: Fields) -> dict[str, Any]:
-    ecc = read_ecc(door, fields)
-    repair = read_memory_repair(door, fields)
-    return {"ecc": ecc, "memory_repair": repair, "inforom_corrupted": read_inforom(door)}
+def _health(client: NvmlClient, fields: Fields) -> dict[str, Any]:
+    ecc = read_ecc(client, fields)
+    repair = read_memory_repair(client, fields)
+    return {"ecc": ecc, "memory_repair": repair, "inforom_corrupted": read_inforom(client)}
 
 
-def _clocks(door: NvmlClient) -> Clocks:
+def _clocks(client: NvmlClient) -> Clocks:
     def mhz(call: str, clock: int, low: int = 0) -> int | Missing:
-        return door.number(low, _MAX_MHZ, call, clock)
+        return client.number(low, _MAX_MHZ, call, clock)
 
     graphics, sm, memory = 0, 1, 2
     application = mhz("nvmlDeviceGetApplicationsClock", graphics)
@@ -154,8 +157,8 @@ def _clocks(door: NvmlClient) -> Clocks:
             return refusal
 
     # 32 is NVML's own "unknown", which a healthy GPU may answer
-    state = door.ask("nvmlDeviceGetPerformanceState")
-    reasons = door.first("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+    state = client.ask("nvmlDeviceGetPerformanceState")
+    reasons = client.first("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
     return Clocks(
         graphics_mhz=mhz("nvmlDeviceGetClockInfo", graphics),
         sm_mhz=mhz("nvmlDeviceGetClockInfo", sm),
@@ -208,7 +211,7 @@ def throttle_times(fields: Fields, driver: tuple[int, ...]) -> ThrottleTimes:
     )
 
 
-def _thermal(door: NvmlClient, fields: Fields) -> Thermal:
+def _thermal(client: NvmlClient, fields: Fields) -> Thermal:
     """Absolute limits are asked for unless the GPU tells what is left and where slowdown begins on that scale.
 
     Both are needed: drivers 535 to 565 have the margins of the limits (fields 193-196), and the call for
@@ -226,10 +229,10 @@ def _thermal(door: NvmlClient, fields: Fields) -> Thermal:
     # boards without the sensor answer 0
     memory = UNSUPPORTED if memory == 0 else in_range(memory, -50, 200, "memory temperature (field 82)")
     slowdown = margin(MARGIN_SLOWDOWN)
-    gpu_c = door.number(-50, 200, "nvmlDeviceGetTemperature", 0)
+    gpu_c = client.number(-50, 200, "nvmlDeviceGetTemperature", 0)
     left: int | Missing = UNSUPPORTED
     if not isinstance(slowdown, Missing):
-        left = door.number(-200, 200, "nvmlDeviceGetMarginTemperature")
+        left = client.number(-200, 200, "nvmlDeviceGetMarginTemperature")
     if not isinstance(left, Missing):
         return Thermal(
             gpu_c=gpu_c,
@@ -245,7 +248,7 @@ def _thermal(door: NvmlClient, fields: Fields) -> Thermal:
         )
 
     def limit(kind: int) -> int | Missing:
-        return door.number(1, 200, "nvmlDeviceGetTemperatureThreshold", kind)
+        return client.number(1, 200, "nvmlDeviceGetTemperatureThreshold", kind)
 
     return Thermal(
         gpu_c=gpu_c,
@@ -261,7 +264,7 @@ def _thermal(door: NvmlClient, fields: Fields) -> Thermal:
     )
 
 
-def _power(door: NvmlClient, fields: Fields) -> Power:
+def _power(client: NvmlClient, fields: Fields) -> Power:
     """Fields since driver 530; before that, and for what a field does not tell, one getter each. NVML says mW."""
 
     def watts(value: Any, source: str, low: int = 1) -> float | Missing:
@@ -270,12 +273,12 @@ def _power(door: NvmlClient, fields: Fields) -> Power:
 
     def read(field: int, call: str, low: int = 1) -> float | Missing:
         value = watts(fields[field, 0], f"power (field {field})", low)
-        return prefer(value, watts(door.ask(call), call, low)) if isinstance(value, Missing) else value
+        return prefer(value, watts(client.ask(call), call, low)) if isinstance(value, Missing) else value
 
     minimum, maximum = (watts(fields[field, 0], f"power (field {field})", 0) for field in (POWER_MIN, POWER_MAX))
     if isinstance(minimum, Missing) or isinstance(maximum, Missing):
         call = "nvmlDeviceGetPowerManagementLimitConstraints"
-        both = door.ask(call)
+        both = client.ask(call)
         low, high = (both, both) if isinstance(both, Missing) else both
         minimum, maximum = prefer(minimum, watts(low, call, 0)), prefer(maximum, watts(high, call, 0))
     return Power(
@@ -288,9 +291,9 @@ def _power(door: NvmlClient, fields: Fields) -> Power:
     )
 
 
-def read_utilization(door: NvmlClient) -> Utilization:
+def read_utilization(client: NvmlClient) -> Utilization:
     call = "nvmlDeviceGetUtilizationRates"
-    rates = door.ask(call)
+    rates = client.ask(call)
     if isinstance(rates, Missing):
         return Utilization(gpu_pct=rates, memory_pct=rates)
     return Utilization(gpu_pct=in_range(rates.gpu, 0, 100, call), memory_pct=in_range(rates.memory, 0, 100, call))

@@ -11,24 +11,24 @@ from gpudoctor.facts.nvml.labels import ARCHITECTURES, BRANDS, error_word, word
 from gpudoctor.facts.system.sysfs import key_values, read_text
 
 
-def read_identity(door: NvmlClient, root: Path, bus_id: str) -> dict[str, Any]:
+def read_identity(client: NvmlClient, root: Path, bus_id: str) -> dict[str, Any]:
     """The leaves of `Gpu` that say which board this is, by name."""
-    capability = door.ask("nvmlDeviceGetCudaComputeCapability")
+    capability = client.ask("nvmlDeviceGetCudaComputeCapability")
     return {
-        "uuid": door.ask("nvmlDeviceGetUUID"),
-        "name": door.ask("nvmlDeviceGetName"),
-        "brand": word(door.ask("nvmlDeviceGetBrand"), BRANDS),
-        "architecture": word(door.ask("nvmlDeviceGetArchitecture"), ARCHITECTURES),
+        "uuid": client.ask("nvmlDeviceGetUUID"),
+        "name": client.ask("nvmlDeviceGetName"),
+        "brand": word(client.ask("nvmlDeviceGetBrand"), BRANDS),
+        "architecture": word(client.ask("nvmlDeviceGetArchitecture"), ARCHITECTURES),
         "compute_capability": capability if isinstance(capability, Missing) else "{}.{}".format(*capability),
-        "serial": door.ask("nvmlDeviceGetSerial"),
-        "vbios": door.ask("nvmlDeviceGetVbiosVersion"),
-        "board_part_number": door.ask("nvmlDeviceGetBoardPartNumber"),
-        "module_id": _module_id(door),
-        "minor_number": _minor_number(door, root, bus_id),
+        "serial": client.ask("nvmlDeviceGetSerial"),
+        "vbios": client.ask("nvmlDeviceGetVbiosVersion"),
+        "board_part_number": client.ask("nvmlDeviceGetBoardPartNumber"),
+        "module_id": _module_id(client),
+        "minor_number": _minor_number(client, root, bus_id),
     }
 
 
-def _module_id(door: NvmlClient) -> int | Missing:
+def _module_id(client: NvmlClient) -> int | Missing:
     """Into a number of our own, by reference: pynvml's default one is shared between threads.
 
     Given a reference every pynvml answers NVML's return code; before 12.570 it knows no other way.
@@ -36,19 +36,19 @@ def _module_id(door: NvmlClient) -> int | Missing:
     from ctypes import byref, c_uint
 
     call, told = "nvmlDeviceGetModuleId", c_uint()
-    code = door.ask(call, byref(told))
+    code = client.ask(call, byref(told))
     if isinstance(code, Missing):
         return code
     if code:
         error = DriverError(call, int(code), error_word(int(code)))
-        door.note(error)
+        client.note(error)
         return error.missing
     number: int | Missing = in_range(told.value, 0, 4096, call)
     return number
 
 
-def _minor_number(door: NvmlClient, root: Path, bus_id: str) -> int | Missing:
+def _minor_number(client: NvmlClient, root: Path, bus_id: str) -> int | Missing:
     """From /proc where it can be read, which costs no driver call: "Device Minor: 	 0"."""
     text = read_text(root / "proc/driver/nvidia/gpus" / bus_id / "information")
     minor = "" if isinstance(text, Missing) else key_values(text).get("Device Minor", "")
-    return int(minor) if minor.isdecimal() else door.number(0, 4096, "nvmlDeviceGetMinorNumber")
+    return int(minor) if minor.isdecimal() else client.number(0, 4096, "nvmlDeviceGetMinorNumber")

@@ -35,7 +35,7 @@ _HIDDEN = "ffffffff"
 _UP = ("active", "sleep")
 
 
-def read_links(door: NvmlClient, count: Any, switch_links: Any) -> tuple[NvLink, ...] | Missing:
+def read_links(client: NvmlClient, count: Any, switch_links: Any) -> tuple[NvLink, ...] | Missing:
     """All links of one GPU; unsupported where it has none.
 
     State, version, speed and errors of all links are one call of field values. The remote end
@@ -43,22 +43,22 @@ def read_links(door: NvmlClient, count: Any, switch_links: Any) -> tuple[NvLink,
     GPUs. `switch_links` (field 147, which nvidia-smi's matrix is built on) counts the links that
     are up and lead to a switch: where that is all of them, no address is asked for.
     """
-    count = _link_count(door, count)
+    count = _link_count(client, count)
     if isinstance(count, Missing):
         return count
     numbers = range(count)
     kinds = (_STATE, _VERSION, _SPEED, _CRC, _REPLAY, _RECOVERY)
-    fields = door.fields([(kind, link) for link in numbers for kind in kinds])
-    states = [_state(door, fields[_STATE, link], link) for link in numbers]
+    fields = client.fields([(kind, link) for link in numbers for kind in kinds])
+    states = [_state(client, fields[_STATE, link], link) for link in numbers]
     if all(isinstance(state, Missing) and state.kind == "unsupported" for state in states):
         return UNSUPPORTED  # MIG is on, or a board whose links are fused off
-    older = _older_fields(door, fields, numbers)
+    older = _older_fields(client, fields, numbers)
     up = [link for link in numbers if states[link] in _UP]
     version: Any = UNSUPPORTED
     if up and isinstance(fields[_VERSION, up[0]], Missing):
         # older drivers: all links of a GPU are of one version, so one call is enough
-        version = door.ask("nvmlDeviceGetNvLinkVersion", up[0])
-    ends = _remote_ends(door, up, switch_links)
+        version = client.ask("nvmlDeviceGetNvLinkVersion", up[0])
+    ends = _remote_ends(client, up, switch_links)
     links = []
     for link in numbers:
         state = states[link]
@@ -81,17 +81,17 @@ def read_links(door: NvmlClient, count: Any, switch_links: Any) -> tuple[NvLink,
     return tuple(links)
 
 
-def _link_count(door: NvmlClient, count: Any) -> int | Missing:
+def _link_count(client: NvmlClient, count: Any) -> int | Missing:
     if isinstance(count, Missing) and count.kind == "unsupported":
         count = 0
         for link in range(_MAX_LINKS):
             try:
-                door.call("nvmlDeviceGetNvLinkState", door.handle, link)
+                client.call("nvmlDeviceGetNvLinkState", client.handle, link)
             except DriverError as error:
                 # "not supported" and "invalid argument": there is no such link
                 if error.missing.kind == "unsupported" or error.code == _INVALID_ARGUMENT:
                     break
-                door.note(error)
+                client.note(error)
                 return error.missing
             count += 1
     count = in_range(count, 0, _MAX_LINKS, "NVLink count (field 91)")
@@ -100,14 +100,14 @@ def _link_count(door: NvmlClient, count: Any) -> int | Missing:
     return int(count) or UNSUPPORTED
 
 
-def _state(door: NvmlClient, value: Any, link: int) -> LinkState | Missing:
+def _state(client: NvmlClient, value: Any, link: int) -> LinkState | Missing:
     call = "nvmlDeviceGetNvLinkState"
     if isinstance(value, Missing):
-        value = prefer(value, door.ask(call, link))
+        value = prefer(value, client.ask(call, link))
     return cast("LinkState | Missing", known_word(value, LINK_STATES, call))
 
 
-def _older_fields(door: NvmlClient, fields: Fields, numbers: range) -> Fields:
+def _older_fields(client: NvmlClient, fields: Fields, numbers: range) -> Fields:
     """What older drivers and Blackwell hold under other ids, under the ids of today; nothing where all was told."""
     elsewhere: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for kind, places in ((_SPEED, _OLD_SPEED), (_CRC, _OLD_CRC), (_REPLAY, _OLD_REPLAY), (_RECOVERY, _OLD_RECOVERY)):
@@ -120,7 +120,7 @@ def _older_fields(door: NvmlClient, fields: Fields, numbers: range) -> Fields:
             if (kind, link) in elsewhere:
                 elsewhere[kind, link].append((newer, link))
     wanted = [place for others in elsewhere.values() for place in others]
-    answers = door.fields(wanted) if wanted else {}
+    answers = client.fields(wanted) if wanted else {}
     found: dict[tuple[int, int], int | Missing] = {
         (kind, link): UNSUPPORTED for kind in (_SPEED, _CRC, _REPLAY, _RECOVERY) for link in numbers
     }
@@ -153,18 +153,18 @@ def _errors(fields: Fields, older: Fields, kind: int, link: int) -> int | Missin
     return value if isinstance(value, Missing) else int(value)
 
 
-def _remote_ends(door: NvmlClient, up: list[int], switch_links: Any) -> dict[int, tuple[Any, Any]]:
+def _remote_ends(client: NvmlClient, up: list[int], switch_links: Any) -> dict[int, tuple[Any, Any]]:
     """Kind and bus id of the other end of each link that is up."""
     to_switch = known(switch_links)
     if up and to_switch is not None and to_switch >= len(up):
         return dict.fromkeys(up, ("switch", Missing("not asked: the link leads to a switch")))
     # field 147 is 0: no switch. Only POWER9 has CPUs at the end of an NVLink
     direct = to_switch == 0 and platform.machine() != "ppc64le"
-    return {link: _remote_end(door, link, direct) for link in up}
+    return {link: _remote_end(client, link, direct) for link in up}
 
 
-def _remote_end(door: NvmlClient, link: int, direct: bool) -> tuple[LinkEnd | Missing, str | Missing | None]:
-    info = door.ask("nvmlDeviceGetNvLinkRemotePciInfo", link)
+def _remote_end(client: NvmlClient, link: int, direct: bool) -> tuple[LinkEnd | Missing, str | Missing | None]:
+    info = client.ask("nvmlDeviceGetNvLinkRemotePciInfo", link)
     bus_id = info if isinstance(info, Missing) else str(info.busId)
     if isinstance(bus_id, str) and bus_id.lower().startswith(_HIDDEN):
         return "switch", None
@@ -172,19 +172,19 @@ def _remote_end(door: NvmlClient, link: int, direct: bool) -> tuple[LinkEnd | Mi
     if direct:
         return "gpu", where
     call = "nvmlDeviceGetNvLinkRemoteDeviceType"
-    kind = door.ask(call, link)
+    kind = client.ask(call, link)
     if kind == 0xFF:  # NVML's own "unknown"
         kind = UNSUPPORTED
     return cast("LinkEnd | Missing", known_word(kind, LINK_ENDS, call)), where
 
 
-def read_pair(door: NvmlClient, one: Gpu, other: Gpu, handles: tuple[Any, Any]) -> GpuPair:
+def read_pair(client: NvmlClient, one: Gpu, other: Gpu, handles: tuple[Any, Any]) -> GpuPair:
     """Three calls a pair; `handles` belong to `one` and `other`, in that order."""
     if other.index < one.index:
         one, other, handles = other, one, handles[::-1]
-    ancestor = _pair_call(door, "nvmlDeviceGetTopologyCommonAncestor", *handles)
+    ancestor = _pair_call(client, "nvmlDeviceGetTopologyCommonAncestor", *handles)
     # pynvml's NVML_P2P_CAPS_INDEX_READ is a tuple by mistake: 0 is read, 1 is write
-    read, write = (_pair_call(door, "nvmlDeviceGetP2PStatus", *handles, index) for index in (0, 1))
+    read, write = (_pair_call(client, "nvmlDeviceGetP2PStatus", *handles, index) for index in (0, 1))
     return GpuPair(
         a=one.index,
         b=other.index,
@@ -195,10 +195,10 @@ def read_pair(door: NvmlClient, one: Gpu, other: Gpu, handles: tuple[Any, Any]) 
     )
 
 
-def _pair_call(door: NvmlClient, name: str, *args: Any) -> Any:
+def _pair_call(client: NvmlClient, name: str, *args: Any) -> Any:
     # not `ask`: an error of a pair must not taint the GPU whose thread happens to ask
     try:
-        return door.call(name, *args)
+        return client.call(name, *args)
     except DriverError as error:
         return error.missing
 

@@ -17,11 +17,11 @@ _SRAM = 7
 _CORRUPTED_INFOROM = 14  # nvmlReturn_t, nvml.h
 
 
-def read_ecc(door: NvmlClient, fields: Fields) -> Ecc:
+def read_ecc(client: NvmlClient, fields: Fields) -> Ecc:
     """Mode and totals from field values, else from their getters; nothing more is asked where ECC is unsupported."""
     enabled, pending = flag(fields[1, 0], "ECC mode"), flag(fields[2, 0], "pending ECC mode")
     if isinstance(enabled, Missing):
-        mode = door.ask("nvmlDeviceGetEccMode")
+        mode = client.ask("nvmlDeviceGetEccMode")
         now, later = (mode, mode) if isinstance(mode, Missing) else mode
         enabled, pending = prefer(enabled, flag(now, "ECC mode")), prefer(pending, flag(later, "pending ECC mode"))
     if isinstance(enabled, Missing) and enabled.kind == "unsupported":
@@ -30,7 +30,7 @@ def read_ecc(door: NvmlClient, fields: Fields) -> Ecc:
     def total(field: int, error: int, counter: int) -> int | Missing:
         count: int | Missing = in_range(fields[field, 0], 0, _MAX_COUNT, f"ECC count (field {field})")
         if isinstance(count, Missing) and enabled is True:
-            count = prefer(count, door.number(0, _MAX_COUNT, "nvmlDeviceGetTotalEccErrors", error, counter))
+            count = prefer(count, client.number(0, _MAX_COUNT, "nvmlDeviceGetTotalEccErrors", error, counter))
         return count
 
     return Ecc(
@@ -40,18 +40,18 @@ def read_ecc(door: NvmlClient, fields: Fields) -> Ecc:
         total(4, _UNCORRECTED, _VOLATILE),
         total(5, _CORRECTED, _AGGREGATE),
         total(6, _UNCORRECTED, _AGGREGATE),
-        *_sram(door),
+        *_sram(client),
     )
 
 
-def _sram(door: NvmlClient) -> tuple[Any, Any, Any]:
+def _sram(client: NvmlClient) -> tuple[Any, Any, Any]:
     """Uncorrected errors in SRAM (volatile, aggregate) and whether their threshold is passed (driver 550 and newer)."""
     call = "nvmlDeviceGetSramEccErrorStatus"
-    made = getattr(door.nvml, "c_nvmlEccSramErrorStatus_v1_t", None)
+    made = getattr(client.nvml, "c_nvmlEccSramErrorStatus_v1_t", None)
     answer: Any = UNSUPPORTED
     if made is not None:
         status = made()
-        answer = door.ask(call, byref(status))
+        answer = client.ask(call, byref(status))
         if not isinstance(answer, Missing):
             return (
                 in_range(status.volatileUncParity + status.volatileUncSecDed, 0, _MAX_COUNT, call),
@@ -62,13 +62,13 @@ def _sram(door: NvmlClient) -> tuple[Any, Any, Any]:
         return (answer, answer, answer)
     counter = "nvmlDeviceGetMemoryErrorCounter"
     return (
-        door.number(0, _MAX_COUNT, counter, _UNCORRECTED, _VOLATILE, _SRAM),
-        door.number(0, _MAX_COUNT, counter, _UNCORRECTED, _AGGREGATE, _SRAM),
+        client.number(0, _MAX_COUNT, counter, _UNCORRECTED, _VOLATILE, _SRAM),
+        client.number(0, _MAX_COUNT, counter, _UNCORRECTED, _AGGREGATE, _SRAM),
         UNSUPPORTED,
     )
 
 
-def read_memory_repair(door: NvmlClient, fields: Fields) -> MemoryRepair:
+def read_memory_repair(client: NvmlClient, fields: Fields) -> MemoryRepair:
     """Counts and flags from field values; histogram, repair status and unrepairable flag cost a call each."""
 
     def count(field: int) -> int | Missing:
@@ -81,9 +81,9 @@ def read_memory_repair(door: NvmlClient, fields: Fields) -> MemoryRepair:
     unrepairable: Any = UNSUPPORTED
     # GPUs without row remapping retire pages, and have nothing of the rest
     if not isinstance(remapped, Missing) or remapped.kind != "unsupported":
-        histogram = door.ask("nvmlDeviceGetRowRemapperHistogram")
-        repair = door.ask("nvmlDeviceGetRepairStatus")
-        unrepairable = door.ask("nvmlDeviceGetUnrepairableMemoryFlag_v1")
+        histogram = client.ask("nvmlDeviceGetRowRemapperHistogram")
+        repair = client.ask("nvmlDeviceGetRepairStatus")
+        unrepairable = client.ask("nvmlDeviceGetUnrepairableMemoryFlag_v1")
 
     def banks(name: str) -> int | Missing:
         return histogram if isinstance(histogram, Missing) else int(getattr(histogram, name))
@@ -108,14 +108,14 @@ def read_memory_repair(door: NvmlClient, fields: Fields) -> MemoryRepair:
     )
 
 
-def read_inforom(door: NvmlClient) -> bool | Missing:
+def read_inforom(client: NvmlClient) -> bool | Missing:
     """Whether the infoROM is corrupted: the driver reads it, and answers 14 if its checksum is wrong."""
     try:
-        door.call("nvmlDeviceValidateInforom", door.handle)
+        client.call("nvmlDeviceValidateInforom", client.handle)
     except DriverError as error:
         if error.code == _CORRUPTED_INFOROM:
             return True
-        door.note(error)
+        client.note(error)
         return error.missing
     return False
 

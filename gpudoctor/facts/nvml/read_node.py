@@ -39,7 +39,7 @@ class ReadingListener(Protocol):
     def pairs(self, pairs: tuple[GpuPair, ...]) -> None:
         """Pairs of GPUs that are both done; each pair comes once."""
 
-    def crumbs(self, slot: int) -> CallTrace:
+    def trace(self, slot: int) -> CallTrace:
         """Where thread `slot` (0 the first, then one per GPU) leaves word of its calls."""
 
 
@@ -59,26 +59,26 @@ def read_nvml(
     if driver.module_loaded is False:
         return driver
     nvml = nvml or load_pynvml()
-    door = NvmlClient(nvml, listener.crumbs(0))
+    client = NvmlClient(nvml, listener.trace(0))
     began_s = monotonic()
-    driver = _initialise(door, replace(driver, binding_hidden_by=getattr(nvml, "hidden_by", None)))
+    driver = _initialise(client, replace(driver, binding_hidden_by=getattr(nvml, "hidden_by", None)))
     listener.driver(driver)
     if driver.init_code != 0:
-        return replace(driver, **_statistics([door]))
-    driver, count = _system(door, driver)
+        return replace(driver, **_statistics([client]))
+    driver, count = _system(client, driver)
     listener.driver(driver)
-    system = System(version_numbers(driver.library_version), _confidential(door), root, own_pid)
-    node = _Readers(listener, door, system)
+    system = System(version_numbers(driver.library_version), _confidential(client), root, own_pid)
+    node = _Readers(listener, client, system)
     node.run(count)
-    driver = replace(driver, start_s=node.started_s - began_s, **_statistics(node.doors))
+    driver = replace(driver, start_s=node.started_s - began_s, **_statistics(node.clients))
     # what is said already stays said if the kernel module does not answer for a GPU that it does not show
     listener.driver(driver)
     driver = replace(driver, denied_gpus=read_denied_gpus(root, node.bus_ids))
     listener.driver(driver)
-    return replace(driver, drained_gpus=_drained(door, root, node.bus_ids))
+    return replace(driver, drained_gpus=_drained(client, root, node.bus_ids))
 
 
-def _drained(door: NvmlClient, root: Path, shown: Container[str]) -> tuple[str, ...] | Missing:
+def _drained(client: NvmlClient, root: Path, shown: Container[str]) -> tuple[str, ...] | Missing:
     """GPUs that an operator took from use: the driver hides them from every process that starts later.
 
     One that gives no answer counts as not drained: it is missing for another reason.
@@ -91,22 +91,22 @@ def _drained(door: NvmlClient, root: Path, shown: Container[str]) -> tuple[str, 
         if bus_id in shown:
             continue
         domain, bus, device = bus_id.partition(".")[0].split(":")
-        place = door.nvml.nvmlPciInfo_t()
+        place = client.nvml.nvmlPciInfo_t()
         place.domain, place.bus, place.device = int(domain, 16), int(bus, 16), int(device, 16)
         place.busId = f"{domain:0>8}:{bus}:{device}.0".upper().encode()
         place.busIdLegacy = f"{domain[-4:]}:{bus}:{device}.0".upper().encode()
         try:
-            if door.call("nvmlDeviceQueryDrainState", place) == 1:
+            if client.call("nvmlDeviceQueryDrainState", place) == 1:
                 drained.append(bus_id)
         except DriverError:
             continue
     return tuple(drained)
 
 
-def _initialise(door: NvmlClient, driver: Driver) -> Driver:
+def _initialise(client: NvmlClient, driver: Driver) -> Driver:
     started = monotonic()
     try:
-        door.call(_INIT)
+        client.call(_INIT)
     except DriverError as error:
         code = error.code if error.code is not None else Missing(str(error), "failed")
         words = error.words
@@ -114,7 +114,7 @@ def _initialise(door: NvmlClient, driver: Driver) -> Driver:
         if code == _LIBRARY_NOT_FOUND:
             words += _why_not_loadable()
         else:
-            version = _nvml_version(door)
+            version = _nvml_version(client)
         return replace(driver, init_code=code, init_error=words, init_s=monotonic() - started, library_version=version)
     return replace(driver, init_code=0, init_s=monotonic() - started)
 
@@ -130,27 +130,27 @@ def _why_not_loadable() -> str:
     return ""
 
 
-def _nvml_version(door: NvmlClient) -> str | Missing:
+def _nvml_version(client: NvmlClient) -> str | Missing:
     """The library's version where nvmlInit failed: NVML 12.535.104.05 is of driver 535.104.05."""
-    version = door.ask_of(None, "nvmlSystemGetNVMLVersion")
+    version = client.ask_of(None, "nvmlSystemGetNVMLVersion")
     return version if isinstance(version, Missing) else str(version).partition(".")[2]
 
 
-def _system(door: NvmlClient, driver: Driver) -> tuple[Driver, int]:
-    cuda = door.ask_of(None, "nvmlSystemGetCudaDriverVersion_v2")
+def _system(client: NvmlClient, driver: Driver) -> tuple[Driver, int]:
+    cuda = client.ask_of(None, "nvmlSystemGetCudaDriverVersion_v2")
     # a thread is started for each: a count that cannot be must not become millions of them
-    count = in_range(door.ask_of(None, _COUNT), 0, _MOST_GPUS, _COUNT)
+    count = in_range(client.ask_of(None, _COUNT), 0, _MOST_GPUS, _COUNT)
     driver = replace(
         driver,
-        library_version=door.ask_of(None, "nvmlSystemGetDriverVersion"),
+        library_version=client.ask_of(None, "nvmlSystemGetDriverVersion"),
         cuda_version=cuda if isinstance(cuda, Missing) else f"{cuda // 1000}.{cuda % 1000 // 10}",
         device_count=count,
     )
     return driver, 0 if isinstance(count, Missing) else count
 
 
-def _confidential(door: NvmlClient) -> bool | Missing:
-    state = door.ask_of(None, "nvmlSystemGetConfComputeState")
+def _confidential(client: NvmlClient) -> bool | Missing:
+    state = client.ask_of(None, "nvmlSystemGetConfComputeState")
     return state if isinstance(state, Missing) else state.ccFeature != 0
 
 
@@ -160,11 +160,11 @@ def version_numbers(version: Any) -> tuple[int, ...]:
     return tuple(int(part) for part in str(version).split(".") if part.isdigit())
 
 
-def _statistics(doors: list[NvmlClient]) -> dict[str, Any]:
-    slowest = max(doors, key=lambda door: door.slowest_s)
+def _statistics(clients: list[NvmlClient]) -> dict[str, Any]:
+    slowest = max(clients, key=lambda client: client.slowest_s)
     where = "" if slowest.gpu is None else f" on GPU {slowest.gpu}"
     return {
-        "calls": sum(door.calls for door in doors),
+        "calls": sum(client.calls for client in clients),
         "slowest_call": slowest.slowest_call + where if slowest.slowest_call else Missing("no call was made"),
         "slowest_call_s": slowest.slowest_s if slowest.slowest_call else Missing("no call was made"),
     }
@@ -177,10 +177,10 @@ class _Readers:
     and nobody waits for a GPU that hangs.
     """
 
-    def __init__(self, listener: ReadingListener, door: NvmlClient, system: System) -> None:
+    def __init__(self, listener: ReadingListener, client: NvmlClient, system: System) -> None:
         self.listener = listener
         self.system = system
-        self.doors = [door]
+        self.clients = [client]
         self.bus_ids: set[str] = set()
         self.started_s = monotonic()  # when the last GPU had given its handle
         self._done: list[tuple[Gpu, Any]] = []
@@ -189,36 +189,36 @@ class _Readers:
     def run(self, count: int) -> None:
         threads = []
         for index in range(count):
-            door = self.doors[0].for_gpu(index, self.listener.crumbs(index + 1))
-            self.doors.append(door)
+            client = self.clients[0].for_gpu(index, self.listener.trace(index + 1))
+            self.clients.append(client)
             # daemon: a thread inside a hung call must not keep the process alive
-            threads.append(threading.Thread(target=self._read, args=(door, index), name=f"GPU {index}", daemon=True))
+            threads.append(threading.Thread(target=self._read, args=(client, index), name=f"GPU {index}", daemon=True))
         left = []
         for index, thread in enumerate(threads):
             try:
                 thread.start()
             except RuntimeError:  # can't start new thread: a limit on this container's processes
                 left.append(index)
-        self.doors[0].close()
+        self.clients[0].close()
         for index in left:
-            self._read(self.doors[index + 1], index)
+            self._read(self.clients[index + 1], index)
         for index, thread in enumerate(threads):
             if index not in left:
                 thread.join()
 
-    def _read(self, door: NvmlClient, index: int) -> None:
+    def _read(self, client: NvmlClient, index: int) -> None:
         try:
-            self._read_gpu(door, index)
+            self._read_gpu(client, index)
         finally:
-            door.close()
+            client.close()
 
-    def _read_gpu(self, door: NvmlClient, index: int) -> None:
+    def _read_gpu(self, client: NvmlClient, index: int) -> None:
         try:
             try:
-                door.handle = door.call(_HANDLE, index)
+                client.handle = client.call(_HANDLE, index)
             finally:
                 self.started_s = monotonic()
-            pci = door.call("nvmlDeviceGetPciInfo_v3", door.handle)
+            pci = client.call("nvmlDeviceGetPciInfo_v3", client.handle)
         except DriverError as error:
             code = "" if error.code is None else f" ({error.code})"
             # which call failed decides what it costs: see `error_cost.no_handle_cost`
@@ -233,10 +233,10 @@ class _Readers:
         )
         self.bus_ids.add(gpu.bus_id)
         self.listener.gpu(gpu, False)
-        gpu = read_gpu(door, gpu, self.system, lambda part: self.listener.gpu(part, False))
+        gpu = read_gpu(client, gpu, self.system, lambda part: self.listener.gpu(part, False))
         self.listener.gpu(gpu, True)
         with self._lock:
             earlier = tuple(self._done)
-            self._done.append((gpu, door.handle))
+            self._done.append((gpu, client.handle))
         for other, handle in earlier:
-            self.listener.pairs((read_pair(door, gpu, other, (door.handle, handle)),))
+            self.listener.pairs((read_pair(client, gpu, other, (client.handle, handle)),))

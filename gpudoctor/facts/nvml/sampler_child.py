@@ -59,7 +59,7 @@ class SampleOrder(msgspec.Struct, frozen=True):
 
     out: int
     stop: int
-    crumbs: int
+    trace: int
     gpus: tuple[tuple[int, str], ...]
     interval_s: float
     nvml: str | None = None
@@ -68,33 +68,33 @@ class SampleOrder(msgspec.Struct, frozen=True):
 class GpuSampler:
     """Reads one GPU, cheaply; what it does not have is not asked for again, and what changes slowly is in turn."""
 
-    def __init__(self, door: NvmlClient, driver: tuple[int, ...]) -> None:
-        self._door = door
+    def __init__(self, client: NvmlClient, driver: tuple[int, ...]) -> None:
+        self._client = client
         self._driver = driver
         self._refused: set[str] = set()
         timers = throttle_fields(driver) or (POLICY_THERMAL,)
         self._fast = [(field, 0) for field in (POWER_INSTANT, POLICY_POWER, POLICY_SYNC_BOOST, *timers)]
         self._slow: tuple[Callable[[], None], ...] = (
-            lambda: self._take("temperature_c", lambda: door.number(-50, 200, "nvmlDeviceGetTemperature", 0)),
-            lambda: self._take("memory_mhz", lambda: door.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 2)),
-            lambda: self._take("memory_used_mib", lambda: read_memory(door)["memory_used_mib"]),
-            lambda: self._take("pcie_width", lambda: door.number(1, 32, "nvmlDeviceGetCurrPcieLinkWidth")),
+            lambda: self._take("temperature_c", lambda: client.number(-50, 200, "nvmlDeviceGetTemperature", 0)),
+            lambda: self._take("memory_mhz", lambda: client.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 2)),
+            lambda: self._take("memory_used_mib", lambda: read_memory(client)["memory_used_mib"]),
+            lambda: self._take("pcie_width", lambda: client.number(1, 32, "nvmlDeviceGetCurrPcieLinkWidth")),
             lambda: self._counted.update(self._counters()),
         )
         self._turn = 0
 
     def sample(self, whole: bool) -> Sample:
         """What changes fast, and in turn one of what changes slowly; the `whole` tells all of it."""
-        door, gpu = self._door, self._door.gpu or 0
+        client, gpu = self._client, self._client.gpu or 0
         self._readings: dict[str, float] = {}
         self._unread: dict[str, Missing] = {}
         at_s = monotonic()
-        fields = door.fields(self._fast)
+        fields = client.fields(self._fast)
         self._take("power_w", lambda: self._power(fields[POWER_INSTANT, 0]))
-        self._take("sm_mhz", lambda: door.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 1))
-        self._take("utilization_pct", lambda: read_utilization(door).gpu_pct)
+        self._take("sm_mhz", lambda: client.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 1))
+        self._take("utilization_pct", lambda: read_utilization(client).gpu_pct)
         # each GPU's link may be loaded for less than a second
-        self._take("pcie_generation", lambda: door.number(1, 8, "nvmlDeviceGetCurrPcieLinkGeneration"))
+        self._take("pcie_generation", lambda: client.number(1, 8, "nvmlDeviceGetCurrPcieLinkGeneration"))
         events = self._events()
         self._counted: dict[str, int] = {}
         if whole:
@@ -127,14 +127,14 @@ class GpuSampler:
         """The power of this moment; older drivers tell only the mean of a second."""
         value = in_range(instant_mw, 0, _MAX_MW, f"power (field {POWER_INSTANT})")
         if isinstance(value, Missing):
-            value = prefer(value, self._door.number(0, _MAX_MW, "nvmlDeviceGetPowerUsage"))
+            value = prefer(value, self._client.number(0, _MAX_MW, "nvmlDeviceGetPowerUsage"))
         return value if isinstance(value, Missing) else round(value / 1000, 1)
 
     def _events(self) -> tuple[str, ...] | None:
         if EVENTS in self._refused:
             return None
         names = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
-        events = event_reasons(self._door.first(*names))
+        events = event_reasons(self._client.first(*names))
         if isinstance(events, Missing):
             self._miss(EVENTS, events)
             return None
@@ -142,7 +142,7 @@ class GpuSampler:
 
     def _counters(self) -> dict[str, int]:
         wanted = {name: field for name, field in _COUNTER_FIELDS.items() if name not in self._refused}
-        fields = self._door.fields([(field, 0) for field in wanted.values()]) if wanted else {}
+        fields = self._client.fields([(field, 0) for field in wanted.values()]) if wanted else {}
         counted: dict[str, int] = {}
         for name, field in wanted.items():
             value = in_range(fields[field, 0], 0, _MAX_COUNT, f"{name} (field {field})")
@@ -159,30 +159,30 @@ def sample_until(
     nvml: Any,
     gpus: tuple[tuple[int, str], ...],
     interval_s: float,
-    crumbs: CallTrace | None = None,
+    trace: CallTrace | None = None,
 ) -> None:
     """Sample the GPUs (NVML index and UUID) until `stopped(seconds)` says so after waiting so long.
 
     A whole sample of each comes first and last, so that counters can be compared. It begins anew after
     `interval_s`; where the driver is slow, it rests as the constants above say.
     """
-    door = NvmlClient(nvml, crumbs)
+    client = NvmlClient(nvml, trace)
     try:
-        door.call("nvmlInit")
+        client.call("nvmlInit")
     except DriverError as error:
         send(SamplerLine(failure=f"the sampler could not start the driver's library: {error}"))
         return
-    driver = version_numbers(door.ask_of(None, "nvmlSystemGetDriverVersion"))
-    doors = [door]
+    driver = version_numbers(client.ask_of(None, "nvmlSystemGetDriverVersion"))
+    clients = [client]
     samplers = []
     for index, uuid in gpus:
-        own = door.for_gpu(index, crumbs)
+        own = client.for_gpu(index, trace)
         try:
             own.handle = own.call("nvmlDeviceGetHandleByUUID", uuid)
         except DriverError as error:
             send(SamplerLine(sample=Sample(monotonic(), index, unread=dict.fromkeys(NAMES, error.missing))))
             continue
-        doors.append(own)
+        clients.append(own)
         samplers.append(GpuSampler(own, driver))
     first, over = True, False
     while not over:
@@ -193,16 +193,16 @@ def sample_until(
         first = False
     for sampler in samplers:
         send(SamplerLine(sample=sampler.sample(whole=True)))
-    slowest = max(doors, key=lambda one: one.slowest_s)
+    slowest = max(clients, key=lambda one: one.slowest_s)
     send(
         SamplerLine(
             end=True,
-            calls=sum(one.calls for one in doors),
+            calls=sum(one.calls for one in clients),
             slowest_call=slowest.slowest_call,
             slowest_s=slowest.slowest_s,
         )
     )
-    door.close()
+    client.close()
 
 
 def _rest_s(busy_s: float, interval_s: float) -> float:
@@ -227,5 +227,5 @@ def serve(order: SampleOrder) -> None:
     def stopped(wait_s: float) -> bool:
         return bool(ready([order.stop], wait_s))
 
-    slot = SharedCallTrace(order.crumbs).slot(0)
+    slot = SharedCallTrace(order.trace).slot(0)
     sample_until(stopped, send, nvml, order.gpus, order.interval_s, slot)

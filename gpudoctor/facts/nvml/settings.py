@@ -24,72 +24,74 @@ _MPS_SERVER = "nvidia-cuda-mps"
 _COMM_LENGTH = 15
 
 
-def read_settings(door: NvmlClient, confidential: bool | Missing) -> Settings:
+def read_settings(client: NvmlClient, confidential: bool | Missing) -> Settings:
     """Modes of the GPU; MIG instances cost five calls each and are asked for only where MIG is on."""
-    mig = door.ask("nvmlDeviceGetMigMode")
+    mig = client.ask("nvmlDeviceGetMigMode")
     now, later = (mig, mig) if isinstance(mig, Missing) else mig
     enabled = flag(now, "nvmlDeviceGetMigMode")
     instances: tuple[MigInstance, ...] | Missing = enabled if isinstance(enabled, Missing) else ()
     if enabled is True:
-        instances = _mig_instances(door)
-    compute = known_word(door.ask("nvmlDeviceGetComputeMode"), COMPUTE_MODES, "nvmlDeviceGetComputeMode")
-    virtual = known_word(door.ask("nvmlDeviceGetVirtualizationMode"), VIRTUALIZATION, "nvmlDeviceGetVirtualizationMode")
+        instances = _mig_instances(client)
+    compute = known_word(client.ask("nvmlDeviceGetComputeMode"), COMPUTE_MODES, "nvmlDeviceGetComputeMode")
+    virtual = known_word(
+        client.ask("nvmlDeviceGetVirtualizationMode"), VIRTUALIZATION, "nvmlDeviceGetVirtualizationMode"
+    )
     return Settings(
-        persistence=flag(door.ask("nvmlDeviceGetPersistenceMode"), "nvmlDeviceGetPersistenceMode"),
+        persistence=flag(client.ask("nvmlDeviceGetPersistenceMode"), "nvmlDeviceGetPersistenceMode"),
         compute_mode=cast("ComputeMode | Missing", compute),
         mig_enabled=enabled,
         mig_pending=flag(later, "nvmlDeviceGetMigMode"),
         mig_instances=instances,
-        display_attached=flag(door.ask("nvmlDeviceGetDisplayMode"), "nvmlDeviceGetDisplayMode"),
-        display_active=flag(door.ask("nvmlDeviceGetDisplayActive"), "nvmlDeviceGetDisplayActive"),
-        addressing_mode=word(door.ask("nvmlDeviceGetAddressingMode"), ADDRESSING),
+        display_attached=flag(client.ask("nvmlDeviceGetDisplayMode"), "nvmlDeviceGetDisplayMode"),
+        display_active=flag(client.ask("nvmlDeviceGetDisplayActive"), "nvmlDeviceGetDisplayActive"),
+        addressing_mode=word(client.ask("nvmlDeviceGetAddressingMode"), ADDRESSING),
         virtualization=cast("Virtualization | Missing", virtual),
         confidential_compute=confidential,
     )
 
 
-def _mig_instances(door: NvmlClient) -> tuple[MigInstance, ...] | Missing:
-    count = door.number(0, _MAX_MIG_INSTANCES, "nvmlDeviceGetMaxMigDeviceCount")
+def _mig_instances(client: NvmlClient) -> tuple[MigInstance, ...] | Missing:
+    count = client.number(0, _MAX_MIG_INSTANCES, "nvmlDeviceGetMaxMigDeviceCount")
     if isinstance(count, Missing):
         return count
     found = []
     refused: Missing | None = None
     for place in range(count):
         try:
-            handle = door.call("nvmlDeviceGetMigDeviceHandleByIndex", door.handle, place)
+            handle = client.call("nvmlDeviceGetMigDeviceHandleByIndex", client.handle, place)
         except DriverError as error:
             if error.code not in _NO_INSTANCE:
-                door.note(error)
+                client.note(error)
                 refused = error.missing
             continue
-        found.append(_mig_instance(door, handle))
+        found.append(_mig_instance(client, handle))
     return refused if refused is not None and not found else tuple(found)
 
 
-def _mig_instance(door: NvmlClient, handle: Any) -> MigInstance:
-    name = door.ask_of(handle, "nvmlDeviceGetName")
-    attributes = door.ask_of(handle, "nvmlDeviceGetAttributes_v2")
+def _mig_instance(client: NvmlClient, handle: Any) -> MigInstance:
+    name = client.ask_of(handle, "nvmlDeviceGetName")
+    attributes = client.ask_of(handle, "nvmlDeviceGetAttributes_v2")
     memory = attributes if isinstance(attributes, Missing) else int(attributes.memorySizeMB)
     return MigInstance(
-        uuid=door.ask_of(handle, "nvmlDeviceGetUUID"),
+        uuid=client.ask_of(handle, "nvmlDeviceGetUUID"),
         # "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
         profile=name if isinstance(name, Missing) else name.rpartition("MIG ")[2],
-        gpu_instance=door.ask_of(handle, "nvmlDeviceGetGpuInstanceId"),
-        compute_instance=door.ask_of(handle, "nvmlDeviceGetComputeInstanceId"),
+        gpu_instance=client.ask_of(handle, "nvmlDeviceGetGpuInstanceId"),
+        compute_instance=client.ask_of(handle, "nvmlDeviceGetComputeInstanceId"),
         memory_mib=memory,
     )
 
 
-def read_processes(door: NvmlClient, root: Path, own_pid: int) -> tuple[GpuProcess, ...] | Missing:
+def read_processes(client: NvmlClient, root: Path, own_pid: int) -> tuple[GpuProcess, ...] | Missing:
     """Processes by pid; names and users from /proc. MPS clients are asked for only where an MPS server is seen."""
-    compute = running(door, "Compute")
+    compute = running(client, "Compute")
     if isinstance(compute, Missing):
         return compute
-    graphics = running(door, "Graphics")
+    graphics = running(client, "Graphics")
     lists = {"C": compute, "G": {} if isinstance(graphics, Missing) else graphics}
     names = {pid: process_name(root, pid) for pids in lists.values() for pid in pids}
     if any(isinstance(name, str) and name.startswith(_MPS_SERVER) for name in names.values()):
-        clients = running(door, "MPSCompute")
+        clients = running(client, "MPSCompute")
         lists["M"] = {} if isinstance(clients, Missing) else clients
         names |= {pid: process_name(root, pid) for pid in lists["M"]}
     processes = []
@@ -108,11 +110,11 @@ def read_processes(door: NvmlClient, root: Path, own_pid: int) -> tuple[GpuProce
     return tuple(processes)
 
 
-def running(door: NvmlClient, kind: str) -> dict[int, int | Missing] | Missing:
+def running(client: NvmlClient, kind: str) -> dict[int, int | Missing] | Missing:
     """MiB of each process (pid) of a kind: Compute, Graphics, MPSCompute."""
     # never the name without a version: pynvml answers it with an error of another kind
     call = f"nvmlDeviceGet{kind}RunningProcesses"
-    answer = door.first(f"{call}_v3", f"{call}_v2")
+    answer = client.first(f"{call}_v3", f"{call}_v2")
     if isinstance(answer, Missing):
         return answer
     found: dict[int, int | Missing] = {}
@@ -163,7 +165,7 @@ def _ancestors(root: Path, pid: int) -> set[int]:
     return line
 
 
-def read_numa_node(door: NvmlClient, device: Path) -> int | Missing | None:
+def read_numa_node(client: NvmlClient, device: Path) -> int | Missing | None:
     """The NUMA node nearest to the GPU; None where the firmware or the driver names none.
 
     From the GPU's folder in /sys, else from the driver. Not nvmlDeviceGetNumaNodeId, which on
@@ -172,18 +174,18 @@ def read_numa_node(door: NvmlClient, device: Path) -> int | Missing | None:
     node = read_int(device / "numa_node")
     if not isinstance(node, Missing):
         return node if node >= 0 else None
-    nodes = _set_bits(door.ask("nvmlDeviceGetMemoryAffinity", _MASK_WORDS, _NODE_SCOPE))
+    nodes = _set_bits(client.ask("nvmlDeviceGetMemoryAffinity", _MASK_WORDS, _NODE_SCOPE))
     if isinstance(nodes, Missing):
         return nodes
     return min(nodes) if nodes else None
 
 
-def read_cpu_affinity(door: NvmlClient, device: Path) -> str | Missing:
+def read_cpu_affinity(client: NvmlClient, device: Path) -> str | Missing:
     """The CPUs near the GPU as a kernel list (0-55,112-167), from /sys, else from the driver."""
     local = read_text(device / "local_cpulist")
     if isinstance(local, str) and local:
         return local
-    cpus = _set_bits(door.ask("nvmlDeviceGetCpuAffinity", _MASK_WORDS))
+    cpus = _set_bits(client.ask("nvmlDeviceGetCpuAffinity", _MASK_WORDS))
     return cpus if isinstance(cpus, Missing) else format_cpu_list(cpus)
 
 

@@ -27,18 +27,18 @@ _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal
 
 
 class DriverProcess:
-    """The process, in its own session and process group, with breadcrumbs and what it writes to stderr.
+    """The process, in its own session and process group, with the call trace and what it writes to stderr.
 
     `name` is how words call it, `errors` the memory behind its stderr, `started_s` monotonic time. `end` and then
     `close` must be called; `end` waits only for a moment for a process that will not die.
     """
 
     def __init__(
-        self, name: str, process: RunningProcess, crumbs: SharedCallTrace, errors: int, started_s: float
+        self, name: str, process: RunningProcess, trace: SharedCallTrace, errors: int, started_s: float
     ) -> None:
         self.name = name
         self.started_s = started_s
-        self.crumbs = crumbs
+        self.trace = trace
         self._process, self._errors = process, errors
         self._told_to_end = False
         self._starvation = CpuStarvation(process.pid)
@@ -47,20 +47,20 @@ class DriverProcess:
     def start(cls, name: str, module: str, order: Mapping[str, object], pass_fds: Sequence[int]) -> DriverProcess:
         """Run `main` of a module of gpudoctor.facts with the order as JSON. Raise OSError if it cannot be started.
 
-        `crumbs`, a file descriptor, is added to the order.
+        `trace`, a file descriptor, is added to the order.
         """
         started_s = monotonic()
         with ExitStack() as opened, ExitStack() as kept:
             memory, errors = anonymous_file(SIZE_BYTES), anonymous_file()
             opened.callback(os.close, memory)
             kept.callback(os.close, errors)
-            argument = msgspec.json.encode({**order, "crumbs": memory}).decode()
+            argument = msgspec.json.encode({**order, "trace": memory}).decode()
             command = dependent_python(f"gpudoctor.facts.{module}", "main", argument)
-            crumbs = SharedCallTrace(memory)
-            kept.callback(crumbs.close)
+            trace = SharedCallTrace(memory)
+            kept.callback(trace.close)
             process = Child(command, stderr=errors, pass_fds=(*pass_fds, memory))
             kept.pop_all()
-        return cls(name, process, crumbs, errors, started_s)
+        return cls(name, process, trace, errors, started_s)
 
     @property
     def pid(self) -> int:
@@ -80,7 +80,7 @@ class DriverProcess:
         status = self.ends_within(wait_s)
         if self._told_to_end:
             return (), f"the {self.name} was ended"
-        calls, _ = self.crumbs.read()
+        calls, _ = self.trace.read()
         how = f"the {self.name} died by {signal_name(-status)}" if status is not None and status < 0 else ""
         if status is None or -status in _CRASHES or (calls and -status == signal.SIGKILL):
             unanswered = self._guilty(calls, how or f"the {self.name} died")
@@ -108,8 +108,8 @@ class DriverProcess:
         return self._starvation.look(meant_s)
 
     def calls(self) -> tuple[tuple[InFlight, ...], int]:
-        """The crumbs; a call has begun later by as much as the process wanted for a CPU in it (by the last look)."""
-        calls, between = self.crumbs.read()
+        """The trace; a call has begun later by as much as the process wanted for a CPU in it (by the last look)."""
+        calls, between = self.trace.read()
         since = self._starvation.since
         return tuple(replace(call, started_s=call.started_s + since(call.started_s)) for call in calls), between
 
@@ -134,7 +134,7 @@ class DriverProcess:
     def close(self) -> None:
         """Let go of the memory, once nobody looks."""
         os.close(self._errors)
-        self.crumbs.close()
+        self.trace.close()
 
     def end(self) -> bool:
         """End the process and its group; True where nothing is left of it."""

@@ -17,7 +17,7 @@ class WatchOrder(msgspec.Struct, frozen=True):
 
     requests: int
     out: int
-    crumbs: int
+    trace: int
     gpus: tuple[tuple[int, str | None], ...]
     interval_s: float
     nvml: str | None = None

@@ -42,43 +42,43 @@ _MPS_SERVER = "nvidia-cuda-mps"
 class GpuWatcher(GpuSampler):
     """Reads one GPU; what it does not have is told once and not asked for again."""
 
-    def __init__(self, door: NvmlClient, driver: tuple[int, ...]) -> None:
-        super().__init__(door, driver)
+    def __init__(self, client: NvmlClient, driver: tuple[int, ...]) -> None:
+        super().__init__(client, driver)
         self._wanted = [_POWER, *_NVLINK.values()]
         self._carried: dict[str, tuple[float, int]] = {}
         self._mps: dict[int, bool] = {}
 
     def tick(self, due: Due) -> tuple[GpuTick | None, list[OnGpu] | None]:
         """What the GPU tells now, None where it no longer answers; and its processes where they are due."""
-        door = self._door
+        client = self._client
         self._readings: dict[str, float] = {}
         self._unread: dict[str, Missing] = {}
-        self._take("utilization_pct", lambda: read_utilization(door).gpu_pct)
-        self._take("memory_used_mib", lambda: read_memory(door)["memory_used_mib"])
-        self._take("temperature_c", lambda: door.number(-50, 200, "nvmlDeviceGetTemperature", 0))
+        self._take("utilization_pct", lambda: read_utilization(client).gpu_pct)
+        self._take("memory_used_mib", lambda: read_memory(client)["memory_used_mib"])
+        self._take("temperature_c", lambda: client.number(-50, 200, "nvmlDeviceGetTemperature", 0))
         self._read_fields()
-        self._take("sm_mhz", lambda: door.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 1))
+        self._take("sm_mhz", lambda: client.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 1))
         events = self._events()
         if due.pcie:
-            self._take("pcie_generation", lambda: door.number(1, 8, "nvmlDeviceGetCurrPcieLinkGeneration"))
-            self._take("pcie_width", lambda: door.number(1, 32, "nvmlDeviceGetCurrPcieLinkWidth"))
+            self._take("pcie_generation", lambda: client.number(1, 8, "nvmlDeviceGetCurrPcieLinkGeneration"))
+            self._take("pcie_width", lambda: client.number(1, 32, "nvmlDeviceGetCurrPcieLinkWidth"))
             for name, counter in _PCIE.items():
                 self._take(name, lambda counter=counter: self._pcie_gb_s(counter))  # type: ignore[misc]
         if due.slow:
-            self._take("memory_mhz", lambda: door.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 2))
+            self._take("memory_mhz", lambda: client.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 2))
         counters = self._counters() if due.slow else {}
         processes = self._processes() if due.slow else None
         links = self._links() if due.links else None
         if not self._readings and any(why.kind == "failed" for why in self._unread.values()):
             return None, None
         up, count = links or (None, None)
-        tick = GpuTick(door.gpu or 0, self._readings, events, counters, up, count, self._unread)
+        tick = GpuTick(client.gpu or 0, self._readings, events, counters, up, count, self._unread)
         return tick, processes
 
     def _read_fields(self) -> None:
         """Power of this moment, and what the NVLinks carried since the last time: one call."""
         at_s = monotonic()
-        fields = self._door.fields(self._wanted) if self._wanted else {}
+        fields = self._client.fields(self._wanted) if self._wanted else {}
         self._wanted = [k for k in self._wanted if not isinstance(v := fields[k], Missing) or v.kind == "failed"]
         self._take("power_w", lambda: self._power(fields.get(_POWER, UNSUPPORTED)))
         for name, key in _NVLINK.items():
@@ -95,13 +95,13 @@ class GpuWatcher(GpuSampler):
                 self._readings[name] = round((total - before) * _KIB / 1e9 / (at_s - before_s), 3)
 
     def _pcie_gb_s(self, counter: int) -> float | Missing:
-        kb_s = self._door.number(0, _MAX_KB_S, "nvmlDeviceGetPcieThroughput", counter)
+        kb_s = self._client.number(0, _MAX_KB_S, "nvmlDeviceGetPcieThroughput", counter)
         return kb_s if isinstance(kb_s, Missing) else round(kb_s / 1e6, 3)
 
     def _running(self, kind: str) -> dict[int, int | Missing]:
         if kind in self._refused:
             return {}
-        found = running(self._door, kind)
+        found = running(self._client, kind)
         if isinstance(found, Missing):
             if found.kind != "failed":
                 self._refused.add(kind)
@@ -111,7 +111,7 @@ class GpuWatcher(GpuSampler):
     def _processes(self) -> list[OnGpu] | None:
         if "processes" in self._refused:
             return None
-        compute = running(self._door, "Compute")
+        compute = running(self._client, "Compute")
         if isinstance(compute, Missing):
             self._miss("processes", compute)
             return None
@@ -124,7 +124,7 @@ class GpuWatcher(GpuSampler):
             kinds = [kind for kind, pids in lists.items() if pid in pids]
             used = next(pids[pid] for pids in lists.values() if pid in pids)
             memory_mib = None if isinstance(used, Missing) else used
-            found.append(OnGpu(self._door.gpu or 0, pid, "+".join(kinds), memory_mib))
+            found.append(OnGpu(self._client.gpu or 0, pid, "+".join(kinds), memory_mib))
         return found
 
     def _is_mps(self, pid: int) -> bool:
@@ -137,8 +137,8 @@ class GpuWatcher(GpuSampler):
         """How many NVLinks are up, of how many."""
         if "nvlinks" in self._refused:
             return None
-        fields = self._door.fields([(LINK_COUNT, 0), (SWITCH_LINK_COUNT, 0)])
-        links = read_links(self._door, fields[LINK_COUNT, 0], fields[SWITCH_LINK_COUNT, 0])
+        fields = self._client.fields([(LINK_COUNT, 0), (SWITCH_LINK_COUNT, 0)])
+        links = read_links(self._client, fields[LINK_COUNT, 0], fields[SWITCH_LINK_COUNT, 0])
         if isinstance(links, Missing):
             self._miss("nvlinks", links)
             return None
@@ -157,14 +157,14 @@ class Watcher:
         nvml: Any,
         gpus: tuple[tuple[int, str | None], ...] = (),
         interval_s: float = 1.0,
-        crumbs: CallTrace | None = None,
+        trace: CallTrace | None = None,
     ) -> None:
         self._interval_s = interval_s
-        self._crumbs = crumbs
-        self._door = NvmlClient(nvml, crumbs)
-        self._door.call("nvmlInit")
-        self._driver = version_numbers(self._door.ask_of(None, "nvmlSystemGetDriverVersion"))
-        self._gpus = gpus or tuple((index, None) for index in range(self._door.call("nvmlDeviceGetCount")))
+        self._trace = trace
+        self._client = NvmlClient(nvml, trace)
+        self._client.call("nvmlInit")
+        self._driver = version_numbers(self._client.ask_of(None, "nvmlSystemGetDriverVersion"))
+        self._gpus = gpus or tuple((index, None) for index in range(self._client.call("nvmlDeviceGetCount")))
         self._watchers: dict[int, GpuWatcher] = {}
         self._number = 0
 
@@ -192,15 +192,15 @@ class Watcher:
         return ReaderAnswer(tuple(ticks), None if processes is None else tuple(processes), cost_ms)
 
     def _opened(self, index: int, uuid: str | None) -> GpuWatcher | None:
-        door = self._door.for_gpu(index, self._crumbs)
+        client = self._client.for_gpu(index, self._trace)
         try:
             if uuid is None:
-                door.handle = door.call("nvmlDeviceGetHandleByIndex", index)
+                client.handle = client.call("nvmlDeviceGetHandleByIndex", index)
             else:
-                door.handle = door.call("nvmlDeviceGetHandleByUUID", uuid)
+                client.handle = client.call("nvmlDeviceGetHandleByUUID", uuid)
         except DriverError:
             return None
-        return GpuWatcher(door, self._driver)
+        return GpuWatcher(client, self._driver)
 
 
 def main(argument: str) -> None:
@@ -217,11 +217,11 @@ def serve(order: WatchOrder) -> None:
     def send(answer: ReaderAnswer) -> None:
         write_all(order.out, encode(answer) + b"\n")
 
-    crumbs = SharedCallTrace(order.crumbs).slot(0)
+    trace = SharedCallTrace(order.trace).slot(0)
     while os.read(order.requests, 1):
         if watcher is None:
             try:
-                watcher = Watcher(nvml, order.gpus, order.interval_s, crumbs)
+                watcher = Watcher(nvml, order.gpus, order.interval_s, trace)
             except DriverError as error:
                 send(ReaderAnswer(failure=f"the driver's library did not start: {error}"))
                 return

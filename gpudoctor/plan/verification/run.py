@@ -74,7 +74,7 @@ def verify_plan(job: PlanJob, split: RankSplit, devices: Devices) -> PlanVerific
 
     gpus = tuple((gpu.index, str(gpu.uuid), gpu.bus_id) for gpu in devices.gpus)
     order = order_of(small, small_split)
-    plan = ProbePlan(devices.backend, ranks, gpus, probes=(), level="full", trial=order)
+    plan = ProbePlan(devices.backend, ranks, gpus, probes=(), level="full", verification=order)
     limit_s = DEADLINE_S[devices.backend]
     measured = run_probes(plan, deadline_s=limit_s, probe_deadline_s=limit_s, on_message=hear)
     verification = PlanVerification(
@@ -138,10 +138,11 @@ def compared(
 
 def order_of(job: PlanJob, split: RankSplit) -> VerificationOrder:
     """The same as the ranks are told it."""
-    from gpudoctor.probes.plan_verification.messages import VerificationModel, VerificationOrder
+    from gpudoctor.probes.plan_verification.messages import VerificationOrder
+    from gpudoctor.probes.strategies.transformer_shape import TransformerShape
 
     shape = job.shape
-    model = VerificationModel(
+    model = TransformerShape(
         layers=shape.layers,
         hidden=shape.hidden,
         heads=shape.heads,

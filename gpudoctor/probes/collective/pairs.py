@@ -38,12 +38,12 @@ def every_pair(world_size: int) -> Iterator[tuple[int, int]]:
     >>> list(every_pair(4))
     [(0, 3), (1, 2), (0, 2), (1, 3), (0, 1), (2, 3)]
     """
-    seats = list(range(world_size + world_size % 2))  # with an odd number, who sits opposite the last seat pauses
-    for _ in range(len(seats) - 1):
-        for left, right in zip(seats, reversed(seats[len(seats) // 2 :]), strict=False):
+    places = list(range(world_size + world_size % 2))  # with an odd number, the rank opposite the last place pauses
+    for _ in range(len(places) - 1):
+        for left, right in zip(places, reversed(places[len(places) // 2 :]), strict=False):
             if max(left, right) < world_size:
                 yield min(left, right), max(left, right)
-        seats = [seats[0], seats[-1], *seats[1:-1]]
+        places = [places[0], places[-1], *places[1:-1]]
 
 
 def _measure(rank: Rank, pair: tuple[int, int], size_bytes: int) -> None:

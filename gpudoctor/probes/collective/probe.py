@@ -23,8 +23,7 @@ from gpudoctor.probes.collective.pairs import run_pairs
 from gpudoctor.probes.runner.messages import CollectiveSample, NotOffered
 from gpudoctor.probes.runner.plan import FULL_LEVELS
 from gpudoctor.probes.runner.rank import Rank
-
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+from gpudoctor.units import GIB, MIB, size_text
 
 _CODED_RANKS_MAX = 24  # 2^0 + ... + 2^23 is exact in float32
 _BFLOAT_RANKS_MAX = 8  # 255 is exact in bfloat16
@@ -171,10 +170,3 @@ def _batch_s(rank: Rank, operation: Operation, operations: int) -> float:
     rank.synchronize()
     rank.barrier()
     return operation.timed_s(operations)
-
-
-def size_text(size_bytes: int) -> str:
-    """A size as people write it: 64 MiB, 4012 B."""
-    if size_bytes % MIB == 0:
-        return f"{size_bytes // MIB} MiB"
-    return f"{size_bytes // KIB} KiB" if size_bytes % KIB == 0 else f"{size_bytes} B"

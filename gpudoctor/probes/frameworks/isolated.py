@@ -1,4 +1,4 @@
-"""Runs processes apart from the ranks, hears their answers, and ends them without fail."""
+"""Runs isolated processes beside the ranks, reads their answers, and ends them without fail."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from gpudoctor.process.ending import kill_all, send_signal, signal_name
 from gpudoctor.process.pipes import TURN_S, LineReader, pipe_with_child, ready
 from gpudoctor.process.spawn import Child
 
-_GRACE_S = 1.0  # after one of several failed: the time for the others to say why
+_GRACE_S = 1.0  # after one of several failed: the time for the others to report why
 ENDED_WITH_OTHERS = "was ended with the others"
 _KILL_GRACE_S = 10.0  # a driver takes seconds to release a GPU
 
 
 class IsolatedProcess(msgspec.Struct, frozen=True):
-    """One process to start: `name` for people, its task, and its environment on top of ours (None: taken out)."""
+    """One process to start: `name` for texts, its task, and its environment on top of ours (None: taken out)."""
 
     name: str
     task: Task
     environ: Mapping[str, str | None] = {}
 
 
-class Heard(msgspec.Struct):
-    """What one process said; `failure` is None where it said all.
+class IsolatedResult(msgspec.Struct):
+    """What one process answered; `failure` is None if it came to its end.
 
     `output`: its last lines on stderr. `loaded`: it came through its import, or was in none.
     """
@@ -43,8 +43,8 @@ class Heard(msgspec.Struct):
 
 
 class _Process:
-    def __init__(self, seat: IsolatedProcess, python: str | None) -> None:
-        self.seat = seat
+    def __init__(self, start: IsolatedProcess, python: str | None) -> None:
+        self.start = start
         self.doing = "start"
         self.done = False
         self.broken: IsolatedFailure | None = None
@@ -53,10 +53,10 @@ class _Process:
         self.late = False
         self.answers: list[AnyAnswer] = []
         self.errors = anonymous_file()
-        environ = {**os.environ, **seat.environ}
+        environ = {**os.environ, **start.environ}
         try:
             with pipe_with_child("writes") as (pipe, writer):
-                order = msgspec.json.encode(IsolatedOrder(writer, seat.task)).decode()
+                order = msgspec.json.encode(IsolatedOrder(writer, start.task)).decode()
                 self.process = Child(
                     dependent_python("gpudoctor.probes.frameworks.isolated_child", "begin", order, python=python),
                     stdout=self.errors,
@@ -73,7 +73,7 @@ class _Process:
     def loading(self) -> bool:
         return self.doing.startswith("import ")
 
-    def hear(self) -> None:
+    def read(self) -> None:
         lines = self.pipe.read()
         self.ended = lines is None
         for line in lines or ():
@@ -97,12 +97,12 @@ class _Process:
             self.killed = True
             send_signal(self.process.pid, signal.SIGKILL, group=True)
 
-    def heard(self, limit_s: float) -> Heard:
+    def result(self, limit_s: float) -> IsolatedResult:
         """To be called once it was ended."""
         output = _last_lines(self.errors)
         failure: Missing | None = None
         if self.broken is not None:
-            failure = Missing(f"{self.seat.name}: {self.broken.text}", self.broken.kind)
+            failure = Missing(f"{self.start.name}: {self.broken.text}", self.broken.kind)
         elif not self.done:
             last = f": {output[-1]}" if output else ""
             status = self.process.returncode
@@ -114,37 +114,37 @@ class _Process:
                 what = f"was ended by {signal_name(-status)} in {self.doing!r}{last}"
             else:
                 what = f"ended with {status} in {self.doing!r}{last}"
-            failure = Missing(f"{self.seat.name} {what}", "failed")
-        return Heard(self.answers, failure, output, loaded=not self.loading)
+            failure = Missing(f"{self.start.name} {what}", "failed")
+        return IsolatedResult(self.answers, failure, output, loaded=not self.loading)
 
     def close(self) -> None:
         os.close(self.pipe.descriptor)
         os.close(self.errors)
 
 
-def run_apart(
-    seats: Sequence[IsolatedProcess],
+def run_isolated(
+    starts: Sequence[IsolatedProcess],
     *,
     deadline_s: float,
     import_deadline_s: float | None = None,
     together: bool,
     python: str | None = None,
-) -> list[Heard]:
-    """Start a process for each seat and hear them until all are done; what each said, in order of the seats.
+) -> list[IsolatedResult]:
+    """Start each process and read their answers until all are done; the result of each, in the same order.
 
-    `import_deadline_s`: a shorter one for what says that it does "import ..."; one that hangs there ends the run.
-    Never raises for what a process does, nor where none can be started: that is the `failure` of what was heard.
+    `import_deadline_s`: a shorter one for a process that does "import ..."; one that hangs there ends the run.
+    Never raises for what a process does, nor if none can be started: that is the `failure` of its result.
     `together`: they wait for each other, so that one that fails ends the run. Whatever happens here (a signal
     handler that raises too), every process and its group has been killed when this returns or raises.
     """
     processes: list[_Process] = []
     try:
-        for seat in seats:
+        for start in starts:
             try:
-                processes.append(_Process(seat, python))
+                processes.append(_Process(start, python))
             except OSError as error:
-                why = Missing(f"{seat.name} could not be started: {error.strerror or error}", "failed")
-                return [Heard(failure=why) for _ in seats]
+                why = Missing(f"{start.name} could not be started: {error.strerror or error}", "failed")
+                return [IsolatedResult(failure=why) for _ in starts]
         import_s = min(deadline_s, import_deadline_s or deadline_s)
         _listen(processes, deadline_s, import_s, together)
         for process in processes:
@@ -152,7 +152,7 @@ def run_apart(
             if process.ended:
                 process.process.ends_within(_GRACE_S)
         _end(processes)
-        return [process.heard(import_s if process.loading else deadline_s) for process in processes]
+        return [process.result(import_s if process.loading else deadline_s) for process in processes]
     finally:
         _end(processes)
         for process in processes:
@@ -162,20 +162,20 @@ def run_apart(
 def _listen(processes: Sequence[_Process], deadline_s: float, import_s: float, together: bool) -> None:
     began_s = time.monotonic()
     give_up_s, failed = began_s + deadline_s, False
-    talking = {process.pipe.descriptor: process for process in processes}
-    while talking:
-        loading = any(process.loading for process in talking.values())
+    open_pipes = {process.pipe.descriptor: process for process in processes}
+    while open_pipes:
+        loading = any(process.loading for process in open_pipes.values())
         left_s = min(give_up_s, began_s + import_s if loading else give_up_s) - time.monotonic()
         if left_s <= 0:
             if not failed:
-                for process in talking.values():
+                for process in open_pipes.values():
                     process.late = process.loading or not loading
             return
-        for descriptor in ready(talking, min(left_s, TURN_S)):
-            process = talking[descriptor]
-            process.hear()
+        for descriptor in ready(open_pipes, min(left_s, TURN_S)):
+            process = open_pipes[descriptor]
+            process.read()
             if process.ended or process.done or process.broken:
-                del talking[descriptor]
+                del open_pipes[descriptor]
             if together and (process.broken or (process.ended and not process.done)):
                 give_up_s, failed = min(give_up_s, time.monotonic() + _GRACE_S), True
 

@@ -25,48 +25,48 @@ from gpudoctor.process.ending import leave
 from gpudoctor.process.pipes import write_all
 
 
-class Speaker:
+class AnswerWriter:
     """Writes answers to the parent, each at once and whole."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def tell(self, answer: IsolatedAnswer) -> None:
+    def send(self, answer: IsolatedAnswer) -> None:
         try:
             write_all(self._fd, msgspec.json.encode(answer) + b"\n")
         except BrokenPipeError:
-            leave(1)  # nobody listens any more
+            leave(1)  # the parent is gone
 
     def doing(self, text: str) -> None:
-        self.tell(Doing(text))
+        self.send(Doing(text))
 
 
 def begin(argument: str) -> NoReturn:
-    """Do what the order (JSON) says, and be gone without taking anything down.
+    """Do what the order (JSON) asks, and end without tearing anything down.
 
     The exits of these libraries abort or hang.
     """
     order = msgspec.json.decode(argument, type=IsolatedOrder)
-    speaker = Speaker(order.fd)
+    answers = AnswerWriter(order.fd)
 
-    # Not `except`: whatever a library may raise is told, and told once; first of all, since it may have closed stderr.
-    def tell_and_go(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    # Not `except`: whatever a library raises is sent once; first of all, since it may have closed stderr.
+    def send_and_leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         unsupported = issubclass(kind, NotImplementedError)
-        speaker.tell(IsolatedFailure(_in_words(error), "unsupported" if unsupported else "failed"))
+        answers.send(IsolatedFailure(_in_words(error), "unsupported" if unsupported else "failed"))
         traceback.print_exception(kind, error, trace)
         leave(1)
 
-    sys.excepthook = tell_and_go
+    sys.excepthook = send_and_leave
     match order.task:
         case ViewTask(framework=framework):
             from gpudoctor.probes.frameworks.views import view_of
 
-            view_of(framework, speaker)
+            view_of(framework, answers)
         case TensorflowTask():
             from gpudoctor.probes.frameworks.tensorflow_steps import train
 
-            train(order.task, speaker)
-    speaker.tell(Done())
+            train(order.task, answers)
+    answers.send(Done())
     leave()
 
 

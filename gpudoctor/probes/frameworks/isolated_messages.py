@@ -1,4 +1,4 @@
-"""What a process apart from the ranks is told and what it answers, one JSON line each."""
+"""The orders and answers of an isolated process, one JSON line each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpudoctor.facts.model.measured_strategies import StrategyRank, StrategyRefe
 
 
 class ViewTask(msgspec.Struct, frozen=True, tag=True):
-    """Say what a framework sees."""
+    """Report what a framework sees."""
 
     framework: Framework
 
@@ -37,14 +37,14 @@ Task = ViewTask | TensorflowTask
 
 
 class IsolatedOrder(msgspec.Struct, frozen=True):
-    """All that a process apart is told at its start; it answers on the file descriptor."""
+    """All that an isolated process receives at its start; it answers on the file descriptor."""
 
     fd: int
     task: Task
 
 
 class IsolatedAnswer(msgspec.Struct, frozen=True, tag=True):
-    """One line of a process apart."""
+    """One line of an isolated process."""
 
 
 class Doing(IsolatedAnswer, frozen=True):
@@ -83,7 +83,7 @@ class IsolatedFailure(IsolatedAnswer, frozen=True):
 
 
 class Done(IsolatedAnswer, frozen=True):
-    """It has said all; what becomes of the process after that counts for nothing."""
+    """It has sent everything; what happens to the process afterwards does not count."""
 
 
 AnyAnswer = Doing | FrameworkDevices | Reference | Trained | IsolatedFailure | Done

@@ -1,4 +1,4 @@
-"""What is measured apart from the ranks: what each framework sees, and the strategies of other libraries.
+"""What isolated processes measure: what each framework sees, and the strategies of other libraries.
 
 This process never imports any of them; whether one is installed is seen from its files.
 """
@@ -26,7 +26,7 @@ from gpudoctor.facts.model.measured_strategies import (
 )
 from gpudoctor.facts.model.measurements import Device, Measurements
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.frameworks.isolated import ENDED_WITH_OTHERS, Heard, IsolatedProcess, run_apart
+from gpudoctor.probes.frameworks.isolated import ENDED_WITH_OTHERS, IsolatedProcess, IsolatedResult, run_isolated
 from gpudoctor.probes.frameworks.isolated_messages import FrameworkDevices, Reference, TensorflowTask, Trained, ViewTask
 from gpudoctor.probes.runner.launch import run_probes
 from gpudoctor.probes.runner.plan import ProbePlan, injections_of
@@ -42,7 +42,7 @@ _NAMES = {"torch": "PyTorch", "deepspeed": "DeepSpeed", "tensorflow": "TensorFlo
 _LEAVES_NOTHING: Mapping[str, str | None] = {"KERAS_HOME": "/dev/null"}
 # tensorflow/core/common_runtime/gpu/gpu_device.cc, GetValidDeviceIds: at level INFO, which many switch off
 _LEFT_OUT = "Ignoring visible gpu device"
-_TELLS_ALL: Mapping[str, str | None] = {**_LEAVES_NOTHING, "TF_CPP_MIN_LOG_LEVEL": "0"}
+_VERBOSE: Mapping[str, str | None] = {**_LEAVES_NOTHING, "TF_CPP_MIN_LOG_LEVEL": "0"}
 # importing a framework from a cold network disk takes many times the usual 2 s
 IMPORT_DEADLINE_S = 90.0
 # what TensorFlow would do differently from run to run, or from a user's settings
@@ -89,11 +89,11 @@ def framework_views(deadline_s: float, python: str | None = None) -> Measurement
     if not installed:
         why = f"none of {', '.join(_NAMES[name] for name in FRAMEWORKS)} is installed: {INSTALL['torch']}"
         return Measurements(not_run={"frameworks": Missing(why)})
-    seats = [IsolatedProcess(_NAMES[name], ViewTask(name), _TELLS_ALL) for name in installed]
-    heard = run_apart(seats, deadline_s=deadline_s, together=False, python=python)
+    starts = [IsolatedProcess(_NAMES[name], ViewTask(name), _VERBOSE) for name in installed]
+    results = run_isolated(starts, deadline_s=deadline_s, together=False, python=python)
     views: list[FrameworkView] = []
     not_run: dict[str, Missing] = {}
-    for name, each in zip(installed, heard, strict=True):
+    for name, each in zip(installed, results, strict=True):
         found = [answer.view for answer in each.answers if isinstance(answer, FrameworkDevices)]
         if each.failure is not None or not found:
             not_run[f"frameworks.{name}"] = each.failure or Missing("it gave no answer", "failed")
@@ -140,10 +140,10 @@ def deepspeed_strategies(plan: ProbePlan, deadline_s: float, progress: Callable[
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        told = version("deepspeed")
+        deepspeed_version = version("deepspeed")
     except PackageNotFoundError:
-        told = "of unknown version"
-    return Measurements(deepspeed=LibraryStrategies("DeepSpeed", told, found))
+        deepspeed_version = "of unknown version"
+    return Measurements(deepspeed=LibraryStrategies("DeepSpeed", deepspeed_version, found))
 
 
 def tensorflow_strategies(
@@ -160,23 +160,23 @@ def tensorflow_strategies(
     shape = shape_for(plan.ranks)
     uuids = [uuid for _, uuid, _ in plan.gpus]
     desync = next((each.rank for each in injections_of(plan) if each.kind == "desync"), None)
-    say = progress or (lambda text: None)
+    report = progress or (lambda text: None)
     run = functools.partial(
-        run_apart, deadline_s=deadline_s, import_deadline_s=IMPORT_DEADLINE_S, together=True, python=python
+        run_isolated, deadline_s=deadline_s, import_deadline_s=IMPORT_DEADLINE_S, together=True, python=python
     )
-    say("TensorFlow's MirroredStrategy")
+    report("TensorFlow's MirroredStrategy")
     one = TensorflowTask(shape, STEPS, on_gpu, plan.ranks, desync=desync)
     [mirrored] = run([IsolatedProcess("MirroredStrategy", one, _environ(uuids))])
     if mirrored.failure is not None and not mirrored.loaded:
         return Measurements(not_run={"tensorflow": mirrored.failure})  # nor would it load in the others
-    say("TensorFlow's MultiWorkerMirroredStrategy")
+    report("TensorFlow's MultiWorkerMirroredStrategy")
     with ExitStack() as held:
         try:
             ports = tuple(_port(held) for _ in range(plan.ranks))
         except OSError as error:
             none = Missing(f"no port for its workers on the loopback interface: {error.strerror or error}", "failed")
-            return _merged(plan, shape, {"mirrored": [mirrored], "multi-worker": [Heard(failure=none)]})
-        seats = [
+            return _merged(plan, shape, {"mirrored": [mirrored], "multi-worker": [IsolatedResult(failure=none)]})
+        starts = [
             IsolatedProcess(
                 f"worker {number}",
                 TensorflowTask(shape, STEPS, on_gpu, worker=number, ports=ports, desync=desync),
@@ -184,7 +184,7 @@ def tensorflow_strategies(
             )
             for number in range(plan.ranks)
         ]
-        workers = run(seats)
+        workers = run(starts)
     return _merged(plan, shape, {"mirrored": [mirrored], "multi-worker": workers})
 
 
@@ -207,16 +207,16 @@ def _port(held: ExitStack) -> int:
     return port
 
 
-def _merged(plan: ProbePlan, shape: StrategyShape, heard: Mapping[str, Sequence[Heard]]) -> Measurements:
+def _merged(plan: ProbePlan, shape: StrategyShape, results: Mapping[str, Sequence[IsolatedResult]]) -> Measurements:
     runs: list[StrategyRun] = []
     not_run: dict[str, Missing] = {}
-    told: list[Reference] = []
-    for variant, processes in heard.items():
+    references: list[Reference] = []
+    for variant, processes in results.items():
         answers = [answer for each in processes for answer in each.answers]
         ranks: list[StrategyRank] = sorted(
             (answer.rank for answer in answers if isinstance(answer, Trained)), key=lambda rank: rank.rank
         )
-        told += [answer for answer in answers if isinstance(answer, Reference)]
+        references += [answer for answer in answers if isinstance(answer, Reference)]
         failures = [each.failure for each in processes if each.failure is not None]
         if failures or len(ranks) != plan.ranks:
             # one that says itself why tells more than one that hung, and that more than one that waited for it
@@ -224,9 +224,9 @@ def _merged(plan: ProbePlan, shape: StrategyShape, heard: Mapping[str, Sequence[
             not_run[variant] = (failures or [Missing("not every replica answered", "failed")])[0]
         else:
             runs.append(StrategyRun("tensorflow", variant, "fp32", tuple(ranks)))
-    if not runs or not told:
+    if not runs or not references:
         return Measurements(not_run={"tensorflow": next(iter(not_run.values()))})
-    reference: StrategyReference = told[0].reference
+    reference: StrategyReference = references[0].reference
     device: Device = "cuda" if plan.backend == "nccl" else "cpu"
     found = Strategies(device, plan.ranks, shape, STEPS, reference, tuple(runs), not_run)
-    return Measurements(tensorflow=LibraryStrategies("TensorFlow", told[0].version, found))
+    return Measurements(tensorflow=LibraryStrategies("TensorFlow", references[0].version, found))

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpudoctor.facts.model.measured_strategies import StrategyMemory, StrategyRank, StrategyReference
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.frameworks.isolated_child import Speaker
+from gpudoctor.probes.frameworks.isolated_child import AnswerWriter
 from gpudoctor.probes.frameworks.isolated_messages import Reference, TensorflowTask, Trained
 
 MIRRORED, MULTI_WORKER = "mirrored", "multi-worker"
@@ -24,32 +24,32 @@ _CPU_PEAK = Missing("CPU ranks have no memory of their own")
 _NO_ACTIVATIONS = Missing("TensorFlow does not tell it", "unsupported")
 
 
-def train(task: TensorflowTask, speaker: Speaker) -> None:
-    """Run the steps alone and under the strategy, and tell what each replica of this process had at the end."""
+def train(task: TensorflowTask, answers: AnswerWriter) -> None:
+    """Run the steps alone and under the strategy, and send what each replica of this process had at the end."""
     several = bool(task.ports)
     if several:
         workers = [f"127.0.0.1:{port}" for port in task.ports]
         place = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": task.worker}}
         os.environ["TF_CONFIG"] = json.dumps(place)
-    speaker.doing("import tensorflow")
+    answers.doing("import tensorflow")
     gc.disable()  # a third of the import is garbage collection that finds nothing, and this process lives for seconds
     import tensorflow as tf
 
     # TF32 is on by default in TensorFlow: it would be compared with tolerances of fp32
     tf.config.experimental.enable_tensor_float_32_execution(False)
     variant = MULTI_WORKER if several else MIRRORED
-    speaker.doing(f"set up {variant}")
+    answers.doing(f"set up {variant}")
     strategy = _multi_worker(tf, task) if several else _mirrored(tf, task)
     replicas = len(task.ports) or task.replicas
     if strategy.num_replicas_in_sync != replicas:
         raise RuntimeError(f"the strategy has {strategy.num_replicas_in_sync} replicas where {replicas} were asked for")
-    speaker.doing("train alone")
+    answers.doing("train alone")
     expected, reference = _alone(tf, task)
     if task.worker == 0:
-        speaker.tell(Reference(str(tf.__version__), reference))
-    speaker.doing(f"train under {variant}")
+        answers.send(Reference(str(tf.__version__), reference))
+    answers.doing(f"train under {variant}")
     for rank in _under(tf, task, strategy, replicas, expected):
-        speaker.tell(Trained(variant, rank))
+        answers.send(Trained(variant, rank))
 
 
 def _mirrored(tf: Any, task: TensorflowTask) -> Any:

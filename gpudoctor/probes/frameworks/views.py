@@ -8,27 +8,27 @@ from typing import Any
 
 from gpudoctor.facts.model.measured_frameworks import Framework, FrameworkView
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.frameworks.isolated_child import Speaker
+from gpudoctor.probes.frameworks.isolated_child import AnswerWriter
 from gpudoctor.probes.frameworks.isolated_messages import FrameworkDevices
 
 _NO_UUIDS = Missing("it does not tell UUIDs", "unsupported")
 _CPU_BUILD = Missing("this build is for the CPU")
 
 
-def view_of(framework: Framework, speaker: Speaker) -> None:
-    """Ask the framework and tell what it sees; what it raises is the caller's to tell."""
-    speaker.doing(f"import {framework}")
-    view = {"torch": _torch, "tensorflow": _tensorflow, "jax": _jax}[framework](speaker)
-    speaker.tell(FrameworkDevices(view))
+def view_of(framework: Framework, answers: AnswerWriter) -> None:
+    """Ask the framework and send what it sees; the caller sends what it raises."""
+    answers.doing(f"import {framework}")
+    view = {"torch": _torch, "tensorflow": _tensorflow, "jax": _jax}[framework](answers)
+    answers.send(FrameworkDevices(view))
 
 
-def _torch(speaker: Speaker) -> FrameworkView:
+def _torch(answers: AnswerWriter) -> FrameworkView:
     import torch
 
     version = str(torch.__version__)
     if torch.version.cuda is None:
         return _cpu_build("torch", version)
-    speaker.doing("count the GPUs")
+    answers.doing("count the GPUs")
     cuda: Any = torch.cuda  # not annotated everywhere
     try:
         cuda.init()  # counting alone does not open CUDA: it may ask NVML
@@ -42,18 +42,18 @@ def _torch(speaker: Speaker) -> FrameworkView:
     return FrameworkView("torch", version, True, len(found), _NO_UUIDS if None in found else uuids)
 
 
-def _tensorflow(speaker: Speaker) -> FrameworkView:
+def _tensorflow(answers: AnswerWriter) -> FrameworkView:
     import tensorflow as tf
 
     version = str(tf.__version__)
     if not tf.test.is_built_with_cuda():
         return _cpu_build("tensorflow", version)
-    speaker.doing("count the GPUs")
+    answers.doing("count the GPUs")
     # makes no context on a GPU, and takes none of its memory
     return FrameworkView("tensorflow", version, True, len(tf.config.list_physical_devices("GPU")), _NO_UUIDS)
 
 
-def _jax(speaker: Speaker) -> FrameworkView:
+def _jax(answers: AnswerWriter) -> FrameworkView:
     # else its first look takes three quarters of the memory of every GPU
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     import jax
@@ -69,7 +69,7 @@ def _jax(speaker: Speaker) -> FrameworkView:
     if shown != "all":
         held_back = f"JAX_CUDA_VISIBLE_DEVICES={shown}"
         return FrameworkView("jax", version, True, Missing(held_back), _NO_UUIDS, held_back=held_back)
-    speaker.doing("count the GPUs")
+    answers.doing("count the GPUs")
     try:
         devices = jax.local_devices(backend="cuda")
     except RuntimeError as failure:

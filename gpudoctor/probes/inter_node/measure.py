@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpudoctor.probes.inter_node.messages import InterNodeFailure, Met, Opened, Rendezvous
+from gpudoctor.probes.inter_node.messages import AllReduceTimes, InterNodeFailure, Opened, Rendezvous
 from gpudoctor.probes.runner.torch_errors import FAILURES, in_one_line
 
 _OLDEST_TORCH = (2, 4)
@@ -22,7 +22,7 @@ _dist: Any = dist
 class InterNodeRank:
     """A rank, and the store for the groups that its node is the first of.
 
-    The store asks nobody who he is, so it listens on `address` only: where the other nodes of the job reach this one.
+    The store has no authentication, so it listens on `address` only: where the other nodes of the job reach this one.
     """
 
     def __init__(self, backend: str, address: str) -> None:
@@ -58,41 +58,41 @@ class InterNodeRank:
             return InterNodeFailure(in_one_line(error))
         return Opened(int(self._store.port), str(torch.__version__))
 
-    def meet(self, meeting: Rendezvous) -> Met | InterNodeFailure:
-        """Join, measure, leave. After a Trouble this process is of no more use: threads of the group may be left."""
+    def measure(self, rendezvous: Rendezvous) -> AllReduceTimes | InterNodeFailure:
+        """Join, measure, leave. After a failure this process is of no more use: threads of the group may be left."""
         try:
-            self._join(meeting)
-            met = self._measure(meeting)
+            self._join(rendezvous)
+            times = self._measure(rendezvous)
             dist.destroy_process_group()
         except FAILURES as error:
             return InterNodeFailure(in_one_line(error))
-        return met
+        return times
 
-    def _join(self, meeting: Rendezvous) -> None:
-        timeout = datetime.timedelta(seconds=meeting.limit_s)
-        store = _dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout)
+    def _join(self, rendezvous: Rendezvous) -> None:
+        timeout = datetime.timedelta(seconds=rendezvous.limit_s)
+        store = _dist.TCPStore(rendezvous.host, rendezvous.port, is_master=False, timeout=timeout)
         options: dict[str, Any] = {"device_id": self._device} if self._backend == "nccl" else {}
         dist.init_process_group(
             self._backend,
-            store=_dist.PrefixStore(meeting.key, store),
-            rank=meeting.rank,
-            world_size=meeting.size,
+            store=_dist.PrefixStore(rendezvous.key, store),
+            rank=rendezvous.rank,
+            world_size=rendezvous.size,
             timeout=timeout,
             **options,
         )
 
-    def _measure(self, meeting: Rendezvous) -> Met:
-        data = torch.empty(meeting.size_bytes // 4, dtype=torch.float32, device=self._device)
+    def _measure(self, rendezvous: Rendezvous) -> AllReduceTimes:
+        data = torch.empty(rendezvous.size_bytes // 4, dtype=torch.float32, device=self._device)
         token = torch.zeros(1, device=self._device)
-        right = self._sum_is_right(data, meeting)  # the first operations open connections, too
+        right = self._sum_is_right(data, rendezvous)  # the first operations open connections, too
         data.zero_()
         once = torch.tensor([self._timed(data, token)], device=self._device)
         dist.all_reduce(once, op=dist.ReduceOp.MAX)  # all must agree how often
-        times = max(_FEWEST_TIMES, min(_MOST_TIMES, int(meeting.box_s / max(1e-6, float(once.item())))))
+        times = max(_FEWEST_TIMES, min(_MOST_TIMES, int(rendezvous.box_s / max(1e-6, float(once.item())))))
         seconds = [self._timed(data, token) for _ in range(times)]
-        right = self._sum_is_right(data, meeting) and right
+        right = self._sum_is_right(data, rendezvous) and right
         per_operation = _OPERATIONS[self._backend]
-        return Met(tuple(second / per_operation for second in seconds), data.numel() * 4, right)
+        return AllReduceTimes(tuple(second / per_operation for second in seconds), data.numel() * 4, right)
 
     def _timed(self, data: torch.Tensor, token: torch.Tensor) -> float:
         dist.all_reduce(token)  # so that all begin together
@@ -103,11 +103,11 @@ class InterNodeRank:
         self._wait()
         return time.perf_counter() - began
 
-    def _sum_is_right(self, data: torch.Tensor, meeting: Rendezvous) -> bool:
+    def _sum_is_right(self, data: torch.Tensor, rendezvous: Rendezvous) -> bool:
         """Small whole numbers: every order of adding them gives the same bits."""
-        data.fill_(float(meeting.rank + 1))
+        data.fill_(float(rendezvous.rank + 1))
         dist.all_reduce(data)
-        expected = float(meeting.size * (meeting.size + 1) // 2)
+        expected = float(rendezvous.size * (rendezvous.size + 1) // 2)
         return bool(torch.all(data == expected).item())
 
     def _wait(self) -> None:
@@ -116,5 +116,5 @@ class InterNodeRank:
 
 
 def _listening(address: str) -> socket.socket:
-    # torch's own store listens on every address, whatever it is told
+    # torch's own store listens on every address, whatever host it is given
     return socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)

@@ -1,4 +1,4 @@
-"""What the process of a node and its ranks say to each other while nodes are measured against each other."""
+"""The messages between the process of a node and its ranks while nodes are measured against each other."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Rendezvous(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """torch is there, and a store for meetings listens on `port` of this node."""
+    """torch is there, and a store for rendezvous listens on `port` of this node."""
 
     port: int
     torch: str
 
 
-class Met(msgspec.Struct, frozen=True, tag=True):
+class AllReduceTimes(msgspec.Struct, frozen=True, tag=True):
     """One rank's time of each all_reduce, in seconds; `size_bytes` of each; `right`: the sums were, exactly."""
 
     seconds: tuple[float, ...]
@@ -38,10 +38,10 @@ class Met(msgspec.Struct, frozen=True, tag=True):
 
 
 class InterNodeFailure(msgspec.Struct, frozen=True, tag=True):
-    """It could not be done; one line. `absent`: torch is not there, or cannot be used, which is nobody's fault."""
+    """It could not be done; one line. `absent`: torch is not there or unusable, which is no fault of the node."""
 
     text: str
     absent: bool = False
 
 
-Answer = Opened | Met | InterNodeFailure
+Answer = Opened | AllReduceTimes | InterNodeFailure

@@ -13,8 +13,8 @@ from gpudoctor.process.ending import leave
 from gpudoctor.process.pipes import write_all
 
 
-def take_orders(answers: str) -> NoReturn:
-    """Open, then one meeting a line of stdin, until it ends; an answer to each on the descriptor."""
+def run_inter_node_rank(answers: str) -> NoReturn:
+    """Open the store, then serve one rendezvous a line of stdin until it ends; each answer goes to the descriptor."""
     fd = int(answers)
     own_stdout_to_stderr()
     try:
@@ -22,14 +22,14 @@ def take_orders(answers: str) -> NoReturn:
     except (ImportError, OSError) as error:
         name = getattr(error, "name", None)
         text = "PyTorch is not installed" if name == "torch" else f"PyTorch does not load: {error}"
-        _tell(fd, InterNodeFailure(text.splitlines()[0], absent=True))
+        _send(fd, InterNodeFailure(text.splitlines()[0], absent=True))
         leave()
-    between = InterNodeRank(os.environ["GPUDOCTOR_BETWEEN_BACKEND"], os.environ["GPUDOCTOR_BETWEEN_ADDRESS"])
-    opened = between.open()
-    _tell(fd, opened)
+    measuring = InterNodeRank(os.environ["GPUDOCTOR_BETWEEN_BACKEND"], os.environ["GPUDOCTOR_BETWEEN_ADDRESS"])
+    opened = measuring.open()
+    _send(fd, opened)
     if not isinstance(opened, InterNodeFailure):
         for line in sys.stdin.buffer:
-            _tell(fd, between.meet(msgspec.json.decode(line, type=Rendezvous)))
+            _send(fd, measuring.measure(msgspec.json.decode(line, type=Rendezvous)))
     leave()
 
 
@@ -38,5 +38,5 @@ def own_stdout_to_stderr() -> None:
     os.dup2(2, 1)
 
 
-def _tell(fd: int, answer: Answer) -> None:
+def _send(fd: int, answer: Answer) -> None:
     write_all(fd, msgspec.json.encode(answer) + b"\n")

@@ -1,4 +1,4 @@
-"""What `gpudoctor plan --try` asks of the ranks, and what each of them says."""
+"""What `gpudoctor plan --try` asks of the ranks, and what each of them reports."""
 
 from __future__ import annotations
 
@@ -6,27 +6,7 @@ from typing import Literal
 
 import msgspec
 
-
-class VerificationModel(msgspec.Struct, frozen=True):
-    """The dimensions of a decoder-only transformer, named as in the plan's ModelShape; always one expert."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-    positions: int = 0
-    gated: bool = True
-    tied: bool = False
-    norm_bias: bool = False
-    qkv_bias: bool = False
-    out_bias: bool = False
-    mlp_bias: bool = False
-    head_bias: bool = False
-    more_norms: bool = False
-    qk_norm: bool = False
+from gpudoctor.probes.strategies.transformer_shape import TransformerShape
 
 
 class VerificationOrder(msgspec.Struct, frozen=True):
@@ -36,7 +16,7 @@ class VerificationOrder(msgspec.Struct, frozen=True):
     sequences of `seq` tokens on each data-parallel rank. `sharded`: by FSDP over the data-parallel ranks.
     """
 
-    model: VerificationModel
+    model: TransformerShape
     data: int
     tensor: int
     pipeline: int

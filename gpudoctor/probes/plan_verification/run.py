@@ -1,10 +1,10 @@
-"""The trial of a plan: a few steps of its strategy, with the memory of the tensors and the time of a step."""
+"""Plan verification on one rank: a few steps of the strategy, the memory of its tensors and the time of a step."""
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 from gpudoctor.probes.plan_verification.messages import VerificationFigures, VerificationOrder
-from gpudoctor.probes.plan_verification.model import loss_of
 from gpudoctor.probes.plan_verification.split import Built, RankPosition, stored_bytes
 from gpudoctor.probes.runner.live_bytes import LiveBytes
 from gpudoctor.probes.runner.messages import VerificationSample
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.strategies.pipeline_schedule import one_f_one_b, transfers_before
+from gpudoctor.probes.strategies.pipeline_steps import SendRecvPipeline
+from gpudoctor.probes.strategies.transformer import loss_of
 
 _SETTLED = 2  # steps until optimizer states are there and DDP has ordered its buckets
 _PRODUCTS = 8
@@ -27,31 +27,31 @@ _LARGEST_EXCHANGE_BYTES = 256 << 20
 _SEED = 53
 
 
-def run_trial(rank: Rank, order: VerificationOrder) -> None:
-    """Train as `order` says, and send one TrialSample.
+def run_verification(rank: Rank, order: VerificationOrder) -> None:
+    """Train as `order` says, and send one VerificationSample.
 
     Two steps settle, one is looked at for its memory (the counting takes time), the rest are timed. Gradients of
-    a tied embedding are not exchanged between the first and the last stage: what is tried is cost, not learning.
+    a tied embedding are not exchanged between the first and the last stage: the cost is verified, not learning.
     """
     rank.phase("measure products")
     gflops = _gflops(rank, order)
     with rank.blocked():
         exchange = _all_reduce_gb_s(rank, order)
-        seat = RankPosition(rank, order)
+        position = RankPosition(rank, order)
     with _loss_parallel(order):
-        figures = _measured(rank, order, seat)
+        figures = _measured(rank, order, position)
     rank.send(VerificationSample(msgspec.structs.replace(figures, gflops=gflops, allreduce_gb_s=exchange)))
 
 
-def _measured(rank: Rank, order: VerificationOrder, seat: RankPosition) -> VerificationFigures:
+def _measured(rank: Rank, order: VerificationOrder, position: RankPosition) -> VerificationFigures:
     """Memory and times of the train; the rates of the ranks are left open."""
     rank.phase("build the model")
     at_first = torch.cuda.memory_allocated() if rank.on_gpu else 0
     live = None if rank.on_gpu else LiveBytes()
     counting: AbstractContextManager[Any] = nullcontext() if live is None else live
     with rank.blocked(), counting:
-        built = Built(rank, order, seat)
-        train = _Train(rank, order, seat, built)
+        built = Built(rank, order, position)
+        train = _Train(rank, order, position, built)
         rank.phase("train step")
         for _ in range(_SETTLED):
             train.step()
@@ -94,105 +94,36 @@ def _loss_parallel(order: VerificationOrder) -> AbstractContextManager[Any]:
 class _Train:
     """Steps on the same made-up tokens."""
 
-    def __init__(self, rank: Rank, order: VerificationOrder, seat: RankPosition, built: Built) -> None:
-        self._rank, self._order, self._seat, self._built = rank, order, seat, built
+    def __init__(self, rank: Rank, order: VerificationOrder, position: RankPosition, built: Built) -> None:
+        self._order, self._position, self._built = order, position, built
         self.losses: list[float | None] = []
-        self._wide = order.precision != "bf16-true"  # else nothing is fp32, the loss as little as the rest
-        generator = torch.Generator().manual_seed(_SEED + seat.data_number)
-        sizes = (order.micro_batches, order.micro_batch, order.seq)
+        generator = torch.Generator().manual_seed(_SEED + position.data_number)
+        sizes = (order.micro_batches * order.micro_batch, order.seq)
         self._tokens = torch.randint(order.model.vocab, sizes, generator=generator).to(rank.device)
         self._targets = (3 * self._tokens + 1) % order.model.vocab
+        self._pipeline = SendRecvPipeline(
+            position.stages,
+            built.model,
+            "1f1b",
+            order.micro_batches,
+            # bf16-true: nothing is fp32, the loss as little as the rest
+            functools.partial(loss_of, tp=position.tp, wide=order.precision != "bf16-true"),
+            (order.seq // order.tensor, order.model.hidden),
+            dtype=built.inner.compute_dtype,
+            forward_context=built.forward_context,
+        )
 
     def step(self) -> int:
         """One optimizer step; gives the bytes of all gradients when the backward pass was over."""
         self._built.zero_grad()
-        losses = self._pipelined() if self._order.pipeline > 1 else list(self._one_by_one())
-        if losses:
-            loss = float(torch.stack(losses).mean())
+        mean_loss = self._pipeline(self._tokens, self._targets)
+        if mean_loss is not None:
+            loss = float(mean_loss)
             self.losses.append(loss if math.isfinite(loss) else None)
         self._exchange()
         gradients = stored_bytes(p.grad for p in self._built.inner.parameters())
         self._built.optimizer.step()
         return gradients
-
-    def _one_by_one(self) -> Iterator[torch.Tensor]:
-        order, built = self._order, self._built
-        for number in range(order.micro_batches):
-            with built.not_yet_reducing(last=number == order.micro_batches - 1):
-                with built.computing():
-                    logits = built.model(self._tokens[number], order.seq)
-                    loss = loss_of(self._seat.ways, logits, self._targets[number], wide=self._wide)
-                torch.autograd.backward(loss / order.micro_batches)
-            yield loss.detach()
-            del logits, loss
-
-    def _pipelined(self) -> list[torch.Tensor]:
-        """One forward and one backward in turn (1F1B), with what passes between the stages."""
-        order, stage = self._order, self._seat.stage
-        inputs: dict[int, torch.Tensor] = {}
-        outputs: dict[int, Any] = {}  # a tensor, and after it was sent its edge of the graph
-        ways_back: dict[int, torch.Tensor] = {}
-        logits: dict[int, torch.Tensor] = {}  # alive until the backward pass is over, as in torch's own schedules
-        losses: list[torch.Tensor] = []
-        done = None
-        for action in (*one_f_one_b(stage, order.pipeline, order.micro_batches), None):
-            self._pass_on(transfers_before(done, action, stage, order.pipeline), inputs, outputs, ways_back)
-            done = action
-            if action is None:
-                break
-            number = action.microbatch
-            if action.kind == "forward":
-                outputs[number] = self._forward(number, inputs, logits, losses)
-            else:
-                grad = ways_back.pop(number, None)
-                torch.autograd.backward(outputs.pop(number), grad)
-                logits.pop(number, None)
-        return losses
-
-    def _forward(
-        self,
-        number: int,
-        inputs: dict[int, torch.Tensor],
-        logits: dict[int, torch.Tensor],
-        losses: list[torch.Tensor],
-    ) -> torch.Tensor:
-        order, built = self._order, self._built
-        given = self._tokens[number] if self._seat.stage == 0 else inputs[number].requires_grad_()
-        with built.computing():
-            made: torch.Tensor = built.model(given, order.seq)
-            if self._seat.stage < order.pipeline - 1:
-                return made
-            logits[number] = made
-            loss = loss_of(self._seat.ways, made, self._targets[number], wide=self._wide) / order.micro_batches
-        losses.append(loss.detach() * order.micro_batches)
-        return loss
-
-    def _pass_on(
-        self,
-        transfers: Any,
-        inputs: dict[int, torch.Tensor],
-        outputs: dict[int, Any],
-        ways_back: dict[int, torch.Tensor],
-    ) -> None:
-        """Post everything at once, and wait for it: a stage that sent before it received could wait for ever."""
-        order, posted = self._order, []
-        for transfer in transfers:
-            peer = self._seat.rank_of_stage(transfer.peer, order)
-            number = transfer.what.microbatch
-            if transfer.way == "receive":
-                place = inputs if transfer.what.kind == "forward" else ways_back
-                place[number] = self._built.inner.between(order.micro_batch, order.seq)
-                posted.append(dist.P2POp(dist.irecv, place[number], peer))
-                continue
-            sent = outputs[number].detach() if transfer.what.kind == "forward" else inputs.pop(number).grad
-            assert sent is not None
-            posted.append(dist.P2POp(dist.isend, sent.contiguous(), peer))
-        for work in dist.batch_isend_irecv(posted) if posted else ():
-            work.wait()
-        for transfer in transfers:
-            if transfer.way == "send" and transfer.what.kind == "forward":
-                # what was sent has no more use here: of the output only its place in the graph is kept
-                outputs[transfer.what.microbatch] = _edge(outputs[transfer.what.microbatch])
 
     def _exchange(self) -> None:
         """Average gradients over data-parallel ranks, and add up those that sequence parallelism has divided."""
@@ -201,21 +132,11 @@ class _Train:
         if built.by_hand:
             for parameter in parameters:
                 if parameter.grad is not None:
-                    dist.all_reduce(parameter.grad.div_(order.data), group=self._seat.data_group)
+                    dist.all_reduce(parameter.grad.div_(order.data), group=self._position.data_group)
         if order.tensor > 1:
             for parameter in built.inner.whole_on_each_rank():
                 if parameter.grad is not None:
-                    dist.all_reduce(parameter.grad, group=self._seat.ways.group)
-
-
-def _edge(output: torch.Tensor) -> Any:
-    """What a backward pass can begin at without the tensor's values; the tensor itself in torch before 2.6."""
-    version = tuple(int(part) for part in str(torch.__version__).split(".")[:2])
-    if version < (2, 6):
-        return output
-    from torch.autograd.graph import get_gradient_edge
-
-    return get_gradient_edge(output)
+                    dist.all_reduce(parameter.grad, group=self._position.tp.group)
 
 
 def _gflops(rank: Rank, order: VerificationOrder) -> float:

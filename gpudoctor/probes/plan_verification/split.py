@@ -1,25 +1,27 @@
-"""How one rank of a trial is built: process groups, its stage of the model, FSDP or DDP around it, the optimizer."""
+"""One rank of a plan verification: process groups, its stage of the model, FSDP or DDP around it, the optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from gpudoctor.probes.plan_verification.messages import VerificationOrder
-from gpudoctor.probes.plan_verification.model import VerificationTransformer
 from gpudoctor.probes.runner.rank import Rank, UnusableTorchError
+from gpudoctor.probes.strategies.memory import local_part
+from gpudoctor.probes.strategies.pipeline_steps import Stages
 from gpudoctor.probes.strategies.tensor_matmuls import TensorParallelRanks
+from gpudoctor.probes.strategies.transformer import Transformer
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "bf16-true": torch.bfloat16, "fp32": torch.float32}
 _SEED = 47
 
 
 class RankPosition:
-    """This rank's place among data x tensor x pipeline ranks, and the groups that it is in.
+    """The position of this rank among data x tensor x pipeline ranks, and its groups.
 
     Tensor-parallel ranks are nearest to each other, then data, then pipeline, as Megatron-LM lays them out.
     """
@@ -29,29 +31,26 @@ class RankPosition:
 
         sizes = (order.pipeline, order.data, order.tensor)
         self.mesh = init_device_mesh(rank.device.type, sizes, mesh_dim_names=("pipeline", "data", "tensor"))
-        self.tensor_number = rank.number % order.tensor
+        tensor_number = rank.number % order.tensor
         self.data_number = rank.number // order.tensor % order.data
-        self.stage = rank.number // (order.tensor * order.data)
-        self.ways = TensorParallelRanks(
-            order.tensor, self.tensor_number, self.mesh["tensor"] if order.tensor > 1 else None
-        )
+        a_stage = order.data * order.tensor
+        self.stages = Stages(range(rank.number % a_stage, rank.world_size, a_stage), rank.number, rank.device)
+        self.tp = TensorParallelRanks(order.tensor, tensor_number, self.mesh["tensor"] if order.tensor > 1 else None)
         self.data_group: Any = self.mesh["data"].get_group()
-
-    def rank_of_stage(self, stage: int, order: VerificationOrder) -> int:
-        """The rank of another stage that has the same tensor and data number."""
-        return (stage * order.data + self.data_number) * order.tensor + self.tensor_number
 
 
 class Built:
     """The model as it is called, the module within, its optimizer, and how it computes."""
 
-    def __init__(self, rank: Rank, order: VerificationOrder, seat: RankPosition) -> None:
+    def __init__(self, rank: Rank, order: VerificationOrder, position: RankPosition) -> None:
         self._order, self._device = order, rank.device
-        torch.manual_seed(_SEED + 1000 * seat.stage + seat.tensor_number)
-        self.inner = VerificationTransformer(order.model, order.layers_of_stages, seat.stage, seat.ways)
+        stage = position.stages.index
+        torch.manual_seed(_SEED + 1000 * stage + position.tp.number)
+        first = sum(order.layers_of_stages[:stage])
+        self.inner = Transformer(order.model, range(first, first + order.layers_of_stages[stage]), position.tp)
         dtype = _DTYPES[order.precision]
         self.inner.compute_dtype = dtype
-        self.inner.keep = _recomputation(order)
+        self.inner.recompute = _recomputation(order)
         if order.precision == "bf16-true":
             self.inner.to(dtype)
         if not order.offload:
@@ -59,7 +58,7 @@ class Built:
         self.model: Any = self.inner
         self.by_hand = False  # whether gradients are to be averaged over the data-parallel ranks here
         if order.sharded:
-            _shard(self.inner, order, seat.mesh["data"])
+            _shard(self.inner, order, position.mesh["data"])
         elif order.data > 1 and order.tensor * order.pipeline == 1:
             from torch.nn.parallel import DistributedDataParallel
 
@@ -74,30 +73,25 @@ class Built:
         accumulates = self._order.micro_batches > 1 and self.model is not self.inner
         self.optimizer.zero_grad(set_to_none=not accumulates)
 
-    def computing(self) -> AbstractContextManager[Any]:
-        """Around the forward pass: autocast where weights are fp32 and products are not."""
-        if self._order.precision not in ("bf16", "fp16") or self._order.sharded:
-            return nullcontext()
-        return torch.autocast(self._device.type, _DTYPES[self._order.precision])
-
-    def not_yet_reducing(self, last: bool) -> AbstractContextManager[Any]:
-        """Around a micro-batch: DDP exchanges gradients at the last one only."""
-        return nullcontext() if last or self.model is self.inner else self.model.no_sync()
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of it: FSDP's parameters are DTensors."""
-    part = getattr(tensor, "_local_tensor", tensor)
-    return part if isinstance(part, torch.Tensor) else tensor
+    @contextmanager
+    def forward_context(self, microbatch: int) -> Iterator[None]:
+        """Around a forward pass: autocast if weights are fp32 and products are not; DDP reduces the last one only."""
+        order = self._order
+        with ExitStack() as contexts:
+            if self.model is not self.inner and microbatch < order.micro_batches - 1:
+                contexts.enter_context(self.model.no_sync())
+            if order.precision in ("bf16", "fp16") and not order.sharded:
+                contexts.enter_context(torch.autocast(self._device.type, _DTYPES[order.precision]))
+            yield
 
 
 def stored_bytes(tensors: Iterator[torch.Tensor | None]) -> int:
     """Bytes of what these tensors hold here; one that is there twice counts once."""
-    found = {id(t): local(t).numel() * local(t).element_size() for t in tensors if t is not None}
-    return sum(found.values())
+    found = {id(t): local_part(t) for t in tensors if t is not None}
+    return sum(part.numel() * part.element_size() for part in found.values())
 
 
-def _shard(model: VerificationTransformer, order: VerificationOrder, mesh: Any) -> None:
+def _shard(model: Transformer, order: VerificationOrder, mesh: Any) -> None:
     try:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
     except ImportError:
@@ -108,10 +102,10 @@ def _shard(model: VerificationTransformer, order: VerificationOrder, mesh: Any) 
         options["mp_policy"] = MixedPrecisionPolicy(_DTYPES[order.precision], torch.float32)
     if order.offload:
         options["offload_policy"] = CPUOffloadPolicy()
-    # embedding and head apart, as torchtitan does: else both would be whole all the time; one weight is one unit
+    # embedding and head by themselves, as torchtitan does: else both would be whole all the time; tied, they are one
     if model.embedding is not None and not order.model.tied:
         fully_shard(model.embedding, **options)
-    for layer in model.layers:
+    for layer in model.blocks.values():
         fully_shard(layer, **options)
     if model.head is not None and not order.model.tied:
         fully_shard(model.head, **options)
@@ -128,7 +122,7 @@ def _optimizer(order: VerificationOrder, model: nn.Module, *, on_gpu: bool) -> t
 
 
 def _recomputation(order: VerificationOrder) -> Any:
-    """What calls a layer so that it keeps less; None where it keeps all."""
+    """What calls a layer so that it keeps less; None if it keeps all."""
     if order.recompute == "none":
         return None
     from functools import partial
@@ -150,15 +144,15 @@ def _recomputation(order: VerificationOrder) -> Any:
     ]  # fmt: skip
 
     def contexts() -> Any:
-        met = {"forward": 0, "recompute": 0}
+        count = {"forward": 0, "recompute": 0}
 
         def policy(ctx: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
             if operation in products:
                 mode = "recompute" if ctx.is_recompute else "forward"
-                met[mode] += 1
+                count[mode] += 1
                 return (
                     checkpoints.CheckpointPolicy.MUST_SAVE
-                    if met[mode] % 2
+                    if count[mode] % 2
                     else checkpoints.CheckpointPolicy.PREFER_RECOMPUTE
                 )
             return (

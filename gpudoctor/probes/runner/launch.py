@@ -51,7 +51,7 @@ def run_probes(
     progress: Callable[[str], None] | None = None,
     on_interrupt: Callable[[Measurements], None] | None = None,
     python: str | None = None,
-    seats: LocalWorkers | None = None,
+    workers: LocalWorkers | None = None,
     on_message: OnMessage | None = None,
     on_wait: Callable[[str], None] | None = None,
 ) -> Measurements:
@@ -62,7 +62,7 @@ def run_probes(
     meeting have limits of their own (deadlines.py), since a cold disk or sleeping GPUs may take
     minutes. Ending ranks that do not obey may take 2 s more, or 11 s where the driver does not let
     one go. `progress` is called with each phase that begins, `on_wait` with what is waited for where
-    nothing has begun for a while. `python` is another interpreter for the ranks than ours. `seats`: the processes
+    nothing has begun for a while. `python` is another interpreter for the ranks than ours. `workers`: the processes
     that an engine has started on this node; they host the ranks but the first. On any exception in
     this process (KeyboardInterrupt, one raised by a signal handler) the ranks are ended and the
     private directory is removed before it goes on; `on_interrupt` gets what was learnt until then.
@@ -71,11 +71,11 @@ def run_probes(
     """
     checked(plan)
     try:
-        if seats is not None and seats.missing:
-            who = f"{'processes' if len(seats.missing) > 1 else 'process'} {', '.join(map(str, seats.missing))}"
-            raise _CannotStartError(f"{seats.engine} started {seats.ranks} processes here, and {who} did not come")
+        if workers is not None and workers.missing:
+            who = f"{'processes' if len(workers.missing) > 1 else 'process'} {', '.join(map(str, workers.missing))}"
+            raise _CannotStartError(f"{workers.engine} started {workers.ranks} processes here, and {who} did not come")
         limits = Limits(plan, deadline_s, probe_deadline_s)
-        return _run(plan, limits, progress, on_interrupt, python, seats, on_message, on_wait)
+        return _run(plan, limits, progress, on_interrupt, python, workers, on_message, on_wait)
     except _CannotStartError as error:
         return nothing_started(plan, str(error))
 
@@ -86,7 +86,7 @@ def _run(
     progress: Callable[[str], None] | None,
     on_interrupt: Callable[[Measurements], None] | None,
     python: str | None,
-    seats: LocalWorkers | None,
+    workers: LocalWorkers | None,
     on_message: OnMessage | None,
     on_wait: Callable[[str], None] | None,
 ) -> Measurements:
@@ -102,22 +102,22 @@ def _run(
             level=plan.level,
             duration_s=plan.duration_s,
             injections=injections_of(plan),
-            trial=plan.trial,
+            verification=plan.verification,
             strategies=plan.strategies,
         )
         with _needed():
             board = ProgressBoard(folder / "board", plan.ranks)
-        outcome = RunCollector(plan, folder, board, progress)
-        with closing(board), _started(job, life, python, seats) as children:
+        collector = RunCollector(plan, folder, board, progress)
+        with closing(board), _started(job, life, python, workers) as children:
             try:
-                _watch(children, outcome, limits, on_message, on_wait)
+                _watch(children, collector, limits, on_message, on_wait)
             except BaseException:
                 if on_interrupt is not None:
-                    on_interrupt(outcome.measurements())
+                    on_interrupt(collector.measurements())
                 raise
-            outcome.conclude()
-        outcome.note_stuck(children.stuck)
-        return outcome.measurements()
+            collector.conclude()
+        collector.note_stuck(children.stuck)
+        return collector.measurements()
 
 
 @contextmanager
@@ -158,10 +158,10 @@ class _Children:
     `stuck`, after the end: the kernel did not let a process go.
     """
 
-    def __init__(self, process: Child, seats: LocalWorkers | None, pipes: dict[int, int]) -> None:
+    def __init__(self, process: Child, workers: LocalWorkers | None, pipes: dict[int, int]) -> None:
         self.process = process
         self.stuck = False
-        self._seats = seats
+        self._workers = workers
         self._has_ranks = False
         self._pipes = {pipe: (source, LineReader(pipe)) for source, pipe in pipes.items()}
 
@@ -186,11 +186,11 @@ class _Children:
     def end(self) -> None:
         """End the ranks and their starters."""
         try:
-            if self._seats is not None:
-                self._seats.let_go()
+            if self._workers is not None:
+                self._workers.shut_down()
             self.stuck = end(self.process, has_ranks=self._has_ranks)
-            if self._seats is not None:
-                self.stuck |= not self._seats.ended()
+            if self._workers is not None:
+                self.stuck |= not self._workers.ended()
         finally:
             for pipe in self._pipes:
                 os.close(pipe)
@@ -198,31 +198,31 @@ class _Children:
 
 
 @contextmanager
-def _started(job: RankJob, life: int, python: str | None, seats: LocalWorkers | None) -> Iterator[_Children]:
+def _started(job: RankJob, life: int, python: str | None, workers: LocalWorkers | None) -> Iterator[_Children]:
     """The running children; on leaving, however, all of them have been ended."""
     everyone = list(range(job.world_size))
-    guests = everyone[1:] if seats is not None else []
+    worker_ranks = everyone[1:] if workers is not None else []
     # CUDA may not be in use when a process forks, which only a CPU run can promise; for one rank it is not worth it
-    method = "fork-server" if job.backend == "gloo" and seats is None else "fresh-interpreters"
+    method = "fork-server" if job.backend == "gloo" and workers is None else "fresh-interpreters"
     readers: dict[int, int] = {}
     writers: dict[int, int] = {}
     with ExitStack() as undo:
         try:
             with _needed(), (Path(job.folder) / "starter.stderr").open("wb") as output:
-                for source in (-1, *(-1 - rank for rank in guests), *everyone):
+                for source in (-1, *(-1 - rank for rank in worker_ranks), *everyone):
                     readers[source], writers[source] = os.pipe()
                     undo.callback(os.close, readers[source])
-                mine = [rank for rank in everyone if rank not in guests]
+                mine = [rank for rank in everyone if rank not in worker_ranks]
                 ends = [writers[rank] for rank in mine]
                 process = start(order_for(job, mine, method), life, writers[-1], ends, output, python)
-                if seats is not None:
-                    for rank in guests:
-                        seats.give(rank, order_for(job, [rank], method), life, writers[-1 - rank], writers[rank])
+                if workers is not None:
+                    for rank in worker_ranks:
+                        workers.give(rank, order_for(job, [rank], method), life, writers[-1 - rank], writers[rank])
         finally:
             for writer in writers.values():
                 os.close(writer)
         undo.pop_all()
-    children = _Children(process, seats, readers)
+    children = _Children(process, workers, readers)
     try:
         yield children
     finally:
@@ -231,7 +231,7 @@ def _started(job: RankJob, life: int, python: str | None, seats: LocalWorkers | 
 
 def _watch(
     children: _Children,
-    outcome: RunCollector,
+    collector: RunCollector,
     limits: Limits,
     on_message: OnMessage | None,
     on_wait: Callable[[str], None] | None,
@@ -242,27 +242,27 @@ def _watch(
     say_at = time.monotonic() + _SAY_EVERY_S
     while children.talking:
         now = time.monotonic()
-        limit, limit_s = limits.at(now, outcome.stage, outcome.running)
-        if give_up_at is None and outcome.broken:
+        limit, limit_s = limits.at(now, collector.stage, collector.running)
+        if give_up_at is None and collector.broken:
             give_up_at = now + _FAILURE_GRACE_S
         if now >= (limit if give_up_at is None else give_up_at):
             if give_up_at is None:
-                outcome.time_out(limit_s)
+                collector.time_out(limit_s)
             return
         if now >= say_at:
             say_at = now + _SAY_EVERY_S
             if on_wait is not None:
-                on_wait(outcome.waited_for())
+                on_wait(collector.waited_for())
         # in short turns: a signal that came just before a wait does not end it
         for rank, line in children.lines(min((limit if give_up_at is None else give_up_at) - now, _TURN_S)):
             if line is None:
-                outcome.pipe_ended(rank)
+                collector.pipe_ended(rank)
             else:
                 try:
                     message = decoder.decode(line)
                 except msgspec.DecodeError:
-                    outcome.garbled(rank)
+                    collector.garbled(rank)
                     continue
-                outcome.take(rank, message)
+                collector.take(rank, message)
                 if on_message is not None:
                     on_message(rank, message)

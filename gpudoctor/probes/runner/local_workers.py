@@ -1,9 +1,8 @@
-"""Where an engine has started several processes on a node: the first one checks, the others host its ranks.
+"""The rendezvous of the processes that a launch engine started on one node: the first checks, the others run its ranks.
 
-The first process (the leader) listens on a socket that only its own job knows; each other one (a
-guest) says which rank it is, gets the writing ends of its rank's pipes, and starts the rank in the
-environment that the engine gave it. A guest ends with its rank when the leader lets go of the
-socket or dies.
+The first process (the leader) listens on a socket whose name only its own job knows. Each other process (a local
+worker) sends its rank, receives the writing ends of its rank's pipes, and starts the rank in the environment that the
+engine gave it. A worker ends with its rank when the leader shuts the socket down or dies.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from gpudoctor.probes.runner.launch_engine import LocalPlacement
 from gpudoctor.probes.runner.starter_client import KILL_GRACE_S, end, start
 from gpudoctor.process.pipes import write_all
 
-# The leader is the first to start and starts a moment before or after its guests; a cold network
-# disk may keep one of them longer. Where not even one came, the leader was started alone.
-_FIRST_GUEST_S = 15.0
-_ALL_GUESTS_S = 60.0
+# The leader starts a moment before or after its workers; a cold network disk may delay one of them
+# longer. If not even one connects, the leader was started alone.
+_FIRST_WORKER_S = 15.0
+_ALL_WORKERS_S = 60.0
 _LEADER_S = 60.0
-LONGEST_GATHERING_S = _FIRST_GUEST_S + _ALL_GUESTS_S
+LONGEST_RENDEZVOUS_S = _FIRST_WORKER_S + _ALL_WORKERS_S
 _RETRY_S = 0.05
 _HELLO_S = 5.0
 _PACKET_BYTES = 1 << 17
@@ -38,7 +37,7 @@ _STUCK = b"stuck"
 
 
 class WorkerHello(msgspec.Struct, frozen=True):
-    """What a guest says of itself: its CUDA_VISIBLE_DEVICES, and if it is asked the device files that it may open."""
+    """The first message of a worker: its CUDA_VISIBLE_DEVICES and, if asked for, the device files it may open."""
 
     rank: int
     visible: str | None = None
@@ -46,127 +45,127 @@ class WorkerHello(msgspec.Struct, frozen=True):
 
 
 class LocalWorkers:
-    """The leader's side. Raises UserError where another gpudoctor of the same job has it already."""
+    """The leader's side. Raises UserError if another gpudoctor of the same job is the leader already."""
 
     def __init__(self, place: LocalPlacement, purpose: str = "") -> None:
         self.engine = place.engine
         self.ranks = place.ranks
-        self._guests: dict[int, tuple[socket.socket, WorkerHello]] = {}
-        self._door: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._workers: dict[int, tuple[socket.socket, WorkerHello]] = {}
+        self._listener: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._door.bind(_address(place, purpose))
-            self._door.listen(place.ranks)
+            self._listener.bind(_address(place, purpose))
+            self._listener.listen(place.ranks)
         except OSError as error:
-            self._door.close()
-            stranger = _stranger_at(place, purpose)
+            self._listener.close()
+            other_user = _other_user_at(place, purpose)
             raise UserError(
                 f"{place.engine}: another gpudoctor of this job is under way on this node ({error.strerror}); "
                 "let it end first"
-                if stranger is None
+                if other_user is None
                 else f"{place.engine}: the socket at which the processes of this job meet is held by another user "
-                f"(uid {stranger}); have {place.engine} start one process a node, which needs none"
+                f"(uid {other_user}); have {place.engine} start one process a node, which needs none"
             ) from None
 
     def gather(self) -> bool:
-        """Wait for the other processes; False where not one came, which is when nobody started them."""
-        if self._door is not None:
-            with self._door as door:
-                self._door = None  # who waited once, or was interrupted while it did, does not wait again
-                self._admit_all(door)
-        return bool(self._guests)
+        """Wait for the other processes; False if not one connected, because the engine started none."""
+        if self._listener is not None:
+            with self._listener as listener:
+                self._listener = None  # wait only once, even if interrupted
+                self._accept_all(listener)
+        return bool(self._workers)
 
     @property
     def missing(self) -> list[int]:
-        """The ranks whose process has not come."""
-        return [rank for rank in range(1, self.ranks) if rank not in self._guests]
+        """The ranks whose process has not connected."""
+        return [rank for rank in range(1, self.ranks) if rank not in self._workers]
 
     @property
     def visible(self) -> list[str | None]:
-        """CUDA_VISIBLE_DEVICES of each process, in rank order; to be asked when all have come."""
+        """CUDA_VISIBLE_DEVICES of each process, in rank order; valid once all have connected."""
         first = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return [first, *(self._guests[rank][1].visible for rank in range(1, self.ranks))]
+        return [first, *(self._workers[rank][1].visible for rank in range(1, self.ranks))]
 
     @property
     def visible_of_those_here(self) -> list[str | None]:
-        """CUDA_VISIBLE_DEVICES of this process and of each that has come."""
-        return [os.environ.get("CUDA_VISIBLE_DEVICES"), *(hello.visible for _, hello in self._guests.values())]
+        """CUDA_VISIBLE_DEVICES of this process and of each that has connected."""
+        return [os.environ.get("CUDA_VISIBLE_DEVICES"), *(hello.visible for _, hello in self._workers.values())]
 
     @property
     def openable(self) -> list[tuple[str, ...]]:
-        """The device files that each guest may open, as it says."""
-        return [hello.openable for _, hello in self._guests.values()]
+        """The device files that each worker may open, as it reports."""
+        return [hello.openable for _, hello in self._workers.values()]
 
     def tell(self, packet: bytes, *descriptors: int) -> None:
-        """Send all guests the same; one that is gone needs nothing."""
-        for guest, _ in self._guests.values():
+        """Send the same to all workers; one that has ended needs nothing."""
+        for worker, _ in self._workers.values():
             with suppress(OSError):
-                socket.send_fds(guest, [packet], descriptors)
+                socket.send_fds(worker, [packet], descriptors)
 
     def give(self, rank: int, order: dict[str, Any], life: int, control: int, rank_fd: int) -> None:
-        """Have a guest start its rank; where it is gone, the end of its pipes will tell."""
+        """Have a worker start its rank; if it has ended, the end of its pipes shows it."""
         try:
-            socket.send_fds(self._guests[rank][0], [json.dumps(order).encode()], [life, control, rank_fd])
+            socket.send_fds(self._workers[rank][0], [json.dumps(order).encode()], [life, control, rank_fd])
         except OSError:
             return
 
-    def let_go(self) -> None:
-        """Have the guests end their ranks, and themselves."""
-        for guest, _ in self._guests.values():
-            _quietly_shut(guest)
+    def shut_down(self) -> None:
+        """Make the workers end their ranks, then themselves."""
+        for worker, _ in self._workers.values():
+            _quietly_shut(worker)
 
     def ended(self) -> bool:
-        """Wait for the guests to end, as long as that may take; False where one could not end its rank."""
-        self.let_go()
+        """Wait for the workers to end, as long as that may take; False if one could not end its rank."""
+        self.shut_down()
         deadline = time.monotonic() + 2 * KILL_GRACE_S
-        answers = [_last_word(guest, deadline) for guest, _ in self._guests.values()]
-        for guest, _ in self._guests.values():
-            guest.close()
-        self._guests.clear()
+        answers = [_last_answer(worker, deadline) for worker, _ in self._workers.values()]
+        for worker, _ in self._workers.values():
+            worker.close()
+        self._workers.clear()
         return _STUCK not in answers
 
     def close(self) -> None:
-        """Let go of all guests, of those too that are still to come: they would wait for a leader."""
+        """End all workers, including those that still have to connect: they would wait for a leader."""
         self.gather()
         self.ended()
 
     def drop(self) -> None:
-        """Close every connection at once, and admit nobody more."""
-        if self._door is not None:
-            self._door.close()
-            self._door = None
-        for guest, _ in self._guests.values():
-            guest.close()
-        self._guests.clear()
+        """Close every connection at once, and accept no more."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        for worker, _ in self._workers.values():
+            worker.close()
+        self._workers.clear()
 
-    def _admit_all(self, door: socket.socket) -> None:
+    def _accept_all(self, listener: socket.socket) -> None:
         began = time.monotonic()
         while self.missing:
-            left_s = began + (_ALL_GUESTS_S if self._guests else _FIRST_GUEST_S) - time.monotonic()
+            left_s = began + (_ALL_WORKERS_S if self._workers else _FIRST_WORKER_S) - time.monotonic()
             if left_s <= 0:
                 return
-            door.settimeout(left_s)
+            listener.settimeout(left_s)
             try:
-                guest, _ = door.accept()
+                worker, _ = listener.accept()
             except TimeoutError:
                 return
-            self._admit(guest)
+            self._accept(worker)
 
-    def _admit(self, guest: socket.socket) -> None:
+    def _accept(self, worker: socket.socket) -> None:
         hello = None
         try:
-            if _uid_behind(guest) == os.getuid():  # before anything is heard: a stranger would keep us waiting
-                guest.settimeout(_HELLO_S)
-                hello = msgspec.json.decode(guest.recv(_PACKET_BYTES), type=WorkerHello)
+            if _uid_behind(worker) == os.getuid():  # before anything is read: another user could keep us waiting
+                worker.settimeout(_HELLO_S)
+                hello = msgspec.json.decode(worker.recv(_PACKET_BYTES), type=WorkerHello)
         except (OSError, msgspec.DecodeError):
             pass
         if hello is not None and hello.rank in self.missing:
-            self._guests[hello.rank] = (guest, hello)
+            self._workers[hello.rank] = (worker, hello)
         else:
-            guest.close()
+            worker.close()
 
 
-def host_rank(place: LocalPlacement) -> str | None:
-    """Be a guest: start and end one rank for the leader. None at the end, or why it could not be, in one line."""
+def run_local_worker(place: LocalPlacement) -> str | None:
+    """Be a local worker: start and end one rank for the leader. None at the end, or why it was not possible."""
     leader = leader_of(place)
     if leader is None:
         return (
@@ -198,14 +197,14 @@ def _serve(order: dict[str, Any], descriptors: list[int], leader: socket.socket)
             os.close(descriptor)  # the starter alone holds them now: their end is its end
     stuck = False
     try:
-        _wait_until_let_go(leader)
+        _wait_for_shutdown(leader)
     finally:
         stuck = end(process, has_ranks=True)
     if stuck:
         leader.send(_STUCK)
 
 
-def _wait_until_let_go(leader: socket.socket) -> None:
+def _wait_for_shutdown(leader: socket.socket) -> None:
     try:
         leader.recv(1)
     except OSError:
@@ -218,9 +217,9 @@ def leader_of(place: LocalPlacement, purpose: str = "") -> socket.socket | None:
     while True:
         leader = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            leader.setblocking(False)  # a stranger who sits on the name, and admits nobody, would hold us for ever
+            leader.setblocking(False)  # another user who holds the name and accepts nothing would block us for ever
             leader.connect(_address(place, purpose))
-            if _uid_behind(leader) == os.getuid():  # else he would be given our rank
+            if _uid_behind(leader) == os.getuid():  # else another user would get our rank
                 leader.setblocking(True)
                 return leader
         except OSError:
@@ -239,13 +238,13 @@ def openable_gpus() -> tuple[str, ...]:
 
 
 def _address(place: LocalPlacement, purpose: str = "") -> bytes:
-    """An abstract socket: no file to leave behind, and two jobs do not meet."""
+    """An abstract socket: no file to leave behind, and two jobs have two addresses."""
     digest = hashlib.sha256(f"{place.engine}/{place.ranks}/{place.job}{purpose and f'/{purpose}'}".encode()).hexdigest()
     return f"\0gpudoctor-{os.getuid()}-{digest[:32]}".encode()
 
 
-def _stranger_at(place: LocalPlacement, purpose: str) -> int | None:
-    """The user who listens at the job's address, where he is another one."""
+def _other_user_at(place: LocalPlacement, purpose: str) -> int | None:
+    """The uid that listens at the job's address, if it is not ours."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
         other.setblocking(False)
         try:
@@ -263,10 +262,10 @@ def _uid_behind(connection: socket.socket) -> int:
     return int(uid)
 
 
-def _last_word(guest: socket.socket, deadline: float) -> bytes:
+def _last_answer(worker: socket.socket, deadline: float) -> bytes:
     try:
-        guest.settimeout(max(0.01, deadline - time.monotonic()))
-        return guest.recv(len(_STUCK))
+        worker.settimeout(max(0.01, deadline - time.monotonic()))
+        return worker.recv(len(_STUCK))
     except OSError:
         return b""  # the pipe of the run ends with this process, and with it the rank
 

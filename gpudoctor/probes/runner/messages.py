@@ -1,4 +1,4 @@
-"""What the processes of a run say to the parent, one JSON line each."""
+"""What the processes of a run send to the parent, one JSON line each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Where = Literal["launch", "collective", "link", "compute", "train", "strategy"]
 
 
 class RankJob(msgspec.Struct, frozen=True):
-    """All that a rank is told at its start; `folder` is the run's private directory.
+    """All that a rank receives at its start; `folder` is the run's private directory.
 
     `gpu_uuids` and `gpu_bus_ids` name each rank's GPU.
     """
@@ -33,7 +33,7 @@ class RankJob(msgspec.Struct, frozen=True):
     level: str = "standard"
     duration_s: float | None = None
     injections: tuple[Injection, ...] = ()
-    trial: VerificationOrder | None = None
+    verification: VerificationOrder | None = None
     strategies: tuple[str, ...] = ()
 
 
@@ -76,7 +76,7 @@ class Phase(RankMessage, frozen=True):
 
 
 class TorchSeen(RankMessage, frozen=True):
-    """What torch says inside one rank."""
+    """What torch reports inside one rank."""
 
     view: TorchView
 
@@ -204,20 +204,20 @@ class StrategyLeftOut(RankMessage, frozen=True):
 
 
 class VerificationSample(RankMessage, frozen=True):
-    """What one rank measured in the trial of a plan."""
+    """What one rank measured in the verification of a plan."""
 
     figures: VerificationFigures
 
 
 class Finished(RankMessage, frozen=True):
-    """The rank is through with one probe, in the round (counted from 0) that it says."""
+    """The rank is through with one probe, in this repetition (counted from 0)."""
 
     probe: Probe
     round: int = 0
 
 
 class Left(RankMessage, frozen=True):
-    """The rank has said all and goes."""
+    """The rank has sent everything and ends."""
 
 
 AnyMessage = (

@@ -74,7 +74,7 @@ class ProbePlan(msgspec.Struct, frozen=True):
     `gpus` holds (NVML index, UUID, bus id) of each rank's GPU, in rank order, for nccl; it is
     empty for gloo. `duration_s`: repeat all probes until so much time has passed (level burn); None:
     once. `inject` holds faults as the command line spells them. `engine`: what started a process for each rank;
-    None: gpudoctor itself. `trial`: the steps of a plan that is tried, run before all probes.
+    None: gpudoctor itself. `verification`: the steps of a plan to verify, run before all probes.
     `strategies`: those that the strategy probe runs; none named: all that torch itself has.
     """
 
@@ -86,7 +86,7 @@ class ProbePlan(msgspec.Struct, frozen=True):
     duration_s: float | None = None
     inject: tuple[str, ...] = ()
     engine: Engine | None = None
-    trial: VerificationOrder | None = None
+    verification: VerificationOrder | None = None
     strategies: tuple[str, ...] = ()
 
 

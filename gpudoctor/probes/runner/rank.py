@@ -30,7 +30,7 @@ from gpudoctor.process.ending import leave, send_signal
 from gpudoctor.process.pipes import write_all
 
 OLDEST_TORCH = (2, 4)
-_SHORTEST_ROUND_S = 0.1
+_SHORTEST_REPETITION_S = 0.1
 _MORE_THAN_ANY_MEMORY = 1 << 50  # bytes: also more than a process can address
 _cuda: Any = torch.cuda  # not annotated everywhere
 _dist: Any = dist
@@ -41,10 +41,10 @@ class UnusableTorchError(Exception):
 
 
 class Rank:
-    """What a probe may use: who it is, where to report, how to wait for the others.
+    """What a probe may use: its rank number, where to report, how to wait for the others.
 
     `device` is where tensors live. Whatever makes this rank wait for another goes inside
-    `blocked()`, so that the parent can tell who hangs from who waits.
+    `blocked()`, so that the parent can distinguish a rank that hangs from one that waits.
     """
 
     def __init__(self, number: int, job: RankJob, fd: int) -> None:
@@ -54,7 +54,7 @@ class Rank:
         self.on_gpu = job.backend == "nccl"
         self.device = torch.device("cuda", 0) if self.on_gpu else torch.device("cpu")
         self.waiting = False
-        self.batch: int | None = None  # of the train, found in the first round: a GPU that slows may not get less
+        self.batch: int | None = None  # of the train, found in the first repetition: a GPU that slows may not get less
         self._fd = fd
         self._probe: Where = "launch"
         self._board = ProgressBoard(Path(job.folder) / "board", job.world_size)
@@ -65,14 +65,14 @@ class Rank:
         write_all(self._fd, msgspec.json.encode(message) + b"\n")
 
     def phase(self, text: str, probe: Where | None = None) -> None:
-        """Say what begins now; without `probe`, still within the same one."""
+        """Report what begins now; without `probe`, still within the same one."""
         self._probe = probe or self._probe
         self._board.begin_step(self.number, 0)
         self._board.move(self.number, blocked=False)
         self.send(messages.Phase(self._probe, text))
 
     def step(self, step: int) -> None:
-        """Say which step of the phase begins, counted from 1."""
+        """Report which step of the phase begins, counted from 1."""
         self._board.begin_step(self.number, step)
 
     @contextmanager
@@ -126,7 +126,7 @@ class Rank:
         return next((i for i in self.job.injections if i.kind == kind and i.rank == self.number), None)
 
     def stumble(self, phase: str) -> None:
-        """Where a rank that was told to hang, die or run out of memory in this phase does so."""
+        """Hang, die or run out of memory here if that is injected in this phase."""
         for injection in self.job.injections:
             if injection.rank != self.number or injection.phase != phase:
                 continue
@@ -140,19 +140,19 @@ class Rank:
                     signal.pause()
 
 
-def take_seat(seat: dict[str, Any]) -> NoReturn:
-    """Be the rank that `seat` describes, and end the process."""
-    job = msgspec.convert(seat["job"], RankJob)
-    number: int = seat["rank"]
+def run_rank(order: dict[str, Any]) -> NoReturn:
+    """Be the rank that `order` describes, and end the process."""
+    job = msgspec.convert(order["job"], RankJob)
+    number: int = order["rank"]
     _own_output(Path(job.folder) / f"rank-{number}.stderr")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
     os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(job.world_size))
     torch.set_num_threads(1)
-    rank = Rank(number, job, seat["fd"])
+    rank = Rank(number, job, order["fd"])
     try:
         _join(rank)
-        _try_plan(rank)
-        _run_rounds(rank, _probes())
+        _verify_plan(rank)
+        _run_repetitions(rank, _probes())
     except UnusableTorchError as error:
         rank.send(messages.UnusableTorch(str(error)))
         leave()
@@ -163,34 +163,34 @@ def take_seat(seat: dict[str, Any]) -> NoReturn:
     _leave(rank)
 
 
-def _run_rounds(rank: Rank, probes: dict[str, Callable[[Rank], None]]) -> None:
-    """Run all probes asked for; again until the duration is over, where there is one."""
+def _run_repetitions(rank: Rank, probes: dict[str, Callable[[Rank], None]]) -> None:
+    """Run all probes asked for; again until the duration is over, if there is one."""
     job, began = rank.job, time.monotonic()
-    for round_number in itertools.count():
-        round_began = time.monotonic()
+    for repetition in itertools.count():
+        repetition_began = time.monotonic()
         for probe in job.probes:
-            # what a strategy says of the software stays as it is: once is enough, and a burn is to load the node
-            if probe != "strategy" or not round_number:
+            # the result of a strategy does not change: once is enough, and a burn is to load the node
+            if probe != "strategy" or not repetition:
                 probes[probe](rank)
-            rank.send(messages.Finished(probe, round_number))
+            rank.send(messages.Finished(probe, repetition))
         if job.duration_s is None or not job.probes:
             return
-        # One clock decides for all: a rank that began another round alone would wait for ever.
+        # One clock decides for all: a rank that began another repetition alone would wait for ever.
         if not rank.from_rank_zero(time.monotonic() - began < job.duration_s):
             return
-        # where a probe has nothing to do (the links of CPU ranks), rounds would only flood the parent
-        time.sleep(max(0.0, _SHORTEST_ROUND_S - (time.monotonic() - round_began)))
+        # if a probe has nothing to do (the links of CPU ranks), repetitions would only flood the parent
+        time.sleep(max(0.0, _SHORTEST_REPETITION_S - (time.monotonic() - repetition_began)))
         gc.collect()  # DDP keeps itself alive in circles
         if rank.on_gpu:
             torch.cuda.empty_cache()  # probes fit themselves to the memory that is free
 
 
-def _try_plan(rank: Rank) -> None:
-    """Run the trial of a plan, where one was ordered."""
-    if rank.job.trial is not None:
-        from gpudoctor.probes.plan_verification.run import run_trial
+def _verify_plan(rank: Rank) -> None:
+    """Run the verification of a plan, if one is ordered."""
+    if rank.job.verification is not None:
+        from gpudoctor.probes.plan_verification.run import run_verification
 
-        run_trial(rank, rank.job.trial)
+        run_verification(rank, rank.job.verification)
 
 
 def _own_output(path: Path) -> None:
@@ -243,7 +243,7 @@ def _join(rank: Rank) -> None:
 
 
 def torch_view(rank: Rank) -> TorchView:
-    """What torch says of itself and, on a GPU rank, of the GPUs that CUDA opens for it."""
+    """What torch reports of itself and, on a GPU rank, of the GPUs that CUDA opens for it."""
     cuda = torch.version.cuda
     uuids: tuple[str, ...] | Missing = () if cuda is None else Missing("CPU ranks do not open the GPUs")
     error: str | None = None
@@ -279,7 +279,7 @@ def _opened_uuids() -> tuple[str, ...] | Missing:
 
 
 def require_usable(rank: Rank, view: TorchView) -> None:
-    """Raise where this torch cannot do the job, or not on this rank's GPU."""
+    """Raise if this torch cannot do the job, or not on this rank's GPU."""
     version = tuple(int(part) for part in view.torch.split("+")[0].split(".")[:2])
     if version < OLDEST_TORCH:
         raise UnusableTorchError(f"torch {view.torch} is too old for the probes: 2.4 or newer is needed")
@@ -312,7 +312,7 @@ def require_usable(rank: Rank, view: TorchView) -> None:
 
 
 def _leave(rank: Rank) -> NoReturn:
-    """Say goodbye, and be gone without taking anything down: that takes time, and may hang or abort."""
+    """Send Left and end without tearing anything down: that takes time, and may hang or abort."""
     rank.send(messages.Left())
     if rank.on_gpu:
         with suppress(RuntimeError):

@@ -1,4 +1,4 @@
-"""The rounds of a run put together: pure functions. One round is the rule; only a burn has more."""
+"""The repetitions of a run put together: pure functions. One repetition is the rule; only a burn has more."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from gpudoctor.probes.runner.stalls import rank_list
 # Drift is the last minute against the first half minute: probes.md of the design's reference, section 5.2
 EARLY_S, LATE_S = 30.0, 60.0
 
-# What a collective is told apart by is all the rest
+# What a collective is identified by is all the rest
 _FIGURES = ("iterations", "time_us", "time_us_mad", "algbw_gb_s", "busbw_gb_s", "wrong_ranks", "missing_ranks")
 
 F = TypeVar("F", bound=Fact)
-Point = tuple[float, float]  # seconds since the ranks met, value
+Point = tuple[float, float]  # seconds since the rendezvous of the ranks, value
 Key = tuple[str, str, int | None]  # metric, unit, rank
 
 
-class Round(msgspec.Struct, frozen=True):
-    """What one round brought. `ended_s`: when all ranks were through with a probe, in seconds since they met."""
+class Repetition(msgspec.Struct, frozen=True):
+    """What one repetition measured. `ended_s`: when all ranks finished a probe, in seconds since their rendezvous."""
 
     measured: Measurements
     ended_s: dict[Probe, float]
 
 
-def over_rounds(rounds: Sequence[Round]) -> Measurements:
-    """The figures of the last round that all ranks went through with, probe by probe.
+def over_repetitions(repetitions: Sequence[Repetition]) -> Measurements:
+    """The figures of the last repetition that all ranks went through with, probe by probe.
 
-    What tells right from wrong is the worst of all rounds, begun ones included: a wrong result
+    What decides right or wrong is the worst of all repetitions, begun ones included: a wrong result
     is not undone by a right one that comes later.
     """
-    every = [r.measured for r in rounds]
+    every = [r.measured for r in repetitions]
     if len(every) == 1:
         return every[0]
 
     def last(probe: Probe) -> Measurements:
-        return next((r.measured for r in reversed(rounds) if probe in r.ended_s), every[0])
+        return next((r.measured for r in reversed(repetitions) if probe in r.ended_s), every[0])
 
     link = last("link")
     return msgspec.structs.replace(
@@ -80,7 +80,7 @@ def over_rounds(rounds: Sequence[Round]) -> Measurements:
 def _folded(
     shown: Sequence[F], others: Iterable[F], identity: tuple[str, ...], fold: Callable[[F, F], F]
 ) -> tuple[F, ...]:
-    """`shown`, with what `others` say of the same thing folded in; what is not shown at all is added."""
+    """`shown`, with what `others` have of the same thing folded in; what is not shown at all is added."""
     rows = list(shown)
     for other in others:
         same = [i for i, row in enumerate(rows) if all(getattr(row, f) == getattr(other, f) for f in identity)]
@@ -108,7 +108,7 @@ def _all_ranks(*fields: str) -> Callable[[F, F], F]:
 
 
 def _computed(shown: ComputeRank, other: ComputeRank) -> ComputeRank:
-    """Equal work gives equal bits in every round: a fingerprint that differs in any of them is kept."""
+    """Equal work gives equal bits in every repetition: a fingerprint that differs in any of them is kept."""
     differing = tuple(f for f in dict.fromkeys(other.fingerprints) if f not in shown.fingerprints)
     worse = other if _wrong_bytes(other) > _wrong_bytes(shown) else shown
     return msgspec.structs.replace(
@@ -168,25 +168,25 @@ def _learnt(training: Training) -> bool:
     return len(rises) == len(pairs) and sum(rises) < 0
 
 
-def series_of(rounds: Sequence[Round]) -> tuple[Series, ...]:
+def series_of(repetitions: Sequence[Repetition]) -> tuple[Series, ...]:
     """Each figure that came at least twice: its first half minute, and its last minute."""
     points: dict[Key, list[Point]] = {}
-    for each in rounds:
+    for each in repetitions:
         for key, probe, value in _figures(each.measured):
             if probe in each.ended_s:
                 points.setdefault(key, []).append((each.ended_s[probe], value))
-    return tuple(_series(key, course) for key, course in points.items() if len(course) > 1)
+    return tuple(_series(key, values) for key, values in points.items() if len(values) > 1)
 
 
-def _series(key: Key, course: Sequence[Point]) -> Series:
+def _series(key: Key, points: Sequence[Point]) -> Series:
     metric, unit, rank = key
-    first_s, end_s = course[0][0], course[-1][0]
+    first_s, end_s = points[0][0], points[-1][0]
     early_until_s, late_from_s = EARLY_S, end_s - LATE_S
     if end_s < EARLY_S + LATE_S:
-        early_until_s, late_from_s = first_s, course[-2][0]
-    early = [value for at_s, value in course if at_s <= max(early_until_s, first_s)]
-    late = [value for at_s, value in course if at_s > max(late_from_s, first_s)] or [course[-1][1]]
-    return Series(metric, unit, rank, len(course), _spread(early), _spread(late))
+        early_until_s, late_from_s = first_s, points[-2][0]
+    early = [value for at_s, value in points if at_s <= max(early_until_s, first_s)]
+    late = [value for at_s, value in points if at_s > max(late_from_s, first_s)] or [points[-1][1]]
+    return Series(metric, unit, rank, len(points), _spread(early), _spread(late))
 
 
 def _spread(values: Sequence[float]) -> Spread:
@@ -210,26 +210,26 @@ def _figures(measured: Measurements) -> Iterator[tuple[Key, Probe, float]]:
         if not isinstance(device.copy_gb_s, Missing):
             yield ("memory copy", "GB/s", device.rank), "compute", device.copy_gb_s
     if measured.training is not None:
-        # a sample, not a step: each round finds anew how large a batch takes the time wanted
+        # a sample, not a step: each repetition finds anew how large a batch takes the time wanted
         batch = measured.training.batch_per_rank
         for rank in measured.training.ranks:
             yield ("train compute a sample", "us", rank.rank), "train", rank.compute_ms * 1000 / batch
             yield ("train step a sample", "us", rank.rank), "train", rank.step_ms * 1000 / batch
 
 
-def wrong_results(rounds: Sequence[Round]) -> tuple[WrongResult, ...]:
-    """What was not exactly right, round by round; by what it is, not by any tolerance."""
+def wrong_results(repetitions: Sequence[Repetition]) -> tuple[WrongResult, ...]:
+    """What was not exactly right, repetition by repetition; by what it is, not by any tolerance."""
     found = []
     before: dict[int, tuple[str, ...]] = {}
-    for number, each in enumerate(rounds):
+    for number, each in enumerate(repetitions):
         texts = [*_wrong(each.measured), *_changed_bits(each.measured, before)]
-        at_s = max((*each.ended_s.values(), *rounds[max(0, number - 1)].ended_s.values()), default=0.0)
+        at_s = max((*each.ended_s.values(), *repetitions[max(0, number - 1)].ended_s.values()), default=0.0)
         found += [WrongResult(number, round(at_s, 1), text) for text in texts]
     return tuple(found)
 
 
 def _changed_bits(measured: Measurements, before: dict[int, tuple[str, ...]]) -> Iterator[str]:
-    """Ranks that did the same work as in an earlier round and got other bits; `before` is kept up to date."""
+    """Ranks that did the same work as in an earlier repetition and got other bits; `before` is kept up to date."""
     for device in measured.compute:
         if not device.fingerprints:
             continue

@@ -52,7 +52,7 @@ class RunCollector:
         self._began = time.monotonic()
         self._states = [RankState(number) for number in range(plan.ranks)]
         self._views: dict[int, TorchView] = {}
-        self._course = RunProgress(plan, clock)
+        self._run_progress = RunProgress(plan, clock)
         self._not_offered: dict[str, Missing] = {}
         self._joined: set[int] = set()
         self._start_s: float | Missing = NOT_READ
@@ -68,8 +68,8 @@ class RunCollector:
 
     @property
     def running(self) -> list[str]:
-        """The probes that some rank has begun and not all have finished; in a later round, with the round."""
-        return self._course.running
+        """The probes that some rank has begun and not all have finished; in a later repetition, with its number."""
+        return self._run_progress.running
 
     @property
     def backend(self) -> str:
@@ -126,11 +126,11 @@ class RunCollector:
                 | messages.StrategySample()
                 | messages.StrategyLeftOut()
             ):
-                self._course.take(rank, message)
+                self._run_progress.take(rank, message)
             case messages.NotOffered(op=op, text=text):
                 self._not_offered[op] = Missing(text, "unsupported")
             case messages.Finished(probe=finished):
-                self._course.finish(rank, finished)
+                self._run_progress.finish(rank, finished)
             case messages.Left():
                 self._states[rank].left = True
             case messages.RankFailure():
@@ -173,7 +173,7 @@ class RunCollector:
         return [-1 - source] if self._plan.engine else list(range(self._plan.ranks))
 
     def time_out(self, limit_s: float) -> None:
-        """Note who hangs; to be called while the ranks are still as they were."""
+        """Note which ranks hang; to be called while the ranks are still as they were."""
         self._look()
         if self._method is None:
             text = f"importing torch did not end within {limit_s:g} s"
@@ -204,14 +204,14 @@ class RunCollector:
             self._problems.append(ProbeProblem("launch", "crash", text, phase="start", output=output))
 
     def note_stuck(self, stuck: bool) -> None:
-        """Say that a process could not be ended: the mark of a driver that hangs."""
+        """Report that a process could not be ended: the mark of a driver that hangs."""
         if stuck:
             text = "a rank could not be ended by SIGKILL: it is stuck in the kernel, most likely in the GPU driver"
             self._problems.append(ProbeProblem("launch", "timeout", text, phase="end"))
 
     def measurements(self) -> Measurements:
         """Everything that was learnt."""
-        found = self._course.measured()
+        found = self._run_progress.measured()
         have: dict[Probe, bool] = {
             "collective": bool(found.collectives),
             "link": bool(found.host_links),
@@ -233,16 +233,16 @@ class RunCollector:
         if isinstance(self._import_s, Missing) and self.stage != "import":
             self._import_s = time.monotonic() - self._began
         if probe != "launch":
-            self._course.begin(state.number, probe)
+            self._run_progress.begin(state.number, probe)
         if text == "joined":
             self._joined.add(state.number)
             if len(self._joined) == self._plan.ranks:
                 self._start_s = time.monotonic() - self._began
-                self._course.meet()
-        told = (self._course.round_of(state.number), text)
-        if self._progress is not None and told not in self._phases:
-            self._phases.add(told)
-            where = self._course.where(state.number) if probe != "launch" else None
+                self._run_progress.mark_rendezvous()
+        seen = (self._run_progress.repetition_of(state.number), text)
+        if self._progress is not None and seen not in self._phases:
+            self._phases.add(seen)
+            where = self._run_progress.where(state.number) if probe != "launch" else None
             self._progress(text if where is None else f"{where}: {text}")
 
     def _look(self) -> None:
@@ -317,11 +317,11 @@ class RunCollector:
         if not self._problems:
             return "the ranks brought no figures"
         text = self._problems[0].text
-        return text if probe is None or self._course.began(probe) else f"not reached: {text}"
+        return text if probe is None or self._run_progress.began(probe) else f"not reached: {text}"
 
 
 def nothing_started(plan: ProbePlan, why: str) -> Measurements:
-    """The outcome where this machine could not start a single rank."""
+    """The measurements if this machine could not start a single rank."""
     text = f"no rank could be started: {why}"
     not_run: dict[str, Missing] = {probe: Missing("not asked for") for probe in PROBES if probe not in plan.probes}
     for name in ("torch", *plan.probes):

@@ -1,4 +1,4 @@
-"""Where each rank is in the rounds of a run, and what every round has brought so far."""
+"""Where each rank is in the repetitions of a run, and what each of them measured so far."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpudoctor.probes.collective.merge import merged_collectives, merged_pairs
 from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.merge import merged_training
 from gpudoctor.probes.runner.plan import ProbePlan
-from gpudoctor.probes.runner.repetitions import Round, over_rounds, series_of, wrong_results
+from gpudoctor.probes.runner.repetitions import Repetition, over_repetitions, series_of, wrong_results
 from gpudoctor.probes.strategies.merge import StrategySamples, merged_strategies
 
 WRONG_KEPT = 50
@@ -32,7 +32,7 @@ Sample = (
 
 
 class _Samples(msgspec.Struct):
-    """All that was said in one round that is not over, by rank."""
+    """All samples of one repetition that is not over, by rank."""
 
     collectives: dict[int, list[messages.CollectiveSample]] = {}
     pairs: dict[int, list[messages.PairSample]] = {}
@@ -46,23 +46,23 @@ class _Samples(msgspec.Struct):
 
 
 class RunProgress:
-    """Takes in samples as they come; ranks may be a round apart in what was heard of them."""
+    """Takes in samples as they come; one rank may be a repetition ahead of another."""
 
     def __init__(self, plan: ProbePlan, clock: Callable[[], float] = time.monotonic) -> None:
         self._plan = plan
         self._clock = clock
-        self._met_at = clock()
-        self._round_of = [0] * plan.ranks
-        self._over: list[Round] = []
+        self._rendezvous_at = clock()
+        self._repetition_of = [0] * plan.ranks
+        self._over: list[Repetition] = []
         self._under_way: dict[int, _Samples] = {}
 
-    def meet(self) -> None:
+    def mark_rendezvous(self) -> None:
         """All ranks have joined: their time counts from now."""
-        self._met_at = self._clock()
+        self._rendezvous_at = self._clock()
 
     @property
     def running(self) -> list[str]:
-        """What some rank has begun and not all have finished: probes, with their round from the second on."""
+        """What some rank has begun and not all have finished: probes, with their repetition from the second on."""
         return [
             probe if number == 0 else f"{probe}, round {number + 1}"
             for number, samples in sorted(self._under_way.items())
@@ -71,17 +71,17 @@ class RunProgress:
         ]
 
     def where(self, rank: int) -> str | None:
-        """Round and time left for people; None where there is one round only."""
+        """Repetition and time left, as text; None if there is one repetition only."""
         duration_s = self._plan.duration_s
         if duration_s is None:
             return None
-        left_s = int(duration_s - (self._clock() - self._met_at))
+        left_s = int(duration_s - (self._clock() - self._rendezvous_at))
         left = f"{left_s // 60} min {left_s % 60} s left" if left_s > 0 else "the last one"
-        return f"round {self._round_of[rank] + 1}, {left}"
+        return f"round {self._repetition_of[rank] + 1}, {left}"
 
-    def round_of(self, rank: int) -> int:
-        """The round that a rank is in, counted from 0."""
-        return self._round_of[rank]
+    def repetition_of(self, rank: int) -> int:
+        """The repetition that a rank is in, counted from 0."""
+        return self._repetition_of[rank]
 
     def begin(self, rank: int, probe: Probe) -> None:
         """A rank begins a probe, or a further phase of it."""
@@ -106,13 +106,13 @@ class RunProgress:
             samples.strategies.take(rank, sample)
 
     def finish(self, rank: int, probe: Probe) -> None:
-        """A rank is through with a probe; with the last one of the plan it goes on to the next round."""
-        number, samples = self._round_of[rank], self._samples_of(rank)
+        """A rank is through with a probe; with the last one of the plan it goes on to the next repetition."""
+        number, samples = self._repetition_of[rank], self._samples_of(rank)
         samples.finished.setdefault(probe, set()).add(rank)
         if len(samples.finished[probe]) == self._plan.ranks:
-            samples.ended_s[probe] = self._clock() - self._met_at
+            samples.ended_s[probe] = self._clock() - self._rendezvous_at
         if probe == self._plan.probes[-1]:
-            self._round_of[rank] += 1
+            self._repetition_of[rank] += 1
             if probe in samples.ended_s:
                 self._over.append(self._merged(self._under_way.pop(number)))
 
@@ -121,17 +121,17 @@ class RunProgress:
         return bool(self._over) or any(probe in samples.begun for samples in self._under_way.values())
 
     def measured(self) -> Measurements:
-        """What all rounds add up to, the one under way included."""
-        found = over_rounds(self._rounds())
+        """What all repetitions add up to, the one under way included."""
+        found = over_repetitions(self._repetitions())
         return found if self._plan.duration_s is None else msgspec.structs.replace(found, burn=self._burn())
 
     def _burn(self) -> Burn:
-        rounds, wrong = self._rounds(), wrong_results(self._rounds())
+        repetitions, wrong = self._repetitions(), wrong_results(self._repetitions())
         burn = Burn(
             asked_s=self._plan.duration_s or 0.0,
             duration_s=max(self._over[-1].ended_s.values()) if self._over else 0.0,
             rounds=len(self._over),
-            series=series_of(rounds),
+            series=series_of(repetitions),
             wrong=wrong[:WRONG_KEPT],
             wrong_count=len(wrong),
         )
@@ -141,13 +141,13 @@ class RunProgress:
         return msgspec.structs.replace(burn, counted_s=none, counters=none, kernel_events=none)
 
     def _samples_of(self, rank: int) -> _Samples:
-        return self._under_way.setdefault(self._round_of[rank], _Samples())
+        return self._under_way.setdefault(self._repetition_of[rank], _Samples())
 
-    def _rounds(self) -> list[Round]:
+    def _repetitions(self) -> list[Repetition]:
         under_way = [self._merged(samples) for _, samples in sorted(self._under_way.items())]
         return [*self._over, *under_way] or [self._merged(_Samples())]
 
-    def _merged(self, samples: _Samples) -> Round:
+    def _merged(self, samples: _Samples) -> Repetition:
         ranks = self._plan.ranks
         device: Device = "cuda" if self._plan.backend == "nccl" else "cpu"
         links = [samples.links[rank] for rank in sorted(samples.links)]
@@ -162,4 +162,4 @@ class RunProgress:
             strategies=merged_strategies(samples.strategies, ranks, device),
             not_run={"peer": no_peers[0]} if no_peers else {},
         )
-        return Round(measured, samples.ended_s)
+        return Repetition(measured, samples.ended_s)

@@ -1,4 +1,4 @@
-"""Who keeps the others waiting: pure functions over what is known of each rank."""
+"""Which ranks keep the others waiting: pure functions over what is known of each rank."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RankState(msgspec.Struct):
 
 
 def timeout_problem(states: Sequence[RankState], limit_s: float) -> ProbeProblem:
-    """The ranks that are behind all others are the ones that hang; who is further waits for them."""
+    """The ranks that are behind all others are the ones that hang; a rank that is further waits for them."""
     unfinished = [state for state in states if not state.left and state.status is None]
     if not unfinished:
         return ProbeProblem("launch", "timeout", f"the ranks did not end within {limit_s:g} s")
@@ -64,7 +64,7 @@ def timeout_problem(states: Sequence[RankState], limit_s: float) -> ProbeProblem
 
 
 def slow_problem(states: Sequence[RankState], limit_s: float) -> ProbeProblem:
-    """No rank hangs, but time ran out: that convicts nobody, since a busy machine does the same."""
+    """No rank hangs, but time ran out: that blames no rank, since a busy machine does the same."""
     unfinished = [state for state in states if not state.left and state.status is None] or list(states)
     last = min(unfinished, key=lambda state: state.standing.moves)
     text = f"not done within {limit_s:g} s: no rank hangs, but they are slow (in {last.doing}); a busy machine?"
@@ -89,15 +89,15 @@ def failure_problems(states: Sequence[RankState]) -> tuple[ProbeProblem, ...]:
 
 
 def _failed(culprits: Sequence[RankState], waiting: tuple[int, ...]) -> ProbeProblem:
-    """What the first of these ranks said, or how it ended."""
+    """What the first of these ranks reported, or how it ended."""
     first = culprits[0]
     if first.trouble is None:
         text = f"{rank_list(s.number for s in culprits)} died in {first.doing}: {_how_it_ended(first)}"
-        # who ends by itself before there was a probe was kept from beginning, and says nothing of a GPU
+        # a rank that ends by itself before any probe could not begin, and shows nothing about a GPU
         kept = first.probe == "launch" and (first.status or 0) >= 0
-        # the watchdog of NCCL aborts a process in whose GPU it met an error, and says which
-        told = telling_line(first.output) if first.status == -signal.SIGABRT else None
-        kind = "error" if kept else told[1].kind if told else "crash"
+        # the watchdog of NCCL aborts a process in whose GPU it met an error, and names it
+        known = telling_line(first.output) if first.status == -signal.SIGABRT else None
+        kind = "error" if kept else known[1].kind if known else "crash"
         return ProbeProblem(first.probe, kind, text, first.number, first.doing, waiting, first.output)
     text = f"{rank_list(s.number for s in culprits)} failed in {first.doing}: {first.trouble.text}"
     return ProbeProblem(first.probe, first.trouble.kind, text, first.number, first.doing, waiting, first.output)
@@ -121,8 +121,8 @@ def _how_it_ended(state: RankState) -> str:
     name = signal_name(-status)
     if status == -signal.SIGKILL:
         return f"ended by {name}, as the kernel does when memory runs out"
-    told = telling_line(state.output) if status == -signal.SIGABRT else None
-    if told is None:
+    known = telling_line(state.output) if status == -signal.SIGABRT else None
+    if known is None:
         return f"ended by {name}"
-    line, meaning = told
+    line, meaning = known
     return f"ended by {name}: {meaning.plain} ({line})" if meaning.plain else f"ended by {name} ({line})"

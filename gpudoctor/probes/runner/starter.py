@@ -55,7 +55,7 @@ def main(argument: str) -> None:
         if method is not None:
             _start_and_attend(order, control, method)
     except OSError as error:
-        _tell(control, {"type": "CannotStart", "text": _first_line(error)})
+        _send(control, {"type": "CannotStart", "text": _first_line(error)})
     leave()  # the parent waits: taking torch down takes up to a second, and serves nobody
 
 
@@ -92,31 +92,32 @@ def _start_and_attend(order: dict[str, Any], control: int, method: str) -> None:
     ranks: dict[int, int] = {}
     try:
         for place, (rank, fd) in enumerate(zip(order["ranks"], fds, strict=True)):
-            seat = {"rank": rank, "fd": fd, "parent": os.getpid(), "job": order["job"]}
+            rank_job = {"rank": rank, "fd": fd, "parent": os.getpid(), "job": order["job"]}
             start = _fork_rank if method == "fork-server" else _spawn_rank
-            _started.append(start(seat, [control, *fds[place + 1 :]]))
+            _started.append(start(rank_job, [control, *fds[place + 1 :]]))
             ranks[_started[-1].pid] = rank
             os.close(fd)  # the rank alone holds it now: its end is the end of the pipe
     except OSError:
         send_signals(ranks, signal.SIGKILL)  # they would wait for the others
         raise
-    _tell(control, {"type": "Started", "method": method, "pids": list(ranks)})
+    _send(control, {"type": "Started", "method": method, "pids": list(ranks)})
     _attend(ranks, control)
 
 
 def rank_main(argument: str) -> None:
-    """Be a rank in a fresh interpreter; the argument is its seat as JSON."""
-    seat: dict[str, Any] = json.loads(argument)
+    """Be a rank in a fresh interpreter; the argument is its order as JSON."""
+    rank_job: dict[str, Any] = json.loads(argument)
     try:
-        _import_torch(seat["job"]["probes"])
+        _import_torch(rank_job["job"]["probes"])
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         traceback.print_exc()
-        _tell(seat["fd"], {"type": "NoTorch", "text": f"torch does not load: {_first_line(error)}", "kind": "failed"})
+        text = f"torch does not load: {_first_line(error)}"
+        _send(rank_job["fd"], {"type": "NoTorch", "text": text, "kind": "failed"})
         sys.exit(1)
     gc.enable()
     from gpudoctor.probes.runner import rank
 
-    rank.take_seat(seat)
+    rank.run_rank(rank_job)
 
 
 def _import_torch(probes: Sequence[str]) -> None:
@@ -137,14 +138,14 @@ def _import_torch(probes: Sequence[str]) -> None:
 def _load_torch(order: dict[str, Any], control: int) -> str | None:
     """The way in which ranks are to be started, or None where there is no torch to start them with."""
     if importlib.util.find_spec("torch") is None:
-        _tell(control, {"type": "NoTorch", "text": "PyTorch is not installed", "kind": "absent"})
+        _send(control, {"type": "NoTorch", "text": "PyTorch is not installed", "kind": "absent"})
         return None
     if order["method"] != "fork-server":
         return str(order["method"])
     try:
         _import_torch(order["job"]["probes"])
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        _tell(control, {"type": "NoTorch", "text": f"torch does not load: {_first_line(error)}", "kind": "failed"})
+        _send(control, {"type": "NoTorch", "text": f"torch does not load: {_first_line(error)}", "kind": "failed"})
         return None
     gc.freeze()
     gc.enable()
@@ -155,25 +156,25 @@ def _load_torch(order: dict[str, Any], control: int) -> str | None:
     return "fork-server" if threads == 1 and not cuda.is_initialized() else "fresh-interpreters"
 
 
-def _fork_rank(seat: dict[str, Any], not_mine: list[int]) -> RunningProcess:
+def _fork_rank(rank_job: dict[str, Any], not_mine: list[int]) -> RunningProcess:
     def be_rank() -> None:
         for fd in not_mine:
             os.close(fd)
         from gpudoctor.probes.runner import rank
 
-        die_with_parent(seat["parent"])
-        rank.take_seat(seat)
+        die_with_parent(rank_job["parent"])
+        rank.run_rank(rank_job)
 
     return ForkedProcess(be_rank)
 
 
-def _spawn_rank(seat: dict[str, Any], _not_mine: list[int]) -> RunningProcess:
+def _spawn_rank(rank_job: dict[str, Any], _not_mine: list[int]) -> RunningProcess:
     environment = dict(os.environ)
-    if seat["job"]["gpu_uuids"]:  # by UUID: a torch ordinal is not an NVML index
-        visible = visible_gpus(seat["rank"], seat["job"]["gpu_uuids"], seat["job"]["probes"])
+    if rank_job["job"]["gpu_uuids"]:  # by UUID: a torch ordinal is not an NVML index
+        visible = visible_gpus(rank_job["rank"], rank_job["job"]["gpu_uuids"], rank_job["job"]["probes"])
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
-    command = dependent_python("gpudoctor.probes.runner.starter", "rank_main", json.dumps(seat))
-    return Child(command, stdout=None, stderr=None, env=environment, pass_fds=[seat["fd"]], new_session=False)
+    command = dependent_python("gpudoctor.probes.runner.starter", "rank_main", json.dumps(rank_job))
+    return Child(command, stdout=None, stderr=None, env=environment, pass_fds=[rank_job["fd"]], new_session=False)
 
 
 def visible_gpus(rank: int, uuids: Sequence[str], probes: Sequence[str]) -> list[str]:
@@ -212,10 +213,10 @@ def _reap(ranks: dict[int, int], control: int | None) -> None:
             return
         rank = ranks.pop(ended[0], None)
         if rank is not None and control is not None:  # else the guardian
-            _tell(control, {"type": "Exited", "rank": rank, "status": ended[1]})
+            _send(control, {"type": "Exited", "rank": rank, "status": ended[1]})
 
 
-def _tell(control: int, message: dict[str, Any]) -> None:
+def _send(control: int, message: dict[str, Any]) -> None:
     with suppress(BrokenPipeError):  # the parent is gone; the kernel has told us, or will in a moment
         write_all(control, json.dumps(message).encode() + b"\n")
 

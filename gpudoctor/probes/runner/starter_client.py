@@ -22,7 +22,7 @@ _NO_WATCHDOG = ("BLOCKING_WAIT", "DESYNC_DEBUG", "NAN_CHECK", "ENABLE_TIMING", "
 
 
 def order_for(job: RankJob, ranks: list[int], method: str) -> dict[str, Any]:
-    """What a starter is told; the file descriptors are added where it is started."""
+    """The order to a starter; the file descriptors are added where it is started."""
     return {"ranks": ranks, "method": method, "job": msgspec.to_builtins(job)}
 
 
@@ -82,5 +82,5 @@ def _set_watchdog(environment: dict[str, str], limit_s: float) -> None:
         environment[f"TORCH_NCCL_{name}"] = "0"
     environment.pop("NCCL_ASYNC_ERROR_HANDLING", None)
     environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "3"  # end the process, without tidying up, which may hang
-    environment["TORCH_NCCL_ENABLE_MONITORING"] = "1"  # who watches the watchdog
+    environment["TORCH_NCCL_ENABLE_MONITORING"] = "1"  # a thread that watches the watchdog
     environment["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = str(int(limit_s))

@@ -1,4 +1,4 @@
-"""How long work took, told so that who waits is not taken for who works."""
+"""How long work took, measured so that waiting does not count as work."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from gpudoctor.facts.nvml.sampler import Sampler, interval_for
 from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.plan import ProbePlan
 
-WHOLE = "burn"  # the name of the window that spans all rounds
+WHOLE = "burn"  # the name of the window that spans all repetitions
 _HURRY_S = 0.3
 Span = tuple[float, float]
 
@@ -29,10 +29,10 @@ class Windows:
         self._begun: dict[tuple[Probe, int], float] = {}
         self._ended: dict[tuple[Probe, int], float] = {}
 
-    def hear(self, rank: int, message: messages.AnyMessage) -> None:
+    def take(self, rank: int, message: messages.AnyMessage) -> None:
         """Take note of a rank that begins or ends a probe."""
         if isinstance(message, messages.Phase) and message.probe != "launch":
-            # ranks may be a round apart in what was heard of them
+            # one rank may be a repetition ahead of another
             turn = self._through.get((message.probe, rank), 0)
             self._begun.setdefault((message.probe, turn), self._clock())
         elif isinstance(message, messages.Finished):
@@ -42,7 +42,7 @@ class Windows:
                 self._ended[message.probe, turn] = self._clock()
 
     def spans(self, now_s: float) -> dict[Probe, Span]:
-        """Of each probe that began: its last whole round; else from its beginning until now."""
+        """Of each probe that began: its last whole repetition; else from its beginning until now."""
         found: dict[Probe, Span] = {}
         for probe in PROBES:
             begun = [key for key in self._begun if key[0] == probe]
@@ -72,9 +72,9 @@ class Sampled:
         self._windows = Windows(plan.ranks)
         self._over_s: float | None = None
 
-    def hear(self, rank: int, message: messages.AnyMessage) -> None:
+    def take(self, rank: int, message: messages.AnyMessage) -> None:
         """For `run_probes(on_message=...)`."""
-        self._windows.hear(rank, message)
+        self._windows.take(rank, message)
 
     def stop(self, patience_s: float | None = None) -> None:
         """The load is over: end the sampler."""

@@ -1,4 +1,4 @@
-"""What an error of torch means for the one who must act."""
+"""What an error of torch means and what to do about it."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def in_one_line(error: BaseException) -> str:
 
 
 def _held_by_others_mib(text: str) -> float:
-    """What others hold of this rank's GPU, in MiB; 0 where that cannot be told."""
+    """What others hold of this rank's GPU, in MiB; 0 where that is unknown."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return 0.0
     try:
         free, total = torch.cuda.mem_get_info()
     except RuntimeError:
         return 0.0
-    told = _OWN_USE.search(text)
-    own_mib = float(told[1]) * _MIB[told[2]] if told else torch.cuda.memory_reserved() / 2**20 + _OF_CUDA_MIB
+    own_use = _OWN_USE.search(text)
+    own_mib = float(own_use[1]) * _MIB[own_use[2]] if own_use else torch.cuda.memory_reserved() / 2**20 + _OF_CUDA_MIB
     return (total - free) / 2**20 - own_mib

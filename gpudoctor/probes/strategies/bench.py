@@ -1,4 +1,4 @@
-"""Where a strategy trains: it gives the step, and the bench takes the steps, measures them and compares the outcome."""
+"""Where a strategy trains: it gives the step; the bench takes the steps, measures them and compares the results."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.messages import StrategySample
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.memory import KeptForBackward
-from gpudoctor.probes.strategies.model import STEPS, Transformer, batch_of, build_optimizer, build_transformer
+from gpudoctor.probes.strategies.model import STEPS, batch_of, build_optimizer, build_transformer
 from gpudoctor.probes.strategies.reference import Alone, memory_of
 from gpudoctor.probes.strategies.traffic import TrafficCounter
+from gpudoctor.probes.strategies.transformer import Transformer
 
 Step = Callable[[int], "torch.Tensor | None"]
 Holds = Callable[[], "tuple[Iterable[torch.Tensor], Any]"]
@@ -56,7 +57,7 @@ class Bench:
         self.strategy = ""
         self.at_first_bytes = 0  # what was allocated on the GPU when the variant began
         self._rank = rank
-        # older GPUs have no arithmetic in bf16, and some versions of CUDA refuse to do without
+        # older GPUs have no bf16 arithmetic, and some versions of CUDA refuse to emulate it
         self.has_bf16 = not rank.on_gpu or bool(rank.smallest(int(torch.cuda.get_device_capability()[0] >= 8)))
         parts = rank.world_size
         self._alone = {"fp32": Alone(shape, rank.device, parts=parts)}
@@ -64,7 +65,7 @@ class Bench:
             self._alone["bf16"] = Alone(shape, rank.device, parts=parts, bf16=True)
 
     def reference(self) -> StrategyReference:
-        """The steps on this rank alone, as the parent is told."""
+        """The steps on this rank alone, as the parent receives them."""
         alone = self._alone["fp32"]
         losses = tuple(map(_finite, alone.losses))
         losses_bf16 = tuple(map(_finite, self._alone["bf16"].losses)) if self.has_bf16 else ()
@@ -102,7 +103,7 @@ class Bench:
     def train(
         self, variant: Variant, step: Step, *, holds: Holds, weights: Weights, alone: bool = False
     ) -> StrategyRank:
-        """Take the steps, compare what came out, tell the parent, and return it.
+        """Take the steps, compare the results, send them to the parent, and return them.
 
         `step` begins with zero_grad, ends with the optimizer's step and gives the loss of its part of the batch;
         `holds` gives parameters and optimizer; `weights` gives, by the model's names, each tensor that this rank

@@ -1,4 +1,4 @@
-"""DistributedDataParallel, and gradient accumulation under it: four small batches make the step of one large."""
+"""DistributedDataParallel; gradient accumulation under it (four small batches, one step); ZeRO stage 1 with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
-from gpudoctor.probes.strategies.model import MICRO_BATCHES, loss_of
+from gpudoctor.probes.strategies.model import MICRO_BATCHES, OPTIMIZER_OPTIONS, train_step
+from gpudoctor.probes.strategies.transformer import loss_of
 
 _SPOILT_BEFORE = 4
 
@@ -24,7 +25,7 @@ def _train(rank: Rank, bench: Bench, name: str, micro_batches: int) -> None:
     bench.begin_variant()
     model = bench.model()
     with rank.blocked():
-        ddp = wrapped(rank, model)
+        ddp = _wrapped(rank, model)
     optimizer = bench.optimizer(model.parameters())
 
     def step(number: int) -> torch.Tensor:
@@ -51,7 +52,24 @@ def _train(rank: Rank, bench: Bench, name: str, micro_batches: int) -> None:
     )
 
 
-def wrapped(rank: Rank, model: torch.nn.Module) -> DistributedDataParallel:
+def run_zero1(rank: Rank, bench: Bench) -> None:
+    """ZeRO stage 1: the optimizer's state is divided over the ranks by ZeroRedundancyOptimizer."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = bench.model()
+    with rank.blocked():
+        ddp = _wrapped(rank, model)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **OPTIMIZER_OPTIONS)
+
+    bench.train(
+        Variant("zero1", own_part=True),
+        lambda number: train_step(ddp, optimizer, bench.part(number, rank.number, rank.world_size)),
+        holds=lambda: (model.parameters(), optimizer.optim),
+        weights=lambda: dict(model.named_parameters()),
+    )
+
+
+def _wrapped(rank: Rank, model: torch.nn.Module) -> DistributedDataParallel:
     """The model in DDP; the gradients are views of the buckets, so that they are there once."""
     devices = [0] if rank.on_gpu else None
     return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)

@@ -12,7 +12,7 @@ from torch import nn
 
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
-from gpudoctor.probes.strategies.model import loss_of
+from gpudoctor.probes.strategies.transformer import loss_of
 
 STAGES = (1, 2, 3)
 _DRIFT = 0.01  # what --inject desync adds to a weight of this rank

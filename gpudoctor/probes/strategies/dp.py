@@ -9,18 +9,18 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.messages import StrategyLeftOut
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
-from gpudoctor.probes.strategies.model import loss_of
+from gpudoctor.probes.strategies.model import train_step
 
 
 def run_dp(rank: Rank, bench: Bench) -> None:
-    """Train on rank 0, over all GPUs of the run; the others go on to where all meet.
+    """Train on rank 0, over all GPUs of the run; the others go on to the rendezvous.
 
     They do not wait for it here: an error that it raises would leave them behind.
     """
     rank.barrier()
     devices = list(range(torch.cuda.device_count()))
     if rank.number != 0:
-        rank.phase("dp step")  # all ranks make the same moves, or who is behind could not be told
+        rank.phase("dp step")  # all ranks make the same moves, or the parent could not see which one is behind
     elif len(devices) < rank.world_size:
         rank.phase("dp step")
         # a device cgroup hides the others' GPUs, or they are MIG instances, of which CUDA gives a process one
@@ -40,14 +40,10 @@ def _train(rank: Rank, bench: Bench, devices: list[int]) -> None:
         if not number:
             for device in devices:
                 torch.cuda.reset_peak_memory_stats(device)
-        optimizer.zero_grad()
-        tokens, targets = bench.batch(number)
-        loss = loss_of(parallel(tokens), targets)
-        torch.autograd.backward(loss)
-        optimizer.step()
+        loss = train_step(parallel, optimizer, bench.batch(number))
         peaks = [torch.cuda.max_memory_allocated(device) for device in devices]
         figures["first_gpu_extra_bytes"] = float(peaks[0] - bench.at_first_bytes - max(peaks[1:]))
-        return loss.detach()
+        return loss
 
     bench.train(
         Variant("dp", figures=figures),

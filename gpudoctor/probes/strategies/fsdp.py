@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.messages import StrategyLeftOut
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
-from gpudoctor.probes.strategies.model import loss_of
-from gpudoctor.probes.strategies.skipped_gather import one_gather_skipped
+from gpudoctor.probes.strategies.memory import whole_weights
+from gpudoctor.probes.strategies.model import train_step
 
 _SKIPS_AT = 3
+_dist: Any = dist
+_GATHERS = ("all_gather_into_tensor", "all_gather_single")  # fully_shard calls one of them: the second in newer torch
 
 
 def run_fsdp(rank: Rank, bench: Bench) -> None:
@@ -60,23 +65,49 @@ def _train(rank: Rank, bench: Bench, name: str, dtype: Literal["fp32", "bf16"]) 
     skips = dtype == "fp32" and rank.injected("skip-all-gather") is not None
 
     def step(number: int) -> torch.Tensor:
-        optimizer.zero_grad()
-        tokens, targets = bench.part(number, rank.number, rank.world_size)
-        with one_gather_skipped() if skips and number == _SKIPS_AT else nullcontext():
-            loss = loss_of(model(tokens), targets)
-        torch.autograd.backward(loss)
-        optimizer.step()
-        return loss.detach()
+        with _one_gather_skipped() if skips and number == _SKIPS_AT else nullcontext():
+            return train_step(model, optimizer, bench.part(number, rank.number, rank.world_size))
 
     bench.train(
         Variant(name, dtype, own_part=True),
         step,
         holds=lambda: (model.parameters(), optimizer),
-        weights=lambda: {name: whole(weight) for name, weight in model.named_parameters()},
+        weights=lambda: whole_weights(model),
     )
 
 
-def whole(weight: Any) -> torch.Tensor:
-    """A weight with the parts of all ranks."""
-    found: torch.Tensor = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
-    return found
+@contextmanager
+def _one_gather_skipped() -> Iterator[None]:
+    """The fault skip-all-gather: once, this rank gets its own part of a gather, and zeros for the others'.
+
+    It takes part all the same: a rank that stayed away would be a hang, which hang-rank plays.
+    """
+    skipped: list[bool] = []
+    kept: list[torch.Tensor] = []  # what an operation under way still writes to
+    originals = {name: getattr(dist, name) for name in _GATHERS if hasattr(dist, name)}
+    try:
+        for name, original in originals.items():
+            setattr(_dist, name, functools.partial(_skip_first, original, skipped, kept))
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(_dist, name, original)
+
+
+def _skip_first(
+    original: Callable[..., Any],
+    skipped: list[bool],
+    kept: list[torch.Tensor],
+    output: torch.Tensor,
+    given: torch.Tensor,
+    group: Any = None,
+    async_op: bool = False,
+) -> Any:
+    if skipped:
+        return original(output, given, group=group, async_op=async_op)
+    skipped.append(True)
+    own = given.clone()  # `given` may lie inside `output`
+    kept += [own, torch.empty_like(output)]
+    output.zero_()
+    output.view(-1).chunk(dist.get_world_size(group))[dist.get_rank(group)].copy_(own.view(-1))
+    return original(kept[-1], own, group=group, async_op=async_op)

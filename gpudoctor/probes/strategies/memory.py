@@ -25,6 +25,15 @@ def local_part(tensor: Any) -> torch.Tensor:
     return part
 
 
+def whole_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Every weight by its name, put together from the parts of all ranks if it is a DTensor."""
+    found = {}
+    for name, weight in model.named_parameters():
+        split: Any = weight
+        found[name] = split.full_tensor() if hasattr(split, "full_tensor") else weight
+    return found
+
+
 def optimizer_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
     """All tensors of an optimizer's state; none where there is no optimizer."""
     if optimizer is not None:

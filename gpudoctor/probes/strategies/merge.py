@@ -1,4 +1,4 @@
-"""What the ranks say of each strategy, put together: pure functions, without torch."""
+"""The samples of all ranks of each strategy, put together: pure functions, without torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Message = messages.StrategyShared | messages.StrategySample | messages.Strategy
 
 
 class StrategySamples(msgspec.Struct):
-    """All that was said of strategies: samples by variant and rank, in the order in which they came."""
+    """All messages about strategies: samples by variant and rank, in the order in which they came."""
 
     shared: messages.StrategyShared | None = None
     samples: dict[tuple[str, str], dict[int, messages.StrategySample]] = {}
@@ -32,18 +32,18 @@ class StrategySamples(msgspec.Struct):
             self.left_out[message.strategy] = message.why
 
 
-def merged_strategies(said: StrategySamples, world_size: int, device: Device) -> Strategies | None:
-    """Every variant that any rank came through; None where the strategies were not begun."""
-    if said.shared is None:
+def merged_strategies(samples: StrategySamples, world_size: int, device: Device) -> Strategies | None:
+    """Every variant that any rank came through; None if the strategies were not begun."""
+    if samples.shared is None:
         return None
     return Strategies(
         device=device,
         world_size=world_size,
-        shape=said.shared.shape,
-        steps=said.shared.steps,
-        reference=said.shared.reference,
-        runs=tuple(_run(strategy, variant, row) for (strategy, variant), row in said.samples.items()),
-        not_run=dict(said.left_out),
+        shape=samples.shared.shape,
+        steps=samples.shared.steps,
+        reference=samples.shared.reference,
+        runs=tuple(_run(strategy, variant, row) for (strategy, variant), row in samples.samples.items()),
+        not_run=dict(samples.left_out),
     )
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
-from torch import nn
 
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
-from gpudoctor.probes.strategies.model import loss_of
 from gpudoctor.probes.strategies.pipeline_bubble import measured_bubble
 from gpudoctor.probes.strategies.pipeline_schedule import (
     SCHEDULES,
@@ -21,13 +18,13 @@ from gpudoctor.probes.strategies.pipeline_schedule import (
     most_held,
 )
 from gpudoctor.probes.strategies.pipeline_steps import (
-    HandWritten,
     PipelineStep,
+    SendRecvPipeline,
     Stages,
-    TorchsOwn,
-    cut,
+    TorchPipeline,
     torch_runs_schedules,
 )
+from gpudoctor.probes.strategies.transformer import loss_of
 
 _MICROBATCHES_A_STAGE = 2
 
@@ -42,14 +39,15 @@ def run_pipeline(rank: Rank, bench: Bench) -> None:
 def _train(rank: Rank, bench: Bench, stages: Stages, schedule: ScheduleName, *, torchs_own: bool) -> None:
     bench.begin_variant()
     microbatches = _MICROBATCHES_A_STAGE * stages.count
-    module = cut(bench.model(), layers_of_stage(bench.shape.layers, stages.index, stages.count))
+    module = bench.model()
+    module.keep_layers(layers_of_stage(bench.shape.layers, stages.index, stages.count))
     optimizer = bench.optimizer(module.parameters())
     play: PipelineStep
     if torchs_own:
-        play = TorchsOwn(stages, module, schedule, microbatches, loss_of)
+        play = TorchPipeline(stages, module, schedule, microbatches, loss_of)
     else:
         boundary = (bench.shape.sequence, bench.shape.width)
-        play = HandWritten(stages, module, schedule, microbatches, loss_of, boundary)
+        play = SendRecvPipeline(stages, module, schedule, microbatches, loss_of, boundary)
     figures = {
         "stages": float(stages.count),
         "microbatches": float(microbatches),
@@ -61,8 +59,8 @@ def _train(rank: Rank, bench: Bench, stages: Stages, schedule: ScheduleName, *, 
     bench.train(
         Variant(schedule, figures=figures),
         functools.partial(_step, bench, optimizer, play),
-        holds=functools.partial(_held, module, optimizer),
-        weights=functools.partial(_weights, module),
+        holds=lambda: (module.parameters(), optimizer),
+        weights=lambda: dict(module.named_parameters()),
     )
 
 
@@ -71,11 +69,3 @@ def _step(bench: Bench, optimizer: torch.optim.Optimizer, play: PipelineStep, nu
     loss = play(*bench.batch(number))
     optimizer.step()
     return loss
-
-
-def _held(module: nn.Module, optimizer: Any) -> tuple[Any, Any]:
-    return module.parameters(), optimizer
-
-
-def _weights(module: nn.Module) -> dict[str, torch.Tensor]:
-    return dict(module.named_parameters())

@@ -16,7 +16,7 @@ from torch import nn
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.runner.stopwatch import ms_since
 from gpudoctor.probes.strategies.pipeline_schedule import ScheduleName
-from gpudoctor.probes.strategies.pipeline_steps import HandWritten, PipelineStep, Stages, TorchsOwn
+from gpudoctor.probes.strategies.pipeline_steps import PipelineStep, SendRecvPipeline, Stages, TorchPipeline
 
 _FORWARD_MS = 5.0  # long against a transfer of some bytes; the backward takes twice that, as matrices do
 _BACKWARD_TIMES = 2
@@ -35,9 +35,9 @@ def measured_bubble(
     stage: nn.Module = _Paced(pace)
     play: PipelineStep
     if torchs_own:
-        play = TorchsOwn(stages, stage, schedule, microbatches, _mean)
+        play = TorchPipeline(stages, stage, schedule, microbatches, _mean)
     else:
-        play = HandWritten(stages, stage, schedule, microbatches, _mean, (_WIDTH,))
+        play = SendRecvPipeline(stages, stage, schedule, microbatches, _mean, (_WIDTH,))
     batch = torch.ones(microbatches, _WIDTH, device=rank.device)
     shares = []
     for _ in range(1 + _REPEATS):

@@ -1,8 +1,9 @@
-"""One step of a pipeline: by torch's own schedule where it runs, else by sends and receives written here."""
+"""One step of a pipeline: by sends and receives written here, or by torch's own schedule."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -10,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gpudoctor.probes.strategies.model import Transformer
 from gpudoctor.probes.strategies.pipeline_schedule import Action, ScheduleName, actions_of, transfers_before
 
 # On gloo 2.13 runs it; 2.9 sends 8 bytes where it receives 4, and aborts the process. Nothing in between was tried.
@@ -30,7 +30,7 @@ class PipelineStep(Protocol):
 
 
 class Stages:
-    """Who is where in a pipeline: `peers` are the global ranks of its stages, in order."""
+    """The stages of a pipeline: `peers` are their global ranks, in order; `own` is this rank."""
 
     def __init__(self, peers: Sequence[int], own: int, device: torch.device) -> None:
         self.peers = tuple(peers)
@@ -47,23 +47,12 @@ class Stages:
         return self.index == self.count - 1
 
 
-def cut(model: Transformer, layers: range) -> Transformer:
-    """The stage of a model that has these layers: the other parts are taken out of it."""
-    last = str(len(model.blocks) - 1)
-    if "0" in model.blocks and 0 not in layers:
-        model.embed = model.place = None
-    if int(last) not in layers:
-        model.norm = model.head = None
-    for name in list(model.blocks):
-        if int(name) not in layers:
-            del model.blocks[name]
-    return model
+class SendRecvPipeline:
+    """A schedule by torch's batched sends and receives, which gloo and NCCL both have; one stage works too.
 
-
-class HandWritten:
-    """A schedule played with torch's batched sends and receives, which gloo and NCCL both have.
-
-    `boundary` is the shape, without the microbatch, of what one stage gives the next.
+    `boundary` is the shape, without the microbatch, of what one stage gives the next, in `dtype`. `forward_context`
+    gives what is entered around the forward pass and loss of a microbatch. An output that was sent is freed: only its
+    place in the graph is kept. Logits live until their backward pass is over, as in torch's own schedules.
     """
 
     def __init__(
@@ -74,20 +63,22 @@ class HandWritten:
         microbatches: int,
         loss: Loss,
         boundary: tuple[int, ...],
+        *,
+        dtype: torch.dtype | None = None,
+        forward_context: Callable[[int], AbstractContextManager[Any]] = lambda microbatch: nullcontext(),
     ) -> None:
-        self._stages = stages
-        self._module = module
-        self._loss = loss
+        self._stages, self._module, self._loss = stages, module, loss
         self._microbatches = microbatches
-        self._boundary = boundary
+        self._boundary, self._dtype = boundary, dtype
+        self._forward_context = forward_context
         self._actions = actions_of(schedule, stages.index, stages.count, microbatches)
 
     def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-        """As PipelineStep says."""
-        given = list(inputs.chunk(self._microbatches))
-        wanted = targets.chunk(self._microbatches)
+        """See PipelineStep."""
+        given, wanted = inputs.chunk(self._microbatches), targets.chunk(self._microbatches)
         received: dict[Action, torch.Tensor] = {}
-        made: dict[int, torch.Tensor] = {}
+        made: dict[int, Any] = {}  # what the backward pass begins at: a tensor or its edge of the graph
+        logits: dict[int, torch.Tensor] = {}
         losses: list[torch.Tensor] = []
         for done, then in pairwise((None, *self._actions, None)):
             self._exchange(done, then, received, made, given[0].shape[0])
@@ -96,12 +87,15 @@ class HandWritten:
             index = then.microbatch
             if then.kind == "forward":
                 taken = given[index] if self._stages.first else received[then].requires_grad_()
-                made[index] = self._module(taken)
-                if self._stages.last:
-                    made[index] = self._loss(made[index], wanted[index]) / self._microbatches
-                    losses.append(made[index].detach())
+                with self._forward_context(index):
+                    made[index] = self._module(taken)
+                    if self._stages.last:
+                        logits[index] = made[index]
+                        made[index] = self._loss(logits[index], wanted[index]) / self._microbatches
+                        losses.append(made[index].detach())
             else:
                 torch.autograd.backward(made.pop(index), None if self._stages.last else received.pop(then))
+                logits.pop(index, None)
         return torch.stack(losses).sum() if losses else None
 
     def _exchange(
@@ -109,16 +103,19 @@ class HandWritten:
         done: Action | None,
         then: Action | None,
         received: dict[Action, torch.Tensor],
-        made: dict[int, torch.Tensor],
+        made: dict[int, Any],
         size: int,
     ) -> None:
         operations = []
         for way, peer, what in transfers_before(done, then, self._stages.index, self._stages.count):
             if way == "receive":
-                tensor = received[what] = torch.empty((size, *self._boundary), device=self._stages.device)
+                tensor = received[what] = torch.empty(
+                    (size, *self._boundary), dtype=self._dtype, device=self._stages.device
+                )
                 operation: Any = dist.irecv
             elif what.kind == "forward":
-                tensor, operation = made[what.microbatch].detach(), dist.isend
+                tensor, operation = made[what.microbatch].detach().contiguous(), dist.isend
+                made[what.microbatch] = _gradient_edge(made[what.microbatch])
             else:
                 gradient = received.pop(Action("forward", what.microbatch)).grad
                 if gradient is None:
@@ -129,7 +126,16 @@ class HandWritten:
             work.wait()
 
 
-class TorchsOwn:
+def _gradient_edge(output: torch.Tensor) -> Any:
+    """What a backward pass can begin at without the tensor's values; the tensor itself in torch before 2.6."""
+    if _torch_version() < (2, 6):
+        return output
+    from torch.autograd.graph import get_gradient_edge
+
+    return get_gradient_edge(output)
+
+
+class TorchPipeline:
     """torch.distributed.pipelining's schedule of that name, on all ranks of the run."""
 
     def __init__(
@@ -143,7 +149,7 @@ class TorchsOwn:
         self._schedule = made(stage, n_microbatches=microbatches, loss_fn=loss)
 
     def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-        """As PipelineStep says."""
+        """See PipelineStep."""
         if self._stages.first:
             self._schedule.step(inputs)
         elif self._stages.last:
@@ -157,5 +163,8 @@ class TorchsOwn:
 
 def torch_runs_schedules() -> bool:
     """Whether this torch's own schedules are known to come to their end on CPU ranks and GPUs."""
-    version = tuple(int(part) for part in str(torch.__version__).split("+")[0].split(".")[:2])
-    return version >= TORCH_SCHEDULES_SINCE
+    return _torch_version() >= TORCH_SCHEDULES_SINCE
+
+
+def _torch_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in str(torch.__version__).split("+")[0].split(".")[:2])

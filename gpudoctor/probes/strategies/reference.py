@@ -13,7 +13,8 @@ from torch import nn
 from gpudoctor.facts.model.measured_strategies import StrategyMemory, StrategyShape
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.strategies.memory import KeptForBackward, held_bytes, optimizer_tensors
-from gpudoctor.probes.strategies.model import STEPS, batch_of, build_optimizer, build_transformer, loss_of
+from gpudoctor.probes.strategies.model import STEPS, batch_of, build_optimizer, build_transformer
+from gpudoctor.probes.strategies.transformer import loss_of
 
 
 class Alone:

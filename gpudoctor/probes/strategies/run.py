@@ -17,23 +17,29 @@ from gpudoctor.probes.runner.messages import StrategyLeftOut, StrategyShared
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.runner.torch_errors import FAILURES, in_one_line
 from gpudoctor.probes.strategies.bench import Bench
+from gpudoctor.probes.strategies.ddp import run_ddp, run_zero1
+from gpudoctor.probes.strategies.deepspeed import run_deepspeed
+from gpudoctor.probes.strategies.dp import run_dp
+from gpudoctor.probes.strategies.fsdp import run_fsdp
 from gpudoctor.probes.strategies.model import STEPS, shape_for
+from gpudoctor.probes.strategies.pipeline import run_pipeline
+from gpudoctor.probes.strategies.tensor import run_tensor
+from gpudoctor.probes.strategies.three_d import run_3d, why_not_3d
 
-StrategyFunction = Callable[[Rank, Bench], None]
-_OTHERS_COME_WITHIN_S = 15.0
+_OTHERS_WAIT_S = 15.0
 # the file of a module that lacks a name, and the address of a port that is gone
-_NOT_FOR_PEOPLE = re.compile(r" \((/[^)]*|unknown location)\)$| \[\S+\]:\d+")
+_NOISE = re.compile(r" \((/[^)]*|unknown location)\)$| \[\S+\]:\d+")
 
 
 class ProbeStrategy(msgspec.Struct, frozen=True):
     """One way to train on several ranks.
 
-    `load` imports its module, when it is its turn; `why_not`: why so many ranks (on GPUs or not) cannot do it, in
-    words, or None. `of_torch`: it runs where no strategy is named; one of another library has a run of its own.
+    `why_not`: why so many ranks (on GPUs or not) cannot do it, or None. `of_torch`: it runs if no strategy is named;
+    one of another library has a run of its own.
     """
 
     name: str
-    load: Callable[[], StrategyFunction]
+    run: Callable[[Rank, Bench], None]
     why_not: Callable[[int, bool], str | None] = lambda ranks, on_gpu: None
     of_torch: bool = True
 
@@ -41,8 +47,8 @@ class ProbeStrategy(msgspec.Struct, frozen=True):
 def run_strategies(rank: Rank) -> None:
     """Train under each strategy in turn; send what each brought, or why it brought nothing.
 
-    What a strategy raises on some rank is told, and the next one follows, as long as the ranks are in step:
-    whoever failed waits some seconds for the others, and gives up where they do not come.
+    What a strategy raises on some rank is reported, and the next one follows, as long as the ranks are in step:
+    a rank that failed waits some seconds for the others, and gives up if they do not come.
     """
     rank.phase("prepare strategies", "strategy")
     if rank.world_size == 1:
@@ -62,13 +68,13 @@ def run_strategies(rank: Rank) -> None:
             error: Exception | None = None
             lacking: Missing | None = None
             try:
-                strategy.load()(rank, bench)
+                strategy.run(rank, bench)
             except FAILURES as failure:
-                error, lacking = failure, _own_trouble(rank, failure)
+                error, lacking = failure, _own_failure(rank, failure)
                 if lacking is None:
                     raise
-            _meet(rank, in_step, error)
-            if lacking is not None:  # told only now: who has lost the others has no reason of its own
+            _rendezvous(rank, in_step, error)
+            if lacking is not None:  # sent only now: a rank that has lost the others has no reason of its own
                 rank.send(StrategyLeftOut(strategy.name, lacking))
 
 
@@ -84,9 +90,9 @@ def _begin(rank: Rank, bench: Bench, name: str) -> None:
     bench.begin_variant()
 
 
-def _own_trouble(rank: Rank, failure: Exception) -> Missing | None:
+def _own_failure(rank: Rank, failure: Exception) -> Missing | None:
     """Why a strategy brought nothing; None where what it raised is not its own: a GPU's, or memory."""
-    text = _NOT_FOR_PEOPLE.sub("", in_one_line(failure))
+    text = _NOISE.sub("", in_one_line(failure))
     if isinstance(failure, (ImportError, NotImplementedError)):
         version = str(torch.__version__)
         return Missing(f"this torch ({version}) does not offer it: {text}", "unsupported")
@@ -98,11 +104,11 @@ def _own_trouble(rank: Rank, failure: Exception) -> Missing | None:
     return Missing(f"rank {rank.number}: {type(failure).__name__}: {text}", "failed")
 
 
-def _meet(rank: Rank, group: dist.ProcessGroup | None, error: Exception | None) -> None:
-    """Wait for the others; raise `error` where they do not come.
+def _rendezvous(rank: Rank, group: dist.ProcessGroup | None, error: Exception | None) -> None:
+    """Wait for the others; raise `error` if they do not come.
 
-    Others that stay where they are were left by this rank: the error is its own. Others that are gone left it, and
-    an error that came while it waited for them stays one of waiting.
+    If the others have not ended, this rank left them: the error is its own. If they have ended, they left this rank,
+    and an error that it raised while it waited for them remains an error of waiting.
     """
     waited = rank.waiting
     with rank.blocked():
@@ -113,7 +119,7 @@ def _meet(rank: Rank, group: dist.ProcessGroup | None, error: Exception | None) 
             if error is None:
                 work.wait()
             else:
-                work.wait(datetime.timedelta(seconds=_OTHERS_COME_WITHIN_S))
+                work.wait(datetime.timedelta(seconds=_OTHERS_WAIT_S))
         except RuntimeError:
             if error is None:
                 raise
@@ -150,67 +156,13 @@ def _only_on_gpus(ranks: int, on_gpu: bool) -> str | None:
     return f"it spreads one process over GPUs; these are {ranks} CPU ranks, where it would use one device"
 
 
-def _by_threes(ranks: int, on_gpu: bool) -> str | None:
-    from gpudoctor.probes.strategies.three_d import why_not_3d
-
-    return why_not_3d(ranks)
-
-
-def _dp() -> StrategyFunction:
-    from gpudoctor.probes.strategies.dp import run_dp
-
-    return run_dp
-
-
-def _ddp() -> StrategyFunction:
-    from gpudoctor.probes.strategies.ddp import run_ddp
-
-    return run_ddp
-
-
-def _zero1() -> StrategyFunction:
-    from gpudoctor.probes.strategies.zero1 import run_zero1
-
-    return run_zero1
-
-
-def _fsdp() -> StrategyFunction:
-    from gpudoctor.probes.strategies.fsdp import run_fsdp
-
-    return run_fsdp
-
-
-def _tensor() -> StrategyFunction:
-    from gpudoctor.probes.strategies.tensor import run_tensor
-
-    return run_tensor
-
-
-def _pipeline() -> StrategyFunction:
-    from gpudoctor.probes.strategies.pipeline import run_pipeline
-
-    return run_pipeline
-
-
-def _3d() -> StrategyFunction:
-    from gpudoctor.probes.strategies.three_d import run_3d
-
-    return run_3d
-
-
-def _deepspeed() -> StrategyFunction:
-    from gpudoctor.probes.strategies.deepspeed import run_deepspeed
-
-    return run_deepspeed
-
-
 STRATEGIES = (
-    ProbeStrategy("ddp", _ddp),
-    ProbeStrategy("dp", _dp, _only_on_gpus),
-    ProbeStrategy("zero1", _zero1),
-    ProbeStrategy("fsdp", _fsdp),
-    ProbeStrategy("tensor", _tensor),
-    ProbeStrategy("pipeline", _pipeline),
-    ProbeStrategy("3d", _3d, _by_threes),
-    ProbeStrategy("deepspeed", _deepspeed, of_torch=False),
+    ProbeStrategy("ddp", run_ddp),
+    ProbeStrategy("dp", run_dp, _only_on_gpus),
+    ProbeStrategy("zero1", run_zero1),
+    ProbeStrategy("fsdp", run_fsdp),
+    ProbeStrategy("tensor", run_tensor),
+    ProbeStrategy("pipeline", run_pipeline),
+    ProbeStrategy("3d", run_3d, why_not_3d),
+    ProbeStrategy("deepspeed", run_deepspeed, of_torch=False),
 )

@@ -10,12 +10,13 @@ from torch import nn
 
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
-from gpudoctor.probes.strategies.memory import local_part
-from gpudoctor.probes.strategies.model import Transformer, loss_of
+from gpudoctor.probes.strategies.memory import local_part, whole_weights
+from gpudoctor.probes.strategies.model import train_step
+from gpudoctor.probes.strategies.transformer import Transformer
 
 # What is split by columns (its outputs) and what by rows (its inputs): one sum over the ranks for each pair.
-COLUMNS = ("attention.query", "attention.key", "attention.value", "up")
-ROWS = ("attention.out", "down")
+COLUMNS = ("attention.query", "attention.key", "attention.value", "mlp.up")
+ROWS = ("attention.out", "mlp.down")
 SPOILED = "up.weight"  # of the first layer, by wrong-shard
 
 
@@ -37,7 +38,7 @@ def run_tensor(rank: Rank, bench: Bench) -> None:
         figures[f"wrong_shards_rank_{rank.number}"] = float(wrong)
     bench.train(
         Variant("tensor", figures=figures),
-        functools.partial(_step, bench, model, optimizer),
+        lambda number: train_step(model, optimizer, bench.batch(number)),
         holds=lambda: (model.parameters(), optimizer),
         weights=functools.partial(whole_weights, model),
     )
@@ -57,7 +58,7 @@ def split_blocks(model: Transformer, mesh: Any) -> None:
         styles: dict[str, Any] = {name: ColwiseParallel() for name in COLUMNS}
         styles.update({name: RowwiseParallel() for name in ROWS})
         # query, key and value take one input: else each of them would sum its gradient over the ranks by itself
-        styles["attention"] = PrepareModuleInput(input_layouts=(whole,), desired_input_layouts=(whole,))
+        styles["attention"] = PrepareModuleInput(input_layouts=(whole, None), desired_input_layouts=(whole, None))
         parallelize_module(block, mesh, styles)
 
 
@@ -65,12 +66,12 @@ def split_head(model: Transformer, mesh: Any) -> None:
     """Split the head by columns, where the model (or stage) has one that divides; every rank gets all logits."""
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-    if model.head is not None and model.head.out_features % mesh.size() == 0:
-        parallelize_module(model, mesh, {"head": ColwiseParallel(output_layouts=_replicated())})
+    if model.head is not None and model.head.out.out_features % mesh.size() == 0:
+        parallelize_module(model, mesh, {"head.out": ColwiseParallel(output_layouts=_replicated())})
 
 
 def _replicated() -> Any:
-    """DTensor's word for: every rank has all of it."""
+    """DTensor's placement in which every rank has all of it."""
     try:
         from torch.distributed.tensor import Replicate
     except ImportError:  # torch 2.4 has it where it was before it was public
@@ -79,7 +80,7 @@ def _replicated() -> Any:
 
 
 def split_and_whole(model: nn.Module) -> list[dict[str, Any]]:
-    """The parameters for an optimizer that takes a group at once: DTensors apart from what every rank has whole."""
+    """The parameters for an optimizer that takes a group at once: DTensors separate from what every rank has whole."""
     parameters = list(model.parameters())
     split = [weight for weight in parameters if hasattr(weight, "to_local")]
     return [{"params": split}, {"params": [weight for weight in parameters if not hasattr(weight, "to_local")]}]
@@ -87,7 +88,7 @@ def split_and_whole(model: nn.Module) -> list[dict[str, Any]]:
 
 def part_of(name: str, whole: torch.Tensor, index: int, shards: int) -> torch.Tensor:
     """What the rank at `index` must hold of a weight of the model."""
-    if name == "head.weight":  # its size is that of the vocabulary, which the ranks need not divide
+    if name == "head.out.weight":  # its size is that of the vocabulary, which the ranks need not divide
         return whole if whole.shape[0] % shards else whole.chunk(shards, dim=0)[index]
     if name.endswith(tuple(f"{column}.weight" for column in COLUMNS)):
         return whole.chunk(shards, dim=0)[index]
@@ -110,21 +111,3 @@ def wrong_shards(model: Transformer, original: Transformer, index: int, shards: 
         own = part_of(name, original.get_parameter(name).detach(), index, shards)
         wrong += not torch.equal(local_part(weight).detach(), own)
     return wrong
-
-
-def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Every weight as all ranks hold it together."""
-    found = {}
-    for name, weight in model.named_parameters():
-        split: Any = weight
-        found[name] = split.full_tensor() if hasattr(split, "full_tensor") else weight
-    return found
-
-
-def _step(bench: Bench, model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> torch.Tensor:
-    optimizer.zero_grad()
-    tokens, targets = bench.batch(number)
-    loss = loss_of(model(tokens), targets)
-    torch.autograd.backward(loss)
-    optimizer.step()
-    return loss.detach()

@@ -1,6 +1,6 @@
 """Matrix products divided over tensor-parallel ranks, with sequence parallelism, as Megatron-LM does it.
 
-Between them every rank has its own part of the sequence; what a product gathers is kept by nobody: its backward pass
+Between them every rank has its own part of the sequence; what a product gathers is not kept: its backward pass
 gathers it again (Korthikanti et al., arXiv:2205.05198, section 4.2.2). Activations: (batch, sequence, width).
 """
 
@@ -21,7 +21,7 @@ class TensorParallelRanks:
         self.group: Any = None if mesh is None else mesh.get_group()
 
     def gathered(self, part: torch.Tensor) -> torch.Tensor:
-        """The whole sequence, of everybody's part."""
+        """The whole sequence, from the parts of all ranks."""
         parts = [torch.empty_like(part) for _ in range(self.count)]
         dist.all_gather(parts, part.contiguous(), group=self.group)
         return torch.cat(parts, dim=1)
@@ -50,7 +50,7 @@ class TensorParallelRanks:
         return product if layer.bias is None else product + layer.bias.to(product.dtype)
 
     def summed(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's part of the sequence, of the sum of everybody's."""
+        """This rank's part of the sequence, of the sum over all ranks."""
         reduced: torch.Tensor = _Reduced.apply(self, x)  # type: ignore[no-untyped-call]
         return reduced
 

@@ -11,17 +11,18 @@ from torch import nn
 
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
-from gpudoctor.probes.strategies.model import loss_of
+from gpudoctor.probes.strategies.memory import whole_weights
 from gpudoctor.probes.strategies.pipeline_schedule import bubble_share, layers_of_stage
-from gpudoctor.probes.strategies.pipeline_steps import HandWritten, Stages, cut
-from gpudoctor.probes.strategies.tensor import split_and_whole, split_blocks, split_head, whole_weights
+from gpudoctor.probes.strategies.pipeline_steps import SendRecvPipeline, Stages
+from gpudoctor.probes.strategies.tensor import split_and_whole, split_blocks, split_head
+from gpudoctor.probes.strategies.transformer import loss_of
 
 _SHARDS = _STAGES = 2
 _MICROBATCHES = 2
 
 
-def why_not_3d(ranks: int) -> str | None:
-    """Why so many ranks make no split into data x 2 tensor x 2 pipeline; None where they do."""
+def why_not_3d(ranks: int, on_gpu: bool = False) -> str | None:
+    """Why so many ranks make no split into data x 2 tensor x 2 pipeline; None if they do."""
     if ranks % (_SHARDS * _STAGES) == 0:
         return None
     return f"it needs 8 ranks, or another multiple of 4 (4 make tensor 2 x pipeline 2), and these are {ranks}"
@@ -41,13 +42,14 @@ def run_3d(rank: Rank, bench: Bench) -> None:
         )
     copy = mesh.get_local_rank("data")
     stages = Stages(dist.get_process_group_ranks(mesh.get_group("pipeline")), rank.number, rank.device)
-    model = cut(bench.model(), layers_of_stage(bench.shape.layers, stages.index, stages.count))
+    model = bench.model()
+    model.keep_layers(layers_of_stage(bench.shape.layers, stages.index, stages.count))
     with rank.blocked():
         split_blocks(model, mesh["tensor"])
         split_head(model, mesh["tensor"])
     optimizer = bench.optimizer(split_and_whole(model), fused=True)
     boundary = (bench.shape.sequence, bench.shape.width)
-    play = HandWritten(stages, model, "1f1b", _MICROBATCHES, loss_of, boundary)
+    play = SendRecvPipeline(stages, model, "1f1b", _MICROBATCHES, loss_of, boundary)
 
     def step(number: int) -> torch.Tensor | None:
         optimizer.zero_grad()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from textwrap import dedent
+from collections.abc import Iterator, Sequence
+from functools import partial
 from xml.etree.ElementTree import Element
 
 from gpudoctor.checks.core.finding import Status
@@ -11,29 +11,30 @@ from gpudoctor.facts.model.measured_burn import Burn, GpuCounters, Series
 from gpudoctor.facts.model.measurements import Collective, Measurements, ProbeProblem, Training
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.telemetry import Telemetry
-from gpudoctor.report.collective_figures import column_of
 from gpudoctor.report.html.charts import Bar, lines_by_size, stacked_bars
 from gpudoctor.report.html.elements import Child, element, lines, section, table
-from gpudoctor.report.html.matrices import bandwidths, rank_name
-from gpudoctor.report.model import Report
-from gpudoctor.report.strategy_figures import library_lines, strategy_lines
-from gpudoctor.report.telemetry_figures import TELEMETRY_COLUMNS, telemetry_cells
-from gpudoctor.units import figure_text, size_text, time_text, whole_mib_text
+from gpudoctor.report.html.matrices import bandwidths
+from gpudoctor.report.model import Report, findings_of
+from gpudoctor.report.tables.burn import growth_text, wrong_text
+from gpudoctor.report.tables.collectives import collective_table
+from gpudoctor.report.tables.links import host_table
+from gpudoctor.report.tables.ranks import RankName, rank_name, training_table
+from gpudoctor.report.tables.strategies import library_tables, strategy_tables
+from gpudoctor.report.tables.table import Table, aligned, cell
+from gpudoctor.report.tables.telemetry import sample_count, telemetry_table
+from gpudoctor.units import size_text, whole_mib_text
 
 
 def figures_part(report: Report) -> Iterator[Child]:
     """A section for each kind of figure that was measured, in the order in which the probes run."""
     measured = report.measurements
     yield section("Problems of the probes", *(_problem(each) for each in measured.problems), id_="probe-problems")
-    launch, of_libraries = measured.launch, library_lines(measured)
-    libraries = section(
-        "Strategies of other libraries",
-        *([lines(dedent("\n".join(of_libraries)))] if of_libraries else []),
-        id_="libraries",
-    )
+    launch = measured.launch
+    libraries = section("Strategies of other libraries", _side_by_side(library_tables(measured)), id_="libraries")
     if launch is None:
         yield libraries
         return
+    name = partial(rank_name, measured, long=True)
     kind = "CPU ranks" if launch.backend == "gloo" else "GPUs"
     took = known(launch.total_s)
     seconds = "" if took is None else f", {took:.1f} s"
@@ -41,21 +42,21 @@ def figures_part(report: Report) -> Iterator[Child]:
         "p", f"Measured on {launch.world_size} {kind} ({launch.backend}, {launch.method}{seconds}).", class_="kind"
     )
     yield said
-    yield section("Ranks of the DDP train", *_training(report), id_="ranks")
+    yield section("Ranks of the DDP train", *_training(report, name), id_="ranks")
     yield section("Collectives", *_collectives(measured.collectives, kind), id_="collectives")
-    yield section("Bandwidth", *bandwidths(measured), *_host_links(measured), id_="bandwidth")
-    yield section("Compute", *_compute(measured), id_="compute")
-    yield section("Strategies", *(lines(text) for text in _strategies(measured)), id_="strategies")
+    yield section("Bandwidth", *bandwidths(measured), _host_links(measured, name), id_="bandwidth")
+    yield section("Compute", *_compute(measured, name), id_="compute")
+    yield section("Strategies", _side_by_side(strategy_tables(measured)), id_="strategies")
     yield libraries
     yield section("GPUs under load", *(_telemetry(each) for each in measured.telemetry), id_="telemetry")
     if measured.burn is not None:
-        yield section("Burn", *_burn(measured.burn, measured), id_="burn")
+        yield section("Burn", *_burn(measured.burn, name), id_="burn")
 
 
-def _strategies(measured: Measurements) -> Iterator[str]:
-    rows = strategy_lines(measured)
-    if rows:
-        yield dedent("\n".join(rows))
+def _side_by_side(tables: Sequence[Table]) -> Child:
+    """Tables as lines: they are read across, and copied into a terminal."""
+    each = (line for made in tables for line in (made.title, *aligned(made, "  ")))
+    return lines("\n".join(each)) if tables else None
 
 
 def _problem(problem: ProbeProblem) -> Element:
@@ -66,15 +67,14 @@ def _problem(problem: ProbeProblem) -> Element:
     return element("div", element("p", element("b", ", ".join(where)), f": {problem.text}"), output, class_="part")
 
 
-def _training(report: Report) -> Iterator[Child]:
+def _training(report: Report, name: RankName) -> Iterator[Child]:
     training = report.measurements.training
     if training is None:
         return
-    measured = report.measurements
     marks = _marks(report)
     bars = [
         Bar(
-            rank_name(measured, rank.rank, long=True),
+            name(rank.rank),
             (rank.compute_ms, rank.wait_ms, rank.data_ms),
             marks[rank.rank][0] if rank.rank in marks else None,
         )
@@ -85,23 +85,11 @@ def _training(report: Report) -> Iterator[Child]:
     yield element("figure", stacked_bars(("compute", "wait", "data"), bars, label))
     for rank, (status, cause) in marks.items():
         if cause:
-            who = f"{rank_name(measured, rank, long=True)} {status.value.upper()}: "
+            who = f"{name(rank)} {status.value.upper()}: "
             yield element("p", element("strong", who), cause, class_="cause")
-    rows = [
-        (
-            rank_name(measured, rank.rank, long=True),
-            f"{rank.compute_ms:.2f}",
-            f"{rank.wait_ms:.2f}",
-            f"{rank.data_ms:.2f}",
-            f"{rank.step_ms:.2f}",
-            f"{rank.last_in_share:.0%}",
-            _number(known(rank.memory_peak_mib), ".0f"),
-            f"{_loss(rank.loss_first)} → {_loss(rank.loss_last)}",
-        )
-        for rank in training.ranks
-    ]
-    head = ("rank", "compute ms", "wait ms", "data ms", "step ms", "came last", "memory peak MiB", "loss")
-    yield table(head, rows, caption="Medians of a step")
+    figures = training_table(training, name)
+    rows = ((*row[:-2], " → ".join(row[-2:])) for row in figures.rows)
+    yield table((*figures.head[:-2], "loss"), rows, caption="Medians of a step")
 
 
 def _train_words(training: Training) -> str:
@@ -118,14 +106,10 @@ def _train_words(training: Training) -> str:
 def _marks(report: Report) -> dict[int, tuple[Status, str]]:
     """What the check of the balance says of a rank that is not fine: (its status, the likely cause)."""
     marks: dict[int, tuple[Status, str]] = {}
-    for result in report.checks:
-        if result.id != "train.balance":
-            continue
-        for finding in result.findings:
-            rank = finding.subject.rank
-            if rank is None or finding.status in (Status.PASS, Status.SKIP) or rank in marks:
-                continue
-            marks[rank] = (finding.status, finding.likely or finding.reason or "")
+    for finding in findings_of(report, "train.balance"):
+        rank = finding.subject.rank
+        if rank is not None and finding.status not in (Status.PASS, Status.SKIP):
+            marks.setdefault(rank, (finding.status, finding.likely or finding.reason or ""))
     return marks
 
 
@@ -139,7 +123,9 @@ def _collectives(done: tuple[Collective, ...], kind: str) -> Iterator[Child]:
     if any(len({size for size, _ in points}) > 1 for points in series.values()):
         label = f"Bus bandwidth by message size on {kind}"
         yield element("figure", lines_by_size(series, "GB/s", label))
-    yield table(*_by_size(done), caption=f"Busbw in GB/s in {done[0].dtype}, and median time of the slowest rank")
+    caption = f"Busbw in GB/s in {done[0].dtype}, and median time of the slowest rank"
+    figures = collective_table(done).turned("size")
+    yield table(figures.head, figures.rows, caption=caption)
     wrong = [element("li", f"{row.op} of {size_text(row.size_bytes)}: {_wrong(row)}") for row in done if _wrong(row)]
     yield (
         element("ul", *wrong, class_="wrong")
@@ -148,53 +134,29 @@ def _collectives(done: tuple[Collective, ...], kind: str) -> Iterator[Child]:
     )
 
 
-def _by_size(done: tuple[Collective, ...]) -> tuple[tuple[str, ...], list[tuple[Child, ...]]]:
-    """A row for each size (about), a column for each operation."""
-    operations = list(dict.fromkeys(row.op for row in done))
-    sizes: dict[int, list[Collective]] = {}
-    for row in done:
-        sizes.setdefault(column_of(row), []).append(row)
-    rows: list[tuple[Child, ...]] = []
-    for _, same in sorted(sizes.items()):
-        title = size_text(max(row.size_bytes for row in same))
-        cells = {row.op: f"{figure_text(row.busbw_gb_s)} ({time_text(row.time_us)})" for row in same}
-        rows.append((title, *(cells.get(operation, "-") for operation in operations)))
-    return ("size", *operations), rows
-
-
 def _wrong(row: Collective) -> str:
     said = [f"WRONG on rank {rank}" for rank in row.wrong_ranks]
     said += [f"WITHOUT rank {rank}" for rank in row.missing_ranks]
     return ", ".join(said)
 
 
-def _host_links(measured: Measurements) -> Iterator[Child]:
+def _host_links(measured: Measurements, name: RankName) -> Child:
     if not measured.host_links:
-        return
-    rows = [
-        (
-            rank_name(measured, link.rank, long=True),
-            f"{link.h2d_alone_gb_s:.2f}",
-            f"{link.d2h_alone_gb_s:.2f}",
-            _number(known(link.h2d_together_gb_s), ".2f"),
-            _number(known(link.d2h_together_gb_s), ".2f"),
-        )
-        for link in measured.host_links
-    ]
-    head = ("rank", "to GPU, alone", "from GPU, alone", "to GPU, all at once", "from GPU, all at once")
+        return None
     size = size_text(measured.host_links[0].size_bytes)
-    yield table(head, rows, caption=f"Pinned copies of {size} between host and GPU, GB/s")
+    figures = host_table(measured, name, ".2f")
+    return table(figures.head, figures.rows, caption=f"Pinned copies of {size} between host and GPU, GB/s")
 
 
-def _compute(measured: Measurements) -> Iterator[Child]:
+def _compute(measured: Measurements, name: RankName) -> Iterator[Child]:
     if not measured.compute:
         return
     rows = [
         (
-            rank_name(measured, each.rank, long=True),
+            name(each.rank),
             ", ".join(f"{gemm.dtype} {gemm.tflops:.3g}" for gemm in each.gemms) or "-",
-            _number(known(each.copy_gb_s), ".0f"),
-            _number(known(each.triad_gb_s), ".0f"),
+            cell(each.copy_gb_s, ".0f"),
+            cell(each.triad_gb_s, ".0f"),
             "-" if not each.fingerprints else "same" if len(set(each.fingerprints)) == 1 else "NOT STEADY",
             each.fingerprints[0][:8] if each.fingerprints else "-",
             _pattern(known(each.pattern_bytes), known(each.pattern_wrong_bytes)),
@@ -212,26 +174,22 @@ def _pattern(covered: int | None, wrong: int | None) -> str:
 
 
 def _telemetry(telemetry: Telemetry) -> Element:
-    rows = [telemetry_cells(gpu) for gpu in telemetry.gpus]
+    samples = sample_count(telemetry)
     ended = "" if telemetry.ended is None else f"; not sampled to the end: {telemetry.ended}"
-    counts = [gpu.samples for gpu in telemetry.gpus] or [0]
-    samples = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
     caption = f"During {telemetry.during}: medians of {samples} samples in {telemetry.duration_s:.1f} s{ended}"
-    return table(TELEMETRY_COLUMNS, rows, caption=caption)
+    figures = telemetry_table(telemetry)
+    return table(figures.head, figures.rows, caption=caption)
 
 
-def _burn(burn: Burn, measured: Measurements) -> Iterator[Child]:
+def _burn(burn: Burn, name: RankName) -> Iterator[Child]:
     yield element("p", f"{burn.rounds} complete rounds in {burn.duration_s:.0f} s ({burn.asked_s:.0f} s asked for).")
     if burn.wrong_count:
-        shown = [
-            element("li", f"WRONG in round {each.round + 1} (until {each.at_s:.0f} s): {each.text}")
-            for each in burn.wrong
-        ]
+        shown = [element("li", wrong_text(each)) for each in burn.wrong]
         more = burn.wrong_count - len(burn.wrong)
         yield element("ul", *shown, element("li", f"and {more} more") if more > 0 else None, class_="wrong")
     if burn.series:
         head = ("figure", "rank", "unit", "at first", "at last", "change", "lowest", "highest")
-        yield table(head, (_course(series, measured) for series in burn.series), caption="Course over the rounds")
+        yield table(head, (_course(series, name) for series in burn.series), caption="Course over the rounds")
     if not isinstance(burn.counters, Missing) and burn.counters:
         yield table(
             ("GPU", "counters that grew", "not read"),
@@ -243,24 +201,15 @@ def _burn(burn: Burn, measured: Measurements) -> Iterator[Child]:
         yield lines("\n".join(event.text for event in burn.kernel_events))
 
 
-def _course(series: Series, measured: Measurements) -> tuple[Child, ...]:
+def _course(series: Series, name: RankName) -> tuple[Child, ...]:
     early, late = series.early, series.late
     change = "-" if not early.median else f"{late.median / early.median - 1:+.1%}"
-    who = "all" if series.rank is None else rank_name(measured, series.rank, long=True)
+    who = "all" if series.rank is None else name(series.rank)
     extremes = (min(early.low, late.low), max(early.high, late.high))
     figures = (f"{value:.4g}" for value in (early.median, late.median))
     return (series.metric, who, series.unit, *figures, change, *(f"{value:.4g}" for value in extremes))
 
 
 def _counters(gpu: GpuCounters) -> tuple[Child, ...]:
-    grown = ", ".join(f"{name.replace('_', ' ')} +{count}" for name, count in gpu.growth.items())
     unread = ", ".join(f"{name.replace('_', ' ')}: {why.reason}" for name, why in gpu.unread.items())
-    return f"GPU {gpu.index}", grown or "-", unread or "-"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _loss(loss: float | None) -> str:
-    return "not finite" if loss is None else f"{loss:.3f}"
+    return f"GPU {gpu.index}", growth_text(gpu) or "-", unread or "-"

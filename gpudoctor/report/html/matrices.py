@@ -7,11 +7,13 @@ from xml.etree.ElementTree import Element
 
 import msgspec
 
-from gpudoctor.facts.model.gpu import GpuPair
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.report.html.elements import Child, append, element, scroll, section
 from gpudoctor.report.model import Report
+from gpudoctor.report.tables.links import Place, RateMatrix, both_ways_matrix, pair_matrix, peer_matrix, way_of
+from gpudoctor.report.tables.ranks import rank_name
+from gpudoctor.report.tables.table import NOT_KNOWN
 from gpudoctor.units import figure_text, size_text
 
 _MEANING = {
@@ -32,101 +34,72 @@ def topology(report: Report) -> Element | None:
     facts = report.facts
     if isinstance(facts, msgspec.UnsetType) or isinstance(facts.pairs, Missing) or not facts.pairs:
         return None
-    cells: dict[tuple[int, int], Element] = {}
+    cells: dict[Place, Element] = {}
     kinds = set()
     for pair in facts.pairs:
-        word, kind = _way(pair)
+        word = way_of(pair)
+        kind = "NV" if word.startswith("NV") else "none" if word == NOT_KNOWN else word
         kinds.add(kind)
         off = [known(pair.p2p_read), known(pair.p2p_write)]
         note = next((f" ({each})" for each in off if each not in (None, "OK")), "")
         for place in ((pair.a, pair.b), (pair.b, pair.a)):
             cells[place] = element("td", word + note, class_=f"way {kind.lower()}")
     indices = sorted({index for place in cells for index in place})
-    names = [f"GPU {index}" for index in indices]
-    square = {(indices.index(a), indices.index(b)): cell for (a, b), cell in cells.items()}
     legend = [words for kind, words in _MEANING.items() if kind in kinds]
     if any("(" in "".join(cell.itertext()) for cell in cells.values()):
         legend.append("in brackets why peer-to-peer is off: CNS chipset, GNS GPU, TNS topology, DR registry key, NS, U")
     return section(
         "Topology",
-        _square(names, square, "How each two GPUs reach each other"),
+        _square({index: f"GPU {index}" for index in indices}, cells, "How each two GPUs reach each other"),
         element("p", "; ".join(legend), class_="legend"),
         id_="topology",
     )
-
-
-def _way(pair: GpuPair) -> tuple[str, str]:
-    links, path = known(pair.nvlinks), known(pair.path)
-    if links:
-        return f"NV{links}", "NV"
-    return (path, path) if path else ("-", "none")
 
 
 def bandwidths(measured: Measurements) -> list[Element]:
     """Heat maps of the copies between GPUs, and of send and receive between ranks."""
     maps = []
     if measured.peer_links:
-        rates = {(link.source, link.target): link.gb_s for link in measured.peer_links}
-        through_host = {(link.source, link.target) for link in measured.peer_links if link.p2p is False}
-        size = size_text(measured.peer_links[0].size_bytes)
-        notes = [f"{len(through_host)} of {len(rates)} directions go through the host (h)"] if through_host else []
-        both = [rate for link in measured.peer_links if (rate := known(link.both_ways_gb_s)) is not None]
+        peer, both = peer_matrix(measured), both_ways_matrix(measured).rates.values()
+        off = len(peer.through_host)
+        notes = [f"{off} of {len(peer.rates)} directions go through the host (h)"] if off else []
         notes += [f"both ways at once {figure_text(min(both))} to {figure_text(max(both))} GB/s"] if both else []
-        title = f"Copies of {size} from row to column, GB/s"
-        maps.append(_heat(measured, rates, title, notes, through_host))
+        maps.append(_heat(measured, peer, f"Copies of {size_text(peer.size_bytes)} from row to column, GB/s", notes))
     if measured.pairs:
-        each = {(pair.a, pair.b): pair.busbw_gb_s for pair in measured.pairs}
-        both_ways = {**each, **{(b, a): rate for (a, b), rate in each.items()}}
-        title = f"Send and receive of {size_text(measured.pairs[0].size_bytes)} between two ranks, GB/s each way"
-        maps.append(_heat(measured, both_ways, title, []))
+        pairs = pair_matrix(measured)
+        title = f"Send and receive of {size_text(pairs.size_bytes)} between two ranks, GB/s each way"
+        maps.append(_heat(measured, pairs, title, []))
     return maps
 
 
-def _heat(
-    measured: Measurements,
-    rates: Mapping[tuple[int, int], float],
-    title: str,
-    notes: Sequence[str],
-    through_host: set[tuple[int, int]] | None = None,
-) -> Element:
+def _heat(measured: Measurements, matrix: RateMatrix, title: str, notes: Sequence[str]) -> Element:
+    rates = matrix.rates
     best = max(rates.values())
-    ranks = sorted({rank for place in rates for rank in place})
     cells = {}
     for (a, b), rate in rates.items():
         share = rate / best if best > 0 else 0.0
         sign, heat = next((sign, heat) for sign, heat, least in _STEPS if share >= least)
-        mark = " h" if through_host and (a, b) in through_host else ""
-        cells[ranks.index(a), ranks.index(b)] = element(
-            "td", figure_text(rate), element("i", f" {sign}{mark}"), class_=heat
-        )
+        mark = " h" if (a, b) in matrix.through_host else ""
+        cells[a, b] = element("td", figure_text(rate), element("i", f" {sign}{mark}"), class_=heat)
     scale = "of the best here: ● from 90 %, ◕ 70 %, ◑ 50 %, ◔ 25 %, ○ less"
     legend = "; ".join((f"best {figure_text(best)}, worst {figure_text(min(rates.values()))} GB/s", scale, *notes))
     return element(
         "div",
         element("h3", title),
-        _square([rank_name(measured, rank) for rank in ranks], cells, title),
+        _square({rank: rank_name(measured, rank) for rank in matrix.ranks}, cells, title),
         element("p", legend, class_="legend"),
         class_="part",
     )
 
 
-def rank_name(measured: Measurements, rank: int, *, long: bool = False) -> str:
-    """ "GPU 5" for a rank on it ("rank 2, GPU 5" where `long`); "rank 2" for a CPU rank."""
-    infos = measured.launch.ranks if measured.launch else ()
-    gpu = next((info.gpu for info in infos if info.rank == rank), None)
-    if gpu is None:
-        return f"rank {rank}"
-    return f"rank {rank}, GPU {gpu}" if long else f"GPU {gpu}"
-
-
-def _square(names: Sequence[str], cells: Mapping[tuple[int, int], Element], label: str) -> Element:
-    head: list[Child] = [element("td"), *(element("th", name, scope="col") for name in names)]
+def _square(names: Mapping[int, str], cells: Mapping[Place, Element], label: str) -> Element:
+    head: list[Child] = [element("td"), *(element("th", name, scope="col") for name in names.values())]
     made = element("table", element("thead", element("tr", *head)), class_="matrix")
     body = element("tbody")
-    for row, name in enumerate(names):
+    for row, name in names.items():
         places: list[Child] = [element("th", name, scope="row")]
-        for column in range(len(names)):
-            blank = element("td", _DIAGONAL if row == column else "-", class_="none")
+        for column in names:
+            blank = element("td", _DIAGONAL if row == column else NOT_KNOWN, class_="none")
             places.append(cells.get((row, column), blank))
         append(body, element("tr", *places))
     append(made, body)

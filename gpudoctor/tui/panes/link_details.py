@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from textual.content import Content
 
@@ -13,8 +14,10 @@ from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.pcie_generations import generation_of
-from gpudoctor.report.model import Report
-from gpudoctor.tui.panes.link_matrices import gpu_of_rank, judged, kind_of, on_cpus, pair_of
+from gpudoctor.report.model import Report, findings_of
+from gpudoctor.report.tables.links import host_table, way_of
+from gpudoctor.report.tables.ranks import gpu_of_rank, on_cpus, screen_name
+from gpudoctor.tui.panes.link_matrices import pair_of
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.paragraphs import hanging
 from gpudoctor.tui.widgets.status_style import WORDS, style_of, worst_first
@@ -54,7 +57,7 @@ def pair_line(state: State, a: int | None, b: int | None, ranks: tuple[int, int]
     pair = pair_of(node, a, b)
     parts = []
     if a is not None and b is not None:
-        parts.append(kind_of(pair))
+        parts.append(way_of(pair))
         if pair is not None:
             parts.append(f"P2P read {known(pair.p2p_read) or '-'} write {known(pair.p2p_write) or '-'}")
     if ranks is not None and report is not None:
@@ -230,21 +233,18 @@ def _host_links(node: Node, report: Report | None) -> Iterator[str]:
     links = report.measurements.host_links if report is not None else ()
     if report is None or not links:
         return
-    told = {f.subject.rank: f.status for f in judged(report, "link.host") if f.status in _BAD}
+    told = {f.subject.rank: f.status for f in findings_of(report, "link.host") if f.status in _BAD}
     yield (
         "GB/s"
         + f"{'to GPU':>14}{'to host':>9}"
         + "   (all at once)"
         + ("   CPU ranks, not judged" if on_cpus(report.measurements) else "")
     )
-    for link in links:
-        gpu = gpu_of_rank(report.measurements, node, link.rank)
-        who = f"GPU {gpu}" if gpu is not None else f"rank {link.rank}"
-        together = [known(link.h2d_together_gb_s), known(link.d2h_together_gb_s)]
-        at_once = ", ".join("-" if rate is None else short_figure(rate) for rate in together)
+    name = partial(screen_name, report.measurements, node)
+    for link, row in zip(links, host_table(report.measurements, name, short_figure).rows, strict=True):
+        line = "{:<9}{:>9}{:>9}   ({}, {})".format(*row)
         word = WORDS[told[link.rank]] if link.rank in told else ""
         wrong = f"{link.wrong_bytes} bytes came back WRONG" if link.wrong_bytes else ""
-        line = f"{who:<9}{short_figure(link.h2d_alone_gb_s):>9}{short_figure(link.d2h_alone_gb_s):>9}   ({at_once})"
         yield "  ".join(part for part in (line, word, wrong) if part)
 
 

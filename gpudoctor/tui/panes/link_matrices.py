@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -11,7 +12,9 @@ from gpudoctor.facts.model.gpu import GpuPair
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.report.model import Report
+from gpudoctor.report.model import Report, findings_of
+from gpudoctor.report.tables.links import RateMatrix, both_ways_matrix, pair_matrix, peer_matrix, way_of
+from gpudoctor.report.tables.ranks import gpu_of_rank, on_cpus
 from gpudoctor.tui.widgets.bars import heat_sign
 from gpudoctor.tui.widgets.matrix import DIAGONAL, Cell, Grid
 from gpudoctor.tui.widgets.status_style import Tone
@@ -30,6 +33,11 @@ _FIGURE_TITLES: dict[Metric, str] = {
     "pairs": "send and receive of two ranks, GB/s each way",
 }
 _JUDGE: dict[Metric, str] = {"peer": "link.peer", "both": "link.peer", "pairs": "collective.pairs"}
+_RATES: dict[Metric, Callable[[Measurements], RateMatrix]] = {
+    "peer": peer_matrix,
+    "both": both_ways_matrix,
+    "pairs": pair_matrix,
+}
 _NAMES_MAX = 3
 
 
@@ -57,51 +65,9 @@ def draw(metric: Metric, node: Node | None, report: Report | None) -> Drawn:
     return _figures(metric, node, report)
 
 
-def kind_of(pair: GpuPair | None) -> str:
-    """NV18, PIX, PXB, PHB, NODE, SYS, or "-" where it is not known."""
-    if pair is None:
-        return "-"
-    nvlinks = known(pair.nvlinks)
-    return f"NV{nvlinks}" if nvlinks else known(pair.path) or "-"
-
-
 def pair_of(node: Node | None, a: int | None, b: int | None) -> GpuPair | None:
     pairs = known(node.pairs) if node is not None else None
     return next((pair for pair in pairs or () if {pair.a, pair.b} == {a, b}), None)
-
-
-def gpu_of_rank(measurements: Measurements, node: Node | None, rank: int) -> int | None:
-    """NVML's index of the GPU a rank sat on: by UUID, then bus id, then the rank's own word; None for CPU ranks."""
-    launch = measurements.launch
-    info = next((info for info in launch.ranks if info.rank == rank), None) if launch else None
-    if info is None or info.device != "cuda":
-        return None
-    for gpu in node.gpus if node is not None else ():
-        if (info.uuid is not None and gpu.uuid == info.uuid) or (info.bus_id is not None and gpu.bus_id == info.bus_id):
-            return gpu.index
-    return info.gpu if info.uuid is None and info.bus_id is None else None
-
-
-def on_cpus(measurements: Measurements) -> bool:
-    """Whether it was CPU ranks that measured."""
-    launch = measurements.launch
-    return launch is not None and not any(info.device == "cuda" for info in launch.ranks)
-
-
-def figures_of(metric: Metric, measurements: Measurements) -> dict[tuple[int, int], float]:
-    """GB/s by (row rank, column rank); of a pair measured once, both places show it."""
-    if metric == "peer":
-        return {(link.source, link.target): link.gb_s for link in measurements.peer_links}
-    if metric == "both":
-        both = {(link.source, link.target): known(link.both_ways_gb_s) for link in measurements.peer_links}
-        return {place: rate for place, rate in both.items() if rate is not None}
-    once = {(pair.a, pair.b): pair.busbw_gb_s for pair in measurements.pairs}
-    return {**once, **{(b, a): rate for (a, b), rate in once.items()}}
-
-
-def judged(report: Report | None, check_id: str) -> tuple[Finding, ...]:
-    """The findings of one check, none where it did not run."""
-    return next((check.findings for check in report.checks if check.id == check_id), ()) if report is not None else ()
 
 
 def _facts(metric: Metric, node: Node | None) -> Drawn:
@@ -122,7 +88,7 @@ def _facts(metric: Metric, node: Node | None) -> Drawn:
 
 def _fact_text(metric: Metric, pair: GpuPair) -> str:
     if metric == "topology":
-        return kind_of(pair)
+        return way_of(pair)
     if metric == "nvlinks":
         count = known(pair.nvlinks)
         # a known path without a bond says that there is none
@@ -157,29 +123,28 @@ def _fact_note(metric: Metric, node: Node, texts: set[str]) -> str:
 def _figures(metric: Metric, node: Node | None, report: Report | None) -> Drawn:
     title = _FIGURE_TITLES[metric]
     measurements = report.measurements if report is not None else Measurements()
-    rates = figures_of(metric, measurements)
+    matrix = _RATES[metric](measurements)
+    rates, ranks = matrix.rates, matrix.ranks
     if not rates:
         return Drawn(title, f"not measured: {_why_not(metric, measurements)} (r measures the links)", Grid(), ())
-    ranks = sorted({rank for place in rates for rank in place})
     gpus = {rank: gpu_of_rank(measurements, node, rank) for rank in ranks}
     names = tuple(str(gpu) if (gpu := gpus[rank]) is not None else f"r{rank}" for rank in ranks)
     places = tuple(gpus[rank] for rank in ranks)
     cpu = on_cpus(measurements)
-    kinds = {(a, b): "CPU" if cpu else kind_of(pair_of(node, gpus[a], gpus[b])) for a, b in rates}
+    kinds = {(a, b): "CPU" if cpu else way_of(pair_of(node, gpus[a], gpus[b])) for a, b in rates}
     yardsticks, told = _yardsticks(metric, rates, kinds, report, cpu)
-    wrong = _wrong_places(metric, measurements)
-    tones = _tones(judged(report, _JUDGE[metric]))
+    tones = _tones(findings_of(report, _JUDGE[metric]))
     cells = {(place, place): DIAGONAL for place in range(len(ranks))}
     where = {rank: place for place, rank in enumerate(ranks)}
     for (a, b), rate in rates.items():
         tone = _tone_of(tones, gpus[a], gpus[b])
-        sign = "!" if (a, b) in wrong else heat_sign(rate / yardsticks[kinds[a, b]])
+        sign = "!" if (a, b) in matrix.wrong else heat_sign(rate / yardsticks[kinds[a, b]])
         # below what is expected it never looks full, whatever its like reach
         sign = "-" if sign == "#" and tone is not None else sign
         cells[where[a], where[b]] = Cell(short_figure(rate), sign, tone or (None if cpu else _SIGN_TONES[sign]))
     if cpu:
         title = f"CPU ranks (gloo), not judged: {title}"
-    scale = f"# >=90%  - 50..90%  . <50% of {told}" + ("   ! arrived wrong" if wrong else "")
+    scale = f"# >=90%  - 50..90%  . <50% of {told}" + ("   ! arrived wrong" if matrix.wrong else "")
     return Drawn(title, scale, Grid(names, cells), places)
 
 
@@ -224,16 +189,9 @@ def _yardsticks(
 
 def _floor(report: Report | None, check_id: str) -> float | None:
     """The rate that the check expects, the highest where it names several."""
-    expectations = [found.expected for found in judged(report, check_id) if found.expected is not None]
+    expectations = [found.expected for found in findings_of(report, check_id) if found.expected is not None]
     floors = [each.value for each in expectations if each.unit == "GB/s" and not isinstance(each.value, str)]
     return max((float(floor) for floor in floors if floor is not None), default=None)
-
-
-def _wrong_places(metric: Metric, measurements: Measurements) -> set[tuple[int, int]]:
-    if metric != "pairs":
-        return {(link.source, link.target) for link in measurements.peer_links if link.wrong_elements}
-    wrong = {(pair.a, pair.b) for pair in measurements.pairs if pair.wrong_ranks}
-    return wrong | {(b, a) for a, b in wrong}
 
 
 _TOLD: dict[Status, Tone] = {Status.FAIL: "fail", Status.WARN: "warn", Status.UNKNOWN: "unknown"}

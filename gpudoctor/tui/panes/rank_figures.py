@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from textual.content import Content
 
@@ -12,8 +13,8 @@ from gpudoctor.facts.model.measurements import Measurements, Training, TrainRank
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import Spread
-from gpudoctor.report.model import Report
-from gpudoctor.tui.panes.link_matrices import gpu_of_rank, judged, on_cpus
+from gpudoctor.report.model import Report, findings_of
+from gpudoctor.report.tables.ranks import gpu_of_rank, on_cpus, training_table
 from gpudoctor.tui.widgets.bars import nice_limit, stacked
 from gpudoctor.tui.widgets.paragraphs import hanging
 from gpudoctor.tui.widgets.plot import plot_lines
@@ -95,7 +96,7 @@ def _training(
         f"{training.parameters / 1e6:.2f} M parameters, {training.steps} steps"
     )
     yield from _scaling(training, report, width)
-    findings = sorted((f for f in judged(report, "train.balance") if f.status in _BAD), key=worst_first)
+    findings = sorted((f for f in findings_of(report, "train.balance") if f.status in _BAD), key=worst_first)
     yield Content("")
     yield from _bars(measurements, training, findings, node, width, no_color)
     for finding in findings:
@@ -113,9 +114,9 @@ def _bars(
     """A bar for each rank, all on one scale; the one that a finding names is marked with its status."""
     # of several findings of one rank the worst, which comes first, is the one to show
     uneven = {f.subject.rank: f for f in reversed(findings) if f.subject.rank is not None}
-    names = {rank.rank: _name(rank, gpu_of_rank(measurements, node, rank.rank)) for rank in training.ranks}
+    table = training_table(training, partial(_name, measurements, node), "NaN").rows
     longest = max((len(WORDS[finding.status]) for finding in uneven.values()), default=-1)
-    who_width = max((len(name) for name in names.values()), default=0) + longest + 3
+    who_width = max((len(row[0]) for row in table), default=0) + longest + 3
     limit = nice_limit(max((_sum_ms(rank) for rank in training.ranks), default=0.0))
     wide = width >= _WIDE
     tail = _tail_head(wide)
@@ -123,18 +124,19 @@ def _bars(
     legend = "  ".join(f"{sign} {name}" for name, sign in _SIGNS.items())
     yield Content.styled(f"a step of each rank, all on one scale:  {legend}", style_of("head", no_color))
     yield Content.styled(f"{'':<{who_width}}|{f'0 to {limit:g} ms':<{room}}|{tail}", style_of("quiet", no_color))
-    for rank in training.ranks:
+    for rank, row in zip(training.ranks, table, strict=True):
         finding = uneven.get(rank.rank)
         parts = ((rank.compute_ms, _SIGNS["compute"]), (rank.wait_ms, _SIGNS["wait"]), (rank.data_ms, _SIGNS["data"]))
         drawn = "".join(run for run, _ in stacked(parts, limit, room))
-        name = f"{'>' if finding else ' '}{names[rank.rank]} "
+        name = f"{'>' if finding else ' '}{row[0]} "
         word = f"{WORDS[finding.status] if finding else '':<{who_width - len(name)}}"
         style = style_of(finding.status, no_color) if finding else ""
-        yield Content.assemble(name, (word, style), f"|{drawn}|{_tail(rank, wide)}")
+        yield Content.assemble(name, (word, style), f"|{drawn}|{_tail(row, wide)}")
 
 
-def _name(rank: TrainRank, gpu: int | None) -> str:
-    return f"rank {rank.rank}" + (f" (GPU {gpu})" if gpu is not None else "")
+def _name(measurements: Measurements, node: Node | None, rank: int) -> str:
+    gpu = gpu_of_rank(measurements, node, rank)
+    return f"rank {rank}" + (f" (GPU {gpu})" if gpu is not None else "")
 
 
 def _sum_ms(rank: TrainRank) -> float:
@@ -147,16 +149,10 @@ def _tail_head(wide: bool) -> str:
     return f"{more}{'step ms':>9}{'loss':>14}" + (f"{'peak MiB':>10}" if wide else "")
 
 
-def _tail(rank: TrainRank, wide: bool) -> str:
-    more = f"{rank.compute_ms:>9.2f}{rank.wait_ms:>8.2f}{rank.data_ms:>8.2f}" if wide else ""
-    loss = f"{_loss(rank.loss_first)}->{_loss(rank.loss_last)}"
-    peak = known(rank.memory_peak_mib)
-    last = f"{'-' if peak is None else f'{peak:.0f}':>10}" if wide else ""
-    return f"{more}{rank.step_ms:>9.2f}{loss:>14}{last}"
-
-
-def _loss(loss: float | None) -> str:
-    return "NaN" if loss is None else f"{loss:.3f}"
+def _tail(row: tuple[str, ...], wide: bool) -> str:
+    _, compute, wait, data, step, _, peak, first, last = row
+    more = f"{compute:>9}{wait:>8}{data:>8}" if wide else ""
+    return f"{more}{step:>9}{f'{first}->{last}':>14}" + (f"{peak:>10}" if wide else "")
 
 
 def _straggler(finding: Finding, width: int, no_color: bool) -> Iterator[Content]:
@@ -179,7 +175,7 @@ def _scaling(training: Training, report: Report, width: int) -> Iterator[Content
     alone = training.solo_step_ms
     parts.append(f"alone: {alone.reason}" if isinstance(alone, Missing) else f"{alone:.2f} ms with one rank alone")
     yield from hanging("Speed    ", ", ".join(parts), "", width)
-    for finding in judged(report, "train.scaling"):
+    for finding in findings_of(report, "train.scaling"):
         text = finding.found.text if finding.found else finding.reason
         if text:
             yield from hanging("Scaling  ", f"{WORDS[finding.status]}  {text}", "", width)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
-from gpudoctor.http_callers import is_host
+from gpudoctor.http.access import is_host
+from gpudoctor.http.address import ListenAddress, listen_address
+from gpudoctor.http.listener import BoundedListener
 from gpudoctor.process.ending import ENDING_SIGNALS
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.tui.start import TuiRequest, opened
-from gpudoctor.tui.web.access import TOKEN_VARIABLE, ServeAccess, ServeAddress, address, token_of
+from gpudoctor.tui.web.access import DEFAULT_ADDRESS, BrowserAccess, token_of
 
 try:
     import textual_serve
@@ -24,29 +24,26 @@ try:
 except ImportError:
     raise UserError("tui --serve wants textual-serve: pip install 'gpudoctor-cli[serve]'") from None
 
-from gpudoctor.tui.web.listener import WebListener, listening
+from gpudoctor.http.server import HEADERS, one_line, serving
 from gpudoctor.tui.web.page import index_page, open_page
 from gpudoctor.tui.web.session import WebSession
 
 SESSIONS_MAX = 8
+# 8 screens, each with its page, scripts and a reload beside; browsers open 6 at a time
+CONNECTIONS_MAX = 64
+HEAD_S = 5.0
 _CLIENT = Path(textual_serve.__file__).parent / "static"
 _HERE = Path(__file__).parent
 _MESSAGE_MAX = 1 << 20
 _SHUTDOWN_S = 4.0
-_KEPT_ALIVE_S = 15.0
-_NOBODY = logging.getLogger("gpudoctor.tui.web.serve")
-_NOBODY.addHandler(logging.NullHandler())
-_NOBODY.propagate = False
 _HEADERS = {
+    **HEADERS,
     # frames: no other page may put ours under a disguise; connect: the client's ?ping= asks any address
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "font-src 'self'; img-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
     "form-action 'none'",
-    "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Server": "gpudoctor",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -54,8 +51,8 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def serve(request: TuiRequest, serve_at: str, token: str | None) -> int:
     """Serve the screen at HOST:PORT until SIGINT, SIGTERM or SIGHUP; give 128 + its number. Raise UserError."""
-    where = address(serve_at)
-    gate = ServeAccess(token_of(token, os.environ, where))
+    where = listen_address(serve_at, "--serve", DEFAULT_ADDRESS)
+    gate = BrowserAccess(token_of(token, os.environ, where), where.host)
     feed, _ = opened(request)  # a source that cannot be read is an error now, not in each browser
     feed.close()
     return run_server(app_command(request), where, gate, feed.label)
@@ -70,12 +67,12 @@ def app_command(request: TuiRequest) -> list[str]:
     return command + ([] if request.config is None else [f"--config={request.config}"])
 
 
-def run_server(command: Sequence[str], where: ServeAddress, gate: ServeAccess, title: str) -> int:
+def run_server(command: Sequence[str], where: ListenAddress, gate: BrowserAccess, title: str) -> int:
     """Serve the app that `command` starts. Raise UserError where the address is taken or not this machine's."""
     return asyncio.run(_serve(ScreenServer(command, gate, title), where))
 
 
-async def _serve(server: ScreenServer, where: ServeAddress) -> int:
+async def _serve(server: ScreenServer, where: ListenAddress) -> int:
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[int] = loop.create_future()
 
@@ -85,57 +82,32 @@ async def _serve(server: ScreenServer, where: ServeAddress) -> int:
 
     for number in ENDING_SIGNALS:
         loop.add_signal_handler(number, end, number)
-    _quiet()
-    runner = web.AppRunner(
-        server.app(), access_log=None, shutdown_timeout=_SHUTDOWN_S, keepalive_timeout=_KEPT_ALIVE_S, logger=_NOBODY
-    )
-    await runner.setup()
-    listeners: list[socket.socket] = []
-    accepting: list[asyncio.Task[None]] = []
-    try:
-        try:
-            listeners = listening(where.host, where.port)
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise UserError(f"--serve {where.host}:{where.port}: cannot listen there: {printable(why)}") from None
-        assert runner.server is not None
-        server.connections = WebListener(runner.server)
-        accepting = [asyncio.create_task(server.connections.listen(listener)) for listener in listeners]
-        port = int(listeners[0].getsockname()[1])
-        say(f"serving {printable(server.title)} read-only on {where.url(port)}  (ctrl-c ends it)")
-        if gate_wanted := server.wants_token:
-            say(f"open {where.url(port)}?token=TOKEN with your token once; the browser then keeps a cookie")
-        if gate_wanted and not where.is_loopback:
-            say("the connection is not encrypted: on a network that you do not trust, use an ssh tunnel")
+    sockets = where.listening_sockets()
+    runner = web.AppRunner(server.app(), shutdown_timeout=_SHUTDOWN_S)
+    async with serving(runner, sockets, server.connections):
+        url = where.url(int(sockets[0].getsockname()[1]))
+        say(f"serving {printable(server.title)} read-only on {url}  (ctrl-c ends it)")
+        if server.wants_token:
+            say(f"open {url}?token=TOKEN with your token once; the browser then keeps a cookie")
+            if not where.is_loopback:
+                say("the connection is not encrypted: on a network that you do not trust, use an ssh tunnel")
         return await ended
-    finally:
-        for task in accepting:
-            task.cancel()
-        for listener in listeners:
-            listener.close()
-        await runner.cleanup()
-
-
-def _quiet() -> None:
-    """What strangers do wrong is theirs: it makes no line, let alone a traceback for each of their connections."""
-    for name in ("aiohttp", "asyncio"):
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 class ScreenServer:
     """Pages, the terminal's script, and a websocket for each browser with an app of its own behind it."""
 
-    def __init__(self, command: Sequence[str], gate: ServeAccess, title: str) -> None:
+    def __init__(self, command: Sequence[str], gate: BrowserAccess, title: str) -> None:
         self.title = title
         self._command = command
         self._gate = gate
-        self.connections: WebListener | None = None
+        self.connections = BoundedListener(CONNECTIONS_MAX, HEAD_S, until_heard=True)
         self._sockets: set[web.WebSocketResponse] = set()
         self._sessions: set[WebSession] = set()
 
     @property
     def wants_token(self) -> bool:
-        return not self._gate.knows(authorization=None, cookie=None)
+        return self._gate.wants_token
 
     def app(self) -> web.Application:
         """What aiohttp serves; the gate stands before every route, static files and the websocket included."""
@@ -155,34 +127,29 @@ class ScreenServer:
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         host = request.headers.getall("Host", [])
         if len(host) != 1 or not is_host(host[0]):
-            return _short(400, "gpudoctor: the Host header is no HOST:PORT")
+            return one_line(400, "the Host header is no HOST:PORT", _HEADERS)
         refusal = self._gate.refusal(host[0], request.headers.get("Origin"))
         if refusal is not None:
-            return _short(403, f"gpudoctor: refused: {refusal}")
+            return one_line(403, f"refused: {refusal}", _HEADERS)
         given = request.query.get("token")
         if given is not None and self._gate.is_token(given) and request.path == "/" and request.method == "GET":
             return self._welcome(request)
         cookie = request.cookies.get(_cookie_name(request))
         if not self._gate.knows(authorization=request.headers.get("Authorization"), cookie=cookie):
-            refused = _short(
-                401, "gpudoctor: a token is wanted: open /?token=TOKEN, or send Authorization: Bearer TOKEN"
-            )
-            refused.headers["WWW-Authenticate"] = "Bearer"
-            return refused
-        if self.connections is not None:
-            self.connections.heard(request.transport)
+            wanted = "a token is wanted: open /?token=TOKEN, or send Authorization: Bearer TOKEN"
+            return one_line(401, wanted, {**_HEADERS, "WWW-Authenticate": "Bearer"})
+        self.connections.heard(request.transport)
         try:
             response = await handler(request)
         except web.HTTPException as error:
-            return _short(error.status, f"gpudoctor: {error.status} {error.reason}")
+            return one_line(error.status, f"{error.status} {error.reason}", _HEADERS)
         if not response.prepared:
             response.headers.update(_HEADERS)
         return response
 
     def _welcome(self, request: web.Request) -> web.Response:
         """Take the token out of the address again, and leave a cookie that this page itself brings back."""
-        if self.connections is not None:
-            self.connections.heard(request.transport)
+        self.connections.heard(request.transport)
         response = _page(open_page())
         response.set_cookie(
             _cookie_name(request), self._gate.secret, httponly=True, samesite="Strict", secure=request.secure, path="/"
@@ -198,7 +165,7 @@ class ScreenServer:
 
     async def _websocket(self, request: web.Request) -> web.StreamResponse:
         if len(self._sessions) >= SESSIONS_MAX:
-            return _short(503, f"gpudoctor: {SESSIONS_MAX} browsers watch already")
+            return one_line(503, f"{SESSIONS_MAX} browsers watch already", _HEADERS)
         socket = web.WebSocketResponse(heartbeat=15, max_msg_size=_MESSAGE_MAX)
         session = WebSession(self._command, socket.send_bytes)
         self._sessions.add(session)
@@ -261,12 +228,6 @@ def _page(text: str) -> web.Response:
     return web.Response(text=text, content_type="text/html", headers=_HEADERS)
 
 
-def _short(status: int, line: str) -> web.Response:
-    response = web.Response(status=status, text=f"{line}\n", headers=_HEADERS)
-    response.force_close()  # who is sent away does not stay
-    return response
-
-
 def _cookie_name(request: web.Request) -> str:
     # cookies know no ports: two servers on one machine must not overwrite each other's
     return f"gpudoctor-{request.host.rpartition(':')[2] if ':' in request.host else 'web'}".replace("]", "")
@@ -275,6 +236,3 @@ def _cookie_name(request: web.Request) -> str:
 def _number(request: web.Request, name: str, default: int) -> int:
     text = request.query.get(name, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else default
-
-
-__all__ = ["TOKEN_VARIABLE", "serve"]

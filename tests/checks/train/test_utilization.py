@@ -13,7 +13,7 @@ from gpudoctor.facts.model.measurements import Launch, Measurements, ProbeProble
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, Node, Unanswered
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Spread, Telemetry
-from gpudoctor.report.telemetry_figures import telemetry_lines
+from gpudoctor.report.text_figures import telemetry_lines
 from tests.checks.one_check import gpu, gpus, judge, uuid_of, words
 
 UTILIZATION = "train.utilization"

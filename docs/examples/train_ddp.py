@@ -1,0 +1,96 @@
+"""A small DDP training on CPU or GPU that can be made to fail, to try `gpudoctor diagnose` on.
+
+    torchrun --standalone --nproc-per-node 4 docs/examples/train_ddp.py --hang 2 2>&1 | tee hang.log
+    gpudoctor diagnose hang.log
+
+Each option names the RANK that goes wrong, at step `--at`. `--timeout` is that of the process group in seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import signal
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+FAULTS = ("exception", "sigkill", "sigstop", "segfault", "hang", "mismatch", "shape", "import-error", "silent-exit",
+          "early-exit", "nan", "alloc", "full-disk", "never-starts", "params")  # fmt: skip
+
+
+def main() -> None:
+    """Train a small model, and go wrong where told to."""
+    parser = argparse.ArgumentParser()
+    for fault in FAULTS:
+        parser.add_argument(f"--{fault}", type=int, metavar="RANK")
+    parser.add_argument("--at", type=int, default=12, help="the step at which it goes wrong")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--timeout", type=float, default=20.0)
+    args = parser.parse_args()
+    rank = int(os.environ["RANK"])
+    if args.import_error == rank:
+        import flash_attention_of_another_image  # type: ignore[import-not-found]  # noqa: F401
+    if args.never_starts == rank:
+        time.sleep(10_000)
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=datetime.timedelta(seconds=args.timeout))
+    torch.manual_seed(0)
+    layers = [nn.Linear(256, 256) for _ in range(3 if args.params == rank else 2)]
+    model = DistributedDataParallel(nn.Sequential(*layers, nn.Linear(256, 1)).to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for step in range(args.steps):
+        if step == args.at:
+            go_wrong(args, rank, device)
+        if step == args.at and args.early_exit == rank:
+            print("early stopping: no improvement in 8 evaluations", flush=True)
+            os._exit(0)
+        loss = model(torch.randn(32, 256, device=device)).pow(2).mean()
+        if step == args.at and args.nan == rank:
+            raise FloatingPointError(f"step {step}: loss is nan")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if rank == 0 and step % 5 == 0:
+            print(f"step {step:5d}  loss {loss.item():.4f}", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+    if rank == 0:
+        print("training finished", flush=True)
+
+
+def go_wrong(args: argparse.Namespace, rank: int, device: torch.device) -> None:
+    """The fault that was asked for, if it is this rank's."""
+    if args.exception == rank:
+        raise KeyError("<|im_end|>")
+    if args.sigkill == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if args.sigstop == rank:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if args.segfault == rank:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if args.hang == rank:
+        time.sleep(10_000)
+    if args.silent_exit == rank:
+        os._exit(1)
+    if args.alloc == rank:
+        torch.empty(1 << 46)
+    if args.full_disk == rank:
+        with open("/dev/full", "wb") as file:  # noqa: PTH123
+            file.write(b"0" * 100_000)
+    if args.mismatch is not None:
+        value = torch.ones(4, device=device)
+        dist.broadcast(value, 0) if args.mismatch == rank else dist.all_reduce(value)
+    if args.shape is not None:
+        dist.all_reduce(torch.ones(7 if args.shape == rank else 4, device=device))
+
+
+if __name__ == "__main__":
+    main()

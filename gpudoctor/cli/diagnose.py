@@ -1,0 +1,122 @@
+"""`gpudoctor diagnose`: what happened first in a failed or hanging job, where, and why."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpudoctor.cli.options import (
+    color_option,
+    format_options,
+    output_option,
+    redact_option,
+    seconds,
+    to_file,
+    write_output,
+)
+from gpudoctor.errors import UserError
+from gpudoctor.exits import FAILED, OK, UNKNOWN, is_terminal, say
+
+if TYPE_CHECKING:
+    from gpudoctor.diagnose.diagnosis import Diagnosis
+    from gpudoctor.diagnose.gather import GatheredLogs
+
+_CODES = {"cause": FAILED, "unknown": UNKNOWN, "nothing": OK}
+_FILE_WIDTH = 110
+_WIDEST = 140
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `gpudoctor diagnose`."""
+    parser.epilog = (
+        "exit codes: 0 nothing wrong found, 1 a cause found, 2 nothing could be read, "
+        "3 something is wrong and the cause unknown"
+    )
+    parser.add_argument(
+        "sources",
+        nargs="+",
+        metavar="FILE|FOLDER|-",
+        help="logs of a job, folders of them, flight recorder dumps, stacks, kernel logs; - for stdin",
+    )
+    parser.add_argument(
+        "--reports",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="PATH",
+        help="reports of gpudoctor check --json of the job's nodes: they raise or lower a hypothesis",
+    )
+    format_options(parser, "text", "json", "html")
+    parser.add_argument("--follow", action="store_true", help="read on while the job runs; say when it stands still")
+    parser.add_argument(
+        "--stall", type=seconds, default=120.0, metavar="SECONDS", help="with --follow: no progress for so long (120)"
+    )
+    output_option(parser, "write the answer to FILE, atomically")
+    redact_option(parser)
+    parser.add_argument("-v", "--verbose", action="store_true", help="the timeline of all events")
+    color_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, infer and answer; the exit code is that of the verdict. Raise UserError if nothing can be read."""
+    from gpudoctor.diagnose.build import diagnose, stalled
+    from gpudoctor.diagnose.gather import gather
+    from gpudoctor.diagnose.node_reports import read_reports
+    from gpudoctor.diagnose.sources import find_sources
+
+    sources, skipped = find_sources(args.sources)
+    reports, unread = read_reports(args.reports)
+    stall = None
+    if args.follow:
+        from gpudoctor.diagnose.follow import follow
+
+        gathered, stall = follow(sources, args.stall, say)
+    else:
+        gathered = gather(sources)
+    gathered.skipped[:0] = [*skipped, *unread]
+    _refuse_nothing(gathered)
+    answer = diagnose(gathered, reports)
+    if stall is not None:
+        say(f"nothing moved for {stall.seconds:g} s; last known: {'; '.join(stall.last[:16]) or 'no step was seen'}")
+        answer = stalled(answer, stall)
+    if args.redact:
+        from gpudoctor.diagnose.redacted import redacted_diagnosis
+
+        answer = redacted_diagnosis(answer)
+    write_output(_rendered(args, answer), args)
+    return _CODES[answer.verdict]
+
+
+def _refuse_nothing(gathered: GatheredLogs) -> None:
+    """If no file could be read at all, that is no "nothing found"."""
+    unread = {skipped.name for skipped in gathered.skipped}
+    if gathered.skipped and all(file.name in unread for file in gathered.files):
+        first = gathered.skipped[0]
+        more = f" (and {len(gathered.skipped) - 1} more)" if len(gathered.skipped) > 1 else ""
+        raise UserError(f"{first.name}: {first.reason}{more}")
+    if not gathered.files:
+        raise UserError("no file in there")
+
+
+def _rendered(args: argparse.Namespace, answer: Diagnosis) -> str:
+    if args.format == "json":
+        import msgspec
+
+        from gpudoctor.json_text import terminal_safe
+
+        shown = answer if args.verbose else msgspec.structs.replace(answer, timeline=())
+        return terminal_safe(msgspec.json.format(msgspec.json.encode(shown), indent=2)).decode() + "\n"
+    if args.format == "html":
+        from gpudoctor.diagnose.html import render_html
+
+        return render_html(answer)
+    from gpudoctor.diagnose.text import render_text
+
+    seen = not to_file(args) and is_terminal(sys.stdout)
+    painted = args.color == "always" or (args.color == "auto" and seen and not os.environ.get("NO_COLOR"))
+    width = min(shutil.get_terminal_size((_FILE_WIDTH, 24)).columns, _WIDEST) if not to_file(args) else _FILE_WIDTH
+    return render_text(answer, width=width, color=painted, verbose=args.verbose)

@@ -1,0 +1,180 @@
+"""What was gathered -> the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from gpudoctor.diagnose.causes import COLLECT, text_of_cause
+from gpudoctor.diagnose.diagnosis import (
+    Cause,
+    Confidence,
+    Diagnosis,
+    EvidenceLine,
+    NextStep,
+    TimelineEntry,
+    Unread,
+    Verdict,
+    Victim,
+)
+from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.follow import Stall
+from gpudoctor.diagnose.gather import GatheredLogs
+from gpudoctor.diagnose.infer import first_failed_attempt, hypotheses, recovered
+from gpudoctor.diagnose.job import Job
+from gpudoctor.diagnose.node_reports import NodeReport, weigh
+from gpudoctor.diagnose.rules.model import Hypothesis
+
+_MOST_VICTIMS = 64
+_MOST_OTHERS = 5
+_MOST_TIMELINE = 2000
+
+
+def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diagnosis:
+    """The best hypothesis, what remains beside it, the victims, and what to do."""
+    job = Job(gathered.log, gathered.files)
+    for dump in gathered.dumps:
+        gathered.files[dump.file].rank = dump.rank
+    healed = recovered(job)
+    found = [healed] if healed else hypotheses(job, gathered.dumps, gathered.stacks)
+    unread = tuple(Unread(s.name, s.reason) for s in gathered.skipped)
+    common = {"files": len(gathered.files), "unread": unread, "world_size": job.world, "timeline": _timeline(job)}
+    if not found:
+        return Diagnosis(verdict="nothing", cause=None, reason=_nothing_reason(gathered), **common)  # type: ignore[arg-type]
+    nodes = list(reports)
+    best, confidence, notes = weigh(found[0], nodes)
+    cause = _cause(job, best, confidence, gathered)
+    others = [] if healed else _others(job, found, best, gathered)
+    attempt = first_failed_attempt(job) or 0
+    verdict: Verdict = "nothing" if healed else "unknown" if best.unknown else "cause"
+    words = text_of_cause(best.what)
+    doubtful = best.unknown or cause.confidence == "possible"
+    return Diagnosis(
+        verdict=verdict,
+        cause=cause,
+        others=tuple(others),
+        victims=() if healed else tuple(_victims(job, attempt, best)),
+        collect=COLLECT["unknown"] if doubtful else (),
+        next=tuple(_next_steps(cause, words.checks)),
+        reason="; ".join(notes),
+        silent_ranks=tuple(sorted(job.members - job.ranks_heard()))[:1024] if job.world else (),
+        **common,  # type: ignore[arg-type]
+    )
+
+
+def stalled(answer: Diagnosis, stall: Stall) -> Diagnosis:
+    """The answer about a job that stands still: something is wrong, even if no line says so."""
+    if answer.verdict != "nothing":
+        return answer
+    words = "; ".join(stall.last[:8]) or "no step was seen"
+    text = f"no step for {stall.seconds:g} s, and no line says why; last known: {words}"
+    cause = Cause("stalled", None, None, None, "possible", text)
+    return msgspec.structs.replace(answer, verdict="unknown", cause=cause, collect=COLLECT["unknown"], reason="")
+
+
+def _nothing_reason(gathered: GatheredLogs) -> str:
+    if not gathered.files:
+        return "no file to read"
+    if not any(file.like_a_job for file in gathered.files) and not gathered.dumps:
+        return "no job's log: nothing in it looks like the output of a training"
+    return "nothing in it says that something failed"
+
+
+def _cause(job: Job, found: Hypothesis, confidence: Confidence, gathered: GatheredLogs) -> Cause:
+    return Cause(
+        what=found.what,
+        rank=found.rank
+        if found.rank is not None
+        else (found.ranks[0] if found.what == "rank_behind" and found.ranks else None),
+        host=found.host,
+        gpu=found.gpu,
+        confidence=confidence,
+        text=found.text,
+        evidence=tuple(_evidence(event, gathered) for event in found.events[:6]) or _dump_evidence(found, gathered),
+        ranks=found.ranks,
+    )
+
+
+def _evidence(event: Event, gathered: GatheredLogs) -> EvidenceLine:
+    name = gathered.files[event.file].name if event.file < len(gathered.files) else "?"
+    return EvidenceLine(name, event.line, event.text.strip())
+
+
+def _dump_evidence(found: Hypothesis, gathered: GatheredLogs) -> tuple[EvidenceLine, ...]:
+    """The dumps or stacks of the ranks that are named, else the first ones."""
+    shown = [file for file in gathered.files if file.rank is not None and not file.text]
+    chosen = [file for file in shown if file.rank in found.ranks] or shown
+    return tuple(EvidenceLine(file.name, 0, found.text) for file in chosen[:3])
+
+
+def _others(job: Job, found: list[Hypothesis], best: Hypothesis, gathered: GatheredLogs) -> list[Cause]:
+    """Hypotheses that remain: of another kind or place, and not what merely follows from the best one."""
+    kept: list[Cause] = []
+    seen = {(best.what, best.ranks)}
+    if len(best.ranks) > 1 and best.what == "rank_behind":
+        kept += [_cause(job, _of_rank(best, rank), best.confidence, gathered) for rank in best.ranks[1:]]
+    for hypothesis in found[1:]:
+        key = (hypothesis.what, hypothesis.ranks)
+        if key in seen or hypothesis.unknown or (hypothesis.ranks and set(hypothesis.ranks) <= set(best.ranks)):
+            continue
+        seen.add(key)
+        kept.append(_cause(job, hypothesis, "possible", gathered))
+    return kept[:_MOST_OTHERS]
+
+
+def _of_rank(best: Hypothesis, rank: int) -> Hypothesis:
+    return Hypothesis(
+        what=best.what, ranks=(rank,), host=best.host, confidence=best.confidence, text=best.text, events=best.events
+    )
+
+
+def _victims(job: Job, attempt: int, best: Hypothesis) -> Iterable[Victim]:
+    told: set[object] = set()
+    proof = {(e.file, e.line) for e in best.events} if not best.unknown else set()
+    for event in job.of("victim", "wait", attempt=attempt):
+        key = event.rank if event.rank is not None else (event.host, event.file)
+        if key in told or len(told) >= _MOST_VICTIMS or (event.rank is not None and event.rank in best.ranks):
+            continue
+        if (event.file, event.line) in proof and best.what not in ("rank_hung", "rank_behind", "node_lost"):
+            continue
+        told.add(key)
+        name = job.files[event.file].name if event.file < len(job.files) else "?"
+        why = "waited for a peer" if event.role == "wait" else "lost its connection to a peer or to the store"
+        yield Victim(event.rank, event.host, why, (EvidenceLine(name, event.line, event.text.strip()),))
+
+
+def _next_steps(cause: Cause, checks: tuple[str, ...]) -> Iterable[NextStep]:
+    if checks:
+        yield NextStep(f"gpudoctor check {' '.join(checks)}", cause.host, "whether the node itself is fit")
+    if cause.what in ("timeout_all_same_seq", "ib_completion_error", "ib_qp_setup_failed", "bootstrap_connect_failed"):
+        yield NextStep("gpudoctor cluster check --hosts HOSTS", None, "the network between the nodes, pair by pair")
+
+
+def _timeline(job: Job) -> tuple[TimelineEntry, ...]:
+    shown = [e for e in job.events if e.role not in ("fact", "progress")]
+    shown.sort(key=lambda e: (e.attempt, e.time_s is None, e.time_s or 0, e.file, e.line))
+    return tuple(
+        TimelineEntry(
+            _clock(e.time_s),
+            e.rank,
+            e.host,
+            _timeline_word(e),
+            job.files[e.file].name if e.file < len(job.files) else "?",
+            e.line,
+            e.text.strip()[:200],
+        )
+        for e in shown[:_MOST_TIMELINE]
+    )
+
+
+def _timeline_word(event: Event) -> str:
+    code = event.number("code")
+    return f"exit {code}" if event.role == "exit" and code is not None else event.what
+
+
+def _clock(time_s: float | None) -> str | None:
+    if time_s is None:
+        return None
+    seconds = time_s % 86400
+    return f"{int(seconds) // 3600:02d}:{int(seconds) // 60 % 60:02d}:{seconds % 60:06.3f}"

@@ -1,0 +1,139 @@
+"""Every word of `cause.what`: its title, what to do, which checks to run where it happened, and its page.
+
+A page may serve several words. Checks are ids of `gpudoctor list`; none where no node is at fault.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+_PAGES = Path(__file__).parent / "pages"
+
+
+class CauseText(msgspec.Struct, frozen=True):
+    """One word: title in a line, steps, checks for the node, name of the page."""
+
+    title: str
+    page: str
+    steps: tuple[str, ...]
+    checks: tuple[str, ...] = ()
+
+
+def _c(page: str, title: str, *steps: str, checks: str = "") -> CauseText:
+    return CauseText(title, page, steps, tuple(checks.split()))
+
+
+_PROGRAM = "Fix the program or its data; no machine is at fault by this."
+_NCCL_AGAIN = "Run again with NCCL_DEBUG=WARN (INFO for the start) and keep the output of every rank."
+_RECORDER = "Run again with TORCH_FR_BUFFER_SIZE=2000 (before torch 2.9: TORCH_NCCL_TRACE_BUFFER_SIZE) and keep the dumps of all ranks."
+_STACKS = "While it hangs: py-spy dump --pid PID of every rank; the odd one out is the suspect."
+_SHM = "Give /dev/shm more room: docker --shm-size=16g, or an emptyDir of medium Memory; remove left-over files there."
+_IB = "Look at the port counters and cables of both ends, and whether the peer died before."
+
+CAUSES: dict[str, CauseText] = {
+    "user_exception": _c("user-exception", "the program raised an exception on one rank", "Read its traceback; the last frame of your own code is named above.", _PROGRAM),
+    "user_exception_all": _c("user-exception", "the program raised the same exception on all ranks", "Read one rank's traceback: it is the same everywhere.", _PROGRAM),
+    "import_error": _c("import-error", "a Python module could not be imported", "Install it in the environment that the job uses; where only one host lacks it, compare images and virtual environments.", checks="env.frameworks"),
+    "config_mismatch": _c("collective-mismatch", "ranks built different models or settings", "Compare the configuration and the arguments of the odd rank with the others'."),
+    "nan": _c("nan", "the numbers went wrong (NaN or infinite)", "Look at data, learning rate and precision first.", "If it comes again, always on the same GPU: run compute.exact there.", checks="compute.exact"),
+    "rank_behind": _c("nccl-timeout", "a rank did not issue the collective that the others wait in", "Look at what that rank did last: its stack, its data, its host.", _STACKS, checks="train.balance gpu.xid"),
+    "rank_hung": _c("nccl-timeout", "a rank hangs while the others wait for it", _STACKS, "Look at that rank's data loading, locks and files.", checks="gpu.xid driver.responsive"),
+    "watchdog_stuck": _c("watchdog-stuck", "torch's NCCL watchdog itself is stuck", "Look for Xids in the kernel log of that host.", "py-spy dump --native of that rank.", checks="gpu.xid driver.responsive"),
+    "collective_mismatch": _c("collective-mismatch", "the ranks run different collectives", "Look for a branch, a skipped step or uneven data before this collective.", "TORCH_DISTRIBUTED_DEBUG=DETAIL names both sides at once."),
+    "timeout_all_same_seq": _c("nccl-timeout", "all ranks heard of wait in the same collective", "Read the logs of the ranks and hosts that are silent.", "If all are heard: test the network and the links between them.", _RECORDER, checks="network.infiniband collective.pairs"),
+    "timeout_undecidable": _c("nccl-timeout", "a collective timed out; who is missing is not in these logs", "Collect the logs of all ranks and diagnose them together.", _RECORDER, _STACKS),
+    "first_collective_hang": _c("nccl-timeout", "the first collective never ended", "Try NCCL_P2P_DISABLE=1 once: if it runs then, peer-to-peer does not work here (ACS, IOMMU, container).", checks="pcie.acs link.peer host.shm"),
+    "early_exit": _c("early-exit", "one rank ended normally while others still had work", "Make all ranks take the same number of steps: uneven data, early stopping decided by one rank alone."),
+    "silent_exit": _c("process-died", "a rank left with an error code and no traceback", "Look for os._exit, sys.exit or a native exit; keep the stderr of that rank; decorate main with torch's @record."),
+    "missing_rank": _c("nccl-timeout", "a rank never came", "Read the log of the rank and node that is missing.", _STACKS),
+    "node_lost": _c("node-lost", "a node or its agent was lost", "Read the kernel log and the BMC's event log of that node; last -x shows reboots.", checks="gpu.xid"),
+    "killed_sigkill": _c("process-died", "a rank was killed by SIGKILL; by whom is not in these logs", "Read the kernel log of that host (dmesg -T) for the OOM killer, and the scheduler's log.", checks="host.ram-per-gpu"),
+    "host_oom": _c("host-oom", "the memory of the host or its cgroup ran out", "Fewer or smaller data loader workers, less pinned memory; a larger memory request.", "Watch the memory of the ranks over time: a leak grows.", checks="host.ram-per-gpu"),
+    "host_alloc_failed": _c("host-oom", "an allocation of host memory failed", "Compare the size asked for with the RAM: a wrong shape, or no memory left.", checks="host.ram-per-gpu"),
+    "segfault": _c("process-died", "a rank crashed (SIGSEGV)", "Run with PYTHONFAULTHANDLER=1 and keep a core dump; look at native extensions.", checks="gpu.xid"),
+    "segfault_all": _c("process-died", "all ranks crashed at once: a common cause in native code", "Look at what changed: libraries, environment variables, native extensions."),
+    "sigbus": _c("shared-memory", "a rank died of SIGBUS", _SHM, checks="host.shm"),
+    "process_died_unknown": _c("process-died", "a process vanished without an error of its own", "Read the kernel log (dmesg -T) and the launcher's own log on that host.", checks="host.ram-per-gpu gpu.xid"),
+    "terminated_signal": _c("ended-from-outside", "the job was ended by a signal from outside", "Ask the scheduler, the cloud or the user: preemption, scancel, a closed terminal."),
+    "time_limit": _c("ended-from-outside", "the time limit of the job was reached", "Ask for more time, or write checkpoints before the limit (sbatch --signal)."),
+    "preempted": _c("ended-from-outside", "the job was preempted", "Requeue it; write checkpoints on SIGTERM."),
+    "evicted": _c("ended-from-outside", "Kubernetes evicted the pod", "Read kubectl describe pod: memory, disk or a drain of the node."),
+    "cancelled": _c("ended-from-outside", "the job was cancelled", "By a user or by the end of its step; see sacct."),
+    "cuda_oom": _c("cuda-oom", "GPU memory ran out", "Smaller batch or sequence, activation checkpointing, sharding: gpudoctor plan tells what fits.", "Look who else uses the GPU.", checks="gpu.in-use train.memory"),
+    "cuda_illegal_access": _c("cuda-error", "a CUDA kernel touched memory that is not its own", "CUDA_LAUNCH_BLOCKING=1 shows the true place; compute-sanitizer finds the access.", "A bug of a kernel nearly always; Xid 31 in the kernel log belongs to it.", checks="gpu.xid"),
+    "cuda_device_assert": _c("cuda-error", "an index or label is out of range on the GPU", "Compare labels and indices with the number of classes or the vocabulary; run one batch on the CPU."),
+    "cuda_system_not_ready": _c("fabric", "the NVSwitch fabric is not up (CUDA 802)", "Start nvidia-fabricmanager in the driver's own version.", checks="nvlink.fabric"),
+    "cuda_driver_mismatch": _c("driver", "driver library and kernel module do not fit", "Reboot after an update, or align the versions; remove a compat library from the container.", checks="driver.version-match"),
+    "cuda_not_supported": _c("driver", "the driver or this virtual GPU lacks what CUDA or NCCL asks for", "A newer driver or an older NCCL; on vGPU see its limits.", checks="env.torch driver.version-match"),
+    "cuda_init_failed": _c("driver", "CUDA could not be initialised on this GPU", "Look for left-over processes and Xids; try a small CUDA program on that GPU.", checks="gpu.lost gpu.xid driver.responsive"),
+    "cuda_busy": _c("driver", "the GPU is busy or in exclusive mode", "Find the process that holds it; look at the compute mode.", checks="gpu.in-use gpu.settings"),
+    "cuda_launch_failure": _c("cuda-error", "a CUDA kernel died", "Xids of that time decide between program and card.", "CUDA_LAUNCH_BLOCKING=1, compute-sanitizer.", checks="gpu.xid compute.pattern"),
+    "gpu_isolated": _c("driver", "the process sees no such GPU", "Compare CUDA_VISIBLE_DEVICES, the container's devices and the number of ranks.", checks="env.cuda-visible-devices gpu.count"),
+    "gpu_ecc": _c("gpu-fault", "the memory of a GPU failed (uncorrectable ECC)", "Drain the node, reset the GPU; replace it if it comes again.", checks="gpu.ecc gpu.memory-repair"),
+    "gpu_lost": _c("gpu-fault", "a GPU no longer answers", "Drain the node and power-cycle it; reseat the card if it comes again.", checks="gpu.lost pcie.errors"),
+    "gpu_xid": _c("gpu-fault", "the driver reported a fault of a GPU (Xid)", "See gpudoctor explain gpu.xid for the code.", checks="gpu.xid"),
+    "nccl_cuda_unknown": _c("nccl-error", "a CUDA call of NCCL failed; which, is not in this text", _NCCL_AGAIN, checks="gpu.xid env.torch"),
+    "nccl_unknown": _c("nccl-error", "NCCL failed; why is not in this text", _NCCL_AGAIN),
+    "nvls_failed": _c("fabric", "NVLink SHARP memory could not be bound", "Restart the fabric manager or reset the node; meanwhile NCCL_NVLS_ENABLE=0.", checks="nvlink.fabric nvlink.links"),
+    "imex_mnnvl": _c("fabric", "memory over multi-node NVLink could not be shared", "Look at the IMEX daemon and at /dev/nvidia-caps-imex-channels in the container; meanwhile NCCL_MNNVL_ENABLE=0.", checks="nvlink.fabric"),
+    "ib_completion_error": _c("infiniband", "a request over InfiniBand or RoCE got no answer", _IB, checks="network.infiniband"),
+    "ib_qp_setup_failed": _c("infiniband", "two network cards do not reach each other", "Check GID index, VLAN and MTU, rails (NCCL_CROSS_NIC=0), and whether a port is down.", checks="network.infiniband"),
+    "ib_memlock": _c("infiniband", "the network card could not pin memory", "ulimit -l unlimited: in the container, in slurmd's and systemd's limits.", checks="host.limits"),
+    "ib_registration_failed": _c("infiniband", "the network card could not register GPU memory", "modprobe nvidia_peermem, or a kernel and driver with DMA-BUF.", checks="network.infiniband"),
+    "ofi_error": _c("infiniband", "libfabric (EFA) failed towards a peer", "Compare versions of EFA, libfabric and aws-ofi-nccl on both ends; read the peer's log; NCCL_NET=Socket as a test."),
+    "bootstrap_connect_failed": _c("bootstrap", "NCCL could not connect to a peer", "Check which interface it took (NET/Socket : Using): set NCCL_SOCKET_IFNAME; open the firewall between the nodes.", checks="env.nccl"),
+    "bootstrap_no_interface": _c("bootstrap", "NCCL found no network interface that it may use", "NCCL_SOCKET_IFNAME names none that exists here, or none is up.", checks="env.nccl"),
+    "connect_stale": _c("rendezvous", "a rank could not connect to the address of another", "After a restart: old addresses in the store; diagnose the first attempt."),
+    "iommu": _c("fabric", "the IOMMU stands between the GPUs", "Boot with iommu=pt; switch ACS off.", checks="pcie.acs"),
+    "rendezvous_unreachable": _c("rendezvous", "the master address does not answer as a rendezvous", "Check MASTER_ADDR, port, DNS and firewall; see what listens there."),
+    "rendezvous_timeout": _c("rendezvous", "not all nodes came to the rendezvous in time", "Read the log of the node that is missing; compare --nnodes with what was started."),
+    "port_in_use": _c("rendezvous", "the port is taken", "ss -ltnp shows by whom: a left-over process or a second job; or choose another port."),
+    "shm_too_small": _c("shared-memory", "/dev/shm is full or too small for NCCL", _SHM, checks="host.shm"),
+    "shm_too_small_loader": _c("shared-memory", "/dev/shm is full or too small for the data loader", _SHM, "Or fewer data loader workers.", checks="host.shm"),
+    "shm_permission": _c("shared-memory", "/dev/shm may not be written", "chmod 1777 /dev/shm, or the mount's options.", checks="host.shm"),
+    "loader_worker_killed": _c("loader", "a data loader worker died", "Look for the OOM killer in the kernel log of that host; run with num_workers=0 to see its error.", checks="host.ram-per-gpu host.shm"),
+    "limit_nofile": _c("limits", "too many open files", "Raise ulimit -n, or torch.multiprocessing.set_sharing_strategy('file_system').", checks="host.limits"),
+    "disk_full": _c("storage", "the file system is full", "df -h and df -i of the path that is named; the quota."),
+    "fs_readonly": _c("storage", "the file system is read-only", "Look at the mount and the kernel log of that host."),
+    "stale_nfs": _c("storage", "a file handle of a network file system went stale", "Remount; see whether the server was restarted or the folder was removed."),
+    "fs_error": _c("storage", "the file system failed", "Look at the mount and the kernel log of that host."),
+    "nccl_size_mismatch": _c("collective-mismatch", "NCCL got another size than it expected", "Equal calls and equal NCCL_* settings on all ranks.", checks="env.nccl"),
+    "nccl_invalid_usage": _c("nccl-error", "NCCL refused a call (nearly always two ranks on one GPU)", "torch.cuda.set_device(local_rank) before the first collective; no more ranks than GPUs.", _NCCL_AGAIN, checks="env.cuda-visible-devices"),
+    "nccl_lib_mismatch": _c("nccl-error", "different versions of NCCL are mixed", "One libnccl for all: LD_LIBRARY_PATH, wheels of several CUDA versions.", checks="env.torch"),
+    "duplicate_gpu": _c("nccl-error", "two ranks use one GPU", "torch.cuda.set_device(local_rank); no more ranks per node than GPUs.", checks="env.cuda-visible-devices"),
+    "victims_only": _c("victims-only", "only ranks speak that lost another one", "Read the log of rank 0 (it holds the store) and of the ranks that are silent."),
+    "launcher_table_only": _c("victims-only", "only the launcher speaks: exit codes, no errors", "Keep the stderr of each rank: torchrun --log-dir DIR --redirects 3 --tee 3, srun -l; decorate main with torch's @record."),
+    "stalled": _c("nccl-timeout", "the job stands still, and no line says why", _STACKS, "ncclras shows who launched fewer operations (NCCL 2.24 and newer)."),
+    "recovered": _c("ended-from-outside", "an attempt failed, and a later one ended well", "Nothing to do for this job; the first attempt's cause is named above."),
+}  # fmt: skip
+
+COLLECT: dict[str, tuple[str, ...]] = {
+    "unknown": (
+        "the output of every rank, not of one alone (torchrun --log-dir DIR --redirects 3, srun -l)",
+        "the kernel log of each host: dmesg -T",
+        "flight recorder dumps: TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1",
+        "while it hangs: py-spy dump of every rank, and ncclras",
+    ),
+}
+
+
+def text_of_cause(what: str) -> CauseText:
+    """The row of a word; a plain one for a word without a row."""
+    return CAUSES.get(what) or CauseText(what.replace("_", " "), "victims-only", ())
+
+
+def page_names() -> list[str]:
+    """Names of the pages, as `gpudoctor explain diagnose.NAME` takes them."""
+    return sorted(path.stem for path in _PAGES.glob("*.md"))
+
+
+def page_of(name: str) -> str | None:
+    """The page of a name or of a word of `cause.what`; None where there is none."""
+    wanted = name.removeprefix("diagnose.")
+    word = CAUSES.get(wanted.replace("-", "_"))
+    path = _PAGES / f"{wanted.replace('_', '-')}.md"
+    if path.name in {f"{page}.md" for page in page_names()}:
+        return path.read_text(encoding="utf-8")
+    return (_PAGES / f"{word.page}.md").read_text(encoding="utf-8") if word else None

@@ -1,0 +1,89 @@
+"""The answer, as `gpudoctor.diagnosis/1` has it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+SCHEMA = "gpudoctor.diagnosis/1"
+Verdict = Literal["cause", "unknown", "nothing"]
+Confidence = Literal["certain", "likely", "possible"]
+
+
+class EvidenceLine(msgspec.Struct, frozen=True):
+    """A line that shows it; `line` is 0 where the file has no lines (a dump)."""
+
+    file: str
+    line: int
+    text: str
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """One hypothesis. `rank` is the global rank or null: null rather than a guess; `ranks` if it is several at once.
+
+    `gpu` is a PCI bus id, or the index that the process itself counts by.
+    """
+
+    what: str
+    rank: int | None
+    host: str | None
+    gpu: str | None
+    confidence: Confidence
+    text: str
+    evidence: tuple[EvidenceLine, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+
+class Victim(msgspec.Struct, frozen=True):
+    """A rank or host that only lost others or waited for them, with what it said."""
+
+    rank: int | None
+    host: str | None
+    text: str
+    evidence: tuple[EvidenceLine, ...] = ()
+
+
+class NextStep(msgspec.Struct, frozen=True):
+    """A command to run, and on which host (null: on any, or on each)."""
+
+    command: str
+    host: str | None = None
+    why: str = ""
+
+
+class TimelineEntry(msgspec.Struct, frozen=True):
+    """One event in the order of the files; `time` as the log has it, of its own clock."""
+
+    time: str | None
+    rank: int | None
+    host: str | None
+    what: str
+    file: str
+    line: int
+    text: str
+
+
+class Unread(msgspec.Struct, frozen=True):
+    """What could not be read, and why."""
+
+    file: str
+    reason: str
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened first, where, and why. `others` are the hypotheses that remain."""
+
+    schema: str = SCHEMA
+    verdict: Verdict
+    cause: Cause | None
+    others: tuple[Cause, ...] = ()
+    victims: tuple[Victim, ...] = ()
+    collect: tuple[str, ...] = ()
+    next: tuple[NextStep, ...] = ()
+    reason: str = ""
+    world_size: int | None = None
+    silent_ranks: tuple[int, ...] = ()
+    files: int = 0
+    unread: tuple[Unread, ...] = ()
+    timeline: tuple[TimelineEntry, ...] = ()

@@ -1,0 +1,199 @@
+"""Dumps of PyTorch's flight recorder, pickle or JSON: read without running anything in them.
+
+A dump is a pickle, and a pickle may name any function to call. Real ones hold only dict, list, tuple, str, int, float,
+bool and None, so every other object is refused: by name (`find_class`), by persistent id, by size, depth and count.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import pickletools
+import re
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+
+_MAX_BYTES = 256 << 20
+_MAX_OBJECTS = 20_000_000
+_NAME = re.compile(
+    r"(?:^|_)(?:dump|trace|rank|nccl_trace|comm_lib_trace)_?(?:rank_?)?(\d{1,6})(?:\.json|\.pkl|\.pickle)?$"
+)
+_REFUSED = {
+    "GLOBAL",
+    "STACK_GLOBAL",
+    "INST",
+    "OBJ",
+    "NEWOBJ",
+    "NEWOBJ_EX",
+    "REDUCE",
+    "BUILD",
+    "PERSID",
+    "BINPERSID",
+    "EXT1",
+    "EXT2",
+    "EXT4",
+    "NEXT_BUFFER",
+    "READONLY_BUFFER",
+}
+
+
+class DumpError(Exception):
+    """It is no dump that can be read; the message says why."""
+
+
+class RecordedCollective(msgspec.Struct, frozen=True):
+    """One entry. `finished`: completed, or retired (gloo retires what it has finished, whatever its state says)."""
+
+    group: tuple[str, tuple[int, ...]]
+    group_name: str
+    seq: int
+    name: str
+    sizes: str
+    finished: bool
+    p2p: bool
+    time_ns: int
+
+
+class GroupStatus(msgspec.Struct, frozen=True):
+    """Counts of one group: what was enqueued and completed last."""
+
+    enqueued: int | None
+    completed: int | None
+
+
+class Dump(msgspec.Struct, frozen=True):
+    """One rank's recorder. `status` by the group's name and members."""
+
+    rank: int
+    version: str
+    host: str | None
+    groups: dict[str, tuple[int, ...]]
+    entries: tuple[RecordedCollective, ...]
+    status: dict[tuple[str, tuple[int, ...]], GroupStatus]
+    file: int = 0
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise DumpError(f"holds {module}.{name}, which no flight recorder writes: not read")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise DumpError("holds a reference to outside, which no flight recorder writes: not read")
+
+
+def looks_like_dump(head: bytes, name: str) -> bool:
+    """Whether the first bytes and the name are those of a dump: a pickle of protocol 2 or newer, or its JSON."""
+    if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return True
+    return head.lstrip()[:1] == b"{" and any(
+        word in head for word in (b'"pg_config"', b'"pg_status"', b'"nccl_version"', b'"entries"')
+    )
+
+
+def rank_in_name(name: str) -> int | None:
+    """The rank that the file's name ends in.
+
+    >>> rank_in_name("fr/nccl_trace_rank_12"), rank_in_name("_dump_3"), rank_in_name("notes.txt")
+    (12, 3, None)
+    """
+    found = _NAME.search(PurePath(name).name)
+    return int(found[1]) if found else None
+
+
+def read_dump(data: bytes, name: str, file: int = 0) -> Dump:
+    """The dump of the rank that the file is named after. Raises DumpError in one line, whatever the bytes are."""
+    rank = rank_in_name(name)
+    if rank is None:
+        raise DumpError("a flight recorder dump whose name ends in no rank")
+    try:
+        content = json.loads(data) if data.lstrip()[:1] == b"{" else _unpickled(data)
+    except DumpError:
+        raise
+    except (
+        pickle.UnpicklingError,
+        ValueError,
+        EOFError,
+        IndexError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        MemoryError,
+        OverflowError,
+        UnicodeError,
+        ImportError,
+    ) as error:
+        raise DumpError(f"a damaged flight recorder dump ({type(error).__name__})") from None
+    if not isinstance(content, dict) or ("entries" not in content and "pg_status" not in content):
+        raise DumpError("no flight recorder dump: no entries")
+    try:
+        return _dump(content, rank, file)
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        raise DumpError(f"a flight recorder dump of a form that is not known ({type(error).__name__})") from None
+
+
+def _unpickled(data: bytes) -> object:
+    if len(data) > _MAX_BYTES:
+        raise DumpError(f"larger than {_MAX_BYTES >> 20} MiB")
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+        if opcode.name in _REFUSED:
+            named = f" {argument}" if isinstance(argument, str) else ""
+            raise DumpError(f"makes an object ({opcode.name}{named}), as no flight recorder does: not read")
+        if count > _MAX_OBJECTS:
+            raise DumpError("too many objects")
+        if opcode.name in ("LONG4", "LONG1", "LONG") and isinstance(argument, int) and argument.bit_length() > 256:
+            raise DumpError("holds a number of absurd size")
+    return _Plain(io.BytesIO(data)).load()
+
+
+def _dump(content: dict[str, Any], rank: int, file: int) -> Dump:
+    groups: dict[str, tuple[int, ...]] = {}
+    config = content.get("pg_config") or {}
+    for key, group in config.items() if isinstance(config, dict) else ():
+        name = str(group.get("name", key)) or "0"
+        groups[name] = _members(group.get("ranks"))
+    entries: list[RecordedCollective] = []
+    names: dict[int, str] = {}
+    for entry in content.get("entries") or ():
+        process_group = entry.get("process_group") or ("0", "")
+        name = str(process_group[0]) or "0"
+        names[int(entry.get("pg_id") or 0)] = name
+        entries.append(
+            RecordedCollective(
+                group=(name, groups.get(name, ())),
+                group_name=str(process_group[1]) or name,
+                seq=int((entry.get("p2p_seq_id") if entry.get("is_p2p") else entry.get("collective_seq_id")) or 0),
+                name=str(entry.get("profiling_name", "")),
+                sizes=str(entry.get("input_sizes", "")),
+                finished=bool(entry.get("retired")) or entry.get("state") == "completed",
+                p2p=bool(entry.get("is_p2p")),
+                time_ns=int(entry.get("time_created_ns") or 0),
+            )
+        )
+    status: dict[tuple[str, tuple[int, ...]], GroupStatus] = {}
+    told = content.get("pg_status") or {}
+    for key, counts in told.items() if isinstance(told, dict) else ():
+        name = names.get(int(key), "0" if int(key) == 0 and "0" in groups else "")
+        if name:
+            status[name, groups.get(name, ())] = GroupStatus(
+                _number(counts.get("last_enqueued_collective")), _number(counts.get("last_completed_collective"))
+            )
+    host = content.get("host_name")
+    version = str(content.get("version", "?"))
+    return Dump(rank, version, str(host) if host else None, groups, tuple(entries), status, file)
+
+
+def _members(ranks: object) -> tuple[int, ...]:
+    if isinstance(ranks, str):
+        return tuple(int(number) for number in re.findall(r"\d+", ranks[:1_000_000]))
+    return tuple(int(rank) for rank in ranks) if isinstance(ranks, (list, tuple)) else ()
+
+
+def _number(value: object) -> int | None:
+    try:
+        return int(str(value))
+    except ValueError:
+        return None

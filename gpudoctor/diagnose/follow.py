@@ -1,0 +1,110 @@
+"""A job that still runs: read on, and stop when nothing moves any more."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gpudoctor.diagnose.events import EventLog
+from gpudoctor.diagnose.gather import GatheredLogs
+from gpudoctor.diagnose.job import LogFile
+from gpudoctor.diagnose.prefixes import Labels, labels_of
+from gpudoctor.diagnose.reader import LogReader
+from gpudoctor.diagnose.sources import LogSource
+
+_POLL_S = 0.5
+_LABEL_LINES = 40
+_MAX_HELD = 1 << 20
+
+
+class Stall(msgspec.Struct, frozen=True):
+    """Nothing moved for so long. `last` says of each writer the last step or line that is known."""
+
+    seconds: float
+    last: tuple[str, ...]
+
+
+class _Tail:
+    """One file or stdin that grows."""
+
+    def __init__(self, source: LogSource, number: int, found: GatheredLogs) -> None:
+        self.file = LogFile(source.name)
+        self._found = found
+        self._number = number
+        self._descriptor = 0 if source.path is None else os.open(Path(source.path), os.O_RDONLY)
+        self.is_stdin = source.path is None
+        self._rest = b""
+        self._early: list[str] = []
+        self._reader: LogReader | None = None
+        self.ended = False
+        self.last: dict[str, str] = {}
+        self.progress = False
+
+    def poll(self, wait_s: float) -> bool:
+        """Read what is new; whether that moved the job: a step, or any line where no steps were seen yet."""
+        if self.is_stdin and not select.select([0], [], [], wait_s)[0]:
+            return False
+        data = os.read(self._descriptor, 1 << 20)
+        if not data:
+            self.ended = self.is_stdin
+            return False
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._rest = self._rest[-_MAX_HELD:]
+        moved = [self._line(line.decode("utf-8", "replace")) for line in lines]
+        return any(moved)
+
+    def _line(self, text: str) -> bool:
+        self.file.lines += 1
+        if self._reader is None:
+            self._early.append(text)
+            self._reader = LogReader(
+                self._number, labels_of(self._early) if len(self._early) >= _LABEL_LINES else Labels()
+            )
+        moved = False
+        for event in self._reader.read(self.file.lines, text):
+            self._found.log.add(event)
+            who = f"rank {event.rank}" if event.rank is not None else self.file.name
+            if event.role == "progress":
+                moved = self.progress = True
+                self.last[who] = f"step {event.number('step')}"
+            elif event.role in ("wait", "stuck", "victim", "cause", "echo"):
+                self.last[who] = event.text.strip()[:120]
+        return moved or not self.progress
+
+    def close(self) -> None:
+        """Let go of it; what waits for a line that goes on is told."""
+        if self._reader is not None:
+            self._found.log.extend(self._reader.end())
+        self.file.like_a_job = True
+        if not self.is_stdin:
+            os.close(self._descriptor)
+
+
+def follow(sources: list[LogSource], stall_s: float, say: Callable[[str], None]) -> tuple[GatheredLogs, Stall | None]:
+    """Read until standard input ends, or until nothing moved for `stall_s` seconds."""
+    found = GatheredLogs(EventLog(), [], [], [], [])
+    tails = [_Tail(source, number, found) for number, source in enumerate(sources)]
+    found.files = [tail.file for tail in tails]
+    moved_s = time.monotonic()
+    stall: Stall | None = None
+    say(f"following {len(tails)} file{'s' if len(tails) != 1 else ''}; Ctrl-C ends it")
+    while True:
+        moved = [tail.poll(_POLL_S) for tail in tails]
+        if any(moved):
+            moved_s = time.monotonic()
+        elif time.monotonic() - moved_s >= stall_s:
+            last = tuple(f"{who}: {words}" for tail in tails for who, words in sorted(tail.last.items()))
+            stall = Stall(stall_s, last)
+            break
+        if tails and all(tail.ended for tail in tails):
+            break
+        if not any(tail.is_stdin for tail in tails):
+            time.sleep(_POLL_S)
+    for tail in tails:
+        tail.close()
+    return found, stall

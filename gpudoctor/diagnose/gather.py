@@ -1,0 +1,195 @@
+"""Every source -> what it told: events of text, dumps, stacks, error files; and what could not be read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice, pairwise
+from pathlib import Path
+
+import msgspec
+
+from gpudoctor.diagnose.error_files import looks_like_error_file, read_error_file
+from gpudoctor.diagnose.events import EventLog
+from gpudoctor.diagnose.flight_recorder import Dump, DumpError, looks_like_dump, rank_in_name, read_dump
+from gpudoctor.diagnose.job import LogFile
+from gpudoctor.diagnose.nccl_ras import read_ras
+from gpudoctor.diagnose.prefixes import labels_of
+from gpudoctor.diagnose.reader import LogReader
+from gpudoctor.diagnose.scan import Hit, all_lines, interesting_lines
+from gpudoctor.diagnose.sources import (
+    LogSource,
+    Skipped,
+    UnreadableError,
+    head_of,
+    is_plain,
+    looks_binary,
+    read_whole,
+    text_blocks,
+)
+from gpudoctor.diagnose.stacks import Stack, looks_like_stacks, read_stacks
+
+_CHUNK_BYTES = 8 << 20
+_WHOLE_BYTES = 256 << 10  # of the begin and the end of a file every line is read: there stand places and ends
+_SAMPLE_BYTES = 2048
+_SAMPLE_LINES = 4
+_POOL_FROM_BYTES = 96 << 20
+_LABEL_LINES = 200
+_SIGNS_OF_A_JOB = 3  # steps, ranks, processes: prose speaks of one by chance
+
+
+class GatheredLogs(msgspec.Struct):
+    """What all sources told."""
+
+    log: EventLog
+    files: list[LogFile]
+    dumps: list[Dump] = []
+    stacks: list[Stack] = []
+    skipped: list[Skipped] = []
+
+
+def gather(sources: Iterable[LogSource]) -> GatheredLogs:
+    """Read every source; one that cannot be read is told in one line, and the rest is used."""
+    found = GatheredLogs(EventLog(), [], [], [], [])
+    for source in sources:
+        number = len(found.files)
+        found.files.append(LogFile(source.name))
+        try:
+            _read(source, number, found)
+        except (UnreadableError, DumpError) as error:
+            found.files[number].text = False
+            found.skipped.append(Skipped(source.name, str(error)))
+    return found
+
+
+def _read(source: LogSource, number: int, found: GatheredLogs) -> None:
+    head = head_of(source)
+    file = found.files[number]
+    if looks_like_dump(head, source.name) and (
+        looks_binary(head) or head[:1] == b"\x80" or rank_in_name(source.name) is not None
+    ):
+        file.text = False
+        found.dumps.append(read_dump(read_whole(source), source.name, number))
+        return
+    if looks_like_error_file(head, source.name):
+        file.text = False
+        event = read_error_file(read_whole(source, 16 << 20), number)
+        if event is not None:
+            found.log.add(event)
+            file.like_a_job = True
+        return
+    if looks_like_stacks(head):
+        lines = read_whole(source).decode("utf-8", "replace").split("\n")
+        found.stacks += read_stacks(lines, number)
+        file.like_a_job, file.lines, file.text = True, len(lines), False
+        return
+    _read_text(source, number, found)
+
+
+def _read_text(source: LogSource, number: int, found: GatheredLogs) -> None:
+    file = found.files[number]
+    hits = _hits(source)
+    first = list(islice(hits, _LABEL_LINES))
+    reader = LogReader(number, labels_of([_text(line) for _, line in first]))
+    ras: list[str] = []
+    last = signs = 0
+    for place, line in _chained(first, hits):
+        last = place + 1
+        text = _text(line)
+        if len(ras) < 400:
+            ras.append(text)
+        for event in reader.read(place + 1, text):
+            found.log.add(event)
+            signs += 1 if event.what not in ("member", "comm", "process", "exit") else _SIGNS_OF_A_JOB
+            signs -= event.what in ("world", "done")
+    found.log.extend(reader.end())
+    found.log.extend(read_ras(ras, number))
+    file.lines = last
+    file.like_a_job = signs >= _SIGNS_OF_A_JOB
+
+
+def _chained(first: list[Hit], rest: Iterator[Hit]) -> Iterator[Hit]:
+    yield from first
+    yield from rest
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "replace").rstrip("\r\n")
+
+
+def _hits(source: LogSource) -> Iterator[Hit]:
+    """The lines to look at as (number from 0, line), of large plain files by several processes."""
+    if source.path is not None and source.bytes >= _POOL_FROM_BYTES and is_plain(source) and (os.cpu_count() or 1) > 1:
+        yield from _hits_of_parts(source.path, source.bytes)
+        return
+    lines = 0
+    done = 0
+    held: bytes | None = None
+    for block in text_blocks(source):
+        if held is not None:
+            yield from _of_block(held, lines, whole=done < _WHOLE_BYTES)
+            lines += held.count(b"\n")
+            done += len(held)
+        held = block
+    if held is not None:
+        yield from _of_block(held, lines, whole=done < _WHOLE_BYTES, tail=True)
+
+
+def _of_block(block: bytes, lines: int, *, whole: bool, tail: bool = False) -> Iterator[Hit]:
+    if len(block) <= 2 * _WHOLE_BYTES and (whole or tail):
+        for number, line in all_lines(block):
+            yield lines + number, line
+        return
+    begin = block.find(b"\n", _WHOLE_BYTES) + 1 if whole else 0
+    end = block.rfind(b"\n", 0, -_WHOLE_BYTES) + 1 if tail else len(block)
+    end = max(end, begin)
+    for number, line in all_lines(block[:begin]):
+        yield lines + number, line
+    lines += block.count(b"\n", 0, begin)
+    middle = block[begin:end]
+    hits = interesting_lines(middle)
+    for number, line in hits:
+        yield lines + number, line
+    if not tail and middle:  # how far the job had come here
+        count = middle.count(b"\n")
+        for number, line in enumerate(middle[-_SAMPLE_BYTES:].split(b"\n")[1:-1][-_SAMPLE_LINES:]):
+            place = count - min(_SAMPLE_LINES, middle[-_SAMPLE_BYTES:].count(b"\n") - 1) + number
+            if not hits or place > hits[-1][0]:
+                yield lines + place, line
+    lines += block.count(b"\n", begin, end)
+    for number, line in all_lines(block[end:]):
+        yield lines + number, line
+
+
+def _hits_of_parts(path: Path, size: int) -> Iterator[Hit]:
+    edges = [*range(0, size, _CHUNK_BYTES), size]
+    parts = [(str(path), begin, end, size) for begin, end in pairwise(edges)]
+    lines = 0
+    with ProcessPoolExecutor(min(os.cpu_count() or 1, 4)) as pool:
+        pending = [pool.submit(hits_of_part, *part) for part in parts[:8]]
+        place = len(pending)
+        while pending:
+            hits, count = pending.pop(0).result()
+            if place < len(parts):
+                pending.append(pool.submit(hits_of_part, *parts[place]))
+                place += 1
+            for number, line in hits:
+                yield lines + number, line
+            lines += count
+
+
+def hits_of_part(path: str, begin: int, end: int, size: int) -> tuple[list[Hit], int]:
+    """The lines of interest that begin in this part of a file, and how many lines begin there."""
+    with Path(path).open("rb") as file:
+        file.seek(max(begin - 1, 0))
+        if begin and file.read(1) != b"\n":
+            file.readline(_CHUNK_BYTES)
+        start = file.tell()
+        if start >= end:
+            return [], 0
+        block = file.read(end - start)
+        if not block.endswith(b"\n"):
+            block += file.readline(1 << 20)
+    hits = list(_of_block(block, 0, whole=begin == 0, tail=end == size))
+    return [(number, line[: 1 << 16]) for number, line in hits], block.count(b"\n")

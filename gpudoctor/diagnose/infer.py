@@ -1,0 +1,187 @@
+"""Which hypothesis is the best one: the order of kinds of evidence, and what remains beside it.
+
+Facts come before times: clocks differ between hosts, and who speaks first is seldom who failed first.
+"""
+
+from __future__ import annotations
+
+from gpudoctor.diagnose.flight_recorder import Dump
+from gpudoctor.diagnose.job import TROUBLE, Job
+from gpudoctor.diagnose.rules.direct import direct_causes, echoes, mismatches, weak_causes
+from gpudoctor.diagnose.rules.dumps import from_dumps, from_stacks
+from gpudoctor.diagnose.rules.ends import early_exit, unexplained_exits
+from gpudoctor.diagnose.rules.model import Hypothesis, host_of, ranks_of
+from gpudoctor.diagnose.rules.outside import (
+    gpu_faults,
+    is_hard,
+    out_of_host_memory,
+    program_xids,
+    scheduler_endings,
+    signals_and_cancels,
+)
+from gpudoctor.diagnose.rules.silence import only_a_launcher, only_victims, silent_places
+from gpudoctor.diagnose.rules.waiting import gloo_timeouts, missing_ranks, nccl_timeouts, watchdogs_stuck
+from gpudoctor.diagnose.stacks import Stack
+
+_FATAL = ("exit", "ending", "wait", "stuck", "victim", "wrapper", "closed")
+
+
+def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothesis]:
+    """All of them, the best first; empty where nothing wrong is found."""
+    by_rank = _stacks_by_rank(job, stacks)
+    if went_on(job) and not dumps and not stacks:
+        return []
+    attempt = first_failed_attempt(job)
+    if attempt is None and not dumps and not by_rank:
+        return []
+    at = attempt or 0
+    hardware = gpu_faults(job, at)
+    direct = direct_causes(job, at)
+    exits = unexplained_exits(job, at)
+    dead = [h for h in exits if not h.unknown and h.what != "silent_exit"]
+    quiet = [h for h in exits if h.what == "silent_exit"]
+    died = _said_dead(job, at)
+    waits = [*from_dumps(dumps), *from_stacks(job, by_rank), *_ras_behind(job, at), *nccl_timeouts(job, at)]
+    tiers: list[list[Hypothesis]] = [
+        hardware,
+        scheduler_endings(job, at),
+        out_of_host_memory(job, at),
+        mismatches(job, at),
+        direct,
+        dead,
+        died,
+        echoes(job, at, 2),
+        waits,
+        watchdogs_stuck(job, at),
+        missing_ranks(job, at),
+        gloo_timeouts(job, at),
+        early_exit(job, at),
+        quiet,
+        signals_and_cancels(job, at),
+        program_xids(job),
+        silent_places(job, at),
+        weak_causes(job, at),
+        echoes(job, at, 1),
+        [h for h in exits if h.unknown],
+        only_victims(job, at),
+        only_a_launcher(job, at),
+    ]
+    found = [hypothesis for tier in tiers for hypothesis in tier]
+    if found and not any(h.host for h in found[:1]) and found[0].ranks:
+        _find_host(job, found[0])
+    return found
+
+
+def first_failed_attempt(job: Job) -> int | None:
+    """The number of the first attempt with a sign of failure; later ones may follow from it."""
+    attempts = sorted({e.attempt for e in job.of(*_FATAL, *TROUBLE)})
+    return attempts[0] if attempts else None
+
+
+def recovered(job: Job) -> Hypothesis | None:
+    """An attempt failed, and the last one ended well: what failed then, as a note."""
+    failed = first_failed_attempt(job)
+    if failed is None or failed == job.attempts - 1:
+        return None
+    last = job.attempts - 1
+    if any(e.attempt == last for e in job.of(*_FATAL, *TROUBLE)):
+        return None
+    shown = [e for e in job.of("progress", "done") if e.attempt == last]
+    if not shown:
+        return None
+    causes = list(job.of("cause", attempt=failed)) or list(job.of("exit", attempt=failed))
+    ranks = ranks_of(causes)
+    return Hypothesis(
+        what="recovered",
+        ranks=ranks if len(ranks) == 1 else (),
+        host=host_of(causes),
+        confidence="certain",
+        text=f"attempt {failed} failed ({causes[0].text if causes else 'see the log'}); attempt {last} ran to its end",
+        events=[*causes[:2], shown[-1]],
+    )
+
+
+def went_on(job: Job) -> bool:
+    """Whether the job went on behind everything that looks like an error, and nothing says that a process ended."""
+    if any(e.role in ("exit", "wait", "stuck", "ending", "closed") for e in job.events):
+        return False
+    finished = any(e.role == "done" for e in job.events)
+    worked = finished or any(e.role == "progress" for e in job.events)
+    troubles = [
+        e
+        for e in job.events
+        if e.role in (*TROUBLE, "wrapper")
+        # the store goes when rank 0 ends, and a program's Xid is of any program
+        and not (worked and e.role == "echo" and e.detail.get("warning"))
+        and not (finished and e.what == "store_lost" and e.detail.get("warning"))
+        and not (finished and e.number("xid") is not None and e.strength < 3 and not is_hard(e))
+    ]
+    if not troubles:
+        return True
+    for number in {e.file for e in troubles}:
+        last = max(e.line for e in troubles if e.file == number)
+        after = [e for e in job.events if e.file == number and e.line > last and e.role in ("progress", "done")]
+        if not any(e.role == "done" for e in after) and len(after) < 3:
+            return False
+    return True
+
+
+def _said_dead(job: Job, attempt: int) -> list[Hypothesis]:
+    """Ray or RAS say that a process or node is gone; why, they do not know."""
+    found: list[Hypothesis] = []
+    for what in ("process_died_unknown", "node_lost"):
+        events = [e for e in job.of("cause", attempt=attempt) if e.what == what]
+        if not events:
+            continue
+        ranks = ranks_of(events)
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else "a process" if what == "process_died_unknown" else "a node"
+        found.append(
+            Hypothesis(
+                what=what,
+                ranks=ranks if len(ranks) == 1 else (),
+                host=host_of(events),
+                confidence="likely",
+                events=events[:3],
+                text=f"{who} went without an error of its own: "
+                "killed, or crashed in native code; which of them is not in this text",
+            )
+        )
+    return found
+
+
+def _ras_behind(job: Job, attempt: int) -> list[Hypothesis]:
+    events = [e for e in job.of("cause", attempt=attempt) if e.what == "rank_behind"]
+    if not events:
+        return []
+    ranks = ranks_of(events)
+    return [
+        Hypothesis(
+            what="rank_behind",
+            ranks=ranks,
+            host=host_of(events),
+            gpu=None,
+            confidence="likely",
+            events=events[:4],
+            text="NCCL RAS: launched fewer operations than the other ranks of the communicator",
+        )
+    ]
+
+
+def _stacks_by_rank(job: Job, stacks: list[Stack]) -> dict[int, Stack]:
+    found: dict[int, Stack] = {}
+    pids = {e.pid: e.rank for e in job.events if e.pid is not None and e.rank is not None}
+    for stack in stacks:
+        rank = job.files[stack.file].rank if stack.file < len(job.files) else None
+        if rank is None and stack.pid is not None:
+            rank = pids.get(stack.pid)
+        if rank is not None:
+            found[rank] = stack
+    return found
+
+
+def _find_host(job: Job, hypothesis: Hypothesis) -> None:
+    hosts = {e.host for e in job.events if e.rank in hypothesis.ranks and e.host}
+    if len(hosts) == 1:
+        hypothesis.host = hosts.pop()
+    elif not hosts and len(job.hosts) == 1:
+        hypothesis.host = next(iter(job.hosts))

@@ -1,0 +1,91 @@
+"""Reports of `gpudoctor check` of the job's nodes: they raise or lower a hypothesis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from gpudoctor.diagnose.causes import text_of_cause
+from gpudoctor.diagnose.diagnosis import Confidence
+from gpudoctor.diagnose.rules.model import Hypothesis
+from gpudoctor.diagnose.sources import Skipped
+
+_MAX_BYTES = 64 << 20
+_UP: dict[Confidence, Confidence] = {"possible": "likely", "likely": "certain", "certain": "certain"}
+
+
+class NodeReport(msgspec.Struct, frozen=True):
+    """A node's verdict: its host, and the ids of checks that failed or warned, and that passed."""
+
+    host: str
+    failed: tuple[str, ...]
+    warned: tuple[str, ...]
+    passed: tuple[str, ...]
+
+
+def read_reports(paths: list[Path]) -> tuple[list[NodeReport], list[Skipped]]:
+    """Reports in files and folders; what is none is told."""
+    found: list[NodeReport] = []
+    skipped: list[Skipped] = []
+    for path in paths:
+        files = sorted(path.rglob("*.json"))[:10_000] if path.is_dir() else [path]
+        for file in files:
+            try:
+                if file.stat().st_size > _MAX_BYTES:
+                    raise ValueError("too large")
+                found.append(_report(msgspec.json.decode(file.read_bytes())))
+            except OSError as error:
+                skipped.append(Skipped(str(file), error.strerror or str(error)))
+            except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                skipped.append(Skipped(str(file), "no gpudoctor report"))
+    return found, skipped
+
+
+def _report(data: object) -> NodeReport:
+    if not isinstance(data, dict) or not str(data.get("schema", "")).startswith("gpudoctor.report/"):
+        raise ValueError("schema")
+    by_status: dict[str, list[str]] = {}
+    for check in data.get("checks", ()):
+        by_status.setdefault(str(check["status"]).lower(), []).append(str(check["id"]))
+    host = data.get("host") or {}
+    name = host.get("hostname") if isinstance(host, dict) else None
+    return NodeReport(str(name or "?"), *(tuple(by_status.get(status, ())) for status in ("fail", "warn", "pass")))
+
+
+def weigh(best: Hypothesis, reports: list[NodeReport]) -> tuple[Hypothesis, Confidence, list[str]]:
+    """The hypothesis with its confidence after the nodes' reports, and a note for each that counts."""
+    confidence = best.confidence
+    notes: list[str] = []
+    wanted = text_of_cause(best.what).checks
+    named = [r for r in reports if best.host and _same(r.host, best.host)]
+    for report in named:
+        failed = [check for check in report.failed if check in wanted]
+        if failed:
+            confidence = _UP[confidence]
+            notes.append(f"the report of {report.host} agrees: {', '.join(failed)} failed")
+        elif wanted and all(check in report.passed for check in wanted):
+            confidence = "likely" if confidence == "certain" and best.what not in _OWN_WORDS else confidence
+            notes.append(f"the report of {report.host} shows no fault: {', '.join(wanted)} passed")
+    if not named and best.host is None:
+        unfit = [r for r in reports if r.failed]
+        if len(unfit) == 1 and len(reports) > 1 and (best.unknown or confidence == "possible"):
+            best.host = unfit[0].host
+            notes.append(f"only {unfit[0].host} of {len(reports)} nodes is unfit: {', '.join(unfit[0].failed[:4])}")
+    return best, confidence, notes
+
+
+_OWN_WORDS = {
+    "user_exception",
+    "import_error",
+    "cuda_oom",
+    "gpu_ecc",
+    "gpu_lost",
+    "gpu_xid",
+    "host_oom",
+    "killed_sigkill",
+}
+
+
+def _same(one: str, other: str) -> bool:
+    return one.partition(".")[0].lower() == other.partition(".")[0].lower()

@@ -1,0 +1,52 @@
+"""What lines say of places and progress: which process is which rank on which GPU, how large the world is, how far it is."""
+
+from __future__ import annotations
+
+import re
+
+NCCL = re.compile(
+    r"(?:(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) (?:\[(?P<dev>\d{1,4})\] )?)?(?:[\d.]+ )?"
+    r"(?:(?P<source>[\w/.+-]+\.(?:cc|h|cu|c|cpp):\d+)(?: \((?P<function>[\w:~<>]+)\))? )?NCCL (?P<level>INFO|WARN|CALL|TRACE) ?"
+)
+# behind words that are no prefix known here
+NCCL_BARE = re.compile(
+    r"(?:(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) )?(?:\[(?P<dev>\d{1,4})\] )?"
+    r"(?:(?P<source>[\w/.+-]+\.\w+:\d+) )?(?P<function>)NCCL (?P<level>INFO|WARN) ?"
+)
+INIT = re.compile(
+    r"ncclCommInit\w* comm 0x\w+ rank (?P<rank>\d+) nranks (?P<world>\d+) cudaDev (?P<dev>\d+)(?: nvmlDev (?P<nvml>\d+))?"
+    r" busId (?P<bus>[0-9a-f]+)(?: commId (?P<comm>0x\w+))?"
+)
+CHANNEL = re.compile(
+    r"(?:Channel|Ring) \d+(?:/\d+)? : (?P<src>\d+)\[\w+\] -> (?P<dst>\d+)\[\w+\] (?P<way>\[receive\]|\[send\]|via)"
+)
+PROXY = re.compile(r"Failed to execute operation \w+ from rank (?P<rank>\d+)")
+SEGMENT = re.compile(r"nccl-shm-(?P<way>recv|send)-[0-9a-f]+-\d+-(?P<src>\d+)-(?P<dst>\d+)")
+GLOO = re.compile(r"\[Gloo\] Rank (?P<rank>\d{1,5}) is connected to (?P<peers>\d{1,5}) peer ranks\. Expected")
+WORLD = re.compile(r"(?i)\b(?:dist_)?world[ _]?size[\"']?\s?(?:=|:|is)?\s?(\d{1,6})\b")
+RANK_PID = re.compile(
+    r"(?i)\brank[ =:]{0,3}(?P<rank>\d{1,6})(?:\s?(?:/|of)\s?(?P<world>\d{1,6}))?\b(?:.{0,40}?\bon (?:host )?(?P<host>[\w.-]{1,253}))?"
+    r".{0,40}?\bpid[ =:]{0,3}(?P<pid>\d{2,10})\b"
+)
+DEVICE_NODE = re.compile(r"Device: (?P<gpu>\d+), node: (?P<host>[\w.-]+)")
+GPU = re.compile(r"\bGPU (?P<gpu>\d{1,3})\b|\bdevice=?(?:cuda:)?(?P<device>\d{1,3})\b")
+PROGRESS = re.compile(
+    r"(?i)(?:^|[\s\[|{,\"'(])(?:global_?step|step|iter(?:ation)?|epoch|batch|it)s?[\"']?[ :=#\[(]{0,6}(\d{1,10})\b"
+)
+WORDS_OF_AN_END = ("done", "finish", "complet", "succeed", "reached", "exit")
+DONE = re.compile(
+    r"(?i)^\W*(?:done|finished|completed?)\b|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
+    r"|max_(?:steps|epochs)\S* reached|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED"
+)
+EARLY = re.compile(
+    r"(?i)(?<![\w-])early stopp(?:ing|ed)\b(?!\s*[=:]\s*(?:true|false|none|null|\d|[{<\[]))|stopp(?:ing|ed) early\b|data(?:set)? (?:is )?exhausted"
+    r"|no more (?:data|batches)\b"
+)
+MISMATCH = re.compile(
+    r"Rank (?P<a>\d+) is running (?:inconsistent )?collective: CollectiveFingerPrint\(SequenceNumber=(?P<seq>\d+), OpType=(?P<a_op>\w+)"
+    r"(?:, TensorShape=\[(?P<a_shape>[\d, ]*)\])?.*?but Rank (?P<b>\d+) is running (?:inconsistent )?collective: "
+    r"CollectiveFingerPrint\(SequenceNumber=(?P<b_seq>\d+),? ?OpType=(?P<b_op>\w+)(?:, TensorShape=\[(?P<b_shape>[\d, ]*)\])?"
+)
+SRUN_OOM = re.compile(r"error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): Out Of Memory")
+STEPD = re.compile(r"^slurmstepd-(?P<host>[\w.-]+?): ")
+KERNEL = re.compile(r"NVRM: |AER: |PCIe Bus Error|oom-kill:|Killed process|segfault at|SXid")

@@ -1,0 +1,184 @@
+"""How launchers say that a process ended: torchrun's agent and table, srun, mpirun, DeepSpeed, torch's spawn."""
+
+from __future__ import annotations
+
+import re
+
+from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.prefixes import seconds_in_year
+
+SIGNALS = {
+    "SIGHUP": 1,
+    "SIGINT": 2,
+    "SIGQUIT": 3,
+    "SIGILL": 4,
+    "SIGTRAP": 5,
+    "SIGABRT": 6,
+    "SIGBUS": 7,
+    "SIGFPE": 8,
+    "SIGKILL": 9,
+    "SIGSEGV": 11,
+    "SIGPIPE": 13,
+    "SIGTERM": 15,
+    "SIGXCPU": 24,
+}
+_SRUN_WORDS = {
+    "Killed": -9,
+    "Terminated": -15,
+    "Aborted": -6,
+    "Segmentation fault": -11,
+    "Bus error": -7,
+    "Interrupt": -2,
+    "Hangup": -1,
+    "Floating point exception": -8,
+    "Illegal instruction": -4,
+}
+_AGENT = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local_rank>\d+) \(pid: (?P<pid>\d+)\)")
+_CLOSING = re.compile(
+    r"Sending process (?P<pid>\d+) closing signal (?P<signal>SIG\w+)|Killing subprocess (?P<killed>\d+)"
+)
+_FORCED = re.compile(
+    r"Unable to shutdown process (?P<pid>\d+) via \S+ forcefully exiting via|forcefully exiting via .{0,20}process (?P<other>\d+)"
+)
+_RESTART = re.compile(
+    r"will restart worker group|TORCHELASTIC_RESTART_COUNT\W{1,4}(?P<count>\d+)|restart_count=(?P<other>\d+)|Requeuing JobId"
+)
+_SRUN = re.compile(
+    r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): (?P<how>Killed|Terminated|Aborted|Segmentation fault|Bus error"
+    r"|Interrupt|Hangup|Floating point exception|Illegal instruction|Exited with exit code (?P<code>\d+))"
+)
+_MPIRUN = re.compile(
+    r"noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>[\w.-]+) exited on signal (?P<signal>\d+)"
+)
+_ABORT = re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator .{0,80}?errorcode (?P<code>\d+)")
+_SPAWN = re.compile(r"process (?P<rank>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))")
+_SPAWNED = re.compile(r"process (?P<pid>\d+) spawned with command: .{0,2000}--local_rank=(?P<local_rank>\d+)")
+_DEEPSPEED = re.compile(r"exits with return code = (?P<code>-?\d+)")
+_POD = re.compile(r"[Ee]xit [Cc]ode:\s+(?P<code>\d+)|exitCode\W{1,4}(?P<json>\d+)")
+_SHELL = re.compile(r"line \d+: +(?P<pid>\d+) (?P<how>Killed|Segmentation fault|Bus error|Aborted|Terminated)\b")
+_FAULT = re.compile(
+    r"^(?:Fatal Python error: |!+ |\*\*\* Process received signal|Signal: )(?P<how>Segmentation fault|Bus error|Aborted)"
+)
+_BLOCK = re.compile(r"\s*\[\d+\]:\s*$")
+_FIELD = re.compile(r"\s+(?P<name>time|host|rank|exitcode|error_file|traceback)\s*: ?(?P<value>.*)")
+_TABLE_RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
+_TABLE_CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
+
+
+def read_launcher(text: str) -> list[Event]:
+    """Ends of processes, closing signals and restarts that a launcher reports in one line."""
+    if found := _AGENT.search(text):
+        return [_exit(int(found["code"]), "agent", local_rank=int(found["local_rank"]), pid=int(found["pid"]))]
+    if found := _CLOSING.search(text):
+        return [Event(role="closed", what="closed", pid=int(found["pid"] or found["killed"]))]
+    if found := _FORCED.search(text):
+        return [Event(role="closed", what="forced", pid=int(found["pid"] or found["other"]))]
+    if found := _SRUN.search(text):
+        code = int(found["code"]) if found["code"] else _SRUN_WORDS[found["how"]]
+        return [_exit(code, "srun", task=task, host=found["host"]) for task in expanded(found["tasks"])]
+    if found := _MPIRUN.search(text):
+        return [_exit(-int(found["signal"]), "mpirun", rank=int(found["rank"]), host=found["host"])]
+    if found := _ABORT.search(text):
+        return [_exit(int(found["code"]) or 1, "mpirun", rank=int(found["rank"]))]
+    if found := _SPAWN.search(text):
+        code = -SIGNALS.get(found["signal"], 9) if found["signal"] else int(found["code"])
+        return [_exit(code, "spawn", rank=int(found["rank"]))]
+    if found := _SPAWNED.search(text):
+        return [Event(role="fact", what="process", local_rank=int(found["local_rank"]), pid=int(found["pid"]))]
+    if found := _SHELL.search(text):
+        return [_exit(_SRUN_WORDS[found["how"]], "shell", pid=int(found["pid"]))]
+    if found := _FAULT.search(text):
+        return [_exit(_SRUN_WORDS[found["how"]], "own", strength=3)]
+    if found := _DEEPSPEED.search(text):
+        # of the process that it polled first, whichever that was
+        event = _exit(int(found["code"]), "deepspeed")
+        return [event] if int(found["code"]) < 0 else [Event(role="wrapper", what="launcher_exit", detail=event.detail)]
+    if (found := _POD.search(text)) and (code := int(found["code"] or found["json"])):
+        return [_exit(-(code - 128) if 128 < code < 160 else code, "container")]
+    if found := _RESTART.search(text):
+        number = found["count"] or found["other"]
+        return [] if number == "0" else [Event(role="fact", what="restart", detail={"count": int(number or 1)})]
+    if "ChildFailedError" in text:
+        return [Event(role="wrapper", what="child_failed")]
+    return []
+
+
+class ElasticTable:
+    """Torchrun's table of failures, line by line; `rank` is that of the block which a line belongs to."""
+
+    def __init__(self) -> None:
+        self._fields: dict[str, str] = {}
+        self._inside = False
+        self.root = False
+        self.rank: int | None = None
+
+    def read(self, text: str) -> Event | None:
+        """The exit that a block tells, at its line with the code."""
+        if text.startswith("Root Cause (first"):
+            self.root, self._inside = True, True
+        elif text.startswith("Failures:"):
+            self.root, self._inside = False, True
+        elif text.startswith(("====", "Traceback (most")):
+            self.rank = None
+        elif _BLOCK.match(text):
+            self._fields, self._inside, self.rank = {}, True, None
+        elif self._inside and (field := _FIELD.match(text)):
+            self._fields[field["name"]] = field["value"].strip()
+            if field["name"] == "rank" and (rank := _TABLE_RANK.match(field["value"].strip())):
+                self.rank = int(rank[1])
+            if field["name"] == "exitcode":
+                return self._event()
+        return None
+
+    def _event(self) -> Event | None:
+        rank = _TABLE_RANK.match(self._fields.get("rank", ""))
+        code = _TABLE_CODE.match(self._fields.get("exitcode", ""))
+        if rank is None or code is None:
+            return None
+        event = _exit(int(code[1]), "table", rank=int(rank[1]), local_rank=int(rank[2]), pid=int(code[2]))
+        event.host = self._fields.get("host") or None
+        event.detail["root"] = int(self.root)
+        stamp = self._fields.get("time", "")
+        if re.match(r"\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d", stamp):
+            event.time_s = seconds_in_year(int(stamp[5:7]), int(stamp[8:10]), stamp[11:19])
+        return event
+
+
+def expanded(tasks: str) -> list[int]:
+    """Slurm's list of task numbers, as far as 4096 of them.
+
+    >>> expanded("0-2,5")
+    [0, 1, 2, 5]
+    """
+    numbers: list[int] = []
+    for part in tasks.split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal():
+            numbers += range(int(first), min(int(last) if last.isdecimal() else int(first), int(first) + 4096) + 1)
+    return numbers[:4096]
+
+
+def _exit(
+    code: int,
+    by: str,
+    *,
+    rank: int | None = None,
+    local_rank: int | None = None,
+    task: int | None = None,
+    pid: int | None = None,
+    host: str | None = None,
+    strength: int = 2,
+) -> Event:
+    if code > 128 and code < 160:  # a shell's way to tell a signal
+        code = -(code - 128)
+    return Event(
+        role="exit",
+        what="exit",
+        rank=rank,
+        local_rank=local_rank,
+        task=task,
+        pid=pid,
+        host=host,
+        strength=strength,
+        detail={"code": code, "by": by},
+    )

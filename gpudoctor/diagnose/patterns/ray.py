@@ -1,0 +1,76 @@
+"""Ray's words for workers: which process is which rank, and that an actor or a node has died."""
+
+from __future__ import annotations
+
+import re
+
+from gpudoctor.diagnose.events import Event
+
+_WORKER = re.compile(
+    r"\(ip=(?P<ip>[\w.:]+), pid=(?P<pid>\d+)\) world_rank=(?P<rank>\d+), local_rank=(?P<local_rank>\d+)"
+)
+_SNIPPET = re.compile(r"\[Rank (\d+) Error Snippet\]")
+_FIELD = re.compile(r"\s*(?P<name>pid|ip|name|node_ip|hostname)(?:: |=)'?(?P<value>[^',\s]+)")
+_CONTEXT = re.compile(r"world_rank=(\d+)")
+_ACTOR_INDEX = re.compile(r"\w+_\d+:(\d+)$")
+_DIED = re.compile(
+    r"Worker exit type: SYSTEM_ERROR|worker process has died|A worker died or was killed while executing"
+)
+_NODE_DIED = re.compile(
+    r"[Tt]he actor(?:'s node| is dead because its (?:owner )?node)? has died|its node has died|node .{0,60}has been marked dead"
+)
+_BEGINS = re.compile(r"The actor died unexpectedly|ActorDiedError|A worker health check failed|Worker info: Worker\(")
+
+
+class RayReader:
+    """Keeps what the lines of one report on a dead actor say until the line that tells its end."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+        self._open = 0
+        self.rank: int | None = None
+
+    def read(self, text: str) -> Event | None:
+        """A worker's place, or a death."""
+        if found := _WORKER.search(text):
+            return Event(
+                role="fact",
+                what="process",
+                rank=int(found["rank"]),
+                local_rank=int(found["local_rank"]),
+                pid=int(found["pid"]),
+                ip=found["ip"],
+            )
+        if found := _SNIPPET.search(text):
+            self.rank, self._said, self._open = int(found[1]), {}, 0
+            return None
+        if _BEGINS.search(text):
+            if not self._open:
+                self._said = {}
+            self._open = 40
+        if self._open:
+            self._open -= 1
+            if field := _FIELD.match(text):
+                self._said[field["name"]] = field["value"]
+            if context := _CONTEXT.search(text):
+                self._said["rank"] = context[1]
+        if _NODE_DIED.search(text):
+            return self._death("node_lost")
+        if _DIED.search(text):
+            return self._death("process_died_unknown")
+        return None
+
+    def _death(self, what: str) -> Event:
+        said, self._said, self._open = self._said, {}, 0
+        index = _ACTOR_INDEX.search(said.get("name", ""))
+        rank = said.get("rank") or (index[1] if index else None)
+        return Event(
+            role="cause",
+            what=what,
+            strength=2,
+            rank=int(rank) if rank is not None else None,
+            pid=int(said["pid"]) if said.get("pid", "").isdecimal() else None,
+            ip=said.get("ip") or said.get("node_ip"),
+            host=said.get("hostname"),
+            detail={"by": "ray"},
+        )

@@ -1,0 +1,69 @@
+"""Torch's NCCL watchdog and heartbeat monitor, from 1.13 to 2.15: sequence numbers of each rank in each group."""
+
+from __future__ import annotations
+
+import re
+
+from gpudoctor.diagnose.events import Event
+
+_WORK = re.compile(
+    r"WorkNCCL\(\s*(?:SeqNum=(?P<seq>\d+),\s*)?OpType=(?P<op>\w+)(?:,\s*NumelIn=(?P<numel_in>\d+))?"
+    r"(?:,\s*NumelOut=(?P<numel_out>\d+))?(?:,\s*TensorShape=\[(?P<shape>[\d, ]*)\])?.{0,80}?Timeout\(ms\)=(?P<timeout_ms>\d+)\)"
+)
+_TIMED_OUT = re.compile(r"Watchdog caught collective operation\s+timeout|timed out in blocking wait")
+_NAMED = re.compile(r"\[Rank (\d+)\] Watchdog caught")
+_GROUP = re.compile(
+    r"\[PG (?:ID )?(?P<pg>\d+)(?: PG GUID (?P<guid>[\w-]+))?(?: ?\((?P<desc>[^)]{0,120})\))? Rank (?P<group_rank>\d+)\]"
+)
+_STATUS = re.compile(
+    r"at\s*work(?:\s*sequence\s*id)?:\s*(?P<seq>-?\d+)(?:,|\s*PG status:)\s*last enqueued(?: NCCL)? work:\s*(?P<enqueued>-?\d+)"
+    r",\s*(?:last started(?: NCCL)? work:\s*(?P<started>-?\d+),\s*)?last completed(?: NCCL)? work:\s*(?P<completed>-?\d+)"
+)
+_AT_TIMEOUT = re.compile(
+    r"Timeout at NCCL work: (?P<seq>-?\d+), last enqueued NCCL work: (?P<enqueued>-?\d+), last completed NCCL work: (?P<completed>-?\d+)"
+)
+_HEARTBEAT = re.compile(r"Heartbeat monitor timed out.{0,200}?(?:workMetaList_\.size\(\)\s*=\s*(?P<works>\d+)|$)")
+_STUCK = re.compile(r"watchdog got stuck for\s+(?P<seconds>\d+)\s*seconds")
+# a word that each line of interest here has, and those that terminals cut into pieces
+CONTINUES = re.compile(
+    r"Watchdog caught|Exception \(either|failure detected|ProcessGroupNCCL|Heartbeat|Timeout at NCCL"
+)
+_CONSEQUENCE = re.compile(
+    r"Some NCCL operations have failed or timed out|To avoid data inconsistency|watchdog thread terminated with exception: "
+    r"NCCL|Stack trace of the failed collective|preparing to dump debug info"
+)
+
+
+def read_watchdog(text: str) -> Event | None:
+    """What the line says of a collective that did not end, or of a watchdog that is stuck itself.
+
+    >>> event = read_watchdog("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=44, OpType=ALLREDUCE, "
+    ...                       "Timeout(ms)=1800000) ran for 1800024 milliseconds before timing out.")
+    >>> event.what, event.number("seq"), event.word("op")
+    ('nccl_timeout', 44, 'ALLREDUCE')
+    """
+    if "imeout" not in text and "atchdog" not in text and "eartbeat" not in text and "blocking wait" not in text:
+        return None
+    group = _details(_GROUP.search(text))
+    if _TIMED_OUT.search(text):
+        work = _WORK.search(text)
+        event = Event(role="wait", what="nccl_timeout", detail={**_details(work), **group})
+        if (named := _NAMED.search(text)) and "terminated with exception" in text:
+            event.rank = int(named[1])
+        return event
+    if (status := _STATUS.search(text)) or (status := _AT_TIMEOUT.search(text)):
+        return Event(role="fact", what="group_status", detail={**_details(status), **group})
+    if (heart := _HEARTBEAT.search(text)) is not None:
+        return Event(role="stuck", what="watchdog_stuck", detail={**_details(heart), **group})
+    if (stuck := _STUCK.search(text)) is not None:
+        return Event(role="stuck", what="watchdog_stuck", detail={**_details(stuck), **group})
+    if _CONSEQUENCE.search(text):
+        return Event(role="wrapper", what="watchdog_abort", detail=group)
+    return None
+
+
+def _details(found: re.Match[str] | None) -> dict[str, str | int]:
+    if found is None:
+        return {}
+    words = {name: value.strip() for name, value in found.groupdict().items() if value is not None}
+    return {name: int(value) if name not in ("op", "desc", "shape", "guid") else value for name, value in words.items()}

@@ -1,0 +1,252 @@
+"""What stands in front of a line: stripped from the left, again and again, and what it says kept.
+
+Launchers, schedulers, runtimes and loggers each put their own label before a line, often several at once:
+`[default0]:[rank4]:[E817 01:45:40.18 ProcessGroupNCCL.cpp:607] ` has a LOCAL rank, a GLOBAL rank and a time.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+_MOST_PREFIXES = 9
+_SECONDS_A_DAY = 86400
+_MONTHS = {
+    m: n for n, m in enumerate(["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1)
+}
+
+
+class Origin(msgspec.Struct):
+    """Who wrote a line, and when, as far as its prefixes tell. `time_s` counts within a year, without zone."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    task: int | None = None
+    host: str | None = None
+    label: str | None = None
+    pid: int | None = None
+    ip: str | None = None
+    gpu: str | None = None
+    time_s: float | None = None
+    source: str | None = None
+    level: str | None = None
+    thread: str | None = None
+
+    @property
+    def stream(self) -> object:
+        """Lines of one writer have the same."""
+        return self.rank, self.local_rank, self.task, self.label, self.pid
+
+
+class Labels(msgspec.Struct, frozen=True):
+    """Labels that only many lines together show: `3: ` of `srun -l`, `node17: ` of pdsh."""
+
+    tasks: bool = False
+    hosts: frozenset[str] = frozenset()
+
+
+NO_LABELS = Labels()
+
+_TASK = re.compile(r" {0,5}(\d{1,6}): ?(?=\S|$)")
+_HOST_LABEL = re.compile(r"([A-Za-z][\w.-]{1,80}):(?: |$)")
+_NO_HOSTS = re.compile(
+    r"(?i)(?:srun|slurmstepd.*|warning|info|error|debug|critical|traceback|torchrun|mpirun|prterun|step|loss|epoch|iter\w*|"
+    r"rank\d*|gpu\d*|note|usage|file|train|val|eval|nccl|kernel|python\d*|bash|sh|critical|fatal|.*error|.*exception)"
+)
+_COLOURS = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
+_TIME = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
+
+
+def _may_begin(pattern: str, letter: str) -> bool:
+    """Whether a match of the pattern may begin with this letter; yes in doubt."""
+    if pattern.startswith(r"\["):
+        return letter == "["
+    if pattern.startswith(r"\("):
+        return letter == "("
+    if pattern.startswith("(?:\\[(?:INFO"):
+        return letter in "[IWEC"
+    if pattern.startswith("(?:\\[?(?:[A-Z]"):
+        return letter == "[" or letter.isupper()
+    if pattern.startswith("(?P<date>"):
+        return letter.isdecimal()
+    if pattern.startswith("(?P<level>"):
+        return letter in "IWEFV"
+    if pattern.startswith("(?:DEBUG"):
+        return letter in "DIWEC"
+    if pattern.startswith("std"):
+        return letter == "s"
+    return letter not in "[("
+
+
+_PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (name, re.compile(text))
+    for name, text in (
+        # torch's C++ logger, Python's glog-like logger of torch
+        ("", rf"\[(?P<level>[IWEFV])(?P<mmdd>\d{{3,4}}) (?P<clock>{_TIME}) (?P<source>[\w.-]+:\d+)\] ?"),
+        ("", r"\[(?P<level>[IWEF]) (?P<source>[\w.-]+\.cpp:\d+)\] ?"),
+        ("", rf"(?P<level>[IWEFV])(?P<mmdd>\d{{4}}) (?P<clock>{_TIME}) +(?P<thread>\d+) (?P<source>[\w./-]+:\d+)\] ?"),
+        ("", r"\[rank: ?(?P<rank>\d{1,6})\] ?"),
+        ("", r"\[rank(?P<rank>\d{1,6})\]: ?"),
+        ("in group", r"\[(?:rank|Rank|RANK) ?(?P<rank>\d{1,6})\]:? ?"),
+        ("local", r"\[(?P<role>[A-Za-z_]\w{0,30}?)(?P<local_rank>\d{1,5})\]: ?"),
+        ("", r"\[(?P<role>\w{1,40})\|(?P<replica>\d{1,5})\]: ?"),
+        ("", r"\[\d{1,6},(?P<rank>\d{1,6})\]<std(?:out|err|diag)>: ?"),
+        ("", r"\[pod/(?P<host>[^/\]\s]{1,253})(?:/[^\]\s]{1,253})?\] ?"),
+        (
+            "",
+            r"\((?P<actor>[\w.<>]{1,60})(?: rank=(?P<rank>\d{1,6}))? pid=(?P<pid>\d{1,10})"
+            r"(?:, ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?",
+        ),
+        ("", r"\((?P<actor>raylet|autoscaler|gcs_server)(?: ip=(?P<ip>[0-9a-fA-F.:]{3,45}))?\) ?"),
+        ("", rf"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<mmdd>\d\d-\d\d) (?P<clock>{_TIME}) \[[^\]]{{1,80}}\] ?"),
+        ("", rf"\[(?P<date>\d{{4}}-\d\d-\d\d)[ T](?P<clock>{_TIME})(?: (?P<tp>(?:DP\d+ )?TP(?P<tprank>\d+)))?\] ?"),
+        ("", rf"(?P<date>\d{{4}}[-/]\d\d[-/]\d\d)[ T_](?P<clock>{_TIME})(?:Z|[+-]\d\d:?\d\d)?,? ?"),
+        ("", r"std(?:out|err) [FP] "),
+        (
+            "",
+            rf"(?:\[?(?:[A-Z][a-z]{{2}} )?(?P<month>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) (?P<clock>{_TIME})"
+            r"(?: \d{4})?\]? )(?:(?P<host>(?!kernel)[\w.-]{1,253}) (?=kernel|[\w./-]{1,64}(?:\[\d+\])?: ))?",
+        ),
+        ("", r"(?P<host>[\w.-]{1,253}) \[std(?:out|err)\] ?"),
+        ("", r"(?P<label>[\w.-]{1,64}) {0,40}\| (?=\S)"),
+        ("", r"\[\d{2,10}\] (?=\[)"),
+        ("", r"(?:\[(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\]|(?:INFO|WARNING|ERROR|CRITICAL):) (?=\[|\()"),
+    )
+)
+# by first letter, since most prefixes can begin with one or two only
+_PREFIXES: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
+    letter: tuple((name, pattern) for name, pattern in _PATTERNS if _may_begin(pattern.pattern, letter))
+    for letter in "[(s0123456789" + "abcdefghijklmnopqrtuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
+}
+_INDENTED = re.compile(r"[ \t]+\[(?:rank|default|[IWEF]\d{3,4} )")  # a log that was quoted
+
+
+def labels_of(lines: list[str]) -> Labels:
+    """Which labels the first lines of a file show on nearly all lines."""
+    shown = [rest for line in lines if (rest := stripped(line)[1].strip("\r\n")).strip()]
+    if not shown:
+        return Labels()
+    free = [line for line in shown if not line.startswith(("srun:", "slurmstepd", "srun "))]
+    tasks = [m for line in free if (m := _TASK.match(line))]
+    if free and len(tasks) >= 0.6 * len(free):
+        return Labels(tasks=True)
+    counts: dict[str, int] = {}
+    for line in free:
+        found = _HOST_LABEL.match(line)
+        if found and not _NO_HOSTS.fullmatch(found[1]):
+            counts[found[1]] = counts.get(found[1], 0) + 1
+    if sum(counts.values()) >= 0.6 * len(free) and len(free) >= 4 and min(counts.values()) >= 2:
+        return Labels(hosts=frozenset(counts))
+    return Labels()
+
+
+def stripped(line: str, labels: Labels = NO_LABELS) -> tuple[Origin, str]:
+    """The line without its prefixes, and what they said.
+
+    >>> origin, text = stripped("[default0]:[rank4]:[E816 02:52:53.183 ProcessGroupNCCL.cpp:607] [Rank 4] Watchdog")
+    >>> origin.local_rank, origin.rank, text
+    (0, 4, '[Rank 4] Watchdog')
+    """
+    origin = Origin()
+    if "\x1b" in line:
+        line = _COLOURS.sub("", line)
+    line = line.replace("\0", "")
+    if line[:8] == '{"log":"' or line[:9] == '{"log": "':
+        line = _docker_text(line)
+    if line[:1] in " \t" and _INDENTED.match(line):
+        line = line.lstrip(" \t")
+    for _ in range(_MOST_PREFIXES):
+        rest = _without_label(origin, line, labels)
+        if rest is None:
+            for name, pattern in _PREFIXES.get(line[:1], ()):
+                found = pattern.match(line)
+                if found is not None and found.end() and _take(origin, name, found):
+                    rest = line[found.end() :]
+                    break
+        if rest is None:
+            break
+        line = rest
+    return origin, line
+
+
+def _without_label(origin: Origin, line: str, labels: Labels) -> str | None:
+    """The line behind a label that only many lines together show; None where it has none, or had it already."""
+    if labels.tasks and origin.task is None and (found := _TASK.match(line)):
+        origin.task = int(found[1])
+        return line[found.end() :]
+    if labels.hosts and origin.host is None and (found := _HOST_LABEL.match(line)) and found[1] in labels.hosts:
+        origin.host = found[1]
+        return line[found.end() :]
+    return None
+
+
+def _take(origin: Origin, name: str, found: re.Match[str]) -> bool:
+    said = found.groupdict()
+    if name == "local":
+        role, number = said["role"], int(said["local_rank"])
+        if role.lower() in ("rank", "pg", "step", "epoch"):
+            return False
+        origin.local_rank = number
+        return True
+    if name == "in group":
+        # behind torch's own label it is the rank in a process group, not in the job
+        if origin.rank is None:
+            origin.rank = int(said["rank"])
+        return True
+    if said.get("rank") is not None:
+        # `[rank0]:[rank12]:` of a changed template: local first, then torch's own, which is global
+        if origin.rank is not None and origin.local_rank is None:
+            origin.local_rank = origin.rank
+        origin.rank = int(said["rank"])
+    if said.get("tprank") is not None:
+        origin.rank = int(said["tprank"])
+    if said.get("pid") is not None:
+        origin.pid = int(said["pid"])
+    actor = said.get("actor")
+    if actor and origin.rank is None and (worker := re.fullmatch(r"Worker_TP(\d+)", actor)):
+        origin.rank = int(worker[1])
+    if actor:
+        origin.label = actor
+    for field in ("ip", "source", "level", "thread"):
+        if said.get(field) is not None:
+            setattr(origin, field, said[field])
+    if said.get("host") is not None:
+        host = said["host"]
+        if name == "" and found.re.pattern.endswith(r"\[std(?:out|err)\] ?"):
+            host = host.rpartition(".")[2] or host
+        origin.host = host
+    if said.get("label") is not None:
+        origin.label = said["label"]
+    if said.get("clock") is not None and origin.time_s is None:
+        origin.time_s = _seconds(said)
+    return True
+
+
+def _seconds(said: dict[str, str | None]) -> float | None:
+    date, mmdd, clock = said.get("date"), said.get("mmdd"), said.get("clock") or ""
+    if date:
+        month, day = int(date[5:7]), int(date[8:10])
+    elif mmdd:
+        digits = mmdd.replace("-", "")
+        month, day = int(digits[:-2]), int(digits[-2:])
+    else:
+        month, day = _MONTHS.get(said.get("month") or "", 0), int(said.get("day") or 0)
+    return seconds_in_year(month, day, clock)
+
+
+def seconds_in_year(month: int, day: int, clock: str) -> float | None:
+    """Seconds since the year began, each month taken as 31 days: for order and distance, not for a calendar."""
+    try:
+        hours, minutes, rest = clock.replace(",", ".").split(":")
+        return (month * 31 + day) * _SECONDS_A_DAY + int(hours) * 3600 + int(minutes) * 60 + float(rest)
+    except ValueError:
+        return None
+
+
+def _docker_text(line: str) -> str:
+    try:
+        entry = msgspec.json.decode(line)
+    except (msgspec.DecodeError, ValueError):
+        return line
+    return entry["log"].rstrip("\n") if isinstance(entry, dict) and isinstance(entry.get("log"), str) else line

@@ -1,0 +1,256 @@
+"""The lines of one file -> events: prefixes, then each family's reader in turn."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.patterns import facts
+from gpudoctor.diagnose.patterns.catalogue import meaning_of
+from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_launcher
+from gpudoctor.diagnose.patterns.ray import RayReader
+from gpudoctor.diagnose.patterns.watchdog import CONTINUES, read_watchdog
+from gpudoctor.diagnose.prefixes import Labels, Origin, stripped
+from gpudoctor.diagnose.tracebacks import Tracebacks
+from gpudoctor.facts.kernel_log.messages import parse_message
+from gpudoctor.facts.kernel_log.records import read_line
+
+_MOST_WRAPPED = 9
+_MOST_WRITERS = 100_000
+
+
+class LogReader:
+    """One file. Call `read` for each line of interest in order, then `end`; `events` hold what it told."""
+
+    def __init__(self, file: int, labels: Labels) -> None:
+        self._file = file
+        self._labels = labels
+        self._traces = Tracebacks()
+        self._table = ElasticTable()
+        self._ray = RayReader()
+        self._held: tuple[int, Origin, str, int] | None = None
+        self._spawned: int | None = None
+        self._seen: set[object] = set()
+
+    def read(self, number: int, raw: str) -> Iterator[Event]:
+        """The events of one line; a progress bar's parts, ended by carriage returns, are lines of the same number."""
+        for part in raw.split("\r") if "\r" in raw else (raw,):
+            if part:
+                yield from self._read(number, part)
+
+    def end(self) -> Iterator[Event]:
+        """What was held back for a line that may go on."""
+        yield from self._flush()
+
+    def _read(self, number: int, raw: str) -> Iterator[Event]:
+        origin, text = stripped(raw, self._labels)
+        if self._held is not None:
+            held_number, held_origin, held, parts = self._held
+            plain = origin.rank is None and origin.source is None and origin.local_rank is None
+            whole = held.rstrip().endswith(".")
+            if plain and not whole and number == held_number + parts and parts < _MOST_WRAPPED and _goes_on(text):
+                glue = "" if len(held) >= 50 else " "
+                self._held = (held_number, held_origin, f"{held}{glue}{text}", parts + 1)
+                return
+            yield from self._flush()
+        if origin.source and "ProcessGroupNCCL" in origin.source and CONTINUES.search(text):
+            self._held = (number, origin, text, 1)
+            return
+        if number <= 2 and text.startswith(("  File ", "    ", "^")):
+            yield self._placed(Event(role="fact", what="begins_inside"), number, origin, raw)
+        yield from self._whole(number, origin, text, raw)
+
+    def _flush(self) -> Iterator[Event]:
+        if self._held is not None:
+            number, origin, text, _ = self._held
+            self._held = None
+            yield from self._whole(number, origin, text, text)
+
+    def _whole(self, number: int, origin: Origin, text: str, raw: str) -> Iterator[Event]:
+        if (origin.rank is not None or origin.local_rank is not None or origin.task is not None) and (
+            origin.stream not in self._seen and len(self._seen) < _MOST_WRITERS
+        ):
+            self._seen.add(origin.stream)
+            yield self._placed(Event(role="fact", what="seen"), number, origin, raw)
+        for event in self._events(number, origin, text, raw):
+            yield self._placed(event, number, origin, raw)
+
+    def _placed(self, event: Event, number: int, origin: Origin, raw: str) -> Event:
+        event.file, event.line, event.text = self._file, number, event.text or raw.strip()
+        if origin.level in ("W", "I", "V") and event.role in ("cause", "echo", "victim"):
+            event.detail["warning"] = 1
+            if event.role == "cause":  # whoever warns goes on
+                event.role, event.strength = "echo", 1
+        for field in ("rank", "local_rank", "task", "host", "pid", "ip", "gpu", "time_s"):
+            if getattr(event, field) is None:
+                setattr(event, field, getattr(origin, field))
+        return event
+
+    def _events(self, number: int, origin: Origin, text: str, raw: str) -> Iterator[Event]:
+        if facts.KERNEL.search(text) and (event := self._kernel(text, raw)):
+            yield event
+            return
+        if (stepd := facts.STEPD.match(text)) and origin.host is None:
+            origin.host = stepd["host"]
+        if exit_told := self._table.read(text):
+            yield exit_told
+            return
+        if launched := read_launcher(text):
+            for event in launched:
+                if origin.thread and event.detail.get("by") == "agent":
+                    event.detail["agent"] = origin.thread
+                yield event
+            if launched[0].role != "wrapper":
+                return
+        if ray := self._ray.read(text):
+            yield ray
+            return
+        nccl = (facts.NCCL.match(text) or facts.NCCL_BARE.search(text)) if "NCCL " in text else None
+        if nccl is not None:
+            yield from self._nccl(nccl, origin, text)
+            return
+        if watchdog := read_watchdog(text):
+            yield watchdog
+            if watchdog.role != "wrapper":
+                return
+        if spawned := re.match(r"-- Process (\d+) terminated with the following error", text):
+            self._spawned = int(spawned[1])
+        stream = (origin.stream, self._table.rank)
+        inside, exception = self._traces.read(stream, number, text)
+        if exception is not None:
+            if exception.rank is None:
+                exception.rank = self._table.rank
+            if exception.rank is None and origin.rank is None:
+                exception.rank = self._spawned if self._spawned is not None else self._ray.rank
+                if exception.rank is not None:
+                    exception.detail["repeated"] = 1  # by a controller, whose process is another one
+            self._spawned = None
+            yield from self._detailed(exception, text)
+            return
+        if inside:
+            if not text.startswith(" ") or "raise " not in text:
+                return
+            return
+        yield from self._plain(text, origin)
+
+    def _plain(self, text: str, origin: Origin) -> Iterator[Event]:
+        meaning = meaning_of(text)
+        if meaning is not None:
+            row, found = meaning
+            said = found.groupdict()
+            event = Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank)
+            event.gpu = said.get("gpu")
+            event.host = said.get("host") or said.get("node")
+            if row.role == "ending" and row.what != "terminated_signal" and event.host is None:
+                event.host = ""  # the scheduler's line comes from any node of the job
+            event.ip = said.get("ip")
+            if said.get("pid"):
+                event.pid = int(said["pid"])
+            event.detail = {key: value for key, value in said.items() if value is not None}
+            if oom := facts.SRUN_OOM.search(text):
+                for task in expanded(oom["tasks"])[:64]:
+                    yield Event(role="cause", what="host_oom", strength=3, task=task, host=oom["host"])
+                return
+            yield from self._detailed(event, text)
+            return
+        yield from self._facts(text)
+
+    def _detailed(self, event: Event, text: str) -> Iterator[Event]:
+        """What a cause's own words say of rank, host and GPU."""
+        if event.what == "collective_mismatch" and (found := facts.MISMATCH.search(text)):
+            event.detail = {**event.detail, **{k: v for k, v in found.groupdict().items() if v is not None}}
+        if event.what == "nan" and (named := re.search(r"[Rr]ank (\d+)", text)):
+            event.rank = int(named[1])
+        if where := facts.DEVICE_NODE.search(text):
+            event.gpu, event.host = where["gpu"], where["host"]
+        if event.gpu is None and event.what in ("cuda_oom", "gpu_ecc") and (gpu := facts.GPU.search(text)):
+            event.gpu = gpu["gpu"] or gpu["device"]
+        yield event
+
+    def _nccl(self, head: re.Match[str], origin: Origin, text: str) -> Iterator[Event]:
+        if head["host"]:
+            origin.host, origin.pid = head["host"], int(head["pid"])
+        if head["dev"]:
+            origin.gpu = head["dev"]
+        words = text[head.end() :]
+        if init := facts.INIT.search(words):
+            yield Event(
+                role="fact",
+                what="comm",
+                detail={
+                    "comm_rank": int(init["rank"]),
+                    "world": int(init["world"]),
+                    "dev": int(init["dev"]),
+                    "bus": bus_id(init["bus"]),
+                    "complete": int("COMPLETE" in words),
+                },
+            )
+            return
+        if channel := facts.CHANNEL.search(words):
+            rank = channel["dst"] if channel["way"] == "[receive]" else channel["src"]
+            yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(rank)})
+            return
+        if proxy := facts.PROXY.search(words):
+            yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(proxy["rank"])})
+        if segment := facts.SEGMENT.search(words):
+            rank = segment["dst"] if segment["way"] == "recv" else segment["src"]
+            yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(rank)})
+        if head["level"] == "WARN":
+            meaning = meaning_of(text)
+            if meaning is None:
+                return
+            row, found = meaning
+            event = Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank)
+            event.detail = {key: value for key, value in found.groupdict().items() if value is not None}
+            yield event
+        elif "Call to connect returned" in words and "retrying" not in words:
+            yield Event(role="echo", what="bootstrap_connect_failed", strength=1)
+
+    def _kernel(self, text: str, raw: str) -> Event | None:
+        message = read_line(raw).message
+        if told := parse_message(message):
+            if told.kind == "xid":
+                return Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=2, detail={"xid": told.code or 0})
+            if told.kind == "off-bus":
+                return Event(role="cause", what="gpu_lost", gpu=told.bus_id, strength=3)
+            if told.kind == "aer":
+                return Event(role="fact", what="aer", gpu=told.bus_id)
+            if told.kind in ("gsp", "nvlink", "rm"):
+                return Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=1)
+        return None
+
+    def _facts(self, text: str) -> Iterator[Event]:
+        lowered = text.lower()
+        if "gloo" in lowered and (gloo := facts.GLOO.search(text)):
+            detail: dict[str, str | int] = {"world": int(gloo["peers"]) + 1}
+            yield Event(role="fact", what="member", rank=int(gloo["rank"]), detail=detail)
+            return
+        if "pid" in lowered and (named := facts.RANK_PID.search(text)):
+            detail = {"world": int(named["world"])} if named["world"] else {}
+            rank, pid = int(named["rank"]), int(named["pid"])
+            yield Event(role="fact", what="process", rank=rank, pid=pid, host=named["host"], detail=detail)
+            return
+        if "world" in lowered and (world := facts.WORLD.search(text)):
+            yield Event(role="fact", what="world", detail={"world": int(world[1])})
+        if any(word in lowered for word in ("stopp", "exhausted", "no more")) and facts.EARLY.search(text):
+            yield Event(role="fact", what="early_stop")
+        if any(word in lowered for word in facts.WORDS_OF_AN_END) and facts.DONE.search(text):
+            yield Event(role="done", what="done")
+        elif step := facts.PROGRESS.search(text):
+            yield Event(role="progress", what="progress", detail={"step": int(step[1])})
+
+
+def _goes_on(text: str) -> bool:
+    starts = ("Exception raised", "frame #", "terminate called", "Traceback", "  File", "srun:", "slurmstepd")
+    return bool(text) and "NCCL " not in text[:200] and not text.startswith(starts)
+
+
+def bus_id(hexed: str) -> str:
+    """NCCL's bus id without punctuation, read from the right.
+
+    >>> bus_id("1a000"), bus_id("f000"), bus_id("1901000")
+    ('0000:1a:00.0', '0000:0f:00.0', '0019:01:00.0')
+    """
+    digits = hexed.rjust(9, "0")
+    return f"{digits[:-5].rjust(4, '0')[-4:]}:{digits[-5:-3]}:{digits[-3:-1]}.{digits[-1]}"

@@ -1,0 +1,219 @@
+"""Lines that name a cause themselves: exceptions, CUDA, NCCL, shared memory, files, ports."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from gpudoctor.diagnose.diagnosis import Confidence
+from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.job import Job
+from gpudoctor.diagnose.rules.model import Hypothesis, gpu_of, host_of, named, ranks_of
+
+_OUTSIDE = {
+    "host_oom",
+    "gpu_xid",
+    "gpu_lost",
+    "gpu_ecc",
+    "collective_mismatch",
+    "barrier_failed",
+    "config_mismatch",
+    "process_died_unknown",
+    "node_lost",
+    "rank_behind",
+}
+_STEPS_BEHIND = 3
+_NUMBER = re.compile(r"\d+")
+_ALL = {"user_exception": "user_exception_all"}
+
+
+def direct_causes(job: Job, attempt: int) -> list[Hypothesis]:
+    """Each kind of cause that some line names, the most decisive first, then in the order in which they came.
+
+    Several ranks with the same cause are no reason to name one of them.
+    """
+    events = [e for e in job.of("cause", attempt=attempt) if e.what not in _OUTSIDE and e.strength >= 2]
+    return _grouped(job, attempt, _deduplicated([e for e in events if not _survived(job, attempt, e, events)]))
+
+
+def _survived(job: Job, attempt: int, event: Event, causes: list[Event]) -> bool:
+    """Whether the job went on behind it until another cause came: it was handled, then.
+
+    A few steps behind it prove nothing: what a process had buffered is printed when it ends.
+    """
+    later = [e.line for e in causes if e.file == event.file and e.line > event.line and _kind(e) != _kind(event)]
+    if not later:
+        return False
+    steps = [e for e in job.of("progress", attempt=attempt) if e.file == event.file]
+    between = [e.number("step") or 0 for e in steps if event.line < e.line < max(later)]
+    before = [e.number("step") or 0 for e in steps if e.line < event.line]
+    return len(between) >= _STEPS_BEHIND and max(between) > max(before, default=0)
+
+
+def echoes(job: Job, attempt: int, least: int) -> list[Hypothesis]:
+    """Causes that a peer's end brings about as well: a refused connection, an unanswered request."""
+    found = _grouped(job, attempt, [e for e in job.of("echo", attempt=attempt) if e.strength >= least])
+    for hypothesis in found:
+        hypothesis.unknown = hypothesis.what == "connect_stale" or all(
+            e.detail.get("warning") for e in hypothesis.events
+        )
+        hypothesis.confidence = "likely" if least > 1 else "possible"
+    return found
+
+
+def weak_causes(job: Job, attempt: int) -> list[Hypothesis]:
+    """Words that say what failed in general: the wrapper of an error that is not in the text."""
+    events = [e for e in job.of("cause", "wrapper", attempt=attempt) if e.strength == 1 and e.what.startswith("nccl_")]
+    events += [
+        e
+        for e in job.of("cause", attempt=attempt)
+        if e.strength == 1 and not e.what.startswith("nccl_") and e.what not in _OUTSIDE
+    ]
+    found = _grouped(job, attempt, events)
+    for hypothesis in found:
+        hypothesis.confidence = "possible"
+        hypothesis.unknown = hypothesis.what in ("nccl_unknown", "nccl_cuda_unknown")
+    return found
+
+
+def mismatches(job: Job, attempt: int) -> list[Hypothesis]:
+    """Reports of torch that two ranks do different things: the minority of all reports is named, if there is one."""
+    found: list[Hypothesis] = []
+    for what, value_of in (("collective_mismatch", _running), ("config_mismatch", _parameters)):
+        events = [e for e in job.of("cause", attempt=attempt) if e.what == what]
+        if not events:
+            continue
+        values: dict[int, str] = {}
+        for event in events:
+            values.update(value_of(event))
+        if not values and what == "collective_mismatch":  # gloo's word for sizes that differ
+            found.append(
+                Hypothesis(
+                    what=what, host=host_of(events), confidence="likely", events=events, text=events[0].text.strip()
+                )
+            )
+            continue
+        odd = minority(values)
+        text = f"{named(odd)} differs: {values[odd[0]]}" if odd else "the ranks took different paths"
+        found.append(
+            Hypothesis(what=what, ranks=odd, host=host_of(events), confidence="certain", text=text, events=events)
+        )
+    barrier = [e for e in job.of("cause", attempt=attempt) if e.what == "barrier_failed"]
+    if barrier:
+        said = barrier[0].word("ranks") or barrier[0].word("more") or ""
+        ranks = tuple(sorted({int(number) for number in _NUMBER.findall(said)}))
+        found.append(
+            Hypothesis(
+                what="rank_hung",
+                ranks=ranks,
+                host=host_of(barrier),
+                confidence="certain",
+                text=f"{named(ranks) if ranks else 'a rank'} did not come to the barrier",
+                events=barrier,
+            )
+        )
+    return found
+
+
+def minority(values: dict[int, str]) -> tuple[int, ...]:
+    """The ranks whose value few have, where most have one and the same; else nobody.
+
+    >>> minority({0: "a", 1: "a", 2: "b"}), minority({0: "a", 1: "b"})
+    ((2,), ())
+    """
+    counts = Counter(values.values())
+    if len(counts) < 2:
+        return ()
+    (most, times), *rest = counts.most_common()
+    others = sum(count for _, count in rest)
+    return tuple(sorted(rank for rank, value in values.items() if value != most)) if times > others else ()
+
+
+def _running(event: Event) -> dict[int, str]:
+    said = event.detail
+    found: dict[int, str] = {}
+    for side in ("a", "b"):
+        if said.get(side) is not None and said.get(f"{side}_op"):
+            found[int(said[side])] = f"{said[f'{side}_op']} {said.get(f'{side}_shape', '')}".strip()
+    return found
+
+
+def _parameters(event: Event) -> dict[int, str]:
+    said = event.detail
+    return {
+        int(said[side]): f"{said[f'{side}_params']} parameters"
+        for side in ("a", "b")
+        if said.get(side) is not None and said.get(f"{side}_params") is not None
+    }
+
+
+def _deduplicated(events: list[Event]) -> list[Event]:
+    """Without the copies that a driver or controller prints of what a rank said."""
+    ranked = {(e.what, e.word("type"), e.word("message")) for e in events if e.rank is not None and e.word("type")}
+    return [e for e in events if e.rank is not None or (e.what, e.word("type"), e.word("message")) not in ranked]
+
+
+def _grouped(job: Job, attempt: int, events: list[Event]) -> list[Hypothesis]:
+    groups: dict[object, list[Event]] = {}
+    for event in events:
+        groups.setdefault(_kind(event), []).append(event)
+    made = [_hypothesis(job, attempt, group) for group in groups.values()]
+    made.sort(key=lambda h: (-max(e.strength for e in h.events), h.events[0].file != h.events[0].file, _order(h)))
+    return made
+
+
+def _order(hypothesis: Hypothesis) -> tuple[int, int]:
+    return min((e.file, e.line) for e in hypothesis.events)
+
+
+def _kind(event: Event) -> object:
+    if event.what in ("user_exception", "import_error"):
+        return event.what, event.word("type"), _NUMBER.sub("0", event.word("message") or "")[:80]
+    return event.what
+
+
+def _hypothesis(job: Job, attempt: int, events: list[Event]) -> Hypothesis:
+    what = events[0].what
+    strongest = max(e.strength for e in events)
+    decisive = [e for e in events if e.strength == strongest] or events
+    ranks = ranks_of(events)
+    guilty = _listed_ranks(job, attempt)
+    if guilty & set(ranks):
+        ranks = tuple(sorted(guilty | set(ranks)))
+    confidence: Confidence = "certain" if strongest >= 3 else "likely"
+    lost = {e.rank for e in job.of("victim", "wait", attempt=attempt)} - set(ranks) - {None}
+    writers = {(e.rank, e.pid, e.host) for e in decisive}
+    if len(ranks) > 1 and what in _ALL and (not lost or set(ranks) >= job.ranks_heard() or len(ranks) > len(lost)):
+        what = _ALL[what]
+    elif what in _ALL and not ranks and len(decisive) > 1 and not lost and len(writers) == 1:
+        exits = [e for e in job.exits(attempt).values() if e.number("code") == 1]
+        if len(exits) > 1 and sum(bool(e.detail.get("traceback")) for e in decisive) >= len(exits):
+            what = _ALL[what]
+    if not all(e.names_rank for e in decisive) or len(ranks) > 1:
+        ranks = ()
+    host = host_of(decisive)
+    return Hypothesis(
+        what=what,
+        ranks=ranks,
+        host=host,
+        gpu=gpu_of(decisive),
+        confidence=confidence,
+        text=_words(decisive[0]),
+        events=decisive[:3] + [e for e in decisive[3:] if e.rank not in {d.rank for d in decisive[:3]}][:3],
+    )
+
+
+def _listed_ranks(job: Job, attempt: int) -> set[int]:
+    """The ranks that a distributed checkpoint lists as failed."""
+    told = [
+        e.word("ranks") or "" for e in job.of("wrapper", attempt=attempt) if e.word("type") == "CheckpointException"
+    ]
+    return {int(number) for words in told for number in _NUMBER.findall(words)}
+
+
+def _words(event: Event) -> str:
+    message = event.word("message")
+    name = event.word("type")
+    frame = event.word("frame")
+    said = f"{name}: {message}" if name and message else name or event.text
+    return f"{said}" + (f" (raised from {frame})" if frame else "")

@@ -1,0 +1,132 @@
+"""Who waits for whom, by flight recorder dumps and by stacks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from gpudoctor.diagnose.flight_recorder import Dump, RecordedCollective
+from gpudoctor.diagnose.job import Job
+from gpudoctor.diagnose.rules.direct import minority
+from gpudoctor.diagnose.rules.model import Hypothesis, named
+from gpudoctor.diagnose.stacks import Stack
+
+Group = tuple[str, tuple[int, ...]]
+
+
+def from_dumps(dumps: list[Dump]) -> list[Hypothesis]:
+    """Ranks that others wait for and that wait for nobody; else ranks that run another collective at one number.
+
+    An edge r -> m: r has an unfinished collective of a group that its member m has not enqueued. Pairwise sends and
+    receives are asked only where no collective says anything: a pipeline's neighbours always wait for each other.
+    """
+    by_rank = {dump.rank: dump for dump in dumps}
+    if len(by_rank) < 2:
+        return []
+    edges, shown = _edges(by_rank, p2p=False)
+    if not edges:
+        edges, shown = _edges(by_rank, p2p=True)
+    waited_for = {m for members in edges.values() for m in members}
+    culprits = sorted(m for m in waited_for if not edges.get(m))
+    if culprits:
+        entry = shown[culprits[0]]
+        text = f"{named(culprits)} never enqueued {entry.name} number {entry.seq} of group {entry.group_name}"
+        text += ", in which the others wait"
+        missing = [rank for rank in culprits if rank not in by_rank]
+        if missing:
+            text += f"; {named(missing)} left no dump"
+        return [Hypothesis(what="rank_behind", ranks=tuple(culprits), confidence="certain", text=text)]
+    return _different(by_rank)
+
+
+def _edges(dumps: dict[int, Dump], *, p2p: bool) -> tuple[dict[int, set[int]], dict[int, RecordedCollective]]:
+    edges: dict[int, set[int]] = {}
+    shown: dict[int, RecordedCollective] = {}
+    enqueued: dict[tuple[int, Group], int] = {}
+    for rank, dump in dumps.items():
+        for entry in dump.entries:
+            if entry.p2p is p2p:
+                key = (rank, entry.group)
+                enqueued[key] = max(enqueued.get(key, 0), entry.seq)
+        if not p2p:
+            for group, status in dump.status.items():
+                if status.enqueued is not None:
+                    enqueued[rank, group] = max(enqueued.get((rank, group), 0), status.enqueued)
+    for rank, dump in dumps.items():
+        waiting: dict[Group, RecordedCollective] = {}
+        for entry in dump.entries:
+            if entry.finished or entry.p2p is not p2p:
+                continue
+            if entry.group not in waiting or entry.seq > waiting[entry.group].seq:
+                waiting[entry.group] = entry
+        for group, entry in waiting.items():
+            for member in entry.group[1]:
+                if member == rank:
+                    continue
+                if (
+                    member in dumps
+                    and group not in {(n, r) for n, r in dumps[member].groups.items()}
+                    and dumps[member].groups
+                ):
+                    continue
+                if p2p and not entry.name.endswith((f"->{member}", f"<-{member}")):
+                    continue
+                if enqueued.get((member, group), 0) < _oldest(dump, group, p2p, enqueued.get((member, group), 0)):
+                    edges.setdefault(rank, set()).add(member)
+                    shown.setdefault(member, entry)
+    return edges, shown
+
+
+def _oldest(dump: Dump, group: Group, p2p: bool, has: int) -> int:
+    """The first unfinished number that a member with `has` enqueued has not come to; 0 where there is none."""
+    later = [e.seq for e in dump.entries if e.group == group and not e.finished and e.p2p is p2p and e.seq > has]
+    return min(later, default=0)
+
+
+def _different(dumps: dict[int, Dump]) -> list[Hypothesis]:
+    at: dict[tuple[object, int], dict[int, str]] = {}
+    for rank, dump in dumps.items():
+        for entry in dump.entries:
+            if not entry.finished and not entry.p2p:
+                at.setdefault((entry.group, entry.seq), {})[rank] = f"{entry.name} {entry.sizes}"
+    for (_, seq), values in sorted(at.items(), key=lambda item: item[0][1]):
+        names = {value.split(" ")[0] for value in values.values()}
+        uneven = any("all_to_all" in name or "gather" in name or "scatter" in name for name in names)
+        if len(set(values.values())) < 2 or (uneven and len(names) < 2):
+            continue
+        odd = minority(values) if len(values) > 2 else ()
+        words = "; ".join(f"rank {rank} {value}" for rank, value in sorted(values.items())[:4])
+        return [
+            Hypothesis(
+                what="collective_mismatch",
+                ranks=odd,
+                confidence="certain",
+                text=f"at number {seq} of one group the ranks run different collectives: {words}",
+            )
+        ]
+    return []
+
+
+def from_stacks(job: Job, stacks: dict[int, Stack]) -> list[Hypothesis]:
+    """The rank whose main thread stands elsewhere than the others', which wait in a collective."""
+    if len(stacks) < 3:
+        return []
+    places = {rank: _place(stack) for rank, stack in stacks.items()}
+    odd = [rank for rank, stack in stacks.items() if not stack.waits]
+    if not odd or len(odd) > len(stacks) / 2:
+        common = Counter(places.values()).most_common(1)[0][0]
+        odd = [rank for rank, place in places.items() if place != common]
+        if not odd or len(odd) >= len(stacks) / 2:
+            return []
+    frame = stacks[odd[0]].frames[0] if stacks[odd[0]].frames else "?"
+    return [
+        Hypothesis(
+            what="rank_hung",
+            ranks=tuple(odd),
+            confidence="certain" if len(odd) == 1 else "likely",
+            text=f"{named(odd)} stands in {frame} while the others wait in a collective",
+        )
+    ]
+
+
+def _place(stack: Stack) -> str:
+    return " < ".join(stack.frames[:4])

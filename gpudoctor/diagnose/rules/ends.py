@@ -1,0 +1,164 @@
+"""How processes ended, where no line of theirs explains it."""
+
+from __future__ import annotations
+
+from gpudoctor.diagnose.diagnosis import Confidence
+from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.job import Job
+from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
+
+_CLASS = {-9: "killed_sigkill", -11: "segfault", -7: "sigbus"}
+_CRASHES = (-11, -7, -9, -8, -4, -6, 1)
+
+
+def unexplained_exits(job: Job, attempt: int) -> list[Hypothesis]:
+    """A rank that died of a signal, or left with an error code without a word: that rank was first.
+
+    -15 is an order of the launcher. -6 follows from the watchdog if the rank said that it waited. A rank that told of
+    a lost peer has explained its end.
+    """
+    exits = {**job.exits(attempt)}
+    closed = {(e.host, e.pid) for e in job.of("closed", attempt=attempt)}
+    told = job.ranks_in_trouble(attempt)
+    nameless = [e for e in job.of("exit", attempt=attempt) if e.rank is None]
+    odd: dict[int, list[Event]] = {}
+    for event in [*exits.values(), *nameless]:
+        code = event.number("code") or 0
+        if code in (0, -15, -1, -2, 143) or ((event.host, event.pid) in closed and event.pid is not None):
+            continue
+        if event.rank in told and (code == 1 or code in (-6,)):
+            continue
+        if event.rank is None and (code > 0 or (code == -6 and job.of("wait", "stuck", "cause", attempt=attempt))):
+            continue
+        odd.setdefault(code if code < 0 else 1, []).append(event)
+    found = []
+    for code in sorted(odd, key=lambda c: _CRASHES.index(c) if c in _CRASHES else 99):
+        if hypothesis := _of_code(job, attempt, code, odd[code]):
+            found.append(hypothesis)
+    return found
+
+
+def _of_code(job: Job, attempt: int, code: int, events: list[Event]) -> Hypothesis | None:
+    ranks = ranks_of(events)
+    one = ranks if len(ranks) == 1 else ()
+    who = named(ranks) if ranks else "a process"
+    first = [e for e in events if e.number("root")] or events
+    if code == 1:
+        return _silent(job, attempt, events, ranks)
+    what = _CLASS.get(code, "process_died_unknown")
+    others = {e.rank for e in job.of("victim", "wait", attempt=attempt)} - set(ranks) - {None}
+    everyone = len(ranks) > 1 and not others
+    # torchrun's agent names one of those that it found ended; the others are in the table below
+    alone = {e.detail.get("by") for e in events} == {"agent"} and not others and not job.of("closed", attempt=attempt)
+    undecided = alone and (job.world or 0) > 1
+    if what == "segfault" and everyone:
+        return Hypothesis(
+            what="segfault_all",
+            host=host_of(events),
+            confidence="certain",
+            events=first[:3],
+            text=f"{who} died of SIGSEGV at the same time: a common cause in native code",
+        )
+    words = {
+        "killed_sigkill": f"{who} was killed by SIGKILL; by whom is not in these logs",
+        "segfault": f"{who} crashed with SIGSEGV",
+        "sigbus": f"{who} died of SIGBUS: nearly always /dev/shm too small, or a mapped file cut short",
+        "process_died_unknown": f"{who} died of signal {-code}; why is not in these logs",
+    }[what]
+    confidence: Confidence = "certain" if one else "likely"
+    return Hypothesis(
+        what=what,
+        ranks=() if undecided else one,
+        host=host_of(events),
+        text=words,
+        events=first[:3],
+        unknown=undecided,
+        confidence="possible" if undecided else confidence,
+    )
+
+
+def _silent(job: Job, attempt: int, events: list[Event], ranks: tuple[int, ...]) -> Hypothesis | None:
+    """Exit code 1 without a word is a finding only where the words of others show that words would be here."""
+    others_speak = job.ranks_in_trouble(attempt) - set(ranks)
+    own_files = {f.local_rank for f in job.files if f.attempt == attempt} | {
+        f.rank for f in job.files if f.rank is not None
+    }
+    own = [e for e in events if e.rank in own_files or (e.local_rank is not None and e.local_rank in own_files)]
+    cut = any(e.what == "begins_inside" for e in job.events)
+    files = {e.file for e in events}
+    worked = any(e.file in files for e in job.of("progress", attempt=attempt))  # what ranks print is here
+    if (others_speak or own or worked) and not cut and ranks:
+        one = ranks if len(ranks) == 1 else ()
+        return Hypothesis(
+            what="silent_exit",
+            ranks=one,
+            host=host_of(events),
+            confidence="likely",
+            events=events[:3],
+            text=f"{named(ranks)} left with an exit code but without a traceback: os._exit, sys.exit or a native exit",
+        )
+    return Hypothesis(
+        what="launcher_table_only",
+        host=host_of(events),
+        confidence="possible",
+        unknown=True,
+        events=events[:3],
+        text="the launcher's table has exit codes only: the errors of the ranks are not in this text",
+    )
+
+
+def early_exit(job: Job, attempt: int) -> list[Hypothesis]:
+    """A rank that is neither among the failed nor among those that were ended had left by itself, with 0."""
+    if not job.of("victim", "wait", attempt=attempt):
+        return []
+    world = job.world or len(job.members)
+    stops = [e for e in job.events if e.what == "early_stop" and e.attempt == attempt]
+    ended = {e.pid for e in job.of("closed", attempt=attempt) if e.pid is not None}
+    exits = job.of("exit", attempt=attempt)
+    agents = [e for e in exits if e.detail.get("by") == "agent"]
+    failed = {e.pid for e in exits if e.pid is not None and e.number("code")}
+    listed = {e.rank for e in exits if e.rank is not None}
+    one_host = len(job.hosts) <= 1
+    gone: tuple[int, ...] = ()
+    if one_host and agents and job.world and len(ended | failed) == world - 1 and ended:
+        gone = _left_over(job, attempt, ended | failed, listed)
+    elif any(e.detail.get("by") == "srun" for e in exits) and len(listed) == world - 1:
+        gone = tuple(set(range(world)) - listed)
+    elif stops and any(e.detail.get("by") == "table" and e.number("root") for e in exits) and len(listed) == world - 1:
+        gone = tuple(set(range(world)) - {r for r in listed if r is not None})
+    elif not stops:
+        return []
+    speakers = ranks_of(e for e in stops if e.rank is not None and e.rank not in job.ranks_in_trouble(attempt))
+    if not gone and not stops:
+        return []
+    ranks = gone or speakers
+    if len(ranks) != 1 or (speakers and gone and speakers != gone):
+        ranks = speakers if len(speakers) == 1 else ()
+    shown = [e for e in stops if e.rank in ranks] or stops or agents or exits
+    return [
+        Hypothesis(
+            what="early_exit",
+            ranks=ranks,
+            host=host_of(shown),
+            confidence="certain" if stops and ranks else "likely",
+            events=shown[:3],
+            text=f"{named(ranks) if ranks else 'one rank'} ended normally while the others still had work: "
+            "uneven data or early stopping",
+        )
+    ]
+
+
+def _left_over(job: Job, attempt: int, pids: set[int], listed: set[int]) -> tuple[int, ...]:
+    """Whose process is missing: by the table, else by process ids, which torchrun hands out in the order of ranks."""
+    world = job.world or 0
+    if len(listed) == world - 1:
+        return tuple(set(range(world)) - {r for r in listed if r is not None})
+    numbers = sorted(pid for pid in pids if pid is not None)
+    first = next(
+        (e.pid - e.local_rank for e in job.of("exit", attempt=attempt) if e.pid and e.local_rank is not None), None
+    )
+    if first is None or numbers[-1] - first >= world or numbers[0] < first:
+        return ()
+    return tuple({first + n for n in range(world)} - set(numbers)) and tuple(
+        n for n in range(world) if first + n not in numbers
+    )

@@ -1,0 +1,63 @@
+"""What a rule makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from gpudoctor.diagnose.diagnosis import Confidence
+from gpudoctor.diagnose.events import Event
+
+
+class Hypothesis(msgspec.Struct, kw_only=True):
+    """What may have happened first. `ranks`: empty where nobody is named. `unknown`: the class is known, no cause."""
+
+    what: str
+    ranks: tuple[int, ...] = ()
+    host: str | None = None
+    gpu: str | None = None
+    confidence: Confidence = "likely"
+    text: str = ""
+    events: list[Event] = []
+    unknown: bool = False
+
+    @property
+    def rank(self) -> int | None:
+        """The one rank, if it is one."""
+        return self.ranks[0] if len(self.ranks) == 1 else None
+
+
+def ranks_of(events: Iterable[Event]) -> tuple[int, ...]:
+    """The ranks that events belong to, in order."""
+    return tuple(sorted({e.rank for e in events if e.rank is not None}))
+
+
+def host_of(events: Iterable[Event]) -> str | None:
+    """The host of all of them, if it is one."""
+    hosts = {e.host for e in events if e.host}
+    return hosts.pop() if len(hosts) == 1 else None
+
+
+def gpu_of(events: Iterable[Event]) -> str | None:
+    """The GPU of all of them, if it is one; a bus id rather than an index."""
+    found = [e for e in events if e.gpu]
+    gpus = {e.gpu for e in found}
+    if len(gpus) != 1:
+        return None
+    buses = {e.word("gpu_bus_id") for e in found} - {"", None}
+    return buses.pop() if len(buses) == 1 else gpus.pop()
+
+
+def named(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 1, 2 and 5`.
+
+    >>> named([3]), named([2, 1, 5])
+    ('rank 3', 'ranks 1, 2 and 5')
+    """
+    numbers = sorted(ranks)
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    if len(numbers) > 12:
+        return f"ranks {', '.join(map(str, numbers[:8]))} and {len(numbers) - 8} more"
+    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

@@ -1,0 +1,169 @@
+"""What came from outside of the program: the scheduler, the kernel, a lost node, signals."""
+
+from __future__ import annotations
+
+import re
+
+from gpudoctor.checks.core.xid_codes import XIDS
+from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.job import Job
+from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
+
+_ECC = {48, 63, 64, 94, 95, 140, 171, 172}
+_FOLLOWS = {43, 45}
+_OTHER_PROGRAM = re.compile(r"\((?!python|pt_|ray|torchrun|train|deepspeed|accelerate|vllm|java|pt_data)")
+
+
+def scheduler_endings(job: Job, attempt: int) -> list[Hypothesis]:
+    """Time limit, preemption, eviction, a lost node: said by the scheduler itself, and nothing failed before."""
+    found: list[Hypothesis] = []
+    for what in ("node_lost", "preempted", "time_limit", "evicted"):
+        events = [e for e in job.events if e.what == what and e.role == "ending"]
+        if not events or _failed_before(job, attempt, events[0], lost_peers_count=False):
+            continue
+        hosts = {e.host for e in events if e.host}
+        host = hosts.pop() if len(hosts) == 1 else None
+        found.append(Hypothesis(what=what, host=host, confidence="certain", text=events[0].text, events=events[:3]))
+    return found
+
+
+def signals_and_cancels(job: Job, attempt: int) -> list[Hypothesis]:
+    """A signal to the launcher, Ctrl-C, scancel: only if nothing failed before it."""
+    found: list[Hypothesis] = []
+    for what in ("terminated_signal", "cancelled"):
+        events = [e for e in job.events if e.what == what and e.role == "ending"]
+        if not events or _failed_before(job, attempt, events[0], lost_peers_count=True):
+            continue
+        strongest = max(e.strength for e in events)
+        told = [e for e in events if e.strength == strongest]
+        host = None if what == "cancelled" else host_of(told)
+        found.append(
+            Hypothesis(
+                what=what,
+                host=host,
+                confidence="certain" if strongest > 1 else "likely",
+                text=told[0].text,
+                events=told[:3],
+                unknown=what == "cancelled" and all(" STEP " in e.text for e in told),
+            )
+        )
+    return found
+
+
+def _failed_before(job: Job, attempt: int, ending: Event, *, lost_peers_count: bool) -> bool:
+    """Whether something failed or hung before the job was ended. Peers that went may have been ended as well."""
+    roles = ("cause", "wait", "stuck", "victim") if lost_peers_count else ("cause", "wait", "stuck")
+    for event in job.of(*roles, attempt=attempt):
+        if event.what == "host_oom" or (event.strength < 2 and event.role == "cause"):
+            continue
+        if event.file == ending.file and event.line < ending.line:
+            return True
+        if event.file != ending.file and event.role != "victim" and not _later(event, ending):
+            return True
+    return False
+
+
+def _later(event: Event, other: Event) -> bool:
+    return event.time_s is not None and other.time_s is not None and event.time_s > other.time_s + 1
+
+
+def out_of_host_memory(job: Job, attempt: int) -> list[Hypothesis]:
+    """The kernel, Slurm, the kubelet or Ray killed a process for memory: the witness that exit -9 alone is not."""
+    events = [e for e in job.of("cause", attempt=attempt) if e.what == "host_oom"]
+    pids = {e.pid for e in job.of("exit", "closed", "fact") if e.pid}
+    ours = [e for e in events if e.pid is None or e.pid in pids or not pids or not _OTHER_PROGRAM.search(e.text)]
+    if not ours:
+        return []
+    ranks = ranks_of(ours)
+    matched = [e for e in ours if e.rank is not None]
+    return [
+        Hypothesis(
+            what="host_oom",
+            ranks=ranks if len(ranks) == 1 else (),
+            host=host_of(matched or ours),
+            confidence="certain",
+            text=f"{named(ranks) if ranks else 'a process of the job'} was killed because the memory of the host "
+            "or of its cgroup ran out",
+            events=sorted(ours, key=lambda e: e.rank is None)[:4],
+        )
+    ]
+
+
+def gpu_faults(job: Job, attempt: int) -> list[Hypothesis]:
+    """Xids of the kernel, a GPU that is lost, an ECC error: kernel truth beats what a library says of it."""
+    found: list[Hypothesis] = []
+    lost = [e for e in job.of("cause") if e.what == "gpu_lost"]
+    ecc = [e for e in job.of("cause", attempt=attempt) if e.what == "gpu_ecc"]
+    xids = [e for e in job.of("cause") if e.what == "gpu_xid" and e.number("xid") not in _FOLLOWS]
+    hard = [e for e in xids if is_hard(e)]
+    for what, events in (
+        ("gpu_lost", lost + [e for e in hard if e.number("xid") == 79]),
+        ("gpu_ecc", [e for e in hard if e.number("xid") in _ECC] + ecc),
+        ("gpu_xid", [e for e in hard if e.number("xid") not in _ECC | {79}]),
+    ):
+        if not events:
+            continue
+        gpus = sorted({e.gpu for e in events if e.gpu and ":" in e.gpu}) or sorted({e.gpu for e in events if e.gpu})
+        gpu = gpus[0] if len(gpus) == 1 else None
+        rank = job.bus_ids.get(normal_bus_id(gpu)) if gpu else None
+        ranks = (rank,) if rank is not None else ranks_of(e for e in events if e.rank is not None)
+        found.append(
+            Hypothesis(
+                what=what,
+                ranks=ranks if len(ranks) == 1 else (),
+                host=host_of(events),
+                gpu=normal_bus_id(gpu) if gpu else None,
+                confidence="certain",
+                text=_xid_words(events[0]),
+                events=events[:4],
+            )
+        )
+    return found
+
+
+def program_xids(job: Job) -> list[Hypothesis]:
+    """Xids that a program's own fault brings about (13, 31): a cause only where the program's words are missing."""
+    events = [e for e in job.of("cause") if e.what == "gpu_xid" and not is_hard(e)]
+    if not events:
+        return []
+    gpus = {e.gpu for e in events if e.gpu}
+    gpu = normal_bus_id(gpus.pop() or "") if len(gpus) == 1 else None
+    rank = job.bus_ids.get(gpu) if gpu else None
+    return [
+        Hypothesis(
+            what="gpu_xid",
+            ranks=(rank,) if rank is not None else (),
+            host=host_of(events),
+            gpu=gpu,
+            confidence="likely",
+            text=_xid_words(events[0]),
+            events=events[:4],
+        )
+    ]
+
+
+def normal_bus_id(gpu: str) -> str:
+    """With a domain of four digits, in lower case.
+
+    >>> normal_bus_id("00000000:03:00.0")
+    '0000:03:00.0'
+    """
+    if ":" not in gpu:
+        return gpu
+    place = gpu.lower().split(":")
+    return f"{place[0][-4:].rjust(4, '0')}:{place[1]}:{place[2]}" if len(place) == 3 else gpu.lower()
+
+
+def is_hard(event: Event) -> bool:
+    """Whether the driver's word is of a fault of the GPU, not of a program or a mere consequence."""
+    code = event.number("xid")
+    if code is None:
+        return True
+    known = XIDS.get(code)
+    return known is None or known.bucket not in ("application", "info")
+
+
+def _xid_words(event: Event) -> str:
+    code = event.number("xid")
+    known = XIDS.get(code) if code is not None else None
+    return f"Xid {code}: {known.words}" if known else event.text

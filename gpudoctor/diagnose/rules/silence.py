@@ -1,0 +1,127 @@
+"""Who says nothing while others lose it, and what is left where only victims speak."""
+
+from __future__ import annotations
+
+from gpudoctor.diagnose.job import TROUBLE, Job
+from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
+
+
+def silent_places(job: Job, attempt: int) -> list[Hypothesis]:
+    """A host whose log ends without a word, or the one rank without an error, while the others lost a peer."""
+    victims = job.of("victim", attempt=attempt)
+    if not victims:
+        return []
+    found = _silent_host(job, attempt)
+    if found is not None:
+        return [found]
+    if not job.world or job.world < 2:
+        return []
+    trouble = job.ranks_in_trouble(attempt)
+    exits = job.exits(attempt)
+    heard = job.ranks_heard()
+    silent = {r for r in range(job.world) if r not in trouble and r not in exits}
+    if len(silent) == 1 and silent <= heard and not job.of("exit", "closed", attempt=attempt):
+        rank = next(iter(silent))
+        hosts = {e.host for e in job.events if e.rank == rank and e.host}
+        return [
+            Hypothesis(
+                what="process_died_unknown",
+                ranks=(rank,),
+                host=hosts.pop() if len(hosts) == 1 else None,
+                confidence="possible",
+                events=victims[:3],
+                text=f"{named(silent)} went without a word; all others lost their connection to it",
+            )
+        ]
+    return []
+
+
+def _silent_host(job: Job, attempt: int) -> Hypothesis | None:
+    of_host: dict[str, list[int]] = {}
+    for number, file in enumerate(job.files):
+        if file.text and file.local_rank is None and file.lines and (file.host or file.like_a_job):
+            of_host.setdefault(file.host or file.name, []).append(number)
+    if len(of_host) < 2:
+        return None
+    quiet: list[str] = []
+    for host, numbers in of_host.items():
+        events = [e for e in job.events if e.file in numbers]
+        if not any(e.role in (*TROUBLE, "exit", "ending", "wrapper", "closed") for e in events):
+            quiet.append(host)
+    if len(quiet) != 1 or len(of_host) - len(quiet) < 1:
+        return None
+    known = any(file.host == quiet[0] for file in job.files)
+    ranks = ranks_of(e for e in job.events if e.file in of_host[quiet[0]])
+    shown = list(job.of("victim", attempt=attempt))[:3]
+    return Hypothesis(
+        what="node_lost",
+        ranks=ranks if len(ranks) == 1 else (),
+        host=quiet[0] if known else None,
+        confidence="likely",
+        events=shown,
+        text=f"the log of {quiet[0]} ends without a word while the others lost their connection: node or agent lost",
+    )
+
+
+def only_victims(job: Job, attempt: int) -> list[Hypothesis]:
+    """Everybody who speaks lost somebody else: the first failure is not in this text."""
+    victims = list(job.of("victim", attempt=attempt))
+    if not victims:
+        return []
+    if all(e.what == "ib_flushed" for e in victims):
+        text = "requests were flushed: they follow from another error of the same queue, which is not in this text"
+        return [
+            Hypothesis(
+                what="ib_completion_error",
+                host=host_of(victims),
+                confidence="possible",
+                unknown=True,
+                events=victims[:3],
+                text=text,
+            )
+        ]
+    store = [e for e in victims if e.what == "store_lost"]
+    host = job.store_host()
+    words = "the holder of the store (rank 0) ended before that" if store else "a peer ended before that"
+    who = named(ranks_of(victims)) if ranks_of(victims) else "all who speak"
+    return [
+        Hypothesis(
+            what="victims_only",
+            host=host,
+            confidence="possible",
+            unknown=True,
+            events=victims[:3],
+            text=f"{who} only lost a connection: {words}, and its words are not in this text",
+        )
+    ]
+
+
+def only_a_launcher(job: Job, attempt: int) -> list[Hypothesis]:
+    """The launcher says that something failed, and nobody says what."""
+    events = job.of("wrapper", attempt=attempt)
+    told = [e for e in events if e.what in ("child_failed", "launcher_exit")] or events
+    exits = [e for e in job.of("exit", attempt=attempt) if (e.number("code") or 0) not in (0,)]
+    terminated = [e for e in exits if e.number("code") in (-15, -1, -2)]
+    if exits and len(terminated) == len(exits):
+        return [
+            Hypothesis(
+                what="terminated_signal",
+                host=host_of(exits),
+                confidence="likely",
+                events=exits[:3],
+                unknown=all(e.detail.get("by") == "srun" for e in exits),
+                text="all processes were ended by a signal from outside; nothing failed before",
+            )
+        ]
+    if not told and not exits:
+        return []
+    return [
+        Hypothesis(
+            what="launcher_table_only",
+            host=host_of([*exits, *told]),
+            confidence="possible",
+            unknown=True,
+            events=[*exits, *told][:3],
+            text="the launcher says that processes failed; their own words are not in this text",
+        )
+    ]

@@ -1,0 +1,341 @@
+"""Collectives that did not end: who is behind, who never came, who runs another one, or the same everywhere."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.job import Job
+from gpudoctor.diagnose.rules.direct import minority
+from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
+
+_UNEVEN = ("ALLTOALL", "SEND", "RECV", "GATHER", "SCATTER", "COALESCED", "UNKNOWN")
+_OVERHEARD = 0.1  # below this share of the ranks heard, nothing can be said of the others
+
+
+class Waiting(msgspec.Struct):
+    """One rank in one process group: what it timed out in, and its counts."""
+
+    rank: int
+    seq: int | None = None
+    op: str = ""
+    numel: tuple[int | None, int | None] = (None, None)
+    enqueued: int | None = None
+    completed: int | None = None
+    events: list[Event] = []
+
+
+Group = str | None
+
+
+def nccl_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
+    """What the watchdog's sequence numbers say, compared only inside one process group."""
+    groups = groups_of(job, attempt)
+    if not groups:
+        return []
+    found = [*_mismatched(groups), *_behind(groups)]
+    if found:
+        return found
+    return _same_everywhere(job, attempt, groups)
+
+
+def groups_of(job: Job, attempt: int) -> dict[Group, dict[int, Waiting]]:
+    """Per process group the ranks that timed out or told their counts. None: the old formats, which name no group."""
+    status = [e for e in job.of("fact", attempt=attempt) if e.what == "group_status" and e.rank is not None]
+    timeouts = [e for e in job.of("wait", attempt=attempt) if e.what == "nccl_timeout"]
+    keys = {_key(e) for e in status}
+    only = next(iter(keys)) if len(keys) == 1 else None
+    group_of = {(e.rank, e.number("seq")): _key(e) for e in status}
+    groups: dict[Group, dict[int, Waiting]] = {}
+    for place, event in enumerate(timeouts):
+        rank = event.rank if event.rank is not None else -1 - place
+        key = _key(event) or group_of.get((event.rank, event.number("seq"))) or only
+        waiting = groups.setdefault(key, {}).setdefault(rank, Waiting(rank, events=[]))
+        if waiting.seq is None or (event.number("seq") or 0) < waiting.seq:
+            waiting.seq, waiting.op = event.number("seq"), event.word("op") or ""
+            waiting.numel = (event.number("numel_in"), event.number("numel_out"))
+        waiting.events.append(event)
+    for event in status:
+        waiting = groups.setdefault(_key(event), {}).setdefault(event.rank or 0, Waiting(event.rank or 0, events=[]))
+        waiting.enqueued, waiting.completed = event.number("enqueued"), event.number("completed")
+        if waiting.seq is None:
+            waiting.seq = event.number("seq")
+        waiting.events.append(event)
+    return groups
+
+
+def _key(event: Event) -> Group:
+    guid, desc, pg = event.word("guid"), event.word("desc"), event.number("pg")
+    if pg is None and guid is None:
+        return None
+    return f"{guid if guid is not None else pg}/{desc or ''}"
+
+
+def _mismatched(groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
+    """The same number in the same group, but another operation or size."""
+    for key, members in groups.items():
+        if key is None:
+            continue
+        at: dict[int, dict[int, Waiting]] = {}
+        for rank, waiting in members.items():
+            if waiting.seq is not None and waiting.op:
+                at.setdefault(waiting.seq, {})[rank] = waiting
+        for seq, there in at.items():
+            values = {rank: w.op for rank, w in there.items()}
+            if len(set(values.values())) < 2 and not any(
+                w.op.startswith(_UNEVEN) or "ALLTOALL" in w.op for w in there.values()
+            ):
+                values = {rank: f"{w.op} of {w.numel[0]}" for rank, w in there.items() if w.numel[0] is not None}
+            if len(set(values.values())) < 2:
+                continue
+            odd = minority(values) if len(values) > 2 else ()
+            words = "; ".join(f"rank {rank} {value}" for rank, value in sorted(values.items())[:6])
+            events = [w.events[0] for w in there.values()]
+            return [
+                Hypothesis(
+                    what="collective_mismatch",
+                    ranks=odd,
+                    host=None,
+                    confidence="certain",
+                    events=events[:4],
+                    text=f"at number {seq} of one group the ranks run different collectives: {words}",
+                )
+            ]
+    return []
+
+
+def _behind(groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
+    """A rank that never enqueued what others wait in, or waits in what others have completed."""
+    for key, members in groups.items():
+        if key is None or len(members) < 2:
+            continue
+        latest = max((w.seq for w in members.values() if w.seq is not None), default=0)
+        done = max((w.completed for w in members.values() if w.completed is not None), default=0)
+        behind = [
+            w
+            for w in members.values()
+            if (w.enqueued is not None and w.enqueued < latest)
+            or (w.seq is not None and w.seq <= done and w.seq < latest)
+        ]
+        if behind and len(behind) < len(members):
+            ranks = tuple(sorted(w.rank for w in behind))
+            events = [w.events[0] for w in behind] + [w.events[0] for w in members.values() if w not in behind][:2]
+            return [
+                Hypothesis(
+                    what="rank_behind",
+                    ranks=ranks,
+                    host=host_of(w.events[0] for w in behind),
+                    confidence="likely",
+                    events=events[:4],
+                    text=f"{named(ranks)} did not issue collective {latest}, in which the others wait",
+                )
+            ]
+    return []
+
+
+def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiting]]) -> list[Hypothesis]:
+    waiting = [w for members in groups.values() for w in members.values() if w.seq is not None]
+    heard = {w.rank for w in waiting}
+    if not waiting:
+        return []
+    events = [w.events[0] for w in waiting]
+    seqs = {(key, w.seq) for key, members in groups.items() for w in members.values() if w.seq is not None}
+    first = waiting[0]
+    silent, size = _silent(job, attempt, waiting, heard)
+    known = [key for key in groups if key is not None]
+    one_place = len({w.seq for w in waiting}) == 1 and len(known) <= 1
+    started = any(e.role == "progress" and (e.number("step") or 0) > 0 for e in job.of("progress", attempt=attempt))
+    never = all(w.seq is not None and w.seq <= 1 for w in waiting) or all(
+        w.completed is not None and w.completed <= 0 for w in waiting
+    )
+    if never and not started:
+        return [
+            Hypothesis(
+                what="first_collective_hang",
+                host=host_of(events),
+                confidence="likely",
+                events=events[:4],
+                text="the very first collective never ended: these GPUs have never exchanged anything",
+            )
+        ]
+    if one_place and silent is not None and len(silent) == 1 and len(heard) >= 2:
+        return [
+            Hypothesis(
+                what="rank_hung",
+                ranks=tuple(silent),
+                host=None,
+                confidence="likely",
+                events=events[:4],
+                text=f"all other ranks wait in number {first.seq}; {named(silent)} says nothing",
+            )
+        ]
+    share = len(heard) / size if size else 1.0
+    known_ranks = [rank for rank in heard if rank >= 0]
+    if not one_place or len(heard) < 2 or share < _OVERHEARD:
+        why = (
+            "one rank alone cannot show who is missing"
+            if len(heard) < 2
+            else ("the ranks wait in different groups" if len(seqs) > 1 else "most ranks are not heard of")
+        )
+        return [
+            Hypothesis(
+                what="timeout_undecidable",
+                confidence="possible",
+                unknown=True,
+                events=events[:4],
+                text=f"{named(known_ranks) if known_ranks else 'a rank'} waited in vain for a collective: {why}",
+            )
+        ]
+    op = f"{first.op.lower()} " if first.op else ""
+    rest = f"; nothing is heard of {named(silent)}" if silent else ""
+    return [
+        Hypothesis(
+            what="timeout_all_same_seq",
+            confidence="possible",
+            events=events[:4],
+            text=f"all ranks heard of wait in the same {op}{first.seq}: none of them is behind{rest}. A rank that is "
+            "not in these logs never came, or the transfer itself stands still",
+        )
+    ]
+
+
+def _silent(job: Job, attempt: int, waiting: list[Waiting], heard: set[int]) -> tuple[set[int] | None, int | None]:
+    """The ranks that said nothing, and the size of the group: of the world, or by the sizes of an all-gather."""
+    size = job.world
+    for w in waiting:
+        small, large = sorted((w.numel[0] or 0, w.numel[1] or 0))
+        if (
+            small
+            and ("ALLGATHER" in w.op or "REDUCE_SCATTER" in w.op or "ALLGATHER" in w.op.replace("_", ""))
+            and large % small == 0
+        ):
+            size = max(size or 0, large // small)
+    gone = job.exits(attempt)
+    ended = {e.rank for e in job.of("closed", attempt=attempt)} | {
+        r for r, e in gone.items() if e.number("code") in (-15, -9)
+    }
+    if size is None and ended & (job.ranks_heard() - heard - job.ranks_in_trouble(attempt)):
+        size = len(job.members)  # some that did not time out were there until the launcher ended them
+    if size is None or size <= max(heard):
+        return None, size
+    spoke = heard | job.ranks_in_trouble(attempt)
+    return set(range(size)) - spoke, size
+
+
+def watchdogs_stuck(job: Job, attempt: int) -> list[Hypothesis]:
+    """A watchdog that made no progress itself: a CUDA call or the GIL hangs in that process.
+
+    With work outstanding the rank may only wait for a communicator that was never complete: then nobody is named,
+    unless others have more outstanding.
+    """
+    events = [e for e in job.of("stuck", attempt=attempt) if e.rank is not None]
+    if not events:
+        nameless = job.of("stuck", attempt=attempt)
+        return [_stuck((), nameless)] if nameless else []
+    works: dict[int, int] = {}
+    for event in events:
+        count = event.number("works")
+        if event.rank is not None and count is not None:
+            works[event.rank] = min(count, works.get(event.rank, count))
+    ranks = ranks_of(events)
+    if len(ranks) == 1:
+        return [_stuck(() if works.get(ranks[0], 0) > 0 else ranks, events)]
+    fewest = [rank for rank in ranks if works.get(rank) is not None and works[rank] == min(works.values())]
+    return [_stuck(tuple(fewest) if len(fewest) == 1 and len(works) == len(ranks) else (), events)]
+
+
+def _stuck(ranks: tuple[int, ...], events: list[Event]) -> Hypothesis:
+    who = named(ranks) if ranks else "a rank"
+    return Hypothesis(
+        what="watchdog_stuck",
+        ranks=ranks,
+        host=host_of(events) if ranks else None,
+        confidence="likely" if ranks else "possible",
+        text=f"the watchdog of {who} made no progress: a CUDA or NCCL call, or whoever holds the GIL, hangs there",
+        events=events[:3],
+    )
+
+
+def missing_ranks(job: Job, attempt: int) -> list[Hypothesis]:
+    """Ranks that wait for a key of the store wait for the rank that never wrote it, most often at the start."""
+    waits = [e for e in job.of("wait", attempt=attempt) if e.what == "store_timeout"]
+    if not waits:
+        return []
+    keys = {e.detail["key_rank"] for e in waits if e.detail.get("key_rank") is not None}
+    named_ranks = {int(key) for key in keys} - ranks_of_set(waits)
+    silent = job.members - job.ranks_in_trouble(attempt)
+    ranks = tuple(sorted(named_ranks or (silent if len(silent) < len(job.members) / 2 else set())))
+    who = named(ranks) if ranks else "a rank"
+    return [
+        Hypothesis(
+            what="missing_rank",
+            ranks=ranks if len(ranks) == 1 else (),
+            confidence="likely" if ranks else "possible",
+            text=f"the others waited in vain for what {who} was to write to the store: it never came that far",
+            events=waits[:3],
+        )
+    ]
+
+
+def ranks_of_set(events: list[Event]) -> set[int]:
+    """The ranks of events, as a set."""
+    return set(ranks_of(events))
+
+
+def gloo_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
+    """Gloo has no numbers: a rank without an error among peers that timed out is the one that hangs."""
+    waits = [e for e in job.of("wait", attempt=attempt) if e.what in ("gloo_timeout", "barrier_waits")]
+    if not waits:
+        return []
+    exits = job.exits(attempt)
+    ended = {e.rank for e in job.of("closed", attempt=attempt) if e.rank is not None}
+    silent = job.members - job.ranks_in_trouble(attempt)
+    silent = {rank for rank in silent if rank not in exits or (exits[rank].number("code") or 0) in (-15, -9)}
+    forced = {e.rank for e in job.of("closed", attempt=attempt) if e.what == "forced"} & silent
+    if len(silent) > 1 and len(forced) == 1:  # it did not even heed the order to end
+        silent = {rank for rank in forced if rank is not None}
+    alive = silent <= ended | set(exits)
+    if silent and (len(silent) < len(job.members) / 2 or (alive and len(silent) == 1)):
+        ranks = tuple(sorted(silent))
+        shown = waits[:2] + [e for e in exits.values() if e.rank in silent][:2]
+        hosts = {e.host for e in job.events if e.rank in silent and e.host}
+        return [
+            Hypothesis(
+                what="rank_hung",
+                ranks=ranks if len(ranks) == 1 else (),
+                host=hosts.pop() if len(hosts) == 1 else None,
+                confidence="likely" if len(ranks) == 1 else "possible",
+                events=shown,
+                text=f"the others timed out waiting; {named(ranks)} told of no error and was still there: it hangs",
+            )
+        ]
+    if not silent and (different := _other_calls(job, attempt)):
+        return [different]
+    return [
+        Hypothesis(
+            what="timeout_undecidable",
+            confidence="possible",
+            unknown=True,
+            events=waits[:3],
+            text=f"{named(ranks_of(waits)) if ranks_of(waits) else 'a rank'} waited in vain for a peer; "
+            "which one is not in these logs",
+        )
+    ]
+
+
+def _other_calls(job: Job, attempt: int) -> Hypothesis | None:
+    """All ranks wait, and by their tracebacks in different collectives."""
+    waits = [e for e in job.of("wait", "victim", attempt=attempt) if e.rank is not None and e.word("collective")]
+    values = {e.rank: e.word("collective") or "" for e in waits if e.rank is not None}
+    if len(set(values.values())) < 2 or set(values) != job.members:
+        return None
+    words = "; ".join(f"rank {rank} in {value}" for rank, value in sorted(values.items())[:6])
+    odd = minority(values) if len(values) > 2 else ()
+    return Hypothesis(
+        what="collective_mismatch",
+        ranks=odd if len(odd) == 1 else (),
+        host=host_of(waits),
+        confidence="likely",
+        events=waits[:4],
+        text=f"all ranks wait, but in different collectives: {words}",
+    )

@@ -1,0 +1,134 @@
+"""The answer as text: what, where, the lines that show it, why the others are only victims, what to do next."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from gpudoctor.diagnose.causes import text_of_cause
+from gpudoctor.diagnose.diagnosis import Cause, Diagnosis, EvidenceLine, Victim
+from gpudoctor.exits import printable
+
+_LABEL = 11
+_EVIDENCE_WIDTH = 300
+_BOLD, _RED, _YELLOW, _GREEN, _DIM, _RESET = "\x1b[1m", "\x1b[1;31m", "\x1b[1;33m", "\x1b[1;32m", "\x1b[2m", "\x1b[0m"
+
+
+def render_text(answer: Diagnosis, *, width: int = 100, color: bool = False, verbose: bool = False) -> str:
+    """The whole answer; `verbose` adds the timeline."""
+    lines = list(_lines(answer, max(width, 60), color, verbose))
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterator[str]:
+    cause = answer.cause
+    if cause is None:
+        yield _painted("NOTHING FOUND", _GREEN, color)
+        yield from _row("read", f"{_files(answer.files)}: {answer.reason}", width)
+    elif answer.verdict == "nothing":
+        yield f"{_painted('RECOVERED', _GREEN, color)}  {text_of_cause(cause.what).title}"
+        yield from _of_cause(cause, width)
+    else:
+        word = _painted("UNKNOWN", _YELLOW, color) if answer.verdict == "unknown" else _painted("CAUSE", _RED, color)
+        yield f"{word}  {_painted(cause.what, _BOLD, color)}  {text_of_cause(cause.what).title}"
+        yield from _of_cause(cause, width)
+        if answer.reason:
+            yield from _row("reports", answer.reason, width)
+        yield from _victims(answer.victims, width)
+        if answer.silent_ranks:
+            yield from _row(
+                "silent", f"nothing is heard of {_ranks(answer.silent_ranks)} of {answer.world_size}", width
+            )
+        yield from _rows("do", text_of_cause(cause.what).steps, width)
+        yield from _rows("next", [_step(step.command, step.host) for step in answer.next], width)
+        yield from _rows("collect", answer.collect, width)
+        yield from _rows("explain", [f"gpudoctor explain diagnose.{text_of_cause(cause.what).page}"], width)
+        for other in answer.others:
+            yield ""
+            yield f"{_painted('OR', _DIM, color)}  {other.what}  {text_of_cause(other.what).title}"
+            yield from _of_cause(other, width)
+    for unread in answer.unread:
+        yield from _row("not read", f"{printable(unread.file)}: {printable(unread.reason)}", width)
+    if verbose and answer.timeline:
+        yield ""
+        yield _painted("Timeline", _BOLD, color) + "  (each host by its own clock)"
+        for entry in answer.timeline:
+            who = f"rank {entry.rank}" if entry.rank is not None else "-"
+            place = f"{printable(entry.file)}:{entry.line}"
+            yield f"  {entry.time or '-':>12}  {who:<9} {printable(entry.host or '-'):<16} {entry.what:<22} {place}"
+
+
+def _of_cause(cause: Cause, width: int) -> Iterator[str]:
+    yield from _row("where", _where(cause), width)
+    yield from _row("found", f"{printable(cause.text)}", width)
+    yield from _row("confidence", cause.confidence, width)
+    yield from _rows("evidence", [_line_of(e) for e in cause.evidence], width)
+
+
+def _where(cause: Cause) -> str:
+    parts = []
+    if cause.rank is not None and len(cause.ranks) <= 1:
+        parts.append(f"rank {cause.rank}")
+    elif cause.ranks:
+        parts.append(_ranks(cause.ranks))
+    if cause.host:
+        parts.append(f"host {printable(cause.host)}")
+    if cause.gpu:
+        parts.append(f"GPU {printable(cause.gpu)}")
+    return ", ".join(parts) or "no single rank or host can be named"
+
+
+def _line_of(evidence: EvidenceLine) -> str:
+    place = f"{printable(evidence.file)}:{evidence.line}" if evidence.line else printable(evidence.file)
+    return f"{place}  {printable(evidence.text)[:_EVIDENCE_WIDTH]}"
+
+
+def _victims(victims: tuple[Victim, ...], width: int) -> Iterator[str]:
+    by_reason: dict[str, list[Victim]] = {}
+    for victim in victims:
+        by_reason.setdefault(victim.text, []).append(victim)
+    rows = []
+    for reason, same in by_reason.items():
+        ranks = [v.rank for v in same if v.rank is not None]
+        hosts = sorted({v.host for v in same if v.host and v.rank is None})
+        who = ", ".join(filter(None, [_ranks(ranks) if ranks else "", *hosts])) or "others"
+        rows.append(f"{who}: {reason} ({_line_of(same[0].evidence[0]).partition('  ')[0]})")
+    yield from _rows("victims", rows, width)
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    numbers = sorted(ranks)
+    shown = ", ".join(map(str, numbers[:16]))
+    more = f" and {len(numbers) - 16} more" if len(numbers) > 16 else ""
+    return f"rank{'s' if len(numbers) > 1 else ''} {shown}{more}"
+
+
+def _step(command: str, host: str | None) -> str:
+    return f"on {printable(host)}: {command}" if host else command
+
+
+def _rows(label: str, texts: Iterable[str], width: int) -> Iterator[str]:
+    for text in texts:
+        yield from _row(label, text, width)
+        label = ""
+
+
+def _row(label: str, text: str, width: int) -> Iterator[str]:
+    indent = " " * (_LABEL + 4)
+    wrapped = textwrap.wrap(
+        text,
+        width,
+        initial_indent=f"  {label:<{_LABEL}}  ",
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    yield from wrapped or [f"  {label}"]
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'s' if count != 1 else ''}"
+
+
+def _painted(text: str, style: str, color: bool) -> str:
+    return f"{style}{text}{_RESET}" if color else text

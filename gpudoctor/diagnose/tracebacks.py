@@ -1,0 +1,223 @@
+"""Python tracebacks, whole or cut, of several writers at once: the exception, where it came from, what it means."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.patterns.catalogue import meaning_of
+
+_BEGIN = re.compile(r"Traceback \(most recent call last\):?(?: \(RANK (?P<rank>\d+)\))?")
+_FRAME = re.compile(r'\s*(?:\|\s*)?File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<function>.{1,120}))?')
+_EXCEPTION = re.compile(
+    r"(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80})(?::(?: (?P<message>.*))?)?$", re.DOTALL
+)
+# without a traceback before it, only what is named like an exception is one
+_NAMED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout)$")
+# Python prints these where nothing ends by them
+_IGNORED = ("Exception ignored in", "--- Logging error ---")
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_RERAISED = re.compile(r"Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)")
+# vLLM, SGLang: the error of another process, printed elsewhere
+_ELSEWHERE = re.compile(
+    r"(?i)see (?:the )?(?:stack trace|root cause|error)|engine (?:core|process)\b.{0,60}(?:failed|died)"
+    r"|WorkerProc initialization"
+)
+_GUILTY = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")
+_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|lib64/python3|<frozen|/opt/conda/lib|/torch/")
+_LOADER = {"_try_get_data", "_get_data", "rebuild_storage_fd", "rebuild_storage_filename"}
+# torch.distributed's own, and the backward pass, in which DDP and FSDP reduce gradients
+_COLLECTIVES = {
+    "all_reduce",
+    "broadcast",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast_object_list",
+    "gather",
+    "scatter",
+    "send",
+    "recv",
+    "_engine_run_backward",
+}
+# launchers and engines that repeat what happened in another process
+_WRAPPERS = {
+    "ChildFailedError",
+    "SignalException",
+    "CalledProcessError",
+    "WorkerGroupError",
+    "RayTaskError",
+    "TrainingFailedError",
+    "ProcessRaisedException",
+    "CheckpointException",
+    "SystemExit",
+    "GeneratorExit",
+    "EngineDeadError",
+    "RendezvousClosedError",
+    "RendezvousGracefulExitError",
+    "RendezvousStateError",
+    "ActorDiedError",
+    "RayActorError",
+    "ActorUnavailableError",
+    "WorkerCrashedError",
+    "NodeDiedError",
+    "EngineGenerateError",
+}
+_MOVED = {
+    "ConnectionResetError",
+    "ConnectionRefusedError",
+    "ConnectionAbortedError",
+    "BrokenPipeError",
+    "EOFError",
+    "DistStoreError",
+    "DistNetworkError",
+    "DistBackendError",
+    "IncompleteReadError",
+}
+_IMPORT = {"ModuleNotFoundError", "ImportError"}
+_MOST_FRAMES = 400
+_MOST_OPEN = 512
+
+
+class _Open(msgspec.Struct):
+    """A traceback whose exception has not come yet."""
+
+    line: int
+    rank: int | None = None
+    user_frame: str = ""
+    collective: str = ""
+    functions: set[str] = set()
+    frames: int = 0
+    chained: bool = False
+    reraised: bool = False
+    ignored: bool = False
+
+
+class Tracebacks:
+    """The tracebacks of one file, one open for each writer."""
+
+    def __init__(self) -> None:
+        self._open: dict[object, _Open] = {}
+        self._last: dict[object, Event] = {}
+        self._chain: set[object] = set()
+        self._ignored: set[object] = set()
+
+    def read(self, stream: object, number: int, text: str) -> tuple[bool, Event | None]:
+        """Whether the line belongs to a traceback, and the exception if it ends with this line."""
+        if text.startswith(_IGNORED):
+            self._ignored.add(stream)
+            return True, None
+        begin = _BEGIN.search(text)
+        if begin is not None:
+            if len(self._open) >= _MOST_OPEN:
+                self._open.clear()
+            rank = int(begin["rank"]) if begin["rank"] else None
+            reraised = "Original Traceback" in text
+            self._open[stream] = _Open(number, rank, chained=stream in self._chain, reraised=reraised, functions=set())
+            self._open[stream].ignored = stream in self._ignored
+            self._chain.discard(stream)
+            self._ignored.discard(stream)
+            return True, None
+        trace = self._open.get(stream)
+        if frame := _FRAME.match(text):
+            if trace is None:
+                trace = self._open[stream] = _Open(number, functions=set())
+            self._frame(trace, frame)
+            return True, None
+        if text.startswith(_CHAINED):
+            self._chain.add(stream)
+            return True, None
+        if trace is None:
+            return False, None
+        if not text.strip() or text[0] in " \t|+^~" or trace.frames > _MOST_FRAMES:
+            return True, None
+        found = _EXCEPTION.match(text)
+        # interleaved lines of another writer stand between, where no prefix tells writers apart
+        if found is None or (trace.frames == 0 and not _NAMED.match(found["type"])):
+            return False, None
+        if " " in found["type"] or (not found["message"] and not _NAMED.match(found["type"]) and text != found["type"]):
+            return False, None
+        del self._open[stream]
+        return True, self._event(stream, trace, found, text)
+
+    def _frame(self, trace: _Open, frame: re.Match[str]) -> None:
+        trace.frames += 1
+        if frame["function"]:
+            trace.functions.add(frame["function"])
+            if frame["function"] in _COLLECTIVES:
+                trace.collective = frame["function"]
+        if not _LIBRARY.search(frame["file"]):
+            trace.user_frame = f"{frame['file']}:{frame['line']}"
+
+    def _event(self, stream: object, trace: _Open, found: re.Match[str], text: str) -> Event | None:
+        event = exception_event(text, trace.functions)
+        if trace.rank is not None:
+            event.rank = trace.rank
+        if trace.user_frame:
+            event.detail["frame"] = trace.user_frame
+        event.detail["traceback"] = 1
+        if trace.ignored:
+            event.role, event.what = "fact", "ignored"
+            return event
+        if trace.collective:
+            event.detail["collective"] = trace.collective
+        if _RERAISED.search(text):
+            # the exception itself comes below "Original Traceback"
+            event.role = "wrapper" if event.what == "user_exception" else event.role
+            event.detail["reraised"] = 1
+        first = self._last.get(stream) if trace.chained else None
+        plain = "user_exception"
+        if first and event.role == first.role == "cause" and (first.what != plain or event.what == plain):
+            event.role = "wrapper"  # it came while the first was handled
+        self._last[stream] = event
+        return event
+
+
+def exception_event(text: str, functions: set[str] = frozenset()) -> Event:  # type: ignore[assignment]
+    """What an exception's last line means: a cause, or what a rank says that lost its peers.
+
+    >>> exception_event("KeyError: 'label'").what, exception_event("ImportError: x").what
+    ('user_exception', 'import_error')
+    """
+    found = _EXCEPTION.match(text)
+    name = (found["type"] if found else text).rpartition(".")[2]
+    message = (found["message"] or "") if found else ""
+    detail: dict[str, str | int] = {"type": name, "message": message[:200]}
+    if functions & _LOADER and name in (
+        "ConnectionResetError",
+        "EOFError",
+        "ConnectionRefusedError",
+        "FileNotFoundError",
+        "BrokenPipeError",
+    ):
+        return Event(role="cause", what="loader_worker_killed", strength=2, detail=detail)
+    meaning = meaning_of(text)
+    if meaning is not None:
+        row, match = meaning
+        said = {key: value for key, value in match.groupdict().items() if value is not None}
+        event = Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank)
+        event.detail = {**said, **detail}
+        return event
+    if name in _IMPORT:
+        return Event(role="cause", what="import_error", strength=3, detail=detail)
+    if name == "MemoryError":
+        return Event(role="cause", what="host_alloc_failed", strength=3, detail=detail)
+    if name in ("KeyboardInterrupt",):
+        return Event(role="ending", what="terminated_signal", strength=1, names_rank=False, detail=detail)
+    if guilty := _GUILTY.search(text):
+        detail["ranks"] = guilty[1]
+    if _ELSEWHERE.search(message):
+        return Event(role="wrapper", what="wrapper", detail=detail)
+    if name in _WRAPPERS or name.startswith("RayTaskError"):
+        return Event(role="wrapper", what="wrapper", detail=detail)
+    if name in _MOVED:
+        return Event(role="echo", what="user_exception", strength=1, detail=detail)
+    return Event(role="cause", what="user_exception", strength=3, detail=detail)

@@ -1,0 +1,93 @@
+"""Where a server listens: the address as typed, as the system resolves it, and bound."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from dataclasses import dataclass
+from functools import cached_property
+from ipaddress import ip_address
+from typing import Any
+
+from gpudoctor.errors import UserError
+from gpudoctor.exits import printable
+
+_BACKLOG = 64
+
+
+@dataclass(frozen=True)
+class ListenAddress:
+    """Where to listen, as the value of a command line option; port 0 lets the system choose one."""
+
+    option: str
+    host: str
+    port: int
+
+    @cached_property
+    def resolved(self) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
+        """Each address of the host, once. Raise UserError if there is none."""
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise UserError(f"{self.option} {self.host}:{self.port}: {self.host} cannot be resolved ({why})") from None
+        return list(dict.fromkeys((family, address) for family, *_, address in found))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it. Raise UserError if the host cannot be resolved."""
+        return all(is_loopback(address[0]) for _, address in self.resolved)
+
+    def url(self, port: int) -> str:
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{port}/"
+
+    def listening_sockets(self) -> list[socket.socket]:
+        """A socket for each address, all on one port. Raise UserError if the address is taken or not this machine's."""
+        sockets: list[socket.socket] = []
+        try:
+            for family, address in self.resolved:
+                port = sockets[0].getsockname()[1] if sockets else self.port
+                # [::] means every address, those of IPv4 too
+                both = address[0] == "::" and socket.has_dualstack_ipv6()
+                where = (address[0], port, *address[2:])
+                sockets.append(socket.create_server(where, family=family, backlog=_BACKLOG, dualstack_ipv6=both))
+        except OSError as error:
+            for listener in sockets:
+                listener.close()
+            name = self.url(self.port).removeprefix("http://").removesuffix("/")
+            why = os.strerror(error.errno) if error.errno else error
+            raise UserError(f"{self.option} {name}: cannot listen there: {why}") from None
+        return sockets
+
+
+def listen_address(text: str, option: str, default: str) -> ListenAddress:
+    """HOST:PORT, HOST, [IPv6]:PORT, :PORT or PORT as typed; `default` gives what is left out. Raise UserError.
+
+    >>> address = listen_address("[::1]:80", "--listen", "127.0.0.1:9464")
+    >>> address.host, address.port
+    ('::1', 80)
+    """
+    default_host, _, default_port = default.rpartition(":")
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or port.endswith("]"):
+        host, port = ("", port) if port.isdecimal() else (text.strip(), default_port)
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host or default_host
+    if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535 or not re.fullmatch(r"[A-Za-z0-9._:%-]+", host):
+        raise UserError(f"{option} {printable(text)}: write it as HOST:PORT, such as {default}")
+    if ":" in host and not bracketed:
+        raise UserError(f"{option} {printable(text)}: an IPv6 address goes into brackets, as in [::1]:{default_port}")
+    return ListenAddress(option, host, int(port))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or the name localhost, is this machine's own."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:127.0.0.1
+    return (mapped or address).is_loopback

@@ -1,0 +1,80 @@
+"""How GPUs reach each other, and what copies between them, and with the host, moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from gpudoctor.facts.model.gpu import GpuPair
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import known
+from gpudoctor.report.tables.ranks import RankName
+from gpudoctor.report.tables.table import Column, Table, cell
+
+Place = tuple[int, int]
+
+
+class RateMatrix(msgspec.Struct, frozen=True):
+    """GB/s by (row rank, column rank); `wrong` arrived changed, `through_host` had no peer-to-peer."""
+
+    rates: dict[Place, float]
+    size_bytes: int = 0
+    wrong: frozenset[Place] = frozenset()
+    through_host: frozenset[Place] = frozenset()
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted({rank for place in self.rates for rank in place})
+
+
+def peer_matrix(measured: Measurements) -> RateMatrix:
+    """Copies from the row's GPU to the column's, one direction at a time."""
+    links = measured.peer_links
+    return RateMatrix(
+        {(link.source, link.target): link.gb_s for link in links},
+        links[0].size_bytes if links else 0,
+        frozenset((link.source, link.target) for link in links if link.wrong_elements),
+        frozenset((link.source, link.target) for link in links if link.p2p is False),
+    )
+
+
+def both_ways_matrix(measured: Measurements) -> RateMatrix:
+    """The sum of both directions at the same time, if it was measured."""
+    both = {(link.source, link.target): known(link.both_ways_gb_s) for link in measured.peer_links}
+    rates = {place: rate for place, rate in both.items() if rate is not None}
+    return msgspec.structs.replace(peer_matrix(measured), rates=rates)
+
+
+def pair_matrix(measured: Measurements) -> RateMatrix:
+    """Send and receive of two ranks, each way; measured once, and shown in both places."""
+    pairs = measured.pairs
+    rates = {(pair.a, pair.b): pair.busbw_gb_s for pair in pairs}
+    rates |= {(pair.b, pair.a): pair.busbw_gb_s for pair in pairs}
+    wrong = [pair for pair in pairs if pair.wrong_ranks]
+    places = frozenset(place for pair in wrong for place in ((pair.a, pair.b), (pair.b, pair.a)))
+    return RateMatrix(rates, pairs[0].size_bytes if pairs else 0, places)
+
+
+def way_of(pair: GpuPair | None) -> str:
+    """NV18, PIX, PXB, PHB, NODE, SYS, or "-" if it is not known."""
+    if pair is None:
+        return "-"
+    nvlinks = known(pair.nvlinks)
+    return f"NV{nvlinks}" if nvlinks else known(pair.path) or "-"
+
+
+def host_table(measured: Measurements, name: RankName, rate: str | Callable[[float], str]) -> Table:
+    """Copies of each rank to and from the host in GB/s, alone and while all ranks copy."""
+    titles = ("rank", "to GPU, alone", "from GPU, alone", "to GPU, all at once", "from GPU, all at once")
+    rows = (
+        (
+            name(link.rank),
+            cell(link.h2d_alone_gb_s, rate),
+            cell(link.d2h_alone_gb_s, rate),
+            cell(link.h2d_together_gb_s, rate),
+            cell(link.d2h_together_gb_s, rate),
+        )
+        for link in measured.host_links
+    )
+    return Table(tuple(map(Column, titles)), tuple(rows))

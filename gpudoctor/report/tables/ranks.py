@@ -1,0 +1,70 @@
+"""What a rank is called, and the figures of the ranks of the DDP train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpudoctor.facts.model.measurements import Measurements, Training
+from gpudoctor.facts.model.node import Node
+from gpudoctor.report.tables.table import Column, Table, cell
+
+RankName = Callable[[int], str]
+
+
+def plain_name(rank: int) -> str:
+    """The rank alone, as a text report names it."""
+    return f"rank {rank}"
+
+
+def rank_name(measured: Measurements, rank: int, *, long: bool = False) -> str:
+    """ "GPU 5" for a rank on it ("rank 2, GPU 5" if `long`); "rank 2" for a CPU rank."""
+    infos = measured.launch.ranks if measured.launch else ()
+    gpu = next((info.gpu for info in infos if info.rank == rank), None)
+    if gpu is None:
+        return f"rank {rank}"
+    return f"rank {rank}, GPU {gpu}" if long else f"GPU {gpu}"
+
+
+def gpu_of_rank(measured: Measurements, node: Node | None, rank: int) -> int | None:
+    """NVML's index of the GPU a rank sat on: by UUID, then bus id, then the rank's own word; None for CPU ranks."""
+    launch = measured.launch
+    info = next((info for info in launch.ranks if info.rank == rank), None) if launch else None
+    if info is None or info.device != "cuda":
+        return None
+    for gpu in node.gpus if node is not None else ():
+        if (info.uuid is not None and gpu.uuid == info.uuid) or (info.bus_id is not None and gpu.bus_id == info.bus_id):
+            return gpu.index
+    return info.gpu if info.uuid is None and info.bus_id is None else None
+
+
+def screen_name(measured: Measurements, node: Node | None, rank: int) -> str:
+    """ "GPU 5" for a rank on it as NVML counts them, "rank 2" for a CPU rank."""
+    gpu = gpu_of_rank(measured, node, rank)
+    return f"rank {rank}" if gpu is None else f"GPU {gpu}"
+
+
+def on_cpus(measured: Measurements) -> bool:
+    """Whether it was CPU ranks that measured."""
+    launch = measured.launch
+    return launch is not None and not any(info.device == "cuda" for info in launch.ranks)
+
+
+def training_table(training: Training, name: RankName, not_finite: str = "not finite") -> Table:
+    """Medians of a step of each rank; a loss that was not finite is told by the word given."""
+
+    def loss(value: float | None) -> str:
+        return not_finite if value is None else f"{value:.3f}"
+
+    titles = ("rank", "compute ms", "wait ms", "data ms", "step ms", "came last", "memory peak MiB", "first", "last")
+    rows = (
+        (
+            name(rank.rank),
+            *(f"{ms:.2f}" for ms in (rank.compute_ms, rank.wait_ms, rank.data_ms, rank.step_ms)),
+            f"{rank.last_in_share:.0%}",
+            cell(rank.memory_peak_mib, ".0f"),
+            loss(rank.loss_first),
+            loss(rank.loss_last),
+        )
+        for rank in training.ranks
+    )
+    return Table(tuple(map(Column, titles)), tuple(rows))

@@ -1,0 +1,63 @@
+"""What the GPUs showed while a probe ran, as people know it from nvidia-smi."""
+
+from __future__ import annotations
+
+from gpudoctor.checks.core.under_load import event_share, percent
+from gpudoctor.facts.model.telemetry import GpuUnderLoad, Telemetry
+from gpudoctor.report.tables.table import NOT_KNOWN, Column, Table
+from gpudoctor.units import MIB, gib_text
+
+# Reasons that cost speed, shortest words; the rest is how a healthy GPU works
+_HELD_BACK = {
+    "hw-thermal": "HW thermal",
+    "hw-power-brake": "HW brake",
+    "sw-thermal": "SW thermal",
+    "hw-slowdown": "slowdown",
+    "sw-power-cap": "power cap",
+}
+_LEAST_SHARE = 0.01
+_TITLES = ("GPU", "busy", "range", "SM clock", "power", "temp", "memory", "PCIe", "held back by")
+_WIDTHS = (3, 5, 6, 8, 6, 4, 8, 5, 0)  # with two spaces before each: 79 columns with the longest reason
+
+
+def telemetry_table(telemetry: Telemetry) -> Table:
+    """A row for each GPU: medians, but of PCIe and memory the highest, which tells most."""
+    columns = (Column(title, width, left=title == _TITLES[-1]) for title, width in zip(_TITLES, _WIDTHS, strict=True))
+    return Table(tuple(columns), tuple(_cells(gpu) for gpu in telemetry.gpus))
+
+
+def sample_count(telemetry: Telemetry) -> str:
+    """How often the GPUs were read: "20", or "19 to 20" where they differ."""
+    counts = [gpu.samples for gpu in telemetry.gpus] or [0]
+    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
+def _cells(gpu: GpuUnderLoad) -> tuple[str, ...]:
+    def median(name: str, unit: str) -> str:
+        spread = gpu.readings.get(name)
+        return NOT_KNOWN if spread is None else f"{spread.median:.0f} {unit}"
+
+    busy = gpu.readings.get("utilization_pct")
+    memory, generation, width = (
+        gpu.readings.get(name) for name in ("memory_used_mib", "pcie_generation", "pcie_width")
+    )
+    return (
+        str(gpu.index),
+        median("utilization_pct", "%"),
+        NOT_KNOWN if busy is None else f"{busy.low:.0f}-{busy.high:.0f}",
+        median("sm_mhz", "MHz"),
+        median("power_w", "W"),
+        median("temperature_c", "C"),
+        NOT_KNOWN if memory is None else gib_text(memory.high * MIB),
+        NOT_KNOWN if generation is None or width is None else f"{generation.high:.0f} x{width.high:.0f}",
+        _held_back(gpu),
+    )
+
+
+def _held_back(gpu: GpuUnderLoad) -> str:
+    """The reason that held it back the longest, with its share of the time."""
+    if not gpu.samples or "event_reasons" in gpu.unread:
+        return NOT_KNOWN
+    shares = {words: event_share(gpu, reason) for reason, words in _HELD_BACK.items()}
+    longest = max(shares, key=lambda words: shares[words])
+    return f"{longest} {percent(shares[longest])}" if shares[longest] >= _LEAST_SHARE else "none"

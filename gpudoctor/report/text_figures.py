@@ -1,0 +1,181 @@
+"""What the probes measured, in lines for people. CPU ranks are called CPU ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from gpudoctor.facts.model.measured_burn import Burn, Series
+from gpudoctor.facts.model.measured_compute import ComputeRank
+from gpudoctor.facts.model.measurements import Measurements, Training
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.report.tables.burn import growth_text, wrong_text
+from gpudoctor.report.tables.collectives import collective_table
+from gpudoctor.report.tables.links import RateMatrix, both_ways_matrix, host_table, pair_matrix, peer_matrix
+from gpudoctor.report.tables.ranks import plain_name, training_table
+from gpudoctor.report.tables.strategies import library_tables, strategy_tables
+from gpudoctor.report.tables.table import Table, aligned, cell
+from gpudoctor.report.tables.telemetry import sample_count, telemetry_table
+from gpudoctor.units import figure_text, mib_text, size_text, whole_mib_text
+
+_WRONG_SHOWN = 5
+_MATRIX_RANKS_MAX = 8
+
+
+def figure_lines(measurements: Measurements) -> list[str]:
+    """The figures of each probe, in the order in which they run; empty where nothing was measured."""
+    launch, of_libraries = measurements.launch, library_lines(measurements)
+    if launch is None:
+        return ["Measured in processes of their own:", *of_libraries] if of_libraries else []
+    kind = "CPU rank" if launch.backend == "gloo" else "GPU"
+    kind += "s" if launch.world_size != 1 else ""
+    seconds = "" if isinstance(launch.total_s, Missing) else f", {launch.total_s:.1f} s"
+    lines = [f"Measured on {launch.world_size} {kind} ({launch.backend}, {launch.method}{seconds}):"]
+    lines += collective_lines(measurements)
+    lines += device_lines(measurements)
+    if measurements.training is not None:
+        lines += _training_lines(measurements.training)
+    lines += strategy_lines(measurements)
+    lines += of_libraries
+    if measurements.burn is not None:
+        lines += _burn_lines(measurements.burn)
+    lines += telemetry_lines(measurements)
+    return lines
+
+
+def _training_lines(training: Training) -> list[str]:
+    lines = [
+        f"  DDP train: {training.world_size} x {training.batch_per_rank} samples a step, "
+        f"{training.parameters / 1e6:.2f} M parameters, {training.steps} measured steps"
+    ]
+    if not isinstance(training.steady_step_ms, Missing) and not isinstance(training.samples_per_s, Missing):
+        alone = "" if isinstance(training.solo_step_ms, Missing) else f"; one rank alone {training.solo_step_ms:.2f} ms"
+        lines.append(
+            f"    benchmark: {training.steady_step_ms:.2f} ms a step, {training.samples_per_s:.0f} samples/s{alone}"
+        )
+    for who, compute, wait, data, step, _, _, first, last in training_table(training, plain_name).rows:
+        lines.append(
+            f"    {who}: compute {compute} ms, wait {wait} ms, data {data} ms, step {step} ms, loss {first} -> {last}"
+        )
+    return lines
+
+
+def collective_lines(measurements: Measurements) -> list[str]:
+    """A line for each operation, with busbw and time at each size, and the pairs; empty where none was measured."""
+    done, lines = measurements.collectives, []
+    if done:
+        lines.append(f"  collectives in {done[0].dtype}: busbw in GB/s (median time of the slowest rank)")
+        lines += aligned(collective_table(done), "    ")
+    return lines + (_pair_lines(pair_matrix(measurements)) if measurements.pairs else [])
+
+
+def _pair_lines(matrix: RateMatrix) -> list[str]:
+    ranks = matrix.ranks
+    rates = {(a, b): rate for (a, b), rate in matrix.rates.items() if a < b}
+    title = f"  sendrecv of {size_text(matrix.size_bytes)} between two ranks, GB/s each way"
+    if len(rates) == 1:
+        return [f"{title}: {figure_text(*rates.values())}"]
+    if len(ranks) > _MATRIX_RANKS_MAX:
+        slowest = min(rates, key=lambda pair: rates[pair])
+        span = f"{figure_text(min(rates.values()))} to {figure_text(max(rates.values()))}"
+        return [f"{title}: {len(rates)} pairs: {span}, slowest {slowest[0]} - {slowest[1]}"]
+    return [
+        f"{title}:",
+        *_square(ranks[:-1], ranks[1:], lambda a, b: "" if b <= a else cell(rates.get((a, b)), figure_text)),
+    ]
+
+
+def _square(rows: Sequence[int], columns: Sequence[int], at: Callable[[int, int], str]) -> list[str]:
+    lines = [("", *map(str, columns)), *((str(row), *(at(row, column) for column in columns)) for row in rows)]
+    return ["    " + "".join(f"{text:>8}" for text in line).rstrip() for line in lines]
+
+
+def device_lines(measurements: Measurements) -> list[str]:
+    """Host links, the matrix of copies between GPUs, and compute, a line a rank; empty where none was measured."""
+    lines = []
+    if measurements.host_links:
+        size = mib_text(measurements.host_links[0].size_bytes)
+        lines.append(f"  host copies of {size}, to and from the GPU (all at once):")
+        for who, *rates in host_table(measurements, plain_name, ".2f").rows:
+            lines.append("    {}: {} and {} GB/s ({} and {})".format(who, *rates))
+    if measurements.peer_links:
+        lines += _peer_lines(measurements)
+    return lines + _compute_lines(measurements.compute)
+
+
+def _peer_lines(measurements: Measurements) -> list[str]:
+    matrix = peer_matrix(measurements)
+    both, off = both_ways_matrix(measurements).rates.values(), len(matrix.through_host)
+    notes = [f"both ways {min(both):.1f} to {max(both):.1f}"] if both else []
+    notes += [f"peer-to-peer off in {off} of {len(matrix.rates)} directions"] if off else []
+    title = "; ".join(["  copies from rank (row) to rank (column) in GB/s", *notes])
+    rates, ranks = matrix.rates, matrix.ranks
+    return [f"{title}:", *_square(ranks, ranks, lambda a, b: cell(rates.get((a, b)), ".1f"))]
+
+
+def _compute_lines(ranks: Iterable[ComputeRank]) -> list[str]:
+    lines = []
+    for each in ranks:
+        if each.gemms:
+            rates = ", ".join(f"{gemm.dtype} {gemm.tflops:.3g}" for gemm in each.gemms)
+            lines.append(f"    rank {each.rank}: products of {each.gemms[0].size}^3 in TFLOP/s: {rates}")
+        parts = [f"copy {cell(each.copy_gb_s, '.2f')}, triad {cell(each.triad_gb_s, '.2f')} GB/s"]
+        covered = known(each.pattern_bytes)
+        if covered is not None:
+            parts.append(f"{each.pattern_passes} patterns over {whole_mib_text(covered)}")
+        if each.fingerprints:
+            steady = "" if len(set(each.fingerprints)) == 1 else " (not steady)"
+            parts.append(f"bits {each.fingerprints[0][:8]}{steady}")
+        lines.append(f"    rank {each.rank}: {'; '.join(parts)}")
+    return ["  compute, all at the same time:", *lines] if lines else []
+
+
+def strategy_lines(measurements: Measurements) -> list[str]:
+    """Time, traffic and memory of a step under each strategy, beside one rank alone; empty where none was tried."""
+    return _titled(strategy_tables(measurements))
+
+
+def library_lines(measurements: Measurements) -> list[str]:
+    """The same for DeepSpeed and TensorFlow, a table for each library that was tried; empty if none was."""
+    return _titled(library_tables(measurements))
+
+
+def _titled(tables: Iterable[Table]) -> list[str]:
+    return [line for table in tables for line in (f"  {table.title}", *aligned(table, "    "))]
+
+
+def telemetry_lines(measurements: Measurements) -> list[str]:
+    """A table for the train, or for the last probe that was sampled; empty where none was. At most 80 columns."""
+    sampled = [telemetry for telemetry in measurements.telemetry if any(gpu.samples for gpu in telemetry.gpus)]
+    if not sampled:
+        return []
+    shown = next((telemetry for telemetry in sampled if telemetry.during == "train"), sampled[-1])
+    lines = [f"  GPUs during {shown.during}, {sample_count(shown)} samples in {shown.duration_s:.1f} s (medians):"]
+    lines += aligned(telemetry_table(shown), "  ")
+    if shown.ended is not None:
+        lines.append(f"    not sampled to the end: {shown.ended}")
+    return lines
+
+
+def _burn_lines(burn: Burn) -> list[str]:
+    """The rounds, each figure early and late, what was wrong in which round, and what was counted."""
+    lines = [f"  Burn: {burn.rounds} complete rounds in {burn.duration_s:.0f} s ({burn.asked_s:.0f} s asked for)"]
+    by_metric: dict[str, list[Series]] = {}
+    for series in burn.series:
+        by_metric.setdefault(series.metric, []).append(series)
+    lines += [f"    {_burn_metric(same)}" for same in by_metric.values()]
+    lines += [f"    {wrong_text(wrong)}" for wrong in burn.wrong[:_WRONG_SHOWN]]
+    if burn.wrong_count > _WRONG_SHOWN:
+        lines.append(f"    and {burn.wrong_count - _WRONG_SHOWN} more results that were wrong")
+    counters = () if isinstance(burn.counters, Missing) else burn.counters
+    lines += [f"    GPU {gpu.index}: {growth_text(gpu) or 'no counter read'}" for gpu in counters]
+    if not isinstance(burn.kernel_events, Missing) and burn.kernel_events:
+        lines.append(f"    new lines on GPUs in the kernel log: {len(burn.kernel_events)}")
+    return lines
+
+
+def _burn_metric(same: Sequence[Series]) -> str:
+    """One line for all ranks: the one that changed most, and how many there are."""
+    most = max(same, key=lambda s: abs(s.late.median - s.early.median) / (s.early.median or 1.0))
+    who = "" if most.rank is None else f" (rank {most.rank}"
+    who += "" if most.rank is None else ", the most changed)" if len(same) > 1 else ")"
+    return f"{most.metric}: {most.early.median:.4g} to {most.late.median:.4g} {most.unit}{who}"

@@ -1,0 +1,30 @@
+"""How the tests here ask: texts or files in, the answer out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpudoctor.diagnose.build import diagnose
+from gpudoctor.diagnose.diagnosis import Diagnosis
+from gpudoctor.diagnose.gather import gather
+from gpudoctor.diagnose.sources import find_sources
+
+
+def answer_of(path: Path) -> Diagnosis:
+    """The answer about one file or folder."""
+    sources, skipped = find_sources([str(path)])
+    gathered = gather(sources)
+    gathered.skipped[:0] = skipped
+    return diagnose(gathered)
+
+
+def answer_to(text: str | bytes, folder: Path, name: str = "job.log") -> Diagnosis:
+    """The answer about a text."""
+    path = folder / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return answer_of(path)
+
+
+def said(answer: Diagnosis) -> tuple[str, int | None]:
+    """The word and the rank of the answer; `healthy` where nothing was found."""
+    return (answer.cause.what, answer.cause.rank) if answer.cause else ("healthy", None)

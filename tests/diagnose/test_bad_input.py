@@ -1,0 +1,157 @@
+"""What is no log, or not as it should be: one clear line, and the rest is used."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import lzma
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudoctor.diagnose.build import diagnose
+from gpudoctor.diagnose.gather import gather, hits_of_part
+from gpudoctor.diagnose.scan import all_lines, interesting_lines
+from gpudoctor.diagnose.sources import LogSource, find_sources, text_blocks
+from gpudoctor.errors import UserError
+from tests.diagnose.asking import answer_of, answer_to, said
+
+FAILURE = (
+    "[rank0]: step 10 loss 3.0\n[rank3]: Traceback (most recent call last):\n"
+    "[rank3]:   File \"/w/train.py\", line 9, in main\n[rank3]:     f(x)\n[rank3]: KeyError: 'x'\n"
+)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        FAILURE.encode(),
+        gzip.compress(FAILURE.encode()),
+        gzip.compress(FAILURE.encode()[:40]) + gzip.compress(FAILURE.encode()[40:]),
+        lzma.compress(FAILURE.encode()),
+        FAILURE.encode("utf-16"),
+        FAILURE.encode("utf-16-le"),
+        b"\xef\xbb\xbf" + FAILURE.encode(),
+        FAILURE.replace("\n", "\r\n").encode(),
+        FAILURE.replace("KeyError", "\0KeyError").encode(),
+        FAILURE.encode() + b"\xff\xfe\x80 rubbish \xc3\x28\n",
+        FAILURE.encode()[:-1],
+    ],
+)
+def test_all_that_holds_text_is_read(data: bytes, tmp_path: Path) -> None:
+    assert said(answer_to(data, tmp_path)) == ("user_exception", 3)
+
+
+def test_a_torn_gzip_gives_what_came_before(tmp_path: Path) -> None:
+    noise = "".join(f"step {n} {random.Random(n).random()}\n" for n in range(20_000))
+    whole = gzip.compress((FAILURE + noise).encode())
+    answer = answer_to(whole[: len(whole) * 9 // 10], tmp_path)
+    assert answer.cause is None or said(answer) == ("user_exception", 3)
+
+
+@pytest.mark.parametrize("data", [bytes(range(256)) * 40, b"\x7fELF" + b"\0" * 5000, b"\x1f\x8b\x08rubbish" * 10])
+def test_what_is_no_text_is_one_line(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "good.log").write_text(FAILURE)
+    (tmp_path / "bad").write_bytes(data)
+    answer = answer_of(tmp_path)
+    assert said(answer) == ("user_exception", 3)
+    assert [Path(unread.file).name for unread in answer.unread] == ["bad"]
+    assert "\n" not in answer.unread[0].reason
+
+
+def test_a_line_of_many_megabytes_does_not_hold_up_the_rest(tmp_path: Path) -> None:
+    answer = answer_to("x" * 20_000_000 + "\n" + FAILURE, tmp_path)
+    assert said(answer) == ("user_exception", 3)
+    path = tmp_path / "job.log"
+    assert max(map(len, text_blocks(LogSource("x", path)))) < 4 << 20
+
+
+def test_an_empty_file_is_no_failure(tmp_path: Path) -> None:
+    answer = answer_to("", tmp_path)
+    assert answer.verdict == "nothing"
+    assert "no job's log" in answer.reason
+
+
+def test_ten_thousand_files(tmp_path: Path) -> None:
+    for number in range(10_000):
+        (tmp_path / f"rank_{number}.log").write_text(f"[rank{number}]: step 1\n" if number != 77 else FAILURE)
+    answer = answer_of(tmp_path)
+    assert answer.cause is not None
+    assert answer.cause.what == "user_exception"
+    assert answer.files == 10_000
+
+
+def test_a_name_that_leads_nowhere_is_a_user_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere\.log"):
+        find_sources([str(tmp_path / "nowhere.log")])
+
+
+def test_links_pipes_and_loops_in_a_folder_do_no_harm(tmp_path: Path) -> None:
+    import os
+
+    (tmp_path / "good.log").write_text(FAILURE)
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "dangling").symlink_to(tmp_path / "gone")
+    os.mkfifo(tmp_path / "pipe")
+    answer = answer_of(tmp_path)
+    assert said(answer) == ("user_exception", 3)
+    assert {Path(unread.file).name for unread in answer.unread} == {"dangling", "pipe"}
+
+
+@given(st.binary(max_size=3000))
+def test_no_bytes_at_all_make_it_fail(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.mktemp("any") / "job.log"
+    path.write_bytes(data)
+    sources, _ = find_sources([str(path)])
+    assert diagnose(gather(sources)).verdict in ("cause", "unknown", "nothing")
+
+
+@given(
+    st.lists(
+        st.sampled_from([*FAILURE.split("\n"), "", "Failures:", "[1]:", "  rank      : 3 (local_rank: 3)"]), max_size=30
+    )
+)
+def test_lines_in_any_order_make_it_not_fail(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
+    path = tmp_path_factory.mktemp("any") / "job.log"
+    path.write_text("\n".join(lines))
+    sources, _ = find_sources([str(path)])
+    assert diagnose(gather(sources)).verdict in ("cause", "unknown", "nothing")
+
+
+def test_the_sieve_keeps_line_numbers() -> None:
+    chance = random.Random(5)
+    words = [
+        b"nothing",
+        b"an error: x",
+        b"Traceback (most recent call last):",
+        b'  File "a", line 3',
+        b"KeyError: 'x'",
+        b"",
+    ]
+    block = b"\n".join(chance.choice(words) for _ in range(4000)) + b"\n"
+    lines = dict(all_lines(block))
+    hits = interesting_lines(block)
+    assert hits
+    assert all(lines[number] == line for number, line in hits)
+    assert {n for n, line in lines.items() if b"rror" in line} <= {n for n, _ in hits}
+
+
+def test_parts_of_a_file_are_the_file(tmp_path: Path) -> None:
+    chance = random.Random(6)
+    path = tmp_path / "job.log"
+    path.write_bytes(b"".join(b"line %d error %s\n" % (n, b"x" * chance.randrange(300)) for n in range(6000)))
+    data = path.read_bytes()
+    lines = data.split(b"\n")
+    for edge in (1, 777, 100_000, 400_001):
+        found: list[tuple[int, bytes]] = []
+        begun = 0
+        edges = [*range(0, len(data), max(edge, 50_000)), len(data)]
+        for begin, end in itertools.pairwise(edges):
+            hits, count = hits_of_part(str(path), begin, end, len(data))
+            found += [(begun + number, line) for number, line in hits]
+            begun += count
+        assert begun == 6000
+        assert all(lines[number] == line for number, line in found)

@@ -1,0 +1,163 @@
+"""`gpudoctor diagnose` as people call it: exit codes, formats, options."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpudoctor.checks.core.registry import select
+from gpudoctor.cli.main import main
+from gpudoctor.diagnose.causes import CAUSES, page_names, page_of
+from gpudoctor.plugins import all_checks
+from tests.diagnose.test_bad_input import FAILURE
+
+LOST = "[rank2]:[W810 00:09:55.465993962 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=1, addr=[n2]:5, remote=[n1]:4): reset\n"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "gpu07.log"
+    path.write_text(FAILURE)
+    return path
+
+
+def test_exit_codes_tell_the_verdict(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", str(log)]) == 1
+    healthy = tmp_path / "healthy.log"
+    healthy.write_text("step 1 loss 2\nstep 2 loss 1\n")
+    assert main(["diagnose", str(healthy)]) == 0
+    victims = tmp_path / "victims.log"
+    victims.write_text(LOST)
+    assert main(["diagnose", str(victims)]) == 3
+    assert main(["diagnose", str(tmp_path / "nowhere.log")]) == 2
+    binary = tmp_path / "binary"
+    binary.write_bytes(bytes(range(256)) * 40)
+    assert main(["diagnose", str(binary)]) == 2
+    assert "binary, no log" in capsys.readouterr().err
+
+
+def test_text_names_what_where_and_the_line(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["diagnose", str(log), "--color", "never"])
+    text = capsys.readouterr().out
+    assert text.startswith("CAUSE  user_exception")
+    assert "rank 3" in text
+    assert f"{log}:5" in text.replace("\n               ", "")
+    assert "gpudoctor explain diagnose.user-exception" in text
+
+
+def test_json_has_the_shape_that_was_promised(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["diagnose", str(log), "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schema"] == "gpudoctor.diagnosis/1"
+    assert answer["verdict"] == "cause"
+    assert {"what", "rank", "host", "gpu", "confidence", "text", "evidence"} <= set(answer["cause"])
+    assert answer["cause"]["evidence"][0] == {"file": str(log), "line": 5, "text": "[rank3]: KeyError: 'x'"}
+    assert {"others", "victims", "collect", "next"} <= set(answer)
+    assert answer["timeline"] == []
+
+
+def test_verbose_has_the_timeline(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["diagnose", str(log), "-v"])
+    assert "Timeline" in capsys.readouterr().out
+
+
+def test_html_and_output_file(log: Path, tmp_path: Path) -> None:
+    out = tmp_path / "answer.html"
+    log.write_text(FAILURE.replace("KeyError: 'x'", "KeyError: '<script>alert(1)</script>'"))
+    assert main(["diagnose", str(log), "--format", "html", "-o", str(out)]) == 1
+    page = out.read_text()
+    assert "user_exception" in page
+    assert "<script>" not in page
+
+
+def test_redacted_names_no_host_path_or_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (1, 2):
+        path = tmp_path / f"secretnode{number}.log"
+        words = f"secretnode{number}:5:6 [0] NCCL INFO Bootstrap : Using eth0:10.9.8.{number}<0>\n"
+        path.write_text(words + (FAILURE.replace("/w/", "/home/jane/") if number == 1 else LOST))
+    for form in ("text", "json", "html"):
+        main(["diagnose", str(tmp_path), "--redact", "--format", form, "-v"])
+        text = capsys.readouterr().out
+        assert "user_exception" in text
+        for secret in ("secretnode", "jane", "10.9.8", str(tmp_path)):
+            assert secret not in text, (form, secret)
+
+
+def test_stdin(log: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gpudoctor", "diagnose", "-", "--json"],
+        input=FAILURE,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)["cause"]["rank"] == 3
+
+
+def test_follow_says_when_nothing_moves() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"[rank0]: step 1\n[rank1]: step 1\n[rank0]: step 2\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "gpudoctor", "diagnose", "-", "--follow", "--stall", "0.5", "--json"],
+        stdin=reader, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    os.close(writer)
+    assert done.returncode == 3, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["cause"]["what"] == "stalled"
+    assert "rank 0: step 2" in answer["cause"]["text"]
+    assert "nothing moved" in done.stderr
+
+
+def test_follow_ends_with_its_input() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gpudoctor", "diagnose", "-", "--follow"],
+        input=FAILURE,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+
+
+def report(host: str, failed: list[str], passed: list[str]) -> str:
+    rows = [{"id": i, "status": "FAIL"} for i in failed] + [{"id": i, "status": "PASS"} for i in passed]
+    return json.dumps({"schema": "gpudoctor.report/1", "host": {"hostname": host}, "checks": rows})
+
+
+def test_reports_of_nodes_raise_a_hypothesis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(
+        "n3:88:190 [3] NCCL WARN NET/IB : Got completion from peer 10.1.2.3<5> with status=12 opcode=0 len=0\n"
+    )
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    (reports / "n3.json").write_text(report("n3.cluster", ["network.infiniband"], []))
+    (reports / "notes.json").write_text("[]")
+    main(["diagnose", str(log), "--json"])
+    alone = json.loads(capsys.readouterr().out)["cause"]["confidence"]
+    main(["diagnose", str(log), "--json", "--reports", str(reports)])
+    answer = json.loads(capsys.readouterr().out)
+    assert (alone, answer["cause"]["confidence"]) == ("likely", "certain")
+    assert "n3.cluster agrees" in answer["reason"]
+    assert [Path(unread["file"]).name for unread in answer["unread"]] == ["notes.json"]
+
+
+def test_each_word_has_a_page_and_checks_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    checks = all_checks()
+    for word, row in CAUSES.items():
+        page = page_of(f"diagnose.{word}")
+        assert page is not None, word
+        assert word in page, (word, row.page)
+        assert row.page in page_names()
+        if row.checks:
+            select(checks, list(row.checks))
+    assert main(["explain", "diagnose.nccl-timeout"]) == 0
+    assert "timed out" in capsys.readouterr().out
+    assert main(["explain", "diagnose.nothing-like-it"]) == 2

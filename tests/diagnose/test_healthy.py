@@ -1,0 +1,82 @@
+"""Long, noisy logs of jobs that are well: nothing is found."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.diagnose.asking import answer_of, answer_to, said
+
+NOISE = """\
+gpu-n01:2325066:2325349 [3] NCCL INFO NET/Plugin: No plugin found (libnccl-net.so)
+gpu-n01:2325066:2325349 [3] NCCL INFO NET/Plugin: Plugin load returned 2 : libnccl-net.so: cannot open shared object file: No such file or directory : when loading libnccl-net.so
+gpu-n01:2325066:2325349 [3] NCCL INFO TUNER/Plugin: Could not find: libnccl-tuner.so. Using internal tuner plugin.
+gpu-n01:2325066:2325349 [3] NCCL INFO NET/IB : No device found.
+gpu-n01:2325066:2325349 [3] NCCL INFO NVLS multicast support is not available on dev 3
+gpu-n01:2325066:2325349 [3] NCCL INFO Failed to open libibverbs.so[.1]
+gpu-n01:2325066:2325349 [0] misc/cudawrap.cc:179 NCCL WARN Failed to find CUDA library libcuda.so (NCCL_CUDA_PATH='') :
+gpu-n01:2325066:2325349 [0] graph/xml.cc:119 NCCL WARN Could not find real path of /sys/class/net/eth0/device
+gpu-n01:2325066:2325349 [0] init.cc:144 NCCL WARN Missing "iommu=pt" from kernel command line which can lead to system instablity or hang!
+[W1122 10:59:48.058920817 socket.cpp:697] [c10d] The client socket has failed to connect to [localhost]:29500 (errno: 99 - Cannot assign requested address).
+[rank2]:[W1122 10:59:48.05 ProcessGroupNCCL.cpp:4571] [PG ID 0 PG GUID 0 Rank 2]  using GPU 2 as device used by this process is currently unknown. This can potentially cause a hang if this rank to GPU mapping is incorrect.
+W1122 10:59:48.054000 13053 torch/distributed/run.py:792] Setting OMP_NUM_THREADS environment variable for each process to be 1 in default
+WARNING:root:retry 2 of 5: HTTPError 503, Connection reset by peer
+Exception ignored in: <function Loader.__del__ at 0x7f>
+Traceback (most recent call last):
+  File "/opt/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 1506, in __del__
+AttributeError: 'Loader' object has no attribute '_workers'
+--- Logging error ---
+Traceback (most recent call last):
+  File "/usr/local/lib/python3.11/logging/__init__.py", line 1110, in emit
+ValueError: I/O operation on closed file.
+/opt/venv/lib/python3.11/site-packages/torch/autograd/graph.py:841: UserWarning: c10d::broadcast_: an autograd kernel was not registered
+wandb: ERROR Error while calling W&B API: timed out
+validation error 0.31, false positive rate 0.02, failed samples: 0, killed branches: 0
+early_stopping: true, patience: 5
+(raylet) Warning: 1 worker died? no: restarted
+0 errors, 0 warnings
+slurmstepd: info: Setting TmpFS
+"""
+GOODBYE = (
+    '[rank1]:[W1122 11:59:48.05 ProcessGroupNCCL.cpp:1826] [PG ID 0 PG GUID 0 Rank 1] Failed to check the "should dump" flag '
+    "on TCPStore, (maybe TCPStore server has shut down too early), with error: Broken pipe\n"
+    "[rank0]:[W1122 11:59:48.05 ProcessGroupNCCL.cpp:1496] Warning: WARNING: destroy_process_group() was not called before "
+    "program exit, which can leak resources.\n"
+)
+
+
+def noisy(seed: int, lines: int = 3000) -> str:
+    chance = random.Random(seed)
+    noise = NOISE.split("\n")
+    made: list[str] = []
+    for step in range(lines):
+        made.append(f"[rank{step % 4}]: step {step} loss {3 / (step + 1):.4f} grad norm: 0.3")
+        if chance.random() < 0.02:
+            made += noise
+    return "\n".join([*noise, *made, *noise]) + "\n"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_noisy_job_that_ended_well_is_well(seed: int, tmp_path: Path) -> None:
+    assert said(answer_to(noisy(seed) + "training finished\n" + GOODBYE, tmp_path)) == ("healthy", None)
+
+
+def test_noise_of_the_start_alone_is_nothing(tmp_path: Path) -> None:
+    for line in NOISE.split("\n"):
+        if not line.startswith(("Traceback", "  File", "Attrib", "Value", "Exception", "---")):
+            answer = answer_to(line + "\n", tmp_path)
+            assert answer.verdict != "cause", line
+
+
+def test_a_job_that_still_runs_is_well(tmp_path: Path) -> None:
+    assert said(answer_to(noisy(9), tmp_path)) == ("healthy", None)
+
+
+def test_an_xid_of_some_program_does_not_matter_to_a_job_that_ended_well(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(noisy(3) + "training finished\n")
+    (tmp_path / "dmesg.txt").write_text(
+        "[Fri Aug 16 02:43:00 2024] NVRM: Xid (PCI:0000:dc:00): 31, pid=7, name=demo, Ch 8, MMU Fault\n"
+    )
+    assert said(answer_of(tmp_path)) == ("healthy", None)

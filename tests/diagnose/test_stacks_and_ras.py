@@ -1,0 +1,42 @@
+"""Stacks of all ranks, and NCCL's RAS: the odd one out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.diagnose.asking import answer_of, answer_to, said
+
+WAITS = "    _engine_run_backward (torch/autograd/graph.py:841)\n    backward (torch/_tensor.py:625)\n    main (train.py:41)\n"
+
+
+def stack(pid: int, frames: str) -> str:
+    return f'Process {pid}: python3 -u train.py\nPython v3.11.7 (/usr/bin/python3.11)\n\nThread {pid} (idle): "MainThread"\n{frames}'
+
+
+def test_the_rank_that_stands_elsewhere_hangs(tmp_path: Path) -> None:
+    for rank in range(4):
+        frames = WAITS if rank != 2 else "    read (data.py:7)\n    main (train.py:30)\n"
+        (tmp_path / f"rank{rank}.txt").write_text(stack(100 + rank, frames))
+    answer = answer_of(tmp_path)
+    assert said(answer) == ("rank_hung", 2)
+    assert answer.cause is not None
+    assert "read (data.py:7)" in answer.cause.text
+
+
+def test_all_in_the_same_place_names_nobody(tmp_path: Path) -> None:
+    for rank in range(4):
+        (tmp_path / f"rank{rank}.txt").write_text(stack(100 + rank, WAITS))
+    answer = answer_of(tmp_path)
+    assert answer.cause is None or answer.cause.rank is None
+
+
+def test_ras_names_who_launched_fewer_operations(tmp_path: Path) -> None:
+    text = (
+        "Job summary\n===========\n\n  Nodes  Processes         GPUs  Processes     GPUs\n(total)   per node  per process    (total)  (total)\n"
+        "      2          2            1          4        4\n\nCommunicators... (0.00s)\n=============\n\nErrors\n======\n\n#0-0 (27a079b828ff1a75) MISMATCH\n"
+        "  Communicator ranks have different AllReduce operation counts\n"
+        "  Rank 1 has launched up to operation 1140 -- GPU 1 managed by process 5519 on node 172.16.64.213\n"
+        "  Rank 0 has launched up to operation 1146 -- GPU 0 managed by process 5518 on node 172.16.64.213\n"
+        "  2 ranks have launched up to operation 1146\n"
+    )
+    assert said(answer_to(text, tmp_path)) == ("rank_behind", 1)

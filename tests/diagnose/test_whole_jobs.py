@@ -1,0 +1,389 @@
+"""Logs of whole jobs, made in the forms of torch 2.4 to 2.13, NCCL, Slurm, DeepSpeed, Lightning, Megatron -> the first failure."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from tests.diagnose.asking import answer_to, said
+
+
+def wd(r: int, seq: int, op: str = "ALLREDUCE", n: int = 100, enq: int | None = None, comp: int | None = None) -> str:
+    """The lines of a watchdog that ends its rank."""
+    p, t, pg, desc = f"[rank{r}]:", "02:52:53.183", "0", "default_pg"
+    a = f"{p}[E816 {t} ProcessGroupNCCL.cpp:632] [Rank {r}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={n}, NumelOut={n}, Timeout(ms)=600000) ran for 600026 milliseconds before timing out.\n"
+    b = f"{p}[E816 {t} ProcessGroupNCCL.cpp:2268] [PG ID {pg} PG GUID {pg}({desc}) Rank {r}]  failure detected by watchdog at work sequence id: {seq} PG status: last enqueued work: {enq or seq + 3}, last completed work: {comp if comp is not None else seq - 1}\n"
+    c = f"{p}[E816 {t} ProcessGroupNCCL.cpp:684] [Rank {r}] Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on corrupted/incomplete data.\n{p}[E816 {t} ProcessGroupNCCL.cpp:690] [Rank {r}] To avoid data inconsistency, we are taking the entire process down.\nterminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [PG ID 0 PG GUID 0(default_pg) Rank {r}] Process group watchdog thread terminated with exception: [Rank {r}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={n}, NumelOut={n}, Timeout(ms)=600000) ran for 600026 milliseconds before timing out.\n"
+    return a + b + c
+
+
+def agent(r: int, code: int, pid: int) -> str:
+    """The line of torchrun's agent."""
+    t, ag = "02:53:10.1", 900
+    return f"E0816 {t} {ag} torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: {code}) local_rank: {r} (pid: {pid}) of binary: /usr/bin/python\n"
+
+
+def closing(pids: list[int]) -> str:
+    """What the agent ended itself."""
+    t, ag = "02:53:10.0", 900
+    return "".join(
+        f"W0816 {t} {ag} torch/distributed/elastic/multiprocessing/api.py:897] Sending process {p} closing signal SIGTERM\n"
+        for p in pids
+    )
+
+
+def table(rows: list[tuple[int, int, int]], host: str = "n1") -> str:
+    """Torchrun's table: (rank, exit code, pid), the root cause first."""
+
+    def row(i: int, r: tuple[int, int, int]) -> str:
+        return (
+            f"[{i}]:\n  time      : 2024-08-16_02:53:10\n  host      : {host}\n  rank      : {r[0]} (local_rank: {r[0] % 8})\n"
+            f"  exitcode  : {r[1]} (pid: {r[2]})\n  error_file: <N/A>\n  traceback : To enable traceback see: https://pytorch.org/\n"
+        )
+
+    head = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n===\ntrain.py FAILED\n---\nFailures:\n"
+    others = "".join(row(i + 1, r) for i, r in enumerate(rows[1:])) or "  <NO_OTHER_FAILURES>\n"
+    return head + others + "----\nRoot Cause (first observed failure):\n" + row(0, rows[0]) + "====\n"
+
+
+def tb(r: int | None, exc: str) -> str:
+    """A traceback, with torch's label of a rank or without."""
+    p = f"[rank{r}]: " if r is not None else ""
+    return f'{p}Traceback (most recent call last):\n{p}  File "/w/train.py", line 9, in main\n{p}    f(x)\n{p}{exc}\n'
+
+
+STEPS = "".join(f"step {i} loss {9 - i * 0.1:.3f}\n" for i in range(0, 60, 10))
+JOBS: list[tuple[str, int | None, str]] = []
+
+
+def j(what: str, rank: int | None, *parts: str) -> None:
+    """One more job: the right word, the right rank, its log."""
+    JOBS.append((what, rank, "".join(parts)))
+
+
+# exception on rank 3 then 30 min later others time out
+j(
+    "user_exception",
+    3,
+    STEPS,
+    tb(3, "KeyError: 'x'"),
+    *(wd(r, 900) for r in range(8) if r != 3),
+    closing([103]),
+    agent(0, -6, 100),
+    table([(0, -6, 100), (1, -6, 101), (2, -6, 102)]),
+)
+# hang rank 5 of 8, NCCL
+j(
+    "rank_hung",
+    5,
+    "world size: 8\n",
+    STEPS,
+    *(wd(r, 900) for r in range(8) if r != 5),
+    closing([105]),
+    agent(0, -6, 100),
+    table([(0, -6, 100), (1, -6, 101), (2, -6, 102), (3, -6, 103), (4, -6, 104), (6, -6, 106), (7, -6, 107)]),
+)
+# same but torch 2.13 table lists rank 5 -15, no world
+j(
+    "rank_hung",
+    5,
+    STEPS,
+    *(wd(r, 900) for r in range(8) if r != 5),
+    closing([105]),
+    agent(0, -6, 100),
+    table(
+        [
+            (0, -6, 100),
+            (1, -6, 101),
+            (2, -6, 102),
+            (3, -6, 103),
+            (4, -6, 104),
+            (6, -6, 106),
+            (7, -6, 107),
+            (5, -15, 105),
+        ]
+    ),
+)
+# all the same
+j(
+    "timeout_all_same_seq",
+    None,
+    "world size: 4\n",
+    STEPS,
+    *(wd(r, 900) for r in range(4)),
+    agent(0, -6, 100),
+    table([(0, -6, 100), (1, -6, 101), (2, -6, 102), (3, -6, 103)]),
+)
+# mismatch minority
+j(
+    "collective_mismatch",
+    2,
+    STEPS,
+    *(wd(r, 900, op="BROADCAST" if r == 2 else "ALLREDUCE") for r in range(4)),
+    agent(0, -6, 100),
+    table([(0, -6, 100)]),
+)
+# size mismatch
+j("collective_mismatch", 1, STEPS, *(wd(r, 900, n=7 if r == 1 else 4) for r in range(4)), agent(0, -6, 100))
+# behind
+j(
+    "rank_behind",
+    1,
+    STEPS,
+    *(wd(r, 900 if r != 1 else 899, enq=903 if r != 1 else 899, comp=899 if r != 1 else 898) for r in range(4)),
+    agent(0, -6, 100),
+    table([(0, -6, 100), (1, -6, 101)]),
+)
+# CUDA error on rank 2, rest victims by nccl remote
+j(
+    "cuda_illegal_access",
+    2,
+    STEPS,
+    tb(2, "RuntimeError: CUDA error: an illegal memory access was encountered"),
+    "[rank2]:[E816 02:52:50.1 ProcessGroupNCCL.cpp:1899] [PG ID 0 PG GUID 0(default_pg) Rank 2] Process group watchdog thread terminated with exception: CUDA error: an illegal memory access was encountered\n",
+    tb(
+        0,
+        "torch.distributed.DistBackendError: NCCL error in: x.cpp:2251, remote process exited or there was a network error, NCCL version 2.20.5",
+    ),
+    closing([100, 101, 103]),
+    agent(2, -6, 102),
+    table([(2, -6, 102)]),
+)
+# SIGKILL rank 1 + OOM kernel w/ pid
+j(
+    "host_oom",
+    1,
+    STEPS,
+    closing([100, 102, 103]),
+    agent(1, -9, 101),
+    table([(1, -9, 101)]),
+    "[Fri Aug 16 02:53:09 2024] Memory cgroup out of memory: Killed process 101 (python3) total-vm:1492232kB, anon-rss:816140kB\n",
+)
+# SIGKILL of other pid by OOM (unrelated chrome)
+j(
+    "killed_sigkill",
+    1,
+    STEPS,
+    closing([100, 102, 103]),
+    agent(1, -9, 101),
+    table([(1, -9, 101)]),
+    "[Fri Aug 16 02:53:09 2024] Out of memory: Killed process 7777 (chrome) total-vm:1492232kB, anon-rss:816140kB\n",
+)
+# Xid 79 with nccl init lines and watchdog timeouts
+j(
+    "gpu_lost",
+    3,
+    *(
+        f"n1:{100 + r}:{200 + r} [{r}] NCCL INFO ncclCommInitRank comm 0x55 rank {r} nranks 4 cudaDev {r} nvmlDev {r} busId {b} commId 0xabc - Init COMPLETE\n"
+        for r, b in enumerate(("1a000", "3d000", "ad000", "dc000"))
+    ),
+    STEPS,
+    *(wd(r, 900) for r in range(3)),
+    "[Fri Aug 16 02:43:00 2024] NVRM: Xid (PCI:0000:dc:00): 79, pid=103, name=python3, GPU has fallen off the bus.\n",
+)
+# Xid 13 beside illegal access
+j(
+    "cuda_illegal_access",
+    2,
+    STEPS,
+    tb(2, "RuntimeError: CUDA error: an illegal memory access was encountered"),
+    "[Fri Aug 16 02:43:00 2024] NVRM: Xid (PCI:0000:dc:00): 31, pid=102, name=python3, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS\n",
+    closing([100]),
+    agent(2, 1, 102),
+    table([(2, 1, 102)]),
+)
+# time limit on hang-free
+j(
+    "time_limit",
+    None,
+    STEPS,
+    "slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 2024-08-16T03:00:00 DUE TO TIME LIMIT ***\n",
+    "W0816 03:00:00.1 900 torch/distributed/elastic/agent/server/api.py:741] Received Signals.SIGTERM death signal, shutting down workers\n",
+    closing([100, 101]),
+    "torch.distributed.elastic.multiprocessing.api.SignalException: Process 900 got signal: 15\n",
+)
+# hang then time limit
+j(
+    "rank_hung",
+    1,
+    "world size: 4\n",
+    STEPS,
+    *(wd(r, 900) for r in (0, 2, 3)),
+    "slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 2024-08-16T03:00:00 DUE TO TIME LIMIT ***\n",
+)
+# terminated torchrun (SIGTERM)
+j(
+    "terminated_signal",
+    None,
+    STEPS,
+    "W0816 03:00:00.1 900 torch/distributed/elastic/agent/server/api.py:741] Received Signals.SIGTERM death signal, shutting down workers\n",
+    closing([100, 101]),
+    tb(None, "torch.distributed.elastic.multiprocessing.api.SignalException: Process 900 got signal: 15"),
+)
+# all ranks same exception
+j(
+    "user_exception_all",
+    None,
+    *(tb(r, "TypeError: f() missing 1 required positional argument: 'x'") for r in range(4)),
+    closing([103]),
+    agent(0, 1, 100),
+    table([(0, 1, 100), (1, 1, 101), (2, 1, 102), (3, 1, 103)]),
+)
+# same exception nameless x4
+j(
+    "user_exception_all",
+    None,
+    *(tb(None, "TypeError: f() missing 1 required positional argument: 'x'") for r in range(4)),
+    agent(0, 1, 100),
+    table([(0, 1, 100), (1, 1, 101), (2, 1, 102), (3, 1, 103)]),
+)
+# import error nameless one rank
+j(
+    "import_error",
+    2,
+    tb(None, "ModuleNotFoundError: No module named 'flash_attn'"),
+    closing([100, 101, 103]),
+    agent(2, 1, 102),
+    table([(2, 1, 102)]),
+)
+# OOM on two of 4
+j(
+    "cuda_oom",
+    None,
+    tb(1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has"),
+    tb(3, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has"),
+    closing([100]),
+    agent(1, 1, 101),
+    table([(1, 1, 101), (3, 1, 103)]),
+)
+# two first failures
+j(
+    "user_exception",
+    None,
+    STEPS,
+    tb(1, "KeyError: 'x'"),
+    tb(2, "KeyError: 'x'"),
+    tb(0, "RuntimeError: [x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:1"),
+    tb(3, "RuntimeError: [x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:1"),
+    agent(1, 1, 101),
+    table([(1, 1, 101)]),
+)
+# IB 12 then watchdog
+j(
+    "ib_completion_error",
+    None,
+    STEPS,
+    "n2:88:190 [3] transport/net_ib.cc:2001 NCCL WARN NET/IB : Got completion from peer 10.1.2.3<51234> with status=12 opcode=0 len=0 vendor err 129 (Send)\n",
+    *(wd(r, 900) for r in range(4)),
+    agent(0, -6, 100),
+)
+# IB12 because peer rank was SIGKILLed
+j(
+    "killed_sigkill",
+    2,
+    STEPS,
+    "n2:88:190 [3] transport/net_ib.cc:2001 NCCL WARN NET/IB : Got completion from peer 10.1.2.3<51234> with status=12 opcode=0 len=0 vendor err 129 (Send)\n",
+    closing([100, 101, 103]),
+    agent(2, -9, 102),
+    table([(2, -9, 102)]),
+)
+# DeepSpeed
+j(
+    "user_exception",
+    1,
+    "[2025-12-18 20:27:22,783] [INFO] [launch.py:245:main] process 501 spawned with command: ['/usr/bin/python3', '-u', 'train.py', '--local_rank=0']\n[2025-12-18 20:27:22,783] [INFO] [launch.py:245:main] process 502 spawned with command: ['/usr/bin/python3', '-u', 'train.py', '--local_rank=1']\n",
+    STEPS,
+    tb(1, "ValueError: bad"),
+    "[2025-12-18 20:28:22,783] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 501\n[2025-12-18 20:28:22,783] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 502\n[2025-12-18 20:28:22,783] [ERROR] [launch.py:325:sigkill_handler] ['/usr/bin/python3', '-u', 'train.py', '--local_rank=1'] exits with return code = 1\n",
+)
+j(
+    "launcher_table_only",
+    None,
+    STEPS,
+    "[2025-12-18 20:28:22,783] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 501\n[2025-12-18 20:28:22,783] [ERROR] [launch.py:325:sigkill_handler] ['/usr/bin/python3', '-u', 'train.py', '--local_rank=1'] exits with return code = 1\n",
+)
+j(
+    "killed_sigkill",
+    None,
+    STEPS,
+    "[2025-12-18 20:28:22,783] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 501\n[2025-12-18 20:28:22,783] [ERROR] [launch.py:325:sigkill_handler] ['/usr/bin/python3', '-u', 'train.py', '--local_rank=1'] exits with return code = -9\n",
+)
+# lightning
+j(
+    "user_exception",
+    1,
+    "[rank: 0] Seed set to 42\n[rank: 1] Seed set to 42\nEpoch 0:   1%|          | 10/1000 [00:01<02:00,  8.2it/s, loss=2.3]\r",
+    tb(1, "AttributeError: 'NoneType' object has no attribute 'shape'"),
+    "[rank: 1] Child process with PID 4712 terminated with code 1. Forcefully terminating all other processes to avoid zombies\n",
+)
+# megatron healthy with nan skip lines
+j(
+    "healthy",
+    None,
+    "".join(
+        f" iteration {i:8d}/  500000 | consumed samples: {i * 512} | elapsed time per iteration (ms): 1234.5 | lm loss: 2.345E+00 | loss scale: 1.0 | grad norm: 0.345 | number of skipped iterations: 0 | number of nan iterations: 0 |\n"
+        for i in range(40)
+    ),
+)
+# healthy with nccl info flood & TB handled
+j(
+    "healthy",
+    None,
+    *(
+        f"n1:10{r}:20{r} [{r}] NCCL INFO NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin.\n"
+        for r in range(4)
+    ),
+    tb(None, "FileNotFoundError: [Errno 2] No such file or directory: 'cache.json'"),
+    "WARNING cache missing, rebuilding\n",
+    STEPS,
+    "Training finished\n",
+)
+# kubernetes SIGKILL 137
+j("killed_sigkill", None, "    Last State:     Terminated\n      Reason:       Error\n      Exit Code:    137\n")
+# slurm exit codes, python err in task 3
+j(
+    "user_exception",
+    3,
+    *(f"{r}: rank {r}/4 on gpu0{r // 2} pid 10{r}\n" for r in range(4)),
+    "".join("3: " + line + "\n" for line in tb(3, "ZeroDivisionError: division by zero").splitlines()),
+    "srun: error: gpu01: task 3: Exited with exit code 1\nsrun: Terminating StepId=5.0\n0: slurmstepd-gpu00: error: *** STEP 5.0 ON gpu00 CANCELLED AT 2026-11-22T11:04:18 ***\nsrun: error: gpu00: tasks 0-1: Terminated\nsrun: error: gpu01: task 2: Terminated\n",
+)
+# segfault by srun
+j(
+    "segfault",
+    1,
+    *(f"{r}: rank {r}/4 on gpu0{r // 2} pid 10{r}\n" for r in range(4)),
+    "srun: error: gpu00: task 1: Segmentation fault (core dumped)\nsrun: Terminating StepId=5.0\nsrun: error: gpu00: task 0: Terminated\nsrun: error: gpu01: tasks 2-3: Terminated\n",
+)
+
+
+IDS = [f"{n}-{job[0]}" for n, job in enumerate(JOBS)]
+
+
+@pytest.mark.parametrize(("what", "rank", "text"), JOBS, ids=IDS)
+def test_a_job_gets_its_first_failure(what: str, rank: int | None, text: str, tmp_path: Path) -> None:
+    assert said(answer_to(text, tmp_path)) == (what, rank)
+
+
+@pytest.mark.parametrize(("what", "rank", "text"), JOBS, ids=IDS)
+def test_prefixes_of_a_runtime_change_nothing(what: str, rank: int | None, text: str, tmp_path: Path) -> None:
+    stamped = "".join(f"2025-04-04T16:57:{n % 60:02d}.7153695Z {line}\n" for n, line in enumerate(text.split("\n")))
+    assert said(answer_to(stamped, tmp_path)) == (what, rank)
+
+
+@pytest.mark.parametrize(("what", "rank", "text"), JOBS[::4], ids=IDS[::4])
+def test_windows_line_ends_colours_and_gzip_change_nothing(
+    what: str, rank: int | None, text: str, tmp_path: Path
+) -> None:
+    coloured = "".join(f"\x1b[36m{line}\x1b[0m\r\n" for line in text.split("\n"))
+    assert said(answer_to(gzip.compress(coloured.encode()), tmp_path)) == (what, rank)
+
+
+def test_lines_of_nccl_between_those_of_the_watchdog_are_their_own(tmp_path: Path) -> None:
+    between = "n1:5:6 [0] NCCL INFO ncclCommInitRank comm 0x55 rank 0 nranks 4 cudaDev 0 nvmlDev 0 busId 1a000 commId 0x1 - Init COMPLETE\n"
+    text = "".join(f"{line}\n{between}" for r in (0, 1, 3) for line in wd(r, 900).rstrip("\n").split("\n"))
+    answer = answer_to(STEPS + text, tmp_path)
+    assert said(answer) == ("rank_hung", 2)
+    assert answer.world_size == 4
