@@ -11,6 +11,7 @@ import msgspec
 
 from gpudoctor import __version__
 from gpudoctor.cluster.fleet.drift import ConfigDrift, drifts
+from gpudoctor.cluster.fleet.jobs import JOBS, NodeJobs, jobs_by_node, jobs_note, jobs_words
 from gpudoctor.cluster.fleet.model import (
     OUTLIER,
     WORST_FIRST,
@@ -61,7 +62,8 @@ def _judged(sources: Sequence[str], gathered: Gathered, now_s: float) -> tuple[F
     by_node: dict[str, list[Outlier]] = {}
     for outlier in compared.outliers:
         by_node.setdefault(outlier.node, []).append(outlier)
-    rows = tuple(_row(node, by_node.get(node.name, [])) for node in nodes)
+    jobs = jobs_by_node(gathered.jobs, now_s)
+    rows = tuple(_rows(nodes, by_node, jobs))
     counts = _counts(rows, len(gathered.broken))
     drift = tuple(_drift(nodes))
     verdict = _verdict(counts, bool(drift), gathered.interrupted is not None)
@@ -82,9 +84,41 @@ def _judged(sources: Sequence[str], gathered: Gathered, now_s: float) -> tuple[F
         compared.outliers,
         compared.rows,
         drift,
-        notes=(*_notes(nodes, rows, simulated), *_clocks(nodes, now_s), *compared.notes),
+        jobs=jobs,
+        notes=(*_notes(nodes, rows, simulated), *_clocks(nodes, now_s), *compared.notes, *_job_notes(gathered, jobs)),
     )
     return fleet, nodes
+
+
+def _rows(
+    nodes: Sequence[FleetNode], outliers: dict[str, list[Outlier]], jobs: Sequence[NodeJobs]
+) -> Iterator[NodeRow]:
+    """A row for each node that reported, and for each that did not and is blamed for jobs that died."""
+    blamed = {row.node: row for row in jobs if row.status in ("warn", "fail")}
+    for node in nodes:
+        yield _with_jobs(_row(node, outliers.get(node.name, [])), blamed.pop(node.host, None))
+    for name, found in blamed.items():
+        reason = "UNKNOWN no report of this node was read"
+        yield _with_jobs(NodeRow(name, name, "unknown", reason, "", "", None, found.places[-1], reports=0), found)
+
+
+def _with_jobs(row: NodeRow, jobs: NodeJobs | None) -> NodeRow:
+    if jobs is None or row.simulated:
+        return row
+    words = jobs_words(jobs)
+    if jobs.status == "fail":
+        fault = NodeFault(JOBS, words)
+        reason = row.reason if row.verdict == "fail" else f"FAIL {JOBS} {words}"
+        return msgspec.structs.replace(row, verdict="fail", reason=reason, faults=(*row.faults, fault))
+    worse = {"verdict": "warn", "reason": f"WARN {JOBS} {words}"} if row.verdict == "pass" else {}
+    return msgspec.structs.replace(row, warnings=(*row.warnings, JOBS), **worse)
+
+
+def _job_notes(gathered: Gathered, jobs: Sequence[NodeJobs]) -> Iterator[str]:
+    note = jobs_note(gathered.jobs, jobs)
+    if note is not None:
+        yield note
+    yield from (f"{row.node}: {jobs_words(row)}" for row in jobs)
 
 
 def _row(node: FleetNode, outliers: list[Outlier]) -> NodeRow:

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.cluster.fleet.drift import ConfigDrift
+from gpudoctor.cluster.fleet.jobs import NodeJobs
 from gpudoctor.cluster.fleet.reading import Refused
 from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.cluster.hostlist import is_host_name
@@ -143,6 +144,7 @@ class Fleet(msgspec.Struct, frozen=True):
     outliers: tuple[Outlier, ...] = ()
     figures: tuple[FigureRow, ...] = ()
     drift: tuple[ConfigDrift, ...] = ()
+    jobs: tuple[NodeJobs, ...] = ()
     against: FleetReading | None = None
     trends: tuple[Trend, ...] = ()
     notes: tuple[str, ...] = ()

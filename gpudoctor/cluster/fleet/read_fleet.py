@@ -72,9 +72,9 @@ def _read(reader: ReportReader, sources: Sequence[str], progress: FleetProgress)
         gathered.interrupted = stop.number
     finally:
         progress.read(None)
-    if gathered is None or not (gathered.records or gathered.broken):
+    if gathered is None or not (gathered.records or gathered.broken or gathered.jobs):
         raise UserError(_nothing(sources, gathered))
-    if not gathered.records:
+    if not (gathered.records or gathered.jobs):
         first = gathered.broken[0]
         raise UserError(f"no report could be read of {len(gathered.broken)}: {first.place}: {first.why}")
     return gathered

@@ -10,6 +10,7 @@ from typing import BinaryIO
 import msgspec
 
 from gpudoctor.cluster.fleet.files import Document, FoundFiles, Listed, documents_of, listed, stdin_documents
+from gpudoctor.cluster.fleet.jobs import JobRecord, job_of
 from gpudoctor.cluster.fleet.records import BrokenError, ForeignError, Recorder, ReportRecord
 from gpudoctor.cluster.fleet.workers import in_processes
 
@@ -29,7 +30,7 @@ class Foreign(Refused, frozen=True):
     """It is no report, and no node is missed with it."""
 
 
-Outcome = ReportRecord | UnreadReport | Foreign
+Outcome = ReportRecord | JobRecord | UnreadReport | Foreign
 
 
 class Gathered(msgspec.Struct):
@@ -43,6 +44,7 @@ class Gathered(msgspec.Struct):
     broken: list[Refused]
     foreign: list[Refused]
     duplicates: list[Refused]
+    jobs: list[JobRecord] = msgspec.field(default_factory=list)
     interrupted: int | None = None
 
 
@@ -64,7 +66,7 @@ class ReportReader:
         yield gathered
         for outcome in self._outcomes(sources, stdin, gathered.found):
             kept = _kept(outcome, gathered, runs)
-            if heard is not None and not isinstance(kept, Foreign):
+            if heard is not None and not isinstance(kept, (Foreign, JobRecord)):
                 heard(kept)
             yield gathered
 
@@ -91,13 +93,16 @@ class ReportReader:
         except BrokenError as error:
             return UnreadReport(document.place, str(error))
         except ForeignError as error:
+            job = job_of(document.data, document.place, document.modified)
+            if job is not None:
+                return job
             return Foreign(document.place, str(error))
 
     def _shared(self, outcome: Outcome) -> Outcome:
         return self._recorder.shared(outcome) if isinstance(outcome, ReportRecord) else outcome
 
 
-def _kept(outcome: Outcome, gathered: Gathered, runs: dict[str, ReportRecord]) -> ReportRecord | Refused:
+def _kept(outcome: Outcome, gathered: Gathered, runs: dict[str, ReportRecord]) -> Outcome:
     if isinstance(outcome, ReportRecord):
         first = runs.setdefault(outcome.run_id, outcome) if outcome.run_id else outcome
         if first is outcome:
@@ -107,7 +112,9 @@ def _kept(outcome: Outcome, gathered: Gathered, runs: dict[str, ReportRecord]) -
         else:
             why = f"the id of its run is that of {first.place}, and its content is another: which one is true?"
             outcome = UnreadReport(outcome.place, why)
-    if isinstance(outcome, UnreadReport):
+    if isinstance(outcome, JobRecord):
+        gathered.jobs.append(outcome)
+    elif isinstance(outcome, UnreadReport):
         gathered.broken.append(outcome)
     elif isinstance(outcome, Foreign):
         gathered.foreign.append(outcome)

@@ -1,0 +1,135 @@
+"""Jobs that failed, by the node that `gpudoctor diagnose` named as their cause."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from gpudoctor.cluster.fleet.shapes import Verdict
+
+DIAGNOSIS = "gpudoctor.diagnosis/1"
+JOBS = "fleet.jobs"
+"""The id under which a node counts that jobs died on."""
+
+WEEK_S = 7 * 86400.0
+# one job may die anywhere; two on one node are a coincidence that a person should see
+_WARN_JOBS, _FAIL_JOBS = 2, 3
+# causes that follow the machine
+_OF_HARDWARE = frozenset(
+    (
+        *("gpu_lost", "gpu_ecc", "gpu_xid", "gpu_isolated", "cuda_system_not_ready", "cuda_driver_mismatch"),
+        *("cuda_init_failed", "nvls_failed", "imex_mnnvl", "ib_completion_error", "ib_qp_setup_failed"),
+        *("node_lost", "sigbus", "fs_readonly", "stale_nfs"),
+    )
+)
+# causes that lie in a machine or in what ran there; what a program does wrong by itself is not here
+_OF_A_MACHINE = _OF_HARDWARE | frozenset(
+    (
+        *("cuda_busy", "cuda_launch_failure", "nccl_cuda_unknown", "ib_memlock", "ofi_error", "bootstrap_no_interface"),
+        *("host_oom", "host_alloc_failed", "process_died_unknown", "silent_exit", "missing_rank", "watchdog_stuck"),
+        *("rank_hung", "disk_full", "shm_too_small", "shm_too_small_loader", "shm_permission"),
+        *("loader_worker_killed", "limit_nofile", "killed_sigkill"),
+    )
+)
+
+
+class _Cause(msgspec.Struct, frozen=True):
+    what: str
+    host: str | None = None
+    confidence: str = "possible"
+
+
+class _Diagnosis(msgspec.Struct, frozen=True):
+    schema: str
+    verdict: str
+    cause: _Cause | None = None
+
+
+class JobRecord(msgspec.Struct, frozen=True):
+    """One job that failed. `host` is None if no machine is blamed; `written_s` when its diagnosis was written."""
+
+    place: str
+    what: str
+    host: str | None
+    written_s: float | None
+
+
+class NodeJobs(msgspec.Struct, frozen=True):
+    """Jobs of the last week that died by one node: how many, by which causes, and where the diagnoses lie."""
+
+    node: str
+    jobs: int
+    causes: dict[str, int]
+    status: Verdict
+    places: tuple[str, ...]
+
+
+def job_of(data: bytes, place: str, written_s: float | None) -> JobRecord | None:
+    """The job that a document of `gpudoctor diagnose --json` tells of; None if it is no such document.
+
+    A machine is blamed by causes that can lie in one, and only if the diagnosis is certain or likely.
+    """
+    try:
+        found = msgspec.json.decode(data, type=_Diagnosis)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if found.schema != DIAGNOSIS:
+        return None
+    cause = found.cause
+    if found.verdict != "cause" or cause is None:
+        return JobRecord(place, found.verdict, None, written_s)
+    blamed = cause.what in _OF_A_MACHINE and cause.confidence in ("certain", "likely")
+    return JobRecord(place, cause.what[:60], cause.host[:253] if blamed and cause.host else None, written_s)
+
+
+def jobs_by_node(jobs: Sequence[JobRecord], now_s: float) -> tuple[NodeJobs, ...]:
+    """The nodes that jobs of the last week died by, the worst first.
+
+    Two jobs warn. Three fail if their causes follow the machine, unless half of the blamed nodes have as many: then it
+    is the network or the storage that they share. A diagnosis whose time is not known counts.
+    """
+    recent = [job for job in jobs if job.written_s is None or job.written_s > now_s - WEEK_S]
+    by_node: dict[str, list[JobRecord]] = {}
+    for job in recent:
+        if job.host is not None:
+            by_node.setdefault(job.host, []).append(job)
+    many = sum(1 for found in by_node.values() if _by_hardware(found) >= _FAIL_JOBS)
+    shared = many > 1 and 2 * many >= len(by_node)
+    rows = [_row(node, found, shared) for node, found in by_node.items()]
+    return tuple(sorted(rows, key=lambda row: (-row.jobs, row.node)))
+
+
+def _by_hardware(found: Sequence[JobRecord]) -> int:
+    return sum(1 for job in found if job.what in _OF_HARDWARE)
+
+
+def _row(node: str, found: Sequence[JobRecord], shared: bool) -> NodeJobs:
+    status: Verdict = "pass"
+    if _by_hardware(found) >= _FAIL_JOBS and not shared:
+        status = "fail"
+    elif len(found) >= _WARN_JOBS:
+        status = "warn"
+    causes = dict(Counter(job.what for job in found).most_common())
+    return NodeJobs(node, len(found), causes, status, tuple(job.place for job in found))
+
+
+def jobs_words(row: NodeJobs) -> str:
+    """One line.
+
+    >>> jobs_words(NodeJobs("a", 3, {"gpu_lost": 2, "node_lost": 1}, "fail", ()))
+    '3 jobs of the last week died by it: gpu_lost (2), node_lost'
+    """
+    causes = ", ".join(what if count == 1 else f"{what} ({count})" for what, count in row.causes.items())
+    return f"{row.jobs} job{'' if row.jobs == 1 else 's'} of the last week died by it: {causes}"
+
+
+def jobs_note(jobs: Sequence[JobRecord], rows: Iterable[NodeJobs]) -> str | None:
+    """How many diagnoses were read, and how many of them blame no machine."""
+    if not jobs:
+        return None
+    blamed = sum(row.jobs for row in rows)
+    rest = len(jobs) - blamed
+    words = f"{len(jobs)} diagnos{'is' if len(jobs) == 1 else 'es'} of failed jobs read"
+    return words + (f"; {rest} of them blame no node of the last week" if rest else "")
