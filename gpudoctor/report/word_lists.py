@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from textwrap import wrap
 
 from gpudoctor.checks.core.driver_messages import MEANINGS
-from gpudoctor.checks.core.xid_details import NVLINK5_UNITS, XID_74_BITS
 from gpudoctor.checks.driver.load_causes import LOAD_CAUSES
+from gpudoctor.checks.gpu.xid_details import NVLINK5_UNITS, XID_74_BITS
 
 COLUMNS = 80
 _CATALOGUE = "NVIDIA's Xid catalogue"

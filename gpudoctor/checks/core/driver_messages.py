@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from gpudoctor.checks.core.readings import told_by_driver
-from gpudoctor.checks.core.xid_codes import OWN_ADVICE, Bucket
+from gpudoctor.checks.gpu.xid_codes import OWN_ADVICE, Bucket
 from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node

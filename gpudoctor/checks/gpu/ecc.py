@@ -11,8 +11,8 @@ from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, F
 from gpudoctor.checks.core.load_harm import grown_under_load
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
-from gpudoctor.checks.core.xid_codes import MEMORY_CODES
 from gpudoctor.checks.gpu.lost import reset_advice
+from gpudoctor.checks.gpu.xid_codes import MEMORY_CODES
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known

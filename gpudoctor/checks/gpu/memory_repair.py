@@ -10,8 +10,8 @@ from gpudoctor.checks.core.explains import RESETS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
-from gpudoctor.checks.core.xid_codes import MEMORY_CODES
 from gpudoctor.checks.gpu.lost import reset_advice
+from gpudoctor.checks.gpu.xid_codes import MEMORY_CODES
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 

@@ -15,7 +15,7 @@ from gpudoctor.checks.core.readings import told_by_driver
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.sight import NotShown, not_shown
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.core.xid_codes import SXID_THERMAL, Bucket, sxid_fatal
+from gpudoctor.checks.gpu.xid_codes import SXID_THERMAL, Bucket, sxid_fatal
 from gpudoctor.checks.gpu.xid_judged import ClassifiedEvent, judge_events, start_failed
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import KernelEvent, KernelLog

@@ -9,8 +9,8 @@ import msgspec
 
 from gpudoctor.checks.core.driver_messages import meaning
 from gpudoctor.checks.core.trust import untrusted
-from gpudoctor.checks.core.xid_codes import BUCKETS, LINK_CODES, Bucket, xid
-from gpudoctor.checks.core.xid_details import CHANNEL_REMOVED, NVLINK5_UNITS, nvlink_detail
+from gpudoctor.checks.gpu.xid_codes import BUCKETS, LINK_CODES, Bucket, xid
+from gpudoctor.checks.gpu.xid_details import CHANNEL_REMOVED, NVLINK5_UNITS, nvlink_detail
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import known

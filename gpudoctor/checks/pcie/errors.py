@@ -25,7 +25,7 @@ from gpudoctor.checks.core.lifetime_counters import out_of_line
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
-from gpudoctor.checks.core.xid_codes import BUS_CODES
+from gpudoctor.checks.gpu.xid_codes import BUS_CODES
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import Missing, known

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gpudoctor.checks.core.xid_codes import XIDS
+from gpudoctor.checks.gpu.xid_codes import XIDS
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
