@@ -14,10 +14,13 @@ driver.loaded fail: driver-not-loaded nouveau-loaded nvml-library-missing nvml-l
 driver.version-match fail: driver-mismatch
 driver.responsive fail: driver-hang
 driver.responsive warn: driver-slow driver-stall
+driver.fabric-manager fail: fabric-manager-failed fabric-manager-other-version
 gpu.lost fail: gpu-lost gpu-reset-required node-reboot-required drain-and-reset
 gpu.lost warn: drain-p2p recovery-unknown
 gpu.count fail: gpu-missing gpu-off-pci
 gpu.count pass: gpu-handle-denied
+gpu.count warn: gpu-drained
+gpu.inforom warn: inforom-corrupted
 gpu.xid fail: gsp-timeout xid-79 xid-48 xid-95 xid-74 xid-149 nvswitch-fatal
 gpu.xid warn: xid-unknown
 gpu.xid pass: xid-application nvswitch-nonfatal
@@ -51,12 +54,15 @@ host.shm fail: shm-64m
 host.shm warn: shm-small
 host.limits warn: memlock-64k nofile-small nproc-small
 host.swap warn: swap-in-use
+host.kernel fail: memory-uncorrectable
+host.kernel warn: nfs-silent oom-kill
 topology.numa warn: numa-far
 env.cuda-visible-devices fail: cuda-visible-devices-out-of-range cuda-visible-devices-duplicate
 env.cuda-visible-devices fail: cuda-visible-devices-empty
-env.nccl fail: nccl-p2p-disable nccl-ifname-missing
+env.nccl fail: nccl-p2p-disable nccl-ifname-missing nccl-master-localhost
 env.nccl warn: nccl-shm-disable nccl-ib-disable nccl-topo-file-missing nccl-debug-on cuda-launch-blocking
-network.infiniband warn: ib-port-down ib-rate-low no-gpudirect
+network.infiniband warn: ib-port-down ib-rate-low no-gpudirect peermem-not-registered
+network.adapters warn: ib-slot-power ib-link-flaps ib-symbol-errors
 env.torch fail: torch-cuda-too-new
 env.torch warn: nccl-two-copies
 """

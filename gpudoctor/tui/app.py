@@ -240,7 +240,7 @@ class Doctor(App[int]):
     def on_page_wanted(self, message: PageWanted) -> None:
         self.runs.page(message.check_id)
 
-    def on_base_wanted(self, message: ComparedReportWanted) -> None:
+    def on_compared_report_wanted(self, message: ComparedReportWanted) -> None:
         self.runs.compare()
 
     def on_save_wanted(self, message: SaveWanted) -> None:

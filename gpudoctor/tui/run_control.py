@@ -3,7 +3,7 @@
 runs = RunControl(app, state, Checker(prefix, node), on_change)
 on_run_wanted     -> runs.want(message.words, message.level)
 on_cancel_wanted  -> runs.cancel()
-on_base_wanted    -> runs.compare()
+on_compared_report_wanted    -> runs.compare()
 on_save_wanted    -> runs.save()        (and the App's key s)
 on_page_wanted    -> runs.page(message.check_id)
 at the end        -> runs.close()

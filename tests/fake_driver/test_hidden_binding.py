@@ -65,8 +65,8 @@ import importlib.metadata as m
 def gone(name):
     raise m.PackageNotFoundError(name)
 m.distribution = gone
-from gpudoctor.facts.nvml.client import Door, load_pynvml
-client = Door(load_pynvml())
+from gpudoctor.facts.nvml.client import NvmlClient, load_pynvml
+client = NvmlClient(load_pynvml())
 client.call("nvmlInit")
 print(client.call("nvmlSystemGetDriverVersion"))
 """

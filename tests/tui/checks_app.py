@@ -64,7 +64,7 @@ class ChecksApp(App[None]):
     def on_cancel_wanted(self, message: CancelWanted) -> None:
         self.runs.cancel()
 
-    def on_base_wanted(self, message: ComparedReportWanted) -> None:
+    def on_compared_report_wanted(self, message: ComparedReportWanted) -> None:
         self.runs.compare()
 
     def on_save_wanted(self, message: SaveWanted) -> None:

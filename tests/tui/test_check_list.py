@@ -80,11 +80,11 @@ def test_keys_move_fold_and_unfold() -> None:
         await pilot.press("home")
         assert chosen(app) == "driver"
         await pilot.press("space", "j", "j", "k")
-        assert chosen(app) == "driver.loaded"
+        assert chosen(app) == "driver.responsive"
         await pilot.press("pagedown")
-        assert chosen(app) not in ("driver", "driver.loaded")
+        assert chosen(app) not in ("driver", "driver.responsive")
         await pilot.press("pageup")
-        assert chosen(app) in ("driver", "driver.loaded")
+        assert chosen(app) in ("driver", "driver.responsive")
 
     in_app(body)
 

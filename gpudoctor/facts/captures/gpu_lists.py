@@ -54,7 +54,7 @@ def joined_dumps(dumps: Iterable[tuple[str, SmiDump]], notes: list[str]) -> SmiD
     gpus = _numbered([place for place in places if place not in nameless])
     notes.extend(note for _, dump in ordered for note in dump.notes)
     return SmiDump(
-        driver=_driver([dump for _, dump in ordered], len(gpus), notes),
+        driver=_driver([dump for _, dump in ordered], len(gpus) + len(nameless), notes),
         gpus=gpus,
         collected_at=next((dump.collected_at for _, dump in ordered if known(dump.collected_at)), NOT_READ),
         indexed=any(dump.indexed for _, dump in ordered),

@@ -50,7 +50,7 @@ class InFlight(msgspec.Struct, frozen=True):
 
 
 class Slot:
-    """Where one thread leaves word; satisfies `nvml.Crumbs`."""
+    """What one thread does now; satisfies `client.CallTrace`."""
 
     def __init__(self, memory: mmap.mmap, slot: int) -> None:
         self._memory = memory

@@ -190,7 +190,7 @@ def _serve(order: dict[str, Any], descriptors: list[int], leader: socket.socket)
             with (Path(order["job"]["folder"]) / f"starter-{order['ranks'][0]}.stderr").open("wb") as output:
                 process = start(order, life, control, [rank_fd], output)
         except OSError as error:
-            write_all(control, json.dumps({"type": "CannotStart", "text": str(error)}).encode() + b"\n")
+            write_all(control, json.dumps({"type": "StartFailure", "text": str(error)}).encode() + b"\n")
             return
     finally:
         for descriptor in descriptors:

@@ -55,7 +55,7 @@ def main(argument: str) -> None:
         if method is not None:
             _start_and_attend(order, control, method)
     except OSError as error:
-        _send(control, {"type": "CannotStart", "text": _first_line(error)})
+        _send(control, {"type": "StartFailure", "text": _first_line(error)})
     leave()  # the parent waits: taking torch down takes up to a second, and serves nobody
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from gpudoctor.facts.captures import ABSENT, SourceError
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
+from gpudoctor.facts.captures.nvidia_smi.query_health import REASON_SECTIONS
 from gpudoctor.facts.captures.nvidia_smi.values import Values
 from gpudoctor.facts.model.gpu import CallError, Fact, Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing
@@ -82,7 +83,7 @@ def smi_dump(
     made = _in_order(gpus)
     if cut and made:
         notes = (*notes, f"the dump is cut off inside GPU {gpus[-1].bus_id}")
-        made = tuple(_marked_as_cut(gpu, made) if gpu.index == len(gpus) - 1 else gpu for gpu in made)
+        made = tuple(_marked_as_cut(gpu, made, gpus[-1]) if gpu.index == len(gpus) - 1 else gpu for gpu in made)
     if unnamed:
         notes = (*notes, f"the text does not name its GPU{'s' * (len(gpus) > 1)}: counted in its order, from 0")
     return SmiDump(
@@ -121,9 +122,14 @@ def marked_as_cut(value: T, like: T | None = None) -> T:
     return result
 
 
-def _marked_as_cut(gpu: Gpu, gpus: tuple[Gpu, ...]) -> Gpu:
+def _marked_as_cut(gpu: Gpu, gpus: tuple[Gpu, ...], dump: GpuDump) -> Gpu:
     whole = next((other for other in gpus if other is not gpu and other.index < gpu.index), None)
-    return marked_as_cut(gpu, whole)
+    gpu = marked_as_cut(gpu, whole)
+    ends_in = next(reversed(dump.values), "").partition("/")[0]
+    if ends_in in REASON_SECTIONS:
+        # it ends among the reasons: those that would have come may be active
+        gpu = msgspec.structs.replace(gpu, clocks=msgspec.structs.replace(gpu.clocks, event_reasons=CUT))
+    return gpu
 
 
 def init_failure(text: str) -> SmiDump | None:

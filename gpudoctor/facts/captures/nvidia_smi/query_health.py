@@ -21,7 +21,7 @@ _REASONS = {
     "display_clocks_setting": "display-clocks",
     "display_clock_setting": "display-clocks",
 }
-_REASON_SECTIONS = ("clocks_event_reasons", "clocks_throttle_reasons")
+REASON_SECTIONS = ("clocks_event_reasons", "clocks_throttle_reasons")
 
 
 def ecc_of(v: Values) -> Ecc:
@@ -113,9 +113,9 @@ def clocks_of(v: Values) -> Clocks:
 
 def _event_reasons(v: Values) -> tuple[str, ...] | Missing:
     """The reasons that are Active; Missing where none could be told, or one failed."""
-    section = next((name for name in _REASON_SECTIONS if v.under(name)), None)
+    section = next((name for name in REASON_SECTIONS if v.under(name)), None)
     if section is None:
-        whole = v.text(*_REASON_SECTIONS)
+        whole = v.text(*REASON_SECTIONS)
         return whole if isinstance(whole, Missing) else ABSENT
     active: list[str] = []
     told = False
