@@ -18,7 +18,7 @@ class RecoveryAction(msgspec.Struct, frozen=True):
     after_error: bool = True
 
 
-# by the names that the readers give them, see facts/nvml_words.py
+# by the names that the readers give them, see facts/nvml/labels.py
 RECOVERY_ACTIONS = {
     "gpu-reset": RecoveryAction("the GPU needs a reset", unfit=True),
     "node-reboot": RecoveryAction("the GPU needs the node rebooted", unfit=True, reboot=True),

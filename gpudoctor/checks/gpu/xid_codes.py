@@ -119,7 +119,7 @@ def _entries() -> dict[int, Xid]:
 
 XIDS: dict[int, Xid] = _entries()
 
-# what a code speaks of, for faults.py: a link that is down explains Xid 74, never Xid 79
+# what a code speaks of, for core/causes.py: a link that is down explains Xid 74, never Xid 79
 LINK_CODES = (74, 136, *range(144, 151), 155)
 MEMORY_CODES = (48, 63, 64, 92, 94, 95, 140, 168, 171, 172)
 BUS_CODES = (79, 167)

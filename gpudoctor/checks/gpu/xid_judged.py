@@ -50,7 +50,7 @@ def judge_events(events: Iterable[KernelEvent], gpu: Gpu | None, starts: bool = 
         if (item.bucket == "reset" and (settled or fit_now)) or (item.bucket == "hardware" and settled):
             item = msgspec.structs.replace(item, bucket="watch", words=f"{item.words} (settled since)")
         judged.append(item)
-    # of equally bad ones the one that a bad link cannot explain comes first: it is what faults.py looks at
+    # of equally bad ones the one that a bad link cannot explain comes first: it is what core/causes.py looks at
     return sorted(judged, key=lambda item: (BUCKETS.index(item.bucket), item.event.code in LINK_CODES))
 
 

@@ -56,7 +56,7 @@ class Open(msgspec.Struct, frozen=True, tag=True):
 
 
 class JoinGroup(msgspec.Struct, frozen=True, tag=True):
-    """Have your ranks, from number `first_rank` on, measure in a group (see probes/between_orders.py)."""
+    """Have your ranks, from number `first_rank` on, measure in a group (see probes/inter_node/messages.py)."""
 
     key: str
     first_rank: int

@@ -296,7 +296,7 @@ class Gpu(Fact, frozen=True):
 
     `errors` are calls that failed with 15 (lost), 16 (reset required) or 999 (unknown); `error_cost` says
     what they cost.
-    `recovery_action`: one of `nvml_words.RECOVERY_ACTIONS`, or the raw value as "value N" for
+    `recovery_action`: one of `facts.nvml.labels.RECOVERY_ACTIONS`, or the raw value as "value N" for
     one this version does not know.
     `inforom_corrupted` is what the driver says of the board's own store of settings and counters.
     """
