@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from gpudoctor.probes.runner.local_workers import LocalWorkers
     from gpudoctor.probes.runner.plan import ProbePlan
 
-# From when all ranks have met (probes/runner/deadlines.py has what comes before). A healthy standard run ends in about half
-# a minute, a full one in about one, so that a few times as long means that something hangs. A burn adds its duration:
-# the last round may begin at its end.
+# From when all ranks have met (what comes before: probes/runner/deadlines.py). A healthy standard run ends in about
+# half a minute, a full one in about one, so that a few times as long means that something hangs. A burn adds its
+# duration: the last repetition may begin at its end.
 RUN_DEADLINE_S: dict[Level, float] = {"standard": 120.0, "full": 300.0, "burn": 300.0}
 PROBE_DEADLINE_S: dict[Level, float] = {"standard": 60.0, "full": 120.0, "burn": 120.0}
 # a probe on CPU ranks takes 3 s, at level full up to 20; many times that on a busy machine
