@@ -3,6 +3,7 @@
 #   make test   installs the same way and runs every test
 # while you work
 #   make test-fast   facts, checks and reports, without the tests that start processes: under a minute
+#   make site        the documentation as pages, into build/site
 #   make accept      writes the goldens and generated files anew and shows which changed; then read the difference
 # and one more
 #   make test-frameworks   the tests that start DeepSpeed and TensorFlow, 3 GB in an environment of their own
@@ -15,7 +16,7 @@ BIN := $(VENV)/bin
 FRAMEWORKS := .venv-frameworks
 BACKEND ?= auto
 
-.PHONY: demo test test-fast accept test-frameworks gpu-acceptance lint coverage fuzz soak clean
+.PHONY: demo test test-fast accept test-frameworks gpu-acceptance lint site coverage fuzz soak clean
 
 demo: $(VENV)/.installed
 	$(BIN)/gpudoctor check --node hgx-h100-8 --backend gloo --ranks 2
@@ -55,6 +56,11 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# a warning, as of a link that leads nowhere, is an error
+site: $(VENV)/.installed-dev
+	$(BIN)/python -m mkdocs build --quiet
+	@echo build/site/index.html
 
 coverage: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --cov=gpudoctor/facts --cov=gpudoctor/checks --cov-report=term --cov-fail-under=95 -p no:cacheprovider

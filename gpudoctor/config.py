@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from gpudoctor.checks.core.case import Expect
 from gpudoctor.checks.core.registry import Check, Level, matches
@@ -28,23 +29,32 @@ class ConfigError(UserError):
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an operator may set. Every key has its default here; command-line options win over it.
+    """What an operator may set. Every key has its default here; command-line options win over it."""
 
-    `burn_duration_s` is how long level burn repeats the load. `thresholds` maps a check id to its
-    limits, and under `models` a part of a GPU's name to limits for that model. `suppress` lists
-    known problems with a reason and a last day.
-    """
-
-    level: Level = "standard"
-    profile: str = "auto"
-    fail_on: Literal["fail", "warn", "never"] = "fail"
-    deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = COLLECTION.seconds
-    burn_duration_s: Annotated[float, msgspec.Meta(ge=10, le=86400)] = 600.0
-    skip: tuple[str, ...] = ()
-    require: tuple[str, ...] = ()
-    expect: Expect = Expect()
-    thresholds: Thresholds = {}
-    suppress: tuple[Suppression, ...] = ()
+    level: Annotated[Level, Meta(description="How much is done, if `--level` does not say")] = "standard"
+    profile: Annotated[str, Meta(description="A profile's name; `auto`: by GPU name and count")] = "auto"
+    fail_on: Annotated[
+        Literal["fail", "warn", "never"], Meta(description="From which status on the exit code is 1")
+    ] = "fail"
+    deadline_s: Annotated[
+        float, Meta(gt=0, le=86400, description="For reading all facts of this machine, in seconds")
+    ] = COLLECTION.seconds
+    burn_duration_s: Annotated[
+        float, Meta(ge=10, le=86400, description="How long level burn repeats the load, in seconds")
+    ] = 600.0
+    skip: Annotated[tuple[str, ...], Meta(description="Checks that are not run: ids, domains or globs")] = ()
+    require: Annotated[
+        tuple[str, ...],
+        Meta(description="Checks that must give a verdict, else the exit code is 3: ids, domains or globs"),
+    ] = ()
+    expect: Annotated[Expect, Meta(description="What this node must have")] = Expect()
+    thresholds: Annotated[
+        Thresholds,
+        Meta(description="Limits by check id and name; below `models`, by a part of a GPU's name"),
+    ] = {}
+    suppress: Annotated[
+        tuple[Suppression, ...], Meta(description="Known problems, set aside with a reason and a last day")
+    ] = ()
 
 
 def load_config(

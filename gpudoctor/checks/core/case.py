@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, overload
+from typing import Annotated, Literal, overload
 
 import msgspec
 
@@ -37,8 +37,8 @@ class Limit(msgspec.Struct, frozen=True):
 class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the operator's configuration says this node must have. None: not said."""
 
-    gpus: int | None = None
-    gpu_name: str | None = None
+    gpus: Annotated[int | None, msgspec.Meta(description="How many GPUs the driver must show")] = None
+    gpu_name: Annotated[str | None, msgspec.Meta(description="A part of every GPU's name")] = None
 
 
 class Case(msgspec.Struct, frozen=True):

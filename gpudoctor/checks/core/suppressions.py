@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from typing import Annotated
 
 import msgspec
 
@@ -13,18 +14,20 @@ from gpudoctor.checks.core.runner import CheckResult
 
 
 class Suppression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Set aside warn, fail and unknown findings of `check` (an id or glob).
+    """Set aside warn, fail and unknown findings of `check`.
 
-    `gpu` is a UUID, a bus id or an index; without it every subject is meant. `until` is the
-    last day on which it holds. `everything` must be true for an entry whose `check` names all
-    quick checks, as "*" does: nobody switches a node's alarms off by one character.
+    `everything` exists so that nobody switches a node's alarms off by one character.
     """
 
-    check: str
-    reason: str
-    until: datetime.date
-    gpu: str | int | None = None
-    everything: bool = False
+    check: Annotated[str, msgspec.Meta(description="An id or a glob")]
+    reason: Annotated[str, msgspec.Meta(description="Why, for those who read the report")]
+    until: Annotated[datetime.date, msgspec.Meta(description="The last day on which it holds")]
+    gpu: Annotated[
+        str | int | None, msgspec.Meta(description="A UUID, a bus id or an index; without it every subject is meant")
+    ] = None
+    everything: Annotated[
+        bool, msgspec.Meta(description='Must be true if `check` names all quick checks, as "*" does')
+    ] = False
 
 
 def apply_suppressions(

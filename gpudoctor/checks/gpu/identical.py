@@ -59,8 +59,9 @@ def identical(case: Case) -> Iterator[Finding]:
             yield unread(of_gpu(gpu), "model name", gpu.name)
         else:
             gpus.append(gpu)
+    yield from _of_another_model(case, gpus)
     if len(gpus) < 2:
-        if len(case.compute_gpus) == 1:
+        if len(case.compute_gpus) == 1 and case.expect.gpu_name is None:
             yield skip(NODE, "one GPU: nothing to compare")
         return
     # ids, clocks and power limits of another model differ as a matter of course: one difference, not eight
@@ -96,6 +97,20 @@ def identical(case: Case) -> Iterator[Finding]:
             value = attribute.read(gpu)
             if isinstance(value, Missing) and value.kind == "failed":
                 yield unread(of_gpu(gpu), attribute.words, value)
+
+
+def _of_another_model(case: Case, gpus: list[Gpu]) -> Iterator[Finding]:
+    """Each GPU against the model that the configuration names; all alike is not enough if all are wrong."""
+    wanted = case.expect.gpu_name
+    if wanted is None:
+        return
+    expected = Expected(f'a name with "{wanted}"', source="configuration")
+    for gpu in gpus:
+        if wanted.casefold() not in str(gpu.name).casefold():
+            advice = Advice("Is this the node that the configuration is for? Else mend it.", "gpudoctor config")
+            yield fail(of_gpu(gpu), str(gpu.name), expected, advice=[advice])
+        elif len(gpus) == 1:
+            yield ok(of_gpu(gpu), str(gpu.name), expected)
 
 
 def _values(case: Case, attribute: Attribute, gpus: list[Gpu]) -> dict[int, Hashable]:

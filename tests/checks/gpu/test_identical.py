@@ -18,6 +18,7 @@ from tests.checks.gpu_nodes import (
     status,
     text,
 )
+from tests.checks.one_check import judge
 
 
 def test_eight_alike_pass_each() -> None:
@@ -117,3 +118,16 @@ def test_a_bus_that_was_read_in_vain_leaves_the_count_open_unless_it_is_configur
     node = put(eight(), pci__nvidia_devices=FAILED)
     assert status("gpu.count", node) == "unknown"
     assert status("gpu.count", Case(node=node, expect=Expect(gpus=8))) == "pass"
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [("h100", "pass"), ("NVIDIA H100 80GB", "pass"), ("H200", "fail")])
+def test_gpus_all_alike_fail_if_the_configuration_names_another_model(wanted: str, expected: str) -> None:
+    result = judge("gpu.identical", eight(), expect=Expect(gpu_name=wanted))
+    assert result.status.value == expected
+    named = {f.subject.gpu for f in result.findings if f.status.value == "fail"}
+    assert named == (set(range(8)) if expected == "fail" else set())
+
+
+def test_one_gpu_of_the_model_that_the_configuration_names_passes() -> None:
+    result = judge("gpu.identical", node(h100(0)), expect=Expect(gpu_name="H100"))
+    assert [(f.status.value, f.expected and f.expected.source) for f in result.findings] == [("pass", "configuration")]

@@ -1,0 +1,83 @@
+"""The site builds without a warning, holds every page, and none of its links leads nowhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from gpudoctor.checks.core.registry import registry
+from gpudoctor.diagnose.causes import page_names
+
+pytest.importorskip("mkdocs", reason="mkdocs is not installed")
+ROOT = Path(__file__).parent.parent.parent
+
+
+class _Links(HTMLParser):
+    """The addresses and the ids of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.ids: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("href", "src") and value:
+                self.addresses.append(value)
+            if name == "id" and value:
+                self.ids.add(value)
+
+
+def _read(page: Path) -> _Links:
+    links = _Links()
+    links.feed(page.read_text(encoding="utf-8"))
+    return links
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_every_check_and_cause_has_its_page(site: Path) -> None:
+    assert {path.stem for path in (site / "checks").glob("*.html")} == {c.id for c in registry()} | {"index"}
+    assert {path.stem for path in (site / "causes").glob("*.html")} == {*page_names(), "index"}
+
+
+def test_the_start_page_shows_a_report_that_was_just_made(site: Path) -> None:
+    text = (site / "index.html").read_text(encoding="utf-8")
+    assert "SIMULATED node hgx-h100-8 with pcie-width-x8@5" in text
+    assert "1 fault on GPU 5 (1 check failed)" in text
+
+
+def test_every_configuration_key_says_what_it_means(site: Path) -> None:
+    text = (site / "configuration-reference.html").read_text(encoding="utf-8")
+    assert "<code>deadline_s</code>" in text
+    assert "<td></td>\n</tr>" not in text.split('id="thresholds"')[0]
+
+
+def test_no_link_leads_nowhere_and_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    pages = {path: _read(path) for path in site.rglob("*.html") if path.name != "404.html"}
+    assert len(pages) > 100
+    wrong = []
+    for path, links in pages.items():
+        for address in links.addresses:
+            parts = urlsplit(address)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            anchor = unquote(parts.fragment)
+            if not target.exists() or (anchor and target in pages and anchor not in pages[target].ids):
+                wrong.append(f"{path.relative_to(site)}: {address}")
+    assert wrong == []
+    loaded = [page.read_text(encoding="utf-8") for page in pages]
+    assert not any('<script src="http' in text or 'rel="stylesheet" href="http' in text for text in loaded)
