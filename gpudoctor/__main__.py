@@ -1,5 +1,6 @@
 """`python -m gpudoctor`, and the command `gpudoctor`."""
 
+import gc
 import os
 import sys
 
@@ -12,8 +13,6 @@ def run() -> int:
     """Run the command line; give its exit code, with which the process is to end."""
     forget_working_directory()
     _hold_standard_streams()
-    import gc
-
     # most of what a short run makes are modules, and they stay: looking through them for garbage frees nothing
     gc.set_threshold(50_000, 20, 20)
     try:

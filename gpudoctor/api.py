@@ -23,6 +23,7 @@ from gpudoctor.exits import InterruptedBySignal, printable
 from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, Source
+from gpudoctor.lazy_import import lazy
 from gpudoctor.load.burn import burn_duration_s, count_again
 from gpudoctor.load.devices import Backend, LoadRequest
 from gpudoctor.load.measure import measure, puts_load
@@ -30,8 +31,25 @@ from gpudoctor.plugins import all_checks
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement
 
 if TYPE_CHECKING:
+    from gpudoctor.checks.env import cuda_device_list
+    from gpudoctor.facts import collect
+    from gpudoctor.facts.captures import source as capture
+    from gpudoctor.facts.redaction import redact
+    from gpudoctor.facts.simulated import load as simulated_nodes
+    from gpudoctor.probes.runner import local_workers
+    from gpudoctor.report import judge
+    from gpudoctor.report import model as report_model
     from gpudoctor.report.judge import FailOn
     from gpudoctor.report.model import Report, Run
+else:
+    cuda_device_list = lazy("gpudoctor.checks.env.cuda_device_list")
+    capture = lazy("gpudoctor.facts.captures.source")
+    collect = lazy("gpudoctor.facts.collect")
+    redact = lazy("gpudoctor.facts.redaction.redact")
+    simulated_nodes = lazy("gpudoctor.facts.simulated.load")
+    local_workers = lazy("gpudoctor.probes.runner.local_workers")
+    judge = lazy("gpudoctor.report.judge")
+    report_model = lazy("gpudoctor.report.model")
 
 HoldSignals = Callable[[InterruptedBySignal | None], list[int]]
 
@@ -174,9 +192,7 @@ def examined(
     request = prep.request
     workers = None
     if place is not None and prep.wants_ranks:
-        from gpudoctor.probes.runner.local_workers import LocalWorkers
-
-        workers = LocalWorkers(place)
+        workers = local_workers.LocalWorkers(place)
     sourced = Sourced(nothing_read(request.node))
     measurements: Measurements | None = None
     partial: list[Measurements] = []
@@ -212,11 +228,8 @@ def judged(
     signals: list[int] | None = None,
 ) -> Report:
     """The report of what was read and measured; `signals`: those that have cut the run short, or do so meanwhile."""
-    from gpudoctor.report.judge import Question, judge
-    from gpudoctor.report.model import Run, SourceSummary
-
     request, config = prep.request, prep.config
-    question = Question(
+    question = judge.Question(
         checks=prep.checks,
         left_out=prep.left_out,
         required=prep.required,
@@ -228,21 +241,19 @@ def judged(
         limit_overrides=threshold_overrides(config),
         suppress=config.suppress,
     )
-    run = Run(
+    run = report_model.Run(
         id=run_id(),
         started_at=rfc3339(prep.started_s),
         duration_s=round(time.monotonic() - prep.began_s, 3),
         level=prep.level,
-        source=SourceSummary(node.source.kind, node.source.name, node.source.faults),
+        source=report_model.SourceSummary(node.source.kind, node.source.name, node.source.faults),
         argv=tuple(argv),
     )
-    report = judge(node, measurements, question, run=run, include_facts=request.include_facts)
+    report = judge.judge(node, measurements, question, run=run, include_facts=request.include_facts)
     if signals:
         report = _interrupted(report, InterruptedBySignal(signals[0]))
     if request.redact:
-        from gpudoctor.facts.redaction.redact import Redaction
-
-        report = Redaction(node).of(report)
+        report = redact.Redaction(node).of(report)
     return report
 
 
@@ -262,18 +273,12 @@ def read_source(
     if name is None:
         if faults:
             raise UserError("--fault is for simulated nodes and captures: name one with --node (see: gpudoctor nodes)")
-        from gpudoctor.facts.collect import collect_live
-
-        return Sourced(collect_live(deadline_s=deadline_s, progress=progress, on_interrupt=on_interrupt))
-    from gpudoctor.facts.captures.source import load_source
-
-    loaded = load_source(name, stdin=sys.stdin.buffer if name == "-" and sys.stdin else None)
+        return Sourced(collect.collect_live(deadline_s=deadline_s, progress=progress, on_interrupt=on_interrupt))
+    loaded = capture.load_source(name, stdin=sys.stdin.buffer if name == "-" and sys.stdin else None)
     if not faults:
         return Sourced(loaded.node, loaded.measurements)
-    from gpudoctor.facts.simulated.load import apply_faults
-
     # figures measured on the unbroken node say nothing of the broken one
-    return Sourced(apply_faults(loaded.node, faults))
+    return Sourced(simulated_nodes.apply_faults(loaded.node, faults))
 
 
 def nothing_read(name: str | None) -> Node:
@@ -309,10 +314,8 @@ def _gpus_of_all(node: Node, visible: tuple[str | None, ...]) -> str | None:
     """The GPUs that these settings of CUDA_VISIBLE_DEVICES show together; None if the own setting says it all."""
     if len(set(visible)) < 2:
         return None
-    from gpudoctor.checks.env.cuda_device_list import resolve
-
     order = node.environment.get("CUDA_DEVICE_ORDER")
-    seen = [resolve(setting, node.gpus, order) for setting in visible]
+    seen = [cuda_device_list.resolve(setting, node.gpus, order) for setting in visible]
     shown = {index for each in seen for index in each.visible}
     # a broken setting says nothing about which GPUs are meant: then it is all of them
     if any(each.unresolved or each.problems or each.order_uncertain for each in seen):

@@ -13,11 +13,18 @@ from msgspec import Meta
 from gpudoctor.checks.core.case import Expect
 from gpudoctor.checks.core.registry import Check, Level, matches
 from gpudoctor.checks.core.suppressions import Suppression
-from gpudoctor.errors import UserError
+from gpudoctor.errors import UserError, nearest_names
 from gpudoctor.facts.deadlines import COLLECTION
+from gpudoctor.lazy_import import lazy
 
 if TYPE_CHECKING:
+    import yaml
+
+    from gpudoctor import yaml_file
     from gpudoctor.yaml_file import Place
+else:
+    yaml_file = lazy("gpudoctor.yaml_file")
+    yaml = lazy("yaml")
 
 SYSTEM_FILE = Path("/etc/gpudoctor/config.yaml")
 
@@ -135,9 +142,7 @@ def _names_all(word: str, checks: tuple[Check, ...]) -> bool:
 
 
 def _nearest(word: str, names: Iterable[str]) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(word[:100], list(names), n=1)
+    close = nearest_names(word[:100], names, 1, 0.6)
     return f"; did you mean {close[0]}?" if close else ""
 
 
@@ -165,10 +170,8 @@ def _is_there(path: Path) -> bool:
 
 def _read(path: Path, checks: tuple[Check, ...]) -> dict[str, Any]:
     """One file's keys, checked by itself so that the error can name it and the line. Raise ConfigError."""
-    from gpudoctor.yaml_file import YamlFileError, read_yaml
-
     try:
-        file = read_yaml(path)
+        file = yaml_file.read_yaml(path)
         if file.data is None:
             return {}
         if not isinstance(file.data, dict):
@@ -176,7 +179,7 @@ def _read(path: Path, checks: tuple[Check, ...]) -> dict[str, Any]:
         config = file.convert(_merge({}, file.data), Config, _nearest_key)
         for place, problem in _wrong_names(config, checks):
             raise file.error(place, problem)
-    except YamlFileError as error:
+    except yaml_file.YamlFileError as error:
         raise ConfigError(str(error)) from None
     data: dict[str, Any] = file.data
     return data
@@ -194,8 +197,6 @@ def today() -> datetime.date:
 
 def as_yaml(config: Config, checks: Iterable[Check]) -> str:
     """The merged configuration with every threshold in force, as YAML that can be used as a file."""
-    import yaml
-
     overrides = threshold_overrides(config)
     data: dict[str, Any] = msgspec.to_builtins(config, builtin_types=(datetime.date,))
     thresholds: dict[str, Any] = {

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import msgspec
+
+from gpudoctor.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import json
+else:
+    json = lazy("json")
 
 # said by what it is not: a range over all planes takes 10 ms to compile, which every start would pay
 _ABOVE_ASCII = re.compile(r"[^\x00-\x7e]")
@@ -15,8 +23,6 @@ def json_line(struct: msgspec.Struct) -> str:
     try:
         return terminal_safe(msgspec.json.encode(struct)).decode() + "\n"
     except UnicodeEncodeError:  # a name that is not UTF-8; the standard library escapes it
-        import json
-
         return json.dumps(msgspec.to_builtins(struct)) + "\n"
 
 

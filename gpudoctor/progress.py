@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpudoctor.exits import is_terminal, printable
 from gpudoctor.json_text import terminal_safe
+from gpudoctor.lazy_import import lazy
 from gpudoctor.process.ending import send_signal
+
+if TYPE_CHECKING:
+    import threading
+
+    from gpudoctor.probes.runner import messages as rank_messages
+else:
+    rank_messages = lazy("gpudoctor.probes.runner.messages")
+    threading = lazy("threading")
 
 # README: a standard check of this machine's GPUs takes about half a minute
 USUAL_STANDARD_S = 30.0
@@ -58,9 +69,9 @@ class ProgressLines:
 
     def hear(self, rank: int, message: object) -> None:
         """Tell of a rank's message where it begins something; the starter's (below 0) say nothing of the kind."""
-        from gpudoctor.probes.runner.messages import Phase
-
-        if rank < 0 or not isinstance(message, Phase) or self._said.get(rank) == (message.probe, message.text):
+        if rank < 0 or not isinstance(message, rank_messages.Phase):
+            return
+        if self._said.get(rank) == (message.probe, message.text):
             return
         self._said[rank] = (message.probe, message.text)
         if self._duration_s is not None and self._ends_s is None and message.probe != "launch":
@@ -92,8 +103,6 @@ def progress_to_stderr(duration_s: float | None) -> ProgressLines:
     Whoever asked for progress lines and is gone can take no report either, and load must not go on
     for nobody.
     """
-    import threading
-
     try:
         descriptor = sys.stderr.fileno()
     except (OSError, ValueError, AttributeError):  # not a file, closed, or not there at all
@@ -113,8 +122,6 @@ def _write_line(line: str) -> None:
 
 def _end_with_reader(descriptor: int) -> None:
     """Wait until the other end of a pipe, socket or terminal is gone; for a file for ever."""
-    import select
-
     poll = select.poll()
     poll.register(descriptor, 0)  # errors and hang-ups are always told
     while True:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import yaml
 
 from gpudoctor.errors import UserError
 
@@ -69,8 +70,6 @@ def read_yaml(path: Path) -> YamlFile:
     text = _text(path)
     if not text.strip():
         return YamlFile(path, None, {})
-    import yaml
-
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     lines: dict[Place, int] = {}
     try:
@@ -112,8 +111,6 @@ def _text(path: Path) -> str:
 
 def _scan(path: Path, text: str, loader: Any) -> None:
     """Refuse what is not small, plain data while it streams by: building it could take all memory or the stack."""
-    import yaml
-
     directive = re.search(r"^%TAG", text, re.MULTILINE)
     if directive:
         # each is compared with all before it: seconds for 1 MiB of them

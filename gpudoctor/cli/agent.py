@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpudoctor.agent import DEFAULT_LISTEN
 from gpudoctor.cli.options import fault_option, node_option, seconds_between, up_to
 from gpudoctor.exits import FAILED, OK, UNKNOWN, printable, write_stdout
+from gpudoctor.lazy_import import lazy
+
+if TYPE_CHECKING:
+    from gpudoctor.agent import run_agent
+else:
+    run_agent = lazy("gpudoctor.agent.run_agent")
 
 _EXIT_OF = {"pass": OK, "warn": OK, "fail": FAILED, "unknown": UNKNOWN}
 
@@ -74,9 +81,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run until a signal comes, or once; give the exit code. Raise UserError if it cannot start."""
-    from gpudoctor.agent.run_agent import AgentRequest, check_once, run_agent
-
-    request = AgentRequest(
+    request = run_agent.AgentRequest(
         node=args.node,
         faults=tuple(args.fault),
         interval_s=args.interval,
@@ -89,8 +94,8 @@ def run(args: argparse.Namespace) -> int:
         config=args.config,
     )
     if not args.once:
-        return run_agent(request)
-    ended = check_once(request)
+        return run_agent.run_agent(request)
+    ended = run_agent.check_once(request)
     if isinstance(ended, int):
         return ended
     standing, mark = ended

@@ -18,10 +18,18 @@ from gpudoctor.cli.options import (
 )
 from gpudoctor.errors import UserError
 from gpudoctor.exits import COULD_NOT, OK, printable, write_stdout
+from gpudoctor.json_text import json_line
+from gpudoctor.lazy_import import lazy
 
 if TYPE_CHECKING:
-    from gpudoctor.cluster.baseline.compare import Comparison
-    from gpudoctor.cluster.baseline.runs import BaselineRequest
+    from gpudoctor.cluster.baseline import compare, runs
+    from gpudoctor.cluster.baseline import text as baseline_text
+    from gpudoctor.report import text as report_text
+else:
+    compare = lazy("gpudoctor.cluster.baseline.compare")
+    runs = lazy("gpudoctor.cluster.baseline.runs")
+    baseline_text = lazy("gpudoctor.cluster.baseline.text")
+    report_text = lazy("gpudoctor.report.text")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -58,33 +66,28 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _save(args: argparse.Namespace) -> int:
-    from gpudoctor.cluster.baseline.runs import save_run
-
-    write_stdout(save_run(_request(args), args.output))
+    write_stdout(runs.save_run(_request(args), args.output))
     return OK
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from gpudoctor.cluster.baseline.compare import Comparison
-    from gpudoctor.cluster.baseline.runs import compare_run
-
     try:
-        comparison = compare_run(_request(args), args.baseline)
+        comparison = runs.compare_run(_request(args), args.baseline)
     except UserError as error:
         if args.format == "json":
             place, said = args.report or args.node or "", printable(str(error))
             version, code = __version__, COULD_NOT
-            nothing = Comparison("gpudoctor.comparison/1", version, "", False, 0, place, "unknown", code, error=said)
+            nothing = compare.Comparison(
+                "gpudoctor.comparison/1", version, "", False, 0, place, "unknown", code, error=said
+            )
             _write(nothing, args)
         raise
     _write(comparison, args)
     return comparison.exit_code
 
 
-def _request(args: argparse.Namespace) -> BaselineRequest:
-    from gpudoctor.cluster.baseline.runs import BaselineRequest
-
-    return BaselineRequest(
+def _request(args: argparse.Namespace) -> runs.BaselineRequest:
+    return runs.BaselineRequest(
         action=args.baseline_command,
         report=args.report,
         node=args.node,
@@ -93,13 +96,9 @@ def _request(args: argparse.Namespace) -> BaselineRequest:
     )
 
 
-def _write(comparison: Comparison, args: argparse.Namespace) -> None:
+def _write(comparison: compare.Comparison, args: argparse.Namespace) -> None:
     if args.format == "json":
-        from gpudoctor.json_text import json_line
-
         write_output(json_line(comparison), args)
     else:
-        from gpudoctor.cluster.baseline.text import render_comparison
-        from gpudoctor.report.text import output_color
-
-        write_output(render_comparison(comparison, output_color(args.color, to_file=to_file(args))), args)
+        color = report_text.output_color(args.color, to_file=to_file(args))
+        write_output(baseline_text.render_comparison(comparison, color), args)

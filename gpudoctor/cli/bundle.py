@@ -12,9 +12,17 @@ from typing import TYPE_CHECKING
 from gpudoctor.cli.options import facts_deadline_option, output_option, read_source, redact_option, source_options
 from gpudoctor.errors import UserError
 from gpudoctor.exits import OK, is_terminal, printable, write_stdout
+from gpudoctor.facts.model.missing import known
+from gpudoctor.lazy_import import lazy
 
 if TYPE_CHECKING:
+    from gpudoctor.facts.captures import bundle
     from gpudoctor.facts.model.node import Node
+    from gpudoctor.report import bundle_files, output_files
+else:
+    bundle = lazy("gpudoctor.facts.captures.bundle")
+    bundle_files = lazy("gpudoctor.report.bundle_files")
+    output_files = lazy("gpudoctor.report.output_files")
 
 _NO_FILE_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_HOST = 64
@@ -30,22 +38,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the archive and say where; raise UserError if a file of that name exists already."""
-    from gpudoctor.facts.captures.bundle import pack
-    from gpudoctor.report.bundle_files import files_of
-    from gpudoctor.report.output_files import write_new_file
-
     to_stdout = str(args.output) in ("-", "/dev/stdout")
     if to_stdout and is_terminal(sys.stdout):
         raise UserError("an archive is nothing for a terminal: -o FILE, or send it on: -o - | ...")
     made_s = time.time()
     node = read_source(args).node
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(made_s))
-    archive = pack(files_of(node, redact=args.redact, made_s=made_s, argv=tuple(args.argv)), int(made_s))
+    files = bundle_files.files_of(node, redact=args.redact, made_s=made_s, argv=tuple(args.argv))
+    archive = bundle.pack(files, int(made_s))
     if to_stdout:
         write_stdout(archive)
         return OK
     path = args.output or Path(f"gpudoctor-{_host(node, args.redact)}-{stamp}.tar.gz")
-    write_new_file(path, archive)
+    output_files.write_new_file(path, archive)
     write_stdout(f"{printable(str(path))}\n")
     return OK
 
@@ -53,7 +58,5 @@ def run(args: argparse.Namespace) -> int:
 def _host(node: Node, redact: bool) -> str:
     if redact:
         return "redacted"
-    from gpudoctor.facts.model.missing import known
-
     name = known(node.host.hostname) or node.source.name or "node"
     return _NO_FILE_NAME.sub("-", name).strip("-.")[:_LONGEST_HOST] or "node"

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from gpudoctor.cli.options import (
     color_option,
@@ -29,11 +32,33 @@ from gpudoctor.exits import (
     say,
     write_stdout,
 )
+from gpudoctor.lazy_import import lazy
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement, place_of
 
 if TYPE_CHECKING:
-    from gpudoctor.api import CheckRequest
-    from gpudoctor.report.model import Report
+    from gpudoctor import api, progress
+    from gpudoctor.facts.nvml import collector_ahead, fake_driver_context
+    from gpudoctor.facts.redaction import redact
+    from gpudoctor.probes.runner import local_workers
+    from gpudoctor.report import error_report, html, json, junit, model, nagios, output_files, prometheus, text
+else:
+    # the checks are imported while the driver is asked: both take as long
+    api = lazy("gpudoctor.api")
+    progress = lazy("gpudoctor.progress")
+    collector_ahead = lazy("gpudoctor.facts.nvml.collector_ahead")
+    fake_driver_context = lazy("gpudoctor.facts.nvml.fake_driver_context")
+    redact = lazy("gpudoctor.facts.redaction.redact")
+    local_workers = lazy("gpudoctor.probes.runner.local_workers")
+    error_report = lazy("gpudoctor.report.error_report")
+    model = lazy("gpudoctor.report.model")
+    output_files = lazy("gpudoctor.report.output_files")
+    # no format imports what another draws with
+    html = lazy("gpudoctor.report.html")
+    json = lazy("gpudoctor.report.json")
+    junit = lazy("gpudoctor.report.junit")
+    nagios = lazy("gpudoctor.report.nagios")
+    prometheus = lazy("gpudoctor.report.prometheus")
+    text = lazy("gpudoctor.report.text")
 
 LEVELS = ("quick", "standard", "full", "burn")
 FORMATS = ("text", "json", "nagios", "prometheus", "junit", "html")
@@ -86,22 +111,16 @@ def run(args: argparse.Namespace) -> int:
     """Check, and write the report; give the exit code. Raise UserError if it could not be done."""
     place = place_of(os.environ)
     _have_driver_read(args, place)
-    # the checks are imported while the driver is asked: both take as long
-    from gpudoctor import api
-    from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead, order_ahead
-    from gpudoctor.facts.nvml.fake_driver_context import root_of
-    from gpudoctor.progress import progress_to_stderr, terminal_progress
-
     prep = api.prepared(_request(args))
-    progress = progress_to_stderr(prep.burn_s) if args.progress else terminal_progress()
+    say_progress = progress.progress_to_stderr(prep.burn_s) if args.progress else progress.terminal_progress()
     if place is not None and place.rank:
-        dismiss_ahead()
+        collector_ahead.dismiss_ahead()
         return _run_local_worker(place) if prep.wants_ranks else OK
     if args.node is None and not args.fault:
-        order_ahead(root_of(os.environ))
+        collector_ahead.order_ahead(fake_driver_context.root_of(os.environ))
     import gpudoctor.report.output_files  # noqa: F401
 
-    report = api.examined(prep, argv=args.argv, place=place, progress=progress, hold_signals=hold_signals)
+    report = api.examined(prep, argv=args.argv, place=place, progress=say_progress, hold_signals=hold_signals)
     return _write_report(report, args)
 
 
@@ -110,18 +129,13 @@ def _have_driver_read(args: argparse.Namespace, place: LocalPlacement | None) ->
 
     Not if an option is left that only the checks can understand: for a wrong one the driver is not to be asked.
     """
-    from gpudoctor.facts.nvml.collector_ahead import order_ahead
-    from gpudoctor.facts.nvml.fake_driver_context import root_of
-
     later = (args.node, args.fault, args.ids, args.skip, args.require, args.config, args.duration)
     if not any(later) and args.node is None and (place is None or not place.rank):
-        order_ahead(root_of(os.environ))
+        collector_ahead.order_ahead(fake_driver_context.root_of(os.environ))
 
 
-def _request(args: argparse.Namespace) -> CheckRequest:
-    from gpudoctor.api import CheckRequest
-
-    return CheckRequest(
+def _request(args: argparse.Namespace) -> api.CheckRequest:
+    return api.CheckRequest(
         node=args.node,
         faults=tuple(args.fault),
         only=tuple(args.ids),
@@ -146,10 +160,8 @@ def _request(args: argparse.Namespace) -> CheckRequest:
 
 def _run_local_worker(place: LocalPlacement) -> int:
     """Be one of the others: they host ranks, and it is the first that checks and reports."""
-    from gpudoctor.probes.runner.local_workers import run_local_worker
-
     try:
-        why_not = run_local_worker(place)
+        why_not = local_workers.run_local_worker(place)
     except InterruptedBySignal as stop:
         return stop.exit_code
     if why_not is None:
@@ -164,45 +176,30 @@ def write_error(args: argparse.Namespace, message: str, code: int) -> int:
     As text it stands on stderr already; a file asked for gets it too, so that no old report lies there as if it were
     this run's.
     """
-    from gpudoctor.report.output_files import write_file
-
     if (args.format or "text") == "text":
         if to_file(args):
-            write_file(args.output, f"gpudoctor could not judge this node: {printable(message)}\n")
+            output_files.write_file(args.output, f"gpudoctor could not judge this node: {printable(message)}\n")
         return code
-    import time
-
-    from gpudoctor.api import nothing_read, rfc3339, run_id
-    from gpudoctor.report.error_report import error_report
-    from gpudoctor.report.model import Run, SourceSummary
-
-    nothing = nothing_read(args.node)
-    source = SourceSummary(nothing.source.kind, nothing.source.name)
-    begun = Run(run_id(), rfc3339(time.time()), 0.0, args.level or "standard", source, tuple(args.argv))
-    report = error_report(begun, message, code)
+    nothing = api.nothing_read(args.node)
+    source = model.SourceSummary(nothing.source.kind, nothing.source.name)
+    started_at = api.rfc3339(time.time())
+    begun = model.Run(api.run_id(), started_at, 0.0, args.level or "standard", source, tuple(args.argv))
+    report = error_report.error_report(begun, message, code)
     if args.redact:
-        from gpudoctor.facts.redaction.redact import Redaction
-
-        report = Redaction(nothing).of(report)
+        report = redact.Redaction(nothing).of(report)
     return _write_report(report, args)
 
 
-def _write_report(report: Report, args: argparse.Namespace) -> int:
+def _write_report(report: model.Report, args: argparse.Namespace) -> int:
     """Write the report where and as it was asked for; give the exit code."""
-    import msgspec
-
-    from gpudoctor.report.output_files import OutputError, write_file
-
     code = report.exit_code
     if args.format == "nagios" and report.run.interrupted is None:
-        from gpudoctor.report.nagios import nagios_code
-
-        code = nagios_code(report)
+        code = nagios.nagios_code(report)
     if to_file(args):
         try:
-            write_file(args.output, _rendered(report, args, to_file=True))
+            output_files.write_file(args.output, _rendered(report, args, to_file=True))
             return code
-        except OutputError as error:
+        except output_files.OutputError as error:
             if report.error is None:
                 say(f"error: {error}; the report goes to stdout instead")
             report, code = msgspec.structs.replace(report, exit_code=COULD_NOT), COULD_NOT
@@ -215,30 +212,18 @@ def _write_report(report: Report, args: argparse.Namespace) -> int:
     return code
 
 
-def _rendered(report: Report, args: argparse.Namespace, *, to_file: bool) -> str:
-    """The report in its format; no format imports what another draws with."""
+def _rendered(report: model.Report, args: argparse.Namespace, *, to_file: bool) -> str:
     if args.format == "json":
-        from gpudoctor.report.json import render_json
-
-        return render_json(report)
+        return json.render_json(report)
     if args.format == "nagios":
-        from gpudoctor.report.nagios import render_nagios
-
-        return render_nagios(report)
+        return nagios.render_nagios(report)
     if args.format == "prometheus":
-        from gpudoctor.report.prometheus import render_prometheus
-
-        return render_prometheus(report)
+        return prometheus.render_prometheus(report)
     if args.format == "junit":
-        from gpudoctor.report.junit import render_junit
-
-        return render_junit(report)
+        return junit.render_junit(report)
     if args.format == "html":
-        from gpudoctor.report.html import render_html
-
-        return render_html(report, raw_facts=args.include_facts)
-    from gpudoctor.report.text import render_text, terminal_width, wants_color
-
+        return html.render_html(report, raw_facts=args.include_facts)
     # FORCE_COLOR is about what a person watches: a file gets colour on --color always only
-    color = wants_color(args.color, {} if to_file else os.environ, is_terminal=not to_file and is_terminal(sys.stdout))
-    return render_text(report, width=terminal_width(), color=color, verbose=args.verbose)
+    seen = not to_file and is_terminal(sys.stdout)
+    color = text.wants_color(args.color, {} if to_file else os.environ, is_terminal=seen)
+    return text.render_text(report, width=text.terminal_width(), color=color, verbose=args.verbose)

@@ -8,13 +8,27 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gpudoctor.cli.options import color_option, format_options, output_option, rate, seconds, to_file, up_to
 from gpudoctor.cluster.check import LAUNCHERS
 from gpudoctor.exits import COULD_NOT, ClosedStdoutError, is_terminal, printable, say, write_stdout
+from gpudoctor.lazy_import import lazy
 
 if TYPE_CHECKING:
-    from gpudoctor.cluster.check.report import ClusterReport
-    from gpudoctor.cluster.check.request import ClusterCheckRequest
+    from gpudoctor.cluster.check import launch_members, rank, report, request
+    from gpudoctor.cluster.check import text as cluster_text
+    from gpudoctor.report import output_files
+    from gpudoctor.report import text as report_text
+else:
+    launch_members = lazy("gpudoctor.cluster.check.launch_members")
+    rank = lazy("gpudoctor.cluster.check.rank")
+    report = lazy("gpudoctor.cluster.check.report")
+    request = lazy("gpudoctor.cluster.check.request")
+    output_files = lazy("gpudoctor.report.output_files")
+    # every rank gets here, and only one of them draws
+    cluster_text = lazy("gpudoctor.cluster.check.text")
+    report_text = lazy("gpudoctor.report.text")
 
 LEVELS = ("quick", "standard", "full")
 _nodes = up_to(100_000, "a number of nodes")
@@ -120,26 +134,20 @@ def _common(parser: argparse.ArgumentParser) -> None:
 
 def run_check(args: argparse.Namespace) -> int:
     """Start a process on each node, or be one of those that an engine started; give the exit code."""
-    from gpudoctor.cluster.check.launch_members import run_cluster_check
-    from gpudoctor.cluster.check.request import ClusterOutput
-
-    output = ClusterOutput(lambda report: write_report(report, args), lambda text: _show(text, args))
-    return run_cluster_check(request_of(args), output)
+    return launch_members.run_cluster_check(request_of(args), _output(args))
 
 
 def run_rank(args: argparse.Namespace) -> int:
     """Be one of the processes that an engine started; give the exit code."""
-    from gpudoctor.cluster.check import rank
-    from gpudoctor.cluster.check.request import ClusterOutput
-
-    output = ClusterOutput(lambda report: write_report(report, args), lambda text: _show(text, args))
-    return rank.run_rank(request_of(args), output)
+    return rank.run_rank(request_of(args), _output(args))
 
 
-def request_of(args: argparse.Namespace) -> ClusterCheckRequest:
+def _output(args: argparse.Namespace) -> request.ClusterOutput:
+    return request.ClusterOutput(lambda made: write_report(made, args), lambda text: _show(text, args))
+
+
+def request_of(args: argparse.Namespace) -> request.ClusterCheckRequest:
     """The request that the options of one of both commands make; the other's keep their defaults."""
-    from gpudoctor.cluster.check.request import ClusterCheckRequest
-
     named = {
         "faults": tuple(args.fault),
         "skip": tuple(args.skip),
@@ -148,47 +156,38 @@ def request_of(args: argparse.Namespace) -> ClusterCheckRequest:
         "at_least_gbit_s": args.at_least,
         "rendezvous_host": getattr(args, "meet", None),
     }
-    same = {name: value for name, value in vars(args).items() if name in ClusterCheckRequest.__struct_fields__}
-    return ClusterCheckRequest(**{**same, **named})
+    same = {name: value for name, value in vars(args).items() if name in request.ClusterCheckRequest.__struct_fields__}
+    return request.ClusterCheckRequest(**{**same, **named})
 
 
-def write_report(report: ClusterReport, args: argparse.Namespace) -> int:
+def write_report(made: report.ClusterReport, args: argparse.Namespace) -> int:
     """Write the report where it was asked for, else to stdout; give its exit code.
 
     An error stands on stderr already; as text it is written nowhere else.
     """
-    import msgspec
-
-    from gpudoctor.report.output_files import OutputError, write_file
-
-    if report.error is not None and args.format != "json":
-        return report.exit_code
+    if made.error is not None and args.format != "json":
+        return made.exit_code
     if to_file(args):
         try:
-            write_file(args.output, _rendered(report, args, to_file=True))
-            return report.exit_code
-        except OutputError as error:
+            output_files.write_file(args.output, _rendered(made, args, to_file=True))
+            return made.exit_code
+        except output_files.OutputError as error:
             say(f"error: {error}; the report goes to stdout instead")
-            report = msgspec.structs.replace(report, exit_code=COULD_NOT)
+            made = msgspec.structs.replace(made, exit_code=COULD_NOT)
     try:
-        write_stdout(_rendered(report, args, to_file=False))
+        write_stdout(_rendered(made, args, to_file=False))
     except ClosedStdoutError as error:
         say(f"error: {error}")
         return COULD_NOT
-    return report.exit_code
+    return made.exit_code
 
 
-def _rendered(report: ClusterReport, args: argparse.Namespace, *, to_file: bool) -> str:
-    """The report in its format: every rank gets here, and only one of them draws."""
+def _rendered(made: report.ClusterReport, args: argparse.Namespace, *, to_file: bool) -> str:
     if args.format == "json":
-        from gpudoctor.cluster.check.report import render_cluster_json
-
-        return render_cluster_json(report)
-    from gpudoctor.cluster.check.text import render_cluster_text
-    from gpudoctor.report.text import output_color, terminal_width
-
-    color = output_color(args.color, to_file=to_file)
-    return render_cluster_text(report, width=terminal_width(), color=color, verbose=args.verbose)
+        return report.render_cluster_json(made)
+    color = report_text.output_color(args.color, to_file=to_file)
+    width = report_text.terminal_width()
+    return cluster_text.render_cluster_text(made, width=width, color=color, verbose=args.verbose)
 
 
 def _show(text: str, args: argparse.Namespace) -> None:

@@ -10,14 +10,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gpudoctor.cli.options import color_option, format_options, output_option, to_file
 from gpudoctor.errors import UserError
 from gpudoctor.exits import COULD_NOT, ClosedStdoutError, is_terminal, printable, say, write_stdout
+from gpudoctor.json_text import json_line
+from gpudoctor.lazy_import import lazy
 
 if TYPE_CHECKING:
-    from gpudoctor.cluster.fleet.model import Fleet
-    from gpudoctor.cluster.fleet.reading import Gathered, Refused
-    from gpudoctor.cluster.fleet.records import ReportRecord
+    from gpudoctor.cluster import hostlist
+    from gpudoctor.cluster.fleet import html, judge, model, read_fleet, reading, records, text
+    from gpudoctor.report import output_files
+    from gpudoctor.report import text as report_text
+else:
+    hostlist = lazy("gpudoctor.cluster.hostlist")
+    judge = lazy("gpudoctor.cluster.fleet.judge")
+    model = lazy("gpudoctor.cluster.fleet.model")
+    read_fleet = lazy("gpudoctor.cluster.fleet.read_fleet")
+    reading = lazy("gpudoctor.cluster.fleet.reading")
+    output_files = lazy("gpudoctor.report.output_files")
+    # what draws for people costs a JSON report of many nodes more than half of its start
+    html = lazy("gpudoctor.cluster.fleet.html")
+    text = lazy("gpudoctor.cluster.fleet.text")
+    report_text = lazy("gpudoctor.report.text")
 
 _SHOW_EVERY_S = 0.2
 
@@ -57,24 +73,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read, judge, write; give the exit code. Raise UserError if nothing could be read."""
-    from gpudoctor.cluster.fleet.judge import could_not
-    from gpudoctor.cluster.fleet.read_fleet import texts_of
-
     try:
         return _report(args)
     except ClosedStdoutError:
         raise
     except UserError as error:
         if args.format == "json" and not args.exclude_expr:
-            _write(could_not(texts_of(args.sources), printable(str(error)), COULD_NOT), args)
+            _write(judge.could_not(read_fleet.texts_of(args.sources), printable(str(error)), COULD_NOT), args)
         raise
 
 
 def _report(args: argparse.Namespace) -> int:
-    from gpudoctor.cluster.fleet.read_fleet import ClusterReportRequest, FleetProgress, read_fleet
-
-    request = ClusterReportRequest(tuple(args.sources), tuple(args.against))
-    fleet, signals = read_fleet(request, FleetProgress(_progress(), _say_bad))
+    request = read_fleet.ClusterReportRequest(tuple(args.sources), tuple(args.against))
+    fleet, signals = read_fleet.read_fleet(request, read_fleet.FleetProgress(_progress(), _say_bad))
     if not signals:
         _write_lists(fleet, args)
     elif args.good or args.bad or args.exclude_expr:
@@ -87,23 +98,21 @@ def _report(args: argparse.Namespace) -> int:
     return fleet.exit_code
 
 
-def _say_bad(heard: ReportRecord | Refused) -> None:
+def _say_bad(heard: records.ReportRecord | reading.Refused) -> None:
     """While reports arrive on stdin, each bad one is said at once."""
-    from gpudoctor.cluster.fleet.reading import Refused
-
-    if isinstance(heard, Refused):
+    if isinstance(heard, reading.Refused):
         say(f"{heard.place}: {heard.why}")
     elif heard.verdict in ("fail", "unknown"):
         say(f"{heard.name}: {heard.reason}")
 
 
-def _progress() -> Callable[[Gathered | None], None]:
+def _progress() -> Callable[[reading.Gathered | None], None]:
     """Says on one line of stderr how many were read, on a terminal only; None clears the line."""
     if not is_terminal(sys.stderr):
         return lambda gathered: None
     last = time.monotonic()
 
-    def show(gathered: Gathered | None) -> None:
+    def show(gathered: reading.Gathered | None) -> None:
         nonlocal last
         if gathered is None:
             sys.stderr.write("\r\x1b[2K")
@@ -116,14 +125,11 @@ def _progress() -> Callable[[Gathered | None], None]:
     return show
 
 
-def _write_lists(fleet: Fleet, args: argparse.Namespace) -> None:
-    from gpudoctor.cluster.fleet.model import bad_names, good_names
-    from gpudoctor.report.output_files import write_file
-
-    good, bad = good_names(fleet), bad_names(fleet)
+def _write_lists(fleet: model.Fleet, args: argparse.Namespace) -> None:
+    good, bad = model.good_names(fleet), model.bad_names(fleet)
     for path, names in ((args.good, good), (args.bad, bad)):
         if path is not None:
-            write_file(path, "".join(f"{name}\n" for name in names))
+            output_files.write_file(path, "".join(f"{name}\n" for name in names))
     neither = len(dict.fromkeys(row.host for row in fleet.nodes)) - len(good) - len(bad)
     unread = fleet.counts.unread
     if (args.good or args.bad or args.exclude_expr) and (neither or unread):
@@ -131,14 +137,11 @@ def _write_lists(fleet: Fleet, args: argparse.Namespace) -> None:
         say(f"in neither list: {neither} nodes that are unknown or have no host's name{and_unread}")
 
 
-def _write_expression(fleet: Fleet) -> None:
+def _write_expression(fleet: model.Fleet) -> None:
     """Slurm's names of nodes are short ones; they stay whole if two would become one."""
-    from gpudoctor.cluster.fleet.model import bad_names
-    from gpudoctor.cluster.hostlist import hostlist
-
     every = Counter(_short(name) for name in {row.host for row in fleet.nodes})
-    names = [short if every[short := _short(name)] == 1 else name for name in bad_names(fleet)]
-    write_stdout(hostlist(names) + "\n")
+    names = [short if every[short := _short(name)] == 1 else name for name in model.bad_names(fleet)]
+    write_stdout(hostlist.hostlist(names) + "\n")
 
 
 def _short(name: str) -> str:
@@ -150,34 +153,22 @@ def _short(name: str) -> str:
     return name if first.isdecimal() else first
 
 
-def _write(fleet: Fleet, args: argparse.Namespace) -> int:
-    import msgspec
-
-    from gpudoctor.report.output_files import OutputError, write_file
-
+def _write(fleet: model.Fleet, args: argparse.Namespace) -> int:
     if to_file(args):
         try:
-            write_file(args.output, _rendered(fleet, args, to_file=True))
+            output_files.write_file(args.output, _rendered(fleet, args, to_file=True))
             return fleet.exit_code
-        except OutputError as error:
+        except output_files.OutputError as error:
             say(f"error: {error}; the report goes to stdout instead")
             fleet = msgspec.structs.replace(fleet, exit_code=COULD_NOT)
     write_stdout(_rendered(fleet, args, to_file=False))
     return fleet.exit_code
 
 
-def _rendered(fleet: Fleet, args: argparse.Namespace, *, to_file: bool) -> str:
-    """The fleet in its format; what draws for people costs a JSON report of many nodes more than half of its start."""
+def _rendered(fleet: model.Fleet, args: argparse.Namespace, *, to_file: bool) -> str:
     if args.format == "json":
-        from gpudoctor.json_text import json_line
-
         return json_line(fleet)
     if args.format == "html":
-        from gpudoctor.cluster.fleet.html import render_fleet_html
-
-        return render_fleet_html(fleet)
-    from gpudoctor.cluster.fleet.text import render_fleet_text
-    from gpudoctor.report.text import output_color, terminal_width
-
-    color = output_color(args.color, to_file=to_file)
-    return render_fleet_text(fleet, width=terminal_width(), color=color, verbose=args.verbose)
+        return html.render_fleet_html(fleet)
+    color = report_text.output_color(args.color, to_file=to_file)
+    return text.render_fleet_text(fleet, width=report_text.terminal_width(), color=color, verbose=args.verbose)

@@ -5,8 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpudoctor.exits import OK, write_stdout
+from gpudoctor.lazy_import import lazy
+
+if TYPE_CHECKING:
+    from gpudoctor import config, plugins
+else:
+    config = lazy("gpudoctor.config")
+    plugins = lazy("gpudoctor.plugins")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -16,9 +24,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write it as YAML that can be used as a file. Raise UserError for a configuration that is wrong."""
-    from gpudoctor.config import as_yaml, load_config
-    from gpudoctor.plugins import all_checks
-
-    checks = all_checks()
-    write_stdout(as_yaml(load_config(args.config, os.environ, checks), checks))
+    checks = plugins.all_checks()
+    write_stdout(config.as_yaml(config.load_config(args.config, os.environ, checks), checks))
     return OK

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gpudoctor.cli.options import (
     color_option,
     format_options,
@@ -20,10 +22,21 @@ from gpudoctor.cli.options import (
 )
 from gpudoctor.errors import UserError
 from gpudoctor.exits import FAILED, OK, UNKNOWN, is_terminal, say
+from gpudoctor.json_text import terminal_safe
+from gpudoctor.lazy_import import lazy
 
 if TYPE_CHECKING:
+    from gpudoctor.diagnose import build, follow, gather, html, node_reports, redacted, sources, text
     from gpudoctor.diagnose.diagnosis import Diagnosis
-    from gpudoctor.diagnose.gather import GatheredLogs
+else:
+    build = lazy("gpudoctor.diagnose.build")
+    follow = lazy("gpudoctor.diagnose.follow")
+    gather = lazy("gpudoctor.diagnose.gather")
+    html = lazy("gpudoctor.diagnose.html")
+    node_reports = lazy("gpudoctor.diagnose.node_reports")
+    redacted = lazy("gpudoctor.diagnose.redacted")
+    sources = lazy("gpudoctor.diagnose.sources")
+    text = lazy("gpudoctor.diagnose.text")
 
 _CODES = {"cause": FAILED, "unknown": UNKNOWN, "nothing": OK}
 _FILE_WIDTH = 110
@@ -63,35 +76,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read, infer and answer; the exit code is that of the verdict. Raise UserError if nothing can be read."""
-    from gpudoctor.diagnose.build import diagnose, stalled
-    from gpudoctor.diagnose.gather import gather
-    from gpudoctor.diagnose.node_reports import read_reports
-    from gpudoctor.diagnose.sources import find_sources
-
-    sources, skipped = find_sources(args.sources)
-    reports, unread = read_reports(args.reports)
+    found, skipped = sources.find_sources(args.sources)
+    reports, unread = node_reports.read_reports(args.reports)
     stall = None
     if args.follow:
-        from gpudoctor.diagnose.follow import follow
-
-        gathered, stall = follow(sources, args.stall, say)
+        gathered, stall = follow.follow(found, args.stall, say)
     else:
-        gathered = gather(sources)
+        gathered = gather.gather(found)
     gathered.skipped[:0] = [*skipped, *unread]
     _refuse_nothing(gathered)
-    answer = diagnose(gathered, reports)
+    answer = build.diagnose(gathered, reports)
     if stall is not None:
         say(f"nothing moved for {stall.seconds:g} s; last known: {'; '.join(stall.last[:16]) or 'no step was seen'}")
-        answer = stalled(answer, stall)
+        answer = build.stalled(answer, stall)
     if args.redact:
-        from gpudoctor.diagnose.redacted import redacted_diagnosis
-
-        answer = redacted_diagnosis(answer)
+        answer = redacted.redacted_diagnosis(answer)
     write_output(_rendered(args, answer), args)
     return _CODES[answer.verdict]
 
 
-def _refuse_nothing(gathered: GatheredLogs) -> None:
+def _refuse_nothing(gathered: gather.GatheredLogs) -> None:
     """If no file could be read at all, that is no "nothing found"."""
     unread = {skipped.name for skipped in gathered.skipped}
     if gathered.skipped and all(file.name in unread for file in gathered.files):
@@ -104,19 +108,11 @@ def _refuse_nothing(gathered: GatheredLogs) -> None:
 
 def _rendered(args: argparse.Namespace, answer: Diagnosis) -> str:
     if args.format == "json":
-        import msgspec
-
-        from gpudoctor.json_text import terminal_safe
-
         shown = answer if args.verbose else msgspec.structs.replace(answer, timeline=())
         return terminal_safe(msgspec.json.format(msgspec.json.encode(shown), indent=2)).decode() + "\n"
     if args.format == "html":
-        from gpudoctor.diagnose.html import render_html
-
-        return render_html(answer)
-    from gpudoctor.diagnose.text import render_text
-
+        return html.render_html(answer)
     seen = not to_file(args) and is_terminal(sys.stdout)
     painted = args.color == "always" or (args.color == "auto" and seen and not os.environ.get("NO_COLOR"))
     width = min(shutil.get_terminal_size((_FILE_WIDTH, 24)).columns, _WIDEST) if not to_file(args) else _FILE_WIDTH
-    return render_text(answer, width=width, color=painted, verbose=args.verbose)
+    return text.render_text(answer, width=width, color=painted, verbose=args.verbose)

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from gpudoctor.errors import UserError
 from gpudoctor.exits import OK, write_stdout
+from gpudoctor.lazy_import import lazy
+
+if TYPE_CHECKING:
+    from gpudoctor import plugins
+    from gpudoctor.checks.core import registry
+    from gpudoctor.diagnose import causes
+    from gpudoctor.report import check_docs
+else:
+    plugins = lazy("gpudoctor.plugins")
+    registry = lazy("gpudoctor.checks.core.registry")
+    causes = lazy("gpudoctor.diagnose.causes")
+    check_docs = lazy("gpudoctor.report.check_docs")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -18,20 +31,14 @@ def run(args: argparse.Namespace) -> int:
     if args.id.startswith("diagnose."):
         write_stdout(_page_of_cause(args.id))
         return OK
-    from gpudoctor.checks.core.registry import select
-    from gpudoctor.plugins import all_checks
-    from gpudoctor.report.check_docs import page_text
-
-    for check in select(all_checks(), [args.id]):
-        write_stdout(page_text(check))
+    for check in registry.select(plugins.all_checks(), [args.id]):
+        write_stdout(check_docs.page_text(check))
     return OK
 
 
 def _page_of_cause(name: str) -> str:
-    from gpudoctor.diagnose.causes import page_names, page_of
-
-    page = page_of(name)
+    page = causes.page_of(name)
     if page is None:
-        names = ", ".join(f"diagnose.{known}" for known in page_names())
+        names = ", ".join(f"diagnose.{known}" for known in causes.page_names())
         raise UserError(f"{name}: no such page; there are {names}, and one for each word of cause.what")
     return page

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from gpudoctor.cli.options import (
     facts_deadline_option,
@@ -13,6 +16,15 @@ from gpudoctor.cli.options import (
     write_output,
 )
 from gpudoctor.exits import OK
+from gpudoctor.json_text import terminal_safe
+from gpudoctor.lazy_import import lazy
+
+if TYPE_CHECKING:
+    from gpudoctor.facts.model import node
+    from gpudoctor.facts.redaction import redact
+else:
+    node = lazy("gpudoctor.facts.model.node")
+    redact = lazy("gpudoctor.facts.redaction.redact")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -25,13 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the facts and write them. Raise UserError."""
-    import msgspec
-
-    from gpudoctor.facts.model.node import to_json
-    from gpudoctor.facts.redaction.redact import redacted
-    from gpudoctor.json_text import terminal_safe
-
-    node = read_source(args).node
-    data = msgspec.json.format(to_json(redacted(node) if args.redact else node), indent=2)
+    read = read_source(args).node
+    data = msgspec.json.format(node.to_json(redact.redacted(read) if args.redact else read), indent=2)
     write_output(terminal_safe(data).decode() + "\n", args)
     return OK

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from gpudoctor.cli.options import source_options
 from gpudoctor.errors import UserError
+from gpudoctor.lazy_import import lazy
+
+if TYPE_CHECKING:
+    from gpudoctor.fakes import run_program
+else:
+    run_program = lazy("gpudoctor.fakes.run_program")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +36,5 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("fake-driver wants --node SOURCE: whose driver is to be played (see: gpudoctor nodes)")
     if not any(getattr(args, "program", [])[:1]):
         raise UserError("fake-driver wants a program behind --, as in: gpudoctor fake-driver --node NAME -- nvitop -1")
-    from gpudoctor.fakes.run_program import FakeDriverRequest, run_program
-
-    return run_program(FakeDriverRequest(args.node, tuple(args.fault), args.call_latency, tuple(args.program)))
+    request = run_program.FakeDriverRequest(args.node, tuple(args.fault), args.call_latency, tuple(args.program))
+    return run_program.run_program(request)

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from gpudoctor.exits import OK, write_stdout
+from gpudoctor.lazy_import import lazy
+
+if TYPE_CHECKING:
+    from gpudoctor import plugins
+else:
+    plugins = lazy("gpudoctor.plugins")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -14,12 +23,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write id, level and title of each check. Raise UserError for a plugin that cannot be loaded."""
-    from gpudoctor.plugins import all_checks
-
-    checks = all_checks()
+    checks = plugins.all_checks()
     if args.json:
-        import msgspec
-
         rows = [{"id": c.id, "level": c.level, "title": c.title} for c in checks]
         write_stdout(msgspec.json.encode(rows).decode() + "\n")
         return OK

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gpudoctor.exits import OK, write_stdout
+from gpudoctor.facts.simulated.load import faults, node_titles
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -13,8 +14,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the names of both, with what they are."""
-    from gpudoctor.facts.simulated.load import faults, node_titles
-
     titles = node_titles()
     width = max(len(name) for name in titles)
     lines = ["Simulated nodes (--node NAME):", *(f"  {name:<{width}}  {title}" for name, title in titles.items())]

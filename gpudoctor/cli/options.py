@@ -7,8 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpudoctor.exits import write_stdout
+from gpudoctor.facts.deadlines import COLLECTION
+from gpudoctor.lazy_import import lazy
+
 if TYPE_CHECKING:
-    from gpudoctor.api import Sourced
+    from gpudoctor import api, progress
+    from gpudoctor.report import output_files
+else:
+    api = lazy("gpudoctor.api")
+    progress = lazy("gpudoctor.progress")
+    output_files = lazy("gpudoctor.report.output_files")
 
 
 class _Once(argparse.Action):
@@ -74,13 +83,10 @@ def facts_deadline_option(parser: argparse.ArgumentParser, text: str = "for read
     parser.add_argument("--deadline", type=seconds, metavar="SECONDS", help=text)
 
 
-def read_source(args: argparse.Namespace) -> Sourced:
+def read_source(args: argparse.Namespace) -> api.Sourced:
     """What `--node`, `--fault` and `--deadline` name; a terminal on stderr shows the progress. Raise UserError."""
-    from gpudoctor import api
-    from gpudoctor.facts.deadlines import COLLECTION
-    from gpudoctor.progress import terminal_progress
-
-    return api.read_source(args.node, args.fault, args.deadline or COLLECTION.seconds, terminal_progress())
+    deadline_s = args.deadline or COLLECTION.seconds
+    return api.read_source(args.node, args.fault, deadline_s, progress.terminal_progress())
 
 
 def to_file(args: argparse.Namespace) -> bool:
@@ -90,11 +96,8 @@ def to_file(args: argparse.Namespace) -> bool:
 
 def write_output(text: str, args: argparse.Namespace) -> None:
     """Write to the file that `-o` names, atomically, else to stdout. Raise UserError."""
-    from gpudoctor.exits import write_stdout
-    from gpudoctor.report.output_files import write_file
-
     if to_file(args):
-        write_file(args.output, text)
+        output_files.write_file(args.output, text)
     else:
         write_stdout(text)
 

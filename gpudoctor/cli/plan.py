@@ -19,11 +19,17 @@ from gpudoctor.cli.options import (
     write_output,
 )
 from gpudoctor.exits import FAILED, OK, UNKNOWN, printable
+from gpudoctor.json_text import json_line
+from gpudoctor.lazy_import import lazy
 from gpudoctor.plan import MAX_BATCH
 
 if TYPE_CHECKING:
-    from gpudoctor.plan.model import Plan
-    from gpudoctor.plan.request import PlanRequest
+    from gpudoctor.plan import make_plan, model, plan_text, request
+else:
+    make_plan = lazy("gpudoctor.plan.make_plan")
+    model = lazy("gpudoctor.plan.model")
+    plan_text = lazy("gpudoctor.plan.plan_text")
+    request = lazy("gpudoctor.plan.request")
 
 PRECISIONS = ("bf16", "fp16", "fp32", "bf16-true")
 OPTIMIZERS = ("adamw", "adamw-8bit", "momentum", "lion", "sgd")
@@ -72,11 +78,9 @@ def run(args: argparse.Namespace) -> int:
 
     The exit code is 1 if the verification broke, 3 if it did not end or was refused a GPU.
     """
-    from gpudoctor.plan.make_plan import planned, shape_of
-
-    request = _request(args)
-    shape = shape_of(request.model)
-    made = planned(request, shape, read_source(args))
+    asked = _request(args)
+    shape = make_plan.shape_of(asked.model)
+    made = make_plan.planned(asked, shape, read_source(args))
     _write(made, args)
     if made.trial is None or made.trial.error is None:
         return OK
@@ -86,24 +90,16 @@ def run(args: argparse.Namespace) -> int:
 def write_error(args: argparse.Namespace, message: str, code: int) -> int:
     """One JSON document on every exit: what could not be planned, and why."""
     if args.format == "json":
-        from gpudoctor.plan.model import Plan
-
-        _write(Plan(error=printable(message)), args)
+        _write(model.Plan(error=printable(message)), args)
     return code
 
 
-def _request(args: argparse.Namespace) -> PlanRequest:
-    from gpudoctor.plan.request import PlanRequest
-
-    return PlanRequest(**{name: getattr(args, name) for name in PlanRequest.__struct_fields__})
+def _request(args: argparse.Namespace) -> request.PlanRequest:
+    return request.PlanRequest(**{name: getattr(args, name) for name in request.PlanRequest.__struct_fields__})
 
 
-def _write(made: Plan, args: argparse.Namespace) -> None:
+def _write(made: model.Plan, args: argparse.Namespace) -> None:
     if args.format == "json":
-        from gpudoctor.json_text import json_line
-
         write_output(json_line(made), args)
     else:
-        from gpudoctor.plan.plan_text import render_text
-
-        write_output(render_text(made, width=get_terminal_size((100, 24)).columns), args)
+        write_output(plan_text.render_text(made, width=get_terminal_size((100, 24)).columns), args)

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from gpudoctor.exits import OK, write_stdout
+from gpudoctor.lazy_import import lazy
+
+if TYPE_CHECKING:
+    from gpudoctor.report import json
+else:
+    json = lazy("gpudoctor.report.json")
 
 # the documents beside the report, and their types
 _TYPES = {
@@ -25,14 +35,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the schema."""
     if args.of == "report":
-        from gpudoctor.report.json import report_schema
-
-        write_stdout(report_schema())
+        write_stdout(json.report_schema())
         return OK
-    from importlib import import_module
-
-    import msgspec
-
     module, name = _TYPES[args.of]
     schema = msgspec.json.schema(getattr(import_module(module), name))
     write_stdout(msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n")

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpudoctor.cli.options import fault_option, node_option
 from gpudoctor.cli.watch import interval_option
 from gpudoctor.errors import UserError
+from gpudoctor.lazy_import import lazy
+
+if TYPE_CHECKING:
+    from gpudoctor.tui import start
+    from gpudoctor.tui.web import serve
+else:
+    start = lazy("gpudoctor.tui.start")
+    serve = lazy("gpudoctor.tui.web.serve")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -35,13 +44,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show the view, or serve it; give the exit code. Raise UserError before anything is shown."""
-    from gpudoctor.tui.start import TuiRequest, start
-
-    request = TuiRequest(args.node, tuple(args.fault), args.interval, args.theme, args.config, args.read_only)
+    request = start.TuiRequest(args.node, tuple(args.fault), args.interval, args.theme, args.config, args.read_only)
     if args.serve is not None:
-        from gpudoctor.tui.web.serve import serve
-
-        return serve(request, args.serve, args.serve_token)
+        return serve.serve(request, args.serve, args.serve_token)
     if args.serve_token is not None:
         raise UserError("--serve-token goes with --serve")
-    return start(request)
+    return start.start(request)

@@ -18,10 +18,13 @@ from gpudoctor.cli.options import interval, source_options
 from gpudoctor.errors import UserError
 from gpudoctor.exits import OK
 from gpudoctor.json_text import terminal_safe
+from gpudoctor.lazy_import import lazy
 
 if TYPE_CHECKING:
+    from gpudoctor.facts.stream import sources
     from gpudoctor.facts.stream.messages import Opening, Tick
-    from gpudoctor.facts.stream.sources import StreamSource
+else:
+    sources = lazy("gpudoctor.facts.stream.sources")
 
 
 def interval_option(parser: argparse.ArgumentParser) -> None:
@@ -77,20 +80,20 @@ class LineWriter:
 
 def run(args: argparse.Namespace) -> int:
     """Write lines until nobody reads them, or to the end of a recording; give the exit code."""
-    from gpudoctor.facts.stream.sources import open_source
-
     if sys.stdout is None:
         raise UserError("stdout is closed: gpudoctor watch writes its lines there")
     lines = LineWriter(sys.stdout.buffer)
     with ExitStack() as kept:
-        source = open_source(args.node, args.fault, args.interval)
+        source = sources.open_source(args.node, args.fault, args.interval)
         kept.callback(source.close)
         with suppress(ClosedError):
             follow(source, lines, args.interval)
     return OK
 
 
-def follow(source: StreamSource, lines: LineWriter, interval_s: float, clock: Callable[[], float] = time.time) -> None:
+def follow(
+    source: sources.StreamSource, lines: LineWriter, interval_s: float, clock: Callable[[], float] = time.time
+) -> None:
     """Write every line of the source in its time. Raise ClosedError, UserError."""
     due_s = monotonic()
     while True:

@@ -18,9 +18,23 @@ from gpudoctor.facts.model.node import Driver, Node, Source
 from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead
 from gpudoctor.facts.nvml.fake_driver_context import stand_in
 from gpudoctor.facts.nvml.kernel_module import read_kernel_module
+from gpudoctor.lazy_import import lazy
 
 if TYPE_CHECKING:
+    from gpudoctor.facts.kernel_log import live as kernel_log
+    from gpudoctor.facts.nvml import collector as nvml_collector
     from gpudoctor.facts.nvml.collector import CollectorResult
+    from gpudoctor.facts.system import environment, fabric_manager, network, pci, software
+    from gpudoctor.facts.system import host as live_host
+else:
+    kernel_log = lazy("gpudoctor.facts.kernel_log.live")
+    nvml_collector = lazy("gpudoctor.facts.nvml.collector")
+    environment = lazy("gpudoctor.facts.system.environment")
+    fabric_manager = lazy("gpudoctor.facts.system.fabric_manager")
+    live_host = lazy("gpudoctor.facts.system.host")
+    network = lazy("gpudoctor.facts.system.network")
+    pci = lazy("gpudoctor.facts.system.pci")
+    software = lazy("gpudoctor.facts.system.software")
 
 F = TypeVar("F", bound=Fact)
 _Told = tuple[Driver, tuple[Gpu, ...], "tuple[GpuPair, ...] | Missing"]
@@ -61,12 +75,12 @@ def collect_live(
     stop: BaseException | None = None
     around: dict[str, Any] = {}
     if driver.module_loaded is not False:
-        from gpudoctor.facts.nvml.collector import Collector, CollectorResult
-
         try:
-            collector = Collector(root, nvml_module)
+            collector = nvml_collector.Collector(root, nvml_module)
         except OSError as error:  # no more processes or files may be opened, or Python itself is gone
-            told = _complete(CollectorResult(f"the collector could not be started: {error.strerror or error}"), driver)
+            told = _complete(
+                nvml_collector.CollectorResult(f"the collector could not be started: {error.strerror or error}"), driver
+            )
     else:
         dismiss_ahead()
     try:
@@ -98,31 +112,21 @@ def collect_live(
 
 def _read_host(root: Path, deadline_s: float, into: dict[str, Any]) -> None:
     """What the readers of everything but the driver tell, by the names that `Node` has for it; the slow one last."""
-    from gpudoctor.facts.kernel_log.live import read_kernel_log
-    from gpudoctor.facts.system.environment import read_environment
-    from gpudoctor.facts.system.fabric_manager import read_fabric_manager
-    from gpudoctor.facts.system.host import read_host
-    from gpudoctor.facts.system.network import read_network
-    from gpudoctor.facts.system.pci import read_pci
-    from gpudoctor.facts.system.software import read_software
-
-    into["pci"] = read_pci(root)
-    into["host"] = read_host(root)
-    into["environment"] = read_environment(os.environ, root)
-    into["software"] = read_software()
-    into["network"] = read_network(root)
-    into["fabric_manager"] = read_fabric_manager(root)
-    into["kernel_log"] = read_kernel_log(root, deadline_s)
+    into["pci"] = pci.read_pci(root)
+    into["host"] = live_host.read_host(root)
+    into["environment"] = environment.read_environment(os.environ, root)
+    into["software"] = software.read_software()
+    into["network"] = network.read_network(root)
+    into["fabric_manager"] = fabric_manager.read_fabric_manager(root)
+    into["kernel_log"] = kernel_log.read_kernel_log(root, deadline_s)
 
 
 def _merge(
     root: Path, driver: Driver, gpus: tuple[Gpu, ...], pairs: tuple[GpuPair, ...] | Missing, host: dict[str, Any]
 ) -> Node:
-    from gpudoctor.facts.system.pci import read_path
-
     placed = []
     for gpu in sorted(gpus, key=lambda gpu: gpu.bus_id):
-        placed.append(replace(gpu, pcie=replace(gpu.pcie, path=read_path(root, gpu.bus_id))))
+        placed.append(replace(gpu, pcie=replace(gpu.pcie, path=pci.read_path(root, gpu.bus_id))))
     source = Source(
         kind="live",
         name=os.uname().nodename,

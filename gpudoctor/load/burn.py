@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,6 +14,13 @@ from gpudoctor.facts.model.measured_burn import NOT_READ_AGAIN
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
+from gpudoctor.lazy_import import lazy
+
+if TYPE_CHECKING:
+    from gpudoctor.facts import collect, counter_deltas
+else:
+    collect = lazy("gpudoctor.facts.collect")
+    counter_deltas = lazy("gpudoctor.facts.counter_deltas")
 
 SHORTEST_BURN_S, LONGEST_BURN_S = 10.0, 86400.0
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -44,15 +52,12 @@ def count_again(
     burn = measured.burn
     if burn is None or burn.counters != NOT_READ_AGAIN:
         return measured
-    from gpudoctor.facts.collect import collect_live
-    from gpudoctor.facts.counter_deltas import counter_growth, new_events
-
-    after = collect_live(deadline_s=deadline_s, progress=progress)
+    after = collect.collect_live(deadline_s=deadline_s, progress=progress)
     passed_s = known(measured.launch.total_s) if measured.launch else None
     burn = msgspec.structs.replace(
         burn,
         counted_s=burn.duration_s if passed_s is None else passed_s,
-        counters=counter_growth(node, after),
-        kernel_events=new_events(node.kernel_log, after.kernel_log, known(node.host.uptime_s)),
+        counters=counter_deltas.counter_growth(node, after),
+        kernel_events=counter_deltas.new_events(node.kernel_log, after.kernel_log, known(node.host.uptime_s)),
     )
     return msgspec.structs.replace(measured, burn=burn)

@@ -10,6 +10,7 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measurements import PROBES, Measurements, Probe
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
+from gpudoctor.lazy_import import lazy
 from gpudoctor.load.devices import (
     CPU_RANKS,
     Backend,
@@ -22,8 +23,19 @@ from gpudoctor.load.devices import (
 from gpudoctor.load.frameworks import DESYNCED, PARTS, parts_wanted, with_parts, without_parts
 
 if TYPE_CHECKING:
+    from gpudoctor import progress as progress_lines
+    from gpudoctor.probes.runner import deadlines as rank_deadlines
+    from gpudoctor.probes.runner import launch, messages, telemetry
+    from gpudoctor.probes.runner import plan as probe_plan
     from gpudoctor.probes.runner.local_workers import LocalWorkers
     from gpudoctor.probes.runner.plan import ProbePlan
+else:
+    rank_deadlines = lazy("gpudoctor.probes.runner.deadlines")
+    launch = lazy("gpudoctor.probes.runner.launch")
+    messages = lazy("gpudoctor.probes.runner.messages")
+    probe_plan = lazy("gpudoctor.probes.runner.plan")
+    telemetry = lazy("gpudoctor.probes.runner.telemetry")
+    progress_lines = lazy("gpudoctor.progress")
 
 # From when all ranks have met (what comes before: probes/runner/deadlines.py). A healthy standard run ends in about
 # half a minute, a full one in about one, so that a few times as long means that something hangs. A burn adds its
@@ -38,12 +50,9 @@ def run_limit_s(level: Level) -> float:
     """The longest that the ranks of one round of this level can take on a node of 8 GPUs, import of torch included."""
     if level not in RUN_DEADLINE_S:
         return 0.0
-    from gpudoctor.probes.runner.deadlines import Limits
-    from gpudoctor.probes.runner.plan import ProbePlan
-
     probes = ("collective", "train") if level == "standard" else PROBES
-    plan = ProbePlan("nccl", 8, probes=probes, level=level)
-    return Limits(plan, RUN_DEADLINE_S[level], PROBE_DEADLINE_S[level]).whole_s
+    plan = probe_plan.ProbePlan("nccl", 8, probes=probes, level=level)
+    return rank_deadlines.Limits(plan, RUN_DEADLINE_S[level], PROBE_DEADLINE_S[level]).whole_s
 
 
 def measure(
@@ -78,9 +87,7 @@ def measure(
     gpus = gpus_to_load(node, request, workers) if backend == "nccl" else ()
     if isinstance(gpus, Missing):
         return not_run(gpus)
-    from gpudoctor.probes.runner.plan import ProbePlan, checked, desyncs
-
-    plan = ProbePlan(
+    plan = probe_plan.ProbePlan(
         backend=backend,
         ranks=workers.ranks if workers is not None else len(gpus) if backend == "nccl" else request.ranks or CPU_RANKS,
         gpus=tuple((gpu.index, known(gpu.uuid) or "", gpu.bus_id) for gpu in gpus),
@@ -92,12 +99,12 @@ def measure(
         strategies=tuple(c.id.partition(".")[2] for c in checks if c.domain == "strategy" and c.id not in PARTS),
     )
     has_ranks = bool(wanted) or (backend == "nccl" and any(c.id == "env.torch" for c in checks))
-    desynced = desyncs(plan) or bool(set(parts) & set(DESYNCED))
+    desynced = probe_plan.desyncs(plan) or bool(set(parts) & set(DESYNCED))
     strange = [text for text in plan.inject if not (desynced if text.startswith("desync=") else has_ranks)]
     if strange:
         raise UserError(f"--inject {strange[0]}: what was asked for has no ranks of a probe in which that can happen")
     if not has_ranks:
-        checked(plan)
+        probe_plan.checked(plan)
         measured = not_run(Missing("not asked for"))
     elif backend == "nccl" and isinstance(node.software.torch, Missing):
         measured = _no_torch()
@@ -115,23 +122,18 @@ def _probed(
     workers: LocalWorkers | None,
 ) -> Measurements:
     """What the ranks measure."""
-    from gpudoctor.probes.runner.launch import run_probes
-    from gpudoctor.probes.runner.messages import AnyMessage
-    from gpudoctor.probes.runner.telemetry import sampling
-    from gpudoctor.progress import USUAL_STANDARD_S, ProgressLines
-
     limits_s = PROBE_DEADLINE_S if plan.backend == "nccl" else CPU_PROBE_DEADLINE_S
-    lines = progress if isinstance(progress, ProgressLines) else None
+    lines = progress if isinstance(progress, progress_lines.ProgressLines) else None
     if lines is not None and plan.backend == "nccl" and level == "standard":
-        lines.expect(USUAL_STANDARD_S)
-    with sampling(plan) as sampled:
+        lines.expect(progress_lines.USUAL_STANDARD_S)
+    with telemetry.sampling(plan) as sampled:
 
-        def hear(rank: int, message: AnyMessage) -> None:
+        def hear(rank: int, message: messages.AnyMessage) -> None:
             sampled.take(rank, message)
             if lines is not None:
                 lines.hear(rank, message)
 
-        measured = run_probes(
+        measured = launch.run_probes(
             plan,
             deadline_s=RUN_DEADLINE_S[level] + (plan.duration_s or 0.0),
             probe_deadline_s=limits_s[level],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from itertools import takewhile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,6 +16,7 @@ from gpudoctor.exits import printable
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
+from gpudoctor.lazy_import import lazy
 from gpudoctor.plan import megatron
 from gpudoctor.plan.choose import Choice, choose
 from gpudoctor.plan.communication import StepTime, step_time
@@ -38,17 +40,21 @@ from gpudoctor.profiles.profile import Profile
 from gpudoctor.report.model import SourceSummary
 from gpudoctor.units import gib_text
 
+if TYPE_CHECKING:
+    from gpudoctor.plan import cpu_ranks
+    from gpudoctor.plan.verification import run as verification
+else:
+    cpu_ranks = lazy("gpudoctor.plan.cpu_ranks")
+    verification = lazy("gpudoctor.plan.verification.run")
+
 
 def planned(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> Plan:
     """The plan for a model on a node, verified if that was asked for. Raise UserError."""
     if not request.verify:
         return make_plan(request, shape, sourced)[0]
-    from gpudoctor.plan.cpu_ranks import cpu_plan
-    from gpudoctor.plan.verification.run import devices_of, verify_plan
-
-    devices = devices_of(sourced.node, request)  # before the plan: it may not run at all
-    made, taken = (make_plan if sourced.node.gpus else cpu_plan)(request, shape, sourced)
-    return msgspec.structs.replace(made, trial=verify_plan(taken.job, taken.split, devices))
+    devices = verification.devices_of(sourced.node, request)  # before the plan: it may not run at all
+    made, taken = (make_plan if sourced.node.gpus else cpu_ranks.cpu_plan)(request, shape, sourced)
+    return msgspec.structs.replace(made, trial=verification.verify_plan(taken.job, taken.split, devices))
 
 
 def make_plan(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> tuple[Plan, Option]:

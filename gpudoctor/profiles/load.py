@@ -5,15 +5,22 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpudoctor.errors import UserError
+from gpudoctor.errors import UserError, nearest_names
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
+from gpudoctor.lazy_import import lazy
 from gpudoctor.profiles.packaged import packaged
 from gpudoctor.profiles.peers import compute_gpus, majority
 from gpudoctor.profiles.profile import NO_PROFILE, GpuModel, NodeProfile, Profile
+
+if TYPE_CHECKING:
+    from gpudoctor import yaml_file
+else:
+    yaml_file = lazy("gpudoctor.yaml_file")
 
 _VENDOR = re.compile(r"(nvidia\s+)?(.*)", re.IGNORECASE | re.DOTALL)
 
@@ -122,9 +129,7 @@ def _packaged(name: str) -> Profile:
     if name in packaged().nodes:
         node = packaged().node(name)
         return Profile(name=name, matched_by=matched_by, node=node, gpu=_model(node.gpu))
-    from difflib import get_close_matches
-
-    close = get_close_matches(name[:100], profile_names(), n=3, cutoff=0.4)
+    close = nearest_names(name[:100], profile_names(), 3, 0.4)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(profile_names()[:8])} ..."
     raise UserError(f"no profile is called {name[:100]!r}; {hint} A file of your own must end in .yaml")
 
@@ -138,10 +143,8 @@ class _UserProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _from_file(path: Path) -> Profile:
-    from gpudoctor.yaml_file import YamlFileError, read_yaml
-
     try:
-        file = read_yaml(path)
+        file = yaml_file.read_yaml(path)
         raw = file.data
         if isinstance(raw, dict) and isinstance(raw.get("node"), dict) and "name" in raw:
             raw["node"].setdefault("name", raw["name"])
@@ -159,7 +162,7 @@ def _from_file(path: Path) -> Profile:
             for number, pattern in enumerate(gpu.patterns):
                 if not _is_expression(pattern):
                     raise file.error(("gpu", "patterns", number), f"{pattern!r} is no regular expression")
-    except YamlFileError as error:
+    except yaml_file.YamlFileError as error:
         raise UserError(f"profile {error}") from None
     return Profile(name=own.name or path.stem, matched_by=f"asked for: {path}", node=own.node, gpu=gpu)
 

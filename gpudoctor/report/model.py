@@ -14,6 +14,7 @@ from gpudoctor.checks.core.registry import LEVELS, Level
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node, SourceKind
+from gpudoctor.json_text import json_line
 
 Verdict = Literal["pass", "warn", "fail", "unknown"]
 
@@ -112,8 +113,6 @@ class Report(msgspec.Struct, frozen=True):
 
     def to_json(self) -> str:
         """The document that `gpudoctor check --json` writes, on one line without its end."""
-        from gpudoctor.json_text import json_line  # for JSON only: it compiles a pattern
-
         return json_line(self).rstrip("\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, get_args
 
@@ -158,8 +159,6 @@ def _run(report: Report) -> Iterator[Sample]:
 
 
 def _started(report: Report) -> Iterator[Sample]:
-    import datetime
-
     if report.run.started_at:
         yield {}, datetime.datetime.fromisoformat(report.run.started_at).timestamp()
 

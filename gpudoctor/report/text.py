@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from io import StringIO
 from itertools import groupby, zip_longest
 from shlex import quote
+from shutil import get_terminal_size
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -270,8 +271,6 @@ def _same_node(argv: tuple[str, ...]) -> str:
 
 def terminal_width() -> int:
     """Columns of the terminal, or of COLUMNS; 100 where there is neither."""
-    from shutil import get_terminal_size
-
     return get_terminal_size((100, 24)).columns
 
 

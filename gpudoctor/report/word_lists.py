@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
 from gpudoctor.checks.core.driver_messages import MEANINGS
 from gpudoctor.checks.driver.load_causes import LOAD_CAUSES
 from gpudoctor.checks.gpu.xid_details import NVLINK5_UNITS, XID_74_BITS
+from gpudoctor.lazy_import import lazy
+
+if TYPE_CHECKING:
+    from gpudoctor.facts.captures.host import module
+    from gpudoctor.facts.kernel_log import driver_messages, host_messages
+else:
+    module = lazy("gpudoctor.facts.captures.host.module")
+    driver_messages = lazy("gpudoctor.facts.kernel_log.driver_messages")
+    host_messages = lazy("gpudoctor.facts.kernel_log.host_messages")
 
 COLUMNS = 80
 _CATALOGUE = "NVIDIA's Xid catalogue"
@@ -39,9 +49,7 @@ def _rows(check_id: str) -> Iterator[Row]:
     elif check_id == "gpu.count":
         yield from _driver_messages(only_not_started=True)
     elif check_id == "driver.loaded":
-        from gpudoctor.facts.captures.host.module import LOAD_ERRORS
-
-        for error in LOAD_ERRORS:
+        for error in module.LOAD_ERRORS:
             yield error.pattern.pattern, LOAD_CAUSES[error.cause].found, error.source
         yield from _host_messages(lambda kind: kind in _OF_LOADING)
     elif check_id == "network.adapters":
@@ -51,17 +59,13 @@ def _rows(check_id: str) -> Iterator[Row]:
 
 
 def _driver_messages(only_not_started: bool = False) -> Iterator[Row]:
-    from gpudoctor.facts.kernel_log.driver_messages import DRIVER_MESSAGES
-
-    for row in DRIVER_MESSAGES:
+    for row in driver_messages.DRIVER_MESSAGES:
         meaning = MEANINGS.get(row.name)
         if meaning is not None and (meaning.not_started or not only_not_started):
             yield row.pattern, meaning.words, f"NVIDIA kernel module: {row.source}"
 
 
 def _host_messages(wanted: Callable[[str], bool]) -> Iterator[Row]:
-    from gpudoctor.facts.kernel_log.host_messages import HOST_MESSAGES
-
-    for row in HOST_MESSAGES:
+    for row in host_messages.HOST_MESSAGES:
         if wanted(row.kind):
             yield row.pattern, row.kind, f"Linux: {row.source}" if not row.source.startswith("NVIDIA") else row.source

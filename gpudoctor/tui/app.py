@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 from textual.app import App, ComposeResult, SystemCommand
@@ -19,6 +19,7 @@ from textual.widgets import Footer, Input, TabbedContent, TabPane
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.errors import UserError
 from gpudoctor.facts.stream.messages import Opening, Tick
+from gpudoctor.lazy_import import lazy
 from gpudoctor.report.output_files import write_file
 from gpudoctor.tui.bindings import KEYS, MAIN_ACTIONS, PLAYBACK_ACTIONS, palette_commands
 from gpudoctor.tui.feeds.check_runner import Checker
@@ -36,6 +37,12 @@ from gpudoctor.tui.state import LogLine, State
 from gpudoctor.tui.themes import THEMES, next_theme
 from gpudoctor.tui.widgets.printable_text import PrintableText
 from gpudoctor.tui.widgets.time_slider import Sought, TimeSlider
+
+if TYPE_CHECKING:
+    from gpudoctor.tui import help_screen, screens
+else:
+    help_screen = lazy("gpudoctor.tui.help_screen")
+    screens = lazy("gpudoctor.tui.screens")
 
 
 class Doctor(App[int]):
@@ -275,9 +282,7 @@ class Doctor(App[int]):
         self.query_one("#tabs", TabbedContent).active = name
 
     def action_help(self) -> None:
-        from gpudoctor.tui.help_screen import HelpScreen, groups_of
-
-        self.push_screen(HelpScreen(groups_of(self)))
+        self.push_screen(help_screen.HelpScreen(help_screen.groups_of(self)))
 
     def action_run_one(self) -> None:
         checks = self._checks()
@@ -288,8 +293,6 @@ class Doctor(App[int]):
         self.runs.want((), self.level)
 
     def action_level(self) -> None:
-        from gpudoctor.tui.screens import LevelScreen
-
         def answered(level: Level | None) -> None:
             if level is not None:
                 self.level = level
@@ -299,7 +302,8 @@ class Doctor(App[int]):
             self.say("this view is read-only: no check can be started from it")
             return
         node = self.state.node
-        self.push_screen(LevelScreen(self.level, loads_gpus=node is None or node.source.kind == "live"), answered)
+        loads_gpus = node is None or node.source.kind == "live"
+        self.push_screen(screens.LevelScreen(self.level, loads_gpus=loads_gpus), answered)
 
     def action_cancel(self) -> None:
         self.runs.cancel()

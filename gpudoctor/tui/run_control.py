@@ -13,18 +13,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from textual.app import App
 
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.errors import UserError
+from gpudoctor.lazy_import import lazy
 from gpudoctor.progress import ProgressLine
 from gpudoctor.report.joined import joined
 from gpudoctor.tui.busy import puts_load, users_of_gpus
 from gpudoctor.tui.feeds.check_runner import Checker
 from gpudoctor.tui.feeds.saved_report import load_report
 from gpudoctor.tui.state import FinishedRun, LogLine, Running, State
+
+if TYPE_CHECKING:
+    from gpudoctor.tui import screens
+else:
+    screens = lazy("gpudoctor.tui.screens")
 
 RUNS_KEPT = 100
 
@@ -63,9 +69,7 @@ class RunControl:
                 self._start(words, level, force=True)
 
         lines = ["The GPUs are in use:", *users, "", "Load beside it slows both down, and its figures say little."]
-        from gpudoctor.tui.screens import ConfirmScreen  # here: Markdown takes a tenth of a second to import
-
-        self._app.push_screen(ConfirmScreen("Load GPUs that are in use?", lines, "Run all the same"), answered)
+        self._app.push_screen(screens.ConfirmScreen("Load GPUs that are in use?", lines, "Run all the same"), answered)
 
     def cancel(self) -> None:
         """End the run with what it has learnt."""
@@ -82,9 +86,7 @@ class RunControl:
 
     def page(self, check_id: str) -> None:
         """Show the page of a check."""
-        from gpudoctor.tui.screens import PageScreen
-
-        self._app.push_screen(PageScreen(check_id))
+        self._app.push_screen(screens.PageScreen(check_id))
 
     def save(self) -> None:
         """Ask where to, and save the newest report."""
@@ -99,9 +101,7 @@ class RunControl:
             if path is not None:
                 self._note(f"report saved to {path}")
 
-        from gpudoctor.tui.screens import SaveScreen
-
-        self._app.push_screen(SaveScreen(self._state.report), saved)
+        self._app.push_screen(screens.SaveScreen(self._state.report), saved)
 
     def compare(self) -> None:
         """Ask for a saved report, and compare with it from now on; an empty answer ends that."""
@@ -120,9 +120,7 @@ class RunControl:
             self._note(f"compared with {path}" if path else "compared with the run before")
 
         title = "Compare with a saved report (JSON of gpudoctor check --json); empty: with the run before"
-        from gpudoctor.tui.screens import PathScreen
-
-        self._app.push_screen(PathScreen(title), answered)
+        self._app.push_screen(screens.PathScreen(title), answered)
 
     def _start(self, words: tuple[str, ...], level: Level, *, force: bool) -> None:
         if self._checker.busy:  # started while the question stood

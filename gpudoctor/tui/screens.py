@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -17,11 +17,17 @@ from textual.widgets.option_list import Option
 from gpudoctor.checks.core.registry import LEVELS, Level
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
+from gpudoctor.lazy_import import lazy
 from gpudoctor.plugins import all_checks
 from gpudoctor.report.check_docs import page_text
 from gpudoctor.report.json import render_json
 from gpudoctor.report.model import Report
 from gpudoctor.report.output_files import write_file
+
+if TYPE_CHECKING:
+    from gpudoctor.report import html
+else:
+    html = lazy("gpudoctor.report.html")
 
 # the README's words and times; where it gives none, none is made up
 LEVEL_COSTS: dict[Level, str] = {
@@ -181,9 +187,7 @@ class SaveScreen(ModalScreen[str | None]):
         """Raise UserError where this installation cannot write the format."""
         if self._kind == "json":
             return render_json(self._report)
-        from gpudoctor.report.html import render_html
-
-        return render_html(self._report)
+        return html.render_html(self._report)
 
     def _say(self, text: str) -> None:
         said = self.query_one("#said", Static)

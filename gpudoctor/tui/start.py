@@ -14,11 +14,26 @@ import msgspec
 
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
+from gpudoctor.lazy_import import lazy
+from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.own_program import own_gpudoctor
 
 if TYPE_CHECKING:
-    from gpudoctor.tui.feeds.check_runner import Checker
+    from gpudoctor import api, progress
+    from gpudoctor.facts.stream import recording
+    from gpudoctor.tui import app as screen
+    from gpudoctor.tui import themes
+    from gpudoctor.tui.feeds import check_runner, child, playback
     from gpudoctor.tui.feeds.feed import Feed
+else:
+    api = lazy("gpudoctor.api")
+    recording = lazy("gpudoctor.facts.stream.recording")
+    progress = lazy("gpudoctor.progress")
+    screen = lazy("gpudoctor.tui.app")
+    check_runner = lazy("gpudoctor.tui.feeds.check_runner")
+    child = lazy("gpudoctor.tui.feeds.child")
+    playback = lazy("gpudoctor.tui.feeds.playback")
+    themes = lazy("gpudoctor.tui.themes")
 
 _SSH = "ssh:"
 # user@host, an address, or a Host of the user's own ssh_config; never an option
@@ -41,8 +56,6 @@ class TuiRequest(msgspec.Struct, frozen=True):
 def start(request: TuiRequest) -> int:
     """Show the screen until the user quits; give the exit code. Raise UserError before it is taken over."""
     if "TEXTUAL_DRIVER" in os.environ:  # in a browser: Textual's web driver draws, and pipes are no terminal
-        from gpudoctor.process.die_with_parent import die_with_parent
-
         die_with_parent(sent=signal.SIGTERM)  # Textual's web driver would not notice that the server has died
     elif not _on_terminal():
         raise UserError("tui wants a terminal on standard input and output; without one: gpudoctor watch, or check")
@@ -51,13 +64,10 @@ def start(request: TuiRequest) -> int:
         os.environ.setdefault("TEXTUAL_FPS", "15")
         os.environ.setdefault("TEXTUAL_ANIMATIONS", "basic")
     feed, checker = opened(request)
-    from gpudoctor.tui.app import Doctor
-    from gpudoctor.tui.themes import THEMES
-
     theme = request.theme or "dark"
-    if theme not in THEMES:
-        raise UserError(f"--theme {printable(theme)}: there are {', '.join(THEMES)}")
-    app = Doctor(feed, checker, read_only=request.read_only, theme=theme)
+    if theme not in themes.THEMES:
+        raise UserError(f"--theme {printable(theme)}: there are {', '.join(themes.THEMES)}")
+    app = screen.Doctor(feed, checker, read_only=request.read_only, theme=theme)
     try:
         app.run()
     finally:
@@ -65,11 +75,8 @@ def start(request: TuiRequest) -> int:
     return app.return_code or 0
 
 
-def opened(request: TuiRequest) -> tuple[Feed, Checker]:
+def opened(request: TuiRequest) -> tuple[Feed, check_runner.Checker]:
     """Where lines come from and what runs the checks, by `--node`. Raise UserError for a source that cannot be read."""
-    from gpudoctor.tui.feeds.check_runner import Checker, ssh_prefix
-    from gpudoctor.tui.feeds.child import ChildFeed
-
     source: str | None = request.node
     if source is not None and source.startswith(_SSH):
         host = ssh_host(source)
@@ -77,23 +84,19 @@ def opened(request: TuiRequest) -> tuple[Feed, Checker]:
             raise UserError("--fault is for simulated nodes and captures, not for a machine over ssh")
         if request.config:
             raise UserError("--config: a machine over ssh is judged with its own configuration")
-        return ChildFeed(ssh_command(host, request.interval_s), host), Checker(ssh_prefix(host), [])
+        feed = child.ChildFeed(ssh_command(host, request.interval_s), host)
+        return feed, check_runner.Checker(check_runner.ssh_prefix(host), [])
     words = [] if source is None else ["--node", source]
     words += [word for fault in request.faults for word in ("--fault", fault)]
     options = ["--config", str(request.config)] if request.config else []
-    checker = Checker(own_gpudoctor(), words, options=options)
-    if source is not None and source != "-":
-        from gpudoctor.facts.stream.recording import is_stream_file, read_stream
-
-        if is_stream_file(source):
-            if request.faults:
-                raise UserError("--fault is for simulated nodes and captures, not for a recorded stream")
-            from gpudoctor.tui.feeds.playback import PlaybackFeed
-
-            return PlaybackFeed(read_stream(source), _file_name(source)), checker
+    checker = check_runner.Checker(own_gpudoctor(), words, options=options)
+    if source is not None and source != "-" and recording.is_stream_file(source):
+        if request.faults:
+            raise UserError("--fault is for simulated nodes and captures, not for a recorded stream")
+        return playback.PlaybackFeed(recording.read_stream(source), _file_name(source)), checker
     _refuse(source, request.faults)
     watch = [*own_gpudoctor(), "watch", "--interval", f"{request.interval_s:g}", *words]
-    return ChildFeed(watch, _label(source)), checker
+    return child.ChildFeed(watch, _label(source)), checker
 
 
 def ssh_host(source: str) -> str:
@@ -115,10 +118,7 @@ def _refuse(source: str | None, faults: tuple[str, ...]) -> None:
         raise UserError("--node -: the screen needs standard input for its keys; write the stream into a file first")
     if source is None and not faults:
         return  # this machine: what it says is seen on the screen
-    from gpudoctor.api import read_source
-    from gpudoctor.progress import terminal_progress
-
-    read_source(source, faults, 10.0, terminal_progress())
+    api.read_source(source, faults, 10.0, progress.terminal_progress())
 
 
 def _label(source: str | None) -> str:

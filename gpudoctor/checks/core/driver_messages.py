@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,6 +12,14 @@ from gpudoctor.checks.gpu.xid_codes import OWN_ADVICE, Bucket
 from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
+from gpudoctor.lazy_import import lazy
+
+if TYPE_CHECKING:
+    from gpudoctor.facts.kernel_log import driver_messages as driver_log
+    from gpudoctor.facts.kernel_log import lines as kernel_lines
+else:
+    driver_log = lazy("gpudoctor.facts.kernel_log.driver_messages")
+    kernel_lines = lazy("gpudoctor.facts.kernel_log.lines")
 
 _RESET = "Drain the node and reset the GPU; if it does not start then, power-cycle the node (off for 30 s)."
 # what makes a timeout or heartbeat of the GSP a fault; the rest is chatter that healthy nodes log too
@@ -48,11 +57,8 @@ MEANINGS: dict[str, MessageMeaning] = {
 def meaning(event: KernelEvent) -> MessageMeaning | None:
     """What the message of an event of kind off-bus, gsp or rm means; None for what is no fault by itself."""
     # 10 ms of patterns, which a log without errors does not need
-    from gpudoctor.facts.kernel_log.driver_messages import driver_message
-    from gpudoctor.facts.kernel_log.lines import driver_words
-
-    said = driver_words(event)
-    row = driver_message(said)
+    said = kernel_lines.driver_words(event)
+    row = driver_log.driver_message(said)
     found = MEANINGS.get(row.name) if row else None
     if found is None or (not found.not_started and not _SICK.search(said)):
         return MEANINGS["off-bus"] if event.kind == "off-bus" else None

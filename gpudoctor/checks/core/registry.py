@@ -14,7 +14,7 @@ import msgspec
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Finding
-from gpudoctor.errors import UserError
+from gpudoctor.errors import UserError, nearest_names
 
 Level = Literal["quick", "standard", "full", "burn"]
 LEVELS: tuple[Level, ...] = ("quick", "standard", "full", "burn")
@@ -170,8 +170,6 @@ def select(
 
 
 def _nearest(word: str, checks: Iterable[Check]) -> str:
-    from difflib import get_close_matches
-
     names = [c.id for c in checks] + sorted({c.domain for c in checks})
-    close = get_close_matches(word, names, n=3, cutoff=0.5) or [n for n in names if n.endswith("." + word)][:3]
+    close = nearest_names(word, names, 3, 0.5) or [n for n in names if n.endswith("." + word)][:3]
     return f"; did you mean {' or '.join(close)}?" if close else "; see: gpudoctor list"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp, log, sqrt
 from typing import Literal
 
 import msgspec
@@ -130,8 +131,6 @@ def _by_turns(training: Training, rank: TrainRank, others: list[TrainRank], limi
     A core's own speed cancels in each turn, in which every rank had every core. The uncertainty is
     two standard errors of the median: 2 x 1.25 x 1.4826 MAD / sqrt(turns).
     """
-    from math import exp, log, sqrt  # not at the top: it costs start-up time
-
     turns = zip(rank.cycles_ms, *(r.cycles_ms for r in others), strict=False)
     logs = [log(own / _of_others(usual)) for own, *usual in turns if own > 0 and min(usual) > 0]
     if not training.rotated or len(logs) < _LEAST_TURNS:

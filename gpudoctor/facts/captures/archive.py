@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import zlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.bundle import FACTS, MANIFEST
 from gpudoctor.facts.captures.opened import unpacked
+from gpudoctor.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import tarfile
+    import zipfile
+else:
+    tarfile = lazy("tarfile")
+    zipfile = lazy("zipfile")
 
 MAX_MEMBERS = 1000
 MAX_BYTES = 512 * 1024 * 1024  # of all members, unpacked
@@ -35,9 +46,6 @@ def texts_in(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _tar(data: bytes) -> Iterator[tuple[str, bytes]]:
-    import io
-    import tarfile
-
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
             for member in archive:
@@ -50,10 +58,6 @@ def _tar(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _zip(data: bytes) -> Iterator[tuple[str, bytes]]:
-    import io
-    import zipfile
-    import zlib
-
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             for member in archive.infolist():

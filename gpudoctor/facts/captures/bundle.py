@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.facts_file import Loaded, load_json, load_measurements
+from gpudoctor.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import tarfile
+else:
+    tarfile = lazy("tarfile")
 
 FOLDER = "gpudoctor-bundle"
 FACTS, REPORT, KERNEL, VERSIONS, MANIFEST = "facts.json", "report.json", "kernel.log", "versions.json", "MANIFEST"
@@ -24,10 +34,6 @@ def pack(files: Mapping[str, bytes], made_s: int) -> bytes:
 
     `made_s`: Unix time, of every file in it.
     """
-    import gzip
-    import io
-    import tarfile
-
     manifest = "".join(f"{_sha256(data)}  {name}\n" for name, data in files.items())
     whole = io.BytesIO()
     with (
@@ -47,8 +53,6 @@ def members(data: bytes) -> dict[str, bytes]:
     Nothing is written to disk. Only plain files of the names above are taken, header by header:
     no links, no sparse files, no names out of extended headers.
     """
-    import tarfile
-
     found: dict[str, bytes] = {}
     at = 0
     for _ in range(_MAX_ENTRIES):
@@ -102,6 +106,4 @@ def _whole(found: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def _sha256(data: bytes) -> str:
-    import hashlib
-
     return hashlib.sha256(data).hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -11,6 +11,12 @@ from gpudoctor.facts.captures import MOST_GPUS, SourceError
 from gpudoctor.facts.captures.plausible import plausible
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
+from gpudoctor.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import yaml
+else:
+    yaml = lazy("yaml")
 
 FACTS = "gpudoctor.facts/1"
 REPORT = "gpudoctor.report/1"
@@ -84,8 +90,6 @@ def load_yaml(data: bytes) -> Loaded:
 
     Aliases are refused altogether: facts have no use for them, and bombs are made of them.
     """
-    import yaml
-
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         text = data.decode("utf-8-sig")
@@ -126,8 +130,6 @@ def _whole(text: str, raw: dict[str, Any]) -> None:
 
 
 def _plain(events: Any) -> None:
-    import yaml
-
     depth = 0
     for count, event in enumerate(events):
         line = event.start_mark.line + 1

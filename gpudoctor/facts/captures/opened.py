@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
 import re
 import stat
+import zlib
 from pathlib import Path
 from typing import BinaryIO
 
@@ -91,10 +94,6 @@ def _limit(head: bytes) -> int:
 
 def unpacked(data: bytes) -> bytes:
     """What the .gz holds, stopping as soon as it grows past its limit."""
-    import gzip
-    import io
-    import zlib
-
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
             head = file.read(HEAD_BYTES)

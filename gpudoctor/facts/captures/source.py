@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import codecs
 import errno
+import io
 import os
 import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
+from gpudoctor.errors import nearest_names
 from gpudoctor.facts.captures import SourceError, printable
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
+from gpudoctor.lazy_import import lazy
+
+if TYPE_CHECKING:
+    from gpudoctor.facts.captures import archive, bundle, directory, facts_file, opened, recognise
+    from gpudoctor.facts.simulated import load as simulated_nodes
+    from gpudoctor.facts.stream import recording
+else:
+    archive = lazy("gpudoctor.facts.captures.archive")
+    bundle = lazy("gpudoctor.facts.captures.bundle")
+    directory = lazy("gpudoctor.facts.captures.directory")
+    facts_file = lazy("gpudoctor.facts.captures.facts_file")
+    opened = lazy("gpudoctor.facts.captures.opened")
+    recognise = lazy("gpudoctor.facts.captures.recognise")
+    simulated_nodes = lazy("gpudoctor.facts.simulated.load")
+    recording = lazy("gpudoctor.facts.stream.recording")
 
 __all__ = ["Loaded", "SourceError", "load_source"]
 
@@ -68,17 +85,12 @@ def _load(name: str, stdin: BinaryIO | None, environ: Mapping[str, str] | None) 
             raise SourceError(f"{name}: {said.lower()}") from None
         return Loaded(_simulated(name, os.environ if environ is None else environ))
     if stat.S_ISDIR(mode):
-        from gpudoctor.facts.captures.directory import node_from_directory
-
-        return Loaded(node_from_directory(name))
-    from gpudoctor.facts.captures.opened import check_file, open_plain
-    from gpudoctor.facts.stream.recording import is_stream_file, node_of_file
-
-    if is_stream_file(name):
-        return _named(printable(Path(name).name), Loaded(node_of_file(name)))
+        return Loaded(directory.node_from_directory(name))
+    if recording.is_stream_file(name):
+        return _named(printable(Path(name).name), Loaded(recording.node_of_file(name)))
     try:
-        check_file(name)
-        with open_plain(name) as file:
+        opened.check_file(name)
+        with opened.open_plain(name) as file:
             return _named(printable(Path(name).name), _from_stream(file, name, Path(name).stat().st_size))
     except SourceError as error:
         raise SourceError(said if (said := str(error)).startswith(name) else f"{name}: {said}") from None
@@ -87,22 +99,16 @@ def _load(name: str, stdin: BinaryIO | None, environ: Mapping[str, str] | None) 
 
 
 def _is_node(name: str) -> bool:
-    from gpudoctor.facts.simulated.load import node_names
-
-    return name in node_names()
+    return name in simulated_nodes.node_names()
 
 
 def _simulated(name: str, environ: Mapping[str, str]) -> Node:
-    from gpudoctor.facts.simulated.load import load_node, node_names
-
-    names = node_names()
+    names = simulated_nodes.node_names()
     if name in names:
-        return load_node(name, environ)
+        return simulated_nodes.load_node(name, environ)
     if os.sep in name or name.startswith("~"):
         raise SourceError(f"{name[:300]}: no such file or directory")
-    from difflib import get_close_matches
-
-    near = get_close_matches(name[:100], names, n=3, cutoff=0.4)
+    near = nearest_names(name[:100], names, 3, 0.4)
     hint = f"did you mean {', '.join(near)}?" if near else "`gpudoctor nodes` lists the simulated nodes"
     raise SourceError(f"{name[:100]}: no such file, and no simulated node of that name; {hint}")
 
@@ -120,18 +126,13 @@ def _from_stdin(stream: BinaryIO) -> Loaded:
 
 def _from_stream(stream: BinaryIO, name: str, size: int = 0) -> Loaded:
     """Read what is made for gpudoctor, or packed, as a whole; any other text line by line, whatever its size."""
-    from gpudoctor.facts.captures.archive import ZIP, is_tar
-    from gpudoctor.facts.captures.facts_file import is_yaml_facts
-    from gpudoctor.facts.captures.opened import head_text, read_head, read_stream
-    from gpudoctor.facts.captures.recognise import is_kernel_line, recognise
-
-    head = read_head(stream)
-    text = head_text(head).lstrip()
-    braces = text.startswith("{") and not is_kernel_line(text.partition("\n")[0].rstrip("\r"))
-    packed = head.startswith((b"\x1f\x8b", ZIP)) or is_tar(head)
-    if packed or braces or is_yaml_facts(text) or recognise(text) == "bug-report":
+    head = opened.read_head(stream)
+    text = opened.head_text(head).lstrip()
+    braces = text.startswith("{") and not recognise.is_kernel_line(text.partition("\n")[0].rstrip("\r"))
+    packed = head.startswith((b"\x1f\x8b", archive.ZIP)) or archive.is_tar(head)
+    if packed or braces or facts_file.is_yaml_facts(text) or recognise.recognise(text) == "bug-report":
         try:
-            data = read_stream(stream, size, head)
+            data = opened.read_stream(stream, size, head)
         except SourceError as error:
             raise SourceError(f"{name}: {error}") from None
         return _from_bytes(data, name)
@@ -141,52 +142,37 @@ def _from_stream(stream: BinaryIO, name: str, size: int = 0) -> Loaded:
 
 
 def _from_text(head: bytes, stream: BinaryIO, name: str) -> Loaded:
-    from gpudoctor.facts.captures.directory import node_from_text
-    from gpudoctor.facts.captures.opened import head_text
-
     if b"\0" in head and not head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and not _is_environ(head):
         raise SourceError(f"{name}: binary data, no dump")
-    node = node_from_text(head, stream, name)
+    node = directory.node_from_text(head, stream, name)
     if node is None:
-        raise SourceError(f"{name}: {_unrecognised(head, head_text(head))}")
+        raise SourceError(f"{name}: {_unrecognised(head, opened.head_text(head))}")
     return Loaded(node)
 
 
 def _is_environ(head: bytes) -> bool:
-    from gpudoctor.facts.captures.opened import head_text
-    from gpudoctor.facts.captures.recognise import recognise
-
-    return recognise(head_text(head)) == "environment"
+    return recognise.recognise(opened.head_text(head)) == "environment"
 
 
 def _from_bytes(data: bytes, name: str) -> Loaded:
     """What is in a whole file, unpacked."""
-    import io
-
-    from gpudoctor.facts.captures.archive import ZIP, is_bundle, is_tar, texts_in
-    from gpudoctor.facts.captures.bundle import load_bundle
-    from gpudoctor.facts.captures.directory import node_from_archive, node_from_bug_report, node_from_text
-    from gpudoctor.facts.captures.facts_file import is_yaml_facts, load_json, load_yaml
-    from gpudoctor.facts.captures.opened import head_text
-    from gpudoctor.facts.captures.recognise import HEAD_BYTES, recognise
-    from gpudoctor.facts.stream.recording import is_stream, node_of_stream
-
-    head = head_text(data)
+    head = opened.head_text(data)
     try:
-        if is_tar(data) and is_bundle(data):
-            return Loaded(*load_bundle(data))
-        if is_tar(data) or data.startswith(ZIP):
-            return Loaded(node_from_archive(texts_in(data), name))
+        if archive.is_tar(data) and archive.is_bundle(data):
+            return Loaded(*bundle.load_bundle(data))
+        if archive.is_tar(data) or data.startswith(archive.ZIP):
+            return Loaded(directory.node_from_archive(archive.texts_in(data), name))
         if head.lstrip().startswith("{"):
-            if is_stream(data[:HEAD_BYTES]):
-                return Loaded(node_of_stream(data, name))
+            if recording.is_stream(data[: recognise.HEAD_BYTES]):
+                return Loaded(recording.node_of_stream(data, name))
             # a program's own JSON, a line of a log: what no reader knows was meant as facts
-            node = None if b'"gpudoctor.' in data[:HEAD_BYTES] else node_from_text(data, io.BytesIO(), name)
-            return Loaded(node) if node else Loaded(*load_json(data))
-        if is_yaml_facts(head):
-            return Loaded(*load_yaml(data))
-        if recognise(head) == "bug-report":
-            return Loaded(node_from_bug_report(data, name))
+            own = b'"gpudoctor.' in data[: recognise.HEAD_BYTES]
+            node = None if own else directory.node_from_text(data, io.BytesIO(), name)
+            return Loaded(node) if node else Loaded(*facts_file.load_json(data))
+        if facts_file.is_yaml_facts(head):
+            return Loaded(*facts_file.load_yaml(data))
+        if recognise.recognise(head) == "bug-report":
+            return Loaded(directory.node_from_bug_report(data, name))
     except SourceError as error:
         raise SourceError(said if (said := str(error)).startswith(f"{name}: ") else f"{name}: {said}") from None
     return _from_text(data, io.BytesIO(), name)

@@ -20,7 +20,9 @@ from gpudoctor.facts.kernel_log.lines import (
 from gpudoctor.facts.kernel_log.records import LogRecord, first_of_kmsg, kmsg_records, text_records
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelLog
+from gpudoctor.facts.system.command import run_command
 from gpudoctor.facts.system.sysfs import missing_from
+from gpudoctor.process.ending import signal_name
 
 __all__ = ["MAX_EVENTS", "parse_kernel_lines", "read_kernel_log", "read_kernel_text"]
 
@@ -163,9 +165,6 @@ def _read_ring_buffer(path: Path) -> _Ring | Missing:
 
 def _read_journal(deadline_s: float) -> _Journal | Missing | None:
     """The journal's newest kernel lines since boot; None where it gave none, Missing (failed) where it hung or died."""
-    from gpudoctor.facts.system.command import run_command
-    from gpudoctor.process.ending import signal_name
-
     answer = run_command(list(_JOURNAL), deadline_s=deadline_s, max_bytes=_JOURNAL_BYTES)
     if isinstance(answer, Missing):
         return answer if answer.kind == "failed" else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from _thread import get_ident
 from time import monotonic
 
 import msgspec
@@ -58,14 +59,12 @@ class Slot:
         self.leave()
 
     def enter(self, call: str, gpu: int | None) -> None:
-        import threading
-
         name = call.encode()[:_NAME_BYTES]
         start = self._place + _HEAD.size
         self._memory[start : start + len(name)] = name
         # the start goes in with the head, last: a reader that sees it sees the name too
         number = -1 if gpu is None else gpu
-        _HEAD.pack_into(self._memory, self._place, monotonic(), threading.get_ident(), number, len(name))
+        _HEAD.pack_into(self._memory, self._place, monotonic(), get_ident(), number, len(name))
 
     def leave(self) -> None:
         struct.pack_into("=d", self._memory, self._place, _BETWEEN_CALLS)

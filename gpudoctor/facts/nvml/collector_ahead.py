@@ -13,6 +13,8 @@ from fcntl import fcntl
 from pathlib import Path
 from time import monotonic
 
+import msgspec
+
 from gpudoctor.facts.nvml.channel import SIZE_BYTES, SharedCallTrace
 from gpudoctor.process.anonymous_file import anonymous_file
 from gpudoctor.process.ending import kill_all
@@ -53,8 +55,6 @@ class ForkedCollector:
 
     def send(self, root: Path, nvml: str | None) -> None:
         """Have it read the driver; whether it has ended before shows at its end of the pipe."""
-        import msgspec
-
         self.ordered, self.ordered_s = (str(root), nvml), monotonic()
         order = msgspec.json.encode({**self._order, "root": str(root), "nvml": nvml})
         with suppress(BrokenPipeError):

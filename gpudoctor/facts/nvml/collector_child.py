@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -73,8 +75,6 @@ def main(argument: str) -> None:
 
 def serve_and_exit(serve: Callable[[T], None], order: T) -> NoReturn:
     """Do as ordered and end the process, which calls the driver."""
-    import faulthandler
-
     faulthandler.enable(all_threads=True)  # its report names the thread that crashed
     serve(order)
     leave()
@@ -103,7 +103,5 @@ def serve(order: CollectorOrder) -> None:
 
 def load(spec: str) -> Any:
     """What module:factory:argument makes."""
-    from importlib import import_module
-
     module, factory, argument = spec.split(":", 2)
     return getattr(import_module(module), factory)(argument)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import byref, c_uint
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,6 @@ def _module_id(client: NvmlClient) -> int | Missing:
 
     Given a reference every pynvml answers NVML's return code; before 12.570 it knows no other way.
     """
-    from ctypes import byref, c_uint
-
     call, told = "nvmlDeviceGetModuleId", c_uint()
     code = client.ask(call, byref(told))
     if isinstance(code, Missing):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Container
+from ctypes import CDLL
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
@@ -121,8 +122,6 @@ def _initialise(client: NvmlClient, driver: Driver) -> Driver:
 
 def _why_not_loadable() -> str:
     """The loader's own words, which pynvml drops: "cannot open", "file too short" (an empty library)."""
-    from ctypes import CDLL
-
     try:
         CDLL("libnvidia-ml.so.1")
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from statistics import median
 
 import msgspec
 
@@ -147,6 +148,4 @@ def _time_in(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def _spread(values: Sequence[float]) -> Spread:
-    from statistics import median  # not at the top: it costs start-up time
-
     return Spread(min(values), median(values), max(values))

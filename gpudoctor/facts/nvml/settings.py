@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 from pathlib import Path
 from typing import Any, cast
@@ -139,8 +140,6 @@ def process_name(root: Path, pid: int) -> str | Missing:
 
 
 def _user(root: Path, pid: int) -> str | Missing:
-    import pwd
-
     try:
         uid = (root / "proc" / str(pid)).stat().st_uid
     except OSError:

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import yaml
 from msgspec.structs import replace
 
-from gpudoctor.errors import UserError
+from gpudoctor.errors import UserError, nearest_names
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.conditions import why_not
 from gpudoctor.facts.simulated.edits import Target
+from gpudoctor.facts.simulated.patches import patched
 
 FAULTS_FILE = Path(__file__).parent / "faults.yaml"
 
@@ -42,8 +45,6 @@ class SimulatedFault(msgspec.Struct, frozen=True):
 
     def happens_on(self, node: Node, spec: str | None = None) -> bool:
         """Whether it can occur on that node (on the target of `spec`, else the default one)."""
-        from gpudoctor.facts.simulated.conditions import why_not
-
         try:
             return why_not(self.needs, node, _target(self, node, spec)) is None
         except UserError:
@@ -53,8 +54,6 @@ class SimulatedFault(msgspec.Struct, frozen=True):
 @lru_cache(maxsize=1)
 def faults() -> tuple[SimulatedFault, ...]:
     """Every fault of the kit, in the order of the file."""
-    import yaml
-
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     rows: dict[str, dict[str, Any]] = yaml.load(FAULTS_FILE.read_bytes(), Loader=loader)
     made = []
@@ -84,9 +83,6 @@ def apply_faults(node: Node, specs: Iterable[str]) -> Node:
 
 
 def _applied(node: Node, spec: str) -> Node:
-    from gpudoctor.facts.simulated.conditions import why_not
-    from gpudoctor.facts.simulated.patches import patched
-
     name = spec.partition("@")[0]
     fault = next((fault for fault in faults() if fault.name == name), None)
     if fault is None:
@@ -157,7 +153,5 @@ def _last_two(node: Node) -> tuple[Gpu, Gpu]:
 
 def nearest(word: str, names: tuple[str, ...], where: str) -> str:
     """The tail of a message about an unknown name: what was perhaps meant, or where to look."""
-    from difflib import get_close_matches
-
-    close = get_close_matches(word, names, n=3, cutoff=0.5) or [n for n in names if word and word in n][:3]
+    close = nearest_names(word, names, 3, 0.5) or [n for n in names if word and word in n][:3]
     return f"; did you mean {' or '.join(close)}?" if close else f"; see: {where}"

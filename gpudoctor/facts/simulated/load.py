@@ -13,9 +13,15 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Environment, Node, Source, Variable
 from gpudoctor.facts.simulated.wiring import Wired, wire
+from gpudoctor.lazy_import import lazy
 
 if TYPE_CHECKING:
+    from gpudoctor.facts.simulated import fault_kit
     from gpudoctor.facts.simulated.fault_kit import SimulatedFault
+    from gpudoctor.facts.system import environment
+else:
+    fault_kit = lazy("gpudoctor.facts.simulated.fault_kit")
+    environment = lazy("gpudoctor.facts.system.environment")
 
 FOLDER = Path(__file__).parent / "nodes"
 CALLER_PREFIXES = ("CUDA_", "NCCL_", "SLURM_")
@@ -47,9 +53,9 @@ def load_node(name: str, environ: Mapping[str, str] | None = None) -> Node:
     the node's own, so that a setting can be tried on it. Raise UserError for an unknown name.
     """
     if name not in node_names():
-        from gpudoctor.facts.simulated.fault_kit import nearest
-
-        raise UserError(f"no simulated node is called {name!r}{nearest(name, node_names(), 'gpudoctor nodes')}")
+        raise UserError(
+            f"no simulated node is called {name!r}{fault_kit.nearest(name, node_names(), 'gpudoctor nodes')}"
+        )
     body = _read(name)
     body.pop("title")
     wired: Wired = wire(body.pop("gpus", []), body.pop("pairs", {}), name, _read)
@@ -72,9 +78,7 @@ def load_node(name: str, environ: Mapping[str, str] | None = None) -> Node:
 
 def faults() -> tuple[SimulatedFault, ...]:
     """Every fault of the kit, in the order of its file."""
-    from gpudoctor.facts.simulated import fault_kit as simulated_faults
-
-    return simulated_faults.faults()
+    return fault_kit.faults()
 
 
 def fault_names() -> tuple[str, ...]:
@@ -87,18 +91,14 @@ def apply_faults(node: Node, specs: Iterable[str]) -> Node:
     specs = tuple(specs)
     if not specs:
         return node
-    from gpudoctor.facts.simulated import fault_kit as simulated_faults
-
-    return simulated_faults.apply_faults(node, specs)
+    return fault_kit.apply_faults(node, specs)
 
 
 def _with_callers(own: Environment, environ: Mapping[str, str] | None) -> Environment:
     taken = {key: value for key, value in (environ or {}).items() if key.startswith(CALLER_PREFIXES)}
     variables = {} if isinstance(own.variables, Missing) else {variable.name: variable for variable in own.variables}
     if taken:
-        from gpudoctor.facts.system.environment import read_environment
-
-        read = read_environment(taken, Path("/")).variables
+        read = environment.read_environment(taken, Path("/")).variables
         variables |= {variable.name: variable for variable in (() if isinstance(read, Missing) else read)}
     ordered: tuple[Variable, ...] = tuple(variables[key] for key in sorted(variables))
     return Environment(variables=ordered)

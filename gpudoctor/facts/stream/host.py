@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import psutil
+
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Host
 from gpudoctor.facts.stream.messages import HostTick
@@ -18,8 +20,6 @@ class HostReader:
     """Reads the live host; `host` are its facts, which say what limits its memory and what of it is the GPUs' own."""
 
     def __init__(self, host: Host, root: Path = Path("/")) -> None:
-        import psutil
-
         self._psutil = psutil
         self._root = root
         nodes = () if isinstance(host.numa_nodes, Missing) else host.numa_nodes

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import psutil
 
 from gpudoctor.facts.stream.driver_channel import OnGpu
 from gpudoctor.facts.stream.messages import ProcessTick
@@ -96,8 +98,6 @@ class _Known:
     """One process, as far as it may be read."""
 
     def __init__(self, pid: int) -> None:
-        import psutil
-
         self.name: str | None = None
         self.user: str | None = None
         self.command: str | None = None
@@ -120,8 +120,6 @@ class _Known:
         return self._process is not None and self._process.is_running()
 
     def cpu_pct(self) -> float | None:
-        import psutil
-
         if self._process is None:
             return None
         try:
@@ -137,8 +135,6 @@ def _line(text: str, most: int) -> str:
 
 
 def _command(process: psutil.Process) -> str | None:
-    import psutil
-
     try:
         words = process.cmdline()
     except (psutil.Error, OSError):
@@ -147,8 +143,6 @@ def _command(process: psutil.Process) -> str | None:
 
 
 def _above(process: psutil.Process) -> list[str]:
-    import psutil
-
     try:
         ancestors = process.parents()[:_MAX_ANCESTORS]
     except (psutil.Error, OSError):
@@ -158,8 +152,6 @@ def _above(process: psutil.Process) -> list[str]:
 
 def _environ(process: psutil.Process) -> dict[str, str] | None:
     """The variables that name a job, and no others."""
-    import psutil
-
     try:
         environ = process.environ()
     except (psutil.Error, OSError):
@@ -168,7 +160,5 @@ def _environ(process: psutil.Process) -> dict[str, str] | None:
 
 
 def _group(pid: int) -> str:
-    from pathlib import Path
-
     text = read_text(Path(f"/proc/{pid}/cgroup"))
     return text if isinstance(text, str) else ""

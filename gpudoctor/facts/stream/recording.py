@@ -5,7 +5,12 @@ A day of 8 GPUs is some 150 MB: what is kept in memory is where each line starts
 
 from __future__ import annotations
 
+import gzip
+import os
 import re
+import stat
+import tempfile
+import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -209,9 +214,6 @@ def _broken(name: str, number: int, error: Exception) -> SourceError:
 
 
 def _is_regular(path: str) -> bool:
-    import os
-    import stat
-
     return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - a path as the user typed it
 
 
@@ -222,9 +224,6 @@ def _head(path: str, size: int = HEAD_BYTES) -> bytes:
         file.seek(0)
         if not packed:
             return file.readline(size)
-        import gzip
-        import zlib
-
         try:
             with gzip.GzipFile(fileobj=file) as unpacked:
                 return unpacked.readline(size)
@@ -247,10 +246,6 @@ def _opened(path: str) -> BinaryIO:
 
 def _unpacked(file: BinaryIO, path: str) -> BinaryIO:
     """The stream in a .gz; one that is still being written, or was cut off, as far as it goes."""
-    import gzip
-    import tempfile
-    import zlib
-
     whole: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     size = 0
     try:

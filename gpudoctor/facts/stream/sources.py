@@ -15,10 +15,27 @@ from gpudoctor.facts.kernel_log.tail import KernelTail
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import KernelEvent, Node
 from gpudoctor.facts.stream.messages import Opening, Tick
+from gpudoctor.lazy_import import lazy
 
 if TYPE_CHECKING:
+    from gpudoctor.facts import collect
+    from gpudoctor.facts.captures import source
+    from gpudoctor.facts.simulated import live, load
+    from gpudoctor.facts.stream import driver as live_driver
+    from gpudoctor.facts.stream import host as live_host
+    from gpudoctor.facts.stream import processes as live_processes
+    from gpudoctor.facts.stream import recording
     from gpudoctor.facts.stream.driver import DriverWatch
     from gpudoctor.facts.stream.recording import Recording
+else:
+    source = lazy("gpudoctor.facts.captures.source")
+    collect = lazy("gpudoctor.facts.collect")
+    live = lazy("gpudoctor.facts.simulated.live")
+    load = lazy("gpudoctor.facts.simulated.load")
+    live_driver = lazy("gpudoctor.facts.stream.driver")
+    live_host = lazy("gpudoctor.facts.stream.host")
+    live_processes = lazy("gpudoctor.facts.stream.processes")
+    recording = lazy("gpudoctor.facts.stream.recording")
 
 
 class StreamSource(Protocol):
@@ -50,27 +67,20 @@ class LiveSource:
             raise
 
     def _collect(self) -> Node:
-        from gpudoctor.facts.collect import collect_live
-
-        return collect_live(self._root, nvml_module=self._nvml)
+        return collect.collect_live(self._root, nvml_module=self._nvml)
 
     def _readers(self) -> None:
-        from gpudoctor.facts.stream.host import HostReader
-        from gpudoctor.facts.stream.processes import ProcessReader
-
-        self._host = HostReader(self._node.host, self._root)
-        self._processes = ProcessReader()
+        self._host = live_host.HostReader(self._node.host, self._root)
+        self._processes = live_processes.ProcessReader()
         self._watch_driver()
 
     def _watch_driver(self) -> None:
-        from gpudoctor.facts.stream.driver import DriverWatch
-
         driver = self._node.driver
         code = known(driver.init_code)
         no_driver = driver.module_loaded is False or code not in (None, 0)
         if not no_driver and (self._node.gpus or driver.device_count != 0):
             gpus = [(gpu.index, known(gpu.uuid)) for gpu in self._node.gpus]
-            self._driver = DriverWatch(gpus, self._interval_s, self._nvml)
+            self._driver = live_driver.DriverWatch(gpus, self._interval_s, self._nvml)
 
     def lines(self, at_s: float) -> Iterator[Opening | Tick]:
         if not self._opened:
@@ -130,12 +140,10 @@ class SimulatedSource:
         self._number = 0
 
     def lines(self, at_s: float) -> Iterator[Opening | Tick]:
-        from gpudoctor.facts.simulated.live import ticks_of
-
         number, self._number = self._number, self._number + 1
         if number == 0:
             yield Opening("gpudoctor.watch/1", at_s, self._interval_s, self._node)
-        yield ticks_of(self._node, number, at_s, self._interval_s)
+        yield live.ticks_of(self._node, number, at_s, self._interval_s)
 
     def close(self) -> None:
         pass
@@ -165,16 +173,9 @@ def open_source(name: str | None, faults: list[str], interval_s: float) -> Strea
         if faults:
             raise UserError("--fault is for simulated nodes and captures: name one with --node (see: gpudoctor nodes)")
         return LiveSource(interval_s)
-    from gpudoctor.facts.captures.source import load_source
-
-    if name != "-" and not faults and Path(name).is_file():
-        from gpudoctor.facts.stream.recording import is_stream_file, read_stream
-
-        if is_stream_file(name):
-            return RecordedSource(read_stream(name))
-    node = load_source(name, stdin=sys.stdin.buffer if name == "-" and sys.stdin else None).node
+    if name != "-" and not faults and Path(name).is_file() and recording.is_stream_file(name):
+        return RecordedSource(recording.read_stream(name))
+    node = source.load_source(name, stdin=sys.stdin.buffer if name == "-" and sys.stdin else None).node
     if faults:
-        from gpudoctor.facts.simulated.load import apply_faults
-
-        node = apply_faults(node, faults)
+        node = load.apply_faults(node, faults)
     return SimulatedSource(node, interval_s)

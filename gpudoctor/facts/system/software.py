@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -72,8 +73,6 @@ def _nccl_version(folders: list[Path], copies: list[Path], cuda: str | None) -> 
 
 def _nccl_copies(torch: Path, folders: list[Path]) -> list[Path]:
     """libnccl beside torch, in the nvidia packages, and where LD_LIBRARY_PATH leads; each file once."""
-    import os
-
     places = [torch / "lib", *(folder / "nvidia/nccl/lib" for folder in folders)]
     places += [Path(entry) for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
     found: dict[Path, Path] = {}

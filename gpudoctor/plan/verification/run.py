@@ -22,6 +22,10 @@ from gpudoctor.plan.rates import Rate
 from gpudoctor.plan.request import PlanRequest
 from gpudoctor.plan.split import RankSplit
 from gpudoctor.plan.verification.reduced_size import CPU_SIZE, GPU_SIZE, least_ranks, reduced_job, reduced_split
+from gpudoctor.probes.plan_verification.messages import VerificationOrder
+from gpudoctor.probes.runner.launch import ProbePlan, run_probes
+from gpudoctor.probes.runner.messages import AnyMessage, UnusableTorch, VerificationSample
+from gpudoctor.probes.strategies.transformer_shape import TransformerShape
 from gpudoctor.profiles.profile import NO_PROFILE
 from gpudoctor.units import MIB
 
@@ -51,9 +55,6 @@ def devices_of(node: Node, request: PlanRequest) -> Devices:
 
 def verify_plan(job: PlanJob, split: RankSplit, devices: Devices) -> PlanVerification:
     """Try a plan's job and split, made smaller, on these devices. Raise UserError for what no rank can be told."""
-    from gpudoctor.probes.runner.launch import ProbePlan, run_probes
-    from gpudoctor.probes.runner.messages import AnyMessage, UnusableTorch, VerificationSample
-
     on_gpu = devices.backend == "nccl"
     ranks = devices.ranks or least_ranks(split, CPU_RANKS)
     small_split = reduced_split(split, ranks, job.shape.layers)
@@ -138,9 +139,6 @@ def compared(
 
 def order_of(job: PlanJob, split: RankSplit) -> VerificationOrder:
     """The same as the ranks are told it."""
-    from gpudoctor.probes.plan_verification.messages import VerificationOrder
-    from gpudoctor.probes.strategies.transformer_shape import TransformerShape
-
     shape = job.shape
     model = TransformerShape(
         layers=shape.layers,

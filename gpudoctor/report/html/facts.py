@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from xml.etree.ElementTree import Element
 
@@ -33,8 +34,6 @@ def _json(facts: Node) -> str:
     try:
         return msgspec.json.format(to_json(facts), indent=2).decode()
     except UnicodeEncodeError:  # a name that is not UTF-8; the standard library escapes it
-        import json
-
         return json.dumps(msgspec.to_builtins(facts), indent=2)
 
 

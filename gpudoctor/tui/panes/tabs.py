@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import cast
+
 from gpudoctor.tui.panes.pane import Pane
 
 TABS = (
@@ -17,26 +20,5 @@ TABS = (
 def pane_class(tab: str) -> type[Pane]:
     """The class of a tab's pane, by the tab's id."""
     # imported when first turned to: the screen stands sooner
-    if tab == "overview":
-        from gpudoctor.tui.panes.overview import OverviewPane
-
-        return OverviewPane
-    if tab == "checks":
-        from gpudoctor.tui.panes.checks import ChecksPane
-
-        return ChecksPane
-    if tab == "links":
-        from gpudoctor.tui.panes.links import LinksPane
-
-        return LinksPane
-    if tab == "ranks":
-        from gpudoctor.tui.panes.ranks import RanksPane
-
-        return RanksPane
-    if tab == "processes":
-        from gpudoctor.tui.panes.processes import ProcessesPane
-
-        return ProcessesPane
-    from gpudoctor.tui.panes.log import LogPane
-
-    return LogPane
+    module = import_module(f"gpudoctor.tui.panes.{tab}")
+    return cast(type[Pane], getattr(module, f"{tab.capitalize()}Pane"))

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+from xml.parsers.expat import ErrorString, errors
+
 import msgspec
 
 from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, smi_dump
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump
 from gpudoctor.facts.captures.nvidia_smi.values import normal_name
+from gpudoctor.lazy_import import lazy
+
+if TYPE_CHECKING:
+    from defusedxml import ElementTree, common
+else:
+    ElementTree = lazy("defusedxml.ElementTree")
+    common = lazy("defusedxml.common")
 
 _ROOT = "nvidia_smi_log"
 _DEEPEST = 32  # nvidia-smi nests 7 levels; a stranger's file may nest a million
@@ -21,25 +31,20 @@ def parse_smi_xml(text: str, *, selected: bool = False) -> SmiDump:
     ever fetched. Text before the XML (warnings of nvidia-smi) is kept for its handle errors. What a dump that is
     cut off does not tell of its last GPU is Missing (failed). `selected`: asked for with -i.
     """
-    from xml.parsers.expat import ErrorString, errors
-
-    from defusedxml.common import DefusedXmlException
-    from defusedxml.ElementTree import DefusedXMLParser, ParseError
-
     start = min(
         (at for at in (text.find("<?xml"), text.find("<!DOCTYPE"), text.find("<" + _ROOT)) if at >= 0), default=0
     )
     end = text.rfind(f"</{_ROOT}>")
     end = end + len(_ROOT) + 3 if end >= 0 else len(text)
     sections = _Sections()
-    parser = DefusedXMLParser(target=sections, forbid_dtd=False, forbid_entities=True, forbid_external=True)
+    parser = ElementTree.DefusedXMLParser(target=sections, forbid_dtd=False, forbid_entities=True, forbid_external=True)
     cut = ""
     try:
         parser.feed(text[start:end])
         parser.close()
-    except DefusedXmlException as error:
+    except common.DefusedXmlException as error:
         raise SourceError(f"XML with entities or external parts is refused ({type(error).__name__})") from None
-    except ParseError as error:
+    except ElementTree.ParseError as error:
         line, column = error.position
         line += text.count("\n", 0, start)
         unfinished = (errors.XML_ERROR_NO_ELEMENTS, errors.XML_ERROR_UNCLOSED_TOKEN)
