@@ -59,6 +59,13 @@ def test_the_line_behind_an_xid_79_is_not_told_again() -> None:
     assert finding.found.text == "Xid 79: GPU has fallen off the bus"
 
 
+def test_a_log_alone_does_not_say_what_the_driver_shows() -> None:
+    alone = "NVRM: GPU 0000:c7:00.0: GPU has fallen off the bus.\n"
+    (finding,) = bad("gpu.count", alone)
+    assert finding.status is Status.FAIL
+    assert "driver does not show" not in text_of(finding)
+
+
 @pytest.mark.parametrize(("odd", "status"), [("NV12", None), ("SYS", Status.UNKNOWN), ("NV6", Status.FAIL)])
 def test_an_odd_pair_of_a_mesh_does_not_pass_where_the_model_is_not_known(odd: str, status: Status | None) -> None:
     found = bad("nvlink.topology", MATRIX.format(odd=odd))

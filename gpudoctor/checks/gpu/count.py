@@ -124,11 +124,14 @@ def _not_started(case: Case) -> Iterator[Finding]:
     if case.node.driver.init_code == INIT_OK and known(case.node.driver.device_count) is None and case.node.gpus:
         return  # a dump that shows some of the GPUs only
     by_bus = {gpu.bus_id: gpu for gpu in case.node.gpus}
+    # a log alone does not tell what the driver shows now
+    asked = bool(case.node.gpus) or known(case.node.driver.device_count) is not None
+    so = ": the driver does not show it" if asked else ", the kernel log says"
     for bus_id, told in not_started(case.node).items():
         lines = [e.text[:300] for e in known(case.node.kernel_log.events) or () if e.bus_id == bus_id]
         yield fail(
             of_gpu(by_bus[bus_id]) if bus_id in by_bus else Subject(kind="gpu", bus_id=bus_id),
-            f"{told.words}: the driver does not show it",
+            f"{told.words}{so}",
             "every GPU on the bus starts with the driver",
             *(Evidence("kernel log", line) for line in lines[-2:]),
             likely="the board, its power, its slot, or a state that only a reset ends",
