@@ -226,9 +226,9 @@ def _rendered(report: Report, args: argparse.Namespace, *, to_file: bool) -> str
 
         return render_nagios(report)
     if args.format == "prometheus":
-        from gpudoctor.report.prometheus import render_prometheus
+        from gpudoctor.report.prometheus import render_prometheus, wants_old_series
 
-        return render_prometheus(report)
+        return render_prometheus(report, old_series=wants_old_series(os.environ))
     if args.format == "junit":
         from gpudoctor.report.junit import render_junit
 
