@@ -201,6 +201,8 @@ def _write_report(report: Report, args: argparse.Namespace) -> int:
     if to_file(args):
         try:
             write_file(args.output, _rendered(report, args, to_file=True))
+            if args.format == "prometheus" and args.output.is_file():
+                _say_if_not_read(args.output)
             return code
         except OutputError as error:
             if report.error is None:
@@ -213,6 +215,16 @@ def _write_report(report: Report, args: argparse.Namespace) -> int:
             say(f"error: {error}")
         return COULD_NOT
     return code
+
+
+def _say_if_not_read(file: Path) -> None:
+    """Metrics in a folder that nobody reads look like a node that tells nothing."""
+    from gpudoctor.cli.textfile_folder import why_not_read
+    from gpudoctor.facts.system.node_exporter import read_node_exporters
+
+    why_not = why_not_read(file, read_node_exporters(Path("/")))
+    if why_not is not None:
+        say(why_not)
 
 
 def _rendered(report: Report, args: argparse.Namespace, *, to_file: bool) -> str:
