@@ -13,7 +13,7 @@ from gpudoctor.facts.system.virtualization import engine_of
 
 # the name that the kernel keeps is cut to 15 bytes. Debian's package renames the program and builds a folder in;
 # elsewhere there is none: `node_exporter --help`, --collector.textfile.directory
-_BUILT_IN_BY_COMM = {"node_exporter": "", "prometheus-node": "/var/lib/prometheus/node-exporter"}
+BUILT_IN_BY_COMM = {"node_exporter": "", "prometheus-node": "/var/lib/prometheus/node-exporter"}
 _FOLDER, _OFF, _ON = "--collector.textfile.directory", "--no-collector.textfile", "--collector.textfile"
 _ALL_OFF = "--collector.disable-defaults"
 
@@ -35,12 +35,12 @@ def _running(proc: Path) -> Iterator[NodeExporter]:
     for pid in () if isinstance(names, Missing) else filter(str.isdecimal, names):
         # never the arguments of just any process: the kernel makes who asks wait while that one hangs in a driver
         comm = read_text(proc / pid / "comm")
-        if isinstance(comm, Missing) or comm not in _BUILT_IN_BY_COMM:
+        if isinstance(comm, Missing) or comm not in BUILT_IN_BY_COMM:
             continue
         cgroups, arguments = read_text(proc / pid / "cgroup"), read_text(proc / pid / "cmdline")
         if isinstance(arguments, Missing) or (isinstance(cgroups, str) and engine_of(cgroups)):
             continue
-        folders = textfile_folders(arguments.split("\0")[1:], _BUILT_IN_BY_COMM[comm])
+        folders = textfile_folders(arguments.split("\0")[1:], BUILT_IN_BY_COMM[comm])
         if all(folder.startswith("/") for folder in folders):  # others begin where it was started
             yield NodeExporter(int(pid), folders)
 
