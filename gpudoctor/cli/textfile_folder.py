@@ -19,7 +19,8 @@ def why_not_read(file: Path, exporters: Sequence[NodeExporter]) -> str | None:
     if not read:
         return f"{who} reads no folder: start it with --collector.textfile.directory={folder} for it to see {file}"
     if not any(PurePath(folder).match(os.path.realpath(place)) for place in read):
-        return f"{who} reads {', '.join(read)}: it does not see {file}; write there, or give it this folder"
+        folders = ", ".join(place[:200] for place in read[:3])
+        return f"{who} reads {folders}: it does not see {file}; write there, or give it this folder"
     if file.suffix != ".prom":
         return f"{who} reads files that end in .prom: it does not see {file}"
     return None

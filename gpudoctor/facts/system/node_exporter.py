@@ -16,6 +16,7 @@ from gpudoctor.facts.system.virtualization import engine_of
 BUILT_IN_BY_COMM = {"node_exporter": "", "prometheus-node": "/var/lib/prometheus/node-exporter"}
 _FOLDER, _OFF, _ON = "--collector.textfile.directory", "--no-collector.textfile", "--collector.textfile"
 _ALL_OFF = "--collector.disable-defaults"
+_MAX_ARGUMENTS = 1 << 14  # any user may start a program of that name
 
 
 class NodeExporter(msgspec.Struct, frozen=True):
@@ -37,7 +38,7 @@ def _running(proc: Path) -> Iterator[NodeExporter]:
         comm = read_text(proc / pid / "comm")
         if isinstance(comm, Missing) or comm not in BUILT_IN_BY_COMM:
             continue
-        cgroups, arguments = read_text(proc / pid / "cgroup"), read_text(proc / pid / "cmdline")
+        cgroups, arguments = read_text(proc / pid / "cgroup"), read_text(proc / pid / "cmdline", _MAX_ARGUMENTS)
         if isinstance(arguments, Missing) or (isinstance(cgroups, str) and engine_of(cgroups)):
             continue
         folders = textfile_folders(arguments.split("\0")[1:], BUILT_IN_BY_COMM[comm])
