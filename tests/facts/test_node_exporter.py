@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.cli.textfile_folder import why_not_read
+from gpudoctor.facts.system import node_exporter
 from gpudoctor.facts.system.node_exporter import NodeExporter, read_node_exporters, textfile_folders
 
 DEBIAN = "/var/lib/prometheus/node-exporter"
@@ -50,22 +51,19 @@ def test_the_exporters_of_the_machine_are_found_and_those_of_containers_are_not(
     assert found == {7: ("/a",), 8: (), 9: (DEBIAN,)}
 
 
-def test_the_arguments_of_other_processes_are_not_asked_for(tmp_path: Path) -> None:
+def test_the_arguments_of_other_processes_are_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel keeps who reads them waiting while that process hangs in a driver."""
     process(tmp_path, 10, "python3", "python3")
-    (tmp_path / "proc" / "10" / "cmdline").unlink()
-    (tmp_path / "proc" / "10" / "cmdline").mkdir()
-    opened: list[str] = []
-    real = Path.open
+    process(tmp_path, 11, "node_exporter", "node_exporter")
+    read: list[str] = []
 
-    def noted(path: Path, mode: str = "r") -> object:
-        opened.append(path.name)
-        return real(path, mode)
+    def noted(path: Path, max_bytes: int = 0) -> str:
+        read.append(f"{path.parent.name}/{path.name}")
+        return ""
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "open", noted)
-        assert read_node_exporters(tmp_path) == ()
-    assert opened == ["comm"]
+    monkeypatch.setattr(node_exporter, "read_text", noted)
+    read_node_exporters(tmp_path)
+    assert read == ["11/cgroup", "11/cmdline"]
 
 
 @pytest.mark.parametrize(

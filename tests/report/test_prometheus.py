@@ -105,6 +105,11 @@ def test_a_threshold_stands_in_the_same_unit_as_what_it_judged() -> None:
     ]
     assert ("2", 4) in links
     assert limits == [("2", ">=", 16)]
+    [shm] = [finding for result in BROKEN.checks if result.id == "host.shm" for finding in result.findings]
+    assert shm.expected is not None
+    assert shm.expected.unit == "MiB"
+    [limit] = [value for labels, value in told["gpudoctor_check_threshold_bytes"] if labels["check"] == "host.shm"]
+    assert limit == float(shm.expected.value or 0) * (1 << 20)
 
 
 def test_the_names_keep_to_prometheus_own_rules() -> None:
