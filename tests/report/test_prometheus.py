@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,7 +17,9 @@ from gpudoctor.report.judge import judge
 from gpudoctor.report.metric_units import metric_unit
 from gpudoctor.report.model import Report
 from gpudoctor.report.prometheus import families, render_prometheus, statuses, wants_old_series
+from tests.golden_files import ACCEPT
 
+NAMES = Path(__file__).parent.parent / "golden" / "metric_names.txt"
 BROKEN = judge(apply_faults(load_node("rtx4090-4"), ["pcie-width-x4@2"]))
 
 
@@ -80,6 +83,7 @@ def test_the_series_of_a_node_grow_with_its_gpus_times_checks_and_no_faster(name
         (None, "number", 79, 79),
         # of other packages' checks
         ("ms", "seconds", 20, 0.02),
+        ("days", "seconds", 2, 172800),
         ("retries (total)", "retries_total_unit", 2, 2),
         ('"} 1\nup{job="', "1_up_job", 2, 2),
         ("°", "number", 2, 2),
@@ -144,6 +148,20 @@ def test_the_old_series_come_back_by_the_switch_beside_the_new_ones() -> None:
 @pytest.mark.parametrize(("value", "wanted"), [(None, False), ("", False), ("0", False), ("1", True)])
 def test_the_switch_is_off_unless_it_is_set(value: str | None, wanted: bool) -> None:
     assert wants_old_series({} if value is None else {"GPUDOCTOR_OLD_METRICS": value}) is wanted
+
+
+def test_every_metric_that_was_ever_promised_is_there_with_its_labels() -> None:
+    """Of a number too: a check that gives its unit another word renames its metric."""
+    told = {
+        " ".join([family.name, *sorted({*family.samples[0][0]} - {"simulated"})])
+        for name in node_names()
+        for family in families(judge(load_node(name, {})))
+    }
+    if ACCEPT:
+        NAMES.write_text("\n".join(sorted(told | set(NAMES.read_text().splitlines()))) + "\n")
+    promised = set(NAMES.read_text().splitlines())
+    assert len(promised) >= 30
+    assert promised - told == set()
 
 
 def test_what_a_name_may_hold_is_escaped() -> None:
