@@ -117,10 +117,29 @@ def test_a_threshold_stands_in_the_same_unit_as_what_it_judged() -> None:
 
 
 def test_the_names_keep_to_prometheus_own_rules() -> None:
+    """What a report writes, and every metric that was ever promised or that a check under load can make."""
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed: apt install prometheus")
-    for old_series in (False, True):
-        text = render_prometheus(BROKEN, old_series=old_series)
+    units = (
+        "GB/s",
+        "Gbit/s",
+        "GT/s",
+        "TFLOP/s",
+        "MHz",
+        "%",
+        "per minute",
+        "ratio",
+        "days",
+        "wrong bytes",
+        "results",
+        None,
+    )
+    names = {f"gpudoctor_check_value_{metric_unit(unit).suffix}" for unit in units}
+    names |= {line.split()[0] for line in NAMES.read_text().splitlines()}
+    for text in (
+        render_prometheus(BROKEN, old_series=True),
+        "".join(f"# HELP {name} Some text.\n# TYPE {name} gauge\n{name} 1\n" for name in sorted(names)),
+    ):
         done = subprocess.run(
             ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60, check=False
         )
