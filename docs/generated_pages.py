@@ -28,7 +28,8 @@ from gpudoctor.diagnose.causes import page_names, page_of
 from gpudoctor.facts.simulated.load import faults, node_titles
 from gpudoctor.report.check_docs import page_path, page_text
 
-ROOT = Path(__file__).parent.parent
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
 # pages that lie elsewhere in the repository, by their place on the site
 READMES = {
     "slurm.md": "contrib/slurm/README.md",
@@ -53,6 +54,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
             section["Checks"] = ["checks/index.md", *({domain: pages} for domain, pages in domains.items())]
         if "Causes" in section:
             section["Causes"] = ["causes/index.md", *({name: f"causes/{name}.md"} for name in page_names())]
+        if "Develop" in section:
+            section["Develop"][-1]["Decisions"] = sorted(
+                path.relative_to(DOCS).as_posix() for path in (DOCS / "decisions").glob("*.md")
+            )
     return config
 
 

@@ -24,8 +24,9 @@ _TIMESTAMP = "gpudoctor_run_timestamp_seconds"
 class AgentMetrics(Collector):
     """All metrics, asked for anew at each scrape, in whatever format the asker accepts."""
 
-    def __init__(self, tell: Callable[[], ScrapeFigures]) -> None:
+    def __init__(self, tell: Callable[[], ScrapeFigures], *, old_series: bool) -> None:
         self._tell = tell
+        self._old_series = old_series
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -43,7 +44,7 @@ class AgentMetrics(Collector):
         telling = self._tell()
         standing = telling.standing
         mark = {"simulated": "true"} if telling.simulated else {}
-        for family in _of_report(standing, mark):
+        for family in _of_report(standing, mark, old_series=self._old_series):
             yield _gauge(family)
         for name, text, samples in _of_agent(telling):
             yield _gauge(Family(name, text, tuple(({**labels, **mark}, value) for labels, value in samples)))
@@ -57,9 +58,9 @@ class AgentMetrics(Collector):
         yield counter
 
 
-def _of_report(standing: NodeStatus, mark: Labels) -> Iterator[Family]:
+def _of_report(standing: NodeStatus, mark: Labels, *, old_series: bool) -> Iterator[Family]:
     if standing.report is not None:
-        yield from families(standing.report)
+        yield from families(standing.report, old_series=old_series)
         return
     states = tuple(({**labels, **mark}, value) for labels, value in verdict_states(standing.verdict))
     yield Family("gpudoctor_verdict", "Verdict on the node (state set).", states)

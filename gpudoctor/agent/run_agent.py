@@ -63,6 +63,7 @@ def run_agent(request: AgentRequest) -> int:
     # they say if a library is missing, before all else
     from gpudoctor.agent.answers import AgentAnswers
     from gpudoctor.agent.metrics import AgentMetrics
+    from gpudoctor.report.prometheus import wants_old_series
 
     where = listen_address(request.listen, "--listen", DEFAULT_LISTEN)
     token = token_of(request.token_file, os.environ, where)
@@ -70,7 +71,8 @@ def run_agent(request: AgentRequest) -> int:
         sockets = [kept.enter_context(each) for each in where.listening_sockets()]
         rounds = _rounds(request, kept)
         plan = rounds.plan
-        answers = AgentAnswers(HttpAccess(token, where.host), AgentMetrics(rounds.tell), rounds.look)
+        metrics = AgentMetrics(rounds.tell, old_series=wants_old_series(os.environ))
+        answers = AgentAnswers(HttpAccess(token, where.host), metrics, rounds.look)
         adopt_orphans()
         url = where.url(sockets[0].getsockname()[1])
         say(f"{plan.mark}agent on {url} (metrics, healthz, report), a quick check every {plan.interval_s:g} s")

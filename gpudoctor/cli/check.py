@@ -37,8 +37,10 @@ from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement, pla
 
 if TYPE_CHECKING:
     from gpudoctor import api, progress
+    from gpudoctor.cli import textfile_folder
     from gpudoctor.facts.nvml import collector_ahead, fake_driver_context
     from gpudoctor.facts.redaction import redact
+    from gpudoctor.facts.system import node_exporter
     from gpudoctor.probes.runner import local_workers
     from gpudoctor.report import error_report, html, json, junit, model, nagios, output_files, prometheus, text
 else:
@@ -49,6 +51,8 @@ else:
     fake_driver_context = lazy("gpudoctor.facts.nvml.fake_driver_context")
     redact = lazy("gpudoctor.facts.redaction.redact")
     local_workers = lazy("gpudoctor.probes.runner.local_workers")
+    node_exporter = lazy("gpudoctor.facts.system.node_exporter")
+    textfile_folder = lazy("gpudoctor.cli.textfile_folder")
     error_report = lazy("gpudoctor.report.error_report")
     model = lazy("gpudoctor.report.model")
     output_files = lazy("gpudoctor.report.output_files")
@@ -198,6 +202,8 @@ def _write_report(report: model.Report, args: argparse.Namespace) -> int:
     if to_file(args):
         try:
             output_files.write_file(args.output, _rendered(report, args, to_file=True))
+            if args.format == "prometheus" and args.output.is_file():
+                _say_if_not_read(args.output)
             return code
         except output_files.OutputError as error:
             if report.error is None:
@@ -212,13 +218,21 @@ def _write_report(report: model.Report, args: argparse.Namespace) -> int:
     return code
 
 
+def _say_if_not_read(file: Path) -> None:
+    """Metrics in a folder that nobody reads look like a node that tells nothing."""
+    why_not = textfile_folder.why_not_read(file, node_exporter.read_node_exporters(Path("/")))
+    if why_not is not None:
+        say(why_not)
+
+
 def _rendered(report: model.Report, args: argparse.Namespace, *, to_file: bool) -> str:
+    """The report in its format; no format imports what another draws with."""
     if args.format == "json":
         return json.render_json(report)
     if args.format == "nagios":
         return nagios.render_nagios(report)
     if args.format == "prometheus":
-        return prometheus.render_prometheus(report)
+        return prometheus.render_prometheus(report, old_series=prometheus.wants_old_series(os.environ))
     if args.format == "junit":
         return junit.render_junit(report)
     if args.format == "html":

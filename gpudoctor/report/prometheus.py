@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, get_args
 
 from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status, Subject, worst
 from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.report.metric_units import metric_unit
 from gpudoctor.report.model import Report, Verdict, suppressed_in
 
 Labels = dict[str, str]
 Sample = tuple[Labels, float]
 
-# conventions of the field: base units, `_seconds`, `_bytes_per_second`; a state set has every state
-STATES = tuple(status.value for status in Status)
 VERDICTS: tuple[str, ...] = get_args(Verdict)
+
+# docs/decisions/metrics.md
+OLD_SERIES_VARIABLE = "GPUDOCTOR_OLD_METRICS"
+
+
+def wants_old_series(environ: Mapping[str, str]) -> bool:
+    """Whether the series that 0.1 had are wanted beside those of now, for one release."""
+    return environ.get(OLD_SERIES_VARIABLE, "") not in ("", "0")
 
 
 class Family(NamedTuple):
@@ -26,24 +33,24 @@ class Family(NamedTuple):
     samples: tuple[Sample, ...]
 
 
-def render_prometheus(report: Report) -> str:
+def render_prometheus(report: Report, *, old_series: bool = False) -> str:
     """Metrics with low cardinality: no pids, no messages. A simulated node carries simulated="true"."""
     lines: list[str] = []
-    for name, text, samples in families(report):
+    for name, text, samples in families(report, old_series=old_series):
         lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
         lines += [f"{name}{_labels(labels)} {_number(value)}" for labels, value in samples]
     return "\n".join(lines) + "\n"
 
 
-def families(report: Report) -> Iterator[Family]:
+def families(report: Report, *, old_series: bool = False) -> Iterator[Family]:
     """The metrics of a report that have a sample, as `render_prometheus` writes them and the agent serves them."""
     mark = {"simulated": "true"} if report.simulated else {}
-    values, thresholds = _values(report)
     every: tuple[tuple[str, str, Iterable[Sample]], ...] = (
+        # every verdict, for sums over nodes to be 0 instead of nothing
         ("gpudoctor_verdict", "Verdict on the node (state set).", verdict_states(report.verdict)),
-        ("gpudoctor_check_status", "Status of each check on each GPU (state set).", _state_sets(report)),
-        ("gpudoctor_check_value", "What a check found, where that is a number.", values),
-        ("gpudoctor_check_threshold", "What a check held that number against.", thresholds),
+        ("gpudoctor_check_status", "The status that each check has on each GPU.", _states(report, old_series)),
+        *_numbers(report),
+        *(_numbers_in_one_metric(report) if old_series else ()),
         # no number of faults where nothing was judged: 0 would look healthy
         ("gpudoctor_faults", "Faults: failed findings that nothing else explains.", _faults(report)),
         ("gpudoctor_suppressed_findings", "Findings that the configuration sets aside.", _suppressed(report)),
@@ -85,33 +92,70 @@ def _faults(report: Report) -> Iterator[Sample]:
         yield {}, len(report.faults)
 
 
-def _state_sets(report: Report) -> Iterator[Sample]:
+def _states(report: Report, every: bool) -> Iterator[Sample]:
+    """The state that holds; with `every`, the others too, as 0: four of five series would say nothing."""
     for check, gpu, uuid, status in statuses(report):
-        for state in STATES:
-            labels = {"check": check, "gpu": gpu, "uuid": uuid, "status": state}
-            yield labels, 1 if status.value == state else 0
+        for state in Status if every else (status,):
+            yield {"check": check, "gpu": gpu, "uuid": uuid, "status": state.value}, 1 if state is status else 0
 
 
-def _values(report: Report) -> tuple[list[Sample], list[Sample]]:
-    """The numbers found, and what they were held against; of several about one subject, the worst."""
-    uuids = {str(gpu.index): gpu.uuid or "" for gpu in report.gpus}
+class _Judged(NamedTuple):
+    """A number that a check found, and what it held that against."""
+
+    labels: Labels
+    unit: str | None
+    found: float
+    op: str
+    expected: float | None
+
+
+def _numbers(report: Report) -> Iterator[tuple[str, str, list[Sample]]]:
+    """One metric for each unit: a sum or a mean over one has a meaning."""
+    values: dict[str, list[Sample]] = {}
+    thresholds: dict[str, list[Sample]] = {}
+    for judged in _judged(report):
+        unit = metric_unit(judged.unit)
+        values.setdefault(unit.suffix, []).append((judged.labels, unit.convert(judged.found)))
+        if judged.expected is not None:
+            labels = {**judged.labels, "op": judged.op}
+            thresholds.setdefault(unit.suffix, []).append((labels, unit.convert(judged.expected)))
+    for suffix, samples in sorted(values.items()):
+        yield f"gpudoctor_check_value_{suffix}", "What a check found, in the unit of the name.", samples
+    for suffix, samples in sorted(thresholds.items()):
+        yield f"gpudoctor_check_threshold_{suffix}", "What a check held the value against.", samples
+
+
+def _numbers_in_one_metric(report: Report) -> Iterator[tuple[str, str, list[Sample]]]:
+    """As 0.1 had them: the unit a label, so that lanes and degrees stood in one metric."""
     values: list[Sample] = []
     thresholds: list[Sample] = []
+    for judged in _judged(report):
+        labels = {**judged.labels, "unit": judged.unit or ""}
+        values.append((labels, judged.found))
+        if judged.expected is not None:
+            thresholds.append(({**labels, "op": judged.op}, judged.expected))
+    yield "gpudoctor_check_value", "What a check found, where that is a number.", values
+    yield "gpudoctor_check_threshold", "What a check held that number against.", thresholds
+
+
+def _judged(report: Report) -> Iterator[_Judged]:
+    """The numbers of each check; of several about one subject in one base unit, the worst."""
+    uuids = {str(gpu.index): gpu.uuid or "" for gpu in report.gpus}
     for result in report.checks:
         told: set[tuple[str, str, str]] = set()
         for finding in sorted(result.findings, key=lambda finding: WORST_FIRST.index(finding.status)):
             found, expected = finding.found, finding.expected
             if found is None or not isinstance(found.value, (int, float)):
                 continue
-            gpu, part, unit = _gpu_label(finding), _part(finding.subject), found.unit or ""
-            if (gpu, part, unit) in told:
+            gpu, part, suffix = _gpu_label(finding), _part(finding.subject), metric_unit(found.unit).suffix
+            if (gpu, part, suffix) in told:
                 continue
-            told.add((gpu, part, unit))
-            labels = {"check": result.id, "gpu": gpu, "uuid": uuids.get(gpu, ""), "part": part, "unit": unit}
-            values.append((labels, found.value))
+            told.add((gpu, part, suffix))
+            labels = {"check": result.id, "gpu": gpu, "uuid": uuids.get(gpu, ""), "part": part}
+            limit: float | None = None
             if expected is not None and isinstance(expected.value, (int, float)) and expected.unit == found.unit:
-                thresholds.append(({**labels, "op": expected.op or ""}, expected.value))
-    return values, thresholds
+                limit = expected.value
+            yield _Judged(labels, found.unit, found.value, (expected.op or "") if expected else "", limit)
 
 
 def _part(subject: Subject) -> str:

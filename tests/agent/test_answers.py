@@ -47,22 +47,29 @@ def test_report_is_the_checks_own_and_says_that_the_node_is_simulated(faulty: Ag
 
 
 def test_every_check_has_exactly_one_status_on_each_gpu(faulty: Agent) -> None:
-    metrics, active = faulty.metrics(), dict[tuple[str, str], list[str]]()
-    for labels, value in metrics["gpudoctor_check_status"]:
-        states = active.setdefault((labels["check"], labels["gpu"]), [])
-        assert labels["status"] in [status.value for status in Status]
-        states += [labels["status"]] if value else []
-    assert {len(states) for states in active.values()} == {1}
-    assert active["pcie.link-width", "5"] == ["fail"]
-    assert active["pcie.link-width", "4"] == ["pass"]
+    told = faulty.metrics()["gpudoctor_check_status"]
+    states = {(labels["check"], labels["gpu"]): labels["status"] for labels, _ in told}
+    assert len(states) == len(told)
+    assert {value for _, value in told} == {1}
+    assert set(states.values()) <= {status.value for status in Status}
+    assert states["pcie.link-width", "5"] == "fail"
+    assert states["pcie.link-width", "4"] == "pass"
+
+
+def test_the_agent_serves_the_old_series_too_if_it_is_asked_to(tmp_path: Path) -> None:
+    with agent(tmp_path, *FAULTY, GPUDOCTOR_OLD_METRICS="1") as it:
+        metrics = it.after_run()
+        assert sorted(metrics.of("gpudoctor_check_status", check="pcie.link-width", gpu="5")) == [0, 0, 0, 0, 1]
+        assert metrics.of("gpudoctor_check_value", check="pcie.link-width", gpu="5", unit="lanes") == [8]
+        assert metrics.of("gpudoctor_check_value_lanes", check="pcie.link-width", gpu="5") == [8]
 
 
 def test_the_metrics_are_those_of_check_and_the_agents_own(faulty: Agent) -> None:
     metrics = faulty.metrics()
     assert metrics.of("gpudoctor_verdict", verdict="fail") == [1]
     assert metrics.of("gpudoctor_verdict", verdict="pass") == [0]
-    assert metrics.of("gpudoctor_check_value", check="pcie.link-width", gpu="5", unit="lanes") == [8]
-    assert metrics.of("gpudoctor_check_threshold", check="pcie.link-width", gpu="5", op=">=") == [16]
+    assert metrics.of("gpudoctor_check_value_lanes", check="pcie.link-width", gpu="5") == [8]
+    assert metrics.of("gpudoctor_check_threshold_lanes", check="pcie.link-width", gpu="5", op=">=") == [16]
     assert metrics.of("gpudoctor_faults") == [1]
     assert metrics.of("gpudoctor_run_exit_code") == [1]
     assert 0 < metrics.of("gpudoctor_run_duration_seconds")[0] < DEADLINE_S

@@ -93,7 +93,7 @@ def test_a_report_that_is_too_old_says_nothing_of_now(left: Path, change: dict[s
         assert metrics.of("gpudoctor_verdict", verdict="unknown") == [1]
         assert metrics.of("gpudoctor_verdict", verdict="pass") == [0]
         assert metrics.of("gpudoctor_agent_report_fresh") == [0]
-        for gone in ("check_status", "check_value", "faults", "gpu_info", "agent_alarms", "agent_strikes"):
+        for gone in ("check_status", "check_value_lanes", "faults", "gpu_info", "agent_alarms", "agent_strikes"):
             assert f"gpudoctor_{gone}" not in metrics
         assert len(metrics.of("gpudoctor_run_timestamp_seconds")) == 1
 

@@ -305,8 +305,8 @@ def test_of_several_numbers_about_one_part_the_worst_is_told() -> None:
     bad = msgspec.structs.replace(finding, status=Status.FAIL, found=msgspec.structs.replace(finding.found, value=7))
     result = msgspec.structs.replace(shm, findings=(finding, bad))
     report = msgspec.structs.replace(HEALTHY, checks=(result,))
-    [values] = [family for family in families(report) if family.name == "gpudoctor_check_value"]
-    assert [value for _, value in values.samples] == [7]
+    [values] = [family for family in families(report) if family.name == "gpudoctor_check_value_bytes"]
+    assert [value for _, value in values.samples] == [7 << 20]
 
 
 @pytest.mark.parametrize(

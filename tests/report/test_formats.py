@@ -65,26 +65,6 @@ def test_nagios_has_its_word_one_line_and_its_own_exit_code() -> None:
     assert nagios_code(msgspec.structs.replace(HEALTHY, error="no")) == 3
 
 
-def test_prometheus_has_one_active_state_per_check_and_gpu() -> None:
-    active: dict[tuple[str, str], list[str]] = {}
-    for line in render_prometheus(BROKEN).splitlines():
-        if line.startswith("gpudoctor_check_status{"):
-            labels = dict(part.split("=", 1) for part in line[line.index("{") + 1 : line.index("}")].split(","))
-            key = (labels["check"].strip('"'), labels["gpu"].strip('"'))
-            active.setdefault(key, [])
-            if line.endswith(" 1"):
-                active[key].append(labels["status"].strip('"'))
-    assert all(len(states) == 1 for states in active.values())
-    assert active["pcie.link-width", "2"] == ["fail"]
-    assert active["pcie.link-width", "1"] == ["pass"]
-
-
-def test_prometheus_escapes_what_a_name_may_hold() -> None:
-    gpu = msgspec.structs.replace(BROKEN.gpus[0], name='a"b\\c\nd\x1b[31m')
-    text = render_prometheus(msgspec.structs.replace(BROKEN, gpus=(gpu,)))
-    assert 'name="a\\"b\\\\c\\nd[31m"' in text
-
-
 def test_junit_counts_and_cases_are_those_of_the_report() -> None:
     suite = ElementTree.fromstring(render_junit(BROKEN))
     assert int(suite.attrib["tests"]) == len(BROKEN.checks) == len(suite.findall("testcase"))

@@ -85,9 +85,12 @@ def _container(root: Path) -> str | None:
     if isinstance(named, str) and named:
         return named[:40]
     groups = read_text(root / "proc/1/cgroup")
-    if isinstance(groups, str):
-        return next((engine for hint, engine in _CGROUP_HINTS if hint in groups), None)
-    return None
+    return engine_of(groups) if isinstance(groups, str) else None
+
+
+def engine_of(cgroups: str) -> str | None:
+    """The container engine that made the control groups of a process (the text of its /proc/PID/cgroup)."""
+    return next((engine for hint, engine in _CGROUP_HINTS if hint in cgroups), None)
 
 
 def _variables(path: Path) -> dict[str, str]:

@@ -1,0 +1,84 @@
+"""A small site that many tests look at: an agent, a node_exporter with a textfile, and a node that is down."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.agent.running import DEADLINE_S, FAULTY, Agent, agent, environ, wait_for
+from tests.prometheus.running import CONTRIB, Prometheus, running_node_exporter, running_prometheus
+
+
+class Site(NamedTuple):
+    """`written` is what `gpudoctor check` said on stderr when it wrote into the folder `textfiles`."""
+
+    prometheus: Prometheus
+    agent: Agent
+    textfiles: Path
+    written: str
+
+
+def write_metrics(file: Path, *options: str) -> str:
+    """Check a simulated node as the timer does; give what was said on stderr."""
+    command = [sys.executable, "-m", "gpudoctor", "check", "--level", "quick", "--format", "prometheus"]
+    done = subprocess.run(
+        [*command, "-o", str(file), *options],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        env=environ(file.parent.parent),
+    )
+    assert done.returncode in (0, 1), done.stderr
+    assert done.stdout == ""
+    return done.stderr
+
+
+@pytest.fixture(scope="package")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+    """An agent on a simulated node with GPU 5's link at half its width, after its first run."""
+    with agent(tmp_path_factory.mktemp("faulty"), *FAULTY) as running:
+        running.after_run()
+        yield running
+
+
+@pytest.fixture(scope="package")
+def site(faulty: Agent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A real Prometheus with our rules, once it has scraped all and an alert fires.
+
+    Cluster a: node7 with the agent, and node9, which is down. Cluster b: node8 with the textfile.
+    """
+    folder = tmp_path_factory.mktemp("site")
+    textfiles = folder / "textfiles"
+    textfiles.mkdir()
+    rules = (CONTRIB / "gpudoctor.rules.yml").read_text(encoding="utf-8")
+    # nobody waits a quarter of an hour for a test
+    (folder / "rules.yml").write_text(rules.replace("for: 15m", "for: 0s").replace("interval: 5m", "interval: 1s"))
+    with running_node_exporter(textfiles, folder / "node_exporter.log") as port:
+        written = write_metrics(textfiles / "gpudoctor.prom", "--node", "rtx4090-4", "--fault", "pcie-width-x4@2")
+        config = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(folder / "rules.yml")],
+            "scrape_configs": [
+                {
+                    "job_name": "gpudoctor",
+                    "static_configs": [
+                        _target(faulty.port, "node7", "a"),
+                        _target(1, "node9", "a"),  # nobody listens there
+                    ],
+                },
+                {"job_name": "node", "static_configs": [_target(port, "node8", "b")]},
+            ],
+        }
+        with running_prometheus(folder, config) as prometheus:
+            wait_for(lambda: prometheus.query('count(gpudoctor_verdict{verdict="fail"} == 1) == 2'))
+            yield Site(prometheus, faulty, textfiles, written)
+
+
+def _target(port: int, instance: str, cluster: str) -> dict[str, object]:
+    return {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": instance, "cluster": cluster}}

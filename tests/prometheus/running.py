@@ -1,0 +1,132 @@
+"""Real programs of Prometheus on loopback: Prometheus itself, node_exporter, promtool."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+import pytest
+
+from tests.agent.running import DEADLINE_S, wait_for
+from tests.conftest import ROOT
+
+CONTRIB = ROOT / "contrib" / "prometheus"
+
+
+def program(*names: str) -> str:
+    """The path of the first that there is; the test skips if none is."""
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.skip(f"{names[0]} is not installed: apt install prometheus prometheus-node-exporter")
+    return path
+
+
+def promtool(*words: str, text: str | None = None) -> tuple[int, str]:
+    """(exit code, all that it said)."""
+    done = subprocess.run(
+        [program("promtool"), *words],
+        cwd=CONTRIB,
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Prometheus:
+    """The HTTP API of a running Prometheus."""
+
+    def __init__(self, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}"
+
+    def ready(self) -> bool:
+        return answers(f"{self._url}/-/ready")
+
+    def get(self, path: str, **words: str) -> Any:
+        with urlopen(f"{self._url}/api/v1/{path}?{urlencode(words)}", timeout=DEADLINE_S) as answer:
+            body = json.load(answer)
+        assert body["status"] == "success", body
+        return body["data"]
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.get("query", query=expression)["result"]
+        return found
+
+    def firing(self, alert: str) -> list[dict[str, Any]]:
+        return [
+            each
+            for each in self.get("alerts")["alerts"]
+            if (each["labels"]["alertname"], each["state"]) == (alert, "firing")
+        ]
+
+    def last_error(self, instance: str) -> str:
+        """What it could not read or understand of a target; "" if all of it."""
+        [target] = [t for t in self.get("targets")["activeTargets"] if t["labels"]["instance"] == instance]
+        return str(target["lastError"])
+
+
+def answers(url: str) -> bool:
+    with suppress(URLError, ConnectionError), urlopen(url, timeout=DEADLINE_S) as answer:
+        return bool(answer.status == 200)
+    return False
+
+
+@contextmanager
+def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as stream:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(DEADLINE_S)
+
+
+@contextmanager
+def running_prometheus(folder: Path, config: dict[str, Any]) -> Iterator[Prometheus]:
+    """Prometheus with that configuration, once it answers; its data and its log lie in `folder`."""
+    port = free_port()
+    (folder / "prometheus.yml").write_text(json.dumps(config))
+    command = [
+        program("prometheus"),
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with _running(command, folder / "log") as process:
+        running = Prometheus(port)
+        wait_for(running.ready, process)
+        yield running
+
+
+@contextmanager
+def running_node_exporter(textfiles: Path, log: Path) -> Iterator[int]:
+    """The port of a node_exporter that reads the metrics in `textfiles`, and nothing else."""
+    port = free_port()
+    command = [
+        program("prometheus-node-exporter", "node_exporter"),
+        "--collector.disable-defaults",
+        "--collector.textfile",
+        f"--collector.textfile.directory={textfiles}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with _running(command, log) as process:
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}/metrics"), process)
+        yield port

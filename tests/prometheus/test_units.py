@@ -1,0 +1,62 @@
+"""The systemd units: accepted by systemd, and harmless to what the checks see."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpudoctor.cli.parsers import parsed
+from gpudoctor.facts.system.node_exporter import BUILT_IN_BY_COMM
+from tests.agent.running import DEADLINE_S
+from tests.prometheus.running import CONTRIB, program
+
+
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed: apt install systemd")
+    units = []
+    for unit in CONTRIB.glob("gpudoctor-*.*"):
+        units.append(str(tmp_path / unit.name))
+        # where gpudoctor is installed is the reader's choice
+        text = unit.read_text(encoding="utf-8").replace("/opt/gpudoctor/bin/gpudoctor", "/bin/true")
+        Path(units[-1]).write_text(text, encoding="utf-8")
+    assert len(units) == 3
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *units],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    ours = [line for line in done.stderr.splitlines() if "gpudoctor" in line]
+    assert (done.returncode, ours) == (0, []), done.stderr
+
+
+@pytest.mark.parametrize("name", ["gpudoctor-agent.service", "gpudoctor-textfile.service"])
+def test_no_unit_hides_the_driver_or_sets_a_limit_that_a_check_would_judge(name: str) -> None:
+    text = (CONTRIB / name).read_text(encoding="utf-8")
+    settings = {line.partition("=")[0] for line in text.splitlines() if "=" in line and not line.startswith("#")}
+    for harmful in (
+        *("MemoryMax", "MemoryHigh", "CPUQuota", "CPUAffinity", "AllowedCPUs", "PrivateDevices", "DevicePolicy"),
+        *("DeviceAllow", "ProtectClock", "ProtectKernelLogs", "PrivateNetwork", "ProtectProc", "PrivateIPC"),
+    ):
+        assert harmful not in settings
+    assert {"LimitMEMLOCK", "LimitNOFILE", "NoNewPrivileges", "ProtectSystem"} <= settings
+    words = re.findall(r"^ExecStart=(\S+) (.+)$", text, re.MULTILINE)[0][1].split()
+    assert parsed(words).command == words[0]  # options that there are
+
+
+def test_the_timer_writes_where_debians_node_exporter_reads_and_may_write_there() -> None:
+    text = (CONTRIB / "gpudoctor-textfile.service").read_text(encoding="utf-8")
+    [folder] = re.findall(r"^Environment=TEXTFILE_DIRECTORY=(\S+)$", text, re.MULTILINE)
+    assert re.search(r"^ExecStart=.* -o \$\{TEXTFILE_DIRECTORY\}/\w+\.prom$", text, re.MULTILINE)
+    [writable] = re.findall(r"^ReadWritePaths=(.+)$", text, re.MULTILINE)
+    assert f"-{folder}" in writable.split()
+    assert folder == BUILT_IN_BY_COMM["prometheus-node"]
+    command = [program("prometheus-node-exporter"), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert f'--collector.textfile.directory="{folder}"' in done.stdout + done.stderr
