@@ -5,7 +5,6 @@ Importing a YAML parser takes longer than judging a node, and every run would pa
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -49,6 +48,8 @@ def packaged() -> Packaged:
 
 def packaged_from_yaml() -> str:
     """What DOCUMENT is to hold, from the YAML files; a test keeps both alike."""
+    import json
+
     import yaml
 
     whole: dict[str, dict[str, object]] = {"index": {}, "models": {}, "nodes": {}}
