@@ -35,7 +35,7 @@ from gpudoctor.report.bundle_files import files_of
 from gpudoctor.report.json import render_json
 from gpudoctor.report.judge import FailOn, Question, judge
 from gpudoctor.report.model import Report
-from gpudoctor.tui.feeds.saved_report import load_report
+from gpudoctor.tui.run_control import load_report
 from tests.facts.nvml_nodes import Heard
 from tests.fuzz.seeds import as_yaml
 

@@ -4,17 +4,125 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from gpudoctor.acceptance.leaves import compare
+import msgspec
+
 from gpudoctor.acceptance.result import Item, agreed, could_not, differs
 from gpudoctor.acceptance.run import AcceptanceRun
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
 from gpudoctor.facts.captures.nvidia_smi.query_xml import parse_smi_xml
-from gpudoctor.facts.model.gpu import Gpu, GpuProcess
+from gpudoctor.facts.model.gpu import Fact, Gpu, GpuProcess
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
+
+# Two readings of one GPU, leaf by leaf: gpudoctor's, taken before and after, and nvidia-smi's between them.
+
+Value = object
+# what moves by itself: both must tell it, and the number may have changed meanwhile
+VOLATILE = frozenset(
+    {
+        *("clocks.graphics_mhz", "clocks.sm_mhz", "clocks.memory_mhz", "clocks.performance_state"),
+        *("clocks.event_reasons", "power.draw_w", "utilization.gpu_pct", "utilization.memory_pct"),
+        *("memory_used_mib", "memory_free_mib", "pcie.generation"),
+    }
+)
+# volatile, but slow: within so much of what was read before or after
+_TOLERANCE: Mapping[str, float] = {
+    "thermal.gpu_c": 5,
+    "thermal.memory_c": 5,
+    "thermal.margin_c": 5,
+    # rounding: nvidia-smi prints MiB and hundredths of a watt
+    **dict.fromkeys(("memory_total_mib", "memory_reserved_mib"), 1),
+    **{f"power.{name}_w": 0.01 for name in ("limit", "requested_limit", "default_limit", "min_limit", "max_limit")},
+}
+# not nvidia-smi's to tell, or told in another way on purpose; `errors` and `index` are no values of the GPU
+_NOT_COMPARED = frozenset(
+    {
+        *("index", "bus_id", "errors", "numa_node", "cpu_affinity", "processes", "compute_capability"),
+        *("pcie.path", "nvlinks", "settings.mig_instances", "settings.confidential_compute"),
+        "pcie.host_generation_max",  # gpudoctor takes it from /sys
+    }
+)
+# asked for only where the GPU tells no margins
+_LIMITS = frozenset(f"thermal.{name}_c" for name in ("slowdown", "shutdown", "max_operating", "memory_max"))
+
+
+class LeafComparison(msgspec.Struct):
+    """How many leaves agree, those that do not in words, and those that only one side may tell (denied, no root)."""
+
+    same: int = 0
+    not_shown: int = 0
+    differ: list[str] = []
+    denied: list[str] = []
+
+
+def compare(before: Gpu, after: Gpu, smi: Gpu) -> LeafComparison:
+    """Each leaf of nvidia-smi's GPU against the two readings around it.
+
+    A number that grew from the first reading to the second (a counter) may be anything between
+    them. What nvidia-smi does not show in this version is counted and not compared.
+    """
+    made = LeafComparison()
+    after_of = dict(leaves(after))
+    smi_of = dict(leaves(smi))
+    has_margins = known(before.thermal.slowdown_margin_c) is not None
+    for path, first in leaves(before):
+        if path in _NOT_COMPARED:
+            continue
+        theirs = smi_of.get(path)
+        replaced = has_margins and path in _LIMITS and isinstance(first, Missing)
+        if theirs is None or replaced or (isinstance(theirs, Missing) and theirs.kind == "absent"):
+            made.not_shown += 1
+        elif isinstance(first, Missing) and first.kind == "denied":
+            made.denied.append(path)
+        elif (why := _difference(path, first, after_of.get(path), theirs)) is None:
+            made.same += 1
+        else:
+            made.differ.append(f"{path}: {why}")
+    return made
+
+
+def leaves(fact: Fact, at: str = "") -> Iterator[tuple[str, Value]]:
+    """Every leaf with its path (power.limit_w); a tuple is one leaf."""
+    for name in fact.__struct_fields__:
+        value = getattr(fact, name)
+        if isinstance(value, Fact):
+            yield from leaves(value, f"{at}{name}.")
+        else:
+            yield f"{at}{name}", value
+
+
+def _difference(path: str, first: Value, last: Value, theirs: Value) -> str | None:
+    """None where they agree, else both in words."""
+    both = f"gpudoctor {_word(first)}, nvidia-smi {_word(theirs)}"
+    ours_missing = isinstance(first, Missing) and isinstance(last, Missing)
+    if ours_missing or isinstance(theirs, Missing):
+        return None if ours_missing and isinstance(theirs, Missing) else both
+    if path in VOLATILE:
+        return None if _kind(first) == _kind(theirs) or _kind(last) == _kind(theirs) else both
+    numbers = [value for value in (first, last) if isinstance(value, int | float) and not isinstance(value, bool)]
+    if numbers and isinstance(theirs, int | float) and not isinstance(theirs, bool):
+        slack = _TOLERANCE.get(path, 0)
+        return None if min(numbers) - slack <= theirs <= max(numbers) + slack else both
+    return None if theirs in (first, last) or _folded(theirs) in (_folded(first), _folded(last)) else both
+
+
+def _kind(value: Value) -> type:
+    return float if isinstance(value, int) and not isinstance(value, bool) else type(value)
+
+
+def _folded(value: Value) -> Value:
+    """Names and ids: capitals say nothing."""
+    return value.lower() if isinstance(value, str) else value
+
+
+def _word(value: Value) -> str:
+    if isinstance(value, Missing):
+        return f"none ({value.reason})"
+    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+
 
 SMI = "nvidia-smi"
 DUMP = "nvidia-smi.xml"

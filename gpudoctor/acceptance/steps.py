@@ -6,13 +6,57 @@ from collections.abc import Iterator
 
 from gpudoctor.acceptance.driver_step import driver
 from gpudoctor.acceptance.ending_steps import interrupt, left_behind, shm_entries
-from gpudoctor.acceptance.level_steps import burn, full, standard
-from gpudoctor.acceptance.quick_steps import quick, under_load
+from gpudoctor.acceptance.quick_steps import quick, under_load, verdicts
 from gpudoctor.acceptance.rate_steps import all_reduce, rates
-from gpudoctor.acceptance.result import Item
+from gpudoctor.acceptance.result import Item, could_not, differs
 from gpudoctor.acceptance.run import AcceptanceRequest, AcceptanceRun, Step
 from gpudoctor.acceptance.settings_step import settings
 from gpudoctor.acceptance.smi_step import facts
+from gpudoctor.report.model import Report
+
+# Steps `standard`, `full` and `burn`: each level as a user runs it.
+
+_BURN_GPU_S, _BURN_CPU_S = 180.0, 10.0
+_NOT_ASKED = "not asked for"
+
+
+def standard(run: AcceptanceRun) -> Iterator[Item]:
+    """Level standard: collectives and the DDP train."""
+    yield from level_items(run.check("--level", "standard"))
+
+
+def full(run: AcceptanceRun) -> Iterator[Item]:
+    """Level full: links, compute, memory, every collective, strategies."""
+    yield from level_items(run.check("--level", "full"))
+
+
+def burn(run: AcceptanceRun) -> Iterator[Item]:
+    """Level burn: full again and again, with the drift judged."""
+    asked_s = run.request.burn_s or (_BURN_CPU_S if run.on_cpu else _BURN_GPU_S)
+    yield from level_items(run.check("--level", "burn", "--duration", f"{asked_s:g}"))
+
+
+def level_items(report: Report) -> Iterator[Item]:
+    """What failed or is unknown, what went wrong in the ranks, and what the level could not put under load."""
+    yield from verdicts(report)
+    for problem in report.measurements.problems:
+        who = "" if problem.rank is None else f"rank {problem.rank}: "
+        yield differs(f"{problem.probe} {problem.kind}: {who}{problem.text}")
+    launch = report.measurements.launch
+    if launch is not None and launch.backend == "gloo":
+        yield could_not(f"level {report.run.level} on GPUs: it ran on {launch.world_size} CPU ranks")
+    elif launch is None:
+        gaps = {gap.reason for gap in report.measurements.not_run.values() if gap.reason != _NOT_ASKED}
+        said = "; ".join(sorted(gaps)) or "gpudoctor started no ranks"
+        yield could_not(f"level {report.run.level} under load: {said}")
+    elif skipped := _skipped(report):
+        yield could_not(f"level {report.run.level}: {'; '.join(skipped)}")
+
+
+def _skipped(report: Report) -> list[str]:
+    """The probes that ranks on GPUs did not run, and why."""
+    return [f"{name}: {gap.reason}" for name, gap in report.measurements.not_run.items() if gap.reason != _NOT_ASKED]
+
 
 NAMES = (
     *("driver", "quick", "facts", "standard", "full", "rates", "all-reduce", "under-load", "burn"),

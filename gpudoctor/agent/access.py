@@ -9,8 +9,7 @@ from pathlib import Path
 
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
-from gpudoctor.http.access import TOKEN_LENGTH_MIN
-from gpudoctor.http.address import ListenAddress
+from gpudoctor.http.address import TOKEN_LENGTH_MIN, ListenAddress
 
 TOKEN_VARIABLE = "GPUDOCTOR_AGENT_TOKEN"
 TOKEN_BYTES_MAX = 4096

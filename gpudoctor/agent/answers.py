@@ -8,7 +8,7 @@ from gpudoctor.agent.metrics import AgentMetrics
 from gpudoctor.agent.node_status import NodeStatus
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
-from gpudoctor.http.access import HttpAccess
+from gpudoctor.http.address import HttpAccess
 from gpudoctor.http.listener import BoundedListener
 from gpudoctor.report.json import render_json
 

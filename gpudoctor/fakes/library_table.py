@@ -11,9 +11,8 @@ from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Driver, Node
 from gpudoctor.facts.nvml import labels as words
 from gpudoctor.facts.nvml.error_cost import condemning
-from gpudoctor.fakes.library_fields import tell_fields
+from gpudoctor.fakes.library_fields import tell_fields, tell_links
 from gpudoctor.fakes.library_gpu_rows import tell_gpu
-from gpudoctor.fakes.library_link_rows import tell_links
 from gpudoctor.fakes.library_rows import NEVER, SYSTEM, UNKNOWN, LibraryRows, code_of, number_of
 
 _NOT_LOADED = 9

@@ -8,8 +8,7 @@ from textwrap import wrap
 
 from gpudoctor.plan.model import Communication, MachineSummary, Plan, PlannedStrategy, Speed
 from gpudoctor.plan.model_shape import count_text
-from gpudoctor.plan.text_rows import hanging, row_of, wrapped
-from gpudoctor.plan.verification.text import verification_lines
+from gpudoctor.plan.text_rows import hanging, row_of, verification_lines, wrapped
 from gpudoctor.units import option_ranges, seconds_text
 
 NARROWEST = 40

@@ -6,6 +6,10 @@ from collections.abc import Iterable, Iterator
 from textwrap import wrap
 
 from gpudoctor.exits import printable
+from gpudoctor.plan.model import Plan, PlanVerification
+from gpudoctor.plan.model_shape import count_text
+from gpudoctor.plan.verification.reduced_size import TOLERANCE
+from gpudoctor.units import seconds_text
 
 _LABEL = 14
 
@@ -26,3 +30,64 @@ def hanging(lead: str, words: str, width: int) -> Iterator[str]:
 def wrapped(words: str, width: int) -> Iterable[str]:
     """The words in lines of `width` columns."""
     return wrap(printable(words), width, break_long_words=False, break_on_hyphens=False)
+
+
+# What `--try` found, as text.
+
+
+def verification_lines(plan: Plan, width: int) -> Iterator[str]:
+    """The rows of the verification; none if there was none."""
+    tried = plan.trial
+    if tried is None:
+        return
+    for label, words in _rows(tried):
+        yield from row_of(label, words, width)
+
+
+def _rows(tried: PlanVerification) -> Iterator[tuple[str, str]]:
+    model = tried.model
+    device = "GPU" if tried.device == "cuda" else "CPU rank"
+    many = f"{tried.ranks} {device}{'s' if tried.ranks > 1 else ''}"
+    recompute = "" if tried.recompute == "none" else f", {tried.recompute} recomputation"
+    yield (
+        "tried",
+        f"{tried.strategy} on {many}, {tried.precision}, {tried.optimizer}{recompute}: {model.name}'s proportions with "
+        f"{count_text(model.parameters)} parameters ({model.layers} layers, hidden {model.hidden}, heads "
+        f"{model.heads}/{model.kv_heads}, ffn {model.ffn}, vocabulary {model.vocab}); "
+        f"{tried.micro_batch} x {tried.seq} tokens x {tried.micro_batches} a step",
+    )
+    for note in tried.notes:
+        yield "", note
+    if tried.error is not None:
+        yield ("it broke" if tried.error_kind != "timeout" else "no answer"), tried.error
+        return
+    assert tried.off is not None
+    assert tried.step_measured_s is not None
+    assert tried.step_predicted_s is not None
+    verdict = f"within {TOLERANCE:.0%}" if abs(tried.off) <= TOLERANCE else f"more than the {TOLERANCE:.0%} hoped for"
+    yield (
+        "its memory",
+        f"{tried.memory_predicted_mib:.1f} MiB of tensors predicted on the fullest rank, "
+        f"{tried.memory_measured_mib:.1f} MiB measured: {tried.off:+.1%}, {verdict}",
+    )
+    parts = [f"{part.part} {part.predicted_mib:.1f} / {part.measured_mib:.1f}" for part in tried.parts]
+    if parts:
+        yield "", f"predicted / measured: {', '.join(parts)} MiB"
+    yield (
+        "its step",
+        f"{seconds_text(tried.step_predicted_s)} predicted if nothing hides, {seconds_text(tried.step_measured_s)} "
+        f"measured{'; times of CPU ranks say nothing of GPUs' if tried.device == 'cpu' else ''}",
+    )
+    yield "", _rates(tried)
+    first, last = (
+        "no finite number" if loss is None else f"{loss:.4g}" for loss in (tried.losses[0], tried.losses[-1])
+    )
+    yield "its loss", f"{first} at first, {last} after {len(tried.losses)} steps"
+
+
+def _rates(tried: PlanVerification) -> str:
+    assert tried.compute_s is not None
+    words = f"predicted from {seconds_text(tried.compute_s)} of products at {tried.gflops:.4g} GFLOP/s"
+    if tried.allreduce_gb_s is not None and tried.communication_s is not None:
+        words += f" and {seconds_text(tried.communication_s)} of exchange at {tried.allreduce_gb_s:.3g} GB/s"
+    return f"{words}, as these ranks reached just before"

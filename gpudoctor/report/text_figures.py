@@ -8,13 +8,18 @@ from gpudoctor.facts.model.measured_burn import Burn, Series
 from gpudoctor.facts.model.measured_compute import ComputeRank
 from gpudoctor.facts.model.measurements import Measurements, Training
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.report.tables.burn import growth_text, wrong_text
-from gpudoctor.report.tables.collectives import collective_table
-from gpudoctor.report.tables.links import RateMatrix, both_ways_matrix, host_table, pair_matrix, peer_matrix
+from gpudoctor.report.tables.links import (
+    RateMatrix,
+    both_ways_matrix,
+    collective_table,
+    host_table,
+    pair_matrix,
+    peer_matrix,
+)
 from gpudoctor.report.tables.ranks import plain_name, training_table
 from gpudoctor.report.tables.strategies import library_tables, strategy_tables
 from gpudoctor.report.tables.table import Table, aligned, cell
-from gpudoctor.report.tables.telemetry import sample_count, telemetry_table
+from gpudoctor.report.tables.telemetry import growth_text, sample_count, telemetry_table, wrong_text
 from gpudoctor.units import figure_text, mib_text, size_text, whole_mib_text
 
 _WRONG_SHOWN = 5

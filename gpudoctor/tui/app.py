@@ -30,8 +30,7 @@ from gpudoctor.tui.messages import CancelWanted, ComparedReportWanted, GpuChosen
 from gpudoctor.tui.panes.check_list import CheckList
 from gpudoctor.tui.panes.header import AlertLine, HeaderLine
 from gpudoctor.tui.panes.overview import OverviewPane
-from gpudoctor.tui.panes.pane import Pane
-from gpudoctor.tui.panes.tabs import TABS, pane_class
+from gpudoctor.tui.panes.pane import TABS, Pane, pane_class
 from gpudoctor.tui.run_control import RunControl
 from gpudoctor.tui.state import LogLine, State
 from gpudoctor.tui.themes import THEMES, next_theme

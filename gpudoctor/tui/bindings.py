@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 
-from gpudoctor.tui.panes.tabs import TABS
+from gpudoctor.tui.panes.pane import TABS
 from gpudoctor.tui.themes import THEMES
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from gpudoctor.acceptance.archive import packed
+from gpudoctor.acceptance.command import summary
 from gpudoctor.acceptance.result import Acceptance, Item, result_of
 from gpudoctor.acceptance.run import AcceptanceRequest, AcceptanceRun
-from gpudoctor.acceptance.text import summary
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.bundle import ACCEPTANCE, FACTS, MEASURED, members, pack
 from gpudoctor.facts.captures.opened import read_file

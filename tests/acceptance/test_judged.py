@@ -19,15 +19,13 @@ from gpudoctor.acceptance.children import beside, run_child
 from gpudoctor.acceptance.command import run_steps
 from gpudoctor.acceptance.driver_child import DriverReading
 from gpudoctor.acceptance.guardian import Guardian
-from gpudoctor.acceptance.leaves import compare
-from gpudoctor.acceptance.level_steps import level_items
 from gpudoctor.acceptance.quick_steps import verdicts
 from gpudoctor.acceptance.rate_steps import all_reduce, bus_bandwidth, judged, rate_item
 from gpudoctor.acceptance.result import Item, agreed, result_of
 from gpudoctor.acceptance.run import AcceptanceRequest, AcceptanceRun, Step
 from gpudoctor.acceptance.settings_step import judged as judged_settings
-from gpudoctor.acceptance.smi_step import compared
-from gpudoctor.acceptance.steps import wanted_steps
+from gpudoctor.acceptance.smi_step import compare, compared
+from gpudoctor.acceptance.steps import level_items, wanted_steps
 from gpudoctor.checks.core.finding import Status, of_rank, unknown
 from gpudoctor.errors import UserError
 from gpudoctor.facts.captures.nvidia_smi.query_xml import parse_smi_xml

@@ -19,8 +19,7 @@ from gpudoctor.agent.access import token_of
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.cli.parsers import parsed
 from gpudoctor.errors import UserError
-from gpudoctor.http.access import HttpAccess
-from gpudoctor.http.address import ListenAddress, listen_address
+from gpudoctor.http.address import HttpAccess, ListenAddress, listen_address
 from gpudoctor.http.listener import BoundedListener
 from gpudoctor.http.server import serving
 from tests.agent.running import DEADLINE_S, FAULTY, HEALTHY, TOKEN, Agent, agent, refused, wait_for

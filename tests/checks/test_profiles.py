@@ -12,8 +12,17 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.node import Node
 from gpudoctor.profiles import load
-from gpudoctor.profiles.load import gpu_models, model_key, profile_for, profile_names
-from gpudoctor.profiles.packaged import DOCUMENT, FOLDER, IndexEntry, packaged, packaged_from_yaml
+from gpudoctor.profiles.load import (
+    DOCUMENT,
+    FOLDER,
+    IndexEntry,
+    gpu_models,
+    model_key,
+    packaged,
+    packaged_from_yaml,
+    profile_for,
+    profile_names,
+)
 from tests.checks.wired import ABSENT, on_gpus, on_pairs, simulated
 from tests.golden_files import assert_golden
 

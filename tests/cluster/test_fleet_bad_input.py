@@ -275,8 +275,8 @@ def test_many_files_are_read_by_several_processes_with_the_same_result(
     fleet(tmp_path, 120, change)
     (tmp_path / "half.json").write_text('{"schema": "gpudoctor.report/1", ')
     alone = gpudoctor("cluster", "report", "--json", str(tmp_path))
-    monkeypatch.setattr("gpudoctor.cluster.fleet.workers.FEWEST_FILES", 2)
-    monkeypatch.setattr("gpudoctor.cluster.fleet.workers.CHUNK", 7)
+    monkeypatch.setattr("gpudoctor.cluster.fleet.reading.FEWEST_FILES", 2)
+    monkeypatch.setattr("gpudoctor.cluster.fleet.reading.CHUNK", 7)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
     together = gpudoctor("cluster", "report", "--json", str(tmp_path))
     assert together.out == alone.out
@@ -298,8 +298,8 @@ def test_what_a_process_that_dies_has_not_read_is_read_all_the_same(
         return of_files(self, files)
 
     monkeypatch.setattr(ReportReader, "_of_files", dies_on_node7)
-    monkeypatch.setattr("gpudoctor.cluster.fleet.workers.FEWEST_FILES", 2)
-    monkeypatch.setattr("gpudoctor.cluster.fleet.workers.CHUNK", 3)
+    monkeypatch.setattr("gpudoctor.cluster.fleet.reading.FEWEST_FILES", 2)
+    monkeypatch.setattr("gpudoctor.cluster.fleet.reading.CHUNK", 3)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     found = gpudoctor("cluster", "report", "--json", str(tmp_path)).json
     assert (found["counts"]["nodes"], found["reading"]["duplicates"]) == (30, [])

@@ -11,8 +11,8 @@ import pytest
 
 from gpudoctor.cli.cluster_check import request_of
 from gpudoctor.cli.parsers import parsed
-from gpudoctor.cluster.check import launchers
-from gpudoctor.cluster.check.launchers import chosen_launcher, launch_with
+from gpudoctor.cluster.check import launcher_commands
+from gpudoctor.cluster.check.launcher_commands import chosen_launcher, launch_with
 from gpudoctor.cluster.check.request import ClusterCheckRequest
 from gpudoctor.errors import UserError
 from gpudoctor.process.command import Completed
@@ -32,8 +32,8 @@ def every_program(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         ran.append(argv)
         return Completed(0, "mpirun (Open MPI) 4.1.4\n" if argv[0] == "mpirun" else "n1\nn2\nn3\n")
 
-    monkeypatch.setattr(launchers, "which", lambda name: f"/bin/{name}")
-    monkeypatch.setattr(launchers, "run_command", run)
+    monkeypatch.setattr(launcher_commands, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(launcher_commands, "run_command", run)
     return ran
 
 
@@ -109,7 +109,7 @@ def test_mpirun_takes_hosts_or_a_hostfile_and_one_process_each(tmp_path: Path) -
 
 
 def test_an_mpirun_of_another_make_is_not_guessed_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launchers, "run_command", lambda argv, deadline_s: Completed(0, "HYDRA build details"))
+    monkeypatch.setattr(launcher_commands, "run_command", lambda argv, deadline_s: Completed(0, "HYDRA build details"))
     with pytest.raises(UserError, match="not Open MPI's: start gpudoctor cluster rank with it yourself"):
         launch_with("mpi", asked("--hosts", "a,b"), {})
 

@@ -9,7 +9,7 @@ import msgspec
 import psutil
 import pytest
 
-from gpudoctor.cluster.check.gloo_interface import gloo_trouble, interface_for_gloo
+from gpudoctor.cluster.check.network_findings import gloo_trouble, interface_for_gloo
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system import network_reach
 from gpudoctor.facts.system.network_reach import LocalInterface, Reach, own_addresses, read_here, read_reach

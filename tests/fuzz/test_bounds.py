@@ -20,7 +20,7 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.captures import SourceError, directory
 from gpudoctor.facts.captures.source import load_source
 from gpudoctor.profiles.load import profile_for
-from gpudoctor.tui.feeds.saved_report import load_report
+from gpudoctor.tui.run_control import load_report
 from tests.fuzz import seeds
 
 GIB = 1 << 30

@@ -27,7 +27,7 @@ from gpudoctor.report.joined import joined
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report
 from gpudoctor.report.text import render_text
-from gpudoctor.tui.feeds.saved_report import load_report
+from gpudoctor.tui.run_control import load_report
 from tests.facts.kernel_words import WITH_USERS_WORDS, kmsg, message, names
 from tests.fuzz import seeds
 from tests.fuzz.mutate import Step, mutated, steps

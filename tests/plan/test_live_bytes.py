@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from gpudoctor.plan.activations import Kernels, kept_bytes  # noqa: E402
 from gpudoctor.plan.model_shape import ModelShape  # noqa: E402
-from gpudoctor.probes.runner.live_bytes import LiveBytes  # noqa: E402
+from gpudoctor.probes.plan_verification.run import LiveBytes  # noqa: E402
 from gpudoctor.probes.strategies.transformer import Norm, TransformerBlock  # noqa: E402
 from gpudoctor.probes.strategies.transformer_shape import TransformerShape  # noqa: E402
 

@@ -12,9 +12,9 @@ from gpudoctor.plan.known_models import published_sizes, shape_of_size
 from gpudoctor.plan.memory import PlanJob, memory_of
 from gpudoctor.plan.model import Plan, PlanVerification, model_summary
 from gpudoctor.plan.split import RankSplit
+from gpudoctor.plan.text_rows import verification_lines
 from gpudoctor.plan.verification.reduced_size import CPU_SIZE, GPU_SIZE, ReducedSize, reduced_job, reduced_split
 from gpudoctor.plan.verification.run import Devices, compared, order_of, verify_plan
-from gpudoctor.plan.verification.text import verification_lines
 from gpudoctor.probes.plan_verification.messages import VerificationFigures
 from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner.plan import ProbePlan

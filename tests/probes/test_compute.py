@@ -256,7 +256,7 @@ def test_memory_that_runs_out_is_known_by_its_class_or_words() -> None:
 
 
 def test_cublas_is_told_a_fixed_workspace_where_bits_are_compared() -> None:
-    from gpudoctor.probes.runner.starter_client import _environment
+    from gpudoctor.probes.runner.rank_starter_client import _environment
 
     variable = "CUBLAS_WORKSPACE_CONFIG"
     assert _environment(RankJob("nccl", 1, ("compute",), "/nowhere", 10.0))[variable] == ":4096:8"

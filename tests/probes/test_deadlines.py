@@ -91,7 +91,7 @@ def test_a_slow_import_says_what_it_waits_for_and_is_no_problem(
     told = tmp_path / "told"
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys, time\n"
-        "if 'gpudoctor.probes.runner.starter' in ' '.join(sys.orig_argv):\n"
+        "if 'gpudoctor.probes.runner.rank_starter' in ' '.join(sys.orig_argv):\n"
         f"    while not os.path.exists({str(told)!r}):\n"
         "        time.sleep(0.02)\n"
     )

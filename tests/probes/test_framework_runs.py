@@ -330,7 +330,7 @@ INTERRUPTED = """
 import signal, sys
 from gpudoctor.load import measure as loading
 from gpudoctor.exits import InterruptedBySignal
-from gpudoctor.facts.model.measured_frameworks import FrameworkView
+from gpudoctor.facts.model.measured_strategies import FrameworkView
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpudoctor.probes.runner import local_workers, messages, starter
+from gpudoctor.probes.runner import local_workers, messages, rank_starter
 
 
-@pytest.mark.parametrize("module", [starter, local_workers])
+@pytest.mark.parametrize("module", [rank_starter, local_workers])
 def test_a_message_that_is_written_by_hand_is_one_that_the_parent_reads(module: object) -> None:
     source = Path(str(getattr(module, "__file__", ""))).read_text(encoding="utf-8")
     known = {each.__name__: each for each in messages.RankMessage.__subclasses__()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gpudoctor.facts.model.measured_frameworks import Framework, FrameworkView
+from gpudoctor.facts.model.measured_strategies import Framework, FrameworkView
 from gpudoctor.facts.model.measurements import Collective, Launch, Measurements, Training
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.report.joined import joined

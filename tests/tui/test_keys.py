@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 
 from gpudoctor.tui.app import Doctor
 from gpudoctor.tui.panes.check_list import CheckList
-from gpudoctor.tui.panes.tabs import TABS
+from gpudoctor.tui.panes.pane import TABS
 from gpudoctor.tui.themes import THEMES
 from tests.tui.doctor_app import (
     HandChecker,

@@ -17,10 +17,10 @@ from gpudoctor.report.judge import Question, judge
 from gpudoctor.tui import labels as words
 from gpudoctor.tui.labels import bar, graph, held
 from gpudoctor.tui.panes import host_text as host_words
-from gpudoctor.tui.panes.gpu_columns import columns_for, gpu_row, heading
+from gpudoctor.tui.panes.gpu_rows import columns_for, gpu_row, heading
 from gpudoctor.tui.panes.history import history_rows, step_for
 from gpudoctor.tui.panes.host_text import host_rows, numbers
-from gpudoctor.tui.panes.overview_layout import arrange
+from gpudoctor.tui.panes.overview import arrange
 from gpudoctor.tui.widgets.lines import Row, length
 from tests.tui.doctor_app import doctor, gpu_tick, node_of, opening_of, state_of, tick_of, torchrun, until
 from tests.tui.screen import screen_text

@@ -15,7 +15,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from gpudoctor.report.model import Report
-from gpudoctor.tui.feeds.saved_report import load_report
+from gpudoctor.tui.run_control import load_report
 from gpudoctor.tui.screens import ConfirmScreen, LevelScreen, PageScreen, PathScreen, SaveScreen
 from tests.tui.checks_app import report_of
 from tests.tui.screen import screen_text

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.readings import told_by_driver
 from gpudoctor.checks.gpu.xid_codes import OWN_ADVICE, Bucket
 from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import known
-from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.node import HostEvent, Node
 from gpudoctor.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -78,3 +79,20 @@ def not_started(node: Node) -> dict[str, MessageMeaning]:
         elif event.kind in ("off-bus", "gsp", "rm") and (told := meaning(event)) is not None and told.not_started:
             found.setdefault(event.bus_id, told)
     return found
+
+
+# How long ago the kernel logged something.
+
+DAY_S = 86_400.0
+
+
+def age_s(case: Case, event: HostEvent) -> float | None:
+    """Seconds since the last line of the event; None if the log or the node does not tell."""
+    up_s = known(case.node.host.uptime_s)
+    return None if up_s is None or event.last_s is None else max(0.0, up_s - event.last_s)
+
+
+def is_recent(case: Case, event: HostEvent) -> bool:
+    """Whether it came within the last day, or nothing tells when: in a text that somebody saved all of it counts."""
+    age = age_s(case, event)
+    return age is None or age <= DAY_S

@@ -23,7 +23,7 @@ from gpudoctor.checks.core.finding import (
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu
 from gpudoctor.checks.env.cuda_device_list import Visible, bare_uuid, resolve
-from gpudoctor.facts.model.measured_frameworks import FrameworkView
+from gpudoctor.facts.model.measured_strategies import FrameworkView
 from gpudoctor.facts.model.missing import Missing, known
 
 ID = "env.frameworks"

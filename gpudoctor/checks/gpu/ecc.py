@@ -8,9 +8,9 @@ from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.each_gpu import each_gpu, first_unread
 from gpudoctor.checks.core.explains import RESETS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unread, warn
-from gpudoctor.checks.core.load_harm import grown_under_load
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import of_gpu
+from gpudoctor.checks.core.under_load import grown_under_load
 from gpudoctor.checks.gpu.lost import reset_advice
 from gpudoctor.checks.gpu.xid_codes import MEMORY_CODES
 from gpudoctor.checks.nvlink.link_state import model_of

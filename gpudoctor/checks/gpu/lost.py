@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.each_gpu import first_failed
-from gpudoctor.checks.core.explains import PROBES, VIEWS
+from gpudoctor.checks.core.explains import PROBES, RECOVERY_ACTIONS, VIEWS, RecoveryAction
 from gpudoctor.checks.core.finding import (
     Advice,
     Evidence,
@@ -22,7 +22,6 @@ from gpudoctor.checks.core.finding import (
     warn,
 )
 from gpudoctor.checks.core.readings import says_err, says_nothing, told_by_driver, unreadable
-from gpudoctor.checks.core.recovery_actions import RECOVERY_ACTIONS, RecoveryAction
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.runner import NO_GPU
 from gpudoctor.checks.core.subject import NODE, Subject, of_gpu

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.driver_messages import DAY_S, age_s, is_recent
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, ok, unknown, unread
-from gpudoctor.checks.core.log_age import DAY_S, age_s, is_recent
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.missing import Missing, known

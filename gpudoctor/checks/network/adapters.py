@@ -8,8 +8,8 @@ from statistics import median
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.driver_messages import DAY_S, is_recent
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
-from gpudoctor.checks.core.log_age import DAY_S, is_recent
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_nic
 from gpudoctor.facts.model.missing import Missing, known

@@ -6,7 +6,7 @@ import msgspec
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import NODE, Finding, skip, unread
-from gpudoctor.facts.model.measured_frameworks import LibraryStrategies
+from gpudoctor.facts.model.measured_strategies import LibraryStrategies
 from gpudoctor.facts.model.measurements import Launch
 
 

@@ -24,8 +24,7 @@ from gpudoctor.cluster.check.messages import (
     Ready,
     Times,
 )
-from gpudoctor.cluster.check.pair_outliers import slow_pairs
-from gpudoctor.cluster.check.tournament import Pair, rounds_of
+from gpudoctor.cluster.check.pair_outliers import Pair, rounds_of, slow_pairs
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.network_reach import Reach
 from gpudoctor.report.model import Report

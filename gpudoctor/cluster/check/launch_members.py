@@ -15,7 +15,7 @@ from gpudoctor.cluster.check.channel import new_secret
 from gpudoctor.cluster.check.coordinator import Coordinator, could_not, silence_s
 from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.job_token import TOKEN_VARIABLE, given_token, token_pipe
-from gpudoctor.cluster.check.launchers import MemberLaunch, chosen_launcher, in_engine, launch_with
+from gpudoctor.cluster.check.launcher_commands import MemberLaunch, chosen_launcher, in_engine, launch_with
 from gpudoctor.cluster.check.rank import end_child, run_rank
 from gpudoctor.cluster.check.request import ClusterCheckRequest, ClusterOutput
 from gpudoctor.errors import UserError

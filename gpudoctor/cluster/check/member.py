@@ -20,7 +20,6 @@ from gpudoctor.cluster.check.channel import (
     hello_of,
     notice_silence,
 )
-from gpudoctor.cluster.check.gloo_interface import interface_for_gloo
 from gpudoctor.cluster.check.local_ranks import LocalRanks
 from gpudoctor.cluster.check.messages import (
     Answer,
@@ -39,6 +38,7 @@ from gpudoctor.cluster.check.messages import (
     Tampered,
     Welcome,
 )
+from gpudoctor.cluster.check.network_findings import interface_for_gloo
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.network_reach import Reach, read_here

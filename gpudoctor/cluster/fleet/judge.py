@@ -10,11 +10,11 @@ from typing import Literal
 import msgspec
 
 from gpudoctor import __version__
-from gpudoctor.cluster.fleet.drift import ConfigDrift, drifts
 from gpudoctor.cluster.fleet.jobs import JOBS, NodeJobs, jobs_by_node, jobs_note, jobs_words
 from gpudoctor.cluster.fleet.model import (
     OUTLIER,
     WORST_FIRST,
+    ConfigDrift,
     FaultKind,
     Fleet,
     FleetReading,
@@ -22,6 +22,7 @@ from gpudoctor.cluster.fleet.model import (
     NodeFault,
     NodeRow,
     Outlier,
+    drifts,
 )
 from gpudoctor.cluster.fleet.nodes import CLOCK_TOLERANCE_S, FleetNode, nodes_of
 from gpudoctor.cluster.fleet.reading import Gathered

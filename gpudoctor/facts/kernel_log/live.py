@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,9 +21,15 @@ from gpudoctor.facts.kernel_log.lines import (
 from gpudoctor.facts.kernel_log.records import LogRecord, first_of_kmsg, kmsg_records, text_records
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelLog
-from gpudoctor.facts.system.command import run_command
 from gpudoctor.facts.system.sysfs import missing_from
-from gpudoctor.process.ending import signal_name
+from gpudoctor.lazy_import import lazy
+
+if TYPE_CHECKING:
+    from gpudoctor.facts.system import command
+    from gpudoctor.process import ending
+else:
+    command = lazy("gpudoctor.facts.system.command")
+    ending = lazy("gpudoctor.process.ending")
 
 __all__ = ["MAX_EVENTS", "parse_kernel_lines", "read_kernel_log", "read_kernel_text"]
 
@@ -165,11 +172,11 @@ def _read_ring_buffer(path: Path) -> _Ring | Missing:
 
 def _read_journal(deadline_s: float) -> _Journal | Missing | None:
     """The journal's newest kernel lines since boot; None where it gave none, Missing (failed) where it hung or died."""
-    answer = run_command(list(_JOURNAL), deadline_s=deadline_s, max_bytes=_JOURNAL_BYTES)
+    answer = command.run_command(list(_JOURNAL), deadline_s=deadline_s, max_bytes=_JOURNAL_BYTES)
     if isinstance(answer, Missing):
         return answer if answer.kind == "failed" else None
     if answer.returncode is not None and answer.returncode < 0:
-        return Missing(f"journalctl was ended by {signal_name(-answer.returncode)}", "failed")
+        return Missing(f"journalctl was ended by {ending.signal_name(-answer.returncode)}", "failed")
     if not (answer.returncode == 0 or answer.truncated):
         return None
     lines = answer.stdout.split("\n")

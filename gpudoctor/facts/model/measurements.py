@@ -7,9 +7,8 @@ from typing import Literal
 from gpudoctor.facts.model.gpu import Fact
 from gpudoctor.facts.model.measured_burn import Burn
 from gpudoctor.facts.model.measured_compute import ComputeRank
-from gpudoctor.facts.model.measured_frameworks import FrameworkView, LibraryStrategies
 from gpudoctor.facts.model.measured_links import HostLink, PeerLink
-from gpudoctor.facts.model.measured_strategies import Strategies
+from gpudoctor.facts.model.measured_strategies import FrameworkView, LibraryStrategies, Strategies
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.facts.model.node import Unanswered
 from gpudoctor.facts.model.telemetry import Telemetry

@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
+from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
@@ -87,7 +90,7 @@ def load_pynvml() -> Any:
     else:
         is_folder = hasattr(module, "__path__")
     if is_folder:
-        from gpudoctor.facts.nvml.binding import unhidden
+        from gpudoctor.facts.nvml.client import unhidden
 
         module = unhidden()
         if module is not None:
@@ -247,3 +250,39 @@ def prefer(value: Any, fallback: Any) -> Any:
     if isinstance(fallback, Missing) and value.kind != "unsupported":
         return value
     return fallback
+
+
+# NVIDIA's own Python binding where an older package of its name hides it.
+
+_NAME = "gpudoctor_nvidia_ml_py"
+
+
+def unhidden() -> Any:
+    """The module of the distribution nvidia-ml-py, by its path and under a name of our own; None where it is not there.
+
+    Packages `pynvml` up to 11.5.0 are a folder of that name, which Python prefers to nvidia-ml-py's
+    pynvml.py beside it. They answer bytes, or lack what newer drivers tell. What other programs get
+    from `import pynvml` is left as it is; `hidden_by` of the module says in words what hides it.
+    """
+    if _NAME in sys.modules:
+        return sys.modules[_NAME]
+    try:
+        path = Path(str(distribution("nvidia-ml-py").locate_file("pynvml.py")))
+    except PackageNotFoundError:
+        return None
+    spec = spec_from_file_location(_NAME, path) if path.is_file() else None
+    if spec is None or spec.loader is None:
+        return None
+    module: Any = module_from_spec(spec)
+    sys.modules[_NAME] = module  # it looks itself up while it is loaded
+    spec.loader.exec_module(module)
+    module.hidden_by = hider()
+    return module
+
+
+def hider() -> str:
+    """The package that is in front, as "pynvml 11.5.0"."""
+    try:
+        return f"pynvml {version('pynvml')}"
+    except PackageNotFoundError:
+        return "a folder pynvml"

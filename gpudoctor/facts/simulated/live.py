@@ -16,7 +16,7 @@ from gpudoctor.facts.simulated.training_job import (
     readings_at,
     smooth_noise,
 )
-from gpudoctor.facts.stream.cadence import Due, due
+from gpudoctor.facts.stream.driver_channel import Due, due
 from gpudoctor.facts.stream.messages import GpuTick, HostTick, ProcessTick, Silence, Tick
 
 _SLOW = frozenset({"memory_mhz"})

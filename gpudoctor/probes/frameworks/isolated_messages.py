@@ -6,8 +6,13 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.facts.model.measured_frameworks import Framework, FrameworkView
-from gpudoctor.facts.model.measured_strategies import StrategyRank, StrategyReference, StrategyShape
+from gpudoctor.facts.model.measured_strategies import (
+    Framework,
+    FrameworkView,
+    StrategyRank,
+    StrategyReference,
+    StrategyShape,
+)
 
 
 class ViewTask(msgspec.Struct, frozen=True, tag=True):

@@ -16,8 +16,10 @@ from importlib.machinery import PathFinder
 
 import msgspec
 
-from gpudoctor.facts.model.measured_frameworks import FRAMEWORKS, FrameworkView, LibraryStrategies
 from gpudoctor.facts.model.measured_strategies import (
+    FRAMEWORKS,
+    FrameworkView,
+    LibraryStrategies,
     Strategies,
     StrategyRank,
     StrategyReference,

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from typing import Any
 
-from gpudoctor.facts.model.measured_frameworks import Framework, FrameworkView
+from gpudoctor.facts.model.measured_strategies import Framework, FrameworkView
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.frameworks.isolated_child import AnswerWriter
 from gpudoctor.probes.frameworks.isolated_messages import FrameworkDevices

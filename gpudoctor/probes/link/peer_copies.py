@@ -1,6 +1,6 @@
 """Copies from this rank's GPU to each of the others: one way, both ways at once, and verified.
 
-Each rank sees the GPUs of all (starter.py), its own first, and copies while the others wait. That
+Each rank sees the GPUs of all (rank_starter.py), its own first, and copies while the others wait. That
 takes a context of every rank on every GPU, some hundred MiB each, which stay until the rank ends.
 """
 

@@ -1,7 +1,7 @@
 """Starts the ranks, reads what they learn, and ends them without fail.
 
 This process never imports torch and never touches CUDA: a driver that hangs must not hang gpudoctor.
-Between it and the ranks stands the starter (starter.py), which reaps them; every process has a
+Between it and the ranks stands the starter (rank_starter.py), which reaps them; every process has a
 parent-death signal, and a guardian removes the run's directory, however this process ends.
 """
 
@@ -23,8 +23,8 @@ from gpudoctor.probes.runner.local_workers import LocalWorkers
 from gpudoctor.probes.runner.messages import AnyMessage, RankJob
 from gpudoctor.probes.runner.plan import ProbePlan, checked, injections_of
 from gpudoctor.probes.runner.progress_board import ProgressBoard
+from gpudoctor.probes.runner.rank_starter_client import end, order_for, start
 from gpudoctor.probes.runner.run_collector import RunCollector, nothing_started
-from gpudoctor.probes.runner.starter_client import end, order_for, start
 from gpudoctor.process.pipes import LineReader, ready
 from gpudoctor.process.spawn import Child
 

@@ -21,7 +21,7 @@ import msgspec
 
 from gpudoctor.errors import UserError
 from gpudoctor.probes.runner.launch_engine import LocalPlacement
-from gpudoctor.probes.runner.starter_client import KILL_GRACE_S, end, start
+from gpudoctor.probes.runner.rank_starter_client import KILL_GRACE_S, end, start
 from gpudoctor.process.pipes import write_all
 
 # The leader starts a moment before or after its workers; a cold network disk may delay one of them

@@ -24,7 +24,7 @@ from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.messages import RankJob, Where
 from gpudoctor.probes.runner.plan import Injection, InjectionKind
 from gpudoctor.probes.runner.progress_board import ProgressBoard
-from gpudoctor.probes.runner.starter import visible_gpus
+from gpudoctor.probes.runner.rank_starter import visible_gpus
 from gpudoctor.probes.runner.torch_errors import FAILURES, in_one_line, trouble
 from gpudoctor.process.ending import leave, send_signal
 from gpudoctor.process.pipes import write_all

@@ -15,13 +15,11 @@ from gpudoctor.report.html.charts import Bar, lines_by_size, stacked_bars
 from gpudoctor.report.html.elements import Child, element, lines, section, table
 from gpudoctor.report.html.matrices import bandwidths
 from gpudoctor.report.model import Report, findings_of
-from gpudoctor.report.tables.burn import growth_text, wrong_text
-from gpudoctor.report.tables.collectives import collective_table
-from gpudoctor.report.tables.links import host_table
+from gpudoctor.report.tables.links import collective_table, host_table
 from gpudoctor.report.tables.ranks import RankName, rank_name, training_table
 from gpudoctor.report.tables.strategies import library_tables, strategy_tables
 from gpudoctor.report.tables.table import Table, aligned, cell
-from gpudoctor.report.tables.telemetry import sample_count, telemetry_table
+from gpudoctor.report.tables.telemetry import growth_text, sample_count, telemetry_table, wrong_text
 from gpudoctor.units import size_text, whole_mib_text
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import log2
 
 import msgspec
 
 from gpudoctor.facts.model.gpu import GpuPair
-from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.measurements import Collective, Measurements
 from gpudoctor.facts.model.missing import known
 from gpudoctor.report.tables.ranks import RankName
-from gpudoctor.report.tables.table import Column, Table, cell
+from gpudoctor.report.tables.table import NOT_KNOWN, Column, Table, cell
+from gpudoctor.units import figure_text, size_text, time_text
 
 Place = tuple[int, int]
 
@@ -78,3 +80,31 @@ def host_table(measured: Measurements, name: RankName, rate: str | Callable[[flo
         for link in measured.host_links
     )
     return Table(tuple(map(Column, titles)), tuple(rows))
+
+
+# Bandwidth and time of the collectives, by operation and message size.
+
+
+def collective_table(done: Sequence[Collective]) -> Table:
+    """A row for each operation, a column for each size: busbw in GB/s and the median time of the slowest rank."""
+    sizes: dict[int, list[Collective]] = {}
+    for row in done:
+        sizes.setdefault(_power(row), []).append(row)
+    cells = {(row.op, _power(row)): f"{figure_text(row.busbw_gb_s)} ({time_text(row.time_us)})" for row in done}
+    powers = sorted(sizes)
+    columns = (Column("", 14, left=True), *(Column(_size_title(sizes[power]), 14) for power in powers))
+    operations = dict.fromkeys(row.op for row in done)
+    rows = ((op, *(cells.get((op, power), NOT_KNOWN) for power in powers)) for op in operations)
+    return Table(columns, tuple(rows), gap=1)
+
+
+def _power(row: Collective) -> int:
+    """Rows of one column belong together: sizes that must divide among the ranks are a few bytes apart."""
+    return round(log2(max(row.size_bytes, 1)))
+
+
+def _size_title(same: Sequence[Collective]) -> str:
+    largest = max(row.size_bytes for row in same)
+    return (
+        size_text(largest) if len({row.size_bytes for row in same}) == 1 else f"about {size_text(1 << _power(same[0]))}"
+    )

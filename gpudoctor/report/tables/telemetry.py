@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpudoctor.checks.core.under_load import event_share, percent
+from gpudoctor.facts.model.measured_burn import GpuCounters, WrongResult
 from gpudoctor.facts.model.telemetry import GpuUnderLoad, Telemetry
 from gpudoctor.report.tables.table import NOT_KNOWN, Column, Table
 from gpudoctor.units import MIB, gib_text
@@ -61,3 +62,16 @@ def _held_back(gpu: GpuUnderLoad) -> str:
     shares = {words: event_share(gpu, reason) for reason, words in _HELD_BACK.items()}
     longest = max(shares, key=lambda words: shares[words])
     return f"{longest} {percent(shares[longest])}" if shares[longest] >= _LEAST_SHARE else "none"
+
+
+# What a burn found, in words.
+
+
+def wrong_text(wrong: WrongResult) -> str:
+    """A result that was not the right one, with its round."""
+    return f"WRONG in round {wrong.round + 1} (until {wrong.at_s:.0f} s): {wrong.text}"
+
+
+def growth_text(gpu: GpuCounters) -> str:
+    """How much each counter of a GPU grew that was read; empty if none was."""
+    return ", ".join(f"{name.replace('_', ' ')} +{count}" for name, count in gpu.growth.items())

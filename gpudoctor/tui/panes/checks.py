@@ -18,7 +18,7 @@ from gpudoctor.exits import printable
 from gpudoctor.tui.messages import CancelWanted, ComparedReportWanted, RunWanted
 from gpudoctor.tui.panes.check_list import CheckChosen, CheckList
 from gpudoctor.tui.panes.check_rows import level_of
-from gpudoctor.tui.panes.finding import FindingPane
+from gpudoctor.tui.panes.finding_text import FindingPane
 from gpudoctor.tui.panes.pane import Pane
 from gpudoctor.tui.panes.run_lines import history_content, running_words
 from gpudoctor.tui.screens import LEVEL_COSTS, LevelScreen, page_of

@@ -19,7 +19,7 @@ from gpudoctor.report.tables.links import host_table, way_of
 from gpudoctor.report.tables.ranks import gpu_of_rank, on_cpus, screen_name
 from gpudoctor.tui.panes.link_matrices import pair_of
 from gpudoctor.tui.state import State
-from gpudoctor.tui.widgets.paragraphs import hanging
+from gpudoctor.tui.widgets.lines import hanging
 from gpudoctor.tui.widgets.status_style import WORDS, style_of, worst_first
 from gpudoctor.units import ranges, short_figure
 

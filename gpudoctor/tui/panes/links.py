@@ -15,8 +15,7 @@ from gpudoctor.report.model import Report
 from gpudoctor.tui.messages import GpuChosen, RunWanted
 from gpudoctor.tui.panes.link_details import details, pair_line, rank_of_gpu
 from gpudoctor.tui.panes.link_matrices import METRICS, Drawn, Metric, best_metric, draw
-from gpudoctor.tui.panes.pane import DrawnPane
-from gpudoctor.tui.widgets.changed import put
+from gpudoctor.tui.panes.pane import DrawnPane, put
 from gpudoctor.tui.widgets.matrix import Matrix
 from gpudoctor.tui.widgets.status_style import style_of
 

@@ -12,9 +12,8 @@ from textual.widgets import Static
 
 from gpudoctor.exits import printable
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.tui.panes.pane import DrawnPane
+from gpudoctor.tui.panes.pane import DrawnPane, put
 from gpudoctor.tui.state import LogLine
-from gpudoctor.tui.widgets.changed import put
 from gpudoctor.tui.widgets.filter_line import FilterLine
 from gpudoctor.tui.widgets.log_view import LogView, Run
 from gpudoctor.tui.widgets.status_style import style_of

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import cast
+
+from textual.content import Content
 from textual.widget import Widget
+from textual.widgets import Static
 
 from gpudoctor.tui.state import State
 
@@ -35,3 +40,32 @@ class DrawnPane(Pane):
 
     def _draw(self) -> None:
         raise NotImplementedError
+
+
+# Drawing only what has changed: an update of a Static costs its layout, even with the same text.
+
+
+def put(place: Static, content: Content) -> None:
+    """Show `content` in `place`, unless it stands there already with the same styles."""
+    shown = place.content
+    if not (isinstance(shown, Content) and shown.is_same(content)):
+        place.update(content)
+
+
+# The tabs in their order, and the pane of each.
+
+TABS = (
+    ("overview", "Overview"),
+    ("checks", "Checks"),
+    ("links", "Links"),
+    ("ranks", "Ranks"),
+    ("processes", "Processes"),
+    ("log", "Log"),
+)
+
+
+def pane_class(tab: str) -> type[Pane]:
+    """The class of a tab's pane, by the tab's id."""
+    # imported when first turned to: the screen stands sooner
+    module = import_module(f"gpudoctor.tui.panes.{tab}")
+    return cast(type[Pane], getattr(module, f"{tab.capitalize()}Pane"))

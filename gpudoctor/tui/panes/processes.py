@@ -10,7 +10,7 @@ from textual.content import Content
 from textual.widgets import DataTable, Static
 
 from gpudoctor.facts.stream.messages import ProcessTick
-from gpudoctor.tui.panes.pane import DrawnPane
+from gpudoctor.tui.panes.pane import DrawnPane, put
 from gpudoctor.tui.panes.process_rows import (
     CYCLE,
     HEADINGS,
@@ -23,7 +23,6 @@ from gpudoctor.tui.panes.process_rows import (
     unread,
     why_empty,
 )
-from gpudoctor.tui.widgets.changed import put
 from gpudoctor.tui.widgets.filter_line import FilterLine
 from gpudoctor.tui.widgets.status_style import style_of
 

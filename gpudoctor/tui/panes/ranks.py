@@ -9,9 +9,8 @@ from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from gpudoctor.tui.messages import RunWanted
-from gpudoctor.tui.panes.pane import DrawnPane
+from gpudoctor.tui.panes.pane import DrawnPane, put
 from gpudoctor.tui.panes.rank_figures import figures, next_operation, operations
-from gpudoctor.tui.widgets.changed import put
 
 
 class RanksPane(DrawnPane):

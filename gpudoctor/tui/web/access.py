@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
-from gpudoctor.http.access import TOKEN_LENGTH_MIN, HttpAccess, digest
-from gpudoctor.http.address import ListenAddress
+from gpudoctor.http.address import TOKEN_LENGTH_MIN, HttpAccess, ListenAddress, digest
 
 DEFAULT_ADDRESS = "127.0.0.1:8080"
 TOKEN_VARIABLE = "GPUDOCTOR_SERVE_TOKEN"

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
-from gpudoctor.http.access import is_host
-from gpudoctor.http.address import ListenAddress, listen_address
+from gpudoctor.http.address import ListenAddress, is_host, listen_address
 from gpudoctor.http.listener import BoundedListener
 from gpudoctor.process.ending import ENDING_SIGNALS
 from gpudoctor.process.own_program import own_gpudoctor

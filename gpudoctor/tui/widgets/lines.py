@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
 from typing import NamedTuple
 
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
+from textual.content import Content
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
+
+from gpudoctor.exits import printable
 
 Run = tuple[str, str]  # text, and the name of a component class of `Lines` ("" for plain text)
 
@@ -126,3 +130,18 @@ class Lines(Widget):
         # Textual 8.2 leaves reverse out of a visual style
         is_reverse = any(self.get_component_styles(name).text_style.reverse for name in names)
         return style + Style(reverse=True) if is_reverse else style
+
+
+# Text that goes over several lines, beside a name.
+
+_TEXT_WIDTH_MIN = 20
+
+
+def hanging(name: str, text: str, style: str, width: int) -> Iterator[Content]:
+    """`name` in a style, and the text beside it in as many lines of `width` as it takes.
+
+    The text may come from strangers: it is made printable, and never read as markup.
+    """
+    room = max(width - len(name), _TEXT_WIDTH_MIN)
+    for place, line in enumerate(wrap(printable(text), room) or [""]):
+        yield Content.assemble((name if place == 0 else " " * len(name), style), line)

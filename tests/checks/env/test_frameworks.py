@@ -8,7 +8,7 @@ import pytest
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
-from gpudoctor.facts.model.measured_frameworks import FrameworkView
+from gpudoctor.facts.model.measured_strategies import FrameworkView
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Driver, Environment, Node, Source

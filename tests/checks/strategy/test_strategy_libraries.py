@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
-from gpudoctor.facts.model.measured_frameworks import LibraryStrategies
 from gpudoctor.facts.model.measured_strategies import (
+    LibraryStrategies,
     Strategies,
     StrategyMemory,
     StrategyRank,

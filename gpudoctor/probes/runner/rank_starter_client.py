@@ -1,4 +1,4 @@
-"""The starter (starter.py) and its ranks as seen by the process that runs it: its settings, its start, its end."""
+"""The starter (rank_starter.py) and its ranks as seen by the process that runs it: its settings, its start, its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import IO, Any
 import msgspec
 
 from gpudoctor.probes.runner.messages import RankJob
-from gpudoctor.probes.runner.starter import TERM_GRACE_S
+from gpudoctor.probes.runner.rank_starter import TERM_GRACE_S
 from gpudoctor.process.own_program import own_python
 from gpudoctor.process.spawn import Child
 
@@ -32,7 +32,7 @@ def start(
     """Start a starter that holds the ends given: life to read, control and one a rank to write. Raise OSError."""
     whole = {"parent": os.getpid(), "life_fd": life, "control_fd": control, "rank_fds": rank_fds, **order}
     return Child(
-        own_python("gpudoctor.probes.runner.starter", "main", json.dumps(whole), python=python),
+        own_python("gpudoctor.probes.runner.rank_starter", "main", json.dumps(whole), python=python),
         stdout=output,
         stderr=output,
         env=_environment(msgspec.convert(order["job"], RankJob)),

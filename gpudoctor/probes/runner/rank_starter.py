@@ -173,7 +173,7 @@ def _spawn_rank(rank_job: dict[str, Any], _not_mine: list[int]) -> RunningProces
     if rank_job["job"]["gpu_uuids"]:  # by UUID: a torch ordinal is not an NVML index
         visible = visible_gpus(rank_job["rank"], rank_job["job"]["gpu_uuids"], rank_job["job"]["probes"])
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
-    command = dependent_python("gpudoctor.probes.runner.starter", "rank_main", json.dumps(rank_job))
+    command = dependent_python("gpudoctor.probes.runner.rank_starter", "rank_main", json.dumps(rank_job))
     return Child(command, stdout=None, stderr=None, env=environment, pass_fds=[rank_job["fd"]], new_session=False)
 
 
