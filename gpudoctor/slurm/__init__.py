@@ -1,0 +1,1 @@
+"""What Slurm's prolog, epilog and health check do on a node: judge it, and drain it within limits."""
