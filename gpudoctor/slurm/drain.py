@@ -62,9 +62,9 @@ def above_cap(nodes: Sequence[NodeRecord], own: NodeRecord, cap_percent: int) ->
         members, drained = _drained_of(nodes, partition)
         others = sum(node.name != own.name for node in drained)
         if others + 1 > _most(members, cap_percent):
-            are = "node is" if others == 1 else "nodes are"
+            are = "is" if others == 1 else "are"
             return (
-                f"GPUDOCTOR_DRAIN_CAP={cap_percent}%: {others} of {members} {are} drained by gpudoctor "
+                f"GPUDOCTOR_DRAIN_CAP={cap_percent}%: {others} of {members} nodes {are} drained by gpudoctor "
                 f"in partition {partition}"
             )
     return None

@@ -17,7 +17,7 @@ from gpudoctor.slurm.job_gpus import has_gpus, job_gpus
 from gpudoctor.slurm.node_records import NodeRecord, read_node, undo_drain
 from gpudoctor.slurm.quick_check import HookVerdict, check
 from gpudoctor.slurm.records import HookLog, write_last, write_metrics
-from gpudoctor.slurm.settings import Settings, SettingsError, on_error_of, read_settings
+from gpudoctor.slurm.settings import Settings, read_settings
 
 Hook = Literal["prolog", "epilog", "health"]
 HOOKS: tuple[Hook, ...] = ("prolog", "epilog", "health")
@@ -36,11 +36,8 @@ class HookResult(msgspec.Struct, frozen=True):
 def run_hook(hook: Hook, environ: Mapping[str, str]) -> HookResult:
     """Run one hook on this node, as slurmd does. Settings that are not understood are no verdict."""
     node = environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
-    try:
-        settings, wrong = read_settings(environ), None
-    except SettingsError as error:
-        settings = Settings(on_error="hold" if on_error_of(environ) == "hold" else "run")
-        wrong = HookVerdict("unknown", str(error))
+    settings, problem = read_settings(environ)
+    wrong = HookVerdict("unknown", problem) if problem else None
     run = _Run(hook, node, settings, environ)
     return run.health(wrong) if hook == "health" else run.of_job(wrong)
 
@@ -77,7 +74,7 @@ class _Run:
         return HookResult(self._hook == "epilog" and result is DrainResult.OUT_OF_SERVICE, verdict.why)
 
     def health(self, wrong: HookVerdict | None) -> HookResult:
-        """The health check: judge the node, drain it, or take our drain back. It never fails: slurmd may not register."""
+        """Judge the node, drain it, or take our drain back. It never fails: slurmd might not register."""
         try:
             lock = self._lock()
         except OSError as error:

@@ -85,7 +85,7 @@ def metrics(settings: Settings, hook: str, verdict: str, withheld: bool, time_s:
         f"# HELP {_TIME} When that Slurm hook ran last, Unix time.\n"
         f"# TYPE {_TIME} gauge\n"
         f"{_TIME}{{{mark}}} {time_s:.0f}\n"
-        f"# HELP {_WITHHELD} Whether it found a failure and did not drain: only logged, not a check that drains, a cap.\n"
+        f"# HELP {_WITHHELD} Whether it found a failure and did not drain: only logged, no check that drains, cap.\n"
         f"# TYPE {_WITHHELD} gauge\n"
         f"{_WITHHELD}{{{mark}}} {int(withheld)}\n"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -27,7 +27,7 @@ _FIELDS = {
     "GPUDOCTOR_LOG": "log",
     "GPUDOCTOR_TRIAL": "trial",
 }
-# read by the scripts, or by every gpudoctor
+# read by the scripts, and by every gpudoctor
 _OTHERS = ("GPUDOCTOR", "GPUDOCTOR_TRACEBACK")
 _CHOICES = {"action": ("drain", "log"), "on_error": ("run", "hold"), "scope": ("job", "node")}
 _FOLDERS = ("state", "textfile", "log")
@@ -66,44 +66,45 @@ class Settings(msgspec.Struct, frozen=True):
     trial: tuple[str, ...] = ()
 
 
-def read_settings(environ: Mapping[str, str]) -> Settings:
-    """The settings in the environment. Raise SettingsError for a name or a value that there is not."""
-    values: dict[str, object] = {}
+def read_settings(environ: Mapping[str, str]) -> tuple[Settings, str | None]:
+    """The settings in the environment that are understood, and in one line what is not; None if all are."""
+    values: dict[str, Any] = {}
+    wrong: list[str] = []
     for name, text in sorted(environ.items()):
         if not name.startswith("GPUDOCTOR") or name in _OTHERS:
             continue
         field = _FIELDS.get(name)
-        if field is None:
-            raise SettingsError(f"{FILE}: {name}: no setting is called that{_nearest(name)}")
-        if text.strip() or field == "skip":
-            values[field] = _value(name, field, text.strip())
-    return Settings(**values)  # type: ignore[arg-type]
-
-
-def on_error_of(environ: Mapping[str, str]) -> str:
-    """What to do without a verdict, for settings of which others are not understood."""
-    return "hold" if environ.get("GPUDOCTOR_ON_ERROR", "").strip() == "hold" else "run"
+        try:
+            if field is None:
+                raise SettingsError(f"{name}: no setting is called that{_nearest(name)}")
+            if text.strip() or field == "skip":
+                values[field] = _value(name, field, text.strip())
+        except SettingsError as error:
+            wrong.append(str(error))
+    return Settings(**values), f"{FILE}: {'; '.join(wrong)}" if wrong else None
 
 
 def _value(name: str, field: str, text: str) -> object:
     if field in _CHOICES:
         if text not in _CHOICES[field]:
-            raise SettingsError(f"{FILE}: {name}={text[:60]}: {' or '.join(_CHOICES[field])} is wanted")
+            raise SettingsError(f"{name}={text[:60]}: {' or '.join(_CHOICES[field])} is wanted")
         return text
     if field in _NUMBERS:
         pattern, least, most, wanted = _NUMBERS[field]
         match = pattern.fullmatch(text)
         if match is None or not least <= int(match[1]) <= most:
-            raise SettingsError(f"{FILE}: {name}={text[:60]}: {wanted} is wanted")
+            raise SettingsError(f"{name}={text[:60]}: {wanted} is wanted")
         return int(match[1])
     if field in _FOLDERS:
         if not text.startswith("/"):
-            raise SettingsError(f"{FILE}: {name}={text[:60]}: a path that begins with / is wanted")
+            raise SettingsError(f"{name}={text[:60]}: a path that begins with / is wanted")
         return Path(text)
     return tuple(text.replace(",", " ").split())
 
 
 def _nearest(name: str) -> str:
+    if name == "GPUDOCTOR_DRAIN_ON_UNKNOWN":
+        return "; GPUDOCTOR_ON_ERROR=hold took its place"
     from difflib import get_close_matches
 
     close = get_close_matches(name[:60], [*_FIELDS, "GPUDOCTOR"], n=1)

@@ -89,6 +89,8 @@ def _ours(folder: Path) -> str:
     lines = [line for line in (HOOKS / "slurm.conf").read_text().splitlines() if line and not line.startswith("#")]
     settings = dict(line.split("=", 1) for line in lines)
     assert set(_HERE) < set(settings)
+    # the scheduler looks once a minute for jobs whose time has come: nobody is to wait so long here
+    settings["SchedulerParameters"] += ",sched_interval=1,bf_interval=1"
     return "\n".join(f"{key}={_HERE.get(key, value).format(folder=folder)}" for key, value in settings.items())
 
 
