@@ -28,7 +28,7 @@ _FIELDS = {
     "GPUDOCTOR_TRIAL": "trial",
 }
 # read by the scripts, and by every gpudoctor
-_OTHERS = ("GPUDOCTOR", "GPUDOCTOR_TRACEBACK")
+_OTHERS = ("GPUDOCTOR", "GPUDOCTOR_TRACEBACK", "GPUDOCTOR_FAKE_DRIVER")
 _CHOICES = {"action": ("drain", "log"), "on_error": ("run", "hold"), "scope": ("job", "node")}
 _FOLDERS = ("state", "textfile", "log")
 _NUMBERS = {

@@ -28,6 +28,11 @@ def test_a_job_that_does_not_have_the_bad_gpu_starts(node: Node) -> None:
     assert not node.run("prolog", SLURM_JOB_GPUS="0,1,2").go_on
 
 
+def test_a_trial_needs_no_gpu_in_slurms_eyes(node: Node) -> None:
+    assert not node.run("prolog", SLURM_JOB_GPUS="").go_on
+    assert node.updates() == [_DRAIN]
+
+
 @pytest.mark.parametrize("state", ["IDLE+DRAIN", "DOWN", "DOWN*", "ALLOCATED+DRAIN", "FAIL"])
 def test_no_hook_writes_over_the_reason_of_somebody_else(
     node: Node, state: str, capsys: pytest.CaptureFixture[str]

@@ -124,27 +124,27 @@ def _file_gone(machine: Machine) -> None:
     kept_verdict.forget(machine.settings)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        _older,
-        _from_the_future,
-        _another_boot,
-        _another_driver,
-        _driver_gone,
-        _gpu_gone,
-        _other_thresholds,
-        _other_settings,
-        _no_age_allowed,
-        _xid,
-        _aer,
-        _log_overwritten,
-        _log_of_another_kernel,
-        _log_unreadable,
-        _file_cut_off,
-        _file_gone,
-    ],
+_DOUBTS: tuple[Callable[[Machine], None], ...] = (
+    _older,
+    _from_the_future,
+    _another_boot,
+    _another_driver,
+    _driver_gone,
+    _gpu_gone,
+    _other_thresholds,
+    _other_settings,
+    _no_age_allowed,
+    _xid,
+    _aer,
+    _log_overwritten,
+    _log_of_another_kernel,
+    _log_unreadable,
+    _file_cut_off,
+    _file_gone,
 )
+
+
+@pytest.mark.parametrize("change", _DOUBTS)
 def test_any_doubt_is_a_look_at_the_node(machine: Machine, change: Callable[[Machine], None]) -> None:
     assert machine.fresh() is not None
     change(machine)
