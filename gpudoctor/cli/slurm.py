@@ -6,7 +6,7 @@ import argparse
 import os
 
 from gpudoctor.exits import FAILED, OK, printable, write_stdout
-from gpudoctor.slurm.hooks import HOOKS, run_hook
+from gpudoctor.slurm import HOOKS
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +21,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the hook; give its exit code."""
+    from gpudoctor.slurm.hooks import run_hook
+
     environ = dict(os.environ)
     # a job's variables would narrow on their own what is judged
     for name in ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES"):

@@ -5,22 +5,18 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Mapping
-from typing import Literal
 
 import msgspec
 
 from gpudoctor.errors import UserError
-from gpudoctor.slurm import kept_verdict
+from gpudoctor.slurm import Hook, kept_verdict
 from gpudoctor.slurm.drain import DrainResult, drain
 from gpudoctor.slurm.hold_down import count_healthy, forget_healthy
 from gpudoctor.slurm.job_gpus import has_gpus, job_gpus
 from gpudoctor.slurm.node_records import NodeRecord, read_node, undo_drain
 from gpudoctor.slurm.quick_check import HookVerdict, check
 from gpudoctor.slurm.records import HookLog, write_last, write_metrics
-from gpudoctor.slurm.settings import Settings, read_settings
-
-Hook = Literal["prolog", "epilog", "health"]
-HOOKS: tuple[Hook, ...] = ("prolog", "epilog", "health")
+from gpudoctor.slurm.settings import HookSettings, read_settings
 
 # of the driver; the scripts end a prolog or an epilog after 40 s, a health check after 45 s
 _DEADLINE_S = 30.0
@@ -34,7 +30,7 @@ class HookResult(msgspec.Struct, frozen=True):
 
 
 def run_hook(hook: Hook, environ: Mapping[str, str]) -> HookResult:
-    """Run one hook on this node, as slurmd does. Settings that are not understood are no verdict."""
+    """Run one hook on this node, as slurmd does. HookSettings that are not understood are no verdict."""
     node = environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
     settings, problem = read_settings(environ)
     wrong = HookVerdict("unknown", problem) if problem else None
@@ -45,7 +41,7 @@ def run_hook(hook: Hook, environ: Mapping[str, str]) -> HookResult:
 class _Run:
     """One run of a hook: its settings, its log, the name of the node."""
 
-    def __init__(self, hook: Hook, node: str, settings: Settings, environ: Mapping[str, str]) -> None:
+    def __init__(self, hook: Hook, node: str, settings: HookSettings, environ: Mapping[str, str]) -> None:
         self._hook = hook
         self._node = node
         self._settings = settings

@@ -11,7 +11,7 @@ import msgspec
 from gpudoctor import __version__
 from gpudoctor.private_folder import why_replaceable
 from gpudoctor.report.output_files import OutputError, write_file
-from gpudoctor.slurm.settings import Settings
+from gpudoctor.slurm.settings import HookSettings
 
 _FILE = "verdict.json"
 _CONFIG = "etc/gpudoctor/config.yaml"
@@ -62,7 +62,7 @@ class FreshVerdict(msgspec.Struct, frozen=True):
     age_s: float
 
 
-def identity(settings: Settings, root: Path = Path("/")) -> NodeIdentity | None:
+def identity(settings: HookSettings, root: Path = Path("/")) -> NodeIdentity | None:
     """What the verdict is about; None if the boot or the driver cannot be told: then nothing is kept."""
     boot, driver = _text(root / "proc/sys/kernel/random/boot_id"), _text(root / "proc/driver/nvidia/version")
     if settings.trial:
@@ -85,7 +85,9 @@ def kernel_mark(root: Path = Path("/")) -> KernelMark | None:
     return KernelMark(records[-1][0]) if records else None
 
 
-def keep(settings: Settings, about: NodeIdentity | None, mark: KernelMark | None, reason: str, began_s: float) -> None:
+def keep(
+    settings: HookSettings, about: NodeIdentity | None, mark: KernelMark | None, reason: str, began_s: float
+) -> None:
     """Keep a pass or a warn of the whole node, seen at `began_s` (`since_boot_s`), for prologs."""
     if about is None or mark is None or not settings.max_age_s:
         forget(settings)
@@ -96,7 +98,7 @@ def keep(settings: Settings, about: NodeIdentity | None, mark: KernelMark | None
         forget(settings)
 
 
-def forget(settings: Settings) -> None:
+def forget(settings: HookSettings) -> None:
     """No prolog is to trust what was kept."""
     try:
         (settings.state / _FILE).unlink(missing_ok=True)
@@ -104,7 +106,7 @@ def forget(settings: Settings) -> None:
         return
 
 
-def fresh(settings: Settings, root: Path = Path("/")) -> FreshVerdict | None:
+def fresh(settings: HookSettings, root: Path = Path("/")) -> FreshVerdict | None:
     """The verdict that was kept, if it still holds; None for any doubt, and the node is to be looked at.
 
     It holds for `max_age_s` of this boot's own clock, for the same driver, GPUs, settings and version of gpudoctor, as

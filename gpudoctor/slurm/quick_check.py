@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from gpudoctor.errors import UserError
-from gpudoctor.slurm.settings import FILE, Settings, SettingsError
+from gpudoctor.slurm.settings import FILE, HookSettings, SettingsError
 
 if TYPE_CHECKING:
     from gpudoctor.checks.core.causes import Fault
@@ -27,7 +27,7 @@ class HookVerdict(msgspec.Struct, frozen=True):
     drains: str | None = None
 
 
-def check(settings: Settings, gpus: str | None, deadline_s: float) -> HookVerdict:
+def check(settings: HookSettings, gpus: str | None, deadline_s: float) -> HookVerdict:
     """Judge the node, or only the GPUs named; unknown, with the reason, for whatever is no verdict on them."""
     from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead, start_ahead
 
@@ -41,7 +41,7 @@ def check(settings: Settings, gpus: str | None, deadline_s: float) -> HookVerdic
         dismiss_ahead()
 
 
-def _checked(settings: Settings, gpus: str | None, deadline_s: float) -> HookVerdict:
+def _checked(settings: HookSettings, gpus: str | None, deadline_s: float) -> HookVerdict:
     from gpudoctor import api
 
     node, *faults = settings.trial or (None,)
@@ -58,7 +58,7 @@ def _checked(settings: Settings, gpus: str | None, deadline_s: float) -> HookVer
     return result_of(api.examined(prep), settings)
 
 
-def result_of(report: Report, settings: Settings) -> HookVerdict:
+def result_of(report: Report, settings: HookSettings) -> HookVerdict:
     """What a report says to Slurm."""
     mark = "SIMULATED " if report.simulated else ""
     if report.simulated and not settings.trial:

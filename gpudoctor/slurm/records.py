@@ -10,7 +10,7 @@ from pathlib import Path
 from gpudoctor.exits import printable
 from gpudoctor.exits import say as say_to_stderr
 from gpudoctor.report.output_files import OutputError, write_file
-from gpudoctor.slurm.settings import Settings
+from gpudoctor.slurm.settings import HookSettings
 
 _LOG_BYTES_MAX = 1 << 20
 _SOCKET = "/dev/log"
@@ -26,7 +26,7 @@ class HookLog:
     `log` in the state folder, of which 1 MiB is kept, and the 1 MiB before that as `log.1`.
     """
 
-    def __init__(self, node: str, settings: Settings) -> None:
+    def __init__(self, node: str, settings: HookSettings) -> None:
         self._node = node
         self._has_syslog = os.path.exists(_SOCKET)  # noqa: PTH110
         self._file = settings.log or (None if self._has_syslog else settings.state / "log")
@@ -59,13 +59,13 @@ class HookLog:
             os.close(number)
 
 
-def write_last(settings: Settings, hook: str, verdict: str, why: str) -> None:
+def write_last(settings: HookSettings, hook: str, verdict: str, why: str) -> None:
     """The hook's last verdict, one line: when, pass, warn, fail or unknown, and why. Raise OutputError."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     write_file(settings.state / hook, f"{at} {verdict} {printable(why)}\n")
 
 
-def write_metrics(settings: Settings, hook: str, verdict: str, *, withheld: bool) -> str | None:
+def write_metrics(settings: HookSettings, hook: str, verdict: str, *, withheld: bool) -> str | None:
     """The hook's last verdict and its time for node_exporter's textfile collector; in words, why it is not there."""
     folder = settings.textfile or settings.state
     try:
@@ -75,7 +75,7 @@ def write_metrics(settings: Settings, hook: str, verdict: str, *, withheld: bool
     return None
 
 
-def metrics(settings: Settings, hook: str, verdict: str, withheld: bool, time_s: float) -> str:
+def metrics(settings: HookSettings, hook: str, verdict: str, withheld: bool, time_s: float) -> str:
     """Three gauges with the label `hook`; a trial carries simulated="true", as everywhere."""
     mark = f'hook="{hook}"' + (',simulated="true"' if settings.trial else "")
     return (

@@ -42,7 +42,7 @@ class SettingsError(UserError):
     """A setting is not understood; the line names it, its value and the way out."""
 
 
-class Settings(msgspec.Struct, frozen=True):
+class HookSettings(msgspec.Struct, frozen=True):
     """What an operator may set. An empty or missing setting has the default that stands here.
 
     `drain_checks` are ids, domains or globs whose failures may drain (none: all may). Above `drain_cap_percent` of a
@@ -66,7 +66,7 @@ class Settings(msgspec.Struct, frozen=True):
     trial: tuple[str, ...] = ()
 
 
-def read_settings(environ: Mapping[str, str]) -> tuple[Settings, str | None]:
+def read_settings(environ: Mapping[str, str]) -> tuple[HookSettings, str | None]:
     """The settings in the environment that are understood, and in one line what is not; None if all are."""
     values: dict[str, Any] = {}
     wrong: list[str] = []
@@ -81,7 +81,7 @@ def read_settings(environ: Mapping[str, str]) -> tuple[Settings, str | None]:
                 values[field] = _value(name, field, text.strip())
         except SettingsError as error:
             wrong.append(str(error))
-    return Settings(**values), f"{FILE}: {'; '.join(wrong)}" if wrong else None
+    return HookSettings(**values), f"{FILE}: {'; '.join(wrong)}" if wrong else None
 
 
 def _value(name: str, field: str, text: str) -> object:

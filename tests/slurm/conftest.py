@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.slurm.hooks import Hook, HookResult, run_hook
+from gpudoctor.slurm import Hook
+from gpudoctor.slurm.hooks import HookResult, run_hook
 
 SINCE = "[root@2026-11-21T12:00:00]"
 

@@ -6,7 +6,7 @@ import fcntl
 
 import pytest
 
-from gpudoctor.slurm.hooks import HOOKS, Hook
+from gpudoctor.slurm import HOOKS, Hook
 from gpudoctor.slurm.node_records import drain_reason
 from tests.slurm.conftest import Node
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.slurm import kept_verdict
-from gpudoctor.slurm.settings import Settings
+from gpudoctor.slurm.settings import HookSettings
 from tests.slurm.conftest import Node
 
 _GPUS = ("0000:1b:00.0", "0000:2b:00.0")
@@ -25,7 +25,7 @@ class Machine:
         self.log("usb 1-1: new device", "eth0: up")
         for bus in _GPUS:
             (root / "proc/driver/nvidia/gpus" / bus).mkdir(parents=True)
-        self.settings = Settings(state=root / "state")
+        self.settings = HookSettings(state=root / "state")
         self.settings.state.mkdir()
 
     def write(self, name: str, text: str) -> None:
@@ -88,11 +88,11 @@ def _other_thresholds(machine: Machine) -> None:
 
 
 def _other_settings(machine: Machine) -> None:
-    machine.settings = Settings(state=machine.settings.state, skip=("env",))
+    machine.settings = HookSettings(state=machine.settings.state, skip=("env",))
 
 
 def _no_age_allowed(machine: Machine) -> None:
-    machine.settings = Settings(state=machine.settings.state, max_age_s=0)
+    machine.settings = HookSettings(state=machine.settings.state, max_age_s=0)
 
 
 def _xid(machine: Machine) -> None:
