@@ -23,7 +23,7 @@ say() {
   local file=${GPUDOCTOR_LOG:-}
   printf 'gpudoctor: %s: %s\n' "$node" "$1" >&2
   if [ -S /dev/log ]; then
-    logger -t gpudoctor -- "$node: $1" || true
+    logger -p daemon.warning -t gpudoctor -- "$node: $1" || true
   else
     file=${file:-${GPUDOCTOR_STATE:-/run/gpudoctor}/log}
   fi

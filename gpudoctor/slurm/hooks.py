@@ -54,7 +54,7 @@ class _Run:
         if not numbers and not self._settings.trial and not has_gpus():
             return HookResult(True, self._of_no_gpu(wrong))
         if self._hook == "prolog" and wrong is None and (kept := kept_verdict.fresh(self._settings)) is not None:
-            verdict = HookVerdict("pass", f"{kept.reason} (health check of {kept.age_s:.0f} s ago)")
+            verdict = HookVerdict(kept.verdict, f"{kept.reason} (health check of {kept.age_s:.0f} s ago)")
         else:
             gpus = job_gpus(numbers) if numbers and self._settings.scope == "job" else None
             verdict = wrong or check(self._settings, gpus, _DEADLINE_S)
@@ -74,8 +74,10 @@ class _Run:
         try:
             lock = self._lock()
         except OSError as error:
-            self._say(f"no lock could be made in {self._settings.state}: {error.strerror}: not checked")
-            return HookResult(True, "not checked")
+            why = f"no lock could be made in {self._settings.state}: {error.strerror}"
+            self._say(f"health check: no verdict: {why}")
+            write_metrics(self._settings, self._hook, "unknown", withheld=False)
+            return HookResult(True, why)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return HookResult(True, self._health(wrong))
@@ -94,8 +96,8 @@ class _Run:
         about, mark = kept_verdict.identity(self._settings), kept_verdict.kernel_mark()
         began_s = kept_verdict.since_boot_s()
         verdict = wrong or check(self._settings, None, _DEADLINE_S)
-        if verdict.verdict in ("pass", "warn"):
-            kept_verdict.keep(self._settings, about, mark, verdict.why, began_s)
+        if verdict.verdict == "pass" or verdict.verdict == "warn":
+            kept_verdict.keep(self._settings, about, mark, began_s, verdict.verdict, verdict.why)
         else:
             kept_verdict.forget(self._settings)
         judged = self._without_verdict(verdict, "health check")

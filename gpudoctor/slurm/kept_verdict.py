@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -52,12 +53,14 @@ class _Kept(msgspec.Struct, frozen=True):
     identity: NodeIdentity
     since_boot_s: float
     kernel: KernelMark
+    verdict: Literal["pass", "warn"]
     reason: str
 
 
 class FreshVerdict(msgspec.Struct, frozen=True):
     """A pass or a warn of the whole node, `age_s` seconds old, in one line."""
 
+    verdict: Literal["pass", "warn"]
     reason: str
     age_s: float
 
@@ -86,14 +89,20 @@ def kernel_mark(root: Path = Path("/")) -> KernelMark | None:
 
 
 def keep(
-    settings: HookSettings, about: NodeIdentity | None, mark: KernelMark | None, reason: str, began_s: float
+    settings: HookSettings,
+    about: NodeIdentity | None,
+    mark: KernelMark | None,
+    began_s: float,
+    verdict: Literal["pass", "warn"],
+    reason: str,
 ) -> None:
-    """Keep a pass or a warn of the whole node, seen at `began_s` (`since_boot_s`), for prologs."""
+    """Keep a verdict of the whole node, of a check that began at `began_s` (`since_boot_s`), for prologs."""
     if about is None or mark is None or not settings.max_age_s:
         forget(settings)
         return
+    kept = _Kept(about, began_s, mark, verdict, reason)
     try:
-        write_file(settings.state / _FILE, msgspec.json.encode(_Kept(about, began_s, mark, reason)).decode())
+        write_file(settings.state / _FILE, msgspec.json.encode(kept).decode())
     except OutputError:
         forget(settings)
 
@@ -125,7 +134,7 @@ def fresh(settings: HookSettings, root: Path = Path("/")) -> FreshVerdict | None
     age_s = since_boot_s() - kept.since_boot_s
     if not 0 <= age_s <= settings.max_age_s or kept.identity != identity(settings, root):
         return None
-    return FreshVerdict(kept.reason, age_s) if _kernel_is_quiet_since(kept.kernel, root) else None
+    return FreshVerdict(kept.verdict, kept.reason, age_s) if _kernel_is_quiet_since(kept.kernel, root) else None
 
 
 def since_boot_s() -> float:

@@ -92,6 +92,18 @@ def test_only_our_own_drain_is_taken_back_and_only_after_healthy_checks_in_a_row
     )
 
 
+def test_healthy_checks_count_for_one_drain_only(node: Node) -> None:
+    """A prolog may have drained the node anew, for the same reason, between two health checks."""
+    node.trial()
+    node.node("IDLE+DRAIN", _REASON)
+    for _ in range(2):
+        node.run("health")
+    records = node.folder / "nodes"
+    records.write_text(records.read_text().replace("T12:00:00]", "T12:00:07]"))
+    node.run("health")
+    assert node.updates() == []
+
+
 def test_log_changes_nothing_and_says_what_drain_would_do(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     node.settings["GPUDOCTOR_ACTION"] = "log"
     go_on = [node.run(hook, SLURM_JOB_ID="7").go_on for hook in HOOKS]
@@ -217,6 +229,16 @@ def test_a_health_check_that_still_runs_keeps_a_second_one_out(node: Node) -> No
         fcntl.flock(lock, fcntl.LOCK_EX)
         result = node.run("health")
     assert (result.go_on, len(node.calls())) == (True, before)
+
+
+def test_a_health_check_that_cannot_keep_its_state_is_no_verdict(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (node.folder / "state").touch()
+    node.settings["GPUDOCTOR_TEXTFILE"] = str(node.folder)
+    assert node.run("health").go_on
+    assert "no verdict: no lock could be made" in capsys.readouterr().err
+    assert 'verdict="unknown"} 1' in (node.folder / "gpudoctor_slurm_health.prom").read_text()
 
 
 def test_a_folder_for_metrics_that_cannot_be_written_is_said_and_changes_nothing(

@@ -38,7 +38,7 @@ class Machine:
 
     def keep(self) -> None:
         about, mark = kept_verdict.identity(self.settings, self.root), kept_verdict.kernel_mark(self.root)
-        kept_verdict.keep(self.settings, about, mark, "PASS 33 of 51 checks", self.now_s)
+        kept_verdict.keep(self.settings, about, mark, self.now_s, "pass", "PASS 33 of 51 checks")
 
     def fresh(self) -> kept_verdict.FreshVerdict | None:
         return kept_verdict.fresh(self.settings, self.root)
@@ -56,7 +56,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def test_a_young_verdict_is_trusted_and_says_its_age(machine: Machine) -> None:
     machine.now_s += 330
-    assert machine.fresh() == kept_verdict.FreshVerdict("PASS 33 of 51 checks", 330.0)
+    assert machine.fresh() == kept_verdict.FreshVerdict("pass", "PASS 33 of 51 checks", 330.0)
 
 
 def _older(machine: Machine) -> None:
@@ -185,7 +185,10 @@ def test_the_prolog_trusts_a_healthy_health_check_and_the_epilog_looks_itself(
     node.run("health")
     assert "(health check of " in node.run("prolog").why
     assert "health check of" not in node.run("epilog").why
-    assert "pass SIMULATED PASS" in node.state("prolog")
+    node.trial("persistence-off")
+    node.run("health")
+    assert "(health check of " in node.run("prolog").why
+    assert 'verdict="warn"' in node.state("gpudoctor_slurm_prolog.prom")
 
 
 def test_a_failure_anywhere_takes_the_kept_verdict_away(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +199,7 @@ def test_a_failure_anywhere_takes_the_kept_verdict_away(node: Node, monkeypatch:
         node.run("health")
         assert node.state("verdict.json")
         node.trial("xid-79@3")
-        node.run(hook)  # type: ignore[arg-type]
+        node.run(hook)
         assert not node.state("verdict.json")
 
 
