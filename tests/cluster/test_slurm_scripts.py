@@ -226,6 +226,17 @@ def test_the_settings_that_we_ship_are_understood(bench: Bench) -> None:
     assert (bench.folder / "node-exporter" / "gpudoctor_slurm_prolog.prom").exists()
 
 
+def test_another_health_check_runs_before_ours_and_its_failure_takes_nothing_away(bench: Bench) -> None:
+    other = bench.folder / "nhc"
+    other.write_text(f"#!/bin/sh\necho nhc >> {bench.folder}/calls\nexit 1\n")
+    other.chmod(0o755)
+    script = bench.hooks / "health-check-all.sh"
+    script.write_text(script.read_text().replace("OTHER=/usr/sbin/nhc", f"OTHER={other}"))
+
+    assert bench.run("health-check-all.sh").returncode == 0
+    assert bench.calls() == ["nhc", "slurm health"]
+
+
 def test_shellcheck_finds_nothing() -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("no shellcheck: apt-get install shellcheck")
