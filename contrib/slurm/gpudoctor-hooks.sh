@@ -64,7 +64,8 @@ no_verdict() {
     ! grep -qsx 0x10de /sys/bus/pci/devices/*/vendor; then return 0; fi
   file=$folder/gpudoctor_slurm_$1.prom
   say "$1, job ${SLURM_JOB_ID:-none}: no verdict: $2"
-  rm -f -- "${GPUDOCTOR_STATE:-/run/gpudoctor}/verdict.json"
+  # nor may a prolog trust an earlier verdict, nor an undrain count this as one of its healthy checks
+  rm -f -- "${GPUDOCTOR_STATE:-/run/gpudoctor}"/{verdict,undrain}.json
   mkdir -p "$folder" && printf '%s{hook="%s"%s} %s\n' gpudoctor_slurm_verdict "$1" ',verdict="unknown"' 1 \
     gpudoctor_slurm_timestamp_seconds "$1" '' "$(date +%s)" >"$file.$$" && mv -f "$file.$$" "$file"
   [ "${GPUDOCTOR_ON_ERROR:-run}" != hold ]

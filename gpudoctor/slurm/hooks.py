@@ -30,7 +30,7 @@ class HookResult(msgspec.Struct, frozen=True):
 
 
 def run_hook(hook: Hook, environ: Mapping[str, str]) -> HookResult:
-    """Run one hook on this node, as slurmd does. HookSettings that are not understood are no verdict."""
+    """Run one hook on this node, as slurmd does. Settings that are not understood are no verdict."""
     node = environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
     settings, problem = read_settings(environ)
     wrong = HookVerdict("unknown", problem) if problem else None
@@ -101,10 +101,8 @@ class _Run:
         else:
             kept_verdict.forget(self._settings)
         judged = self._without_verdict(verdict, "health check")
-        result, withheld = self._drained(judged, "health check")
+        _, withheld = self._drained(judged, "health check")
         self._record(verdict, withheld=withheld)
-        if result is DrainResult.NO_ANSWER:
-            self._say(f"slurmctld does not answer, node not drained: {judged.why}")
         if verdict.verdict != "unknown" and judged.drains is None:
             self._take_back()
         elif self._settings.state.is_dir():
@@ -132,6 +130,9 @@ class _Run:
             # a hook that fails has Slurm drain the node: with nobody to count, that could be every node at once
             self._say(f"{of}: not drained, GPUDOCTOR_DRAIN_CAP is set and slurmctld does not answer: {verdict.drains}")
             return DrainResult.REFUSED, True
+        if result is DrainResult.NO_ANSWER:
+            by_slurm = "" if self._hook == "health" else "; Slurm drains it in its own words"
+            self._say(f"{of}: slurmctld does not answer, not drained by gpudoctor{by_slurm}: {verdict.drains}")
         return result, result is not DrainResult.OUT_OF_SERVICE
 
     def _without_verdict(self, verdict: HookVerdict, of: str) -> HookVerdict:

@@ -90,7 +90,8 @@ def test_a_refusal_fails_prolog_and_epilog_and_never_the_health_check(bench: Ben
 def test_a_run_without_an_answer_is_seen_and_stops_no_job(bench: Bench, script: str, answer: str) -> None:
     bench.gpudoctor(answer)
     bench.run("prolog.sh")
-    (bench.folder / "state" / "verdict.json").write_text("{}")  # nor may a later prolog trust an earlier verdict
+    for name in ("verdict.json", "undrain.json"):  # nor may anybody build on what was before
+        (bench.folder / "state" / name).write_text("{}")
 
     done = bench.run(script)
 
@@ -100,7 +101,7 @@ def test_a_run_without_an_answer_is_seen_and_stops_no_job(bench: Bench, script: 
     metric = bench.state(f"gpudoctor_slurm_{_HOOK_OF[script]}.prom")
     assert f'gpudoctor_slurm_verdict{{hook="{_HOOK_OF[script]}",verdict="unknown"}} 1\n' in metric
     assert f'gpudoctor_slurm_timestamp_seconds{{hook="{_HOOK_OF[script]}"}} 1' in metric
-    assert bench.state("verdict.json") == ""
+    assert (bench.state("verdict.json"), bench.state("undrain.json")) == ("", "")
     if not Path("/dev/log").exists():
         assert "no verdict: " in bench.state("log")
 

@@ -215,7 +215,9 @@ def test_where_scontrol_does_not_answer_slurm_itself_drains_and_with_a_cap_nobod
 ) -> None:
     node.scontrol("exit 1")
     assert [node.run(hook).go_on for hook in HOOKS] == [False, False, True]
-    assert "slurmctld does not answer, node not drained" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.count("slurmctld does not answer, not drained by gpudoctor: SIMULATED FAIL gpu.xid") == 1
+    assert said.count("not drained by gpudoctor; Slurm drains it in its own words: SIMULATED FAIL gpu.xid") == 2
 
     node.settings["GPUDOCTOR_DRAIN_CAP"] = "50%"
     assert [node.run(hook).go_on for hook in HOOKS] == [True, True, True]
