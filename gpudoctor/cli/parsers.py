@@ -22,6 +22,7 @@ COMMANDS = {
     "plan": "which strategy trains a model here: memory, batch, communication, and how to launch it",
     "cluster": "many nodes, on an existing engine: check them, or read their reports",
     "agent": "check this node on a schedule, and serve the result to Prometheus and health checks",
+    "slurm": "a prolog, an epilog or a health check of Slurm: judge, and log or drain (contrib/slurm)",
     "diagnose": "what a failed or hanging job's logs say: what happened first, where, and why",
     "baseline": "one node over time: save what was measured, compare with it later",
     "fake-driver": "run any NVML program against a simulated node or a capture",

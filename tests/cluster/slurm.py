@@ -37,48 +37,61 @@ exec {hooks}/{script}
 _DEFAULTS = """
 GPUDOCTOR={folder}/gpudoctor
 GPUDOCTOR_STATE={folder}/state/$node
+GPUDOCTOR_TRIAL="hgx-h100-8 $(cat {folder}/faults/$node 2>/dev/null)"
+GPUDOCTOR_UNDRAIN_AFTER=1
 SLURM_CONF={folder}/slurm.conf
+[ ! -e {folder}/settings ] || . {folder}/settings
 """
 _GPUDOCTOR = """#!/bin/sh
 export PYTHONPATH={root} PATH=/usr/bin:/bin
 echo "$SLURMD_NODENAME ${{SLURM_SCRIPT_CONTEXT:-none}} $*" >> {folder}/calls
 [ -e {folder}/answer/$SLURMD_NODENAME ] && exec sh {folder}/answer/$SLURMD_NODENAME
-[ "$1" = check ] || exec {python} -m gpudoctor "$@"
-# the hooks take no verdict of a simulated node, and this one stands for a real one
-said=$({python} -m gpudoctor "$@" --node hgx-h100-8 $(cat {folder}/faults/$SLURMD_NODENAME 2>/dev/null)); code=$?
-printf '%s\n' "$said" | sed 's/ - SIMULATED / - /'
-exit $code
+[ "$1" = check ] && set -- "$@" --node hgx-h100-8 $(sed 's/[^ ][^ ]*/--fault &/g' {folder}/faults/$SLURMD_NODENAME)
+exec {python} -m gpudoctor "$@"
 """
+# of contrib/slurm/slurm.conf, what cannot be so here
+_HERE = {
+    "Prolog": "{folder}/hooks/prolog",
+    "Epilog": "{folder}/hooks/epilog",
+    "HealthCheckProgram": "{folder}/hooks/health",
+    "HealthCheckInterval": "2",
+    "HealthCheckNodeState": "ANY",
+    "ProctrackType": "proctrack/linuxproc",
+    "TaskPlugin": "task/none",
+}
 _CONF = """
 ClusterName=gpudoctor
 SlurmctldHost=ctl({controller})
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock
+# how long a requeued job waits before it starts again: 120 s unless it is set
+AuthInfo=socket={folder}/munge.sock,cred_expire=5
 StateSaveLocation={folder}/controller
 SlurmdSpoolDir={folder}/spool/%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-GresTypes=gpu
 ReturnToService=1
 KillWait=2
 SlurmdParameters=config_overrides
-HealthCheckProgram={folder}/hooks/health
-HealthCheckInterval=2
-HealthCheckNodeState=ANY
-Prolog={folder}/hooks/prolog
-Epilog={folder}/hooks/epilog
-PrologFlags=Alloc
+{ours}
 PlugStackConfig=/dev/null
 PartitionName=main Nodes=ALL Default=YES State=UP
 """
+
+
+def _ours(folder: Path) -> str:
+    """contrib/slurm/slurm.conf with the hooks of `folder`."""
+    lines = [line for line in (HOOKS / "slurm.conf").read_text().splitlines() if line and not line.startswith("#")]
+    settings = dict(line.split("=", 1) for line in lines)
+    assert set(_HERE) < set(settings)
+    # the scheduler looks once a minute for jobs whose time has come: nobody is to wait so long here
+    settings["SchedulerParameters"] += ",sched_interval=1,bf_interval=1"
+    return "\n".join(f"{key}={_HERE.get(key, value).format(folder=folder)}" for key, value in settings.items())
 
 
 class SlurmError(Exception):
@@ -148,11 +161,35 @@ class Slurm:
 
     def set_fault(self, node: str, *faults: str) -> None:
         """Put faults on the simulated GPUs of `node`; none makes it healthy."""
-        (self.folder / "faults" / node).write_text(" ".join(f"--fault {fault}" for fault in faults))
+        (self.folder / "faults" / node).write_text(" ".join(faults))
+
+    def set_settings(self, *lines: str) -> None:
+        """Add these lines to /etc/default/gpudoctor of every node, in place of those of an earlier call."""
+        (self.folder / "settings").write_text("\n".join(lines) + "\n")
 
     def set_answer(self, node: str, script: str) -> None:
         """Run this shell script on `node` in place of gpudoctor."""
         (self.folder / "answer" / node).write_text(script)
+
+    def log(self, node: str) -> str:
+        """What the hooks of `node` have said since `reset`."""
+        file = self.folder / "state" / node / "log"
+        return file.read_text() if file.exists() else ""
+
+    def metrics(self, node: str, hook: str) -> str:
+        """What a hook of `node` has left for node_exporter; empty where it has not run since `reset`."""
+        file = self.folder / "state" / node / f"gpudoctor_slurm_{hook}.prom"
+        return file.read_text() if file.exists() else ""
+
+    def submit(self, *words: str) -> None:
+        """Submit a batch job: options, and last the command. `output` has what it prints."""
+        *options, command = words
+        self.run("sbatch", *options, f"--output={self.folder}/job.out", "--wrap", command).check_returncode()
+
+    def output(self) -> str:
+        """What the job that was submitted has printed till now."""
+        file = self.folder / "job.out"
+        return file.read_text() if file.exists() else ""
 
     def calls(self) -> list[str]:
         """How gpudoctor was called since `reset`: node, prolog_slurmd or such, arguments."""
@@ -178,7 +215,8 @@ class Slurm:
                 self.run("scontrol", "update", f"nodename={node}", "state=resume")
         self.wait(lambda: set(self.states().values()) == {"IDLE"})
         shutil.rmtree(self.folder / "state", ignore_errors=True)
-        (self.folder / "calls").unlink(missing_ok=True)
+        for name in ("calls", "settings", "job.out"):
+            (self.folder / name).unlink(missing_ok=True)
 
     def _is_running(self, program: str) -> bool:
         mine = str(self._hooks / program).encode()
@@ -230,7 +268,7 @@ class Slurm:
             f"Gres=gpu:h100:{GPUS} State=UNKNOWN\n"
             for i in self._hosts.numbers
         )
-        conf = _CONF.format(controller=self._hosts.address(LOGIN), **places)
+        conf = _CONF.format(ours=_ours(self.folder), controller=self._hosts.address(LOGIN), **places)
         (self.folder / "slurm.conf").write_text(conf.replace("PartitionName", f"{nodes}PartitionName"))
         devices = self.folder / "dev" / f"nvidia[0-{GPUS - 1}]"
         (self.folder / "gres.conf").write_text(f"Name=gpu Type=h100 File={devices}\n")

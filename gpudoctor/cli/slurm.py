@@ -1,0 +1,32 @@
+"""`gpudoctor slurm`: what the scripts in contrib/slurm call as prolog, epilog and health check."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from gpudoctor.exits import FAILED, OK, printable, write_stdout
+from gpudoctor.slurm import HOOKS
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `gpudoctor slurm`."""
+    parser.epilog = (
+        "Reads SLURMD_NODENAME, SLURM_JOB_ID, SLURM_JOB_GPUS and the settings of /etc/default/gpudoctor from the "
+        "environment, into which contrib/slurm/*.sh put them. Writes one line: `go on: ...` (exit 0) or "
+        "`refuse: ...` (exit 1, so that Slurm starts no job here). Anything else is no verdict."
+    )
+    parser.add_argument("hook", choices=HOOKS, help="which of Slurm's hooks this is")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the hook; give its exit code."""
+    from gpudoctor.slurm.hooks import run_hook
+
+    environ = dict(os.environ)
+    # a job's variables would narrow on their own what is judged
+    for name in ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES"):
+        os.environ.pop(name, None)
+    result = run_hook(args.hook, environ)
+    write_stdout(f"{'go on' if result.go_on else 'refuse'}: {printable(result.why)}\n")
+    return OK if result.go_on else FAILED

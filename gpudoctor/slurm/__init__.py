@@ -1,0 +1,6 @@
+"""What Slurm's prolog, epilog and health check do on a node: judge it, and drain it within limits."""
+
+from typing import Literal
+
+Hook = Literal["prolog", "epilog", "health"]
+HOOKS: tuple[Hook, ...] = ("prolog", "epilog", "health")

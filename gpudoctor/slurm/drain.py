@@ -1,0 +1,103 @@
+"""Draining a node within a cap, and taking our own drains back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from gpudoctor.slurm.node_records import NodeRecord, drain_reason, read_nodes, set_drain, undo_drain
+
+Say = Callable[[str], None]
+
+# how often, and how far apart, a node that may stay drained looks whether the others have stepped back
+_LOOKS, _PAUSE_S = 4, 0.3
+
+
+class DrainResult(Enum):
+    """What became of a drain: the node takes no job now; it was refused by the cap; slurmctld did not answer."""
+
+    OUT_OF_SERVICE = "out of service"
+    REFUSED = "refused"
+    NO_ANSWER = "no answer"
+
+
+def drain(name: str, why: str, cap_percent: int | None, say: Say) -> DrainResult:
+    """Drain this node for `why`, unless it is out of service for somebody else's reason, or the cap forbids it.
+
+    Each node decides for itself, so several may drain at the same moment, all below the cap. Each counts again after
+    its own drain: the ones that came last, by the time of the drain and then by name, take it back, and the first ones
+    wait for that. Nobody stays who has not seen a number within the cap after its own drain, so that the cap holds once
+    all have looked; for a second it may not.
+    """
+    reason = drain_reason(why)
+    nodes = read_nodes(None if cap_percent else name)
+    own = next((node for node in nodes if node.name == name), None)
+    if own is None:
+        return DrainResult.NO_ANSWER
+    if own.out_of_service and not own.is_ours:
+        given = own.reason or "no reason given"
+        say(f"{reason} (node is {own.state} already: {given}; left alone)")
+        return DrainResult.OUT_OF_SERVICE
+    if own.is_ours and own.reason == reason:
+        return DrainResult.OUT_OF_SERVICE
+    if not own.is_ours and cap_percent and (over := above_cap(nodes, own, cap_percent)):
+        say(f"not drained, {over}: {reason}")
+        return DrainResult.REFUSED
+    if not set_drain(name, reason):
+        return DrainResult.NO_ANSWER
+    if not own.is_ours and cap_percent and (over := _too_many(own, cap_percent)) and undo_drain(name):
+        say(f"drain taken back, others were drained at the same moment, {over}: {reason}")
+        return DrainResult.REFUSED
+    say(f"drain: {reason}")
+    return DrainResult.OUT_OF_SERVICE
+
+
+def above_cap(nodes: Sequence[NodeRecord], own: NodeRecord, cap_percent: int) -> str | None:
+    """In words, why `own` may not be among the nodes that we drain; None if it may.
+
+    The cap holds for each partition of the node, and lets one node of each be drained however small it is.
+    """
+    for partition in own.partitions:
+        members, drained = _drained_of(nodes, partition)
+        others = sum(node.name != own.name for node in drained)
+        if others + 1 > _most(members, cap_percent):
+            are = "is" if others == 1 else "are"
+            return (
+                f"GPUDOCTOR_DRAIN_CAP={cap_percent}%: {others} of {members} nodes {are} drained by gpudoctor "
+                f"in partition {partition}"
+            )
+    return None
+
+
+def _too_many(own: NodeRecord, cap_percent: int) -> str | None:
+    """After the drain of `own`: why it is to be taken back; None if it may stay."""
+    over = None
+    for look in range(_LOOKS):
+        nodes = read_nodes()
+        over = above_cap(nodes, own, cap_percent)
+        if over is None or not _came_first(nodes, own, cap_percent):
+            break
+        if look + 1 < _LOOKS:
+            time.sleep(_PAUSE_S)
+    return over
+
+
+def _came_first(nodes: Sequence[NodeRecord], own: NodeRecord, cap_percent: int) -> bool:
+    """Whether `own` is among those drained nodes that came first in each of its partitions, as many as may stay."""
+    for partition in own.partitions:
+        members, drained = _drained_of(nodes, partition)
+        in_order = [n.name for n in sorted(drained, key=lambda node: (node.since.partition("@")[2], node.name))]
+        if own.name not in in_order[: _most(members, cap_percent)]:
+            return False
+    return True
+
+
+def _drained_of(nodes: Sequence[NodeRecord], partition: str) -> tuple[int, list[NodeRecord]]:
+    """How many nodes the partition has, and those of them that we drained."""
+    members = [node for node in nodes if partition in node.partitions]
+    return len(members), [node for node in members if node.is_ours]
+
+
+def _most(members: int, cap_percent: int) -> int:
+    return max(1, members * cap_percent // 100)

@@ -1,0 +1,188 @@
+"""The three hooks: what each does on a verdict, and on none."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Mapping
+
+import msgspec
+
+from gpudoctor.errors import UserError
+from gpudoctor.slurm import Hook, kept_verdict
+from gpudoctor.slurm.drain import DrainResult, drain
+from gpudoctor.slurm.hold_down import count_healthy, forget_healthy
+from gpudoctor.slurm.job_gpus import has_gpus, job_gpus
+from gpudoctor.slurm.node_records import NodeRecord, read_node, undo_drain
+from gpudoctor.slurm.quick_check import HookVerdict, check
+from gpudoctor.slurm.records import HookLog, write_last, write_metrics
+from gpudoctor.slurm.settings import HookSettings, read_settings
+
+# of the driver; the scripts end a prolog or an epilog after 40 s, a health check after 45 s
+_DEADLINE_S = 30.0
+
+
+class HookResult(msgspec.Struct, frozen=True):
+    """Whether Slurm may go on (start the job, keep the node), and why, in one line."""
+
+    go_on: bool
+    why: str
+
+
+def run_hook(hook: Hook, environ: Mapping[str, str]) -> HookResult:
+    """Run one hook on this node, as slurmd does. Settings that are not understood are no verdict."""
+    node = environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+    settings, problem = read_settings(environ)
+    wrong = HookVerdict("unknown", problem) if problem else None
+    run = _Run(hook, node, settings, environ)
+    return run.health(wrong) if hook == "health" else run.of_job(wrong)
+
+
+class _Run:
+    """One run of a hook: its settings, its log, the name of the node."""
+
+    def __init__(self, hook: Hook, node: str, settings: HookSettings, environ: Mapping[str, str]) -> None:
+        self._hook = hook
+        self._node = node
+        self._settings = settings
+        self._environ = environ
+        self._say = HookLog(node, settings).say
+
+    def of_job(self, wrong: HookVerdict | None) -> HookResult:
+        """Prolog and epilog: judge the job's GPUs, or the node if the job has none of its own."""
+        numbers = self._environ.get("SLURM_JOB_GPUS", "")
+        if not numbers and not self._settings.trial and not has_gpus():
+            return HookResult(True, self._of_no_gpu(wrong))
+        if self._hook == "prolog" and wrong is None and (kept := kept_verdict.fresh(self._settings)) is not None:
+            verdict = HookVerdict(kept.verdict, f"{kept.reason} (health check of {kept.age_s:.0f} s ago)")
+        else:
+            gpus = job_gpus(numbers) if numbers and self._settings.scope == "job" else None
+            verdict = wrong or check(self._settings, gpus, _DEADLINE_S)
+            if verdict.verdict not in ("pass", "warn"):
+                kept_verdict.forget(self._settings)
+        job = f"job {self._environ.get('SLURM_JOB_ID', '?')}"
+        verdict = self._without_verdict(verdict, job)
+        result, withheld = self._drained(verdict, job)
+        self._record(verdict, withheld=withheld)
+        if result is None or result is DrainResult.REFUSED:
+            return HookResult(True, verdict.why)
+        # an epilog that fails has Slurm drain the node; so has a prolog, which keeps the job off it besides
+        return HookResult(self._hook == "epilog" and result is DrainResult.OUT_OF_SERVICE, verdict.why)
+
+    def health(self, wrong: HookVerdict | None) -> HookResult:
+        """Judge the node, drain it, or take our drain back. It never fails: slurmd might not register."""
+        try:
+            lock = self._lock()
+        except OSError as error:
+            why = f"no lock could be made in {self._settings.state}: {error.strerror}"
+            self._say(f"health check: no verdict: {why}")
+            write_metrics(self._settings, self._hook, "unknown", withheld=False)
+            return HookResult(True, why)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return HookResult(True, self._health(wrong))
+        except BlockingIOError:
+            return HookResult(True, "another one runs, and will give the answer")
+        finally:
+            os.close(lock)
+
+    def _health(self, wrong: HookVerdict | None) -> str:
+        node = read_node(self._node)
+        # a node that should have GPUs and shows none is a failure; a node without GPUs is none of ours
+        wants_gpus = node is not None and "gpu" in node.gres
+        if not wants_gpus and not self._settings.trial and not has_gpus():
+            return self._of_no_gpu(wrong)
+        # before the check: what comes meanwhile is no part of it
+        about, mark = kept_verdict.identity(self._settings), kept_verdict.kernel_mark()
+        began_s = kept_verdict.since_boot_s()
+        verdict = wrong or check(self._settings, None, _DEADLINE_S)
+        if verdict.verdict == "pass" or verdict.verdict == "warn":
+            kept_verdict.keep(self._settings, about, mark, began_s, verdict.verdict, verdict.why)
+        else:
+            kept_verdict.forget(self._settings)
+        judged = self._without_verdict(verdict, "health check")
+        _, withheld = self._drained(judged, "health check")
+        self._record(verdict, withheld=withheld)
+        if verdict.verdict != "unknown" and judged.drains is None:
+            self._take_back()
+        elif self._settings.state.is_dir():
+            forget_healthy(self._settings.state)
+        return judged.why
+
+    def _of_no_gpu(self, wrong: HookVerdict | None) -> str:
+        """A node without GPUs is left alone; a setting that is not understood is said all the same."""
+        if wrong is not None:
+            self._say(wrong.why)
+        return "no GPU"
+
+    def _drained(self, verdict: HookVerdict, of: str) -> tuple[DrainResult | None, bool]:
+        """What became of a drain, None if nothing asked for one; and whether a failure did not drain the node."""
+        settings = self._settings
+        if verdict.drains is None:
+            if verdict.verdict == "fail":
+                self._say(f"{of}: not drained, no failure of GPUDOCTOR_DRAIN_CHECKS: {verdict.why}")
+            return None, verdict.verdict == "fail"
+        if settings.action == "log":
+            self._say(f"{of}: not drained, GPUDOCTOR_ACTION=log: {verdict.drains}")
+            return None, True
+        result = drain(self._node, verdict.drains, settings.drain_cap_percent, self._say)
+        if result is DrainResult.NO_ANSWER and settings.drain_cap_percent and self._hook != "health":
+            # a hook that fails has Slurm drain the node: with nobody to count, that could be every node at once
+            self._say(f"{of}: not drained, GPUDOCTOR_DRAIN_CAP is set and slurmctld does not answer: {verdict.drains}")
+            return DrainResult.REFUSED, True
+        if result is DrainResult.NO_ANSWER:
+            by_slurm = "" if self._hook == "health" else "; Slurm drains it in its own words"
+            self._say(f"{of}: slurmctld does not answer, not drained by gpudoctor{by_slurm}: {verdict.drains}")
+        return result, result is not DrainResult.OUT_OF_SERVICE
+
+    def _without_verdict(self, verdict: HookVerdict, of: str) -> HookVerdict:
+        """An unknown is said in every log, and drains where the operator wants it so."""
+        if verdict.verdict != "unknown":
+            return verdict
+        self._say(f"{of}: no verdict: {verdict.why}")
+        if self._settings.on_error == "hold":
+            return HookVerdict("unknown", verdict.why, f"no verdict: {verdict.why}")
+        return verdict
+
+    def _take_back(self) -> None:
+        """Give the node back to Slurm once it has been healthy for long enough, if it was drained by us."""
+        # the check took its time: somebody may have drained the node meanwhile
+        node = read_node(self._node)
+        if node is None:
+            self._say("slurmctld does not answer: state of the node not changed")
+            return
+        if not node.is_ours or "DRAIN" not in node.state:
+            return
+        if self._settings.action == "log":
+            self._say(f"healthy, and left drained, GPUDOCTOR_ACTION=log (reason: {node.reason})")
+            return
+        self._undrain(node)
+
+    def _undrain(self, node: NodeRecord) -> None:
+        healthy, wanted = count_healthy(self._settings.state, node), self._settings.undrain_after
+        if healthy < wanted:
+            self._say(f"healthy {healthy} of {wanted} times in a row, still drained (reason: {node.reason})")
+            return
+        if not undo_drain(self._node):
+            self._say("scontrol could not undrain the node")
+            return
+        forget_healthy(self._settings.state)
+        self._say(f"healthy {healthy} times in a row, back in service (was: {node.reason})")
+
+    def _record(self, verdict: HookVerdict, *, withheld: bool) -> None:
+        """The last verdict and the metric; what cannot be written is said, and changes nothing."""
+        problems = []
+        try:
+            self._settings.state.mkdir(mode=0o755, parents=True, exist_ok=True)
+            write_last(
+                self._settings, "healthcheck" if self._hook == "health" else self._hook, verdict.verdict, verdict.why
+            )
+        except (OSError, UserError) as error:
+            problems.append(f"{self._settings.state}: {getattr(error, 'strerror', None) or error}")
+        problem = write_metrics(self._settings, self._hook, verdict.verdict, withheld=withheld)
+        for line in (*problems, *([problem] if problem else ())):
+            self._say(line)
+
+    def _lock(self) -> int:
+        self._settings.state.mkdir(mode=0o755, parents=True, exist_ok=True)
+        return os.open(self._settings.state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)

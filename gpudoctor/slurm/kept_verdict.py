@@ -1,0 +1,192 @@
+"""The health check's verdict, kept for prologs: trusted only if it is young and nothing has changed since."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from gpudoctor import __version__
+from gpudoctor.private_folder import why_replaceable
+from gpudoctor.report.output_files import OutputError, write_file
+from gpudoctor.slurm.settings import HookSettings
+
+_FILE = "verdict.json"
+_CONFIG = "etc/gpudoctor/config.yaml"
+_KMSG_BYTES_MAX = 16 << 20
+# what a kernel line of a GPU, its slot, its memory or its network holds; more than are of interest cost a live look
+_WORDS = (
+    "nvrm",
+    "nvidia",
+    "nvswitch",
+    "xid",
+    "aer:",
+    "pcie",
+    "hardware error",
+    "mce:",
+    "edac",
+    "mlx",
+    "iommu",
+    "i/o error",
+)
+
+
+class NodeIdentity(msgspec.Struct, frozen=True):
+    """What must be as it was: the boot, the driver, the GPUs that it shows, and how they are judged."""
+
+    boot: str
+    driver: str
+    gpus: tuple[str, ...]
+    judged_by: tuple[str, ...]
+
+
+class KernelMark(msgspec.Struct, frozen=True):
+    """The number of the kernel log's last record."""
+
+    last: int
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    identity: NodeIdentity
+    since_boot_s: float
+    kernel: KernelMark
+    verdict: Literal["pass", "warn"]
+    reason: str
+
+
+class FreshVerdict(msgspec.Struct, frozen=True):
+    """A pass or a warn of the whole node, `age_s` seconds old, in one line."""
+
+    verdict: Literal["pass", "warn"]
+    reason: str
+    age_s: float
+
+
+def identity(settings: HookSettings, root: Path = Path("/")) -> NodeIdentity | None:
+    """What the verdict is about; None if the boot or the driver cannot be told: then nothing is kept."""
+    boot, driver = _text(root / "proc/sys/kernel/random/boot_id"), _text(root / "proc/driver/nvidia/version")
+    if settings.trial:
+        driver = "simulated"
+    if not boot or not driver:
+        return None
+    try:
+        gpus = tuple(sorted(os.listdir(root / "proc/driver/nvidia/gpus")))  # noqa: PTH208 - names
+    except OSError:
+        gpus = ()
+    if not gpus and not settings.trial:
+        return None
+    how = (__version__, *settings.skip, "trial", *settings.trial, _stamp(root / _CONFIG))
+    return NodeIdentity(boot, driver, gpus, how)
+
+
+def kernel_mark(root: Path = Path("/")) -> KernelMark | None:
+    """Where the kernel log ends now, to be asked before a check begins; None if it cannot be read."""
+    records = _kernel_records(root)
+    return KernelMark(records[-1][0]) if records else None
+
+
+def keep(
+    settings: HookSettings,
+    about: NodeIdentity | None,
+    mark: KernelMark | None,
+    began_s: float,
+    verdict: Literal["pass", "warn"],
+    reason: str,
+) -> None:
+    """Keep a verdict of the whole node, of a check that began at `began_s` (`since_boot_s`), for prologs."""
+    if about is None or mark is None or not settings.max_age_s:
+        forget(settings)
+        return
+    kept = _Kept(about, began_s, mark, verdict, reason)
+    try:
+        write_file(settings.state / _FILE, msgspec.json.encode(kept).decode())
+    except OutputError:
+        forget(settings)
+
+
+def forget(settings: HookSettings) -> None:
+    """No prolog is to trust what was kept."""
+    try:
+        (settings.state / _FILE).unlink(missing_ok=True)
+    except OSError:  # it is read-only, or not ours: `fresh` does not trust it then
+        return
+
+
+def fresh(settings: HookSettings, root: Path = Path("/")) -> FreshVerdict | None:
+    """The verdict that was kept, if it still holds; None for any doubt, and the node is to be looked at.
+
+    It holds for `max_age_s` of this boot's own clock, for the same driver, GPUs, settings and version of gpudoctor, as
+    long as the kernel has logged nothing of GPUs, slots, memory or network since. Another user than root must not
+    have been able to write it.
+    """
+    path = settings.state / _FILE
+    if not settings.max_age_s:
+        return None
+    try:
+        if why_replaceable(path) is not None:
+            return None
+        kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
+    except (OSError, msgspec.DecodeError):
+        return None
+    age_s = since_boot_s() - kept.since_boot_s
+    if not 0 <= age_s <= settings.max_age_s or kept.identity != identity(settings, root):
+        return None
+    return FreshVerdict(kept.verdict, kept.reason, age_s) if _kernel_is_quiet_since(kept.kernel, root) else None
+
+
+def since_boot_s() -> float:
+    """Seconds since boot, suspends included: nobody can set this clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _kernel_is_quiet_since(mark: KernelMark, root: Path) -> bool:
+    records = _kernel_records(root)
+    if not records or not records[0][0] <= mark.last <= records[-1][0]:
+        return False  # unread, overwritten, or another log
+    later = (text.lower() for number, text in records if number > mark.last)
+    return not any(word in text for text in later for word in _WORDS)
+
+
+def _kernel_records(root: Path) -> list[tuple[int, str]]:
+    """Number and text of each record of /dev/kmsg; empty if it cannot be read, or was overwritten meanwhile."""
+    try:
+        device = os.open(root / "dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return []
+    parts: list[bytes] = []
+    size = 0
+    try:
+        while size < _KMSG_BYTES_MAX and (part := os.read(device, 1 << 16)):  # one record a read
+            parts.append(part)
+            size += len(part)
+    except BlockingIOError:
+        pass  # the end
+    except OSError:
+        return []
+    finally:
+        os.close(device)
+    records = []
+    for line in b"".join(parts).decode("utf-8", "replace").splitlines():
+        head, _, text = line.partition(";")
+        number = head.split(",")[1:2]
+        if number and number[0].isdecimal():
+            records.append((int(number[0]), text))
+    return records
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _stamp(file: Path) -> str:
+    try:
+        found = file.stat()
+    except OSError:
+        return "no configuration"
+    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"

@@ -1,0 +1,90 @@
+"""One quick check of this node, or of the GPUs of a job, and what of it may drain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from gpudoctor.errors import UserError
+from gpudoctor.slurm.settings import FILE, HookSettings, SettingsError
+
+if TYPE_CHECKING:
+    from gpudoctor.checks.core.causes import Fault
+    from gpudoctor.checks.core.registry import Check
+    from gpudoctor.report.model import Report
+
+Verdict = Literal["pass", "warn", "fail", "unknown"]
+
+
+class HookVerdict(msgspec.Struct, frozen=True):
+    """The verdict and its one line. `drains`: the line of the failure that may drain the node; None if none may."""
+
+    verdict: Verdict
+    why: str
+    drains: str | None = None
+
+
+def check(settings: HookSettings, gpus: str | None, deadline_s: float) -> HookVerdict:
+    """Judge the node, or only the GPUs named; unknown, with the reason, for whatever is no verdict on them."""
+    from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead, start_ahead
+
+    if not settings.trial:
+        start_ahead()  # the driver is asked while the checks are imported
+    try:
+        return _checked(settings, gpus, deadline_s)
+    except UserError as error:
+        return HookVerdict("unknown", str(error))
+    finally:
+        dismiss_ahead()
+
+
+def _checked(settings: HookSettings, gpus: str | None, deadline_s: float) -> HookVerdict:
+    from gpudoctor import api
+
+    node, *faults = settings.trial or (None,)
+    request = api.CheckRequest(
+        level="quick",
+        skip=settings.skip,
+        gpu=gpus,
+        node=node,
+        faults=tuple(word for word in faults if word is not None),
+        deadline_s=deadline_s,
+    )
+    prep = api.prepared(request)
+    _refuse_unknown(settings.drain_checks, prep.checks + prep.left_out)
+    return result_of(api.examined(prep), settings)
+
+
+def result_of(report: Report, settings: HookSettings) -> HookVerdict:
+    """What a report says to Slurm."""
+    mark = "SIMULATED " if report.simulated else ""
+    if report.simulated and not settings.trial:
+        return HookVerdict(
+            "unknown", f"SIMULATED {report.reason}: says nothing of this node (GPUDOCTOR_TRIAL allows it)"
+        )
+    if report.verdict != "fail":
+        return HookVerdict(report.verdict, mark + report.reason)
+    named = report.reason
+    if settings.drain_checks:
+        fault = next((f for f in report.faults if _may_drain(f, settings.drain_checks)), None)
+        named = "" if fault is None else f"FAIL {fault.check} {fault.headline}"
+    return HookVerdict("fail", mark + report.reason, mark + named if named else None)
+
+
+def _may_drain(fault: Fault, patterns: Iterable[str]) -> bool:
+    """Whether the fault, or a failure that it explains, is among those that may drain."""
+    return any(_matches(check, word) for check in (fault.check, *fault.explains) for word in patterns)
+
+
+def _refuse_unknown(patterns: Iterable[str], checks: Iterable[Check]) -> None:
+    ids = [check.id for check in checks]
+    for word in patterns:
+        if not any(_matches(check, word) for check in ids):
+            raise SettingsError(f"{FILE}: GPUDOCTOR_DRAIN_CHECKS: no check is called {word[:60]} (see: gpudoctor list)")
+
+
+def _matches(check: str, word: str) -> bool:
+    return word in (check, check.partition(".")[0]) or fnmatchcase(check, word)

@@ -1,0 +1,111 @@
+"""The settings of the Slurm hooks: variables of /etc/default/gpudoctor, which the scripts in contrib/slurm pass on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from gpudoctor.errors import UserError
+
+FILE = "/etc/default/gpudoctor"
+# how a setting is called in the file, and the field that holds it
+_FIELDS = {
+    "GPUDOCTOR_ACTION": "action",
+    "GPUDOCTOR_DRAIN_CHECKS": "drain_checks",
+    "GPUDOCTOR_DRAIN_CAP": "drain_cap_percent",
+    "GPUDOCTOR_UNDRAIN_AFTER": "undrain_after",
+    "GPUDOCTOR_ON_ERROR": "on_error",
+    "GPUDOCTOR_MAX_AGE": "max_age_s",
+    "GPUDOCTOR_SKIP": "skip",
+    "GPUDOCTOR_SCOPE": "scope",
+    "GPUDOCTOR_STATE": "state",
+    "GPUDOCTOR_TEXTFILE": "textfile",
+    "GPUDOCTOR_LOG": "log",
+    "GPUDOCTOR_TRIAL": "trial",
+}
+# read by the scripts, and by every gpudoctor
+_OTHERS = ("GPUDOCTOR", "GPUDOCTOR_TRACEBACK", "GPUDOCTOR_FAKE_DRIVER")
+_CHOICES = {"action": ("drain", "log"), "on_error": ("run", "hold"), "scope": ("job", "node")}
+_FOLDERS = ("state", "textfile", "log")
+_NUMBERS = {
+    "drain_cap_percent": (re.compile(r"(\d{1,3})%"), 1, 100, "a share of a partition, from 1% to 100%,"),
+    "undrain_after": (re.compile(r"(\d{1,4})"), 1, 1000, "a number of healthy checks from 1 to 1000"),
+    "max_age_s": (re.compile(r"(\d{1,4})"), 0, 3600, "seconds from 0 (never) to 3600"),
+}
+
+
+class SettingsError(UserError):
+    """A setting is not understood; the line names it, its value and the way out."""
+
+
+class HookSettings(msgspec.Struct, frozen=True):
+    """What an operator may set. An empty or missing setting has the default that stands here.
+
+    `drain_checks` are ids, domains or globs whose failures may drain (none: all may). Above `drain_cap_percent` of a
+    partition no further node is drained (None: no limit). `undrain_after` is a number of health checks in a row.
+    A health check's verdict serves prologs for `max_age_s`. `trial` is a simulated node and its faults, judged in
+    place of this machine.
+    """
+
+    action: Literal["drain", "log"] = "drain"
+    drain_checks: tuple[str, ...] = ()
+    drain_cap_percent: int | None = None
+    undrain_after: int = 3
+    on_error: Literal["run", "hold"] = "run"
+    max_age_s: int = 330
+    # these would judge the limits and CPUs of slurmd instead of those of a job
+    skip: tuple[str, ...] = ("env", "host.cpu-per-gpu", "host.ram-per-gpu", "host.limits", "topology.numa")
+    scope: Literal["job", "node"] = "job"
+    state: Path = Path("/run/gpudoctor")
+    textfile: Path | None = None
+    log: Path | None = None
+    trial: tuple[str, ...] = ()
+
+
+def read_settings(environ: Mapping[str, str]) -> tuple[HookSettings, str | None]:
+    """The settings in the environment that are understood, and in one line what is not; None if all are."""
+    values: dict[str, Any] = {}
+    wrong: list[str] = []
+    for name, text in sorted(environ.items()):
+        if not name.startswith("GPUDOCTOR") or name in _OTHERS:
+            continue
+        field = _FIELDS.get(name)
+        try:
+            if field is None:
+                raise SettingsError(f"{name}: no setting is called that{_nearest(name)}")
+            if text.strip() or field == "skip":
+                values[field] = _value(name, field, text.strip())
+        except SettingsError as error:
+            wrong.append(str(error))
+    return HookSettings(**values), f"{FILE}: {'; '.join(wrong)}" if wrong else None
+
+
+def _value(name: str, field: str, text: str) -> object:
+    if field in _CHOICES:
+        if text not in _CHOICES[field]:
+            raise SettingsError(f"{name}={text[:60]}: {' or '.join(_CHOICES[field])} is wanted")
+        return text
+    if field in _NUMBERS:
+        pattern, least, most, wanted = _NUMBERS[field]
+        match = pattern.fullmatch(text)
+        if match is None or not least <= int(match[1]) <= most:
+            raise SettingsError(f"{name}={text[:60]}: {wanted} is wanted")
+        return int(match[1])
+    if field in _FOLDERS:
+        if not text.startswith("/"):
+            raise SettingsError(f"{name}={text[:60]}: a path that begins with / is wanted")
+        return Path(text)
+    return tuple(text.replace(",", " ").split())
+
+
+def _nearest(name: str) -> str:
+    if name == "GPUDOCTOR_DRAIN_ON_UNKNOWN":
+        return "; GPUDOCTOR_ON_ERROR=hold took its place"
+    from difflib import get_close_matches
+
+    close = get_close_matches(name[:60], [*_FIELDS, "GPUDOCTOR"], n=1)
+    return f"; did you mean {close[0]}?" if close else ""

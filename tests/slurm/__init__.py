@@ -1,0 +1,1 @@
+"""Tests of the Slurm hooks in Python: settings, drains, the kept verdict."""

@@ -1,0 +1,271 @@
+"""What each hook does on each verdict: which drains it asks for, and whether Slurm may go on."""
+
+from __future__ import annotations
+
+import fcntl
+
+import pytest
+
+from gpudoctor.slurm import HOOKS, Hook
+from gpudoctor.slurm.node_records import drain_reason
+from tests.slurm.conftest import Node
+
+_JOB_HOOKS: tuple[Hook, ...] = ("prolog", "epilog")
+_REASON = "gpudoctor: SIMULATED FAIL gpu.xid GPU 3 (0000:4b:00.0): Xid 79: GPU has fallen off the bus"
+_DRAIN = f"update nodename=n1 state=drain reason={_REASON}"
+
+
+def test_a_failure_drains_a_node_in_service_the_prolog_refuses_the_job_and_the_epilog_does_not_fail(node: Node) -> None:
+    go_on = [node.run(hook).go_on for hook in HOOKS]
+
+    assert go_on == [False, True, True]
+    assert node.updates() == [_DRAIN] * 3
+
+
+def test_a_job_that_does_not_have_the_bad_gpu_starts(node: Node) -> None:
+    assert node.run("prolog", SLURM_JOB_GPUS="0,1,2").go_on
+    node.settings["GPUDOCTOR_SCOPE"] = "node"
+    assert not node.run("prolog", SLURM_JOB_GPUS="0,1,2").go_on
+
+
+def test_a_trial_needs_no_gpu_in_slurms_eyes(node: Node) -> None:
+    assert not node.run("prolog", SLURM_JOB_GPUS="").go_on
+    assert node.updates() == [_DRAIN]
+
+
+@pytest.mark.parametrize("state", ["IDLE+DRAIN", "DOWN", "DOWN*", "ALLOCATED+DRAIN", "FAIL"])
+def test_no_hook_writes_over_the_reason_of_somebody_else(
+    node: Node, state: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.node(state, "ticket 12 gpudoctor: x")
+
+    go_on = [node.run(hook).go_on for hook in HOOKS]
+
+    assert go_on == [False, True, True]
+    assert node.updates() == []
+    assert capsys.readouterr().err.count("ticket 12 gpudoctor: x; left alone") == 3
+
+
+def test_a_reason_that_slurm_kept_after_the_node_came_back_is_no_reason(node: Node) -> None:
+    node.node("IDLE", "Prolog error")
+    node.run("health")
+    assert node.updates() == [_DRAIN]
+
+
+def test_the_same_failure_is_not_written_again_and_another_one_is(node: Node) -> None:
+    node.node("IDLE+DRAIN", _REASON)
+    node.run("health")
+    assert node.updates() == []
+
+    node.node("IDLE+DRAIN", "gpudoctor: SIMULATED FAIL gpu.ecc GPU 1")
+    node.run("health")
+    assert node.updates() == [_DRAIN]
+
+
+@pytest.mark.parametrize("faults", [(), ("persistence-off",)], ids=["pass", "warn"])
+def test_a_healthy_node_asks_slurm_nothing_when_a_job_starts_or_ends(node: Node, faults: tuple[str, ...]) -> None:
+    node.trial(*faults)
+    assert [node.run(hook).go_on for hook in _JOB_HOOKS] == [True, True]
+    assert node.calls() == []
+
+
+def test_only_our_own_drain_is_taken_back_and_only_after_healthy_checks_in_a_row(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for state, reason in (("IDLE+DRAIN", "ticket 12"), ("IDLE+DRAIN", "bad: gpudoctor: x"), ("IDLE", "gpudoctor: x")):
+        node.trial()
+        node.node(state, reason)
+        for _ in range(4):
+            node.run("health")
+    assert node.updates() == []
+
+    node.node("MIXED+DRAIN", _REASON)
+    for faults in ((), (), ("xid-79@3",), (), ()):  # the failure in between begins the count anew
+        node.trial(*faults)
+        node.run("health")
+    assert node.updates() == []
+    node.run("health")
+
+    assert node.updates() == ["update nodename=n1 state=undrain"]
+    assert (
+        "healthy 3 times in a row, back in service (was: gpudoctor: SIMULATED FAIL gpu.xid" in capsys.readouterr().err
+    )
+
+
+def test_healthy_checks_count_for_one_drain_only(node: Node) -> None:
+    """A prolog may have drained the node anew, for the same reason, between two health checks."""
+    node.trial()
+    node.node("IDLE+DRAIN", _REASON)
+    for _ in range(2):
+        node.run("health")
+    records = node.folder / "nodes"
+    records.write_text(records.read_text().replace("T12:00:00]", "T12:00:07]"))
+    node.run("health")
+    assert node.updates() == []
+
+
+def test_log_changes_nothing_and_says_what_drain_would_do(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.settings["GPUDOCTOR_ACTION"] = "log"
+    go_on = [node.run(hook, SLURM_JOB_ID="7").go_on for hook in HOOKS]
+    node.trial()
+    node.node("IDLE+DRAIN", _REASON)
+    for _ in range(4):
+        node.run("health")
+
+    assert go_on == [True, True, True]
+    assert node.updates() == []
+    said = capsys.readouterr().err
+    assert "n1: job 7: not drained, GPUDOCTOR_ACTION=log: SIMULATED FAIL gpu.xid GPU 3" in said
+    assert "healthy, and left drained, GPUDOCTOR_ACTION=log" in said
+    assert 'gpudoctor_slurm_withheld{hook="prolog",simulated="true"} 1' in node.state("gpudoctor_slurm_prolog.prom")
+
+
+@pytest.mark.parametrize("checks", ["gpu.ecc", "pcie, nvlink.*"])
+def test_a_failure_of_another_check_than_those_that_drain_lets_the_job_run(
+    node: Node, checks: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.settings["GPUDOCTOR_DRAIN_CHECKS"] = checks
+    assert [node.run(hook).go_on for hook in HOOKS] == [True, True, True]
+    assert node.updates() == []
+    assert capsys.readouterr().err.count("not drained, no failure of GPUDOCTOR_DRAIN_CHECKS: SIMULATED FAIL") == 3
+
+
+def test_the_drain_names_the_failure_that_may_drain_and_not_the_worst_one(node: Node) -> None:
+    node.trial("xid-79@3", "pcie-width-x8@5")
+    node.settings["GPUDOCTOR_DRAIN_CHECKS"] = "pcie.link-width"
+    node.run("health")
+    (update,) = node.updates()
+    assert "reason=gpudoctor: SIMULATED FAIL pcie.link-width GPU 5" in update
+
+
+def test_a_drain_ends_when_the_checks_that_drain_are_fine_again(node: Node) -> None:
+    """Another failure is still there, which never drained: it must not keep the node for ever."""
+    node.trial("xid-79@3")
+    node.settings |= {"GPUDOCTOR_DRAIN_CHECKS": "pcie.link-width", "GPUDOCTOR_UNDRAIN_AFTER": "1"}
+    node.node("IDLE+DRAIN", "gpudoctor: SIMULATED FAIL pcie.link-width GPU 5")
+    node.run("health")
+    assert node.updates() == ["update nodename=n1 state=undrain"]
+
+
+_WRONG = {
+    "GPUDOCTOR_ACITON=log": "GPUDOCTOR_ACITON: no setting is called that; did you mean GPUDOCTOR_ACTION?",
+    "GPUDOCTOR_ACTION=lgo": "GPUDOCTOR_ACTION=lgo: drain or log is wanted",
+    "GPUDOCTOR_DRAIN_CAP=25": "GPUDOCTOR_DRAIN_CAP=25: a share of a partition, from 1% to 100%, is wanted",
+    "GPUDOCTOR_DRAIN_CAP=0%": "GPUDOCTOR_DRAIN_CAP=0%: a share",
+    "GPUDOCTOR_UNDRAIN_AFTER=soon": "GPUDOCTOR_UNDRAIN_AFTER=soon: a number of healthy checks",
+    "GPUDOCTOR_DRAIN_CHECKS=gpu.xyd": "GPUDOCTOR_DRAIN_CHECKS: no check is called gpu.xyd",
+    "GPUDOCTOR_SKIP=gpu.xyd": "gpu.xyd",
+    "GPUDOCTOR_TRIAL=no-such-node": "no-such-node",
+    "GPUDOCTOR_TEXTFILE=here": "GPUDOCTOR_TEXTFILE=here: a path that begins with / is wanted",
+    "GPUDOCTOR_DRAIN_ON_UNKNOWN=yes": "GPUDOCTOR_ON_ERROR=hold took its place",
+}
+
+
+@pytest.mark.parametrize("setting", _WRONG)
+def test_what_is_not_understood_is_no_verdict_and_seen_in_log_and_metric(
+    node: Node, setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, _, value = setting.partition("=")
+    go_on = [node.run(hook, **{name: value}).go_on for hook in HOOKS]
+
+    assert (go_on, node.updates()) == ([True, True, True], [])
+    said = capsys.readouterr().err
+    assert said.count("no verdict: ") == 3
+    assert said.count(_WRONG[setting]) >= 3
+    for hook in HOOKS:
+        assert f'{{hook="{hook}"' in node.state(f"gpudoctor_slurm_{hook}.prom")
+        assert 'verdict="unknown"} 1' in node.state(f"gpudoctor_slurm_{hook}.prom")
+
+
+def test_without_a_verdict_hold_keeps_jobs_off_within_the_cap(node: Node) -> None:
+    node.settings |= {"GPUDOCTOR_ON_ERROR": "hold", "GPUDOCTOR_DRAIN_CAP": "25%", "GPUDOCTOR_ACITON": "x"}
+    node.nodes(("n1", "IDLE", ""), ("n2", "IDLE", ""))
+    first = node.run("prolog")
+    node.nodes(("n1", "IDLE", ""), ("n2", "IDLE+DRAIN", "gpudoctor: no verdict"))
+    second = node.run("prolog")
+
+    assert (first.go_on, second.go_on) == (False, True)
+    assert [update.partition("reason=")[2][:55] for update in node.updates()] == [
+        "gpudoctor: no verdict: /etc/default/gpudoctor: GPUDOCTO"
+    ]
+
+
+def test_a_simulated_answer_without_a_trial_is_no_verdict(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpudoctor import api
+
+    request = api.CheckRequest(level="quick", node="hgx-h100-8", faults=("xid-79@3",))
+    monkeypatch.setattr(api, "examined", lambda prep: real(api.prepared(request)))
+    del node.settings["GPUDOCTOR_TRIAL"]
+
+    assert [node.run(hook).go_on for hook in HOOKS] == [True, True, True]
+    assert node.updates() == []
+    assert " unknown SIMULATED FAIL" in node.state("prolog")
+
+
+def real(prep: object) -> object:
+    """`api.examined` before it was replaced."""
+    from gpudoctor.api import Prepared, judged, read_source
+
+    assert isinstance(prep, Prepared)
+    return judged(prep, read_source(prep.request.node, prep.request.faults, 60).node, None)
+
+
+def test_where_scontrol_does_not_answer_slurm_itself_drains_and_with_a_cap_nobody_does(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.scontrol("exit 1")
+    assert [node.run(hook).go_on for hook in HOOKS] == [False, False, True]
+    said = capsys.readouterr().err
+    assert said.count("slurmctld does not answer, not drained by gpudoctor: SIMULATED FAIL gpu.xid") == 1
+    assert said.count("not drained by gpudoctor; Slurm drains it in its own words: SIMULATED FAIL gpu.xid") == 2
+
+    node.settings["GPUDOCTOR_DRAIN_CAP"] = "50%"
+    assert [node.run(hook).go_on for hook in HOOKS] == [True, True, True]
+    assert "not drained, GPUDOCTOR_DRAIN_CAP is set and slurmctld does not answer" in capsys.readouterr().err
+
+
+def test_a_health_check_that_still_runs_keeps_a_second_one_out(node: Node) -> None:
+    node.run("health")
+    before = len(node.calls())
+    with (node.folder / "state" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = node.run("health")
+    assert (result.go_on, len(node.calls())) == (True, before)
+
+
+def test_a_health_check_that_cannot_keep_its_state_is_no_verdict(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (node.folder / "state").touch()
+    node.settings["GPUDOCTOR_TEXTFILE"] = str(node.folder)
+    assert node.run("health").go_on
+    assert "no verdict: no lock could be made" in capsys.readouterr().err
+    assert 'verdict="unknown"} 1' in (node.folder / "gpudoctor_slurm_health.prom").read_text()
+
+
+def test_a_folder_for_metrics_that_cannot_be_written_is_said_and_changes_nothing(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.settings["GPUDOCTOR_TEXTFILE"] = str(node.folder / "nowhere")
+    assert not node.run("prolog").go_on
+    assert "nowhere/gpudoctor_slurm_prolog.prom: cannot write" in capsys.readouterr().err
+
+
+def test_the_reason_is_one_plain_line_of_100_characters() -> None:
+    reason = drain_reason(f"""FAIL "it's" 5 \N{DEGREE SIGN}C `here`\n{"x" * 200}""")
+    assert len(reason) == 100
+    assert reason.startswith("gpudoctor: FAIL its 5 C herexxx")
+
+
+def test_without_syslog_the_log_of_the_state_folder_is_kept_within_bounds(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpudoctor.slurm.records._SOCKET", "/nowhere")
+    monkeypatch.setattr("gpudoctor.slurm.records._LOG_BYTES_MAX", 10)
+    node.run("prolog")
+    first = node.state("log")
+    node.run("prolog")
+
+    assert "n1: drain: gpudoctor: SIMULATED FAIL gpu.xid GPU 3" in first
+    assert node.state("log.1") == first
+    assert len(node.state("log").splitlines()) == 1
