@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.manifests import script_of, the
 from tests.conftest import ROOT
+from tests.kubernetes.manifests import FOLDER, script_of, the
 
 _SIMULATED = f"""
 case " $* " in *" --node "*) ;; *) set -- "$@" --node hgx-h100-8 $FAULTS ;; esac
@@ -125,7 +125,9 @@ def test_shellcheck_finds_nothing_in_the_scripts(tmp_path: Path) -> None:
         "daemonset": script_of(the("DaemonSet/gpudoctor"), "check"),
         "job": script_of(the("Job/gpudoctor-check"), "check"),
         "init": script_of(the("Job/train"), "gpudoctor"),
-        "plugin": the("ConfigMap/gpudoctor-npd").data["data"]["gpudoctor.sh"],
+        "between-nodes": script_of(the("Job/gpudoctor-nodes", "between-nodes/job.yaml"), "check"),
+        "taint": script_of(the("CronJob/gpudoctor-taint"), "taint"),
+        "plugin": (FOLDER / "node-problem-detector" / "gpudoctor.sh").read_text(),
     }
     for name, text in scripts.items():
         (tmp_path / name).write_text(text)
@@ -160,7 +162,7 @@ def _run_script(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
 
 
 def _run_plugin(folder: Path, verdict: Path) -> subprocess.CompletedProcess[str]:
-    (folder / "plugin.sh").write_text(the("ConfigMap/gpudoctor-npd").data["data"]["gpudoctor.sh"])
+    (folder / "plugin.sh").write_text((FOLDER / "node-problem-detector" / "gpudoctor.sh").read_text())
     return subprocess.run(
         ["sh", folder / "plugin.sh", verdict], capture_output=True, text=True, timeout=60, check=False
     )
@@ -169,3 +171,19 @@ def _run_plugin(folder: Path, verdict: Path) -> subprocess.CompletedProcess[str]
 def _script(path: Path, text: str) -> None:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
+
+
+def test_the_agent_keeps_its_state_in_a_volume_that_every_user_may_write_to(tmp_path: Path) -> None:
+    """Kubernetes makes an emptyDir so, and the agent wants a folder of its own."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state").chmod(0o777)
+    (tmp_path / "token").mkdir()
+    (tmp_path / "token" / "token").write_text("0123456789abcdef\n")
+    (container,) = the("DaemonSet/gpudoctor-agent").containers
+    arguments = [re.sub(r"=/(?=state|token)", f"={tmp_path}/", argument) for argument in container["args"]]
+    command = [sys.executable, "-m", *container["command"], *arguments, "--once", "--node", "rtx4090-4"]
+
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "state" / "gpudoctor").stat().st_mode & 0o077 == 0
