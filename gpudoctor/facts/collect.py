@@ -102,6 +102,7 @@ def _read_host(root: Path, deadline_s: float, into: dict[str, Any]) -> None:
     from gpudoctor.facts.system.environment import read_environment
     from gpudoctor.facts.system.fabric_manager import read_fabric_manager
     from gpudoctor.facts.system.host import read_host
+    from gpudoctor.facts.system.nccl_plugins import read_nccl_net_plugins
     from gpudoctor.facts.system.network import read_network
     from gpudoctor.facts.system.pci import read_pci
     from gpudoctor.facts.system.software import read_software
@@ -109,7 +110,7 @@ def _read_host(root: Path, deadline_s: float, into: dict[str, Any]) -> None:
     into["pci"] = read_pci(root)
     into["host"] = read_host(root)
     into["environment"] = read_environment(os.environ, root)
-    into["software"] = read_software()
+    into["software"] = replace(read_software(), nccl_net_plugins=read_nccl_net_plugins(root, os.environ))
     into["network"] = read_network(root)
     into["fabric_manager"] = read_fabric_manager(root)
     into["kernel_log"] = read_kernel_log(root, deadline_s)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpudoctor.facts.simulated.fault_kit import SimulatedFault
 
 FOLDER = Path(__file__).parent / "nodes"
-CALLER_PREFIXES = ("CUDA_", "NCCL_", "SLURM_")
+CALLER_PREFIXES = ("CUDA_", "FI_", "NCCL_", "SLURM_")
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

@@ -1,0 +1,78 @@
+"""What NCCL needs to use AWS's Elastic Fabric Adapters: its plugin for libfabric, and no setting that turns it away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, ok, unread, warn
+from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.env.settings import bad, shown
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.node import Environment
+
+_TCP = "NCCL goes on over TCP sockets between nodes, without a message: a small part of the adapters' rate"
+# NCCL user guide, NCCL_NET: its own networks; a plugin has another name
+_OWN_NETWORKS = ("ib", "socket")
+
+
+def efa_findings(case: Case) -> Iterator[Finding]:
+    """Warn if NCCL cannot use the active EFA adapters of this node; nothing on a node without one."""
+    ports = [port for port in known(case.node.network.rdma_ports) or () if port.is_efa]
+    active = [port for port in ports if "ACTIVE" in (known(port.state) or "").upper()]
+    if not active:
+        return
+    adapters = f"the {len(active)} EFA adapters" if len(active) > 1 else f"the EFA adapter {active[0].device}"
+    settings = list(_settings(case.node.environment, adapters))
+    yield from settings or _plugin(case, adapters)
+
+
+def _settings(environment: Environment, adapters: str) -> Iterator[Finding]:
+    for name, expected, turns_away in (
+        ("NCCL_NET", "not set, or the plugin's name", lambda text: text.lower() in _OWN_NETWORKS),
+        ("NCCL_NET_PLUGIN", "not set, or the plugin for libfabric", lambda text: text.lower() == "none"),
+        ("FI_PROVIDER", "efa, or not set", _names_no_efa),
+    ):
+        variable = environment.variable(name)
+        if variable is not None and variable.value.strip() and turns_away(variable.value.strip()):
+            yield bad(warn, variable, f" keeps NCCL from {adapters}", expected, _TCP)
+
+
+def _names_no_efa(text: str) -> bool:
+    """Whether libfabric's filter of providers (fi_fabric(7)) leaves efa out: a list, or with ^ all but that list."""
+    names = [name.strip().lower() for name in text.removeprefix("^").split(",")]
+    return ("efa" in names) if text.startswith("^") else ("efa" not in names)
+
+
+def _plugin(case: Case, adapters: str) -> Iterator[Finding]:
+    """Only if training runs from here: jobs that bring a container bring the plugin in it."""
+    software = case.node.software
+    if isinstance(software.torch, Missing) or software.torch_cuda is None:
+        return
+    named = case.node.environment.variable("NCCL_NET_PLUGIN")
+    if named is not None and "/" in named.value and named.path_exists is not False:
+        yield ok(NODE, f"NCCL reaches {adapters} by NCCL_NET_PLUGIN={named.value}", None, shown(named))
+        return
+    plugins = software.nccl_net_plugins
+    if isinstance(plugins, Missing):
+        if plugins.kind in ("failed", "denied"):
+            yield unread(NODE, "NCCL's network plugins", plugins)
+        return
+    if plugins:
+        yield ok(NODE, f"NCCL reaches {adapters} by its plugin {plugins[0]}", None, Evidence("ld.so", plugins[0]))
+        return
+    yield warn(
+        NODE,
+        f"NCCL cannot use {adapters}: it has no plugin for them",
+        "aws-ofi-nccl's libnccl-net.so, found by the dynamic loader",
+        Evidence("LD_LIBRARY_PATH, /etc/ld.so.cache", "no libnccl-net*.so"),
+        likely=_TCP,
+        advice=(
+            Advice(
+                "Installed, and not found? Show the loader where it is.",
+                "export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib:$LD_LIBRARY_PATH",
+            ),
+            Advice("Not installed: AWS's EFA installer brings it; in a container, install it in the image."),
+            Advice("See which network NCCL takes: it says NET/OFI.", "NCCL_DEBUG=INFO torchrun ... 2>&1 | grep NET/"),
+        ),
+    )
