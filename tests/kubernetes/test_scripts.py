@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -187,3 +189,44 @@ def test_the_agent_keeps_its_state_in_a_volume_that_every_user_may_write_to(tmp_
 
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "state" / "gpudoctor").stat().st_mode & 0o077 == 0
+
+
+def test_the_pods_between_nodes_give_one_report_by_the_nodes_names_also_of_a_bad_node(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    _script(
+        tmp_path / "bin" / "gpudoctor",
+        f'exec {sys.executable} -m gpudoctor "$@" --level quick --node hgx-h100-8 --fault gpu-node-1:xid-79@3',
+    )
+    job = the("Job/gpudoctor-nodes", "between-nodes/job.yaml")
+    script = script_of(job, "check").replace("-N 4", "-N 2").replace("--deadline 600", "--deadline 30")
+    assert {each["name"] for each in job.containers[0]["env"]} >= {"GPUDOCTOR_NODE_NAME", "GPUDOCTOR_CLUSTER_TOKEN"}
+    given = {
+        "PATH": f"{tmp_path}/bin:/usr/bin:/bin",
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(tmp_path),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(os.getpid()),  # tells this job from those of other tests
+        "GPUDOCTOR_CLUSTER_TOKEN": "0123456789abcdef",
+    }
+    pods = [
+        subprocess.Popen(
+            ["sh", "-c", script],
+            env={**given, "JOB_COMPLETION_INDEX": str(index), "GPUDOCTOR_NODE_NAME": f"gpu-node-{index}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        (report, errors), (silence, _) = [pod.communicate(timeout=120) for pod in pods]
+    finally:
+        for pod in pods:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pod.pid, signal.SIGKILL)
+
+    assert [pod.returncode for pod in pods] == [0, 0], errors
+    assert silence == ""
+    assert re.search(r"^FAIL +gpu-node-1 ", report, re.MULTILINE), report
+    assert re.search(r"^PASS +gpu-node-0 ", report, re.MULTILINE), report

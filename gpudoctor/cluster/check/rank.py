@@ -73,7 +73,9 @@ def _coordinate(
     addresses = ["127.0.0.1"] if local else [*own_addresses(), "127.0.0.1"]
     join = ",".join(f"{address}/{hub.port}" for address in addresses)
     with token_pipe(token) as token_fd:
+        # it reads the engine's variables, too, and some engines do not tell the number of nodes
         words = ["cluster", "rank", "--join", join, "--token-fd", str(token_fd), "--numbered", place.engine]
+        words += ["--nodes", str(place.nodes)]
         command = dependent_gpudoctor([*words, *request.words_for_members()])
         member = Child(command, stderr=None, pass_fds=(token_fd,), new_session=False)
     try:
