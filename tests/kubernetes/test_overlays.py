@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +152,41 @@ def test_what_git_does_not_keep_does_not_go_into_the_image_either() -> None:
     kept_out = {".git", "dist", "build", ".venv", ".coverage", ".hypothesis", "__pycache__", "*.egg-info"}
 
     assert kept_out <= ignored
+
+
+def _shell_lines() -> list[str]:
+    """The commands of the README, and of the comments at the head of the files, less what they are piped into."""
+    fenced = [block.partition("```")[0] for block in _README.split("```sh\n")[1:]]
+    comments = [
+        line.removeprefix("#").strip()
+        for path in FOLDER.rglob("*.yaml")
+        for line in path.read_text().splitlines()
+        if line.startswith("#   kubectl ")
+    ]
+    indented = re.findall(r"^ {4}(kubectl .*)$", _README, re.MULTILINE)
+    lines = [line.strip() for block in fenced for line in block.splitlines()]
+    return sorted({line.partition(" | ")[0] for line in (*lines, *comments, *indented) if line.startswith("kubectl ")})
+
+
+def test_the_kubectl_commands_are_of_kinds_that_are_tried_here_or_want_a_server() -> None:
+    """`apply` is built above; `create` runs below; the others only look at what a server has."""
+    verbs = {re.sub(r" -n \S+", "", line).split()[1] for line in _shell_lines()}
+
+    assert verbs == {"apply", "create", "wait", "logs"}
+
+
+@pytest.mark.parametrize("line", [line for line in _shell_lines() if " create " in line])
+def test_what_is_created_by_hand_is_what_the_manifests_ask_for(schemas: Any, line: str) -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl: apt-get install kubectl")
+    done = subprocess.run(
+        ["sh", "-c", f"{line} --dry-run=client -o yaml"], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    made = yaml.safe_load(done.stdout)
+    schemas.validate(made, NEWEST, strict=True)
+    assert made["metadata"]["name"].startswith("gpudoctor")
+    if made["kind"] == "Secret":
+        # an agent and a cluster check refuse a shorter one
+        assert len(base64.b64decode(made["data"]["token"])) >= 16

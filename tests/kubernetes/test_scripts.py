@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.kubernetes.manifests import FOLDER, script_of, the
+from tests.kubernetes.manifests import FOLDER, commands_in, script_of, the
 
 _SIMULATED = f"""
 case " $* " in *" --node "*) ;; *) set -- "$@" --node hgx-h100-8 $FAULTS ;; esac
@@ -58,6 +58,31 @@ def test_the_jobs_log_is_the_report_also_of_a_bad_node(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert (report["run"]["level"], report["verdict"]) == ("standard", "fail")
     assert (tmp_path / "termination-log").read_text().startswith("GPUDOCTOR CRITICAL - ")
+
+
+def test_the_logs_of_the_jobs_pods_in_one_file_are_a_report_on_all_nodes(tmp_path: Path) -> None:
+    """`kubectl logs -l ...` of the README, and what it does with it."""
+    logs = []
+    for faults in ("", "--fault xid-79@3"):
+        folder = tmp_path / f"pod{len(logs)}"
+        folder.mkdir()
+        _install(folder, faults)
+        logs.append(_run_script(folder, script_of(the("Job/gpudoctor-check"), "check")).stdout)
+    (tmp_path / "reports.jsonl").write_text("".join(logs))
+    (command,) = [c for c in commands_in((FOLDER / "README.md").read_text()) if c[:2] == ["cluster", "report"]]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "gpudoctor", *command],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "gpu.xid" in done.stdout
 
 
 def test_a_pod_of_the_job_without_a_report_fails_and_says_why(tmp_path: Path) -> None:
