@@ -149,7 +149,7 @@ def test_every_folder_and_file_that_a_kubectl_command_names_is_there() -> None:
 
 def test_what_git_does_not_keep_does_not_go_into_the_image_either() -> None:
     ignored = {line.strip("/").removeprefix("**/") for line in (ROOT / ".dockerignore").read_text().splitlines()}
-    kept_out = {".git", "dist", "build", ".venv", ".coverage", ".hypothesis", "__pycache__", "*.egg-info"}
+    kept_out = {".git", "build", ".venv", ".coverage", ".hypothesis", "__pycache__", "*.egg-info"}
 
     assert kept_out <= ignored
 

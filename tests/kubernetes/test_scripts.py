@@ -62,7 +62,7 @@ def test_the_jobs_log_is_the_report_also_of_a_bad_node(tmp_path: Path) -> None:
 
 def test_the_logs_of_the_jobs_pods_in_one_file_are_a_report_on_all_nodes(tmp_path: Path) -> None:
     """`kubectl logs -l ...` of the README, and what it does with it."""
-    logs = []
+    logs: list[str] = []
     for faults in ("", "--fault xid-79@3"):
         folder = tmp_path / f"pod{len(logs)}"
         folder.mkdir()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import Advice, Evidence, Finding, ok, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, ok, skip, unread, warn
 from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.env.settings import bad, shown
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import Environment
+from gpudoctor.facts.model.node import Environment, NcclNetPlugin, Variable
 
 _TCP = "NCCL goes on over TCP sockets between nodes, without a message: a small part of the adapters' rate"
 # NCCL user guide, NCCL_NET: its own networks; a plugin has another name
@@ -49,30 +49,56 @@ def _plugin(case: Case, adapters: str) -> Iterator[Finding]:
     software = case.node.software
     if isinstance(software.torch, Missing) or software.torch_cuda is None:
         return
-    named = case.node.environment.variable("NCCL_NET_PLUGIN")
-    if named is not None and "/" in named.value and named.path_exists is not False:
-        yield ok(NODE, f"NCCL reaches {adapters} by NCCL_NET_PLUGIN={named.value}", None, shown(named))
-        return
     plugins = software.nccl_net_plugins
     if isinstance(plugins, Missing):
         if plugins.kind in ("failed", "denied"):
             yield unread(NODE, "NCCL's network plugins", plugins)
         return
-    if plugins:
-        yield ok(NODE, f"NCCL reaches {adapters} by its plugin {plugins[0]}", None, Evidence("ld.so", plugins[0]))
+    setting = case.node.environment.variable("NCCL_NET_PLUGIN")
+    if setting is not None and setting.value == "redacted":
+        yield skip(NODE, f"NCCL's plugin for {adapters}: NCCL_NET_PLUGIN is hidden in these facts")
         return
-    yield warn(
+    taken = _taken(plugins, setting.value.strip() if setting is not None else "")
+    if taken is not None and isinstance(taken.libfabric, Missing):
+        yield unread(NODE, f"NCCL's network plugin {taken.path}", taken.libfabric)
+    elif taken is not None and taken.libfabric:
+        yield ok(NODE, f"NCCL finds its plugin for {adapters}: {taken.path}", None, Evidence("ld.so", taken.path))
+    else:
+        yield _none_for_efa(adapters, taken, [p.path for p in plugins if p.libfabric is True], setting)
+
+
+def _taken(plugins: tuple[NcclNetPlugin, ...], setting: str) -> NcclNetPlugin | None:
+    """The one that NCCL would load: NCCL_NET_PLUGIN is a path, a name, or NAME of libnccl-net-NAME.so."""
+    wanted = (setting, f"libnccl-net-{setting}.so") if setting else ("libnccl-net.so",)
+    return next((p for p in plugins if p.path == setting or p.path.rpartition("/")[2] in wanted), None)
+
+
+def _none_for_efa(adapters: str, taken: NcclNetPlugin | None, others: list[str], setting: Variable | None) -> Finding:
+    if taken is not None:
+        text = f"the plugin that NCCL takes has no use for {adapters}: {taken.path}"
+    elif setting is not None and setting.value.strip():
+        text = f"NCCL cannot use {adapters}: NCCL_NET_PLUGIN={setting.value} is not found"
+    else:
+        text = f"NCCL cannot use {adapters}: it has no plugin for them"
+    seen = taken.path if taken is not None else ", ".join(others) or "no libnccl-net.so"
+    steps = [
+        Advice(
+            "Installed, and not found? Show the loader where it is.",
+            "export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib:$LD_LIBRARY_PATH",
+        ),
+        Advice("Not installed: AWS's EFA installer brings it; in a container, install it in the image."),
+    ]
+    if others:
+        steps = [Advice("Name the plugin that is there.", f"export NCCL_NET_PLUGIN={others[0]}")]
+    return warn(
         NODE,
-        f"NCCL cannot use {adapters}: it has no plugin for them",
+        text,
         "aws-ofi-nccl's libnccl-net.so, found by the dynamic loader",
-        Evidence("LD_LIBRARY_PATH, /etc/ld.so.cache", "no libnccl-net*.so"),
+        Evidence("LD_LIBRARY_PATH, /etc/ld.so.cache", seen),
+        *([shown(setting)] if setting is not None else []),
         likely=_TCP,
         advice=(
-            Advice(
-                "Installed, and not found? Show the loader where it is.",
-                "export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib:$LD_LIBRARY_PATH",
-            ),
-            Advice("Not installed: AWS's EFA installer brings it; in a container, install it in the image."),
+            *steps,
             Advice("See which network NCCL takes: it says NET/OFI.", "NCCL_DEBUG=INFO torchrun ... 2>&1 | grep NET/"),
         ),
     )

@@ -42,7 +42,6 @@ from gpudoctor.cluster.check.messages import (
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.network_reach import Reach, read_here
-from gpudoctor.facts.system.node_name import node_name
 from gpudoctor.process.die_with_parent import dependent_gpudoctor
 from gpudoctor.process.pipes import Bounded, DisturbedError, read_to_end
 from gpudoctor.process.spawn import PIPE, Child
@@ -69,7 +68,7 @@ class Member:
     def __init__(self, argv: Sequence[str], cpu_ranks: int = 1, hostname: str | None = None) -> None:
         self._argv = list(argv)
         self._cpu_ranks = cpu_ranks
-        self._hostname = hostname or node_name()
+        self._hostname = hostname or socket.gethostname()
         self._reach: Reach | None = None
         self._report: Report | None = None
         self._ranks: LocalRanks | None = None

@@ -143,10 +143,17 @@ class Environment(Fact, frozen=True):
         return tuple(v for v in self.variables if v.name.startswith(prefix))
 
 
+class NcclNetPlugin(Fact, frozen=True):
+    """A network plugin of NCCL (libnccl-net*.so). `libfabric`: it is aws-ofi-nccl, the one for libfabric."""
+
+    path: str
+    libfabric: bool | Missing = NOT_READ
+
+
 class Software(Fact, frozen=True):
     """What a training run would be built on. Read from files, never by importing torch.
 
-    `nccl_net_plugins` are the files (libnccl-net*.so) that the dynamic loader finds.
+    `nccl_net_plugins` are those that the dynamic loader finds, in its order.
     """
 
     python: str | Missing = NOT_READ
@@ -155,7 +162,7 @@ class Software(Fact, frozen=True):
     torch_location: str | Missing = NOT_READ
     nccl: str | Missing = NOT_READ
     nccl_copies: tuple[str, ...] = ()
-    nccl_net_plugins: tuple[str, ...] | Missing = NOT_READ
+    nccl_net_plugins: tuple[NcclNetPlugin, ...] | Missing = NOT_READ
 
 
 class Interface(Fact, frozen=True):

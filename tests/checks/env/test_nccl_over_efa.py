@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.node import NcclNetPlugin, Node
 from gpudoctor.facts.redaction.redact import redacted
 from gpudoctor.facts.simulated.load import load_node
 from tests.checks.one_check import env, judge, words
@@ -31,7 +31,7 @@ def nccl(node: Node | None = None, **variables: str) -> CheckResult:
 def test_a_node_with_the_plugin_passes_and_names_it() -> None:
     result = nccl()
     assert result.status is Status.PASS
-    assert "the 4 EFA adapters by its plugin /opt/amazon/ofi-nccl/lib/libnccl-net.so" in words(result)
+    assert "its plugin for the 4 EFA adapters: /opt/amazon/ofi-nccl/lib/libnccl-net.so" in words(result)
 
 
 def test_without_the_plugin_it_warns_with_what_to_do() -> None:
@@ -42,9 +42,35 @@ def test_without_the_plugin_it_warns_with_what_to_do() -> None:
     assert "LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib" in words(result)
 
 
-def test_a_plugin_that_is_named_by_its_path_needs_no_search() -> None:
-    result = nccl(efa_node(nccl_net_plugins=()), NCCL_NET_PLUGIN="/opt/x/libnccl-net-ofi.so")
-    assert result.status is Status.PASS
+OFI = NcclNetPlugin("/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so", True)
+HPCX = NcclNetPlugin("/opt/hpcx/lib/libnccl-net.so", False)
+SPCX = NcclNetPlugin("/opt/hpcx/lib/libnccl-net-spcx.so", False)
+UNREAD = NcclNetPlugin("/opt/x/libnccl-net.so", Missing("input/output error", "failed"))
+
+
+@pytest.mark.parametrize(
+    ("plugins", "setting", "status", "said"),
+    [
+        ((OFI,), "ofi", Status.PASS, OFI.path),
+        ((OFI,), OFI.path, Status.PASS, OFI.path),
+        ((OFI,), "libnccl-net-ofi.so", Status.PASS, OFI.path),
+        ((OFI, HPCX), "ofi", Status.PASS, OFI.path),
+        # what NCCL takes by itself is libnccl-net.so
+        ((OFI,), "", Status.WARN, f"export NCCL_NET_PLUGIN={OFI.path}"),
+        ((OFI, HPCX), "", Status.WARN, f"has no use for the 4 EFA adapters: {HPCX.path}"),
+        ((HPCX,), "", Status.WARN, "AWS's EFA installer"),
+        # as some images set it for other networks
+        ((OFI, SPCX), "spcx", Status.WARN, f"has no use for the 4 EFA adapters: {SPCX.path}"),
+        ((OFI,), "spcx", Status.WARN, "NCCL_NET_PLUGIN=spcx is not found"),
+        ((UNREAD,), "", Status.UNKNOWN, "input/output error"),
+    ],
+)
+def test_the_plugin_is_the_one_that_nccl_would_load(
+    plugins: tuple[NcclNetPlugin, ...], setting: str, status: Status, said: str
+) -> None:
+    result = nccl(efa_node(nccl_net_plugins=plugins), **({"NCCL_NET_PLUGIN": setting} if setting else {}))
+    assert result.status is status
+    assert said in words(result)
 
 
 def test_where_training_does_not_run_from_here_its_plugin_is_not_looked_for() -> None:
@@ -71,7 +97,7 @@ def test_plugins_that_could_not_be_looked_for_are_unknown_and_those_of_an_old_ca
         ("NCCL_NET", "AWS Libfabric", Status.PASS),
         ("NCCL_NET", "Socket", Status.WARN),
         ("NCCL_NET", "IB", Status.WARN),
-        ("NCCL_NET_PLUGIN", "ofi", Status.PASS),
+        ("NCCL_NET_PLUGIN", "libnccl-net.so", Status.PASS),
         ("NCCL_NET_PLUGIN", "none", Status.WARN),
         # both are of NCCL's own InfiniBand network, which no EFA uses
         ("NCCL_IB_DISABLE", "1", Status.PASS),
@@ -95,6 +121,14 @@ def test_redacted_settings_are_judged_as_before() -> None:
     for name, value in (("FI_PROVIDER", "tcp"), ("NCCL_NET", "Socket"), ("NCCL_NET_PLUGIN", "none")):
         node = redacted(replace(efa_node(), environment=env(**{name: value})))
         assert judge("env.nccl", node).status is Status.WARN, name
+
+
+def test_a_plugin_is_found_in_redacted_facts_too_and_a_hidden_setting_is_not_guessed_at() -> None:
+    assert "its plugin for the 4 EFA adapters" in words(judge("env.nccl", redacted(efa_node())))
+    named = replace(efa_node(nccl_net_plugins=(OFI,)), environment=env(NCCL_NET_PLUGIN=OFI.path))
+    hidden = judge("env.nccl", redacted(named))
+    assert hidden.status is Status.PASS
+    assert "NCCL_NET_PLUGIN is hidden" in words(hidden)
 
 
 def test_adapters_without_a_link_of_infiniband_raise_no_alarm() -> None:
