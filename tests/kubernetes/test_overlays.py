@@ -120,6 +120,14 @@ def test_with_the_kernel_log_a_daemonset_is_privileged_and_so_is_its_namespace(
         schemas.validate(each.data, NEWEST, strict=True)
 
 
+def test_the_kernel_log_named_last_takes_the_pod_monitor_along(tmp_path: Path) -> None:
+    components = ["../pod-monitor", "../kernel-log"]
+    objects = built(_kustomization(tmp_path, {"resources": ["../agent"], "components": components}))
+
+    spaces = {each.data["kind"]: each.data["metadata"].get("namespace") for each in objects}
+    assert spaces["PodMonitor"] == spaces["DaemonSet"] == spaces["ConfigMap"] == "gpudoctor-privileged"
+
+
 def _site(tmp_path: Path) -> Path:
     text = next(block for block in _README.split("```yaml\n")[1:] if "kind: Kustomization" in block).partition("```")[0]
     return _kustomization(tmp_path, yaml.safe_load(text))
