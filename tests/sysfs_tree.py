@@ -108,10 +108,11 @@ def rdma_port(
     physical_state: str = "5: LinkUp",
     rate: str = "400 Gb/sec (4X NDR)",
     link_layer: str = "InfiniBand",
-    link_downed: str = "0",
+    link_downed: str | None = "0",
+    driver: str = "mlx5_core",
 ) -> str:
-    """An RDMA adapter with port 1; its folder under /sys/class/infiniband is given back."""
-    pci_device(root, place, vendor="0x15b3", device="0x1021", pci_class="0x020700", driver="mlx5_core", numa_node="1")
+    """An RDMA adapter with port 1, without counters if `link_downed` is None; its folder is given back."""
+    pci_device(root, place, vendor="0x15b3", device="0x1021", pci_class="0x020700", driver=driver, numa_node="1")
     folder = f"/sys/class/infiniband/{device}"
     write(
         root,
@@ -120,8 +121,9 @@ def rdma_port(
             f"{folder}/ports/1/phys_state": physical_state,
             f"{folder}/ports/1/rate": rate,
             f"{folder}/ports/1/link_layer": link_layer,
-            f"{folder}/ports/1/counters/link_downed": link_downed,
         },
     )
+    if link_downed is not None:
+        write(root, {f"{folder}/ports/1/counters/link_downed": link_downed})
     link(root, f"{folder}/device", f"/sys/devices/{place}")
     return folder

@@ -19,6 +19,7 @@ from gpudoctor.agent.state import StateDirectory, WatchedSubject, default_direct
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.facts.model.node import Source
+from gpudoctor.facts.system.node_name import node_name
 from gpudoctor.http.address import HttpAccess, listen_address
 from gpudoctor.process.command import CommandLateError, run_command
 from gpudoctor.process.die_with_parent import adopt_orphans
@@ -156,7 +157,7 @@ def _plan(request: AgentRequest) -> SchedulePlan:
     usual_jitter_s = min(_JITTER_MAX_S, _JITTER_SHARE * request.interval_s)
     return SchedulePlan(
         command=check_command(own_gpudoctor(), [*options, *named]),
-        host=_utf8(socket.gethostname()) or "",
+        host=_utf8(node_name()) or "",
         source=_source(request, named),
         interval_s=request.interval_s,
         jitter_s=usual_jitter_s if request.jitter_s is None else request.jitter_s,

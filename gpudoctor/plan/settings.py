@@ -128,6 +128,8 @@ def harmful_settings(machine: Machine, node: Node) -> tuple[Setting, ...]:
         found.append(Setting("NCCL_SHM_DISABLE", "1", "shared memory is the only way between these GPUs"))
     if machine.profile.node is not None and machine.profile.node.nvswitch and machine.nvlinked > 4:
         found.append(Setting("NCCL_ALGO", "Ring", "nor NCCL_NVLS_ENABLE=0: all_reduce loses the sums in the switch"))
+    # NCCL reaches an EFA through a plugin, which this setting does not touch
+    ports = [port for port in ports if not port.is_efa]
     if machine.nodes > 1 and ports:
         found.append(Setting("NCCL_IB_DISABLE", "1", f"the {len(ports)} RDMA ports would stand idle"))
     found.append(Setting("NCCL_DEBUG", "INFO", "for a search only: it writes from every rank"))

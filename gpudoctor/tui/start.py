@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ import msgspec
 
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
+from gpudoctor.facts.system.node_name import node_name
 from gpudoctor.lazy_import import lazy
 from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.own_program import own_gpudoctor
@@ -123,7 +123,7 @@ def _refuse(source: str | None, faults: tuple[str, ...]) -> None:
 
 def _label(source: str | None) -> str:
     if source is None:
-        return socket.gethostname().partition(".")[0]
+        return node_name().partition(".")[0]
     return _file_name(source)
 
 

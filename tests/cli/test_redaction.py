@@ -49,6 +49,8 @@ SHOWN = {
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     "CUDA_HOME": "/usr/local/cuda-12.8",
     "CUDA_LAUNCH_BLOCKING": "1",
+    "FI_EFA_USE_DEVICE_RDMA": "1",
+    "FI_PROVIDER": "efa,tcp",
     "NCCL_ALGO": "Ring,Tree",
     "NCCL_DEBUG": "INFO",
     "NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1",
@@ -60,6 +62,8 @@ SHOWN = {
     "RANK": "3",
     "SLURM_GPUS_PER_NODE": "h100:8",
     "SLURM_JOB_CPUS_PER_NODE": "64(x2)",
+    "SM_CURRENT_HOST": "algo-1",
+    "SM_HOSTS": '["algo-1","algo-2-abcde"]',
     "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
 }
 # what the type of a leaf allows no free text in

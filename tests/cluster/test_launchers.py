@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -117,9 +118,16 @@ def test_an_mpirun_of_another_make_is_not_guessed_at(monkeypatch: pytest.MonkeyP
 def test_where_gpudoctor_starts_nothing_itself_it_says_what_to_run() -> None:
     with pytest.raises(UserError, match=r"torchrun --nnodes NODES .* -m gpudoctor cluster rank"):
         launch_with("torchrun", asked(), {})
-    with pytest.raises(UserError, match=r"kubectl apply -f contrib/kubernetes/.*gpudoctor cluster report"):
-        launch_with("k8s", asked(), {})
     with pytest.raises(UserError, match="no Slurm allocation here"):
         launch_with("slurm", asked(), {})
     with pytest.raises(UserError, match="No closing quotation"):
         launch_with("slurm", asked("-N", "2", "--launcher-args", "'"), {})
+
+
+def test_what_is_said_for_kubernetes_names_single_things_to_apply() -> None:
+    with pytest.raises(UserError) as told:
+        launch_with("k8s", asked(), {})
+    named = re.findall(r"kubectl apply -k ([\w/-]+)", str(told.value))
+    assert named == ["contrib/kubernetes/between-nodes", "contrib/kubernetes/load"]
+    assert all((ROOT / folder / "kustomization.yaml").is_file() for folder in named)
+    assert "-f contrib" not in str(told.value)

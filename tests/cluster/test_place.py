@@ -52,6 +52,34 @@ def test_each_engine_tells_the_node_and_the_process_on_it() -> None:
     assert job_place({}) is None
 
 
+_SAGEMAKER = {
+    "TRAINING_JOB_NAME": "train-7",
+    "SM_HOSTS": '["algo-10","algo-2","algo-1"]',
+    "SM_CURRENT_HOST": "algo-2",
+    "SM_NUM_GPUS": "8",
+}
+
+
+def test_sagemakers_hosts_are_numbered_alike_whatever_the_order_of_their_list() -> None:
+    assert place(_SAGEMAKER) == ("sagemaker", 1, 3, 0, "algo-1")
+    assert place({**_SAGEMAKER, "SM_CURRENT_HOST": "algo-10"}) == ("sagemaker", 2, 3, 0, "algo-1")
+    listed_otherwise = job_place({**_SAGEMAKER, "SM_HOSTS": '["algo-1", "algo-2", "algo-10"]'})
+    assert listed_otherwise == job_place(_SAGEMAKER)
+    # what starts processes on them knows more
+    assert place({**_SAGEMAKER, **_TORCHRUN})[0] == "torchrun"
+    assert place({**_SAGEMAKER, "RANK": "0", "WORLD_SIZE": "2"})[0] == "environment"
+
+
+@pytest.mark.parametrize("hosts", ["", "[]", "algo-1", '{"algo-1": 1}', "[1]"])
+def test_what_is_no_list_of_hosts_makes_no_job(hosts: str) -> None:
+    assert job_place({**_SAGEMAKER, "SM_HOSTS": hosts}) is None
+
+
+def test_a_host_that_is_none_of_the_job_is_one_clear_line() -> None:
+    with pytest.raises(UserError, match="this is algo-7, which is none of SM_HOSTS: algo-1, algo-2, algo-10"):
+        job_place({**_SAGEMAKER, "SM_CURRENT_HOST": "algo-7"})
+
+
 def test_the_innermost_engine_counts() -> None:
     assert place({**_SRUN, **_TORCHRUN})[0] == "torchrun"
     assert place({**_SRUN, **_MPI})[0] == "mpi"

@@ -36,8 +36,18 @@ def test_the_variables_that_steer_training_are_kept_and_no_others() -> None:
         "OMP_NUM_THREADS": "1",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         "COMPUTE_PROFILE": "1",
+        "FI_PROVIDER": "efa",
+        "SM_HOSTS": '["algo-1"]',
+        "SM_CURRENT_HOST": "algo-1",
     }
-    dropped = {"PATH": "/bin", "HOME": "/root", "LD_LIBRARY_PATH": "/x", "SLURM_JOB_ACCOUNT": "me", "RANKS": "1"}
+    dropped = {
+        "SM_TRAINING_ENV": "{}",
+        "PATH": "/bin",
+        "HOME": "/root",
+        "LD_LIBRARY_PATH": "/x",
+        "SLURM_JOB_ACCOUNT": "me",
+        "RANKS": "1",
+    }
     environment = read_environment({**kept, **dropped})
     assert names(environment) == set(kept)
     assert environment.get("CUDA_VISIBLE_DEVICES") == "0,1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import pytest
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Host, NumaNode
 from gpudoctor.facts.system.host import read_host
+from gpudoctor.facts.system.node_name import node_name
 from tests.sysfs_tree import meminfo, numa_node, write
 
 UNLIMITED_V1 = "9223372036854771712"  # 0x7ffffffffffff000
@@ -48,6 +50,17 @@ def test_names_versions_and_times(tmp_path: Path) -> None:
     assert (host.hostname, host.kernel, host.machine) == ("node12", "5.15.0-1063-nvidia", "x86_64")
     assert (host.os_name, host.uptime_s, host.load_1m) == ("Ubuntu 22.04.4 LTS", 123456.78, 3.5)
     assert (host.ram_mib, host.ram_available_mib, host.swap_mib, host.swap_free_mib) == (2048, 1024, 512, 512)
+
+
+def test_a_pod_is_called_as_its_node_where_its_manifest_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GPUDOCTOR_NODE_NAME", "gpu-node-7")
+    write(tmp_path, {"/proc/sys/kernel/hostname": "node12"})
+    assert read_host(Path("/")).hostname == node_name() == "gpu-node-7"
+    assert read_host(tmp_path).hostname == "node12"  # another machine's tree has its own name
+    monkeypatch.setenv("GPUDOCTOR_NODE_NAME", " ")
+    assert read_host(Path("/")).hostname == node_name() == socket.gethostname()
 
 
 def test_an_empty_tree_gives_a_host_of_missing_facts_and_no_limit_is_made_up(tmp_path: Path) -> None:

@@ -63,6 +63,22 @@ def test_a_text_of_ports_that_is_cut_anywhere_tells_nothing_else(write: Any) -> 
                 assert isinstance(value, Missing) or value == getattr(same, leaf), end
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        # no type and no firmware
+        "CA 'rdmap16s27'\n\tCA type: \n\tNumber of ports: 1\n\tFirmware version: \n\tPort 1:\n\t\tState: Active\n"
+        "\t\tPhysical state: LinkUp\n\t\tRate: 100\n\t\tBase lid: 0\n\t\tLink layer: Unknown\n",
+        "hca_id:\trdmap16s27\n\ttransport:\t\t\tunspecified (4)\n\tfw_ver:\t\t\t\t0.0.0.0\n\t\tport:\t1\n"
+        "\t\t\tstate:\t\t\tPORT_ACTIVE (4)\n\t\t\tlink_layer:\t\tUnspecified\n",
+    ],
+    ids=["ibstat", "ibv_devinfo"],
+)
+def test_an_elastic_fabric_adapter_is_known_by_its_lack_of_a_link_layer(text: str) -> None:
+    (port,) = known(read(text).network.rdma_ports) or ()
+    assert (port.device, port.state, port.link_layer, port.is_efa) == ("rdmap16s27", "ACTIVE", "Unknown", True)
+
+
 def read_cut(text: str) -> Node:
     lines = text.split("\n")
     reader = reader_of(text)

@@ -81,6 +81,42 @@ def test_a_software_device_has_no_place_on_the_bus(tmp_path: Path) -> None:
     assert port.rate_gbit_s.kind == "absent"
 
 
+def test_an_elastic_fabric_adapter_has_no_counters_of_a_link(tmp_path: Path) -> None:
+    """As Linux's efa driver shows it: always active, with no link layer, and no folder of InfiniBand's counters."""
+    rdma_port(
+        tmp_path,
+        "rdmap16s27",
+        place="pci0000:10/0000:10:1b.0",
+        rate="100 Gb/sec (4X EDR)",
+        link_layer="Unknown",
+        link_downed=None,
+        driver="efa",
+    )
+    efa = port_of(tmp_path)
+    assert (efa.device, efa.driver, efa.is_efa) == ("rdmap16s27", "efa", True)
+    assert (efa.state, efa.link_layer, efa.rate_gbit_s) == ("ACTIVE", "Unknown", 100)
+    assert isinstance(efa.link_downed, Missing)
+    assert efa.link_downed.kind == "absent"
+
+
+@pytest.mark.parametrize(
+    ("device", "link_layer", "efa"),
+    [
+        ("efa_0", "InfiniBand", True),  # ibv_devinfo of older rdma-core
+        ("rdmap16s27", "Unknown", True),
+        ("rdmap16s27", "Unspecified", True),
+        ("rdmap24s0", "Ethernet", False),  # RoCE under the same naming rule
+        ("mlx5_0", "InfiniBand", False),
+        ("rdmap16s27", None, False),
+    ],
+)
+def test_without_its_driver_an_elastic_fabric_adapter_is_known_by_name_and_link_layer(
+    device: str, link_layer: str | None, efa: bool
+) -> None:
+    layer = Missing("cut off", "absent") if link_layer is None else link_layer
+    assert RdmaPort(device, 1, link_layer=layer).is_efa is efa
+
+
 def test_without_rdma_there_are_no_ports_and_without_sysfs_nobody_knows(tmp_path: Path) -> None:
     assert isinstance(read_network(tmp_path).rdma_ports, Missing)
     assert isinstance(read_network(tmp_path).interfaces, Missing)

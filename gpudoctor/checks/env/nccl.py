@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator
-
-import msgspec
+from collections.abc import Iterable, Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import ENDS, Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Status, fail, ok, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.env.nccl_over_efa import efa_findings
+from gpudoctor.checks.env.rendezvous import loopback_findings
+from gpudoctor.checks.env.settings import bad, shown, unset
 from gpudoctor.checks.nvlink.link_state import links_up
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, Variable
 
 ID = "env.nccl"
-# the machine itself: /etc/hosts and RFC 6890
-_LOOPBACK = re.compile(r"localhost(?:\.localdomain)?|127(?:\.\d{1,3}){1,3}|\[?::1\]?", re.IGNORECASE)
-# how many nodes take part, the narrowest first: srun(1), output variables
-_NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
-# all processes, and those of this node: torchrun's and Open MPI's
-_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -48,7 +42,8 @@ def nccl_settings(case: Case) -> Iterator[Finding]:
         *_files(environment),
         *_left_on(environment),
         *_launcher(environment),
-        *_loopback(case),
+        *loopback_findings(case),
+        *efa_findings(case),
     ]
     yield from findings
     if any(f.status not in (Status.PASS, Status.SKIP) for f in findings):
@@ -65,22 +60,6 @@ def _switched_on(environment: Environment, name: str) -> Variable | None:
     return variable if digits.isascii() and digits.isdigit() and digits.strip("+-0") else None
 
 
-def _unset(name: str) -> Advice:
-    return Advice("Clear it where it is set (shell profile, image, job script, /etc/nccl.conf).", f"unset {name}")
-
-
-def _shown(variable: Variable) -> Evidence:
-    return Evidence("environment", f"{variable.name}={variable.value}")
-
-
-def _bad(
-    judge: Callable[..., Finding], variable: Variable, words: str, expected: str, likely: str, *advice: Advice
-) -> Finding:
-    """The finding for a setting that costs something; without other `advice` it is to be cleared."""
-    text = f"{variable.name}={variable.value}{words}"
-    return judge(NODE, text, expected, _shown(variable), likely=likely, advice=advice or (_unset(variable.name),))
-
-
 def _switched_off(case: Case) -> Iterator[Finding]:
     environment, several = case.node.environment, len(case.gpus) > 1
     level = environment.variable("NCCL_P2P_LEVEL")
@@ -92,12 +71,12 @@ def _switched_off(case: Case) -> Iterator[Finding]:
     if several and (shm := _switched_on(environment, "NCCL_SHM_DISABLE")):
         words = " keeps NCCL from shared memory between processes of this node"
         likely = "where GPUs have no peer-to-peer their traffic then takes the network sockets"
-        yield _bad(warn, shm, words, "not set", likely)
-    ports = known(case.node.network.rdma_ports) or ()
+        yield bad(warn, shm, words, "not set", likely)
+    ports = [port for port in known(case.node.network.rdma_ports) or () if not port.is_efa]
     active = sum("ACTIVE" in (known(p.state) or "").upper() for p in ports)
     if active and (ib := _switched_on(environment, "NCCL_IB_DISABLE")):
         words = f" keeps NCCL from the {active} active RDMA ports"
-        yield _bad(warn, ib, words, "0, or not set", "traffic between nodes goes over TCP sockets instead")
+        yield bad(warn, ib, words, "0, or not set", "traffic between nodes goes over TCP sockets instead")
 
 
 def _p2p_off(case: Case, variable: Variable) -> Finding:
@@ -108,14 +87,14 @@ def _p2p_off(case: Case, variable: Variable) -> Finding:
     if joined or linked > 1:
         words += ", and with it the NVLinks " + (f"between {joined} pairs" if joined else f"of {linked} GPUs")
         likely = "NCCL falls back to host memory: an order of magnitude slower than NVLink"
-        return _bad(fail, variable, words, "not set, where GPUs are joined by NVLink", likely)
+        return bad(fail, variable, words, "not set, where GPUs are joined by NVLink", likely)
     if case.pairs and not able and all(not isinstance(p.p2p_read, Missing) for p in case.pairs):
         text = f"{variable.name}={variable.value}{words}; these GPUs have none, so it costs nothing"
-        return ok(NODE, text, None, _shown(variable))
+        return ok(NODE, text, None, shown(variable))
     expected = "not set, where GPUs can reach each other"
     likely = "set as a way around a hang, which has its cause in IOMMU or ACS settings"
     then = Advice("If NCCL then hangs:", "gpudoctor check pcie.acs")
-    return _bad(warn, variable, words, expected, likely, _unset(variable.name), then)
+    return bad(warn, variable, words, expected, likely, unset(variable.name), then)
 
 
 def _interfaces(case: Case) -> Iterator[Finding]:
@@ -132,18 +111,18 @@ def _interfaces(case: Case) -> Iterator[Finding]:
         if not _selected(variable.value, names, exact):
             expected = f"one of {', '.join(names) or 'none: the node shows no interface'}"
             likely = "the name comes from another machine; init_process_group fails or hangs with it"
-            advice = (Advice("Name an interface that exists.", "ip -brief link"), _unset(variable_name))
-            yield _bad(fail, variable, " fits no network interface of this node", expected, likely, *advice)
+            advice = (Advice("Name an interface that exists.", "ip -brief link"), unset(variable_name))
+            yield bad(fail, variable, " fits no network interface of this node", expected, likely, *advice)
     adapters = environment.variable("NCCL_IB_HCA")
     ports = network.rdma_ports
     if adapters is None or not adapters.value.strip() or isinstance(ports, Missing):
         return
-    devices = [port.device for port in ports]
+    devices = [port.device for port in ports if not port.is_efa]
     if devices and not _selected(adapters.value, devices, False):
         expected = f"one of {', '.join(dict.fromkeys(devices))}"
         likely = "the name comes from another machine; NCCL then uses TCP sockets between nodes"
-        advice = (Advice("Name adapters that exist.", "ibstat -l"), _unset("NCCL_IB_HCA"))
-        yield _bad(warn, adapters, " fits no RDMA adapter of this node", expected, likely, *advice)
+        advice = (Advice("Name adapters that exist.", "ibstat -l"), unset("NCCL_IB_HCA"))
+        yield bad(warn, adapters, " fits no RDMA adapter of this node", expected, likely, *advice)
 
 
 def _selected(value: str, names: Iterable[str], exact: bool) -> list[str]:
@@ -173,12 +152,12 @@ def _files(environment: Environment) -> Iterator[Finding]:
     ):
         variable = environment.variable(name)
         if variable is not None and (variable.path_exists is False or not variable.value.strip()):
-            yield _bad(judge, variable, " names no file that exists", "a file that exists, or not set", likely)
+            yield bad(judge, variable, " names no file that exists", "a file that exists, or not set", likely)
 
 
 def _left_on(environment: Environment) -> Iterator[Finding]:
     def costly(variable: Variable, expected: str, cost: str) -> Finding:
-        return _bad(warn, variable, f": {cost}", expected, "left over from debugging")
+        return bad(warn, variable, f": {cost}", expected, "left over from debugging")
 
     debug = environment.variable("NCCL_DEBUG")
     if debug is not None and debug.value.strip().upper() in ("INFO", "TRACE"):
@@ -241,60 +220,3 @@ def _launcher(environment: Environment) -> Iterator[Finding]:
             likely="a launcher's variables came through in part: init_process_group needs all four",
             advice=advice,
         )
-
-
-def _number(environment: Environment, name: str) -> int | None:
-    """A count or rank from 0; None where it is unset or no such number."""
-    value = (environment.get(name) or "").strip()
-    return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else None
-
-
-def _loopback(case: Case) -> Iterator[Finding]:
-    """A rendezvous at this machine itself in a job of several nodes: each waits for the others at its own address.
-
-    A warning where nothing says that the processes of the several nodes are of one job: an allocation may
-    run a job of its own on each node.
-    """
-    environment = case.node.environment
-    address = environment.variable("MASTER_ADDR")
-    if address is None or not _LOOPBACK.fullmatch(address.value.strip()):
-        return
-    for all_name, own_name in _SIZES:
-        world, local = _number(environment, all_name), _number(environment, own_name)
-        if world is not None and local is not None:
-            if world > local:
-                yield _elsewhere(environment, address, f"{world} processes, {local} of them here", (all_name, own_name))
-            return
-    nodes_name = next((name for name in _NODES if environment.get(name) is not None), None)
-    nodes = _number(environment, nodes_name) if nodes_name else None
-    world = _number(environment, "WORLD_SIZE")
-    more = world is not None and world > max(len(case.gpus), 1)
-    if nodes_name is not None and nodes is not None and nodes > 1:
-        finding = _elsewhere(environment, address, f"a job of {nodes} nodes", (nodes_name, "WORLD_SIZE"))
-        yield finding if more else msgspec.structs.replace(finding, status=Status.WARN)
-    elif more and case.gpus and nodes != 1:
-        text = f"a job of {world} processes, with {len(case.gpus)} GPUs here"
-        finding = _elsewhere(environment, address, text, ("WORLD_SIZE",))
-        yield msgspec.structs.replace(finding, status=Status.WARN)
-
-
-def _elsewhere(environment: Environment, address: Variable, job: str, names: Iterable[str]) -> Finding:
-    shown = [variable for name in names if (variable := environment.variable(name)) is not None]
-    return fail(
-        NODE,
-        f"MASTER_ADDR={address.value} in {job}",
-        "the name or address of the first node, which all nodes reach",
-        _shown(address),
-        *(_shown(variable) for variable in shown),
-        likely="every node waits at its own address for the others: init_process_group hangs until its timeout",
-        advice=(
-            Advice(
-                "Name the first node.", "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
-            ),
-            Advice(
-                "Or let torchrun find it.",
-                "torchrun --nnodes=N --rdzv-backend=c10d --rdzv-endpoint=FIRST:29500 ...",
-            ),
-            Advice("A job on this node alone: clear what the allocation left behind.", "unset MASTER_ADDR"),
-        ),
-    )

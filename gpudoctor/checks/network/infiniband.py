@@ -55,7 +55,8 @@ def infiniband(case: Case) -> Iterator[Finding]:
         rates = sorted({known(p.rate_gbit_s) or 0 for p in active} - {0})
         speed = " at " + " and ".join(f"{rate:g} Gbit/s" for rate in rates) if rates else ""
         unused = len(ports) - len(active)
-        text = f"{len(active)} RDMA ports active{speed}" + (f", {unused} unused" if unused else "")
+        kind = "EFA" if all(port.is_efa for port in active) else "RDMA"
+        text = f"{len(active)} {kind} ports active{speed}" + (f", {unused} unused" if unused else "")
         yield ok(NODE, Found(text, len(active), "ports"), None, *(_evidence(port) for port in active))
     yield from _gpudirect(case)
 
@@ -170,6 +171,10 @@ def _gpudirect(case: Case) -> Iterator[Finding]:
         yield skip(NODE, "GPUDirect RDMA: GeForce GPUs do not have it")
         return
     network = case.node.network
+    if all(port.is_efa for port in known(network.rdma_ports) or ()):
+        # its driver maps GPU memory by itself, by efa_nv_peermem or by dma-buf; nvidia_peermem has no part in it
+        yield skip(NODE, "GPUDirect RDMA: the EFA driver has its own way, which nothing here tells of")
+        return
     # a module that the InfiniBand core does not know maps nothing
     idle = network.peermem_loaded is True and network.peermem_registered is False
     peermem = False if idle else network.peermem_loaded

@@ -69,10 +69,10 @@ def launch_with(launcher: Launcher, request: ClusterCheckRequest, environment: M
     if launcher == "torchrun":
         raise UserError(f"torchrun has to be started on every node, by hand or by an engine: {_TORCHRUN}")
     raise UserError(
-        "gpudoctor starts no pods itself: start one a node, with kubectl apply -f contrib/kubernetes/, and read their "
-        "reports with gpudoctor cluster report; pods of an Indexed Job or of a PyTorchJob that run "
-        "gpudoctor cluster rank -N NODES, with MASTER_ADDR the first pod, measure between nodes too; give all of them "
-        f"one {TOKEN_VARIABLE}, from a Secret"
+        "gpudoctor starts no pods itself: have Kubernetes start one on each node, which puts load on its GPUs, with "
+        "kubectl apply -k contrib/kubernetes/between-nodes (first its number of nodes and its Secret); or, each node "
+        "by itself, with kubectl apply -k contrib/kubernetes/load and gpudoctor cluster report on the pods' logs; "
+        "contrib/kubernetes/examples has the same as MPIJob, PyTorchJob, TrainJob, JobSet and Volcano Job"
     )
 
 

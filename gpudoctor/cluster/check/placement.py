@@ -10,8 +10,9 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.errors import UserError
+from gpudoctor.facts.model.sagemaker import sagemaker_hosts
 
-Engine = Literal["torchrun", "slurm", "mpi", "kubernetes", "environment"]
+Engine = Literal["torchrun", "slurm", "mpi", "kubernetes", "environment", "sagemaker"]
 
 _PORTS = 8  # where one of them is another job's, the next one is tried
 # below the kernel's ephemeral ports (32768 and up), so that no outgoing connection holds one
@@ -51,7 +52,7 @@ def job_place(environment: Mapping[str, str], nodes: int | None = None) -> JobPl
     `nodes` is for those engines that do not tell how many there are. Raise UserError where it is
     missing, or the engine's variables contradict each other.
     """
-    for find in (_torchrun, _mpirun, _srun, _indexed_job, _torch_variables):
+    for find in (_torchrun, _mpirun, _srun, _indexed_job, _torch_variables, _sagemaker):
         place = find(environment, nodes)
         if place is not None:
             if not 0 <= place.node < place.nodes:
@@ -112,6 +113,17 @@ def _torch_variables(environment: Mapping[str, str], _: int | None) -> JobPlacem
     host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
     nodes = -(-size // local_size)
     return JobPlacement("environment", min(rank // local_size, nodes), nodes, local, host, f"environment/{host}/{port}")
+
+
+def _sagemaker(environment: Mapping[str, str], _: int | None) -> JobPlacement | None:
+    """One process a host of a SageMaker training job, whose hosts are numbered in the order of their names."""
+    own, hosts = environment.get("SM_CURRENT_HOST"), sagemaker_hosts(environment.get("SM_HOSTS"))
+    if own is None or not hosts:
+        return None
+    if own not in hosts:
+        raise UserError(f"SageMaker says that this is {own}, which is none of SM_HOSTS: {', '.join(hosts)}")
+    job = f"sagemaker/{environment.get('TRAINING_JOB_NAME')}/{','.join(hosts)}"
+    return JobPlacement("sagemaker", hosts.index(own), len(hosts), 0, hosts[0], job)
 
 
 def first_host(nodelist: str) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 
 import msgspec
 
@@ -16,6 +15,7 @@ from gpudoctor.cluster.check.request import ClusterCheckRequest, ClusterOutput
 from gpudoctor.errors import UserError
 from gpudoctor.exits import OK, UNKNOWN, say
 from gpudoctor.facts.system.network_reach import own_addresses
+from gpudoctor.facts.system.node_name import node_name
 from gpudoctor.process.die_with_parent import dependent_gpudoctor
 from gpudoctor.process.spawn import Child
 
@@ -73,7 +73,9 @@ def _coordinate(
     addresses = ["127.0.0.1"] if local else [*own_addresses(), "127.0.0.1"]
     join = ",".join(f"{address}/{hub.port}" for address in addresses)
     with token_pipe(token) as token_fd:
+        # it reads the engine's variables, too, and some engines do not tell the number of nodes
         words = ["cluster", "rank", "--join", join, "--token-fd", str(token_fd), "--numbered", place.engine]
+        words += ["--nodes", str(place.nodes)]
         command = dependent_gpudoctor([*words, *request.words_for_members()])
         member = Child(command, stderr=None, pass_fds=(token_fd,), new_session=False)
     try:
@@ -84,7 +86,7 @@ def _coordinate(
 
 
 def _serve(request: ClusterCheckRequest, meet: list[tuple[str, int]], token: str, index: int | None) -> int:
-    hostname = socket.gethostname()
+    hostname = node_name()
     member = Member(_check_words(request, hostname), request.ranks or 1, hostname)
     try:
         member.serve(meet, token, index, request.deadline_s or _JOIN_S)

@@ -143,8 +143,18 @@ class Environment(Fact, frozen=True):
         return tuple(v for v in self.variables if v.name.startswith(prefix))
 
 
+class NcclNetPlugin(Fact, frozen=True):
+    """A network plugin of NCCL (libnccl-net*.so). `libfabric`: it is aws-ofi-nccl, the one for libfabric."""
+
+    path: str
+    libfabric: bool | Missing = NOT_READ
+
+
 class Software(Fact, frozen=True):
-    """What a training run would be built on. Read from files, never by importing torch."""
+    """What a training run would be built on. Read from files, never by importing torch.
+
+    `nccl_net_plugins` are those that the dynamic loader finds, in its order.
+    """
 
     python: str | Missing = NOT_READ
     torch: str | Missing = NOT_READ
@@ -152,6 +162,7 @@ class Software(Fact, frozen=True):
     torch_location: str | Missing = NOT_READ
     nccl: str | Missing = NOT_READ
     nccl_copies: tuple[str, ...] = ()
+    nccl_net_plugins: tuple[NcclNetPlugin, ...] | Missing = NOT_READ
 
 
 class Interface(Fact, frozen=True):
@@ -164,10 +175,11 @@ class Interface(Fact, frozen=True):
 
 
 class RdmaPort(Fact, frozen=True):
-    """A port of an InfiniBand or RoCE adapter. `link_layer`: InfiniBand or Ethernet.
+    """A port of an InfiniBand, RoCE or EFA adapter. `link_layer`: InfiniBand, Ethernet; Unknown of an EFA.
 
     `rate_gbit_s` is the active rate, `max_rate_gbit_s` what the port could do where that is
-    known. `interface` is the RoCE port's network interface. `adapter` is the type (MT4129), `firmware` its version.
+    known. `interface` is the RoCE port's network interface. `adapter` is the type (MT4129), `firmware` its version,
+    `driver` the kernel's (mlx5_core, efa).
     The counters count since the driver was loaded: `link_downed`, `link_recoveries` (link_error_recovery),
     `symbol_errors` (symbol_error), `receive_errors` (port_rcv_errors).
     """
@@ -188,6 +200,18 @@ class RdmaPort(Fact, frozen=True):
     link_recoveries: int | Missing = NOT_READ
     symbol_errors: int | Missing = NOT_READ
     receive_errors: int | Missing = NOT_READ
+    driver: str | Missing = NOT_READ
+
+    @property
+    def is_efa(self) -> bool:
+        """Whether it is an Elastic Fabric Adapter of AWS: no InfiniBand, and no use to NCCL without a plugin.
+
+        Without the driver's name (in a paste) by its own: efa_0, or rdmap16s27 with a link layer that is neither.
+        """
+        if isinstance(self.driver, str):
+            return self.driver == "efa"
+        unspecified = not isinstance(self.link_layer, Missing) and self.link_layer not in ("InfiniBand", "Ethernet")
+        return self.device.startswith("efa_") or (self.device.startswith("rdmap") and unspecified)
 
 
 class Network(Fact, frozen=True):

@@ -55,7 +55,9 @@ _SHAPES: tuple[tuple[str, str], ...] = (
         "Ring", "Tree", "Collnet", "CollnetDirect", "CollnetChain", "NVLS", "NVLSTree", "PAT", "ring", "tree",
         "allreduce", "allgather", "broadcast", "reduce", "reducescatter"))),
     (r"NCCL_PROTO", _list_of(_words("LL", "LL128", "Simple", "simple", "ll", "ll128"))),
-    (r"NCCL_NET", _TRANSPORTS),
+    (r"NCCL_NET", _TRANSPORTS + r"|AWS Libfabric"),
+    (r"FI_PROVIDER", _list_of(_words(
+        "efa", "tcp", "sockets", "verbs", "shm", "cxi", "opx", "psm2", "psm3", "net", "ofi_rxm"))),
     (r"NCCL_SOCKET_FAMILY", _words("AF_INET", "AF_INET6")),
     (r"NCCL_NET_PLUGIN|NCCL_TUNER_PLUGIN", _words("none", "aws-ofi", "ofi", "libnccl-net.so", "libnccl-net-ofi.so")),
     (r"TORCH_DISTRIBUTED_DEBUG", _words("OFF", "INFO", "DETAIL")),
@@ -66,7 +68,7 @@ _SWITCH = re.compile(rf"{_NUMBERS}|true|false|yes|no|on|off|", re.IGNORECASE)
 # Where a plain number is the rule. A number may still name a machine: ids of hosts, groups and runs stay hidden
 _NUMERIC = re.compile(
     r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_PORT|OMP_NUM_THREADS|COMPUTE_PROFILE|"
-    r"NSIGHT_CUDA_DEBUGGER|PYTORCH_NVML_BASED_CUDA_CHECK|CUDA_.*|NCCL_.*|TORCH_NCCL_.*|OMPI_COMM_WORLD_.*|"
+    r"NSIGHT_CUDA_DEBUGGER|PYTORCH_NVML_BASED_CUDA_CHECK|CUDA_.*|NCCL_.*|FI_.*|TORCH_NCCL_.*|OMPI_COMM_WORLD_.*|"
     r"TORCHELASTIC_(?:RESTART_COUNT|MAX_RESTARTS|USE_AGENT_STORE|ERROR_FILE_.*)|"
     r"SLURM_(?:CPUS_.*|JOB_ID|JOB_NUM_NODES|LOCALID|MEM_PER_NODE|NNODES|NODEID|NPROCS|NTASKS.*|PROCID|STEP_ID|STEP_NUM_NODES)"
 )
@@ -75,6 +77,9 @@ _NEVER = re.compile(
 )
 _SELECTED = re.compile(r"(?:NCCL|GLOO)_SOCKET_IFNAME|NCCL_IB_HCA")
 _ADAPTER = re.compile(r"(?:mlx\d|bnxt_re|efa|irdma|roce|rocep|ibp|rdmap|hns)[\w]{0,20}")
+# the names that SageMaker, and its local mode, give to the hosts of every job
+_ALGO = r"algo-\d{1,4}(?:-[a-z0-9]{5})?"
+_SAGEMAKER_HOSTS = re.compile(rf'{_ALGO}|\["{_ALGO}"(?:, ?"{_ALGO}"){{0,999}}\]')
 # every machine's name for itself
 _LOOPBACK = re.compile(r"localhost|127\.0\.0\.1|::1")
 _INTERFACE = re.compile(r"(?:lo|docker|veth|br|bond|ib|eth|ens|eno|enp|enP|wlan|wlp)[0-9a-z]{0,12}")
@@ -85,6 +90,8 @@ def is_public(name: str, value: str, devices: Iterable[str]) -> bool:
     if _SELECTED.fullmatch(name):
         return all(_is_device(item, devices) for item in value.strip().lstrip("^=").split(","))
     if name == "MASTER_ADDR" and _LOOPBACK.fullmatch(value.strip()):
+        return True
+    if name in ("SM_HOSTS", "SM_CURRENT_HOST") and _SAGEMAKER_HOSTS.fullmatch(value.strip()):
         return True
     if _NEVER.fullmatch(name):
         return False

@@ -82,7 +82,12 @@ def _ports(node: Node) -> int:
 
 def _active_ports(node: Node, target: Target) -> bool:
     ports = () if isinstance(node.network.rdma_ports, Missing) else node.network.rdma_ports
-    return bool(ports) and all(port.state == "ACTIVE" for port in ports)
+    return bool(ports) and all(port.state == "ACTIVE" and not port.is_efa for port in ports)
+
+
+def _active_efa(node: Node, target: Target) -> bool:
+    ports = () if isinstance(node.network.rdma_ports, Missing) else node.network.rdma_ports
+    return any(port.state == "ACTIVE" and port.is_efa for port in ports)
 
 
 def _is_virtual(node: Node) -> bool:
@@ -211,6 +216,7 @@ CONDITIONS: dict[str, tuple[Condition, str]] = {
         lambda n, t: not (isinstance(n.kernel_log.events, Missing) and n.kernel_log.events.kind == "denied"),
         "its kernel log may not be read",
     ),
+    "efa": (_active_efa, "it has no EFA adapter"),
     "ib": (_active_ports, "it has no active InfiniBand or RoCE ports"),
     "two-ports": (lambda n, t: _ports(n) >= 2, "it has fewer than two InfiniBand or RoCE ports"),
     # NCCL maps about 10 MB a rank in /dev/shm, and all traffic where there is no peer-to-peer (NCCL issue 342)

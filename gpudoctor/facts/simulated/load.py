@@ -24,7 +24,7 @@ else:
     environment = lazy("gpudoctor.facts.system.environment")
 
 FOLDER = Path(__file__).parent / "nodes"
-CALLER_PREFIXES = ("CUDA_", "NCCL_", "SLURM_")
+CALLER_PREFIXES = ("CUDA_", "FI_", "NCCL_", "SLURM_")
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

@@ -1,4 +1,4 @@
-"""The environment variables that steer CUDA, NCCL, launchers and the scheduler; no others are kept."""
+"""The environment variables that steer CUDA, NCCL, libfabric, launchers and the scheduler; no others are kept."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from gpudoctor.facts.model.node import Environment, Variable
 
-_PREFIXES = ("CUDA_", "NCCL_", "TORCH_NCCL_", "TORCHELASTIC_", "OMPI_COMM_WORLD_")
+_PREFIXES = ("CUDA_", "NCCL_", "TORCH_NCCL_", "TORCHELASTIC_", "OMPI_COMM_WORLD_", "FI_")
 # fmt: off
 _NAMES = frozenset((
     "COMPUTE_PROFILE", "GLOO_SOCKET_IFNAME", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
     "MASTER_PORT", "NSIGHT_CUDA_DEBUGGER", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES",
     "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NVML_BASED_CUDA_CHECK", "RANK",
-    "TORCH_DISTRIBUTED_DEBUG", "WORLD_SIZE",
+    "SM_CURRENT_HOST", "SM_HOSTS", "TORCH_DISTRIBUTED_DEBUG", "WORLD_SIZE",
     "SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_GPU", "SLURM_CPUS_PER_TASK", "SLURM_GPUS", "SLURM_GPUS_ON_NODE",
     "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_GPUS", "SLURM_JOB_ID",
     "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_LOCALID", "SLURM_MEM_PER_NODE", "SLURM_NNODES",

@@ -9,6 +9,7 @@ from pathlib import Path
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Host, NumaNode
 from gpudoctor.facts.system import cgroups
+from gpudoctor.facts.system.node_name import given_node_name
 from gpudoctor.facts.system.numa import gpu_memory_free_mib, read_meminfo_mib, read_numa_nodes
 from gpudoctor.facts.system.sysfs import (
     format_cpu_list,
@@ -36,7 +37,7 @@ def read_host(root: Path) -> Host:
     virtualization = read_virtualization(root)
     limit = memory_limit.value
     return Host(
-        hostname=read_text(root / "proc/sys/kernel/hostname"),
+        hostname=_hostname(root),
         kernel=read_text(root / "proc/sys/kernel/osrelease"),
         os_name=_os_name(root),
         machine=machine,
@@ -72,6 +73,12 @@ def read_host(root: Path) -> Host:
 
 def _is_this_machine(root: Path) -> bool:
     return root == Path("/")
+
+
+def _hostname(root: Path) -> str | Missing:
+    """The node's name where one was given: in a pod the kernel's is the pod's."""
+    given = given_node_name(os.environ) if _is_this_machine(root) else None
+    return given or read_text(root / "proc/sys/kernel/hostname")
 
 
 def _machine(root: Path) -> str | Missing:

@@ -9,7 +9,7 @@ from pathlib import Path
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Interface, Network, RdmaPort
 from gpudoctor.facts.system.pci import BUS_ID, read_numa_node
-from gpudoctor.facts.system.sysfs import list_names, present, read_int, read_text
+from gpudoctor.facts.system.sysfs import link_name, list_names, present, read_int, read_text
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
 _NUMBERED = re.compile(r"^\d+:\s*(\S.*)$")
@@ -106,7 +106,13 @@ def _rdma_port(device: Path, number: int) -> RdmaPort:
         link_recoveries=read_int(port / "counters/link_error_recovery"),
         symbol_errors=read_int(port / "counters/symbol_error"),
         receive_errors=read_int(port / "counters/port_rcv_errors"),
+        driver=_driver(device),
     )
+
+
+def _driver(device: Path) -> str | Missing:
+    name = link_name(device / "device/driver")
+    return Missing("no driver is bound to the device", "absent") if name is None else name
 
 
 def _numbered_word(path: Path) -> str | Missing:

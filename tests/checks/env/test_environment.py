@@ -280,6 +280,9 @@ def test_a_partial_rendezvous_names_what_is_missing() -> None:
         ({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, Status.FAIL),
         ({"WORLD_SIZE": "16", "SLURM_NNODES": "2"}, Status.FAIL),
         ({"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, Status.FAIL),
+        ({"WORLD_SIZE": "16", "SM_HOSTS": '["algo-1","algo-2"]'}, Status.FAIL),
+        ({"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-1"}, Status.WARN),
+        ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1", "WORLD_SIZE": "8"}, Status.PASS),
         ({"WORLD_SIZE": "16"}, Status.WARN),
         ({"SLURM_NNODES": "2"}, Status.WARN),
         ({"SLURM_JOB_NUM_NODES": "4", "WORLD_SIZE": "8"}, Status.WARN),
@@ -296,6 +299,10 @@ def test_a_rendezvous_at_this_machine_itself_joins_no_other(
     result = nccl(MASTER_ADDR=address, node={"gpus": gpus(8)}, **variables)
     assert result.status is status
     assert status is Status.PASS or f"MASTER_ADDR={address}" in words(result)
+
+
+def test_on_sagemaker_the_first_host_is_named_as_the_way_out() -> None:
+    assert "export MASTER_ADDR=algo-1" in words(nccl(MASTER_ADDR="localhost", SM_HOSTS='["algo-2","algo-10","algo-1"]'))
 
 
 def test_a_rendezvous_at_a_host_is_no_matter_of_this_machine() -> None:

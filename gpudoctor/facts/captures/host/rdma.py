@@ -46,7 +46,8 @@ _PHYSICAL = {
     "linkerrorrecovery": "LinkErrorRecovery",
     "portconfigurationtraining": "PortConfigurationTraining",
 }
-_LAYERS = {"infiniband": "InfiniBand", "ethernet": "Ethernet"}
+# of an EFA sysfs says Unknown, and ibv_devinfo Unspecified
+_LAYERS = {"infiniband": "InfiniBand", "ethernet": "Ethernet", "unknown": "Unknown", "unspecified": "Unknown"}
 _LANES = re.compile(r"(\d{1,2})X")
 
 

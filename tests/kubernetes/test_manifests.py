@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -18,34 +17,23 @@ import yaml
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.cli.parsers import parsed
 from gpudoctor.config import load_config
-from tests.cluster.manifests import FOLDER, Manifest, commands, commands_in, manifests, script_of, the
 from tests.conftest import ROOT
+from tests.kubernetes.manifests import FOLDER, Manifest, commands, commands_in, manifests, script_of, the
 
 VERSIONS = [f"1.{minor}" for minor in range(25, 38)]
-PODS = [manifest for manifest in manifests() if manifest.pod]
-
-
+PODS = [manifest for manifest in manifests() if manifest.pods]
 READMES = [ROOT / "contrib" / folder / "README.md" for folder in ("kubernetes", "slurm")]
 
 
 def _named(manifest: Manifest) -> str:
-    return manifest.name
-
-
-@pytest.fixture(scope="module")
-def schemas() -> Any:
-    validator = pytest.importorskip("kubernetes_validate", reason="no kubernetes-validate: pip install -e .[dev]")
-    patch = pytest.MonkeyPatch()
-    # it reads the megabytes of a version's definitions for each object anew
-    patch.setattr(validator.utils, "schema_contents", functools.cache(validator.utils.schema_contents))
-    yield validator
-    patch.undo()
+    return manifest.file
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_manifest_is_valid_for_this_version(schemas: Any, version: str) -> None:
     for manifest in manifests():
-        assert schemas.validate(manifest.data, version, strict=True) == version, manifest.name
+        if manifest.is_core:
+            assert schemas.validate(manifest.data, version, strict=True) == version, manifest.file
 
 
 def test_the_validation_finds_a_key_that_does_not_exist(schemas: Any) -> None:
@@ -56,9 +44,12 @@ def test_the_validation_finds_a_key_that_does_not_exist(schemas: Any) -> None:
         schemas.validate(job, "1.33", strict=True)
 
 
-@pytest.mark.parametrize("manifest", PODS, ids=_named)
-def test_the_selector_matches_the_labels_of_the_template(manifest: Manifest) -> None:
-    labels = manifest.data["spec"]["template"]["metadata"]["labels"].items()
+@pytest.mark.parametrize(
+    "manifest", [m for m in PODS if m.data["kind"] == "DaemonSet" or m.data["apiVersion"] == "batch/v1"], ids=_named
+)
+def test_the_selectors_match_the_labels_of_the_template(manifest: Manifest) -> None:
+    (template,) = manifest.pods
+    labels = template.get("metadata", {}).get("labels", {}).items()
     selectors = [manifest.data["spec"]["selector"]] if "selector" in manifest.data["spec"] else []
     anti_affinity = manifest.pod.get("affinity", {}).get("podAntiAffinity", {})
     terms = anti_affinity.get("requiredDuringSchedulingIgnoredDuringExecution", [])
@@ -68,51 +59,29 @@ def test_the_selector_matches_the_labels_of_the_template(manifest: Manifest) -> 
     assert all(selector["matchLabels"].items() <= labels for selector in selectors)
 
 
-@pytest.mark.parametrize("manifest", PODS, ids=_named)
+@pytest.mark.parametrize("manifest", [m for m in PODS if m.is_core], ids=_named)
 def test_a_job_does_not_restart_and_a_daemon_does(manifest: Manifest) -> None:
     policy = manifest.pod.get("restartPolicy", "Always")
 
-    assert policy == ("Never" if manifest.data["kind"] == "Job" else "Always")
+    assert policy == ("Always" if manifest.data["kind"] == "DaemonSet" else "Never")
 
 
 @pytest.mark.parametrize("manifest", PODS, ids=_named)
-def test_every_name_in_a_pod_leads_somewhere(manifest: Manifest) -> None:
-    volumes = {volume["name"]: volume for volume in manifest.pod["volumes"]}
-    mounted = {mount["name"] for container in manifest.containers for mount in container.get("volumeMounts", [])}
-    config_maps = {volume["configMap"]["name"] for volume in volumes.values() if "configMap" in volume}
-    namespace = manifest.data["metadata"].get("namespace")
-
-    assert mounted == set(volumes)
-    assert config_maps <= {
-        other.data["metadata"]["name"]
-        for other in manifests()
-        if other.data["kind"] == "ConfigMap" and other.data["metadata"]["namespace"] == namespace
-    }
-    for container in manifest.containers:
-        ports = {port["name"] for port in container.get("ports", [])}
-        probe = container.get("livenessProbe")
-        assert probe is None or probe["tcpSocket"]["port"] in ports
-
-
-@pytest.mark.parametrize("file", sorted({manifest.file for manifest in PODS}))
-def test_a_daemonset_brings_its_namespace_and_config_maps_and_a_job_that_is_deleted_takes_none_along(file: str) -> None:
-    there = {manifest.name for manifest in manifests() if manifest.file == file}
-    for manifest in (each for each in PODS if each.file == file):
-        namespace = manifest.data["metadata"].get("namespace")
-        maps = {v["configMap"]["name"] for v in manifest.pod["volumes"] if "configMap" in v}
-        assert (f"Namespace/{namespace}" in there) == (manifest.data["kind"] == "DaemonSet")
-        assert {f"ConfigMap/{name}" for name in maps} <= there
-
-
-def test_what_stands_in_several_files_is_the_same_in_each() -> None:
-    seen: dict[str, Manifest] = {}
-    for manifest in manifests():
-        assert seen.setdefault(manifest.name, manifest).data == manifest.data, manifest.file
+def test_every_volume_is_mounted_and_every_port_has_its_name(manifest: Manifest) -> None:
+    for template in manifest.pods:
+        pod = template["spec"]
+        containers = [*pod.get("initContainers", []), *pod["containers"]]
+        mounted = {mount["name"] for container in containers for mount in container.get("volumeMounts", [])}
+        assert mounted == {volume["name"] for volume in pod.get("volumes", [])}
+        for container in containers:
+            ports = {port["name"] for port in container.get("ports", [])}
+            probe = container.get("livenessProbe")
+            assert probe is None or probe["tcpSocket"]["port"] in ports
 
 
 @pytest.mark.parametrize("manifest", PODS, ids=_named)
 def test_no_container_has_more_rights_than_it_needs(manifest: Manifest) -> None:
-    ours = [container for container in manifest.containers if "gpudoctor" in container["image"]]
+    ours = [container for container in manifest.containers if "train:1" not in container["image"]]
 
     assert ours
     for container in ours:
@@ -120,6 +89,53 @@ def test_no_container_has_more_rights_than_it_needs(manifest: Manifest) -> None:
         assert rights["allowPrivilegeEscalation"] is False
         assert rights["capabilities"] == {"drop": ["ALL"]}
         assert "privileged" not in rights
+    for template in manifest.pods:
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(template["spec"])
+
+
+def test_what_takes_gpus_from_the_scheduler_may_run_on_tainted_gpu_nodes() -> None:
+    for manifest in PODS:
+        for template in manifest.pods:
+            asked = [c for c in template["spec"]["containers"] if "nvidia.com/gpu" in c["resources"].get("limits", {})]
+            tolerated = {each.get("key") for each in template["spec"].get("tolerations", [])}
+            assert bool(asked) <= ("nvidia.com/gpu" in tolerated), manifest.file
+
+
+def test_no_image_of_ours_has_a_name_that_could_be_pulled() -> None:
+    images = {container["image"] for manifest in PODS for container in manifest.containers}
+    images.add(the("TrainJob/gpudoctor-nodes").data["spec"]["trainer"]["image"])
+
+    assert images == {f"registry.example.com/{each}" for each in ("gpudoctor:set-me", "kubectl:set-me", "train:1")}
+
+
+@pytest.mark.parametrize("file", ["between-nodes/job.yaml", "examples/jobset.yaml"])
+def test_the_number_of_nodes_is_the_same_wherever_it_stands(file: str) -> None:
+    (manifest,) = [each for each in PODS if each.file == file]
+    spec = manifest.data["spec"]
+    job = spec if "parallelism" in spec else spec["replicatedJobs"][0]["template"]["spec"]
+    (command,) = commands_in(script_of(manifest, "check"))
+
+    assert job["completionMode"] == "Indexed"
+    assert {job["parallelism"], job["completions"], parsed(command).nodes} == {job["parallelism"]}
+
+
+def test_the_first_pod_is_looked_for_by_the_name_that_it_gets() -> None:
+    """Kubernetes names pods of an Indexed Job JOB-INDEX, and those of a JobSet SET-REPLICATED_JOB-JOB-INDEX."""
+    job, jobset = the("Job/gpudoctor-nodes", "between-nodes/job.yaml"), the("JobSet/gpudoctor-nodes")
+    service, network = the("Service/gpudoctor-nodes").data, jobset.data["spec"]["network"]
+    labels = job.pods[0]["metadata"]["labels"]
+
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert _variable(job, "MASTER_ADDR") == f"gpudoctor-nodes-0.{service['metadata']['name']}"
+    assert job.pod["subdomain"] == service["metadata"]["name"]
+    first = f"{jobset.data['metadata']['name']}-{jobset.data['spec']['replicatedJobs'][0]['name']}-0-0"
+    assert _variable(jobset, "MASTER_ADDR") == f"{first}.{network['subdomain']}"
+
+
+def _variable(manifest: Manifest, name: str) -> str:
+    (container,) = manifest.containers
+    return next(str(each["value"]) for each in container["env"] if each["name"] == name)
 
 
 @pytest.mark.parametrize("arguments", list(commands()), ids=" ".join)
@@ -143,14 +159,11 @@ def test_what_the_daemonset_writes_is_where_node_problem_detector_looks() -> Non
 
     assert volumes["results"]["hostPath"]["path"] == "/run/gpudoctor"
     assert "-o /results/verdict" in script_of(the("DaemonSet/gpudoctor"), "check")
-    assert "${1:-/run/gpudoctor/verdict}" in the("ConfigMap/gpudoctor-npd").data["data"]["gpudoctor.sh"]
+    assert "${1:-/run/gpudoctor/verdict}" in (FOLDER / "node-problem-detector" / "gpudoctor.sh").read_text()
 
 
 def test_the_daemonsets_configuration_leaves_out_what_would_judge_its_own_small_pod(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text(the("ConfigMap/gpudoctor").data["data"]["config.yaml"])
-
-    config = load_config(file, {"HOME": str(tmp_path)}, registry(), tmp_path / "none")
+    config = load_config(FOLDER / "base" / "config.yaml", {"HOME": str(tmp_path)}, registry(), tmp_path / "none")
 
     assert {"host", "env", "topology.numa"} == set(config.skip)
 
@@ -179,14 +192,13 @@ def test_what_the_readme_says_is_skipped_for_lack_of_rights_is_skipped() -> None
 
 
 def test_the_plugins_configuration_fits_together() -> None:
-    data = the("ConfigMap/gpudoctor-npd").data["data"]
-    config = json.loads(data["gpudoctor.json"])
+    config = json.loads((FOLDER / "node-problem-detector" / "gpudoctor.json").read_text())
 
     (condition,), (rule,) = config["conditions"], config["rules"]
     assert (rule["condition"], rule["type"]) == (condition["type"], "permanent")
     assert rule["timeout"] == config["pluginConfig"]["timeout"]  # more is refused
     assert config["pluginConfig"]["max_output_length"] == 80
-    assert Path(rule["path"]).name in data
+    assert (FOLDER / "node-problem-detector" / Path(rule["path"]).name).is_file()
 
 
 def test_the_dockerfile_installs_extras_that_exist() -> None:
@@ -208,7 +220,7 @@ def test_every_object_of_a_file_is_yaml_without_duplicate_keys() -> None:
         return loader.construct_mapping(node, deep=True)
 
     Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
-    for path in FOLDER.glob("*.yaml"):
+    for path in FOLDER.rglob("*.yaml"):
         assert list(yaml.load_all(path.read_text(), Loader=Strict))
 
 

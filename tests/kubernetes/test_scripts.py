@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.manifests import script_of, the
 from tests.conftest import ROOT
+from tests.kubernetes.manifests import FOLDER, commands_in, script_of, the
 
 _SIMULATED = f"""
 case " $* " in *" --node "*) ;; *) set -- "$@" --node hgx-h100-8 $FAULTS ;; esac
@@ -56,6 +58,31 @@ def test_the_jobs_log_is_the_report_also_of_a_bad_node(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert (report["run"]["level"], report["verdict"]) == ("standard", "fail")
     assert (tmp_path / "termination-log").read_text().startswith("GPUDOCTOR CRITICAL - ")
+
+
+def test_the_logs_of_the_jobs_pods_in_one_file_are_a_report_on_all_nodes(tmp_path: Path) -> None:
+    """`kubectl logs -l ...` of the README, and what it does with it."""
+    logs: list[str] = []
+    for faults in ("", "--fault xid-79@3"):
+        folder = tmp_path / f"pod{len(logs)}"
+        folder.mkdir()
+        _install(folder, faults)
+        logs.append(_run_script(folder, script_of(the("Job/gpudoctor-check"), "check")).stdout)
+    (tmp_path / "reports.jsonl").write_text("".join(logs))
+    (command,) = [c for c in commands_in((FOLDER / "README.md").read_text()) if c[:2] == ["cluster", "report"]]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "gpudoctor", *command],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "gpu.xid" in done.stdout
 
 
 def test_a_pod_of_the_job_without_a_report_fails_and_says_why(tmp_path: Path) -> None:
@@ -125,7 +152,9 @@ def test_shellcheck_finds_nothing_in_the_scripts(tmp_path: Path) -> None:
         "daemonset": script_of(the("DaemonSet/gpudoctor"), "check"),
         "job": script_of(the("Job/gpudoctor-check"), "check"),
         "init": script_of(the("Job/train"), "gpudoctor"),
-        "plugin": the("ConfigMap/gpudoctor-npd").data["data"]["gpudoctor.sh"],
+        "between-nodes": script_of(the("Job/gpudoctor-nodes", "between-nodes/job.yaml"), "check"),
+        "taint": script_of(the("CronJob/gpudoctor-taint"), "taint"),
+        "plugin": (FOLDER / "node-problem-detector" / "gpudoctor.sh").read_text(),
     }
     for name, text in scripts.items():
         (tmp_path / name).write_text(text)
@@ -160,7 +189,7 @@ def _run_script(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
 
 
 def _run_plugin(folder: Path, verdict: Path) -> subprocess.CompletedProcess[str]:
-    (folder / "plugin.sh").write_text(the("ConfigMap/gpudoctor-npd").data["data"]["gpudoctor.sh"])
+    (folder / "plugin.sh").write_text((FOLDER / "node-problem-detector" / "gpudoctor.sh").read_text())
     return subprocess.run(
         ["sh", folder / "plugin.sh", verdict], capture_output=True, text=True, timeout=60, check=False
     )
@@ -169,3 +198,60 @@ def _run_plugin(folder: Path, verdict: Path) -> subprocess.CompletedProcess[str]
 def _script(path: Path, text: str) -> None:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
+
+
+def test_the_agent_keeps_its_state_in_a_volume_that_every_user_may_write_to(tmp_path: Path) -> None:
+    """Kubernetes makes an emptyDir so, and the agent wants a folder of its own."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state").chmod(0o777)
+    (tmp_path / "token").mkdir()
+    (tmp_path / "token" / "token").write_text("0123456789abcdef\n")
+    (container,) = the("DaemonSet/gpudoctor-agent").containers
+    arguments = [re.sub(r"=/(?=state|token)", f"={tmp_path}/", argument) for argument in container["args"]]
+    command = [sys.executable, "-m", *container["command"], *arguments, "--once", "--node", "rtx4090-4"]
+
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "state" / "gpudoctor").stat().st_mode & 0o077 == 0
+
+
+def test_the_pods_between_nodes_give_one_report_by_the_nodes_names_also_of_a_bad_node(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    _script(
+        tmp_path / "bin" / "gpudoctor",
+        f'exec {sys.executable} -m gpudoctor "$@" --level quick --node hgx-h100-8 --fault gpu-node-1:xid-79@3',
+    )
+    job = the("Job/gpudoctor-nodes", "between-nodes/job.yaml")
+    script = script_of(job, "check").replace("-N 4", "-N 2").replace("--deadline 600", "--deadline 30")
+    assert {each["name"] for each in job.containers[0]["env"]} >= {"GPUDOCTOR_NODE_NAME", "GPUDOCTOR_CLUSTER_TOKEN"}
+    given = {
+        "PATH": f"{tmp_path}/bin:/usr/bin:/bin",
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(tmp_path),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(os.getpid()),  # tells this job from those of other tests
+        "GPUDOCTOR_CLUSTER_TOKEN": "0123456789abcdef",
+    }
+    pods = [
+        subprocess.Popen(
+            ["sh", "-c", script],
+            env={**given, "JOB_COMPLETION_INDEX": str(index), "GPUDOCTOR_NODE_NAME": f"gpu-node-{index}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        (report, errors), (silence, _) = [pod.communicate(timeout=120) for pod in pods]
+    finally:
+        for pod in pods:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pod.pid, signal.SIGKILL)
+
+    assert [pod.returncode for pod in pods] == [0, 0], errors
+    assert silence == ""
+    assert re.search(r"^FAIL +gpu-node-1 ", report, re.MULTILINE), report
+    assert re.search(r"^PASS +gpu-node-0 ", report, re.MULTILINE), report

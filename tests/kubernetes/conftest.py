@@ -1,0 +1,19 @@
+"""Kubernetes' own schemas, with which objects and pods are validated."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def schemas() -> Iterator[Any]:
+    validator = pytest.importorskip("kubernetes_validate", reason="no kubernetes-validate: pip install -e .[dev]")
+    patch = pytest.MonkeyPatch()
+    # it reads the megabytes of a version's definitions for each object anew
+    patch.setattr(validator.utils, "schema_contents", functools.cache(validator.utils.schema_contents))
+    yield validator
+    patch.undo()

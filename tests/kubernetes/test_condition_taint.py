@@ -1,0 +1,79 @@
+"""examples/condition-taint.yaml, run with the real kubectl against a few nodes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kubernetes.api_server import LABEL, api_server, node
+from tests.kubernetes.manifests import script_of, the
+
+OURS = "gpudoctor.dev/gpu-problem"
+
+
+@pytest.fixture(autouse=True)
+def _kubectl() -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl: apt-get install kubectl")
+
+
+def _round(tmp_path: Path, nodes: list[dict[str, Any]], most: str = "25") -> tuple[dict[str, list[str]], str]:
+    """The taints of each node after one run of the script, and what it said."""
+    config = tmp_path / "kubeconfig"
+    environ = {**os.environ, "KUBECONFIG": str(config), "MAX_PERCENT": most, "HOME": str(tmp_path)}
+    script = script_of(the("CronJob/gpudoctor-taint"), "taint")
+    with api_server(nodes, config):
+        done = subprocess.run(
+            ["sh", "-c", script], env=environ, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    left = {each["metadata"]["name"]: [t["key"] for t in each["spec"].get("taints", [])] for each in nodes}
+    return left, done.stdout
+
+
+def test_a_node_with_the_condition_is_tainted_and_one_without_gets_its_own_taint_taken_back(tmp_path: Path) -> None:
+    nodes = [
+        node("well", "False"),
+        node("bad", "True", "nvidia.com/gpu"),
+        node("repaired", "False", "nvidia.com/gpu", OURS),
+        node("silent", "Unknown", OURS),
+        node("not-watched", None),
+        *(node(f"n{i}", "False") for i in range(3)),
+    ]
+
+    left, said = _round(tmp_path, nodes)
+
+    assert sorted(left["bad"]) == [OURS, "nvidia.com/gpu"]
+    assert left["repaired"] == ["nvidia.com/gpu"]
+    assert left["silent"] == [OURS]
+    assert not any(left[name] for name in ("well", "not-watched", "n0", "n1", "n2"))
+    assert "is not tainted" not in said
+
+
+def test_a_fault_of_all_nodes_at_once_taints_a_quarter_of_them(tmp_path: Path) -> None:
+    nodes = [node(f"n{i}", "True") for i in range(8)]
+
+    left, said = _round(tmp_path, nodes)
+    again, _ = _round(tmp_path, nodes)
+
+    assert sum(bool(taints) for taints in left.values()) == 2
+    assert again == left
+    assert said.count("is not tainted: 2 of 8 GPU nodes are") == 6
+
+
+def test_in_a_small_cluster_one_node_may_be_tainted(tmp_path: Path) -> None:
+    left, _ = _round(tmp_path, [node("a", "True"), node("b", "True")])
+
+    assert sorted(map(len, left.values())) == [0, 1]
+
+
+def test_a_cluster_without_gpu_nodes_is_left_alone(tmp_path: Path) -> None:
+    left, said = _round(tmp_path, [])
+
+    assert (left, said) == ({}, "")
+    assert f"-l {LABEL}=true" in script_of(the("CronJob/gpudoctor-taint"), "taint")
