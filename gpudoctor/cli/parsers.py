@@ -28,6 +28,7 @@ COMMANDS = {
     "nodes": "the packaged simulated nodes and the faults that can be put on them",
     "schema": "JSON Schema",
     "config": "the merged configuration, as YAML",
+    "completion": "the completion of bash, zsh or fish, for the shell to load",
 }
 
 
@@ -103,8 +104,13 @@ class _Parser(argparse.ArgumentParser):
         super().error(printable(message))
 
 
-def _parser(command: str | None) -> argparse.ArgumentParser:
-    """All commands; only the one that was given gets its options, since each option costs time at every start."""
+def parser_of_all_commands() -> argparse.ArgumentParser:
+    """The parser with every option of every command: for completion and manual pages, too slow for anything else."""
+    return _parser(*COMMANDS)
+
+
+def _parser(*with_options: str | None) -> argparse.ArgumentParser:
+    """All commands; only those that are given get their options, since each option costs time at every start."""
     parser: argparse.ArgumentParser = _Parser(
         prog="gpudoctor",
         description="Is this multi-GPU node fit to train on, and if not, which part is at fault?",
@@ -115,6 +121,6 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         of_command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        if name == command:
+        if name in with_options:
             module_of(name).add_options(of_command)
     return parser
