@@ -19,9 +19,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = (
         "to load it, in this shell and in new ones:\n"
-        '  bash   eval "$(gpudoctor completion bash)"          in ~/.bashrc\n'
-        '  zsh    eval "$(gpudoctor completion zsh)"           in ~/.zshrc, behind compinit\n'
-        "  fish   gpudoctor completion fish | source           in ~/.config/fish/config.fish"
+        '  bash   eval "$(gpudoctor completion bash)"   in ~/.bashrc\n'
+        '  zsh    eval "$(gpudoctor completion zsh)"    in ~/.zshrc, behind compinit\n'
+        "  fish   gpudoctor completion fish | source    in ~/.config/fish/config.fish"
     )
 
 

@@ -105,11 +105,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser_of_all_commands() -> argparse.ArgumentParser:
-    """The parser with every option of every command: for completion and manual pages, too slow for anything else."""
+    """Every command, with every option of each: for completion and manual pages, too slow for anything else."""
     return _parser(*COMMANDS)
 
 
-def _parser(*with_options: str | None) -> argparse.ArgumentParser:
+def _parser(*with_their_options: str | None) -> argparse.ArgumentParser:
     """All commands; only those that are given get their options, since each option costs time at every start."""
     parser: argparse.ArgumentParser = _Parser(
         prog="gpudoctor",
@@ -121,6 +121,6 @@ def _parser(*with_options: str | None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         of_command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        if name in with_options:
+        if name in with_their_options:
             module_of(name).add_options(of_command)
     return parser
