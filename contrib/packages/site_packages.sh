@@ -20,6 +20,6 @@ for python in 3.10 3.11 3.12 3.13 3.14; do
     --requirement "$work/locked.txt"
   cp -rlf "$work/$python/." "$folder"
 done
-rm -rf "$folder/bin" "$folder/.lock"
+rm -rf "${folder:?}/bin" "$folder/.lock"
 # who installed it, and from where on this machine, is nothing that a package tells
 find "$folder" -path '*.dist-info/*' \( -name direct_url.json -o -name uv_cache.json -o -name REQUESTED \) -delete
