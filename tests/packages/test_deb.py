@@ -41,7 +41,7 @@ def small_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packages = ROOT / "contrib" / "packages"
     run(sys.executable, packages / "man_pages.py", folder / "man", env=dict(os.environ))
     path = f"{started.parent}{os.pathsep}{os.environ['PATH']}"
-    argv = [packages / "build_deb.sh", folder / "site", folder / "man", "1.2", "x86_64", folder]
+    argv: list[str | Path] = [packages / "build_deb.sh", folder / "site", folder / "man", "1.2", "x86_64", folder]
     run(*argv, env={**os.environ, "PATH": path}, cwd=ROOT)
     return folder / "gpudoctor_1.2_amd64.deb"
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpudoctor import __version__
+from tests.packages.project_files import ROOT
 
 QUICK = ("check", "--node", "hgx-h100-8", "--level", "quick")
 FAULT = ("--fault", "pcie-width-x8@5")
@@ -28,7 +29,32 @@ def test_the_wheel_works_in_a_clean_environment(built: Callable[[str], Path], tm
     for more, code in (((), 0), (FAULT, 1)):
         ended = subprocess.run([gpudoctor, *QUICK, *more], env={}, cwd=tmp_path, capture_output=True, text=True)
         assert ended.returncode == code, ended.stderr
+        assert "SIMULATED" in ended.stdout  # a Python that crashes ends with 1 too
     assert "_shtab_gpudoctor" in subprocess.check_output([gpudoctor, "completion", "bash"], env={}, text=True)
+
+
+def test_the_lines_for_nodes_without_internet_work_without_it(tmp_path: Path) -> None:
+    if os.environ.get("GPUDOCTOR_PACKAGES") != "1":
+        pytest.skip("takes half a minute: make test-packages")
+    page = (ROOT / "docs" / "install.md").read_text().split("## Nodes without internet")[1]
+    lines = [line.removeprefix("$ ") for line in page.split("```")[1].splitlines()[1:]]
+    assert len(lines) == 4
+    there, node = tmp_path / "there", tmp_path / "node"
+    node.mkdir()
+    (there / "gpudoctor").mkdir(parents=True)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, there)
+    shutil.copytree(ROOT / "gpudoctor", there / "gpudoctor", dirs_exist_ok=True)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "tools"], check=True)
+    env = {**os.environ, "PATH": f"{tmp_path / 'tools/bin'}{os.pathsep}{os.environ['PATH']}"}
+    for line in lines[:2]:
+        subprocess.run(["sh", "-c", line], cwd=there, env=env, check=True)
+    shutil.move(there / "wheelhouse.tar", node)
+    offline = {**env, "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_RETRIES": "0"}
+    for line in lines[2:]:
+        subprocess.run(["sh", "-c", line.replace("/opt/gpudoctor", str(node / "v"))], cwd=node, env=offline, check=True)
+    ended = subprocess.run([node / "v/bin/gpudoctor", *QUICK, *FAULT], env={}, capture_output=True, text=True)
+    assert (ended.returncode, "GPU 5" in ended.stdout) == (1, True), ended.stderr
 
 
 class SingleFile:
