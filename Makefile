@@ -9,7 +9,7 @@
 # what is handed out (docs/install.md), for this processor or another: make packages PROCESSOR=aarch64
 #   make dist          the wheel and the sdist
 #   make packages      these, the single file, the Debian package and the manual pages, all in dist/
-#   make test-packages builds them, and installs, runs and removes each; as root also the Debian package
+#   make test-packages installs, runs and removes what was built; the Debian package as root only
 # On a GPU node, once (docs/acceptance.md):
 #   make gpu-acceptance   compares gpudoctor with nvidia-smi, plain loops and nccl-tests; BACKEND=gloo: without a GPU
 

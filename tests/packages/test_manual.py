@@ -49,11 +49,12 @@ def test_every_command_has_a_page_and_the_first_page_names_them_all(pages: Path)
     assert [name for name, text in COMMANDS.items() if f"gpudoctor-{name}(1) {text}" not in first] == []
 
 
-@pytest.mark.parametrize("command", ["check", "cluster", "fake-driver"])
+@pytest.mark.parametrize("command", ["bundle", "check", "cluster", "fake-driver"])
 def test_a_page_has_every_option_of_its_command(pages: Path, command: str) -> None:
     text = shown(pages / f"gpudoctor-{command}.1")
     (parsers,) = (a for a in parser_of_all_commands()._actions if isinstance(a, argparse._SubParsersAction))
     wanted = set(options(parsers.choices[command])) - {"-h", "--help"}
     assert len(wanted) >= 3
     assert [option for option in sorted(wanted) if option not in text] == []
+    assert COMMANDS[command] in text.split(" DESCRIPTION ")[1]
     assert "no failure, but something is unknown" in text
