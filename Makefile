@@ -67,10 +67,10 @@ man: $(VENV)/.installed-dev
 	rm -rf dist/man
 	$(BIN)/python contrib/packages/man_pages.py dist/man
 
-# runs on CPython 3.10 to 3.14; what it unpacks into $$PEX_ROOT (~/.cache/pex) is used by later runs
+# runs in the CPython that starts it, 3.10 to 3.14, and finds that one's torch; a venv (--venv) would be of the first for ever
 single-file: dist
 	PATH=$(BIN):$$PATH contrib/packages/site_packages.sh $(SITE) $(PROCESSOR) $(WHEEL)
-	$(BIN)/python -m pex --sources-directory $(SITE) --entry-point gpudoctor.__main__:run --venv --venv-system-site-packages \
+	$(BIN)/python -m pex --sources-directory $(SITE) --entry-point gpudoctor.__main__:run --inherit-path=fallback \
 	  --interpreter-constraint 'CPython>=3.10,<3.15' --python-shebang '/usr/bin/env python3' --no-compile -o $(SINGLE_FILE)
 
 deb: dist man

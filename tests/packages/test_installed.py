@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -108,6 +109,33 @@ def test_the_single_file_starts_pythons_of_its_own(single_file: SingleFile) -> N
     ranks = single_file.run("check", "collective", "--backend", "gloo", "--ranks", "2")
     assert ranks.returncode == 3
     assert "PyTorch is not installed" in ranks.stdout
+
+
+def test_the_single_file_runs_in_the_python_that_starts_it_and_finds_its_torch(single_file: SingleFile) -> None:
+    assert single_file.run(*QUICK).returncode == 0  # in the system's Python, which unpacks it
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(single_file.home)}
+    asks = "import sys, gpudoctor; print(sys.executable); print(gpudoctor.__file__)"
+    argv = [sys.executable, single_file.file, "-c", asks]
+    told = subprocess.check_output(argv, env={**env, "PEX_INTERPRETER": "1"}, cwd=single_file.home, text=True)
+    python, package = told.splitlines()
+    assert python == sys.executable
+    assert package.startswith(str(single_file.home))
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("the tests' own Python has no PyTorch")
+    argv = [
+        sys.executable,
+        single_file.file,
+        "check",
+        "collective.correct",
+        "--backend",
+        "gloo",
+        "--ranks",
+        "2",
+        "--json",
+    ]
+    ended = subprocess.run(argv, env=env, cwd=single_file.elsewhere, capture_output=True, text=True)
+    measured = json.loads(ended.stdout)["measurements"]["collectives"]
+    assert (ended.returncode, bool(measured)) == (0, True), ended.stdout + ended.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be a user who may write nowhere")
