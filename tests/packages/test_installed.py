@@ -115,7 +115,7 @@ def test_the_single_file_runs_in_the_python_that_starts_it_and_finds_its_torch(s
     assert single_file.run(*QUICK).returncode == 0  # in the system's Python, which unpacks it
     env = {"PATH": "/usr/bin:/bin", "HOME": str(single_file.home)}
     asks = "import sys, gpudoctor; print(sys.executable); print(gpudoctor.__file__)"
-    argv = [sys.executable, single_file.file, "-c", asks]
+    argv: list[str | Path] = [sys.executable, single_file.file, "-c", asks]
     told = subprocess.check_output(argv, env={**env, "PEX_INTERPRETER": "1"}, cwd=single_file.home, text=True)
     python, package = told.splitlines()
     assert python == sys.executable
