@@ -7,6 +7,10 @@
 #   make accept      writes the goldens and generated files anew and shows which changed; then read the difference
 # and one more
 #   make test-frameworks   the tests that start DeepSpeed and TensorFlow, 3 GB in an environment of their own
+# what is handed out (docs/install.md), for this processor or another: make packages PROCESSOR=aarch64
+#   make dist          the wheel and the sdist
+#   make packages      these, the single file, the Debian package and the manual pages, all in dist/
+#   make test-packages installs, runs and removes what was built; the Debian package as root only
 # On a GPU node, once (docs/acceptance.md):
 #   make gpu-acceptance   compares gpudoctor with nvidia-smi, plain loops and nccl-tests; BACKEND=gloo: without a GPU
 
@@ -16,7 +20,8 @@ BIN := $(VENV)/bin
 FRAMEWORKS := .venv-frameworks
 BACKEND ?= auto
 
-.PHONY: demo test test-fast accept test-frameworks gpu-acceptance lint site coverage fuzz soak clean
+.PHONY: demo test test-fast accept test-frameworks dist man single-file deb packages test-packages gpu-acceptance lint \
+  site coverage fuzz soak clean
 
 demo: $(VENV)/.installed
 	$(BIN)/gpudoctor check --node hgx-h100-8 --backend gloo --ranks 2
@@ -46,6 +51,37 @@ accept: $(VENV)/.installed-dev
 # Compiled is what they import of it, and then, not all of it by pip; containers often forbid to keep that
 test-frameworks: $(FRAMEWORKS)/.installed
 	GPUDOCTOR_FRAMEWORKS=1 PYTHONDONTWRITEBYTECODE= $(FRAMEWORKS)/bin/python -m pytest tests/frameworks
+
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpudoctor/__init__.py)
+PROCESSOR ?= $(shell uname -m)
+WHEEL = dist/gpudoctor_cli-$(VERSION)-py3-none-any.whl
+SINGLE_FILE = dist/gpudoctor-$(VERSION)-linux-$(PROCESSOR).pex
+# the packages that go into the single file; the Debian package holds those of the agent's service as well
+SITE = build/site-$(PROCESSOR)
+
+dist: $(VENV)/.installed-dev
+	rm -f dist/*.whl dist/*.tar.gz
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m twine check --strict dist/*.whl dist/*.tar.gz
+
+man: $(VENV)/.installed-dev
+	rm -rf dist/man
+	$(BIN)/python contrib/packages/man_pages.py dist/man
+
+# runs in the CPython that starts it, 3.10 to 3.14, and finds that one's torch; a venv (--venv) would be of the first for ever
+single-file: dist
+	PATH=$(BIN):$$PATH contrib/packages/site_packages.sh $(SITE) $(PROCESSOR) $(WHEEL)
+	$(BIN)/python -m pex --sources-directory $(SITE) --entry-point gpudoctor.__main__:run --inherit-path=fallback \
+	  --interpreter-constraint 'CPython>=3.10,<3.15' --python-shebang '/usr/bin/env python3' --no-compile -o $(SINGLE_FILE)
+
+deb: dist man
+	PATH=$(BIN):$$PATH contrib/packages/site_packages.sh $(SITE)-agent $(PROCESSOR) 'gpudoctor-cli[agent] @ $(WHEEL)'
+	PATH=$(BIN):$$PATH contrib/packages/build_deb.sh $(SITE)-agent dist/man $(VERSION) $(PROCESSOR) dist
+
+packages: single-file deb
+
+test-packages: $(VENV)/.installed-dev
+	GPUDOCTOR_PACKAGES=1 $(BIN)/python -m pytest tests/packages
 
 # gloo: before a driver that plays a node. OPTIONS: --only STEP, --burn TIME, -o FILE ...
 gpu-acceptance: $(VENV)/.installed
@@ -91,4 +127,4 @@ $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) .pytest_cache .mypy_cache .ruff_cache .coverage
+	rm -rf $(VENV) $(FRAMEWORKS) build dist .pytest_cache .mypy_cache .ruff_cache .coverage

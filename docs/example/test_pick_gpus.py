@@ -1,4 +1,4 @@
-"""pick_gpus against healthy and broken nodes. No GPU is needed: `pip install gpudoctor-cli pytest`, then `pytest`."""
+"""pick_gpus against healthy and broken nodes. No GPU is needed: gpudoctor and pytest, no more."""
 
 from __future__ import annotations
 

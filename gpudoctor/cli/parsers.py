@@ -29,6 +29,7 @@ COMMANDS = {
     "nodes": "the packaged simulated nodes and the faults that can be put on them",
     "schema": "JSON Schema",
     "config": "the merged configuration, as YAML",
+    "completion": "the completion of bash, zsh or fish, for the shell to load",
 }
 
 
@@ -104,8 +105,13 @@ class _Parser(argparse.ArgumentParser):
         super().error(printable(message))
 
 
-def _parser(command: str | None) -> argparse.ArgumentParser:
-    """All commands; only the one that was given gets its options, since each option costs time at every start."""
+def parser_of_all_commands() -> argparse.ArgumentParser:
+    """Every command, with every option of each: for completion and manual pages, too slow for anything else."""
+    return _parser(*COMMANDS)
+
+
+def _parser(*with_their_options: str | None) -> argparse.ArgumentParser:
+    """All commands; only those that are given get their options, since each option costs time at every start."""
     parser: argparse.ArgumentParser = _Parser(
         prog="gpudoctor",
         description="Is this multi-GPU node fit to train on, and if not, which part is at fault?",
@@ -116,6 +122,6 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         of_command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        if name == command:
+        if name in with_their_options:
             module_of(name).add_options(of_command)
     return parser

@@ -1,0 +1,91 @@
+"""`gpudoctor completion`: what a shell offers after TAB, made from the parsers of all commands."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gpudoctor.exits import OK, write_stdout
+
+_SHELLS = ("bash", "zsh", "fish")
+# arguments that are files, besides those that argparse makes a Path of
+_PATHS = ("sources", "report", "against", "hostfile", "model")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `gpudoctor completion`."""
+    parser.add_argument("shell", choices=_SHELLS)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = (
+        "to load it, in this shell and in new ones:\n"
+        '  bash   eval "$(gpudoctor completion bash)"   in ~/.bashrc\n'
+        '  zsh    eval "$(gpudoctor completion zsh)"    in ~/.zshrc, behind compinit\n'
+        "  fish   gpudoctor completion fish | source    in ~/.config/fish/config.fish"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the script for the shell. Raise UserError for a plugin that cannot be loaded."""
+    import shtab
+
+    from gpudoctor.cli.parsers import parser_of_all_commands
+
+    parser = parser_of_all_commands()
+    _offer_names(parser)
+    write_stdout(shtab.complete(parser, args.shell).rstrip() + "\n")
+    return OK
+
+
+def _offer_names(parser: argparse.ArgumentParser) -> None:
+    """Put the names that an argument may have into its action: they hardly change, so the script holds them.
+
+    To ask gpudoctor for them at every TAB would take a quarter of a second each time.
+    """
+    import shtab
+
+    from gpudoctor.diagnose.causes import page_names
+    from gpudoctor.facts.simulated.load import fault_names, node_names
+    from gpudoctor.plugins import all_checks
+    from gpudoctor.profiles.load import profile_names
+
+    checks = [check.id for check in all_checks()]
+    domains = sorted({name.partition(".")[0] for name in checks})
+    names: dict[str, Sequence[str]] = {
+        "ids": [*domains, *checks],
+        "skip": [*domains, *checks],
+        "require": checks,
+        "id": [*checks, *(f"diagnose.{page}" for page in page_names())],
+        "fault": fault_names(),
+    }
+    names_or_files = {"node": node_names(), "profile": profile_names()}
+    for action in _actions(parser):
+        if action.dest in names:
+            action.choices = names[action.dest]
+        elif action.dest in names_or_files:
+            action.complete = _name_or_file(action.dest, names_or_files[action.dest])  # type: ignore[attr-defined]
+        elif action.type is Path or action.dest in _PATHS:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """The arguments of a parser and of all below it."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from _actions(below)
+        else:
+            yield action
+
+
+def _name_or_file(kind: str, names: Sequence[str]) -> dict[str, object]:
+    """A completion of our own, as shtab takes it; bash quotes what a function with "file" in its name offers."""
+    function, words = f"_gpudoctor_{kind}_or_file", " ".join(names)
+    bash = f'{function}() {{ compgen -W "{words}" -- "$1"; compgen -f -- "$1"; }}'
+    zsh = f"{function}() {{ _alternative 'names:{kind}:({words})' 'files:file:_files' }}"
+    return {
+        "bash": function,
+        "zsh": function,
+        "fish": f"{words} (__fish_complete_path (commandline -ct))",
+        "preamble": {"bash": bash, "zsh": zsh},
+    }

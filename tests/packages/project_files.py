@@ -1,0 +1,20 @@
+"""The files of the project, without what is made from them."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def files_of_the_project(folder: str = ".") -> list[Path]:
+    """All that git tracks or would track below a folder; skips the test where git does not know."""
+    argv = ["git", "ls-files", "--cached", "--others", "--exclude-standard", folder]
+    try:
+        listed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a checkout")
+    return [path for path in (ROOT / name for name in listed.splitlines()) if path.is_file()]
