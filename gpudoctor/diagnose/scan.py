@@ -14,7 +14,7 @@ from functools import lru_cache
 NEEDLES = (
     b"rror", b"ailed", b"raceback", b"atchdog", b"ProcessGroup", b"illed", b"illing", b"ignal",
     b"NCCL WARN", b"NVRM", b"xit", b"busId", b" died", b"by peer", b"NaN", b"Evict",
-    b"AER:", b"restart worker", b"assert", b"completion from",
+    b"AER:", b"restart worker", b"assert", b"completion from", b"*** SIG",
 )  # fmt: skip
 _TRACEBACK = b"raceback"
 _LAST_ERROR = b"Last error"

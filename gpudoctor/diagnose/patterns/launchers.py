@@ -54,11 +54,15 @@ _ABORT = re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicato
 _SPAWN = re.compile(r"process (?P<rank>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))")
 _SPAWNED = re.compile(r"process (?P<pid>\d+) spawned with command: .{0,2000}--local_rank=(?P<local_rank>\d+)")
 _DEEPSPEED = re.compile(r"exits with return code = (?P<code>-?\d+)")
+# torch.distributed.launch up to 1.8: the command that it names is the last one that it started, whichever died
+_LAUNCH = re.compile(r"CalledProcessError: Command .{1,4000} died with <Signals\.(?P<signal>SIG\w+): \d+>")
 _POD = re.compile(r"[Ee]xit [Cc]ode:\s+(?P<code>\d+)|exitCode\W{1,4}(?P<json>\d+)")
 _SHELL = re.compile(r"line \d+: +(?P<pid>\d+) (?P<how>Killed|Segmentation fault|Bus error|Aborted|Terminated)\b")
 _FAULT = re.compile(
     r"^(?:Fatal Python error: |!+ |\*\*\* Process received signal|Signal: )(?P<how>Segmentation fault|Bus error|Aborted)"
 )
+# glog's and abseil's handlers of fatal signals
+_HANDLER = re.compile(r"\*\*\* (?P<signal>SIG(?:SEGV|ABRT|BUS|FPE|ILL)) (?:\(@0x[0-9a-f]+\) )?received (?:at time=|by PID )")
 _BLOCK = re.compile(r"\s*\[\d+\]:\s*$")
 _FIELD = re.compile(r"\s+(?P<name>time|host|rank|exitcode|error_file|traceback)\s*: ?(?P<value>.*)")
 _TABLE_RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
@@ -89,6 +93,10 @@ def read_launcher(text: str) -> list[Event]:
         return [_exit(_SRUN_WORDS[found["how"]], "shell", pid=int(found["pid"]))]
     if found := _FAULT.search(text):
         return [_exit(_SRUN_WORDS[found["how"]], "own", strength=3)]
+    if found := _HANDLER.search(text):
+        return [_exit(-SIGNALS[found["signal"]], "own", strength=3)]
+    if found := _LAUNCH.search(text):
+        return [_exit(-SIGNALS.get(found["signal"], 9), "launch")]
     if found := _DEEPSPEED.search(text):
         # of the process that it polled first, whichever that was
         event = _exit(int(found["code"]), "deepspeed")

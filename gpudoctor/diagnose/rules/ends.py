@@ -50,7 +50,7 @@ def _of_code(job: Job, attempt: int, code: int, events: list[Event]) -> Hypothes
     everyone = len(ranks) > 1 and not others
     # torchrun's agent names one of those that it found ended; the others are in the table below
     alone = {e.detail.get("by") for e in events} == {"agent"} and not others and not job.of("closed", attempt=attempt)
-    undecided = alone and (job.world or 0) > 1
+    undecided = (alone and (job.world or 0) > 1) or _others_gone(job, attempt, events)
     if what == "segfault" and everyone:
         return Hypothesis(
             what="segfault_all",
@@ -75,6 +75,19 @@ def _of_code(job: Job, attempt: int, code: int, events: list[Event]) -> Hypothes
         unknown=undecided,
         confidence="possible" if undecided else confidence,
     )
+
+
+def _others_gone(job: Job, attempt: int, events: list[Event]) -> bool:
+    """Whether the agent ended fewer processes than were there: the rest had died too, and it names one of them only.
+
+    Workers are started in a row, so that their process ids are as well. A table would list all that failed.
+    """
+    exits = job.of("exit", attempt=attempt)
+    first = next((e.pid - e.local_rank for e in events if e.pid is not None and e.local_rank is not None), None)
+    if first is None or {e.detail.get("by") for e in exits} != {"agent"}:
+        return False
+    pids = {e.pid for e in [*exits, *job.of("closed", attempt=attempt)] if e.pid is not None and e.pid >= first}
+    return len(pids) > 1 and pids != set(range(first, max(pids) + 1))
 
 
 def _silent(job: Job, attempt: int, events: list[Event], ranks: tuple[int, ...]) -> Hypothesis | None:
