@@ -17,6 +17,8 @@ from gpudoctor.facts.kernel_log.messages import parse_message
 from gpudoctor.facts.kernel_log.records import read_line
 
 _MOST_WRAPPED = 9
+# a line of a traceback, or its exception: what came before is missing
+_INSIDE = re.compile(r"  File |    |\^|(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): |(?P<begin>Traceback \(most recent)")
 _MOST_WRITERS = 100_000
 
 
@@ -44,6 +46,7 @@ class LogReader:
         yield from self._flush()
 
     def _read(self, number: int, raw: str) -> Iterator[Event]:
+        raw = raw.removeprefix(self._labels.margin)
         origin, text = stripped(raw, self._labels)
         if self._held is not None:
             held_number, held_origin, held, parts = self._held
@@ -57,8 +60,9 @@ class LogReader:
         if origin.source and "ProcessGroupNCCL" in origin.source and CONTINUES.search(text):
             self._held = (number, origin, text, 1)
             return
-        if number <= 2 and text.startswith(("  File ", "    ", "^")):
-            yield self._placed(Event(role="fact", what="begins_inside"), number, origin, raw)
+        if number <= 2 and (inside := _INSIDE.match(text)):
+            what = "begins_failing" if inside["begin"] else "begins_inside"
+            yield self._placed(Event(role="fact", what=what), number, origin, raw)
         yield from self._whole(number, origin, text, raw)
 
     def _flush(self) -> Iterator[Event]:

@@ -27,7 +27,7 @@ _ELSEWHERE = re.compile(
 )
 _GUILTY = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|lib64/python3|<frozen|/opt/conda/lib|/torch/")
-_LOADER = {"_try_get_data", "_get_data", "rebuild_storage_fd", "rebuild_storage_filename"}
+_LOADER = {"_try_get_data", "_get_data", "rebuild_storage_fd", "rebuild_storage_filename", "get_connection"}
 # torch.distributed's own, and the backward pass, in which DDP and FSDP reduce gradients
 _COLLECTIVES = {
     "all_reduce",

@@ -359,6 +359,22 @@ j(
 )
 
 
+# the agent lists one of those that died by themselves, and ended the few that were left
+j("segfault", None, STEPS, closing([100, 103, 107]), agent(1, -11, 101))
+# all others were ended: the one that the agent names died alone
+j("segfault", 1, STEPS, closing([100, 102, 103]), agent(1, -11, 101))
+# the head is missing: who failed without words here had said them there
+j(
+    "launcher_table_only",
+    None,
+    "[rank2]:     loss.backward()\n",
+    "[rank2]: RuntimeError: [x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:1\n",
+    closing([100, 102]),
+    agent(1, 1, 101),
+    table([(1, 1, 101)]),
+)
+# the begin of the table is missing: who else failed stood there
+j("segfault", None, *table([(1, -11, 101), (0, -11, 100), (2, -11, 102)]).partition("[2]:")[1:])
 IDS = [f"{n}-{job[0]}" for n, job in enumerate(JOBS)]
 
 
@@ -368,9 +384,12 @@ def test_a_job_gets_its_first_failure(what: str, rank: int | None, text: str, tm
 
 
 @pytest.mark.parametrize(("what", "rank", "text"), JOBS, ids=IDS)
-def test_prefixes_of_a_runtime_change_nothing(what: str, rank: int | None, text: str, tmp_path: Path) -> None:
-    stamped = "".join(f"2025-04-04T16:57:{n % 60:02d}.7153695Z {line}\n" for n, line in enumerate(text.split("\n")))
-    assert said(answer_to(stamped, tmp_path)) == (what, rank)
+@pytest.mark.parametrize("prefix", ["2025-04-04T16:57:05.7153695Z ", "Jun 01 12:00:05 n7 python3[77]: ", "> "])
+def test_prefixes_of_a_runtime_change_nothing(
+    prefix: str, what: str, rank: int | None, text: str, tmp_path: Path
+) -> None:
+    lines = text.rstrip("\n").split("\n")
+    assert said(answer_to("".join(f"{prefix}{line}\n" for line in lines), tmp_path)) == (what, rank)
 
 
 @pytest.mark.parametrize(("what", "rank", "text"), JOBS[::4], ids=IDS[::4])

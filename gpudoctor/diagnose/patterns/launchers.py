@@ -62,9 +62,11 @@ _FAULT = re.compile(
     r"^(?:Fatal Python error: |!+ |\*\*\* Process received signal|Signal: )(?P<how>Segmentation fault|Bus error|Aborted)"
 )
 # glog's and abseil's handlers of fatal signals
-_HANDLER = re.compile(r"\*\*\* (?P<signal>SIG(?:SEGV|ABRT|BUS|FPE|ILL)) (?:\(@0x[0-9a-f]+\) )?received (?:at time=|by PID )")
+_HANDLER = re.compile(
+    r"\*\*\* (?P<signal>SIG(?:SEGV|ABRT|BUS|FPE|ILL)) (?:\(@0x[0-9a-f]+\) )?received (?:at time=|by PID )"
+)
 _BLOCK = re.compile(r"\s*\[\d+\]:\s*$")
-_FIELD = re.compile(r"\s+(?P<name>time|host|rank|exitcode|error_file|traceback)\s*: ?(?P<value>.*)")
+_FIELD = re.compile(r"\s*(?P<name>time|host|rank|exitcode|error_file|traceback)\s*: ?(?P<value>.*)")
 _TABLE_RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
 _TABLE_CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 
@@ -116,7 +118,7 @@ class ElasticTable:
 
     def __init__(self) -> None:
         self._fields: dict[str, str] = {}
-        self._inside = False
+        self._inside = self._whole = False
         self.root = False
         self.rank: int | None = None
 
@@ -125,7 +127,7 @@ class ElasticTable:
         if text.startswith("Root Cause (first"):
             self.root, self._inside = True, True
         elif text.startswith("Failures:"):
-            self.root, self._inside = False, True
+            self.root, self._inside, self._whole = False, True, True
         elif text.startswith(("====", "Traceback (most")):
             self.rank = None
         elif _BLOCK.match(text):
@@ -146,6 +148,8 @@ class ElasticTable:
         event = _exit(int(code[1]), "table", rank=int(rank[1]), local_rank=int(rank[2]), pid=int(code[2]))
         event.host = self._fields.get("host") or None
         event.detail["root"] = int(self.root)
+        if not self._whole:  # it begins in the middle: who else failed is missing
+            event.detail["cut"] = 1
         stamp = self._fields.get("time", "")
         if re.match(r"\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d", stamp):
             event.time_s = seconds_in_year(int(stamp[5:7]), int(stamp[8:10]), stamp[11:19])

@@ -51,6 +51,7 @@ def _of_code(job: Job, attempt: int, code: int, events: list[Event]) -> Hypothes
     # torchrun's agent names one of those that it found ended; the others are in the table below
     alone = {e.detail.get("by") for e in events} == {"agent"} and not others and not job.of("closed", attempt=attempt)
     undecided = (alone and (job.world or 0) > 1) or _others_gone(job, attempt, events)
+    undecided = undecided or any(e.detail.get("cut") for e in events)
     if what == "segfault" and everyone:
         return Hypothesis(
             what="segfault_all",
@@ -97,10 +98,10 @@ def _silent(job: Job, attempt: int, events: list[Event], ranks: tuple[int, ...])
         f.rank for f in job.files if f.rank is not None
     }
     own = [e for e in events if e.rank in own_files or (e.local_rank is not None and e.local_rank in own_files)]
-    cut = any(e.what == "begins_inside" for e in job.events)
     files = {e.file for e in events}
+    late = any(e.what == "begins_failing" and e.file in files for e in job.events)  # what it said may stand before
     worked = any(e.file in files for e in job.of("progress", attempt=attempt))  # what ranks print is here
-    if (others_speak or own or worked) and not cut and ranks:
+    if (own or ((others_speak or worked) and not late)) and not job.head_missing() and ranks:
         one = ranks if len(ranks) == 1 else ()
         return Hypothesis(
             what="silent_exit",
