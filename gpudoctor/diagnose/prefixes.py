@@ -6,8 +6,8 @@ Launchers, schedulers, runtimes and loggers each put their own label before a li
 
 from __future__ import annotations
 
-import os.path
 import re
+from itertools import takewhile
 
 import msgspec
 
@@ -108,7 +108,8 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         (
             "",
             rf"(?:\[?(?:[A-Z][a-z]{{2}} )?(?P<month>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) (?P<clock>{_TIME})"
-            r"(?: \d{4})?\]? )(?:(?P<host>(?!kernel)[\w.-]{1,253}) (?:(?=kernel|slurm|srun)|[\w./-]{1,64}(?:\[\d+\])?: ))?",
+            r"(?: \d{4})?\]? )"
+            r"(?:(?P<host>(?!kernel)[\w.-]{1,253}) (?:(?=kernel|slurm|srun)|[\w./-]{1,64}(?:\[\d+\])?: ))?",
         ),
         ("", r"(?P<host>[\w.-]{1,253}) \[std(?:out|err)\] ?"),
         ("", r"(?P<label>[\w.-]{1,64}) {0,40}\| "),
@@ -148,7 +149,11 @@ def labels_of(lines: list[str]) -> Labels:
 def _margin(lines: list[str]) -> str:
     """Blanks and quote marks that all lines begin with: a log that was quoted or indented as a whole."""
     begins = {_MARGIN.match(line)[0] for line in lines if line.strip(" \t\r\n>")}  # type: ignore[index]
-    return os.path.commonprefix(list(begins))
+    if not begins:
+        return ""
+    shortest, longest = min(begins), max(begins)
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(shortest, longest, strict=False))
+    return "".join(letter for letter, _ in alike)
 
 
 def stripped(line: str, labels: Labels = NO_LABELS) -> tuple[Origin, str]:

@@ -212,8 +212,7 @@ class LogReader:
             yield Event(role="echo", what="bootstrap_connect_failed", strength=1)
 
     def _kernel(self, text: str, raw: str) -> Event | None:
-        message = read_line(raw).message
-        if told := parse_message(message):
+        if told := parse_message(read_line(raw).message) or parse_message(read_line(text).message):
             if told.kind == "xid":
                 return Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=2, detail={"xid": told.code or 0})
             if told.kind == "off-bus":

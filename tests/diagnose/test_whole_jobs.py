@@ -374,7 +374,8 @@ j(
     table([(1, 1, 101)]),
 )
 # the begin of the table is missing: who else failed stood there
-j("segfault", None, *table([(1, -11, 101), (0, -11, 100), (2, -11, 102)]).partition("[2]:")[1:])
+j("segfault", None, *table([(1, -11, 101), (0, -11, 100)]).partition("Root Cause")[1:])
+j("segfault_all", None, *table([(1, -11, 101), (0, -11, 100), (2, -11, 102)]).partition("[2]:")[1:])
 IDS = [f"{n}-{job[0]}" for n, job in enumerate(JOBS)]
 
 

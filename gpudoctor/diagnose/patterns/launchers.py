@@ -53,6 +53,7 @@ _MPIRUN = re.compile(
 _ABORT = re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator .{0,80}?errorcode (?P<code>\d+)")
 _SPAWN = re.compile(r"process (?P<rank>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))")
 _SPAWNED = re.compile(r"process (?P<pid>\d+) spawned with command: .{0,2000}--local_rank=(?P<local_rank>\d+)")
+_LIGHTNING = re.compile(r"Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)\. Forcefully")
 _DEEPSPEED = re.compile(r"exits with return code = (?P<code>-?\d+)")
 # torch.distributed.launch up to 1.8: the command that it names is the last one that it started, whichever died
 _LAUNCH = re.compile(r"CalledProcessError: Command .{1,4000} died with <Signals\.(?P<signal>SIG\w+): \d+>")
@@ -99,6 +100,8 @@ def read_launcher(text: str) -> list[Event]:
         return [_exit(-SIGNALS[found["signal"]], "own", strength=3)]
     if found := _LAUNCH.search(text):
         return [_exit(-SIGNALS.get(found["signal"], 9), "launch")]
+    if found := _LIGHTNING.search(text):
+        return [_exit(int(found["code"]), "lightning", pid=int(found["pid"]))]
     if found := _DEEPSPEED.search(text):
         # of the process that it polled first, whichever that was
         event = _exit(int(found["code"]), "deepspeed")
