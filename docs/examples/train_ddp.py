@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 FAULTS = ("exception", "sigkill", "sigstop", "segfault", "hang", "mismatch", "shape", "import-error", "silent-exit",
-          "early-exit", "nan", "alloc", "full-disk", "never-starts", "params")  # fmt: skip
+          "early-exit", "nan", "alloc", "full-disk", "never-starts", "params", "eat-memory")  # fmt: skip
 
 
 def main() -> None:
@@ -82,6 +82,9 @@ def go_wrong(args: argparse.Namespace, rank: int, device: torch.device) -> None:
         os._exit(1)
     if args.alloc == rank:
         torch.empty(1 << 46)
+    if args.eat_memory == rank:  # 4 GiB at most: run it in a memory cgroup
+        print(len([bytearray(os.urandom(1 << 10) * (64 << 10)) for _ in range(64)]), flush=True)
+        time.sleep(10_000)
     if args.full_disk == rank:
         with open("/dev/full", "wb") as file:  # noqa: PTH123
             file.write(b"0" * 100_000)

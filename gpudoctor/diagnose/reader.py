@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import msgspec
+
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.patterns import facts
 from gpudoctor.diagnose.patterns.catalogue import meaning_of
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_launcher
 from gpudoctor.diagnose.patterns.ray import RayReader
-from gpudoctor.diagnose.patterns.watchdog import CONTINUES, read_watchdog
+from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES, read_watchdog
 from gpudoctor.diagnose.prefixes import Labels, Origin, stripped
 from gpudoctor.diagnose.tracebacks import Tracebacks
 from gpudoctor.facts.kernel_log.messages import parse_message
@@ -22,6 +24,16 @@ _INSIDE = re.compile(r"  File |    |\^|(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception)
 _MOST_WRITERS = 100_000
 
 
+class _Held(msgspec.Struct):
+    """A line that a terminal may have cut into pieces; `decisive` is the piece with the words that matter."""
+
+    origin: Origin
+    text: str
+    first: int
+    last: int
+    decisive: int
+
+
 class LogReader:
     """One file. Call `read` for each line of interest in order, then `end`; `events` hold what it told."""
 
@@ -31,7 +43,7 @@ class LogReader:
         self._traces = Tracebacks()
         self._table = ElasticTable()
         self._ray = RayReader()
-        self._held: tuple[int, Origin, str, int] | None = None
+        self._held: _Held | None = None
         self._spawned: int | None = None
         self._seen: set[object] = set()
 
@@ -48,17 +60,24 @@ class LogReader:
     def _read(self, number: int, raw: str) -> Iterator[Event]:
         raw = raw.removeprefix(self._labels.margin)
         origin, text = stripped(raw, self._labels)
-        if self._held is not None:
-            held_number, held_origin, held, parts = self._held
+        if held := self._held:
             plain = origin.rank is None and origin.source is None and origin.local_rank is None
-            whole = held.rstrip().endswith(".")
-            if plain and not whole and number == held_number + parts and parts < _MOST_WRAPPED and _goes_on(text):
-                glue = "" if len(held) >= 50 else " "
-                self._held = (held_number, held_origin, f"{held}{glue}{text}", parts + 1)
+            whole = held.text.rstrip().endswith(".")
+            if (
+                plain
+                and not whole
+                and number == held.last + 1
+                and number < held.first + _MOST_WRAPPED
+                and _goes_on(text)
+            ):
+                if DECIDES.search(text) and not DECIDES.search(held.text):
+                    held.decisive = number
+                held.text += text if len(held.text) >= 50 else f" {text}"
+                held.last = number
                 return
             yield from self._flush()
         if origin.source and "ProcessGroupNCCL" in origin.source and CONTINUES.search(text):
-            self._held = (number, origin, text, 1)
+            self._held = _Held(origin, text, number, number, number)
             return
         if number <= 2 and (inside := _INSIDE.match(text)):
             what = "begins_failing" if inside["begin"] else "begins_inside"
@@ -67,9 +86,8 @@ class LogReader:
 
     def _flush(self) -> Iterator[Event]:
         if self._held is not None:
-            number, origin, text, _ = self._held
-            self._held = None
-            yield from self._whole(number, origin, text, text)
+            held, self._held = self._held, None
+            yield from self._whole(held.decisive, held.origin, held.text, held.text)
 
     def _whole(self, number: int, origin: Origin, text: str, raw: str) -> Iterator[Event]:
         if (origin.rank is not None or origin.local_rank is not None or origin.task is not None) and (
@@ -194,6 +212,9 @@ class LogReader:
         if channel := facts.CHANNEL.search(words):
             rank = channel["dst"] if channel["way"] == "[receive]" else channel["src"]
             yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(rank)})
+            return
+        if facts.INTERFACE.search(words):
+            yield Event(role="fact", what="interface")
             return
         if proxy := facts.PROXY.search(words):
             yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(proxy["rank"])})

@@ -191,15 +191,18 @@ def _hypothesis(job: Job, attempt: int, events: list[Event]) -> Hypothesis:
             what = _ALL[what]
     if not all(e.names_rank for e in decisive) or len(ranks) > 1 or _others_cut_off(job, attempt, ranks):
         ranks = ()
-    host = host_of(decisive)
+    shown = decisive[:3] + [e for e in decisive[3:] if e.rank not in {d.rank for d in decisive[:3]}][:3]
+    if what == "bootstrap_connect_failed":  # over which interface it was tried
+        speakers = {(e.file, e.pid) for e in decisive}
+        shown += [e for e in job.events if e.what == "interface" and (e.file, e.pid) in speakers][:2]
     return Hypothesis(
         what=what,
         ranks=ranks,
-        host=host,
+        host=host_of(decisive),
         gpu=gpu_of(decisive),
         confidence=confidence,
         text=_words(decisive[0]),
-        events=decisive[:3] + [e for e in decisive[3:] if e.rank not in {d.rank for d in decisive[:3]}][:3],
+        events=shown,
     )
 
 

@@ -57,7 +57,7 @@ def _of_code(job: Job, attempt: int, code: int, events: list[Event]) -> Hypothes
             what="segfault_all",
             host=host_of(events),
             confidence="certain",
-            events=first[:3],
+            events=sorted(events, key=lambda e: not e.number("root"))[:3],
             text=f"{who} died of SIGSEGV at the same time: a common cause in native code",
         )
     words = {
