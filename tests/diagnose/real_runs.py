@@ -1,6 +1,6 @@
 """Real failures over torchrun on CPU: a fault on a random rank at a random step -> the logs and the truth.
 
-    python -m tests.diagnose.real_runs 5        # each fault five times, and how many answers were right
+python -m tests.diagnose.real_runs 5        # each fault five times, and how many answers were right
 """
 
 from __future__ import annotations
@@ -129,32 +129,3 @@ def memory_cgroup() -> Iterator[Path]:
         while (path / "cgroup.procs").read_text().strip():
             pass
         path.rmdir()
-
-
-def main(times: int, faults: list[str]) -> None:
-    """Print each run's verdict, and the sums."""
-    sums: dict[str, int] = {}
-    for fault in faults or list(FAULTS):
-        if fault == "eat-memory" and not can_limit_memory():
-            print(f"{fault:13} skipped: no memory cgroup can be made here")
-            continue
-        told = []
-        for seed in range(times):
-            with tempfile.TemporaryDirectory(prefix="gpudoctor-run-") as folder:
-                run = run_job(fault, seed, Path(folder))
-                verdict = run.verdict()
-                if verdict != "right":
-                    what, rank = said(answer_of(Path(folder)))
-                    where = f"rank {run.rank} of {run.world} at step {run.at}, {run.layout}"
-                    print(f"{fault:13} {seed}: {where}: said {what}, rank {rank}", flush=True)
-                    if keep := os.environ.get("GPUDOCTOR_KEEP_RUNS"):
-                        Path(folder).rename(Path(keep) / f"{fault}-{seed}")
-                        Path(folder).mkdir()
-                told.append(verdict)
-                sums[verdict] = sums.get(verdict, 0) + 1
-        print(f"{fault:13} {told.count('right')} of {times} right", flush=True)
-    print(", ".join(f"{count} {verdict}" for verdict, count in sorted(sums.items())), "of", sum(sums.values()))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])

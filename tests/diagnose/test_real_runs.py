@@ -11,7 +11,9 @@ from tests.diagnose.real_runs import FAULTS, can_limit_memory, run_job
 
 TIMES = int(os.environ.get("GPUDOCTOR_DIAGNOSE_RUNS", "0"))
 
-pytestmark = pytest.mark.skipif(not TIMES, reason="minutes for each fault: GPUDOCTOR_DIAGNOSE_RUNS=N makes N runs of it")
+pytestmark = pytest.mark.skipif(
+    not TIMES, reason="minutes for each fault: GPUDOCTOR_DIAGNOSE_RUNS=N makes N runs of it"
+)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
