@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 FAULTS = ("exception", "sigkill", "sigstop", "segfault", "hang", "mismatch", "shape", "import-error", "silent-exit",
-          "early-exit", "nan", "alloc", "full-disk", "never-starts", "params", "eat-memory")  # fmt: skip
+          "early-exit", "nan", "alloc", "full-disk", "never-starts", "params", "eat-memory", "leave")  # fmt: skip
 
 
 def main() -> None:
@@ -80,6 +80,8 @@ def go_wrong(args: argparse.Namespace, rank: int, device: torch.device) -> None:
         time.sleep(10_000)
     if args.silent_exit == rank:
         os._exit(1)
+    if args.leave == rank:
+        os._exit(0)
     if args.alloc == rank:
         torch.empty(1 << 46)
     if args.eat_memory == rank:  # 4 GiB at most: run it in a memory cgroup

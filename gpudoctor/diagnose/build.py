@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from gpudoctor.diagnose.causes import COLLECT, text_of_cause
+from gpudoctor.diagnose.clocks import clock_skews
 from gpudoctor.diagnose.diagnosis import (
     Cause,
     Confidence,
@@ -58,6 +59,7 @@ def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diag
         collect=COLLECT["unknown"] if doubtful else (),
         next=tuple(_next_steps(cause, words.checks)),
         reason="; ".join(notes),
+        clocks=clock_skews(job, attempt),
         silent_ranks=tuple(sorted(job.members - job.ranks_heard()))[:1024] if job.world else (),
         **common,  # type: ignore[arg-type]
     )

@@ -64,6 +64,19 @@ class TimelineEntry(msgspec.Struct, frozen=True):
     text: str
 
 
+class ClockSkew(msgspec.Struct, frozen=True):
+    """The clock of `host` is ahead of that of `than` by `seconds` (behind, if negative), by so many pairs of events.
+
+    `zone`: nearly whole half hours, so that the hosts write times of different zones.
+    """
+
+    host: str
+    than: str
+    seconds: float
+    zone: bool
+    pairs: int
+
+
 class Unread(msgspec.Struct, frozen=True):
     """What could not be read, and why."""
 
@@ -86,4 +99,5 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     silent_ranks: tuple[int, ...] = ()
     files: int = 0
     unread: tuple[Unread, ...] = ()
+    clocks: tuple[ClockSkew, ...] = ()
     timeline: tuple[TimelineEntry, ...] = ()

@@ -35,6 +35,7 @@ FAULTS: dict[str, tuple[frozenset[str], bool]] = {
     "sigstop": (frozenset({"rank_hung", "rank_behind"}), True),
     "segfault": (frozenset({"segfault"}), True),
     "silent-exit": (frozenset({"silent_exit"}), True),
+    "leave": (frozenset({"early_exit"}), True),
     "early-exit": (frozenset({"early_exit"}), True),
     "nan": (frozenset({"nan"}), True),
     "alloc": (frozenset({"host_alloc_failed"}), True),

@@ -359,6 +359,18 @@ j(
 )
 
 
+# a rank leaves with 0 at once and without a word: torch 2.13 lists all others, even those that it ended
+j(
+    "early_exit",
+    1,
+    *(
+        tb(r, "RuntimeError: [x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:1")
+        for r in (0, 2, 3)
+    ),
+    closing([102, 103]),
+    agent(0, 1, 100),
+    table([(0, 1, 100), (2, -15, 102), (3, -15, 103)]),
+)
 # the agent lists one of those that died by themselves, and ended the few that were left
 j("segfault", None, STEPS, closing([100, 103, 107]), agent(1, -11, 101))
 # all others were ended: the one that the agent names died alone

@@ -136,6 +136,8 @@ def early_exit(job: Job, attempt: int) -> list[Hypothesis]:
     gone: tuple[int, ...] = ()
     if one_host and agents and job.world and len(ended | failed) == world - 1 and ended:
         gone = _left_over(job, attempt, ended | failed, listed)
+    elif missing := _not_in_table(exits):
+        gone = missing
     elif any(e.detail.get("by") == "srun" for e in exits) and len(listed) == world - 1:
         gone = tuple(set(range(world)) - listed)
     elif stops and any(e.detail.get("by") == "table" and e.number("root") for e in exits) and len(listed) == world - 1:
@@ -160,6 +162,18 @@ def early_exit(job: Job, attempt: int) -> list[Hypothesis]:
             "uneven data or early stopping",
         )
     ]
+
+
+def _not_in_table(exits: list[Event]) -> tuple[int, ...]:
+    """The one rank that is not in a table which lists even those that the agent ended (torch 2.13): it left with 0."""
+    rows = [e for e in exits if e.detail.get("by") == "table" and e.rank is not None and e.local_rank is not None]
+    shifts = {(e.rank or 0) - (e.local_rank or 0) for e in rows}
+    if len(shifts) != 1 or any(e.detail.get("cut") for e in rows) or all(e.number("code") != -15 for e in rows):
+        return ()
+    listed = {e.local_rank for e in rows if e.local_rank is not None}
+    missing = set(range(max(listed))) - listed
+    shift = next(iter(shifts))
+    return tuple(number + shift for number in missing) if len(missing) == 1 else ()
 
 
 def _left_over(job: Job, attempt: int, pids: set[int], listed: set[int]) -> tuple[int, ...]:
