@@ -165,12 +165,22 @@ def test_the_sieve_keeps_line_numbers() -> None:
         b"KeyError: 'x'",
         b"",
     ]
-    block = b"\n".join(chance.choice(words) for _ in range(4000)) + b"\n"
+    block = b"\n".join(chance.choice(words) for _ in range(900)) + b"\n"
     lines = dict(all_lines(block))
     hits = interesting_lines(block)
     assert hits
     assert all(lines[number] == line for number, line in hits)
     assert {n for n, line in lines.items() if b"rror" in line} <= {n for n, _ in hits}
+
+
+def test_the_sieve_leaves_out_what_each_step_says_and_keeps_what_one_line_says() -> None:
+    lines = [b"[rank%d]: step %d loss 2.1 validation error 0.3%d failed 0" % (n % 8, n, n % 7) for n in range(20_000)]
+    lines[9_000] += b" RuntimeError: CUDA error: device-side assert triggered"
+    lines[15_000] = b"[rank3]: KeyError: 'label'"
+    hits = dict(interesting_lines(b"\n".join(lines) + b"\n"))
+    assert hits[9_000] == lines[9_000]
+    assert hits[15_000] == lines[15_000]
+    assert len(hits) < 2_000
 
 
 def test_parts_of_a_file_are_the_file(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_follow_goes_on_in_the_file_that_rotation_puts_there(
                 log.rename(tmp_path / "job.log.1")
             log.write_text("[rank0]: step 4\n")
 
-    monkeypatch.setattr(following.time, "sleep", rotate)
+    monkeypatch.setattr("gpudoctor.diagnose.follow.time.sleep", rotate)
     gathered, stall = following.follow([LogSource(str(log), log, 1)], 0.2, lambda _: None)
     steps = [event.number("step") for event in gathered.log if event.role == "progress"]
     assert steps == [1, 2, 3, 4]
