@@ -4,6 +4,7 @@
     gpudoctor diagnose hang.log
 
 Each option names the RANK that goes wrong, at step `--at`. `--timeout` is that of the process group in seconds.
+`--dumps DIR` has every rank write its flight recorder there, while it waits or hangs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import argparse
 import datetime
 import os
 import signal
+import threading
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -31,6 +34,7 @@ def main() -> None:
     parser.add_argument("--at", type=int, default=12, help="the step at which it goes wrong")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--timeout", type=float, default=20.0)
+    parser.add_argument("--dumps", type=Path, metavar="DIR")
     args = parser.parse_args()
     rank = int(os.environ["RANK"])
     if args.import_error == rank:
@@ -47,6 +51,8 @@ def main() -> None:
     model = DistributedDataParallel(nn.Sequential(*layers, nn.Linear(256, 1)).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for step in range(args.steps):
+        if step == args.at and args.dumps:
+            threading.Timer(args.timeout / 2, write_dump, (args.dumps, rank)).start()
         if step == args.at:
             go_wrong(args, rank, device)
         if step == args.at and args.early_exit == rank:
@@ -64,6 +70,12 @@ def main() -> None:
     dist.destroy_process_group()
     if rank == 0:
         print("training finished", flush=True)
+
+
+def write_dump(folder: Path, rank: int) -> None:
+    """This rank's flight recorder, as torch's own dump on a timeout has it; torch 2.13 records gloo as well."""
+    folder.mkdir(parents=True, exist_ok=True)
+    Path(folder, f"trace_{rank}").write_bytes(torch._C._distributed_c10d._dump_fr_trace())
 
 
 def go_wrong(args: argparse.Namespace, rank: int, device: torch.device) -> None:

@@ -45,6 +45,7 @@ class LogReader:
         self._ray = RayReader()
         self._held: _Held | None = None
         self._spawned: int | None = None
+        self._begun = False
         self._seen: set[object] = set()
 
     def read(self, number: int, raw: str) -> Iterator[Event]:
@@ -79,9 +80,11 @@ class LogReader:
         if origin.source and "ProcessGroupNCCL" in origin.source and CONTINUES.search(text):
             self._held = _Held(origin, text, number, number, number)
             return
-        if number <= 2 and (inside := _INSIDE.match(text)):
-            what = "begins_failing" if inside["begin"] else "begins_inside"
-            yield self._placed(Event(role="fact", what=what), number, origin, raw)
+        if not self._begun and text.strip():
+            self._begun = True
+            if number <= 2 and (inside := _INSIDE.match(text)):
+                what = "begins_failing" if inside["begin"] else "begins_inside"
+                yield self._placed(Event(role="fact", what=what), number, origin, raw)
         yield from self._whole(number, origin, text, raw)
 
     def _flush(self) -> Iterator[Event]:

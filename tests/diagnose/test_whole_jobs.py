@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnose.asking import answer_to, said
+from tests.diagnose.asking import answer_of, answer_to, said
 
 
 def wd(r: int, seq: int, op: str = "ALLREDUCE", n: int = 100, enq: int | None = None, comp: int | None = None) -> str:
@@ -411,6 +411,17 @@ def test_windows_line_ends_colours_and_gzip_change_nothing(
 ) -> None:
     coloured = "".join(f"\x1b[36m{line}\x1b[0m\r\n" for line in text.split("\n"))
     assert said(answer_to(gzip.compress(coloured.encode()), tmp_path)) == (what, rank)
+
+
+def test_a_rank_without_words_beside_files_of_others_left_silently(tmp_path: Path) -> None:
+    closed = "RuntimeError: [x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:1"
+    for rank in range(3):
+        folder = tmp_path / "none_x" / "attempt_0" / str(rank)
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text("" if rank == 0 else tb(rank, closed))
+        (folder / "stdout.log").write_text("")
+    (tmp_path / "console.log").write_text(closing([101, 102]) + agent(0, 1, 100) + table([(0, 1, 100)]))
+    assert said(answer_of(tmp_path)) == ("silent_exit", 0)
 
 
 def test_lines_of_nccl_between_those_of_the_watchdog_are_their_own(tmp_path: Path) -> None:
