@@ -113,7 +113,7 @@ class LogReader:
         return event
 
     def _events(self, number: int, origin: Origin, text: str, raw: str) -> Iterator[Event]:
-        if facts.KERNEL.search(text) and (event := self._kernel(text, raw)):
+        if facts.KERNEL.search(text) and (event := self._kernel(text, raw, origin)):
             yield event
             return
         if (stepd := facts.STEPD.match(text)) and origin.host is None:
@@ -235,8 +235,11 @@ class LogReader:
         elif "Call to connect returned" in words and "retrying" not in words:
             yield Event(role="echo", what="bootstrap_connect_failed", strength=1)
 
-    def _kernel(self, text: str, raw: str) -> Event | None:
-        if told := parse_message(read_line(raw).message) or parse_message(read_line(text).message):
+    def _kernel(self, text: str, raw: str, origin: Origin) -> Event | None:
+        told = parse_message(read_line(raw).message)
+        if told is None and origin.rank is None and origin.local_rank is None:  # not what a rank prints
+            told = parse_message(read_line(text).message)
+        if told:
             if told.kind == "xid":
                 return Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=2, detail={"xid": told.code or 0})
             if told.kind == "off-bus":

@@ -29,6 +29,11 @@ CASES: list[tuple[str, int | None, str]] = [
         0,
         "RuntimeError: [1] is setting up NCCL communicator and retreiving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: Timeout waiting for key: default_pg/0/0 after 1800000 ms\n",
     ),
+    (
+        "host_oom",
+        None,
+        "(raylet) [2025-12-07 09:57:19,206 E 393463 393463] (raylet) node_manager.cc:3277: 2 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed due to other reasons at node (ID: 82, IP: 172.24.0.226)\n",
+    ),
     ("fs_error", None, "RuntimeError: write(): fd 29 failed with Input/output error\n"),
     (
         "cuda_system_not_ready",

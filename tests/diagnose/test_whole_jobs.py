@@ -371,6 +371,24 @@ j(
     agent(0, 1, 100),
     table([(0, 1, 100), (2, -15, 102), (3, -15, 103)]),
 )
+# the same, but all others failed by themselves and the agent had nobody to end
+j(
+    "early_exit",
+    1,
+    *(tb(r, "RuntimeError: [x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:1") for r in (0, 2)),
+    agent(0, 1, 100),
+    table([(0, 1, 100), (2, 1, 102)]),
+)
+# of two ranks, nobody knows whether there was a second one
+j(
+    "victims_only",
+    None,
+    tb(0, "RuntimeError: [x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:1"),
+    agent(0, 1, 100),
+    table([(0, 1, 100)]),
+)
+# process ids with gaps between them: as many were ended before it as have lower numbers
+j("killed_sigkill", 5, STEPS, closing([14, 15, 16, 17, 20, 26, 29]), agent(5, -9, 22))
 # the agent lists one of those that died by themselves, and ended the few that were left
 j("segfault", None, STEPS, closing([100, 103, 107]), agent(1, -11, 101))
 # all others were ended: the one that the agent names died alone

@@ -81,14 +81,20 @@ def _of_code(job: Job, attempt: int, code: int, events: list[Event]) -> Hypothes
 def _others_gone(job: Job, attempt: int, events: list[Event]) -> bool:
     """Whether the agent ended fewer processes than were there: the rest had died too, and it names one of them only.
 
-    Workers are started in a row, so that their process ids are as well. A table would list all that failed.
+    Workers are started in the order of their ranks: as many as its number were started before the one that is named,
+    and without a gap between process ids none is missing behind it either. A table would list all that failed.
     """
     exits = job.of("exit", attempt=attempt)
-    first = next((e.pid - e.local_rank for e in events if e.pid is not None and e.local_rank is not None), None)
-    if first is None or {e.detail.get("by") for e in exits} != {"agent"}:
+    named_one = next((e for e in events if e.pid is not None and e.local_rank is not None), None)
+    if named_one is None or {e.detail.get("by") for e in exits} != {"agent"}:
         return False
-    pids = {e.pid for e in [*exits, *job.of("closed", attempt=attempt)] if e.pid is not None and e.pid >= first}
-    return len(pids) > 1 and pids != set(range(first, max(pids) + 1))
+    pid, number = named_one.pid or 0, named_one.local_rank or 0
+    pids = {e.pid for e in [*exits, *job.of("closed", attempt=attempt)] if e.pid is not None}
+    before = {other for other in pids if other < pid}
+    if len(pids) < 2 or len(before) > number:
+        return False
+    in_a_row = pid - number <= min(pids)
+    return len(before) < number or (in_a_row and pids != set(range(pid - number, max(pids) + 1)))
 
 
 def _silent(job: Job, attempt: int, events: list[Event], ranks: tuple[int, ...]) -> Hypothesis | None:
@@ -136,7 +142,7 @@ def early_exit(job: Job, attempt: int) -> list[Hypothesis]:
     gone: tuple[int, ...] = ()
     if one_host and agents and job.world and len(ended | failed) == world - 1 and ended:
         gone = _left_over(job, attempt, ended | failed, listed)
-    elif missing := _not_in_table(exits):
+    elif missing := _not_in_table(job, attempt):
         gone = missing
     elif any(e.detail.get("by") == "srun" for e in exits) and len(listed) == world - 1:
         gone = tuple(set(range(world)) - listed)
@@ -164,14 +170,20 @@ def early_exit(job: Job, attempt: int) -> list[Hypothesis]:
     ]
 
 
-def _not_in_table(exits: list[Event]) -> tuple[int, ...]:
-    """The one rank that is not in a table which lists even those that the agent ended (torch 2.13): it left with 0."""
-    rows = [e for e in exits if e.detail.get("by") == "table" and e.rank is not None and e.local_rank is not None]
+def _not_in_table(job: Job, attempt: int) -> tuple[int, ...]:
+    """The one rank that is neither in the table of failures nor among those that the agent ended: it left with 0."""
+    rows = [
+        e
+        for e in job.of("exit", attempt=attempt)
+        if e.detail.get("by") == "table" and e.rank is not None and e.local_rank is not None
+    ]
     shifts = {(e.rank or 0) - (e.local_rank or 0) for e in rows}
-    if len(shifts) != 1 or any(e.detail.get("cut") for e in rows) or all(e.number("code") != -15 for e in rows):
+    ended_unlisted = {e.pid for e in job.of("closed", attempt=attempt)} - {e.pid for e in rows}
+    if len(shifts) != 1 or ended_unlisted or any(e.detail.get("cut") for e in rows):
         return ()
     listed = {e.local_rank for e in rows if e.local_rank is not None}
-    missing = set(range(max(listed))) - listed
+    there = {f.local_rank for f in job.files if f.attempt == attempt and f.local_rank is not None} | listed
+    missing = set(range(max(there) + 1)) - listed
     shift = next(iter(shifts))
     return tuple(number + shift for number in missing) if len(missing) == 1 else ()
 
