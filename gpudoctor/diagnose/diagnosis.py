@@ -76,6 +76,13 @@ class ClockSkew(msgspec.Struct, frozen=True):
     zone: bool
     pairs: int
 
+    @property
+    def words(self) -> str:
+        """As people say it."""
+        way = "ahead of" if self.seconds > 0 else "behind"
+        zone = ": other time zones" if self.zone else ""
+        return f"{self.host} is about {abs(self.seconds):.0f} s {way} {self.than}{zone}"
+
 
 class Unread(msgspec.Struct, frozen=True):
     """What could not be read, and why."""

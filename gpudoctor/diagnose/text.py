@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from gpudoctor.diagnose.causes import text_of_cause
-from gpudoctor.diagnose.diagnosis import Cause, ClockSkew, Diagnosis, EvidenceLine, Victim
+from gpudoctor.diagnose.diagnosis import Cause, Diagnosis, EvidenceLine, Victim
 from gpudoctor.exits import printable
 
 _LABEL = 11
@@ -40,7 +40,7 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
             yield from _row(
                 "silent", f"nothing is heard of {_ranks(answer.silent_ranks)} of {answer.world_size}", width
             )
-        yield from _rows("clocks", [_clock(skew) for skew in answer.clocks[:_MOST_CLOCKS]], width)
+        yield from _rows("clocks", [printable(skew.words) for skew in answer.clocks[:_MOST_CLOCKS]], width)
         yield from _rows("do", text_of_cause(cause.what).steps, width)
         yield from _rows("next", [_step(step.command, step.host) for step in answer.next], width)
         yield from _rows("collect", answer.collect, width)
@@ -78,12 +78,6 @@ def _where(cause: Cause) -> str:
     if cause.gpu:
         parts.append(f"GPU {printable(cause.gpu)}")
     return ", ".join(parts) or "no single rank or host can be named"
-
-
-def _clock(skew: ClockSkew) -> str:
-    way = "ahead of" if skew.seconds > 0 else "behind"
-    what = ": other time zones" if skew.zone else ""
-    return f"{printable(skew.host)} is about {abs(skew.seconds):.0f} s {way} {printable(skew.than)}{what}"
 
 
 def _line_of(evidence: EvidenceLine) -> str:

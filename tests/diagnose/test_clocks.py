@@ -8,6 +8,7 @@ import pytest
 
 from gpudoctor.diagnose.diagnosis import ClockSkew
 from gpudoctor.diagnose.redacted import redacted_diagnosis
+from gpudoctor.diagnose.text import render_text
 from tests.diagnose.asking import answer_of, said
 from tests.diagnose.test_whole_jobs import tb, wd
 
@@ -45,6 +46,9 @@ def test_an_end_that_the_other_host_notices_at_once_tells_the_skew(
     answer = answer_of(two_hosts(tmp_path, first_at, other_at))
     assert said(answer) == ("user_exception", 1)
     assert answer.clocks == clocks
+    text = render_text(answer)
+    assert ("clocks" in text) is bool(clocks)
+    assert ("other time zones" in text) is any(skew.zone for skew in clocks)
 
 
 def test_a_host_that_waited_for_a_timeout_tells_no_skew(tmp_path: Path) -> None:
