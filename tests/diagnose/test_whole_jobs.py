@@ -403,6 +403,15 @@ j(
     agent(1, 1, 101),
     table([(1, 1, 101)]),
 )
+# the head is missing, and by its exit code another rank failed as well: nobody knows which was alone
+j(
+    "disk_full",
+    None,
+    '[rank1]:   File "/w/save.py", line 3, in save\n[rank1]: OSError: [Errno 28] No space left on device\n',
+    closing([100, 101, 103]),
+    agent(2, 1, 102),
+    table([(2, 1, 102)]),
+)
 # the begin of the table is missing: who else failed stood there
 j("segfault", None, *table([(1, -11, 101), (0, -11, 100)]).partition("Root Cause")[1:])
 j("segfault_all", None, *table([(1, -11, 101), (0, -11, 100), (2, -11, 102)]).partition("[2]:")[1:])
