@@ -1,7 +1,4 @@
-"""Real failures over torchrun on CPU: a fault on a random rank at a random step -> the logs and the truth.
-
-python -m tests.diagnose.real_runs 5        # each fault five times, and how many answers were right
-"""
+"""Real failures over torchrun on CPU: a fault on a random rank at a random step -> the logs and the truth."""
 
 from __future__ import annotations
 
