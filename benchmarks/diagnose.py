@@ -28,11 +28,12 @@ def main() -> None:
             [sys.executable, "-m", "gpudoctor", "diagnose", str(path)], capture_output=True, text=True, check=False
         )
         took_s = time.monotonic() - begun_s
-        most_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-        print(
-            f"{path.stat().st_size / 1e9:.2f} GB in {took_s:.1f} s, at most {most_mib:.0f} MiB in one process", end=""
-        )
-        print(f" ({os.cpu_count()} cores), exit {done.returncode}")
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        size_gb = path.stat().st_size / 1e9
+        processor_s = used.ru_utime + used.ru_stime
+        print(f"{size_gb:.2f} GB in {took_s:.1f} s on {os.cpu_count()} cores, exit {done.returncode}")
+        print(f"{processor_s:.1f} s of processor time, {processor_s / size_gb:.1f} s for 1 GB", end="")
+        print(f"; at most {used.ru_maxrss / 1024:.0f} MiB in one process")
         print("\n".join(done.stdout.split("\n")[:3]) + done.stderr)
 
 

@@ -4,6 +4,7 @@
     gpudoctor diagnose hang.log
 
 Each option names the RANK that goes wrong, at step `--at`. `--timeout` is that of the process group in seconds.
+`--dumps DIR` has every rank write its flight recorder there, while it waits or hangs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import argparse
 import datetime
 import os
 import signal
+import threading
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -20,7 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 FAULTS = ("exception", "sigkill", "sigstop", "segfault", "hang", "mismatch", "shape", "import-error", "silent-exit",
-          "early-exit", "nan", "alloc", "full-disk", "never-starts", "params")  # fmt: skip
+          "early-exit", "nan", "alloc", "full-disk", "never-starts", "params", "eat-memory", "leave")  # fmt: skip
 
 
 def main() -> None:
@@ -31,6 +34,7 @@ def main() -> None:
     parser.add_argument("--at", type=int, default=12, help="the step at which it goes wrong")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--timeout", type=float, default=20.0)
+    parser.add_argument("--dumps", type=Path, metavar="DIR")
     args = parser.parse_args()
     rank = int(os.environ["RANK"])
     if args.import_error == rank:
@@ -47,6 +51,8 @@ def main() -> None:
     model = DistributedDataParallel(nn.Sequential(*layers, nn.Linear(256, 1)).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for step in range(args.steps):
+        if step == args.at and args.dumps:
+            threading.Timer(args.timeout / 2, write_dump, (args.dumps, rank)).start()
         if step == args.at:
             go_wrong(args, rank, device)
         if step == args.at and args.early_exit == rank:
@@ -66,6 +72,12 @@ def main() -> None:
         print("training finished", flush=True)
 
 
+def write_dump(folder: Path, rank: int) -> None:
+    """This rank's flight recorder, as torch's own dump on a timeout has it; torch 2.13 records gloo as well."""
+    folder.mkdir(parents=True, exist_ok=True)
+    Path(folder, f"trace_{rank}").write_bytes(torch._C._distributed_c10d._dump_fr_trace())
+
+
 def go_wrong(args: argparse.Namespace, rank: int, device: torch.device) -> None:
     """The fault that was asked for, if it is this rank's."""
     if args.exception == rank:
@@ -80,8 +92,13 @@ def go_wrong(args: argparse.Namespace, rank: int, device: torch.device) -> None:
         time.sleep(10_000)
     if args.silent_exit == rank:
         os._exit(1)
+    if args.leave == rank:
+        os._exit(0)
     if args.alloc == rank:
         torch.empty(1 << 46)
+    if args.eat_memory == rank:  # 4 GiB at most: run it in a memory cgroup
+        print(len([bytearray(os.urandom(1 << 10) * (64 << 10)) for _ in range(64)]), flush=True)
+        time.sleep(10_000)
     if args.full_disk == rank:
         with open("/dev/full", "wb") as file:  # noqa: PTH123
             file.write(b"0" * 100_000)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from gpudoctor.diagnose.causes import COLLECT, text_of_cause
+from gpudoctor.diagnose.clocks import clock_skews
 from gpudoctor.diagnose.diagnosis import (
     Cause,
     Confidence,
@@ -58,6 +59,7 @@ def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diag
         collect=COLLECT["unknown"] if doubtful else (),
         next=tuple(_next_steps(cause, words.checks)),
         reason="; ".join(notes),
+        clocks=clock_skews(job, attempt),
         silent_ranks=tuple(sorted(job.members - job.ranks_heard()))[:1024] if job.world else (),
         **common,  # type: ignore[arg-type]
     )
@@ -91,21 +93,27 @@ def _cause(job: Job, found: Hypothesis, confidence: Confidence, gathered: Gather
         gpu=found.gpu,
         confidence=confidence,
         text=found.text,
-        evidence=tuple(_evidence(event, gathered) for event in found.events[:6]) or _dump_evidence(found, gathered),
+        evidence=tuple(_evidence(found, gathered)) or _dump_evidence(job, found, gathered),
         ranks=found.ranks,
     )
 
 
-def _evidence(event: Event, gathered: GatheredLogs) -> EvidenceLine:
-    name = gathered.files[event.file].name if event.file < len(gathered.files) else "?"
-    return EvidenceLine(name, event.line, event.text.strip())
+def _evidence(found: Hypothesis, gathered: GatheredLogs) -> Iterable[EvidenceLine]:
+    """Its lines; for the first exception also the statement that raised it."""
+    for number, event in enumerate(found.events[:6]):
+        name = gathered.files[event.file].name if event.file < len(gathered.files) else "?"
+        raised = event.number("raised")
+        if number == 0 and raised:
+            yield EvidenceLine(name, raised, event.word("raised_text") or "")
+        yield EvidenceLine(name, event.line, event.text.strip())
 
 
-def _dump_evidence(found: Hypothesis, gathered: GatheredLogs) -> tuple[EvidenceLine, ...]:
-    """The dumps or stacks of the ranks that are named, else the first ones."""
+def _dump_evidence(job: Job, found: Hypothesis, gathered: GatheredLogs) -> tuple[EvidenceLine, ...]:
+    """The dumps of the ranks that are named, else the first ones; and lines of ranks that waited."""
     shown = [file for file in gathered.files if file.rank is not None and not file.text]
     chosen = [file for file in shown if file.rank in found.ranks] or shown
-    return tuple(EvidenceLine(file.name, 0, found.text) for file in chosen[:3])
+    waits = Hypothesis(what="", events=job.of("wait")[:2])
+    return (*(EvidenceLine(file.name, 0, found.text) for file in chosen[:3]), *_evidence(waits, gathered))
 
 
 def _others(job: Job, found: list[Hypothesis], best: Hypothesis, gathered: GatheredLogs) -> list[Cause]:

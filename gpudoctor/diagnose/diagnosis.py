@@ -64,6 +64,26 @@ class TimelineEntry(msgspec.Struct, frozen=True):
     text: str
 
 
+class ClockSkew(msgspec.Struct, frozen=True):
+    """The clock of `host` is ahead of that of `than` by `seconds` (behind, if negative), by so many pairs of events.
+
+    `zone`: nearly whole half hours, so that the hosts write times of different zones.
+    """
+
+    host: str
+    than: str
+    seconds: float
+    zone: bool
+    pairs: int
+
+    @property
+    def words(self) -> str:
+        """As people say it."""
+        way = "ahead of" if self.seconds > 0 else "behind"
+        zone = ": other time zones" if self.zone else ""
+        return f"{self.host} is about {abs(self.seconds):.0f} s {way} {self.than}{zone}"
+
+
 class Unread(msgspec.Struct, frozen=True):
     """What could not be read, and why."""
 
@@ -86,4 +106,5 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     silent_ranks: tuple[int, ...] = ()
     files: int = 0
     unread: tuple[Unread, ...] = ()
+    clocks: tuple[ClockSkew, ...] = ()
     timeline: tuple[TimelineEntry, ...] = ()

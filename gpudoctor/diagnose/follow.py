@@ -6,7 +6,6 @@ import os
 import select
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -36,7 +35,8 @@ class _Tail:
         self.file = LogFile(source.name)
         self._found = found
         self._number = number
-        self._descriptor = 0 if source.path is None else os.open(Path(source.path), os.O_RDONLY)
+        self._path = source.path
+        self._descriptor = 0 if source.path is None else os.open(source.path, os.O_RDONLY)
         self.is_stdin = source.path is None
         self._rest = b""
         self._early: list[str] = []
@@ -50,6 +50,8 @@ class _Tail:
         if self.is_stdin and not select.select([0], [], [], wait_s)[0]:
             return False
         data = os.read(self._descriptor, 1 << 20)
+        if not data and self._moved_away():
+            data = os.read(self._descriptor, 1 << 20)
         if not data:
             self.ended = self.is_stdin
             return False
@@ -57,6 +59,25 @@ class _Tail:
         self._rest = self._rest[-_MAX_HELD:]
         moved = [self._line(line.decode("utf-8", "replace")) for line in lines]
         return any(moved)
+
+    def _moved_away(self) -> bool:
+        """Whether another file has the name now, or this one was cut to begin anew: it is read from its begin."""
+        if self._path is None:
+            return False
+        try:
+            now = self._path.stat()
+            opened = os.fstat(self._descriptor)
+            if (now.st_dev, now.st_ino) == (opened.st_dev, opened.st_ino):
+                if now.st_size < os.lseek(self._descriptor, 0, os.SEEK_CUR):
+                    os.lseek(self._descriptor, 0, os.SEEK_SET)
+                    return True
+                return False
+            descriptor = os.open(self._path, os.O_RDONLY)
+        except OSError:  # between the old name and the new one: asked again
+            return False
+        os.close(self._descriptor)
+        self._descriptor = descriptor
+        return True
 
     def _line(self, text: str) -> bool:
         self.file.lines += 1

@@ -55,6 +55,8 @@ def _parts(answer: Diagnosis) -> Iterator[Child]:
             yield section("Only victims", table(("who", "what", "line", "text"), rows), id_="victims")
         steps = [*words.steps, *(f"on {s.host or 'the nodes'}: {s.command}" for s in answer.next), *answer.collect]
         yield section("What to do", element("ul", *(element("li", step) for step in steps)), id_="do")
+        if answer.clocks:
+            yield section("Clocks of the hosts", *(element("p", skew.words) for skew in answer.clocks), id_="clocks")
         if answer.others:
             yield section("What else remains", *(_cause(other) for other in answer.others), id_="others")
     if answer.unread:

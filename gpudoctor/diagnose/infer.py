@@ -94,7 +94,7 @@ def recovered(job: Job) -> Hypothesis | None:
     return Hypothesis(
         what="recovered",
         ranks=ranks if len(ranks) == 1 else (),
-        host=host_of(causes),
+        host=host_of(causes) or (next(iter(job.hosts)) if len(job.hosts) == 1 else None),
         confidence="certain",
         text=f"attempt {failed} failed ({causes[0].text if causes else 'see the log'}); attempt {last} ran to its end",
         events=[*causes[:2], shown[-1]],

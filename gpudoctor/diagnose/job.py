@@ -21,7 +21,7 @@ TROUBLE = ("cause", "echo", "wait", "stuck", "victim")
 
 
 class LogFile(msgspec.Struct):
-    """What was read of one file. `cut`: it begins inside of a traceback, so what came before is missing."""
+    """What was read of one file."""
 
     name: str
     lines: int = 0
@@ -56,6 +56,10 @@ class Job:
     def ranks_heard(self) -> set[int]:
         """Ranks that any line, file or dump speaks of."""
         return {e.rank for e in self.events if e.rank is not None and e.rank < 1 << 20}
+
+    def head_missing(self) -> bool:
+        """Whether some text begins inside of a traceback or of a launcher's table: what came before is not here."""
+        return any(e.what == "begins_inside" or e.detail.get("cut") for e in self.events)
 
     def ranks_in_trouble(self, attempt: int) -> set[int]:
         """Ranks that themselves told of an error, a wait or a lost peer."""

@@ -7,6 +7,7 @@ Launchers, schedulers, runtimes and loggers each put their own label before a li
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 
 import msgspec
 
@@ -40,10 +41,11 @@ class Origin(msgspec.Struct):
 
 
 class Labels(msgspec.Struct, frozen=True):
-    """Labels that only many lines together show: `3: ` of `srun -l`, `node17: ` of pdsh."""
+    """Labels that only many lines together show: `3: ` of `srun -l`, `node17: ` of pdsh, the margin of a quoted log."""
 
     tasks: bool = False
     hosts: frozenset[str] = frozenset()
+    margin: str = ""
 
 
 NO_LABELS = Labels()
@@ -106,10 +108,11 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         (
             "",
             rf"(?:\[?(?:[A-Z][a-z]{{2}} )?(?P<month>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) (?P<clock>{_TIME})"
-            r"(?: \d{4})?\]? )(?:(?P<host>(?!kernel)[\w.-]{1,253}) (?=kernel|[\w./-]{1,64}(?:\[\d+\])?: ))?",
+            r"(?: \d{4})?\]? )"
+            r"(?:(?P<host>(?!kernel)[\w.-]{1,253}) (?:(?=kernel|slurm|srun)|[\w./-]{1,64}(?:\[\d+\])?: ))?",
         ),
         ("", r"(?P<host>[\w.-]{1,253}) \[std(?:out|err)\] ?"),
-        ("", r"(?P<label>[\w.-]{1,64}) {0,40}\| (?=\S)"),
+        ("", r"(?P<label>[\w.-]{1,64}) {0,40}\| "),
         ("", r"\[\d{2,10}\] (?=\[)"),
         ("", r"(?:\[(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\]|(?:INFO|WARNING|ERROR|CRITICAL):) (?=\[|\()"),
     )
@@ -119,26 +122,38 @@ _PREFIXES: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
     letter: tuple((name, pattern) for name, pattern in _PATTERNS if _may_begin(pattern.pattern, letter))
     for letter in "[(s0123456789" + "abcdefghijklmnopqrtuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
 }
+_MARGIN = re.compile(r"[ \t>]{0,40}")
 _INDENTED = re.compile(r"[ \t]+\[(?:rank|default|[IWEF]\d{3,4} )")  # a log that was quoted
 
 
 def labels_of(lines: list[str]) -> Labels:
     """Which labels the first lines of a file show on nearly all lines."""
-    shown = [rest for line in lines if (rest := stripped(line)[1].strip("\r\n")).strip()]
+    margin = _margin(lines)
+    shown = [rest for line in lines if (rest := stripped(line.removeprefix(margin))[1].strip("\r\n")).strip()]
     if not shown:
         return Labels()
     free = [line for line in shown if not line.startswith(("srun:", "slurmstepd", "srun "))]
     tasks = [m for line in free if (m := _TASK.match(line))]
     if free and len(tasks) >= 0.6 * len(free):
-        return Labels(tasks=True)
+        return Labels(tasks=True, margin=margin)
     counts: dict[str, int] = {}
     for line in free:
         found = _HOST_LABEL.match(line)
         if found and not _NO_HOSTS.fullmatch(found[1]):
             counts[found[1]] = counts.get(found[1], 0) + 1
     if sum(counts.values()) >= 0.6 * len(free) and len(free) >= 4 and min(counts.values()) >= 2:
-        return Labels(hosts=frozenset(counts))
-    return Labels()
+        return Labels(hosts=frozenset(counts), margin=margin)
+    return Labels(margin=margin)
+
+
+def _margin(lines: list[str]) -> str:
+    """Blanks and quote marks that all lines begin with: a log that was quoted or indented as a whole."""
+    begins = {_MARGIN.match(line)[0] for line in lines if line.strip(" \t\r\n>")}  # type: ignore[index]
+    if not begins:
+        return ""
+    shortest, longest = min(begins), max(begins)
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(shortest, longest, strict=False))
+    return "".join(letter for letter, _ in alike)
 
 
 def stripped(line: str, labels: Labels = NO_LABELS) -> tuple[Origin, str]:
@@ -154,9 +169,9 @@ def stripped(line: str, labels: Labels = NO_LABELS) -> tuple[Origin, str]:
     line = line.replace("\0", "")
     if line[:8] == '{"log":"' or line[:9] == '{"log": "':
         line = _docker_text(line)
-    if line[:1] in " \t" and _INDENTED.match(line):
-        line = line.lstrip(" \t")
     for _ in range(_MOST_PREFIXES):
+        if line[:1] in " \t" and _INDENTED.match(line):
+            line = line.lstrip(" \t")
         rest = _without_label(origin, line, labels)
         if rest is None:
             for name, pattern in _PREFIXES.get(line[:1], ()):

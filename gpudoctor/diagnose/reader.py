@@ -5,19 +5,33 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import msgspec
+
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.patterns import facts
 from gpudoctor.diagnose.patterns.catalogue import meaning_of
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_launcher
 from gpudoctor.diagnose.patterns.ray import RayReader
-from gpudoctor.diagnose.patterns.watchdog import CONTINUES, read_watchdog
+from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES, read_watchdog
 from gpudoctor.diagnose.prefixes import Labels, Origin, stripped
 from gpudoctor.diagnose.tracebacks import Tracebacks
 from gpudoctor.facts.kernel_log.messages import parse_message
 from gpudoctor.facts.kernel_log.records import read_line
 
 _MOST_WRAPPED = 9
+# a line of a traceback, or its exception: what came before is missing
+_INSIDE = re.compile(r"  File |    |\^|(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): |(?P<begin>Traceback \(most recent)")
 _MOST_WRITERS = 100_000
+
+
+class _Held(msgspec.Struct):
+    """A line that a terminal may have cut into pieces; `decisive` is the piece with the words that matter."""
+
+    origin: Origin
+    text: str
+    first: int
+    last: int
+    decisive: int
 
 
 class LogReader:
@@ -29,8 +43,9 @@ class LogReader:
         self._traces = Tracebacks()
         self._table = ElasticTable()
         self._ray = RayReader()
-        self._held: tuple[int, Origin, str, int] | None = None
+        self._held: _Held | None = None
         self._spawned: int | None = None
+        self._begun = False
         self._seen: set[object] = set()
 
     def read(self, number: int, raw: str) -> Iterator[Event]:
@@ -44,28 +59,38 @@ class LogReader:
         yield from self._flush()
 
     def _read(self, number: int, raw: str) -> Iterator[Event]:
+        raw = raw.removeprefix(self._labels.margin)
         origin, text = stripped(raw, self._labels)
-        if self._held is not None:
-            held_number, held_origin, held, parts = self._held
+        if held := self._held:
             plain = origin.rank is None and origin.source is None and origin.local_rank is None
-            whole = held.rstrip().endswith(".")
-            if plain and not whole and number == held_number + parts and parts < _MOST_WRAPPED and _goes_on(text):
-                glue = "" if len(held) >= 50 else " "
-                self._held = (held_number, held_origin, f"{held}{glue}{text}", parts + 1)
+            whole = held.text.rstrip().endswith(".")
+            if (
+                plain
+                and not whole
+                and number == held.last + 1
+                and number < held.first + _MOST_WRAPPED
+                and _goes_on(text)
+            ):
+                if DECIDES.search(text) and not DECIDES.search(held.text):
+                    held.decisive = number
+                held.text += text if len(held.text) >= 50 else f" {text}"
+                held.last = number
                 return
             yield from self._flush()
         if origin.source and "ProcessGroupNCCL" in origin.source and CONTINUES.search(text):
-            self._held = (number, origin, text, 1)
+            self._held = _Held(origin, text, number, number, number)
             return
-        if number <= 2 and text.startswith(("  File ", "    ", "^")):
-            yield self._placed(Event(role="fact", what="begins_inside"), number, origin, raw)
+        if not self._begun and text.strip():
+            self._begun = True
+            if number <= 2 and (inside := _INSIDE.match(text)):
+                what = "begins_failing" if inside["begin"] else "begins_inside"
+                yield self._placed(Event(role="fact", what=what), number, origin, raw)
         yield from self._whole(number, origin, text, raw)
 
     def _flush(self) -> Iterator[Event]:
         if self._held is not None:
-            number, origin, text, _ = self._held
-            self._held = None
-            yield from self._whole(number, origin, text, text)
+            held, self._held = self._held, None
+            yield from self._whole(held.decisive, held.origin, held.text, held.text)
 
     def _whole(self, number: int, origin: Origin, text: str, raw: str) -> Iterator[Event]:
         if (origin.rank is not None or origin.local_rank is not None or origin.task is not None) and (
@@ -88,7 +113,7 @@ class LogReader:
         return event
 
     def _events(self, number: int, origin: Origin, text: str, raw: str) -> Iterator[Event]:
-        if facts.KERNEL.search(text) and (event := self._kernel(text, raw)):
+        if facts.KERNEL.search(text) and (event := self._kernel(text, raw, origin)):
             yield event
             return
         if (stepd := facts.STEPD.match(text)) and origin.host is None:
@@ -191,6 +216,9 @@ class LogReader:
             rank = channel["dst"] if channel["way"] == "[receive]" else channel["src"]
             yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(rank)})
             return
+        if facts.INTERFACE.search(words):
+            yield Event(role="fact", what="interface")
+            return
         if proxy := facts.PROXY.search(words):
             yield Event(role="fact", what="comm_rank", detail={"comm_rank": int(proxy["rank"])})
         if segment := facts.SEGMENT.search(words):
@@ -207,9 +235,11 @@ class LogReader:
         elif "Call to connect returned" in words and "retrying" not in words:
             yield Event(role="echo", what="bootstrap_connect_failed", strength=1)
 
-    def _kernel(self, text: str, raw: str) -> Event | None:
-        message = read_line(raw).message
-        if told := parse_message(message):
+    def _kernel(self, text: str, raw: str, origin: Origin) -> Event | None:
+        told = parse_message(read_line(raw).message)
+        if told is None and origin.rank is None and origin.local_rank is None:  # not what a rank prints
+            told = parse_message(read_line(text).message)
+        if told:
             if told.kind == "xid":
                 return Event(role="cause", what="gpu_xid", gpu=told.bus_id, strength=2, detail={"xid": told.code or 0})
             if told.kind == "off-bus":

@@ -16,21 +16,21 @@ T = TypeVar("T")
 
 def redacted_diagnosis(answer: Diagnosis) -> Diagnosis:
     """The same verdict, without names of hosts, files, paths and addresses; ranks, lines and bus ids stay."""
-    hosts = {host: f"host-{number}" for number, host in enumerate(_named(answer, "host"), 1)}
+    hosts = {host: f"host-{number}" for number, host in enumerate(_named(answer, "host", "than"), 1)}
     files = {file: f"file-{number}{PurePath(file).suffix[:8]}" for number, file in enumerate(_named(answer, "file"), 1)}
     names = sorted(hosts, key=len, reverse=True)
     pattern = re.compile("|".join(re.escape(name) for name in names) or r"(?!)")
     return _replaced(answer, hosts, files, pattern)
 
 
-def _named(thing: object, field: str) -> list[str]:
+def _named(thing: object, *fields: str) -> list[str]:
     found: dict[str, None] = {}
 
     def look(part: object) -> None:
         if isinstance(part, msgspec.Struct):
             for name in part.__struct_fields__:
                 value = getattr(part, name)
-                if name == field and isinstance(value, str):
+                if name in fields and isinstance(value, str):
                     found[value] = None
                 else:
                     look(value)
@@ -48,7 +48,7 @@ def _replaced(thing: T, hosts: dict[str, str], files: dict[str, str], pattern: r
     changes: dict[str, object] = {}
     for name in thing.__struct_fields__:
         value = getattr(thing, name)
-        if name == "host" and isinstance(value, str):
+        if name in ("host", "than") and isinstance(value, str):
             changes[name] = hosts[value]
         elif name == "file" and isinstance(value, str):
             changes[name] = files[value]

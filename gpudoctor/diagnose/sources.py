@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import io
 import lzma
 import os
 import stat
@@ -225,30 +226,50 @@ def _inflated(inflater: lzma.LZMADecompressor, head: bytes, stream: IO[bytes]) -
         data = stream.read(BLOCK_BYTES) if inflater.needs_input else b""
 
 
+class _Rest(io.RawIOBase):
+    """A stream of which the first bytes were read already."""
+
+    def __init__(self, head: bytes, stream: IO[bytes]) -> None:
+        self._head, self._stream = head, stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._head[: len(buffer)] if self._head else self._stream.read(len(buffer))
+        self._head = self._head[len(buffer) :]
+        buffer[: len(data)] = data
+        return len(data)
+
+
 def _unzstd(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
-    inflater = _zstd_decompressor()
-    data = head
-    while data:
-        if out := inflater.decompress(data):
-            yield out
-        data = stream.read(BLOCK_BYTES // 4)
+    """Frames one after the other, a block at a time: a small file may unpack to any size. Torn: what came before."""
+    reader, broken = _zstd_reader(_Rest(head, stream))
+    try:
+        while block := reader.read(BLOCK_BYTES):
+            yield block
+    except EOFError:
+        return
+    except broken as error:
+        raise UnreadableError(f"no whole zstd file: {error}") from None
 
 
-def _zstd_decompressor() -> Any:
-    """Python's own from 3.14 on, else a package of others; UnreadableError names them where there is none."""
+def _zstd_reader(source: io.RawIOBase) -> tuple[Any, type[Exception]]:
+    """Python's own from 3.14 on, else the package zstandard; UnreadableError names them where there is none."""
     try:
         from compression import zstd  # type: ignore[import-not-found,unused-ignore]
 
-        return zstd.ZstdDecompressor()
+        return zstd.ZstdFile(source), zstd.ZstdError
     except ImportError:
         pass
     try:
         import zstandard  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         raise UnreadableError(
-            "zstd needs Python 3.14 or the package zstandard; or: zstd -dc FILE | gpudoctor diagnose -"
+            "zstd needs Python 3.14 or the package zstandard (pip install zstandard); "
+            "or: zstd -dc FILE | gpudoctor diagnose -"
         ) from None
-    return zstandard.ZstdDecompressor().decompressobj()
+    return zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True), zstandard.ZstdError
 
 
 def _decoded(blocks: Iterator[bytes]) -> Iterator[bytes]:

@@ -21,7 +21,7 @@ _WAITING = re.compile(
 
 
 class Stack(msgspec.Struct, frozen=True):
-    """The main thread of one process, innermost first, as `function (file:line)`."""
+    """The main thread of one process, innermost first, as `function (file:line)`; `line` is that of its first frame."""
 
     file: int
     line: int
@@ -49,7 +49,9 @@ def read_stacks(lines: list[str], file: int) -> list[Stack]:
             frames = tuple(main[3][:60])
             waits = any(_WAITING.search(frame.split(" (")[0]) for frame in frames[:8])
             found.append(
-                Stack(file, main[0], pid, frames, waits, any("gil" in t[2] for t in threads if t[1] != "MainThread"))
+                Stack(
+                    file, main[0] + 1, pid, frames, waits, any("gil" in t[2] for t in threads if t[1] != "MainThread")
+                )
             )
         threads.clear()
 

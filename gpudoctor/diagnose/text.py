@@ -11,6 +11,7 @@ from gpudoctor.exits import printable
 
 _LABEL = 11
 _EVIDENCE_WIDTH = 300
+_MOST_CLOCKS = 6
 _BOLD, _RED, _YELLOW, _GREEN, _DIM, _RESET = "\x1b[1m", "\x1b[1;31m", "\x1b[1;33m", "\x1b[1;32m", "\x1b[2m", "\x1b[0m"
 
 
@@ -39,6 +40,7 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
             yield from _row(
                 "silent", f"nothing is heard of {_ranks(answer.silent_ranks)} of {answer.world_size}", width
             )
+        yield from _rows("clocks", [printable(skew.words) for skew in answer.clocks[:_MOST_CLOCKS]], width)
         yield from _rows("do", text_of_cause(cause.what).steps, width)
         yield from _rows("next", [_step(step.command, step.host) for step in answer.next], width)
         yield from _rows("collect", answer.collect, width)

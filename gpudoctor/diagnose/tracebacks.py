@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.events import MAX_TEXT, Event
 from gpudoctor.diagnose.patterns.catalogue import meaning_of
 
 _BEGIN = re.compile(r"Traceback \(most recent call last\):?(?: \(RANK (?P<rank>\d+)\))?")
@@ -27,7 +27,7 @@ _ELSEWHERE = re.compile(
 )
 _GUILTY = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|lib64/python3|<frozen|/opt/conda/lib|/torch/")
-_LOADER = {"_try_get_data", "_get_data", "rebuild_storage_fd", "rebuild_storage_filename"}
+_LOADER = {"_try_get_data", "_get_data", "rebuild_storage_fd", "rebuild_storage_filename", "get_connection"}
 # torch.distributed's own, and the backward pass, in which DDP and FSDP reduce gradients
 _COLLECTIVES = {
     "all_reduce",
@@ -99,6 +99,8 @@ class _Open(msgspec.Struct):
     chained: bool = False
     reraised: bool = False
     ignored: bool = False
+    raised: int = 0
+    raised_text: str = ""
 
 
 class Tracebacks:
@@ -138,6 +140,8 @@ class Tracebacks:
         if trace is None:
             return False, None
         if not text.strip() or text[0] in " \t|+^~" or trace.frames > _MOST_FRAMES:
+            if text.lstrip().startswith("raise "):
+                trace.raised, trace.raised_text = number, text.strip()
             return True, None
         found = _EXCEPTION.match(text)
         # interleaved lines of another writer stand between, where no prefix tells writers apart
@@ -164,6 +168,8 @@ class Tracebacks:
         if trace.user_frame:
             event.detail["frame"] = trace.user_frame
         event.detail["traceback"] = 1
+        if trace.raised:
+            event.detail["raised"], event.detail["raised_text"] = trace.raised, trace.raised_text[:MAX_TEXT]
         if trace.ignored:
             event.role, event.what = "fact", "ignored"
             return event

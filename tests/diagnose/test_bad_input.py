@@ -6,6 +6,7 @@ import gzip
 import itertools
 import lzma
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,39 @@ def test_a_torn_gzip_gives_what_came_before(tmp_path: Path) -> None:
     whole = gzip.compress((FAILURE + noise).encode())
     answer = answer_to(whole[: len(whole) * 9 // 10], tmp_path)
     assert answer.cause is None or said(answer) == ("user_exception", 3)
+
+
+def test_frames_of_zstd_are_read_one_after_the_other(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    data = FAILURE.encode()
+    packed = zstandard.compress(data[:40]) + zstandard.compress(data[40:])
+    assert said(answer_to(packed, tmp_path)) == ("user_exception", 3)
+
+
+def test_a_torn_or_broken_zstd_is_one_line_or_what_came_before(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    whole = zstandard.compress((FAILURE + "".join(f"step {n} {n * n % 977}\n" for n in range(50_000))).encode())
+    assert answer_to(whole[: len(whole) // 2], tmp_path).verdict in ("cause", "nothing")
+    (tmp_path / "good.log").write_text(FAILURE)
+    (tmp_path / "job.log").write_bytes(whole[:4] + b"\xff" * 400)
+    answer = answer_of(tmp_path)
+    assert said(answer) == ("user_exception", 3)
+    assert [(Path(unread.file).name, unread.reason.partition(":")[0]) for unread in answer.unread] == [
+        ("job.log", "no whole zstd file")
+    ]
+
+
+def test_zstd_without_its_library_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "compression", None)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    (tmp_path / "good.log").write_text(FAILURE)
+    (tmp_path / "packed.log.zst").write_bytes(b"\x28\xb5\x2f\xfd" + b"\0" * 400)
+    answer = answer_of(tmp_path)
+    assert said(answer) == ("user_exception", 3)
+    assert [unread.reason for unread in answer.unread] == [
+        "zstd needs Python 3.14 or the package zstandard (pip install zstandard); "
+        "or: zstd -dc FILE | gpudoctor diagnose -"
+    ]
 
 
 @pytest.mark.parametrize("data", [bytes(range(256)) * 40, b"\x7fELF" + b"\0" * 5000, b"\x1f\x8b\x08rubbish" * 10])
@@ -131,12 +165,22 @@ def test_the_sieve_keeps_line_numbers() -> None:
         b"KeyError: 'x'",
         b"",
     ]
-    block = b"\n".join(chance.choice(words) for _ in range(4000)) + b"\n"
+    block = b"\n".join(chance.choice(words) for _ in range(900)) + b"\n"
     lines = dict(all_lines(block))
     hits = interesting_lines(block)
     assert hits
     assert all(lines[number] == line for number, line in hits)
     assert {n for n, line in lines.items() if b"rror" in line} <= {n for n, _ in hits}
+
+
+def test_the_sieve_leaves_out_what_each_step_says_and_keeps_what_one_line_says() -> None:
+    lines = [b"[rank%d]: step %d loss 2.1 validation error 0.3%d failed 0" % (n % 8, n, n % 7) for n in range(20_000)]
+    lines[9_000] += b" RuntimeError: CUDA error: device-side assert triggered"
+    lines[15_000] = b"[rank3]: KeyError: 'label'"
+    hits = dict(interesting_lines(b"\n".join(lines) + b"\n"))
+    assert hits[9_000] == lines[9_000]
+    assert hits[15_000] == lines[15_000]
+    assert len(hits) < 2_000
 
 
 def test_parts_of_a_file_are_the_file(tmp_path: Path) -> None:

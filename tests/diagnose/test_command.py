@@ -12,7 +12,9 @@ import pytest
 
 from gpudoctor.checks.core.registry import select
 from gpudoctor.cli.main import main
+from gpudoctor.diagnose import follow as following
 from gpudoctor.diagnose.causes import CAUSES, page_names, page_of
+from gpudoctor.diagnose.sources import LogSource
 from gpudoctor.plugins import all_checks
 from tests.diagnose.test_bad_input import FAILURE
 
@@ -124,6 +126,30 @@ def test_follow_ends_with_its_input() -> None:
         check=False,
     )
     assert done.returncode == 1, done.stderr
+
+
+@pytest.mark.parametrize("by", ["rename", "truncate"])
+def test_follow_goes_on_in_the_file_that_rotation_puts_there(
+    by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_POLL_S", 0.01)
+    log = tmp_path / "job.log"
+    log.write_text("[rank0]: step 1\n[rank0]: step 2\n[rank0]: step 3\n")
+    waited = []
+
+    def rotate(wait_s: float) -> None:
+        waited.append(wait_s)
+        if len(waited) == 1:  # what was there has been read
+            if by == "rename":
+                log.rename(tmp_path / "job.log.1")
+            log.write_text("[rank0]: step 4\n")
+
+    monkeypatch.setattr("gpudoctor.diagnose.follow.time.sleep", rotate)
+    gathered, stall = following.follow([LogSource(str(log), log, 1)], 0.2, lambda _: None)
+    steps = [event.number("step") for event in gathered.log if event.role == "progress"]
+    assert steps == [1, 2, 3, 4]
+    assert stall is not None
+    assert stall.last == ("rank 0: step 4",)
 
 
 def report(host: str, failed: list[str], passed: list[str]) -> str:

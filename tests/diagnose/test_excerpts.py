@@ -10,6 +10,47 @@ from tests.diagnose.asking import answer_to, said
 
 CASES: list[tuple[str, int | None, str]] = [
     (
+        "process_died_unknown",
+        None,
+        "(RayTrainWorker pid=731) [gloo/transport/uv/libuv.h:596] uv_accept: invalid argument\n(RayTrainWorker pid=731) *** SIGABRT received at time=1734086759 ***\n(RayTrainWorker pid=731) PC: @ 0x19ea96600 (unknown) __pthread_kill\n",
+    ),
+    (
+        "segfault",
+        None,
+        "step 3\n*** SIGSEGV (@0x0) received by PID 26955 (TID 0x7f28d7e0b740) from PID 0; stack trace: ***\n",
+    ),
+    (
+        "segfault",
+        None,
+        "subprocess.CalledProcessError: Command '['/usr/bin/python3', '-u', 'train.py', '--local_rank=7']' died with <Signals.SIGSEGV: 11>.\n",
+    ),
+    (
+        "missing_rank",
+        0,
+        "RuntimeError: [1] is setting up NCCL communicator and retreiving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: Timeout waiting for key: default_pg/0/0 after 1800000 ms\n",
+    ),
+    (
+        "host_oom",
+        None,
+        "(raylet) [2025-12-07 09:57:19,206 E 393463 393463] (raylet) node_manager.cc:3277: 2 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed due to other reasons at node (ID: 82, IP: 172.24.0.226)\n",
+    ),
+    ("fs_error", None, "RuntimeError: write(): fd 29 failed with Input/output error\n"),
+    (
+        "cuda_system_not_ready",
+        None,
+        "[rank0]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, unhandled cuda error, NCCL version 2.25.1\n[rank0]: Last error:\n[rank0]: Cuda failure 802 'system not yet initialized'\n",
+    ),
+    (
+        "nccl_unknown",
+        None,
+        "n1:5:7 [0] misc/shmutils.cc:129 NCCL WARN Error while attaching to shared memory segment /dev/shm/nccl-x (size 14156128), error: No such file or directory (2)\n",
+    ),
+    (
+        "watchdog_stuck",
+        None,
+        "[rank4]:[F ProcessGroupNCCL.cpp:1169] [PG 0 Rank 4] [PG 0 Rank 4] ProcessGroupNCCL's watchdog got stuck for 600 seconds without making progress in monitoring enqueued collectives. workMetaList_.size() = 1\n",
+    ),
+    (
         "gpu_ecc",
         5,
         "[rank5]:[E1102 03:11:20.183429932 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank 5] Process group watchdog thread terminated with exception: CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.\n",

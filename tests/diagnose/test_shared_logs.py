@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +49,21 @@ def test_the_lines_that_decide_are_shown(cases: list[tuple[Path, dict[str, Any]]
     assert found >= 0.8 * total
 
 
-def test_a_log_that_was_cut_names_nobody_else(cases: list[tuple[Path, dict[str, Any]]], tmp_path: Path) -> None:
+def single_logs(cases: list[tuple[Path, dict[str, Any]]]) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
+    """The cases that are one file, as lines."""
+    for path, case in cases:
+        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+        if len(files) == 1:
+            yield case, files[0].read_bytes().splitlines(keepends=True)
+
+
+def test_a_log_whose_end_was_cut_names_nobody_else(cases: list[tuple[Path, dict[str, Any]]], tmp_path: Path) -> None:
     chance = random.Random(7)
     wrong = []
-    for path, case in cases:
+    for case, lines in single_logs(cases):
         truth = case["truth"]
-        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-        if len(files) != 1 or truth["what"] == "recovered":  # cut before its end it has not recovered
+        if truth["what"] == "recovered":  # cut before its end it has not recovered
             continue
-        lines = files[0].read_bytes().splitlines(keepends=True)
         for end in {chance.randrange(1, len(lines) + 1) for _ in range(4)}:
             cut = tmp_path / "cut.log"
             cut.write_bytes(b"".join(lines[:end]))
@@ -64,6 +71,48 @@ def test_a_log_that_was_cut_names_nobody_else(cases: list[tuple[Path, dict[str, 
             what, rank = said(answer)
             if answer.verdict == "cause" and (what != truth["what"] or rank not in (None, truth["first_rank"])):
                 wrong.append((case["id"], end, what, rank))
+    assert wrong == []
+
+
+def test_a_log_whose_head_was_cut_blames_no_other_rank(
+    cases: list[tuple[Path, dict[str, Any]]], tmp_path: Path
+) -> None:
+    chance = random.Random(11)
+    wrong = []
+    for case, lines in single_logs(cases):
+        truth = case["truth"]
+        if truth["what"] == "recovered" or len(lines) < 2:
+            continue
+        for begin in {chance.randrange(1, len(lines)) for _ in range(10)}:
+            cut = tmp_path / "cut.log"
+            cut.write_bytes(b"".join(lines[begin:]))
+            what, rank = said(answer_of(cut))
+            if rank not in (None, truth["first_rank"]) or (truth["what"] == "healthy" and what != "healthy"):
+                wrong.append((case["id"], begin, what, rank))
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "2025-04-04T16:57:57.7153695Z [pod/train-0/pytorch] ",
+        "Jun 01 12:00:00 n7 python3[77]: ",
+        "job-1  | ",
+        "> ",
+        "    ",
+    ],
+    ids=["kubectl", "journal", "docker compose", "quoted", "indented"],
+)
+def test_what_stands_before_each_line_changes_nothing(
+    prefix: str, cases: list[tuple[Path, dict[str, Any]]], tmp_path: Path
+) -> None:
+    wrong = []
+    for case, lines in single_logs(cases):
+        log = tmp_path / "job.log"
+        log.write_bytes(b"".join(prefix.encode() + line for line in lines))
+        answer = answer_of(log)
+        if not is_right(answer, case["truth"]):
+            wrong.append((case["id"], said(answer)))
     assert wrong == []
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnose.asking import answer_to, said
+from tests.diagnose.asking import answer_of, answer_to, said
 
 
 def wd(r: int, seq: int, op: str = "ALLREDUCE", n: int = 100, enq: int | None = None, comp: int | None = None) -> str:
@@ -359,6 +359,62 @@ j(
 )
 
 
+# a rank leaves with 0 at once and without a word: torch 2.13 lists all others, even those that it ended
+j(
+    "early_exit",
+    1,
+    *(
+        tb(r, "RuntimeError: [x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:1")
+        for r in (0, 2, 3)
+    ),
+    closing([102, 103]),
+    agent(0, 1, 100),
+    table([(0, 1, 100), (2, -15, 102), (3, -15, 103)]),
+)
+# the same, but all others failed by themselves and the agent had nobody to end
+j(
+    "early_exit",
+    1,
+    *(tb(r, "RuntimeError: [x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:1") for r in (0, 2)),
+    agent(0, 1, 100),
+    table([(0, 1, 100), (2, 1, 102)]),
+)
+# of two ranks, nobody knows whether there was a second one
+j(
+    "victims_only",
+    None,
+    tb(0, "RuntimeError: [x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:1"),
+    agent(0, 1, 100),
+    table([(0, 1, 100)]),
+)
+# process ids with gaps between them: as many were ended before it as have lower numbers
+j("killed_sigkill", 5, STEPS, closing([14, 15, 16, 17, 20, 26, 29]), agent(5, -9, 22))
+# the agent lists one of those that died by themselves, and ended the few that were left
+j("segfault", None, STEPS, closing([100, 103, 107]), agent(1, -11, 101))
+# all others were ended: the one that the agent names died alone
+j("segfault", 1, STEPS, closing([100, 102, 103]), agent(1, -11, 101))
+# the head is missing: who failed without words here had said them there
+j(
+    "launcher_table_only",
+    None,
+    "[rank2]:     loss.backward()\n",
+    "[rank2]: RuntimeError: [x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:1\n",
+    closing([100, 102]),
+    agent(1, 1, 101),
+    table([(1, 1, 101)]),
+)
+# the head is missing, and by its exit code another rank failed as well: nobody knows which was alone
+j(
+    "disk_full",
+    None,
+    '[rank1]:   File "/w/save.py", line 3, in save\n[rank1]: OSError: [Errno 28] No space left on device\n',
+    closing([100, 101, 103]),
+    agent(2, 1, 102),
+    table([(2, 1, 102)]),
+)
+# the begin of the table is missing: who else failed stood there
+j("segfault", None, *table([(1, -11, 101), (0, -11, 100)]).partition("Root Cause")[1:])
+j("segfault_all", None, *table([(1, -11, 101), (0, -11, 100), (2, -11, 102)]).partition("[2]:")[1:])
 IDS = [f"{n}-{job[0]}" for n, job in enumerate(JOBS)]
 
 
@@ -368,9 +424,12 @@ def test_a_job_gets_its_first_failure(what: str, rank: int | None, text: str, tm
 
 
 @pytest.mark.parametrize(("what", "rank", "text"), JOBS, ids=IDS)
-def test_prefixes_of_a_runtime_change_nothing(what: str, rank: int | None, text: str, tmp_path: Path) -> None:
-    stamped = "".join(f"2025-04-04T16:57:{n % 60:02d}.7153695Z {line}\n" for n, line in enumerate(text.split("\n")))
-    assert said(answer_to(stamped, tmp_path)) == (what, rank)
+@pytest.mark.parametrize("prefix", ["2025-04-04T16:57:05.7153695Z ", "Jun 01 12:00:05 n7 python3[77]: ", "> "])
+def test_prefixes_of_a_runtime_change_nothing(
+    prefix: str, what: str, rank: int | None, text: str, tmp_path: Path
+) -> None:
+    lines = text.rstrip("\n").split("\n")
+    assert said(answer_to("".join(f"{prefix}{line}\n" for line in lines), tmp_path)) == (what, rank)
 
 
 @pytest.mark.parametrize(("what", "rank", "text"), JOBS[::4], ids=IDS[::4])
@@ -379,6 +438,17 @@ def test_windows_line_ends_colours_and_gzip_change_nothing(
 ) -> None:
     coloured = "".join(f"\x1b[36m{line}\x1b[0m\r\n" for line in text.split("\n"))
     assert said(answer_to(gzip.compress(coloured.encode()), tmp_path)) == (what, rank)
+
+
+def test_a_rank_without_words_beside_files_of_others_left_silently(tmp_path: Path) -> None:
+    closed = "RuntimeError: [x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:1"
+    for rank in range(3):
+        folder = tmp_path / "none_x" / "attempt_0" / str(rank)
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text("" if rank == 0 else tb(rank, closed))
+        (folder / "stdout.log").write_text("")
+    (tmp_path / "console.log").write_text(closing([101, 102]) + agent(0, 1, 100) + table([(0, 1, 100)]))
+    assert said(answer_of(tmp_path)) == ("silent_exit", 0)
 
 
 def test_lines_of_nccl_between_those_of_the_watchdog_are_their_own(tmp_path: Path) -> None:

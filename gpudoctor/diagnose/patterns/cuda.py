@@ -17,8 +17,9 @@ CUDA = rows(
      r"|OutOfMemoryError: (?:CUDA|Allocation)|Cuda failure (?:\d+ )?'out of memory'|cudaMalloc failed: out of memory"
      r"|RESOURCE_EXHAUSTED: Out of memory while trying to allocate"),
     ("cuda_oom", "oom when allocating", r"OOM when allocating tensor with shape"),
-    ("cuda_system_not_ready", "system not yet initialized", r"system not yet initialized"),
-    ("cuda_driver_mismatch", "driver combination", r"unsupported display driver / cuda driver combination"),
+    ("cuda_system_not_ready", "system not yet initialized", r"system not yet initialized", "cause", 3, False),
+    ("cuda_driver_mismatch", "driver combination", r"unsupported display driver / cuda driver combination",
+     "cause", 3, False),
     ("cuda_driver_mismatch", "driver/library version mismatch", r"[Dd]river/library version mismatch"),
     ("cuda_driver_mismatch", "forward compat", r"forward compatibility was attempted on non supported HW"),
     ("cuda_driver_mismatch", "driver", r"CUDA driver version is insufficient for CUDA runtime version"

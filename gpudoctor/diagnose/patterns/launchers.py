@@ -53,14 +53,21 @@ _MPIRUN = re.compile(
 _ABORT = re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator .{0,80}?errorcode (?P<code>\d+)")
 _SPAWN = re.compile(r"process (?P<rank>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))")
 _SPAWNED = re.compile(r"process (?P<pid>\d+) spawned with command: .{0,2000}--local_rank=(?P<local_rank>\d+)")
+_LIGHTNING = re.compile(r"Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)\. Forcefully")
 _DEEPSPEED = re.compile(r"exits with return code = (?P<code>-?\d+)")
+# torch.distributed.launch up to 1.8: the command that it names is the last one that it started, whichever died
+_LAUNCH = re.compile(r"CalledProcessError: Command .{1,4000} died with <Signals\.(?P<signal>SIG\w+): \d+>")
 _POD = re.compile(r"[Ee]xit [Cc]ode:\s+(?P<code>\d+)|exitCode\W{1,4}(?P<json>\d+)")
 _SHELL = re.compile(r"line \d+: +(?P<pid>\d+) (?P<how>Killed|Segmentation fault|Bus error|Aborted|Terminated)\b")
 _FAULT = re.compile(
     r"^(?:Fatal Python error: |!+ |\*\*\* Process received signal|Signal: )(?P<how>Segmentation fault|Bus error|Aborted)"
 )
+# glog's and abseil's handlers of fatal signals
+_HANDLER = re.compile(
+    r"\*\*\* (?P<signal>SIG(?:SEGV|ABRT|BUS|FPE|ILL)) (?:\(@0x[0-9a-f]+\) )?received (?:at time=|by PID )"
+)
 _BLOCK = re.compile(r"\s*\[\d+\]:\s*$")
-_FIELD = re.compile(r"\s+(?P<name>time|host|rank|exitcode|error_file|traceback)\s*: ?(?P<value>.*)")
+_FIELD = re.compile(r"\s*(?P<name>time|host|rank|exitcode|error_file|traceback)\s*: ?(?P<value>.*)")
 _TABLE_RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
 _TABLE_CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 
@@ -89,6 +96,12 @@ def read_launcher(text: str) -> list[Event]:
         return [_exit(_SRUN_WORDS[found["how"]], "shell", pid=int(found["pid"]))]
     if found := _FAULT.search(text):
         return [_exit(_SRUN_WORDS[found["how"]], "own", strength=3)]
+    if found := _HANDLER.search(text):
+        return [_exit(-SIGNALS[found["signal"]], "own", strength=3)]
+    if found := _LAUNCH.search(text):
+        return [_exit(-SIGNALS.get(found["signal"], 9), "launch")]
+    if found := _LIGHTNING.search(text):
+        return [_exit(int(found["code"]), "lightning", pid=int(found["pid"]))]
     if found := _DEEPSPEED.search(text):
         # of the process that it polled first, whichever that was
         event = _exit(int(found["code"]), "deepspeed")
@@ -108,7 +121,7 @@ class ElasticTable:
 
     def __init__(self) -> None:
         self._fields: dict[str, str] = {}
-        self._inside = False
+        self._inside = self._whole = False
         self.root = False
         self.rank: int | None = None
 
@@ -117,7 +130,7 @@ class ElasticTable:
         if text.startswith("Root Cause (first"):
             self.root, self._inside = True, True
         elif text.startswith("Failures:"):
-            self.root, self._inside = False, True
+            self.root, self._inside, self._whole = False, True, True
         elif text.startswith(("====", "Traceback (most")):
             self.rank = None
         elif _BLOCK.match(text):
@@ -138,6 +151,8 @@ class ElasticTable:
         event = _exit(int(code[1]), "table", rank=int(rank[1]), local_rank=int(rank[2]), pid=int(code[2]))
         event.host = self._fields.get("host") or None
         event.detail["root"] = int(self.root)
+        if not self._whole:  # it begins in the middle: who else failed is missing
+            event.detail["cut"] = 1
         stamp = self._fields.get("time", "")
         if re.match(r"\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d", stamp):
             event.time_s = seconds_in_year(int(stamp[5:7]), int(stamp[8:10]), stamp[11:19])

@@ -66,6 +66,7 @@ NCCL_WRAPPERS = rows(
     ("nccl_invalid_usage", "invalid argument", r"NCCL error.{0,200}invalid argument|ncclInvalidArgument", "cause", 1, False),
     ("nccl_cuda_unknown", "unhandled cuda error", r"unhandled cuda error|ncclUnhandledCudaError", "wrapper", 1),
     ("nccl_cuda_unknown", "cuda failure", r"NCCL WARN (?:.{0,60})?Cuda failure", "cause", 1),
+    ("nccl_unknown", "attaching", r"Error while attaching to shared memory segment", "wrapper", 1),
     ("nccl_unknown", "ncclsystemerror", r"ncclSystemError|unhandled system error", "wrapper", 1),
-    ("nccl_unknown", "ncclinternalerror", r"ncclInternalError|NCCL error.{0,200}internal error", "wrapper", 1),
+    ("nccl_unknown", "internal", r"ncclInternalError|NCCL error.{0,200}internal error", "wrapper", 1),
 )  # fmt: skip

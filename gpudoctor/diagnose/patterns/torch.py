@@ -22,7 +22,7 @@ TORCH = rows(
     # who waits for a key waits for the rank that is to write it; gloo's keys end in that rank
     ("store_timeout", "wait timeout", r"wait timeout after \d+ms, keys: (?:\S*/(?:cpu|cuda)//\d+/(?P<key_rank>\d+))?", "wait"),
     ("store_timeout", "store based barrier", r"store based barrier on rank.{0,120}?world_size=(?P<world>\d+), (?:worker_count|num_workers_joined)=(?P<joined>\d+)", "wait"),
-    ("store_timeout", "uniqueid", r"retrieving ncclUniqueId from \[(?P<key_rank>\d+)\].{0,200}got error: (?:wait timeout|Socket Timeout|Timeout)", "wait"),
+    ("store_timeout", "uniqueid", r"ret(?:rie|rei)ving ncclUniqueId from \[(?P<key_rank>\d+)\].{0,200}got error: (?:[Ww]ait timeout|Socket Timeout|Timeout)", "wait"),
     ("store_timeout", "socket timeout", r"(?:RuntimeError|DistStoreError|DistNetworkError|c10d\S*): (?:Socket Timeout|Timed out|Wait timeout)\b", "wait"),
     ("store_lost", "store->get", r"store->get\('.{0,80}got error", "victim"),
     # JAX's coordination service
@@ -38,6 +38,7 @@ TORCH = rows(
     ("port_in_use", "address already in use", r"(?:EADDRINUSE|address already in use|Address already in use)", "cause", 3, False),
     ("port_in_use", "eaddrinuse", r"EADDRINUSE", "cause", 3, False),
     ("barrier_failed", "monitoredbarrier", r"(?P<ranks>Rank[s ]*[\d, ]+)(?:failed to pass|in) monitoredBarrier|Ranks? (?P<more>[\d, ]+) failed to pass monitoredBarrier", "cause", 3, False),
+    ("peer_lost", "monitoredbarrier", r"reached monitoredBarrier, but received errors while waiting", "victim"),
     ("barrier_waits", "monitoredbarrier", r"(?:Detected rank|Please check rank) (?P<named>\d+).{0,80}monitoredBarrier|monitoredBarrier", "wait"),
     ("collective_mismatch", "detected mismatch between collectives", r"Detected mismatch between collectives on ranks", "cause", 3, False),
     ("config_mismatch", "ddp expects same model", r"DDP expects same model across all ranks, but Rank (?P<a>\d+) has (?P<a_params>\d+) params, "
@@ -59,7 +60,7 @@ TORCH = rows(
     ("disk_full", "iostream error", r"basic_ios::clear: iostream error", "cause", 2),
     ("fs_readonly", "read-only", r"Errno 30\b|Read-only file system"),
     ("stale_nfs", "stale", r"Errno 116\b|Stale (?:NFS )?file handle"),
-    ("fs_error", "input/output error", r"Errno 5\] Input/output error", "cause", 2),
+    ("fs_error", "input/output error", r"Errno 5\] Input/output error|(?:read|write)\(\): fd \d+ failed with Input/output error", "cause", 2),
     ("fs_error", "remote i/o", r"Errno 121\] Remote I/O error|Errno 110\] Connection timed out: '/", "cause", 2),
     ("host_alloc_failed", "allocat", r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory).{0,40}(?:allocate )?(?P<bytes>\d+)? ?|Unable to allocate [\d.]+ [KMGTPE]iB for an array"),
     ("host_alloc_failed", "cannot allocate memory", r"OSError: \[Errno 12\] Cannot allocate memory|^MemoryError"),

@@ -23,11 +23,14 @@ _AT_TIMEOUT = re.compile(
     r"Timeout at NCCL work: (?P<seq>-?\d+), last enqueued NCCL work: (?P<enqueued>-?\d+), last completed NCCL work: (?P<completed>-?\d+)"
 )
 _HEARTBEAT = re.compile(r"Heartbeat monitor timed out.{0,200}?(?:workMetaList_\.size\(\)\s*=\s*(?P<works>\d+)|$)")
-_STUCK = re.compile(r"watchdog got stuck for\s+(?P<seconds>\d+)\s*seconds")
+_STUCK = re.compile(
+    r"watchdog got stuck for\s+(?P<seconds>\d+)\s*seconds(?:.{0,1200}?workMetaList_\.size\(\)\s*=\s*(?P<works>\d+))?"
+)
 # a word that each line of interest here has, and those that terminals cut into pieces
 CONTINUES = re.compile(
     r"Watchdog caught|Exception \(either|failure detected|ProcessGroupNCCL|Heartbeat|Timeout at NCCL"
 )
+DECIDES = re.compile(r"got stuck|Watchdog caught|Heartbeat monitor|work sequence id|at work:")
 _CONSEQUENCE = re.compile(
     r"Some NCCL operations have failed or timed out|To avoid data inconsistency|watchdog thread terminated with exception: "
     r"NCCL|Stack trace of the failed collective|preparing to dump debug info"

@@ -189,17 +189,28 @@ def _hypothesis(job: Job, attempt: int, events: list[Event]) -> Hypothesis:
         exits = [e for e in job.exits(attempt).values() if e.number("code") == 1]
         if len(exits) > 1 and sum(bool(e.detail.get("traceback")) for e in decisive) >= len(exits):
             what = _ALL[what]
-    if not all(e.names_rank for e in decisive) or len(ranks) > 1:
+    if not all(e.names_rank for e in decisive) or len(ranks) > 1 or _others_cut_off(job, attempt, ranks):
         ranks = ()
-    host = host_of(decisive)
+    shown = decisive[:3] + [e for e in decisive[3:] if e.rank not in {d.rank for d in decisive[:3]}][:3]
+    if what == "bootstrap_connect_failed":  # over which interface it was tried
+        speakers = {(e.file, e.pid) for e in decisive}
+        shown += [e for e in job.events if e.what == "interface" and (e.file, e.pid) in speakers][:2]
     return Hypothesis(
         what=what,
         ranks=ranks,
-        host=host,
+        host=host_of(decisive),
         gpu=gpu_of(decisive),
         confidence=confidence,
         text=_words(decisive[0]),
-        events=decisive[:3] + [e for e in decisive[3:] if e.rank not in {d.rank for d in decisive[:3]}][:3],
+        events=shown,
+    )
+
+
+def _others_cut_off(job: Job, attempt: int, ranks: tuple[int, ...]) -> bool:
+    """Whether the head is missing and another rank failed by itself, whose words stood there."""
+    told = job.ranks_in_trouble(attempt) | set(ranks)
+    return job.head_missing() and any(
+        e.number("code") == 1 and rank not in told for rank, e in job.exits(attempt).items()
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.flight_recorder import Dump, RecordedCollective
 from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.rules.direct import minority
@@ -124,8 +125,20 @@ def from_stacks(job: Job, stacks: dict[int, Stack]) -> list[Hypothesis]:
             ranks=tuple(odd),
             confidence="certain" if len(odd) == 1 else "likely",
             text=f"{named(odd)} stands in {frame} while the others wait in a collective",
+            events=[_shown(stacks[rank], rank) for rank in [*odd[:3], *(r for r in stacks if r not in odd)][:4]],
         )
     ]
+
+
+def _shown(stack: Stack, rank: int) -> Event:
+    return Event(
+        role="fact",
+        what="stack",
+        rank=rank,
+        file=stack.file,
+        line=stack.line,
+        text=stack.frames[0] if stack.frames else "?",
+    )
 
 
 def _place(stack: Stack) -> str:

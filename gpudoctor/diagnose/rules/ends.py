@@ -50,13 +50,14 @@ def _of_code(job: Job, attempt: int, code: int, events: list[Event]) -> Hypothes
     everyone = len(ranks) > 1 and not others
     # torchrun's agent names one of those that it found ended; the others are in the table below
     alone = {e.detail.get("by") for e in events} == {"agent"} and not others and not job.of("closed", attempt=attempt)
-    undecided = alone and (job.world or 0) > 1
+    undecided = (alone and (job.world or 0) > 1) or _others_gone(job, attempt, events)
+    undecided = undecided or any(e.detail.get("cut") for e in events)
     if what == "segfault" and everyone:
         return Hypothesis(
             what="segfault_all",
             host=host_of(events),
             confidence="certain",
-            events=first[:3],
+            events=sorted(events, key=lambda e: not e.number("root"))[:3],
             text=f"{who} died of SIGSEGV at the same time: a common cause in native code",
         )
     words = {
@@ -77,6 +78,25 @@ def _of_code(job: Job, attempt: int, code: int, events: list[Event]) -> Hypothes
     )
 
 
+def _others_gone(job: Job, attempt: int, events: list[Event]) -> bool:
+    """Whether the agent ended fewer processes than were there: the rest had died too, and it names one of them only.
+
+    Workers are started in the order of their ranks: as many as its number were started before the one that is named,
+    and without a gap between process ids none is missing behind it either. A table would list all that failed.
+    """
+    exits = job.of("exit", attempt=attempt)
+    named_one = next((e for e in events if e.pid is not None and e.local_rank is not None), None)
+    if named_one is None or {e.detail.get("by") for e in exits} != {"agent"}:
+        return False
+    pid, number = named_one.pid or 0, named_one.local_rank or 0
+    pids = {e.pid for e in [*exits, *job.of("closed", attempt=attempt)] if e.pid is not None}
+    before = {other for other in pids if other < pid}
+    if len(pids) < 2 or len(before) > number:
+        return False
+    in_a_row = pid - number <= min(pids)
+    return len(before) < number or (in_a_row and pids != set(range(pid - number, max(pids) + 1)))
+
+
 def _silent(job: Job, attempt: int, events: list[Event], ranks: tuple[int, ...]) -> Hypothesis | None:
     """Exit code 1 without a word is a finding only where the words of others show that words would be here."""
     others_speak = job.ranks_in_trouble(attempt) - set(ranks)
@@ -84,10 +104,10 @@ def _silent(job: Job, attempt: int, events: list[Event], ranks: tuple[int, ...])
         f.rank for f in job.files if f.rank is not None
     }
     own = [e for e in events if e.rank in own_files or (e.local_rank is not None and e.local_rank in own_files)]
-    cut = any(e.what == "begins_inside" for e in job.events)
     files = {e.file for e in events}
+    late = any(e.what == "begins_failing" and e.file in files for e in job.events)  # what it said may stand before
     worked = any(e.file in files for e in job.of("progress", attempt=attempt))  # what ranks print is here
-    if (others_speak or own or worked) and not cut and ranks:
+    if (own or ((others_speak or worked) and not late)) and not job.head_missing() and ranks:
         one = ranks if len(ranks) == 1 else ()
         return Hypothesis(
             what="silent_exit",
@@ -122,6 +142,8 @@ def early_exit(job: Job, attempt: int) -> list[Hypothesis]:
     gone: tuple[int, ...] = ()
     if one_host and agents and job.world and len(ended | failed) == world - 1 and ended:
         gone = _left_over(job, attempt, ended | failed, listed)
+    elif missing := _not_in_table(job, attempt):
+        gone = missing
     elif any(e.detail.get("by") == "srun" for e in exits) and len(listed) == world - 1:
         gone = tuple(set(range(world)) - listed)
     elif stops and any(e.detail.get("by") == "table" and e.number("root") for e in exits) and len(listed) == world - 1:
@@ -146,6 +168,24 @@ def early_exit(job: Job, attempt: int) -> list[Hypothesis]:
             "uneven data or early stopping",
         )
     ]
+
+
+def _not_in_table(job: Job, attempt: int) -> tuple[int, ...]:
+    """The one rank that is neither in the table of failures nor among those that the agent ended: it left with 0."""
+    rows = [
+        e
+        for e in job.of("exit", attempt=attempt)
+        if e.detail.get("by") == "table" and e.rank is not None and e.local_rank is not None
+    ]
+    shifts = {(e.rank or 0) - (e.local_rank or 0) for e in rows}
+    ended_unlisted = {e.pid for e in job.of("closed", attempt=attempt)} - {e.pid for e in rows}
+    if len(shifts) != 1 or ended_unlisted or any(e.detail.get("cut") for e in rows):
+        return ()
+    listed = {e.local_rank for e in rows if e.local_rank is not None}
+    there = {f.local_rank for f in job.files if f.attempt == attempt and f.local_rank is not None} | listed
+    missing = set(range(max(there) + 1)) - listed
+    shift = next(iter(shifts))
+    return tuple(number + shift for number in missing) if len(missing) == 1 else ()
 
 
 def _left_over(job: Job, attempt: int, pids: set[int], listed: set[int]) -> tuple[int, ...]:
