@@ -189,7 +189,8 @@ def examined(
     partial: list[Measurements] = []
     half_read: list[Node] = []
     try:
-        sourced = read_source(request.node, request.faults, prep.deadline_s, progress, half_read.append)
+        data = request.load.data
+        sourced = read_source(request.node, request.faults, prep.deadline_s, progress, half_read.append, data)
         if request.gpu is None and (gpus := _gpus_of_all(sourced.node, visible)) is not None:
             request = msgspec.structs.replace(request, gpu=gpus)
             prep = msgspec.structs.replace(prep, request=request)
@@ -262,11 +263,12 @@ def read_source(
     deadline_s: float,
     progress: Callable[[str], None] | None = None,
     on_interrupt: Callable[[Node], None] | None = None,
+    data: tuple[str, ...] = (),
 ) -> Sourced:
     """The facts of this machine (None) or of a source, with faults put on them. Raise UserError.
 
     `progress` gets a line for people now and then; `on_interrupt` what was known of this machine when an exception
-    ends the reading.
+    ends the reading; `data` are paths of this machine that training reads from.
     """
     faults = list(faults)
     if name is None:
@@ -274,7 +276,7 @@ def read_source(
             raise UserError("--fault is for simulated nodes and captures: name one with --node (see: gpudoctor nodes)")
         from gpudoctor.facts.collect import collect_live
 
-        return Sourced(collect_live(deadline_s=deadline_s, progress=progress, on_interrupt=on_interrupt))
+        return Sourced(collect_live(deadline_s=deadline_s, progress=progress, on_interrupt=on_interrupt, data=data))
     from gpudoctor.facts.captures.source import load_source
 
     loaded = load_source(name, stdin=sys.stdin.buffer if name == "-" and sys.stdin else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Fact)
 _Told = tuple[Driver, tuple[Gpu, ...], "tuple[GpuPair, ...] | Missing"]
 
-_AROUND = ("pci", "host", "environment", "software", "network", "fabric_manager", "kernel_log")
+_AROUND = ("pci", "host", "environment", "software", "network", "fabric_manager", "storage", "kernel_log")
 
 # what the parent waits beyond the deadline for its own listener
 _SLACK_S = 1.0
@@ -39,6 +39,7 @@ def collect_live(
     nvml_module: str | None = None,
     on_interrupt: Callable[[Node], None] | None = None,
     start_deadline_s: float = START.seconds,
+    data: Sequence[str] = (),
 ) -> Node:
     """The facts of this machine, never later than the deadline for the driver.
 
@@ -49,7 +50,7 @@ def collect_live(
     and then. `nvml_module`, as module:factory:argument, stands in for pynvml in tests. Under
     `gpudoctor fake-driver` the node is the one that is played, and SIMULATED. On any exception in
     this process (one raised by a signal handler) the collector is ended before it goes on, and
-    `on_interrupt` gets what was known until then.
+    `on_interrupt` gets what was known until then. `data` are absolute paths that training reads from.
     """
     played = stand_in(os.environ) if root == Path("/") else None
     if played is not None:
@@ -74,7 +75,7 @@ def collect_live(
             collector.listen(patience, progress)
         # the host's readers (journalctl is slow) run meanwhile
         if played is None:
-            _read_host(root, deadline_s, around)
+            _read_host(root, deadline_s, around, data)
         else:
             around |= played.around()
         if collector is not None:
@@ -96,7 +97,7 @@ def collect_live(
     return node
 
 
-def _read_host(root: Path, deadline_s: float, into: dict[str, Any]) -> None:
+def _read_host(root: Path, deadline_s: float, into: dict[str, Any], data: Sequence[str]) -> None:
     """What the readers of everything but the driver tell, by the names that `Node` has for it; the slow one last."""
     from gpudoctor.facts.kernel_log.live import read_kernel_log
     from gpudoctor.facts.system.environment import read_environment
@@ -105,13 +106,16 @@ def _read_host(root: Path, deadline_s: float, into: dict[str, Any]) -> None:
     from gpudoctor.facts.system.network import read_network
     from gpudoctor.facts.system.pci import read_pci
     from gpudoctor.facts.system.software import read_software
+    from gpudoctor.facts.system.storage import StorageReader
 
-    into["pci"] = read_pci(root)
-    into["host"] = read_host(root)
-    into["environment"] = read_environment(os.environ, root)
-    into["software"] = read_software()
-    into["network"] = read_network(root)
-    into["fabric_manager"] = read_fabric_manager(root)
+    with StorageReader(root, os.environ, data) as storage:
+        into["pci"] = read_pci(root)
+        into["host"] = read_host(root)
+        into["environment"] = read_environment(os.environ, root)
+        into["software"] = read_software()
+        into["network"] = read_network(root)
+        into["fabric_manager"] = read_fabric_manager(root)
+        into["storage"] = storage.read()
     into["kernel_log"] = read_kernel_log(root, deadline_s)
 
 

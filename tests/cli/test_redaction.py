@@ -71,7 +71,7 @@ _FIXED = {
     "state",
     "remote_kind",
     "compute_mode",
-    "path",
+    "storage_class",
     "p2p_read",
     "p2p_write",
 }

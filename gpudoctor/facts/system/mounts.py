@@ -22,7 +22,9 @@ _MAX_BYTES = 16 << 20  # a node of many containers has thousands of mounts
 
 
 class Mount(msgspec.Struct, frozen=True):
-    """One line of mountinfo: `device` is major:minor, `source` what was mounted, `options` of mount and file system.
+    """One line of mountinfo: `device` is major:minor, `source` what was mounted.
+
+    `options` are those of this mount, `system_options` those of the file system, whatever mounts of it there are.
 
     `top` is the folder of the file system that is seen at `point`: not "/" of a bind mount or a btrfs subvolume.
     """
@@ -31,6 +33,7 @@ class Mount(msgspec.Struct, frozen=True):
     fs_type: str
     source: str
     options: tuple[str, ...]
+    system_options: tuple[str, ...]
     device: str
     top: str = "/"
 
@@ -59,16 +62,19 @@ def _parsed(line: str) -> Mount | None:
     fields, kind = left.split(" "), right.split(" ")
     if not dash or len(fields) < 6 or len(kind) < 2:
         return None
-    of_mount = fields[5].split(",")
-    of_system = kind[2].split(",") if len(kind) > 2 else []
     return Mount(
         point=_plain(fields[4]),
         fs_type=kind[0],
         source=_plain(kind[1]),
-        options=tuple(dict.fromkeys(option for option in (*of_mount, *of_system) if option)),
+        options=_options(fields[5]),
+        system_options=_options(kind[2] if len(kind) > 2 else ""),
         device=fields[2],
         top=_plain(fields[3]),
     )
+
+
+def _options(text: str) -> tuple[str, ...]:
+    return tuple(option for option in text.split(",") if option)
 
 
 def _plain(text: str) -> str:

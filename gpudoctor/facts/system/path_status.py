@@ -24,6 +24,7 @@ _KILL_GRACE_S = 0.2
 class PathStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What stat and statvfs gave for one path; `error` is the errno of the first of them that failed, else None.
 
+    With ENOENT the rest is that of the nearest folder above which is there.
     `resolved` is the path without symbolic links. `free_bytes` and `inodes_free` are those that this user may take;
     `inodes` is 0 where the file system has no fixed number. `readable` and `writable` are access(2)'s word.
     """
@@ -43,7 +44,7 @@ class PathStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PathQuestion:
-    """A question about paths that is on its way; `answers` waits for what comes of it. Never raises."""
+    """A question about paths that is on its way; `answers` waits for what comes of it, once. Never raises."""
 
     def __init__(self, paths: Sequence[str], deadline_s: float = PATH.seconds) -> None:
         self._paths = tuple(paths)
@@ -75,11 +76,12 @@ class PathQuestion:
                     status = msgspec.convert(json.loads(line), PathStatus)
                     found[status.place] = status
         finally:
-            self._end()
+            self.close()
         late = self._failure or Missing(f"did not answer within {self._deadline_s:g} s", "failed")
         return tuple(found.get(place, late) for place in range(len(self._paths)))
 
-    def _end(self) -> None:
+    def close(self) -> None:
+        """End the process that asks."""
         if self._process is not None:
             kill_all([self._process], _KILL_GRACE_S)
             os.close(self._pipe.descriptor)

@@ -41,11 +41,21 @@ def answer(descriptor: str, paths: str) -> None:
 def _answer_one(descriptor: int, writing: threading.Lock, place: int, path: str) -> None:
     try:
         found = _status(path)
+    except FileNotFoundError:
+        found = {**_of_nearest(path), "error": errno.ENOENT}
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         found = {"error": getattr(error, "errno", None) or errno.EINVAL}
     line = json.dumps({"place": place, **found}).encode() + b"\n"
     with writing, suppress(BrokenPipeError):  # whoever asked is gone
         write_all(descriptor, line)
+
+
+def _of_nearest(path: str) -> dict[str, object]:
+    """The status of the nearest folder above that is there: a cache that nobody has written yet will lie there."""
+    while (path := os.path.dirname(path)) != "/":  # noqa: PTH120
+        with suppress(OSError):
+            return _status(path)
+    return _status(path)
 
 
 def _status(path: str) -> dict[str, object]:
