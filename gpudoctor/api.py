@@ -27,6 +27,7 @@ from gpudoctor.load.burn import burn_duration_s, count_again
 from gpudoctor.load.data_paths import absolute_paths, need_gb_s, refuse_unreadable
 from gpudoctor.load.devices import Backend, LoadRequest
 from gpudoctor.load.measure import measure, puts_load
+from gpudoctor.load.storage import with_storage
 from gpudoctor.plugins import all_checks
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement
 
@@ -201,6 +202,7 @@ def examined(
             measurements = measure(node, checks, prep.level, load, progress, partial.append, burn_s, workers)
             partial.append(measurements)
             measurements = count_again(node, measurements, prep.deadline_s, progress)
+            measurements = with_storage(node, measurements, checks, prep.level, load, progress)
         if load.need_gb_s is not None:  # a saved run is judged against what is said now
             measurements = msgspec.structs.replace(measurements, data_need_gb_s=load.need_gb_s)
         signals = hold_signals(None) if hold_signals else []
@@ -352,6 +354,7 @@ def _cut_short(partial: Measurements, why: str) -> Measurements:
         "deepspeed": partial.deepspeed is not None,
         "tensorflow": partial.tensorflow is not None,
         "frameworks": bool(partial.frameworks),
+        "storage": bool(partial.storage),
         "torch": partial.torch_view,
     }
     lost = {probe: Missing(why, "failed") for probe, done in have.items() if not done}
