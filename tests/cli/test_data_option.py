@@ -93,3 +93,26 @@ def test_a_request_has_absolute_paths_each_once(monkeypatch: pytest.MonkeyPatch,
     assert (load.data, load.need_gb_s) == ((str(tmp_path / "x"), "/z"), 1.0)
     with pytest.raises(UserError, match="at most 32"):
         _ = CheckRequest(data=tuple(f"/{n}" for n in range(33))).load
+
+
+def test_data_is_read_at_level_full_and_judged_against_the_need(gpudoctor: Gpudoctor, tmp_path: Path) -> None:
+    folder = tmp_path / "amelie"
+    folder.mkdir()
+    (folder / "shard.bin").write_bytes(os.urandom(1 << 20))
+    args = ("check", "storage.read", "--data", str(folder), "--need", "9000GB/s", "--json")
+    outcome = gpudoctor(*args, "--redact")
+    assert outcome.code == 1
+    [read] = outcome.json["measurements"]["storage"]
+    assert {(rate["pattern"], rate["readers"]) for rate in read["rates"]} >= {("sequential", 1), ("random", 4)}
+    [check] = outcome.json["checks"]
+    [finding] = check["findings"]
+    assert (check["level"], finding["status"], finding["subject"]["kind"]) == ("full", "fail", "path")
+    assert "amelie" not in outcome.out
+    assert [path.name for path in folder.iterdir()] == ["shard.bin"]
+
+
+def test_data_of_another_node_is_not_read_here(gpudoctor: Gpudoctor) -> None:
+    outcome = gpudoctor("check", "storage.read", "--node", "hgx-h100-8", "--json")
+    [check] = outcome.json["checks"]
+    assert check["status"] == "skip"
+    assert "says nothing of another node" in check["findings"][0]["reason"]

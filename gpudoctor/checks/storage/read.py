@@ -70,8 +70,7 @@ def _judged(case: Case, each: StorageRead) -> Finding:
     evidence = _evidence(each)
     if each.failure is not None:
         finding = unread(subject, "reading", each.failure)
-        tried = each.failure.kind == "failed"
-        return unknown(subject, finding.reason or "", *evidence, advice=_ADVICE[1:]) if tried else finding
+        return unknown(subject, finding.reason or "", *evidence) if each.failure.kind == "failed" else finding
     rates = [rate for rate in best.values() if rate is not None]
     if len(rates) < len(best):
         return unknown(subject, "reading: not every pattern was measured", *evidence)

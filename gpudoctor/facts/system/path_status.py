@@ -46,10 +46,10 @@ class PathStatus(msgspec.Struct, frozen=True, kw_only=True):
 class PathQuestion:
     """A question about paths that is on its way; `answers` waits for what comes of it, once. Never raises."""
 
-    def __init__(self, paths: Sequence[str], deadline_s: float = PATH.seconds) -> None:
+    def __init__(self, paths: Sequence[str], deadline_s: float | None = None) -> None:
         self._paths = tuple(paths)
-        self._deadline_s = deadline_s
-        self._give_up_s = monotonic() + deadline_s
+        self._deadline_s = PATH.seconds if deadline_s is None else deadline_s
+        self._give_up_s = monotonic() + self._deadline_s
         self._failure: Missing | None = None
         self._process: Child | None = None
         if not self._paths:
@@ -88,6 +88,6 @@ class PathQuestion:
             self._process = None
 
 
-def ask_paths(paths: Sequence[str], deadline_s: float = PATH.seconds) -> tuple[PathStatus | Missing, ...]:
+def ask_paths(paths: Sequence[str], deadline_s: float | None = None) -> tuple[PathStatus | Missing, ...]:
     """The status of each path; Missing (failed) for one that does not answer within the deadline."""
     return PathQuestion(paths, deadline_s).answers()

@@ -147,8 +147,11 @@ def _cached_gb_s(path: str) -> float | Missing:
     try:
         size = min(os.fstat(descriptor).st_size, _CACHED_BYTES)
         buffer = bytearray(min(size, 1 << 20))
-        for offset in range(0, size, len(buffer)):
-            os.preadv(descriptor, [buffer], offset)
+        # into the cache first, as much as comes in a second
+        give_up_s, offset = monotonic() + 1.0, 0
+        while offset < size and monotonic() < give_up_s:
+            offset += os.preadv(descriptor, [buffer], offset) or size
+        size = min(size, offset)
         best = 0.0
         for _ in range(3):
             began_s = monotonic()
