@@ -10,6 +10,8 @@ from time import monotonic
 
 import msgspec
 
+from gpudoctor.process.pipes import write_all
+
 MOST_FILES = 4096
 _LIST_S = 2.0
 _LEAST_BYTES = 4096  # below a page there is nothing to read
@@ -112,9 +114,7 @@ def _fill(descriptor: int, size_bytes: int) -> int:
     while written < size_bytes and monotonic() < give_up_s:
         # begun elsewhere each time: no two pieces are alike
         turn = written // _SYNC_BYTES * 4099
-        piece = memoryview(noise[turn:] + noise[:turn])
-        while piece:
-            done = os.write(descriptor, piece)
-            piece, written = piece[done:], written + done
+        write_all(descriptor, noise[turn:] + noise[:turn])
         os.fdatasync(descriptor)
+        written += len(noise)
     return written

@@ -10,7 +10,15 @@ import msgspec
 
 from gpudoctor.facts.model.measured_storage import StorageRead
 from gpudoctor.facts.model.missing import NOT_READ, Missing
-from gpudoctor.probes.storage.messages import Answer, Doing, Failure, Found, LeftOut, Rate, ReadOrder
+from gpudoctor.probes.storage.messages import (
+    FilesFound,
+    RateMeasured,
+    ReadAnswer,
+    ReadFailure,
+    ReadLeftOut,
+    ReadOrder,
+    ReadStep,
+)
 from gpudoctor.process.die_with_parent import dependent_python
 from gpudoctor.process.ending import ending_words, kill_all
 from gpudoctor.process.pipes import TURN_S, LineReader, pipe_with_child
@@ -76,9 +84,9 @@ def _heard(
         if lines is None:
             break
         for line in lines:
-            answer = msgspec.json.decode(line, type=Answer)
+            answer = msgspec.json.decode(line, type=ReadAnswer)
             silent_s = monotonic() + silence_s
-            if isinstance(answer, Doing):
+            if isinstance(answer, ReadStep):
                 doing = answer.text
                 if progress is not None:
                     progress(f"read {read.path}: {doing}")
@@ -90,17 +98,17 @@ def _heard(
     return read
 
 
-def _with_answer(read: StorageRead, answer: Answer) -> StorageRead:
+def _with_answer(read: StorageRead, answer: ReadAnswer) -> StorageRead:
     replace = msgspec.structs.replace
-    if isinstance(answer, Doing):
+    if isinstance(answer, ReadStep):
         return read
-    if isinstance(answer, Found):
+    if isinstance(answer, FilesFound):
         return replace(read, files=answer.files, bytes_found=answer.bytes_found, method=answer.method)
-    if isinstance(answer, Rate):
+    if isinstance(answer, RateMeasured):
         return replace(read, rates=(*read.rates, answer.rate))
-    if isinstance(answer, LeftOut):
+    if isinstance(answer, ReadLeftOut):
         return replace(read, left_out=(*read.left_out, answer.text))
-    if isinstance(answer, Failure):
+    if isinstance(answer, ReadFailure):
         return replace(read, failure=answer.why)
     return replace(
         read,

@@ -25,13 +25,13 @@ class ReadOrder(msgspec.Struct, frozen=True):
     most_bytes: int = 16 << 30
 
 
-class Doing(msgspec.Struct, frozen=True, tag="doing"):
+class ReadStep(msgspec.Struct, frozen=True, tag="doing"):
     """What begins now."""
 
     text: str
 
 
-class Found(msgspec.Struct, frozen=True, tag="found"):
+class FilesFound(msgspec.Struct, frozen=True, tag="found"):
     """What there is to read, and how it is read."""
 
     files: int
@@ -39,15 +39,15 @@ class Found(msgspec.Struct, frozen=True, tag="found"):
     method: ReadMethod
 
 
-class Rate(msgspec.Struct, frozen=True, tag="rate"):
+class RateMeasured(msgspec.Struct, frozen=True, tag="rate"):
     rate: StorageRate
 
 
-class LeftOut(msgspec.Struct, frozen=True, tag="left-out"):
+class ReadLeftOut(msgspec.Struct, frozen=True, tag="left-out"):
     text: str
 
 
-class Rest(msgspec.Struct, frozen=True, tag="rest"):
+class ReadEnd(msgspec.Struct, frozen=True, tag="rest"):
     """What is known at the end."""
 
     cold: bool | Missing
@@ -56,10 +56,10 @@ class Rest(msgspec.Struct, frozen=True, tag="rest"):
     open_p99_us: float | Missing
 
 
-class Failure(msgspec.Struct, frozen=True, tag="failure"):
+class ReadFailure(msgspec.Struct, frozen=True, tag="failure"):
     """Why nothing more comes."""
 
     why: Missing
 
 
-Answer = Doing | Found | Rate | LeftOut | Rest | Failure
+ReadAnswer = ReadStep | FilesFound | RateMeasured | ReadLeftOut | ReadEnd | ReadFailure

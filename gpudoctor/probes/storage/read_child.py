@@ -18,7 +18,16 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.mounts import mount_of, read_mounts
 from gpudoctor.probes.storage import page_cache
 from gpudoctor.probes.storage.files import DataFile, NothingToReadError, listed, made_in
-from gpudoctor.probes.storage.messages import Answer, Doing, Failure, Found, LeftOut, Rate, ReadOrder, Rest
+from gpudoctor.probes.storage.messages import (
+    FilesFound,
+    RateMeasured,
+    ReadAnswer,
+    ReadEnd,
+    ReadFailure,
+    ReadLeftOut,
+    ReadOrder,
+    ReadStep,
+)
 from gpudoctor.probes.storage.readers import ReadersStuckError, pieces_of, read_at_once
 from gpudoctor.process.ending import leave
 from gpudoctor.process.pipes import write_all
@@ -37,7 +46,7 @@ def begin(descriptor: str, order: str) -> None:
     """Read as the order (JSON) says, and answer on the pipe. Ends the process."""
     asked = msgspec.json.decode(order, type=ReadOrder)
 
-    def say(answer: Answer) -> None:
+    def say(answer: ReadAnswer) -> None:
         try:
             write_all(int(descriptor), msgspec.json.encode(answer) + b"\n")
         except BrokenPipeError:
@@ -46,30 +55,30 @@ def begin(descriptor: str, order: str) -> None:
     try:
         _read(asked, say)
     except NothingToReadError as error:
-        say(Failure(Missing(str(error), "failed" if error.tried else "absent")))
+        say(ReadFailure(Missing(str(error), "failed" if error.tried else "absent")))
     except ReadersStuckError as error:
         # a name that is not UTF-8 has lone surrogates, which no JSON takes
-        say(Failure(Missing(str(error).encode("utf-8", "replace").decode(), "failed")))
+        say(ReadFailure(Missing(str(error).encode("utf-8", "replace").decode(), "failed")))
     except OSError as error:
         denied = isinstance(error, PermissionError)
-        say(Failure(Missing(f"it answers {error.strerror or error}", "denied" if denied else "failed")))
+        say(ReadFailure(Missing(f"it answers {error.strerror or error}", "denied" if denied else "failed")))
     leave()
 
 
-def _read(order: ReadOrder, say: Callable[[Answer], None]) -> None:
+def _read(order: ReadOrder, say: Callable[[ReadAnswer], None]) -> None:
     path = os.fsdecode(bytes.fromhex(order.path_hex))
-    say(Doing("look the path up"))
+    say(ReadStep("look the path up"))
     fs_type = _fs_type(path)
     if order.own_file:
         if fs_type in _IN_RAM:
             raise NothingToReadError(f"{path} is in RAM ({fs_type}): no storage to measure; name data by --data")
-        say(Doing("write a file to read"))
+        say(ReadStep("write a file to read"))
         files = [made_in(path)]
     else:
-        say(Doing("list files"))
+        say(ReadStep("list files"))
         files = listed(path)
     method = _method(files[0])
-    say(Found(len(files), sum(file.size_bytes for file in files), method))
+    say(FilesFound(len(files), sum(file.size_bytes for file in files), method))
     witness = max(files, key=lambda file: file.size_bytes).path
     before = page_cache.resident_share(witness)
     stayed: list[float | None] = []
@@ -79,9 +88,9 @@ def _read(order: ReadOrder, say: Callable[[Answer], None]) -> None:
         for step, readers in enumerate(order.readers):
             waits_s = readers * pieces[0].length / (alone_gb_s * 1e9) if alone_gb_s else 0.0
             if waits_s > _MOST_WAIT_S:
-                say(LeftOut(f"{pattern}, {readers} readers: one read of each would take {waits_s:.0f} s"))
+                say(ReadLeftOut(f"{pattern}, {readers} readers: one read of each would take {waits_s:.0f} s"))
                 continue
-            say(Doing(f"{pattern}, {readers} reader{'s' * (readers > 1)}"))
+            say(ReadStep(f"{pattern}, {readers} reader{'s' * (readers > 1)}"))
             if method == "dropped":
                 page_cache.drop(file.path for file in files)
                 stayed.append(page_cache.resident_share(witness))
@@ -90,12 +99,12 @@ def _read(order: ReadOrder, say: Callable[[Answer], None]) -> None:
             shifted = [*pieces[at:], *pieces[:at]]
             rate = read_at_once(files, shifted, pattern, readers, method, order.seconds, order.most_bytes)
             alone_gb_s = alone_gb_s or rate.gb_s
-            say(Rate(rate))
+            say(RateMeasured(rate))
     after = page_cache.resident_share(witness)
     cold = _cold(fs_type, method, before, after, stayed)
-    say(Doing("open files, read from the page cache"))
+    say(ReadStep("open files, read from the page cache"))
     opens_per_s, p99_us = _opens(files, own_file=order.own_file)
-    say(Rest(cold, _cached_gb_s(witness), opens_per_s, p99_us))
+    say(ReadEnd(cold, _cached_gb_s(witness), opens_per_s, p99_us))
 
 
 def _fs_type(path: str) -> str:

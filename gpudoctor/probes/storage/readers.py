@@ -93,7 +93,7 @@ def read_at_once(
             with pipe_with_child("writes") as (ours, theirs):
                 processes.append(ForkedProcess(partial(_be_reader, theirs, go, task, mine or pieces[-1:])))
             answers[ours] = Bounded(_MOST_ANSWER_BYTES)
-        os.write(begin, bytes(readers))
+        write_all(begin, bytes(readers))
         takers = {descriptor: answer.take for descriptor, answer in answers.items()}
         if not read_to_end(takers, monotonic() + seconds + _SLACK_S):
             raise ReadersStuckError(f"a read did not come back within {seconds + _SLACK_S:g} s")
