@@ -17,6 +17,7 @@ MOUNTINFO = """27 1 254:0 / / rw,relatime - ext4 /dev/nvme0n1p1 rw,errors=remoun
 29 27 0:41 / /s3 rw,nosuid - fuse mountpoint-s3 rw,user_id=0
 30 27 9:1 / /raid rw - xfs /dev/md1 rw
 31 27 0:42 / /layers rw - overlay overlay rw,lowerdir=/a:/b,upperdir=/c,workdir=/d
+33 27 9:1 / /deep/inner rw - xfs /dev/md1 rw
 32 27 0:22 / /sys rw - sysfs sysfs rw
 a line of another form"""
 
@@ -25,7 +26,7 @@ a line of another form"""
 def root(tmp_path: Path) -> Path:
     root = tmp_path / "root"
     write(root, {"/proc/self/mountinfo": MOUNTINFO, "/proc/meminfo": "MemTotal: 16 kB\nCached:    8 kB"})
-    for folder in ("data sets/imagenet", "s3", "raid", "layers", "home/x", "tmp"):
+    for folder in ("data sets/imagenet", "s3", "raid", "layers", "home/x", "tmp", "deep/inner"):
         (root / folder).mkdir(parents=True)
     link_of = {"link_now": ("2.5 GT/s PCIe", "1"), "link_max": ("16.0 GT/s PCIe", "4")}
     pci_device(root, "pci0000:40/0000:40:01.0", pci_class="0x060400", link_max=("32.0 GT/s PCIe", "8"))
@@ -94,14 +95,16 @@ def test_the_disks_behind_a_mount_are_told_down_to_the_link(root: Path) -> None:
         ("filer:/x /home nfs noauto 0 0", None),
         ("# filer:/x /home nfs defaults 0 0", None),
         ("filer:/x /raid nfs defaults 0 0", None),
+        ("filer:/x /deep nfs defaults 0 0", None),
         ("/dev/sdb1 / ext4 defaults 0 0", None),
     ],
 )
 def test_a_mount_that_fstab_has_and_the_kernel_has_not_is_told(root: Path, line: str, expected: str | None) -> None:
     write(root, {"/etc/fstab": line})
-    found = mounts(read(root, "/raid", HOME="/home/x"))
+    found = mounts(read(root, "/raid", "/deep/inner", HOME="/home/x"))
     assert [path.not_mounted for path in found["/"].paths if "HOME" in path.roles] == [expected]
-    assert [path.not_mounted for path in found["/raid"].paths] == [None]
+    lower = [path.not_mounted for mount in (found["/raid"], found["/deep/inner"]) for path in mount.paths]
+    assert lower == [None, None], "what is mounted further down does not lie on the folder"
 
 
 def test_without_a_mount_table_the_reason_stands_and_no_process_is_started(
