@@ -49,8 +49,9 @@ def refuse_unreadable(paths: Sequence[str]) -> None:
     That is a name that is not there, is not for this user, or is no file and no folder; a file of the kernel's own
     (/proc, /sys); a file of 0 bytes. A mount that is broken or does not answer is not refused here: that is a finding.
     """
-    mounts = read_mounts()
-    for path, status in zip(paths, ask_paths(paths), strict=True):
+    answers = ask_paths(paths)
+    mounts = read_mounts()  # by now: to look at a path mounts it, if autofs waits there
+    for path, status in zip(paths, answers, strict=True):
         if isinstance(status, PathStatus) and (why := _why_not(status, mounts)) is not None:
             raise UserError(f"--data {path}: {why}")
 

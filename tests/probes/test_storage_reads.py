@@ -11,11 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 import pytest
 
 from gpudoctor.facts.model.measured_storage import StorageRead
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.mounts import Mount
 from gpudoctor.probes.storage import page_cache
 from gpudoctor.probes.storage.files import DataFile, NothingToReadError, listed, made_in
 from gpudoctor.probes.storage.measure import PathToRead, read_paths
@@ -151,27 +153,53 @@ def test_the_page_cache_is_seen_and_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fs_type", "method", "before", "after", "stayed", "word"),
+    ("fs_type", "method", "goes_past", "stayed", "word"),
     [
-        ("ext4", "direct", 0.3, 0.3, [], None),
-        ("ext4", "direct", None, None, [], None),
-        ("btrfs", "direct", 0.0, 0.9, [], "in spite of O_DIRECT"),
-        ("zfs", "direct", 0.0, 0.0, [], "a cache of its own"),
-        ("fuse", "dropped", 0.9, 0.9, [0.0, 0.01], None),
-        ("fuse", "dropped", 0.9, 0.9, [0.0, 0.5], "50% of a file stayed"),
-        ("fuse", "dropped", None, None, [None], "another user's files"),
-        ("fuse", "dropped", None, None, [], "another user's files"),
+        ("ext4", "direct", True, [], None),
+        ("nfs4", "direct", None, [], None),
+        ("ext4", "direct", False, [], "in spite of O_DIRECT"),
+        ("btrfs", "direct", None, [], "may go through the page cache"),
+        ("btrfs", "direct", True, [], None),
+        ("ext4 data=journal", "direct", None, [], "may go through the page cache"),
+        ("zfs", "direct", True, [], "a cache of its own"),
+        ("squashfs", "dropped", None, [0.0, 0.01], None),
+        ("squashfs", "dropped", None, [0.0, 0.5], "50% of a file stayed"),
+        ("squashfs", "dropped", None, [None], "another user's files"),
+        ("squashfs", "dropped", None, [], "another user's files"),
     ],
 )
 def test_what_may_have_come_from_ram_is_never_called_cold(
-    fs_type: str, method: str, before: float | None, after: float | None, stayed: list[float | None], word: str | None
+    fs_type: str, method: Any, goes_past: bool | None, stayed: list[float | None], word: str | None
 ) -> None:
-    cold = _cold(fs_type, method, before, after, stayed)  # type: ignore[arg-type]
+    name, *options = fs_type.split()
+    cold = _cold(Mount("/data", name, "none", ("rw",), tuple(options), "0:99"), method, goes_past, stayed)
     if word is None:
         assert cold is True
     else:
         assert isinstance(cold, Missing)
         assert (cold.kind, word in cold.reason) == ("failed", True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+@pytest.mark.parametrize(("options", "word"), [("loop", "is a file"), ("loop,data=journal", "is a file")])
+def test_a_loop_device_is_not_taken_for_a_disk(options: str, word: str, tmp_path: Path) -> None:
+    image, point = tmp_path / "image", tmp_path / "point"
+    point.mkdir()
+    with image.open("wb") as opened:
+        opened.truncate(32 * MIB)
+    for command in (["mkfs.ext4", "-q", "-F", str(image)], ["mount", "-o", options, str(image), str(point)]):
+        if shutil.which(command[0]) is None or subprocess.run(command, check=False, capture_output=True).returncode:
+            pytest.skip(f"{command[0]} does not work here")
+    try:
+        (point / "shard.bin").write_bytes(os.urandom(4 * MIB))
+        os.sync()
+        read = read_one(point / "shard.bin", readers=(1,))
+        past = page_cache.goes_past(str(point / "shard.bin"))
+    finally:
+        subprocess.run(["umount", str(point)], check=True)
+    assert isinstance(read.cold, Missing)
+    assert word in read.cold.reason
+    assert past is ("data=journal" not in options)
 
 
 def test_listing_is_bounded_and_stays_on_its_file_system(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

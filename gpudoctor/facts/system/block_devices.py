@@ -16,7 +16,7 @@ from gpudoctor.facts.system.pci import BUS_ID, read_path
 from gpudoctor.facts.system.sysfs import list_names, present, read_int, read_text
 
 _DEVICE = re.compile(r"[1-9]\d{0,5}:\d{1,7}")  # 0:N is of no block device: the file system made it up
-_NAME = re.compile(r"/dev/([\w!.-]{1,64})|/dev/mapper/([\w.+-]{1,128})")
+_NAME = re.compile(r"/dev/([\w!.-]{1,64})")
 _CONTROLLER = re.compile(r"nvme\d+")
 _MAX_DEPTH = 6  # partition, LVM, dm-crypt, md, multipath: nobody has more
 
@@ -35,7 +35,7 @@ def _folder(mount: Mount, root: Path) -> Path | None:
         return _real(root / "sys/dev/block" / mount.device)
     # btrfs has a device number of its own making, and names a disk as its source
     named = _NAME.fullmatch(mount.source)
-    path = root / "sys/class/block" / named[1] if named is not None and named[1] else None
+    path = root / "sys/class/block" / named[1] if named is not None else None
     return _real(path) if path is not None and present(path) else None
 
 

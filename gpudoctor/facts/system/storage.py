@@ -51,9 +51,9 @@ class StorageReader:
     def __init__(self, root: Path, environ: Mapping[str, str], data: Sequence[str] = ()) -> None:
         self._root = root
         self._environ = environ
-        self._mounts = read_mounts(root)
         # without a mount table nothing would become of the answers
-        self._roles = {} if isinstance(self._mounts, Missing) else _paths_of_interest(environ, data)
+        has_table = not isinstance(read_mounts(root), Missing)
+        self._roles = _paths_of_interest(environ, data) if has_table else {}
         prefix = "" if root == Path("/") else str(root)
         self._question = PathQuestion([prefix + path for path in self._roles])
 
@@ -65,20 +65,24 @@ class StorageReader:
 
     def read(self) -> Storage:
         """The facts; what does not answer within its deadline is Missing."""
+        answers = self._question.answers()
+        mounts = read_mounts(self._root)  # by now: to look at a path mounts it, if autofs waits there
         config = self._environ.get("CUFILE_ENV_PATH_JSON") or "/etc/cufile.json"
         return Storage(
-            mounts=self._mounts if isinstance(self._mounts, Missing) else self._of_paths(self._mounts),
+            mounts=mounts if isinstance(mounts, Missing) else self._of_paths(mounts, answers),
             page_cache_bytes=_page_cache_bytes(self._root),
             nvidia_fs_loaded=present(self._root / "sys/module/nvidia_fs"),
             cufile_config=config if present(self._root / config.lstrip("/")) else Missing(f"{config}: not there"),
             cufile_compat_mode=_compat_mode(self._root / config.lstrip("/")),
         )
 
-    def _of_paths(self, mounts: tuple[Mount, ...]) -> tuple[StorageMount, ...]:
+    def _of_paths(
+        self, mounts: tuple[Mount, ...], answers: tuple[PathStatus | Missing, ...]
+    ) -> tuple[StorageMount, ...]:
         declared = _declared_mounts(self._root)
         points = {mount.point for mount in mounts}
         found: dict[object, StorageMount] = {}
-        for (path, roles), status in zip(self._roles.items(), self._question.answers(), strict=True):
+        for (path, roles), status in zip(self._roles.items(), answers, strict=True):
             where = self._resolved(path, status)
             mount = mount_of(where, mounts)
             if mount is None:

@@ -9,13 +9,16 @@ import mmap
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from time import monotonic
 
 import msgspec
 
 from gpudoctor.facts.model.measured_storage import ReadMethod, ReadPattern
-from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.system.mounts import mount_of, read_mounts
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.system.block_devices import read_devices
+from gpudoctor.facts.system.mounts import Mount, mount_of, read_mounts
+from gpudoctor.facts.system.sysfs import read_int
 from gpudoctor.probes.storage import page_cache
 from gpudoctor.probes.storage.files import DataFile, NothingToReadError, listed, made_in
 from gpudoctor.probes.storage.messages import (
@@ -40,6 +43,8 @@ _OPENS_S = 0.3
 # file systems that take O_DIRECT and keep a cache of their own (the ARC), which mincore does not tell
 _OWN_CACHE = ("zfs",)
 _IN_RAM = ("tmpfs", "ramfs")
+# those that read compressed or inline data through the page cache, whatever was asked for
+_MAY_BUFFER = ("btrfs", "bcachefs", "f2fs", "ntfs3", "9p")
 
 
 def begin(descriptor: str, order: str) -> None:
@@ -68,7 +73,8 @@ def begin(descriptor: str, order: str) -> None:
 def _read(order: ReadOrder, say: Callable[[ReadAnswer], None]) -> None:
     path = os.fsdecode(bytes.fromhex(order.path_hex))
     say(ReadStep("look the path up"))
-    fs_type = _fs_type(path)
+    mount = _mount(path)
+    fs_type = mount.fs_type if mount is not None else ""
     if order.own_file:
         if fs_type in _IN_RAM:
             raise NothingToReadError(f"{path} is in RAM ({fs_type}): no storage to measure; name data by --data")
@@ -80,7 +86,6 @@ def _read(order: ReadOrder, say: Callable[[ReadAnswer], None]) -> None:
     method = _method(files[0])
     say(FilesFound(len(files), sum(file.size_bytes for file in files), method))
     witness = max(files, key=lambda file: file.size_bytes).path
-    before = page_cache.resident_share(witness)
     stayed: list[float | None] = []
     for turn, pattern in enumerate(_PATTERNS):
         alone_gb_s = 0.0
@@ -100,17 +105,23 @@ def _read(order: ReadOrder, say: Callable[[ReadAnswer], None]) -> None:
             rate = read_at_once(files, shifted, pattern, readers, method, order.seconds, order.most_bytes)
             alone_gb_s = alone_gb_s or rate.gb_s
             say(RateMeasured(rate))
-    after = page_cache.resident_share(witness)
-    cold = _cold(fs_type, method, before, after, stayed)
+    cold = _cold(mount, method, page_cache.goes_past(witness) if method == "direct" else None, stayed)
     say(ReadStep("open files, read from the page cache"))
     opens_per_s, p99_us = _opens(files, own_file=order.own_file)
     say(ReadEnd(cold, _cached_gb_s(witness), opens_per_s, p99_us))
 
 
-def _fs_type(path: str) -> str:
+def _mount(path: str) -> Mount | None:
     mounts = read_mounts()
-    mount = None if isinstance(mounts, Missing) else mount_of(os.path.realpath(path), mounts)
-    return mount.fs_type if mount is not None else ""
+    return None if isinstance(mounts, Missing) else mount_of(os.path.realpath(path), mounts)
+
+
+def _buffered_loop(mount: Mount) -> str | None:
+    """The loop device below a mount whose file is read through the page cache, by name."""
+    for disk in known(read_devices(mount, Path("/"))) or ():
+        if disk.name.startswith("loop") and read_int(Path("/sys/block") / disk.name / "loop/dio") != 1:
+            return disk.name
+    return None
 
 
 def _method(file: DataFile) -> ReadMethod:
@@ -131,16 +142,22 @@ def _method(file: DataFile) -> ReadMethod:
 
 
 def _cold(
-    fs_type: str, method: ReadMethod, before: float | None, after: float | None, stayed: Sequence[float | None]
+    mount: Mount | None, method: ReadMethod, goes_past: bool | None, stayed: Sequence[float | None]
 ) -> bool | Missing:
-    """True if the page cache gave nothing, by what is known of it; else why that cannot be said."""
+    """True if no cache in this machine's RAM answered, by what is known of it; else why that cannot be said."""
+    fs_type = mount.fs_type if mount is not None else "its file system"
     if fs_type in _IN_RAM:
         return Missing(f"{fs_type} is in RAM", "unsupported")
     if fs_type in _OWN_CACHE:
         return Missing(f"{fs_type} reads through a cache of its own in RAM, O_DIRECT or not", "failed")
+    if mount is not None and (loop := _buffered_loop(mount)) is not None:
+        return Missing(f"{loop} is a file, which the kernel reads through the page cache", "failed")
     if method == "direct":
-        if before is not None and after is not None and after > before + _STAYED:
-            return Missing("the file system went through the page cache in spite of O_DIRECT", "failed")
+        if goes_past is False:
+            return Missing(f"{fs_type} went through the page cache in spite of O_DIRECT", "failed")
+        options = mount.system_options if mount is not None else ()
+        if goes_past is None and (fs_type in _MAY_BUFFER or "data=journal" in options):
+            return Missing(f"{fs_type} may go through the page cache in spite of O_DIRECT", "failed")
         return True
     if not stayed or None in stayed:
         return Missing("no O_DIRECT there, and of another user's files the kernel tells not what is cached", "failed")
