@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Storage, StorageMount
 from gpudoctor.facts.system.mounts import Mount, mount_of, read_mounts
+from gpudoctor.facts.system.path_status import PathQuestion, PathStatus
 from gpudoctor.facts.system.storage import StorageReader
 from tests.sysfs_tree import link, pci_device, write
 
@@ -105,6 +107,24 @@ def test_a_mount_that_fstab_has_and_the_kernel_has_not_is_told(root: Path, line:
     assert [path.not_mounted for path in found["/"].paths if "HOME" in path.roles] == [expected]
     lower = [path.not_mounted for mount in (found["/raid"], found["/deep/inner"]) for path in mount.paths]
     assert lower == [None, None], "what is mounted further down does not lie on the folder"
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [
+        (errno.ESTALE, "Stale file handle (ESTALE)"),
+        (errno.ENOTCONN, "Transport endpoint is not connected (ENOTCONN)"),
+        (errno.EACCES, Missing("Permission denied (EACCES)", "denied")),
+        (errno.ELOOP, Missing("Too many levels of symbolic links (ELOOP)", "denied")),
+        (errno.ENOENT, None),
+    ],
+)
+def test_a_broken_mount_is_told_from_a_name_that_leads_nowhere(
+    number: int, error: object, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = PathStatus(place=0, error=number, resolved=str(root / "raid") if number == errno.ENOENT else "")
+    monkeypatch.setattr(PathQuestion, "answers", lambda self: (answer,) * len(self._paths))
+    assert mounts(read(root, "/raid"))["/raid"].error == error
 
 
 def test_without_a_mount_table_the_reason_stands_and_no_process_is_started(

@@ -25,7 +25,7 @@ _SERVER = (
 @check(
     "storage.mount",
     title="What training reads and writes is mounted, and answers",
-    impact="no-work",
+    impact="costs",
     needs_gpu=False,
 )
 def mounted(case: Case) -> Iterator[Finding]:

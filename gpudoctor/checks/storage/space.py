@@ -43,7 +43,7 @@ _WARN_INODES = Limit(
 @check(
     "storage.space",
     title="There is room for checkpoints, caches and temporary files",
-    impact="no-work",
+    impact="costs",
     needs_gpu=False,
     limits=(_FAIL_MIB, _WARN_GIB, _WARN_PCT, _WARN_INODES),
 )

@@ -59,8 +59,8 @@ class StorageMount(Fact, frozen=True):
 
     Space in bytes and inodes is what statvfs gives this user; `inodes` is None if the file system has no fixed number.
     `read_only` is the mount's, `system_read_only` the file system's own: a kernel that met an error sets that alone.
-    `error` is what stat answered (ESTALE ...), None if it did well; a mount that did not answer has Missing in all
-    that stat tells. `options` are the mount's and the file system's, as /proc/self/mountinfo has them.
+    `error` is what a mount that is broken answered (ESTALE ...), None if it did well; a mount that did not answer has
+    Missing in all that stat tells. `options` are the mount's and the file system's, as /proc/self/mountinfo has them.
     """
 
     point: str

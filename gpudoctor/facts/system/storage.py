@@ -39,6 +39,11 @@ _OBJECT_SOURCES = re.compile(r"(?i)mountpoint-s3|s3fs|gcsfuse|juicefs|goofys|blo
 _LAYERS = ("lowerdir", "upperdir", "workdir", "datadir")  # long, and of no use to whoever reads it
 _MAX_OPTIONS, _MAX_OPTION = 40, 120
 _COMPAT = re.compile(r'"allow_compat_mode"\s*:\s*(true|false)')
+# what a mount answers whose server, disk or process is gone; other errors are about the name alone
+_BROKEN = frozenset((
+    errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT,
+    errno.ECONNREFUSED, errno.ECONNABORTED, errno.ECONNRESET, errno.EREMOTEIO, errno.ENODEV, errno.ENXIO, errno.EUCLEAN,
+))  # fmt: skip
 _AT_BOOT = ("noauto", "x-systemd.automount")
 
 
@@ -149,10 +154,12 @@ def _space(status: PathStatus | Missing) -> dict[str, Any]:
         return dict.fromkeys(("error", "total_bytes", "free_bytes", "inodes", "inodes_free"), status)
     if status.error not in (None, errno.ENOENT):
         words = f"{os.strerror(status.error)} ({errno.errorcode.get(status.error, status.error)})"
-        why = Missing(words, "denied" if status.error in (errno.EACCES, errno.EPERM) else "failed")
-        if why.kind == "denied":
-            return dict.fromkeys(("error", "total_bytes", "free_bytes", "inodes", "inodes_free"), why)
-        return {"error": words, **dict.fromkeys(("total_bytes", "free_bytes", "inodes", "inodes_free"), why)}
+        broken = status.error in _BROKEN
+        why = Missing(words, "failed" if broken else "denied")
+        return {
+            **dict.fromkeys(("total_bytes", "free_bytes", "inodes", "inodes_free"), why),
+            "error": words if broken else why,
+        }
     untold = Missing("the file system tells no size", "unsupported")
     return {
         "error": None,
