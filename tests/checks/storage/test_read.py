@@ -10,6 +10,7 @@ from gpudoctor.facts.model.measured_storage import StorageRate, StorageRead
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
+from gpudoctor.report.text_figures import figure_lines
 from tests.checks.one_check import gpus, judge, words
 
 IN_RAM = Missing("tmpfs is in RAM", "unsupported")
@@ -73,3 +74,14 @@ def test_each_path_has_its_own_verdict() -> None:
     slow, fast = reading(0.001, 0.001), replace(reading(2.0, 1.0), path="/fast")
     result = judge("storage.read", Node(), Measurements(storage=(slow, fast)))
     assert [(f.subject.name, f.status) for f in result.findings] == [("/data", Status.WARN), ("/fast", Status.PASS)]
+
+
+def test_the_figures_of_each_path_stand_in_the_text() -> None:
+    lines = figure_lines(Measurements(storage=(reading(2.0, 0.25), StorageRead("/none"))))
+    assert lines[0] == "Read from /data, readers together:"
+    assert [line.split() for line in lines[1:]] == [
+        ["pattern", "readers", "a", "read", "MB/s", "p50", "p99"],
+        ["sequential", "1", "1", "MiB", "1000", "900", "us", "4.0", "ms"],
+        ["sequential", "4", "1", "MiB", "2000", "900", "us", "4.0", "ms"],
+        ["random", "1", "1", "MiB", "250", "900", "us", "4.0", "ms"],
+    ]
