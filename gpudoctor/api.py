@@ -25,8 +25,10 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.lazy_import import lazy
 from gpudoctor.load.burn import burn_duration_s, count_again
+from gpudoctor.load.data_paths import absolute_paths, need_gb_s, refuse_unreadable
 from gpudoctor.load.devices import Backend, LoadRequest
 from gpudoctor.load.measure import measure, puts_load
+from gpudoctor.load.storage import with_storage
 from gpudoctor.plugins import all_checks
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement
 
@@ -73,8 +75,9 @@ class NotFitError(Exception):
 class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked for, in the meaning of `gpudoctor check`'s options; None: as the configuration says.
 
-    `only` are the checks named (ids, domains, globs; none: all). `duration` is that of a burn ("10m"). Raise UserError
-    for a value that no option takes.
+    `only` are the checks named (ids, domains, globs; none: all). `duration` is that of a burn ("10m"). `data` are paths
+    of this machine that training reads from, `need` is the rate that each GPU must be fed at ("400MB/s"). Raise
+    UserError for a value that no option takes.
     """
 
     node: str | None = None
@@ -89,6 +92,8 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int | None = None
     inject: tuple[str, ...] = ()
     force: bool = False
+    data: tuple[str, ...] = ()
+    need: str | None = None
     profile: str | None = None
     config: Path | None = None
     deadline_s: float | None = None
@@ -101,11 +106,11 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value not in choices:
                 raise UserError(f"{name} {_shown(value)}: one of {', '.join(choices)} is wanted")
-        for name in ("node", "gpu", "profile"):
+        for name in ("node", "gpu", "profile", "need"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise UserError(f"{name} {_shown(value)}: text is wanted")
-        for name in ("faults", "only", "skip", "require", "inject"):
+        for name in ("faults", "only", "skip", "require", "inject", "data"):
             for word in getattr(self, name):
                 if not isinstance(word, str):
                     raise UserError(f"{name} {_shown(word)}: text is wanted")
@@ -119,7 +124,9 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def load(self) -> LoadRequest:
         """What of it decides which GPUs are loaded."""
-        return LoadRequest(self.backend, self.gpu, self.ranks, self.inject, self.force)
+        need = None if self.need is None else need_gb_s(self.need)
+        data = absolute_paths(self.data)
+        return LoadRequest(self.backend, self.gpu, self.ranks, self.inject, self.force, data, need)
 
 
 class Sourced(msgspec.Struct, frozen=True):
@@ -154,7 +161,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 def prepared(request: CheckRequest) -> Prepared:
-    """Find the checks, the level and the limits of a request. Raise UserError for names that do not exist."""
+    """Find the checks, the level and the limits of a request. Raise UserError for names and data that do not exist."""
     started_s, began_s = time.time(), time.monotonic()
     checks = all_checks()
     config = load_config(request.config, os.environ, checks)
@@ -167,6 +174,7 @@ def prepared(request: CheckRequest) -> Prepared:
     asked = tuple(c for c in chosen if c not in left_out)
     burn_s = burn_duration_s(request.duration, level, config.burn_duration_s)
     wants_ranks = puts_load(asked, level)
+    _refuse_data(request)
     return Prepared(request, config, asked, left_out, required, level, burn_s, wants_ranks, started_s, began_s)
 
 
@@ -198,16 +206,21 @@ def examined(
     partial: list[Measurements] = []
     half_read: list[Node] = []
     try:
-        sourced = read_source(request.node, request.faults, prep.deadline_s, progress, half_read.append)
+        data = request.load.data
+        sourced = read_source(request.node, request.faults, prep.deadline_s, progress, half_read.append, data)
         if request.gpu is None and (gpus := _gpus_of_all(sourced.node, visible)) is not None:
             request = msgspec.structs.replace(request, gpu=gpus)
             prep = msgspec.structs.replace(prep, request=request)
+        load = request.load
         measurements = sourced.measurements if request.backend == "auto" else None
         if measurements is None:
             node, checks, burn_s = sourced.node, prep.checks, prep.burn_s
-            measurements = measure(node, checks, prep.level, request.load, progress, partial.append, burn_s, workers)
+            measurements = measure(node, checks, prep.level, load, progress, partial.append, burn_s, workers)
             partial.append(measurements)
             measurements = count_again(node, measurements, prep.deadline_s, progress)
+            measurements = with_storage(node, measurements, checks, prep.level, load, progress)
+        if load.need_gb_s is not None:  # a saved run is judged against what is said now
+            measurements = msgspec.structs.replace(measurements, data_need_gb_s=load.need_gb_s)
         signals = hold_signals(None) if hold_signals else []
     except InterruptedBySignal as stop:
         if hold_signals is None:
@@ -263,17 +276,20 @@ def read_source(
     deadline_s: float,
     progress: Callable[[str], None] | None = None,
     on_interrupt: Callable[[Node], None] | None = None,
+    data: tuple[str, ...] = (),
 ) -> Sourced:
     """The facts of this machine (None) or of a source, with faults put on them. Raise UserError.
 
     `progress` gets a line for people now and then; `on_interrupt` what was known of this machine when an exception
-    ends the reading.
+    ends the reading; `data` are paths of this machine that training reads from.
     """
     faults = list(faults)
     if name is None:
         if faults:
             raise UserError("--fault is for simulated nodes and captures: name one with --node (see: gpudoctor nodes)")
-        return Sourced(collect.collect_live(deadline_s=deadline_s, progress=progress, on_interrupt=on_interrupt))
+        return Sourced(
+            collect.collect_live(deadline_s=deadline_s, progress=progress, on_interrupt=on_interrupt, data=data)
+        )
     loaded = capture.load_source(name, stdin=sys.stdin.buffer if name == "-" and sys.stdin else None)
     if not faults:
         return Sourced(loaded.node, loaded.measurements)
@@ -294,6 +310,15 @@ def rfc3339(time_s: float) -> str:
 def run_id() -> str:
     """A new id of a run."""
     return str(uuid.uuid4())
+
+
+def _refuse_data(request: CheckRequest) -> None:
+    if (data := request.load.data) and request.node is not None and request.backend != "gloo":
+        raise UserError(
+            f"--data {data[0]}: that is a path of this machine, and --node names another; --backend gloo measures here"
+        )
+    if data:
+        refuse_unreadable(data)
 
 
 def _level_for(named: tuple[Check, ...], usual: Level) -> Level:
@@ -334,6 +359,7 @@ def _cut_short(partial: Measurements, why: str) -> Measurements:
         "deepspeed": partial.deepspeed is not None,
         "tensorflow": partial.tensorflow is not None,
         "frameworks": bool(partial.frameworks),
+        "storage": bool(partial.storage),
         "torch": partial.torch_view,
     }
     lost = {probe: Missing(why, "failed") for probe, done in have.items() if not done}

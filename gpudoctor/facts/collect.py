@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpudoctor.facts.kernel_log import live as kernel_log
     from gpudoctor.facts.nvml import collector as nvml_collector
     from gpudoctor.facts.nvml.collector import CollectorResult
-    from gpudoctor.facts.system import environment, fabric_manager, nccl_plugins, network, pci, software
+    from gpudoctor.facts.system import environment, fabric_manager, nccl_plugins, network, pci, software, storage
     from gpudoctor.facts.system import host as live_host
 else:
     kernel_log = lazy("gpudoctor.facts.kernel_log.live")
@@ -36,11 +36,12 @@ else:
     network = lazy("gpudoctor.facts.system.network")
     pci = lazy("gpudoctor.facts.system.pci")
     software = lazy("gpudoctor.facts.system.software")
+    storage = lazy("gpudoctor.facts.system.storage")
 
 F = TypeVar("F", bound=Fact)
 _Told = tuple[Driver, tuple[Gpu, ...], "tuple[GpuPair, ...] | Missing"]
 
-_AROUND = ("pci", "host", "environment", "software", "network", "fabric_manager", "kernel_log")
+_AROUND = ("pci", "host", "environment", "software", "network", "fabric_manager", "storage", "kernel_log")
 
 # what the parent waits beyond the deadline for its own listener
 _SLACK_S = 1.0
@@ -54,6 +55,7 @@ def collect_live(
     nvml_module: str | None = None,
     on_interrupt: Callable[[Node], None] | None = None,
     start_deadline_s: float = START.seconds,
+    data: Sequence[str] = (),
 ) -> Node:
     """The facts of this machine, never later than the deadline for the driver.
 
@@ -64,7 +66,7 @@ def collect_live(
     and then. `nvml_module`, as module:factory:argument, stands in for pynvml in tests. Under
     `gpudoctor fake-driver` the node is the one that is played, and SIMULATED. On any exception in
     this process (one raised by a signal handler) the collector is ended before it goes on, and
-    `on_interrupt` gets what was known until then.
+    `on_interrupt` gets what was known until then. `data` are absolute paths that training reads from.
     """
     played = stand_in(os.environ) if root == Path("/") else None
     if played is not None:
@@ -89,7 +91,7 @@ def collect_live(
             collector.listen(patience, progress)
         # the host's readers (journalctl is slow) run meanwhile
         if played is None:
-            _read_host(root, deadline_s, around)
+            _read_host(root, deadline_s, around, data)
         else:
             around |= played.around()
         if collector is not None:
@@ -111,16 +113,18 @@ def collect_live(
     return node
 
 
-def _read_host(root: Path, deadline_s: float, into: dict[str, Any]) -> None:
+def _read_host(root: Path, deadline_s: float, into: dict[str, Any], data: Sequence[str]) -> None:
     """What the readers of everything but the driver tell, by the names that `Node` has for it; the slow one last."""
-    into["pci"] = pci.read_pci(root)
-    into["host"] = live_host.read_host(root)
-    into["environment"] = environment.read_environment(os.environ, root)
-    into["software"] = replace(
-        software.read_software(), nccl_net_plugins=nccl_plugins.read_nccl_net_plugins(root, os.environ)
-    )
-    into["network"] = network.read_network(root)
-    into["fabric_manager"] = fabric_manager.read_fabric_manager(root)
+    with storage.StorageReader(root, os.environ, data) as paths:
+        into["pci"] = pci.read_pci(root)
+        into["host"] = live_host.read_host(root)
+        into["environment"] = environment.read_environment(os.environ, root)
+        into["software"] = replace(
+            software.read_software(), nccl_net_plugins=nccl_plugins.read_nccl_net_plugins(root, os.environ)
+        )
+        into["network"] = network.read_network(root)
+        into["fabric_manager"] = fabric_manager.read_fabric_manager(root)
+        into["storage"] = paths.read()
     into["kernel_log"] = kernel_log.read_kernel_log(root, deadline_s)
 
 

@@ -164,7 +164,7 @@ def _part(subject: Subject) -> str:
         return f"link {subject.link}"
     if subject.kind == "rank":
         return f"rank {subject.rank}"
-    return subject.label if subject.kind in ("pair", "nic") else ""
+    return subject.label if subject.kind in ("pair", "nic", "path") else ""
 
 
 def _by_gpu(result: CheckResult) -> dict[str, list[Finding]]:

@@ -17,6 +17,7 @@ from gpudoctor.report.tables.links import (
     peer_matrix,
 )
 from gpudoctor.report.tables.ranks import plain_name, training_table
+from gpudoctor.report.tables.storage import storage_table
 from gpudoctor.report.tables.strategies import library_tables, strategy_tables
 from gpudoctor.report.tables.table import Table, aligned, cell
 from gpudoctor.report.tables.telemetry import growth_text, sample_count, telemetry_table, wrong_text
@@ -29,8 +30,9 @@ _MATRIX_RANKS_MAX = 8
 def figure_lines(measurements: Measurements) -> list[str]:
     """The figures of each probe, in the order in which they run; empty where nothing was measured."""
     launch, of_libraries = measurements.launch, library_lines(measurements)
+    of_storage = storage_lines(measurements)
     if launch is None:
-        return ["Measured in processes of their own:", *of_libraries] if of_libraries else []
+        return [*(["Measured in processes of their own:", *of_libraries] if of_libraries else []), *of_storage]
     kind = "CPU rank" if launch.backend == "gloo" else "GPU"
     kind += "s" if launch.world_size != 1 else ""
     seconds = "" if isinstance(launch.total_s, Missing) else f", {launch.total_s:.1f} s"
@@ -44,6 +46,14 @@ def figure_lines(measurements: Measurements) -> list[str]:
     if measurements.burn is not None:
         lines += _burn_lines(measurements.burn)
     lines += telemetry_lines(measurements)
+    return lines + of_storage
+
+
+def storage_lines(measurements: Measurements) -> list[str]:
+    """A table for each path that was read; empty where none was."""
+    lines: list[str] = []
+    for table in (storage_table(read) for read in measurements.storage if read.rates):
+        lines += [f"{table.title[0].upper()}{table.title[1:]}, readers together:", *aligned(table, "  ")]
     return lines
 
 

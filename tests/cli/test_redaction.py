@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from gpudoctor.facts.kernel_log.lines import parse_kernel_lines
 from gpudoctor.facts.model.gpu import GpuProcess
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import KernelEvent, Node, Variable, from_json, to_json
+from gpudoctor.facts.model.node import (
+    KernelEvent,
+    Node,
+    Storage,
+    StorageMount,
+    StoragePath,
+    Variable,
+    from_json,
+    to_json,
+)
 from gpudoctor.facts.redaction.private_shapes import shapes_taken_out
 from gpudoctor.facts.redaction.public_settings import is_public
 from gpudoctor.facts.redaction.redact import Redaction, redacted
@@ -75,7 +84,7 @@ _FIXED = {
     "state",
     "remote_kind",
     "compute_mode",
-    "path",
+    "storage_class",
     "p2p_read",
     "p2p_write",
 }
@@ -236,3 +245,16 @@ def test_no_variable_that_a_site_made_up_is_shown(value: str) -> None:
 )
 def test_what_names_nobody_is_left_as_it_is(text: str) -> None:
     assert shapes_taken_out(text) == text
+
+
+def test_a_folder_of_a_persons_name_is_hidden_in_facts_and_findings() -> None:
+    """A path of a single name has not the shape of a path; its owner's home shows in others."""
+    node = load_node("hgx-h100-8", {})
+    paths = tuple(StoragePath(path, ("--data",), writable=True) for path in ("/amelie", "/home/bernd/cache"))
+    stale = "Stale file handle (ESTALE)"
+    mount = StorageMount("/amelie", "nfs4", "network", "filer7:/exports/carla", error=stale, paths=paths)
+    redaction = Redaction(put(node, "storage", Storage(mounts=(mount,))))
+    shown = to_json(redaction.node) + msgspec.json.encode(redaction.of(judge(redaction.node, include_facts=True)))
+    assert not [name for name in (b"amelie", b"bernd", b"carla", b"filer7") if name in shown]
+    assert b"ESTALE" in shown
+    assert redaction.text("/amelie and /amelie/x of bernd") == "redacted and /redacted of redacted"

@@ -122,7 +122,7 @@ def impact_of(check_id: str) -> Impact | None:
 
 
 DOMAINS = (
-    *("driver", "gpu", "pcie", "nvlink", "topology", "host", "env", "network"),
+    *("driver", "gpu", "pcie", "nvlink", "topology", "host", "storage", "env", "network"),
     *("collective", "link", "compute", "train", "strategy", "burn"),
 )
 
@@ -137,6 +137,7 @@ READING_ORDER = {
     "pcie": ("link-width", "link-speed", "balance", "errors", "upstream", "acs"),
     "nvlink": ("links", "errors", "fabric", "topology"),
     "host": ("ram-per-gpu", "cpu-per-gpu", "shm", "limits", "kernel"),
+    "storage": ("mount", "space", "read"),
     "env": ("cuda-visible-devices", "frameworks", "nccl", "torch"),
     "network": ("infiniband", "adapters"),
     "collective": ("correct", "bandwidth", "pairs"),

@@ -1,4 +1,4 @@
-"""What a finding is about: the node, a GPU, a pair, a link, a rank or an adapter."""
+"""What a finding is about: the node, a GPU, a pair, a link, a rank, an adapter or a path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudoctor.facts.model.missing import Missing
 class Subject(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a finding is about. A GPU is named by index, UUID and bus id."""
 
-    kind: Literal["gpu", "pair", "link", "rank", "nic", "node"]
+    kind: Literal["gpu", "pair", "link", "rank", "nic", "node", "path"]
     gpu: int | None = None
     uuid: str | None = None
     bus_id: str | None = None
@@ -57,3 +57,7 @@ def of_rank(rank: int, gpu: int | None = None, uuid: str | None = None) -> Subje
 
 def of_nic(name: str) -> Subject:
     return Subject(kind="nic", name=name)
+
+
+def of_path(name: str) -> Subject:
+    return Subject(kind="path", name=name)

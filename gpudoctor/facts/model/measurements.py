@@ -8,6 +8,7 @@ from gpudoctor.facts.model.gpu import Fact
 from gpudoctor.facts.model.measured_burn import Burn
 from gpudoctor.facts.model.measured_compute import ComputeRank
 from gpudoctor.facts.model.measured_links import HostLink, PeerLink
+from gpudoctor.facts.model.measured_storage import StorageRead
 from gpudoctor.facts.model.measured_strategies import FrameworkView, LibraryStrategies, Strategies
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.facts.model.node import Unanswered
@@ -212,8 +213,9 @@ class Measurements(Fact, frozen=True):
     Of a probe that ran in several rounds (level burn) these are the figures of the last complete
     one; but what says whether a result was right is the worst of all rounds. `burn` has the course.
     `unanswered` are the driver calls of the sampler that never returned; "telemetry" in `not_run` says
-    why there was no sampler. Further keys of `not_run`: "deepspeed", "tensorflow", "frameworks", and
+    why there was no sampler. Further keys of `not_run`: "deepspeed", "tensorflow", "frameworks", "storage", and
     "frameworks.NAME" for one framework that gave no answer.
+    `data_need_gb_s` is no measurement: the rate that each GPU must be fed at, as the user said; None: nobody said.
     """
 
     launch: Launch | None = None
@@ -228,9 +230,11 @@ class Measurements(Fact, frozen=True):
     frameworks: tuple[FrameworkView, ...] = ()
     deepspeed: LibraryStrategies | None = None
     tensorflow: LibraryStrategies | None = None
+    storage: tuple[StorageRead, ...] = ()
     telemetry: tuple[Telemetry, ...] = ()
     burn: Burn | None = None
     problems: tuple[ProbeProblem, ...] = ()
     not_run: dict[str, Missing] = {}
     unanswered: tuple[Unanswered, ...] = ()
     injected: tuple[str, ...] = ()
+    data_need_gb_s: float | None = None

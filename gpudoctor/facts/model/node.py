@@ -20,6 +20,10 @@ from gpudoctor.facts.model.kernel_log import KernelEventKind as KernelEventKind
 from gpudoctor.facts.model.kernel_log import KernelLog as KernelLog
 from gpudoctor.facts.model.kernel_log import PcieLimit as PcieLimit
 from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.storage import Storage as Storage
+from gpudoctor.facts.model.storage import StorageDevice as StorageDevice
+from gpudoctor.facts.model.storage import StorageMount as StorageMount
+from gpudoctor.facts.model.storage import StoragePath as StoragePath
 
 SourceKind = Literal["live", "facts", "capture", "simulated"]
 
@@ -260,6 +264,7 @@ class Node(Fact, frozen=True):
     network: Network = Network()
     fabric_manager: FabricManager = FabricManager()
     scheduler: Scheduler = Scheduler()
+    storage: Storage = Storage()
 
 
 def to_json(node: Node) -> bytes:

@@ -31,7 +31,7 @@ class FakeDriverContext(msgspec.Struct, frozen=True):
 
     def around(self) -> dict[str, Any]:
         """What is not the driver's to tell, by the names that `Node` has for it."""
-        names = ("pci", "host", "kernel_log", "environment", "software", "network", "fabric_manager")
+        names = ("pci", "host", "kernel_log", "environment", "software", "network", "fabric_manager", "storage")
         return {name: getattr(self.node, name) for name in names}
 
     def placed(self, read: Node) -> Node:

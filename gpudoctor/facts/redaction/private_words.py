@@ -32,6 +32,12 @@ _DOMAIN = re.compile(r"[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}")
 _FILE_LIKE = re.compile(r".*[./_\d].*")
 _COMMON_PROGRAM = re.compile(r"python[\d.]*|bash|sh|java|ray|node|torchrun|srun|mpirun|--?")
 _HARMLESS = {"root", "localhost", "none", "true", "false", "ubuntu", REDACTED}  # they name nobody
+_SYSTEM_FOLDERS = frozenset(
+    ("/", "/home", "/root", "/tmp", "/var", "/var/tmp", "/dev/shm", "/usr", "/opt", "/srv", "/mnt", "/media", "/boot")
+)
+_SERVER = re.compile(
+    r"(?://)?\[?([A-Za-z][\w.-]{0,253})(?:@\w+)?[:/]"
+)  # filer:/export, 10.0.0.1@tcp:/fs, //filer/share
 _LONGEST_HOST = 1024  # a list of hosts; what is longer is none, and would take its time
 _SHORTEST_SECRET = 4
 _NOTHING = re.compile(r"(?!)")
@@ -121,11 +127,19 @@ def _words_of(node: Node) -> Iterator[str]:
                 yield word
     for event in known(node.kernel_log.events) or ():
         yield from _USER.findall(event.text)
+    for mount in known(node.storage.mounts) or ():
+        for path in (mount.point, *(path.path for path in mount.paths)):
+            yield from _USER.findall(path)
+            # a folder of a single name has not the shape of a path, and may be somebody's
+            yield "" if path in _SYSTEM_FOLDERS else path
 
 
 def _hosts_of(node: Node) -> Iterator[str]:
     yield known(node.host.hostname) or ""
     yield known(node.scheduler.name) or ""
+    for mount in known(node.storage.mounts) or ():
+        if mount.storage_class in ("network", "parallel") and (match := _SERVER.match(mount.source)):
+            yield match[1]
     yield from (e.device or "" for e in known(node.kernel_log.host_events) or () if e.kind.startswith("nfs"))
     for variable in known(node.environment.variables) or ():
         if re.search("NODELIST|NODENAME|ADDR|HOST|COMM_ID", variable.name):

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.node import Node, StorageMount
 from gpudoctor.facts.simulated.edits import Target
+from gpudoctor.facts.simulated.storage_faults import has_wide_nvme, is_local, is_remote
 
 Condition = Callable[[Node, Target], bool]
 
@@ -93,6 +94,10 @@ def _active_efa(node: Node, target: Target) -> bool:
 def _is_virtual(node: Node) -> bool:
     virtual = any(known(gpu.settings.virtualization) not in ("none", None) for gpu in node.gpus)
     return known(node.host.virtualization) == "vm" or virtual
+
+
+def _has_mount(strikes: Callable[[StorageMount], bool]) -> Condition:
+    return lambda node, _: any(strikes(mount) for mount in known(node.storage.mounts) or ())
 
 
 CONDITIONS: dict[str, tuple[Condition, str]] = {
@@ -226,5 +231,8 @@ CONDITIONS: dict[str, tuple[Condition, str]] = {
         ),
         "its few GPUs reach each other without /dev/shm",
     ),
+    "local-storage": (_has_mount(is_local), "no local disk of it is told"),
+    "remote-storage": (_has_mount(is_remote), "no network file system of it is told"),
+    "wide-nvme": (_has_mount(has_wide_nvme), "no NVMe disk of several lanes is told"),
     "torch": (lambda n, t: bool(known(n.software.torch_cuda)), "no torch with CUDA is installed there"),
 }

@@ -14,9 +14,10 @@ from gpudoctor.facts.simulated.edits import Target, each, each_pair, on_slot
 from gpudoctor.facts.simulated.gpu_faults import GPU_PATTERNS
 from gpudoctor.facts.simulated.host_faults import HOST_PATTERNS
 from gpudoctor.facts.simulated.link_faults import LINK_PATTERNS
+from gpudoctor.facts.simulated.storage_faults import STORAGE_PATTERNS
 from gpudoctor.facts.simulated.wiring import put
 
-PATTERNS = {**GPU_PATTERNS, **HOST_PATTERNS, **LINK_PATTERNS}
+PATTERNS = {**GPU_PATTERNS, **HOST_PATTERNS, **LINK_PATTERNS, **STORAGE_PATTERNS}
 
 
 def patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:

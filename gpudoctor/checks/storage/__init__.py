@@ -1,0 +1,1 @@
+"""What training reads from and writes to: room, mounts, and how fast data arrives."""

@@ -1,0 +1,134 @@
+"""storage.mount: is what training reads and writes mounted, as it should be, and does it answer?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.core.case import Case
+from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Finding, Found, fail, ok, unknown, unread, warn
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import of_path
+from gpudoctor.checks.storage.paths import class_words, is_data, mount_evidence, subject_of, used_for
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.model.storage import StorageDevice, StorageMount
+
+# file systems that make themselves read-only when they meet an error; others are made to be read only
+_SELF_PROTECTING = ("ext2", "ext3", "ext4", "f2fs", "btrfs")
+# what ext4 and XFS say of themselves once they have given up
+_GIVEN_UP = ("emergency_ro", "shutdown")
+_SERVER = (
+    Advice("See whether the server answers.", "dmesg -T | grep -iE 'nfs|lustre|ceph|fuse' | tail; showmount -e SERVER"),
+    Advice("Mount it anew once nothing uses it any more.", "umount -l MOUNTPOINT && mount MOUNTPOINT"),
+)
+
+
+@check(
+    "storage.mount",
+    title="What training reads and writes is mounted, and answers",
+    impact="costs",
+    needs_gpu=False,
+)
+def mounted(case: Case) -> Iterator[Finding]:
+    """Fail for a mount that answers with errors, or that the kernel shut; warn of what is odd or narrow."""
+    mounts = case.node.storage.mounts
+    if isinstance(mounts, Missing):
+        yield unread(NODE, "mounted file systems", mounts)
+        return
+    for mount in mounts:
+        findings = [*_of_mount(mount), *_of_paths(mount), *_of_devices(mount)]
+        words = f"{mount.fs_type}, {class_words(mount)}, used as {used_for(mount)}"
+        yield from findings or [ok(subject_of(mount), Found(words), None, mount_evidence(mount))]
+
+
+def _of_mount(mount: StorageMount) -> Iterator[Finding]:
+    subject, evidence = subject_of(mount), mount_evidence(mount)
+    if isinstance(mount.error, Missing):
+        finding = unread(subject, f"{mount.fs_type}, used as {used_for(mount)}", mount.error)
+        hung = mount.error.kind == "failed"
+        yield unknown(subject, finding.reason or "", evidence, advice=_SERVER) if hung else finding
+    elif mount.error is not None:
+        words = "a stale handle: the server has lost the folder" if "ESTALE" in mount.error else "its server is gone"
+        broken = Found(f"it answers {mount.error}", mount.error)
+        yield fail(subject, broken, "files can be looked up", evidence, likely=words, advice=_SERVER)
+    elif set(mount.options) & set(_GIVEN_UP):
+        what = Found("the file system has shut itself down after an error", "shutdown")
+        yield fail(subject, what, "writable, as it was mounted", evidence, advice=_DISK)
+    elif mount.system_read_only and not mount.read_only and mount.fs_type in _SELF_PROTECTING:
+        yield warn(
+            subject,
+            Found("read-only, though it was mounted writable", "read-only"),
+            "writable, as it was mounted",
+            evidence,
+            likely="the kernel made it so after an error, or it is bound from a file system that is read-only",
+            advice=_DISK,
+        )
+    elif mount.storage_class == "overlay" and is_data(mount):
+        yield warn(
+            subject,
+            Found("the data lies in the layers of the container", "overlay"),
+            "a data set on a volume of its own",
+            evidence,
+            likely="the folder was not mounted into the container, or the data was copied into the image",
+            advice=(Advice("Mount it.", "docker run -v /datasets:/datasets:ro ...   # Kubernetes: a volume"),),
+        )
+
+
+_DISK = (
+    Advice("See what the kernel says of the disk.", "dmesg -T | grep -iE 'ext4|btrfs|xfs|nvme|I/O error' | tail"),
+    Advice("Check the file system while it is not mounted; if errors return, replace the disk.", "fsck -f DEVICE"),
+)
+
+
+def _of_paths(mount: StorageMount) -> Iterator[Finding]:
+    for path in mount.paths:
+        if path.not_mounted is not None:
+            yield warn(
+                of_path(path.path),
+                Found(f"a plain folder on {mount.point}: {path.not_mounted} is not mounted", path.not_mounted),
+                f"{path.not_mounted} is mounted, as /etc/fstab says",
+                Evidence("/etc/fstab", f"has {path.not_mounted}, and the mount table does not"),
+                mount_evidence(mount),
+                likely="the mount failed at boot, or its server was away: what is written here fills the system's disk",
+                advice=(
+                    Advice("Mount it.", f"mount {path.not_mounted}"),
+                    Advice("See why it was not.", "journalctl -b -u '*.mount'"),
+                ),
+            )
+
+
+def _of_devices(mount: StorageMount) -> Iterator[Finding]:
+    for disk in known(mount.devices) or ():
+        state = known(disk.controller_state)
+        if state not in (None, "live"):
+            yield warn(
+                subject_of(mount),
+                Found(f"{disk.name}: its controller is {state}", state),
+                "live",
+                Evidence(f"/sys/class/nvme of {disk.name}", str(state)),
+                likely="the disk was reset, or has left the bus",
+                advice=_DISK,
+            )
+        elif (narrow := _narrowed(disk)) is not None:
+            yield warn(
+                subject_of(mount),
+                Found(f"{disk.name} runs at {narrow[0]}", known(disk.width), "lanes"),
+                f"{narrow[1]}, which disk and slot can both do",
+                Evidence(f"/sys/bus/pci/devices/{known(disk.bus_id)}", f"{narrow[0]}; maximum {narrow[1]}"),
+                likely="the disk is not seated well, its cable is bad, or the BIOS splits the slot's lanes",
+                advice=(
+                    Advice("Compare link and slot.", f"sudo lspci -vvs {known(disk.bus_id)} | grep -i lnk"),
+                    Advice("Power the node off for 30 seconds; still narrow: reseat the disk, try another bay."),
+                ),
+            )
+
+
+def _narrowed(disk: StorageDevice) -> tuple[str, str] | None:
+    """What the link runs at and could run at, if that is more; None if slot or disk is not known."""
+    width, widths = known(disk.width), (known(disk.max_width), known(disk.slot_max_width))
+    speed, speeds = known(disk.speed_gt_s), (known(disk.max_speed_gt_s), known(disk.slot_max_speed_gt_s))
+    if width is None or speed is None or None in widths or None in speeds:
+        return None
+    can_width, can_speed = min(w for w in widths if w is not None), min(s for s in speeds if s is not None)
+    if width >= can_width and speed >= can_speed:
+        return None
+    return f"x{width} at {speed:g} GT/s", f"x{can_width} at {can_speed:g} GT/s"

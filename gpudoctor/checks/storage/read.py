@@ -1,0 +1,157 @@
+"""storage.read: does data arrive as fast as the GPUs use it up?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    fail,
+    ok,
+    skip,
+    unknown,
+    unread,
+    warn,
+)
+from gpudoctor.checks.core.probe_outcome import absent
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import of_path
+from gpudoctor.facts.model.measured_storage import ReadPattern, StorageRate, StorageRead
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.units import figure_text, short_size, time_text
+
+_SHARDS_MB_S = Limit(
+    10,
+    "MB/s a GPU",
+    "token shards: a GPU that trains 100 000 tokens a second reads 0.4 MB/s of 4-byte tokens; 25 times that",
+    name="warn_shards_mb_s",
+    status="warn",
+)
+# ResNet-50 v1.5 on one A100 or H100: 2500 to 3000 images a second (NVIDIA's DeepLearningExamples, MLPerf Training);
+# a JPEG of ImageNet-1k's training set has 110 KB (138 GB, 1.28 million files)
+_IMAGENET_GB_S = 0.3
+_HOW: dict[str, str] = {
+    "direct": "O_DIRECT: past this machine's page cache",
+    "dropped": "no O_DIRECT there: the page cache was dropped by posix_fadvise",
+}
+_FIO = "fio --name=r --filename=FILE --readonly --direct=1 --rw=read --bs=1M --numjobs=4 --group_reporting"
+_ADVICE = (
+    Advice("Measure it with fio, on a file of the data set.", _FIO),
+    Advice("Copy the data set to local NVMe, or pack small files into shards (WebDataset, Parquet)."),
+)
+_OWN_ADVICE = (Advice("Name what training reads.", "gpudoctor check storage.read --data PATH --need RATE"), *_ADVICE)
+
+
+@check(
+    "storage.read",
+    title="Data is read as fast as the GPUs need it",
+    level="full",
+    impact="costs",
+    needs_gpu=False,
+    limits=(_SHARDS_MB_S,),
+)
+def read(case: Case) -> Iterator[Finding]:
+    """Fail if not even the best way to read reaches what was asked for by --need; else say what it is enough for."""
+    if not case.measurements.storage:
+        yield absent(case, "storage", "reading")
+        return
+    for each in case.measurements.storage:
+        yield _judged(case, each)
+
+
+def _judged(case: Case, each: StorageRead) -> Finding:
+    subject = of_path(each.path)
+    best = {pattern: _best(each, pattern) for pattern in ("sequential", "random")}
+    evidence = _evidence(each)
+    if each.failure is not None:
+        finding = unread(subject, "reading", each.failure)
+        return unknown(subject, finding.reason or "", *evidence) if each.failure.kind == "failed" else finding
+    rates = [rate for rate in best.values() if rate is not None]
+    if len(rates) < len(best):
+        return unknown(subject, "reading: not every pattern was measured", *evidence)
+    if isinstance(each.cold, Missing) and each.cold.kind == "unsupported":
+        return skip(subject, f"{each.cold.reason}: {_rates_text(best)}, and no storage was read")
+    # what TMPDIR gives is no data set's rate: no reason to fail a node, nor to ask it for all GPUs
+    gpus = 1 if each.own_file else max(len(case.compute_gpus), 1)
+    low, high = min(rate.gb_s for rate in rates), max(rate.gb_s for rate in rates)
+    found = Found(f"{_rates_text(best)}{_own(each)}", round(low, 4), "GB/s")
+    expected, wanted = _expected(case, gpus)
+    advice = _OWN_ADVICE if each.own_file else _ADVICE
+    if case.measurements.data_need_gb_s is not None and high < wanted and not each.own_file:
+        return fail(subject, found, expected, *evidence, likely="the GPUs wait for data", advice=advice)
+    if low < wanted:
+        slow = " and ".join(pattern for pattern, rate in best.items() if rate is not None and rate.gb_s < wanted)
+        likely = f"a training whose reads are {slow} waits for data"
+        return warn(subject, found, expected, *evidence, likely=likely, advice=advice)
+    if isinstance(each.cold, Missing):  # fast enough, unless it came from RAM
+        return unknown(subject, f"{found.text}, perhaps from RAM: {each.cold.reason}", *evidence)
+    return ok(subject, Found(f"{found.text}: {_means(low, case)}", found.value, found.unit), expected, *evidence)
+
+
+def _best(each: StorageRead, pattern: ReadPattern) -> StorageRate | None:
+    """What the best number of readers got: that is the number of workers to choose."""
+    return max((rate for rate in each.rates if rate.pattern == pattern), key=lambda rate: rate.gb_s, default=None)
+
+
+def _expected(case: Case, gpus: int) -> tuple[Expected, float]:
+    """What the node wants, and that in GB/s."""
+    need, many = case.measurements.data_need_gb_s, f"{gpus} GPU{'s' * (gpus > 1)}"
+    if need is not None:
+        wanted = need * gpus
+        text, source = f"{_gb_s(wanted)}: --need {_gb_s(need)} a GPU x {many}", "--need"
+    else:
+        wanted = case.limit(_SHARDS_MB_S) / 1e3 * gpus
+        text = f"at least {_gb_s(wanted)}, for {many} that read token shards; --need says what yours want"
+        source = case.limit_source(_SHARDS_MB_S)
+    return Expected(text, ">=", round(wanted, 6), "GB/s", source), wanted
+
+
+def _rates_text(best: dict[str, StorageRate | None]) -> str:
+    return ", ".join(
+        f"{pattern} {_gb_s(rate.gb_s)} ({rate.readers} reader{'s' * (rate.readers > 1)})"
+        for pattern, rate in best.items()
+        if rate is not None
+    )
+
+
+def _own(each: StorageRead) -> str:
+    return "; a file written for it just now, so that the disk's own cache may have held it" if each.own_file else ""
+
+
+def _evidence(each: StorageRead) -> tuple[Evidence, ...]:
+    rows: list[Evidence] = []
+    for pattern in ("sequential", "random"):
+        of_pattern = [rate for rate in each.rates if rate.pattern == pattern]
+        if of_pattern:
+            figures = ", ".join(
+                f"{rate.readers}: {_gb_s(rate.gb_s)} (p99 {time_text(rate.p99_us)})" for rate in of_pattern
+            )
+            rows.append(Evidence(f"{pattern}, reads of {short_size(of_pattern[0].block_bytes)}, by readers", figures))
+    if not isinstance(each.method, Missing):
+        how = f"{_HOW[each.method]}; caches of servers and disks are not seen"
+        rows.append(Evidence("how it was read", f"{how}; {each.files} file{'s' * (each.files != 1)}"))
+    if not isinstance(each.cached_gb_s, Missing):
+        rows.append(Evidence("from the page cache, by 1 reader", _gb_s(each.cached_gb_s)))
+    if not isinstance(each.opens_per_s, Missing) and not isinstance(each.open_p99_us, Missing):
+        rows.append(Evidence("opened and closed", f"{each.opens_per_s:.0f} files/s, p99 {time_text(each.open_p99_us)}"))
+    return (*rows, *(Evidence("left out", text) for text in each.left_out))
+
+
+def _means(low_gb_s: float, case: Case) -> str:
+    """How many GPUs the slower pattern feeds."""
+    shards = case.limit(_SHARDS_MB_S) / 1e3
+    jpegs = f"{_count(low_gb_s / _IMAGENET_GB_S)} GPUs that train ResNet-50 on JPEGs ({_gb_s(_IMAGENET_GB_S)} each)"
+    return f"feeds {jpegs}, {_count(low_gb_s / shards)} on token shards ({_gb_s(shards)})"
+
+
+def _count(number: float) -> str:
+    return f"{number:.0f}" if number >= 10 else f"{number:.1f}"
+
+
+def _gb_s(rate_gb_s: float) -> str:
+    return f"{figure_text(rate_gb_s)} GB/s" if rate_gb_s >= 0.995 else f"{figure_text(rate_gb_s * 1e3)} MB/s"

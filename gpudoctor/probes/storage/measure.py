@@ -1,0 +1,123 @@
+"""Has each path read by a process of its own, under a deadline, and puts together what it said."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+import msgspec
+
+from gpudoctor.facts.model.measured_storage import StorageRead
+from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.probes.storage.messages import (
+    FilesFound,
+    RateMeasured,
+    ReadAnswer,
+    ReadFailure,
+    ReadLeftOut,
+    ReadOrder,
+    ReadStep,
+)
+from gpudoctor.process.die_with_parent import dependent_python
+from gpudoctor.process.ending import ending_words, kill_all
+from gpudoctor.process.pipes import TURN_S, LineReader, pipe_with_child
+from gpudoctor.process.spawn import Child
+
+# a measurement takes 1 s, and 8 s more if one read of a slow source does; a file to read is written in 4 s and a sync
+SILENCE_S = 15.0
+# six measurements, and what comes before and after them
+WHOLE_S = 60.0
+_KILL_GRACE_S = 1.0
+
+
+class PathToRead(msgspec.Struct, frozen=True):
+    """A path to read below, or (`own_file`) a folder to make a file in."""
+
+    path: str
+    own_file: bool = False
+
+
+def read_paths(
+    paths: Sequence[PathToRead],
+    readers: tuple[int, ...],
+    progress: Callable[[str], None] | None = None,
+    *,
+    silence_s: float = SILENCE_S,
+    seconds: float = 1.0,
+) -> tuple[StorageRead, ...]:
+    """What each path gave, one after another: together they would take from each other. Never raises for a path.
+
+    `readers`: how many at once, one measurement each. `silence_s`: how long a path may say nothing.
+    """
+    return tuple(_read_path(path, readers, progress, silence_s, seconds) for path in paths)
+
+
+def _read_path(
+    path: PathToRead, readers: tuple[int, ...], progress: Callable[[str], None] | None, silence_s: float, seconds: float
+) -> StorageRead:
+    read = StorageRead(path.path.encode("utf-8", "replace").decode(), own_file=path.own_file)
+    order = ReadOrder(os.fsencode(path.path).hex(), path.own_file, readers, seconds)
+    try:
+        with pipe_with_child("writes") as (ours, theirs):
+            argv = dependent_python(
+                "gpudoctor.probes.storage.read_child", "begin", str(theirs), msgspec.json.encode(order).decode()
+            )
+            process = Child(argv, pass_fds=[theirs])
+    except OSError as error:
+        return _failed(read, f"no process could be started to read: {error.strerror or error}")
+    try:
+        return _heard(read, LineReader(ours), process, progress, silence_s)
+    finally:
+        # its readers are of its group, and one that a dead mount holds is given up
+        kill_all([process], _KILL_GRACE_S)
+        os.close(ours)
+
+
+def _heard(
+    read: StorageRead, pipe: LineReader, process: Child, progress: Callable[[str], None] | None, silence_s: float
+) -> StorageRead:
+    doing, give_up_s = "start", monotonic() + WHOLE_S
+    silent_s = monotonic() + silence_s
+    while (left_s := min(give_up_s, silent_s) - monotonic()) > 0:
+        lines = pipe.lines(min(left_s, TURN_S))
+        if lines is None:
+            break
+        for line in lines:
+            answer = msgspec.json.decode(line, type=ReadAnswer)
+            silent_s = monotonic() + silence_s
+            if isinstance(answer, ReadStep):
+                doing = answer.text
+                if progress is not None:
+                    progress(f"read {read.path}: {doing}")
+            read = _with_answer(read, answer)
+    else:
+        return _failed(read, f"did not come back from {doing!r} within {silence_s:g} s")
+    if read.failure is None and read.cold == NOT_READ:
+        return _failed(read, f"ended in {doing!r}: {ending_words(process.ends_within(_KILL_GRACE_S))}")
+    return read
+
+
+def _with_answer(read: StorageRead, answer: ReadAnswer) -> StorageRead:
+    replace = msgspec.structs.replace
+    if isinstance(answer, ReadStep):
+        return read
+    if isinstance(answer, FilesFound):
+        return replace(read, files=answer.files, bytes_found=answer.bytes_found, method=answer.method)
+    if isinstance(answer, RateMeasured):
+        return replace(read, rates=(*read.rates, answer.rate))
+    if isinstance(answer, ReadLeftOut):
+        return replace(read, left_out=(*read.left_out, answer.text))
+    if isinstance(answer, ReadFailure):
+        return replace(read, failure=answer.why)
+    return replace(
+        read,
+        cold=answer.cold,
+        cached_gb_s=answer.cached_gb_s,
+        opens_per_s=answer.opens_per_s,
+        open_p99_us=answer.open_p99_us,
+    )
+
+
+def _failed(read: StorageRead, why: str) -> StorageRead:
+    return msgspec.structs.replace(read, failure=Missing(why, "failed"))

@@ -1,0 +1,215 @@
+"""Reads files by several processes at once and times it: what one measurement is made of."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import random
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from functools import partial
+from time import monotonic
+
+import msgspec
+
+from gpudoctor.facts.model.measured_storage import ReadMethod, ReadPattern, StorageRate
+from gpudoctor.probes.storage.files import DataFile
+from gpudoctor.probes.storage.messages import RANDOM_BYTES, SEQUENTIAL_BYTES
+from gpudoctor.process.die_with_parent import die_with_parent
+from gpudoctor.process.ending import kill_all
+from gpudoctor.process.forked import ForkedProcess
+from gpudoctor.process.pipes import Bounded, pipe_with_child, read_to_end, write_all
+
+_SLACK_S = 8.0  # one read of a slow source may take seconds
+_MOST_ANSWER_BYTES = 8 << 20
+_MOST_TIMES = 20_000  # of one reader; more change no percentile
+# a data loader opens each small file anew, and keeps a shard open
+_KEPT_OPEN_BYTES = 1 << 20
+_MOST_OPEN = 128
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """One read: of which file, from where, how much."""
+
+    file: int
+    offset: int
+    length: int
+
+
+class _Task(msgspec.Struct, frozen=True):
+    files: Sequence[DataFile]
+    pattern: ReadPattern
+    method: ReadMethod
+    seconds: float
+    most_bytes: int
+
+
+class ReadersStuckError(Exception):
+    """Readers did not come back in time, or with an error; the text says it."""
+
+
+def pieces_of(files: Sequence[DataFile], pattern: ReadPattern, most: int = 1 << 16) -> list[Piece]:
+    """The reads of all files in order (sequential) or in an order that is the same each time (random)."""
+    block = SEQUENTIAL_BYTES if pattern == "sequential" else RANDOM_BYTES
+    every = [
+        Piece(place, offset, min(block, file.size_bytes - offset))
+        for place, file in enumerate(files)
+        for offset in _offsets(file.size_bytes, block, max(1, most // len(files)), pattern)
+    ]
+    if pattern == "random":
+        random.Random(len(every)).shuffle(every)
+    return every
+
+
+def _offsets(size: int, block: int, most: int, pattern: ReadPattern) -> Sequence[int]:
+    every = range(0, size, block)
+    if len(every) <= most:
+        return every
+    return every[:most] if pattern == "sequential" else random.Random(size).sample(every, most)
+
+
+def read_at_once(
+    files: Sequence[DataFile],
+    pieces: Sequence[Piece],
+    pattern: ReadPattern,
+    readers: int,
+    method: ReadMethod,
+    seconds: float,
+    most_bytes: int,
+) -> StorageRate:
+    """Have so many processes read their shares of the pieces, each one read at a time, and add up what they got.
+
+    With O_DIRECT pieces are read again if they run out; else never, since the page cache would answer. Raise
+    ReadersStuckError, OSError.
+    """
+    task = _Task(files, pattern, method, seconds, most_bytes // readers)
+    processes: list[ForkedProcess] = []
+    answers: dict[int, Bounded] = {}
+    go, begin = os.pipe()
+    try:
+        for place in range(readers):
+            mine = pieces[place::readers] if pattern == "random" else _run_of(pieces, place, readers)
+            with pipe_with_child("writes") as (ours, theirs):
+                processes.append(ForkedProcess(partial(_be_reader, theirs, go, task, mine or pieces[-1:])))
+            answers[ours] = Bounded(_MOST_ANSWER_BYTES)
+        write_all(begin, bytes(readers))
+        takers = {descriptor: answer.take for descriptor, answer in answers.items()}
+        if not read_to_end(takers, monotonic() + seconds + _SLACK_S):
+            raise ReadersStuckError(f"a read did not come back within {seconds + _SLACK_S:g} s")
+    finally:
+        kill_all(processes, 1.0, group=False)
+        for descriptor in (go, begin, *answers):
+            os.close(descriptor)
+    return _added_up([_told(bytes(answer)) for answer in answers.values()], pattern, readers)
+
+
+def _run_of(pieces: Sequence[Piece], place: int, readers: int) -> Sequence[Piece]:
+    each = -(-len(pieces) // readers)
+    return pieces[place * each : (place + 1) * each]
+
+
+class _Told(msgspec.Struct, frozen=True):
+    begin_s: float = 0.0
+    end_s: float = 0.0
+    read_bytes: int = 0
+    times_us: tuple[float, ...] = ()
+    reads: int = 0
+    error: str | None = None
+
+
+def _told(answer: bytes) -> _Told:
+    try:
+        return msgspec.json.decode(answer, type=_Told)
+    except msgspec.DecodeError:
+        return _Told(error="a reader ended without an answer")
+
+
+def _added_up(told: Sequence[_Told], pattern: ReadPattern, readers: int) -> StorageRate:
+    error = next((each.error for each in told if each.error), None)
+    if error is not None:
+        raise ReadersStuckError(error)
+    did = [each for each in told if each.reads]
+    total, reads = sum(each.read_bytes for each in did), sum(each.reads for each in did)
+    if not total:
+        raise ReadersStuckError("not one byte was read")
+    seconds = max(max(each.end_s for each in did) - min(each.begin_s for each in did), 1e-9)
+    times = sorted(time for each in did for time in each.times_us)
+    block = SEQUENTIAL_BYTES if pattern == "sequential" else RANDOM_BYTES
+    return StorageRate(
+        pattern=pattern,
+        readers=readers,
+        block_bytes=min(block, -(-total // reads)),
+        gb_s=total / seconds / 1e9,
+        reads=reads,
+        seconds=seconds,
+        p50_us=times[len(times) // 2],
+        p99_us=times[min(len(times) - 1, len(times) * 99 // 100)],
+    )
+
+
+def _be_reader(pipe: int, go: int, task: _Task, pieces: Sequence[Piece]) -> None:
+    die_with_parent()
+    opened = OpenFiles(task.files, task.method, task.pattern)
+    buffer = mmap.mmap(-1, SEQUENTIAL_BYTES)  # O_DIRECT wants it aligned to pages
+    os.read(go, 1)
+    times: list[float] = []
+    read_bytes = reads = 0
+    begin_s = now_s = monotonic()
+    error = None
+    try:
+        for piece in _again(pieces) if task.method == "direct" else pieces:
+            was_s = now_s
+            read_bytes += opened.read(piece, buffer)
+            now_s = monotonic()
+            reads += 1
+            if len(times) < _MOST_TIMES:
+                times.append(round((now_s - was_s) * 1e6, 1))
+            if now_s - begin_s >= task.seconds or read_bytes >= task.most_bytes:
+                break
+    except OSError as failed:
+        error = f"reading {task.files[piece.file].path}: {failed.strerror or failed}"
+    told = {
+        "begin_s": begin_s, "end_s": now_s, "read_bytes": read_bytes, "times_us": times, "reads": reads, "error": error,
+    }  # fmt: skip
+    # json: a path that is not UTF-8 has lone surrogates, which msgspec does not write
+    write_all(pipe, json.dumps(told).encode())
+
+
+def _again(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    while True:
+        yield from pieces
+
+
+class OpenFiles:
+    """Opens files for reading as a data loader does: a small one anew for each read, a large one once."""
+
+    def __init__(self, files: Sequence[DataFile], method: ReadMethod, pattern: ReadPattern) -> None:
+        self._files = files
+        self._flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if method == "direct" else 0)
+        self._advice = os.POSIX_FADV_SEQUENTIAL if pattern == "sequential" else os.POSIX_FADV_RANDOM
+        self._buffered = method != "direct"
+        self._kept: OrderedDict[int, int] = OrderedDict()
+
+    def read(self, piece: Piece, buffer: mmap.mmap) -> int:
+        """The bytes that one read gave. Raise OSError."""
+        file = self._files[piece.file]
+        keep = file.size_bytes >= _KEPT_OPEN_BYTES
+        descriptor = self._kept[piece.file] if piece.file in self._kept else self._open(file.path)
+        if keep and piece.file not in self._kept:
+            self._kept[piece.file] = descriptor
+            if len(self._kept) > _MOST_OPEN:
+                os.close(self._kept.popitem(last=False)[1])
+        try:
+            # O_DIRECT takes whole pages; the end of a file gives what there is
+            length = -(-piece.length // mmap.PAGESIZE) * mmap.PAGESIZE
+            return os.preadv(descriptor, [memoryview(buffer)[:length]], piece.offset)
+        finally:
+            if not keep:
+                os.close(descriptor)
+
+    def _open(self, path: str) -> int:
+        descriptor = os.open(path, self._flags)
+        if self._buffered:
+            os.posix_fadvise(descriptor, 0, 0, self._advice)
+        return descriptor

@@ -1,0 +1,261 @@
+"""Reading real files past the page cache: what is measured, what is not taken for a disk, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+from gpudoctor.facts.model.measured_storage import StorageRead
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.mounts import Mount
+from gpudoctor.probes.storage import page_cache
+from gpudoctor.probes.storage.files import DataFile, NothingToReadError, listed, made_in
+from gpudoctor.probes.storage.measure import PathToRead, read_paths
+from gpudoctor.probes.storage.read_child import _cold
+from gpudoctor.probes.storage.readers import pieces_of
+from gpudoctor.process.leftovers import marked_processes
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    (folder / "below").mkdir(parents=True)
+    (folder / "shard.bin").write_bytes(os.urandom(8 * MIB))
+    for number in range(20):
+        (folder / "below" / f"{number}.jpg").write_bytes(os.urandom(30_000))
+    (folder / "empty").touch()
+    (folder / "link").symlink_to("shard.bin")
+    (folder / "loop").symlink_to("loop")
+    os.mkfifo(folder / "fifo")
+    return folder
+
+
+def read_one(
+    path: Path, *, own_file: bool = False, readers: tuple[int, ...] = (1, 2), seconds: float = 0.05
+) -> StorageRead:
+    [read] = read_paths([PathToRead(str(path), own_file)], readers, seconds=seconds)
+    return read
+
+
+def state(folder: Path) -> list[tuple[str, int, int]]:
+    return sorted((str(path), path.lstat().st_size, path.lstat().st_mtime_ns) for path in folder.rglob("*"))
+
+
+def test_the_users_files_are_read_in_both_patterns_and_nothing_is_written(data: Path) -> None:
+    before = state(data)
+    read = read_one(data)
+    assert read.failure is None
+    assert [(rate.pattern, rate.readers) for rate in read.rates] == [
+        ("sequential", 1), ("sequential", 2), ("random", 1), ("random", 2),
+    ]  # fmt: skip
+    assert all(rate.gb_s > 0 and rate.reads > 0 and rate.p99_us >= rate.p50_us > 0 for rate in read.rates)
+    # the shard, its link and 20 small files: no FIFO, no empty file, no loop
+    assert (read.files, read.bytes_found) == (22, 2 * 8 * MIB + 20 * 30_000)
+    assert not isinstance(read.opens_per_s, Missing)
+    assert state(data) == before
+
+
+def test_a_file_is_read_to_its_end_in_pieces_that_fit() -> None:
+    file = DataFile("/x", 2 * MIB + 5)
+    assert [(p.offset, p.length) for p in pieces_of([file], "sequential")] == [(0, MIB), (MIB, MIB), (2 * MIB, 5)]
+    at_random = pieces_of([file], "random")
+    assert sorted(p.offset for p in at_random) == list(range(0, 2 * MIB + 5, 128 << 10))
+    assert [p.offset for p in at_random] != sorted(p.offset for p in at_random)
+    assert at_random == pieces_of([file], "random")
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "word"),
+    [
+        (lambda folder: folder / "nothing", "failed", "No such file"),
+        (lambda folder: folder, "absent", "no file of 4 KiB"),
+    ],
+)
+def test_where_nothing_can_be_read_the_reason_stands(make: object, kind: str, word: str, tmp_path: Path) -> None:
+    read = read_one(make(tmp_path))  # type: ignore[operator]
+    assert read.failure is not None
+    assert read.failure.kind == kind
+    assert word in read.failure.reason
+    assert read.rates == ()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "folder").mkdir()
+    return tmp_path / "folder"
+
+
+def test_a_file_of_our_own_has_no_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpudoctor.probes.storage.files._OWN_BYTES", 64 * MIB)
+    own = made_in(str(folder))
+    try:
+        assert own.size_bytes == 64 * MIB
+        assert list(folder.iterdir()) == []
+        assert Path(own.path).stat().st_nlink == 0
+    finally:
+        os.close(int(own.path.rpartition("/")[2]))
+
+
+def test_a_disk_that_is_full_in_the_middle_is_told_and_keeps_nothing(folder: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    descriptors = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10 * MIB, hard))
+    try:
+        with pytest.raises(NothingToReadError, match=r"writing a file to read in .*: File too large") as told:
+            made_in(str(folder))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert told.value.tried
+    assert set(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208
+    assert list(folder.iterdir()) == []
+
+
+def test_storage_in_ram_is_not_taken_for_a_disk() -> None:
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("/dev/shm may not be written to")
+    file = Path(f"/dev/shm/gpudoctor-test-{os.getpid()}")
+    try:
+        file.write_bytes(bytes(MIB))
+        read = read_one(file, readers=(1,))
+        assert isinstance(read.cold, Missing)
+        assert (read.cold.kind, read.cold.reason) == ("unsupported", "tmpfs is in RAM")
+    finally:
+        file.unlink()
+    own = read_one(Path("/dev/shm"), own_file=True)
+    assert own.failure is not None
+    assert "is in RAM" in own.failure.reason
+
+
+def test_the_page_cache_is_seen_and_dropped(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    with file.open("wb") as opened:
+        opened.write(os.urandom(4 * MIB))
+        os.fsync(opened.fileno())
+    file.read_bytes()
+    share = page_cache.resident_share(str(file))
+    if share != 1.0:
+        pytest.skip(f"this file system or kernel does not tell the page cache: {share}")
+    page_cache.drop([str(file)])
+    assert (page_cache.resident_share(str(file)) or 0.0) < 0.02
+    assert page_cache.resident_share(str(tmp_path / "nothing")) is None
+
+
+@pytest.mark.parametrize(
+    ("fs_type", "method", "goes_past", "stayed", "word"),
+    [
+        ("ext4", "direct", True, [], None),
+        ("nfs4", "direct", None, [], None),
+        ("ext4", "direct", False, [], "in spite of O_DIRECT"),
+        ("btrfs", "direct", None, [], "may go through the page cache"),
+        ("btrfs", "direct", True, [], None),
+        ("ext4 data=journal", "direct", None, [], "may go through the page cache"),
+        ("zfs", "direct", True, [], "a cache of its own"),
+        ("squashfs", "dropped", None, [0.0, 0.01], None),
+        ("squashfs", "dropped", None, [0.0, 0.5], "50% of a file stayed"),
+        ("squashfs", "dropped", None, [None], "another user's files"),
+        ("squashfs", "dropped", None, [], "another user's files"),
+    ],
+)
+def test_what_may_have_come_from_ram_is_never_called_cold(
+    fs_type: str, method: Any, goes_past: bool | None, stayed: list[float | None], word: str | None
+) -> None:
+    name, *options = fs_type.split()
+    cold = _cold(Mount("/data", name, "none", ("rw",), tuple(options), "0:99"), method, goes_past, stayed)
+    if word is None:
+        assert cold is True
+    else:
+        assert isinstance(cold, Missing)
+        assert (cold.kind, word in cold.reason) == ("failed", True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+@pytest.mark.parametrize(("options", "word"), [("loop", "is a file"), ("loop,data=journal", "is a file")])
+def test_a_loop_device_is_not_taken_for_a_disk(options: str, word: str, tmp_path: Path) -> None:
+    image, point = tmp_path / "image", tmp_path / "point"
+    point.mkdir()
+    with image.open("wb") as opened:
+        opened.truncate(32 * MIB)
+    for command in (["mkfs.ext4", "-q", "-F", str(image)], ["mount", "-o", options, str(image), str(point)]):
+        if shutil.which(command[0]) is None or subprocess.run(command, check=False, capture_output=True).returncode:
+            pytest.skip(f"{command[0]} does not work here")
+    try:
+        (point / "shard.bin").write_bytes(os.urandom(4 * MIB))
+        os.sync()
+        read = read_one(point / "shard.bin", readers=(1,))
+        past = page_cache.goes_past(str(point / "shard.bin"))
+    finally:
+        subprocess.run(["umount", str(point)], check=True)
+    assert isinstance(read.cold, Missing)
+    assert word in read.cold.reason
+    assert past is ("data=journal" not in options)
+
+
+def test_listing_is_bounded_and_stays_on_its_file_system(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(9):
+        (folder / f"{number}").write_bytes(bytes(5000))
+    (folder / "0-proc").symlink_to("/proc/self/status")
+    monkeypatch.setattr("gpudoctor.probes.storage.files.MOST_FILES", 5)
+    assert [Path(file.path).name for file in listed(str(folder))] == ["0", "1", "2", "3", "4"]
+
+
+def test_sigkill_in_the_middle_leaves_no_file_and_no_process(folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gpudoctor", "check", "storage.read", "--progress"]
+    environ = {**os.environ, "TMPDIR": str(folder), "XDG_CONFIG_HOME": str(tmp_path)}
+    process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert next((line for line in process.stderr if "write a file to read" in line), ""), "it had begun to write"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stderr.close()
+    end_s = monotonic() + 20
+    while marked_processes("TMPDIR", str(folder)) and monotonic() < end_s:
+        sleep(0.02)
+    assert marked_processes("TMPDIR", str(folder)) == {}
+    assert list(folder.iterdir()) == []
+
+
+def fio_gb_s(file: Path, rw: str, block: str, fio: str) -> float:
+    told = subprocess.run(
+        [fio, "--name=r", f"--filename={file}", "--readonly", "--direct=1", "--ioengine=psync", f"--rw={rw}",
+         f"--bs={block}", "--runtime=300ms", "--time_based", "--output-format=json"],
+        check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    return float(json.loads(told.stdout)["jobs"][0]["read"]["bw_bytes"]) / 1e9
+
+
+def test_rates_are_those_of_fio_on_the_same_file_within_15_percent(tmp_path: Path) -> None:
+    """The best of some rounds, turn by turn: what disturbs the machine disturbs one of both."""
+    fio = shutil.which("fio")
+    if fio is None:
+        pytest.skip("fio is not installed")
+    file = tmp_path / "file.bin"
+    with file.open("wb") as opened:
+        for _ in range(16):
+            opened.write(os.urandom(16 * MIB))
+        os.fsync(opened.fileno())
+    ours: dict[str, list[float]] = {"sequential": [], "random": []}
+    fios: dict[str, list[float]] = {"sequential": [], "random": []}
+    for turn in range(10):
+        read = read_one(file, readers=(1,), seconds=0.3)
+        if read.method != "direct":
+            pytest.skip("no O_DIRECT on this file system")
+        for rate in read.rates:
+            ours[rate.pattern].append(rate.gb_s)
+        fios["sequential"].append(fio_gb_s(file, "read", "1M", fio))
+        fios["random"].append(fio_gb_s(file, "randread", "128k", fio))
+        ratios = {pattern: max(ours[pattern]) / max(fios[pattern]) for pattern in ours}
+        if turn and all(0.85 <= ratio <= 1.15 for ratio in ratios.values()):
+            return
+    raise AssertionError(f"ours / fio's: {ratios}; {ours}; {fios}")

@@ -1,0 +1,153 @@
+"""Sources made in the test that are slow, throttled or silent: each is named, and costs nothing but itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from time import monotonic, sleep
+
+import msgspec
+import pytest
+
+import gpudoctor
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.facts.deadlines import Deadline
+from gpudoctor.facts.model.measured_storage import StorageRead
+from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.node import Node
+from gpudoctor.probes.storage.measure import PathToRead, read_paths
+from tests.checks.one_check import judge, words
+
+MIB = 1 << 20
+
+
+@contextmanager
+def fuse_mount(point: Path, delay_s: float) -> Iterator[subprocess.Popen[bytes]]:
+    """The file system of fuse_server.py at this place; skips if the machine has no FUSE."""
+    if find_spec("mfusepy") is None or not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("no FUSE here: mfusepy, or /dev/fuse")
+    point.mkdir()
+    server = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("fuse_server.py")), str(point), str(delay_s)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        end_s = monotonic() + 20
+        while str(point) not in Path("/proc/self/mountinfo").read_text() and monotonic() < end_s:
+            if server.poll() is not None:
+                pytest.skip("FUSE may not be mounted here, or there is no libfuse")
+            sleep(0.01)
+        yield server
+    finally:
+        server.send_signal(signal.SIGCONT)
+        unmount = shutil.which("fusermount3") or shutil.which("fusermount") or "fusermount"
+        subprocess.run([unmount, "-u", "-z", str(point)], check=False, capture_output=True)
+        server.kill()
+        server.wait()
+
+
+def test_a_slow_file_system_is_named(tmp_path: Path) -> None:
+    with fuse_mount(tmp_path / "slow", 0.02):
+        [read] = read_paths([PathToRead(str(tmp_path / "slow"))], (1,), seconds=0.2)
+    assert read.failure is None
+    result = judge("storage.read", Node(), Measurements(storage=(read,)))
+    assert result.status is Status.WARN
+    assert "whose reads are random waits for data" in words(result)
+
+
+def test_a_mount_that_hangs_costs_its_own_findings_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpudoctor.facts.system.path_status.PATH", Deadline(2.0, "for this test"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    silent, sound = tmp_path / "silent", tmp_path / "sound"
+    sound.mkdir()
+    (sound / "shard.bin").write_bytes(os.urandom(2 * MIB))
+    with fuse_mount(silent, 0.0) as server:
+        server.send_signal(signal.SIGSTOP)
+        report = gpudoctor.check(only=["storage.mount"], level="quick", data=[silent, sound], include_facts=True)
+        broken, whole = read_paths([PathToRead(str(p)) for p in (silent, sound)], (1,), silence_s=2.0, seconds=0.05)
+    [check] = report.checks
+    assert {f.subject.name: f.status for f in check.findings if f.subject.name == str(silent)} == {
+        str(silent): Status.UNKNOWN
+    }
+    assert [f.status for f in check.findings if f.status is not Status.UNKNOWN], "the other mounts were judged"
+    assert (report.verdict, report.exit_code) == ("unknown", 3)
+    assert isinstance(broken.failure, Missing)
+    assert "did not come back" in broken.failure.reason
+    assert whole.failure is None
+    assert whole.rates
+    assert not [entry for entry in Path("/proc").glob("[0-9]*/cmdline") if _holds(entry, str(silent).encode().hex())]
+
+
+def _holds(cmdline: Path, word: str) -> bool:
+    try:
+        return word in cmdline.read_text(errors="replace")
+    except OSError:  # it ended meanwhile
+        return False
+
+
+def test_a_mount_that_falls_silent_while_it_is_read_keeps_what_was_measured(tmp_path: Path) -> None:
+    with fuse_mount(tmp_path / "later", 0.0) as server:
+
+        def stop(text: str) -> None:
+            if "random" in text:
+                server.send_signal(signal.SIGSTOP)
+
+        [read] = read_paths([PathToRead(str(tmp_path / "later"))], (1,), stop, silence_s=2.0, seconds=0.1)
+    assert [rate.pattern for rate in read.rates] == ["sequential"]
+    result = judge("storage.read", Node(), Measurements(storage=(read,)))
+    assert result.status is Status.UNKNOWN
+    assert "did not come back from 'random, 1 reader'" in words(result)
+
+
+@contextmanager
+def throttled(folder: Path, bytes_per_s: int) -> Iterator[Path]:
+    """A cgroup (version 1) in which reads of the folder's disk are throttled; skips if it cannot be made."""
+    device = folder.stat().st_dev
+    group = Path("/sys/fs/cgroup/blkio") / f"gpudoctor-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made: {error.strerror}")
+    try:
+        try:
+            rule = f"{os.major(device)}:{os.minor(device)} {bytes_per_s}"
+            (group / "blkio.throttle.read_bps_device").write_text(rule)
+        except OSError as error:
+            pytest.skip(f"this disk cannot be throttled: {error.strerror}")
+        yield group
+    finally:
+        group.rmdir()
+
+
+def test_a_disk_that_a_cgroup_throttles_is_read_as_slow_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "shard.bin"
+    with file.open("wb") as opened:
+        opened.write(os.urandom(32 * MIB))
+        os.fsync(opened.fileno())
+    file.read_bytes()  # in the page cache, which must not answer
+    read_in_group = (
+        "import sys, msgspec; from pathlib import Path; Path(sys.argv[2], 'cgroup.procs').write_text('0'); "
+        "from gpudoctor.probes.storage.measure import *; "
+        "print(msgspec.json.encode(read_paths([PathToRead(sys.argv[1])], (1,), seconds=0.5)).decode())"
+    )
+    with throttled(tmp_path, 6_000_000) as group:
+        done = subprocess.run(
+            [sys.executable, "-c", read_in_group, str(file), str(group)], capture_output=True, text=True, timeout=60
+        )
+
+    [read] = msgspec.json.decode(done.stdout, type=tuple[StorageRead, ...])
+    if read.method != "direct":
+        pytest.skip("no O_DIRECT on this file system")
+    assert all(rate.gb_s < 0.02 for rate in read.rates), read.rates
+    result = judge("storage.read", Node(), Measurements(storage=(read,), data_need_gb_s=0.1))
+    assert result.status is Status.FAIL
