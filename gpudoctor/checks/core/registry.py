@@ -143,7 +143,10 @@ READING_ORDER = {
     "link": ("host", "peer"),
     "compute": ("exact", "pattern", "gemm", "memory"),
     "train": ("sync", "balance", "memory", "scaling", "bucket", "utilization"),
-    "strategy": ("ddp", "dp", "zero1", "fsdp", "tensor", "pipeline", "3d", "deepspeed", "tensorflow"),
+    "strategy": (
+        *("ddp", "dp", "zero1", "fsdp", "fsdp1", "checkpointing", "tensor", "pipeline", "3d"),
+        *("deepspeed", "tensorflow"),
+    ),
     "burn": ("drift", "counters"),
 }
 
