@@ -24,6 +24,7 @@ from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.load.burn import burn_duration_s, count_again
+from gpudoctor.load.data_paths import absolute_paths, need_gb_s, refuse_unreadable
 from gpudoctor.load.devices import Backend, LoadRequest
 from gpudoctor.load.measure import measure, puts_load
 from gpudoctor.plugins import all_checks
@@ -55,8 +56,9 @@ class NotFitError(Exception):
 class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked for, in the meaning of `gpudoctor check`'s options; None: as the configuration says.
 
-    `only` are the checks named (ids, domains, globs; none: all). `duration` is that of a burn ("10m"). Raise UserError
-    for a value that no option takes.
+    `only` are the checks named (ids, domains, globs; none: all). `duration` is that of a burn ("10m"). `data` are paths
+    of this machine that training reads from, `need` is the rate that each GPU must be fed at ("400MB/s"). Raise
+    UserError for a value that no option takes.
     """
 
     node: str | None = None
@@ -71,6 +73,8 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int | None = None
     inject: tuple[str, ...] = ()
     force: bool = False
+    data: tuple[str, ...] = ()
+    need: str | None = None
     profile: str | None = None
     config: Path | None = None
     deadline_s: float | None = None
@@ -83,11 +87,11 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value not in choices:
                 raise UserError(f"{name} {_shown(value)}: one of {', '.join(choices)} is wanted")
-        for name in ("node", "gpu", "profile"):
+        for name in ("node", "gpu", "profile", "need"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise UserError(f"{name} {_shown(value)}: text is wanted")
-        for name in ("faults", "only", "skip", "require", "inject"):
+        for name in ("faults", "only", "skip", "require", "inject", "data"):
             for word in getattr(self, name):
                 if not isinstance(word, str):
                     raise UserError(f"{name} {_shown(word)}: text is wanted")
@@ -101,7 +105,9 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def load(self) -> LoadRequest:
         """What of it decides which GPUs are loaded."""
-        return LoadRequest(self.backend, self.gpu, self.ranks, self.inject, self.force)
+        need = None if self.need is None else need_gb_s(self.need)
+        data = absolute_paths(self.data)
+        return LoadRequest(self.backend, self.gpu, self.ranks, self.inject, self.force, data, need)
 
 
 class Sourced(msgspec.Struct, frozen=True):
@@ -136,7 +142,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 def prepared(request: CheckRequest) -> Prepared:
-    """Find the checks, the level and the limits of a request. Raise UserError for names that do not exist."""
+    """Find the checks, the level and the limits of a request. Raise UserError for names and data that do not exist."""
     started_s, began_s = time.time(), time.monotonic()
     checks = all_checks()
     config = load_config(request.config, os.environ, checks)
@@ -149,6 +155,7 @@ def prepared(request: CheckRequest) -> Prepared:
     asked = tuple(c for c in chosen if c not in left_out)
     burn_s = burn_duration_s(request.duration, level, config.burn_duration_s)
     wants_ranks = puts_load(asked, level)
+    _refuse_data(request)
     return Prepared(request, config, asked, left_out, required, level, burn_s, wants_ranks, started_s, began_s)
 
 
@@ -186,12 +193,15 @@ def examined(
         if request.gpu is None and (gpus := _gpus_of_all(sourced.node, visible)) is not None:
             request = msgspec.structs.replace(request, gpu=gpus)
             prep = msgspec.structs.replace(prep, request=request)
+        load = request.load
         measurements = sourced.measurements if request.backend == "auto" else None
         if measurements is None:
             node, checks, burn_s = sourced.node, prep.checks, prep.burn_s
-            measurements = measure(node, checks, prep.level, request.load, progress, partial.append, burn_s, workers)
+            measurements = measure(node, checks, prep.level, load, progress, partial.append, burn_s, workers)
             partial.append(measurements)
             measurements = count_again(node, measurements, prep.deadline_s, progress)
+        if load.need_gb_s is not None:  # a saved run is judged against what is said now
+            measurements = msgspec.structs.replace(measurements, data_need_gb_s=load.need_gb_s)
         signals = hold_signals(None) if hold_signals else []
     except InterruptedBySignal as stop:
         if hold_signals is None:
@@ -289,6 +299,15 @@ def rfc3339(time_s: float) -> str:
 def run_id() -> str:
     """A new id of a run."""
     return str(uuid.uuid4())
+
+
+def _refuse_data(request: CheckRequest) -> None:
+    if (data := request.load.data) and request.node is not None and request.backend != "gloo":
+        raise UserError(
+            f"--data {data[0]}: that is a path of this machine, and --node names another; --backend gloo measures here"
+        )
+    if data:
+        refuse_unreadable(data)
 
 
 def _level_for(named: tuple[Check, ...], usual: Level) -> Level:

@@ -41,6 +41,8 @@ def check(
     ranks: int | None = None,
     inject: Words = (),
     force: bool = False,
+    data: Source | Iterable[Source] = (),
+    need: str | None = None,
     profile: Source | None = None,
     config: Source | None = None,
     deadline_s: float | None = None,
@@ -67,6 +69,8 @@ def check(
         ranks=ranks,
         inject=_words(inject),
         force=force,
+        data=_paths(data),
+        need=need,
         profile=_path(profile),
         config=None if config is None else Path(config),
         deadline_s=deadline_s,
@@ -190,6 +194,10 @@ def preflight(
 
 def _words(words: Words) -> tuple[str, ...]:
     return (words,) if isinstance(words, str) else tuple(words)
+
+
+def _paths(paths: Source | Iterable[Source]) -> tuple[str, ...]:
+    return (os.fspath(paths),) if isinstance(paths, (str, os.PathLike)) else tuple(os.fspath(path) for path in paths)
 
 
 def _path(path: Source | None) -> str | None:

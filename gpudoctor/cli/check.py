@@ -60,6 +60,14 @@ def add_options(check: argparse.ArgumentParser) -> None:
         "--inject", action="append", default=[], metavar="CASE", help="make a probe go wrong, to try alarms"
     )
     check.add_argument("--force", action="store_true", help="load GPUs that another process uses")
+    check.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="a folder or file that training reads",
+    )
+    check.add_argument("--need", metavar="RATE", help="what each GPU must be fed: 400MB/s, 1.5GB/s")
     check.add_argument("--profile", metavar="NAME|FILE", help="judge against this profile (default: matched)")
     check.add_argument("--config", type=Path, metavar="FILE")
     facts_deadline_option(check, "for reading the facts (default 60)")
@@ -113,7 +121,7 @@ def _have_driver_read(args: argparse.Namespace, place: LocalPlacement | None) ->
     from gpudoctor.facts.nvml.collector_ahead import order_ahead
     from gpudoctor.facts.nvml.fake_driver_context import root_of
 
-    later = (args.node, args.fault, args.ids, args.skip, args.require, args.config, args.duration)
+    later = (args.node, args.fault, args.ids, args.skip, args.require, args.config, args.duration, args.data, args.need)
     if not any(later) and args.node is None and (place is None or not place.rank):
         order_ahead(root_of(os.environ))
 
@@ -134,6 +142,8 @@ def _request(args: argparse.Namespace) -> CheckRequest:
         ranks=args.ranks,
         inject=tuple(args.inject),
         force=args.force,
+        data=tuple(args.data),
+        need=args.need,
         profile=args.profile,
         config=args.config,
         deadline_s=args.deadline,

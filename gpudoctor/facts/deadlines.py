@@ -60,3 +60,8 @@ NCCL_INIT = Deadline(
     "the first collective of 8 ranks: 2 to 10 s on a warm node, with a search of the topology, NVLS and connections "
     "between all NICs; GPUs without persistence mode are started in it",
 )
+PATH = Deadline(
+    5.0,
+    "stat and statvfs of a user's path: 1 ms on a disk, some 100 ms on object storage, 1 to 2 s where autofs mounts it "
+    "first; a dead NFS mount blocks for ever",
+)

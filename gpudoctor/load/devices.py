@@ -25,13 +25,19 @@ CPU_RANKS = 2
 
 
 class LoadRequest(msgspec.Struct, frozen=True):
-    """What may be loaded and how, as the options of the same names say it."""
+    """What may be loaded and how, as the options of the same names say it.
+
+    `data` are absolute paths that data can be read from, none where the user named none; `need_gb_s` is the rate that
+    each GPU must be fed at.
+    """
 
     backend: Backend | Literal["auto"] = "auto"
     gpu: str | None = None
     ranks: int | None = None
     inject: tuple[str, ...] = ()
     force: bool = False
+    data: tuple[str, ...] = ()
+    need_gb_s: float | None = None
 
 
 def devices_to_load(node: Node, request: LoadRequest) -> tuple[Backend, tuple[Gpu, ...]] | Missing:

@@ -215,6 +215,7 @@ class Measurements(Fact, frozen=True):
     `unanswered` are the driver calls of the sampler that never returned; "telemetry" in `not_run` says
     why there was no sampler. Further keys of `not_run`: "deepspeed", "tensorflow", "frameworks", and
     "frameworks.NAME" for one framework that gave no answer.
+    `data_need_gb_s` is no measurement: the rate that each GPU must be fed at, as the user said; None: nobody said.
     """
 
     launch: Launch | None = None
@@ -235,3 +236,4 @@ class Measurements(Fact, frozen=True):
     not_run: dict[str, Missing] = {}
     unanswered: tuple[Unanswered, ...] = ()
     injected: tuple[str, ...] = ()
+    data_need_gb_s: float | None = None

@@ -1,0 +1,75 @@
+"""The mount table of this process (/proc/self/mountinfo): which file system a path lies on. Touches no mount."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.sysfs import read_text
+
+# File systems that hold no data of anybody: the kernel makes up what is read
+PSEUDO = frozenset((
+    "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs",
+    "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "smackfs",
+    "sysfs", "tracefs",
+))  # fmt: skip
+_OCTAL = re.compile(r"\\([0-7]{3})")
+_MAX_BYTES = 16 << 20  # a node of many containers has thousands of mounts
+
+
+class Mount(msgspec.Struct, frozen=True):
+    """One line of mountinfo: `device` is major:minor, `source` what was mounted, `options` of mount and file system.
+
+    `top` is the folder of the file system that is seen at `point`: not "/" of a bind mount or a btrfs subvolume.
+    """
+
+    point: str
+    fs_type: str
+    source: str
+    options: tuple[str, ...]
+    device: str
+    top: str = "/"
+
+
+def read_mounts(root: Path = Path("/")) -> tuple[Mount, ...] | Missing:
+    """All mounts in the order in which they were made; a line of another form is left out."""
+    text = read_text(root / "proc/self/mountinfo", _MAX_BYTES)
+    if isinstance(text, Missing):
+        return text
+    return tuple(mount for line in text.splitlines() if (mount := _parsed(line)) is not None)
+
+
+def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
+    """The mount that an absolute path without links lies on: the longest point above it, the last one of equals."""
+    found: Mount | None = None
+    for mount in mounts:
+        inside = mount.point == "/" or path == mount.point or path.startswith(f"{mount.point}/")
+        if inside and (found is None or len(mount.point) >= len(found.point)):
+            found = mount
+    return found
+
+
+def _parsed(line: str) -> Mount | None:
+    # proc(5): id parent major:minor root point options [optional ...] - type source super-options
+    left, dash, right = line.partition(" - ")
+    fields, kind = left.split(" "), right.split(" ")
+    if not dash or len(fields) < 6 or len(kind) < 2:
+        return None
+    of_mount = fields[5].split(",")
+    of_system = kind[2].split(",") if len(kind) > 2 else []
+    return Mount(
+        point=_plain(fields[4]),
+        fs_type=kind[0],
+        source=_plain(kind[1]),
+        options=tuple(dict.fromkeys(option for option in (*of_mount, *of_system) if option)),
+        device=fields[2],
+        top=_plain(fields[3]),
+    )
+
+
+def _plain(text: str) -> str:
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)

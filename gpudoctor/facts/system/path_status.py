@@ -1,0 +1,91 @@
+"""What the kernel says of paths of the user, asked in a child with a deadline: a dead mount blocks whoever looks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from time import monotonic
+from typing import Literal
+
+import msgspec
+
+from gpudoctor.facts.deadlines import PATH
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.process.die_with_parent import dependent_python
+from gpudoctor.process.ending import kill_all
+from gpudoctor.process.pipes import LineReader, pipe_with_child
+from gpudoctor.process.spawn import Child
+
+# enough for a process that only reads; one that a dead mount holds is given up
+_KILL_GRACE_S = 0.2
+
+
+class PathStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What stat and statvfs gave for one path; `error` is the errno of the first of them that failed, else None.
+
+    `resolved` is the path without symbolic links. `free_bytes` and `inodes_free` are those that this user may take;
+    `inodes` is 0 where the file system has no fixed number. `readable` and `writable` are access(2)'s word.
+    """
+
+    place: int
+    error: int | None = None
+    resolved: str = ""
+    kind: Literal["file", "folder", "FIFO", "socket", "block device", "character device", "special file"] = "file"
+    size_bytes: int | None = None
+    readable: bool = False
+    writable: bool = False
+    total_bytes: int = 0
+    free_bytes: int = 0
+    inodes: int = 0
+    inodes_free: int = 0
+    read_only: bool = False
+
+
+class PathQuestion:
+    """A question about paths that is on its way; `answers` waits for what comes of it. Never raises."""
+
+    def __init__(self, paths: Sequence[str], deadline_s: float = PATH.seconds) -> None:
+        self._paths = tuple(paths)
+        self._deadline_s = deadline_s
+        self._give_up_s = monotonic() + deadline_s
+        self._failure: Missing | None = None
+        self._process: Child | None = None
+        if not self._paths:
+            return
+        try:
+            with pipe_with_child("writes") as (ours, theirs):
+                # json escapes what is not UTF-8, which no argument could carry otherwise
+                argv = dependent_python(f"{__name__}_child", "answer", str(theirs), json.dumps(self._paths))
+                self._process = Child(argv, pass_fds=[theirs])
+            self._pipe = LineReader(ours)
+        except OSError as error:
+            self._failure = Missing(f"no process could be started to ask: {error.strerror or error}", "failed")
+
+    def answers(self) -> tuple[PathStatus | Missing, ...]:
+        """The status of each path in order; Missing (failed) for those that did not answer within the deadline."""
+        found: dict[int, PathStatus] = {}
+        try:
+            ended = self._process is None
+            while not ended and len(found) < len(self._paths) and (left_s := self._give_up_s - monotonic()) > 0:
+                lines = self._pipe.lines(left_s)
+                ended = lines is None
+                for line in lines or ():
+                    # a path that is not UTF-8 has lone surrogates, which msgspec takes from no JSON text
+                    status = msgspec.convert(json.loads(line), PathStatus)
+                    found[status.place] = status
+        finally:
+            self._end()
+        late = self._failure or Missing(f"did not answer within {self._deadline_s:g} s", "failed")
+        return tuple(found.get(place, late) for place in range(len(self._paths)))
+
+    def _end(self) -> None:
+        if self._process is not None:
+            kill_all([self._process], _KILL_GRACE_S)
+            os.close(self._pipe.descriptor)
+            self._process = None
+
+
+def ask_paths(paths: Sequence[str], deadline_s: float = PATH.seconds) -> tuple[PathStatus | Missing, ...]:
+    """The status of each path; Missing (failed) for one that does not answer within the deadline."""
+    return PathQuestion(paths, deadline_s).answers()
