@@ -11,6 +11,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.report.tables.burn import growth_text, wrong_text
 from gpudoctor.report.tables.collectives import collective_table
 from gpudoctor.report.tables.links import RateMatrix, both_ways_matrix, host_table, pair_matrix, peer_matrix
+from gpudoctor.report.tables.loading import loading_tables
 from gpudoctor.report.tables.ranks import plain_name, training_table
 from gpudoctor.report.tables.strategies import library_tables, strategy_tables
 from gpudoctor.report.tables.table import Table, aligned, cell
@@ -35,6 +36,7 @@ def figure_lines(measurements: Measurements) -> list[str]:
     if measurements.training is not None:
         lines += _training_lines(measurements.training)
     lines += strategy_lines(measurements)
+    lines += loading_lines(measurements)
     lines += of_libraries
     if measurements.burn is not None:
         lines += _burn_lines(measurements.burn)
@@ -132,6 +134,11 @@ def _compute_lines(ranks: Iterable[ComputeRank]) -> list[str]:
 def strategy_lines(measurements: Measurements) -> list[str]:
     """Time, traffic and memory of a step under each strategy, beside one rank alone; empty where none was tried."""
     return _titled(strategy_tables(measurements))
+
+
+def loading_lines(measurements: Measurements) -> list[str]:
+    """What data loaders gave with more and more workers; empty if nothing was loaded."""
+    return _titled(loading_tables(measurements))
 
 
 def library_lines(measurements: Measurements) -> list[str]:

@@ -123,7 +123,7 @@ def impact_of(check_id: str) -> Impact | None:
 
 DOMAINS = (
     *("driver", "gpu", "pcie", "nvlink", "topology", "host", "env", "network"),
-    *("collective", "link", "compute", "train", "strategy", "burn"),
+    *("collective", "link", "compute", "train", "strategy", "data", "burn"),
 )
 
 

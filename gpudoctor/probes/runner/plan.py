@@ -74,6 +74,7 @@ _PHASES: dict[str, Probe | None] = {
     "pairs": "collective",
     "train": "train",
     "strategy": "strategy",
+    "data": "data",
 }
 _FULL_PHASES = tuple(name for name, probe in _PHASES.items() if probe == "collective" and name != "all_reduce")
 _MAX_FACTOR = 10.0
@@ -86,7 +87,8 @@ class ProbePlan(msgspec.Struct, frozen=True):
     empty for gloo. `duration_s`: repeat all probes until so much time has passed (level burn); None:
     once. `inject` holds faults as the command line spells them. `engine`: what started a process for each rank;
     None: gpudoctor itself. `verification`: the steps of a plan to verify, run before all probes.
-    `strategies`: those that the strategy probe runs; none named: all that torch itself has.
+    `strategies`: those that the strategy probe runs; none named: all that torch itself has. `data`: the paths that the
+    data probe loads from; none: it makes files.
     """
 
     backend: Literal["nccl", "gloo"]
@@ -99,6 +101,7 @@ class ProbePlan(msgspec.Struct, frozen=True):
     engine: Engine | None = None
     verification: VerificationOrder | None = None
     strategies: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
 
 
 class Injection(msgspec.Struct, frozen=True):
