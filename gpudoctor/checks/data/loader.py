@@ -86,7 +86,7 @@ def _judged(case: Case, loading: DataLoading, rates: dict[int, LoaderRates]) -> 
     chosen = _chosen(rates, need)
     who = ranks_in_words(case, loading.world_size)
     found = Found(
-        f"{_in_words(rates[chosen])} to {who} with num_workers={chosen}{_of_what(loading)}",
+        f"{_in_words(rates[chosen])} read, not decoded, by {who} with num_workers={chosen}{_of_what(loading)}",
         round(rates[chosen].gb_s, 4),
         "GB/s",
     )
@@ -102,16 +102,20 @@ def _judged(case: Case, loading: DataLoading, rates: dict[int, LoaderRates]) -> 
         if each < case.limit(limit) * need:
             text = f"{_gb_s(each)} for the slowest {one}, at best, with num_workers={chosen}{_of_what(loading)}"
             short = Found(text, round(each, 4), "GB/s")
-            return judge(NODE, short, expected, *evidence, likely=_likely(loading, rates, chosen), advice=_FASTER)
+            return judge(NODE, short, expected, *evidence, likely=_likely(loading, rates), advice=_FASTER)
     return ok(NODE, found, expected, *evidence)
 
 
 def _chosen(rates: dict[int, LoaderRates], need: float | None) -> int:
-    """The fewest workers that give every rank what it needs; else the fewest that give about as much as any number."""
-    if need is not None:
-        enough = [count for count, rate in rates.items() if rate.slowest_rank_gb_s >= need]
-        if enough:
-            return min(enough)
+    """The fewest workers that give every rank what it needs, else those that give most; without a need the useful."""
+    if need is None:
+        return _useful(rates)
+    enough = [count for count, rate in rates.items() if rate.slowest_rank_gb_s >= need]
+    return min(enough) if enough else max(rates, key=lambda count: rates[count].slowest_rank_gb_s)
+
+
+def _useful(rates: dict[int, LoaderRates]) -> int:
+    """The fewest workers that give about as much as any number."""
     best = max(rate.slowest_rank_gb_s for rate in rates.values())
     return min(count for count, rate in rates.items() if rate.slowest_rank_gb_s >= _AS_GOOD * best)
 
@@ -129,8 +133,8 @@ def _of_what(loading: DataLoading) -> str:
     return f", {short_size(round(loading.sample_bytes))} each, {loading.files} files {of}"
 
 
-def _likely(loading: DataLoading, rates: dict[int, LoaderRates], chosen: int) -> str:
-    if chosen == max(rates):
+def _likely(loading: DataLoading, rates: dict[int, LoaderRates]) -> str:
+    if _useful(rates) == max(rates) > 0:
         return "too few CPUs for more workers, each of which still brought more"
     if not loading.paths:
         return "CPUs that are busy, few or slow, or slow memory: the files were in the page cache"

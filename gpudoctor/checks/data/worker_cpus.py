@@ -27,7 +27,7 @@ def few_cpus(case: Case, loading: DataLoading) -> Iterator[Finding]:
             NODE,
             Found(f"all workers of a rank share {fewest} of the {total} CPUs", fewest, "CPUs"),
             Expected("a CPU for the training loop and one for each worker", ">=", _FEWEST, "CPUs"),
-            Evidence("sched_getaffinity in the workers", f"{fewest} CPUs" + (f" (CPU {bound})" if bound else "")),
+            Evidence("sched_getaffinity in the workers", f"{fewest} CPU" + (f" (CPU {bound})" if bound else "")),
             *_cpuset_evidence(loading),
             likely=likely,
             advice=advice,

@@ -34,7 +34,7 @@ class LoaderStep(Fact, frozen=True):
     shm_needed_bytes: int = 0
 
 
-class HostCopies(Fact, frozen=True):
+class LoaderCopies(Fact, frozen=True):
     """GB/s of all ranks together from the loader to the GPU, with `workers` workers: pin_memory off and on."""
 
     workers: int
@@ -59,7 +59,7 @@ class DataLoading(Fact, frozen=True):
     sample_bytes: float
     steps: tuple[LoaderStep, ...]
     paths: tuple[str, ...] = ()
-    copies: HostCopies | None = None
+    copies: LoaderCopies | None = None
     no_copies: Missing | None = None
     cpus: tuple[int, ...] = ()
     cpuset_cpus: int | Missing = NOT_READ

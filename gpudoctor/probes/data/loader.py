@@ -6,8 +6,10 @@ import functools
 import os
 import random
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -31,7 +33,7 @@ _PIDS = re.compile(r" \(pid(?:\(s\))? [\d, ]+\)")
 _torchs: Any = torchs  # not annotated everywhere
 
 
-class Batch(NamedTuple):
+class LoadedBatch(NamedTuple):
     """What a worker hands over: the bytes of its samples one after the other, and what became of them.
 
     `cpus`: how many CPUs the process that read them may run on.
@@ -44,7 +46,7 @@ class Batch(NamedTuple):
     cpus: int
 
 
-class Rate(NamedTuple):
+class LoaderRate(NamedTuple):
     """What one rank's loader gave in a while; `shm_bytes`: the most by which the use of /dev/shm grew."""
 
     samples_per_s: float
@@ -61,7 +63,7 @@ class Seen:
         self.why: str | None = None
         self.cpus = len(os.sched_getaffinity(0))
 
-    def take(self, batch: Batch) -> None:
+    def take(self, batch: LoadedBatch) -> None:
         self.samples += batch.samples + batch.unreadable
         self.unreadable += batch.unreadable
         self.why = self.why or batch.why
@@ -94,11 +96,16 @@ class _Samples(_torchs.Dataset):  # type: ignore[misc]
         return torch.frombuffer(found, dtype=torch.uint8)
 
 
-def _collated(samples: list[torch.Tensor | str]) -> Batch:
+def _collated(samples: list[torch.Tensor | str]) -> LoadedBatch:
     read = [sample for sample in samples if isinstance(sample, torch.Tensor)]
     why = next((sample for sample in samples if isinstance(sample, str)), None)
     joined = torch.cat(read) if read else torch.empty(0, dtype=torch.uint8)
-    return Batch(joined, len(read), len(samples) - len(read), why, len(os.sched_getaffinity(0)))
+    return LoadedBatch(joined, len(read), len(samples) - len(read), why, len(os.sched_getaffinity(0)))
+
+
+def counted(samples: list[torch.Tensor | str]) -> LoadedBatch:
+    """A batch without its bytes, which takes nothing of /dev/shm."""
+    return _collated(samples)._replace(data=torch.empty(0, dtype=torch.uint8))
 
 
 def _begin_worker(rank_pid: int, _worker: int) -> None:
@@ -106,7 +113,31 @@ def _begin_worker(rank_pid: int, _worker: int) -> None:
 
 
 @contextmanager
-def batches(files: DataFiles, rank: int, workers: int, *, pin: bool = False) -> Iterator[Iterator[Batch]]:
+def short_sockets(folder: Path) -> Iterator[None]:
+    """Have the sockets by which workers hand over batches lie in this folder, by a name that is short enough.
+
+    The kernel takes 107 bytes for a socket's name, and multiprocessing adds 32 to that of TMPDIR: with a longer one
+    batches are lost, and the loader waits for ever.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    before = tempfile.tempdir
+    tempfile.tempdir = f"/proc/{os.getpid()}/fd/{descriptor}"
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+        os.close(descriptor)
+
+
+@contextmanager
+def batches(
+    files: DataFiles,
+    rank: int,
+    workers: int,
+    *,
+    pin: bool = False,
+    collate: Callable[[list[torch.Tensor | str]], LoadedBatch] = _collated,
+) -> Iterator[Iterator[LoadedBatch]]:
     """The batches of a loader in random order, without end; the workers are gone afterwards."""
     draw = torch.Generator().manual_seed(rank)
     options: dict[str, Any] = {}
@@ -120,7 +151,7 @@ def batches(files: DataFiles, rank: int, workers: int, *, pin: bool = False) -> 
     data = _Samples(files)
     sampler = _torchs.RandomSampler(data, replacement=True, num_samples=_MANY, generator=draw)
     loader = _torchs.DataLoader(
-        data, BATCH, sampler=sampler, num_workers=workers, collate_fn=_collated, pin_memory=pin, **options
+        data, BATCH, sampler=sampler, num_workers=workers, collate_fn=collate, pin_memory=pin, **options
     )
     given = iter(loader)
     try:
@@ -138,15 +169,15 @@ def loader_rate(
     seen: Seen,
     *,
     pin: bool = False,
-    use: Callable[[torch.Tensor], object] = lambda data: None,
-) -> Rate | Missing:
+    use: Callable[[torch.Tensor], object],
+) -> LoaderRate | Missing:
     """How fast a loader gives batches for so many seconds, once those are gone that were prepared ahead; or why not.
 
     `use` is called with the bytes of each batch (a copy to the GPU); `seen` takes in every batch.
     """
     shm_before, shm_most = shm_used_bytes(), 0
     began_s = monotonic()
-    samples = size = counted = 0
+    samples = size = taken = 0
     try:
         with batches(files, rank, workers, pin=pin) as given:
             seen.take(next(given))
@@ -156,16 +187,16 @@ def loader_rate(
                     break
                 seen.take(next(given))
             counted_from_s = monotonic()
-            while counted < _LEAST_BATCHES or monotonic() - counted_from_s < for_s:
+            while taken < _LEAST_BATCHES or monotonic() - counted_from_s < for_s:
                 batch = next(given)
                 use(batch.data)
                 seen.take(batch)
-                counted, samples, size = counted + 1, samples + batch.samples, size + batch.data.numel()
+                taken, samples, size = taken + 1, samples + batch.samples, size + batch.data.numel()
                 shm_most = max(shm_most, (shm_used_bytes() or 0) - (shm_before or 0))
             passed_s = monotonic() - counted_from_s
     except (RuntimeError, OSError) as error:
         return Missing(_PIDS.sub("", in_one_line(error)), "failed")
-    return Rate(samples / passed_s, size / passed_s, first_batch_s, None if shm_before is None else shm_most)
+    return LoaderRate(samples / passed_s, size / passed_s, first_batch_s, None if shm_before is None else shm_most)
 
 
 def shm_used_bytes() -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from gpudoctor.facts.model.measured_data import DataLoading, HostCopies, LoaderRates, LoaderStep
+from gpudoctor.facts.model.measured_data import DataLoading, LoaderCopies, LoaderRates, LoaderStep
 
 
 def merged_loading(found: Mapping[int, DataLoading], world_size: int) -> DataLoading | None:
@@ -43,8 +43,10 @@ def _step(of_ranks: Sequence[LoaderStep]) -> LoaderStep:
     return msgspec.structs.replace(of_ranks[0], rates=together)
 
 
-def _copies(row: Sequence[DataLoading]) -> HostCopies | None:
+def _copies(row: Sequence[DataLoading]) -> LoaderCopies | None:
     done = [each.copies for each in row if each.copies is not None]
     if len(done) < len(row):
         return None
-    return HostCopies(done[0].workers, sum(each.pageable_gb_s for each in done), sum(each.pinned_gb_s for each in done))
+    return LoaderCopies(
+        done[0].workers, sum(each.pageable_gb_s for each in done), sum(each.pinned_gb_s for each in done)
+    )

@@ -9,15 +9,15 @@ from pathlib import Path
 import msgspec
 import torch
 
-from gpudoctor.facts.model.measured_data import DataLoading, HostCopies, LoaderRates, LoaderStep
+from gpudoctor.facts.model.measured_data import DataLoading, LoaderCopies, LoaderRates, LoaderStep
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.cgroups import read_cpuset
 from gpudoctor.probes.data.files import DataFiles, chosen_files, made_files
-from gpudoctor.probes.data.loader import BATCH, PREFETCH, SHM, Seen, batches, loader_rate
+from gpudoctor.probes.data.loader import BATCH, PREFETCH, SHM, Seen, batches, counted, loader_rate, short_sockets
 from gpudoctor.probes.runner.messages import LoaderLeftOut, LoaderSample
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.runner.torch_errors import in_one_line
-from gpudoctor.units import size_text
+from gpudoctor.units import short_size
 
 _FOR_S_GPU, _FOR_S_CPU = 1.5, 0.5
 _MOST_WORKERS = 32
@@ -36,53 +36,50 @@ def run_data(rank: Rank) -> None:
     """Measure the loaders of all ranks together, and send one LoaderSample; or rank 0 says why there is nothing."""
     rank.phase("look for files to load", "data")
     files = _shared_files(rank)
-    if isinstance(files, Missing):
-        if rank.number == 0:
-            rank.send(LoaderLeftOut(files))
-        return
+    with short_sockets(Path(rank.job.folder)):
+        found = files if isinstance(files, Missing) else _loading(rank, files)
+    if not isinstance(found, Missing):
+        rank.send(LoaderSample(found))
+    elif rank.number == 0:
+        rank.send(LoaderLeftOut(found))
+
+
+def _loading(rank: Rank, files: DataFiles) -> DataLoading | Missing:
     shm_bytes, shm_free_bytes = _shm()
     seen = Seen()
     for_s = _FOR_S_GPU if rank.on_gpu else _FOR_S_CPU
-    steps: list[LoaderStep] = []
-    why = _first_batch(rank, files)
-    if why is not None:
-        if rank.number == 0:
-            rank.send(LoaderLeftOut(why))
-        return
+    if (why := _first_batch(rank, files)) is not None:
+        return why
+    steps = []
     for workers in _worker_counts(rank):
         needed = round(workers * PREFETCH * BATCH * files.mean_sample_bytes) * rank.world_size
         rank.phase(f"data loader with {workers} workers a rank")
-        rank.stumble("data")
         rank.barrier()
         if isinstance(shm_free_bytes, int) and needed > _SHM_SHARE * shm_free_bytes:
-            held = f"its batches hold {size_text(needed)} of /dev/shm, of which {size_text(shm_free_bytes)} are free"
+            held = f"its batches hold {short_size(needed)} of /dev/shm, of which {short_size(shm_free_bytes)} are free"
             steps.append(LoaderStep(workers, None, Missing(held, "denied"), needed))
         else:
             steps.append(_step(files, rank, workers, for_s, seen, needed))
         rank.barrier()
     copies = _copies(rank, files, steps, for_s, seen) if rank.on_gpu else _CPU_RANKS
-    rank.send(
-        LoaderSample(
-            DataLoading(
-                device="cuda" if rank.on_gpu else "cpu",
-                world_size=rank.world_size,
-                paths=() if files.made else rank.job.data,
-                files=len(files.files),
-                batch=BATCH,
-                sample_bytes=files.mean_sample_bytes,
-                steps=tuple(steps),
-                copies=None if isinstance(copies, Missing) else copies,
-                no_copies=copies if isinstance(copies, Missing) else None,
-                cpus=(seen.cpus,),
-                cpuset_cpus=read_cpuset(Path("/")),
-                shm_bytes=shm_bytes,
-                shm_free_bytes=shm_free_bytes,
-                samples=seen.samples,
-                unreadable=seen.unreadable,
-                unreadable_why=seen.why,
-                empty_files=files.empty,
-            )
-        )
+    return DataLoading(
+        device="cuda" if rank.on_gpu else "cpu",
+        world_size=rank.world_size,
+        paths=() if files.made else rank.job.data,
+        files=len(files.files),
+        batch=BATCH,
+        sample_bytes=files.mean_sample_bytes,
+        steps=tuple(steps),
+        copies=None if isinstance(copies, Missing) else copies,
+        no_copies=copies if isinstance(copies, Missing) else None,
+        cpus=(seen.cpus,),
+        cpuset_cpus=read_cpuset(Path("/")),
+        shm_bytes=shm_bytes,
+        shm_free_bytes=shm_free_bytes,
+        samples=seen.samples,
+        unreadable=seen.unreadable,
+        unreadable_why=seen.why,
+        empty_files=files.empty,
     )
 
 
@@ -103,7 +100,7 @@ def _first_batch(rank: Rank, files: DataFiles) -> Missing | None:
     why: Missing | None = None
     seen = Seen()
     try:
-        with batches(files, rank.number, 1) as given:
+        with batches(files, rank.number, 1, collate=counted) as given:
             seen.take(next(given))
     except (RuntimeError, OSError) as error:
         why = Missing(f"the loader gave no batch: {in_one_line(error)}", "failed")
@@ -123,7 +120,8 @@ def _worker_counts(rank: Rank) -> Iterator[int]:
 
 
 def _step(files: DataFiles, rank: Rank, workers: int, for_s: float, seen: Seen, needed: int) -> LoaderStep:
-    rate = loader_rate(files, rank.number, workers, for_s, seen)
+    stumble = (lambda data: rank.stumble("data")) if workers else _unused
+    rate = loader_rate(files, rank.number, workers, for_s, seen, use=stumble)
     if isinstance(rate, Missing):
         return LoaderStep(workers, None, rate, needed)
     gb_s = rate.bytes_per_s / 1e9
@@ -135,7 +133,7 @@ def _step(files: DataFiles, rank: Rank, workers: int, for_s: float, seen: Seen, 
     )
 
 
-def _copies(rank: Rank, files: DataFiles, steps: list[LoaderStep], for_s: float, seen: Seen) -> HostCopies | Missing:
+def _copies(rank: Rank, files: DataFiles, steps: list[LoaderStep], for_s: float, seen: Seen) -> LoaderCopies | Missing:
     """The way to the GPU with memory that is not pinned and that is, with as many workers as gave most on rank 0."""
     rates = {step.workers: step.rates.gb_s for step in steps if step.rates is not None}
     workers = rank.from_rank_zero(max(rates, key=lambda count: rates[count], default=0))
@@ -149,7 +147,11 @@ def _copies(rank: Rank, files: DataFiles, steps: list[LoaderStep], for_s: float,
             why = rate
         else:
             found.append(rate.bytes_per_s / 1e9)
-    return HostCopies(workers, *found) if why is None else why
+    return LoaderCopies(workers, *found) if why is None else why
+
+
+def _unused(data: torch.Tensor) -> None:
+    """What a step does with a batch: nothing."""
 
 
 def _to_device(rank: Rank, data: torch.Tensor) -> None:
