@@ -5,16 +5,18 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 
 from gpudoctor.facts.model.measured_data import DataLoading, LoaderCopies, LoaderRates, LoaderStep
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.cgroups import read_cpuset
 from gpudoctor.probes.data import files as data_files
+from gpudoctor.probes.data import probe
 from gpudoctor.probes.data.files import PIECE_BYTES, DataFiles, chosen_files, made_files
-from gpudoctor.probes.data.loader import BATCH, Seen, batches, loader_rate
+from gpudoctor.probes.data.loader import BATCH, LoaderRate, Seen, batches, loader_rate
 from gpudoctor.probes.data.merge import merged_loading
 
 
@@ -143,3 +145,42 @@ def test_the_cpus_of_the_cgroup_are_counted(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert read_cpuset(tmp_path) == cpus
+
+
+class GpuRank:
+    """What the way to the GPU asks of a rank, played by a CPU: it shows the steps, and no rate of a GPU."""
+
+    number = 0
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    def phase(self, text: str) -> None:
+        self.made.append(text)
+
+    def barrier(self) -> None:
+        self.made.append("barrier")
+
+    def from_rank_zero(self, value: int) -> int:
+        return value
+
+
+def test_the_way_to_the_gpu_is_taken_with_and_without_pinning_by_the_best_number_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = made_files(tmp_path / "data")
+    assert isinstance(made, DataFiles)
+    asked: list[tuple[int, bool]] = []
+
+    def rate(files: DataFiles, rank: int, workers: int, for_s: float, seen: Seen, **options: Any) -> LoaderRate:
+        asked.append((workers, options["pin"]))
+        options["use"](torch.zeros(8, dtype=torch.uint8))
+        return LoaderRate(10.0, 3e9 if options["pin"] else 2e9, 0.1, 0)
+
+    monkeypatch.setattr(probe, "loader_rate", rate)
+    steps = [LoaderStep(0, rates(1.0)), LoaderStep(4, rates(2.0)), LoaderStep(8, None, Missing("no room", "denied"))]
+    rank = GpuRank()
+    assert probe._copies(cast(Any, rank), made, steps, 0.1, Seen()) == LoaderCopies(4, 2.0, 3.0)
+    assert asked == [(4, False), (4, True)]
+    assert rank.made == ["data loader with 4 workers a rank, to the GPU", "barrier", "barrier"]

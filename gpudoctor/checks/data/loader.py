@@ -138,7 +138,7 @@ def _likely(loading: DataLoading, rates: dict[int, LoaderRates]) -> str:
         return "too few CPUs for more workers, each of which still brought more"
     if not loading.paths:
         return "CPUs that are busy, few or slow, or slow memory: the files were in the page cache"
-    return "storage, or the way to it: more workers bring no more"
+    return "storage or the way to it, or no CPU that is free: more workers bring no more"
 
 
 def _without_figures(loading: DataLoading) -> Iterator[Finding]:

@@ -16,13 +16,13 @@ _BINDING = ("true", "close", "spread", "master", "primary")
 def few_cpus(case: Case, loading: DataLoading) -> Iterator[Finding]:
     """A warning where the workers of a rank may run on one CPU of several, with what has bound them to it."""
     host = case.node.host
-    total, quota = known(host.cpus_total), known(host.cpu_quota)
+    total, quota = known(loading.cpus_total), known(host.cpu_quota)
     fewest = min(loading.cpus, default=None)
     if total is None or total < _FEWEST or fewest is None:
         return
     if fewest < _FEWEST:
         likely, advice = _binding(loading, fewest)
-        bound = known(host.cpus_usable_list)
+        bound = known(host.cpus_usable_list) if host.cpus_usable == fewest else None
         yield warn(
             NODE,
             Found(f"all workers of a rank share {fewest} of the {total} CPUs", fewest, "CPUs"),

@@ -46,10 +46,11 @@ class DataLoading(Fact, frozen=True):
     """All that was tried. `paths`: as named by the user; none: files made for it, which the page cache holds.
 
     `files` were chosen of `paths`, `batch` is in samples, `sample_bytes` the mean size of one: a file, or a piece of
-    a large one. `cpus`: how many CPUs the workers of each rank could run on, in rank order; `cpuset_cpus` how many the
-    cgroup lets this node's processes have. `shm_bytes` and `shm_free_bytes`: /dev/shm before the first step. Of
-    `samples` that were asked for, `unreadable` could not be read; `unreadable_why`: one of the reasons, without a name.
-    `empty_files`: files of 0 bytes, which were left out. `no_copies` says why there are no `copies`.
+    a large one. `cpus`: how many CPUs the workers of each rank could run on, in rank order, of `cpus_total` that the
+    machine has; `cpuset_cpus`: how many the cgroup lets its processes have. `shm_bytes` and `shm_free_bytes`: /dev/shm
+    before the first step. Of `samples` that were asked for, `unreadable` could not be read; `unreadable_why`: one of
+    the reasons, without a name. `empty_files`: files of 0 bytes, which were left out. `no_copies` says why there are
+    no `copies`.
     """
 
     device: Literal["cuda", "cpu"]
@@ -62,6 +63,7 @@ class DataLoading(Fact, frozen=True):
     copies: LoaderCopies | None = None
     no_copies: Missing | None = None
     cpus: tuple[int, ...] = ()
+    cpus_total: int | Missing = NOT_READ
     cpuset_cpus: int | Missing = NOT_READ
     shm_bytes: int | Missing = NOT_READ
     shm_free_bytes: int | Missing = NOT_READ

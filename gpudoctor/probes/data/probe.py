@@ -73,6 +73,7 @@ def _loading(rank: Rank, files: DataFiles) -> DataLoading | Missing:
         copies=None if isinstance(copies, Missing) else copies,
         no_copies=copies if isinstance(copies, Missing) else None,
         cpus=(seen.cpus,),
+        cpus_total=os.cpu_count() or Missing("os.cpu_count() does not say", "failed"),
         cpuset_cpus=read_cpuset(Path("/")),
         shm_bytes=shm_bytes,
         shm_free_bytes=shm_free_bytes,

@@ -5,9 +5,16 @@ from __future__ import annotations
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import known
 from gpudoctor.report.tables.table import Column, Table, cell
-from gpudoctor.units import MIB, figure_text, seconds_text, short_size, three_digits
+from gpudoctor.units import MIB, seconds_text, short_size, three_digits
 
-_TITLES = ("workers a rank", "samples/s", "GB/s", "slowest rank", "first batch", "/dev/shm, MiB")
+_TITLES = (
+    "workers",
+    "samples/s",
+    "GB/s",
+    "slowest rank",
+    "first batch",
+    "shm, MiB",
+)  # 80 columns hold them
 
 
 def loading_tables(measured: Measurements) -> list[Table]:
@@ -25,7 +32,7 @@ def loading_tables(measured: Measurements) -> list[Table]:
                 str(step.workers),
                 *(cell(value, three_digits) for value in row),
                 cell(None if rates is None else rates.first_batch_s, seconds_text),
-                cell(None if shm is None else shm / MIB, figure_text),
+                cell(None if shm is None else shm / MIB, three_digits),
             )
         )
     whence = "of --data" if loading.paths else "made for it, in the page cache"
