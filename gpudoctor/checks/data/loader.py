@@ -130,7 +130,8 @@ def _in_words(rate: LoaderRates) -> str:
 
 def _of_what(loading: DataLoading) -> str:
     of = "of --data" if loading.paths else "made for it, in the page cache"
-    return f", {short_size(round(loading.sample_bytes))} each, {loading.files} files {of}"
+    files = f"{loading.files} file{'s' if loading.files != 1 else ''}"
+    return f", {short_size(round(loading.sample_bytes))} each, {files} {of}"
 
 
 def _likely(loading: DataLoading, rates: dict[int, LoaderRates]) -> str:

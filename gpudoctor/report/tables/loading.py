@@ -36,6 +36,7 @@ def loading_tables(measured: Measurements) -> list[Table]:
             )
         )
     whence = "of --data" if loading.paths else "made for it, in the page cache"
+    files = f"{loading.files} file{'s' if loading.files != 1 else ''}"
     size = short_size(round(loading.sample_bytes))
-    title = f"data loader: batches of {loading.batch} samples of {size}, {loading.files} files {whence}"
+    title = f"data loader: batches of {loading.batch} samples of {size}, {files} {whence}"
     return [Table(tuple(map(Column, _TITLES)), tuple(rows), title)]
