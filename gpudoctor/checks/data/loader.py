@@ -171,7 +171,7 @@ def _unreadable(loading: DataLoading) -> Iterator[Finding]:
             NODE,
             Found(f"{loading.unreadable} of {loading.samples} samples could not be read", loading.unreadable),
             Expected("every file of the data set can be read", "==", 0),
-            Evidence("one of the reasons", loading.unreadable_why or "not told"),
+            Evidence("one of the reasons", loading.unreadable_why or "not known"),
             likely="files that vanished, were cut short, or are closed to this user: a training would end there",
         )
 

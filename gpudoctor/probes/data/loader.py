@@ -85,7 +85,7 @@ class _Samples(_torchs.Dataset):  # type: ignore[misc]
         begin = 0 if length == size else random.randrange(0, size - length + 1)
         found = bytearray(length)
         try:
-            with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - the name is text
+            with open(path, "rb") as file:  # noqa: PTH123 - the name is text
                 if not self._files.made:  # what another step has read is to come from storage again
                     os.posix_fadvise(file.fileno(), begin, length, os.POSIX_FADV_DONTNEED)
                 file.seek(begin)

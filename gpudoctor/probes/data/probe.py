@@ -25,8 +25,8 @@ _SHM_SHARE = 0.5  # of what is free: others on the node use it too
 _CPU_RANKS = Missing("CPU ranks have no GPU to copy to")
 
 
-class _Told(msgspec.Struct, frozen=True):
-    """What rank 0 tells the others: the files, or why there are none."""
+class _SharedFiles(msgspec.Struct, frozen=True):
+    """What rank 0 has found for all ranks: the files, or why there are none."""
 
     files: DataFiles | None = None
     why: Missing | None = None
@@ -86,13 +86,15 @@ def _loading(rank: Rank, files: DataFiles) -> DataLoading | Missing:
 
 def _shared_files(rank: Rank) -> DataFiles | Missing:
     """The files that rank 0 has found or made, on every rank the same."""
-    told = Path(rank.job.folder) / "data.json"
+    shared = Path(rank.job.folder) / "data.json"
     if rank.number == 0:
         found = chosen_files(rank.job.data) if rank.job.data else made_files(Path(rank.job.folder) / "data")
-        told.write_bytes(msgspec.json.encode(_Told(why=found) if isinstance(found, Missing) else _Told(found)))
+        shared.write_bytes(
+            msgspec.json.encode(_SharedFiles(why=found) if isinstance(found, Missing) else _SharedFiles(found))
+        )
     rank.barrier()
-    shared = msgspec.json.decode(told.read_bytes(), type=_Told)
-    return shared.files or shared.why or Missing("rank 0 found no files", "failed")
+    decoded = msgspec.json.decode(shared.read_bytes(), type=_SharedFiles)
+    return decoded.files or decoded.why or Missing("rank 0 found no files", "failed")
 
 
 def _first_batch(rank: Rank, files: DataFiles) -> Missing | None:

@@ -49,15 +49,15 @@ def judged(found: DataLoading | None = None, need: float | None = None, node: No
     return judge("data.loader", node, measured(node, data_loading=found, data_need_gb_s=need, **facts))
 
 
-def told(result: CheckResult) -> str:
+def texts(result: CheckResult) -> str:
     return "\n".join(finding.found.text for finding in result.findings if finding.found is not None)
 
 
 def test_without_a_need_the_fewest_workers_are_told_beyond_which_more_bring_little() -> None:
     result = judged()
     assert result.status is Status.PASS
-    assert "10000 samples/s (1 GB/s) read, not decoded, by 2 GPUs with num_workers=4" in told(result)
-    assert "with pin_memory 1 GB/s, without 0.9 GB/s" in told(result)
+    assert "10000 samples/s (1 GB/s) read, not decoded, by 2 GPUs with num_workers=4" in texts(result)
+    assert "with pin_memory 1 GB/s, without 0.9 GB/s" in texts(result)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_without_a_need_the_fewest_workers_are_told_beyond_which_more_bring_litt
 def test_the_slowest_rank_is_judged_against_what_a_gpu_must_be_fed(need: float, status: Status, words: str) -> None:
     result = judged(need=need)
     assert result.status is status
-    assert words in told(result)
+    assert words in texts(result)
 
 
 def test_one_rank_that_starves_is_not_outweighed_by_the_others() -> None:
@@ -99,7 +99,7 @@ def test_a_machine_of_one_cpu_is_not_blamed_for_it() -> None:
 
 def test_a_cpu_quota_below_two_is_a_warning() -> None:
     node = Node(gpus=gpus(2), host=msgspec.structs.replace(HOST, cpu_quota=1.0))
-    assert "share 1 CPUs of time" in told(judged(node=node))
+    assert "share 1 CPUs of time" in texts(judged(node=node))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_settings_by_which_openmp_binds_workers_are_named(name: str, value: str,
     node = Node(gpus=gpus(2), host=HOST, environment=Environment(variables=(Variable(name, value),)))
     result = judged(node=node)
     assert result.status is status
-    assert (f"{name}={value} binds" in told(result)) == (status is Status.WARN)
+    assert (f"{name}={value} binds" in texts(result)) == (status is Status.WARN)
 
 
 def test_a_dev_shm_too_small_for_workers_is_named_once() -> None:
@@ -145,7 +145,7 @@ def test_a_rank_that_hung_while_it_loaded_convicts_no_gpu() -> None:
 def test_samples_that_could_not_be_read_are_a_warning() -> None:
     result = judged(loading(unreadable=3, unreadable_why="No such file or directory"))
     assert result.status is Status.WARN
-    assert "3 of 5000 samples could not be read" in told(result)
+    assert "3 of 5000 samples could not be read" in texts(result)
 
 
 def test_cpu_ranks_are_called_so_and_have_no_pinned_memory_to_judge() -> None:
@@ -153,7 +153,7 @@ def test_cpu_ranks_are_called_so_and_have_no_pinned_memory_to_judge() -> None:
     found = msgspec.structs.replace(loading(copies=None, no_copies=why), device="cpu")
     result = judged(found, need=9.0, node=Node(host=HOST))
     assert result.status is Status.FAIL
-    assert "for the slowest CPU rank" in told(result)
+    assert "for the slowest CPU rank" in texts(result)
     assert "GPU to copy to" in str(result.findings)
     unread = judged(loading(copies=None, no_copies=Missing("CUDA error: out of memory", "failed")))
     assert unread.status is Status.UNKNOWN
