@@ -11,7 +11,7 @@ from time import monotonic
 import msgspec
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.units import size_text
+from gpudoctor.units import short_size
 
 WHOLE_FILE_BYTES = 1 << 20  # up to this size a file is one sample, as images are
 PIECE_BYTES = 128 << 10  # of a larger one, as of a shard
@@ -81,7 +81,7 @@ def made_files(folder: Path) -> DataFiles | Missing:
     try:
         space = os.statvfs(folder.parent)
         if space.f_bavail * space.f_frsize < needed:
-            return Missing(f"files to load want {size_text(needed)} in TMPDIR, and there is less", "denied")
+            return Missing(f"files to load want {short_size(needed)} in TMPDIR, and there is less", "denied")
         folder.mkdir()
         for number in range(_MADE_FILES):
             path = folder / f"{number}.bin"
