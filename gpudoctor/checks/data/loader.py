@@ -42,6 +42,7 @@ _MUCH_SHORT = Limit(
     name="fail_share_of_need",
     status="fail",
 )
+_SOCKET_NAME_BYTES = 107
 _AS_GOOD = 0.95  # a worker count that gives as much of the best is as good: the rest is noise
 
 
@@ -68,6 +69,7 @@ def loader(case: Case) -> Iterator[Finding]:
     yield from few_cpus(case, loading)
     yield from bound_by_openmp(case)
     yield from _unreadable(loading)
+    yield from _long_tmpdir(loading)
     yield _pinning(loading)
 
 
@@ -173,6 +175,19 @@ def _unreadable(loading: DataLoading) -> Iterator[Finding]:
             Expected("every file of the data set can be read", "==", 0),
             Evidence("one of the reasons", loading.unreadable_why or "not known"),
             likely="files that vanished, were cut short, or are closed to this user: a training would end there",
+        )
+
+
+def _long_tmpdir(loading: DataLoading) -> Iterator[Finding]:
+    length = loading.socket_name_bytes
+    if isinstance(length, int) and length > _SOCKET_NAME_BYTES:
+        yield warn(
+            NODE,
+            Found(f"a DataLoader with workers hangs: TMPDIR makes its sockets' names {length} bytes long", length, "B"),
+            Expected("a name that the kernel takes", "<=", _SOCKET_NAME_BYTES, "B", "sun_path of unix(7)"),
+            Evidence("TMPDIR", f"{length} bytes with what multiprocessing adds to it"),
+            likely="a job's folder of many levels: workers cannot hand over a batch, and the rank waits for ever",
+            advice=(Advice("Give the training a short one.", "export TMPDIR=/tmp"),),
         )
 
 

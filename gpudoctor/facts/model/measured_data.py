@@ -50,7 +50,7 @@ class DataLoading(Fact, frozen=True):
     machine has; `cpuset_cpus`: how many the cgroup lets its processes have. `shm_bytes` and `shm_free_bytes`: /dev/shm
     before the first step. Of `samples` that were asked for, `unreadable` could not be read; `unreadable_why`: one of
     the reasons, without a name. `empty_files`: files of 0 bytes, which were left out. `no_copies` says why there are
-    no `copies`.
+    no `copies`. `socket_name_bytes`: how long the name of the socket is that a training's workers make in TMPDIR.
     """
 
     device: Literal["cuda", "cpu"]
@@ -71,3 +71,4 @@ class DataLoading(Fact, frozen=True):
     unreadable: int = 0
     unreadable_why: str | None = None
     empty_files: int = 0
+    socket_name_bytes: int | Missing = NOT_READ

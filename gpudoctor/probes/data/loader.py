@@ -9,6 +9,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import util
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -112,12 +113,18 @@ def _begin_worker(rank_pid: int, _worker: int) -> None:
     die_with_parent(rank_pid)  # torch's own watch looks at its parent every 5 s only
 
 
+def socket_name_bytes(tmpdir: Path) -> int | Missing:
+    """How long the name is of a socket that multiprocessing makes in TMPDIR."""
+    if hasattr(util, "_get_base_temp_dir"):
+        return Missing("this Python turns to another folder if the name of TMPDIR is too long")
+    return len(os.fsencode(tmpdir / "pymp-12345678" / "listener-12345678"))
+
+
 @contextmanager
 def short_sockets(folder: Path) -> Iterator[None]:
     """Have the sockets by which workers hand over batches lie in this folder, by a name that is short enough.
 
-    The kernel takes 107 bytes for a socket's name, and multiprocessing adds 32 to that of TMPDIR: with a longer one
-    batches are lost, and the loader waits for ever.
+    Where TMPDIR has a long name batches are lost, and the loader waits for ever: see `socket_name_bytes`.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     before = tempfile.tempdir

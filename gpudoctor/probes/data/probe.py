@@ -13,7 +13,17 @@ from gpudoctor.facts.model.measured_data import DataLoading, LoaderCopies, Loade
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.cgroups import read_cpuset
 from gpudoctor.probes.data.files import DataFiles, chosen_files, made_files
-from gpudoctor.probes.data.loader import BATCH, PREFETCH, SHM, Seen, batches, counted, loader_rate, short_sockets
+from gpudoctor.probes.data.loader import (
+    BATCH,
+    PREFETCH,
+    SHM,
+    Seen,
+    batches,
+    counted,
+    loader_rate,
+    short_sockets,
+    socket_name_bytes,
+)
 from gpudoctor.probes.runner.messages import LoaderLeftOut, LoaderSample
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.runner.torch_errors import in_one_line
@@ -81,6 +91,7 @@ def _loading(rank: Rank, files: DataFiles) -> DataLoading | Missing:
         unreadable=seen.unreadable,
         unreadable_why=seen.why,
         empty_files=files.empty,
+        socket_name_bytes=socket_name_bytes(Path(rank.job.folder).parent),
     )
 
 

@@ -142,6 +142,13 @@ def test_a_rank_that_hung_while_it_loaded_convicts_no_gpu() -> None:
     assert len(result.findings) == 1
 
 
+@pytest.mark.parametrize(("length", "status"), [(107, Status.PASS), (108, Status.WARN)])
+def test_a_tmpdir_too_long_for_the_sockets_of_workers_is_named(length: int, status: Status) -> None:
+    result = judged(loading(socket_name_bytes=length))
+    assert result.status is status
+    assert ("TMPDIR" in texts(result)) == (status is Status.WARN)
+
+
 def test_samples_that_could_not_be_read_are_a_warning() -> None:
     result = judged(loading(unreadable=3, unreadable_why="No such file or directory"))
     assert result.status is Status.WARN
