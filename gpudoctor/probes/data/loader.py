@@ -6,10 +6,10 @@ import functools
 import os
 import random
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import util
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -115,7 +115,8 @@ def _begin_worker(rank_pid: int, _worker: int) -> None:
 
 def socket_name_bytes(tmpdir: Path) -> int | Missing:
     """How long the name is of a socket that multiprocessing makes in TMPDIR."""
-    if hasattr(util, "_get_base_temp_dir"):
+    # torch has imported it; this module may start no process, and so does not
+    if hasattr(sys.modules.get("multiprocessing.util"), "_get_base_temp_dir"):
         return Missing("this Python turns to another folder if the name of TMPDIR is too long")
     return len(os.fsencode(tmpdir / "pymp-12345678" / "listener-12345678"))
 
