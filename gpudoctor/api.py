@@ -356,6 +356,7 @@ def _cut_short(partial: Measurements, why: str) -> Measurements:
         "compute": bool(partial.compute),
         "train": partial.training is not None,
         "strategy": partial.strategies is not None,
+        "data": partial.data_loading is not None,
         "deepspeed": partial.deepspeed is not None,
         "tensorflow": partial.tensorflow is not None,
         "frameworks": bool(partial.frameworks),

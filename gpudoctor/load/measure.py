@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpudoctor.checks.core.registry import LEVELS, Check, Level
 from gpudoctor.errors import UserError
-from gpudoctor.facts.model.measurements import PROBES, Measurements, Probe
+from gpudoctor.facts.model.measurements import ONCE, PROBES, Measurements, Probe
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy_import import lazy
@@ -96,6 +96,7 @@ def measure(
         duration_s=duration_s if wanted else None,
         inject=request.inject,
         engine=workers.engine if workers is not None else None,
+        data=request.data,
         strategies=tuple(c.id.partition(".")[2] for c in checks if c.domain == "strategy" and c.id not in PARTS),
     )
     has_ranks = bool(wanted) or (backend == "nccl" and any(c.id == "env.torch" for c in checks))
@@ -157,8 +158,8 @@ def puts_load(checks: tuple[Check, ...], level: Level) -> bool:
 def _wanted(checks: tuple[Check, ...], level: Level) -> tuple[Probe, ...]:
     in_ranks = tuple(c for c in checks if c.id not in PARTS)
     wanted = tuple(probe for probe in PROBES if any(c.domain == probe and _within(c, level) for c in in_ranks))
-    # what a burn repeats, where nothing is named, is everything
-    repeated = tuple(probe for probe in PROBES if probe != "strategy")
+    # what a burn repeats, where nothing is named, is everything that loads the node
+    repeated = tuple(probe for probe in PROBES if probe not in ONCE)
     return wanted or (repeated if any(c.domain == "burn" and _within(c, level) for c in checks) else ())
 
 

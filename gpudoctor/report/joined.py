@@ -90,6 +90,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "compute": ("compute",),
     "train": ("training",),
     "strategy": ("strategies",),
+    "data": ("data_loading",),
 }
 
 

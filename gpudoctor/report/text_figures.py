@@ -16,6 +16,7 @@ from gpudoctor.report.tables.links import (
     pair_matrix,
     peer_matrix,
 )
+from gpudoctor.report.tables.loading import loading_tables
 from gpudoctor.report.tables.ranks import plain_name, training_table
 from gpudoctor.report.tables.storage import storage_table
 from gpudoctor.report.tables.strategies import library_tables, strategy_tables
@@ -42,6 +43,7 @@ def figure_lines(measurements: Measurements) -> list[str]:
     if measurements.training is not None:
         lines += _training_lines(measurements.training)
     lines += strategy_lines(measurements)
+    lines += loading_lines(measurements)
     lines += of_libraries
     if measurements.burn is not None:
         lines += _burn_lines(measurements.burn)
@@ -147,6 +149,11 @@ def _compute_lines(ranks: Iterable[ComputeRank]) -> list[str]:
 def strategy_lines(measurements: Measurements) -> list[str]:
     """Time, traffic and memory of a step under each strategy, beside one rank alone; empty where none was tried."""
     return _titled(strategy_tables(measurements))
+
+
+def loading_lines(measurements: Measurements) -> list[str]:
+    """What data loaders gave with more and more workers; empty if nothing was loaded."""
+    return _titled(loading_tables(measurements))
 
 
 def library_lines(measurements: Measurements) -> list[str]:

@@ -27,6 +27,8 @@ def test_the_variables_that_steer_training_are_kept_and_no_others() -> None:
         "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
         "SLURM_JOB_GPUS": "0,1",
         "SLURM_PROCID": "3",
+        "OMP_PROC_BIND": "close",
+        "GOMP_CPU_AFFINITY": "0-3",
         "NVIDIA_VISIBLE_DEVICES": "all",
         "RANK": "0",
         "WORLD_SIZE": "8",

@@ -52,14 +52,14 @@ def failures(found: Measurements, check_id: str) -> list[Finding]:
 
 @pytest.fixture(scope="module")
 def four_ranks() -> Measurements:
-    """Two faults that do not meddle with one another, and strategies that have none."""
+    """Faults that do not meddle with one another, and strategies that have none."""
     plan = ProbePlan(
         "gloo",
         ranks=4,
         probes=("strategy",),
         level="full",
-        strategies=("fsdp", "tensor", "pipeline", "3d"),
-        inject=("wrong-shard=2", "skip-all-gather=1"),
+        strategies=("fsdp", "fsdp1", "checkpointing", "tensor", "pipeline", "3d"),
+        inject=("wrong-shard=2", "skip-all-gather=1", "wrong-recompute=3"),
     )
     return run_probes(plan, deadline_s=DEADLINE_S, probe_deadline_s=DEADLINE_S)
 
@@ -80,12 +80,20 @@ def test_tensor_parallelism_sums_twice_forward_and_twice_backward_in_each_layer(
     assert [rank.communicated_bytes for rank in run_of(tried, "tensor").ranks] == [expected] * 4
 
 
-def test_a_gather_that_one_rank_skips_is_caught_by_the_check_of_fsdp(four_ranks: Measurements) -> None:
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp1"])
+def test_a_gather_that_one_rank_skips_is_caught_by_the_check_of_fsdp(four_ranks: Measurements, strategy: str) -> None:
     tried = strategies_of(four_ranks)
-    assert weights_error(run_of(tried, "fsdp")) > 1e-3
-    first = [rank.losses[3] for rank in run_of(tried, "fsdp").ranks]
+    assert weights_error(run_of(tried, strategy)) > 1e-3
+    first = [rank.losses[3] for rank in run_of(tried, strategy).ranks]
     assert all(loss is not None for loss in first)
-    assert [finding.subject.label for finding in failures(four_ranks, "strategy.fsdp")] == ["rank 1"]
+    assert [finding.subject.label for finding in failures(four_ranks, f"strategy.{strategy}")] == ["rank 1"]
+
+
+def test_a_rank_that_computes_something_else_again_is_named_and_no_other(four_ranks: Measurements) -> None:
+    run = run_of(strategies_of(four_ranks), "checkpointing")
+    assert [run.figures[f"error_rank_{rank}"] == 0.0 for rank in range(4)] == [True, True, True, False]
+    assert weights_error(run) > 1e-3, "its gradients went to all ranks"
+    assert [finding.subject.label for finding in failures(four_ranks, "strategy.checkpointing")] == ["rank 3"]
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
@@ -187,7 +195,14 @@ def test_hand_written_transfers_give_the_gradients_of_the_whole_batch(tmp_path: 
         assert not set(names) & set(of_last.split()[1:]), "no weight is on two stages"
 
 
-@pytest.mark.parametrize(("kind", "strategy"), [("wrong-shard", "tensor"), ("skip-all-gather", "fsdp")])
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [
+        ("wrong-shard", "tensor"),
+        ("skip-all-gather", "fsdp or strategy.fsdp1"),
+        ("wrong-recompute", "checkpointing"),
+    ],
+)
 def test_a_fault_of_a_strategy_is_refused_where_it_is_not_run(kind: str, strategy: str) -> None:
     assert parse_injection(f"{kind}=1", 2).rank == 1
     with pytest.raises(UserError, match=f"write it as {kind}=RANK"):

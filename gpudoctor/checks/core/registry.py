@@ -123,7 +123,7 @@ def impact_of(check_id: str) -> Impact | None:
 
 DOMAINS = (
     *("driver", "gpu", "pcie", "nvlink", "topology", "host", "storage", "env", "network"),
-    *("collective", "link", "compute", "train", "strategy", "burn"),
+    *("collective", "link", "compute", "train", "strategy", "data", "burn"),
 )
 
 
@@ -144,7 +144,10 @@ READING_ORDER = {
     "link": ("host", "peer"),
     "compute": ("exact", "pattern", "gemm", "memory"),
     "train": ("sync", "balance", "memory", "scaling", "bucket", "utilization"),
-    "strategy": ("ddp", "dp", "zero1", "fsdp", "tensor", "pipeline", "3d", "deepspeed", "tensorflow"),
+    "strategy": (
+        *("ddp", "dp", "zero1", "fsdp", "fsdp1", "checkpointing", "tensor", "pipeline", "3d"),
+        *("deepspeed", "tensorflow"),
+    ),
     "burn": ("drift", "counters"),
 }
 

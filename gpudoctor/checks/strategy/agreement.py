@@ -34,7 +34,7 @@ from gpudoctor.units import seconds_text, short_mib
 PROBE = "strategy"
 TOLD_BY = "strategy.ddp"  # the check that answers for problems of the whole probe
 # what belongs to those strategies that are more than one train
-_VARIANTS = {"fsdp": {"fsdp", "fsdp-bf16"}, "pipeline": {"gpipe", "1f1b"}}
+_VARIANTS = {"fsdp": {"fsdp", "fsdp-bf16"}, "fsdp1": {"fsdp1", "fsdp1-bf16"}, "pipeline": {"gpipe", "1f1b"}}
 # for every strategy's check; fp32 measured at 3e-7 and bf16 at 1e-3 on 2 to 8 CPU ranks, and at 7e-7 and 2e-3 for the
 # larger model that GPUs train (its parts added up on a CPU)
 FP32_ERROR = Limit(

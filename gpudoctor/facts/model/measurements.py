@@ -7,6 +7,7 @@ from typing import Literal
 from gpudoctor.facts.model.gpu import Fact
 from gpudoctor.facts.model.measured_burn import Burn
 from gpudoctor.facts.model.measured_compute import ComputeRank
+from gpudoctor.facts.model.measured_data import DataLoading
 from gpudoctor.facts.model.measured_links import HostLink, PeerLink
 from gpudoctor.facts.model.measured_storage import StorageRead
 from gpudoctor.facts.model.measured_strategies import FrameworkView, LibraryStrategies, Strategies
@@ -15,8 +16,11 @@ from gpudoctor.facts.model.node import Unanswered
 from gpudoctor.facts.model.telemetry import Telemetry
 
 Device = Literal["cuda", "cpu"]
-Probe = Literal["collective", "link", "compute", "train", "strategy"]
-PROBES: tuple[Probe, ...] = ("collective", "link", "compute", "train", "strategy")  # in the order in which they run
+Probe = Literal["collective", "link", "compute", "train", "strategy", "data"]
+# in the order in which they run
+PROBES: tuple[Probe, ...] = ("collective", "link", "compute", "train", "strategy", "data")
+
+ONCE: frozenset[Probe] = frozenset({"strategy", "data"})  # a burn does not repeat them: they hardly load the GPUs
 
 
 class RankInfo(Fact, frozen=True):
@@ -43,7 +47,7 @@ class ProbeProblem(Fact, frozen=True):
     lines the rank wrote to stderr.
     """
 
-    probe: Literal["launch", "collective", "link", "compute", "train", "strategy"]
+    probe: Literal["launch", "collective", "link", "compute", "train", "strategy", "data"]
     kind: Literal["timeout", "crash", "error", "out-of-memory", "refused"]
     text: str
     rank: int | None = None
@@ -227,6 +231,7 @@ class Measurements(Fact, frozen=True):
     compute: tuple[ComputeRank, ...] = ()
     training: Training | None = None
     strategies: Strategies | None = None
+    data_loading: DataLoading | None = None
     frameworks: tuple[FrameworkView, ...] = ()
     deepspeed: LibraryStrategies | None = None
     tensorflow: LibraryStrategies | None = None

@@ -60,6 +60,8 @@ _SHAPES: tuple[tuple[str, str], ...] = (
         "efa", "tcp", "sockets", "verbs", "shm", "cxi", "opx", "psm2", "psm3", "net", "ofi_rxm"))),
     (r"NCCL_SOCKET_FAMILY", _words("AF_INET", "AF_INET6")),
     (r"NCCL_NET_PLUGIN|NCCL_TUNER_PLUGIN", _words("none", "aws-ofi", "ofi", "libnccl-net.so", "libnccl-net-ofi.so")),
+    (r"OMP_PROC_BIND", _list_of(_words("true", "false", "close", "spread", "master", "primary"))),
+    (r"GOMP_CPU_AFFINITY", r"[\d ,:-]{1,256}"),
     (r"TORCH_DISTRIBUTED_DEBUG", _words("OFF", "INFO", "DETAIL")),
     (r"PYTORCH(?:_CUDA)?_ALLOC_CONF", rf"{_ALLOCATOR}(?:,{_ALLOCATOR}){{0,16}}"),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Limits of memory and CPU time that control groups, version 1 and 2, put on this process."""
+"""Limits of memory, CPU time and CPUs that control groups, version 1 and 2, put on this process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.system.sysfs import read_int, read_text
+from gpudoctor.facts.system.sysfs import parse_cpu_list, read_int, read_text
 
 # Version 1 writes "no limit" as the largest page-aligned signed 64-bit number, which depends on the page size
 _UNLIMITED_BYTES = 1 << 62
@@ -39,6 +39,23 @@ def read_memory_limit(root: Path) -> CgroupLimit:
 def read_cpu_quota(root: Path) -> CgroupLimit:
     """CPUs worth of time, from cpu.max or cpu.cfs_quota_us."""
     return _smallest(root, "cpu", {2: _quota_v2, 1: _quota_v1})
+
+
+def read_cpuset(root: Path) -> int | Missing:
+    """How many CPUs this process's group may use, from cpuset.cpus.effective or cpuset.effective_cpus."""
+    groups = read_text(root / "proc/self/cgroup")
+    if isinstance(groups, Missing):
+        return groups
+    for hierarchy in _hierarchies(root, groups):
+        if "cpuset" not in hierarchy.controllers:
+            continue
+        name = "cpuset.cpus.effective" if hierarchy.version == 2 else "cpuset.effective_cpus"
+        for folder in _way_up(hierarchy):  # a group whose controller is not enabled has what the next one above has
+            text = read_text(root / folder.lstrip("/") / name)
+            if not isinstance(text, Missing) and text.strip():
+                cpus = parse_cpu_list(text)
+                return Missing(f"{folder}/{name} reads {text[:40]!r}", "failed") if cpus is None else len(cpus)
+    return Missing("no cpuset controller is mounted")
 
 
 _Reader = Callable[[Path], "tuple[float | Missing | None, str]"]
@@ -74,7 +91,7 @@ def _hierarchies(root: Path, groups: str) -> Iterator[_Hierarchy]:
         number, _, rest = line.partition(":")
         names, _, group = rest.partition(":")
         if number == "0" and not names:
-            wanted, controllers, version = "cgroup2", frozenset({"memory", "cpu"}), 2
+            wanted, controllers, version = "cgroup2", frozenset({"memory", "cpu", "cpuset"}), 2
             standard = "/sys/fs/cgroup"
         else:
             controllers, version = frozenset(names.split(",")), 1

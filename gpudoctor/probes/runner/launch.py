@@ -104,6 +104,7 @@ def _run(
             injections=injections_of(plan),
             verification=plan.verification,
             strategies=plan.strategies,
+            data=plan.data,
         )
         with _needed():
             board = ProgressBoard(folder / "board", plan.ranks)

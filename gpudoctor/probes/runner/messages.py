@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.facts.model.measured_compute import ComputeRank
+from gpudoctor.facts.model.measured_data import DataLoading
 from gpudoctor.facts.model.measured_links import HostLink, PeerLink
 from gpudoctor.facts.model.measured_strategies import StrategyRank, StrategyReference, StrategyShape
 from gpudoctor.facts.model.measurements import BucketStep, Probe, Swap, TorchView
@@ -14,7 +15,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.plan_verification.messages import VerificationFigures, VerificationOrder
 from gpudoctor.probes.runner.plan import Injection
 
-Where = Literal["launch", "collective", "link", "compute", "train", "strategy"]
+Where = Literal["launch", "collective", "link", "compute", "train", "strategy", "data"]
 
 
 class RankJob(msgspec.Struct, frozen=True):
@@ -35,6 +36,7 @@ class RankJob(msgspec.Struct, frozen=True):
     injections: tuple[Injection, ...] = ()
     verification: VerificationOrder | None = None
     strategies: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
 
 
 class RankMessage(msgspec.Struct, frozen=True, tag=True):
@@ -203,6 +205,18 @@ class StrategyLeftOut(RankMessage, frozen=True):
     why: Missing
 
 
+class LoaderSample(RankMessage, frozen=True):
+    """What the loader of one rank gave, as in DataLoading: there its ranks are put together."""
+
+    loading: DataLoading
+
+
+class LoaderLeftOut(RankMessage, frozen=True):
+    """Why there is nothing to load."""
+
+    why: Missing
+
+
 class VerificationSample(RankMessage, frozen=True):
     """What one rank measured in the verification of a plan."""
 
@@ -238,6 +252,8 @@ AnyMessage = (
     | StrategyShared
     | StrategySample
     | StrategyLeftOut
+    | LoaderSample
+    | LoaderLeftOut
     | VerificationSample
     | Finished
     | Left

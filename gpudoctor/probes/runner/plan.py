@@ -24,6 +24,7 @@ InjectionKind = Literal[
     "wrong-bits",
     "skip-all-gather",
     "wrong-shard",
+    "wrong-recompute",
 ]
 
 # What follows the rank, for each kind; None: nothing does; [ ]: it may be left out.
@@ -39,10 +40,20 @@ _SHAPES: dict[str, str | None] = {
     "wrong-bits": None,
     "skip-all-gather": None,
     "wrong-shard": None,
+    "wrong-recompute": None,
 }
-# Those that happen in one place only, and of these, in one strategy.
-_PLACES: dict[str, str] = {"oom": "train", "skip-all-gather": "strategy", "wrong-shard": "strategy"}
-_STRATEGIES: dict[str, str] = {"skip-all-gather": "fsdp", "wrong-shard": "tensor"}
+# Those that happen in one place only, and of these, in which strategies.
+_PLACES: dict[str, str] = {
+    "oom": "train",
+    "skip-all-gather": "strategy",
+    "wrong-shard": "strategy",
+    "wrong-recompute": "strategy",
+}
+_STRATEGIES: dict[str, tuple[str, ...]] = {
+    "skip-all-gather": ("fsdp", "fsdp1"),
+    "wrong-shard": ("tensor",),
+    "wrong-recompute": ("checkpointing",),
+}
 # Those that one probe plays wherever it is, without a phase of their own.
 _PLAYED_BY: dict[str, Probe] = {
     "wrong-sum": "collective",
@@ -63,6 +74,7 @@ _PHASES: dict[str, Probe | None] = {
     "pairs": "collective",
     "train": "train",
     "strategy": "strategy",
+    "data": "data",
 }
 _FULL_PHASES = tuple(name for name, probe in _PHASES.items() if probe == "collective" and name != "all_reduce")
 _MAX_FACTOR = 10.0
@@ -75,7 +87,8 @@ class ProbePlan(msgspec.Struct, frozen=True):
     empty for gloo. `duration_s`: repeat all probes until so much time has passed (level burn); None:
     once. `inject` holds faults as the command line spells them. `engine`: what started a process for each rank;
     None: gpudoctor itself. `verification`: the steps of a plan to verify, run before all probes.
-    `strategies`: those that the strategy probe runs; none named: all that torch itself has.
+    `strategies`: those that the strategy probe runs; none named: all that torch itself has. `data`: the paths that the
+    data probe loads from; none: it makes files.
     """
 
     backend: Literal["nccl", "gloo"]
@@ -88,6 +101,7 @@ class ProbePlan(msgspec.Struct, frozen=True):
     engine: Engine | None = None
     verification: VerificationOrder | None = None
     strategies: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
 
 
 class Injection(msgspec.Struct, frozen=True):
@@ -173,12 +187,12 @@ def desyncs(plan: ProbePlan) -> bool:
 
 def _not_come_by(plan: ProbePlan, injection: Injection) -> str | None:
     """Why this fault would never happen, in words."""
-    phase, strategy = injection.phase, _STRATEGIES.get(injection.kind)
+    phase, strategies = injection.phase, _STRATEGIES.get(injection.kind, ())
     probe = _PHASES[phase] if phase else _PLAYED_BY.get(injection.kind)
     if probe is not None and probe not in plan.probes:
         return f"the {probe} probe is not run"
-    if strategy is not None and plan.strategies and strategy not in plan.strategies:
-        return f"strategy.{strategy} is not run"
+    if strategies and plan.strategies and not set(strategies) & set(plan.strategies):
+        return f"strategy.{' or strategy.'.join(strategies)} is not run"
     if probe in ("collective", "strategy") and plan.ranks == 1:
         return "one rank has nobody to exchange with; --ranks 2"
     if phase in _FULL_PHASES and plan.level not in FULL_LEVELS:

@@ -18,7 +18,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from gpudoctor.facts.model.measurements import TorchView
+from gpudoctor.facts.model.measurements import ONCE, TorchView
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.messages import RankJob, Where
@@ -169,8 +169,7 @@ def _run_repetitions(rank: Rank, probes: dict[str, Callable[[Rank], None]]) -> N
     for repetition in itertools.count():
         repetition_began = time.monotonic()
         for probe in job.probes:
-            # the result of a strategy does not change: once is enough, and a burn is to load the node
-            if probe != "strategy" or not repetition:
+            if probe not in ONCE or not repetition:
                 probes[probe](rank)
             rank.send(messages.Finished(probe, repetition))
         if job.duration_s is None or not job.probes:
@@ -203,6 +202,7 @@ def _own_output(path: Path) -> None:
 def _probes() -> dict[str, Callable[[Rank], None]]:
     from gpudoctor.probes.collective.probe import run_collectives
     from gpudoctor.probes.compute.probe import run_compute
+    from gpudoctor.probes.data.probe import run_data
     from gpudoctor.probes.link.probe import run_links
     from gpudoctor.probes.strategies.run import run_strategies
     from gpudoctor.probes.train.probe import run_training
@@ -213,6 +213,7 @@ def _probes() -> dict[str, Callable[[Rank], None]]:
         "compute": run_compute,
         "train": run_training,
         "strategy": run_strategies,
+        "data": run_data,
     }
 
 

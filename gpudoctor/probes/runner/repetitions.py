@@ -73,6 +73,7 @@ def over_repetitions(repetitions: Sequence[Repetition]) -> Measurements:
         ),
         compute=_folded(last("compute").compute, [c for m in every for c in m.compute], ("rank",), _computed),
         strategies=next((m.strategies for m in every if m.strategies is not None), None),
+        data_loading=next((m.data_loading for m in every if m.data_loading is not None), None),
         training=_training(last("train").training, [m.training for m in every if m.training is not None]),
     )
 

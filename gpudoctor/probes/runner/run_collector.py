@@ -125,6 +125,8 @@ class RunCollector:
                 | messages.StrategyShared()
                 | messages.StrategySample()
                 | messages.StrategyLeftOut()
+                | messages.LoaderSample()
+                | messages.LoaderLeftOut()
             ):
                 self._run_progress.take(rank, message)
             case messages.NotOffered(op=op, text=text):
@@ -218,6 +220,7 @@ class RunCollector:
             "compute": bool(found.compute),
             "train": found.training is not None,
             "strategy": found.strategies is not None,
+            "data": found.data_loading is not None,
         }
         return msgspec.structs.replace(
             found,

@@ -8,9 +8,11 @@ from collections.abc import Callable
 import msgspec
 
 from gpudoctor.facts.model.measured_burn import Burn
+from gpudoctor.facts.model.measured_data import DataLoading
 from gpudoctor.facts.model.measurements import Device, Measurements, Probe
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.collective.merge import merged_collectives, merged_pairs
+from gpudoctor.probes.data.merge import merged_loading
 from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.merge import merged_training
 from gpudoctor.probes.runner.plan import ProbePlan
@@ -28,6 +30,8 @@ Sample = (
     | messages.StrategyShared
     | messages.StrategySample
     | messages.StrategyLeftOut
+    | messages.LoaderSample
+    | messages.LoaderLeftOut
 )
 
 
@@ -39,6 +43,8 @@ class _Samples(msgspec.Struct):
     links: dict[int, messages.LinkSample] = {}
     computes: dict[int, messages.ComputeSample] = {}
     trains: dict[int, messages.TrainSample] = {}
+    loadings: dict[int, DataLoading] = {}
+    no_data: Missing | None = None
     strategies: StrategySamples = msgspec.field(default_factory=StrategySamples)
     begun: list[Probe] = []
     finished: dict[Probe, set[int]] = {}
@@ -102,6 +108,10 @@ class RunProgress:
             samples.computes[rank] = sample
         elif isinstance(sample, messages.TrainSample):
             samples.trains[rank] = sample
+        elif isinstance(sample, messages.LoaderSample):
+            samples.loadings[rank] = sample.loading
+        elif isinstance(sample, messages.LoaderLeftOut):
+            samples.no_data = sample.why
         else:
             samples.strategies.take(rank, sample)
 
@@ -160,6 +170,8 @@ class RunProgress:
             compute=tuple(samples.computes[rank].compute for rank in sorted(samples.computes)),
             training=merged_training(samples.trains, ranks, device),
             strategies=merged_strategies(samples.strategies, ranks, device),
-            not_run={"peer": no_peers[0]} if no_peers else {},
+            data_loading=merged_loading(samples.loadings, ranks),
+            not_run=({"peer": no_peers[0]} if no_peers else {})
+            | ({"data": samples.no_data} if samples.no_data else {}),
         )
         return Repetition(measured, samples.ended_s)

@@ -25,7 +25,7 @@ def _train(rank: Rank, bench: Bench, name: str, micro_batches: int) -> None:
     bench.begin_variant()
     model = bench.model()
     with rank.blocked():
-        ddp = _wrapped(rank, model)
+        ddp = wrapped(rank, model)
     optimizer = bench.optimizer(model.parameters())
 
     def step(number: int) -> torch.Tensor:
@@ -58,7 +58,7 @@ def run_zero1(rank: Rank, bench: Bench) -> None:
 
     model = bench.model()
     with rank.blocked():
-        ddp = _wrapped(rank, model)
+        ddp = wrapped(rank, model)
         optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **OPTIMIZER_OPTIONS)
 
     bench.train(
@@ -69,7 +69,7 @@ def run_zero1(rank: Rank, bench: Bench) -> None:
     )
 
 
-def _wrapped(rank: Rank, model: torch.nn.Module) -> DistributedDataParallel:
+def wrapped(rank: Rank, model: torch.nn.Module) -> DistributedDataParallel:
     """The model in DDP; the gradients are views of the buckets, so that they are there once."""
     devices = [0] if rank.on_gpu else None
     return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)

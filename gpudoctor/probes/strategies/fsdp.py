@@ -1,4 +1,7 @@
-"""Fully sharded data parallelism (`fully_shard`): weights, gradients and optimizer state are 1/n on each rank."""
+"""Fully sharded data parallelism: weights, gradients and optimizer state are 1/n on each rank.
+
+By `fully_shard` (FSDP2), and by `FullyShardedDataParallel` (FSDP1), which most guides still write.
+"""
 
 from __future__ import annotations
 
@@ -16,39 +19,54 @@ from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
 from gpudoctor.probes.strategies.memory import whole_weights
 from gpudoctor.probes.strategies.model import train_step
+from gpudoctor.probes.strategies.transformer import TransformerBlock
+
+_Dtype = Literal["fp32", "bf16"]
+_Sharded = tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], dict[str, torch.Tensor]]]
+_Shard = Callable[[Rank, Bench, _Dtype], _Sharded]  # what divides the model: gives it, its optimizer, whole weights
 
 _SKIPS_AT = 3
 _dist: Any = dist
-_GATHERS = ("all_gather_into_tensor", "all_gather_single")  # fully_shard calls one of them: the second in newer torch
+# FSDP calls one of them: fully_shard the second in newer torch, FSDP1 the last on CPU ranks
+_GATHERS = ("all_gather_into_tensor", "all_gather_single", "all_gather")
 
 
 def run_fsdp(rank: Rank, bench: Bench) -> None:
-    """Train in fp32, then with weights gathered and multiplied in bf16."""
-    why_not = why_not_fsdp(on_gpu=rank.on_gpu)
+    """Train by `fully_shard`, in fp32, then with weights gathered and multiplied in bf16."""
+    _run(rank, bench, "fsdp", "fully_shard", _fully_shard)
+
+
+def run_fsdp1(rank: Rank, bench: Bench) -> None:
+    """Train by `FullyShardedDataParallel`, in fp32, then with weights gathered and gradients summed in bf16."""
+    _run(rank, bench, "fsdp1", "FullyShardedDataParallel", _wrap)
+
+
+def _run(rank: Rank, bench: Bench, name: str, api: str, shard: _Shard) -> None:
+    why_not = why_not_fsdp(api, on_gpu=rank.on_gpu)
     if why_not is not None:
-        rank.send(StrategyLeftOut("fsdp", Missing(why_not, "unsupported")))
+        rank.send(StrategyLeftOut(name, Missing(why_not, "unsupported")))
         return
-    _train(rank, bench, "fsdp", "fp32")
+    _train(rank, bench, name, "fp32", shard)
     if bench.has_bf16:
-        _train(rank, bench, "fsdp-bf16", "bf16")
+        _train(rank, bench, f"{name}-bf16", "bf16", shard)
     else:
         why = "mixed precision: a GPU here is older than compute capability 8.0 and has no bf16"
-        rank.send(StrategyLeftOut("fsdp", Missing(why, "unsupported")))
+        rank.send(StrategyLeftOut(name, Missing(why, "unsupported")))
 
 
-def why_not_fsdp(*, on_gpu: bool) -> str | None:
+def why_not_fsdp(api: str, *, on_gpu: bool) -> str | None:
     """Why this torch cannot do it on such ranks, in words; None where it can."""
     import torch.distributed.fsdp as offered
 
     version = str(torch.__version__)
-    if not hasattr(offered, "fully_shard"):
-        return f"fully_shard came with torch 2.6, and this is {version}"
+    if not hasattr(offered, api):
+        return f"{api} came with torch 2.6, and this is {version}"
     if not on_gpu and not hasattr(torch.cpu.Stream, "record_event"):  # 2.6 has streams of CPUs that record nothing
-        return f"fully_shard of this torch ({version}) runs on GPUs only, and these are CPU ranks"
+        return f"{api} of this torch ({version}) runs on GPUs only, and these are CPU ranks"
     return None
 
 
-def _train(rank: Rank, bench: Bench, name: str, dtype: Literal["fp32", "bf16"]) -> None:
+def _fully_shard(rank: Rank, bench: Bench, dtype: _Dtype) -> _Sharded:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -61,7 +79,36 @@ def _train(rank: Rank, bench: Bench, name: str, dtype: Literal["fp32", "bf16"]) 
     for block in model.blocks.values():
         fully_shard(block, **options)
     fully_shard(model, **options)
-    optimizer = bench.optimizer(model.parameters(), fused=True)
+    return model, bench.optimizer(model.parameters(), fused=True), lambda: whole_weights(model)
+
+
+def _wrap(rank: Rank, bench: Bench, dtype: _Dtype) -> _Sharded:
+    """As guides write it: FULL_SHARD, a unit for each block, and all of MixedPrecision in bf16."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    low = torch.bfloat16
+    precision = MixedPrecision(param_dtype=low, reduce_dtype=low, buffer_dtype=low) if dtype == "bf16" else None
+    bench.begin_variant()
+    with rank.blocked():
+        model = FullyShardedDataParallel(
+            bench.model(),
+            sharding_strategy=ShardingStrategy.FULL_SHARD,
+            auto_wrap_policy=ModuleWrapPolicy({TransformerBlock}),
+            mixed_precision=precision,
+            device_id=rank.device,  # without it torch refuses a machine that has no accelerator
+            use_orig_params=True,
+        )
+
+    def weights() -> dict[str, torch.Tensor]:
+        with FullyShardedDataParallel.summon_full_params(model, writeback=False):
+            return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+    return model, bench.optimizer(model.parameters()), weights
+
+
+def _train(rank: Rank, bench: Bench, name: str, dtype: _Dtype, shard: _Shard) -> None:
+    model, optimizer, weights = shard(rank, bench, dtype)
     skips = dtype == "fp32" and rank.injected("skip-all-gather") is not None
 
     def step(number: int) -> torch.Tensor:
@@ -72,7 +119,7 @@ def _train(rank: Rank, bench: Bench, name: str, dtype: Literal["fp32", "bf16"]) 
         Variant(name, dtype, own_part=True),
         step,
         holds=lambda: (model.parameters(), optimizer),
-        weights=lambda: whole_weights(model),
+        weights=weights,
     )
 
 
@@ -98,7 +145,7 @@ def _skip_first(
     original: Callable[..., Any],
     skipped: list[bool],
     kept: list[torch.Tensor],
-    output: torch.Tensor,
+    output: torch.Tensor | list[torch.Tensor],
     given: torch.Tensor,
     group: Any = None,
     async_op: bool = False,
@@ -107,7 +154,9 @@ def _skip_first(
         return original(output, given, group=group, async_op=async_op)
     skipped.append(True)
     own = given.clone()  # `given` may lie inside `output`
-    kept += [own, torch.empty_like(output)]
-    output.zero_()
-    output.view(-1).chunk(dist.get_world_size(group))[dist.get_rank(group)].copy_(own.view(-1))
-    return original(kept[-1], own, group=group, async_op=async_op)
+    parts = output if isinstance(output, list) else list(output.view(-1).chunk(dist.get_world_size(group)))
+    elsewhere = [torch.empty_like(part) for part in output] if isinstance(output, list) else torch.empty_like(output)
+    kept += [own, *(elsewhere if isinstance(elsewhere, list) else [elsewhere])]
+    for number, part in enumerate(parts):
+        part.copy_(own.view_as(part)) if number == dist.get_rank(group) else part.zero_()
+    return original(elsewhere, own, group=group, async_op=async_op)

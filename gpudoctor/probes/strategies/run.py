@@ -17,10 +17,11 @@ from gpudoctor.probes.runner.messages import StrategyLeftOut, StrategyShared
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.runner.torch_errors import FAILURES, in_one_line
 from gpudoctor.probes.strategies.bench import Bench
+from gpudoctor.probes.strategies.checkpointing import run_checkpointing
 from gpudoctor.probes.strategies.ddp import run_ddp, run_zero1
 from gpudoctor.probes.strategies.deepspeed import run_deepspeed
 from gpudoctor.probes.strategies.dp import run_dp
-from gpudoctor.probes.strategies.fsdp import run_fsdp
+from gpudoctor.probes.strategies.fsdp import run_fsdp, run_fsdp1
 from gpudoctor.probes.strategies.model import STEPS, shape_for
 from gpudoctor.probes.strategies.pipeline import run_pipeline
 from gpudoctor.probes.strategies.tensor import run_tensor
@@ -161,6 +162,8 @@ STRATEGIES = (
     ProbeStrategy("dp", run_dp, _only_on_gpus),
     ProbeStrategy("zero1", run_zero1),
     ProbeStrategy("fsdp", run_fsdp),
+    ProbeStrategy("fsdp1", run_fsdp1),
+    ProbeStrategy("checkpointing", run_checkpointing),
     ProbeStrategy("tensor", run_tensor),
     ProbeStrategy("pipeline", run_pipeline),
     ProbeStrategy("3d", run_3d, why_not_3d),

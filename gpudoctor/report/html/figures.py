@@ -16,6 +16,7 @@ from gpudoctor.report.html.elements import Child, element, lines, section, table
 from gpudoctor.report.html.matrices import bandwidths
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.links import collective_table, host_table
+from gpudoctor.report.tables.loading import loading_tables
 from gpudoctor.report.tables.ranks import RankName, rank_name, training_table
 from gpudoctor.report.tables.strategies import library_tables, strategy_tables
 from gpudoctor.report.tables.table import Table, aligned, cell
@@ -45,6 +46,7 @@ def figures_part(report: Report) -> Iterator[Child]:
     yield section("Bandwidth", *bandwidths(measured), _host_links(measured, name), id_="bandwidth")
     yield section("Compute", *_compute(measured, name), id_="compute")
     yield section("Strategies", _side_by_side(strategy_tables(measured)), id_="strategies")
+    yield section("Data loading", _side_by_side(loading_tables(measured)), id_="data-loading")
     yield libraries
     yield section("GPUs under load", *(_telemetry(each) for each in measured.telemetry), id_="telemetry")
     if measured.burn is not None:

@@ -27,7 +27,7 @@ from tests.checks.one_check import gpus, judge, text_of, words
 LOSSES = (4.25, 4.0, 3.75)
 WHOLE = StrategyMemory(8000, 8000, 16000, 5000)
 HALF = StrategyMemory(4000, 4000, 8000, 2500)
-DATA = ("ddp", "zero1", "fsdp")
+DATA = ("ddp", "zero1", "fsdp", "fsdp1")
 
 
 def rank(number: int, **facts: Any) -> StrategyRank:

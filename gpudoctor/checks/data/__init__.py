@@ -1,0 +1,1 @@
+"""data.*: whether samples come as fast as the GPUs take them."""

@@ -1,0 +1,208 @@
+"""data.loader: whether a torch DataLoader feeds the GPUs here, with how many workers, and what holds it up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.checks.core.case import Case, Limit
+from gpudoctor.checks.core.finding import (
+    NODE,
+    Advice,
+    Evidence,
+    Expected,
+    Finding,
+    Found,
+    fail,
+    ok,
+    skip,
+    unknown,
+    unread,
+    warn,
+)
+from gpudoctor.checks.core.probe_outcome import (
+    absent,
+    judged_problems,
+    on_gpus,
+    problems_of,
+    rank_subject,
+    ranks_in_words,
+)
+from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.data.worker_cpus import bound_by_openmp, few_cpus
+from gpudoctor.facts.model.measured_data import DataLoading, LoaderRates
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.units import seconds_text, short_size, size_text, three_digits
+
+PROBE, WHAT = "data", "data loading"
+_SHORT = Limit(1.0, "of the need", "what --need names", name="warn_share_of_need", status="warn")
+_MUCH_SHORT = Limit(
+    0.5,
+    "of the need",
+    "gpudoctor's own choice: the GPUs idle for half the time",
+    name="fail_share_of_need",
+    status="fail",
+)
+_SOCKET_NAME_BYTES = 107
+_AS_GOOD = 0.95  # a worker count that gives as much of the best is as good: the rest is noise
+
+
+@check(
+    "data.loader",
+    title="A DataLoader feeds the GPUs, with enough workers and room for them",
+    level="full",
+    needs_gpu=False,
+    impact="costs",
+    limits=(_SHORT, _MUCH_SHORT),
+)
+def loader(case: Case) -> Iterator[Finding]:
+    """Judge the rate against --need if it was given; warn of workers on one CPU, of a small /dev/shm, of lost files."""
+    loading = case.measurements.data_loading
+    yield from _problems(case)
+    if loading is None:
+        if not problems_of(case, PROBE):
+            yield absent(case, PROBE, WHAT)
+        return
+    rates = {step.workers: step.rates for step in loading.steps if step.rates is not None}
+    if rates:
+        yield _judged(case, loading, rates)
+    yield from _without_figures(loading)
+    yield from few_cpus(case, loading)
+    yield from bound_by_openmp(case)
+    yield from _unreadable(loading)
+    yield from _long_tmpdir(loading)
+    yield _pinning(loading)
+
+
+def _problems(case: Case) -> Iterator[Finding]:
+    """A rank that stuck or died while it loaded: storage may be the cause, so no GPU is convicted of it."""
+    yield from judged_problems(case, "launch")
+    for problem in case.measurements.problems:
+        if problem.probe == PROBE:
+            subject = NODE if problem.rank is None else rank_subject(case, problem.rank)
+            lines = (Evidence(f"stderr of rank {problem.rank}", line) for line in problem.output)
+            yield unknown(subject, problem.text, *lines, advice=(_READ_ALONE,))
+
+
+def _judged(case: Case, loading: DataLoading, rates: dict[int, LoaderRates]) -> Finding:
+    need = case.measurements.data_need_gb_s
+    chosen = _chosen(rates, need)
+    who = ranks_in_words(case, loading.world_size)
+    found = Found(
+        f"{_in_words(rates[chosen])} read, not decoded, by {who} with num_workers={chosen}{_of_what(loading)}",
+        round(rates[chosen].gb_s, 4),
+        "GB/s",
+    )
+    evidence = tuple(
+        Evidence(f"num_workers={count}", f"{_in_words(rate)}, first batch after {seconds_text(rate.first_batch_s)}")
+        for count, rate in rates.items()
+    )
+    if need is None:
+        return ok(NODE, found, None, *evidence)
+    each, one = rates[chosen].slowest_rank_gb_s, "GPU" if on_gpus(case) else "CPU rank"
+    expected = Expected(f"{_gb_s(need)} for each {one} (--need)", ">=", need * loading.world_size, "GB/s", "--need")
+    for limit, judge in ((_MUCH_SHORT, fail), (_SHORT, warn)):
+        if each < case.limit(limit) * need:
+            text = f"{_gb_s(each)} for the slowest {one}, at best, with num_workers={chosen}{_of_what(loading)}"
+            short = Found(text, round(each, 4), "GB/s")
+            return judge(NODE, short, expected, *evidence, likely=_likely(loading, rates), advice=_FASTER)
+    return ok(NODE, found, expected, *evidence)
+
+
+def _chosen(rates: dict[int, LoaderRates], need: float | None) -> int:
+    """The fewest workers that give every rank what it needs, else those that give most; without a need the useful."""
+    if need is None:
+        return _useful(rates)
+    enough = [count for count, rate in rates.items() if rate.slowest_rank_gb_s >= need]
+    return min(enough) if enough else max(rates, key=lambda count: rates[count].slowest_rank_gb_s)
+
+
+def _useful(rates: dict[int, LoaderRates]) -> int:
+    """The fewest workers that give about as much as any number."""
+    best = max(rate.slowest_rank_gb_s for rate in rates.values())
+    return min(count for count, rate in rates.items() if rate.slowest_rank_gb_s >= _AS_GOOD * best)
+
+
+def _gb_s(rate_gb_s: float) -> str:
+    return f"{three_digits(rate_gb_s)} GB/s"
+
+
+def _in_words(rate: LoaderRates) -> str:
+    return f"{rate.samples_per_s:.0f} samples/s ({_gb_s(rate.gb_s)})"
+
+
+def _of_what(loading: DataLoading) -> str:
+    of = "of --data" if loading.paths else "made for it, in the page cache"
+    files = f"{loading.files} file{'s' if loading.files != 1 else ''}"
+    return f", {short_size(round(loading.sample_bytes))} each, {files} {of}"
+
+
+def _likely(loading: DataLoading, rates: dict[int, LoaderRates]) -> str:
+    if _useful(rates) == max(rates) > 0:
+        return "too few CPUs for more workers, each of which still brought more"
+    if not loading.paths:
+        return "CPUs that are busy, few or slow, or slow memory: the files were in the page cache"
+    return "storage or the way to it, or no CPU that is free: more workers bring no more"
+
+
+def _without_figures(loading: DataLoading) -> Iterator[Finding]:
+    for step in loading.steps:
+        if step.not_run is None:
+            continue
+        if step.not_run.kind != "denied":
+            yield unread(NODE, f"num_workers={step.workers}", step.not_run)
+            continue
+        size = "of unknown size" if isinstance(loading.shm_bytes, Missing) else size_text(loading.shm_bytes)
+        yield warn(
+            NODE,
+            Found(f"num_workers={step.workers} was not tried: {step.not_run.reason}", step.shm_needed_bytes, "B"),
+            Expected("at least twice as much free in /dev/shm", ">=", 2 * step.shm_needed_bytes, "B"),
+            Evidence("statvfs /dev/shm", f"{size} in all"),
+            likely="a container gets 64 MiB of it unless told otherwise; a loader that fills it dies of a bus error",
+            advice=(
+                Advice("Docker:", "docker run --ipc=host ...   # or --shm-size=8g"),
+                Advice('Kubernetes: mount an emptyDir with medium "Memory" at /dev/shm.'),
+                Advice("Or fewer workers, a smaller batch, or prefetch_factor=1."),
+            ),
+        )
+        return  # more workers need more
+
+
+def _unreadable(loading: DataLoading) -> Iterator[Finding]:
+    if loading.unreadable:
+        yield warn(
+            NODE,
+            Found(f"{loading.unreadable} of {loading.samples} samples could not be read", loading.unreadable),
+            Expected("every file of the data set can be read", "==", 0),
+            Evidence("one of the reasons", loading.unreadable_why or "not known"),
+            likely="files that vanished, were cut short, or are closed to this user: a training would end there",
+        )
+
+
+def _long_tmpdir(loading: DataLoading) -> Iterator[Finding]:
+    length = loading.socket_name_bytes
+    if isinstance(length, int) and length > _SOCKET_NAME_BYTES:
+        yield warn(
+            NODE,
+            Found(f"a DataLoader with workers hangs: TMPDIR makes its sockets' names {length} bytes long", length, "B"),
+            Expected("a name that the kernel takes", "<=", _SOCKET_NAME_BYTES, "B", "sun_path of unix(7)"),
+            Evidence("TMPDIR", f"{length} bytes with what multiprocessing adds to it"),
+            likely="a job's folder of many levels: workers cannot hand over a batch, and the rank waits for ever",
+            advice=(Advice("Give the training a short one.", "export TMPDIR=/tmp"),),
+        )
+
+
+def _pinning(loading: DataLoading) -> Finding:
+    copies = loading.copies
+    if copies is None:
+        why = loading.no_copies or Missing("not measured", "failed")
+        return skip(NODE, f"pin_memory: {why.reason}") if loading.device == "cpu" else unread(NODE, "pin_memory", why)
+    text = f"to the GPUs with pin_memory {_gb_s(copies.pinned_gb_s)}, without {_gb_s(copies.pageable_gb_s)}"
+    return ok(NODE, f"{text} (num_workers={copies.workers})")
+
+
+_READ_ALONE = Advice("See whether the data can be read at all.", "timeout 20 cat FILE > /dev/null; echo $?")
+_FASTER = (
+    Advice("Measure the storage by itself.", "gpudoctor check storage --data PATH --level full"),
+    Advice("More CPUs for each GPU let more workers run.", "srun --cpus-per-gpu=8 ..."),
+    Advice("Pack small files into shards (WebDataset, tar, Parquet), or copy the data to a local NVMe first."),
+)

@@ -1,0 +1,216 @@
+"""A torch DataLoader over files: its data set, its workers, and the rate at which it gives batches."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import data as torchs
+
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.data.files import DataFiles, sample_bytes
+from gpudoctor.probes.runner.torch_errors import in_one_line
+from gpudoctor.process.die_with_parent import die_with_parent
+
+BATCH = 32
+PREFETCH = 2  # batches a worker prepares ahead: torch's own default
+SHM = "/dev/shm"
+_BATCH_LIMIT_S = 30.0
+_WARM_UP_S = 1.0
+_LEAST_BATCHES = 2
+_MANY = 1 << 40  # samples that a loader may be asked for: more than any run takes
+_PIDS = re.compile(r" \(pid(?:\(s\))? [\d, ]+\)")
+
+_torchs: Any = torchs  # not annotated everywhere
+
+
+class LoadedBatch(NamedTuple):
+    """What a worker hands over: the bytes of its samples one after the other, and what became of them.
+
+    `cpus`: how many CPUs the process that read them may run on.
+    """
+
+    data: torch.Tensor
+    samples: int
+    unreadable: int
+    why: str | None
+    cpus: int
+
+
+class LoaderRate(NamedTuple):
+    """What one rank's loader gave in a while; `shm_bytes`: the most by which the use of /dev/shm grew."""
+
+    samples_per_s: float
+    bytes_per_s: float
+    first_batch_s: float
+    shm_bytes: int | None
+
+
+class Seen:
+    """What became of all samples that this rank asked for; `cpus`: the fewest that a process which read any had."""
+
+    def __init__(self) -> None:
+        self.samples = self.unreadable = 0
+        self.why: str | None = None
+        self.cpus = len(os.sched_getaffinity(0))
+
+    def take(self, batch: LoadedBatch) -> None:
+        self.samples += batch.samples + batch.unreadable
+        self.unreadable += batch.unreadable
+        self.why = self.why or batch.why
+        self.cpus = min(self.cpus, batch.cpus)
+
+
+class _Samples(_torchs.Dataset):  # type: ignore[misc]
+    """A sample: the bytes of a file, or a piece of a large one, or why there are none."""
+
+    def __init__(self, files: DataFiles) -> None:
+        self._files = files
+
+    def __len__(self) -> int:
+        return len(self._files.files)
+
+    def __getitem__(self, index: int) -> torch.Tensor | str:
+        path, size = self._files.files[index]
+        length = sample_bytes(size)
+        begin = 0 if length == size else random.randrange(0, size - length + 1)
+        found = bytearray(length)
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123 - the name is text
+                if not self._files.made:  # what another step has read is to come from storage again
+                    os.posix_fadvise(file.fileno(), begin, length, os.POSIX_FADV_DONTNEED)
+                file.seek(begin)
+                if file.readinto(found) != length:
+                    return "it became shorter"
+        except OSError as error:
+            return error.strerror or type(error).__name__
+        return torch.frombuffer(found, dtype=torch.uint8)
+
+
+def _collated(samples: list[torch.Tensor | str]) -> LoadedBatch:
+    read = [sample for sample in samples if isinstance(sample, torch.Tensor)]
+    why = next((sample for sample in samples if isinstance(sample, str)), None)
+    joined = torch.cat(read) if read else torch.empty(0, dtype=torch.uint8)
+    return LoadedBatch(joined, len(read), len(samples) - len(read), why, len(os.sched_getaffinity(0)))
+
+
+def counted(samples: list[torch.Tensor | str]) -> LoadedBatch:
+    """A batch without its bytes, which takes nothing of /dev/shm."""
+    return _collated(samples)._replace(data=torch.empty(0, dtype=torch.uint8))
+
+
+def _begin_worker(rank_pid: int, _worker: int) -> None:
+    die_with_parent(rank_pid)  # torch's own watch looks at its parent every 5 s only
+
+
+def socket_name_bytes(tmpdir: Path) -> int | Missing:
+    """How long the name is of a socket that multiprocessing makes in TMPDIR."""
+    # torch has imported it; this module may start no process, and so does not
+    if hasattr(sys.modules.get("multiprocessing.util"), "_get_base_temp_dir"):
+        return Missing("this Python turns to another folder if the name of TMPDIR is too long")
+    return len(os.fsencode(tmpdir / "pymp-12345678" / "listener-12345678"))
+
+
+@contextmanager
+def short_sockets(folder: Path) -> Iterator[None]:
+    """Have the sockets by which workers hand over batches lie in this folder, by a name that is short enough.
+
+    Where TMPDIR has a long name batches are lost, and the loader waits for ever: see `socket_name_bytes`.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    before = tempfile.tempdir
+    tempfile.tempdir = f"/proc/{os.getpid()}/fd/{descriptor}"
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+        os.close(descriptor)
+
+
+@contextmanager
+def batches(
+    files: DataFiles,
+    rank: int,
+    workers: int,
+    *,
+    pin: bool = False,
+    collate: Callable[[list[torch.Tensor | str]], LoadedBatch] = _collated,
+) -> Iterator[Iterator[LoadedBatch]]:
+    """The batches of a loader in random order, without end; the workers are gone afterwards."""
+    draw = torch.Generator().manual_seed(rank)
+    options: dict[str, Any] = {}
+    if workers:
+        options = {
+            "timeout": _BATCH_LIMIT_S,
+            "prefetch_factor": PREFETCH,
+            "worker_init_fn": functools.partial(_begin_worker, os.getpid()),
+            "multiprocessing_context": "fork",  # Linux's own up to Python 3.13: it is what trainings use
+        }
+    data = _Samples(files)
+    sampler = _torchs.RandomSampler(data, replacement=True, num_samples=_MANY, generator=draw)
+    loader = _torchs.DataLoader(
+        data, BATCH, sampler=sampler, num_workers=workers, collate_fn=collate, pin_memory=pin, **options
+    )
+    given = iter(loader)
+    try:
+        yield given
+    finally:
+        if workers:
+            given._shutdown_workers()  # what its __del__ calls: here it is known when they end
+
+
+def loader_rate(
+    files: DataFiles,
+    rank: int,
+    workers: int,
+    for_s: float,
+    seen: Seen,
+    *,
+    pin: bool = False,
+    use: Callable[[torch.Tensor], object],
+) -> LoaderRate | Missing:
+    """How fast a loader gives batches for so many seconds, once those are gone that were prepared ahead; or why not.
+
+    `use` is called with the bytes of each batch (a copy to the GPU); `seen` takes in every batch.
+    """
+    shm_before, shm_most = shm_used_bytes(), 0
+    began_s = monotonic()
+    samples = size = taken = 0
+    try:
+        with batches(files, rank, workers, pin=pin) as given:
+            seen.take(next(given))
+            first_batch_s = monotonic() - began_s
+            for _ in range(PREFETCH * workers):
+                if monotonic() - began_s > first_batch_s + _WARM_UP_S:
+                    break
+                seen.take(next(given))
+            counted_from_s = monotonic()
+            while taken < _LEAST_BATCHES or monotonic() - counted_from_s < for_s:
+                batch = next(given)
+                use(batch.data)
+                seen.take(batch)
+                taken, samples, size = taken + 1, samples + batch.samples, size + batch.data.numel()
+                shm_most = max(shm_most, (shm_used_bytes() or 0) - (shm_before or 0))
+            passed_s = monotonic() - counted_from_s
+    except (RuntimeError, OSError) as error:
+        return Missing(_PIDS.sub("", in_one_line(error)), "failed")
+    return LoaderRate(samples / passed_s, size / passed_s, first_batch_s, None if shm_before is None else shm_most)
+
+
+def shm_used_bytes() -> int | None:
+    """How much of /dev/shm is in use, by anybody; None if it cannot be read."""
+    try:
+        space = os.statvfs(SHM)
+    except OSError:
+        return None
+    return (space.f_blocks - space.f_bfree) * space.f_frsize

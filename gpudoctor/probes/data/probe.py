@@ -1,0 +1,181 @@
+"""Loads the user's files by a real DataLoader on every rank at the same time, with more workers step by step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import torch
+
+from gpudoctor.facts.model.measured_data import DataLoading, LoaderCopies, LoaderRates, LoaderStep
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.cgroups import read_cpuset
+from gpudoctor.probes.data.files import DataFiles, chosen_files, made_files
+from gpudoctor.probes.data.loader import (
+    BATCH,
+    PREFETCH,
+    SHM,
+    Seen,
+    batches,
+    counted,
+    loader_rate,
+    short_sockets,
+    socket_name_bytes,
+)
+from gpudoctor.probes.runner.messages import LoaderLeftOut, LoaderSample
+from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.runner.torch_errors import in_one_line
+from gpudoctor.units import short_size
+
+_FOR_S_GPU, _FOR_S_CPU = 1.5, 0.5
+_MOST_WORKERS = 32
+_SHM_SHARE = 0.5  # of what is free: others on the node use it too
+_CPU_RANKS = Missing("CPU ranks have no GPU to copy to")
+
+
+class _SharedFiles(msgspec.Struct, frozen=True):
+    """What rank 0 has found for all ranks: the files, or why there are none."""
+
+    files: DataFiles | None = None
+    why: Missing | None = None
+
+
+def run_data(rank: Rank) -> None:
+    """Measure the loaders of all ranks together, and send one LoaderSample; or rank 0 says why there is nothing."""
+    rank.phase("look for files to load", "data")
+    files = _shared_files(rank)
+    with short_sockets(Path(rank.job.folder)):
+        found = files if isinstance(files, Missing) else _loading(rank, files)
+    if not isinstance(found, Missing):
+        rank.send(LoaderSample(found))
+    elif rank.number == 0:
+        rank.send(LoaderLeftOut(found))
+
+
+def _loading(rank: Rank, files: DataFiles) -> DataLoading | Missing:
+    shm_bytes, shm_free_bytes = _shm()
+    seen = Seen()
+    for_s = _FOR_S_GPU if rank.on_gpu else _FOR_S_CPU
+    if (why := _first_batch(rank, files)) is not None:
+        return why
+    steps = []
+    for workers in _worker_counts(rank):
+        needed = round(workers * PREFETCH * BATCH * files.mean_sample_bytes) * rank.world_size
+        rank.phase(f"data loader with {workers} workers a rank")
+        rank.barrier()
+        if isinstance(shm_free_bytes, int) and needed > _SHM_SHARE * shm_free_bytes:
+            held = f"its batches hold {short_size(needed)} of /dev/shm, of which {short_size(shm_free_bytes)} are free"
+            steps.append(LoaderStep(workers, None, Missing(held, "denied"), needed))
+        else:
+            steps.append(_step(files, rank, workers, for_s, seen, needed))
+        rank.barrier()
+    copies = _copies(rank, files, steps, for_s, seen) if rank.on_gpu else _CPU_RANKS
+    return DataLoading(
+        device="cuda" if rank.on_gpu else "cpu",
+        world_size=rank.world_size,
+        paths=() if files.made else rank.job.data,
+        files=len(files.files),
+        batch=BATCH,
+        sample_bytes=files.mean_sample_bytes,
+        steps=tuple(steps),
+        copies=None if isinstance(copies, Missing) else copies,
+        no_copies=copies if isinstance(copies, Missing) else None,
+        cpus=(seen.cpus,),
+        cpus_total=os.cpu_count() or Missing("os.cpu_count() does not say", "failed"),
+        cpuset_cpus=read_cpuset(Path("/")),
+        shm_bytes=shm_bytes,
+        shm_free_bytes=shm_free_bytes,
+        samples=seen.samples,
+        unreadable=seen.unreadable,
+        unreadable_why=seen.why,
+        empty_files=files.empty,
+        socket_name_bytes=socket_name_bytes(Path(rank.job.folder).parent),
+    )
+
+
+def _shared_files(rank: Rank) -> DataFiles | Missing:
+    """The files that rank 0 has found or made, on every rank the same."""
+    shared = Path(rank.job.folder) / "data.json"
+    if rank.number == 0:
+        found = chosen_files(rank.job.data) if rank.job.data else made_files(Path(rank.job.folder) / "data")
+        shared.write_bytes(
+            msgspec.json.encode(_SharedFiles(why=found) if isinstance(found, Missing) else _SharedFiles(found))
+        )
+    rank.barrier()
+    decoded = msgspec.json.decode(shared.read_bytes(), type=_SharedFiles)
+    return decoded.files or decoded.why or Missing("rank 0 found no files", "failed")
+
+
+def _first_batch(rank: Rank, files: DataFiles) -> Missing | None:
+    """Why no batch comes at all, on any rank; by workers, which can be given up where storage does not answer."""
+    rank.phase("first batch of a data loader")
+    why: Missing | None = None
+    seen = Seen()
+    try:
+        with batches(files, rank.number, 1, collate=counted) as given:
+            seen.take(next(given))
+    except (RuntimeError, OSError) as error:
+        why = Missing(f"the loader gave no batch: {in_one_line(error)}", "failed")
+    if why is None and seen.unreadable == seen.samples:
+        why = Missing(f"not one of {seen.samples} files could be read: {seen.why}", "failed")
+    return None if rank.smallest(int(why is None)) else why or Missing("the loader of a rank gave no batch", "failed")
+
+
+def _worker_counts(rank: Rank) -> Iterator[int]:
+    """0, 2, 4, 8 ... as many as the usable CPUs give each rank, 2 at least; on every rank the same."""
+    most = min(_MOST_WORKERS, max(2, rank.smallest(len(os.sched_getaffinity(0))) // rank.world_size))
+    workers = 2
+    yield 0
+    while workers <= most:
+        yield workers
+        workers *= 2
+
+
+def _step(files: DataFiles, rank: Rank, workers: int, for_s: float, seen: Seen, needed: int) -> LoaderStep:
+    stumble = (lambda data: rank.stumble("data")) if workers else _unused
+    rate = loader_rate(files, rank.number, workers, for_s, seen, use=stumble)
+    if isinstance(rate, Missing):
+        return LoaderStep(workers, None, rate, needed)
+    gb_s = rate.bytes_per_s / 1e9
+    shm = Missing("/dev/shm cannot be read", "failed") if rate.shm_bytes is None else rate.shm_bytes
+    return LoaderStep(
+        workers,
+        LoaderRates(rate.samples_per_s, gb_s, gb_s, rate.first_batch_s, shm),
+        shm_needed_bytes=needed,
+    )
+
+
+def _copies(rank: Rank, files: DataFiles, steps: list[LoaderStep], for_s: float, seen: Seen) -> LoaderCopies | Missing:
+    """The way to the GPU with memory that is not pinned and that is, with as many workers as gave most on rank 0."""
+    rates = {step.workers: step.rates.gb_s for step in steps if step.rates is not None}
+    workers = rank.from_rank_zero(max(rates, key=lambda count: rates[count], default=0))
+    rank.phase(f"data loader with {workers} workers a rank, to the GPU")
+    found: list[float] = []
+    why: Missing | None = None
+    for pin in (False, True):
+        rank.barrier()
+        rate = loader_rate(files, rank.number, workers, for_s, seen, pin=pin, use=lambda data: _to_device(rank, data))
+        if isinstance(rate, Missing):
+            why = rate
+        else:
+            found.append(rate.bytes_per_s / 1e9)
+    return LoaderCopies(workers, *found) if why is None else why
+
+
+def _unused(data: torch.Tensor) -> None:
+    """What a step does with a batch: nothing."""
+
+
+def _to_device(rank: Rank, data: torch.Tensor) -> None:
+    data.to(rank.device, non_blocking=True)  # of pageable memory it blocks all the same
+
+
+def _shm() -> tuple[int | Missing, int | Missing]:
+    try:
+        space = os.statvfs(SHM)
+    except OSError as error:
+        why = Missing(f"/dev/shm: {error.strerror}", "failed")
+        return why, why
+    return space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize

@@ -1,0 +1,99 @@
+"""Activation checkpointing: blocks keep their input only, and compute the rest again in the backward pass."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.strategies.bench import Bench, Variant
+from gpudoctor.probes.strategies.ddp import wrapped
+from gpudoctor.probes.strategies.memory import KeptForBackward
+from gpudoctor.probes.strategies.model import train_step
+from gpudoctor.probes.strategies.transformer import Transformer, loss_of
+
+
+def run_checkpointing(rank: Rank, bench: Bench) -> None:
+    """Compare loss and gradients of one batch without and with it, then train with it under DDP."""
+    figures = _compared_once(rank, bench)
+    bench.begin_variant()
+    model = bench.model()
+    model.recompute = _recomputed(rank)
+    with rank.blocked():
+        ddp = wrapped(rank, model)
+    optimizer = bench.optimizer(model.parameters())
+    bench.train(
+        Variant("checkpointing", figures=figures, own_part=True),
+        lambda number: train_step(ddp, optimizer, bench.part(number, rank.number, rank.world_size)),
+        holds=lambda: (model.parameters(), optimizer),
+        weights=lambda: dict(model.named_parameters()),
+    )
+
+
+def _compared_once(rank: Rank, bench: Bench) -> dict[str, float]:
+    """What differs between the same forward and backward pass of this rank's part, all kept and computed again.
+
+    `error_rank_N`: the worst of what its loss and gradients differ by, relative to the loss and to the RMS of each
+    gradient; left out where a number was not finite. `plain_kept_bytes` and `checkpointed_kept_bytes`: what was kept
+    for the backward pass without and with it; on a GPU `plain_peak_bytes` and so on too, torch's peak of the pass.
+    """
+    losses, gradients = [], []
+    figures: dict[str, float] = {}
+    for name, recompute in (("plain", None), ("checkpointed", _recomputed(rank))):
+        bench.begin_variant()
+        model = bench.model()
+        model.recompute = recompute
+        _pass(model, bench, rank)  # what is allocated once, by a library, belongs to neither
+        model.zero_grad()
+        if rank.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        losses.append(_pass(model, bench, rank))
+        if rank.on_gpu:
+            figures[f"{name}_peak_bytes"] = float(torch.cuda.max_memory_allocated() - bench.at_first_bytes)
+        gradients.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
+        model.zero_grad()
+        kept = KeptForBackward(model.parameters())
+        with kept.counting():
+            _pass(model, bench, rank)
+        figures[f"{name}_kept_bytes"] = float(kept.most_bytes)
+    plain, again = gradients
+    errors = [abs(losses[1] - losses[0]) / abs(losses[0])]
+    for name, gradient in plain.items():
+        errors.append(float((again[name] - gradient).abs().max() / gradient.square().mean().sqrt()))
+    if all(map(math.isfinite, errors)):
+        figures[f"error_rank_{rank.number}"] = max(errors)
+    return figures
+
+
+def _pass(model: Transformer, bench: Bench, rank: Rank) -> float:
+    tokens, targets = bench.part(0, rank.number, rank.world_size)
+    loss = loss_of(model(tokens), targets)
+    torch.autograd.backward(loss)
+    return float(loss.detach())
+
+
+def _recomputed(rank: Rank) -> Callable[..., torch.Tensor]:
+    """What calls a block so that it is computed again, as torch recommends it (not the reentrant way)."""
+    from torch.utils import checkpoint as torchs
+
+    checkpoints: Any = torchs  # not annotated everywhere
+    call: Callable[..., torch.Tensor] = functools.partial(checkpoints.checkpoint, use_reentrant=False)
+    if rank.injected("wrong-recompute") is None:
+        return call
+    return lambda block, *given: call(_spoilt_when_repeated(block), *given)
+
+
+def _spoilt_when_repeated(block: torch.nn.Module) -> Callable[..., torch.Tensor]:
+    """The fault wrong-recompute: what this rank computes again is not what it computed at first."""
+    calls: list[bool] = []
+
+    def call(x: torch.Tensor, *given: Any) -> torch.Tensor:
+        calls.append(True)
+        computed: torch.Tensor = block(x if len(calls) == 1 else x.roll(1, -1), *given)
+        return computed
+
+    return call

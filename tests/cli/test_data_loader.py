@@ -1,0 +1,131 @@
+"""data.loader on real CPU ranks, as a user runs it: what starves workers, bad files, and what is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.probes.conftest import GONE_WITHIN_S
+
+CHECK = (sys.executable, "-m", "gpudoctor", "check", "data.loader", "--backend", "gloo", "--json")
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / ("longer-than-the-name-of-a-socket-may-be-" * 3)
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return folder
+
+
+def checked(*argv: str) -> tuple[int, dict[str, Any], dict[str, Any]]:
+    """Exit code, the check and what was measured."""
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    report = json.loads(done.stdout)
+    assert "Traceback" not in done.stderr
+    [check] = report["checks"]
+    return done.returncode, check, report["measurements"]
+
+
+def of_status(check: dict[str, Any], status: str) -> list[dict[str, Any]]:
+    return [finding for finding in check["findings"] if finding["status"] == status]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2 or not shutil.which("taskset"), reason="needs two CPUs, taskset")
+def test_files_are_loaded_by_workers_and_a_core_that_they_all_share_is_named_with_its_cause(
+    temporary: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(40):
+        (data / f"{number}.jpg").write_bytes(os.urandom(10_000))
+    (data / "empty.jpg").touch()
+    (data / "closed.jpg").symlink_to("/proc/self/mem")  # 0 bytes, as the kernel says
+    cpu = str(min(os.sched_getaffinity(0)))
+    command = (*CHECK, "--ranks", "2", "--data", str(data), "--need", "1kB/s")
+    code, check, measured = checked("taskset", "-c", cpu, *command)
+    assert (code, check["status"]) == (0, "warn")
+    loading = measured["data_loading"]
+    assert loading["paths"] == [str(data)]
+    assert (loading["files"], loading["empty_files"]) == (40, 2)
+    assert "unreadable" not in loading, "0, which is left out"
+    assert loading["cpus"] == [1, 1]
+    assert [step["workers"] for step in loading["steps"]] == [0, 2]
+    for step in loading["steps"]:
+        rates = step["rates"]
+        assert 0 < rates["slowest_rank_gb_s"] <= rates["gb_s"]
+        assert rates["gb_s"] == pytest.approx(rates["samples_per_s"] * 10_000 / 1e9)
+    shared, *others = of_status(check, "warn")
+    assert "share 1 of the" in shared["found"]["text"]
+    assert "taskset" in shared["likely"]
+    assert all("TMPDIR" in other["found"]["text"] for other in others), "not of Python 3.14"
+    assert "num_workers=0" in of_status(check, "pass")[0]["found"]["text"]
+    assert list(temporary.iterdir()) == []
+
+
+def _own_shm(command: str) -> list[str]:
+    return ["unshare", "-m", "sh", "-c", f"mount -t tmpfs -o size=1m tmpfs /dev/shm && {command}"]
+
+
+def _can_mount() -> bool:
+    return bool(shutil.which("unshare")) and subprocess.run(_own_shm("true"), capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not _can_mount(), reason="needs root, to mount a small /dev/shm")
+def test_a_tiny_dev_shm_is_named_and_never_filled(temporary: Path) -> None:
+    code, check, measured = checked(*_own_shm(" ".join((*CHECK, "--ranks", "1"))))
+    assert (code, check["status"]) == (0, "warn")
+    warned, *_ = of_status(check, "warn")
+    assert warned["found"]["text"].startswith("num_workers=2 was not tried: its batches hold 13.4 MiB of /dev/shm")
+    loading = measured["data_loading"]
+    assert loading["shm_bytes"] == 1 << 20
+    assert [step.get("rates") is None for step in loading["steps"]] == [False, True]
+    assert list(temporary.iterdir()) == []
+
+
+def test_data_in_which_there_is_nothing_to_read_is_no_pass(temporary: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "empty.jpg").touch()
+    code, check, _ = checked(*CHECK, "--ranks", "2", "--data", str(data))
+    assert (code, check["status"]) == (3, "unknown")
+    [finding] = check["findings"]
+    assert "all files of what --data names have 0 bytes" in finding["reason"]
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_of_a_run_that_ends_while_workers_load(temporary: Path, number: signal.Signals) -> None:
+    run = subprocess.Popen(
+        [*CHECK, "--ranks", "2", "--inject", "hang-rank=1:data"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    children: list[psutil.Process] = []
+    while len(children) < 4 + 2:  # starter, guardian and ranks; the workers of one rank
+        assert run.poll() is None
+        children = psutil.Process(run.pid).children(recursive=True)
+    run.send_signal(number)
+    output, _ = run.communicate()
+    if number is signal.SIGINT:
+        assert run.returncode == 130
+        assert json.loads(output)["checks"][0]["status"] == "unknown"
+    assert psutil.wait_procs(children, timeout=GONE_WITHIN_S)[1] == []
+    assert list(temporary.iterdir()) == []
+    assert not [path for path in Path("/dev/shm").iterdir() for child in children if f"torch_{child.pid}_" in path.name]
+
+
+def test_a_rank_that_dies_while_it_loads_is_told_and_convicts_no_gpu(temporary: Path) -> None:
+    code, check, measured = checked(*CHECK, "--ranks", "2", "--inject", "die-rank=1:data")
+    assert (code, check["status"]) == (3, "unknown")
+    [problem] = measured["problems"]
+    assert (problem["probe"], problem["kind"], problem["rank"]) == ("data", "crash", 1)
+    assert list(temporary.iterdir()) == []

@@ -1,0 +1,186 @@
+"""The data probe's files and loader in this process: what it reads, what it leaves out, what it does without."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from gpudoctor.facts.model.measured_data import DataLoading, LoaderCopies, LoaderRates, LoaderStep
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.cgroups import read_cpuset
+from gpudoctor.probes.data import files as data_files
+from gpudoctor.probes.data import probe
+from gpudoctor.probes.data.files import PIECE_BYTES, DataFiles, chosen_files, made_files
+from gpudoctor.probes.data.loader import BATCH, LoaderRate, Seen, batches, loader_rate
+from gpudoctor.probes.data.merge import merged_loading
+
+
+def chosen(*paths: Path) -> DataFiles:
+    found = chosen_files(map(str, paths))
+    assert isinstance(found, DataFiles)
+    return found
+
+
+def test_regular_files_below_a_folder_and_files_by_name_are_chosen(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "deep.jpg").write_bytes(b"x" * 10)
+    (tmp_path / "empty").touch()
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "gone").symlink_to(tmp_path / "nothing")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "blob").symlink_to(tmp_path / "a" / "b" / "deep.jpg")  # as in a Hugging Face cache
+    os.close(os.open(os.fsencode(tmp_path) + b"/\xff.jpg", os.O_CREAT))
+    shard = tmp_path / "a" / "shard.tar"
+    with shard.open("wb") as file:
+        file.truncate(8 << 20)
+    found = chosen(tmp_path)
+    assert {Path(path).name: size for path, size in found.files} == {"deep.jpg": 10, "blob": 10, "shard.tar": 8 << 20}
+    assert found.empty == 1
+    assert chosen(shard).mean_sample_bytes == PIECE_BYTES
+
+
+def test_where_there_is_nothing_to_read_the_reason_is_given(tmp_path: Path) -> None:
+    assert chosen_files([str(tmp_path)]) == Missing("there is no file in what --data names", "failed")
+    (tmp_path / "empty").touch()
+    assert chosen_files([str(tmp_path)]) == Missing("all files of what --data names have 0 bytes", "failed")
+    gone = chosen_files([str(tmp_path / "gone")])
+    assert isinstance(gone, Missing)
+    assert "No such file" in gone.reason
+
+
+def test_many_files_are_represented_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(10):
+        (tmp_path / f"{number}").write_bytes(b"x")
+    monkeypatch.setattr(data_files, "_MOST_FILES", 4)
+    assert [Path(path).name for path, _ in chosen(tmp_path).files] == ["0", "3", "6", "9"]
+
+
+def test_a_full_disk_is_said_and_leaves_the_other_probes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    why = made_files(tmp_path / "data")
+    assert isinstance(why, Missing)
+    assert why.reason == "files to load could not be made in TMPDIR: No space left on device"
+
+
+def test_made_files_come_whole_and_bytes_are_counted(tmp_path: Path) -> None:
+    made = made_files(tmp_path / "data")
+    assert isinstance(made, DataFiles)
+    used: list[int] = []
+    seen = Seen()
+    rate = loader_rate(made, 0, 0, 0.0, seen, use=lambda data: used.append(data.numel()))
+    assert not isinstance(rate, Missing)
+    assert used == [BATCH * 110_000] * 2
+    assert rate.bytes_per_s == pytest.approx(rate.samples_per_s * 110_000)
+    assert (seen.samples, seen.unreadable) == (3 * BATCH, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_that_vanishes_or_shrinks_is_a_sample_less_and_no_end(tmp_path: Path, workers: int) -> None:
+    for number in range(8):
+        (tmp_path / f"{number}").write_bytes(b"x" * 100)
+    found = chosen(tmp_path)
+    for number in range(4):
+        (tmp_path / f"{number}").unlink()
+    (tmp_path / "4").write_bytes(b"")
+    seen = Seen()
+    with batches(found, 0, workers) as given:
+        batch = next(given)
+        seen.take(batch)
+    assert bytes(batch.data.tolist()) == b"x" * 100 * batch.samples
+    assert batch.samples + batch.unreadable == seen.samples == BATCH
+    assert 0 < seen.unreadable < BATCH
+    assert seen.why in ("No such file or directory", "it became shorter")
+
+
+def rates(gb_s: float, first_batch_s: float = 0.1, shm: int = 5) -> LoaderRates:
+    return LoaderRates(gb_s * 1e4, gb_s, gb_s, first_batch_s, shm)
+
+
+def test_ranks_add_up_and_the_slowest_is_kept() -> None:
+    def of_rank(number: int, gb_s: float, *, failed: bool = False, **facts: Any) -> DataLoading:
+        died = LoaderStep(2, None, Missing("died", "failed"))
+        steps = (LoaderStep(0, rates(gb_s, gb_s)), died if failed else LoaderStep(2, rates(1.0)))
+        copies = LoaderCopies(2, gb_s, 2 * gb_s)
+        return DataLoading("cuda", 2, 9, 32, 1e5, steps, cpus=(number + 1,), samples=10, copies=copies, **facts)
+
+    assert merged_loading({0: of_rank(0, 1.0)}, 2) is None, "a rank that did not report"
+    merged = merged_loading({1: of_rank(1, 3.0, failed=True, unreadable=1), 0: of_rank(0, 1.0)}, 2)
+    assert merged is not None
+    first, second = merged.steps
+    assert first.rates == LoaderRates(4e4, 4.0, 1.0, 3.0, 5)
+    assert second.not_run == Missing("died", "failed")
+    assert (merged.cpus, merged.samples, merged.unreadable) == ((1, 2), 20, 1)
+    assert merged.copies == LoaderCopies(2, 4.0, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("mounts", "group", "files", "cpus"),
+    [
+        ("30 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw", "0::/job", {"job/cpuset.cpus.effective": "3-4,7\n"}, 3),
+        ("30 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw", "0::/job", {"cpuset.cpus.effective": "0\n"}, 1),
+        (
+            "30 1 0:1 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset",
+            "4:cpuset:/job",
+            {"cpuset/job/cpuset.effective_cpus": "0-15\n"},
+            16,
+        ),
+    ],
+)
+def test_the_cpus_of_the_cgroup_are_counted(
+    tmp_path: Path, mounts: str, group: str, files: dict[str, str], cpus: int
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/mountinfo").write_text(mounts + "\n")
+    (tmp_path / "proc/self/cgroup").write_text(group + "\n")
+    for name, text in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert read_cpuset(tmp_path) == cpus
+
+
+class GpuRank:
+    """What the way to the GPU asks of a rank, played by a CPU: it shows the steps, and no rate of a GPU."""
+
+    number = 0
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    def phase(self, text: str) -> None:
+        self.made.append(text)
+
+    def barrier(self) -> None:
+        self.made.append("barrier")
+
+    def from_rank_zero(self, value: int) -> int:
+        return value
+
+
+def test_the_way_to_the_gpu_is_taken_with_and_without_pinning_by_the_best_number_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = made_files(tmp_path / "data")
+    assert isinstance(made, DataFiles)
+    asked: list[tuple[int, bool]] = []
+
+    def rate(files: DataFiles, rank: int, workers: int, for_s: float, seen: Seen, **options: Any) -> LoaderRate:
+        asked.append((workers, options["pin"]))
+        options["use"](torch.zeros(8, dtype=torch.uint8))
+        return LoaderRate(10.0, 3e9 if options["pin"] else 2e9, 0.1, 0)
+
+    monkeypatch.setattr(probe, "loader_rate", rate)
+    steps = [LoaderStep(0, rates(1.0)), LoaderStep(4, rates(2.0)), LoaderStep(8, None, Missing("no room", "denied"))]
+    rank = GpuRank()
+    assert probe._copies(cast(Any, rank), made, steps, 0.1, Seen()) == LoaderCopies(4, 2.0, 3.0)
+    assert asked == [(4, False), (4, True)]
+    assert rank.made == ["data loader with 4 workers a rank, to the GPU", "barrier", "barrier"]
