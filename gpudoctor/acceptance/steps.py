@@ -2,17 +2,140 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic, sleep
 
+import msgspec
+
+from gpudoctor.acceptance.children import MARK
 from gpudoctor.acceptance.driver_step import driver
-from gpudoctor.acceptance.ending_steps import interrupt, left_behind, shm_entries
 from gpudoctor.acceptance.quick_steps import quick, under_load, verdicts
 from gpudoctor.acceptance.rate_steps import all_reduce, rates
-from gpudoctor.acceptance.result import Item, could_not, differs
+from gpudoctor.acceptance.result import Item, agreed, could_not, differs
 from gpudoctor.acceptance.run import AcceptanceRequest, AcceptanceRun, Step
 from gpudoctor.acceptance.settings_step import settings
 from gpudoctor.acceptance.smi_step import facts
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.missing import known
+from gpudoctor.facts.model.node import Node
+from gpudoctor.process.leftovers import marked_processes
+from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.report.model import Report
+
+# Steps `interrupt` and `left-behind`: Ctrl-C in the middle of a check, and what is left of the whole run.
+
+_LETTING_GO_S = 10.0  # a driver may take as long to let a process go
+_SHM = Path("/dev/shm")
+
+
+class _Line(msgspec.Struct):
+    probe: str = "launch"
+
+
+def interrupt(run: AcceptanceRun) -> Iterator[Item]:
+    """SIGINT as soon as a rank is at work: exit 130, a partial report, and no process left."""
+    sent = False
+
+    def on_line(line: str) -> signal.Signals | None:
+        nonlocal sent
+        try:
+            at_work = msgspec.json.decode(line, type=_Line).probe != "launch"
+        except (msgspec.MsgspecError, ValueError):
+            return None
+        if sent or not at_work:
+            return None
+        sent = True
+        return signal.SIGINT
+
+    words = ("check", "--level", "standard", "--backend", run.request.backend, "--json", "--progress")
+    done = run.child([*own_gpudoctor(), *words], on_line)
+    if not sent:
+        yield could_not("Ctrl-C in the middle of a check: no rank was started that could be interrupted")
+        return
+    if done.code == 130:
+        yield agreed("SIGINT while ranks were at work: exit code 130")
+    else:
+        yield differs(f"SIGINT while ranks were at work: {done.words}, not exit code 130")
+    try:
+        report = msgspec.json.decode(done.stdout, type=Report)
+    except (msgspec.MsgspecError, ValueError) as error:
+        yield differs(f"SIGINT while ranks were at work: there is no report: {error}")
+    else:
+        told = report.run.interrupted
+        yield (agreed if told == "SIGINT" else differs)(f"the partial report says: interrupted by {told}")
+    left = _left(run.mark)
+    if left:
+        yield differs(f"SIGINT while ranks were at work left processes: {_listed(left)}")
+    else:
+        yield agreed("SIGINT while ranks were at work left no process")
+
+
+def shm_entries() -> frozenset[str]:
+    """What this user holds in /dev/shm, by name."""
+    try:
+        entries = [entry for entry in os.scandir(_SHM) if entry.stat(follow_symlinks=False).st_uid == os.getuid()]
+    except OSError:
+        return frozenset()
+    return frozenset(entry.name for entry in entries)
+
+
+def left_behind(run: AcceptanceRun, shm_before: frozenset[str]) -> Iterator[Item]:
+    """No process of the run, no file in its TMPDIR, nothing new in /dev/shm, every setting as before."""
+    left = _left(run.mark)
+    yield differs(f"processes are left: {_listed(left)}") if left else agreed("no process is left")
+    files = sorted(path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*") if not path.is_dir())
+    if files:
+        yield differs(f"{len(files)} files are left in TMPDIR: {', '.join(files[:5])}")
+    else:
+        yield agreed("no file is left in TMPDIR")
+    new = sorted(shm_entries() - shm_before)
+    if new:
+        yield differs(f"new in /dev/shm: {', '.join(new[:5])} (another program of this user may have made it)")
+    else:
+        yield agreed("nothing new is in /dev/shm")
+    yield from settings_kept(run.node, run.facts())
+
+
+def settings_kept(before: Node, after: Node) -> Iterator[Item]:
+    """A line for each GPU setting that is not what it was."""
+    later = {gpu.bus_id: _settings(gpu) for gpu in after.gpus}
+    changed = 0
+    for gpu in before.gpus:
+        for name, value in _settings(gpu).items():
+            now = later.get(gpu.bus_id, {}).get(name)
+            if now != value:
+                changed += 1
+                yield differs(f"{gpu.label}: {name} was {value}, is {now}")
+    if not changed:
+        yield agreed(f"the settings of {len(before.gpus)} GPUs are as before")
+
+
+def _settings(gpu: Gpu) -> dict[str, object]:
+    return {
+        "persistence mode": known(gpu.settings.persistence),
+        "compute mode": known(gpu.settings.compute_mode),
+        "MIG": known(gpu.settings.mig_enabled),
+        "ECC": known(gpu.ecc.enabled),
+        "power limit in W": known(gpu.power.requested_limit_w),
+        "application clock in MHz": known(gpu.clocks.application_graphics_mhz),
+        "highest clock in MHz": known(gpu.clocks.sm_max_mhz),
+    }
+
+
+def _left(mark: str) -> dict[int, str]:
+    """What is still there after a while: a process that was killed ends a little later."""
+    give_up_s = monotonic() + _LETTING_GO_S
+    while (left := marked_processes(MARK, mark)) and monotonic() < give_up_s:
+        sleep(0.1)
+    return left
+
+
+def _listed(processes: dict[int, str]) -> str:
+    return ", ".join(f"{name} ({pid})" for pid, name in sorted(processes.items())[:5])
+
 
 # Steps `standard`, `full` and `burn`: each level as a user runs it.
 

@@ -9,7 +9,7 @@ import msgspec
 from gpudoctor.api import Sourced
 from gpudoctor.errors import UserError
 from gpudoctor.load.devices import CPU_RANKS
-from gpudoctor.plan.forced import nearest_split, undividable
+from gpudoctor.plan.choose import nearest_split, undividable
 from gpudoctor.plan.machine import ram_bytes
 from gpudoctor.plan.memory import PlanJob, memory_of
 from gpudoctor.plan.model import Plan, model_summary, strategy

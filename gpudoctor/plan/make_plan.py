@@ -18,10 +18,9 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy_import import lazy
 from gpudoctor.plan import megatron
-from gpudoctor.plan.choose import Choice, choose
+from gpudoctor.plan.choose import Choice, choose, choose_forced
 from gpudoctor.plan.communication import StepTime, step_time
 from gpudoctor.plan.explain import formulas
-from gpudoctor.plan.forced import choose_forced
 from gpudoctor.plan.hf_config import shape_of_config
 from gpudoctor.plan.known_models import is_size, shape_of_size
 from gpudoctor.plan.launch import launch_of

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import gpudoctor
 
 HEAVY = ("torch", "textual", "rich", "numpy", "psutil", "pynvml", "defusedxml", "asyncio", "multiprocessing")
 
@@ -42,3 +46,31 @@ def test_the_text_report_loads_rich_but_neither_textual_nor_torch() -> None:
 def test_a_live_check_leaves_the_driver_binding_to_its_child() -> None:
     loaded = modules_after("check", "--level", "quick", "--json")
     assert not {"pynvml", "torch"} & loaded
+
+
+def test_a_lazy_module_is_imported_when_a_name_of_it_is_read() -> None:
+    code = (
+        "import sys; from gpudoctor.lazy_import import lazy; wave = lazy('wave'); assert 'wave' not in sys.modules;"
+        "print(wave.open.__module__, wave is sys.modules['wave'], 'wave' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["wave", "False", "True"]
+
+
+def test_imports_stand_at_the_top() -> None:
+    """torch in rank processes, and what is there on some machines only, are the exceptions: some 85 of them."""
+    inside = 0
+    for path in Path(gpudoctor.__file__).parent.rglob("*.py"):
+        functions = [
+            each
+            for each in ast.walk(ast.parse(path.read_text()))
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        found = {
+            each
+            for function in functions
+            for each in ast.walk(function)
+            if isinstance(each, ast.Import | ast.ImportFrom)
+        }
+        inside += len(found)
+    assert inside <= 150

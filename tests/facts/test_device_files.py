@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.system.device_files import read_denied_gpus
+from gpudoctor.facts.nvml.read_node import read_denied_gpus
 from tests.facts.nvml_nodes import make_node, make_root, read
 
 BUS_IDS = ("0000:1b:00.0", "0000:2b:00.0", "0000:3b:00.0", "0000:4b:00.0")

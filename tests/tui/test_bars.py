@@ -7,13 +7,12 @@ import doctest
 import pytest
 
 from gpudoctor import units
-from gpudoctor.tui.widgets import bars, plot
-from gpudoctor.tui.widgets.bars import heat_sign, nice_limit, stacked
-from gpudoctor.tui.widgets.plot import plot_lines
+from gpudoctor.tui.widgets import bars
+from gpudoctor.tui.widgets.bars import heat_sign, nice_limit, plot_lines, stacked
 from gpudoctor.units import short_figure
 
 
-@pytest.mark.parametrize("module", [bars, plot, units])
+@pytest.mark.parametrize("module", [bars, units])
 def test_what_the_documentation_shows_is_what_is_drawn(module: object) -> None:
     results = doctest.testmod(module)  # type: ignore[arg-type]
     assert results.attempted > 0

@@ -11,9 +11,8 @@ from textual.pilot import Pilot
 from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node
-from gpudoctor.tui.panes.log import LogPane
+from gpudoctor.tui.panes.log import LogPane, LogView
 from gpudoctor.tui.state import LOG_LINES, LogKind, LogLine, State
-from gpudoctor.tui.widgets.log_view import LogView
 from tests.tui.pane_app import PaneApp, shown, state_of, text_of
 
 HGX = load_source("hgx-h100-8").node

@@ -15,9 +15,8 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.model.telemetry import Spread
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.ranks import gpu_of_rank, on_cpus, training_table
-from gpudoctor.tui.widgets.bars import nice_limit, stacked
+from gpudoctor.tui.widgets.bars import nice_limit, plot_lines, stacked
 from gpudoctor.tui.widgets.lines import hanging
-from gpudoctor.tui.widgets.plot import plot_lines
 from gpudoctor.tui.widgets.status_style import WORDS, style_of, worst_first
 from gpudoctor.units import exact_time_text, short_figure, size_text
 

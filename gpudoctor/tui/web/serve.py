@@ -15,7 +15,7 @@ from gpudoctor.http.listener import BoundedListener
 from gpudoctor.process.ending import ENDING_SIGNALS
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.tui.start import TuiRequest, opened
-from gpudoctor.tui.web.access import DEFAULT_ADDRESS, BrowserAccess, token_of
+from gpudoctor.tui.web.session import DEFAULT_ADDRESS, BrowserAccess, token_of
 
 try:
     import textual_serve

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import floor, log10
+from itertools import pairwise
+from math import floor, log2, log10
 
 
 def stacked(parts: Sequence[tuple[float, str]], limit: float, width: int) -> list[tuple[str, str]]:
@@ -43,3 +44,68 @@ def nice_limit(value: float) -> float:
         return 1.0
     power = 10.0 ** floor(log10(value))
     return next(float(f"{step * power:.6g}") for step in (1, 2, 2.5, 5, 10) if step * power >= value * 0.999999)
+
+
+# A plot of characters with labelled axes: sizes on a logarithmic x axis, a y axis from 0.
+
+_LABEL_WIDTH = 7
+_POINT, _LINE = "o", "·"
+
+
+def plot_lines(
+    points: Sequence[tuple[float, float]], labels: Sequence[str], width: int, height: int, limit: float | None = None
+) -> list[str]:
+    """Lines of at most `width` characters, `height` of them above the axis.
+
+    `points` are (x, y) with x > 0 ascending, y from 0; `labels` stand below the x of each. `limit` is the
+    end of the y axis; without it the next round figure above the highest y. Between points the line is straight.
+
+    >>> for line in plot_lines([(1, 0), (2, 5), (4, 10)], ["1", "2", "4"], 20, 3): print(line)
+         10 ┤        ··o
+          5 ┤   ··o··
+          0 ┤o··
+            └───────────
+             1    2    4
+    """
+    top = limit or nice_limit(max((y for _, y in points), default=0.0))
+    across = max(width - _LABEL_WIDTH - 2 - max((len(label) for label in labels), default=0) // 2, 2)
+    columns = _columns([x for x, _ in points], across)
+    rows = [[" "] * across for _ in range(max(height, 2))]
+
+    def row_of(y: float) -> int:
+        share = min(max(y / top, 0.0), 1.0)
+        return round((1 - share) * (len(rows) - 1))
+
+    placed = [(column, y) for column, (_, y) in zip(columns, points, strict=True)]
+    for (start, low), (end, high) in pairwise(placed):
+        for column in range(start, end):
+            rows[row_of(low + (high - low) * (column - start) / max(end - start, 1))][column] = _LINE
+    for column, y in placed:
+        rows[row_of(y)][column] = _POINT
+    last = len(rows) - 1
+    lines = []
+    for place, row in enumerate(rows):
+        label = f"{top * (1 - place / last):.3g}" if place in (0, last // 2, last) else ""
+        lines.append(f"{label:>{_LABEL_WIDTH}} {'┤' if label else '│'}{''.join(row)}".rstrip())
+    lines.append(" " * (_LABEL_WIDTH + 1) + "└" + "─" * across)
+    return [*lines, _label_line(columns, labels, width)]
+
+
+def _columns(xs: Sequence[float], across: int) -> list[int]:
+    """Where each x stands, by its logarithm; a single one in the middle."""
+    if not xs:
+        return []
+    low, high = log2(xs[0]), log2(xs[-1])
+    if high <= low:
+        return [across // 2] * len(xs)
+    return [round((log2(x) - low) / (high - low) * (across - 1)) for x in xs]
+
+
+def _label_line(columns: Sequence[int], labels: Sequence[str], width: int) -> str:
+    """Labels centred below their columns; one that would touch the one before it is left out."""
+    line = ""
+    for column, label in zip(columns, labels, strict=True):
+        start = max(min(_LABEL_WIDTH + 2 + column - (len(label) - 1) // 2, width - len(label)), 0)
+        if not line or start > len(line):
+            line = line.ljust(start) + label
+    return line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gpudoctor.facts.captures.nvidia_smi import said
+from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.nvidia_smi.nvlink import (
     begins_gpu_list,
     goes_on_gpu_list,
@@ -13,6 +13,7 @@ from gpudoctor.facts.captures.nvidia_smi.nvlink import (
     shows_links,
 )
 from gpudoctor.facts.captures.nvidia_smi.query_csv import begins_csv, goes_on_csv, parse_csv, query_of
+from gpudoctor.facts.captures.nvidia_smi.query_dump import BUS_ID, SmiDump, init_failure
 from gpudoctor.facts.captures.nvidia_smi.query_text import (
     begins_smi_text,
     goes_on_smi_text,
@@ -29,6 +30,47 @@ from gpudoctor.facts.captures.nvidia_smi.topology import (
     parse_topology,
 )
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.model.gpu import Gpu
+from gpudoctor.facts.model.node import Driver, short_bus_id
+
+# Single lines that nvidia-smi says beside its tables: failures of the driver, of a GPU, and of an infoROM.
+
+FAILURE = re.compile(
+    r"NVIDIA-SMI has failed|NVIDIA-SMI couldn't find|Failed to initialize NVML|No devices were found"
+    r"|Unable to determine the device handle for"
+)
+_BEGIN = re.compile(rf"[^|]{{0,60}}?(?:{FAILURE.pattern})")
+_MORE = re.compile(r"\s*NVML library version:|.{0,80}?(?:latest NVIDIA driver is installed|Reboot the system)")
+_INFOROM = re.compile(r"\s*(?:WARNING: )?infoROM is corrupted at gpu ", re.IGNORECASE)
+
+
+def begins_failure(line: str) -> object:
+    return _BEGIN.match(line)
+
+
+def goes_on_failure(line: str) -> object:
+    return _MORE.match(line) or _BEGIN.match(line)
+
+
+def read_failure(block: Block) -> Part:
+    failure = init_failure(block.text)
+    if failure is None:
+        raise SourceError("not an answer of nvidia-smi")
+    return Part(smi=(failure,))
+
+
+def begins_inforom(line: str) -> object:
+    return _INFOROM.match(line)
+
+
+def read_inforom(block: Block) -> Part:
+    """The GPUs of "WARNING: infoROM is corrupted at gpu 0008:00:00.0", which follows nvidia-smi's table."""
+    bus_ids = sorted({short_bus_id(found.group()) for line in block.lines if (found := BUS_ID.search(line))})
+    if not bus_ids:
+        raise SourceError("a corrupted infoROM, but no bus id")
+    gpus = tuple(Gpu(index, bus_id, inforom_corrupted=True) for index, bus_id in enumerate(bus_ids))
+    return Part(smi=(SmiDump(Driver(), gpus, name="nvidia-smi", ended=False),))
+
 
 _XML = re.compile(r"\s*<(?:\?xml|!DOCTYPE nvidia_smi_log|nvidia_smi_log[\s>])")
 _XML_ROOT = re.compile(r"\s*<nvidia_smi_log[\s>]")
@@ -78,8 +120,8 @@ NVIDIA_SMI_READERS: tuple[TextReader, ...] = (
     TextReader(
         "nvidia-smi -q -x", _XML.match, _XML.match, _xml, restarts=_XML_ROOT.match, until=lambda s: _XML_END in s
     ),
-    TextReader("nvidia-smi message", said.begins_failure, said.goes_on_failure, said.read_failure),
-    TextReader("nvidia-smi warning", said.begins_inforom, said.begins_inforom, said.read_inforom),
+    TextReader("nvidia-smi message", begins_failure, goes_on_failure, read_failure),
+    TextReader("nvidia-smi warning", begins_inforom, begins_inforom, read_inforom),
     TextReader("nvidia-smi", begins_table, goes_on_table, _table, restarts=restarts_table),
     TextReader("nvidia-smi -L or nvlink", begins_gpu_list, goes_on_gpu_list, _gpu_list),
     TextReader("nvidia-smi topo", begins_matrix, goes_on_matrix, _matrix, restarts=begins_matrix),
