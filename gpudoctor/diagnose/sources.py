@@ -11,7 +11,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import msgspec
 
@@ -269,7 +269,8 @@ def _zstd_reader(source: io.RawIOBase) -> tuple[Any, type[Exception]]:
             "zstd needs Python 3.14 or the package zstandard (pip install zstandard); "
             "or: zstd -dc FILE | gpudoctor diagnose -"
         ) from None
-    return zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True), zstandard.ZstdError
+    readable = cast(IO[bytes], source)  # it calls `read` alone
+    return zstandard.ZstdDecompressor().stream_reader(readable, read_across_frames=True), zstandard.ZstdError
 
 
 def _decoded(blocks: Iterator[bytes]) -> Iterator[bytes]:
