@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpudoctor.errors import UserError
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -61,6 +59,7 @@ def gpu_node() -> Iterator[Callable[..., Node]]:
 
 def _made(*args: Any, **named: Any) -> FakeNvml:
     """The fake driver of a marker's or a call's arguments; one clear line ends the test where they are wrong."""
+    from gpudoctor.errors import UserError
     from gpudoctor.fakes.fake_nvml import FakeNvml
 
     if len(args) > 2 or named.keys() - {"source", "faults"} or named.keys() & set(("source", "faults")[: len(args)]):
