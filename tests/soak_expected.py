@@ -61,6 +61,12 @@ env.cuda-visible-devices fail: cuda-visible-devices-out-of-range cuda-visible-de
 env.cuda-visible-devices fail: cuda-visible-devices-empty
 env.nccl fail: nccl-p2p-disable nccl-ifname-missing nccl-master-localhost
 env.nccl warn: nccl-shm-disable nccl-ib-disable nccl-topo-file-missing nccl-debug-on cuda-launch-blocking
+env.nccl warn: nccl-efa-no-plugin nccl-efa-tcp
+storage.space fail: storage-full storage-inodes
+storage.space warn: storage-nearly-full
+storage.mount fail: stale-nfs storage-shutdown
+storage.mount warn: nvme-width-x1 storage-read-only storage-not-mounted
+storage.mount unknown: storage-hang
 network.infiniband warn: ib-port-down ib-rate-low no-gpudirect peermem-not-registered
 network.adapters warn: ib-slot-power ib-link-flaps ib-symbol-errors
 env.torch fail: torch-cuda-too-new

@@ -53,10 +53,8 @@ class HookLog:
                 file.replace(file.with_name("log.1"))
         # at once, and at the end: slurmd may write to the same file
         number = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-        try:
-            os.write(number, line.encode("utf-8", "backslashreplace"))
-        finally:
-            os.close(number)
+        with os.fdopen(number, "wb", buffering=0) as log:
+            log.write(line.encode("utf-8", "backslashreplace"))
 
 
 def write_last(settings: HookSettings, hook: str, verdict: str, why: str) -> None:

@@ -13,10 +13,10 @@ from gpudoctor.plan.memory import PlanJob, memory_of
 from gpudoctor.plan.model import Plan, PlanVerification, model_summary
 from gpudoctor.plan.split import RankSplit
 from gpudoctor.plan.text_rows import verification_lines
+from gpudoctor.plan.verification import run as verification
 from gpudoctor.plan.verification.reduced_size import CPU_SIZE, GPU_SIZE, ReducedSize, reduced_job, reduced_split
 from gpudoctor.plan.verification.run import Devices, compared, order_of, verify_plan
 from gpudoctor.probes.plan_verification.messages import VerificationFigures
-from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner.plan import ProbePlan
 
 
@@ -123,7 +123,7 @@ def test_a_prediction_that_is_off_is_called_so(share: float, words: str) -> None
 
 
 def test_a_dense_mlp_stands_for_experts_and_the_trial_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "run_probes", lambda *args, **options: Measurements())
+    monkeypatch.setattr(verification, "run_probes", lambda *args, **options: Measurements())
     shape = msgspec.structs.replace(shape_of_size("7b"), experts=8, experts_per_token=2)
     job = PlanJob(shape, "fp32", "adamw", 512)
     trial = verify_plan(job, RankSplit("ddp", 2), Devices("gloo", (), 2))
@@ -138,7 +138,7 @@ def test_the_gpus_of_a_trial_are_named_to_their_ranks(monkeypatch: pytest.Monkey
         plans.append(plan)
         return Measurements()
 
-    monkeypatch.setattr(launch, "run_probes", keep)
+    monkeypatch.setattr(verification, "run_probes", keep)
     gpus = tuple(Gpu(index=n, bus_id=f"0000:0{n}:00.0", uuid=f"GPU-{n}") for n in range(2))
     job = PlanJob(shape_of_size("350m"), "bf16", "adamw", 1024)
     trial = verify_plan(job, RankSplit("ddp", 2), Devices("nccl", gpus, 2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.segment import Segment
 from textual.color import Color
 
+from gpudoctor.facts.model.gpu import PathKind
 from gpudoctor.facts.model.node import KernelEvent, Node, from_json, to_json
 from gpudoctor.facts.stream.messages import GpuTick, ProcessTick, Silence, Tick
 from gpudoctor.tui.app import Doctor
@@ -25,7 +26,17 @@ from tests.tui.doctor_app import HandChecker, doctor, node_of, opening_of, put, 
 CLIPBOARD = "\x1b]52;c;cHduZWQ=\x07"
 HOSTILE = (CLIPBOARD, "\x9b2J", "\x1b[?1049l", "a\rb\tc", "\u202egnp.exe", "\x00\x08", "\u2028", "\ud7ff\x7f")
 # what the type of a leaf allows no free text in
-_FIXED = {"schema", "kind", "iommu", "virtualization", "state", "remote_kind", "compute_mode", "path", "p2p_read"}
+_FIXED = {
+    "schema",
+    "kind",
+    "iommu",
+    "virtualization",
+    "state",
+    "remote_kind",
+    "compute_mode",
+    "storage_class",
+    "p2p_read",
+}
 _FIXED |= {"p2p_write", "bus_id", "uuid"}
 
 
@@ -34,7 +45,8 @@ def planted(value: Any, text: str, key: str = "") -> Any:
         return {name: planted(inner, text, name) for name, inner in value.items()}
     if isinstance(value, list):
         return [planted(inner, text, key) for inner in value]
-    return f"{text}{value}" if isinstance(value, str) and key not in _FIXED else value
+    fixed = key in _FIXED or (key == "path" and value in get_args(PathKind))
+    return f"{text}{value}" if isinstance(value, str) and not fixed else value
 
 
 def hostile_node(text: str) -> Node:

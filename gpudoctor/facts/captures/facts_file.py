@@ -119,10 +119,10 @@ def load_yaml(data: bytes) -> Loaded:
 def _whole(text: str, raw: dict[str, Any]) -> None:
     """YAML has no end of its own: cut between two lines it is good YAML, of a node with less in it.
 
-    Facts that gpudoctor wrote end with `network`; converted by a tool that sorts the keys, with
-    `source`: with both there, nothing that is judged can be cut off. Other facts need the end mark.
+    Facts that gpudoctor wrote end with `storage`, and so they do if a tool sorts the keys: with it there, nothing that
+    is judged can be cut off. Other facts need the end mark.
     """
-    if _YAML_END.search(text) or (text.endswith("\n") and "source" in raw and "network" in raw):
+    if _YAML_END.search(text) or (text.endswith("\n") and "storage" in raw):
         return
     line = text.count("\n") + 1
     said = "the last line has no end" if not text.endswith("\n") else "nothing shows that it is whole"

@@ -30,7 +30,7 @@ from gpudoctor.profiles.profile import NO_PROFILE
 from gpudoctor.units import MIB
 
 if TYPE_CHECKING:
-    from gpudoctor.probes.plan_verification.messages import VerificationFigures, VerificationOrder
+    from gpudoctor.probes.plan_verification.messages import VerificationFigures
 
 STEPS = 3
 DEADLINE_S: dict[Backend, float] = {"nccl": 180.0, "gloo": 240.0}
