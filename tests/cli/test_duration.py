@@ -14,6 +14,7 @@ import msgspec
 import psutil
 import pytest
 
+from gpudoctor import api
 from gpudoctor.checks.core.registry import Level, registry
 from gpudoctor.errors import UserError
 from gpudoctor.facts import collect
@@ -48,6 +49,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
         return Measurements()
 
     monkeypatch.setattr(launch, "run_probes", run_probes)
+    monkeypatch.setattr(api, "with_storage", lambda node, measured, *_: measured)
     return taken
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.runner import launch
+from gpudoctor.plan.verification import run as verification
 from gpudoctor.probes.runner.launch import OnMessage
 from gpudoctor.probes.runner.messages import UnusableTorch
 from tests.cli.conftest import Gpudoctor
@@ -73,7 +73,7 @@ def test_the_text_calls_cpu_ranks_cpu_ranks_and_names_both_figures(gpudoctor: Gp
 
 def fake_ranks(monkeypatch: pytest.MonkeyPatch, measured: Measurements) -> None:
     """Ranks that bring nothing but this."""
-    monkeypatch.setattr(launch, "run_probes", lambda *args, **options: measured)
+    monkeypatch.setattr(verification, "run_probes", lambda *args, **options: measured)
 
 
 @pytest.mark.parametrize(("kind", "code"), [("crash", 1), ("out-of-memory", 1), ("timeout", 3)])
@@ -112,7 +112,7 @@ def test_a_torch_that_lacks_the_strategy_is_one_line(gpudoctor: Gpudoctor, monke
         on_message(0, UnusableTorch("fully_shard is not in torch 2.4"))
         return Measurements()
 
-    monkeypatch.setattr(launch, "run_probes", old_torch)
+    monkeypatch.setattr(verification, "run_probes", old_torch)
     outcome = gpudoctor("plan", "8b", "--node", "hgx-h100-8", "--try", "--backend", "gloo")
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err == "gpudoctor: error: --try: fully_shard is not in torch 2.4\n"
@@ -138,7 +138,7 @@ def test_a_torch_that_lacks_the_strategy_is_one_line(gpudoctor: Gpudoctor, monke
 def test_what_cannot_be_tried_is_one_line_with_the_nearest_that_can(
     argv: str, words: str, gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "run_probes", lambda *args, **options: sys.exit("no rank may be started"))
+    monkeypatch.setattr(verification, "run_probes", lambda *args, **options: sys.exit("no rank may be started"))
     outcome = gpudoctor("plan", *argv.split())
     assert (outcome.code, outcome.out) == (2, "")
     assert words in outcome.err
