@@ -6,6 +6,7 @@ A further argument puts a fault on it: ... docs/examples/preflight.py rtx4090-4 
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import gpudoctor
@@ -32,6 +33,9 @@ def train() -> None:
     if rank == 0:
         print(f"trained: loss {loss.item():.3f}")
     dist.barrier()  # nobody leaves while another still talks to it
+    # DDP holds the process group and lies in cycles: freed only as Python ends, it may abort in gloo's threads
+    del model, optimizer, loss
+    gc.collect()
     dist.destroy_process_group()
 
 

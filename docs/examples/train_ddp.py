@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gc
 import os
 import signal
 import threading
@@ -67,6 +68,9 @@ def main() -> None:
         if rank == 0 and step % 5 == 0:
             print(f"step {step:5d}  loss {loss.item():.4f}", flush=True)
     dist.barrier()
+    # DDP holds the process group and lies in cycles: freed only as Python ends, it may abort in gloo's threads
+    del model, optimizer
+    gc.collect()
     dist.destroy_process_group()
     if rank == 0:
         print("training finished", flush=True)
