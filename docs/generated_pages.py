@@ -123,7 +123,7 @@ def _generated() -> Iterator[tuple[str, str]]:
     schemas = {name: json.loads(_schema(name)) for name in _schema_names()}
     for name, schema in schemas.items():
         yield f"schemas/{name}.json", json.dumps(schema, indent=2)
-    yield "schemas/index.md", _schemas(schemas)
+    yield "json-schemas.md", _schemas(schemas)
     yield "configuration-reference.md", _configuration(schemas["config"])
     for name, readme in READMES.items():
         yield name, (ROOT / readme).read_text(encoding="utf-8")
@@ -216,12 +216,12 @@ def _schema(name: str) -> str:
 
 
 def _schemas(schemas: dict[str, Any]) -> str:
-    rows = [f"| [{name}.json]({name}.json) | `gpudoctor schema {name}` |" for name in schemas]
+    rows = [f"| [{name}.json](schemas/{name}.json) | `gpudoctor schema {name}` |" for name in schemas]
     return "\n".join(
         [
             "# JSON schemas",
             "",
-            "Keys are only ever added ([what stays stable](../contracts.md)). Every number has its unit in its name or",
+            "Keys are only ever added ([what stays stable](contracts.md)). Every number has its unit in its name or",
             "beside it.",
             "",
             "| schema | printed by |",

@@ -179,7 +179,7 @@ def _guarded(command: Callable[[], int], on_error: Callable[[str, int], int]) ->
 
 
 class ClosedStdoutError(UserError):
-    """stdout cannot take the report: closed, a broken pipe, or a full disk behind it."""
+    """stdout cannot take the output: closed, a broken pipe, or a full disk behind it."""
 
 
 def write_stdout(text: str | bytes) -> None:
@@ -189,7 +189,7 @@ def write_stdout(text: str | bytes) -> None:
     except (OSError, ValueError) as error:
         _silence_stdout()
         why = getattr(error, "strerror", None) or error
-        raise ClosedStdoutError(f"stdout could not take the report ({why}); -o FILE writes it to a file") from None
+        raise ClosedStdoutError(f"stdout could not take the output ({why})") from None
     except InterruptedBySignal:
         _silence_stdout()
         raise

@@ -58,7 +58,7 @@ run_hook() {
 
 # Nothing is known of the node: seen in the logs and in the metric, and GPUDOCTOR_ON_ERROR decides about the job
 no_verdict() {
-  local folder=${GPUDOCTOR_TEXTFILE:-${GPUDOCTOR_STATE:-/run/gpudoctor}} file
+  local folder=${GPUDOCTOR_TEXTFILE:-${GPUDOCTOR_STATE:-/run/gpudoctor}} file mark
   # one slurm.conf serves nodes without GPUs, too
   if [ -z "${SLURM_JOB_GPUS:-}${GPUDOCTOR_TRIAL:-}" ] && ! compgen -G '/dev/nvidia[0-9]*' >/dev/null &&
     ! grep -qsx 0x10de /sys/bus/pci/devices/*/vendor; then return 0; fi
@@ -66,7 +66,15 @@ no_verdict() {
   say "$1, job ${SLURM_JOB_ID:-none}: no verdict: $2"
   # nor may a prolog trust an earlier verdict, nor an undrain count this as one of its healthy checks
   rm -f -- "${GPUDOCTOR_STATE:-/run/gpudoctor}"/{verdict,undrain}.json
-  mkdir -p "$folder" && printf '%s{hook="%s"%s} %s\n' gpudoctor_slurm_verdict "$1" ',verdict="unknown"' 1 \
-    gpudoctor_slurm_timestamp_seconds "$1" '' "$(date +%s)" >"$file.$$" && mv -f "$file.$$" "$file"
+  mark="hook=\"$1\"${GPUDOCTOR_TRIAL:+,simulated=\"true\"}"
+  # HELP and TYPE as `gpudoctor slurm` writes them: node_exporter drops one of two files that differ in them
+  mkdir -p "$folder" && cat >"$file.$$" <<EOF && mv -f "$file.$$" "$file"
+# HELP gpudoctor_slurm_verdict What a Slurm hook found last: pass, warn, fail or unknown, which is 1.
+# TYPE gpudoctor_slurm_verdict gauge
+gpudoctor_slurm_verdict{$mark,verdict="unknown"} 1
+# HELP gpudoctor_slurm_timestamp_seconds When that Slurm hook ran last, Unix time.
+# TYPE gpudoctor_slurm_timestamp_seconds gauge
+gpudoctor_slurm_timestamp_seconds{$mark} $(date +%s)
+EOF
   [ "${GPUDOCTOR_ON_ERROR:-run}" != hold ]
 }

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import yaml
 
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.diagnose.causes import page_names
@@ -51,6 +55,21 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_check_and_cause_has_its_page(site: Path) -> None:
     assert {path.stem for path in (site / "checks").glob("*.html")} == {c.id for c in registry()} | {"index"}
     assert {path.stem for path in (site / "causes").glob("*.html")} == {*page_names(), "index"}
+
+
+def _titles(entries: list[Any]) -> Iterator[str]:
+    for entry in entries:
+        for title, below in entry.items() if isinstance(entry, dict) else ():
+            yield title
+            yield from _titles(below if isinstance(below, list) else [])
+
+
+def test_the_navigation_shows_every_title(site: Path) -> None:
+    """A page that is called index.md is taken for the page of its section, and its own title is hidden."""
+    text = (site / "index.html").read_text(encoding="utf-8")
+    titles = list(_titles(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
+    assert "JSON schemas" in titles
+    assert [title for title in titles if not re.search(rf">\s*{re.escape(title)}\s*<", text)] == []
 
 
 def test_the_start_page_shows_a_report_that_was_just_made(site: Path) -> None:

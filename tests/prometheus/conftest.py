@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
+from gpudoctor.slurm import records
+from gpudoctor.slurm.settings import HookSettings
 from tests.agent.running import DEADLINE_S, FAULTY, Agent, agent, environ, wait_for
 from tests.prometheus.running import CONTRIB, Prometheus, running_node_exporter, running_prometheus
 
@@ -51,7 +53,8 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
 def site(faulty: Agent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A real Prometheus with our rules, once it has scraped all and an alert fires.
 
-    Cluster a: node7 with the agent, and node9, which is down. Cluster b: node8 with the textfile.
+    Cluster a: node7 with the agent, and node9, which is down.
+    Cluster b: node8 with textfiles of the timer and of Slurm's health check.
     """
     folder = tmp_path_factory.mktemp("site")
     textfiles = folder / "textfiles"
@@ -61,6 +64,7 @@ def site(faulty: Agent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
     (folder / "rules.yml").write_text(rules.replace("for: 15m", "for: 0s").replace("interval: 5m", "interval: 1s"))
     with running_node_exporter(textfiles, folder / "node_exporter.log") as port:
         written = write_metrics(textfiles / "gpudoctor.prom", "--node", "rtx4090-4", "--fault", "pcie-width-x4@2")
+        assert records.write_metrics(HookSettings(textfile=textfiles), "health", "pass", withheld=False) is None
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(folder / "rules.yml")],

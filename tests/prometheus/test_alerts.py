@@ -15,7 +15,12 @@ from tests.prometheus.running import CONTRIB, promtool
 
 RULES = (CONTRIB / "gpudoctor.rules.yml").read_text(encoding="utf-8")
 ALERTS: list[dict[str, Any]] = [rule for group in yaml.safe_load(RULES)["groups"] for rule in group["rules"]]
+[DOCUMENTATION] = re.findall(r'^Documentation = "(.*?)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
 PAGE = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
+
+
+def test_the_site_that_mkdocs_builds_is_the_one_that_the_project_names() -> None:
+    assert f"\nsite_url: {DOCUMENTATION}\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=[alert["alert"] for alert in ALERTS])
@@ -23,8 +28,8 @@ def test_each_alert_says_what_it_is_how_bad_and_where_its_page_is(alert: dict[st
     assert alert["labels"]["severity"] in ("critical", "warning", "info")
     assert set(alert["annotations"]) == {"summary", "description", "runbook_url"}
     assert "{{ $labels.instance }}" in alert["annotations"]["summary"]
-    site, page, heading = alert["annotations"]["runbook_url"].replace("/alerts", " /alerts").replace("#", " ").split()
-    assert (site, page) == ("https://gpudoctor.example.com", "/alerts.html")
+    address, heading = alert["annotations"]["runbook_url"].split("#")
+    assert address == f"{DOCUMENTATION}alerts.html"
     # docs/alerts.md is that page, and a site and a forge alike make the anchor of the heading
     assert re.search(rf"^## {alert['alert']}$", PAGE, re.MULTILINE)
     assert heading == alert["alert"].lower()
@@ -36,7 +41,9 @@ def test_the_page_tells_of_no_alert_that_is_not_there() -> None:
 
 
 def test_the_one_line_that_the_rules_tell_leads_all_alerts_to_another_place() -> None:
-    [(old, new)] = re.findall(r"sed -i 's\|(\S+)\|(\S+)\|'", RULES)
+    line = re.compile(r"sed -i 's\|(\S+)\|(\S+)\|'")
+    [(old, new)] = line.findall(RULES)
+    assert line.findall((CONTRIB / "README.md").read_text(encoding="utf-8")) == [(old, new)]
     moved = yaml.safe_load(RULES.replace(old, new))
     for group in moved["groups"]:
         for alert in group["rules"]:
