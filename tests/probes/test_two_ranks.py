@@ -33,6 +33,7 @@ def test_a_healthy_run_has_no_problem_and_nothing_that_was_not_run(run: Measurem
         "link": "not asked for",
         "compute": "not asked for",
         "strategy": "not asked for",
+        "data": "not asked for",
     }
     assert run.injected == ()
 
