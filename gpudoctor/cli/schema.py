@@ -24,6 +24,7 @@ _TYPES = {
     "fleet": ("gpudoctor.cluster.fleet.model", "Fleet"),
     "comparison": ("gpudoctor.cluster.baseline.compare", "Comparison"),
     "plan": ("gpudoctor.plan.model", "Plan"),
+    "diagnosis": ("gpudoctor.diagnose.diagnosis", "Diagnosis"),
 }
 
 

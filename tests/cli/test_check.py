@@ -242,7 +242,7 @@ def test_list_explain_nodes_and_schema(gpudoctor: Gpudoctor) -> None:
     nodes = gpudoctor("nodes").out
     assert "hgx-h100-8" in nodes
     assert "pcie-width-x8" in nodes
-    for kind in ("report", "facts", "config", "cluster", "fleet", "comparison", "plan"):
+    for kind in ("report", "facts", "config", "cluster", "fleet", "comparison", "plan", "diagnosis"):
         assert gpudoctor("schema", kind).json["$defs"]
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from gpudoctor.checks.core.registry import select
@@ -55,6 +56,11 @@ def test_text_names_what_where_and_the_line(log: Path, capsys: pytest.CaptureFix
 def test_json_has_the_shape_that_was_promised(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["diagnose", str(log), "--json"])
     answer = json.loads(capsys.readouterr().out)
+    main(["schema", "diagnosis"])
+    schema = json.loads(capsys.readouterr().out)
+    jsonschema.validate(answer, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**answer, "verdict": "healthy"}, schema)
     assert answer["schema"] == "gpudoctor.diagnosis/1"
     assert answer["verdict"] == "cause"
     assert {"what", "rank", "host", "gpu", "confidence", "text", "evidence"} <= set(answer["cause"])
