@@ -39,6 +39,8 @@ def of(check: str, **leaves: Any) -> CheckResult:
         ({"free_bytes": 10 * GIB - 1}, Status.WARN),
         ({"free_bytes": 10 * GIB}, Status.PASS),
         ({"free_bytes": 2 * GIB, "total_bytes": 2 * GIB, "storage_class": "memory"}, Status.PASS),
+        ({"free_bytes": 30 << 20, "total_bytes": 32 << 20, "storage_class": "memory"}, Status.WARN),
+        ({"free_bytes": 0, "total_bytes": 32 << 20, "storage_class": "memory"}, Status.FAIL),
         ({"free_bytes": 0, "fs_type": "nfs4", "storage_class": "network"}, Status.WARN),
         ({"inodes_free": 0}, Status.FAIL),
         ({"inodes_free": 9_999}, Status.WARN),
