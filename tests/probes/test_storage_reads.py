@@ -119,6 +119,11 @@ def test_a_file_below_a_page_is_nothing_to_read(tmp_path: Path) -> None:
         listed(str(tmp_path / "tiny"))
 
 
+def test_a_missing_tmpdir_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NothingToReadError, match=r"TMPDIR is .*/gone, which is not there"):
+        made_in(str(tmp_path / "gone"))
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "folder").mkdir()

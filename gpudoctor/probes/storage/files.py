@@ -117,7 +117,10 @@ def made_in(folder: str) -> DataFile:
 
     Written for 4 seconds at most, and at most a twentieth of what is free. Raise OSError, NothingToReadError.
     """
-    space = os.statvfs(folder)
+    try:
+        space = os.statvfs(folder)
+    except FileNotFoundError:
+        raise NothingToReadError(f"TMPDIR is {folder}, which is not there; name data by --data", tried=True) from None
     size_bytes = min(_OWN_BYTES, space.f_bavail * space.f_frsize // _SHARE_OF_FREE) & -_SYNC_BYTES
     if size_bytes < _LEAST_OWN_BYTES:
         raise NothingToReadError(f"{folder} has too little room for a file to read; name data by --data")

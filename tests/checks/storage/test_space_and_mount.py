@@ -74,6 +74,8 @@ def test_room_is_judged_where_something_is_written(leaves: dict[str, Any], statu
         ({"storage_class": "overlay", "fs_type": "overlay"}, Status.PASS, "overlay"),
         ({"storage_class": "overlay", "fs_type": "overlay", "paths": (DATA,)}, Status.WARN, "layers"),
         ({"paths": (HOME, replace(DATA, not_mounted="/data"))}, Status.WARN, "/data is not mounted"),
+        ({"paths": (replace(HOME, roles=("TMPDIR",), writable=False),)}, Status.WARN, "may not be written to"),
+        ({"paths": (replace(HOME, writable=False),)}, Status.PASS, "ext4"),
         ({"devices": (NVME,)}, Status.PASS, "ext4"),
         ({"devices": (replace(NVME, width=1),)}, Status.WARN, "nvme0n1 runs at x1"),
         ({"devices": (replace(NVME, speed_gt_s=2.5),)}, Status.WARN, "2.5 GT/s"),
