@@ -22,7 +22,7 @@ from gpudoctor.probes.storage import page_cache
 from gpudoctor.probes.storage.files import DataFile, NothingToReadError, listed, made_in
 from gpudoctor.probes.storage.measure import PathToRead, read_paths
 from gpudoctor.probes.storage.read_child import _cold
-from gpudoctor.probes.storage.readers import pieces_of
+from gpudoctor.probes.storage.readers import pieces_of, read_at_once
 from gpudoctor.process.leftovers import marked_processes
 
 MIB = 1 << 20
@@ -117,6 +117,14 @@ def test_a_file_below_a_page_is_nothing_to_read(tmp_path: Path) -> None:
     (tmp_path / "tiny").write_bytes(b"1")
     with pytest.raises(NothingToReadError, match="a file of 1 bytes is too small"):
         listed(str(tmp_path / "tiny"))
+
+
+@pytest.mark.parametrize(("method", "reads"), [("dropped", 1), ("direct", 3)])
+def test_no_reader_gets_from_the_page_cache_what_another_has_read(method: Any, reads: int, tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(os.urandom(8192))
+    files = listed(str(tmp_path))
+    rate = read_at_once(files, pieces_of(files, "random"), "random", 3, method, seconds=0.0, most_bytes=1 << 20)
+    assert (rate.reads, rate.block_bytes) == (reads, 8192)
 
 
 def test_a_missing_tmpdir_is_named(tmp_path: Path) -> None:
