@@ -25,8 +25,11 @@ from gpudoctor.facts.deadlines import Deadline
 from gpudoctor.facts.model.measured_storage import StorageRead
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.node import Node, Source, Storage, StorageMount, StoragePath
 from gpudoctor.facts.system.mounts import Mount, may_hang
+from gpudoctor.load.devices import LoadRequest
+from gpudoctor.load.storage import with_storage
+from gpudoctor.probes.runner.launch import _refuse_silent_tmpdir
 from gpudoctor.probes.storage.measure import PathToRead, read_paths
 from tests.checks.one_check import judge, words
 
@@ -115,6 +118,28 @@ def test_a_home_that_hangs_costs_the_users_configuration_alone(tmp_path: Path, m
     assert config == Config()
     assert said == [f"the configuration {tmp_path}/home/.config/gpudoctor/config.yaml was not read: "
                     "it did not answer within 1 s"]  # fmt: skip
+
+
+def test_a_tmpdir_that_hangs_keeps_no_run_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpudoctor.facts.system.path_status.PATH", Deadline(1.0, "for this test"))
+    silent = str(tmp_path / "silent")
+    why = Missing("did not answer within 1 s", "failed")
+    node = Node(source=Source("live", "here"), storage=Storage((StorageMount(
+        silent, "fuse", "fuse", paths=(StoragePath(silent, ("TMPDIR",)),), error=why),)))  # fmt: skip
+    with fuse_mount(tmp_path / "silent", 0.0) as server:
+        server.send_signal(signal.SIGSTOP)
+        server_ends = threading.Timer(10, server.kill)  # without a deadline the test would hang
+        server_ends.start()
+        monkeypatch.setenv("TMPDIR", silent)
+        with pytest.raises(OSError, match=f"TMPDIR, {silent}, did not answer within 1 s"):
+            _refuse_silent_tmpdir()
+        chosen = tuple(check for check in registry() if check.id == "storage.read")
+        measured = with_storage(node, Measurements(), chosen, "full", LoadRequest(), None, {"TMPDIR": silent})
+        assert server.poll() is None, "it waited until the server was ended"
+        server_ends.cancel()
+    assert measured.storage == (
+        StorageRead(silent, own_file=True, failure=Missing(f"{why.reason} (see storage.mount)", "failed")),
+    )
 
 
 @pytest.mark.parametrize(
