@@ -140,7 +140,7 @@ class Prepared(msgspec.Struct, frozen=True):
     """A request with the configuration laid under it. `checks` are to run, `left_out` are skipped.
 
     `burn_s`: how long a burn lasts, in seconds; `wants_ranks`: whether anything asked for puts load on a node.
-    `started_s` is in seconds since 1970, `began_s` on the monotonic clock.
+    `started_s` is in seconds since 1970, `began_s` on the monotonic clock. `notes` go to the reader of the report.
     """
 
     request: CheckRequest
@@ -153,6 +153,7 @@ class Prepared(msgspec.Struct, frozen=True):
     wants_ranks: bool
     started_s: float
     began_s: float
+    notes: tuple[str, ...] = ()
 
     @property
     def deadline_s(self) -> float:
@@ -164,7 +165,8 @@ def prepared(request: CheckRequest) -> Prepared:
     """Find the checks, the level and the limits of a request. Raise UserError for names and data that do not exist."""
     started_s, began_s = time.time(), time.monotonic()
     checks = all_checks()
-    config = load_config(request.config, os.environ, checks)
+    notes: list[str] = []
+    config = load_config(request.config, os.environ, checks, silent=notes.append)
     required = (*config.require, *request.require)
     named = select(checks, request.only, required=required)
     # what is required is run too: a check that nobody ran gives no verdict
@@ -175,7 +177,9 @@ def prepared(request: CheckRequest) -> Prepared:
     burn_s = burn_duration_s(request.duration, level, config.burn_duration_s)
     wants_ranks = puts_load(asked, level)
     _refuse_data(request)
-    return Prepared(request, config, asked, left_out, required, level, burn_s, wants_ranks, started_s, began_s)
+    return Prepared(
+        request, config, asked, left_out, required, level, burn_s, wants_ranks, started_s, began_s, tuple(notes)
+    )
 
 
 def examined(
@@ -261,6 +265,7 @@ def judged(
         level=prep.level,
         source=report_model.SourceSummary(node.source.kind, node.source.name, node.source.faults),
         argv=tuple(argv),
+        notes=prep.notes,
     )
     report = judge.judge(node, measurements, question, run=run, include_facts=request.include_facts)
     if signals:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,6 +15,9 @@ from gpudoctor.checks.core.registry import Check, Level, matches
 from gpudoctor.checks.core.suppressions import Suppression
 from gpudoctor.errors import UserError, nearest_names
 from gpudoctor.facts.deadlines import COLLECTION
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.mounts import may_hang, read_mounts
+from gpudoctor.facts.system.path_status import ask_paths
 from gpudoctor.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -65,17 +68,26 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_config(
-    explicit: Path | None, environ: Mapping[str, str], checks: Iterable[Check], system_file: Path = SYSTEM_FILE
+    explicit: Path | None,
+    environ: Mapping[str, str],
+    checks: Iterable[Check],
+    system_file: Path = SYSTEM_FILE,
+    silent: Callable[[str], None] | None = None,
 ) -> Config:
     """Merge the defaults, the system's file, the user's file, and the explicit one, later ones winning.
 
     The first two may be absent; an explicit one must exist. `checks` are those whose ids and
-    thresholds may be named. Raise ConfigError.
+    thresholds may be named. `silent` gets the line about a user's file on a mount that does not answer, which is
+    left out then; without it that is an error. Raise ConfigError.
     """
     checks = tuple(checks)
     merged: dict[str, Any] = {}
     for path in (system_file, *_users_file(environ)):
-        if _is_there(path):
+        if path != system_file and (why := _does_not_answer(path)) is not None:
+            if silent is None:
+                raise ConfigError(f"{path}: {why}; XDG_CONFIG_HOME=/ leaves it out")
+            silent(f"the configuration {path} was not read: it {why}")
+        elif _is_there(path):
             merged = _merge(merged, _read(path, checks))
     if explicit is not None:
         merged = _merge(merged, _read(explicit, checks))
@@ -89,6 +101,14 @@ def _users_file(environ: Mapping[str, str]) -> tuple[Path, ...]:
     named = Path(environ.get("XDG_CONFIG_HOME", ""))
     place = named if named.is_absolute() else home
     return (place / "gpudoctor" / "config.yaml",) if place.is_absolute() else ()
+
+
+def _does_not_answer(path: Path) -> str | None:
+    """Why the file cannot be looked at, if HOME's server is dead: whoever looked without a deadline would hang."""
+    if not may_hang(read_mounts()):  # nobody waits for a child process where all disks are this machine's own
+        return None
+    [status] = ask_paths([str(path)])
+    return status.reason if isinstance(status, Missing) else None
 
 
 def threshold_overrides(config: Config) -> dict[tuple[str, str, str], float]:

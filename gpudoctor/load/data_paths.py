@@ -14,6 +14,7 @@ from gpudoctor.facts.system.path_status import PathStatus, ask_paths
 
 MAX_PATHS = 32  # each costs a thread of the process that asks, and seconds at level full
 _RATE = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([kMGT]i?)?B/s\s*", re.IGNORECASE)
+_BITS = re.compile(r"\d\s*[KMGT]i?b/s|bit|bps")  # an eighth of as many bytes
 _FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _MOST_GB_S = 1e4
 # what is wrong with the name that was given; other errors are what a broken mount answers, and are judged
@@ -57,11 +58,13 @@ def refuse_unreadable(paths: Sequence[str]) -> None:
 
 
 def need_gb_s(text: str) -> float:
-    """A rate such as 400MB/s in GB/s; raise UserError. Units are decimal (MB) or binary (MiB), case does not count.
+    """A rate such as 400MB/s in GB/s; raise UserError. Units are decimal (MB) or binary (MiB), not bits (Mb).
 
     >>> need_gb_s("400MB/s"), need_gb_s("1.5 GB/s")
     (0.4, 1.5)
     """
+    if _BITS.search(text):
+        raise UserError(f"--need {text[:60]!r}: b stands for bits; a rate in bytes is wanted, such as 400MB/s")
     match = _RATE.fullmatch(text)
     rate_gb_s = float(match[1]) * _FACTORS[(match[2] or "").lower()] / 1e9 if match else 0.0
     if not 0 < rate_gb_s <= _MOST_GB_S:

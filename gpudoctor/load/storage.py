@@ -39,11 +39,11 @@ def with_storage(
     from gpudoctor.probes.storage.measure import PathToRead, read_paths
 
     silent = _silent_paths(node)
-    paths = [PathToRead(path) for path in request.data if path not in silent]
+    wanted = [PathToRead(path) for path in request.data]
     if not request.data:
-        paths = [PathToRead(os.path.abspath(environ.get("TMPDIR") or "/tmp"), own_file=True)]  # noqa: PTH100
-    reads = read_paths(paths, _readers(node), progress)
-    lost = (StorageRead(path, failure=why) for path, why in silent.items() if path in request.data)
+        wanted = [PathToRead(os.path.abspath(environ.get("TMPDIR") or "/tmp"), own_file=True)]  # noqa: PTH100
+    reads = read_paths([each for each in wanted if each.path not in silent], _readers(node), progress)
+    lost = (StorageRead(each.path, each.own_file, failure=silent[each.path]) for each in wanted if each.path in silent)
     if progress is not None:
         progress("")
     return msgspec.structs.replace(measured, storage=(*reads, *lost))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -192,3 +193,18 @@ def wait_until_reading_stdin(pid: int) -> None:
         if syscall[:2] in (["0", "0x0"], ["63", "0x0"]):
             return
         os.sched_yield()
+
+
+def test_a_working_directory_whose_mount_is_gone_is_named(
+    gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost() -> str:
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    monkeypatch.setattr("gpudoctor.cli.main.os.getcwd", lost)
+    outcome = gpudoctor("list")
+    monkeypatch.undo()
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err == (
+        "gpudoctor: error: the working directory is lost (Transport endpoint is not connected): cd / and try again\n"
+    )

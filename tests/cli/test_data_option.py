@@ -67,7 +67,7 @@ def test_a_folder_without_permission_is_refused_in_one_line(gpudoctor: Gpudoctor
     assert "may not be read" in outcome.err
 
 
-@pytest.mark.parametrize("need", ["", "fast", "400", "400MB", "0MB/s", "9999999GB/s", "1" * 400 + "MB/s"])
+@pytest.mark.parametrize("need", ["", "fast", "400", "400MB", "0MB/s", "9999999GB/s", "10Gb/s", "1" * 400 + "MB/s"])
 def test_a_need_that_is_no_rate_is_refused(need: str, gpudoctor: Gpudoctor) -> None:
     outcome = gpudoctor("check", "--level", "quick", "--need", need)
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)

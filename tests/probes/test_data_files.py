@@ -37,8 +37,7 @@ def test_regular_files_below_a_folder_and_files_by_name_are_chosen(tmp_path: Pat
     (tmp_path / "blob").symlink_to(tmp_path / "a" / "b" / "deep.jpg")  # as in a Hugging Face cache
     os.close(os.open(os.fsencode(tmp_path) + b"/\xff.jpg", os.O_CREAT))
     shard = tmp_path / "a" / "shard.tar"
-    with shard.open("wb") as file:
-        file.truncate(8 << 20)
+    shard.write_bytes(bytes(8 << 20))
     found = chosen(tmp_path)
     assert {Path(path).name: size for path, size in found.files} == {"deep.jpg": 10, "blob": 10, "shard.tar": 8 << 20}
     assert found.empty == 1
@@ -49,6 +48,12 @@ def test_where_there_is_nothing_to_read_the_reason_is_given(tmp_path: Path) -> N
     assert chosen_files([str(tmp_path)]) == Missing("there is no file in what --data names", "failed")
     (tmp_path / "empty").touch()
     assert chosen_files([str(tmp_path)]) == Missing("all files of what --data names have 0 bytes", "failed")
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(8 << 20)
+    if (tmp_path / "sparse").stat().st_blocks == 0:
+        found = chosen_files([str(tmp_path / "sparse")])
+        assert isinstance(found, Missing)
+        assert "most of it is holes" in found.reason
     gone = chosen_files([str(tmp_path / "gone")])
     assert isinstance(gone, Missing)
     assert "No such file" in gone.reason

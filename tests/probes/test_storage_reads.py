@@ -22,7 +22,7 @@ from gpudoctor.probes.storage import page_cache
 from gpudoctor.probes.storage.files import DataFile, NothingToReadError, listed, made_in
 from gpudoctor.probes.storage.measure import PathToRead, read_paths
 from gpudoctor.probes.storage.read_child import _cold
-from gpudoctor.probes.storage.readers import pieces_of
+from gpudoctor.probes.storage.readers import pieces_of, read_at_once
 from gpudoctor.process.leftovers import marked_processes
 
 MIB = 1 << 20
@@ -61,8 +61,8 @@ def test_the_users_files_are_read_in_both_patterns_and_nothing_is_written(data: 
         ("sequential", 1), ("sequential", 2), ("random", 1), ("random", 2),
     ]  # fmt: skip
     assert all(rate.gb_s > 0 and rate.reads > 0 and rate.p99_us >= rate.p50_us > 0 for rate in read.rates)
-    # the shard, its link and 20 small files: no FIFO, no empty file, no loop
-    assert (read.files, read.bytes_found) == (22, 2 * 8 * MIB + 20 * 30_000)
+    # the shard and 20 small files: no FIFO, no empty file, no loop, and the shard's link is no second file
+    assert (read.files, read.bytes_found) == (21, 8 * MIB + 20 * 30_000)
     assert not isinstance(read.opens_per_s, Missing)
     assert state(data) == before
 
@@ -89,6 +89,47 @@ def test_where_nothing_can_be_read_the_reason_stands(make: object, kind: str, wo
     assert read.failure.kind == kind
     assert word in read.failure.reason
     assert read.rates == ()
+
+
+def test_a_file_of_several_names_is_read_once(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(os.urandom(5000))
+    os.link(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "c").symlink_to("a")
+    assert [file.path for file in listed(str(tmp_path))] == [str(tmp_path / "a")]
+
+
+def test_holes_are_not_taken_for_a_disk(tmp_path: Path) -> None:
+    sparse = tmp_path / "sparse"
+    with sparse.open("wb") as file:
+        file.write(os.urandom(64 << 10))
+        file.truncate(MIB)
+    if sparse.stat().st_blocks * 512 > MIB // 2:
+        pytest.skip("this file system makes no holes")
+    for path, word in ((sparse, "most of the file is holes"), (tmp_path, "not mostly holes")):
+        read = read_one(path)
+        assert read.failure is not None
+        assert word in read.failure.reason
+    (tmp_path / "whole").write_bytes(os.urandom(MIB))
+    assert [file.path for file in listed(str(tmp_path))] == [str(tmp_path / "whole")]
+
+
+def test_a_file_below_a_page_is_nothing_to_read(tmp_path: Path) -> None:
+    (tmp_path / "tiny").write_bytes(b"1")
+    with pytest.raises(NothingToReadError, match="a file of 1 bytes is too small"):
+        listed(str(tmp_path / "tiny"))
+
+
+@pytest.mark.parametrize(("method", "reads"), [("dropped", 1), ("direct", 3)])
+def test_no_reader_gets_from_the_page_cache_what_another_has_read(method: Any, reads: int, tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(os.urandom(8192))
+    files = listed(str(tmp_path))
+    rate = read_at_once(files, pieces_of(files, "random"), "random", 3, method, seconds=0.0, most_bytes=1 << 20)
+    assert (rate.reads, rate.block_bytes) == (reads, 8192)
+
+
+def test_a_missing_tmpdir_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NothingToReadError, match=r"TMPDIR is .*/gone, which is not there"):
+        made_in(str(tmp_path / "gone"))
 
 
 @pytest.fixture

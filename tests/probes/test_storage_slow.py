@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -18,11 +19,17 @@ import pytest
 
 import gpudoctor
 from gpudoctor.checks.core.finding import Status
+from gpudoctor.checks.core.registry import registry
+from gpudoctor.config import Config, ConfigError, load_config
 from gpudoctor.facts.deadlines import Deadline
 from gpudoctor.facts.model.measured_storage import StorageRead
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.node import Node, Source, Storage, StorageMount, StoragePath
+from gpudoctor.facts.system.mounts import Mount, may_hang
+from gpudoctor.load.devices import LoadRequest
+from gpudoctor.load.storage import with_storage
+from gpudoctor.probes.runner.launch import _refuse_silent_tmpdir
 from gpudoctor.probes.storage.measure import PathToRead, read_paths
 from tests.checks.one_check import judge, words
 
@@ -93,6 +100,57 @@ def _holds(cmdline: Path, word: str) -> bool:
         return word in cmdline.read_text(errors="replace")
     except OSError:  # it ended meanwhile
         return False
+
+
+def test_a_home_that_hangs_costs_the_users_configuration_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpudoctor.facts.system.path_status.PATH", Deadline(1.0, "for this test"))
+    said: list[str] = []
+    with fuse_mount(tmp_path / "home", 0.0) as server:
+        server.send_signal(signal.SIGSTOP)
+        server_ends = threading.Timer(10, server.kill)  # without a deadline the test would hang
+        server_ends.start()
+        environ = {"HOME": str(tmp_path / "home")}
+        config = load_config(None, environ, registry(), silent=said.append)
+        with pytest.raises(ConfigError, match=r"did not answer within 1 s; XDG_CONFIG_HOME=/ leaves it out"):
+            load_config(None, environ, registry())
+        assert server.poll() is None, "it waited until the server was ended"
+        server_ends.cancel()
+    assert config == Config()
+    assert said == [f"the configuration {tmp_path}/home/.config/gpudoctor/config.yaml was not read: "
+                    "it did not answer within 1 s"]  # fmt: skip
+
+
+def test_a_tmpdir_that_hangs_keeps_no_run_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpudoctor.facts.system.path_status.PATH", Deadline(1.0, "for this test"))
+    silent = str(tmp_path / "silent")
+    why = Missing("did not answer within 1 s", "failed")
+    node = Node(source=Source("live", "here"), storage=Storage((StorageMount(
+        silent, "fuse", "fuse", paths=(StoragePath(silent, ("TMPDIR",)),), error=why),)))  # fmt: skip
+    with fuse_mount(tmp_path / "silent", 0.0) as server:
+        server.send_signal(signal.SIGSTOP)
+        server_ends = threading.Timer(10, server.kill)  # without a deadline the test would hang
+        server_ends.start()
+        monkeypatch.setenv("TMPDIR", silent)
+        with pytest.raises(OSError, match=f"TMPDIR, {silent}, did not answer within 1 s"):
+            _refuse_silent_tmpdir()
+        chosen = tuple(check for check in registry() if check.id == "storage.read")
+        measured = with_storage(node, Measurements(), chosen, "full", LoadRequest(), None, {"TMPDIR": silent})
+        assert server.poll() is None, "it waited until the server was ended"
+        server_ends.cancel()
+    assert measured.storage == (
+        StorageRead(silent, own_file=True, failure=Missing(f"{why.reason} (see storage.mount)", "failed")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "fs_type", "hangs"),
+    [
+        ("259:1", "ext4", False), ("0:40", "btrfs", False), ("0:41", "overlay", False), ("0:5", "proc", False),
+        ("0:50", "nfs4", True), ("0:51", "fuse.s3fs", True), ("0:52", "autofs", True), ("0:53", "gpfs", True),
+    ],
+)  # fmt: skip
+def test_a_mount_of_a_server_or_a_process_may_hang(device: str, fs_type: str, *, hangs: bool) -> None:
+    assert may_hang([Mount("/x", fs_type, "x", ("rw",), ("rw",), device)]) is hangs
 
 
 def test_a_mount_that_falls_silent_while_it_is_read_keeps_what_was_measured(tmp_path: Path) -> None:

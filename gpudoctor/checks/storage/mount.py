@@ -81,6 +81,15 @@ _DISK = (
 
 def _of_paths(mount: StorageMount) -> Iterator[Finding]:
     for path in mount.paths:
+        if "TMPDIR" in path.roles and path.writable is False:
+            yield warn(
+                of_path(path.path),
+                Found("TMPDIR may not be written to by this user", "not writable"),
+                "temporary files can be made",
+                mount_evidence(mount),
+                likely="a read-only root, or another user's folder: workers of data loaders and compilers need it",
+                advice=(Advice("Name another folder.", "export TMPDIR=...   # in a container: --tmpfs /tmp"),),
+            )
         if path.not_mounted is not None:
             yield warn(
                 of_path(path.path),

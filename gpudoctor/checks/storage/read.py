@@ -70,7 +70,9 @@ def _judged(case: Case, each: StorageRead) -> Finding:
     evidence = _evidence(each)
     if each.failure is not None:
         finding = unread(subject, "reading", each.failure)
-        return unknown(subject, finding.reason or "", *evidence) if each.failure.kind == "failed" else finding
+        # a path that somebody named is to be read: an empty folder may be a data set that is not mounted
+        asked = each.failure.kind in ("failed", "absent") and not each.own_file
+        return unknown(subject, finding.reason or "", *evidence) if asked else finding
     rates = [rate for rate in best.values() if rate is not None]
     if len(rates) < len(best):
         return unknown(subject, "reading: not every pattern was measured", *evidence)

@@ -81,9 +81,11 @@ def _judged(case: Case, mount: StorageMount) -> Finding:
         expected = Expected(
             f"at least {bytes_text(least)}", ">=", round(least / MIB), "MiB", case.limit_source(_FAIL_MIB)
         )
-        # what a server says of its size may be anything
-        worst = fail if mount.storage_class in LOCAL else warn
-        return worst(subject, found, expected, evidence, likely="it is full: every write fails", advice=_room(mount))
+        # what a server says of its size may be anything; and one made so small (tmpfs, /boot) may be meant to be
+        full = share_pct < case.limit(_WARN_PCT)
+        worst = fail if full and mount.storage_class in LOCAL else warn
+        likely = "it is full, or will be with the next file" if full else "it is small: a cache or a log may not fit"
+        return worst(subject, found, expected, evidence, likely=likely, advice=_room(mount))
     if (of_inodes := _inodes(case, mount)) is not None:
         return of_inodes
     expected = Expected(f"at least {bytes_text(least)}", ">=", round(least / MIB), "MiB", case.limit_source(_WARN_GIB))

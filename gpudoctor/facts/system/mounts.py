@@ -17,6 +17,10 @@ PSEUDO = frozenset((
     "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "smackfs",
     "sysfs", "tracefs",
 ))  # fmt: skip
+# those that are no block device's, and answer without a server or a user's process: of the others any may be silent
+_OWN = frozenset((
+    *(PSEUDO - {"autofs"}), "aufs", "bcachefs", "btrfs", "overlay", "ramfs", "rootfs", "tmpfs", "zfs",
+))  # fmt: skip
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _MAX_BYTES = 16 << 20  # a node of many containers has thousands of mounts
 
@@ -54,6 +58,13 @@ def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
         if inside and (found is None or len(mount.point) >= len(found.point)):
             found = mount
     return found
+
+
+def may_hang(mounts: Sequence[Mount] | Missing) -> bool:
+    """Whether a look at some path may never return: a server, a user's process or the automounter answers for it."""
+    if isinstance(mounts, Missing):
+        return True
+    return any(mount.device.startswith("0:") and mount.fs_type not in _OWN for mount in mounts)
 
 
 def _parsed(line: str) -> Mount | None:

@@ -11,6 +11,7 @@ from time import monotonic
 import msgspec
 
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.storage.files import mostly_holes
 from gpudoctor.units import short_size
 
 WHOLE_FILE_BYTES = 1 << 20  # up to this size a file is one sample, as images are
@@ -55,11 +56,15 @@ def chosen_files(paths: Iterable[str]) -> DataFiles | Missing:
     chosen, empty, refused = [], 0, ""
     for path in sorted(found)[::step]:
         try:
-            size = Path(path).stat().st_size
+            seen = Path(path).stat()
+            holes = mostly_holes(path, seen)
         except OSError as error:
             refused = error.strerror or str(error)
             continue
-        if size:
+        size = seen.st_size
+        if holes and size:
+            refused = "most of it is holes, which come from no disk"
+        elif size:
             chosen.append((path, size))
         else:
             empty += 1

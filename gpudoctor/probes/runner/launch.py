@@ -18,6 +18,9 @@ from pathlib import Path
 import msgspec
 
 from gpudoctor.facts.model.measurements import Measurements
+from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.system.mounts import may_hang, read_mounts
+from gpudoctor.facts.system.path_status import ask_paths
 from gpudoctor.probes.runner.deadlines import Limits
 from gpudoctor.probes.runner.local_workers import LocalWorkers
 from gpudoctor.probes.runner.messages import AnyMessage, RankJob
@@ -136,12 +139,22 @@ def _private_folder() -> Iterator[tuple[Path, int]]:
             reader, writer = os.pipe()
             for end in (reader, writer):
                 life.callback(os.close, end)
+            _refuse_silent_tmpdir()
             folder = Path(tempfile.mkdtemp(prefix="gpudoctor-"))
         try:
             yield folder, reader
         finally:
             spares.close()
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _refuse_silent_tmpdir() -> None:
+    """Raise OSError if TMPDIR lies on a mount that does not answer: to make a folder there would never return."""
+    if may_hang(read_mounts()):
+        path = os.environ.get("TMPDIR") or "/tmp"
+        [status] = ask_paths([path])
+        if isinstance(status, Missing):
+            raise OSError(f"TMPDIR, {path}, {status.reason}")
 
 
 @contextmanager

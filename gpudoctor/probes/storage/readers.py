@@ -80,8 +80,8 @@ def read_at_once(
 ) -> StorageRate:
     """Have so many processes read their shares of the pieces, each one read at a time, and add up what they got.
 
-    With O_DIRECT pieces are read again if they run out; else never, since the page cache would answer. Raise
-    ReadersStuckError, OSError.
+    With O_DIRECT pieces are read again if they run out, and by several readers if there are few; else never, since the
+    page cache would answer. Raise ReadersStuckError, OSError.
     """
     task = _Task(files, pattern, method, seconds, most_bytes // readers)
     processes: list[ForkedProcess] = []
@@ -90,8 +90,10 @@ def read_at_once(
     try:
         for place in range(readers):
             mine = pieces[place::readers] if pattern == "random" else _run_of(pieces, place, readers)
+            if method == "direct":
+                mine = mine or pieces[-1:]
             with pipe_with_child("writes") as (ours, theirs):
-                processes.append(ForkedProcess(partial(_be_reader, theirs, go, task, mine or pieces[-1:])))
+                processes.append(ForkedProcess(partial(_be_reader, theirs, go, task, mine)))
             answers[ours] = Bounded(_MOST_ANSWER_BYTES)
         write_all(begin, bytes(readers))
         takers = {descriptor: answer.take for descriptor, answer in answers.items()}
