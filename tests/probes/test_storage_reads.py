@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
@@ -265,38 +264,3 @@ def test_sigkill_in_the_middle_leaves_no_file_and_no_process(folder: Path, tmp_p
         sleep(0.02)
     assert marked_processes("TMPDIR", str(folder)) == {}
     assert list(folder.iterdir()) == []
-
-
-def fio_gb_s(file: Path, rw: str, block: str, fio: str) -> float:
-    told = subprocess.run(
-        [fio, "--name=r", f"--filename={file}", "--readonly", "--direct=1", "--ioengine=psync", f"--rw={rw}",
-         f"--bs={block}", "--runtime=300ms", "--time_based", "--output-format=json"],
-        check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
-    return float(json.loads(told.stdout)["jobs"][0]["read"]["bw_bytes"]) / 1e9
-
-
-def test_rates_are_those_of_fio_on_the_same_file_within_15_percent(tmp_path: Path) -> None:
-    """The best of some rounds, turn by turn: what disturbs the machine disturbs one of both."""
-    fio = shutil.which("fio")
-    if fio is None:
-        pytest.skip("fio is not installed")
-    file = tmp_path / "file.bin"
-    with file.open("wb") as opened:
-        for _ in range(16):
-            opened.write(os.urandom(16 * MIB))
-        os.fsync(opened.fileno())
-    ours: dict[str, list[float]] = {"sequential": [], "random": []}
-    fios: dict[str, list[float]] = {"sequential": [], "random": []}
-    for turn in range(10):
-        read = read_one(file, readers=(1,), seconds=0.3)
-        if read.method != "direct":
-            pytest.skip("no O_DIRECT on this file system")
-        for rate in read.rates:
-            ours[rate.pattern].append(rate.gb_s)
-        fios["sequential"].append(fio_gb_s(file, "read", "1M", fio))
-        fios["random"].append(fio_gb_s(file, "randread", "128k", fio))
-        ratios = {pattern: max(ours[pattern]) / max(fios[pattern]) for pattern in ours}
-        if turn and all(0.85 <= ratio <= 1.15 for ratio in ratios.values()):
-            return
-    raise AssertionError(f"ours / fio's: {ratios}; {ours}; {fios}")

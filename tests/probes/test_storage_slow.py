@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -187,25 +188,55 @@ def throttled(folder: Path, bytes_per_s: int) -> Iterator[Path]:
         group.rmdir()
 
 
-def test_a_disk_that_a_cgroup_throttles_is_read_as_slow_as_it_is(tmp_path: Path) -> None:
-    file = tmp_path / "shard.bin"
-    with file.open("wb") as opened:
-        opened.write(os.urandom(32 * MIB))
-        os.fsync(opened.fileno())
-    file.read_bytes()  # in the page cache, which must not answer
-    read_in_group = (
-        "import sys, msgspec; from pathlib import Path; Path(sys.argv[2], 'cgroup.procs').write_text('0'); "
-        "from gpudoctor.probes.storage.measure import *; "
-        "print(msgspec.json.encode(read_paths([PathToRead(sys.argv[1])], (1,), seconds=0.5)).decode())"
-    )
-    with throttled(tmp_path, 6_000_000) as group:
-        done = subprocess.run(
-            [sys.executable, "-c", read_in_group, str(file), str(group)], capture_output=True, text=True, timeout=60
-        )
+def in_group(group: Path, *argv: str) -> str:
+    """What a program prints that runs in the cgroup."""
+    shell = ("sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', str(group))
+    return subprocess.run([*shell, *argv], check=True, capture_output=True, text=True, timeout=60).stdout
 
-    [read] = msgspec.json.decode(done.stdout, type=tuple[StorageRead, ...])
+
+def read_in_group(group: Path, file: Path, seconds: float) -> StorageRead:
+    """What gpudoctor reads of the file there, by one reader; skips if the file system has no O_DIRECT."""
+    code = (
+        "import sys, msgspec; from gpudoctor.probes.storage.measure import *; "
+        f"print(msgspec.json.encode(read_paths([PathToRead(sys.argv[1])], (1,), seconds={seconds})).decode())"
+    )
+    told = in_group(group, sys.executable, "-c", code, str(file))
+    [read] = msgspec.json.decode(told, type=tuple[StorageRead, ...])
     if read.method != "direct":
         pytest.skip("no O_DIRECT on this file system")
+    return read
+
+
+def on_disk(file: Path, mib: int) -> Path:
+    with file.open("wb") as opened:
+        opened.write(os.urandom(mib * MIB))
+        os.fsync(opened.fileno())
+    return file
+
+
+def test_a_disk_that_a_cgroup_throttles_is_read_as_slow_as_it_is(tmp_path: Path) -> None:
+    file = on_disk(tmp_path / "shard.bin", 32)
+    file.read_bytes()  # in the page cache, which must not answer
+    with throttled(tmp_path, 6_000_000) as group:
+        read = read_in_group(group, file, 0.5)
     assert all(rate.gb_s < 0.02 for rate in read.rates), read.rates
     result = judge("storage.read", Node(), Measurements(storage=(read,), data_need_gb_s=0.1))
     assert result.status is Status.FAIL
+
+
+def test_rates_are_those_of_fio_on_the_same_file_within_15_percent(tmp_path: Path) -> None:
+    """At a rate that a cgroup holds: how fast a shared disk is changes from one second to the next."""
+    fio = shutil.which("fio")
+    if fio is None:
+        pytest.skip("fio is not installed")
+    file = on_disk(tmp_path / "shard.bin", 128)
+    with throttled(tmp_path, 60_000_000) as group:
+        # 2 s: a cgroup lets the first reads after a pause through faster than its rate
+        ours = {str(rate.pattern): rate.gb_s for rate in read_in_group(group, file, 2.0).rates}
+        for pattern, rw, block in (("sequential", "read", "1M"), ("random", "randread", "128k")):
+            told = in_group(
+                group, fio, "--name=r", f"--filename={file}", "--readonly", "--direct=1", "--ioengine=psync",
+                f"--rw={rw}", f"--bs={block}", "--runtime=2", "--time_based", "--output-format=json",
+            )  # fmt: skip
+            theirs = json.loads(told)["jobs"][0]["read"]["bw_bytes"] / 1e9
+            assert ours[pattern] == pytest.approx(theirs, rel=0.15), (pattern, ours, theirs)
