@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +16,7 @@ from gpudoctor.facts.system.cgroups import read_cpuset
 from gpudoctor.probes.data import files as data_files
 from gpudoctor.probes.data import probe
 from gpudoctor.probes.data.files import PIECE_BYTES, DataFiles, chosen_files, made_files
-from gpudoctor.probes.data.loader import BATCH, LoaderRate, Seen, batches, loader_rate
+from gpudoctor.probes.data.loader import BATCH, LoaderRate, Seen, batches, loader_rate, short_sockets
 from gpudoctor.probes.data.merge import merged_loading
 
 
@@ -89,11 +88,7 @@ def test_made_files_come_whole_and_bytes_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_file_that_vanishes_or_shrinks_is_a_sample_less_and_no_end(
-    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # a rank is a new process; this one may have kept the folder for sockets of an earlier test, with a long name
-    monkeypatch.delitem(multiprocessing.current_process()._config, "tempdir", raising=False)  # type: ignore[attr-defined]
+def test_a_file_that_vanishes_or_shrinks_is_a_sample_less_and_no_end(tmp_path: Path, workers: int) -> None:
     for number in range(8):
         (tmp_path / f"{number}").write_bytes(b"x" * 100)
     found = chosen(tmp_path)
@@ -101,7 +96,7 @@ def test_a_file_that_vanishes_or_shrinks_is_a_sample_less_and_no_end(
         (tmp_path / f"{number}").unlink()
     (tmp_path / "4").write_bytes(b"")
     seen = Seen()
-    with batches(found, 0, workers) as given:
+    with short_sockets(tmp_path), batches(found, 0, workers) as given:
         batch = next(given)
         seen.take(batch)
     assert bytes(batch.data.tolist()) == b"x" * 100 * batch.samples
