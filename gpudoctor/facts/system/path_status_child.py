@@ -38,14 +38,18 @@ def answer(descriptor: str, paths: str) -> None:
         thread.join()
 
 
-def _answer_one(descriptor: int, writing: threading.Lock, place: int, path: str) -> None:
+def status_of(path: str) -> dict[str, object]:
+    """What a `PathStatus` says of the path, less its place; never raises, and hangs where a mount does."""
     try:
-        found = _status(path)
+        return _status(path)
     except FileNotFoundError:
-        found = {**_of_nearest(path), "error": errno.ENOENT}
+        return {**_of_nearest(path), "error": errno.ENOENT}
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        found = {"error": getattr(error, "errno", None) or errno.EINVAL}
-    line = json.dumps({"place": place, **found}).encode() + b"\n"
+        return {"error": getattr(error, "errno", None) or errno.EINVAL}
+
+
+def _answer_one(descriptor: int, writing: threading.Lock, place: int, path: str) -> None:
+    line = json.dumps({"place": place, **status_of(path)}).encode() + b"\n"
     with writing, suppress(BrokenPipeError):  # whoever asked is gone
         write_all(descriptor, line)
 
