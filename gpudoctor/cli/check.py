@@ -37,12 +37,22 @@ from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement, pla
 
 if TYPE_CHECKING:
     from gpudoctor import api, progress
-    from gpudoctor.cli import textfile_folder
     from gpudoctor.facts.nvml import collector_ahead, fake_driver_context
     from gpudoctor.facts.redaction import redact
     from gpudoctor.facts.system import node_exporter
     from gpudoctor.probes.runner import local_workers
-    from gpudoctor.report import error_report, html, json, junit, model, nagios, output_files, prometheus, text
+    from gpudoctor.report import (
+        error_report,
+        html,
+        json,
+        junit,
+        model,
+        nagios,
+        output_files,
+        prometheus,
+        text,
+        textfile_folder,
+    )
 else:
     # the checks are imported while the driver is asked: both take as long
     api = lazy("gpudoctor.api")
@@ -52,7 +62,7 @@ else:
     redact = lazy("gpudoctor.facts.redaction.redact")
     local_workers = lazy("gpudoctor.probes.runner.local_workers")
     node_exporter = lazy("gpudoctor.facts.system.node_exporter")
-    textfile_folder = lazy("gpudoctor.cli.textfile_folder")
+    textfile_folder = lazy("gpudoctor.report.textfile_folder")
     error_report = lazy("gpudoctor.report.error_report")
     model = lazy("gpudoctor.report.model")
     output_files = lazy("gpudoctor.report.output_files")
