@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 import gpudoctor
+from gpudoctor.api import CheckRequest, prepared
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.config import Config, ConfigError, load_config
@@ -114,6 +115,11 @@ def test_a_home_that_hangs_costs_the_users_configuration_alone(tmp_path: Path, m
         config = load_config(None, environ, registry(), silent=said.append)
         with pytest.raises(ConfigError, match=r"did not answer within 1 s; XDG_CONFIG_HOME=/ leaves it out"):
             load_config(None, environ, registry())
+        monkeypatch.setenv("HOME", environ["HOME"])
+        monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+        for few in (CheckRequest(only=("pcie",)), CheckRequest(skip=("storage",)), CheckRequest(node="hgx-h100-8")):
+            with pytest.raises(ConfigError, match="XDG_CONFIG_HOME=/ leaves it out"):
+                prepared(few)
         assert server.poll() is None, "it waited until the server was ended"
         server_ends.cancel()
     assert config == Config()
