@@ -20,10 +20,9 @@ import pynvml
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.fakes.answers import NvmlAnswers
 from gpudoctor.fakes.installed import replace_functions
 from gpudoctor.fakes.nodes import load
-from gpudoctor.fakes.reported import FakeHandle
+from gpudoctor.fakes.pynvml_answers import FakeHandle, NvmlAnswers
 
 # what a driver of the 470 branch does not have
 ABSENT_IN_470 = (
@@ -179,10 +178,7 @@ class FakeNvml:
         if answer_to is None:
             self.unknown.add(name)
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        try:
-            answer = answer_to(*args)
-        except IndexError:  # a kind of clock, limit or counter that the facts do not hold
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED) from None
+        answer = answer_to(*args)
         if name in ("nvmlInit", "nvmlInitWithFlags", "nvmlShutdown"):
             with self._lock:
                 self._sessions = max(self._sessions + (-1 if name == "nvmlShutdown" else 1), 0)

@@ -17,7 +17,7 @@ from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.nvml.fake_driver_context import VARIABLE, write_stand_in
 from gpudoctor.facts.simulated.load import apply_faults
 from gpudoctor.fakes.library_build import library_folder
-from gpudoctor.fakes.library_table import answers_of, branch_of
+from gpudoctor.fakes.table_node import answers_of, branch_of
 from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.ending import ENDING_SIGNALS
 from gpudoctor.process.spawn import Child

@@ -8,12 +8,12 @@ from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu, GpuProcess
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.nvml import labels as words
 from gpudoctor.facts.system.sysfs import parse_cpu_list
-from gpudoctor.fakes.library_rows import LibraryRows, number_of, thousandths
+from gpudoctor.fakes.nvml_table import NvmlTable, number_of, thousandths
 
 _NOT_FOUND = 6
 _CORRUPTED_INFOROM = 14
 _SAMPLE_PERIOD_US = 167_000
-_UNKNOWN_BYTES = (1 << 64) - 1
+UNKNOWN_BYTES = (1 << 64) - 1
 _MASK_BYTES = 512  # 4096 CPUs
 _KINDS = {"Compute": "C", "Graphics": "G", "MPSCompute": "M"}
 
@@ -23,7 +23,7 @@ def version_of(size: int, number: int) -> int:
     return size | number << 24
 
 
-def tell_gpu(rows: LibraryRows, gpu: Gpu) -> None:
+def tell_gpu(rows: NvmlTable, gpu: Gpu) -> None:
     """Everything but field values, NVLinks and MIG instances."""
     _tell_identity(rows, gpu)
     _tell_memory(rows, gpu)
@@ -35,7 +35,7 @@ def tell_gpu(rows: LibraryRows, gpu: Gpu) -> None:
     _tell_processes(rows, gpu)
 
 
-def _tell_identity(rows: LibraryRows, gpu: Gpu) -> None:
+def _tell_identity(rows: NvmlTable, gpu: Gpu) -> None:
     me = gpu.index
     texts = {"UUID": gpu.uuid, "Name": gpu.name, "Serial": gpu.serial, "VbiosVersion": gpu.vbios}
     for name, text in {**texts, "BoardPartNumber": gpu.board_part_number}.items():
@@ -84,18 +84,17 @@ def _hexadecimal(leaf: Any) -> int:
         return 0
 
 
-def _tell_memory(rows: LibraryRows, gpu: Gpu) -> None:
+def _tell_memory(rows: NvmlTable, gpu: Gpu) -> None:
     def size(mib: Any) -> Any:
         return mib if isinstance(mib, Missing) else mib << 20
 
     total, free, used = size(gpu.memory_total_mib), size(gpu.memory_free_mib), size(gpu.memory_used_mib)
     reserved = size(gpu.memory_reserved_mib)
     rows.tell("nvmlDeviceGetMemoryInfo", gpu.index, "3Q", total, free, used)
-    two = version_of(40, 2)
-    rows.tell("nvmlDeviceGetMemoryInfo_v2", gpu.index, "I4x4Q", two, total, reserved, free, used, args=(two,))
+    rows.tell_versioned("nvmlDeviceGetMemoryInfo_v2", gpu.index, version_of(40, 2), "4x4Q", total, reserved, free, used)
 
 
-def _tell_state(rows: LibraryRows, gpu: Gpu) -> None:
+def _tell_state(rows: NvmlTable, gpu: Gpu) -> None:
     me, pcie, busy = gpu.index, gpu.pcie, gpu.utilization
     numbers = {
         "CurrPcieLinkGeneration": pcie.generation,
@@ -118,7 +117,7 @@ def _tell_state(rows: LibraryRows, gpu: Gpu) -> None:
         rows.tell("nvmlDeviceGetPcieThroughput", me, "I", quiet, args=(counter,))
 
 
-def _tell_health(rows: LibraryRows, gpu: Gpu) -> None:
+def _tell_health(rows: NvmlTable, gpu: Gpu) -> None:
     me, ecc, repair = gpu.index, gpu.ecc, gpu.memory_repair
     rows.tell("nvmlDeviceGetEccMode", me, "2I", ecc.enabled, ecc.pending)
     totals = ((ecc.corrected_volatile, ecc.corrected_aggregate), (ecc.uncorrected_volatile, ecc.uncorrected_aggregate))
@@ -128,9 +127,8 @@ def _tell_health(rows: LibraryRows, gpu: Gpu) -> None:
     now, ever = ecc.sram_uncorrected_volatile, ecc.sram_uncorrected_aggregate
     for counter, count in enumerate((now, ever)):
         rows.tell("nvmlDeviceGetMemoryErrorCounter", me, "Q", count, args=(1, counter, 7))
-    one = version_of(104, 1)
     sram = (0, ever, 0, now, 0, 0, 0, 0, 0, 0, 0, ecc.sram_threshold_exceeded)
-    rows.tell("nvmlDeviceGetSramEccErrorStatus", me, "I4x11QI4x", one, *sram, args=(one,))
+    rows.tell_versioned("nvmlDeviceGetSramEccErrorStatus", me, version_of(104, 1), "4x11QI4x", *sram)
     corrupted = gpu.inforom_corrupted
     if corrupted is True:
         rows.refuse("nvmlDeviceValidateInforom", me, _CORRUPTED_INFOROM)
@@ -138,19 +136,19 @@ def _tell_health(rows: LibraryRows, gpu: Gpu) -> None:
         rows.tell("nvmlDeviceValidateInforom", me, "", *([corrupted] if isinstance(corrupted, Missing) else []))
     banks = (repair.banks_max_spare, repair.banks_high_spare, repair.banks_partial_spare)
     rows.tell("nvmlDeviceGetRowRemapperHistogram", me, "5I", *banks, repair.banks_low_spare, repair.banks_no_spare)
-    three, two = version_of(12, 1), version_of(8, 1)
+    two = version_of(8, 1)
     pending = (repair.channel_repair_pending, repair.tpc_repair_pending)
-    rows.tell("nvmlDeviceGetRepairStatus", me, "3I", three, *pending, args=(three,))
-    rows.tell("nvmlDeviceGetUnrepairableMemoryFlag_v1", me, "2I", two, repair.unrepairable, args=(two,))
+    rows.tell_versioned("nvmlDeviceGetRepairStatus", me, version_of(12, 1), "2I", *pending)
+    rows.tell_versioned("nvmlDeviceGetUnrepairableMemoryFlag_v1", me, two, "I", repair.unrepairable)
     thermal = gpu.thermal
     rows.tell("nvmlDeviceGetTemperature", me, "i", thermal.gpu_c, args=(0,))
-    rows.tell("nvmlDeviceGetMarginTemperature", me, "Ii", two, thermal.margin_c, args=(two,))
+    rows.tell_versioned("nvmlDeviceGetMarginTemperature", me, two, "i", thermal.margin_c)
     limits = (thermal.shutdown_c, thermal.slowdown_c, thermal.memory_max_c, thermal.max_operating_c)
     for kind, limit in enumerate(limits):
         rows.tell("nvmlDeviceGetTemperatureThreshold", me, "I", limit, args=(kind,))
 
 
-def _tell_clocks(rows: LibraryRows, gpu: Gpu) -> None:
+def _tell_clocks(rows: NvmlTable, gpu: Gpu) -> None:
     clocks = gpu.clocks
     rising = {
         "ClockInfo": (clocks.graphics_mhz, clocks.sm_mhz, clocks.memory_mhz),
@@ -169,7 +167,7 @@ def _tell_clocks(rows: LibraryRows, gpu: Gpu) -> None:
         rows.tell(f"nvmlDeviceGetCurrentClocks{name}Reasons", gpu.index, "Q", reasons)
 
 
-def _tell_power(rows: LibraryRows, gpu: Gpu) -> None:
+def _tell_power(rows: NvmlTable, gpu: Gpu) -> None:
     power = gpu.power
     watts = {
         "PowerUsage": power.draw_w,
@@ -183,7 +181,7 @@ def _tell_power(rows: LibraryRows, gpu: Gpu) -> None:
     rows.tell("nvmlDeviceGetPowerManagementLimitConstraints", gpu.index, "2I", low, high)
 
 
-def _tell_settings(rows: LibraryRows, gpu: Gpu) -> None:
+def _tell_settings(rows: NvmlTable, gpu: Gpu) -> None:
     me, settings = gpu.index, gpu.settings
     numbers = {
         "PersistenceMode": settings.persistence,
@@ -194,9 +192,8 @@ def _tell_settings(rows: LibraryRows, gpu: Gpu) -> None:
     }
     for name, number in numbers.items():
         rows.tell(f"nvmlDeviceGet{name}", me, "I", number)
-    one = version_of(8, 1)
     mode = number_of(settings.addressing_mode, words.ADDRESSING)
-    rows.tell("nvmlDeviceGetAddressingMode", me, "2I", one, mode, args=(one,))
+    rows.tell_versioned("nvmlDeviceGetAddressingMode", me, version_of(8, 1), "I", mode)
     rows.tell("nvmlDeviceGetMigMode", me, "2I", settings.mig_enabled, settings.mig_pending)
     rows.tell("nvmlDeviceGetGpuInstanceId", me, "I", UNSUPPORTED)
     cpus = gpu.cpu_affinity
@@ -212,7 +209,7 @@ def _mask(bits: frozenset[int] | None) -> bytes:
     return sum(1 << bit for bit in places).to_bytes(_MASK_BYTES, "little")
 
 
-def _tell_processes(rows: LibraryRows, gpu: Gpu) -> None:
+def _tell_processes(rows: NvmlTable, gpu: Gpu) -> None:
     for name, kind in _KINDS.items():
         call = f"nvmlDeviceGet{name}RunningProcesses"
         if isinstance(gpu.processes, Missing):
@@ -225,6 +222,6 @@ def _tell_processes(rows: LibraryRows, gpu: Gpu) -> None:
 
 
 def _process(process: GpuProcess) -> tuple[int, int, int, int]:
-    used = _UNKNOWN_BYTES if isinstance(process.memory_mib, Missing) else process.memory_mib << 20
+    used = UNKNOWN_BYTES if isinstance(process.memory_mib, Missing) else process.memory_mib << 20
     # no GPU or compute instance
     return process.pid, used, 0xFFFF_FFFF, 0xFFFF_FFFF

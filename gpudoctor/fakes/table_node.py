@@ -11,30 +11,37 @@ from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Driver, Node
 from gpudoctor.facts.nvml import labels as words
 from gpudoctor.facts.nvml.error_cost import condemning
-from gpudoctor.fakes.library_fields import tell_fields, tell_links
-from gpudoctor.fakes.library_gpu_rows import tell_gpu
-from gpudoctor.fakes.library_rows import NEVER, SYSTEM, UNKNOWN, LibraryRows, code_of, number_of
+from gpudoctor.fakes.nvml_table import NEVER, SYSTEM, UNKNOWN, NvmlTable, code_of, number_of
+from gpudoctor.fakes.table_gpu import tell_gpu, version_of
+from gpudoctor.fakes.table_links import tell_fields, tell_links
 
 _NOT_LOADED = 9
-_MIG_IDS = 1000
+MIG_IDS = 1000
 _WORTH_PLAYING_S = 1.0
 # our readers call these by pynvml's name, which stands for several of the library
 _OTHER_NAMES = {"nvmlDeviceGetMemoryInfo": ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")}
 
 
 def answers_of(node: Node, call_latency_ms: float = 0.0) -> bytes:
-    """The table for the C library: see `LibraryRows.written`. A call that did not return in the facts never does.
+    """The table for the C library: see `NvmlTable.written`. A call that did not return in the facts never does.
 
     The time that waking the GPUs took is shared out among them, and a slowest call of a second or more is
     as slow again.
     """
-    rows = LibraryRows()
+    rows = NvmlTable()
     _tell_waits(rows, node)
     for call in node.driver.unanswered:
         name = re.sub(r"(RunningProcesses)_v[23]$", r"\1", call.call)
         for each in _OTHER_NAMES.get(name, (name,)) if _is_name(name) else ():
             # what crashed the driver's library is not crashed again: it fails
             rows.refuse(each, SYSTEM if call.gpu is None else call.gpu, NEVER if call.hangs else UNKNOWN)
+    tell_node(rows, node)
+    rows.latency(call_latency_ms)
+    return rows.written()
+
+
+def tell_node(rows: NvmlTable, node: Node) -> None:
+    """All that the driver of this node answers."""
     _tell_driver(rows, node.driver, node)
     for gpu in node.gpus:
         _tell_errors(rows, gpu)
@@ -47,8 +54,6 @@ def answers_of(node: Node, call_latency_ms: float = 0.0) -> bytes:
         tell_links(rows, gpu)
         _tell_instances(rows, gpu)
     _tell_pairs(rows, node)
-    rows.latency(call_latency_ms)
-    return rows.written()
 
 
 def branch_of(node: Node) -> int:
@@ -57,7 +62,7 @@ def branch_of(node: Node) -> int:
     return version[0] if version and version[0] > 0 else UNKNOWN
 
 
-def _tell_waits(rows: LibraryRows, node: Node) -> None:
+def _tell_waits(rows: NvmlTable, node: Node) -> None:
     start_s = known(node.driver.start_s) or 0.0
     for gpu in node.gpus:
         if known(gpu.settings.persistence) is False and 0 < start_s < math.inf:
@@ -78,7 +83,7 @@ def _version(driver: Driver) -> tuple[int, ...]:
     return tuple(int(part) for part in str(known(driver.library_version) or "").split(".") if part.isdecimal())
 
 
-def _tell_driver(rows: LibraryRows, driver: Driver, node: Node) -> None:
+def _tell_driver(rows: NvmlTable, driver: Driver, node: Node) -> None:
     code: Any = known(driver.init_code)
     if code is None:
         code = 0 if node.gpus else _NOT_LOADED
@@ -115,7 +120,7 @@ def _tell_driver(rows: LibraryRows, driver: Driver, node: Node) -> None:
             rows.refuse("nvmlDeviceGetHandleByIndex", index, UNKNOWN)
 
 
-def _tell_errors(rows: LibraryRows, gpu: Gpu) -> None:
+def _tell_errors(rows: NvmlTable, gpu: Gpu) -> None:
     """The calls that failed in the facts fail; a GPU that is lost or wants a reset says so to all that is not told."""
     rows.tell("device", gpu.index, "")
     for error in gpu.errors:
@@ -126,7 +131,7 @@ def _tell_errors(rows: LibraryRows, gpu: Gpu) -> None:
         rows.refuse("*", gpu.index, error.code)
 
 
-def _tell_instances(rows: LibraryRows, gpu: Gpu) -> None:
+def _tell_instances(rows: NvmlTable, gpu: Gpu) -> None:
     instances = gpu.settings.mig_instances
     if isinstance(instances, Missing):
         if instances.kind == "failed":
@@ -134,7 +139,7 @@ def _tell_instances(rows: LibraryRows, gpu: Gpu) -> None:
         return
     rows.tell("nvmlDeviceGetMaxMigDeviceCount", gpu.index, "I", max(7, len(instances)))
     for place, instance in enumerate(instances):
-        device = (gpu.index + 1) * _MIG_IDS + place
+        device = (gpu.index + 1) * MIG_IDS + place
         rows.tell("device", device, "")
         rows.tell("nvmlDeviceGetMigDeviceHandleByIndex", gpu.index, "i", device, args=(place,))
         rows.tell("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device, "i", gpu.index)
@@ -149,12 +154,10 @@ def _tell_instances(rows: LibraryRows, gpu: Gpu) -> None:
         if not isinstance(instance.memory_mib, Missing):
             size = instance.memory_mib << 20
             rows.tell("nvmlDeviceGetMemoryInfo", device, "3Q", size, size, 0)
-            rows.tell(
-                "nvmlDeviceGetMemoryInfo_v2", device, "I4x4Q", 40 | 2 << 24, size, 0, size, 0, args=(40 | 2 << 24,)
-            )
+            rows.tell_versioned("nvmlDeviceGetMemoryInfo_v2", device, version_of(40, 2), "4x4Q", size, 0, size, 0)
 
 
-def _tell_pairs(rows: LibraryRows, node: Node) -> None:
+def _tell_pairs(rows: NvmlTable, node: Node) -> None:
     told = {(pair.a, pair.b): pair for pair in known(node.pairs) or ()}
     for one in node.gpus:
         for other in node.gpus:

@@ -1,4 +1,4 @@
-"""What nvmlDeviceGetFieldValues answers: each value has its own id, and some a link as scope."""
+"""What NVML answers about field values, each by its own id and some by a link, and about NVLinks and the fabric."""
 
 from __future__ import annotations
 
@@ -8,19 +8,63 @@ from typing import Any
 from gpudoctor.facts.model.gpu import Fabric, Gpu, NvLink
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.nvml import labels as words
-from gpudoctor.fakes.library_gpu_rows import PCI_INFO, pci_info, version_of
-from gpudoctor.fakes.library_rows import LibraryRows, number_of, thousandths
-from gpudoctor.fakes.nvml_table import FIELDS, WATT_FIELDS, slowed_times
+from gpudoctor.fakes.nvml_table import NvmlTable, number_of, thousandths
+from gpudoctor.fakes.table_gpu import PCI_INFO, pci_info, version_of
 
-_CALL = "nvmlDeviceGetFieldValues"
+FIELD_VALUES = "nvmlDeviceGetFieldValues"
 _UNSIGNED, _SIGNED = 3, 5  # NVML_VALUE_TYPE_*
-_ALL_LINKS = 0xFFFF_FFFF
+ALL_LINKS = 0xFFFF_FFFF
 _UP = ("active", "sleep")
 
 
-def tell_fields(rows: LibraryRows, gpu: Gpu, driver: tuple[int, ...]) -> None:
+# field ids -> the leaf that they tell
+_FIELDS = {
+    1: "ecc.enabled",
+    2: "ecc.pending",
+    3: "ecc.corrected_volatile",
+    4: "ecc.uncorrected_volatile",
+    5: "ecc.corrected_aggregate",
+    6: "ecc.uncorrected_aggregate",
+    29: "memory_repair.retired_single_bit",
+    30: "memory_repair.retired_double_bit",
+    31: "memory_repair.retirement_pending",
+    82: "thermal.memory_c",
+    94: "pcie.replays",
+    95: "pcie.replay_rollovers",
+    142: "memory_repair.remapped_corrected",
+    143: "memory_repair.remapped_uncorrected",
+    144: "memory_repair.remap_pending",
+    145: "memory_repair.remap_failed",
+    193: "thermal.shutdown_margin_c",
+    194: "thermal.slowdown_margin_c",
+    196: "thermal.max_operating_margin_c",
+}
+_WATT_FIELDS = {
+    186: "power.draw_w",
+    187: "power.min_limit_w",
+    188: "power.max_limit_w",
+    189: "power.default_limit_w",
+    190: "power.limit_w",
+    192: "power.requested_limit_w",
+}
+_HOT = ("throttle_times.sw_thermal_us", "throttle_times.hw_thermal_us", "throttle_times.hw_power_brake_us")
+_SLOWED_TIMES = {74: "throttle_times.sw_power_cap_us", 75: _HOT[0], 76: "throttle_times.sync_boost_us"}
+
+
+def _slowed_times(driver: tuple[int, ...]) -> dict[int, str]:
+    """The fields that count time slowed down, by the nvml.h of that driver: those of _HOT came with 575, and moved.
+
+    On 570, and again from 580.82 on, 251 to 253 are NVML_FI_PWR_SMOOTHING_*, which no GPU of ours has.
+    """
+    if driver < (575,):
+        return _SLOWED_TIMES
+    ids = (251, 252, 253) if driver < (580, 82) else (269, 270, 271)
+    return _SLOWED_TIMES | dict(zip(ids, _HOT, strict=True))
+
+
+def tell_fields(rows: NvmlTable, gpu: Gpu, driver: tuple[int, ...]) -> None:
     """All fields that the facts know; any other id is not supported."""
-    rows.tell(_CALL, gpu.index, "")
+    rows.tell(FIELD_VALUES, gpu.index, "")
     links = () if isinstance(gpu.nvlinks, Missing) else gpu.nvlinks
     for field, value in _device_fields(gpu, driver).items():
         _tell(rows, gpu, field, 0, value)
@@ -32,20 +76,20 @@ def tell_fields(rows: LibraryRows, gpu: Gpu, driver: tuple[int, ...]) -> None:
     if links:
         # traffic is no fact: nothing was carried
         for field in (138, 139):
-            _tell(rows, gpu, field, _ALL_LINKS, 0)
+            _tell(rows, gpu, field, ALL_LINKS, 0)
 
 
-def _tell(rows: LibraryRows, gpu: Gpu, field: int, scope: int, value: Any) -> None:
+def _tell(rows: NvmlTable, gpu: Gpu, field: int, scope: int, value: Any) -> None:
     if not isinstance(value, Missing) and value < 0:
-        rows.tell(_CALL, gpu.index, "Ii4x", _SIGNED, value, args=(field, scope))
+        rows.tell(FIELD_VALUES, gpu.index, "Ii4x", _SIGNED, value, args=(field, scope))
     else:
-        rows.tell(_CALL, gpu.index, "IQ", _UNSIGNED, value, args=(field, scope))
+        rows.tell(FIELD_VALUES, gpu.index, "IQ", _UNSIGNED, value, args=(field, scope))
 
 
 def _device_fields(gpu: Gpu, driver: tuple[int, ...]) -> dict[int, Any]:
-    slowed = slowed_times(driver)
-    fields = {field: attrgetter(path)(gpu) for field, path in FIELDS.items()}
-    fields |= {field: thousandths(attrgetter(path)(gpu)) for field, path in (WATT_FIELDS | slowed).items()}  # mW, ns
+    slowed = _slowed_times(driver)
+    fields = {field: attrgetter(path)(gpu) for field, path in _FIELDS.items()}
+    fields |= {field: thousandths(attrgetter(path)(gpu)) for field, path in (_WATT_FIELDS | slowed).items()}  # mW, ns
     fields[230] = number_of(gpu.recovery_action, words.RECOVERY_ACTIONS)
     fields.update(_link_counts(gpu))
     return {field: int(value) if isinstance(value, bool) else value for field, value in fields.items()}
@@ -71,13 +115,11 @@ def _link_fields(link: NvLink) -> dict[int, Any]:
     }
 
 
-# NVLinks and the fabric: what has functions of its own beside the field values.
-
 _HIDDEN = (b"FFFF:FF:FF.0", 0xFFFF_FFFF, 0xFF, 0xFF, 0, 0, b"FFFFFFFF:FF:FF.0")
 _COMPLETED = 3
 
 
-def tell_links(rows: LibraryRows, gpu: Gpu) -> None:
+def tell_links(rows: NvmlTable, gpu: Gpu) -> None:
     """State, version and far end of each NVLink, and the fabric in its three forms."""
     _tell_fabric(rows, gpu)
     if isinstance(gpu.nvlinks, Missing):
@@ -94,7 +136,7 @@ def tell_links(rows: LibraryRows, gpu: Gpu) -> None:
         rows.tell("nvmlDeviceGetNvLinkRemotePciInfo_v2", me, PCI_INFO, *info, args=args)
 
 
-def _tell_fabric(rows: LibraryRows, gpu: Gpu) -> None:
+def _tell_fabric(rows: NvmlTable, gpu: Gpu) -> None:
     me, fabric = gpu.index, gpu.fabric
     state: Any = number_of(fabric.state, words.FABRIC_STATES)
     done = state == _COMPLETED
@@ -106,9 +148,8 @@ def _tell_fabric(rows: LibraryRows, gpu: Gpu) -> None:
     mask = _mask(fabric)
     health = number_of(known(fabric.health_summary) or "value 0", words.FABRIC_HEALTH)
     rows.tell("nvmlDeviceGetGpuFabricInfo", me, "16sIIB3x", *common)
-    two, three = version_of(36, 2), version_of(40, 3)
-    rows.tell("nvmlDeviceGetGpuFabricInfoV", me, "I16sIIB3xI", two, *common, mask, args=(two,))
-    rows.tell("nvmlDeviceGetGpuFabricInfoV", me, "I16sIIB3xIB3x", three, *common, mask, health, args=(three,))
+    rows.tell_versioned("nvmlDeviceGetGpuFabricInfoV", me, version_of(36, 2), "16sIIB3xI", *common, mask)
+    rows.tell_versioned("nvmlDeviceGetGpuFabricInfoV", me, version_of(40, 3), "16sIIB3xIB3x", *common, mask, health)
 
 
 def _uuid(text: Any) -> Any:
