@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpudoctor.facts.kernel_log import live as kernel_log
     from gpudoctor.facts.nvml import collector as nvml_collector
     from gpudoctor.facts.nvml.collector import CollectorResult
-    from gpudoctor.facts.system import environment, fabric_manager, nccl_plugins, network, pci, software, storage
+    from gpudoctor.facts.system import environment, fabric_manager, network, pci, software, storage
     from gpudoctor.facts.system import host as live_host
 else:
     kernel_log = lazy("gpudoctor.facts.kernel_log.live")
@@ -32,7 +32,6 @@ else:
     environment = lazy("gpudoctor.facts.system.environment")
     fabric_manager = lazy("gpudoctor.facts.system.fabric_manager")
     live_host = lazy("gpudoctor.facts.system.host")
-    nccl_plugins = lazy("gpudoctor.facts.system.nccl_plugins")
     network = lazy("gpudoctor.facts.system.network")
     pci = lazy("gpudoctor.facts.system.pci")
     software = lazy("gpudoctor.facts.system.software")
@@ -120,7 +119,7 @@ def _read_host(root: Path, deadline_s: float, into: dict[str, Any], data: Sequen
         into["host"] = live_host.read_host(root)
         into["environment"] = environment.read_environment(os.environ, root)
         into["software"] = replace(
-            software.read_software(), nccl_net_plugins=nccl_plugins.read_nccl_net_plugins(root, os.environ)
+            software.read_software(), nccl_net_plugins=software.read_nccl_net_plugins(root, os.environ)
         )
         into["network"] = network.read_network(root)
         into["fabric_manager"] = fabric_manager.read_fabric_manager(root)

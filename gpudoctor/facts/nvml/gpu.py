@@ -17,10 +17,15 @@ from gpudoctor.facts.model.gpu import EVENT_REASONS, Clocks, Gpu, PcieLink, Powe
 from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing
 from gpudoctor.facts.nvml.client import Fields, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.fabric import read_fabric
-from gpudoctor.facts.nvml.identity import read_identity
 from gpudoctor.facts.nvml.links import read_links
 from gpudoctor.facts.nvml.memory_health import read_ecc, read_inforom, read_memory_repair, read_recovery_action
-from gpudoctor.facts.nvml.settings import read_cpu_affinity, read_numa_node, read_processes, read_settings
+from gpudoctor.facts.nvml.settings import (
+    read_cpu_affinity,
+    read_identity,
+    read_numa_node,
+    read_processes,
+    read_settings,
+)
 
 MIB_SHIFT = 20
 _MAX_MHZ = 20_000

@@ -1,19 +1,71 @@
-"""What an operator has set on a GPU, what runs on it, and which CPUs are near it."""
+"""Which board a GPU is, what is set on it, which processes run on it and which CPUs are near it, as NVML tells it."""
 
 from __future__ import annotations
 
 import os
 import pwd
 import re
+from ctypes import byref, c_uint
 from pathlib import Path
 from typing import Any, cast
 
 from gpudoctor.facts.model.gpu import ComputeMode, GpuProcess, MigInstance, Settings, Virtualization
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.nvml.client import DriverError, NvmlClient, in_range
-from gpudoctor.facts.nvml.labels import ADDRESSING, COMPUTE_MODES, VIRTUALIZATION, known_word, word
+from gpudoctor.facts.nvml.labels import (
+    ADDRESSING,
+    ARCHITECTURES,
+    BRANDS,
+    COMPUTE_MODES,
+    VIRTUALIZATION,
+    error_word,
+    known_word,
+    word,
+)
 from gpudoctor.facts.nvml.memory_health import flag
-from gpudoctor.facts.system.sysfs import format_cpu_list, read_int, read_text
+from gpudoctor.facts.system.sysfs import format_cpu_list, key_values, read_int, read_text
+
+
+def read_identity(client: NvmlClient, root: Path, bus_id: str) -> dict[str, Any]:
+    """The leaves of `Gpu` that say which board this is, by name."""
+    capability = client.ask("nvmlDeviceGetCudaComputeCapability")
+    return {
+        "uuid": client.ask("nvmlDeviceGetUUID"),
+        "name": client.ask("nvmlDeviceGetName"),
+        "brand": word(client.ask("nvmlDeviceGetBrand"), BRANDS),
+        "architecture": word(client.ask("nvmlDeviceGetArchitecture"), ARCHITECTURES),
+        "compute_capability": capability if isinstance(capability, Missing) else "{}.{}".format(*capability),
+        "serial": client.ask("nvmlDeviceGetSerial"),
+        "vbios": client.ask("nvmlDeviceGetVbiosVersion"),
+        "board_part_number": client.ask("nvmlDeviceGetBoardPartNumber"),
+        "module_id": _module_id(client),
+        "minor_number": _minor_number(client, root, bus_id),
+    }
+
+
+def _module_id(client: NvmlClient) -> int | Missing:
+    """Into a number of our own, by reference: pynvml's default one is shared between threads.
+
+    Given a reference every pynvml answers NVML's return code; before 12.570 it knows no other way.
+    """
+    call, told = "nvmlDeviceGetModuleId", c_uint()
+    code = client.ask(call, byref(told))
+    if isinstance(code, Missing):
+        return code
+    if code:
+        error = DriverError(call, int(code), error_word(int(code)))
+        client.note(error)
+        return error.missing
+    number: int | Missing = in_range(told.value, 0, 4096, call)
+    return number
+
+
+def _minor_number(client: NvmlClient, root: Path, bus_id: str) -> int | Missing:
+    """From /proc where it can be read, which costs no driver call: "Device Minor: 	 0"."""
+    text = read_text(root / "proc/driver/nvidia/gpus" / bus_id / "information")
+    minor = "" if isinstance(text, Missing) else key_values(text).get("Device Minor", "")
+    return int(minor) if minor.isdecimal() else client.number(0, 4096, "nvmlDeviceGetMinorNumber")
+
 
 _MASK_BITS = 64
 _MASK_WORDS = 64  # 4096 CPUs

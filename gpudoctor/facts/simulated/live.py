@@ -16,8 +16,7 @@ from gpudoctor.facts.simulated.training_job import (
     readings_at,
     smooth_noise,
 )
-from gpudoctor.facts.stream.driver_channel import Due, due
-from gpudoctor.facts.stream.messages import GpuTick, HostTick, ProcessTick, Silence, Tick
+from gpudoctor.facts.stream.messages import Due, GpuTick, HostTick, ProcessTick, Silence, Tick, due
 
 _SLOW = frozenset({"memory_mhz"})
 _PCIE = frozenset({"pcie_generation", "pcie_width", "pcie_rx_gb_s", "pcie_tx_gb_s"})

@@ -12,9 +12,8 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, HostEvent, KernelEvent, Node, Variable
 from gpudoctor.facts.simulated.edits import Target, each, each_pair, on_slot
 from gpudoctor.facts.simulated.gpu_faults import GPU_PATTERNS
-from gpudoctor.facts.simulated.host_faults import HOST_PATTERNS
+from gpudoctor.facts.simulated.host_faults import HOST_PATTERNS, STORAGE_PATTERNS
 from gpudoctor.facts.simulated.link_faults import LINK_PATTERNS
-from gpudoctor.facts.simulated.storage_faults import STORAGE_PATTERNS
 from gpudoctor.facts.simulated.wiring import put
 
 PATTERNS = {**GPU_PATTERNS, **HOST_PATTERNS, **LINK_PATTERNS, **STORAGE_PATTERNS}

@@ -22,8 +22,7 @@ from gpudoctor.facts.nvml.links import read_links
 from gpudoctor.facts.nvml.read_node import version_numbers
 from gpudoctor.facts.nvml.sampler_child import GpuSampler
 from gpudoctor.facts.nvml.settings import process_name, running
-from gpudoctor.facts.stream.driver_channel import Due, OnGpu, ReaderAnswer, WatchOrder, due
-from gpudoctor.facts.stream.messages import GpuTick
+from gpudoctor.facts.stream.messages import Due, GpuTick, OnGpu, ReaderAnswer, WatchOrder, due
 from gpudoctor.process.pipes import write_all
 
 _ALL_LINKS = 0xFFFF_FFFF  # as scope: the sum over a GPU's links

@@ -9,9 +9,14 @@ import msgspec
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.host.containers import CONTAINER_READERS
 from gpudoctor.facts.captures.host.fabric_manager import FABRIC_MANAGER_READERS
-from gpudoctor.facts.captures.host.limits import LIMIT_READERS
 from gpudoctor.facts.captures.host.lspci import HEADER, parse_lspci
-from gpudoctor.facts.captures.host.memory_text import kernel_module_version, parse_df, parse_free, parse_meminfo
+from gpudoctor.facts.captures.host.memory_and_limits import (
+    LIMIT_READERS,
+    kernel_module_version,
+    parse_df,
+    parse_free,
+    parse_meminfo,
+)
 from gpudoctor.facts.captures.host.module import MODULE_READERS
 from gpudoctor.facts.captures.host.rdma import RDMA_READERS
 from gpudoctor.facts.captures.host.schedulers import SCHEDULER_READERS
