@@ -57,28 +57,18 @@ LOAD_ERRORS: tuple[LoadError, ...] = (
     _row("other-driver", "kmod, EBUSY", _KMOD + "Device or resource busy"),
     _row("build-failed", "dkms", r"Error! (?:Your kernel headers for kernel|Bad return status for module build)"),
     _row("build-failed", "dkms", r"Error! (?:Could not locate dkms\.conf|The dkms\.conf|Module nvidia)"),
-    _row(
-        "build-failed",
-        "nvidia-installer",
-        "ERROR: (?:Unable to find the kernel source tree|The kernel module failed to build)",
-    ),
-    _row(
-        "signature-rejected",
-        "nvidia-installer",
-        "ERROR: The kernel module failed to load.{0,200}(?:Secure Boot|signed)",
-    ),
+    _row("build-failed", "nvidia-installer",
+        "ERROR: (?:Unable to find the kernel source tree|The kernel module failed to build)"),
+    _row("signature-rejected", "nvidia-installer",
+        "ERROR: The kernel module failed to load.{0,200}(?:Secure Boot|signed)"),
     _row("other-driver", "nvidia-installer", "ERROR: .{0,80}Nouveau kernel driver is currently in use"),
-    _row(
-        "no-container-runtime",
-        "dockerd",
-        r".{0,160}could not select device driver \"\S{0,20}\" with capabilities: \[\[.{0,60}gpu",
-    ),
-    _row(
-        "no-container-runtime", "dockerd", r".{0,160}[Uu]nknown (?:or invalid )?runtime (?:name|specified):? \"?nvidia"
-    ),
+    _row("no-container-runtime", "dockerd",
+        r".{0,160}could not select device driver \"\S{0,20}\" with capabilities: \[\[.{0,60}gpu"),
+    _row("no-container-runtime", "dockerd",
+        r".{0,160}[Uu]nknown (?:or invalid )?runtime (?:name|specified):? \"?nvidia"),
     _row("no-container-runtime", "containerd", r".{0,300}no runtime for \"nvidia\" is configured"),
     _row("no-container-runtime", "dockerd, podman", r".{0,300}unresolvable CDI devices nvidia\.com/gpu"),
-)
+)  # fmt: skip
 # what nvidia-container-cli says of NVML while it starts a container -> nvmlInit's code
 _CONTAINER_NVML = (
     (re.compile(r".{0,300}nvidia-container-cli: .{0,80}driver not loaded"), 9),
