@@ -14,7 +14,6 @@ from gpudoctor.fakes.table_gpu import PCI_INFO, pci_info, version_of
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
 _UNSIGNED, _SIGNED = 3, 5  # NVML_VALUE_TYPE_*
 ALL_LINKS = 0xFFFF_FFFF
-_UP = ("active", "sleep")
 
 
 # field ids -> the leaf that they tell
@@ -100,7 +99,7 @@ def _link_counts(gpu: Gpu) -> dict[int, Any]:
         # a GPU without links counts none
         count: Any = 0 if gpu.nvlinks.kind == "unsupported" else gpu.nvlinks
         return {91: count, 147: count}
-    to_switch = sum(link.remote_kind == "switch" and link.state in _UP for link in gpu.nvlinks)
+    to_switch = sum(link.remote_kind == "switch" and link.is_up for link in gpu.nvlinks)
     return {91: len(gpu.nvlinks), 147: to_switch}
 
 

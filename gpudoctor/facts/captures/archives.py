@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.facts_file import Loaded, load_json, load_measurements
-from gpudoctor.facts.captures.opened import unpacked
+from gpudoctor.facts.captures.opened import GZIP, unpacked
 from gpudoctor.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -117,7 +117,6 @@ def _sha256(data: bytes) -> str:
 
 MAX_MEMBERS = 1000
 MAX_BYTES = 512 * 1024 * 1024  # of all members, unpacked
-_GZIP = b"\x1f\x8b"
 ZIP = b"PK\x03\x04"
 
 
@@ -138,7 +137,7 @@ def texts_in(data: bytes) -> Iterator[tuple[str, bytes]]:
         total += len(content)
         if number >= MAX_MEMBERS or total > MAX_BYTES:
             raise SourceError(f"more than {MAX_MEMBERS} files or {MAX_BYTES >> 20} MiB in the archive")
-        yield name, unpacked(content) if content.startswith(_GZIP) else content
+        yield name, unpacked(content) if content.startswith(GZIP) else content
 
 
 def _tar(data: bytes) -> Iterator[tuple[str, bytes]]:

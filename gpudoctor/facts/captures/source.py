@@ -128,7 +128,7 @@ def _from_stream(stream: BinaryIO, name: str, size: int = 0) -> Loaded:
     head = opened.read_head(stream)
     text = opened.head_text(head).lstrip()
     braces = text.startswith("{") and not recognise.is_kernel_line(text.partition("\n")[0].rstrip("\r"))
-    packed = head.startswith((b"\x1f\x8b", archives.ZIP)) or archives.is_tar(head)
+    packed = head.startswith((opened.GZIP, archives.ZIP)) or archives.is_tar(head)
     if packed or braces or facts_file.is_yaml_facts(text) or recognise.recognise(text) == "bug-report":
         try:
             data = opened.read_stream(stream, size, head)

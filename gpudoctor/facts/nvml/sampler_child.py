@@ -13,7 +13,17 @@ import msgspec
 
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.nvml.channel import SharedCallTrace
-from gpudoctor.facts.nvml.client import CallTrace, DriverError, NvmlClient, in_range, load_pynvml, prefer
+from gpudoctor.facts.nvml.client import (
+    MAX_COUNT,
+    MAX_MHZ,
+    MAX_MW,
+    CallTrace,
+    DriverError,
+    NvmlClient,
+    in_range,
+    load_pynvml,
+    prefer,
+)
 from gpudoctor.facts.nvml.collector_child import load, serve_and_exit
 from gpudoctor.facts.nvml.gpu import (
     PCIE_REPLAY,
@@ -31,9 +41,6 @@ from gpudoctor.facts.nvml.read_node import version_numbers
 from gpudoctor.facts.nvml.samples import EVENTS, NAMES, Sample, SamplerLine
 from gpudoctor.process.pipes import ready, write_all
 
-_MAX_MHZ = 20_000
-_MAX_MW = 10_000_000
-_MAX_COUNT = (1 << 62) - 1
 _ECC_CORRECTED, _ECC_UNCORRECTED = 3, 4  # NVML field ids: volatile totals
 _COUNTER_FIELDS = {"pcie_replays": PCIE_REPLAY, "ecc_corrected": _ECC_CORRECTED, "ecc_uncorrected": _ECC_UNCORRECTED}
 _TIMERS = {
@@ -76,7 +83,7 @@ class GpuSampler:
         self._fast = [(field, 0) for field in (POWER_INSTANT, POLICY_POWER, POLICY_SYNC_BOOST, *timers)]
         self._slow: tuple[Callable[[], None], ...] = (
             lambda: self._take("temperature_c", lambda: client.number(-50, 200, "nvmlDeviceGetTemperature", 0)),
-            lambda: self._take("memory_mhz", lambda: client.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 2)),
+            lambda: self._take("memory_mhz", lambda: client.number(0, MAX_MHZ, "nvmlDeviceGetClockInfo", 2)),
             lambda: self._take("memory_used_mib", lambda: read_memory(client)["memory_used_mib"]),
             lambda: self._take("pcie_width", lambda: client.number(1, 32, "nvmlDeviceGetCurrPcieLinkWidth")),
             lambda: self._counted.update(self._counters()),
@@ -91,7 +98,7 @@ class GpuSampler:
         at_s = monotonic()
         fields = client.fields(self._fast)
         self._take("power_w", lambda: self._power(fields[POWER_INSTANT, 0]))
-        self._take("sm_mhz", lambda: client.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 1))
+        self._take("sm_mhz", lambda: client.number(0, MAX_MHZ, "nvmlDeviceGetClockInfo", 1))
         self._take("utilization_pct", lambda: read_utilization(client).gpu_pct)
         # each GPU's link may be loaded for less than a second
         self._take("pcie_generation", lambda: client.number(1, 8, "nvmlDeviceGetCurrPcieLinkGeneration"))
@@ -125,9 +132,9 @@ class GpuSampler:
 
     def _power(self, instant_mw: Any) -> float | Missing:
         """The power of this moment; older drivers tell only the mean of a second."""
-        value = in_range(instant_mw, 0, _MAX_MW, f"power (field {POWER_INSTANT})")
+        value = in_range(instant_mw, 0, MAX_MW, f"power (field {POWER_INSTANT})")
         if isinstance(value, Missing):
-            value = prefer(value, self._client.number(0, _MAX_MW, "nvmlDeviceGetPowerUsage"))
+            value = prefer(value, self._client.number(0, MAX_MW, "nvmlDeviceGetPowerUsage"))
         return value if isinstance(value, Missing) else round(value / 1000, 1)
 
     def _events(self) -> tuple[str, ...] | None:
@@ -145,7 +152,7 @@ class GpuSampler:
         fields = self._client.fields([(field, 0) for field in wanted.values()]) if wanted else {}
         counted: dict[str, int] = {}
         for name, field in wanted.items():
-            value = in_range(fields[field, 0], 0, _MAX_COUNT, f"{name} (field {field})")
+            value = in_range(fields[field, 0], 0, MAX_COUNT, f"{name} (field {field})")
             if isinstance(value, Missing):
                 self._miss(name, value)
             else:

@@ -15,7 +15,7 @@ import msgspec
 
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.nvml.channel import SharedCallTrace
-from gpudoctor.facts.nvml.client import CallTrace, DriverError, NvmlClient, in_range, load_pynvml
+from gpudoctor.facts.nvml.client import MAX_COUNT, MAX_MHZ, CallTrace, DriverError, NvmlClient, in_range, load_pynvml
 from gpudoctor.facts.nvml.collector_child import load, serve_and_exit
 from gpudoctor.facts.nvml.gpu import LINK_COUNT, POWER_INSTANT, SWITCH_LINK_COUNT, read_memory, read_utilization
 from gpudoctor.facts.nvml.links import read_links
@@ -29,11 +29,8 @@ _ALL_LINKS = 0xFFFF_FFFF  # as scope: the sum over a GPU's links
 _NVLINK = {"nvlink_tx_gb_s": (138, _ALL_LINKS), "nvlink_rx_gb_s": (139, _ALL_LINKS)}
 _POWER = (POWER_INSTANT, 0)
 _PCIE = {"pcie_tx_gb_s": 0, "pcie_rx_gb_s": 1}
-_MAX_COUNT = (1 << 62) - 1
 _MAX_KB_S = 1_000_000_000
-_MAX_MHZ = 20_000
 _KIB = 1024
-_UP = ("active", "sleep")
 _MPS_SERVER = "nvidia-cuda-mps"
 
 
@@ -55,7 +52,7 @@ class GpuWatcher(GpuSampler):
         self._take("memory_used_mib", lambda: read_memory(client)["memory_used_mib"])
         self._take("temperature_c", lambda: client.number(-50, 200, "nvmlDeviceGetTemperature", 0))
         self._read_fields()
-        self._take("sm_mhz", lambda: client.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 1))
+        self._take("sm_mhz", lambda: client.number(0, MAX_MHZ, "nvmlDeviceGetClockInfo", 1))
         events = self._events()
         if due.pcie:
             self._take("pcie_generation", lambda: client.number(1, 8, "nvmlDeviceGetCurrPcieLinkGeneration"))
@@ -63,7 +60,7 @@ class GpuWatcher(GpuSampler):
             for name, counter in _PCIE.items():
                 self._take(name, lambda counter=counter: self._pcie_gb_s(counter))  # type: ignore[misc]
         if due.slow:
-            self._take("memory_mhz", lambda: client.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 2))
+            self._take("memory_mhz", lambda: client.number(0, MAX_MHZ, "nvmlDeviceGetClockInfo", 2))
         counters = self._counters() if due.slow else {}
         processes = self._processes() if due.slow else None
         links = self._links() if due.links else None
@@ -82,7 +79,7 @@ class GpuWatcher(GpuSampler):
         for name, key in _NVLINK.items():
             if key not in fields:
                 continue
-            total = in_range(fields[key], 0, _MAX_COUNT, f"{name} (field {key[0]})")
+            total = in_range(fields[key], 0, MAX_COUNT, f"{name} (field {key[0]})")
             if isinstance(total, Missing):
                 self._miss(name, total)
                 continue
@@ -144,7 +141,7 @@ class GpuWatcher(GpuSampler):
         if unread is not None:
             self._miss("nvlinks", unread)
             return None
-        return sum(link.state in _UP for link in links), len(links)
+        return sum(link.is_up for link in links), len(links)
 
 
 class Watcher:

@@ -1,4 +1,4 @@
-"""The lines of `gpudoctor watch`: an opening with the facts, then one tick a second; and those of its reader of the driver."""
+"""The lines of `gpudoctor watch`: an opening with the facts, then one tick a second; and those of its driver reader."""
 
 from __future__ import annotations
 

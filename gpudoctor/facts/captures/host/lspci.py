@@ -6,15 +6,13 @@ import re
 
 import msgspec
 
-from gpudoctor.facts.captures import ABSENT, SourceError
+from gpudoctor.facts.captures import ABSENT, BUS_ID, SourceError
 from gpudoctor.facts.model.gpu import Gpu, PcieHop, PcieLink
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import PciDevice, short_bus_id
 
 # "18:00.0 3D controller [0302]: NVIDIA Corporation GH100 [10de:2330] (rev a1)"; the numbers come with -nn
-HEADER = re.compile(
-    r"((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) ([^:\[]{1,60}?)(?: \[([0-9a-f]{4})\])?: (.{0,300})", re.I
-)
+HEADER = re.compile(rf"({BUS_ID}) ([^:\[]{{1,60}}?)(?: \[([0-9a-f]{{4}})\])?: (.{{0,300}})", re.I)
 _IDS = re.compile(r"\[([0-9a-f]{4}):([0-9a-f]{4})\]", re.IGNORECASE)
 _BUSES = re.compile(r"\s+Bus: primary=([0-9a-f]{2}), secondary=([0-9a-f]{2}), subordinate=([0-9a-f]{2})", re.I)
 _SPEED = re.compile(r"Speed (\d{1,3}(?:\.\d)?)GT/s")
