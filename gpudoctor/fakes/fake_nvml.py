@@ -18,10 +18,11 @@ import msgspec
 import pynvml
 
 from gpudoctor.errors import UserError
+from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.simulated.load import apply_faults
 from gpudoctor.fakes.installed import replace_functions
-from gpudoctor.fakes.nodes import load
 from gpudoctor.fakes.pynvml_answers import FakeHandle, NvmlAnswers
 
 # what a driver of the 470 branch does not have
@@ -43,6 +44,17 @@ LAST_FIELD_IN_470 = 160
 # what the library answers before nvmlInit, and after an nvmlInit that failed
 _BEFORE_INIT = ("nvmlInit", "nvmlInitWithFlags", "nvmlErrorString", "nvmlSystemGetNVMLVersion")
 _VERSION = re.compile(r"_v\d+$")
+
+
+def load(source: Node | str | Path, faults: Iterable[str] = ()) -> Node:
+    """The facts of `source`, which is a `Node` or anything that `--node` takes, with faults of the fault kit applied.
+
+    The caller's environment is not laid over a simulated node: a test gives the same everywhere.
+    Raise UserError, one line, for a source that cannot be read and for a fault that is unknown or
+    cannot happen there.
+    """
+    node = source if isinstance(source, Node) else load_source(str(source), environ={}).node
+    return apply_faults(node, (faults,) if isinstance(faults, str) else faults)
 
 
 class ScriptedFault(msgspec.Struct, frozen=True):

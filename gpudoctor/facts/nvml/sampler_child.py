@@ -6,8 +6,9 @@ One thread for all GPUs: several would only queue at the driver's lock, where th
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -43,6 +44,17 @@ from gpudoctor.process.pipes import ready, write_all
 
 _ECC_CORRECTED, _ECC_UNCORRECTED = 3, 4  # NVML field ids: volatile totals
 _COUNTER_FIELDS = {"pcie_replays": PCIE_REPLAY, "ecc_corrected": _ECC_CORRECTED, "ecc_uncorrected": _ECC_UNCORRECTED}
+# what one call answers, by the names of `READINGS`
+_ASK: dict[str, Callable[[NvmlClient], float | Missing]] = {
+    "utilization_pct": lambda client: read_utilization(client).gpu_pct,
+    "sm_mhz": lambda client: client.number(0, MAX_MHZ, "nvmlDeviceGetClockInfo", 1),
+    "memory_mhz": lambda client: client.number(0, MAX_MHZ, "nvmlDeviceGetClockInfo", 2),
+    "temperature_c": lambda client: client.number(-50, 200, "nvmlDeviceGetTemperature", 0),
+    "memory_used_mib": lambda client: cast("int | Missing", read_memory(client)["memory_used_mib"]),
+    "pcie_generation": lambda client: client.number(1, 8, "nvmlDeviceGetCurrPcieLinkGeneration"),
+    "pcie_width": lambda client: client.number(1, 32, "nvmlDeviceGetCurrPcieLinkWidth"),
+}
+_SLOW = ("temperature_c", "memory_mhz", "memory_used_mib", "pcie_width")
 _TIMERS = {
     "sw-power-cap": "sw_power_cap_us",
     "sync-boost": "sync_boost_us",
@@ -82,10 +94,7 @@ class GpuSampler:
         timers = throttle_fields(driver) or (POLICY_THERMAL,)
         self._fast = [(field, 0) for field in (POWER_INSTANT, POLICY_POWER, POLICY_SYNC_BOOST, *timers)]
         self._slow: tuple[Callable[[], None], ...] = (
-            lambda: self._take("temperature_c", lambda: client.number(-50, 200, "nvmlDeviceGetTemperature", 0)),
-            lambda: self._take("memory_mhz", lambda: client.number(0, MAX_MHZ, "nvmlDeviceGetClockInfo", 2)),
-            lambda: self._take("memory_used_mib", lambda: read_memory(client)["memory_used_mib"]),
-            lambda: self._take("pcie_width", lambda: client.number(1, 32, "nvmlDeviceGetCurrPcieLinkWidth")),
+            *(partial(self._take, name) for name in _SLOW),
             lambda: self._counted.update(self._counters()),
         )
         self._turn = 0
@@ -98,10 +107,9 @@ class GpuSampler:
         at_s = monotonic()
         fields = client.fields(self._fast)
         self._take("power_w", lambda: self._power(fields[POWER_INSTANT, 0]))
-        self._take("sm_mhz", lambda: client.number(0, MAX_MHZ, "nvmlDeviceGetClockInfo", 1))
-        self._take("utilization_pct", lambda: read_utilization(client).gpu_pct)
-        # each GPU's link may be loaded for less than a second
-        self._take("pcie_generation", lambda: client.number(1, 8, "nvmlDeviceGetCurrPcieLinkGeneration"))
+        self._take("sm_mhz")
+        self._take("utilization_pct")
+        self._take("pcie_generation")  # each GPU's link may be loaded for less than a second
         events = self._events()
         self._counted: dict[str, int] = {}
         if whole:
@@ -116,10 +124,11 @@ class GpuSampler:
         }
         return Sample(at_s, gpu, self._readings, events, timers_ms, self._counted, self._unread)
 
-    def _take(self, name: str, ask: Callable[[], float | Missing]) -> None:
+    def _take(self, name: str, ask: Callable[[], float | Missing] | None = None) -> None:
+        """Read it, by `ask` or as the table above says, unless it was refused before."""
         if name in self._refused:
             return
-        value = ask()
+        value = _ASK[name](self._client) if ask is None else ask()
         if isinstance(value, Missing):
             self._miss(name, value)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+from collections.abc import Mapping
 from ctypes import byref, c_uint
 from pathlib import Path
 from typing import Any, cast
@@ -72,7 +73,6 @@ _MASK_WORDS = 64  # 4096 CPUs
 _NODE_SCOPE = 0
 _MAX_MIG_INSTANCES = 16
 _NO_INSTANCE = (2, 6)  # invalid argument, not found: this slot is empty
-_MPS_SERVER = "nvidia-cuda-mps"
 # comm is cut at 15 characters
 _COMM_LENGTH = 15
 
@@ -143,24 +143,28 @@ def read_processes(client: NvmlClient, root: Path, own_pid: int) -> tuple[GpuPro
     graphics = running(client, "Graphics")
     lists = {"C": compute, "G": {} if isinstance(graphics, Missing) else graphics}
     names = {pid: process_name(root, pid) for pids in lists.values() for pid in pids}
-    if any(isinstance(name, str) and name.startswith(_MPS_SERVER) for name in names.values()):
+    if any(map(is_mps_server, names.values())):
         clients = running(client, "MPSCompute")
         lists["M"] = {} if isinstance(clients, Missing) else clients
         names |= {pid: process_name(root, pid) for pid in lists["M"]}
-    processes = []
-    for pid, name in sorted(names.items()):
-        kinds = [kind for kind, pids in lists.items() if pid in pids]
-        processes.append(
-            GpuProcess(
-                pid=pid,
-                name=name,
-                kind="+".join(kinds),
-                memory_mib=next(pids[pid] for pids in lists.values() if pid in pids),
-                user=_user(root, pid),
-                is_own=own_pid in _ancestors(root, pid),
-            )
-        )
-    return tuple(processes)
+    return tuple(
+        GpuProcess(pid, names[pid], kind, memory_mib, _user(root, pid), own_pid in _ancestors(root, pid))
+        for pid, kind, memory_mib in joined_kinds(lists)
+    )
+
+
+def joined_kinds(lists: Mapping[str, Mapping[int, int | Missing]]) -> list[tuple[int, str, int | Missing]]:
+    """Each pid of the lists by kind (C, G, M), in their order, with its kinds ("C+G") and its memory in MiB."""
+    found = []
+    for pid in sorted({pid for pids in lists.values() for pid in pids}):
+        own = {kind: pids[pid] for kind, pids in lists.items() if pid in pids}
+        found.append((pid, "+".join(own), next(iter(own.values()))))
+    return found
+
+
+def is_mps_server(name: str | Missing) -> bool:
+    """Whether a process of this name hands the GPU out to the clients of MPS."""
+    return isinstance(name, str) and name.startswith("nvidia-cuda-mps")
 
 
 def running(client: NvmlClient, kind: str) -> dict[int, int | Missing] | Missing:

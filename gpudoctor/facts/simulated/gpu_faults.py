@@ -45,12 +45,7 @@ def _off_pci(node: Node, target: Target) -> Node:
 def _lost(node: Node, target: Target) -> Node:
     """About 25 getters fail with 15; identity, PCIe, NVLink and throttle reasons keep answering old values."""
     gone = Missing("GPU is lost (15)", "failed")
-    calls = (
-        "nvmlDeviceGetTemperature",
-        "nvmlDeviceGetPowerUsage",
-        "nvmlDeviceGetMemoryInfo_v2",
-        "nvmlDeviceGetEccMode",
-    )
+    calls = tuple(f"nvmlDeviceGet{what}" for what in ("Temperature", "PowerUsage", "MemoryInfo_v2", "EccMode"))
     hop = {
         "width": Missing("current_link_width reads '63'", "failed"),
         "speed_gt_s": Missing("current_link_speed reads 'Unknown'", "failed"),
@@ -58,18 +53,9 @@ def _lost(node: Node, target: Target) -> Node:
     lost = target.gpu
     node = each(node, lambda g: each_hop(g, lambda at, h: h if at else replace(h, **hop)) if g.index == lost else g)
     leaves = (
-        "thermal.gpu_c",
-        "thermal.memory_c",
-        "thermal.margin_c",
-        "power.draw_w",
-        "memory_used_mib",
-        "memory_free_mib",
-        "ecc.enabled",
-        "ecc.pending",
-        "ecc.uncorrected_volatile",
-        "utilization.gpu_pct",
-        "utilization.memory_pct",
-        "processes",
+        *("thermal.gpu_c", "thermal.memory_c", "thermal.margin_c", "power.draw_w"),
+        *("memory_used_mib", "memory_free_mib", "ecc.enabled", "ecc.pending", "ecc.uncorrected_volatile"),
+        *("utilization.gpu_pct", "utilization.memory_pct", "processes"),
     )
     failed = {"missing": gone.missing, "kind": gone.kind}
     node = change(node, target, dict.fromkeys(leaves, failed))
@@ -91,12 +77,8 @@ def _hang(node: Node, target: Target) -> Node:
     node = replace(node, driver=replace(node.driver, unanswered=(*node.driver.unanswered, call)))
     silent = {"missing": f"nvmlDeviceGetFieldValues did not return within {CALL.seconds:g} s", "kind": "failed"}
     leaves = (
-        "recovery_action",
-        "processes",
-        "utilization.gpu_pct",
-        "utilization.memory_pct",
-        "thermal.memory_c",
-        "nvlinks",
+        *("recovery_action", "processes", "utilization.gpu_pct", "utilization.memory_pct"),
+        *("thermal.memory_c", "nvlinks"),
     )
     return change(node, target, dict.fromkeys(leaves, silent))
 

@@ -93,7 +93,7 @@ def parse_nvlink(text: str, *, whole_end: bool = True) -> list[LinkDump]:
     Missing (failed). `whole_end`: False if the last line had no end.
 
     `--status`, `-e` and `-R` may stand in one text; what a link's lines do not tell is
-    `ABSENT`. Where nvidia-smi says only that all links are inactive, a peer of the same model
+    `NOT_READ`. Where nvidia-smi says only that all links are inactive, a peer of the same model
     tells how many those are; without such a peer the links are Missing.
     """
     gpus: dict[tuple[int, str], LinkDump] = {}
@@ -123,7 +123,7 @@ def parse_nvlink(text: str, *, whole_end: bool = True) -> list[LinkDump]:
         told = link.group(2).strip()
         blocks[-1].count(told, number)
         place = int(link.group(1))
-        known_so_far = current.links.get(place) or _unread_link(place)
+        known_so_far = current.links.get(place) or NvLink(place)
         current.links[place] = _with(known_so_far, told)
     if not gpus:
         raise SourceError("no line like 'GPU 0: NAME (UUID: GPU-...)'")
@@ -134,7 +134,7 @@ def parse_nvlink(text: str, *, whole_end: bool = True) -> list[LinkDump]:
         if gpu.all_inactive and not gpu.links:
             peer = next((other for other in found if other.links and other.name == gpu.name), None)
             for number in peer.links if peer else ():
-                gpu.links[number] = msgspec.structs.replace(_unread_link(number), state="inactive")
+                gpu.links[number] = msgspec.structs.replace(NvLink(number), state="inactive")
     return found
 
 
@@ -168,9 +168,9 @@ def _mark_cut(blocks: list[_Block], gpus: dict[tuple[int, str], LinkDump]) -> No
         f"cut off after line {last.last_line}: {last.lines} lines of links for GPU {gpu.index}, {whole.lines} before"
     )
     for number in gpus[whole.gpu].links:
-        link = gpu.links.get(number) or _unread_link(number)
+        link = gpu.links.get(number) or NvLink(number)
         lacking = ("state",) if whole.option == "state" else tuple(_COUNTERS.values())
-        news = {field: CUT for field in lacking if getattr(link, field) == ABSENT}
+        news = {field: CUT for field in lacking if getattr(link, field) == NOT_READ}
         gpu.links[number] = msgspec.structs.replace(link, **news)
 
 
@@ -199,20 +199,6 @@ def _counts_more(value: object, before: object) -> bool:
     if isinstance(value, int) and isinstance(before, int):
         return value > before
     return before == "active" and value in ("inactive", "disabled", "sleep")
-
-
-def _unread_link(number: int) -> NvLink:
-    return NvLink(
-        link=number,
-        state=ABSENT,
-        version=ABSENT,
-        speed_gb_s=ABSENT,
-        remote_kind=ABSENT,
-        remote_bus_id=ABSENT,
-        crc_errors=ABSENT,
-        replay_errors=ABSENT,
-        recovery_errors=ABSENT,
-    )
 
 
 def _with(link: NvLink, told: str) -> NvLink:
