@@ -16,7 +16,7 @@ from gpudoctor.facts.model.gpu import Fact, Gpu, GpuPair
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.facts.model.node import Driver, Node, Source
 from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead
-from gpudoctor.facts.nvml.fake_driver_context import stand_in
+from gpudoctor.facts.nvml.fake_driver_context import AROUND, stand_in
 from gpudoctor.facts.nvml.kernel_module import read_kernel_module
 from gpudoctor.lazy_import import lazy
 
@@ -39,8 +39,6 @@ else:
 
 F = TypeVar("F", bound=Fact)
 _Told = tuple[Driver, tuple[Gpu, ...], "tuple[GpuPair, ...] | Missing"]
-
-_AROUND = ("pci", "host", "environment", "software", "network", "fabric_manager", "storage", "kernel_log")
 
 # what the parent waits beyond the deadline for its own listener
 _SLACK_S = 1.0
@@ -101,7 +99,7 @@ def collect_live(
     if collector is not None:
         told = _complete(collector.end(patience, words), driver)
     if words is not None:
-        for name in _AROUND:
+        for name in AROUND:
             around.setdefault(name, fill(getattr(Node(), name), Missing(words, "failed")))
     node = _merge(root, *told, around)
     node = node if played is None else played.placed(node)

@@ -86,7 +86,7 @@ class TableRow(msgspec.Struct, frozen=True):
 
 
 class NvmlTable:
-    """Collects answers; the first that is told of a key stays.
+    """Collects answers; the first one of a key stays.
 
     `functions` are those that it has a row for, `versions` the version of the struct that a function answers with.
     """
@@ -98,38 +98,38 @@ class NvmlTable:
 
     def refuse(self, function: str, device: int, code: int) -> None:
         """This code is the answer to the function whatever its arguments; function `*`: to all others."""
-        self._put(function, device, (), TableRow(code=code))
+        self._keep(function, device, (), TableRow(code=code))
 
-    def tell(self, function: str, device: int, form: str, *values: Any, args: tuple[int, ...] = ()) -> None:
+    def put(self, function: str, device: int, form: str, *values: Any, args: tuple[int, ...] = ()) -> None:
         """The values, in the order of the answer's struct."""
-        self._put(function, device, args, TableRow(form, values))
+        self._keep(function, device, args, TableRow(form, values))
 
-    def tell_versioned(self, function: str, device: int, version: int, form: str, *values: Any) -> None:
+    def put_versioned(self, function: str, device: int, version: int, form: str, *values: Any) -> None:
         """The values of a struct that begins with its version, which the caller has put there."""
         self.versions[function] = version
-        self.tell(function, device, f"I{form}", version, *values, args=(version,))
+        self.put(function, device, f"I{form}", version, *values, args=(version,))
 
-    def text(self, function: str, device: int, text: Any) -> None:
+    def put_text(self, function: str, device: int, text: Any) -> None:
         """A text with a zero behind it."""
         data = text if isinstance(text, Missing) else str(text).encode("utf-8", "replace") + b"\0"
-        self._put(function, device, (), TableRow("" if isinstance(data, Missing) else f"{len(data)}s", (data,)))
+        self._keep(function, device, (), TableRow("" if isinstance(data, Missing) else f"{len(data)}s", (data,)))
 
     def wait(self, function: str, device: int, seconds: float) -> None:
         """The first such call of a process holds the driver's lock for so long; `device`: the GPU's first handle."""
         self.refuse(f"wait|{function}", device, min(round(seconds * 1000), _LONGEST_WAIT_MS))
 
     def latency(self, milliseconds: float) -> None:
-        """How long every call takes before it is answered; 0 is not told: it answers at once."""
+        """How long every call takes before it is answered; with 0 it answers at once."""
         if milliseconds:
             self.refuse("latency", SYSTEM, round(1000 * milliseconds))
 
-    def handle(self, function: str, text: Any, device: int) -> None:
+    def put_handle(self, function: str, text: Any, device: int) -> None:
         """The device that goes by this text; a text that no caller could ask for is left out."""
         name = handle_name(str(text))
         if not isinstance(text, Missing) and str(text).isprintable() and len(f"{function}|{name}") < _KEY_BYTES:
             self._rows.setdefault((function, name), TableRow("i", (device,)))
 
-    def _put(self, function: str, device: int, args: tuple[int, ...], row: TableRow) -> None:
+    def _keep(self, function: str, device: int, args: tuple[int, ...], row: TableRow) -> None:
         self.functions.add(function)
         self._rows.setdefault((function, device, *args), row)
 

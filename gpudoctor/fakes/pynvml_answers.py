@@ -17,7 +17,7 @@ from gpudoctor.facts.nvml import labels as words
 from gpudoctor.fakes.nvml_table import SYSTEM, NvmlTable, TableRow, code_named, handle_name
 from gpudoctor.fakes.table_gpu import UNKNOWN_BYTES
 from gpudoctor.fakes.table_links import ALL_LINKS, FIELD_VALUES
-from gpudoctor.fakes.table_node import MIG_IDS, tell_node
+from gpudoctor.fakes.table_node import MIG_IDS, add_node
 
 # pynvml's name -> the library's, where they differ
 _LIBRARY_NAMES = {
@@ -90,7 +90,7 @@ class NvmlAnswers:
         self.nvlink_kib: dict[tuple[int, int], int] = {}
         self._gpus = {gpu.index: gpu for gpu in node.gpus}
         self._table = NvmlTable()
-        tell_node(self._table, node)
+        add_node(self._table, node)
 
     def to(self, name: str) -> Callable[..., Any] | None:
         """What answers this function of pynvml; None if the fake does not know it."""
@@ -194,7 +194,7 @@ class NvmlAnswers:
         return FakeHandle(found.index)
 
     def nvmlDeviceQueryDrainState(self, place: Any) -> int:
-        # the binding tells text or bytes, by its version
+        # text or bytes, by the version of the binding
         bus_id = place.busId if isinstance(place.busId, str) else place.busId.decode()
         return int(short_bus_id(bus_id) in (known(self.node.driver.drained_gpus) or ()))
 

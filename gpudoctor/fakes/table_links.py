@@ -16,7 +16,7 @@ _UNSIGNED, _SIGNED = 3, 5  # NVML_VALUE_TYPE_*
 ALL_LINKS = 0xFFFF_FFFF
 
 
-# field ids -> the leaf that they tell
+# field ids -> the leaf that they hold
 _FIELDS = {
     1: "ecc.enabled",
     2: "ecc.pending",
@@ -61,28 +61,28 @@ def _slowed_times(driver: tuple[int, ...]) -> dict[int, str]:
     return _SLOWED_TIMES | dict(zip(ids, _HOT, strict=True))
 
 
-def tell_fields(rows: NvmlTable, gpu: Gpu, driver: tuple[int, ...]) -> None:
+def add_fields(table: NvmlTable, gpu: Gpu, driver: tuple[int, ...]) -> None:
     """All fields that the facts know; any other id is not supported."""
-    rows.tell(FIELD_VALUES, gpu.index, "")
-    links = () if isinstance(gpu.nvlinks, Missing) else gpu.nvlinks
+    table.put(FIELD_VALUES, gpu.index, "")
+    links = known(gpu.nvlinks) or ()
     for field, value in _device_fields(gpu, driver).items():
-        _tell(rows, gpu, field, 0, value)
+        _add_field(table, gpu, field, 0, value)
     for link in links:
         for field, value in _link_fields(link).items():
-            _tell(rows, gpu, field, link.link, value)
+            _add_field(table, gpu, field, link.link, value)
         for field in (138, 139):
-            _tell(rows, gpu, field, link.link, 0)
+            _add_field(table, gpu, field, link.link, 0)
     if links:
         # traffic is no fact: nothing was carried
         for field in (138, 139):
-            _tell(rows, gpu, field, ALL_LINKS, 0)
+            _add_field(table, gpu, field, ALL_LINKS, 0)
 
 
-def _tell(rows: NvmlTable, gpu: Gpu, field: int, scope: int, value: Any) -> None:
+def _add_field(table: NvmlTable, gpu: Gpu, field: int, scope: int, value: Any) -> None:
     if not isinstance(value, Missing) and value < 0:
-        rows.tell(FIELD_VALUES, gpu.index, "Ii4x", _SIGNED, value, args=(field, scope))
+        table.put(FIELD_VALUES, gpu.index, "Ii4x", _SIGNED, value, args=(field, scope))
     else:
-        rows.tell(FIELD_VALUES, gpu.index, "IQ", _UNSIGNED, value, args=(field, scope))
+        table.put(FIELD_VALUES, gpu.index, "IQ", _UNSIGNED, value, args=(field, scope))
 
 
 def _device_fields(gpu: Gpu, driver: tuple[int, ...]) -> dict[int, Any]:
@@ -118,24 +118,24 @@ _HIDDEN = (b"FFFF:FF:FF.0", 0xFFFF_FFFF, 0xFF, 0xFF, 0, 0, b"FFFFFFFF:FF:FF.0")
 _COMPLETED = 3
 
 
-def tell_links(rows: NvmlTable, gpu: Gpu) -> None:
+def add_links(table: NvmlTable, gpu: Gpu) -> None:
     """State, version and far end of each NVLink, and the fabric in its three forms."""
-    _tell_fabric(rows, gpu)
+    _add_fabric(table, gpu)
     if isinstance(gpu.nvlinks, Missing):
         return
     me = gpu.index
     for link in gpu.nvlinks:
         args = (link.link,)
-        rows.tell("nvmlDeviceGetNvLinkState", me, "I", number_of(link.state, words.LINK_STATES), args=args)
-        rows.tell("nvmlDeviceGetNvLinkVersion", me, "I", number_of(link.version, words.LINK_VERSIONS), args=args)
+        table.put("nvmlDeviceGetNvLinkState", me, "I", number_of(link.state, words.LINK_STATES), args=args)
+        table.put("nvmlDeviceGetNvLinkVersion", me, "I", number_of(link.version, words.LINK_VERSIONS), args=args)
         end = number_of(link.remote_kind, words.LINK_ENDS)
-        rows.tell("nvmlDeviceGetNvLinkRemoteDeviceType", me, "I", end, args=args)
+        table.put("nvmlDeviceGetNvLinkRemoteDeviceType", me, "I", end, args=args)
         far = link.remote_bus_id
         info = _HIDDEN if far is None else (far,) if isinstance(far, Missing) else pci_info(far)
-        rows.tell("nvmlDeviceGetNvLinkRemotePciInfo_v2", me, PCI_INFO, *info, args=args)
+        table.put("nvmlDeviceGetNvLinkRemotePciInfo_v2", me, PCI_INFO, *info, args=args)
 
 
-def _tell_fabric(rows: NvmlTable, gpu: Gpu) -> None:
+def _add_fabric(table: NvmlTable, gpu: Gpu) -> None:
     me, fabric = gpu.index, gpu.fabric
     state: Any = number_of(fabric.state, words.FABRIC_STATES)
     done = state == _COMPLETED
@@ -146,9 +146,9 @@ def _tell_fabric(rows: NvmlTable, gpu: Gpu) -> None:
         common = (_uuid(fabric.cluster_uuid), status, clique, state)
     mask = _mask(fabric)
     health = number_of(known(fabric.health_summary) or "value 0", words.FABRIC_HEALTH)
-    rows.tell("nvmlDeviceGetGpuFabricInfo", me, "16sIIB3x", *common)
-    rows.tell_versioned("nvmlDeviceGetGpuFabricInfoV", me, version_of(36, 2), "16sIIB3xI", *common, mask)
-    rows.tell_versioned("nvmlDeviceGetGpuFabricInfoV", me, version_of(40, 3), "16sIIB3xIB3x", *common, mask, health)
+    table.put("nvmlDeviceGetGpuFabricInfo", me, "16sIIB3x", *common)
+    table.put_versioned("nvmlDeviceGetGpuFabricInfoV", me, version_of(36, 2), "16sIIB3xI", *common, mask)
+    table.put_versioned("nvmlDeviceGetGpuFabricInfoV", me, version_of(40, 3), "16sIIB3xIB3x", *common, mask, health)
 
 
 def _uuid(text: Any) -> Any:

@@ -12,8 +12,8 @@ from gpudoctor.facts.model.node import Driver, Node
 from gpudoctor.facts.nvml import labels as words
 from gpudoctor.facts.nvml.error_cost import condemning
 from gpudoctor.fakes.nvml_table import NEVER, SYSTEM, UNKNOWN, NvmlTable, code_of, number_of
-from gpudoctor.fakes.table_gpu import tell_gpu, version_of
-from gpudoctor.fakes.table_links import tell_fields, tell_links
+from gpudoctor.fakes.table_gpu import add_gpu, version_of
+from gpudoctor.fakes.table_links import add_fields, add_links
 
 _NOT_LOADED = 9
 MIG_IDS = 1000
@@ -28,32 +28,32 @@ def answers_of(node: Node, call_latency_ms: float = 0.0) -> bytes:
     The time that waking the GPUs took is shared out among them, and a slowest call of a second or more is
     as slow again.
     """
-    rows = NvmlTable()
-    _tell_waits(rows, node)
+    table = NvmlTable()
+    _add_waits(table, node)
     for call in node.driver.unanswered:
         name = re.sub(r"(RunningProcesses)_v[23]$", r"\1", call.call)
         for each in _OTHER_NAMES.get(name, (name,)) if _is_name(name) else ():
             # what crashed the driver's library is not crashed again: it fails
-            rows.refuse(each, SYSTEM if call.gpu is None else call.gpu, NEVER if call.hangs else UNKNOWN)
-    tell_node(rows, node)
-    rows.latency(call_latency_ms)
-    return rows.written()
+            table.refuse(each, SYSTEM if call.gpu is None else call.gpu, NEVER if call.hangs else UNKNOWN)
+    add_node(table, node)
+    table.latency(call_latency_ms)
+    return table.written()
 
 
-def tell_node(rows: NvmlTable, node: Node) -> None:
+def add_node(table: NvmlTable, node: Node) -> None:
     """All that the driver of this node answers."""
-    _tell_driver(rows, node.driver, node)
+    _add_driver(table, node.driver, node)
     for gpu in node.gpus:
-        _tell_errors(rows, gpu)
-        rows.tell("nvmlDeviceGetHandleByIndex", gpu.index, "i", gpu.index)
-        rows.handle("nvmlDeviceGetHandleByUUID", gpu.uuid, gpu.index)
+        _add_errors(table, gpu)
+        table.put("nvmlDeviceGetHandleByIndex", gpu.index, "i", gpu.index)
+        table.put_handle("nvmlDeviceGetHandleByUUID", gpu.uuid, gpu.index)
         for bus_id in (gpu.bus_id, f"0000{gpu.bus_id}", gpu.bus_id.partition(":")[2]):
-            rows.handle("nvmlDeviceGetHandleByPciBusId", bus_id, gpu.index)
-        tell_gpu(rows, gpu)
-        tell_fields(rows, gpu, _version(node.driver))
-        tell_links(rows, gpu)
-        _tell_instances(rows, gpu)
-    _tell_pairs(rows, node)
+            table.put_handle("nvmlDeviceGetHandleByPciBusId", bus_id, gpu.index)
+        add_gpu(table, gpu)
+        add_fields(table, gpu, _version(node.driver))
+        add_links(table, gpu)
+        _add_instances(table, gpu)
+    _add_pairs(table, node)
 
 
 def branch_of(node: Node) -> int:
@@ -62,16 +62,16 @@ def branch_of(node: Node) -> int:
     return version[0] if version and version[0] > 0 else UNKNOWN
 
 
-def _tell_waits(rows: NvmlTable, node: Node) -> None:
+def _add_waits(table: NvmlTable, node: Node) -> None:
     start_s = known(node.driver.start_s) or 0.0
     for gpu in node.gpus:
         if known(gpu.settings.persistence) is False and 0 < start_s < math.inf:
-            rows.wait("device", gpu.index, start_s / len(node.gpus))
+            table.wait("device", gpu.index, start_s / len(node.gpus))
     stalled = re.fullmatch(r"(\w{1,80}) on GPU ([0-9]{1,6})", known(node.driver.slowest_call) or "", re.ASCII)
     took_s = known(node.driver.slowest_call_s) or 0.0
     if stalled and _WORTH_PLAYING_S <= took_s < math.inf:
         for each in _OTHER_NAMES.get(stalled[1], (stalled[1],)):
-            rows.wait(each, int(stalled[2]), took_s)
+            table.wait(each, int(stalled[2]), took_s)
 
 
 def _is_name(call: str) -> bool:
@@ -83,90 +83,90 @@ def _version(driver: Driver) -> tuple[int, ...]:
     return tuple(int(part) for part in str(known(driver.library_version) or "").split(".") if part.isdecimal())
 
 
-def _tell_driver(rows: NvmlTable, driver: Driver, node: Node) -> None:
+def _add_driver(table: NvmlTable, driver: Driver, node: Node) -> None:
     code: Any = known(driver.init_code)
     if code is None:
         code = 0 if node.gpus else _NOT_LOADED
     if driver.module_loaded is False:
         code = _NOT_LOADED
     if code:
-        rows.refuse("nvmlInit", SYSTEM, code)
+        table.refuse("nvmlInit", SYSTEM, code)
     else:
-        rows.tell("nvmlInit", SYSTEM, "")
+        table.put("nvmlInit", SYSTEM, "")
     for number, text in words.ERROR_WORDS.items():
-        rows.text("nvmlErrorString", number, text)
+        table.put_text("nvmlErrorString", number, text)
     version = driver.library_version
-    rows.text("nvmlSystemGetDriverVersion", SYSTEM, version)
-    rows.text("nvmlSystemGetNVMLVersion", SYSTEM, version if isinstance(version, Missing) else f"12.{version}")
+    table.put_text("nvmlSystemGetDriverVersion", SYSTEM, version)
+    table.put_text("nvmlSystemGetNVMLVersion", SYSTEM, version if isinstance(version, Missing) else f"12.{version}")
     cuda = str(known(driver.cuda_version) or "")
     numbers = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,2})", cuda)
-    rows.tell(
+    table.put(
         "nvmlSystemGetCudaDriverVersion",
         SYSTEM,
         "i",
         int(numbers[1]) * 1000 + int(numbers[2]) * 10 if numbers else UNSUPPORTED,
     )
     count = known(driver.device_count)
-    rows.tell("nvmlDeviceGetCount", SYSTEM, "I", len(node.gpus) if count is None else count)
+    table.put("nvmlDeviceGetCount", SYSTEM, "I", len(node.gpus) if count is None else count)
     secret = node.gpus[0].settings.confidential_compute if node.gpus else False
-    rows.tell("nvmlSystemGetConfComputeState", SYSTEM, "3I", 0, secret, 0)
+    table.put("nvmlSystemGetConfComputeState", SYSTEM, "3I", 0, secret, 0)
     for text in driver.handle_errors:
         # "index 3: GPU is lost (15)", "GPU 3: nvmlDeviceGetHandleByIndex: insufficient permissions (4)"
-        told = re.match(r"(?:index|GPU) ([0-9]{1,6}): .*?(?:\(([0-9]{1,3})\))?$", text)
-        if told:
-            rows.refuse("nvmlDeviceGetHandleByIndex", int(told[1]), int(told[2] or UNKNOWN))
+        named = re.match(r"(?:index|GPU) ([0-9]{1,6}): .*?(?:\(([0-9]{1,3})\))?$", text)
+        if named:
+            table.refuse("nvmlDeviceGetHandleByIndex", int(named[1]), int(named[2] or UNKNOWN))
     for index in range(min(count or 0, 1024)):
         if all(gpu.index != index for gpu in node.gpus):
-            rows.refuse("nvmlDeviceGetHandleByIndex", index, UNKNOWN)
+            table.refuse("nvmlDeviceGetHandleByIndex", index, UNKNOWN)
 
 
-def _tell_errors(rows: NvmlTable, gpu: Gpu) -> None:
-    """The calls that failed in the facts fail; a GPU that is lost or wants a reset says so to all that is not told."""
-    rows.tell("device", gpu.index, "")
+def _add_errors(table: NvmlTable, gpu: Gpu) -> None:
+    """The calls that failed in the facts fail; a GPU that is lost or wants a reset says so to every other call."""
+    table.put("device", gpu.index, "")
     for error in gpu.errors:
         # a field's own error stands in its leaf: "nvmlDeviceGetFieldValues(82)"
         if _is_name(error.call):
-            rows.refuse(error.call, gpu.index, error.code)
+            table.refuse(error.call, gpu.index, error.code)
     for error in condemning(gpu)[:1]:
-        rows.refuse("*", gpu.index, error.code)
+        table.refuse("*", gpu.index, error.code)
 
 
-def _tell_instances(rows: NvmlTable, gpu: Gpu) -> None:
+def _add_instances(table: NvmlTable, gpu: Gpu) -> None:
     instances = gpu.settings.mig_instances
     if isinstance(instances, Missing):
         if instances.kind == "failed":
-            rows.refuse("nvmlDeviceGetMaxMigDeviceCount", gpu.index, code_of(instances))
+            table.refuse("nvmlDeviceGetMaxMigDeviceCount", gpu.index, code_of(instances))
         return
-    rows.tell("nvmlDeviceGetMaxMigDeviceCount", gpu.index, "I", max(7, len(instances)))
+    table.put("nvmlDeviceGetMaxMigDeviceCount", gpu.index, "I", max(7, len(instances)))
     for place, instance in enumerate(instances):
         device = (gpu.index + 1) * MIG_IDS + place
-        rows.tell("device", device, "")
-        rows.tell("nvmlDeviceGetMigDeviceHandleByIndex", gpu.index, "i", device, args=(place,))
-        rows.tell("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device, "i", gpu.index)
-        rows.handle("nvmlDeviceGetHandleByUUID", instance.uuid, device)
+        table.put("device", device, "")
+        table.put("nvmlDeviceGetMigDeviceHandleByIndex", gpu.index, "i", device, args=(place,))
+        table.put("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device, "i", gpu.index)
+        table.put_handle("nvmlDeviceGetHandleByUUID", instance.uuid, device)
         name = gpu.name if isinstance(gpu.name, Missing) else instance.profile
-        rows.text("nvmlDeviceGetName", device, name if isinstance(name, Missing) else f"{gpu.name} MIG {name}")
-        rows.text("nvmlDeviceGetUUID", device, instance.uuid)
-        rows.tell("nvmlDeviceGetGpuInstanceId", device, "I", instance.gpu_instance)
-        rows.tell("nvmlDeviceGetComputeInstanceId", device, "I", instance.compute_instance)
-        rows.tell("nvmlDeviceGetAttributes_v2", device, "8IQ", 0, 0, 0, 0, 0, 0, 0, 0, instance.memory_mib)
-        rows.tell("nvmlDeviceIsMigDeviceHandle", device, "I", 1)
+        table.put_text("nvmlDeviceGetName", device, name if isinstance(name, Missing) else f"{gpu.name} MIG {name}")
+        table.put_text("nvmlDeviceGetUUID", device, instance.uuid)
+        table.put("nvmlDeviceGetGpuInstanceId", device, "I", instance.gpu_instance)
+        table.put("nvmlDeviceGetComputeInstanceId", device, "I", instance.compute_instance)
+        table.put("nvmlDeviceGetAttributes_v2", device, "8IQ", 0, 0, 0, 0, 0, 0, 0, 0, instance.memory_mib)
+        table.put("nvmlDeviceIsMigDeviceHandle", device, "I", 1)
         if not isinstance(instance.memory_mib, Missing):
             size = instance.memory_mib << 20
-            rows.tell("nvmlDeviceGetMemoryInfo", device, "3Q", size, size, 0)
-            rows.tell_versioned("nvmlDeviceGetMemoryInfo_v2", device, version_of(40, 2), "4x4Q", size, 0, size, 0)
+            table.put("nvmlDeviceGetMemoryInfo", device, "3Q", size, size, 0)
+            table.put_versioned("nvmlDeviceGetMemoryInfo_v2", device, version_of(40, 2), "4x4Q", size, 0, size, 0)
 
 
-def _tell_pairs(rows: NvmlTable, node: Node) -> None:
-    told = {(pair.a, pair.b): pair for pair in known(node.pairs) or ()}
+def _add_pairs(table: NvmlTable, node: Node) -> None:
+    known_pairs = {(pair.a, pair.b): pair for pair in known(node.pairs) or ()}
     for one in node.gpus:
         for other in node.gpus:
             if one.index == other.index:
                 continue
             a, b = sorted((one.index, other.index))
-            pair = told.get((a, b)) or GpuPair(a, b)
+            pair = known_pairs.get((a, b)) or GpuPair(a, b)
             level = number_of(pair.path, {number: word for number, word in words.PATHS.items() if number})
-            rows.tell("nvmlDeviceGetTopologyCommonAncestor", one.index, "I", level, args=(other.index,))
+            table.put("nvmlDeviceGetTopologyCommonAncestor", one.index, "I", level, args=(other.index,))
             for index, way in enumerate((pair.p2p_read, pair.p2p_write)):
                 status = number_of(way, words.P2P_STATUS)
-                rows.tell("nvmlDeviceGetP2PStatus", one.index, "I", status, args=(other.index, index))
+                table.put("nvmlDeviceGetP2PStatus", one.index, "I", status, args=(other.index, index))

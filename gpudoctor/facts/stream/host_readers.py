@@ -34,7 +34,7 @@ class HostReader:
     def __init__(self, host: Host, root: Path = Path("/")) -> None:
         self._psutil = psutil
         self._root = root
-        nodes = () if isinstance(host.numa_nodes, Missing) else host.numa_nodes
+        nodes = known(host.numa_nodes) or ()
         self._gpu_nodes = nodes if any(node.is_gpu_memory for node in nodes) else ()
         self._ram_mib = known(host.ram_mib)
         self._limit_mib = known(host.memory_limit_mib)

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Interface, Network, RdmaPort
 from gpudoctor.facts.system.pci import BUS_ID, read_numa_node
 from gpudoctor.facts.system.sysfs import link_name, list_names, present, read_int, read_match, read_text
@@ -79,7 +79,7 @@ def _rdma_ports(root: Path) -> tuple[RdmaPort, ...] | Missing:
     ports: list[RdmaPort] = []
     for device in devices:
         numbers = list_names(folder / device / "ports")
-        for number in () if isinstance(numbers, Missing) else numbers:
+        for number in known(numbers) or ():
             if number.isdecimal():
                 ports.append(_rdma_port(folder / device, int(number)))
     return tuple(sorted(ports, key=lambda port: (port.device, port.port)))

@@ -7,12 +7,13 @@ from typing import Any
 
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.model.driver import DRIVER_VERSION
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Host, Node
 
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)(B|[KMGT]i?B?)?", re.IGNORECASE)
 _KERNEL_MODULE = re.compile(
-    r"NVRM version: .{0,120}?Kernel Module(?: for \w{1,20})?\D{0,60}?(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b"
+    rf"NVRM version: .{{0,120}}?Kernel Module(?: for \w{{1,20}})?\D{{0,60}}?({DRIVER_VERSION})\b"
 )
 _MEMINFO = re.compile(r"^(MemTotal|MemAvailable|SwapTotal|SwapFree):\s+(\d{1,15}) kB", re.MULTILINE)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}

@@ -7,11 +7,10 @@ import re
 import msgspec
 
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
-from gpudoctor.facts.model.driver import DkmsBuild, Driver, LoadFailure, LoadFailureCause
+from gpudoctor.facts.model.driver import DRIVER_VERSION, DkmsBuild, Driver, LoadFailure, LoadFailureCause
 from gpudoctor.facts.model.node import Host, Network, Node
 from gpudoctor.facts.system.network import PEER_CORES
 
-_VERSION = r"\d{3}\.\d{1,3}(?:\.\d{1,3})?"
 _LSMOD = re.compile(r"Module\s+Size\s+Used by|(?:nvidia\w*|nouveau)\s+\d{3,10}\s+\d{1,5}(?:\s|$)")
 _LSMOD_MORE = re.compile(r"[\w-]{1,60}\s+\d{3,10}\s+-?\d{1,5}(?:\s|$)")
 _MODINFO = re.compile(r"filename:\s+/\S*/nvidia[\w.-]*\.ko|modinfo: ERROR: Module nvidia")
@@ -19,12 +18,12 @@ _MODINFO_MORE = re.compile(
     r"(?:filename|alias|version|supported|license|description|author|srcversion|depends|retpoline|name|vermagic|sig_id"
     r"|signer|sig_key|sig_hashalgo|signature|parm|firmware|import_ns|softdep|intree):\s|\s+[0-9A-F]{2}(?::[0-9A-F]{2})+"
 )
-_MODINFO_VERSION = re.compile(rf"version:\s+({_VERSION})\s*$")
+_MODINFO_VERSION = re.compile(rf"version:\s+({DRIVER_VERSION})\s*$")
 _DKMS = re.compile(
-    rf"nvidia[\w-]{{0,20}}(?:/|, ?){_VERSION}(?:, [^,:]{{1,80}}){{0,2}}: ?(?:added|built|installed|broken)"
+    rf"nvidia[\w-]{{0,20}}(?:/|, ?){DRIVER_VERSION}(?:, [^,:]{{1,80}}){{0,2}}: ?(?:added|built|installed|broken)"
 )
 _DKMS_LINE = re.compile(
-    rf"nvidia[\w-]{{0,20}}(?:/|, ?)(?P<version>{_VERSION})(?:, (?P<kernel>[^,:\s]{{1,80}}))?"
+    rf"nvidia[\w-]{{0,20}}(?:/|, ?)(?P<version>{DRIVER_VERSION})(?:, (?P<kernel>[^,:\s]{{1,80}}))?"
     r"(?:, [^,:]{1,20})?: ?(?P<state>\w+)"
 )
 _UNAME = re.compile(

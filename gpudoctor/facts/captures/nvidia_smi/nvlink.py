@@ -10,7 +10,7 @@ from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT, SmiDump
 from gpudoctor.facts.captures.nvidia_smi.values import missing_word
 from gpudoctor.facts.model.gpu import Gpu, MigInstance, NvLink
-from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing
+from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Driver, short_bus_id
 
 _GPU = re.compile(r"GPU (\d{1,4}): (.{0,200}?) ?\(UUID: ([^)\s]{1,80})\)")
@@ -78,7 +78,7 @@ def parse_gpu_list(text: str) -> SmiDump:
             )
         elif mig is not None and current is not None:
             before = current.settings.mig_instances
-            instances = (*(() if isinstance(before, Missing) else before), MigInstance(mig.group(2), mig.group(1)))
+            instances = (*(known(before) or ()), MigInstance(mig.group(2), mig.group(1)))
             settings = msgspec.structs.replace(current.settings, mig_enabled=True, mig_instances=instances)
             current = gpus[current.index] = msgspec.structs.replace(current, settings=settings)
     count = max(gpus, default=-1) + 1

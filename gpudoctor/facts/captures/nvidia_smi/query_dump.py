@@ -12,6 +12,7 @@ from gpudoctor.facts.captures import ABSENT, BUS_ID, SourceError
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
 from gpudoctor.facts.captures.nvidia_smi.query_health import REASON_SECTIONS
 from gpudoctor.facts.captures.nvidia_smi.values import Values
+from gpudoctor.facts.model.driver import DRIVER_VERSION
 from gpudoctor.facts.model.gpu import CallError, Fact, Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.facts.model.node import Driver, short_bus_id
@@ -27,7 +28,7 @@ _INIT_FAILURES = (
 )
 _NO_DEVICES = "No devices were found"
 _SMI = "nvidia-smi"
-_LIBRARY = re.compile(r"NVML library version: (\d{3}\.\d{1,3}(?:\.\d{1,3})?)")
+_LIBRARY = re.compile(rf"NVML library version: ({DRIVER_VERSION})")
 # "GPU 0000:05:00.0: ..." of older drivers, "GPU1: 0000:34:00.0: ..." of newer ones
 _LOST_GPU = re.compile(rf"GPU ?(?:(?P<index>\d{{1,3}}): ?)?(?P<bus_id>{BUS_ID})", re.IGNORECASE)
 _HANDLE = re.compile(r"^.{0,40}Unable to determine the device handle for.{0,300}", re.MULTILINE)
