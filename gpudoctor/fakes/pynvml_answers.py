@@ -36,6 +36,7 @@ _STRUCTS = {
     "nvmlDeviceGetAttributes_v2": "c_nvmlDeviceAttributes",
     "nvmlSystemGetConfComputeState": "c_nvmlConfComputeSystemState_t",
 }
+# functions whose answer is a handle
 _HANDLES = (
     "nvmlDeviceGetHandleByIndex",
     "nvmlDeviceGetMigDeviceHandleByIndex",
@@ -53,7 +54,9 @@ _NOT_ON_EVERY_NODE = frozenset(
         "nvmlDeviceGetMaxMigDeviceCount",
     }
 )
+# NVML's return codes for leaves that are Missing: what no source holds is not supported by a driver
 _CODES = {"unsupported": 3, "absent": 3, "denied": 4, "failed": 999}
+# the return codes of a lookup that finds nothing; of all other functions it is _NOT_SUPPORTED
 _ERROR_WITHOUT_ROW = {
     "nvmlDeviceGetHandleByIndex": 2,
     "nvmlDeviceGetHandleByUUID": 6,
@@ -119,7 +122,8 @@ class NvmlAnswers:
         version = self._table.versions.get(function) if into is None else getattr(into, "version", None)
         row = self._row(function, *key, *(() if version is None else (version,)))
         if into is not None:
-            ctypes.memmove(ctypes.addressof(into), self._packed(row), ctypes.sizeof(into))
+            data = self._packed(row)
+            ctypes.memmove(ctypes.addressof(into), data, min(len(data), ctypes.sizeof(into)))
             return 0
         if function in _STRUCTS:
             return getattr(pynvml, _STRUCTS[function]).from_buffer_copy(self._packed(row))

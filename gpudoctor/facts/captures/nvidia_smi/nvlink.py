@@ -93,7 +93,7 @@ def parse_nvlink(text: str, *, whole_end: bool = True) -> list[LinkDump]:
     Missing (failed). `whole_end`: False if the last line had no end.
 
     `--status`, `-e` and `-R` may stand in one text; what a link's lines do not tell is
-    `NOT_READ`. Where nvidia-smi says only that all links are inactive, a peer of the same model
+    `ABSENT`. Where nvidia-smi says only that all links are inactive, a peer of the same model
     tells how many those are; without such a peer the links are Missing.
     """
     gpus: dict[tuple[int, str], LinkDump] = {}
@@ -123,7 +123,7 @@ def parse_nvlink(text: str, *, whole_end: bool = True) -> list[LinkDump]:
         told = link.group(2).strip()
         blocks[-1].count(told, number)
         place = int(link.group(1))
-        known_so_far = current.links.get(place) or NvLink(place)
+        known_so_far = current.links.get(place) or _unread_link(place)
         current.links[place] = _with(known_so_far, told)
     if not gpus:
         raise SourceError("no line like 'GPU 0: NAME (UUID: GPU-...)'")
@@ -134,7 +134,7 @@ def parse_nvlink(text: str, *, whole_end: bool = True) -> list[LinkDump]:
         if gpu.all_inactive and not gpu.links:
             peer = next((other for other in found if other.links and other.name == gpu.name), None)
             for number in peer.links if peer else ():
-                gpu.links[number] = msgspec.structs.replace(NvLink(number), state="inactive")
+                gpu.links[number] = msgspec.structs.replace(_unread_link(number), state="inactive")
     return found
 
 
@@ -168,9 +168,9 @@ def _mark_cut(blocks: list[_Block], gpus: dict[tuple[int, str], LinkDump]) -> No
         f"cut off after line {last.last_line}: {last.lines} lines of links for GPU {gpu.index}, {whole.lines} before"
     )
     for number in gpus[whole.gpu].links:
-        link = gpu.links.get(number) or NvLink(number)
+        link = gpu.links.get(number) or _unread_link(number)
         lacking = ("state",) if whole.option == "state" else tuple(_COUNTERS.values())
-        news = {field: CUT for field in lacking if getattr(link, field) == NOT_READ}
+        news = {field: CUT for field in lacking if getattr(link, field) == ABSENT}
         gpu.links[number] = msgspec.structs.replace(link, **news)
 
 
@@ -199,6 +199,10 @@ def _counts_more(value: object, before: object) -> bool:
     if isinstance(value, int) and isinstance(before, int):
         return value > before
     return before == "active" and value in ("inactive", "disabled", "sleep")
+
+
+def _unread_link(number: int) -> NvLink:
+    return NvLink(number, **dict.fromkeys(NvLink.__struct_fields__[1:], ABSENT))
 
 
 def _with(link: NvLink, told: str) -> NvLink:
