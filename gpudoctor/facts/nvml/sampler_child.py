@@ -22,10 +22,9 @@ from gpudoctor.facts.nvml.client import (
     DriverError,
     NvmlClient,
     in_range,
-    load_pynvml,
     prefer,
 )
-from gpudoctor.facts.nvml.collector_child import load, serve_and_exit
+from gpudoctor.facts.nvml.collector_child import line_writer, load, serve_and_exit
 from gpudoctor.facts.nvml.gpu import (
     PCIE_REPLAY,
     POLICY_POWER,
@@ -40,7 +39,7 @@ from gpudoctor.facts.nvml.gpu import (
 )
 from gpudoctor.facts.nvml.read_node import version_numbers
 from gpudoctor.facts.nvml.samples import EVENTS, NAMES, Sample, SamplerLine
-from gpudoctor.process.pipes import ready, write_all
+from gpudoctor.process.pipes import ready
 
 _ECC_CORRECTED, _ECC_UNCORRECTED = 3, 4  # NVML field ids: volatile totals
 _COUNTER_FIELDS = {"pcie_replays": PCIE_REPLAY, "ecc_corrected": _ECC_CORRECTED, "ecc_uncorrected": _ECC_UNCORRECTED}
@@ -234,14 +233,9 @@ def main(argument: str) -> None:
 
 def serve(order: SampleOrder) -> None:
     """Sample until the descriptor `stop` is at its end."""
-    nvml = load(order.nvml) if order.nvml else load_pynvml()
-    encode = msgspec.json.Encoder().encode
-
-    def send(said: SamplerLine) -> None:
-        write_all(order.out, encode(said) + b"\n")
 
     def stopped(wait_s: float) -> bool:
         return bool(ready([order.stop], wait_s))
 
     slot = SharedCallTrace(order.trace).slot(0)
-    sample_until(stopped, send, nvml, order.gpus, order.interval_s, slot)
+    sample_until(stopped, line_writer(order.out), load(order.nvml), order.gpus, order.interval_s, slot)

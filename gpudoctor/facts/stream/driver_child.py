@@ -15,15 +15,14 @@ import msgspec
 
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.nvml.channel import SharedCallTrace
-from gpudoctor.facts.nvml.client import MAX_COUNT, CallTrace, DriverError, NvmlClient, in_range, load_pynvml
-from gpudoctor.facts.nvml.collector_child import load, serve_and_exit
+from gpudoctor.facts.nvml.client import MAX_COUNT, CallTrace, DriverError, NvmlClient, in_range
+from gpudoctor.facts.nvml.collector_child import line_writer, load, serve_and_exit
 from gpudoctor.facts.nvml.gpu import LINK_COUNT, POWER_INSTANT, SWITCH_LINK_COUNT
 from gpudoctor.facts.nvml.links import read_links
 from gpudoctor.facts.nvml.read_node import version_numbers
 from gpudoctor.facts.nvml.sampler_child import GpuSampler
 from gpudoctor.facts.nvml.settings import is_mps_server, joined_kinds, process_name, running
 from gpudoctor.facts.stream.messages import Due, GpuTick, OnGpu, ReaderAnswer, WatchOrder, due
-from gpudoctor.process.pipes import write_all
 
 _ALL_LINKS = 0xFFFF_FFFF  # as scope: the sum over a GPU's links
 _NVLINK = {"nvlink_tx_gb_s": (138, _ALL_LINKS), "nvlink_rx_gb_s": (139, _ALL_LINKS)}
@@ -198,13 +197,8 @@ def main(argument: str) -> None:
 
 def serve(order: WatchOrder) -> None:
     """Answer every request until the descriptor `requests` is at its end, or the driver does not start."""
-    nvml = load(order.nvml) if order.nvml else load_pynvml()
-    encode = msgspec.json.Encoder().encode
+    nvml, send = load(order.nvml), line_writer(order.out)
     watcher: Watcher | None = None
-
-    def send(answer: ReaderAnswer) -> None:
-        write_all(order.out, encode(answer) + b"\n")
-
     trace = SharedCallTrace(order.trace).slot(0)
     while os.read(order.requests, 1):
         if watcher is None:
