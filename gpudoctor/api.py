@@ -25,10 +25,9 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, Source
 from gpudoctor.lazy_import import lazy
 from gpudoctor.load.burn import burn_duration_s, count_again
-from gpudoctor.load.data_paths import absolute_paths, need_gb_s, refuse_unreadable
 from gpudoctor.load.devices import Backend, LoadRequest
 from gpudoctor.load.measure import measure, puts_load
-from gpudoctor.load.storage import with_storage
+from gpudoctor.load.storage import absolute_paths, need_gb_s, refuse_unreadable, with_storage
 from gpudoctor.plugins import all_checks
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement
 

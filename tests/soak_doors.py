@@ -23,7 +23,7 @@ import msgspec
 from gpudoctor.checks.core.registry import Check, Level
 from gpudoctor.cli.main import main
 from gpudoctor.errors import UserError
-from gpudoctor.facts.captures.bundle import pack
+from gpudoctor.facts.captures.archives import pack
 from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.collect import collect_live
 from gpudoctor.facts.model.measurements import PROBES, Measurements

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpudoctor.acceptance.result import Acceptance
 from gpudoctor.acceptance.run import AcceptanceRun
 from gpudoctor.acceptance.smi_step import DUMP
-from gpudoctor.facts.captures.bundle import ACCEPTANCE, FACTS, KERNEL, MEASURED, REPORT, VERSIONS, pack
+from gpudoctor.facts.captures.archives import ACCEPTANCE, FACTS, KERNEL, MEASURED, REPORT, VERSIONS, pack
 from gpudoctor.facts.model.gpu import system_program
 from gpudoctor.facts.model.node import to_json
 from gpudoctor.facts.redaction.redact import Redaction

@@ -118,8 +118,12 @@ def rate_item(
     plain = (before + after) / 2
     if plain <= 0 or abs(before - after) / plain > tolerance:
         return could_not(f"{what}: the plain loop itself gave {before:.4g} and then {after:.4g} {unit}")
-    off = ours / plain - 1
-    words = f"{what}: gpudoctor {ours:.4g}, plain loop {plain:.4g} {unit} ({off:+.1%})"
+    return _within(f"{what}: gpudoctor {ours:.4g}, plain loop {plain:.4g} {unit}", ours / plain - 1, tolerance)
+
+
+def _within(words: str, off: float, tolerance: float) -> Item:
+    """Whether two figures, which the words name, are `off` by no more than the tolerance (shares of the second one)."""
+    words = f"{words} ({off:+.1%})"
     return agreed(words) if abs(off) <= tolerance else differs(f"{words}; allowed are {tolerance:.0%}")
 
 
@@ -144,8 +148,8 @@ def all_reduce(run: AcceptanceRun) -> Iterator[Item]:
     largest = max(ours, key=lambda each: each.size_bytes)
     kind = {"float32": "float", "float16": "half", "bfloat16": "bfloat16"}.get(largest.dtype, "float")
     size = str(largest.size_bytes)
-    words = [program, "-b", size, "-e", size, "-d", kind, "-w", "5", "-n", "20", "-g", str(len(uuids))]
-    done = run.child(["env", f"CUDA_VISIBLE_DEVICES={','.join(uuids)}", *words])
+    command = [program, "-b", size, "-e", size, "-d", kind, "-w", "5", "-n", "20", "-g", str(len(uuids))]
+    done = run.child(["env", f"CUDA_VISIBLE_DEVICES={','.join(uuids)}", *command])
     text = done.stdout.decode("utf-8", "replace")
     run.raw["nccl-tests.txt"] = text.encode()
     theirs = bus_bandwidth(text, largest.size_bytes)
@@ -153,9 +157,8 @@ def all_reduce(run: AcceptanceRun) -> Iterator[Item]:
         yield differs(f"{_PROGRAM} {done.words}: it shows no bus bandwidth at {size} B, see nccl-tests.txt")
         return
     what = f"all_reduce of {largest.size_bytes >> 20} MiB on {len(uuids)} GPUs"
-    off = largest.busbw_gb_s / theirs - 1
-    said = f"{what}: gpudoctor {largest.busbw_gb_s:.4g}, nccl-tests {theirs:.4g} GB/s ({off:+.1%})"
-    yield agreed(said) if abs(off) <= NCCL_TOLERANCE else differs(f"{said}; allowed are {NCCL_TOLERANCE:.0%}")
+    words = f"{what}: gpudoctor {largest.busbw_gb_s:.4g}, nccl-tests {theirs:.4g} GB/s"
+    yield _within(words, largest.busbw_gb_s / theirs - 1, NCCL_TOLERANCE)
 
 
 def bus_bandwidth(text: str, size_bytes: int) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -32,6 +33,11 @@ def differs(text: str) -> Item:
 def could_not(text: str) -> Item:
     """Nothing was compared; the text says why, and what it takes."""
     return Item("could not look", text)
+
+
+def found_none(what: str, found: Sequence[str], none: str) -> Item:
+    """What should not be there: a difference that names the first five of it, or `none` in words that agree."""
+    return differs(f"{what}: {', '.join(found[:5])}") if found else agreed(none)
 
 
 class StepResult(msgspec.Struct, frozen=True):

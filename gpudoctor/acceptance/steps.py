@@ -14,7 +14,7 @@ from gpudoctor.acceptance.children import MARK
 from gpudoctor.acceptance.driver_step import driver
 from gpudoctor.acceptance.quick_steps import quick, under_load, verdicts
 from gpudoctor.acceptance.rate_steps import all_reduce, rates
-from gpudoctor.acceptance.result import Item, agreed, could_not, differs
+from gpudoctor.acceptance.result import Item, agreed, could_not, differs, found_none
 from gpudoctor.acceptance.run import AcceptanceRequest, AcceptanceRun, Step
 from gpudoctor.acceptance.settings_step import settings
 from gpudoctor.acceptance.smi_step import facts
@@ -66,11 +66,8 @@ def interrupt(run: AcceptanceRun) -> Iterator[Item]:
     else:
         told = report.run.interrupted
         yield (agreed if told == "SIGINT" else differs)(f"the partial report says: interrupted by {told}")
-    left = _left(run.mark)
-    if left:
-        yield differs(f"SIGINT while ranks were at work left processes: {_listed(left)}")
-    else:
-        yield agreed("SIGINT while ranks were at work left no process")
+    at_work = "SIGINT while ranks were at work left"
+    yield found_none(f"{at_work} processes", _left(run.mark), f"{at_work} no process")
 
 
 def shm_entries() -> frozenset[str]:
@@ -84,13 +81,9 @@ def shm_entries() -> frozenset[str]:
 
 def left_behind(run: AcceptanceRun, shm_before: frozenset[str]) -> Iterator[Item]:
     """No process of the run, no file in its TMPDIR, nothing new in /dev/shm, every setting as before."""
-    left = _left(run.mark)
-    yield differs(f"processes are left: {_listed(left)}") if left else agreed("no process is left")
+    yield found_none("processes are left", _left(run.mark), "no process is left")
     files = sorted(path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*") if not path.is_dir())
-    if files:
-        yield differs(f"{len(files)} files are left in TMPDIR: {', '.join(files[:5])}")
-    else:
-        yield agreed("no file is left in TMPDIR")
+    yield found_none(f"{len(files)} files are left in TMPDIR", files, "no file is left in TMPDIR")
     new = sorted(shm_entries() - shm_before)
     if new:
         yield differs(f"new in /dev/shm: {', '.join(new[:5])} (another program of this user may have made it)")
@@ -125,16 +118,12 @@ def _settings(gpu: Gpu) -> dict[str, object]:
     }
 
 
-def _left(mark: str) -> dict[int, str]:
-    """What is still there after a while: a process that was killed ends a little later."""
+def _left(mark: str) -> list[str]:
+    """The processes that are still there after a while: one that was killed ends a little later."""
     give_up_s = monotonic() + _LETTING_GO_S
     while (left := marked_processes(MARK, mark)) and monotonic() < give_up_s:
         sleep(0.1)
-    return left
-
-
-def _listed(processes: dict[int, str]) -> str:
-    return ", ".join(f"{name} ({pid})" for pid, name in sorted(processes.items())[:5])
+    return [f"{name} ({pid})" for pid, name in sorted(left.items())]
 
 
 # Steps `standard`, `full` and `burn`: each level as a user runs it.

@@ -19,7 +19,7 @@ from gpudoctor.agent.state import StateDirectory, WatchedSubject, default_direct
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.facts.model.node import Source
-from gpudoctor.facts.system.node_name import node_name
+from gpudoctor.facts.system.environment import node_name
 from gpudoctor.http.address import HttpAccess, listen_address
 from gpudoctor.process.command import CommandLateError, run_command
 from gpudoctor.process.die_with_parent import adopt_orphans

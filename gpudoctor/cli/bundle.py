@@ -16,11 +16,11 @@ from gpudoctor.facts.model.missing import known
 from gpudoctor.lazy_import import lazy
 
 if TYPE_CHECKING:
-    from gpudoctor.facts.captures import bundle
+    from gpudoctor.facts.captures import archives
     from gpudoctor.facts.model.node import Node
     from gpudoctor.report import bundle_files, output_files
 else:
-    bundle = lazy("gpudoctor.facts.captures.bundle")
+    archives = lazy("gpudoctor.facts.captures.archives")
     bundle_files = lazy("gpudoctor.report.bundle_files")
     output_files = lazy("gpudoctor.report.output_files")
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     node = read_source(args).node
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(made_s))
     files = bundle_files.files_of(node, redact=args.redact, made_s=made_s, argv=tuple(args.argv))
-    archive = bundle.pack(files, int(made_s))
+    archive = archives.pack(files, int(made_s))
     if to_stdout:
         write_stdout(archive)
         return OK

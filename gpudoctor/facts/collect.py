@@ -16,7 +16,7 @@ from gpudoctor.facts.model.gpu import Fact, Gpu, GpuPair
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.facts.model.node import Driver, Node, Source
 from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead
-from gpudoctor.facts.nvml.fake_driver_context import stand_in
+from gpudoctor.facts.nvml.fake_driver_context import AROUND, stand_in
 from gpudoctor.facts.nvml.kernel_module import read_kernel_module
 from gpudoctor.lazy_import import lazy
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpudoctor.facts.kernel_log import live as kernel_log
     from gpudoctor.facts.nvml import collector as nvml_collector
     from gpudoctor.facts.nvml.collector import CollectorResult
-    from gpudoctor.facts.system import environment, fabric_manager, nccl_plugins, network, pci, software, storage
+    from gpudoctor.facts.system import environment, fabric_manager, network, pci, software, storage
     from gpudoctor.facts.system import host as live_host
 else:
     kernel_log = lazy("gpudoctor.facts.kernel_log.live")
@@ -32,7 +32,6 @@ else:
     environment = lazy("gpudoctor.facts.system.environment")
     fabric_manager = lazy("gpudoctor.facts.system.fabric_manager")
     live_host = lazy("gpudoctor.facts.system.host")
-    nccl_plugins = lazy("gpudoctor.facts.system.nccl_plugins")
     network = lazy("gpudoctor.facts.system.network")
     pci = lazy("gpudoctor.facts.system.pci")
     software = lazy("gpudoctor.facts.system.software")
@@ -40,8 +39,6 @@ else:
 
 F = TypeVar("F", bound=Fact)
 _Told = tuple[Driver, tuple[Gpu, ...], "tuple[GpuPair, ...] | Missing"]
-
-_AROUND = ("pci", "host", "environment", "software", "network", "fabric_manager", "storage", "kernel_log")
 
 # what the parent waits beyond the deadline for its own listener
 _SLACK_S = 1.0
@@ -102,7 +99,7 @@ def collect_live(
     if collector is not None:
         told = _complete(collector.end(patience, words), driver)
     if words is not None:
-        for name in _AROUND:
+        for name in AROUND:
             around.setdefault(name, fill(getattr(Node(), name), Missing(words, "failed")))
     node = _merge(root, *told, around)
     node = node if played is None else played.placed(node)
@@ -120,7 +117,7 @@ def _read_host(root: Path, deadline_s: float, into: dict[str, Any], data: Sequen
         into["host"] = live_host.read_host(root)
         into["environment"] = environment.read_environment(os.environ, root)
         into["software"] = replace(
-            software.read_software(), nccl_net_plugins=nccl_plugins.read_nccl_net_plugins(root, os.environ)
+            software.read_software(), nccl_net_plugins=software.read_nccl_net_plugins(root, os.environ)
         )
         into["network"] = network.read_network(root)
         into["fabric_manager"] = fabric_manager.read_fabric_manager(root)

@@ -7,7 +7,7 @@
  * hold the driver's lock, behind which all others queue; wait|device|N, the first handle of that device.
  * latency|-1 has microseconds as its code: so long does every call take before it is answered.
  * The bytes are the struct, number or text as the caller wants it in memory. All knowledge of
- * what a GPU answers is in table.py; here is only how each function takes its arguments.
+ * what a GPU answers is in table_*.py; here is only how each function takes its arguments.
  * DRIVER is the branch (535): functions that came later are not in the library, as in a real one.
  */
 #include <ctype.h>

@@ -1,85 +1,149 @@
-"""Where NVML's functions and field ids find their answer in a `Gpu`: dotted paths of leaves."""
+"""The table that both fake drivers answer from: function, device and arguments -> values, in NVML's own numbers.
+
+The Python fake takes the values as they are; the C library gets them as the bytes of nvml.h's structs.
+"""
 
 from __future__ import annotations
 
+import re
+import struct
 from collections.abc import Mapping
+from typing import Any
 
-from gpudoctor.facts.nvml import labels as words
+import msgspec
 
-# functions that tell one leaf, as NVML has it
-LEAVES = {
-    "nvmlDeviceGetSerial": "serial",
-    "nvmlDeviceGetVbiosVersion": "vbios",
-    "nvmlDeviceGetBoardPartNumber": "board_part_number",
-    "nvmlDeviceGetMinorNumber": "minor_number",
-    "nvmlDeviceGetCurrPcieLinkGeneration": "pcie.generation",
-    "nvmlDeviceGetMaxPcieLinkGeneration": "pcie.generation_max",
-    "nvmlDeviceGetGpuMaxPcieLinkGeneration": "pcie.device_generation_max",
-    "nvmlDeviceGetCurrPcieLinkWidth": "pcie.width",
-    "nvmlDeviceGetMaxPcieLinkWidth": "pcie.width_max",
-    "nvmlDeviceGetPcieReplayCounter": "pcie.replays",
-    "nvmlDeviceGetUnrepairableMemoryFlag_v1": "memory_repair.unrepairable",
-    "nvmlDeviceGetPerformanceState": "clocks.performance_state",
-    "nvmlDeviceGetTemperature": "thermal.gpu_c",
-    "nvmlDeviceGetTemperatureV1": "thermal.gpu_c",
-    "nvmlDeviceGetMarginTemperature": "thermal.margin_c",
-    "nvmlDeviceGetPersistenceMode": "settings.persistence",
-    "nvmlDeviceGetDisplayMode": "settings.display_attached",
-    "nvmlDeviceGetDisplayActive": "settings.display_active",
-}
-WORDS: dict[str, tuple[str, Mapping[int, str]]] = {
-    "nvmlDeviceGetBrand": ("brand", words.BRANDS),
-    "nvmlDeviceGetArchitecture": ("architecture", words.ARCHITECTURES),
-    "nvmlDeviceGetComputeMode": ("settings.compute_mode", words.COMPUTE_MODES),
-    "nvmlDeviceGetVirtualizationMode": ("settings.virtualization", words.VIRTUALIZATION),
-    "nvmlDeviceGetAddressingMode": ("settings.addressing_mode", words.ADDRESSING),
-}
-WATTS = {
-    "nvmlDeviceGetPowerUsage": "power.draw_w",
-    "nvmlDeviceGetEnforcedPowerLimit": "power.limit_w",
-    "nvmlDeviceGetPowerManagementLimit": "power.requested_limit_w",
-    "nvmlDeviceGetPowerManagementDefaultLimit": "power.default_limit_w",
-}
-# field ids by what they tell
-FIELDS = {
-    1: "ecc.enabled",
-    2: "ecc.pending",
-    3: "ecc.corrected_volatile",
-    4: "ecc.uncorrected_volatile",
-    5: "ecc.corrected_aggregate",
-    6: "ecc.uncorrected_aggregate",
-    29: "memory_repair.retired_single_bit",
-    30: "memory_repair.retired_double_bit",
-    31: "memory_repair.retirement_pending",
-    82: "thermal.memory_c",
-    94: "pcie.replays",
-    95: "pcie.replay_rollovers",
-    142: "memory_repair.remapped_corrected",
-    143: "memory_repair.remapped_uncorrected",
-    144: "memory_repair.remap_pending",
-    145: "memory_repair.remap_failed",
-    193: "thermal.shutdown_margin_c",
-    194: "thermal.slowdown_margin_c",
-    196: "thermal.max_operating_margin_c",
-}
-WATT_FIELDS = {
-    186: "power.draw_w",
-    187: "power.min_limit_w",
-    188: "power.max_limit_w",
-    189: "power.default_limit_w",
-    190: "power.limit_w",
-    192: "power.requested_limit_w",
-}
-HOT = ("throttle_times.sw_thermal_us", "throttle_times.hw_thermal_us", "throttle_times.hw_power_brake_us")
-SLOWED_TIMES = {74: "throttle_times.sw_power_cap_us", 75: HOT[0], 76: "throttle_times.sync_boost_us"}
+from gpudoctor.facts.model.missing import Missing
+
+SYSTEM = -1
+NEVER = -1  # as a return code: the call does not return
+UNKNOWN = 999
+
+# what a capture does not hold is refused, not unsupported: a GPU without NVLinks is another thing than links not read
+_CODES = {"unsupported": 3, "absent": 4, "denied": 4}
+_CODE_AT_END = re.compile(r"\(([0-9]{1,3})\)$")
+# a failed leaf that names no code; not 999, which would condemn the whole GPU
+_TIMEOUT = 10
+_KEY_BYTES = 250
+_LONGEST_WAIT_MS = 86_400_000
 
 
-def slowed_times(driver: tuple[int, ...]) -> dict[int, str]:
-    """The fields that count time slowed down, by the nvml.h of that driver: those of HOT came with 575, and moved.
+def code_of(why: Missing) -> int:
+    """NVML's return code for a leaf that is Missing: the one that its reason names, as in "GPU is lost (15)"."""
+    return _CODES.get(why.kind) or code_named(why.reason) or _TIMEOUT
 
-    On 570, and again from 580.82 on, 251 to 253 are NVML_FI_PWR_SMOOTHING_*, which no GPU of ours has.
+
+def code_named(reason: str) -> int:
+    """The return code at the end of a reason that came from a driver; 0 if there is none."""
+    named = _CODE_AT_END.search(reason)
+    return int(named[1]) if named else 0
+
+
+def number_of(leaf: Any, words: Mapping[int, str]) -> Any:
+    """The number that NVML has for a word; "value 9" is a number that has no word yet."""
+    if isinstance(leaf, Missing):
+        return leaf
+    found = next((number for number, word in words.items() if word == leaf), None)
+    if found is not None:
+        return found
+    number = str(leaf).removeprefix("value ")
+    return int(number) if number.isdecimal() else Missing(f"no number stands for {leaf}", "unsupported")
+
+
+def thousandths(leaf: Any) -> Any:
+    """Watts as mW, GB/s as MB/s."""
+    return leaf if isinstance(leaf, Missing) else round(leaf * 1000)
+
+
+def handle_name(text: str) -> str:
+    """A UUID or bus id as the table has it, whatever its case; what is not ASCII is a `?`."""
+    return text.lower().encode("ascii", "replace").decode()
+
+
+class TableRow(msgspec.Struct, frozen=True):
+    """One answer: the return code, or the values, of which one that is Missing makes the whole call fail.
+
+    `form` is how `struct` packs the values (native order, no padding but what it names).
     """
-    if driver < (575,):
-        return SLOWED_TIMES
-    ids = (251, 252, 253) if driver < (580, 82) else (269, 270, 271)
-    return SLOWED_TIMES | dict(zip(ids, HOT, strict=True))
+
+    form: str = ""
+    values: tuple[Any, ...] = ()
+    code: int = 0
+
+    @property
+    def missing(self) -> Missing | None:
+        """The first value that is Missing."""
+        return next((value for value in self.values if isinstance(value, Missing)), None)
+
+    def packed(self) -> tuple[int, bytes]:
+        """Return code and bytes, as the C library answers; what does not fit into its place is a timeout."""
+        missing = self.missing
+        if self.code or missing is not None:
+            return self.code if missing is None else code_of(missing), b""
+        try:
+            return 0, struct.pack(f"={self.form}", *self.values)
+        except (struct.error, OverflowError):  # a facts file may hold any number
+            return _TIMEOUT, b""
+
+
+class NvmlTable:
+    """Collects answers; the first one of a key stays.
+
+    `functions` are those that it has a row for, `versions` the version of the struct that a function answers with.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str | int, ...], TableRow] = {}
+        self.functions: set[str] = set()
+        self.versions: dict[str, int] = {}
+
+    def refuse(self, function: str, device: int, code: int) -> None:
+        """This code is the answer to the function whatever its arguments; function `*`: to all others."""
+        self._keep(function, device, (), TableRow(code=code))
+
+    def put(self, function: str, device: int, form: str, *values: Any, args: tuple[int, ...] = ()) -> None:
+        """The values, in the order of the answer's struct."""
+        self._keep(function, device, args, TableRow(form, values))
+
+    def put_versioned(self, function: str, device: int, version: int, form: str, *values: Any) -> None:
+        """The values of a struct that begins with its version, which the caller has put there."""
+        self.versions[function] = version
+        self.put(function, device, f"I{form}", version, *values, args=(version,))
+
+    def put_text(self, function: str, device: int, text: Any) -> None:
+        """A text with a zero behind it."""
+        data = text if isinstance(text, Missing) else str(text).encode("utf-8", "replace") + b"\0"
+        self._keep(function, device, (), TableRow("" if isinstance(data, Missing) else f"{len(data)}s", (data,)))
+
+    def wait(self, function: str, device: int, seconds: float) -> None:
+        """The first such call of a process holds the driver's lock for so long; `device`: the GPU's first handle."""
+        self.refuse(f"wait|{function}", device, min(round(seconds * 1000), _LONGEST_WAIT_MS))
+
+    def latency(self, milliseconds: float) -> None:
+        """How long every call takes before it is answered; with 0 it answers at once."""
+        if milliseconds:
+            self.refuse("latency", SYSTEM, round(1000 * milliseconds))
+
+    def put_handle(self, function: str, text: Any, device: int) -> None:
+        """The device that goes by this text; a text that no caller could ask for is left out."""
+        name = handle_name(str(text))
+        if not isinstance(text, Missing) and str(text).isprintable() and len(f"{function}|{name}") < _KEY_BYTES:
+            self._rows.setdefault((function, name), TableRow("i", (device,)))
+
+    def _keep(self, function: str, device: int, args: tuple[int, ...], row: TableRow) -> None:
+        self.functions.add(function)
+        self._rows.setdefault((function, device, *args), row)
+
+    def find(self, function: str, *key: str | int) -> TableRow | None:
+        """The row of a device (or of a text that names one) and these arguments.
+
+        A row without arguments that refuses speaks for all arguments.
+        """
+        whole = self._rows.get((function, *key[:1]))
+        if whole is not None and (len(key) == 1 or whole.code or whole.missing):
+            return whole
+        return self._rows.get((function, *key)) if len(key) > 1 else None
+
+    def written(self) -> bytes:
+        """The file as the C library reads it: sorted by key."""
+        rows = (("|".join(map(str, key)).encode(), *row.packed()) for key, row in self._rows.items())
+        return b"".join(b"%s\t%d\t%s\n" % (key, code, data.hex().encode()) for key, code, data in sorted(rows))

@@ -17,7 +17,7 @@ from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.nvml.fake_driver_context import VARIABLE, write_stand_in
 from gpudoctor.facts.simulated.load import apply_faults
 from gpudoctor.fakes.library_build import library_folder
-from gpudoctor.fakes.library_table import answers_of, branch_of
+from gpudoctor.fakes.table_node import answers_of, branch_of
 from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.ending import ENDING_SIGNALS
 from gpudoctor.process.spawn import Child
@@ -117,14 +117,14 @@ def _start(program: Sequence[str], environ: dict[str, str], mask: set[signal.Sig
 def _wait(process: Child, wanted: tuple[signal.Signals, ...]) -> int:
     asked_to_end = 0
     while True:
-        told = signal.sigwaitinfo(wanted)
-        if told.si_signo == signal.SIGCHLD:
+        info = signal.sigwaitinfo(wanted)
+        if info.si_signo == signal.SIGCHLD:
             code = process.poll()
             if code is not None:
                 return code if code >= 0 else 128 - code
-        elif told.si_code <= 0:  # sent by a process, to us alone perhaps
-            process.send(told.si_signo)
-        elif told.si_signo == signal.SIGINT:
+        elif info.si_code <= 0:  # sent by a process, to us alone perhaps
+            process.send(info.si_signo)
+        elif info.si_signo == signal.SIGINT:
             # from the terminal: the program got it too. In a call that hangs it hears nothing but this
             asked_to_end += 1
             if asked_to_end > 1:

@@ -13,7 +13,7 @@ from gpudoctor.checks.core.registry import Level
 from gpudoctor.errors import UserError
 from gpudoctor.facts.kernel_log.records import read_line
 from gpudoctor.facts.model.gpu import Gpu
-from gpudoctor.facts.model.measured_burn import NOT_READ_AGAIN, GpuCounters
+from gpudoctor.facts.model.measured_burn import NOT_READ_AGAIN, GpuCounters, counters_of
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node
@@ -41,8 +41,8 @@ def _of_gpu(before: Gpu, after: Gpu | None) -> GpuCounters:
         after = None
     growth: dict[str, int] = {}
     unread: dict[str, Missing] = {}
-    now = _counters(after) if after is not None else {}
-    for name, first in _counters(before).items():
+    now = counters_of(after) if after is not None else {}
+    for name, first in counters_of(before).items():
         second = now.get(name, _GONE)
         if isinstance(first, Missing) or isinstance(second, Missing):
             reasons = [m for m in (second, first) if isinstance(m, Missing)]
@@ -53,14 +53,6 @@ def _of_gpu(before: Gpu, after: Gpu | None) -> GpuCounters:
             growth[name] = second - first
     errors = condemning(after) if after is not None else ()
     return GpuCounters(before.index, known(before.uuid), before.bus_id, growth, unread, errors)
-
-
-def _counters(gpu: Gpu) -> dict[str, int | Missing]:
-    return {
-        "pcie_replays": gpu.pcie.replays,
-        "ecc_corrected": gpu.ecc.corrected_volatile,
-        "ecc_uncorrected": gpu.ecc.uncorrected_volatile,
-    }
 
 
 def new_events(before: KernelLog, after: KernelLog, read_s: float | None = None) -> tuple[KernelEvent, ...] | Missing:

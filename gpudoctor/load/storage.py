@@ -1,19 +1,99 @@
-"""Has the paths read that training reads, if a chosen check wants it: on this machine, GPUs or not."""
+"""The paths that training reads: the values of `--data` and `--need`, and having the paths read if a check wants it."""
 
 from __future__ import annotations
 
+import errno
 import math
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from gpudoctor.checks.core.registry import LEVELS, Check, Level
+from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measured_storage import StorageRead
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.system.mounts import PSEUDO, Mount, mount_of, read_mounts
+from gpudoctor.facts.system.path_status import PathStatus, ask_paths
 from gpudoctor.load.devices import LoadRequest
+
+MAX_PATHS = 32  # each costs a thread of the process that asks, and seconds at level full
+_RATE = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([kMGT]i?)?B/s\s*", re.IGNORECASE)
+_BITS = re.compile(r"\d\s*[KMGT]i?b/s|bit|bps")  # an eighth of as many bytes
+_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_MOST_GB_S = 1e4
+# what is wrong with the name that was given; other errors are what a broken mount answers, and are judged
+_WRONG_NAME = {
+    errno.ENOENT: "is not there",
+    errno.ENOTDIR: "is not there",
+    errno.ENAMETOOLONG: "is too long for a path",
+    errno.ELOOP: "is a loop of symbolic links",
+    errno.EINVAL: "is no path",
+    errno.EACCES: "may not be read by this user",
+    errno.EPERM: "may not be read by this user",
+}
+
+
+def absolute_paths(paths: Sequence[str]) -> tuple[str, ...]:
+    """The paths as absolute ones, each once; asks nothing of what they name. Raise UserError."""
+    made: dict[str, None] = {}
+    for path in paths:
+        if not path or "\0" in path:
+            raise UserError(f"--data {path!r}: a path is wanted")
+        try:
+            made[os.path.abspath(os.path.expanduser(path))] = None  # noqa: PTH100, PTH111 - no look at the file system
+        except OSError:
+            raise UserError(f"--data {path}: the working directory is gone; name an absolute path") from None
+    if len(made) > MAX_PATHS:
+        raise UserError(f"--data: {len(made)} paths; at most {MAX_PATHS} are wanted")
+    return tuple(made)
+
+
+def refuse_unreadable(paths: Sequence[str]) -> None:
+    """Raise UserError, one line, for a path that no data can be read from.
+
+    That is a name that is not there, is not for this user, or is no file and no folder; a file of the kernel's own
+    (/proc, /sys); a file of 0 bytes. A mount that is broken or does not answer is not refused here: that is a finding.
+    """
+    answers = ask_paths(paths)
+    mounts = read_mounts()  # by now: to look at a path mounts it, if autofs waits there
+    for path, status in zip(paths, answers, strict=True):
+        if isinstance(status, PathStatus) and (why := _why_not(status, mounts)) is not None:
+            raise UserError(f"--data {path}: {why}")
+
+
+def need_gb_s(text: str) -> float:
+    """A rate such as 400MB/s in GB/s; raise UserError. Units are decimal (MB) or binary (MiB), not bits (Mb).
+
+    >>> need_gb_s("400MB/s"), need_gb_s("1.5 GB/s")
+    (0.4, 1.5)
+    """
+    if _BITS.search(text):
+        raise UserError(f"--need {text[:60]!r}: b stands for bits; a rate in bytes is wanted, such as 400MB/s")
+    match = _RATE.fullmatch(text)
+    rate_gb_s = float(match[1]) * _FACTORS[(match[2] or "").lower()] / 1e9 if match else 0.0
+    if not 0 < rate_gb_s <= _MOST_GB_S:
+        raise UserError(f"--need {text[:60]!r}: a rate a GPU is wanted, such as 400MB/s or 1.5GB/s")
+    return rate_gb_s
+
+
+def _why_not(status: PathStatus, mounts: tuple[Mount, ...] | Missing) -> str | None:
+    if status.error is not None:
+        return _WRONG_NAME.get(status.error)
+    if status.kind not in ("file", "folder"):
+        return f"is a {status.kind}; a folder of files, or a file, is wanted"
+    if not status.readable:
+        return "may not be read by this user"
+    mount = None if isinstance(mounts, Missing) else mount_of(status.resolved, mounts)
+    if mount is not None and mount.fs_type in PSEUDO:
+        return f"is the kernel's own ({mount.fs_type}), no storage; a folder of files, or a file, is wanted"
+    if status.kind == "file" and status.size_bytes == 0:
+        return "is a file of 0 bytes: there is nothing to read"
+    return None
+
 
 READ = "storage.read"
 _FEW_READERS = (1, 4)

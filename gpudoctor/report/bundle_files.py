@@ -9,7 +9,7 @@ import msgspec
 
 from gpudoctor import __version__
 from gpudoctor.exits import printable
-from gpudoctor.facts.captures.bundle import FACTS, KERNEL, REPORT, VERSIONS
+from gpudoctor.facts.captures.archives import FACTS, KERNEL, REPORT, VERSIONS
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, to_json
 from gpudoctor.facts.redaction.redact import Redaction

@@ -8,21 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpudoctor.fakes.fake_nvml import FakeNvml
+    from gpudoctor.fakes.fake_nvml import FakeNvml, load
     from gpudoctor.fakes.fake_nvml import ScriptedFault as Fault
-    from gpudoctor.fakes.nodes import load
 
 __all__ = ["FakeNvml", "Fault", "load"]
 
 
 # on demand: pytest imports this package in every run of every project that has gpudoctor installed
 def __getattr__(name: str) -> Any:
-    if name in ("FakeNvml", "Fault"):
-        from gpudoctor.fakes.fake_nvml import FakeNvml, ScriptedFault
+    if name in __all__:
+        from gpudoctor.fakes import fake_nvml
 
-        return FakeNvml if name == "FakeNvml" else ScriptedFault
-    if name == "load":
-        from gpudoctor.fakes.nodes import load
-
-        return load
+        return getattr(fake_nvml, {"Fault": "ScriptedFault"}.get(name, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,7 @@ import msgspec
 
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
-from gpudoctor.facts.system.node_name import node_name
+from gpudoctor.facts.system.environment import node_name
 from gpudoctor.lazy_import import lazy
 from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.own_program import own_gpudoctor

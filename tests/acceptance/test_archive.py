@@ -14,7 +14,7 @@ from gpudoctor.acceptance.command import summary
 from gpudoctor.acceptance.result import Acceptance, Item, result_of
 from gpudoctor.acceptance.run import AcceptanceRequest, AcceptanceRun
 from gpudoctor.facts.captures import SourceError
-from gpudoctor.facts.captures.bundle import ACCEPTANCE, FACTS, MEASURED, members, pack
+from gpudoctor.facts.captures.archives import ACCEPTANCE, FACTS, MEASURED, members, pack
 from gpudoctor.facts.captures.opened import read_file
 from gpudoctor.facts.captures.source import load_source
 from gpudoctor.facts.model.node import to_json

@@ -12,8 +12,8 @@ import pytest
 
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Host, NumaNode
+from gpudoctor.facts.system.environment import node_name
 from gpudoctor.facts.system.host import read_host
-from gpudoctor.facts.system.node_name import node_name
 from tests.sysfs_tree import meminfo, numa_node, write
 
 UNLIMITED_V1 = "9223372036854771712"  # 0x7ffffffffffff000

@@ -13,8 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpudoctor.facts.kernel_log.lines import parse_kernel_lines, read_kernel_text
-from gpudoctor.facts.kernel_log.live import read_kernel_log
-from gpudoctor.facts.kernel_log.tail import KernelTail
+from gpudoctor.facts.kernel_log.live import KernelTail, read_kernel_log
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import KernelLog
 from tests.facts.kernel_words import (

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from gpudoctor.facts.model.gpu import GpuProcess
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.stream import driver_child as nvml_watcher
-from gpudoctor.facts.stream.driver_channel import OnGpu, ReaderAnswer
 from gpudoctor.facts.stream.driver_child import Watcher
-from gpudoctor.facts.stream.messages import GpuTick
+from gpudoctor.facts.stream.messages import GpuTick, OnGpu, ReaderAnswer
 from gpudoctor.fakes.fake_nvml import ABSENT_IN_470, LAST_FIELD_IN_470, FakeNvml, ScriptedFault
 from tests.facts.nvml_nodes import make_node, with_gpu
 

@@ -15,9 +15,8 @@ import pytest
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.nvml.channel import SIZE_BYTES
 from gpudoctor.facts.stream.driver import DriverWatch
-from gpudoctor.facts.stream.driver_channel import ReaderAnswer, WatchOrder
 from gpudoctor.facts.stream.driver_child import serve
-from gpudoctor.facts.stream.messages import Silence
+from gpudoctor.facts.stream.messages import ReaderAnswer, Silence, WatchOrder
 from gpudoctor.fakes.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
 from gpudoctor.process.anonymous_file import anonymous_file
 from tests.facts.nvml_nodes import make_node

@@ -11,12 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpudoctor.facts.kernel_log.tail import KernelTail
+from gpudoctor.facts.kernel_log.live import KernelTail
 from gpudoctor.facts.model.missing import UNSUPPORTED
 from gpudoctor.facts.model.node import Host, NumaNode
-from gpudoctor.facts.stream.driver_channel import OnGpu
-from gpudoctor.facts.stream.host import HostReader
-from gpudoctor.facts.stream.processes import ProcessJob, ProcessReader, job_of
+from gpudoctor.facts.stream.host_readers import HostReader, ProcessJob, ProcessReader, job_of
+from gpudoctor.facts.stream.messages import OnGpu
 from gpudoctor.facts.system.host import read_host
 
 # jobs
@@ -240,7 +239,7 @@ def test_records_that_the_kernel_overwrote_are_passed_over_and_a_broken_log_ends
             raise answer
         return answer
 
-    monkeypatch.setattr("gpudoctor.facts.kernel_log.tail.os.read", read)
+    monkeypatch.setattr("gpudoctor.facts.kernel_log.live.os.read", read)
     assert [(event.kind, event.code) for event in tail.read()] == [("gap", None), ("xid", 79)]
     assert [event.code for event in tail.read()] == [79], "what came before the error counts"
     assert tail.read() == ()

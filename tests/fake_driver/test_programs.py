@@ -21,7 +21,7 @@ from gpudoctor.facts.model.node import Node, from_json, to_json
 from gpudoctor.facts.nvml.read_node import version_numbers
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.fakes.library_build import FLAGS, LIBRARY, SOURCES, find_compiler
-from gpudoctor.fakes.library_table import answers_of
+from gpudoctor.fakes.table_node import answers_of
 from tests.fake_driver.conftest import Run
 
 GPUDOCTOR = (sys.executable, "-m", "gpudoctor")

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from gpudoctor.checks.core.registry import registry
-from gpudoctor.facts.captures.bundle import pack
+from gpudoctor.facts.captures.archives import pack
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import DkmsBuild, Host, Node, to_json
 from gpudoctor.facts.simulated.load import apply_faults, load_node

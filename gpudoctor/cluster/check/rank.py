@@ -14,8 +14,8 @@ from gpudoctor.cluster.check.placement import JobPlacement, job_place
 from gpudoctor.cluster.check.request import ClusterCheckRequest, ClusterOutput
 from gpudoctor.errors import UserError
 from gpudoctor.exits import OK, UNKNOWN, say
+from gpudoctor.facts.system.environment import node_name
 from gpudoctor.facts.system.network_reach import own_addresses
-from gpudoctor.facts.system.node_name import node_name
 from gpudoctor.process.die_with_parent import dependent_gpudoctor
 from gpudoctor.process.spawn import Child
 

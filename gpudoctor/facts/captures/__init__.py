@@ -7,6 +7,8 @@ from gpudoctor.facts.model.missing import Missing
 
 MOST_GPUS = 1024  # no machine has so many, and each is compared with all of its peers
 LONGEST_TEXT = 1000
+# as nvidia-smi and lspci print it, in capitals or not; a domain of 0 may be left out
+BUS_ID = r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
 ABSENT = Missing("not in this capture", "absent")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from gpudoctor.facts.captures import clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump
 from gpudoctor.facts.captures.reader import Block, Part
+from gpudoctor.facts.model.driver import DRIVER_VERSION
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import NOT_READ
 from gpudoctor.facts.model.node import Driver, Host, Node, Software
@@ -25,7 +26,6 @@ _MORE = re.compile(
 )
 _GPU = re.compile(r"(?:GPU models and configuration: )?GPU (\d{1,4}): (\S.{0,100}?)(?: \(UUID: ([^)\s]{1,80})\))?$")
 _FIELD = re.compile(r"([\w /()-]{2,40}): (\S.{0,300})$")
-_NVIDIA_VERSION = re.compile(r"\d{3}\.\d{1,3}(?:\.\d{1,3})?")
 _NCCL = re.compile(r"\[(?:pip3|conda)\] nvidia-nccl-cu\d+(?:==|\s+)(\d[\w.]{1,20})")
 _NONE = ("N/A", "None", "Could not collect")
 
@@ -59,7 +59,7 @@ def read_collect_env(block: Block) -> Part:
             made[name] = fields[label]
     if "Python version" in fields:
         made["python"] = fields["Python version"].partition(" ")[0]
-    version_of_driver = _NVIDIA_VERSION.match(fields.get("Nvidia driver version", ""))
+    version_of_driver = re.match(DRIVER_VERSION, fields.get("Nvidia driver version", ""))
     node = Node(software=Software(**{"nccl": nccl, **made}), host=Host(os_name=fields.get("OS", NOT_READ)))
     if not gpus and version_of_driver is None:
         return Part(node)

@@ -11,7 +11,7 @@ from gpudoctor.facts.captures.host.lspci import PciTree
 from gpudoctor.facts.captures.nvidia_smi.nvlink import LinkDump
 from gpudoctor.facts.captures.nvidia_smi.topology import Pair, Topology
 from gpudoctor.facts.model.gpu import Gpu, GpuPair, NvLink, P2pStatus
-from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.model.node import Host
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ def _with_remote_kinds(gpus: tuple[Gpu, ...], whole: bool) -> tuple[Gpu, ...]:
     own = {gpu.bus_id for gpu in gpus}
     seen_from: dict[str, set[str]] = {}
     for gpu in gpus:
-        for link in () if isinstance(gpu.nvlinks, Missing) else gpu.nvlinks:
+        for link in known(gpu.nvlinks) or ():
             if isinstance(link.remote_bus_id, str):
                 seen_from.setdefault(link.remote_bus_id, set()).add(gpu.bus_id)
 

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from gpudoctor.facts.captures import SourceError, printable
 from gpudoctor.facts.captures.join import Dumps
 from gpudoctor.facts.captures.lines import chunks_of, lines_of
-from gpudoctor.facts.captures.opened import MAX_BYTES, head_text, open_plain, read_file
+from gpudoctor.facts.captures.opened import GZIP, MAX_BYTES, head_text, open_plain, read_file
 from gpudoctor.facts.captures.reader import TextReader
 from gpudoctor.facts.captures.readers import READERS
 from gpudoctor.facts.captures.recognise import HEAD_BYTES, recognise
@@ -74,7 +74,6 @@ MAX_TOTAL_BYTES = 512 * 1024 * 1024  # unpacked: twice the largest bug report th
 _MAX_DEFLATE_RATIO = 1032  # zlib's own figure, technical details of zlib: 1032:1
 MAX_NAMED = 10  # of the files that are no dumps
 _PSEUDO = ("/proc", "/sys", "/dev")
-_GZIP = b"\x1f\x8b"
 
 
 def node_from_text(head: bytes, stream: BinaryIO, path: str) -> Node | None:
@@ -207,7 +206,7 @@ def _dump_in(path: str) -> tuple[bytes | None, str, int]:
         return None, f"cannot be read: {error.strerror}", 0
     if not head.strip():
         return None, "empty", len(head)
-    packed = head.startswith(_GZIP)
+    packed = head.startswith(GZIP)
     if not packed and not is_dump(head):
         return None, "not recognised as a dump", len(head)
     try:

@@ -117,10 +117,11 @@ def _refuse_two_machines(place: _Place, bus_id: str | None, uuid: str | None, fi
     for mine, theirs in ((place.bus_id, bus_id), (place.uuid, uuid)):
         if mine is not None and theirs is not None and mine != theirs:
             other = next((name for name in place.files if name != file), place.files[0])
-            raise SourceError(
-                f"{file} contradicts {other} (GPU {bus_id or index} is {theirs} here, {mine} there): "
-                "keep the dumps of one machine and time only"
-            )
+            raise _contradiction(file, other, f"GPU {bus_id or index} is {theirs} here, {mine} there")
+
+
+def _contradiction(file: str, other: str, how: str) -> SourceError:
+    return SourceError(f"{file} contradicts {other} ({how}): keep the dumps of one machine and time only")
 
 
 def _same_driver(ordered: list[tuple[str, SmiDump]]) -> None:
@@ -128,10 +129,7 @@ def _same_driver(ordered: list[tuple[str, SmiDump]]) -> None:
     told = [(file, version) for file, dump in ordered if dump.gpus and (version := known(dump.driver.library_version))]
     for file, version in told:
         if version != told[0][1]:
-            raise SourceError(
-                f"{file} contradicts {told[0][0]} (driver {version} here, {told[0][1]} there): "
-                "keep the dumps of one machine and time only"
-            )
+            raise _contradiction(file, told[0][0], f"driver {version} here, {told[0][1]} there")
 
 
 def _same_set(ordered: list[tuple[str, SmiDump]], places: list[_Place]) -> None:
@@ -144,10 +142,7 @@ def _same_set(ordered: list[tuple[str, SmiDump]], places: list[_Place]) -> None:
     for at, (file, mine) in enumerate(sets):
         for other, theirs in sets[:at]:
             if mine and theirs and not (mine <= theirs or theirs <= mine):
-                raise SourceError(
-                    f"{file} contradicts {other} (GPU {min(mine ^ theirs)} is in one only): "
-                    "keep the dumps of one machine and time only"
-                )
+                raise _contradiction(file, other, f"GPU {min(mine ^ theirs)} is in one only")
 
 
 def _numbered(places: list[_Place]) -> tuple[Gpu, ...]:

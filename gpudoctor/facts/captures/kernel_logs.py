@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import add
 
 import msgspec
 
@@ -11,6 +12,8 @@ from gpudoctor.facts.kernel_log.lines import MAX_EVENTS
 from gpudoctor.facts.kernel_log.records import read_line
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import HostEvent, KernelEvent, KernelLog
+
+_Subject = tuple[str, str | None]
 
 
 def continued(log: KernelLog, piece: KernelLog) -> KernelLog:
@@ -26,7 +29,7 @@ def continued(log: KernelLog, piece: KernelLog) -> KernelLog:
             forgeable=log.forgeable or piece.forgeable,
             truncated=log.truncated or piece.truncated,
             gap=log.gap or piece.gap,
-            host_events=_summed(hosts) if hosts else log.host_events,
+            host_events=tuple(_joined_events(hosts, add).values()) if hosts else log.host_events,
             api_mismatch=piece.api_mismatch or log.api_mismatch,
         )
     )
@@ -53,7 +56,8 @@ def _with(log: KernelLog, other: KernelLog) -> KernelLog:
             have[_key(event)] -= 1
         else:
             more.append(event)
-    hosts = _fuller(known(log.host_events) or (), known(other.host_events) or ())
+    told = _joined_events((*(known(log.host_events) or ()), *(known(other.host_events) or ())), max)
+    hosts = tuple(told[key] for key in sorted(told, key=repr))
     sources = dict.fromkeys(
         part for source in (known(log.source), known(other.source)) if source for part in source.split(", ")
     )
@@ -76,22 +80,13 @@ def _key(event: KernelEvent) -> tuple[str, int | None, str | None, str]:
     return (event.kind, event.code, event.bus_id, read_line(event.text).message)
 
 
-def _summed(events: Iterable[HostEvent]) -> tuple[HostEvent, ...]:
-    found: dict[tuple[str, str | None], HostEvent] = {}
+def _joined_events(events: Iterable[HostEvent], count: Callable[[int, int], int]) -> dict[_Subject, HostEvent]:
+    """One event of each kind and device; `count` makes one number of two."""
+    found: dict[_Subject, HostEvent] = {}
     for event in events:
-        key = (event.kind, event.device)
-        before = found.get(key)
-        found[key] = event if before is None else _both(before, event, before.count + event.count)
-    return tuple(found.values())
-
-
-def _fuller(one: Iterable[HostEvent], other: Iterable[HostEvent]) -> tuple[HostEvent, ...]:
-    found: dict[tuple[str, str | None], HostEvent] = {}
-    for event in (*one, *other):
-        key = (event.kind, event.device)
-        before = found.get(key)
-        found[key] = event if before is None else _both(before, event, max(before.count, event.count))
-    return tuple(found[key] for key in sorted(found, key=repr))
+        before = found.get(key := (event.kind, event.device))
+        found[key] = event if before is None else _both(before, event, count(before.count, event.count))
+    return found
 
 
 def _both(one: HostEvent, other: HostEvent, count: int) -> HostEvent:

@@ -16,7 +16,7 @@ from gpudoctor.facts.captures.recognise import HEAD_BYTES, recognise
 
 MAX_BYTES = 64 * 1024 * 1024
 MAX_BUG_REPORT_BYTES = 256 * 1024 * 1024
-_GZIP = b"\x1f\x8b"
+GZIP = b"\x1f\x8b"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -68,7 +68,7 @@ def read_stream(stream: BinaryIO, size: int = 0, head: bytes | None = None) -> b
     """
     if head is None:
         head = read_head(stream)
-    packed = head.startswith(_GZIP)
+    packed = head.startswith(GZIP)
     limit = MAX_BUG_REPORT_BYTES if packed else _limit(head)
     if size > limit:
         raise _too_large(limit)

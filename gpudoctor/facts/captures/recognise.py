@@ -50,7 +50,7 @@ _ASSIGNMENT = re.compile(r"(?:export |declare -x )?[A-Za-z_]\w*=")
 _USUAL_NAME = re.compile(
     r"(?:^|\0)(?:export |declare -x )?(?:PATH|HOME|PWD|USER|LD_|CUDA|NCCL_|SLURM_|NVIDIA_)", re.MULTILINE
 )
-_FAILURE = re.compile(
+FAILURE = re.compile(
     r"NVIDIA-SMI has failed|NVIDIA-SMI couldn't find|Failed to initialize NVML|No devices were found"
     r"|Unable to determine the device handle for"
 )
@@ -92,7 +92,7 @@ def _by_lines(head: str) -> Kind | None:
     assignments = sum(_ASSIGNMENT.match(line) is not None for line in lines)
     if assignments * 2 > len(lines) and _USUAL_NAME.search(head):
         return "environment"
-    return "smi-failure" if _FAILURE.search(head) else None
+    return "smi-failure" if FAILURE.search(head) else None
 
 
 def is_kernel_line(line: str) -> bool:

@@ -21,12 +21,11 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.lazy_import import lazy
 
 if TYPE_CHECKING:
-    from gpudoctor.facts.captures import archive, bundle, directory, facts_file, opened, recognise
+    from gpudoctor.facts.captures import archives, directory, facts_file, opened, recognise
     from gpudoctor.facts.simulated import load as simulated_nodes
     from gpudoctor.facts.stream import recording
 else:
-    archive = lazy("gpudoctor.facts.captures.archive")
-    bundle = lazy("gpudoctor.facts.captures.bundle")
+    archives = lazy("gpudoctor.facts.captures.archives")
     directory = lazy("gpudoctor.facts.captures.directory")
     facts_file = lazy("gpudoctor.facts.captures.facts_file")
     opened = lazy("gpudoctor.facts.captures.opened")
@@ -129,7 +128,7 @@ def _from_stream(stream: BinaryIO, name: str, size: int = 0) -> Loaded:
     head = opened.read_head(stream)
     text = opened.head_text(head).lstrip()
     braces = text.startswith("{") and not recognise.is_kernel_line(text.partition("\n")[0].rstrip("\r"))
-    packed = head.startswith((b"\x1f\x8b", archive.ZIP)) or archive.is_tar(head)
+    packed = head.startswith((opened.GZIP, archives.ZIP)) or archives.is_tar(head)
     if packed or braces or facts_file.is_yaml_facts(text) or recognise.recognise(text) == "bug-report":
         try:
             data = opened.read_stream(stream, size, head)
@@ -158,10 +157,10 @@ def _from_bytes(data: bytes, name: str) -> Loaded:
     """What is in a whole file, unpacked."""
     head = opened.head_text(data)
     try:
-        if archive.is_tar(data) and archive.is_bundle(data):
-            return Loaded(*bundle.load_bundle(data))
-        if archive.is_tar(data) or data.startswith(archive.ZIP):
-            return Loaded(directory.node_from_archive(archive.texts_in(data), name))
+        if archives.is_tar(data) and archives.is_bundle(data):
+            return Loaded(*archives.load_bundle(data))
+        if archives.is_tar(data) or data.startswith(archives.ZIP):
+            return Loaded(directory.node_from_archive(archives.texts_in(data), name))
         if head.lstrip().startswith("{"):
             if recording.is_stream(data[: recognise.HEAD_BYTES]):
                 return Loaded(recording.node_of_stream(data, name))

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from gpudoctor.facts.model.driver import DRIVER_VERSION
 from gpudoctor.facts.model.kernel_log import ApiMismatch, KernelEventKind
 
 DriverMessageName = Literal[
@@ -79,8 +80,9 @@ DRIVER_MESSAGES: tuple[DriverMessage, ...] = (
 )
 
 API_MISMATCH = "NVRM: API mismatch: "
-_VERSION = r"(\d{3}\.\d{1,3}(?:\.\d{1,3})?)"
-_MISMATCH = re.compile(rf"has the version {_VERSION},? but this kernel module has the version {_VERSION}")
+_MISMATCH = re.compile(
+    rf"has the version ({DRIVER_VERSION}),? but this kernel module has the version ({DRIVER_VERSION})"
+)
 _MISMATCH_LINES = 4
 _LINE_BEGIN = re.compile(r"(?:\\x0a|\n)? *NVRM: +")
 

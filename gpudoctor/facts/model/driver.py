@@ -10,6 +10,10 @@ from gpudoctor.facts.model.missing import NOT_READ, Missing
 _DID_NOT_RETURN = "did not return"
 
 
+# 535.104.05, 470.57
+DRIVER_VERSION = r"\d{3}\.\d{1,3}(?:\.\d{1,3})?"
+
+
 class Unanswered(Fact, frozen=True):
     """A driver call that did not return before its deadline, or in which the process died: then `reason` says how."""
 

@@ -84,6 +84,11 @@ class NvLink(Fact, frozen=True):
     replay_errors: int | Missing = NOT_READ
     recovery_errors: int | Missing = NOT_READ
 
+    @property
+    def is_up(self) -> bool:
+        """Whether it carries data, or would at once: a link that sleeps wakes by itself."""
+        return self.state in ("active", "sleep")
+
 
 class Fabric(Fact, frozen=True):
     """NVSwitch fabric as the GPU sees it. Unsupported on nodes without one.

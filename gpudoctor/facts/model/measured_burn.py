@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from gpudoctor.facts.model.gpu import CallError, Fact
+from gpudoctor.facts.model.gpu import CallError, Fact, Gpu
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelEvent
 from gpudoctor.facts.model.telemetry import Spread
 
 NOT_READ_AGAIN = Missing("not read again after the load", "failed")
+
+
+def counters_of(gpu: Gpu) -> dict[str, int | Missing]:
+    """The counters that a load may make grow, by the names of `GpuCounters.growth`."""
+    return {
+        "pcie_replays": gpu.pcie.replays,
+        "ecc_corrected": gpu.ecc.corrected_volatile,
+        "ecc_uncorrected": gpu.ecc.uncorrected_volatile,
+    }
 
 
 class Series(Fact, frozen=True):

@@ -42,15 +42,13 @@ class _Sender:
     """Writes each thing that was read as one JSON line; a `Listener` of `read_nvml`."""
 
     def __init__(self, order: CollectorOrder) -> None:
-        self._pipe = order.pipe
         self._trace = SharedCallTrace(order.trace)
         self._lock = threading.Lock()
-        self._encode = msgspec.json.Encoder().encode
+        self._write = line_writer(order.pipe)
 
     def send(self, message: CollectorMessage) -> None:
-        line = self._encode(message) + b"\n"
         with self._lock:
-            write_all(self._pipe, line)
+            self._write(message)
 
     def driver(self, driver: Driver) -> None:
         self.send(CollectorMessage(driver=driver))
@@ -101,7 +99,15 @@ def serve(order: CollectorOrder) -> None:
     sender.send(CollectorMessage(driver=driver, end=True))
 
 
-def load(spec: str) -> Any:
-    """What module:factory:argument makes."""
+def line_writer(descriptor: int) -> Callable[[msgspec.Struct], None]:
+    """What writes a message as one JSON line."""
+    encode = msgspec.json.Encoder().encode
+    return lambda message: write_all(descriptor, encode(message) + b"\n")
+
+
+def load(spec: str | None) -> Any:
+    """What module:factory:argument makes; without a spec pynvml."""
+    if spec is None:
+        return load_pynvml()
     module, factory, argument = spec.split(":", 2)
     return getattr(import_module(module), factory)(argument)

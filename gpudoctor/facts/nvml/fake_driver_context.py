@@ -20,6 +20,8 @@ from gpudoctor.facts.model.node import Node, from_json, to_json
 
 VARIABLE = "GPUDOCTOR_FAKE_DRIVER"
 _NODE, _ROOT = "node.json", "root"
+# what a node has around its driver
+AROUND = ("pci", "host", "environment", "software", "network", "fabric_manager", "storage", "kernel_log")
 _NOTE = "read through the library of gpudoctor fake-driver"
 
 
@@ -31,8 +33,7 @@ class FakeDriverContext(msgspec.Struct, frozen=True):
 
     def around(self) -> dict[str, Any]:
         """What is not the driver's to tell, by the names that `Node` has for it."""
-        names = ("pci", "host", "kernel_log", "environment", "software", "network", "fabric_manager", "storage")
-        return {name: getattr(self.node, name) for name in names}
+        return {name: getattr(self.node, name) for name in AROUND}
 
     def placed(self, read: Node) -> Node:
         """The node as it was read, with what the driver does not tell of its GPUs, and the truth about its source."""

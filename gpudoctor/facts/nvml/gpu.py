@@ -15,17 +15,19 @@ from msgspec.structs import replace
 
 from gpudoctor.facts.model.gpu import EVENT_REASONS, Clocks, Gpu, PcieLink, Power, Thermal, ThrottleTimes, Utilization
 from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing
-from gpudoctor.facts.nvml.client import Fields, NvmlClient, in_range, prefer
+from gpudoctor.facts.nvml.client import MAX_COUNT, MAX_MHZ, MAX_MW, Fields, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.fabric import read_fabric
-from gpudoctor.facts.nvml.identity import read_identity
 from gpudoctor.facts.nvml.links import read_links
 from gpudoctor.facts.nvml.memory_health import read_ecc, read_inforom, read_memory_repair, read_recovery_action
-from gpudoctor.facts.nvml.settings import read_cpu_affinity, read_numa_node, read_processes, read_settings
+from gpudoctor.facts.nvml.settings import (
+    read_cpu_affinity,
+    read_identity,
+    read_numa_node,
+    read_processes,
+    read_settings,
+)
 
 MIB_SHIFT = 20
-_MAX_MHZ = 20_000
-_MAX_COUNT = (1 << 62) - 1
-_MAX_MW = 10_000_000
 
 # NVML field ids (nvml.h); all but those of `throttle_fields` stable since they came
 ECC_CURRENT, ECC_PENDING = 1, 2
@@ -100,7 +102,7 @@ def read_memory(client: NvmlClient) -> dict[str, Any]:
         return dict.fromkeys(("memory_total_mib", "memory_reserved_mib", "memory_used_mib", "memory_free_mib"), info)
 
     def mib(name: str, low: int) -> int | Missing:
-        size = in_range(getattr(info, name, UNSUPPORTED), low, _MAX_COUNT, f"nvmlDeviceGetMemoryInfo.{name}")
+        size = in_range(getattr(info, name, UNSUPPORTED), low, MAX_COUNT, f"nvmlDeviceGetMemoryInfo.{name}")
         return size if isinstance(size, Missing) else int(size) >> MIB_SHIFT
 
     total = mib("total", 1 << MIB_SHIFT)
@@ -121,7 +123,7 @@ def read_memory(client: NvmlClient) -> dict[str, Any]:
 
 def _pcie(client: NvmlClient, fields: Fields) -> PcieLink:
     """`host_generation_max` is not NVML's to tell: the hops in /sys show what the slot can do."""
-    replays = in_range(fields[PCIE_REPLAY, 0], 0, _MAX_COUNT, "PCIe replay counter")
+    replays = in_range(fields[PCIE_REPLAY, 0], 0, MAX_COUNT, "PCIe replay counter")
     if isinstance(replays, Missing):
         replays = prefer(replays, client.number(0, 0xFFFF_FFFE, "nvmlDeviceGetPcieReplayCounter"))
     return PcieLink(
@@ -132,7 +134,7 @@ def _pcie(client: NvmlClient, fields: Fields) -> PcieLink:
         width=client.number(1, 32, "nvmlDeviceGetCurrPcieLinkWidth"),
         width_max=client.number(1, 32, "nvmlDeviceGetMaxPcieLinkWidth"),
         replays=replays,
-        replay_rollovers=in_range(fields[PCIE_REPLAY_ROLLOVER, 0], 0, _MAX_COUNT, "PCIe replay rollover counter"),
+        replay_rollovers=in_range(fields[PCIE_REPLAY_ROLLOVER, 0], 0, MAX_COUNT, "PCIe replay rollover counter"),
     )
 
 
@@ -144,17 +146,14 @@ def _health(client: NvmlClient, fields: Fields) -> dict[str, Any]:
 
 def _clocks(client: NvmlClient) -> Clocks:
     def mhz(call: str, clock: int, low: int = 0) -> int | Missing:
-        return client.number(low, _MAX_MHZ, call, clock)
+        return client.number(low, MAX_MHZ, call, clock)
 
     graphics, sm, memory = 0, 1, 2
     application = mhz("nvmlDeviceGetApplicationsClock", graphics)
-    # deprecated in newer drivers: one refusal speaks for all four
-    setting: Callable[..., int | Missing] = mhz
-    if isinstance(application, Missing):
-        refusal = application
 
-        def setting(call: str, clock: int) -> int | Missing:
-            return refusal
+    def setting(call: str, clock: int) -> int | Missing:
+        # deprecated in newer drivers: one refusal speaks for all four
+        return application if isinstance(application, Missing) else mhz(call, clock)
 
     # 32 is NVML's own "unknown", which a healthy GPU may answer
     state = client.ask("nvmlDeviceGetPerformanceState")
@@ -198,7 +197,7 @@ def throttle_times(fields: Fields, driver: tuple[int, ...]) -> ThrottleTimes:
     """Nanoseconds in NVML. Before 575 there is one counter for all thermal slowdowns: it stands in `sw_thermal_us`."""
 
     def us(field: int) -> int | Missing:
-        time_ns = in_range(fields[field, 0], 0, _MAX_COUNT, f"throttle time (field {field})")
+        time_ns = in_range(fields[field, 0], 0, MAX_COUNT, f"throttle time (field {field})")
         return time_ns if isinstance(time_ns, Missing) else int(time_ns) // 1000
 
     ids = throttle_fields(driver)
@@ -233,22 +232,10 @@ def _thermal(client: NvmlClient, fields: Fields) -> Thermal:
     left: int | Missing = UNSUPPORTED
     if not isinstance(slowdown, Missing):
         left = client.number(-200, 200, "nvmlDeviceGetMarginTemperature")
-    if not isinstance(left, Missing):
-        return Thermal(
-            gpu_c=gpu_c,
-            memory_c=memory,
-            slowdown_c=UNSUPPORTED,
-            shutdown_c=UNSUPPORTED,
-            max_operating_c=UNSUPPORTED,
-            memory_max_c=UNSUPPORTED,
-            margin_c=left,
-            slowdown_margin_c=slowdown,
-            shutdown_margin_c=margin(MARGIN_SHUTDOWN),
-            max_operating_margin_c=margin(MARGIN_GPU_MAX),
-        )
 
     def limit(kind: int) -> int | Missing:
-        return client.number(1, 200, "nvmlDeviceGetTemperatureThreshold", kind)
+        told_by_margins = not isinstance(left, Missing)
+        return UNSUPPORTED if told_by_margins else client.number(1, 200, "nvmlDeviceGetTemperatureThreshold", kind)
 
     return Thermal(
         gpu_c=gpu_c,
@@ -268,7 +255,7 @@ def _power(client: NvmlClient, fields: Fields) -> Power:
     """Fields since driver 530; before that, and for what a field does not tell, one getter each. NVML says mW."""
 
     def watts(value: Any, source: str, low: int = 1) -> float | Missing:
-        value = in_range(value, low, _MAX_MW, source)
+        value = in_range(value, low, MAX_MW, source)
         return value if isinstance(value, Missing) else round(value / 1000, 3)
 
     def read(field: int, call: str, low: int = 1) -> float | Missing:

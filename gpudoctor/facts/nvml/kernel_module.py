@@ -7,8 +7,9 @@ import re
 import stat
 from pathlib import Path
 
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Driver
+from gpudoctor.facts.system.sysfs import read_text
 
 NOT_LOADED = 9
 _LIBRARY = "libnvidia-ml.so.1"
@@ -33,9 +34,11 @@ def read_kernel_module(root: Path) -> Driver:
     and whether the module is loaded stays Missing.
     """
     folder = root / "sys/module/nvidia"
-    state = _text(folder / "initstate")
-    proc = _text(root / "proc/driver/nvidia/version")
-    version: str | Missing = _text(folder / "version") or _proc_version(proc) or Missing("no module version in /sys")
+    state = known(read_text(folder / "initstate"))
+    proc = known(read_text(root / "proc/driver/nvidia/version"))
+    version: str | Missing = (
+        known(read_text(folder / "version")) or _proc_version(proc) or Missing("no module version in /sys")
+    )
     nouveau = _nouveau(root)
     if state == "live" or (state is None and (folder.is_dir() or proc)):
         return Driver(module_loaded=True, module_version=version, nouveau_loaded=nouveau)
@@ -109,7 +112,7 @@ def _is_file(root: Path, path: str) -> bool:
 
 
 def _nouveau(root: Path) -> bool | Missing:
-    modules = _text(root / "proc/modules")
+    modules = known(read_text(root / "proc/modules"))
     if modules is None:
         return Missing("/proc/modules cannot be read")
     return any(line.startswith("nouveau ") for line in modules.splitlines())
@@ -119,10 +122,3 @@ def _proc_version(text: str | None) -> str | None:
     # NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023
     found = re.search(r"Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", text or "")
     return found.group(1) if found else None
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return None

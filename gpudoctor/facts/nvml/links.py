@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 from gpudoctor.facts.model.gpu import Gpu, GpuPair, LinkState, NvLink, P2pStatus, PathKind
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import short_bus_id
-from gpudoctor.facts.nvml.client import DriverError, Fields, NvmlClient, in_range, prefer
+from gpudoctor.facts.nvml.client import MAX_COUNT, DriverError, Fields, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.labels import (
     LINK_ENDS,
     LINK_STATES,
@@ -23,7 +23,6 @@ from gpudoctor.facts.nvml.labels import (
 LinkEnd = Literal["gpu", "switch", "cpu"]
 
 _MAX_LINKS = 36
-_MAX_COUNT = (1 << 62) - 1
 # field ids that take the link as scope (driver 525 and newer)
 _REPLAY, _RECOVERY, _CRC, _SPEED, _STATE, _VERSION = 161, 162, 163, 164, 165, 166
 # Blackwell counts these instead
@@ -149,7 +148,7 @@ def _speed(value: Any, is_up: bool, state: LinkState | Missing) -> float | Missi
 
 
 def _errors(fields: Fields, older: Fields, kind: int, link: int) -> int | Missing:
-    value = in_range(prefer(fields[kind, link], older[kind, link]), 0, _MAX_COUNT, f"NVLink errors (field {kind})")
+    value = in_range(prefer(fields[kind, link], older[kind, link]), 0, MAX_COUNT, f"NVLink errors (field {kind})")
     return value if isinstance(value, Missing) else int(value)
 
 
@@ -216,7 +215,7 @@ def count_links(one: Gpu, other: Gpu) -> int | Missing:
             unread = _unread_end(link)
             if unread is not None:
                 return unread
-            if link.state in _UP:
+            if link.is_up:
                 ends["switch" if link.remote_kind == "switch" else known(link.remote_bus_id)] += 1
         ways.append((ends["switch"], ends[far.bus_id]))
     (switch_a, direct_a), (switch_b, direct_b) = ways
@@ -227,7 +226,7 @@ def _unread_end(link: NvLink) -> Missing | None:
     """Why this link cannot be counted; None where it can (or is not up)."""
     if isinstance(link.state, Missing):
         return None if link.state.kind == "unsupported" else link.state
-    if link.state not in _UP or link.remote_kind == "switch":
+    if not link.is_up or link.remote_kind == "switch":
         return None
     if isinstance(link.remote_bus_id, Missing):
         return link.remote_bus_id

@@ -7,10 +7,9 @@ from typing import Any
 
 from gpudoctor.facts.model.gpu import Ecc, MemoryRepair
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
-from gpudoctor.facts.nvml.client import DriverError, Fields, NvmlClient, in_range, prefer
+from gpudoctor.facts.nvml.client import MAX_COUNT, DriverError, Fields, NvmlClient, in_range, prefer
 from gpudoctor.facts.nvml.labels import RECOVERY_ACTIONS, word
 
-_MAX_COUNT = (1 << 62) - 1
 _CORRECTED, _UNCORRECTED = 0, 1
 _VOLATILE, _AGGREGATE = 0, 1
 _SRAM = 7
@@ -28,9 +27,9 @@ def read_ecc(client: NvmlClient, fields: Fields) -> Ecc:
         return Ecc(*[UNSUPPORTED] * len(Ecc.__struct_fields__))
 
     def total(field: int, error: int, counter: int) -> int | Missing:
-        count: int | Missing = in_range(fields[field, 0], 0, _MAX_COUNT, f"ECC count (field {field})")
+        count: int | Missing = in_range(fields[field, 0], 0, MAX_COUNT, f"ECC count (field {field})")
         if isinstance(count, Missing) and enabled is True:
-            count = prefer(count, client.number(0, _MAX_COUNT, "nvmlDeviceGetTotalEccErrors", error, counter))
+            count = prefer(count, client.number(0, MAX_COUNT, "nvmlDeviceGetTotalEccErrors", error, counter))
         return count
 
     return Ecc(
@@ -54,16 +53,16 @@ def _sram(client: NvmlClient) -> tuple[Any, Any, Any]:
         answer = client.ask(call, byref(status))
         if not isinstance(answer, Missing):
             return (
-                in_range(status.volatileUncParity + status.volatileUncSecDed, 0, _MAX_COUNT, call),
-                in_range(status.aggregateUncParity + status.aggregateUncSecDed, 0, _MAX_COUNT, call),
+                in_range(status.volatileUncParity + status.volatileUncSecDed, 0, MAX_COUNT, call),
+                in_range(status.aggregateUncParity + status.aggregateUncSecDed, 0, MAX_COUNT, call),
                 flag(status.bThresholdExceeded, "SRAM threshold"),
             )
     if answer.kind != "unsupported":
         return (answer, answer, answer)
     counter = "nvmlDeviceGetMemoryErrorCounter"
     return (
-        client.number(0, _MAX_COUNT, counter, _UNCORRECTED, _VOLATILE, _SRAM),
-        client.number(0, _MAX_COUNT, counter, _UNCORRECTED, _AGGREGATE, _SRAM),
+        client.number(0, MAX_COUNT, counter, _UNCORRECTED, _VOLATILE, _SRAM),
+        client.number(0, MAX_COUNT, counter, _UNCORRECTED, _AGGREGATE, _SRAM),
         UNSUPPORTED,
     )
 

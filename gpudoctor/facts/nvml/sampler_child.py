@@ -6,15 +6,25 @@ One thread for all GPUs: several would only queue at the driver's lock, where th
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.nvml.channel import SharedCallTrace
-from gpudoctor.facts.nvml.client import CallTrace, DriverError, NvmlClient, in_range, load_pynvml, prefer
-from gpudoctor.facts.nvml.collector_child import load, serve_and_exit
+from gpudoctor.facts.nvml.client import (
+    MAX_COUNT,
+    MAX_MHZ,
+    MAX_MW,
+    CallTrace,
+    DriverError,
+    NvmlClient,
+    in_range,
+    prefer,
+)
+from gpudoctor.facts.nvml.collector_child import line_writer, load, serve_and_exit
 from gpudoctor.facts.nvml.gpu import (
     PCIE_REPLAY,
     POLICY_POWER,
@@ -29,13 +39,21 @@ from gpudoctor.facts.nvml.gpu import (
 )
 from gpudoctor.facts.nvml.read_node import version_numbers
 from gpudoctor.facts.nvml.samples import EVENTS, NAMES, Sample, SamplerLine
-from gpudoctor.process.pipes import ready, write_all
+from gpudoctor.process.pipes import ready
 
-_MAX_MHZ = 20_000
-_MAX_MW = 10_000_000
-_MAX_COUNT = (1 << 62) - 1
 _ECC_CORRECTED, _ECC_UNCORRECTED = 3, 4  # NVML field ids: volatile totals
 _COUNTER_FIELDS = {"pcie_replays": PCIE_REPLAY, "ecc_corrected": _ECC_CORRECTED, "ecc_uncorrected": _ECC_UNCORRECTED}
+# what one call answers, by the names of `READINGS`
+_ASK: dict[str, Callable[[NvmlClient], float | Missing]] = {
+    "utilization_pct": lambda client: read_utilization(client).gpu_pct,
+    "sm_mhz": lambda client: client.number(0, MAX_MHZ, "nvmlDeviceGetClockInfo", 1),
+    "memory_mhz": lambda client: client.number(0, MAX_MHZ, "nvmlDeviceGetClockInfo", 2),
+    "temperature_c": lambda client: client.number(-50, 200, "nvmlDeviceGetTemperature", 0),
+    "memory_used_mib": lambda client: cast("int | Missing", read_memory(client)["memory_used_mib"]),
+    "pcie_generation": lambda client: client.number(1, 8, "nvmlDeviceGetCurrPcieLinkGeneration"),
+    "pcie_width": lambda client: client.number(1, 32, "nvmlDeviceGetCurrPcieLinkWidth"),
+}
+_SLOW = ("temperature_c", "memory_mhz", "memory_used_mib", "pcie_width")
 _TIMERS = {
     "sw-power-cap": "sw_power_cap_us",
     "sync-boost": "sync_boost_us",
@@ -75,10 +93,7 @@ class GpuSampler:
         timers = throttle_fields(driver) or (POLICY_THERMAL,)
         self._fast = [(field, 0) for field in (POWER_INSTANT, POLICY_POWER, POLICY_SYNC_BOOST, *timers)]
         self._slow: tuple[Callable[[], None], ...] = (
-            lambda: self._take("temperature_c", lambda: client.number(-50, 200, "nvmlDeviceGetTemperature", 0)),
-            lambda: self._take("memory_mhz", lambda: client.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 2)),
-            lambda: self._take("memory_used_mib", lambda: read_memory(client)["memory_used_mib"]),
-            lambda: self._take("pcie_width", lambda: client.number(1, 32, "nvmlDeviceGetCurrPcieLinkWidth")),
+            *(partial(self._take, name) for name in _SLOW),
             lambda: self._counted.update(self._counters()),
         )
         self._turn = 0
@@ -91,10 +106,9 @@ class GpuSampler:
         at_s = monotonic()
         fields = client.fields(self._fast)
         self._take("power_w", lambda: self._power(fields[POWER_INSTANT, 0]))
-        self._take("sm_mhz", lambda: client.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 1))
-        self._take("utilization_pct", lambda: read_utilization(client).gpu_pct)
-        # each GPU's link may be loaded for less than a second
-        self._take("pcie_generation", lambda: client.number(1, 8, "nvmlDeviceGetCurrPcieLinkGeneration"))
+        self._take("sm_mhz")
+        self._take("utilization_pct")
+        self._take("pcie_generation")  # each GPU's link may be loaded for less than a second
         events = self._events()
         self._counted: dict[str, int] = {}
         if whole:
@@ -109,10 +123,11 @@ class GpuSampler:
         }
         return Sample(at_s, gpu, self._readings, events, timers_ms, self._counted, self._unread)
 
-    def _take(self, name: str, ask: Callable[[], float | Missing]) -> None:
+    def _take(self, name: str, ask: Callable[[], float | Missing] | None = None) -> None:
+        """Read it, by `ask` or as the table above says, unless it was refused before."""
         if name in self._refused:
             return
-        value = ask()
+        value = _ASK[name](self._client) if ask is None else ask()
         if isinstance(value, Missing):
             self._miss(name, value)
         else:
@@ -125,9 +140,9 @@ class GpuSampler:
 
     def _power(self, instant_mw: Any) -> float | Missing:
         """The power of this moment; older drivers tell only the mean of a second."""
-        value = in_range(instant_mw, 0, _MAX_MW, f"power (field {POWER_INSTANT})")
+        value = in_range(instant_mw, 0, MAX_MW, f"power (field {POWER_INSTANT})")
         if isinstance(value, Missing):
-            value = prefer(value, self._client.number(0, _MAX_MW, "nvmlDeviceGetPowerUsage"))
+            value = prefer(value, self._client.number(0, MAX_MW, "nvmlDeviceGetPowerUsage"))
         return value if isinstance(value, Missing) else round(value / 1000, 1)
 
     def _events(self) -> tuple[str, ...] | None:
@@ -145,7 +160,7 @@ class GpuSampler:
         fields = self._client.fields([(field, 0) for field in wanted.values()]) if wanted else {}
         counted: dict[str, int] = {}
         for name, field in wanted.items():
-            value = in_range(fields[field, 0], 0, _MAX_COUNT, f"{name} (field {field})")
+            value = in_range(fields[field, 0], 0, MAX_COUNT, f"{name} (field {field})")
             if isinstance(value, Missing):
                 self._miss(name, value)
             else:
@@ -218,14 +233,9 @@ def main(argument: str) -> None:
 
 def serve(order: SampleOrder) -> None:
     """Sample until the descriptor `stop` is at its end."""
-    nvml = load(order.nvml) if order.nvml else load_pynvml()
-    encode = msgspec.json.Encoder().encode
-
-    def send(said: SamplerLine) -> None:
-        write_all(order.out, encode(said) + b"\n")
 
     def stopped(wait_s: float) -> bool:
         return bool(ready([order.stop], wait_s))
 
     slot = SharedCallTrace(order.trace).slot(0)
-    sample_until(stopped, send, nvml, order.gpus, order.interval_s, slot)
+    sample_until(stopped, line_writer(order.out), load(order.nvml), order.gpus, order.interval_s, slot)

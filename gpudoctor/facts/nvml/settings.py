@@ -1,26 +1,78 @@
-"""What an operator has set on a GPU, what runs on it, and which CPUs are near it."""
+"""Which board a GPU is, what is set on it, which processes run on it and which CPUs are near it, as NVML tells it."""
 
 from __future__ import annotations
 
 import os
 import pwd
 import re
+from collections.abc import Mapping
+from ctypes import byref, c_uint
 from pathlib import Path
 from typing import Any, cast
 
 from gpudoctor.facts.model.gpu import ComputeMode, GpuProcess, MigInstance, Settings, Virtualization
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.nvml.client import DriverError, NvmlClient, in_range
-from gpudoctor.facts.nvml.labels import ADDRESSING, COMPUTE_MODES, VIRTUALIZATION, known_word, word
+from gpudoctor.facts.nvml.labels import (
+    ADDRESSING,
+    ARCHITECTURES,
+    BRANDS,
+    COMPUTE_MODES,
+    VIRTUALIZATION,
+    error_word,
+    known_word,
+    word,
+)
 from gpudoctor.facts.nvml.memory_health import flag
-from gpudoctor.facts.system.sysfs import format_cpu_list, read_int, read_text
+from gpudoctor.facts.system.sysfs import format_cpu_list, key_values, read_int, read_text
+
+
+def read_identity(client: NvmlClient, root: Path, bus_id: str) -> dict[str, Any]:
+    """The leaves of `Gpu` that say which board this is, by name."""
+    capability = client.ask("nvmlDeviceGetCudaComputeCapability")
+    return {
+        "uuid": client.ask("nvmlDeviceGetUUID"),
+        "name": client.ask("nvmlDeviceGetName"),
+        "brand": word(client.ask("nvmlDeviceGetBrand"), BRANDS),
+        "architecture": word(client.ask("nvmlDeviceGetArchitecture"), ARCHITECTURES),
+        "compute_capability": capability if isinstance(capability, Missing) else "{}.{}".format(*capability),
+        "serial": client.ask("nvmlDeviceGetSerial"),
+        "vbios": client.ask("nvmlDeviceGetVbiosVersion"),
+        "board_part_number": client.ask("nvmlDeviceGetBoardPartNumber"),
+        "module_id": _module_id(client),
+        "minor_number": _minor_number(client, root, bus_id),
+    }
+
+
+def _module_id(client: NvmlClient) -> int | Missing:
+    """Into a number of our own, by reference: pynvml's default one is shared between threads.
+
+    Given a reference every pynvml answers NVML's return code; before 12.570 it knows no other way.
+    """
+    call, told = "nvmlDeviceGetModuleId", c_uint()
+    code = client.ask(call, byref(told))
+    if isinstance(code, Missing):
+        return code
+    if code:
+        error = DriverError(call, int(code), error_word(int(code)))
+        client.note(error)
+        return error.missing
+    number: int | Missing = in_range(told.value, 0, 4096, call)
+    return number
+
+
+def _minor_number(client: NvmlClient, root: Path, bus_id: str) -> int | Missing:
+    """From /proc where it can be read, which costs no driver call: "Device Minor: 	 0"."""
+    text = read_text(root / "proc/driver/nvidia/gpus" / bus_id / "information")
+    minor = "" if isinstance(text, Missing) else key_values(text).get("Device Minor", "")
+    return int(minor) if minor.isdecimal() else client.number(0, 4096, "nvmlDeviceGetMinorNumber")
+
 
 _MASK_BITS = 64
 _MASK_WORDS = 64  # 4096 CPUs
 _NODE_SCOPE = 0
 _MAX_MIG_INSTANCES = 16
 _NO_INSTANCE = (2, 6)  # invalid argument, not found: this slot is empty
-_MPS_SERVER = "nvidia-cuda-mps"
 # comm is cut at 15 characters
 _COMM_LENGTH = 15
 
@@ -91,24 +143,28 @@ def read_processes(client: NvmlClient, root: Path, own_pid: int) -> tuple[GpuPro
     graphics = running(client, "Graphics")
     lists = {"C": compute, "G": {} if isinstance(graphics, Missing) else graphics}
     names = {pid: process_name(root, pid) for pids in lists.values() for pid in pids}
-    if any(isinstance(name, str) and name.startswith(_MPS_SERVER) for name in names.values()):
+    if any(map(is_mps_server, names.values())):
         clients = running(client, "MPSCompute")
         lists["M"] = {} if isinstance(clients, Missing) else clients
         names |= {pid: process_name(root, pid) for pid in lists["M"]}
-    processes = []
-    for pid, name in sorted(names.items()):
-        kinds = [kind for kind, pids in lists.items() if pid in pids]
-        processes.append(
-            GpuProcess(
-                pid=pid,
-                name=name,
-                kind="+".join(kinds),
-                memory_mib=next(pids[pid] for pids in lists.values() if pid in pids),
-                user=_user(root, pid),
-                is_own=own_pid in _ancestors(root, pid),
-            )
-        )
-    return tuple(processes)
+    return tuple(
+        GpuProcess(pid, names[pid], kind, memory_mib, _user(root, pid), own_pid in _ancestors(root, pid))
+        for pid, kind, memory_mib in joined_kinds(lists)
+    )
+
+
+def joined_kinds(lists: Mapping[str, Mapping[int, int | Missing]]) -> list[tuple[int, str, int | Missing]]:
+    """Each pid of the lists by kind (C, G, M), in their order, with its kinds ("C+G") and its memory in MiB."""
+    found = []
+    for pid in sorted({pid for pids in lists.values() for pid in pids}):
+        own = {kind: pids[pid] for kind, pids in lists.items() if pid in pids}
+        found.append((pid, "+".join(own), next(iter(own.values()))))
+    return found
+
+
+def is_mps_server(name: str | Missing) -> bool:
+    """Whether a process of this name hands the GPU out to the clients of MPS."""
+    return isinstance(name, str) and name.startswith("nvidia-cuda-mps")
 
 
 def running(client: NvmlClient, kind: str) -> dict[int, int | Missing] | Missing:

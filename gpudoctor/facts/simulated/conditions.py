@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 
 from gpudoctor.facts.model.gpu import Gpu, GpuPair
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, StorageMount
 from gpudoctor.facts.simulated.edits import Target
-from gpudoctor.facts.simulated.storage_faults import has_wide_nvme, is_local, is_remote
+from gpudoctor.facts.simulated.host_faults import has_wide_nvme, is_local, is_remote
 
 Condition = Callable[[Node, Target], bool]
 
@@ -33,22 +34,26 @@ def _of_gpu(test: Callable[[Gpu], bool]) -> Condition:
     return holds
 
 
+def _tells(leaf: str) -> Condition:
+    """The leaf, by its dotted path, is not Missing."""
+    value_of = attrgetter(leaf)
+    return _of_gpu(lambda gpu: not isinstance(value_of(gpu), Missing))
+
+
 def _active_links(gpu: Gpu) -> int:
-    links = () if isinstance(gpu.nvlinks, Missing) else gpu.nvlinks
-    return sum(link.state == "active" for link in links)
+    return sum(link.state == "active" for link in known(gpu.nvlinks) or ())
 
 
 def _switched(gpu: Gpu) -> bool:
-    return not isinstance(gpu.nvlinks, Missing) and any(link.remote_kind == "switch" for link in gpu.nvlinks)
+    return any(link.remote_kind == "switch" for link in known(gpu.nvlinks) or ())
 
 
 def _far_ends(gpu: Gpu) -> set[str | None]:
-    links = () if isinstance(gpu.nvlinks, Missing) else gpu.nvlinks
-    return {known(link.remote_bus_id) for link in links}
+    return {known(link.remote_bus_id) for link in known(gpu.nvlinks) or ()}
 
 
 def _redirects_nothing(gpu: Gpu) -> bool:
-    return not isinstance(gpu.pcie.path, Missing) and any(hop.acs_redirect is False for hop in gpu.pcie.path)
+    return any(hop.acs_redirect is False for hop in known(gpu.pcie.path) or ())
 
 
 def _is_grace(gpu: Gpu) -> bool:
@@ -57,11 +62,11 @@ def _is_grace(gpu: Gpu) -> bool:
 
 
 def _pairs(node: Node) -> tuple[GpuPair, ...]:
-    return () if isinstance(node.pairs, Missing) else node.pairs
+    return known(node.pairs) or ()
 
 
 def _hops(gpu: Gpu) -> int:
-    return 0 if isinstance(gpu.pcie.path, Missing) else len(gpu.pcie.path)
+    return len(known(gpu.pcie.path) or ())
 
 
 def _pair(node: Node, target: Target) -> GpuPair | None:
@@ -73,21 +78,20 @@ def _same_model(node: Node, target: Target) -> bool:
 
 
 def _ram_nodes(node: Node) -> int:
-    nodes = () if isinstance(node.host.numa_nodes, Missing) else node.host.numa_nodes
-    return sum(not numa.is_gpu_memory for numa in nodes)
+    return sum(not numa.is_gpu_memory for numa in known(node.host.numa_nodes) or ())
 
 
 def _ports(node: Node) -> int:
-    return 0 if isinstance(node.network.rdma_ports, Missing) else len(node.network.rdma_ports)
+    return len(known(node.network.rdma_ports) or ())
 
 
 def _active_ports(node: Node, target: Target) -> bool:
-    ports = () if isinstance(node.network.rdma_ports, Missing) else node.network.rdma_ports
+    ports = known(node.network.rdma_ports) or ()
     return bool(ports) and all(port.state == "ACTIVE" and not port.is_efa for port in ports)
 
 
 def _active_efa(node: Node, target: Target) -> bool:
-    ports = () if isinstance(node.network.rdma_ports, Missing) else node.network.rdma_ports
+    ports = known(node.network.rdma_ports) or ()
     return any(port.state == "ACTIVE" and port.is_efa for port in ports)
 
 
@@ -99,6 +103,21 @@ def _is_virtual(node: Node) -> bool:
 def _has_mount(strikes: Callable[[StorageMount], bool]) -> Condition:
     return lambda node, _: any(strikes(mount) for mount in known(node.storage.mounts) or ())
 
+
+# conditions that hold if the GPU tells a leaf
+_TOLD = {
+    "fabric": ("fabric.state", "these GPUs have no fabric"),
+    "fabric-health": ("fabric.health_summary", "these GPUs do not tell the health of the fabric"),
+    "sram-ecc": ("ecc.sram_uncorrected_volatile", "this GPU does not count SRAM errors"),
+    "sram-threshold": ("ecc.sram_threshold_exceeded", "this GPU has no SRAM threshold"),
+    "row-remap": ("memory_repair.remap_pending", "this GPU does not remap rows"),
+    "retired-pages": ("memory_repair.retirement_pending", "this GPU does not retire pages"),
+    "inforom": ("inforom_corrupted", "this GPU has no infoROM that its driver tells of"),
+    "repair": ("memory_repair.channel_repair_pending", "this GPU does not repair channels"),
+    "recovery": ("recovery_action", "this GPU or driver tells no recovery action"),
+    "power": ("power.default_limit_w", "this GPU tells no power limits"),
+    "memory-told": ("memory_total_mib", "this GPU tells no memory figures"),
+}
 
 CONDITIONS: dict[str, tuple[Condition, str]] = {
     "driver": (lambda n, t: n.driver.init_code == 0, "its driver is not loaded"),
@@ -149,10 +168,7 @@ CONDITIONS: dict[str, tuple[Condition, str]] = {
     ),
     "nvswitch": (_of_gpu(_switched), "these GPUs have no NVSwitch between them"),
     "switch-seen": (
-        lambda n, t: (
-            not isinstance(n.pci.nvidia_devices, Missing)
-            and any(d.pci_class.startswith("0x0680") for d in n.pci.nvidia_devices)
-        ),
+        lambda n, t: any(d.pci_class.startswith("0x0680") for d in known(n.pci.nvidia_devices) or ()),
         "it shows no NVSwitch on its PCI bus",
     ),
     "mesh": (lambda n, t: (p := _pair(n, t)) is not None and bool(known(p.nvlinks)), "no NVLink joins these two GPUs"),
@@ -160,39 +176,9 @@ CONDITIONS: dict[str, tuple[Condition, str]] = {
         lambda n, t: (p := _pair(n, t)) is not None and p.p2p_read == "OK",
         "these two GPUs have no peer-to-peer access anyway",
     ),
-    "fabric": (_of_gpu(lambda g: known(g.fabric.state) is not None), "these GPUs have no fabric"),
-    "fabric-health": (
-        _of_gpu(lambda g: known(g.fabric.health_summary) is not None),
-        "these GPUs do not tell the health of the fabric",
-    ),
     "ecc": (
         _of_gpu(lambda g: g.ecc.enabled is True and known(g.ecc.uncorrected_volatile) is not None),
         "this GPU has no ECC, or it is off",
-    ),
-    "sram-ecc": (
-        _of_gpu(lambda g: known(g.ecc.sram_uncorrected_volatile) is not None),
-        "this GPU does not count SRAM errors",
-    ),
-    "sram-threshold": (
-        _of_gpu(lambda g: known(g.ecc.sram_threshold_exceeded) is not None),
-        "this GPU has no SRAM threshold",
-    ),
-    "row-remap": (_of_gpu(lambda g: known(g.memory_repair.remap_pending) is not None), "this GPU does not remap rows"),
-    "retired-pages": (
-        _of_gpu(lambda g: known(g.memory_repair.retirement_pending) is not None),
-        "this GPU does not retire pages",
-    ),
-    "inforom": (
-        _of_gpu(lambda g: known(g.inforom_corrupted) is not None),
-        "this GPU has no infoROM that its driver tells of",
-    ),
-    "repair": (
-        _of_gpu(lambda g: known(g.memory_repair.channel_repair_pending) is not None),
-        "this GPU does not repair channels",
-    ),
-    "recovery": (
-        _of_gpu(lambda g: known(g.recovery_action) is not None),
-        "this GPU or driver tells no recovery action",
     ),
     "clocks": (
         _of_gpu(lambda g: known(g.clocks.sm_max_mhz) is not None and known(g.clocks.event_reasons) is not None),
@@ -207,11 +193,9 @@ CONDITIONS: dict[str, tuple[Condition, str]] = {
         ),
         "this GPU tells no temperature limits",
     ),
-    "power": (_of_gpu(lambda g: known(g.power.default_limit_w) is not None), "this GPU tells no power limits"),
     "persistence": (_of_gpu(lambda g: g.settings.persistence is True), "persistence mode is off already, or not told"),
     "mig-off": (_of_gpu(lambda g: g.settings.mig_enabled is False), "MIG is on already, or this model has none"),
     "not-mig": (_of_gpu(lambda g: g.settings.mig_enabled is not True), "MIG is on"),
-    "memory-told": (_of_gpu(lambda g: known(g.memory_total_mib) is not None), "this GPU tells no memory figures"),
     "idle": (_of_gpu(lambda g: g.processes == ()), "the GPU is in use already, or processes are not told"),
     "numa": (
         lambda n, t: _ram_nodes(n) >= 2 and known(_gpu(n, t).numa_node) is not None,
@@ -235,4 +219,5 @@ CONDITIONS: dict[str, tuple[Condition, str]] = {
     "remote-storage": (_has_mount(is_remote), "no network file system of it is told"),
     "wide-nvme": (_has_mount(has_wide_nvme), "no NVMe disk of several lanes is told"),
     "torch": (lambda n, t: bool(known(n.software.torch_cuda)), "no torch with CUDA is installed there"),
+    **{name: (_tells(leaf), reason) for name, (leaf, reason) in _TOLD.items()},
 }

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from gpudoctor.facts.model.gpu import Gpu, GpuPair
+from gpudoctor.facts.model.gpu import Gpu, GpuPair, PcieHop
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
-from gpudoctor.facts.simulated.wiring import put
+from gpudoctor.facts.simulated.wiring import S, put
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -40,14 +40,23 @@ def struck_gpu(node: Node, target: Target) -> Gpu:
     return next(gpu for gpu in node.gpus if gpu.index == target.gpu)
 
 
-def change(node: Node, target: Target, leaves: Mapping[str, Any]) -> Node:
+def put_all(struct: S, leaves: Mapping[str, Any]) -> S:
+    """A copy with the leaf at each dotted path set, as `put` sets one."""
     for leaf, value in leaves.items():
-        node = each(node, lambda g, leaf=leaf, value=value: put(g, leaf, value) if g.index == target.gpu else g)  # type: ignore[misc]
-    return node
+        struct = put(struct, leaf, value)
+    return struct
+
+
+def change(node: Node, target: Target, leaves: Mapping[str, Any]) -> Node:
+    return each(node, lambda gpu: put_all(gpu, leaves) if gpu.index == target.gpu else gpu)
+
+
+def each_hop(gpu: Gpu, change: Callable[[int, PcieHop], PcieHop]) -> Gpu:
+    """The GPU with its PCIe path changed; a hop is given with its place, 0 for the GPU itself."""
+    if isinstance(gpu.pcie.path, Missing):
+        return gpu
+    return put(gpu, "pcie.path", tuple(change(place, hop) for place, hop in enumerate(gpu.pcie.path)))
 
 
 def on_slot(gpu: Gpu, leaves: Mapping[str, Any]) -> Gpu:
-    if isinstance(gpu.pcie.path, Missing):
-        return gpu
-    path = tuple(replace(hop, **leaves) if place < 2 else hop for place, hop in enumerate(gpu.pcie.path))
-    return put(gpu, "pcie.path", path)
+    return each_hop(gpu, lambda place, hop: replace(hop, **leaves) if place < 2 else hop)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
 from gpudoctor.facts.deadlines import CALL
-from gpudoctor.facts.model.gpu import CallError, Gpu, GpuProcess
+from gpudoctor.facts.model.gpu import CallError, GpuProcess
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node, Unanswered
 from gpudoctor.facts.model.pcie_generations import GT_S
-from gpudoctor.facts.simulated.edits import Pattern, Target, change, each, on_slot, struck_gpu
+from gpudoctor.facts.simulated.edits import Pattern, Target, change, each, each_hop, on_slot, struck_gpu
 from gpudoctor.facts.simulated.wiring import put
 
 _STALL_S = 7.0
@@ -46,40 +45,21 @@ def _off_pci(node: Node, target: Target) -> Node:
 def _lost(node: Node, target: Target) -> Node:
     """About 25 getters fail with 15; identity, PCIe, NVLink and throttle reasons keep answering old values."""
     gone = Missing("GPU is lost (15)", "failed")
-    calls = (
-        "nvmlDeviceGetTemperature",
-        "nvmlDeviceGetPowerUsage",
-        "nvmlDeviceGetMemoryInfo_v2",
-        "nvmlDeviceGetEccMode",
-    )
+    calls = tuple(f"nvmlDeviceGet{what}" for what in ("Temperature", "PowerUsage", "MemoryInfo_v2", "EccMode"))
     hop = {
         "width": Missing("current_link_width reads '63'", "failed"),
         "speed_gt_s": Missing("current_link_speed reads 'Unknown'", "failed"),
     }
-    node = each(node, lambda g: _on_own_hop(g, hop) if g.index == target.gpu else g)
+    lost = target.gpu
+    node = each(node, lambda g: each_hop(g, lambda at, h: h if at else replace(h, **hop)) if g.index == lost else g)
     leaves = (
-        "thermal.gpu_c",
-        "thermal.memory_c",
-        "thermal.margin_c",
-        "power.draw_w",
-        "memory_used_mib",
-        "memory_free_mib",
-        "ecc.enabled",
-        "ecc.pending",
-        "ecc.uncorrected_volatile",
-        "utilization.gpu_pct",
-        "utilization.memory_pct",
-        "processes",
+        *("thermal.gpu_c", "thermal.memory_c", "thermal.margin_c", "power.draw_w"),
+        *("memory_used_mib", "memory_free_mib", "ecc.enabled", "ecc.pending", "ecc.uncorrected_volatile"),
+        *("utilization.gpu_pct", "utilization.memory_pct", "processes"),
     )
     failed = {"missing": gone.missing, "kind": gone.kind}
     node = change(node, target, dict.fromkeys(leaves, failed))
     return change(node, target, {"errors": tuple(CallError(call, 15, "GPU is lost") for call in calls)})
-
-
-def _on_own_hop(gpu: Gpu, leaves: Mapping[str, Any]) -> Gpu:
-    if isinstance(gpu.pcie.path, Missing) or not gpu.pcie.path:
-        return gpu
-    return put(gpu, "pcie.path", (replace(gpu.pcie.path[0], **leaves), *gpu.pcie.path[1:]))
 
 
 def _stall(node: Node, target: Target) -> Node:
@@ -97,12 +77,8 @@ def _hang(node: Node, target: Target) -> Node:
     node = replace(node, driver=replace(node.driver, unanswered=(*node.driver.unanswered, call)))
     silent = {"missing": f"nvmlDeviceGetFieldValues did not return within {CALL.seconds:g} s", "kind": "failed"}
     leaves = (
-        "recovery_action",
-        "processes",
-        "utilization.gpu_pct",
-        "utilization.memory_pct",
-        "thermal.memory_c",
-        "nvlinks",
+        *("recovery_action", "processes", "utilization.gpu_pct", "utilization.memory_pct"),
+        *("thermal.memory_c", "nvlinks"),
     )
     return change(node, target, dict.fromkeys(leaves, silent))
 

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.gpu import Gpu, GpuPair, NvLink
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.facts.simulated.edits import Pattern, Target, change, each, each_pair, struck_gpu
-from gpudoctor.facts.simulated.wiring import put
+from gpudoctor.facts.simulated.edits import Pattern, Target, change, each, each_hop, each_pair, struck_gpu
 
 
 def _links_down(node: Node, target: Target) -> Node:
@@ -95,23 +94,14 @@ def _slow_uplink(node: Node, target: Target) -> Node:
     slow = {hop.bus_id for hop in path[-2:]}
     half = min(known(hop.max_speed_gt_s) or 32.0 for hop in path[-2:]) / 2
 
-    def changed(gpu: Gpu) -> Gpu:
-        if isinstance(gpu.pcie.path, Missing):
-            return gpu
-        hops = tuple(replace(hop, speed_gt_s=half) if hop.bus_id in slow else hop for hop in gpu.pcie.path)
-        return put(gpu, "pcie.path", hops)
-
-    return each(node, changed)
+    return each(
+        node, lambda gpu: each_hop(gpu, lambda _, hop: replace(hop, speed_gt_s=half) if hop.bus_id in slow else hop)
+    )
 
 
 def _redirected(node: Node, target: Target) -> Node:
-    def changed(gpu: Gpu) -> Gpu:
-        if isinstance(gpu.pcie.path, Missing):
-            return gpu
-        hops = tuple(replace(hop, acs_redirect=True) if place else hop for place, hop in enumerate(gpu.pcie.path))
-        return put(gpu, "pcie.path", hops)
-
-    return each(node, changed)
+    """Every bridge sends traffic up to the root; the GPU itself is none."""
+    return each(node, lambda gpu: each_hop(gpu, lambda place, hop: replace(hop, acs_redirect=True) if place else hop))
 
 
 LINK_PATTERNS: dict[str, Pattern] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpudoctor.facts.model.gpu import Gpu, GpuProcess
+from gpudoctor.facts.model.measured_burn import counters_of
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.training_job import (
@@ -16,12 +17,10 @@ from gpudoctor.facts.simulated.training_job import (
     readings_at,
     smooth_noise,
 )
-from gpudoctor.facts.stream.driver_channel import Due, due
-from gpudoctor.facts.stream.messages import GpuTick, HostTick, ProcessTick, Silence, Tick
+from gpudoctor.facts.stream.messages import Due, GpuTick, HostTick, ProcessTick, Silence, Tick, due
 
 _SLOW = frozenset({"memory_mhz"})
 _PCIE = frozenset({"pcie_generation", "pcie_width", "pcie_rx_gb_s", "pcie_tx_gb_s"})
-_UP = ("active", "sleep")
 _STORM = 1000  # a counter of so many is one that grows
 _NO_JOB = SimulatedJob((), False, 1.0, 0.0, 0.0)
 _CPUS_A_RANK = 6
@@ -74,7 +73,7 @@ def _gpu(gpu: Gpu, job: SimulatedJob, now: Due, number: int, interval_s: float, 
     if isinstance(reasons, Missing):
         unread["event_reasons"] = reasons
     counters: dict[str, int] = {}
-    for name, count in _counters_told(gpu).items():
+    for name, count in counters_of(gpu).items():
         if isinstance(count, Missing):
             unread[name] = count
         elif now.slow:
@@ -93,7 +92,7 @@ def _gpu(gpu: Gpu, job: SimulatedJob, now: Due, number: int, interval_s: float, 
         readings=readings,
         events=None if isinstance(reasons, Missing) else events_at(gpu, job),
         counters=counters,
-        links_up=None if links is None else sum(link.state in _UP for link in links),
+        links_up=None if links is None else sum(link.is_up for link in links),
         links=None if links is None else len(links),
         unread=unread if number == 0 else {},
     )
@@ -116,14 +115,6 @@ def _readings_told(gpu: Gpu, plays: bool) -> dict[str, float | Missing]:
         "pcie_width": gpu.pcie.width,
         **dict.fromkeys(("pcie_rx_gb_s", "pcie_tx_gb_s"), on_pcie),
         **dict.fromkeys(("nvlink_rx_gb_s", "nvlink_tx_gb_s"), on_nvlink),
-    }
-
-
-def _counters_told(gpu: Gpu) -> dict[str, int | Missing]:
-    return {
-        "pcie_replays": gpu.pcie.replays,
-        "ecc_corrected": gpu.ecc.corrected_volatile,
-        "ecc_uncorrected": gpu.ecc.uncorrected_volatile,
     }
 
 

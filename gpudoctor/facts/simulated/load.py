@@ -10,7 +10,7 @@ import msgspec
 import yaml
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, Node, Source, Variable
 from gpudoctor.facts.simulated.wiring import Wired, wire
 from gpudoctor.lazy_import import lazy
@@ -99,7 +99,7 @@ def _with_callers(own: Environment, environ: Mapping[str, str] | None) -> Enviro
     variables = {} if isinstance(own.variables, Missing) else {variable.name: variable for variable in own.variables}
     if taken:
         read = environment.read_environment(taken, Path("/")).variables
-        variables |= {variable.name: variable for variable in (() if isinstance(read, Missing) else read)}
+        variables |= {variable.name: variable for variable in (known(read) or ())}
     ordered: tuple[Variable, ...] = tuple(variables[key] for key in sorted(variables))
     return Environment(variables=ordered)
 

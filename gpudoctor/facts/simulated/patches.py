@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Any
 
 from msgspec.structs import replace
@@ -10,12 +11,10 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, HostEvent, KernelEvent, Node, Variable
-from gpudoctor.facts.simulated.edits import Target, each, each_pair, on_slot
+from gpudoctor.facts.simulated.edits import Target, each, each_pair, on_slot, put_all
 from gpudoctor.facts.simulated.gpu_faults import GPU_PATTERNS
-from gpudoctor.facts.simulated.host_faults import HOST_PATTERNS
+from gpudoctor.facts.simulated.host_faults import HOST_PATTERNS, STORAGE_PATTERNS
 from gpudoctor.facts.simulated.link_faults import LINK_PATTERNS
-from gpudoctor.facts.simulated.storage_faults import STORAGE_PATTERNS
-from gpudoctor.facts.simulated.wiring import put
 
 PATTERNS = {**GPU_PATTERNS, **HOST_PATTERNS, **LINK_PATTERNS, **STORAGE_PATTERNS}
 
@@ -28,19 +27,17 @@ def patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:
     `apply`: names of worked patterns. `log`: kernel lines, in which {bus}, {pci} and {gpu} stand for the target.
     `host_log`: kernel lines of the machine around the GPUs, ten minutes old.
     """
-    for leaf, value in patch.get("node", {}).items():
-        node = put(node, leaf, value)
+    node = put_all(node, patch.get("node", {}))
     struck = {target.gpu, target.other} - {None}
-    chosen = {"gpu": lambda g: g.index in struck, "all": lambda g: True}
-    for part, is_chosen in chosen.items():
-        for leaf, value in patch.get(part, {}).items():
-            node = each(node, lambda g, leaf=leaf, value=value, c=is_chosen: put(g, leaf, value) if c(g) else g)  # type: ignore[misc]
-    for leaf, value in patch.get("gpu_if_told", {}).items():
-        node = each(node, lambda g, leaf=leaf, value=value: _put_if_told(g, leaf, value) if g.index in struck else g)  # type: ignore[misc]
-    if "slot" in patch:
-        node = each(node, lambda g: on_slot(g, patch["slot"]) if g.index in struck else g)
-    for leaf, value in patch.get("pair", {}).items():
-        node = each_pair(node, lambda p, leaf=leaf, value=value: put(p, leaf, value) if {p.a, p.b} == struck else p)  # type: ignore[misc]
+
+    def struck_gpu(gpu: Gpu) -> Gpu:
+        if gpu.index not in struck:
+            return gpu
+        told = {leaf: value for leaf, value in patch.get("gpu_if_told", {}).items() if _is_told(gpu, leaf)}
+        return on_slot(put_all(gpu, {**patch.get("gpu", {}), **told}), patch.get("slot", {}))
+
+    node = each(each(node, lambda gpu: put_all(gpu, patch.get("all", {}))), struck_gpu)
+    node = each_pair(node, lambda pair: put_all(pair, patch.get("pair", {})) if {pair.a, pair.b} == struck else pair)
     if "env" in patch:
         node = _with_variables(node, patch["env"])
     events = patch.get("log", ())  # a GPU that a pattern takes away still has its bus id here
@@ -51,11 +48,8 @@ def patched(node: Node, target: Target, patch: Mapping[str, Any]) -> Node:
     return node
 
 
-def _put_if_told(gpu: Gpu, leaf: str, value: Any) -> Gpu:
-    held: Any = gpu
-    for name in leaf.split("."):
-        held = getattr(held, name)
-    return gpu if isinstance(held, Missing) else put(gpu, leaf, value)
+def _is_told(gpu: Gpu, leaf: str) -> bool:
+    return not isinstance(attrgetter(leaf)(gpu), Missing)
 
 
 def _with_variables(node: Node, values: Mapping[str, Any]) -> Node:
@@ -86,10 +80,7 @@ def _with_log(node: Node, target: Target, rows: list[dict[str, Any]]) -> Node:
         )
         for place, row in enumerate(rows)
     ]
-    log = replace(node.kernel_log, events=(*(() if isinstance(held, Missing) else held), *events))
-    if isinstance(log.source, Missing):
-        log = replace(log, source="simulated")
-    return replace(node, kernel_log=log)
+    return _with_events(node, events=(*(known(held) or ()), *events))
 
 
 def _with_host_log(node: Node, rows: Iterable[dict[str, Any]]) -> Node:
@@ -98,5 +89,9 @@ def _with_host_log(node: Node, rows: Iterable[dict[str, Any]]) -> Node:
         return node
     last_s = max(0.0, (known(node.host.uptime_s) or 3600.0) - 600.0)
     events = tuple(HostEvent(**row, first_s=last_s, last_s=last_s) for row in rows)
-    log = replace(node.kernel_log, host_events=(*(() if isinstance(held, Missing) else held), *events))
-    return replace(node, kernel_log=log if not isinstance(log.source, Missing) else replace(log, source="simulated"))
+    return _with_events(node, host_events=(*(known(held) or ()), *events))
+
+
+def _with_events(node: Node, **events: Any) -> Node:
+    log = replace(node.kernel_log, **events)
+    return replace(node, kernel_log=replace(log, source=known(log.source) or "simulated"))

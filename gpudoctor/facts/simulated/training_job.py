@@ -27,7 +27,6 @@ _HOT_C = 80
 _PCIE_SHARE, _NVLINK_SHARE, _MEMORY_SHARE = 0.8, 0.28, 0.74
 _FULL_CLOCK = 0.95  # of the maximum: what a busy GPU holds
 _FIRST_PID = 4_190_000
-_UP = ("active", "sleep")
 
 
 def is_lost(gpu: Gpu) -> bool:
@@ -92,7 +91,7 @@ def _slowing(gpu: Gpu) -> bool:
 def _nvlink_gb_s(gpu: Gpu) -> float:
     """Line rate of the links that are up, each way."""
     links = known(gpu.nvlinks) or ()
-    return sum(known(link.speed_gb_s) or 0.0 for link in links if link.state in _UP)
+    return sum(known(link.speed_gb_s) or 0.0 for link in links if link.is_up)
 
 
 def _generation(gpu: Gpu) -> int | None:

@@ -11,8 +11,7 @@ import msgspec
 
 from gpudoctor.facts.deadlines import CALL, PATIENCE, START, START_CALLS
 from gpudoctor.facts.nvml.spawn import MAX_WORDS, DriverProcess
-from gpudoctor.facts.stream.driver_channel import ReaderAnswer
-from gpudoctor.facts.stream.messages import Silence
+from gpudoctor.facts.stream.messages import ReaderAnswer, Silence
 from gpudoctor.process.forked import reap
 from gpudoctor.process.pipes import LineReader, LongLineError, pipe_with_child, write_all
 

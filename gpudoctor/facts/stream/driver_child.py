@@ -13,29 +13,23 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
+from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.nvml.channel import SharedCallTrace
-from gpudoctor.facts.nvml.client import CallTrace, DriverError, NvmlClient, in_range, load_pynvml
-from gpudoctor.facts.nvml.collector_child import load, serve_and_exit
-from gpudoctor.facts.nvml.gpu import LINK_COUNT, POWER_INSTANT, SWITCH_LINK_COUNT, read_memory, read_utilization
+from gpudoctor.facts.nvml.client import MAX_COUNT, CallTrace, DriverError, NvmlClient, in_range
+from gpudoctor.facts.nvml.collector_child import line_writer, load, serve_and_exit
+from gpudoctor.facts.nvml.gpu import LINK_COUNT, POWER_INSTANT, SWITCH_LINK_COUNT
 from gpudoctor.facts.nvml.links import read_links
 from gpudoctor.facts.nvml.read_node import version_numbers
 from gpudoctor.facts.nvml.sampler_child import GpuSampler
-from gpudoctor.facts.nvml.settings import process_name, running
-from gpudoctor.facts.stream.driver_channel import Due, OnGpu, ReaderAnswer, WatchOrder, due
-from gpudoctor.facts.stream.messages import GpuTick
-from gpudoctor.process.pipes import write_all
+from gpudoctor.facts.nvml.settings import is_mps_server, joined_kinds, process_name, running
+from gpudoctor.facts.stream.messages import Due, GpuTick, OnGpu, ReaderAnswer, WatchOrder, due
 
 _ALL_LINKS = 0xFFFF_FFFF  # as scope: the sum over a GPU's links
 _NVLINK = {"nvlink_tx_gb_s": (138, _ALL_LINKS), "nvlink_rx_gb_s": (139, _ALL_LINKS)}
 _POWER = (POWER_INSTANT, 0)
 _PCIE = {"pcie_tx_gb_s": 0, "pcie_rx_gb_s": 1}
-_MAX_COUNT = (1 << 62) - 1
 _MAX_KB_S = 1_000_000_000
-_MAX_MHZ = 20_000
 _KIB = 1024
-_UP = ("active", "sleep")
-_MPS_SERVER = "nvidia-cuda-mps"
 
 
 class GpuWatcher(GpuSampler):
@@ -52,19 +46,19 @@ class GpuWatcher(GpuSampler):
         client = self._client
         self._readings: dict[str, float] = {}
         self._unread: dict[str, Missing] = {}
-        self._take("utilization_pct", lambda: read_utilization(client).gpu_pct)
-        self._take("memory_used_mib", lambda: read_memory(client)["memory_used_mib"])
-        self._take("temperature_c", lambda: client.number(-50, 200, "nvmlDeviceGetTemperature", 0))
+        self._take("utilization_pct")
+        self._take("memory_used_mib")
+        self._take("temperature_c")
         self._read_fields()
-        self._take("sm_mhz", lambda: client.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 1))
+        self._take("sm_mhz")
         events = self._events()
         if due.pcie:
-            self._take("pcie_generation", lambda: client.number(1, 8, "nvmlDeviceGetCurrPcieLinkGeneration"))
-            self._take("pcie_width", lambda: client.number(1, 32, "nvmlDeviceGetCurrPcieLinkWidth"))
+            self._take("pcie_generation")
+            self._take("pcie_width")
             for name, counter in _PCIE.items():
                 self._take(name, lambda counter=counter: self._pcie_gb_s(counter))  # type: ignore[misc]
         if due.slow:
-            self._take("memory_mhz", lambda: client.number(0, _MAX_MHZ, "nvmlDeviceGetClockInfo", 2))
+            self._take("memory_mhz")
         counters = self._counters() if due.slow else {}
         processes = self._processes() if due.slow else None
         links = self._links() if due.links else None
@@ -83,7 +77,7 @@ class GpuWatcher(GpuSampler):
         for name, key in _NVLINK.items():
             if key not in fields:
                 continue
-            total = in_range(fields[key], 0, _MAX_COUNT, f"{name} (field {key[0]})")
+            total = in_range(fields[key], 0, MAX_COUNT, f"{name} (field {key[0]})")
             if isinstance(total, Missing):
                 self._miss(name, total)
                 continue
@@ -118,18 +112,12 @@ class GpuWatcher(GpuSampler):
         if any(self._is_mps(pid) for pid in compute):
             lists["M"] = self._running("MPSCompute")
         self._mps = {pid: is_mps for pid, is_mps in self._mps.items() if pid in compute}
-        found = []
-        for pid in sorted({pid for pids in lists.values() for pid in pids}):
-            kinds = [kind for kind, pids in lists.items() if pid in pids]
-            used = next(pids[pid] for pids in lists.values() if pid in pids)
-            memory_mib = None if isinstance(used, Missing) else used
-            found.append(OnGpu(self._client.gpu or 0, pid, "+".join(kinds), memory_mib))
-        return found
+        gpu = self._client.gpu or 0
+        return [OnGpu(gpu, pid, kind, known(memory_mib)) for pid, kind, memory_mib in joined_kinds(lists)]
 
     def _is_mps(self, pid: int) -> bool:
         if pid not in self._mps:
-            name = process_name(Path("/"), pid)
-            self._mps[pid] = isinstance(name, str) and name.startswith(_MPS_SERVER)
+            self._mps[pid] = is_mps_server(process_name(Path("/"), pid))
         return self._mps[pid]
 
     def _links(self) -> tuple[int, int] | None:
@@ -145,7 +133,7 @@ class GpuWatcher(GpuSampler):
         if unread is not None:
             self._miss("nvlinks", unread)
             return None
-        return sum(link.state in _UP for link in links), len(links)
+        return sum(link.is_up for link in links), len(links)
 
 
 class Watcher:
@@ -209,13 +197,8 @@ def main(argument: str) -> None:
 
 def serve(order: WatchOrder) -> None:
     """Answer every request until the descriptor `requests` is at its end, or the driver does not start."""
-    nvml = load(order.nvml) if order.nvml else load_pynvml()
-    encode = msgspec.json.Encoder().encode
+    nvml, send = load(order.nvml), line_writer(order.out)
     watcher: Watcher | None = None
-
-    def send(answer: ReaderAnswer) -> None:
-        write_all(order.out, encode(answer) + b"\n")
-
     trace = SharedCallTrace(order.trace).slot(0)
     while os.read(order.requests, 1):
         if watcher is None:

@@ -21,14 +21,13 @@ import msgspec
 
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.facts_file import checked
-from gpudoctor.facts.captures.opened import open_plain
+from gpudoctor.facts.captures.opened import GZIP, open_plain
 from gpudoctor.facts.captures.recognise import HEAD_BYTES
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.stream.messages import Opening, Tick
 
 MAX_LINE_BYTES = 16 << 20
 MAX_FILE_BYTES = 4 << 30
-_GZIP = b"\x1f\x8b"
 # in a string its quotes would be escaped, so no fact can be taken for it
 _LINE_OF_STREAM = re.compile(rb'"kind"\s*:\s*"(?:opening|tick)"')
 
@@ -220,7 +219,7 @@ def _is_regular(path: str) -> bool:
 def _head(path: str, size: int = HEAD_BYTES) -> bytes:
     """The first line, or as much of it as is asked for, unpacked. Raise OSError."""
     with open_plain(path) as file:
-        packed = file.read(len(_GZIP)) == _GZIP
+        packed = file.read(len(GZIP)) == GZIP
         file.seek(0)
         if not packed:
             return file.readline(size)
@@ -236,7 +235,7 @@ def _opened(path: str) -> BinaryIO:
     if not _is_regular(path):
         raise SourceError(f"{path}: not a regular file")
     file = open_plain(path)
-    if file.read(len(_GZIP)) != _GZIP:
+    if file.read(len(GZIP)) != GZIP:
         file.seek(0)
         return file
     with file:

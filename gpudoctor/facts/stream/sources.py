@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.kernel_log.tail import KernelTail
+from gpudoctor.facts.kernel_log.live import KernelTail
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import KernelEvent, Node
 from gpudoctor.facts.stream.messages import Opening, Tick
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from gpudoctor.facts.captures import source
     from gpudoctor.facts.simulated import live, load
     from gpudoctor.facts.stream import driver as live_driver
-    from gpudoctor.facts.stream import host as live_host
-    from gpudoctor.facts.stream import processes as live_processes
-    from gpudoctor.facts.stream import recording
+    from gpudoctor.facts.stream import host_readers, recording
     from gpudoctor.facts.stream.driver import DriverWatch
     from gpudoctor.facts.stream.recording import Recording
 else:
@@ -33,8 +31,7 @@ else:
     live = lazy("gpudoctor.facts.simulated.live")
     load = lazy("gpudoctor.facts.simulated.load")
     live_driver = lazy("gpudoctor.facts.stream.driver")
-    live_host = lazy("gpudoctor.facts.stream.host")
-    live_processes = lazy("gpudoctor.facts.stream.processes")
+    host_readers = lazy("gpudoctor.facts.stream.host_readers")
     recording = lazy("gpudoctor.facts.stream.recording")
 
 
@@ -70,8 +67,8 @@ class LiveSource:
         return collect.collect_live(self._root, nvml_module=self._nvml)
 
     def _readers(self) -> None:
-        self._host = live_host.HostReader(self._node.host, self._root)
-        self._processes = live_processes.ProcessReader()
+        self._host = host_readers.HostReader(self._node.host, self._root)
+        self._processes = host_readers.ProcessReader()
         self._watch_driver()
 
     def _watch_driver(self) -> None:

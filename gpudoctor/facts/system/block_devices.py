@@ -13,11 +13,12 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import StorageDevice
 from gpudoctor.facts.system.mounts import Mount
 from gpudoctor.facts.system.pci import BUS_ID, read_path
-from gpudoctor.facts.system.sysfs import list_names, present, read_int, read_text
+from gpudoctor.facts.system.sysfs import list_names, present, read_int, read_match, read_text
 
 _DEVICE = re.compile(r"[1-9]\d{0,5}:\d{1,7}")  # 0:N is of no block device: the file system made it up
 _NAME = re.compile(r"/dev/([\w!.-]{1,64})")
 _CONTROLLER = re.compile(r"nvme\d+")
+_CHOSEN = re.compile(r"\[([\w-]{1,32})\]")  # none [mq-deadline] kyber
 _MAX_DEPTH = 6  # partition, LVM, dm-crypt, md, multipath: nobody has more
 
 
@@ -55,7 +56,7 @@ def _device(folder: Path, root: Path) -> StorageDevice:
     disk = StorageDevice(
         name=folder.name,
         rotational=rotational if isinstance(rotational, Missing) else rotational == 1,
-        scheduler=_scheduler(folder / "queue/scheduler"),
+        scheduler=read_match(folder / "queue/scheduler", _CHOSEN),
     )
     if not folder.name.startswith("nvme") or on_bus is None:
         return disk
@@ -88,15 +89,6 @@ def _pci_function(folder: Path) -> tuple[Path, str] | None:
         return None
     bus_id = next((parent.name for parent in above[0].parents if BUS_ID.fullmatch(parent.name)), None)
     return None if bus_id is None else (above[0], bus_id)
-
-
-def _scheduler(path: Path) -> str | Missing:
-    """The word in brackets: `none [mq-deadline] kyber`."""
-    text = read_text(path)
-    if isinstance(text, Missing):
-        return text
-    chosen = re.search(r"\[([\w-]{1,32})\]", text)
-    return chosen[1] if chosen else Missing(f"{path.name} reads {text[:40]!r}", "failed")
 
 
 def _real(path: Path) -> Path:

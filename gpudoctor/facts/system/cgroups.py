@@ -7,7 +7,8 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.system.mounts import read_mounts
 from gpudoctor.facts.system.sysfs import parse_cpu_list, read_int, read_text
 
 # Version 1 writes "no limit" as the largest page-aligned signed 64-bit number, which depends on the page size
@@ -65,7 +66,7 @@ def _smallest(root: Path, controller: str, readers: dict[int, _Reader]) -> Cgrou
     groups = read_text(root / "proc/self/cgroup")
     if isinstance(groups, Missing):
         return CgroupLimit(groups, groups)
-    known: list[tuple[float, str]] = []
+    limits: list[tuple[float, str]] = []
     unread: Missing | None = None
     for hierarchy in _hierarchies(root, groups):
         if controller not in hierarchy.controllers:
@@ -76,9 +77,9 @@ def _smallest(root: Path, controller: str, readers: dict[int, _Reader]) -> Cgrou
                 # the top group of version 2 has no limit files, nor has one whose controller is not enabled
                 unread = unread if limit.kind == "absent" else limit
             elif limit is not None:
-                known.append((limit, f"{folder.rstrip('/')}/{name}"))
-    if known:
-        return CgroupLimit(*min(known))
+                limits.append((limit, f"{folder.rstrip('/')}/{name}"))
+    if limits:
+        return CgroupLimit(*min(limits))
     if unread is not None:
         return CgroupLimit(unread, unread)
     return CgroupLimit(None, Missing("no limit", "absent"))
@@ -103,16 +104,11 @@ def _hierarchies(root: Path, groups: str) -> Iterator[_Hierarchy]:
 
 def _mounts(root: Path) -> dict[str, tuple[str, str]]:
     """`cgroup2` or a version 1 controller -> mount point and the group that is seen there."""
-    text = read_text(root / "proc/self/mountinfo")
     found: dict[str, tuple[str, str]] = {}
-    for line in "" if isinstance(text, Missing) else text.splitlines():
-        left, _, right = line.partition(" - ")
-        fields, kind = left.split(), right.split()
-        if len(fields) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
-            continue
-        top, mount = fields[3], fields[4]
-        for name in ("cgroup2",) if kind[0] == "cgroup2" else kind[2].split(","):
-            found.setdefault(name, (mount, top))
+    for mount in known(read_mounts(root)) or ():
+        if mount.fs_type in ("cgroup", "cgroup2"):
+            for name in ("cgroup2",) if mount.fs_type == "cgroup2" else mount.system_options:
+                found.setdefault(name, (mount.point, mount.top))
     return found
 
 

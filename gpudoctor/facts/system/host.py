@@ -9,7 +9,7 @@ from pathlib import Path
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Host, NumaNode
 from gpudoctor.facts.system import cgroups
-from gpudoctor.facts.system.node_name import given_node_name
+from gpudoctor.facts.system.environment import given_node_name
 from gpudoctor.facts.system.numa import gpu_memory_free_mib, read_meminfo_mib, read_numa_nodes
 from gpudoctor.facts.system.sysfs import (
     format_cpu_list,

@@ -6,13 +6,13 @@ import os
 import re
 from pathlib import Path
 
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Interface, Network, RdmaPort
 from gpudoctor.facts.system.pci import BUS_ID, read_numa_node
-from gpudoctor.facts.system.sysfs import link_name, list_names, present, read_int, read_text
+from gpudoctor.facts.system.sysfs import link_name, list_names, present, read_int, read_match, read_text
 
-_RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
-_NUMBERED = re.compile(r"^\d+:\s*(\S.*)$")
+_RATE = re.compile(r"^(\d+(?:\.\d+)?) Gb/sec")  # 400 Gb/sec (4X NDR)
+_NUMBERED = re.compile(r"^\d+:\s*(\S.*)$")  # 4: ACTIVE
 _KERNEL = re.compile(r"(\d+)\.(\d+)")
 _DRIVER_MAJOR = re.compile(r"\b(\d{3})\.\d+")
 _PEERMEM = ("nvidia_peermem", "nv_peer_mem")
@@ -79,7 +79,7 @@ def _rdma_ports(root: Path) -> tuple[RdmaPort, ...] | Missing:
     ports: list[RdmaPort] = []
     for device in devices:
         numbers = list_names(folder / device / "ports")
-        for number in () if isinstance(numbers, Missing) else numbers:
+        for number in known(numbers) or ():
             if number.isdecimal():
                 ports.append(_rdma_port(folder / device, int(number)))
     return tuple(sorted(ports, key=lambda port: (port.device, port.port)))
@@ -92,8 +92,8 @@ def _rdma_port(device: Path, number: int) -> RdmaPort:
     return RdmaPort(
         device=device.name,
         port=number,
-        state=_numbered_word(port / "state"),
-        physical_state=_numbered_word(port / "phys_state"),
+        state=read_match(port / "state", _NUMBERED),
+        physical_state=read_match(port / "phys_state", _NUMBERED),
         link_layer=read_text(port / "link_layer"),
         rate_gbit_s=_rate(port / "rate"),
         max_rate_gbit_s=Missing("sysfs does not tell the port's highest rate", "absent"),
@@ -115,22 +115,9 @@ def _driver(device: Path) -> str | Missing:
     return Missing("no driver is bound to the device", "absent") if name is None else name
 
 
-def _numbered_word(path: Path) -> str | Missing:
-    """`4: ACTIVE` -> ACTIVE."""
-    text = read_text(path)
-    if isinstance(text, Missing):
-        return text
-    match = _NUMBERED.match(text)
-    return match[1] if match else Missing(f"{path.name} reads {text[:40]!r}", "failed")
-
-
 def _rate(path: Path) -> float | Missing:
-    """`400 Gb/sec (4X NDR)` -> 400.0."""
-    text = read_text(path)
-    if isinstance(text, Missing):
-        return text
-    match = _RATE.match(text)
-    return float(match[1]) if match else Missing(f"{path.name} reads {text[:40]!r}", "failed")
+    rate = read_match(path, _RATE)
+    return rate if isinstance(rate, Missing) else float(rate)
 
 
 def _interface_of(behind: Path, port: Path) -> str | Missing:

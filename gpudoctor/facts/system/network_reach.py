@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpudoctor.facts.model.gpu import Fact
-from gpudoctor.facts.model.missing import NOT_READ, Missing
+from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.model.node import RdmaPort
 from gpudoctor.facts.system.network import read_network
 from gpudoctor.facts.system.sysfs import read_text
@@ -51,7 +51,7 @@ class Reach(Fact, frozen=True):
 
     def interface_of(self, address: str) -> LocalInterface | None:
         """The interface that has the address."""
-        interfaces = () if isinstance(self.interfaces, Missing) else self.interfaces
+        interfaces = known(self.interfaces) or ()
         return next((interface for interface in interfaces if address in interface.addresses), None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import NumaNode
 from gpudoctor.facts.system.sysfs import key_values, list_names, present, read_text
 
@@ -73,7 +73,7 @@ def _nodes_named_by_driver(root: Path) -> frozenset[int]:
     folder = root / "proc/driver/nvidia/gpus"
     names = list_names(folder)
     found: set[int] = set()
-    for name in () if isinstance(names, Missing) else names:
+    for name in known(names) or ():
         status = read_text(folder / name / "numa_status")
         if isinstance(status, str) and (match := _NUMA_STATUS.search(status)):
             found.add(int(match[1]))

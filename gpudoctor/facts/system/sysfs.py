@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
 from gpudoctor.facts.model.missing import Missing
@@ -47,6 +48,15 @@ def read_int(path: Path) -> int | Missing:
         return int(text, 0)
     except ValueError:
         return Missing(f"{path}: reads {text[:80]!r}, not a number", "failed")
+
+
+def read_match(path: Path, pattern: re.Pattern[str]) -> str | Missing:
+    """The first group of what is found in the file's text; text without it is `failed` and quoted in the reason."""
+    text = read_text(path)
+    if isinstance(text, Missing):
+        return text
+    found = pattern.search(text)
+    return found[1] if found else Missing(f"{path.name} reads {text[:40]!r}", "failed")
 
 
 def list_names(path: Path) -> tuple[str, ...] | Missing:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
-from gpudoctor.facts.model.driver import FabricManager
+from gpudoctor.facts.model.driver import DRIVER_VERSION, FabricManager
 from gpudoctor.facts.model.node import Node
 
 MOST_ERRORS = 20
-_VERSION = r"(\d{3}\.\d{1,3}(?:\.\d{1,3})?)"
 _UNIT = re.compile(r"(?:[●○×↻*x] )?nvidia-(fabricmanager|persistenced)\.service - ")
 _NOT_FOUND = re.compile(
     r"(?:Unit|Failed to \w+) nvidia-(fabricmanager|persistenced)\.service"
@@ -33,8 +32,8 @@ _ERROR_WORDS = re.compile(
 )
 # no NVSwitch to manage: no fault
 _NOTHING_TO_DO = re.compile(r"NV_WARN_NOTHING_TO_DO|Nothing to do")
-_RUNNING = re.compile(rf"Fabric ?Manager version (?:is )?:? ?{_VERSION}", re.IGNORECASE)
-_INTERFACE = re.compile(rf"interface version {_VERSION} (?:don't|doesn't|does not) match")
+_RUNNING = re.compile(rf"Fabric ?Manager version (?:is )?:? ?({DRIVER_VERSION})", re.IGNORECASE)
+_INTERFACE = re.compile(rf"interface version ({DRIVER_VERSION}) (?:don't|doesn't|does not) match")
 
 
 def read_service(block: Block) -> Part:

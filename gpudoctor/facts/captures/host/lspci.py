@@ -6,15 +6,13 @@ import re
 
 import msgspec
 
-from gpudoctor.facts.captures import ABSENT, SourceError
+from gpudoctor.facts.captures import ABSENT, BUS_ID, SourceError
 from gpudoctor.facts.model.gpu import Gpu, PcieHop, PcieLink
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import PciDevice, short_bus_id
 
 # "18:00.0 3D controller [0302]: NVIDIA Corporation GH100 [10de:2330] (rev a1)"; the numbers come with -nn
-HEADER = re.compile(
-    r"((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) ([^:\[]{1,60}?)(?: \[([0-9a-f]{4})\])?: (.{0,300})", re.I
-)
+HEADER = re.compile(rf"({BUS_ID}) ([^:\[]{{1,60}}?)(?: \[([0-9a-f]{{4}})\])?: (.{{0,300}})", re.I)
 _IDS = re.compile(r"\[([0-9a-f]{4}):([0-9a-f]{4})\]", re.IGNORECASE)
 _BUSES = re.compile(r"\s+Bus: primary=([0-9a-f]{2}), secondary=([0-9a-f]{2}), subordinate=([0-9a-f]{2})", re.I)
 _SPEED = re.compile(r"Speed (\d{1,3}(?:\.\d)?)GT/s")
@@ -179,8 +177,8 @@ def _fill(function: Function, body: list[str]) -> None:
         vendor_id=function.vendor_id,
         device_id=function.device_id,
         pci_class=function.pci_class,
-        speed_gt_s=_speed(now, missing),
-        max_speed_gt_s=_speed(can, missing),
+        speed_gt_s=_figure(now, _SPEED, "speed", missing),
+        max_speed_gt_s=_figure(can, _SPEED, "speed", missing),
         width=_width(now, missing),
         max_width=_width(can, missing),
         aer_correctable=ABSENT,
@@ -198,15 +196,14 @@ def _downgraded(line: str | None, word: re.Pattern[str]) -> bool | Missing:
     return {"downgraded": True, "ok": False}.get(found[1] or "", ABSENT) if found else ABSENT
 
 
-def _speed(line: str | None, missing: Missing) -> float | Missing:
+def _figure(line: str | None, pattern: re.Pattern[str], what: str, missing: Missing) -> float | Missing:
+    """The figure in a line of the link; `missing` if there is no such line."""
     if line is None:
         return missing
-    match = _SPEED.search(line)
-    return float(match.group(1)) if match else Missing("lspci shows no link speed", "failed")
+    found = pattern.search(line)
+    return float(found[1]) if found else Missing(f"lspci shows no link {what}", "failed")
 
 
 def _width(line: str | None, missing: Missing) -> int | Missing:
-    if line is None:
-        return missing
-    match = _WIDTH.search(line)
-    return int(match.group(1)) if match else Missing("lspci shows no link width", "failed")
+    width = _figure(line, _WIDTH, "width", missing)
+    return width if isinstance(width, Missing) else int(width)

@@ -7,11 +7,10 @@ import re
 import msgspec
 
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
-from gpudoctor.facts.model.driver import DkmsBuild, Driver, LoadFailure, LoadFailureCause
+from gpudoctor.facts.model.driver import DRIVER_VERSION, DkmsBuild, Driver, LoadFailure, LoadFailureCause
 from gpudoctor.facts.model.node import Host, Network, Node
 from gpudoctor.facts.system.network import PEER_CORES
 
-_VERSION = r"\d{3}\.\d{1,3}(?:\.\d{1,3})?"
 _LSMOD = re.compile(r"Module\s+Size\s+Used by|(?:nvidia\w*|nouveau)\s+\d{3,10}\s+\d{1,5}(?:\s|$)")
 _LSMOD_MORE = re.compile(r"[\w-]{1,60}\s+\d{3,10}\s+-?\d{1,5}(?:\s|$)")
 _MODINFO = re.compile(r"filename:\s+/\S*/nvidia[\w.-]*\.ko|modinfo: ERROR: Module nvidia")
@@ -19,12 +18,12 @@ _MODINFO_MORE = re.compile(
     r"(?:filename|alias|version|supported|license|description|author|srcversion|depends|retpoline|name|vermagic|sig_id"
     r"|signer|sig_key|sig_hashalgo|signature|parm|firmware|import_ns|softdep|intree):\s|\s+[0-9A-F]{2}(?::[0-9A-F]{2})+"
 )
-_MODINFO_VERSION = re.compile(rf"version:\s+({_VERSION})\s*$")
+_MODINFO_VERSION = re.compile(rf"version:\s+({DRIVER_VERSION})\s*$")
 _DKMS = re.compile(
-    rf"nvidia[\w-]{{0,20}}(?:/|, ?){_VERSION}(?:, [^,:]{{1,80}}){{0,2}}: ?(?:added|built|installed|broken)"
+    rf"nvidia[\w-]{{0,20}}(?:/|, ?){DRIVER_VERSION}(?:, [^,:]{{1,80}}){{0,2}}: ?(?:added|built|installed|broken)"
 )
 _DKMS_LINE = re.compile(
-    rf"nvidia[\w-]{{0,20}}(?:/|, ?)(?P<version>{_VERSION})(?:, (?P<kernel>[^,:\s]{{1,80}}))?"
+    rf"nvidia[\w-]{{0,20}}(?:/|, ?)(?P<version>{DRIVER_VERSION})(?:, (?P<kernel>[^,:\s]{{1,80}}))?"
     r"(?:, [^,:]{1,20})?: ?(?P<state>\w+)"
 )
 _UNAME = re.compile(
@@ -57,28 +56,18 @@ LOAD_ERRORS: tuple[LoadError, ...] = (
     _row("other-driver", "kmod, EBUSY", _KMOD + "Device or resource busy"),
     _row("build-failed", "dkms", r"Error! (?:Your kernel headers for kernel|Bad return status for module build)"),
     _row("build-failed", "dkms", r"Error! (?:Could not locate dkms\.conf|The dkms\.conf|Module nvidia)"),
-    _row(
-        "build-failed",
-        "nvidia-installer",
-        "ERROR: (?:Unable to find the kernel source tree|The kernel module failed to build)",
-    ),
-    _row(
-        "signature-rejected",
-        "nvidia-installer",
-        "ERROR: The kernel module failed to load.{0,200}(?:Secure Boot|signed)",
-    ),
+    _row("build-failed", "nvidia-installer",
+        "ERROR: (?:Unable to find the kernel source tree|The kernel module failed to build)"),
+    _row("signature-rejected", "nvidia-installer",
+        "ERROR: The kernel module failed to load.{0,200}(?:Secure Boot|signed)"),
     _row("other-driver", "nvidia-installer", "ERROR: .{0,80}Nouveau kernel driver is currently in use"),
-    _row(
-        "no-container-runtime",
-        "dockerd",
-        r".{0,160}could not select device driver \"\S{0,20}\" with capabilities: \[\[.{0,60}gpu",
-    ),
-    _row(
-        "no-container-runtime", "dockerd", r".{0,160}[Uu]nknown (?:or invalid )?runtime (?:name|specified):? \"?nvidia"
-    ),
+    _row("no-container-runtime", "dockerd",
+        r".{0,160}could not select device driver \"\S{0,20}\" with capabilities: \[\[.{0,60}gpu"),
+    _row("no-container-runtime", "dockerd",
+        r".{0,160}[Uu]nknown (?:or invalid )?runtime (?:name|specified):? \"?nvidia"),
     _row("no-container-runtime", "containerd", r".{0,300}no runtime for \"nvidia\" is configured"),
     _row("no-container-runtime", "dockerd, podman", r".{0,300}unresolvable CDI devices nvidia\.com/gpu"),
-)
+)  # fmt: skip
 # what nvidia-container-cli says of NVML while it starts a container -> nvmlInit's code
 _CONTAINER_NVML = (
     (re.compile(r".{0,300}nvidia-container-cli: .{0,80}driver not loaded"), 9),

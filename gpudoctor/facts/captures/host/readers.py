@@ -6,12 +6,17 @@ import re
 
 import msgspec
 
-from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures import BUS_ID, SourceError
 from gpudoctor.facts.captures.host.containers import CONTAINER_READERS
 from gpudoctor.facts.captures.host.fabric_manager import FABRIC_MANAGER_READERS
-from gpudoctor.facts.captures.host.limits import LIMIT_READERS
 from gpudoctor.facts.captures.host.lspci import HEADER, parse_lspci
-from gpudoctor.facts.captures.host.memory_text import kernel_module_version, parse_df, parse_free, parse_meminfo
+from gpudoctor.facts.captures.host.memory_and_limits import (
+    LIMIT_READERS,
+    kernel_module_version,
+    parse_df,
+    parse_free,
+    parse_meminfo,
+)
 from gpudoctor.facts.captures.host.module import MODULE_READERS
 from gpudoctor.facts.captures.host.rdma import RDMA_READERS
 from gpudoctor.facts.captures.host.schedulers import SCHEDULER_READERS
@@ -25,9 +30,7 @@ _LSPCI_BEGIN = re.compile(
 )
 _LSPCI_MORE = re.compile(r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] |[ \t]+\S")
 # one function, chosen by the command line
-_LSPCI_OF_ONE = re.compile(
-    r"\blspci\b[^|;&]{0,80}? -\w{0,6}s *((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(?!\S)", re.IGNORECASE
-)
+_LSPCI_OF_ONE = re.compile(rf"\blspci\b[^|;&]{{0,80}}? -\w{{0,6}}s *({BUS_ID})(?!\S)", re.IGNORECASE)
 _FREE = re.compile(r"[ \t]*total[ \t]+used[ \t]+free\b")
 _FREE_MORE = re.compile(r"\s*(?:Mem|Swap|Low|High|Total):|\s*-/\+ buffers")
 _MEMINFO = re.compile(r"Mem(?:Total|Free|Available):\s+\d+ kB")

@@ -10,7 +10,7 @@ from gpudoctor.facts.captures import ABSENT, MOST_GPUS, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT, SmiDump
 from gpudoctor.facts.captures.nvidia_smi.values import missing_word
 from gpudoctor.facts.model.gpu import Gpu, MigInstance, NvLink
-from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing
+from gpudoctor.facts.model.missing import NOT_READ, UNSUPPORTED, Missing, known
 from gpudoctor.facts.model.node import Driver, short_bus_id
 
 _GPU = re.compile(r"GPU (\d{1,4}): (.{0,200}?) ?\(UUID: ([^)\s]{1,80})\)")
@@ -78,7 +78,7 @@ def parse_gpu_list(text: str) -> SmiDump:
             )
         elif mig is not None and current is not None:
             before = current.settings.mig_instances
-            instances = (*(() if isinstance(before, Missing) else before), MigInstance(mig.group(2), mig.group(1)))
+            instances = (*(known(before) or ()), MigInstance(mig.group(2), mig.group(1)))
             settings = msgspec.structs.replace(current.settings, mig_enabled=True, mig_instances=instances)
             current = gpus[current.index] = msgspec.structs.replace(current, settings=settings)
     count = max(gpus, default=-1) + 1
@@ -202,17 +202,7 @@ def _counts_more(value: object, before: object) -> bool:
 
 
 def _unread_link(number: int) -> NvLink:
-    return NvLink(
-        link=number,
-        state=ABSENT,
-        version=ABSENT,
-        speed_gb_s=ABSENT,
-        remote_kind=ABSENT,
-        remote_bus_id=ABSENT,
-        crc_errors=ABSENT,
-        replay_errors=ABSENT,
-        recovery_errors=ABSENT,
-    )
+    return NvLink(number, **dict.fromkeys(NvLink.__struct_fields__[1:], ABSENT))
 
 
 def _with(link: NvLink, told: str) -> NvLink:

@@ -7,7 +7,7 @@ import re
 
 import msgspec
 
-from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
+from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, marked_as_cut
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
 from gpudoctor.facts.captures.nvidia_smi.values import missing_word
@@ -19,7 +19,6 @@ NAME = "nvidia-smi --query-gpu"
 _QUERY = re.compile(r"--query-gpu[= ][\"']?([A-Za-z0-9_.,]+)")
 _COLUMN = re.compile(r" *([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*)(?: \[[\w/%]{1,8}\])? *$")
 _CELL = re.compile(r"[\w.]|\[(?:N/A|Not |Unknown|Insufficient|GPU |Requested)")
-_BUS_ID = re.compile(r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
 # fields, and where nvidia-smi -q shows the same; source: `nvidia-smi --help-query-gpu`, drivers 390 to 610
 _PATHS = {
     "name": "product_name",
@@ -68,25 +67,6 @@ _PATHS = {
     "power.default_limit": "power_readings/default_power_limit",
     "power.min_limit": "power_readings/min_power_limit",
     "power.max_limit": "power_readings/max_power_limit",
-    "clocks.current.graphics": "clocks/graphics",
-    "clocks.gr": "clocks/graphics",
-    "clocks.current.sm": "clocks/sm",
-    "clocks.sm": "clocks/sm",
-    "clocks.current.memory": "clocks/memory",
-    "clocks.mem": "clocks/memory",
-    "clocks.applications.graphics": "applications_clocks/graphics",
-    "clocks.applications.gr": "applications_clocks/graphics",
-    "clocks.applications.memory": "applications_clocks/memory",
-    "clocks.applications.mem": "applications_clocks/memory",
-    "clocks.default_applications.graphics": "default_applications_clocks/graphics",
-    "clocks.default_applications.gr": "default_applications_clocks/graphics",
-    "clocks.default_applications.memory": "default_applications_clocks/memory",
-    "clocks.default_applications.mem": "default_applications_clocks/memory",
-    "clocks.max.graphics": "max_clocks/graphics",
-    "clocks.max.gr": "max_clocks/graphics",
-    "clocks.max.sm": "max_clocks/sm",
-    "clocks.max.memory": "max_clocks/memory",
-    "clocks.max.mem": "max_clocks/memory",
     "pcie.link.gen.current": "pci/gpu_link_info/pcie_generation/current",
     "pcie.link.gen.gpucurrent": "pci/gpu_link_info/pcie_generation/current",
     "pcie.link.gen.max": "pci/gpu_link_info/pcie_generation/max",
@@ -100,6 +80,15 @@ _PATHS = {
     "reset_status.reset_required": "gpu_reset_status/reset_required",
     "reset_status.drain_and_reset_recommended": "gpu_reset_status/drain_and_reset_recommended",
 }
+# each clock has a long name and a short one
+for _section, _long, _short in (
+    ("clocks", "clocks.current", "clocks"),
+    ("max_clocks", "clocks.max", "clocks.max"),
+    ("applications_clocks", "clocks.applications", "clocks.applications"),
+    ("default_applications_clocks", "clocks.default_applications", "clocks.default_applications"),
+):
+    for _clock, _abbreviation in (("graphics", "gr"), ("sm", "sm"), ("memory", "mem")):
+        _PATHS[f"{_long}.{_clock}"] = _PATHS[f"{_short}.{_abbreviation}"] = f"{_section}/{_clock}"
 _ECC = re.compile(r"ecc\.errors\.(corrected|uncorrected)\.(volatile|aggregate)\.(\w+)$")
 # parts that add up to the total; registers, caches and textures are SRAM
 _ECC_NAMES = {
@@ -169,7 +158,7 @@ def parse_csv(lines: list[str], command: str = "", *, whole_end: bool = True) ->
         identity = index or bus_id or values.get("uuid") or values.get("gpu_uuid") or str(number)
         if len(found) >= MOST_GPUS and identity not in found:
             raise SourceError(f"more than {MOST_GPUS} GPUs: not those of one machine")
-        dump = GpuDump(short_bus_id(bus_id) if _BUS_ID.fullmatch(bus_id) else "", _paths(values))
+        dump = GpuDump(short_bus_id(bus_id) if re.fullmatch(BUS_ID, bus_id) else "", _paths(values))
         found[identity] = (dump, int(index) if index.isdecimal() and len(index) < 5 else len(found))
         last = identity
         top.update({name: values[name] for name in ("driver_version", "count") if name in values})

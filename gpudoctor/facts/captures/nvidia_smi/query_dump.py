@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpudoctor.facts.captures import ABSENT, SourceError
+from gpudoctor.facts.captures import ABSENT, BUS_ID, SourceError
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
 from gpudoctor.facts.captures.nvidia_smi.query_health import REASON_SECTIONS
 from gpudoctor.facts.captures.nvidia_smi.values import Values
+from gpudoctor.facts.model.driver import DRIVER_VERSION
 from gpudoctor.facts.model.gpu import CallError, Fact, Gpu
 from gpudoctor.facts.model.missing import NOT_READ, Missing
 from gpudoctor.facts.model.node import Driver, short_bus_id
 from gpudoctor.facts.nvml.error_cost import DUMP_HANDLE, UNKNOWN, code_in_words
 
-BUS_ID = re.compile(r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 # what nvidia-smi prints instead of a dump -> nvmlInit's code, see Driver.init_code
 _INIT_FAILURES = (
     ("couldn't communicate with the NVIDIA driver", 9),
@@ -28,11 +28,9 @@ _INIT_FAILURES = (
 )
 _NO_DEVICES = "No devices were found"
 _SMI = "nvidia-smi"
-_LIBRARY = re.compile(r"NVML library version: (\d{3}\.\d{1,3}(?:\.\d{1,3})?)")
+_LIBRARY = re.compile(rf"NVML library version: ({DRIVER_VERSION})")
 # "GPU 0000:05:00.0: ..." of older drivers, "GPU1: 0000:34:00.0: ..." of newer ones
-_LOST_GPU = re.compile(
-    r"GPU ?(?:(?P<index>\d{1,3}): ?)?(?P<bus_id>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE
-)
+_LOST_GPU = re.compile(rf"GPU ?(?:(?P<index>\d{{1,3}}): ?)?(?P<bus_id>{BUS_ID})", re.IGNORECASE)
 _HANDLE = re.compile(r"^.{0,40}Unable to determine the device handle for.{0,300}", re.MULTILINE)
 
 
@@ -178,7 +176,7 @@ def _in_order(gpus: list[GpuDump]) -> tuple[Gpu, ...]:
     for index, dump in enumerate(gpus):
         if not dump.bus_id:
             dump.bus_id = f"unknown-{index}"
-        elif not BUS_ID.fullmatch(dump.bus_id):
+        elif not re.fullmatch(BUS_ID, dump.bus_id):
             raise SourceError(f"GPU {index} of the dump has no bus id but {dump.bus_id[:40]!r}")
         else:
             dump.bus_id = short_bus_id(dump.bus_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gpudoctor.facts.captures import SourceError
+from gpudoctor.facts.captures import BUS_ID, SourceError
 from gpudoctor.facts.captures.nvidia_smi.nvlink import (
     begins_gpu_list,
     goes_on_gpu_list,
@@ -13,7 +13,7 @@ from gpudoctor.facts.captures.nvidia_smi.nvlink import (
     shows_links,
 )
 from gpudoctor.facts.captures.nvidia_smi.query_csv import begins_csv, goes_on_csv, parse_csv, query_of
-from gpudoctor.facts.captures.nvidia_smi.query_dump import BUS_ID, SmiDump, init_failure
+from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, init_failure
 from gpudoctor.facts.captures.nvidia_smi.query_text import (
     begins_smi_text,
     goes_on_smi_text,
@@ -30,15 +30,12 @@ from gpudoctor.facts.captures.nvidia_smi.topology import (
     parse_topology,
 )
 from gpudoctor.facts.captures.reader import Block, Part, TextReader
+from gpudoctor.facts.captures.recognise import FAILURE
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.node import Driver, short_bus_id
 
 # Single lines that nvidia-smi says beside its tables: failures of the driver, of a GPU, and of an infoROM.
 
-FAILURE = re.compile(
-    r"NVIDIA-SMI has failed|NVIDIA-SMI couldn't find|Failed to initialize NVML|No devices were found"
-    r"|Unable to determine the device handle for"
-)
 _BEGIN = re.compile(rf"[^|]{{0,60}}?(?:{FAILURE.pattern})")
 _MORE = re.compile(r"\s*NVML library version:|.{0,80}?(?:latest NVIDIA driver is installed|Reboot the system)")
 _INFOROM = re.compile(r"\s*(?:WARNING: )?infoROM is corrupted at gpu ", re.IGNORECASE)
@@ -65,7 +62,7 @@ def begins_inforom(line: str) -> object:
 
 def read_inforom(block: Block) -> Part:
     """The GPUs of "WARNING: infoROM is corrupted at gpu 0008:00:00.0", which follows nvidia-smi's table."""
-    bus_ids = sorted({short_bus_id(found.group()) for line in block.lines if (found := BUS_ID.search(line))})
+    bus_ids = sorted({short_bus_id(found.group()) for line in block.lines if (found := re.search(BUS_ID, line))})
     if not bus_ids:
         raise SourceError("a corrupted infoROM, but no bus id")
     gpus = tuple(Gpu(index, bus_id, inforom_corrupted=True) for index, bus_id in enumerate(bus_ids))

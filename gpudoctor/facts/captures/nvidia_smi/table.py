@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
+from gpudoctor.facts.captures import BUS_ID, MOST_GPUS, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import CUT, SmiDump, marked_as_cut, time_in
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump, gpu_from
 from gpudoctor.facts.model.gpu import Gpu
@@ -19,10 +19,9 @@ _HEAD = re.compile(r"\s*\|\s*NVIDIA-SMI\s+(\S+)")
 _DRIVER = re.compile(r"Driver Version:\s*(\d{3}\.[\d.]{1,12})")
 _MODULE = re.compile(r"KMD Version:\s*(\d{3}\.[\d.]{1,12})")
 _CUDA = re.compile(r"CUDA (?:UMD )?Version:\s*(\d{1,3}\.\d{1,3}|N/A)")
-_BUS = r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
 _GPU = re.compile(
     rf"\s*\|\s*(?P<index>\d{{1,4}})\s+(?P<name>\S.{{0,60}}?)\s+(?P<mode>On|Off|N/A|ERR!|WDDM|TCC|MCDM)\s*"
-    rf"\|\s*(?P<bus_id>{_BUS})\s+(?P<display>On|Off|N/A|ERR!)\s*\|\s*(?P<ecc>\S.{{0,20}}?)?\s*\|?\s*$"
+    rf"\|\s*(?P<bus_id>{BUS_ID})\s+(?P<display>On|Off|N/A|ERR!)\s*\|\s*(?P<ecc>\S.{{0,20}}?)?\s*\|?\s*$"
 )
 _STATE = re.compile(
     r"\s*\|\s*(?P<fan>\S+)\s+(?P<temp>\S+)\s+(?P<perf>\S+)\s+(?P<draw>\S.{0,16}?)\s*/\s*(?P<limit>\S.{0,16}?)\s*"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import get_args
 
 import msgspec
@@ -28,6 +29,7 @@ _P2P: tuple[P2pStatus, ...] = get_args(P2pStatus)
 _NO_SUPPORT = Missing("nvidia-smi says N/A", "unsupported")
 
 Pair = tuple[int, int]
+_Rows = dict[int, tuple[list[str], int]]  # each GPU's cells, with the number of their line
 
 
 class GpuAffinity(msgspec.Struct, frozen=True):
@@ -53,17 +55,11 @@ def parse_topology(text: str) -> Topology:
     """Read `topo -m`. NIC columns are passed over. Raise SourceError where the matrix is broken."""
     columns, rows, notes = _matrix(text)
     pairs: dict[Pair, GpuPair] = {}
-    places: dict[int, GpuAffinity] = {}
-    for gpu, (cells, line) in rows.items():
-        for column, cell in zip(columns, cells, strict=False):
-            other = _GPU.fullmatch(column)
-            if other is None or cell == "X":
-                continue
-            pair = _pair(gpu, int(other.group(1)), cell, line)
-            before = pairs.setdefault((pair.a, pair.b), pair)
-            if before != pair:
-                raise SourceError(f"line {line}: GPU{pair.a} and GPU{pair.b} differ from one row to the other")
-        places[gpu] = _place(dict(zip(columns, cells, strict=False)))
+    for gpu, other, cell, line in _cells(columns, rows):
+        pair = _pair(gpu, other, cell, line)
+        if pairs.setdefault((pair.a, pair.b), pair) != pair:
+            raise SourceError(f"line {line}: GPU{pair.a} and GPU{pair.b} differ from one row to the other")
+    places = {gpu: _place(dict(zip(columns, cells, strict=False))) for gpu, (cells, _) in rows.items()}
     gpus = tuple(int(found.group(1)) for found in map(_GPU.fullmatch, columns) if found is not None)
     return Topology(tuple(pairs[key] for key in sorted(pairs)), places, gpus, notes)
 
@@ -75,18 +71,22 @@ def parse_p2p(text: str) -> dict[Pair, P2pStatus]:
     """
     columns, rows, _ = _matrix(text)
     found: dict[Pair, P2pStatus] = {}
+    for gpu, other, cell, line in _cells(columns, rows):
+        status = next((word for word in _P2P if word == cell), None)
+        if status is None:
+            raise SourceError(f"line {line}: {cell[:20]!r} is no peer-to-peer status")
+        key = (min(gpu, other), max(gpu, other))
+        if found.get(key, "OK") == "OK":
+            found[key] = status
+    return found
+
+
+def _cells(columns: list[str], rows: _Rows) -> Iterator[tuple[int, int, str, int]]:
+    """Row's GPU, column's GPU, what stands there, and in which line; without the diagonal and the NICs."""
     for gpu, (cells, line) in rows.items():
         for column, cell in zip(columns, cells, strict=False):
-            other = _GPU.fullmatch(column)
-            if other is None or cell == "X":
-                continue
-            status = next((word for word in _P2P if word == cell), None)
-            if status is None:
-                raise SourceError(f"line {line}: {cell[:20]!r} is no peer-to-peer status")
-            key = (min(gpu, int(other.group(1))), max(gpu, int(other.group(1))))
-            if found.get(key, "OK") == "OK":
-                found[key] = status
-    return found
+            if cell != "X" and (other := _GPU.fullmatch(column)) is not None:
+                yield gpu, int(other[1]), cell, line
 
 
 def begins_matrix(line: str) -> bool:
@@ -104,7 +104,7 @@ def is_p2p(text: str) -> bool:
     return "Status Ok" in text or _P2P_CELL.search(text) is not None
 
 
-def _matrix(text: str) -> tuple[list[str], dict[int, tuple[list[str], int]], tuple[str, ...]]:
+def _matrix(text: str) -> tuple[list[str], _Rows, tuple[str, ...]]:
     """Column names, each GPU row's cells with its line number, and notes on rows that are cut off.
 
     Cells are told apart by any run of blanks: pasted, tabs are lost, and where there is nothing between two tabs
@@ -112,7 +112,7 @@ def _matrix(text: str) -> tuple[list[str], dict[int, tuple[list[str], int]], tup
     """
     columns: list[str] = []
     devices = 0
-    rows: dict[int, tuple[list[str], int]] = {}
+    rows: _Rows = {}
     notes: list[str] = []
     for number, raw in enumerate(text.splitlines(), 1):
         line = _ESCAPE.sub("", raw)

@@ -1,4 +1,4 @@
-"""The archives of `gpudoctor bundle` and of the acceptance run: what is in them, how they are packed and read."""
+"""Archives, read in memory only: those of `gpudoctor bundle` and of the acceptance run, and any archive of texts."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import gzip
 import hashlib
 import io
 import re
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.facts_file import Loaded, load_json, load_measurements
+from gpudoctor.facts.captures.opened import GZIP, unpacked
 from gpudoctor.lazy_import import lazy
 
 if TYPE_CHECKING:
     import tarfile
+    import zipfile
 else:
     tarfile = lazy("tarfile")
+    zipfile = lazy("zipfile")
 
 FOLDER = "gpudoctor-bundle"
 FACTS, REPORT, KERNEL, VERSIONS, MANIFEST = "facts.json", "report.json", "kernel.log", "versions.json", "MANIFEST"
@@ -107,3 +111,57 @@ def _whole(found: dict[str, bytes]) -> dict[str, bytes]:
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+# Archives of texts, .tar and .zip: their plain files.
+
+MAX_MEMBERS = 1000
+MAX_BYTES = 512 * 1024 * 1024  # of all members, unpacked
+ZIP = b"PK\x03\x04"
+
+
+def is_tar(data: bytes) -> bool:
+    return data[257:262] == b"ustar"
+
+
+def is_bundle(data: bytes) -> bool:
+    """Whether a .tar is one that gpudoctor made: by the first names in it."""
+    return any(name in data[: 1 << 20] for name in (FACTS.encode() + b"\0", MANIFEST.encode() + b"\0"))
+
+
+def texts_in(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each plain file. Raise SourceError where the archive is broken or too large."""
+    members = _zip(data) if data.startswith(ZIP) else _tar(data)
+    total = 0
+    for number, (name, content) in enumerate(members):
+        total += len(content)
+        if number >= MAX_MEMBERS or total > MAX_BYTES:
+            raise SourceError(f"more than {MAX_MEMBERS} files or {MAX_BYTES >> 20} MiB in the archive")
+        yield name, unpacked(content) if content.startswith(GZIP) else content
+
+
+def _tar(data: bytes) -> Iterator[tuple[str, bytes]]:
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+            for member in archive:
+                # a sparse file may claim any size
+                if member.isreg() and not member.issparse() and not _hidden(member.name):
+                    file = archive.extractfile(member)
+                    yield member.name, file.read(min(member.size, MAX_BYTES)) if file else b""
+    except (tarfile.TarError, EOFError, ValueError, OSError, OverflowError) as error:
+        raise SourceError(f"not a readable archive: {error}") from None
+
+
+def _zip(data: bytes) -> Iterator[tuple[str, bytes]]:
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for member in archive.infolist():
+                if not member.is_dir() and not _hidden(member.filename):
+                    with archive.open(member) as file:
+                        yield member.filename, file.read(min(member.file_size, MAX_BYTES))
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, OSError, RuntimeError, NotImplementedError) as error:
+        raise SourceError(f"not a readable archive: {error}") from None
+
+
+def _hidden(name: str) -> bool:
+    return name.rpartition("/")[2].startswith(".") or name.startswith("__MACOSX/")

@@ -8,12 +8,12 @@ from gpudoctor.facts.model.gpu import EVENT_REASONS, Gpu, GpuProcess
 from gpudoctor.facts.model.missing import UNSUPPORTED, Missing, known
 from gpudoctor.facts.nvml import labels as words
 from gpudoctor.facts.system.sysfs import parse_cpu_list
-from gpudoctor.fakes.library_rows import LibraryRows, number_of, thousandths
+from gpudoctor.fakes.nvml_table import NvmlTable, number_of, thousandths
 
 _NOT_FOUND = 6
 _CORRUPTED_INFOROM = 14
 _SAMPLE_PERIOD_US = 167_000
-_UNKNOWN_BYTES = (1 << 64) - 1
+UNKNOWN_BYTES = (1 << 64) - 1
 _MASK_BYTES = 512  # 4096 CPUs
 _KINDS = {"Compute": "C", "Graphics": "G", "MPSCompute": "M"}
 
@@ -23,23 +23,23 @@ def version_of(size: int, number: int) -> int:
     return size | number << 24
 
 
-def tell_gpu(rows: LibraryRows, gpu: Gpu) -> None:
+def add_gpu(table: NvmlTable, gpu: Gpu) -> None:
     """Everything but field values, NVLinks and MIG instances."""
-    _tell_identity(rows, gpu)
-    _tell_memory(rows, gpu)
-    _tell_state(rows, gpu)
-    _tell_health(rows, gpu)
-    _tell_clocks(rows, gpu)
-    _tell_power(rows, gpu)
-    _tell_settings(rows, gpu)
-    _tell_processes(rows, gpu)
+    _add_identity(table, gpu)
+    _add_memory(table, gpu)
+    _add_state(table, gpu)
+    _add_health(table, gpu)
+    _add_clocks(table, gpu)
+    _add_power(table, gpu)
+    _add_settings(table, gpu)
+    _add_processes(table, gpu)
 
 
-def _tell_identity(rows: LibraryRows, gpu: Gpu) -> None:
+def _add_identity(table: NvmlTable, gpu: Gpu) -> None:
     me = gpu.index
     texts = {"UUID": gpu.uuid, "Name": gpu.name, "Serial": gpu.serial, "VbiosVersion": gpu.vbios}
     for name, text in {**texts, "BoardPartNumber": gpu.board_part_number}.items():
-        rows.text(f"nvmlDeviceGet{name}", me, text)
+        table.put_text(f"nvmlDeviceGet{name}", me, text)
     numbers = {
         "Brand": number_of(gpu.brand, words.BRANDS),
         "Architecture": number_of(gpu.architecture, words.ARCHITECTURES),
@@ -48,18 +48,18 @@ def _tell_identity(rows: LibraryRows, gpu: Gpu) -> None:
         "Index": me,
     }
     for name, number in numbers.items():
-        rows.tell(f"nvmlDeviceGet{name}", me, "I", number)
-    rows.tell("nvmlDeviceIsMigDeviceHandle", me, "I", 0)
+        table.put(f"nvmlDeviceGet{name}", me, "I", number)
+    table.put("nvmlDeviceIsMigDeviceHandle", me, "I", 0)
     capability = gpu.compute_capability
     parts = capability.split(".") if isinstance(capability, str) else []
     numbered = [int(part) for part in parts if part.isdecimal()]
     if len(numbered) == 2:
-        rows.tell("nvmlDeviceGetCudaComputeCapability", me, "2i", *numbered)
+        table.put("nvmlDeviceGetCudaComputeCapability", me, "2i", *numbered)
     else:
-        rows.tell("nvmlDeviceGetCudaComputeCapability", me, "", UNSUPPORTED if parts else capability)
+        table.put("nvmlDeviceGetCudaComputeCapability", me, "", UNSUPPORTED if parts else capability)
     info = pci_info(gpu.bus_id, _hexadecimal(gpu.pci_device_id), _hexadecimal(gpu.pci_subsystem_id))
-    rows.tell("nvmlDeviceGetPciInfo_v3", me, PCI_INFO, *info)
-    rows.tell("nvmlDeviceGetPciInfo_v2", me, "16s5I4I", *info[:-1], 0, 0, 0, 0)
+    table.put("nvmlDeviceGetPciInfo_v3", me, PCI_INFO, *info)
+    table.put("nvmlDeviceGetPciInfo_v2", me, "16s5I4I", *info[:-1], 0, 0, 0, 0)
 
 
 PCI_INFO = "16s5I32s"
@@ -84,18 +84,17 @@ def _hexadecimal(leaf: Any) -> int:
         return 0
 
 
-def _tell_memory(rows: LibraryRows, gpu: Gpu) -> None:
+def _add_memory(table: NvmlTable, gpu: Gpu) -> None:
     def size(mib: Any) -> Any:
         return mib if isinstance(mib, Missing) else mib << 20
 
     total, free, used = size(gpu.memory_total_mib), size(gpu.memory_free_mib), size(gpu.memory_used_mib)
     reserved = size(gpu.memory_reserved_mib)
-    rows.tell("nvmlDeviceGetMemoryInfo", gpu.index, "3Q", total, free, used)
-    two = version_of(40, 2)
-    rows.tell("nvmlDeviceGetMemoryInfo_v2", gpu.index, "I4x4Q", two, total, reserved, free, used, args=(two,))
+    table.put("nvmlDeviceGetMemoryInfo", gpu.index, "3Q", total, free, used)
+    table.put_versioned("nvmlDeviceGetMemoryInfo_v2", gpu.index, version_of(40, 2), "4x4Q", total, reserved, free, used)
 
 
-def _tell_state(rows: LibraryRows, gpu: Gpu) -> None:
+def _add_state(table: NvmlTable, gpu: Gpu) -> None:
     me, pcie, busy = gpu.index, gpu.pcie, gpu.utilization
     numbers = {
         "CurrPcieLinkGeneration": pcie.generation,
@@ -107,50 +106,49 @@ def _tell_state(rows: LibraryRows, gpu: Gpu) -> None:
         "PerformanceState": gpu.clocks.performance_state,
     }
     for name, number in numbers.items():
-        rows.tell(f"nvmlDeviceGet{name}", me, "I", number)
-    rows.tell("nvmlDeviceGetUtilizationRates", me, "2I", busy.gpu_pct, busy.memory_pct)
+        table.put(f"nvmlDeviceGet{name}", me, "I", number)
+    table.put("nvmlDeviceGetUtilizationRates", me, "2I", busy.gpu_pct, busy.memory_pct)
     # no fact: a node that nobody uses
     idle = busy.gpu_pct if isinstance(busy.gpu_pct, Missing) else 0
     for name in ("Encoder", "Decoder"):
-        rows.tell(f"nvmlDeviceGet{name}Utilization", me, "2I", idle, _SAMPLE_PERIOD_US)
+        table.put(f"nvmlDeviceGet{name}Utilization", me, "2I", idle, _SAMPLE_PERIOD_US)
     for counter in (0, 1):
         quiet = pcie.generation if isinstance(pcie.generation, Missing) else 0
-        rows.tell("nvmlDeviceGetPcieThroughput", me, "I", quiet, args=(counter,))
+        table.put("nvmlDeviceGetPcieThroughput", me, "I", quiet, args=(counter,))
 
 
-def _tell_health(rows: LibraryRows, gpu: Gpu) -> None:
+def _add_health(table: NvmlTable, gpu: Gpu) -> None:
     me, ecc, repair = gpu.index, gpu.ecc, gpu.memory_repair
-    rows.tell("nvmlDeviceGetEccMode", me, "2I", ecc.enabled, ecc.pending)
+    table.put("nvmlDeviceGetEccMode", me, "2I", ecc.enabled, ecc.pending)
     totals = ((ecc.corrected_volatile, ecc.corrected_aggregate), (ecc.uncorrected_volatile, ecc.uncorrected_aggregate))
     for error, counters in enumerate(totals):
         for counter, count in enumerate(counters):
-            rows.tell("nvmlDeviceGetTotalEccErrors", me, "Q", count, args=(error, counter))
+            table.put("nvmlDeviceGetTotalEccErrors", me, "Q", count, args=(error, counter))
     now, ever = ecc.sram_uncorrected_volatile, ecc.sram_uncorrected_aggregate
     for counter, count in enumerate((now, ever)):
-        rows.tell("nvmlDeviceGetMemoryErrorCounter", me, "Q", count, args=(1, counter, 7))
-    one = version_of(104, 1)
+        table.put("nvmlDeviceGetMemoryErrorCounter", me, "Q", count, args=(1, counter, 7))
     sram = (0, ever, 0, now, 0, 0, 0, 0, 0, 0, 0, ecc.sram_threshold_exceeded)
-    rows.tell("nvmlDeviceGetSramEccErrorStatus", me, "I4x11QI4x", one, *sram, args=(one,))
+    table.put_versioned("nvmlDeviceGetSramEccErrorStatus", me, version_of(104, 1), "4x11QI4x", *sram)
     corrupted = gpu.inforom_corrupted
     if corrupted is True:
-        rows.refuse("nvmlDeviceValidateInforom", me, _CORRUPTED_INFOROM)
+        table.refuse("nvmlDeviceValidateInforom", me, _CORRUPTED_INFOROM)
     else:
-        rows.tell("nvmlDeviceValidateInforom", me, "", *([corrupted] if isinstance(corrupted, Missing) else []))
+        table.put("nvmlDeviceValidateInforom", me, "", *([corrupted] if isinstance(corrupted, Missing) else []))
     banks = (repair.banks_max_spare, repair.banks_high_spare, repair.banks_partial_spare)
-    rows.tell("nvmlDeviceGetRowRemapperHistogram", me, "5I", *banks, repair.banks_low_spare, repair.banks_no_spare)
-    three, two = version_of(12, 1), version_of(8, 1)
+    table.put("nvmlDeviceGetRowRemapperHistogram", me, "5I", *banks, repair.banks_low_spare, repair.banks_no_spare)
+    two = version_of(8, 1)
     pending = (repair.channel_repair_pending, repair.tpc_repair_pending)
-    rows.tell("nvmlDeviceGetRepairStatus", me, "3I", three, *pending, args=(three,))
-    rows.tell("nvmlDeviceGetUnrepairableMemoryFlag_v1", me, "2I", two, repair.unrepairable, args=(two,))
+    table.put_versioned("nvmlDeviceGetRepairStatus", me, version_of(12, 1), "2I", *pending)
+    table.put_versioned("nvmlDeviceGetUnrepairableMemoryFlag_v1", me, two, "I", repair.unrepairable)
     thermal = gpu.thermal
-    rows.tell("nvmlDeviceGetTemperature", me, "i", thermal.gpu_c, args=(0,))
-    rows.tell("nvmlDeviceGetMarginTemperature", me, "Ii", two, thermal.margin_c, args=(two,))
+    table.put("nvmlDeviceGetTemperature", me, "i", thermal.gpu_c, args=(0,))
+    table.put_versioned("nvmlDeviceGetMarginTemperature", me, two, "i", thermal.margin_c)
     limits = (thermal.shutdown_c, thermal.slowdown_c, thermal.memory_max_c, thermal.max_operating_c)
     for kind, limit in enumerate(limits):
-        rows.tell("nvmlDeviceGetTemperatureThreshold", me, "I", limit, args=(kind,))
+        table.put("nvmlDeviceGetTemperatureThreshold", me, "I", limit, args=(kind,))
 
 
-def _tell_clocks(rows: LibraryRows, gpu: Gpu) -> None:
+def _add_clocks(table: NvmlTable, gpu: Gpu) -> None:
     clocks = gpu.clocks
     rising = {
         "ClockInfo": (clocks.graphics_mhz, clocks.sm_mhz, clocks.memory_mhz),
@@ -160,16 +158,16 @@ def _tell_clocks(rows: LibraryRows, gpu: Gpu) -> None:
     }
     for name, values in rising.items():
         for clock, mhz in enumerate(values):
-            rows.tell(f"nvmlDeviceGet{name}", gpu.index, "I", mhz, args=(clock,))
+            table.put(f"nvmlDeviceGet{name}", gpu.index, "I", mhz, args=(clock,))
     reasons: Any = clocks.event_reasons
     if not isinstance(reasons, Missing):
         bits = {name: bit for bit, name in EVENT_REASONS.items()}
         reasons = sum(bits[reason] if reason in bits else _hexadecimal(reason) for reason in reasons)
     for name in ("Event", "Throttle"):
-        rows.tell(f"nvmlDeviceGetCurrentClocks{name}Reasons", gpu.index, "Q", reasons)
+        table.put(f"nvmlDeviceGetCurrentClocks{name}Reasons", gpu.index, "Q", reasons)
 
 
-def _tell_power(rows: LibraryRows, gpu: Gpu) -> None:
+def _add_power(table: NvmlTable, gpu: Gpu) -> None:
     power = gpu.power
     watts = {
         "PowerUsage": power.draw_w,
@@ -178,12 +176,12 @@ def _tell_power(rows: LibraryRows, gpu: Gpu) -> None:
         "PowerManagementDefaultLimit": power.default_limit_w,
     }
     for name, value in watts.items():
-        rows.tell(f"nvmlDeviceGet{name}", gpu.index, "I", thousandths(value))
+        table.put(f"nvmlDeviceGet{name}", gpu.index, "I", thousandths(value))
     low, high = thousandths(power.min_limit_w), thousandths(power.max_limit_w)
-    rows.tell("nvmlDeviceGetPowerManagementLimitConstraints", gpu.index, "2I", low, high)
+    table.put("nvmlDeviceGetPowerManagementLimitConstraints", gpu.index, "2I", low, high)
 
 
-def _tell_settings(rows: LibraryRows, gpu: Gpu) -> None:
+def _add_settings(table: NvmlTable, gpu: Gpu) -> None:
     me, settings = gpu.index, gpu.settings
     numbers = {
         "PersistenceMode": settings.persistence,
@@ -193,18 +191,17 @@ def _tell_settings(rows: LibraryRows, gpu: Gpu) -> None:
         "VirtualizationMode": number_of(settings.virtualization, words.VIRTUALIZATION),
     }
     for name, number in numbers.items():
-        rows.tell(f"nvmlDeviceGet{name}", me, "I", number)
-    one = version_of(8, 1)
+        table.put(f"nvmlDeviceGet{name}", me, "I", number)
     mode = number_of(settings.addressing_mode, words.ADDRESSING)
-    rows.tell("nvmlDeviceGetAddressingMode", me, "2I", one, mode, args=(one,))
-    rows.tell("nvmlDeviceGetMigMode", me, "2I", settings.mig_enabled, settings.mig_pending)
-    rows.tell("nvmlDeviceGetGpuInstanceId", me, "I", UNSUPPORTED)
+    table.put_versioned("nvmlDeviceGetAddressingMode", me, version_of(8, 1), "I", mode)
+    table.put("nvmlDeviceGetMigMode", me, "2I", settings.mig_enabled, settings.mig_pending)
+    table.put("nvmlDeviceGetGpuInstanceId", me, "I", UNSUPPORTED)
     cpus = gpu.cpu_affinity
     near = None if isinstance(cpus, Missing) else parse_cpu_list(cpus)
-    rows.tell("nvmlDeviceGetCpuAffinity", me, f"{_MASK_BYTES}s", cpus if isinstance(cpus, Missing) else _mask(near))
+    table.put("nvmlDeviceGetCpuAffinity", me, f"{_MASK_BYTES}s", cpus if isinstance(cpus, Missing) else _mask(near))
     memory = gpu.numa_node
     nodes = memory if isinstance(memory, Missing) else _mask(None if memory is None else frozenset({memory}))
-    rows.tell("nvmlDeviceGetMemoryAffinity", me, f"{_MASK_BYTES}s", nodes)
+    table.put("nvmlDeviceGetMemoryAffinity", me, f"{_MASK_BYTES}s", nodes)
 
 
 def _mask(bits: frozenset[int] | None) -> bytes:
@@ -212,19 +209,19 @@ def _mask(bits: frozenset[int] | None) -> bytes:
     return sum(1 << bit for bit in places).to_bytes(_MASK_BYTES, "little")
 
 
-def _tell_processes(rows: LibraryRows, gpu: Gpu) -> None:
+def _add_processes(table: NvmlTable, gpu: Gpu) -> None:
     for name, kind in _KINDS.items():
         call = f"nvmlDeviceGet{name}RunningProcesses"
         if isinstance(gpu.processes, Missing):
-            rows.tell(call, gpu.index, "", gpu.processes)
+            table.put(call, gpu.index, "", gpu.processes)
             continue
-        told = [process for process in gpu.processes if kind in process.kind.split("+")]
-        values = [value for process in told for value in _process(process)]
-        rows.tell(call, gpu.index, "I4xQII" * len(told), *values)
-    rows.refuse("nvmlDeviceGetProcessUtilization", gpu.index, _NOT_FOUND)
+        held = [process for process in gpu.processes if kind in process.kind.split("+")]
+        values = [value for process in held for value in _process(process)]
+        table.put(call, gpu.index, "I4xQII" * len(held), *values)
+    table.refuse("nvmlDeviceGetProcessUtilization", gpu.index, _NOT_FOUND)
 
 
 def _process(process: GpuProcess) -> tuple[int, int, int, int]:
-    used = _UNKNOWN_BYTES if isinstance(process.memory_mib, Missing) else process.memory_mib << 20
+    used = UNKNOWN_BYTES if isinstance(process.memory_mib, Missing) else process.memory_mib << 20
     # no GPU or compute instance
     return process.pid, used, 0xFFFF_FFFF, 0xFFFF_FFFF
