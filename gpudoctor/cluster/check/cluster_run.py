@@ -24,9 +24,10 @@ from gpudoctor.cluster.check.messages import (
     Ready,
     Times,
 )
-from gpudoctor.cluster.check.pair_outliers import Pair, rounds_of, slow_pairs
+from gpudoctor.cluster.check.pair_outliers import slow_pairs
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.network_reach import Reach
+from gpudoctor.probes.collective.merge import Pair, rounds_of
 from gpudoctor.report.model import Report
 
 Backend = Literal["nccl", "gloo"]

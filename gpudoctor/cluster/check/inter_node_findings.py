@@ -20,8 +20,9 @@ from gpudoctor.checks.core.finding import (
     warn,
 )
 from gpudoctor.cluster.check.cluster_run import Backend, ClusterSession, Group
-from gpudoctor.cluster.check.pair_outliers import Pair, name_odd, slow_pairs, usual_rate
+from gpudoctor.cluster.check.pair_outliers import name_odd, slow_pairs, usual_rate
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.collective.merge import Pair
 from gpudoctor.units import rate_text
 
 # A pair below this share of what is usual is slow, and below the second one not fit. Both are gpudoctor's own choice:

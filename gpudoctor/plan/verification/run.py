@@ -25,7 +25,6 @@ from gpudoctor.plan.verification.reduced_size import CPU_SIZE, GPU_SIZE, least_r
 from gpudoctor.probes.plan_verification.messages import VerificationOrder
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.messages import AnyMessage, UnusableTorch, VerificationSample
-from gpudoctor.probes.strategies.transformer_shape import TransformerShape
 from gpudoctor.profiles.profile import NO_PROFILE
 from gpudoctor.units import MIB
 
@@ -139,33 +138,13 @@ def compared(
 
 def order_of(job: PlanJob, split: RankSplit) -> VerificationOrder:
     """The same as the ranks are told it."""
-    shape = job.shape
-    model = TransformerShape(
-        layers=shape.layers,
-        hidden=shape.hidden,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        ffn=shape.ffn,
-        vocab=shape.vocab,
-        positions=shape.positions,
-        gated=shape.gated,
-        tied=shape.tied,
-        norm_bias=shape.norm_bias,
-        qkv_bias=shape.qkv_bias,
-        out_bias=shape.out_bias,
-        mlp_bias=shape.mlp_bias,
-        head_bias=shape.head_bias,
-        more_norms=shape.norms > 2,
-        qk_norm=shape.qk_norm,
-    )
     assert job.optimizer in ("adamw", "momentum", "sgd")
     return VerificationOrder(
-        model=model,
+        model=job.shape,
         data=split.data,
         tensor=split.tensor,
         pipeline=split.pipeline,
-        layers_of_stages=layers_of_stages(shape.layers, split.pipeline),
+        layers_of_stages=layers_of_stages(job.shape.layers, split.pipeline),
         sharded=split.sharding == "parameters",
         offload=split.offload,
         precision=job.precision,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from itertools import chain
 
+from gpudoctor.probes.collective.merge import rounds_of
 from gpudoctor.probes.collective.operations import SendRecv
 from gpudoctor.probes.runner.messages import PairSample
 from gpudoctor.probes.runner.rank import Rank
@@ -22,7 +23,7 @@ def run_pairs(rank: Rank, size_bytes: int) -> None:
     box_s = _GPU_BOX_S if rank.on_gpu else _CPU_BOX_S
     passes = _GPU_PASSES if rank.on_gpu else _CPU_PASSES
     stumbled = False
-    for pair in [pair for _ in range(passes) for pair in every_pair(rank.world_size)]:
+    for pair in passes * list(chain.from_iterable(rounds_of(rank.world_size))):
         rank.phase(f"sendrecv of ranks {pair[0]} and {pair[1]}")
         if rank.number in pair and not stumbled:
             rank.stumble("pairs")
@@ -30,20 +31,6 @@ def run_pairs(rank: Rank, size_bytes: int) -> None:
         _measure(rank, pair, size_bytes)
         if not rank.from_rank_zero(time.monotonic() - began < box_s):
             return
-
-
-def every_pair(world_size: int) -> Iterator[tuple[int, int]]:
-    """All pairs in the order of a round-robin tournament (circle method): whenever time is up, every rank had its turn.
-
-    >>> list(every_pair(4))
-    [(0, 3), (1, 2), (0, 2), (1, 3), (0, 1), (2, 3)]
-    """
-    places = list(range(world_size + world_size % 2))  # with an odd number, the rank opposite the last place pauses
-    for _ in range(len(places) - 1):
-        for left, right in zip(places, reversed(places[len(places) // 2 :]), strict=False):
-            if max(left, right) < world_size:
-                yield min(left, right), max(left, right)
-        places = [places[0], places[-1], *places[1:-1]]
 
 
 def _measure(rank: Rank, pair: tuple[int, int], size_bytes: int) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
+from gpudoctor.probes.strategies.model import build_optimizer
 from gpudoctor.probes.strategies.pipeline_bubble import measured_bubble
 from gpudoctor.probes.strategies.pipeline_schedule import (
     SCHEDULES,
@@ -17,13 +16,7 @@ from gpudoctor.probes.strategies.pipeline_schedule import (
     layers_of_stage,
     most_held,
 )
-from gpudoctor.probes.strategies.pipeline_steps import (
-    PipelineStep,
-    SendRecvPipeline,
-    Stages,
-    TorchPipeline,
-    torch_runs_schedules,
-)
+from gpudoctor.probes.strategies.pipeline_steps import Stages, pipeline_step, torch_runs_schedules
 from gpudoctor.probes.strategies.transformer import loss_of
 
 _MICROBATCHES_A_STAGE = 2
@@ -41,13 +34,9 @@ def _train(rank: Rank, bench: Bench, stages: Stages, schedule: ScheduleName, *, 
     microbatches = _MICROBATCHES_A_STAGE * stages.count
     module = bench.model()
     module.keep_layers(layers_of_stage(bench.shape.layers, stages.index, stages.count))
-    optimizer = bench.optimizer(module.parameters())
-    play: PipelineStep
-    if torchs_own:
-        play = TorchPipeline(stages, module, schedule, microbatches, loss_of)
-    else:
-        boundary = (bench.shape.sequence, bench.shape.width)
-        play = SendRecvPipeline(stages, module, schedule, microbatches, loss_of, boundary)
+    optimizer = build_optimizer(module.parameters())
+    boundary = (bench.shape.sequence, bench.shape.width)
+    play = pipeline_step(stages, module, schedule, microbatches, loss_of, boundary, torchs_own=torchs_own)
     figures = {
         "stages": float(stages.count),
         "microbatches": float(microbatches),
@@ -56,16 +45,11 @@ def _train(rank: Rank, bench: Bench, stages: Stages, schedule: ScheduleName, *, 
         "bubble_share": measured_bubble(rank, stages, schedule, microbatches, torchs_own=torchs_own),
         "torch_schedule": float(torchs_own),
     }
-    bench.train(
-        Variant(schedule, figures=figures),
-        functools.partial(_step, bench, optimizer, play),
-        holds=lambda: (module.parameters(), optimizer),
-        weights=lambda: dict(module.named_parameters()),
-    )
 
+    def step(number: int) -> torch.Tensor | None:
+        optimizer.zero_grad()
+        loss = play(*bench.batch(number))
+        optimizer.step()
+        return loss
 
-def _step(bench: Bench, optimizer: torch.optim.Optimizer, play: PipelineStep, number: int) -> torch.Tensor | None:
-    optimizer.zero_grad()
-    loss = play(*bench.batch(number))
-    optimizer.step()
-    return loss
+    bench.train(Variant(schedule, figures=figures), step, module, optimizer)

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from gpudoctor.probes.runner.device import ms_since, timing_event
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.runner.stopwatch import ms_since
 from gpudoctor.probes.strategies.pipeline_schedule import ScheduleName
-from gpudoctor.probes.strategies.pipeline_steps import PipelineStep, SendRecvPipeline, Stages, TorchPipeline
+from gpudoctor.probes.strategies.pipeline_steps import Stages, pipeline_step
 
 _FORWARD_MS = 5.0  # long against a transfer of some bytes; the backward takes twice that, as matrices do
 _BACKWARD_TIMES = 2
@@ -24,7 +24,6 @@ _REPEATS = 2
 _WIDTH = 64
 _SIDE = 2048  # of the matrices that keep a GPU at work
 _TRIED_PRODUCTS = 20
-_cuda: Any = torch.cuda  # not annotated everywhere
 
 
 def measured_bubble(
@@ -32,12 +31,7 @@ def measured_bubble(
 ) -> float:
     """The share of a step in which the stages have nothing to do: 1 - work / step, of the best of a few steps."""
     pace = _Pace(rank)
-    stage: nn.Module = _Paced(pace)
-    play: PipelineStep
-    if torchs_own:
-        play = TorchPipeline(stages, stage, schedule, microbatches, _mean)
-    else:
-        play = SendRecvPipeline(stages, stage, schedule, microbatches, _mean, (_WIDTH,))
+    play = pipeline_step(stages, _Paced(pace), schedule, microbatches, _mean, (_WIDTH,), torchs_own=torchs_own)
     batch = torch.ones(microbatches, _WIDTH, device=rank.device)
     shares = []
     for _ in range(1 + _REPEATS):
@@ -77,7 +71,7 @@ class _Pace:
             time.sleep(times * _FORWARD_MS / 1e3)
             self._slept_ms.append(ms_since(start_ns))
             return
-        began, ended = _cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)
+        began, ended = timing_event(), timing_event()
         began.record()
         for _ in range(times * self._products):
             torch.mm(self._matrix, self._matrix)

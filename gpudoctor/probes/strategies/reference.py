@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import Any
 
 import msgspec
 import torch
 from torch import nn
 
-from gpudoctor.facts.model.measured_strategies import StrategyMemory, StrategyShape
-from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.strategies.memory import KeptForBackward, held_bytes, optimizer_tensors
+from gpudoctor.facts.model.measured_strategies import StrategyShape
+from gpudoctor.probes.strategies.memory import KeptForBackward, memory_of
 from gpudoctor.probes.strategies.model import STEPS, batch_of, build_optimizer, build_transformer
 from gpudoctor.probes.strategies.transformer import loss_of
 
@@ -61,18 +59,6 @@ class Alone:
         if device.type == "cuda":
             peak_bytes = torch.cuda.max_memory_allocated() - at_first_bytes
             self.memory = msgspec.structs.replace(self.memory, peak_bytes=peak_bytes)
-
-
-def memory_of(parameters: Any, optimizer: Any, activations_bytes: int | Missing) -> StrategyMemory:
-    """What a train holds when the gradients are still there; `optimizer`: anything with a `state`, or None."""
-    parameters = list(parameters)
-    return StrategyMemory(
-        parameters_bytes=held_bytes(parameters),
-        gradients_bytes=held_bytes(parameter.grad for parameter in parameters),
-        optimizer_bytes=held_bytes(optimizer_tensors(optimizer)),
-        activations_bytes=activations_bytes,
-        peak_bytes=Missing("CPU ranks have no memory of their own"),
-    )
 
 
 def _begin_peak(device: torch.device) -> int:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
+from gpudoctor.probes.runner.device import Stopwatch
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.runner.stopwatch import Stopwatch
 from gpudoctor.probes.train.sanity_model import Batch, Data, Shape
 
 _SLOW_DATA_FACTOR = 2.0  # where the injection says none: as long as two steps compute
