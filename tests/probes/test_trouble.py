@@ -13,6 +13,7 @@ from gpudoctor.facts.model.measurements import TorchView  # noqa: E402
 from gpudoctor.probes.runner import messages, torch_errors  # noqa: E402
 from gpudoctor.probes.runner.messages import RankFailure, RankJob  # noqa: E402
 from gpudoctor.probes.runner.progress_board import ProgressBoard  # noqa: E402
+from gpudoctor.probes.runner.rank import Rank  # noqa: E402
 from gpudoctor.probes.runner.torch_errors import trouble  # noqa: E402
 
 _NCCL_SHM = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled system error
@@ -142,7 +143,7 @@ def test_what_hardware_did_is_told_from_what_software_did(text: str, kind: str, 
     assert found.blocked is (kind == "error"), "what a GPU did shows where its rank waits, and is not the others' doing"
 
 
-class _OneGpu(rank.Rank):
+class _OneGpu(Rank):
     """A rank that believes to be on a GPU and keeps what it would have sent."""
 
     def __init__(self, folder: Path) -> None:
