@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import re
 import resource
 import selectors
 import socket
@@ -25,6 +24,7 @@ from gpudoctor.cluster.check.channel import (
     notice_silence,
 )
 from gpudoctor.cluster.check.messages import Answer, Answered, Asked, Challenge, End, Hello, Order, Tampered, Welcome
+from gpudoctor.cluster.hostlist import natural
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
 
@@ -211,7 +211,7 @@ class Hub:
             if not is_proved(self._token, nonce, hello) or self._is_taken(hello.index):
                 raise LineError("not one of ours")
             # asked now: of one that is gone by the end of the gathering it cannot be told
-            address, reached = _peer(line.socket), _own_end(line.socket)
+            address, reached = _host(line.socket.getpeername()), _host(line.socket.getsockname())
             line.sign("hub", self._token, nonce, hello.nonce)
             line.send(Welcome(self._silence_s))
         except (OSError, LineError):
@@ -252,12 +252,6 @@ class Hub:
                 member.address = reached[0]
 
 
-def natural(name: str) -> tuple[object, ...]:
-    """A key that sorts node2 before node10."""
-    parts = re.split(r"([0-9]+)", name)
-    return tuple(int(part) if number % 2 else part for number, part in enumerate(parts))
-
-
 def _give_names(members: Sequence[HubMember]) -> None:
     seen: dict[str, int] = {}
     for member in members:
@@ -286,9 +280,5 @@ def _listening(ports: Sequence[int], loopback_only: bool) -> socket.socket:
     raise UserError(f"no port to meet the nodes on ({error}); tried {', '.join(map(str, ports))}")
 
 
-def _peer(connection: socket.socket) -> str:
-    return str(connection.getpeername()[0]).removeprefix("::ffff:")
-
-
-def _own_end(connection: socket.socket) -> str:
-    return str(connection.getsockname()[0]).removeprefix("::ffff:")
+def _host(address: tuple[object, ...]) -> str:
+    return str(address[0]).removeprefix("::ffff:")

@@ -77,29 +77,16 @@ def _header(fleet: Fleet) -> Iterator[Child]:
     counts = fleet.counts
     yield element("p", f"gpudoctor {fleet.version} fleet", class_="kicker")
     yield element("h1", f"{counts.nodes} node{'' if counts.nodes == 1 else 's'}")
-    words = {
-        "fail": f"{counts.fail} not fit to train on",
-        "unknown": "none fails, but not all are known: what got no answer is not a pass",
-        "warn": "no node fails; look at the warnings",
-        "pass": "nothing wrong in what the reports looked at",
-    }
-    yield element("p", element("strong", fleet.verdict.upper(), class_="word"), f" {words[fleet.verdict]}")
+    words = fleet.verdict_words or f"{counts.fail} not fit to train on"
+    yield element("p", element("strong", fleet.verdict.upper(), class_="word"), f" {words}")
     if fleet.first_at and fleet.last_at:
         yield element("p", f"checked between {fleet.first_at} and {fleet.last_at}", class_="node")
-    tiles = (
-        ("fail", "fail", counts.fail),
-        ("unknown", "unknown", counts.unknown),
-        ("unknown", "unread", counts.unread),
-        ("warn", "warn", counts.warn),
-        ("pass", "pass", counts.passed),
-    )
-    yield tally(tiles)
+    yield tally(("unknown" if word == "unread" else word, word, number) for word, number in counts.worst_first)
 
 
 def _banners(fleet: Fleet) -> Iterator[Element]:
-    if fleet.simulated:
-        which = "all nodes are" if fleet.simulated == len(fleet.nodes) else f"{fleet.simulated} nodes are"
-        yield banner("SIMULATED", f"{which} made up, no verdict on real machines", "loud")
+    if fleet.simulated_words:
+        yield banner("SIMULATED", fleet.simulated_words, "loud")
     if fleet.reading.interrupted:
         yield banner("INTERRUPTED", f"by {fleet.reading.interrupted}: what was read until then", "loud")
     for note in fleet.notes:
@@ -137,10 +124,8 @@ def _nodes(title: str, fleet: Fleet, verdicts: Sequence[str], *, folded: bool = 
 
 
 def _node(row: NodeRow, fleet: Fleet) -> tuple[Child, ...]:
-    marks = (["SIMULATED"] if row.simulated and fleet.simulated < len(fleet.nodes) else []) + (
-        ["INJECTED"] if row.injected else []
-    )
-    name = element("span", element("b", row.name), f" {', '.join(marks)}" if marks else None)
+    marks = fleet.marks_of(row)
+    name = element("span", element("b", row.name), f" {marks}" if marks else None)
     faults = [f"{fault.check}: {fault.headline}" for fault in row.faults]
     why: Child = row.reason
     if faults and row.verdict == "fail":
@@ -150,9 +135,7 @@ def _node(row: NodeRow, fleet: Fleet) -> tuple[Child, ...]:
 
 def _outliers(fleet: Fleet) -> Element | None:
     """A row for each node with its worst figure; the others folded under it."""
-    by_node: dict[str, list[Outlier]] = {}
-    for outlier in fleet.outliers:
-        by_node.setdefault(outlier.node, []).append(outlier)
+    by_node = fleet.outliers_by_node
     if not by_node:
         return None
     rows = [_outlier(found) for found in list(by_node.values())[:MOST_ROWS]]
@@ -261,16 +244,7 @@ def _strip(row: FigureRow, outliers: Sequence[float]) -> Element:
 
 
 def _not_read(fleet: Fleet) -> Element | None:
-    readings = (fleet.reading, *([fleet.against] if fleet.against else []))
-    parts = [
-        part
-        for reading in readings
-        for part in (
-            _refused("cannot be read", reading.broken),
-            _refused("no report", reading.foreign),
-            _refused("the same report again", reading.duplicates),
-        )
-    ]
+    parts = [_refused(what, refused) for reading in fleet.read for what, refused in reading.refused]
     return section("Not read", *parts, id_="unread")
 
 
