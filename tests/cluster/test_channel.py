@@ -474,7 +474,7 @@ def test_nodes_with_the_same_token_meet_and_no_process_of_theirs_shows_it(tmp_pa
 
 def test_the_store_between_nodes_listens_on_the_address_of_the_job_only() -> None:
     from gpudoctor.probes.inter_node.measure import InterNodeRank
-    from gpudoctor.probes.inter_node.messages import Opened
+    from gpudoctor.probes.inter_node.rank import Opened
 
     rank = InterNodeRank("gloo", "127.0.0.3")
     opened = rank.open()
@@ -486,7 +486,7 @@ def test_the_store_between_nodes_listens_on_the_address_of_the_job_only() -> Non
 
 def test_an_address_that_is_not_this_nodes_is_said() -> None:
     from gpudoctor.probes.inter_node.measure import InterNodeRank
-    from gpudoctor.probes.inter_node.messages import InterNodeFailure
+    from gpudoctor.probes.inter_node.rank import InterNodeFailure
 
     opened = InterNodeRank("gloo", "192.0.2.9").open()
     assert isinstance(opened, InterNodeFailure)

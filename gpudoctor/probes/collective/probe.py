@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from itertools import chain
 
 import msgspec
 import torch
 import torch.distributed as dist
 
+from gpudoctor.probes.collective.merge import Pair, rounds_of
 from gpudoctor.probes.collective.operations import (
     FLOAT_BYTES,
     AllGather,
@@ -19,8 +21,7 @@ from gpudoctor.probes.collective.operations import (
     ReduceScatter,
     SendRecv,
 )
-from gpudoctor.probes.collective.pairs import run_pairs
-from gpudoctor.probes.runner.messages import CollectiveSample, NotOffered
+from gpudoctor.probes.runner.messages import CollectiveSample, NotOffered, PairSample
 from gpudoctor.probes.runner.plan import FULL_LEVELS
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.units import GIB, MIB, size_text
@@ -51,6 +52,10 @@ _GPU_SUM = Sweep((_SMALL, 8 * MIB, 64 * MIB, 256 * MIB), size_s=1.2, batch_s=0.0
 _GPU_SUM_FULL = Sweep((*_GPU_SUM.sizes, GIB), size_s=1.2, batch_s=0.05, box_s=15.0)
 _GPU_OTHER = Sweep((_SMALL, 64 * MIB, 256 * MIB), size_s=0.4, batch_s=0.05, box_s=3.0)
 _CPU_PAIR_BYTES, _GPU_PAIR_BYTES = 1 * MIB, 64 * MIB
+_PAIR_GPU_PASSES, _PAIR_CPU_PASSES = 2, 1  # what disturbed one pass does not disturb the other: the better one counts
+_PAIR_GPU_BATCH_S, _PAIR_CPU_BATCH_S = 0.02, 0.005
+_PAIR_BATCHES = 3
+_PAIR_GPU_BOX_S, _PAIR_CPU_BOX_S = 10.0, 1.5
 
 
 class Contributions(msgspec.Struct, frozen=True):
@@ -92,7 +97,7 @@ def _run_others(rank: Rank, largest: int) -> None:
             _run_sweep(rank, operation, _GPU_OTHER if rank.on_gpu else _CPU_OTHER, largest)
         except NotOfferedError as error:
             rank.send(NotOffered(operation.name, str(error)))
-    run_pairs(rank, min(largest, _GPU_PAIR_BYTES) if rank.on_gpu else _CPU_PAIR_BYTES)
+    _run_pairs(rank, min(largest, _GPU_PAIR_BYTES) if rank.on_gpu else _CPU_PAIR_BYTES)
 
 
 def contributions_to_the_sum(rank: Rank) -> Contributions | None:
@@ -170,3 +175,54 @@ def _batch_s(rank: Rank, operation: Operation, operations: int) -> float:
     rank.synchronize()
     rank.barrier()
     return operation.timed_s(operations)
+
+
+def _run_pairs(rank: Rank, size_bytes: int) -> None:
+    """Send and receive between two ranks while all others idle, one pair after the other until time is up."""
+    began = time.monotonic()
+    box_s = _PAIR_GPU_BOX_S if rank.on_gpu else _PAIR_CPU_BOX_S
+    passes = _PAIR_GPU_PASSES if rank.on_gpu else _PAIR_CPU_PASSES
+    stumbled = False
+    for pair in passes * list(chain.from_iterable(rounds_of(rank.world_size))):
+        rank.phase(f"sendrecv of ranks {pair[0]} and {pair[1]}")
+        if rank.number in pair and not stumbled:
+            rank.stumble("pairs")
+            stumbled = True
+        _measure_pair(rank, pair, size_bytes)
+        if not rank.from_rank_zero(time.monotonic() - began < box_s):
+            return
+
+
+def _measure_pair(rank: Rank, pair: Pair, size_bytes: int) -> None:
+    batch_s = _PAIR_GPU_BATCH_S if rank.on_gpu else _PAIR_CPU_BATCH_S
+    once_ns = 0
+    if rank.number in pair:
+        other = pair[1] if rank.number == pair[0] else pair[0]
+        operation = SendRecv(rank, size_bytes, target=other, source=other)
+        wrong = operation.wrong_elements()
+        once_ns = int(operation.timed_s(2) / 2 * 1e9)
+    else:
+        _stand_by(rank, 2)
+    # the slower of the two decides, and everybody must know: moves are counted
+    operations = max(1, min(_OPERATIONS_MAX, int(batch_s * 1e9 / max(1, -rank.smallest(-once_ns)))))
+    if rank.number not in pair:
+        _stand_by(rank, _PAIR_BATCHES + 1)
+        return
+    batches = [operation.timed_s(operations) for _ in range(_PAIR_BATCHES)]
+    rank.send(
+        PairSample(
+            a=pair[0],
+            b=pair[1],
+            size_bytes=operation.size_bytes,
+            batch_us=tuple(seconds / operations * 1e6 for seconds in batches),
+            operations_per_batch=operations,
+            wrong_elements=max(wrong, operation.wrong_elements()),
+        )
+    )
+
+
+def _stand_by(rank: Rank, moves: int) -> None:
+    """Be ahead by the moves that the pair makes: where the two hang, they must be the ones that are behind."""
+    for _ in range(moves):
+        with rank.blocked():
+            pass

@@ -29,7 +29,7 @@ from gpudoctor.facts.model.measured_strategies import (
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.frameworks.isolated import ENDED_WITH_OTHERS, IsolatedProcess, IsolatedResult, run_isolated
-from gpudoctor.probes.frameworks.isolated_messages import FrameworkDevices, Reference, TensorflowTask, Trained, ViewTask
+from gpudoctor.probes.frameworks.isolated_child import FrameworkDevices, Reference, TensorflowTask, Trained, ViewTask
 from gpudoctor.probes.runner.launch import run_probes
 from gpudoctor.probes.runner.plan import ProbePlan, injections_of
 

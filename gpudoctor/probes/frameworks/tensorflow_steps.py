@@ -15,8 +15,7 @@ from typing import Any
 
 from gpudoctor.facts.model.measured_strategies import StrategyMemory, StrategyRank, StrategyReference
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.frameworks.isolated_child import AnswerWriter
-from gpudoctor.probes.frameworks.isolated_messages import Reference, TensorflowTask, Trained
+from gpudoctor.probes.frameworks.isolated_child import AnswerWriter, Reference, TensorflowTask, Trained
 
 MIRRORED, MULTI_WORKER = "mirrored", "multi-worker"
 DRIFT = 0.01  # what --inject desync adds to a weight of one replica

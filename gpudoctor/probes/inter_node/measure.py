@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpudoctor.probes.inter_node.messages import AllReduceTimes, InterNodeFailure, Opened, Rendezvous
+from gpudoctor.probes.inter_node.rank import AllReduceTimes, InterNodeFailure, Opened, Rendezvous
 from gpudoctor.probes.runner.torch_errors import FAILURES, in_one_line, too_old
 
 _OPERATIONS = {"nccl": 4, "gloo": 1}  # a time: launching and waiting for a GPU is then a small part of it
