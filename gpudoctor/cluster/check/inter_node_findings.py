@@ -21,6 +21,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.cluster.check.cluster_run import Backend, ClusterSession, Group
 from gpudoctor.cluster.check.pair_outliers import name_odd, slow_pairs, usual_rate
+from gpudoctor.cluster.check.report import node_subject
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.collective.merge import Pair
 from gpudoctor.units import rate_text
@@ -217,7 +218,7 @@ def _not_measured(exam: ClusterSession) -> Finding:
 
 
 def _of(exam: ClusterSession, place: int) -> Subject:
-    return Subject(kind="node", name=exam.nodes[place].name)
+    return node_subject(exam.nodes[place].name)
 
 
 def _link(exam: ClusterSession, pair: Pair) -> Subject:
