@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from xml.etree.ElementTree import Element
 
 from gpudoctor.checks.core.finding import Status
@@ -11,11 +10,8 @@ from gpudoctor.cluster.fleet.judge import outlier_words
 from gpudoctor.cluster.fleet.model import WORST_FIRST, FigureRow, Fleet, FleetReading, NodeRow, Outlier
 from gpudoctor.cluster.fleet.reading import Refused
 from gpudoctor.cluster.hostlist import hostlist
-from gpudoctor.report import html
-from gpudoctor.report.html.elements import Child, append, banner, chip, document, element, section, table, tally
+from gpudoctor.report.html.elements import Child, append, banner, chip, element, page, section, table, tally
 
-# nothing is loaded, nothing runs, nothing is sent: a browser holds to it whatever stands in the page
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 # a page of ten thousand nodes must still open; --json has all of them
 MOST_ROWS = 1000
 _STRIP_WIDTH, _STRIP_HEIGHT = 220, 18
@@ -34,23 +30,9 @@ _CSS = """
 
 def render_fleet_html(fleet: Fleet) -> str:
     """One page: no script, nothing loaded from anywhere; the same fleet gives the same bytes."""
-    return document(element("html", _head(fleet), element("body", *_body(fleet)), lang="en"))
-
-
-def _head(fleet: Fleet) -> Element:
-    style = element("style")
-    style.text = "\n" + (Path(html.__file__).parent / "page.css").read_text(encoding="utf-8") + _CSS
     simulated = " (SIMULATED)" if fleet.simulated else ""
-    return element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("meta", name="referrer", content="no-referrer"),
-        element("title", f"{fleet.verdict.upper()}{simulated} {fleet.counts.nodes} nodes: gpudoctor fleet"),
-        style,
-    )
+    title = f"{fleet.verdict.upper()}{simulated} {fleet.counts.nodes} nodes: gpudoctor fleet"
+    return page(title, *_body(fleet), css=_CSS)
 
 
 def _body(fleet: Fleet) -> Iterator[Child]:
