@@ -51,11 +51,23 @@ _CPU_OTHER = Sweep((_SMALL, MIB, 16 * MIB), size_s=0.05, batch_s=0.01, box_s=1.0
 _GPU_SUM = Sweep((_SMALL, 8 * MIB, 64 * MIB, 256 * MIB), size_s=1.2, batch_s=0.05, box_s=10.0)
 _GPU_SUM_FULL = Sweep((*_GPU_SUM.sizes, GIB), size_s=1.2, batch_s=0.05, box_s=15.0)
 _GPU_OTHER = Sweep((_SMALL, 64 * MIB, 256 * MIB), size_s=0.4, batch_s=0.05, box_s=3.0)
-_CPU_PAIR_BYTES, _GPU_PAIR_BYTES = 1 * MIB, 64 * MIB
-_PAIR_GPU_PASSES, _PAIR_CPU_PASSES = 2, 1  # what disturbed one pass does not disturb the other: the better one counts
-_PAIR_GPU_BATCH_S, _PAIR_CPU_BATCH_S = 0.02, 0.005
+
+
+class _PairSweep(msgspec.Struct, frozen=True):
+    """How every two ranks are measured; after `box_s` no pair is begun.
+
+    `passes` over all pairs: what disturbed one pass does not disturb the other, and the better one counts.
+    """
+
+    size_bytes: int
+    passes: int
+    batch_s: float
+    box_s: float
+
+
+_CPU_PAIRS = _PairSweep(MIB, passes=1, batch_s=0.005, box_s=1.5)
+_GPU_PAIRS = _PairSweep(64 * MIB, passes=2, batch_s=0.02, box_s=10.0)
 _PAIR_BATCHES = 3
-_PAIR_GPU_BOX_S, _PAIR_CPU_BOX_S = 10.0, 1.5
 
 
 class Contributions(msgspec.Struct, frozen=True):
@@ -97,7 +109,7 @@ def _run_others(rank: Rank, largest: int) -> None:
             _run_sweep(rank, operation, _GPU_OTHER if rank.on_gpu else _CPU_OTHER, largest)
         except NotOfferedError as error:
             rank.send(NotOffered(operation.name, str(error)))
-    _run_pairs(rank, min(largest, _GPU_PAIR_BYTES) if rank.on_gpu else _CPU_PAIR_BYTES)
+    _run_pairs(rank, _GPU_PAIRS if rank.on_gpu else _CPU_PAIRS, largest)
 
 
 def contributions_to_the_sum(rank: Rank) -> Contributions | None:
@@ -177,24 +189,21 @@ def _batch_s(rank: Rank, operation: Operation, operations: int) -> float:
     return operation.timed_s(operations)
 
 
-def _run_pairs(rank: Rank, size_bytes: int) -> None:
+def _run_pairs(rank: Rank, sweep: _PairSweep, largest: int) -> None:
     """Send and receive between two ranks while all others idle, one pair after the other until time is up."""
     began = time.monotonic()
-    box_s = _PAIR_GPU_BOX_S if rank.on_gpu else _PAIR_CPU_BOX_S
-    passes = _PAIR_GPU_PASSES if rank.on_gpu else _PAIR_CPU_PASSES
     stumbled = False
-    for pair in passes * list(chain.from_iterable(rounds_of(rank.world_size))):
+    for pair in sweep.passes * list(chain.from_iterable(rounds_of(rank.world_size))):
         rank.phase(f"sendrecv of ranks {pair[0]} and {pair[1]}")
         if rank.number in pair and not stumbled:
             rank.stumble("pairs")
             stumbled = True
-        _measure_pair(rank, pair, size_bytes)
-        if not rank.from_rank_zero(time.monotonic() - began < box_s):
+        _measure_pair(rank, pair, min(sweep.size_bytes, largest), sweep.batch_s)
+        if not rank.from_rank_zero(time.monotonic() - began < sweep.box_s):
             return
 
 
-def _measure_pair(rank: Rank, pair: Pair, size_bytes: int) -> None:
-    batch_s = _PAIR_GPU_BATCH_S if rank.on_gpu else _PAIR_CPU_BATCH_S
+def _measure_pair(rank: Rank, pair: Pair, size_bytes: int, batch_s: float) -> None:
     once_ns = 0
     if rank.number in pair:
         other = pair[1] if rank.number == pair[0] else pair[0]

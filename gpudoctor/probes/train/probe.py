@@ -13,15 +13,14 @@ from torch import nn
 
 from gpudoctor.facts.model.measurements import BucketStep, Swap
 from gpudoctor.probes.collective.probe import contributions_to_the_sum
-from gpudoctor.probes.compute.core_turns import CoreTurns, take_turns
 from gpudoctor.probes.link.peer_copies import device_of
 from gpudoctor.probes.runner.device import add_bytes, timing_event
 from gpudoctor.probes.runner.merge import finite
 from gpudoctor.probes.runner.messages import TrainSample
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.train.sanity_model import Data, Shape, build_model, shape_for
+from gpudoctor.probes.train.core_turns import CoreTurns, take_turns
+from gpudoctor.probes.train.sanity_model import Data, Shape, Work, build_model, calibrated_batch, shape_for
 from gpudoctor.probes.train.steps import BLOCKS, DEFAULT_BUCKET_MB, STEPS_PER_BLOCK, Train, solo_step_ms
-from gpudoctor.probes.train.work import Work, calibrated_batch
 
 # Two ranks change their GPUs: does slowness stay with the GPU, or with the process and its CPUs?
 

@@ -21,8 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gpudoctor.probes.runner.device import Stopwatch, ms_since
 from gpudoctor.probes.runner.messages import StepBlock
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.train.sanity_model import Batch, Data, Shape
-from gpudoctor.probes.train.work import Work, flat_gradient
+from gpudoctor.probes.train.sanity_model import Batch, Data, Shape, Work, flat_gradient
 
 BLOCKS = 2
 STEPS_PER_BLOCK = 15
