@@ -21,9 +21,9 @@ from gpudoctor.exits import printable, say
 from gpudoctor.facts.model.node import Source
 from gpudoctor.facts.system.node_name import node_name
 from gpudoctor.http.address import TOKEN_LENGTH_MIN, HttpAccess, ListenAddress, listen_address, read_token
+from gpudoctor.http.listener import ended_by_signal
 from gpudoctor.process.command import CommandLateError, run_command
 from gpudoctor.process.die_with_parent import adopt_orphans
-from gpudoctor.process.ending import ENDING_SIGNALS
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.report.model import SourceSummary
 
@@ -109,7 +109,7 @@ def check_once(request: AgentRequest) -> int | tuple[NodeStatus, str]:
         rounds = _rounds(request, kept)
         adopt_orphans()
         ended_by = asyncio.run(_until_signal(rounds.once()))
-    return rounds.look() if ended_by is None else 128 + ended_by
+    return rounds.look() if ended_by is None else ended_by
 
 
 def _rounds(request: AgentRequest, kept: ExitStack) -> Rounds:
@@ -123,37 +123,25 @@ def _rounds(request: AgentRequest, kept: ExitStack) -> Rounds:
 
 
 async def _until_signal(work: Coroutine[None, None, None]) -> int | None:
-    """Let it run to its end; the number of the signal that ended it before, else None."""
-    task = asyncio.ensure_future(work)
-    came: list[int] = []
-
-    def end(number: int) -> None:
-        came.append(number)
+    """Let it run to its end; 128 + the number of the signal that ended it before, else None."""
+    ended, task = ended_by_signal(), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((ended, task), return_when=asyncio.FIRST_COMPLETED)
+    finally:
         task.cancel()
-
-    for number in ENDING_SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, end, number)
-    with suppress(asyncio.CancelledError):
-        await task
-    return came[0] if came else None
+        with suppress(asyncio.CancelledError):
+            await task
+    return ended.result() if ended.done() else None
 
 
 async def _serve(sockets: Sequence[socket.socket], answers: AgentAnswers, rounds: Rounds) -> int:
-    from gpudoctor.http.server import ended_by_signal, serving
+    from gpudoctor.http.server import serving
 
-    ended = ended_by_signal()
     async with serving(answers.runner(), sockets, answers.listener):
-        running = asyncio.create_task(rounds.run())
-        try:
-            # it ends of itself only by a defect of ours, and then it must not look as if the agent still ran
-            await asyncio.wait((ended, running), return_when=asyncio.FIRST_COMPLETED)
-            if running.done():
-                running.result()
-            return ended.result()
-        finally:
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
+        code = await _until_signal(rounds.run())
+    # it ends of itself only by a defect of ours, and then it must not look as if the agent still ran
+    assert code is not None
+    return code
 
 
 def _plan(request: AgentRequest) -> SchedulePlan:

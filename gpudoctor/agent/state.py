@@ -1,4 +1,4 @@
-"""What outlives a restart: the last report, when it was made, and the strikes; and the time that this is told in."""
+"""What outlives a restart: the last report, when it was made, and the strikes; and moments of time."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from aiohttp import web
 
 from gpudoctor.exits import printable, say
 from gpudoctor.http.listener import BoundedListener
-from gpudoctor.process.ending import ENDING_SIGNALS
 
 HEAD_BYTES_MAX = 16 << 10
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Server": "gpudoctor"}
@@ -47,20 +46,6 @@ async def serving(
         for each in sockets:
             each.close()
         await runner.cleanup()
-
-
-def ended_by_signal() -> asyncio.Future[int]:
-    """What becomes 128 + the number of the first signal that is to end this process."""
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[int] = loop.create_future()
-
-    def end(number: int) -> None:
-        if not ended.done():
-            ended.set_result(128 + number)
-
-    for number in ENDING_SIGNALS:
-        loop.add_signal_handler(number, end, number)
-    return ended
 
 
 def one_line(status: int, text: str, headers: Mapping[str, str] = HEADERS) -> web.Response:

@@ -12,8 +12,8 @@ import msgspec
 
 from gpudoctor.cluster.check import messages
 from gpudoctor.cluster.check.channel import (
-    GUEST_LINE_BYTES,
     MAX_LINE_BYTES,
+    UNPROVED_LINE_BYTES,
     Line,
     LineError,
     TamperedError,
@@ -165,7 +165,7 @@ class Member:
         connection = None
         try:
             connection = socket.create_connection(address, _TRY_S)
-            line = Line(connection, GUEST_LINE_BYTES)
+            line = Line(connection, UNPROVED_LINE_BYTES)
             challenge = decoded(line.one(_TRY_S), messages.Challenge)
             hello = hello_of(token, challenge, self._hostname, index)
             line.send(hello)

@@ -83,7 +83,7 @@ class Checked(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """`ranks` ranks wait; the node's store listens on `port`. `interface`: what gloo was told to use, if anything."""
+    """`ranks` ranks wait; the node's store listens on `port`. `interface`: what gloo is to use, if anything."""
 
     ranks: int
     port: int

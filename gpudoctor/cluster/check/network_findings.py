@@ -166,21 +166,21 @@ def _unlike(
     command: str,
 ) -> Iterator[Finding]:
     """Nodes that are not as most are; where there is no majority, which of them are how."""
-    told = [(node, text) for node, reach in seen if (text := of(node, reach)) is not None]
-    values = [text for _, text in told]
+    read = [(node, text) for node, reach in seen if (text := of(node, reach)) is not None]
+    values = [text for _, text in read]
     if len(set(values)) < 2:
         return
     usual = majority(values)
     if usual is None:
-        groups = [f"{text} on {', '.join(n.name for n, t in told if t == text)}" for text in dict.fromkeys(values)]
-        yield warn(NODE, f"{what} differs: {'; '.join(groups)}", f"the same on all {len(told)} nodes", likely=likely)
+        groups = [f"{text} on {', '.join(n.name for n, t in read if t == text)}" for text in dict.fromkeys(values)]
+        yield warn(NODE, f"{what} differs: {'; '.join(groups)}", f"the same on all {len(read)} nodes", likely=likely)
         return
-    for node, text in told:
+    for node, text in read:
         if text != usual:
             yield warn(
                 node_subject(node.name),
                 Found(f"{what}: {text}"),
-                Expected(f"{usual}, as on {values.count(usual)} of {len(told)} nodes", source="peers"),
+                Expected(f"{usual}, as on {values.count(usual)} of {len(read)} nodes", source="peers"),
                 likely=likely,
                 advice=(Advice("Look at it on that node and on another one.", command.replace("eth0", _device(node))),),
             )
@@ -204,16 +204,16 @@ def _rdma(_: NodeProgress, reach: Reach) -> str | None:
 
 def _clocks(nodes: Sequence[NodeProgress]) -> Iterator[Finding]:
     """Each node's clock against the middle of all: the hub's own may be the one that is wrong."""
-    told = sorted(node.offset_s for node in nodes if node.offset_s is not None)
-    if len(told) < 2:
+    offsets = sorted(node.offset_s for node in nodes if node.offset_s is not None)
+    if len(offsets) < 2:
         return
-    if len(told) == 2:
-        apart_s = told[1] - told[0] - sum(node.error_s or 0.0 for node in nodes)
+    if len(offsets) == 2:
+        apart_s = offsets[1] - offsets[0] - sum(node.error_s or 0.0 for node in nodes)
         if apart_s > CLOCK_WARN_S:
-            text = f"the clocks of the two nodes are {told[1] - told[0]:.1f} s apart"
+            text = f"the clocks of the two nodes are {offsets[1] - offsets[0]:.1f} s apart"
             yield warn(NODE, Found(text, apart_s, "s"), _CLOCKS, likely=_CLOCK_LIKELY, advice=_CLOCK_STEPS)
         return
-    middle = told[len(told) // 2]
+    middle = offsets[len(offsets) // 2]
     for node in nodes:
         if node.offset_s is None or node.error_s is None:
             if node.lost is None:

@@ -53,7 +53,7 @@ def devices_of(node: Node, request: PlanRequest) -> Devices:
 
 
 def verify_plan(job: PlanJob, split: RankSplit, devices: Devices) -> PlanVerification:
-    """Try a plan's job and split, made smaller, on these devices. Raise UserError for what no rank can be told."""
+    """Try a plan's job and split, made smaller, on these devices. Raise UserError for what no rank can run."""
     on_gpu = devices.backend == "nccl"
     ranks = devices.ranks or least_ranks(split, CPU_RANKS)
     small_split = reduced_split(split, ranks, job.shape.layers)
@@ -137,7 +137,7 @@ def compared(
 
 
 def order_of(job: PlanJob, split: RankSplit) -> VerificationOrder:
-    """The same as the ranks are told it."""
+    """The job and its split as the ranks receive them."""
     assert job.optimizer in ("adamw", "momentum", "sgd")
     return VerificationOrder(
         model=job.shape,

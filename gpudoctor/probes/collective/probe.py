@@ -149,7 +149,7 @@ def _run_sweep(rank: Rank, kind: type[Operation], sweep: Sweep, largest: int) ->
         pace = _measure(rank, kind(rank, size), sweep, contributions)
         left_s = sweep.box_s - (time.monotonic() - began)
         if size != sizes[-1] and not rank.from_rank_zero(left_s > 0 and (pace.once_s < _SLOW_S or not rank.on_gpu)):
-            rank.stumble(kind.name)  # told to do so in the largest size, which this one turned out to be
+            rank.stumble(kind.name)  # injected in the largest size, which this one turned out to be
             return
 
 

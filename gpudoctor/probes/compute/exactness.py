@@ -1,7 +1,7 @@
 """The same train step, repeated: equal work on equal devices must give equal bits.
 
 A device that computes wrong without an error corrupts a training unseen. The step needs no other
-rank, its data come from the CPU, and torch is told to use deterministic algorithms only.
+rank, its data come from the CPU, and torch is set to use deterministic algorithms only.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def require_usable(rank: Rank, view: TorchView) -> None:
         raise UnusableTorchError(text) from error
 
 
-# What torch raises; and what we raise where a torch is not as those that we know. All of it is told
+# What torch raises; and what we raise where a torch is not as those that we know. All of it is sent
 # to the parent, since a rank that just dies would be taken for the work of a GPU.
 FAILURES = (
     RuntimeError,

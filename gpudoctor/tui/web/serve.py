@@ -11,7 +11,7 @@ from pathlib import Path
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.http.address import ListenAddress, is_host, listen_address
-from gpudoctor.http.listener import BoundedListener
+from gpudoctor.http.listener import BoundedListener, ended_by_signal
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.tui.start import TuiRequest, opened
 from gpudoctor.tui.web.session import DEFAULT_ADDRESS, BrowserAccess, token_of
@@ -22,7 +22,7 @@ try:
 except ImportError:
     raise UserError("tui --serve wants textual-serve: pip install 'gpudoctor-cli[serve]'") from None
 
-from gpudoctor.http.server import HEADERS, ended_by_signal, one_line, serving
+from gpudoctor.http.server import HEADERS, one_line, serving
 from gpudoctor.tui.web.page import index_page, open_page
 from gpudoctor.tui.web.session import WebSession
 
