@@ -25,7 +25,7 @@ def test_nothing_is_merged_before_the_strategies_have_begun() -> None:
 
 
 def test_each_variant_has_its_ranks_in_order_and_the_largest_of_their_figures() -> None:
-    said: list[tuple[int, messages.Sample]] = [(0, SHARED)]
+    said: list[tuple[int, messages.ProbeSample]] = [(0, SHARED)]
     for rank, share in ((1, 0.4), (0, 0.3)):
         said += [(rank, sample(rank, share=share)), (rank, sample(rank, "fsdp-bf16"))]
     merged = merged_strategies(said, 2, "cuda")
@@ -40,7 +40,7 @@ def test_a_failed_attempt_counts_for_more_than_a_rank_that_lacks_it() -> None:
     lacking, failed = Missing("no such name", "unsupported"), Missing("rank 1: RuntimeError: odd", "failed")
     for first, second in ((lacking, failed), (failed, lacking)):
         left_out = [(rank, messages.StrategyLeftOut("fsdp", why)) for rank, why in enumerate((first, second))]
-        said: list[tuple[int, messages.Sample]] = [(0, SHARED), *left_out]
+        said: list[tuple[int, messages.ProbeSample]] = [(0, SHARED), *left_out]
         merged = merged_strategies(said, 2, "cpu")
         assert merged is not None
         assert merged.not_run == {"fsdp": failed}

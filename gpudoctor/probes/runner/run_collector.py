@@ -108,7 +108,7 @@ class RunCollector:
                 self._enter(self._states[rank], probe, text)
             case messages.TorchSeen(view=view):
                 self._views[rank] = view
-            case messages.Sample():
+            case messages.ProbeSample():
                 self._run_progress.take(rank, message)
             case messages.NotOffered(op=op, text=text):
                 self._not_offered[op] = Missing(text, "unsupported")

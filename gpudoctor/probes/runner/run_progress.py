@@ -21,13 +21,13 @@ from gpudoctor.probes.strategies.merge import merged_strategies
 
 WRONG_KEPT = 50
 
-S = TypeVar("S", bound=messages.Sample)
+S = TypeVar("S", bound=messages.ProbeSample)
 
 
 class _Samples(msgspec.Struct):
     """All samples of one repetition that is not over, each with its rank, in the order in which they came."""
 
-    taken: list[tuple[int, messages.Sample]] = []
+    taken: list[tuple[int, messages.ProbeSample]] = []
     begun: list[Probe] = []
     finished: dict[Probe, set[int]] = {}
     ended_s: dict[Probe, float] = {}
@@ -89,7 +89,7 @@ class RunProgress:
         if probe not in samples.begun:
             samples.begun.append(probe)
 
-    def take(self, rank: int, sample: messages.Sample) -> None:
+    def take(self, rank: int, sample: messages.ProbeSample) -> None:
         """A rank has measured something."""
         self._samples_of(rank).taken.append((rank, sample))
 

@@ -11,7 +11,7 @@ from gpudoctor.probes.runner import messages
 
 
 def merged_strategies(
-    samples: Iterable[tuple[int, messages.Sample]], world_size: int, device: Device
+    samples: Iterable[tuple[int, messages.ProbeSample]], world_size: int, device: Device
 ) -> Strategies | None:
     """Every variant that any rank came through; None if the strategies were not begun.
 
