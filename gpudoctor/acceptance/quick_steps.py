@@ -11,7 +11,7 @@ import msgspec
 from gpudoctor.acceptance.children import beside
 from gpudoctor.acceptance.result import Item, agreed, could_not, differs
 from gpudoctor.acceptance.run import AcceptanceRun
-from gpudoctor.probes.compute.plain_loops_messages import LOOPS, NOTHING_TO_RUN_ON, LoadOrder
+from gpudoctor.probes.compute.plain_loops import LOOPS, NOTHING_TO_RUN_ON, LoadOrder
 from gpudoctor.process.own_program import own_python
 from gpudoctor.report.model import Report
 

@@ -13,7 +13,7 @@ from gpudoctor.acceptance.run import AcceptanceRun, StepError
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.sysfs import parse_cpu_list
-from gpudoctor.probes.compute.plain_loops_messages import LOOPS, NOTHING_TO_RUN_ON, HostCopies, LoopOrder, PlainFigures
+from gpudoctor.probes.compute.plain_loops import LOOPS, NOTHING_TO_RUN_ON, HostCopies, LoopOrder, PlainFigures
 from gpudoctor.process.own_program import own_python
 
 TOLERANCE = 0.03  # the issue's own: two programs that do the same on the same GPU within a minute

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpudoctor.agent.clock import Moment
 from gpudoctor.agent.consecutive_failures import Alarm, FailureStreak, alarms
-from gpudoctor.agent.state import Last
+from gpudoctor.agent.state import Last, Moment
 from gpudoctor.exits import COULD_NOT
 from gpudoctor.report.error_report import error_report
 from gpudoctor.report.model import Report, Run, SourceSummary, Verdict

@@ -11,13 +11,13 @@ from time import monotonic
 
 import msgspec
 
-from gpudoctor.agent.access import TOKEN_VARIABLE
 from gpudoctor.exits import printable
 from gpudoctor.process.anonymous_file import anonymous_file, content
 from gpudoctor.process.ending import ending_words
 from gpudoctor.process.spawn import Child
 from gpudoctor.report.model import Report
 
+TOKEN_VARIABLE = "GPUDOCTOR_AGENT_TOKEN"
 # a quick report of 16 GPUs is below 1 MiB
 OUTPUT_BYTES_MAX = 16 << 20
 WORDS_MAX = 300

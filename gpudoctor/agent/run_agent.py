@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,17 +14,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpudoctor.agent import DEFAULT_LISTEN
-from gpudoctor.agent.access import token_of
-from gpudoctor.agent.quick_run import OUTPUT_BYTES_MAX, environment
+from gpudoctor.agent.quick_run import OUTPUT_BYTES_MAX, TOKEN_VARIABLE, environment
 from gpudoctor.agent.state import StateDirectory, WatchedSubject, default_directory
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.facts.model.node import Source
 from gpudoctor.facts.system.environment import node_name
-from gpudoctor.http.address import HttpAccess, listen_address
+from gpudoctor.http.address import TOKEN_LENGTH_MIN, HttpAccess, ListenAddress, listen_address, read_token
+from gpudoctor.http.listener import ended_by_signal
 from gpudoctor.process.command import CommandLateError, run_command
 from gpudoctor.process.die_with_parent import adopt_orphans
-from gpudoctor.process.ending import ENDING_SIGNALS
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.report.model import SourceSummary
 
@@ -81,6 +81,25 @@ def run_agent(request: AgentRequest) -> int:
         return asyncio.run(_serve(sockets, answers, rounds))
 
 
+def token_of(file: Path | None, environ: Mapping[str, str], where: ListenAddress) -> str | None:
+    """The token that is wanted; None if none is. Raise UserError if one is needed and missing."""
+    token = environ.get(TOKEN_VARIABLE) or None if file is None else read_token(file)
+    name = TOKEN_VARIABLE if file is None else f"--token-file {file}"
+    if token is None:
+        if where.is_loopback:
+            return None
+        raise UserError(
+            f"{where.option} {printable(where.host)}: others can reach it, so it wants a token: --token-file FILE, "
+            f"or {TOKEN_VARIABLE} in the environment"
+        )
+    if not re.fullmatch(rf"[!-~]{{{TOKEN_LENGTH_MIN},}}", token):
+        raise UserError(
+            f"{name}: a token of at least {TOKEN_LENGTH_MIN} characters is wanted, without blanks, "
+            "such as openssl rand -hex 16 gives"
+        )
+    return token
+
+
 def check_once(request: AgentRequest) -> int | tuple[NodeStatus, str]:
     """Run one check now as the agent would, and keep its state; nothing listens. Raise UserError.
 
@@ -90,7 +109,7 @@ def check_once(request: AgentRequest) -> int | tuple[NodeStatus, str]:
         rounds = _rounds(request, kept)
         adopt_orphans()
         ended_by = asyncio.run(_until_signal(rounds.once()))
-    return rounds.look() if ended_by is None else 128 + ended_by
+    return rounds.look() if ended_by is None else ended_by
 
 
 def _rounds(request: AgentRequest, kept: ExitStack) -> Rounds:
@@ -104,46 +123,25 @@ def _rounds(request: AgentRequest, kept: ExitStack) -> Rounds:
 
 
 async def _until_signal(work: Coroutine[None, None, None]) -> int | None:
-    """Let it run to its end; the number of the signal that ended it before, else None."""
-    task = asyncio.ensure_future(work)
-    came: list[int] = []
-
-    def end(number: int) -> None:
-        came.append(number)
+    """Let it run to its end; 128 + the number of the signal that ended it before, else None."""
+    ended, task = ended_by_signal(), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((ended, task), return_when=asyncio.FIRST_COMPLETED)
+    finally:
         task.cancel()
-
-    for number in ENDING_SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, end, number)
-    with suppress(asyncio.CancelledError):
-        await task
-    return came[0] if came else None
+        with suppress(asyncio.CancelledError):
+            await task
+    return ended.result() if ended.done() else None
 
 
 async def _serve(sockets: Sequence[socket.socket], answers: AgentAnswers, rounds: Rounds) -> int:
     from gpudoctor.http.server import serving
 
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[int] = loop.create_future()
-
-    def end(number: int) -> None:
-        if not ended.done():
-            ended.set_result(128 + number)
-
-    for number in ENDING_SIGNALS:
-        loop.add_signal_handler(number, end, number)
     async with serving(answers.runner(), sockets, answers.listener):
-        running = loop.create_task(rounds.run())
-        # it ends of itself only by a defect of ours, and then it must not look as if the agent still ran
-        running.add_done_callback(lambda _: end(0))
-        try:
-            code = await ended
-            if running.done():
-                running.result()
-            return code
-        finally:
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
+        code = await _until_signal(rounds.run())
+    # it ends of itself only by a defect of ours, and then it must not look as if the agent still ran
+    assert code is not None
+    return code
 
 
 def _plan(request: AgentRequest) -> SchedulePlan:

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpudoctor.agent.clock import Moment, now
 from gpudoctor.agent.consecutive_failures import counted
 from gpudoctor.agent.node_status import NodeStatus, ScrapeFigures, no_report, standing
 from gpudoctor.agent.quick_run import QuickRun
-from gpudoctor.agent.state import Last, StateDirectory
+from gpudoctor.agent.state import Last, Moment, StateDirectory, now
 from gpudoctor.exits import say
 from gpudoctor.process.leftovers import end_leftovers
 from gpudoctor.report.model import Report, SourceSummary

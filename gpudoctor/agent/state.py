@@ -1,16 +1,17 @@
-"""What outlives a restart: the last report, when it was made, and the strikes."""
+"""What outlives a restart: the last report, when it was made, and the strikes; and moments of time."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from gpudoctor.agent.clock import Moment
 from gpudoctor.agent.consecutive_failures import FailureStreak
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
@@ -21,6 +22,37 @@ from gpudoctor.report.output_files import write_file
 STATE_FILE, LOCK_FILE = "agent.json", "agent.lock"
 # a report of 16 GPUs is below 1 MiB
 STATE_BYTES_MAX = 64 << 20
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """A moment: the boot it was in, the seconds since that boot (suspends included), and Unix time for people.
+
+    Two moments of one boot have a distance whatever was done to the wall clock; those of two have none. So an age is
+    honest: no step of the wall clock, no suspend and no reboot makes it smaller.
+    """
+
+    boot: str
+    since_boot_s: float
+    unix_s: float
+
+    def age_s(self, now: Moment) -> float | None:
+        """Seconds from this moment to `now`; None where they are not of one boot, or in the wrong order."""
+        age = now.since_boot_s - self.since_boot_s
+        return age if self.boot == now.boot and age >= 0 else None
+
+
+def now() -> Moment:
+    """This moment."""
+    return Moment(_boot(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+
+
+@cache
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        # unknown: no moment that was kept in a file is of this boot
+        return f"unknown since {time.time()}"
 
 
 class WatchedSubject(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ import msgspec
 from gpudoctor.cli.options import color_option, format_options, output_option, rate, seconds, to_file, up_to
 from gpudoctor.cluster.check import LAUNCHERS
 from gpudoctor.exits import COULD_NOT, ClosedStdoutError, is_terminal, printable, say, write_stdout
+from gpudoctor.json_text import json_line
 from gpudoctor.lazy_import import lazy
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def write_report(made: report.ClusterReport, args: argparse.Namespace) -> int:
 
 def _rendered(made: report.ClusterReport, args: argparse.Namespace, *, to_file: bool) -> str:
     if args.format == "json":
-        return report.render_cluster_json(made)
+        return json_line(made)
     color = report_text.output_color(args.color, to_file=to_file)
     width = report_text.terminal_width()
     return cluster_text.render_cluster_text(made, width=width, color=color, verbose=args.verbose)

@@ -1,4 +1,4 @@
-"""Many host names in few words, as Slurm writes them: node[1-3,7]."""
+"""Host names: many of them in few words, as Slurm writes them (node[1-3,7]), and in the order that people expect."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 # what a scheduler's host list may hold: a name from a report must not smuggle a second host, an option or a command in
 _HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?")
+_DIGITS = re.compile(r"([0-9]+)")
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,9})", re.DOTALL)
 
 
@@ -17,6 +18,12 @@ def is_host_name(name: str) -> bool:
     (True, False, False, False)
     """
     return _HOST_NAME.fullmatch(name) is not None
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """A key that sorts node2 before node10."""
+    words = _DIGITS.split(name)
+    return tuple((1, int(word[:18]), word) if word.isdecimal() else (0, 0, word) for word in words)
 
 
 def hostlist(names: Iterable[str]) -> str:

@@ -10,11 +10,12 @@ import socket
 from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from gpudoctor.errors import UserError
-from gpudoctor.exits import printable
+from gpudoctor.exits import printable, say
 
 _BACKLOG = 64
 
@@ -99,6 +100,29 @@ def is_loopback(host: str) -> bool:
 # Who may ask a server of ours: the token, and what a request says of the name it asks for.
 
 TOKEN_LENGTH_MIN = 8
+
+
+TOKEN_BYTES_MAX = 4096
+
+
+def read_token(file: Path, *, proves_us: bool = False) -> str:
+    """The token in a file; that every user may read it is said. Raise UserError.
+
+    `proves_us`: we show by it who we are, so it must not be one that others may have written.
+    """
+    try:
+        with file.open("rb") as stream:
+            mode = os.fstat(stream.fileno()).st_mode
+            text = stream.read(TOKEN_BYTES_MAX).decode()
+    except OSError as error:
+        raise UserError(f"--token-file {file}: cannot be read: {error.strerror or error}") from None
+    except ValueError:
+        raise UserError(f"--token-file {file}: it is not text") from None
+    if proves_us and mode & 0o022:
+        raise UserError(f"--token-file {file}: others may write to it, so it proves nothing: chmod 600 {file}")
+    if mode & 0o004:
+        say(f"--token-file {file}: every user of this machine can read it (chmod 600 keeps it)")
+    return text.strip()
 
 
 class HttpAccess:

@@ -1,4 +1,4 @@
-"""Lets connections in: a bounded number, each for a bounded time."""
+"""Lets connections in: a bounded number, each for a bounded time, until a signal ends the server."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import errno
 import socket
 from asyncio import Protocol, Transport
 from collections.abc import Callable
+
+from gpudoctor.process.ending import ENDING_SIGNALS
 
 _PAUSE_S = 0.1
 # of the system, not of this connection: tried again soon
@@ -86,3 +88,17 @@ class BoundedListener:
             if (timer := known.pop(transport, None)) is not None:
                 timer.cancel()
         transport.abort()
+
+
+def ended_by_signal() -> asyncio.Future[int]:
+    """What becomes 128 + the number of the first signal that is to end this process."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[int] = loop.create_future()
+
+    def end(number: int) -> None:
+        if not ended.done():
+            ended.set_result(128 + number)
+
+    for number in ENDING_SIGNALS:
+        loop.add_signal_handler(number, end, number)
+    return ended

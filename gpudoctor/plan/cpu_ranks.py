@@ -16,7 +16,7 @@ from gpudoctor.plan.model import Plan, model_summary, strategy
 from gpudoctor.plan.model_shape import ModelShape, seq_of
 from gpudoctor.plan.request import PlanRequest
 from gpudoctor.plan.settings import batch_of, learning_rates
-from gpudoctor.plan.split import RankSplit, StrategyName
+from gpudoctor.plan.split import RankSplit, model_split_name
 from gpudoctor.plan.strategies import Option
 from gpudoctor.report.model import SourceSummary
 from gpudoctor.units import gib_text
@@ -79,8 +79,7 @@ def _splits(request: PlanRequest, job: PlanJob, ranks: int) -> tuple[RankSplit, 
         raise UserError(f"{wrong}; {near or 'leave --tensor and --pipeline out'}")
     if tensor * pipeline == 1:
         return (RankSplit("ddp", ranks),)
-    name: StrategyName = "3d" if tensor > 1 and pipeline > 1 else "tensor" if tensor > 1 else "pipeline"
-    return (RankSplit(name, ranks // (tensor * pipeline), tensor, pipeline),)
+    return (RankSplit(model_split_name(tensor, pipeline), ranks // (tensor * pipeline), tensor, pipeline),)
 
 
 def _options(job: PlanJob, splits: tuple[RankSplit, ...], room: float | None) -> Iterator[Option]:

@@ -143,83 +143,44 @@ def _llama_like(fields: _Fields, kind: str) -> ModelShape:
 
 
 def _gpt2(fields: _Fields, kind: str) -> ModelShape:
-    hidden, heads = fields.number("n_embd"), fields.number("n_head")
-    seq = fields.number("n_positions", "n_ctx")
-    return _classic(
-        kind,
-        layers=fields.number("n_layer"),
-        hidden=hidden,
-        heads=heads,
-        head_dim=fields.head_dim(hidden, heads),
-        ffn=fields.number("n_inner", default=4 * hidden),
-        vocab=fields.number("vocab_size"),
-        seq=seq,
-        positions=seq,
-        tied=fields.switch("tie_word_embeddings", True),
-    )
+    hidden, seq = fields.number("n_embd"), fields.number("n_positions", "n_ctx")
+    ffn = fields.number("n_inner", default=4 * hidden)
+    return _classic(fields, kind, "n_layer", "n_head", hidden=hidden, ffn=ffn, seq=seq, positions=seq, tied=True)
 
 
 def _gpt_neox(fields: _Fields, kind: str) -> ModelShape:
-    hidden, heads = fields.number("hidden_size"), fields.number("num_attention_heads")
-    return _classic(
-        kind,
-        layers=fields.number("num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        head_dim=fields.head_dim(hidden, heads),
-        ffn=fields.number("intermediate_size"),
-        vocab=fields.number("vocab_size"),
-        seq=fields.number("max_position_embeddings", default=2048),
-        positions=0,
-        tied=fields.switch("tie_word_embeddings", False),
-    )
+    names = ("num_hidden_layers", "num_attention_heads")
+    hidden, ffn = fields.number("hidden_size"), fields.number("intermediate_size")
+    seq = fields.number("max_position_embeddings", default=2048)
+    return _classic(fields, kind, *names, hidden=hidden, ffn=ffn, seq=seq, positions=0, tied=False)
 
 
 def _opt(fields: _Fields, kind: str) -> ModelShape:
-    hidden, heads = fields.number("hidden_size"), fields.number("num_attention_heads")
-    seq = fields.number("max_position_embeddings")
-    return _classic(
-        kind,
-        layers=fields.number("num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        head_dim=fields.head_dim(hidden, heads),
-        ffn=fields.number("ffn_dim"),
-        vocab=fields.number("vocab_size"),
-        seq=seq,
-        positions=seq + 2,  # OPT keeps two rows for padding
-        tied=fields.switch("tie_word_embeddings", True),
-    )
+    names = ("num_hidden_layers", "num_attention_heads")
+    hidden, ffn, seq = fields.number("hidden_size"), fields.number("ffn_dim"), fields.number("max_position_embeddings")
+    # OPT keeps two rows of positions for padding
+    return _classic(fields, kind, *names, hidden=hidden, ffn=ffn, seq=seq, positions=seq + 2, tied=True)
 
 
 def _classic(
-    kind: str,
-    *,
-    layers: int,
-    hidden: int,
-    heads: int,
-    head_dim: int,
-    ffn: int,
-    vocab: int,
-    seq: int,
-    positions: int,
-    tied: bool,
+    fields: _Fields, kind: str, layers: str, heads: str, *, hidden: int, ffn: int, seq: int, positions: int, tied: bool
 ) -> ModelShape:
-    """The GPT-2 kind: two MLP matrices, LayerNorms, biases everywhere."""
+    """The GPT-2 kind: two MLP matrices, LayerNorms, biases everywhere; `layers` and `heads` are names of keys."""
+    count = fields.number(heads)
     return ModelShape(
         name="",
         family=kind,
         origin="",
-        layers=layers,
+        layers=fields.number(layers),
         hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
+        heads=count,
+        kv_heads=count,
+        head_dim=fields.head_dim(hidden, count),
         ffn=ffn,
-        vocab=vocab,
+        vocab=fields.number("vocab_size"),
         max_seq=seq,
         gated=False,
-        tied=tied,
+        tied=fields.switch("tie_word_embeddings", tied),
         positions=positions,
         norm_bias=True,
         qkv_bias=True,

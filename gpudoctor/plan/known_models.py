@@ -13,8 +13,8 @@ SMALLEST, LARGEST = 1e6, 5e12
 
 def _gpt(name: str, layers: int, hidden: int, heads: int, origin: str, seq: int = 1024) -> ModelShape:
     return ModelShape(
-        name, "gpt2", origin, layers, hidden, heads, heads, hidden // heads, 4 * hidden, 50257, seq, gated=False,
-        tied=True, positions=seq, norm_bias=True, qkv_bias=True, out_bias=True, mlp_bias=True,
+        layers, hidden, heads, heads, hidden // heads, 4 * hidden, 50257, name=name, family="gpt2", origin=origin,
+        max_seq=seq, gated=False, tied=True, positions=seq, norm_bias=True, qkv_bias=True, out_bias=True, mlp_bias=True,
     )  # fmt: skip
 
 
@@ -22,8 +22,8 @@ def _llama(
     name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, seq: int, tied: bool = False
 ) -> ModelShape:
     return ModelShape(
-        name, "llama", f"{name}'s config.json", layers, hidden, heads, kv_heads, hidden // heads, ffn, vocab, seq,
-        tied=tied,
+        layers, hidden, heads, kv_heads, hidden // heads, ffn, vocab, name=name, family="llama",
+        origin=f"{name}'s config.json", max_seq=seq, tied=tied,
     )  # fmt: skip
 
 
@@ -103,7 +103,10 @@ def _made(layers: int, hidden: int, parameters: float, vocab: int) -> ModelShape
     name = f"{count_text(parameters)} made to size"
     origin = "no published model of this size is known here: Llama-like proportions"
     tied = parameters < 2e9
-    return ModelShape(name, "llama", origin, layers, hidden, heads, heads, head_dim, ffn, vocab, 4096, tied=tied)
+    return ModelShape(
+        layers, hidden, heads, heads, head_dim, ffn, vocab, name=name, family="llama", origin=origin, max_seq=4096,
+        tied=tied,
+    )  # fmt: skip
 
 
 def published_sizes() -> tuple[str, ...]:

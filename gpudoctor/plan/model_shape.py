@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import msgspec
-
 from gpudoctor.errors import UserError
+from gpudoctor.probes.strategies.transformer_shape import TransformerShape
 
 DEFAULT_SEQ = 4096
 
@@ -15,36 +14,16 @@ class ModelError(UserError):
     """MODEL_SIZE is no size, or its config.json cannot be planned for."""
 
 
-class ModelShape(msgspec.Struct, frozen=True):
-    """Dimensions of a model; parameters are counted from them, biases and norms included.
+class ModelShape(TransformerShape, frozen=True, kw_only=True):
+    """The dimensions of a named model; parameters are counted from them, biases and norms included.
 
-    `heads` and `kv_heads` of `head_dim` each; `ffn` is the inner width of the MLP (of one expert),
-    `gated` where it has three matrices (SwiGLU, GeGLU) and not two. `positions` are learned position
-    embeddings, 0 for rotary ones. `tied`: the head is the embedding. `norms` normalisations a layer,
-    with a bias each where `norm_bias`. `origin` says where the dimensions come from.
+    `ffn` is the width of one expert. `origin` says where the dimensions come from.
     """
 
     name: str
     family: str
     origin: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
     max_seq: int
-    gated: bool = True
-    tied: bool = False
-    positions: int = 0
-    norms: int = 2
-    norm_bias: bool = False
-    qk_norm: bool = False
-    qkv_bias: bool = False
-    out_bias: bool = False
-    mlp_bias: bool = False
-    head_bias: bool = False
     experts: int = 1
     experts_per_token: int = 1
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from textwrap import wrap
 
-from gpudoctor.plan.model import Communication, MachineSummary, Plan, PlannedStrategy, Speed
+from gpudoctor.plan.model import Communication, MachineSummary, Plan, PlannedStrategy, Speed, TrafficRow
 from gpudoctor.plan.model_shape import count_text
-from gpudoctor.plan.text_rows import hanging, row_of, verification_lines, wrapped
+from gpudoctor.plan.text_rows import hanging, row_of, rows_of, verification_lines, wrapped
 from gpudoctor.units import option_ranges, seconds_text
 
 NARROWEST = 40
@@ -139,8 +139,7 @@ def _recommended(plan: Plan, width: int) -> Iterator[str]:
     yield from row_of("memory", f"{memory.total_gib:.1f} GiB on the fullest {device}: {words}", width)
     if memory.host_gib:
         yield from row_of("", f"and {memory.host_gib:.0f} GiB of RAM for each GPU", width)
-    for n, alternative in enumerate(plan.instead):
-        yield from row_of("instead" if n == 0 else "", alternative, width)
+    yield from rows_of("instead", plan.instead, width)
     steps = f"{batch.accumulation} accumulated" if batch.accumulation > 1 else "no accumulation"
     if taken.pipeline > 1:
         steps = f"{batch.accumulation} micro-batches in the pipeline"
@@ -159,17 +158,17 @@ def _recommended(plan: Plan, width: int) -> Iterator[str]:
 def _communication(plan: Plan, width: int) -> Iterator[str]:
     step = plan.communication
     assert step is not None
-    for n, row in enumerate(step.traffic):
-        seconds = f", {seconds_text(row.seconds)}" if row.seconds is not None else ""
-        hidden = "" if row.hidden else ", not hidden behind arithmetic"
-        yield from row_of("a step sends" if n == 0 else "", f"{_gb(row.gb)} GB {row.what}{seconds}{hidden}", width)
-    if not step.traffic:
-        yield from row_of("a step sends", "nothing: one GPU", width)
+    yield from rows_of("a step sends", map(_sent, step.traffic) if step.traffic else ["nothing: one GPU"], width)
     names = {"node": "inside a node", "network": "between nodes", "host": "to and from RAM"}
-    for n, (link, rate) in enumerate(dict.fromkeys((row.link, row.rate) for row in step.traffic)):
-        yield from row_of("at" if n == 0 else "", f"{names[link]}: {_speed(rate)}", width)
+    rates = dict.fromkeys((row.link, row.rate) for row in step.traffic)
+    yield from rows_of("at", (f"{names[link]}: {_speed(rate)}" for link, rate in rates), width)
     yield from row_of("arithmetic", _arithmetic(step), width)
     yield from row_of("efficiency", _efficiency(step), width)
+
+
+def _sent(row: TrafficRow) -> str:
+    seconds = f", {seconds_text(row.seconds)}" if row.seconds is not None else ""
+    return f"{_gb(row.gb)} GB {row.what}{seconds}{'' if row.hidden else ', not hidden behind arithmetic'}"
 
 
 def _arithmetic(step: Communication) -> str:
@@ -195,10 +194,8 @@ def _efficiency(step: Communication) -> str:
 
 
 def _settings(plan: Plan, width: int) -> Iterator[str]:
-    for n, setting in enumerate(plan.wanted):
-        yield from row_of("set" if n == 0 else "", f"{setting.name}={setting.value}   {setting.why}", width)
-    for n, setting in enumerate(plan.harmful):
-        yield from row_of("do not set" if n == 0 else "", f"{setting.name}={setting.value}   {setting.why}", width)
+    for label, settings in (("set", plan.wanted), ("do not set", plan.harmful)):
+        yield from rows_of(label, (f"{each.name}={each.value}   {each.why}" for each in settings), width)
 
 
 def _troubles(plan: Plan, width: int) -> Iterator[str]:
@@ -206,8 +203,7 @@ def _troubles(plan: Plan, width: int) -> Iterator[str]:
         who = f"GPU {option_ranges(trouble.gpus)}: " if trouble.gpus else ""
         yield from row_of(trouble.status, f"{who}{trouble.found} ({trouble.check})", width)
         yield from row_of("", trouble.means, width)
-    for n, warning in enumerate(plan.warnings):
-        yield from row_of("note" if n == 0 else "", warning, width)
+    yield from rows_of("note", plan.warnings, width)
 
 
 def _launch(plan: Plan, width: int) -> Iterator[str]:
@@ -216,8 +212,7 @@ def _launch(plan: Plan, width: int) -> Iterator[str]:
     if plan.recommended and plan.recommended.pipeline * plan.recommended.tensor > 1:
         yield from row_of("add", "data, tokenizer, learning rate and steps, as pretrain_gpt.py wants them", width)
     else:
-        for n, line in enumerate(launch.code):
-            yield from row_of("train.py" if n == 0 else "", line, width)
+        yield from rows_of("train.py", launch.code, width)
     yield ""
     if launch.script is None:
         yield f"$ {launch.command}"

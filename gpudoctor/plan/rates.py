@@ -10,7 +10,7 @@ from gpudoctor.checks.pcie.link_state import on_c2c
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.model.node import Node
+from gpudoctor.facts.model.node import Node, RdmaPort
 from gpudoctor.facts.model.pcie_generations import LANE_GB_S
 from gpudoctor.plan.precision import Precision
 from gpudoctor.profiles.profile import Profile
@@ -62,7 +62,7 @@ def collective_rate(
     if measured is not None:
         return measured
     spec = profile.gpu.nvlink if profile.gpu else None
-    active = min(sum(known(link.state) in ("active", "sleep") for link in known(g.nvlinks) or ()) for g in gpus)
+    active = _fewest_active_nvlinks(gpus)
     # a profile's figure is that of sound links; a virtual machine or a dump may hide them
     broken = spec is not None and any(known(g.nvlinks) for g in gpus) and active < spec.links
     row = next((r for r in profile.node.all_reduce if r.ranks == len(gpus)), None) if profile.node else None
@@ -105,6 +105,10 @@ def gather_rate(
     return collective
 
 
+def _fewest_active_nvlinks(gpus: tuple[Gpu, ...]) -> int:
+    return min(sum(known(link.state) in ("active", "sleep") for link in known(g.nvlinks) or ()) for g in gpus)
+
+
 def _measured(measurements: Measurements | None, ranks: int, op: str) -> Rate | str | None:
     """Bus bandwidth at the largest size that so many GPUs measured, unless a result was wrong; None if nobody did."""
     launch = measurements.launch if measurements else None
@@ -125,7 +129,7 @@ def _found(value: float, source: str) -> Rate | str:
 def nvlink_rate(gpus: tuple[Gpu, ...], profile: Profile) -> Rate | str:
     """One direction of the NVLinks of the GPU that has the fewest up, as NCCL's own model counts them."""
     spec = profile.gpu.nvlink if profile.gpu else None
-    active = min(sum(known(link.state) in ("active", "sleep") for link in known(g.nvlinks) or ()) for g in gpus)
+    active = _fewest_active_nvlinks(gpus)
     unread = all(isinstance(g.nvlinks, Missing) for g in gpus)
     if spec is None or not (active or unread):
         return "no active NVLink is known"
@@ -135,10 +139,14 @@ def nvlink_rate(gpus: tuple[Gpu, ...], profile: Profile) -> Rate | str:
     return Rate(active * each, f"{active} NVLinks of the slowest GPU, {each:g} GB/s each in NCCL's own model")
 
 
+def active_ports(node: Node) -> list[RdmaPort]:
+    """The node's RDMA ports that are active."""
+    return [p for p in known(node.network.rdma_ports) or () if "ACTIVE" in (known(p.state) or "").upper()]
+
+
 def network_rate(node: Node) -> Rate | str:
     """What the node's adapters carry together: active RDMA ports, else the fastest interface that is up."""
-    ports = [p for p in known(node.network.rdma_ports) or () if "ACTIVE" in (known(p.state) or "").upper()]
-    rates = [rate for p in ports if (rate := known(p.rate_gbit_s))]
+    rates = [rate for p in active_ports(node) if (rate := known(p.rate_gbit_s))]
     if rates:
         return Rate(sum(rates) / 8, f"{len(rates)} active RDMA ports, {sum(rates):g} Gbit/s together", at_most=True)
     if isinstance(node.network.interfaces, Missing):

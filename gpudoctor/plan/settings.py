@@ -12,6 +12,7 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.plan.machine import Machine, compute_capability
 from gpudoctor.plan.memory import PlanJob
 from gpudoctor.plan.precision import state_bytes
+from gpudoctor.plan.rates import active_ports
 from gpudoctor.plan.split import RankSplit
 
 
@@ -118,7 +119,6 @@ def harmful_settings(machine: Machine, node: Node) -> tuple[Setting, ...]:
     pairs = known(node.pairs) or ()
     p2p = machine.nvlinked > 1 or any(known(pair.p2p_read) == "OK" for pair in pairs)
     unread = not p2p and not machine.topology_read
-    ports = [p for p in known(node.network.rdma_ports) or () if "ACTIVE" in (known(p.state) or "").upper()]
     found = []
     if machine.gpus_per_node > 1 and (p2p or unread):
         links = "NVLink" if machine.nvlinked > 1 else "NVLink or peer-to-peer" if unread else "peer-to-peer"
@@ -129,7 +129,7 @@ def harmful_settings(machine: Machine, node: Node) -> tuple[Setting, ...]:
     if machine.profile.node is not None and machine.profile.node.nvswitch and machine.nvlinked > 4:
         found.append(Setting("NCCL_ALGO", "Ring", "nor NCCL_NVLS_ENABLE=0: all_reduce loses the sums in the switch"))
     # NCCL reaches an EFA through a plugin, which this setting does not touch
-    ports = [port for port in ports if not port.is_efa]
+    ports = [port for port in active_ports(node) if not port.is_efa]
     if machine.nodes > 1 and ports:
         found.append(Setting("NCCL_IB_DISABLE", "1", f"the {len(ports)} RDMA ports would stand idle"))
     found.append(Setting("NCCL_DEBUG", "INFO", "for a search only: it writes from every rank"))

@@ -23,6 +23,13 @@ TITLES: dict[StrategyName, str] = {
 }
 
 
+def model_split_name(tensor: int, pipeline: int) -> Literal["tensor", "pipeline", "3d"]:
+    """What a split of the model itself over so many ranks is called; one of both is more than 1."""
+    if tensor > 1 and pipeline > 1:
+        return "3d"
+    return "tensor" if pipeline == 1 else "pipeline"
+
+
 class RankSplit(msgspec.Struct, frozen=True):
     """data x tensor x pipeline ranks. `shards` of the data-parallel ranks share the states, as `sharding` says.
 

@@ -11,7 +11,7 @@ import msgspec
 from gpudoctor.plan.activations import RECOMPUTES, Recompute
 from gpudoctor.plan.machine import Machine
 from gpudoctor.plan.memory import Memory, PlanJob, memory_of
-from gpudoctor.plan.split import RankSplit
+from gpudoctor.plan.split import RankSplit, model_split_name
 from gpudoctor.units import gib_number, gib_text
 
 Fit = Literal["fits", "tight", "no", "not here"]
@@ -178,9 +178,7 @@ def tensor_divides(job: PlanJob, ways: int) -> bool:
 def megatron(machine: Machine, tensor: int, pipeline: int) -> RankSplit:
     """Tensor and pipeline parallelism with data parallelism over the rest, the optimizer sharded over that."""
     data = machine.world // (tensor * pipeline)
-    name: Literal["tensor", "pipeline", "3d"] = "3d" if tensor > 1 and pipeline > 1 else "pipeline"
-    if pipeline == 1:
-        name = "tensor"
+    name = model_split_name(tensor, pipeline)
     sharding: Literal["optimizer", "none"] = "optimizer" if data > 1 else "none"
     return RankSplit(name, data, tensor, pipeline, sharding, data, engine="megatron")
 

@@ -19,6 +19,12 @@ def row_of(label: str, words: str, width: int) -> Iterator[str]:
     yield from hanging(f"{label:<{_LABEL}}", words, width)
 
 
+def rows_of(label: str, rows: Iterable[str], width: int) -> Iterator[str]:
+    """The same for several rows under one label, which stands before the first."""
+    for number, words in enumerate(rows):
+        yield from row_of(label if number == 0 else "", words, width)
+
+
 def hanging(lead: str, words: str, width: int) -> Iterator[str]:
     """The words behind `lead`, further lines below them; never narrower than 20 columns."""
     room = max(width - len(lead), 20)

@@ -37,7 +37,7 @@ from gpudoctor.facts.model.missing import UNSUPPORTED, Missing
 from gpudoctor.facts.model.node import Source
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.plugins import all_checks
-from gpudoctor.probes.compute.plain_loops_messages import HostCopies, LoopOrder, PlainFigures
+from gpudoctor.probes.compute.plain_loops import HostCopies, LoopOrder, PlainFigures
 from gpudoctor.process.own_program import own_python
 from gpudoctor.report.judge import Question, judge
 from gpudoctor.report.model import Report, SourceSummary

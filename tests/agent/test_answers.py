@@ -15,7 +15,7 @@ import psutil
 import pytest
 from aiohttp import web
 
-from gpudoctor.agent.access import token_of
+from gpudoctor.agent.run_agent import token_of
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.cli.parsers import parsed
 from gpudoctor.errors import UserError

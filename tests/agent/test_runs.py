@@ -14,12 +14,11 @@ import msgspec
 import psutil
 import pytest
 
-from gpudoctor.agent.clock import Moment, now
 from gpudoctor.agent.consecutive_failures import FailureStreak, alarms, counted
 from gpudoctor.agent.node_status import no_report, standing
 from gpudoctor.agent.quick_run import OUTPUT_BYTES_MAX, QuickRun, decoded
 from gpudoctor.agent.schedule import first_due_s, next_due_s
-from gpudoctor.agent.state import STATE_FILE, Last, StateDirectory, WatchedSubject, default_directory
+from gpudoctor.agent.state import STATE_FILE, Last, Moment, StateDirectory, WatchedSubject, default_directory, now
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.errors import UserError
 from gpudoctor.facts.simulated.load import apply_faults, load_node, node_names

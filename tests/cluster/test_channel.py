@@ -39,12 +39,12 @@ class Relay(threading.Thread):
         super().__init__(daemon=True)
         self._hub_port = hub_port
         self._from_member, self._from_hub = from_member, from_hub
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._door.getsockname()[1])
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
 
     def run(self) -> None:
-        with self._door:
-            member, _ = self._door.accept()
+        with self._listener:
+            member, _ = self._listener.accept()
         hub = socket.create_connection(("127.0.0.1", self._hub_port), 30)
         back = threading.Thread(target=self._pass_on, args=(hub, member, self._from_hub), daemon=True)
         back.start()
@@ -321,15 +321,15 @@ def test_a_crowd_that_holds_all_that_may_be_open_does_not_keep_a_member_out() ->
 
     class Full:
         def __init__(self, door: socket.socket) -> None:
-            self.fileno, self.close, self._door = door.fileno, door.close, door
+            self.fileno, self.close, self._listener = door.fileno, door.close, door
 
         def accept(self) -> object:
             if len(hub._unproved) >= 4:
                 raise OSError(errno.EMFILE, "Too many open files")
-            return self._door.accept()
+            return self._listener.accept()
 
     hub = Hub(TOKEN, proof_s=600.0)
-    hub._door = cast(socket.socket, Full(hub._door))
+    hub._listener = cast(socket.socket, Full(hub._listener))
     crowd = [socket.create_connection(("127.0.0.1", hub.port), 30) for _ in range(8)]
     own = Puppet("ours")
     own.port = hub.port
@@ -474,7 +474,7 @@ def test_nodes_with_the_same_token_meet_and_no_process_of_theirs_shows_it(tmp_pa
 
 def test_the_store_between_nodes_listens_on_the_address_of_the_job_only() -> None:
     from gpudoctor.probes.inter_node.measure import InterNodeRank
-    from gpudoctor.probes.inter_node.messages import Opened
+    from gpudoctor.probes.inter_node.rank import Opened
 
     rank = InterNodeRank("gloo", "127.0.0.3")
     opened = rank.open()
@@ -486,7 +486,7 @@ def test_the_store_between_nodes_listens_on_the_address_of_the_job_only() -> Non
 
 def test_an_address_that_is_not_this_nodes_is_said() -> None:
     from gpudoctor.probes.inter_node.measure import InterNodeRank
-    from gpudoctor.probes.inter_node.messages import InterNodeFailure
+    from gpudoctor.probes.inter_node.rank import InterNodeFailure
 
     opened = InterNodeRank("gloo", "192.0.2.9").open()
     assert isinstance(opened, InterNodeFailure)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpudoctor.cluster.check.channel import GUEST_LINE_BYTES, Line, LineError, decoded, hello_of
+from gpudoctor.cluster.check.channel import UNPROVED_LINE_BYTES, Line, LineError, decoded, hello_of
 from gpudoctor.cluster.check.hub import Hub
 from gpudoctor.cluster.check.member import Member
 from gpudoctor.cluster.check.messages import Challenge, Welcome
@@ -68,7 +68,7 @@ def says(words: bytes) -> Callable[[socket.socket], None]:
         b'{"x": ' + b"[" * 60_000 + b"\n",
         b"GET / HTTP/1.1\r\n\r\n",
         b"\n",
-        b"x" * (GUEST_LINE_BYTES + 1),
+        b"x" * (UNPROVED_LINE_BYTES + 1),
     ],
     ids=["proof not ASCII", "not UTF-8", "nested deeply", "HTTP", "empty", "a line without end"],
 )

@@ -7,7 +7,8 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudoctor.cluster.check.pair_outliers import Named, Pair, name_odd, rounds_of, slow_pairs, usual_rate
+from gpudoctor.cluster.check.pair_outliers import Named, name_odd, slow_pairs, usual_rate
+from gpudoctor.probes.collective.merge import Pair, rounds_of
 
 _SHARE = 0.8
 # healthy pairs differ by less than the share at which one is slow

@@ -26,7 +26,7 @@ SAID = (
 )
 MESSAGES = (
     Asked(1, CheckOrder(20.0)),
-    Asked(2, JoinGroup("k", 0, 2, "10.0.0.1", 29500, 1 << 20, 0.3, 20.0)),
+    Asked(2, JoinGroup("k", 2, "10.0.0.1", 29500, 1 << 20, 0.3, 20.0, first_rank=0)),
     Answered(1, Pong(1.5)),
     Answered(2, Times(((0.5, 0.25),), 1 << 20, (True,))),
 )

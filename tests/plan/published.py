@@ -96,14 +96,15 @@ def _job(
 
 def _llama(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int = 32000) -> ModelShape:
     return ModelShape(
-        "", "llama", "", layers, hidden, heads, kv_heads, hidden // heads, ffn, vocab, 32768
+        layers, hidden, heads, kv_heads, hidden // heads, ffn, vocab, name="", family="llama", origin="", max_seq=32768
     )  # fmt: skip
 
 
 def _bubble_gpt(layers: int, hidden: int, heads: int) -> ModelShape:
     return ModelShape(
-        "", "gpt2", "", layers, hidden, heads, heads, hidden // heads, 4 * hidden, 50304, 1024, gated=False, tied=True,
-        positions=1024, norm_bias=True, qkv_bias=True, out_bias=True, mlp_bias=True,
+        layers, hidden, heads, heads, hidden // heads, 4 * hidden, 50304, name="", family="gpt2", origin="",
+        max_seq=1024, gated=False, tied=True, positions=1024, norm_bias=True, qkv_bias=True, out_bias=True,
+        mlp_bias=True,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from gpudoctor.plan.activations import Kernels, kept_bytes  # noqa: E402
 from gpudoctor.plan.model_shape import ModelShape  # noqa: E402
-from gpudoctor.probes.plan_verification.run import LiveBytes  # noqa: E402
+from gpudoctor.probes.strategies.memory import LiveBytes  # noqa: E402
 from gpudoctor.probes.strategies.transformer import Norm, TransformerBlock  # noqa: E402
 from gpudoctor.probes.strategies.transformer_shape import TransformerShape  # noqa: E402
 
@@ -77,9 +77,7 @@ GROUPED = TransformerShape(4, 128, 8, 4, 16, 448, 1000)
 @pytest.mark.parametrize("model", [GPT, LLAMA, GROUPED], ids=["gpt", "llama", "grouped"])
 def test_a_layer_keeps_what_the_formula_says(model: TransformerShape) -> None:
     batch, seq = 2, 256
-    fields = ModelShape.__struct_fields__
-    dimensions = {name: value for name, value in msgspec.structs.asdict(model).items() if name in fields}
-    shape = ModelShape("", "", "", max_seq=seq, **dimensions)
+    shape = ModelShape(name="", family="", origin="", max_seq=seq, **msgspec.structs.asdict(model))
     half = model.head_dim // 2
     rotary = None if model.positions else (torch.ones(seq, 1, half), torch.zeros(seq, 1, half))
     with LiveBytes() as live:

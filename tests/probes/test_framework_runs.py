@@ -32,7 +32,7 @@ from gpudoctor.load.frameworks import PARTS, parts_wanted, with_parts, without_p
 from gpudoctor.load.measure import measure
 from gpudoctor.probes.frameworks import run as frameworks
 from gpudoctor.probes.frameworks.isolated import IsolatedProcess, IsolatedResult
-from gpudoctor.probes.frameworks.isolated_messages import Reference, TensorflowTask, Trained
+from gpudoctor.probes.frameworks.isolated_child import Reference, TensorflowTask, Trained
 from gpudoctor.probes.runner import launch
 from gpudoctor.probes.runner.plan import ProbePlan
 from tests.checks.one_check import env, gpu

@@ -16,7 +16,7 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.frameworks import run as frameworks
 from gpudoctor.probes.frameworks.isolated import IsolatedProcess, run_isolated
-from gpudoctor.probes.frameworks.isolated_messages import ViewTask
+from gpudoctor.probes.frameworks.isolated_child import ViewTask
 from gpudoctor.probes.frameworks.run import framework_views
 from tests.probes.fake_frameworks import install, jax, tensorflow, torch
 

@@ -29,8 +29,8 @@ from gpudoctor.probes.runner.launch import ProbePlan
 from gpudoctor.probes.runner.progress_board import ProgressBoard
 from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.fsdp import why_not_fsdp
+from gpudoctor.probes.strategies.memory import TrafficCounter
 from gpudoctor.probes.strategies.model import shape_for
-from gpudoctor.probes.strategies.traffic import TrafficCounter
 from tests.probes.conftest import measure
 
 # What fp32 rounds in ten steps was measured at 3e-7, what bf16 does at 1e-3: the checks allow ten times more and more.
@@ -251,9 +251,7 @@ RANKS = """
 
     def sound(rank, bench):
         model = bench.model()
-        bench.train(
-            Variant("sound"), lambda step: None, holds=lambda: (model.parameters(), None), weights=lambda: {}
-        )
+        bench.train(Variant("sound"), lambda step: None, model, None, weights=lambda: {})
 
     def leaving_one_behind(rank, bench):
         if rank.number == 1:

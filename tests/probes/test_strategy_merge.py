@@ -7,7 +7,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.plan import ProbePlan
 from gpudoctor.probes.runner.run_progress import RunProgress
-from gpudoctor.probes.strategies.merge import StrategySamples, merged_strategies
+from gpudoctor.probes.strategies.merge import merged_strategies
 
 MEMORY = StrategyMemory(1, 2, 3)
 SHARED = messages.StrategyShared(
@@ -21,15 +21,13 @@ def sample(rank: int, variant: str = "fsdp", **figures: float) -> messages.Strat
 
 
 def test_nothing_is_merged_before_the_strategies_have_begun() -> None:
-    assert merged_strategies(StrategySamples(), 2, "cpu") is None
+    assert merged_strategies([], 2, "cpu") is None
 
 
 def test_each_variant_has_its_ranks_in_order_and_the_largest_of_their_figures() -> None:
-    said = StrategySamples()
-    said.take(0, SHARED)
+    said: list[tuple[int, messages.ProbeSample]] = [(0, SHARED)]
     for rank, share in ((1, 0.4), (0, 0.3)):
-        said.take(rank, sample(rank, share=share))
-        said.take(rank, sample(rank, "fsdp-bf16"))
+        said += [(rank, sample(rank, share=share)), (rank, sample(rank, "fsdp-bf16"))]
     merged = merged_strategies(said, 2, "cuda")
     assert merged is not None
     assert (merged.device, merged.world_size, merged.steps) == ("cuda", 2, 10)
@@ -41,10 +39,8 @@ def test_each_variant_has_its_ranks_in_order_and_the_largest_of_their_figures() 
 def test_a_failed_attempt_counts_for_more_than_a_rank_that_lacks_it() -> None:
     lacking, failed = Missing("no such name", "unsupported"), Missing("rank 1: RuntimeError: odd", "failed")
     for first, second in ((lacking, failed), (failed, lacking)):
-        said = StrategySamples()
-        said.take(0, SHARED)
-        said.take(0, messages.StrategyLeftOut("fsdp", first))
-        said.take(1, messages.StrategyLeftOut("fsdp", second))
+        left_out = [(rank, messages.StrategyLeftOut("fsdp", why)) for rank, why in enumerate((first, second))]
+        said: list[tuple[int, messages.ProbeSample]] = [(0, SHARED), *left_out]
         merged = merged_strategies(said, 2, "cpu")
         assert merged is not None
         assert merged.not_run == {"fsdp": failed}

@@ -21,7 +21,7 @@ import msgspec
 from gpudoctor.cluster.check.messages import PROTOCOL, Challenge, Hello
 
 MAX_LINE_BYTES = 64 << 20  # a report with facts of 16 GPUs is 1 MB; more than this is no report
-GUEST_LINE_BYTES = 64 << 10  # who has not proved anything yet gets no more of the hub's memory than a Hello takes
+UNPROVED_LINE_BYTES = 64 << 10  # who has not proved anything yet gets no more of the hub's memory than a Hello takes
 _MAC_BYTES = 64  # in hexadecimal digits
 _T = TypeVar("_T")
 

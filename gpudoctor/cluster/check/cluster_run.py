@@ -11,22 +11,12 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.checks.core.registry import Level
+from gpudoctor.cluster.check import messages
 from gpudoctor.cluster.check.hub import Hub, MemberSilence
-from gpudoctor.cluster.check.messages import (
-    Answer,
-    Checked,
-    CheckOrder,
-    JoinGroup,
-    MemberFailure,
-    Open,
-    Ping,
-    Pong,
-    Ready,
-    Times,
-)
-from gpudoctor.cluster.check.pair_outliers import Pair, rounds_of, slow_pairs
+from gpudoctor.cluster.check.pair_outliers import slow_pairs
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.network_reach import Reach
+from gpudoctor.probes.collective.merge import Pair, rounds_of
 from gpudoctor.report.model import Report
 
 Backend = Literal["nccl", "gloo"]
@@ -137,10 +127,10 @@ class ClusterSession:
     def _check(self) -> None:
         limit_s = self.plan.check_limit_s
         self._begin(f"checking {len(self.nodes)} nodes, level {self.plan.level}")
-        answers = self._ask({place: CheckOrder(limit_s) for place in self.hub.present()}, limit_s + self.plan.slack_s)
-        for place, answer in sorted(answers.items()):
+        orders = {place: messages.CheckOrder(limit_s) for place in self.hub.present()}
+        for place, answer in sorted(self._ask(orders, limit_s + self.plan.slack_s).items()):
             node = self.nodes[place]
-            if not isinstance(answer, Checked):
+            if not isinstance(answer, messages.Checked):
                 node.no_report = _words(answer)
                 continue
             node.reach = msgspec.structs.replace(answer.reach, hostname=node.hostname)
@@ -163,9 +153,9 @@ class ClusterSession:
         for place in self.hub.present():
             for _ in range(_PINGS):
                 sent = time.time()
-                answer = self._ask({place: Ping()}, _PING_LIMIT_S)[place]
+                answer = self._ask({place: messages.Ping()}, _PING_LIMIT_S)[place]
                 came = time.time()
-                if not isinstance(answer, Pong):
+                if not isinstance(answer, messages.Pong):
                     break
                 node, error_s = self.nodes[place], max(0.0, (came - sent) / 2)
                 if node.error_s is None or error_s < node.error_s:
@@ -210,16 +200,16 @@ class ClusterSession:
     def _open(self, backend: Backend, present: Sequence[int]) -> list[int]:
         self._begin("starting the ranks of all nodes")
         limit_s = self.plan.open_limit_s
-        orders = {place: Open(backend, self.nodes[place].address, limit_s) for place in present}
+        orders = {place: messages.Open(backend, self.nodes[place].address, limit_s) for place in present}
         ready: list[int] = []
         for place, answer in sorted(self._ask(orders, limit_s + self.plan.slack_s).items()):
             node = self.nodes[place]
-            if isinstance(answer, Ready):
+            if isinstance(answer, messages.Ready):
                 ready.append(place)
                 node.ranks, node.interface = answer.ranks, answer.interface
                 self._ports[place] = answer.port
             else:
-                absent = isinstance(answer, MemberFailure) and answer.absent
+                absent = isinstance(answer, messages.MemberFailure) and answer.absent
                 node.left_out = Missing(_words(answer), "absent" if absent else "failed")
                 if absent:
                     self.not_run = self.not_run or Missing(f"{node.name}: {_words(answer)}")
@@ -270,13 +260,13 @@ class ClusterSession:
     def _meet(self, backend: Backend, groups: Iterable[tuple[int, ...]]) -> list[Group]:
         """Have these groups measure, all at the same time."""
         planned = [Group(places, trouble={}) for places in groups]
-        orders: dict[int, JoinGroup] = {}
+        orders: dict[int, messages.JoinGroup] = {}
         for group in planned:
             self._meetings += 1
             first = group.places[0]
             size = sum(self.nodes[place].ranks or 0 for place in group.places)
             for place in group.places:
-                orders[place] = JoinGroup(
+                orders[place] = messages.JoinGroup(
                     key=f"meeting-{self._meetings}",
                     first_rank=group.ranks,
                     size=size,
@@ -292,15 +282,15 @@ class ClusterSession:
             self._take(group, backend, answers)
         return planned
 
-    def _take(self, group: Group, backend: Backend, answers: Mapping[int, Answer | MemberSilence]) -> None:
-        times: list[Times] = []
+    def _take(self, group: Group, backend: Backend, answers: Mapping[int, messages.Answer | MemberSilence]) -> None:
+        times: list[messages.Times] = []
         for place in group.places:
             answer = answers[place]
-            if isinstance(answer, Times) and answer.seconds:
+            if isinstance(answer, messages.Times) and answer.seconds:
                 times.append(answer)
                 continue
             group.trouble[place] = _words(answer)
-            if isinstance(answer, MemberFailure) and answer.port is not None:
+            if isinstance(answer, messages.MemberFailure) and answer.port is not None:
                 self._ports[place] = answer.port
             else:
                 self._ports.pop(place, None)
@@ -316,8 +306,10 @@ class ClusterSession:
         group.time_s = min(per_operation) if backend == "gloo" else median(per_operation)
 
     def _ask(
-        self, orders: Mapping[int, CheckOrder | Ping | Open | JoinGroup], limit_s: float
-    ) -> dict[int, Answer | MemberSilence]:
+        self,
+        orders: Mapping[int, messages.Order],
+        limit_s: float,
+    ) -> dict[int, messages.Answer | MemberSilence]:
         answers = self.hub.ask(orders, limit_s)
         for node, member in zip(self.nodes, self.hub.members, strict=True):
             if member.lost is not None and node.lost is None:
@@ -343,7 +335,7 @@ def _missing(nodes: Sequence[NodeProgress], count: int | None, names: Sequence[s
     return tuple(names[n] if len(names) == count else f"node number {n}" for n in range(count) if n not in numbers)
 
 
-def _words(answer: Answer | MemberSilence) -> str:
-    if isinstance(answer, MemberSilence | MemberFailure):
+def _words(answer: messages.Answer | MemberSilence) -> str:
+    if isinstance(answer, MemberSilence | messages.MemberFailure):
         return answer.text
     return "gave an answer to another question"

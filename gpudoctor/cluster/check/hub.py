@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import re
 import resource
 import selectors
 import socket
@@ -14,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from gpudoctor.cluster.check.channel import (
-    GUEST_LINE_BYTES,
     MAX_LINE_BYTES,
+    UNPROVED_LINE_BYTES,
     Line,
     LineError,
     TamperedError,
@@ -25,6 +24,7 @@ from gpudoctor.cluster.check.channel import (
     notice_silence,
 )
 from gpudoctor.cluster.check.messages import Answer, Answered, Asked, Challenge, End, Hello, Order, Tampered, Welcome
+from gpudoctor.cluster.hostlist import natural
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
 
@@ -82,10 +82,10 @@ class Hub:
         self._token = token
         self._silence_s = silence_s
         self._proof_s = proof_s
-        self._door = _listening(ports, loopback_only)
-        self.port = int(self._door.getsockname()[1])
+        self._listener = _listening(ports, loopback_only)
+        self.port = int(self._listener.getsockname()[1])
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._door, selectors.EVENT_READ, None)
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._unproved: dict[Line, Unproved] = {}  # the oldest first
         self._asked = 0
 
@@ -105,7 +105,7 @@ class Hub:
         else:
             self.members.sort(key=lambda member: natural(member.hostname))
         _give_names(self.members)
-        self._close_door()
+        self._stop_listening()
 
     def ask(self, orders: Mapping[int, Order], limit_s: float) -> dict[int, Answer | MemberSilence]:
         """Give each of these members (by place in `members`) an order, and wait for all their answers."""
@@ -137,8 +137,8 @@ class Hub:
         return [place for place, member in enumerate(self.members) if member.lost is None]
 
     def close(self) -> None:
-        """Send all members home."""
-        self._close_door()
+        """End all members."""
+        self._stop_listening()
         for member in self.members:
             if member.lost is None:
                 self._send(member, Asked(0, End()))
@@ -182,7 +182,7 @@ class Hub:
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._door.accept()
+            connection, _ = self._listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE) and self._unproved:
                 self._hang_up_on(next(iter(self._unproved)))  # strangers hold all that this process may open
@@ -190,7 +190,7 @@ class Hub:
         if len(self._unproved) >= _UNPROVED_MAX:
             self._hang_up_on(next(iter(self._unproved)))  # a member of ours comes again, and proves itself at once
         connection.settimeout(self._silence_s)
-        line, nonce = Line(connection, GUEST_LINE_BYTES), new_secret()
+        line, nonce = Line(connection, UNPROVED_LINE_BYTES), new_secret()
         try:
             notice_silence(connection, self._silence_s)
             line.send(Challenge(nonce))
@@ -210,8 +210,8 @@ class Hub:
             nonce = self._unproved[line].nonce
             if not is_proved(self._token, nonce, hello) or self._is_taken(hello.index):
                 raise LineError("not one of ours")
-            # asked now: of one that is gone by the end of the gathering it cannot be told
-            address, reached = _peer(line.socket), _own_end(line.socket)
+            # asked now: of one that is gone by the end of the gathering nobody knows it
+            address, reached = _host(line.socket.getpeername()), _host(line.socket.getsockname())
             line.sign("hub", self._token, nonce, hello.nonce)
             line.send(Welcome(self._silence_s))
         except (OSError, LineError):
@@ -236,11 +236,11 @@ class Hub:
         self._selector.unregister(line.socket)
         line.socket.close()
 
-    def _close_door(self) -> None:
-        if self._door.fileno() < 0:
+    def _stop_listening(self) -> None:
+        if self._listener.fileno() < 0:
             return
-        self._selector.unregister(self._door)
-        self._door.close()
+        self._selector.unregister(self._listener)
+        self._listener.close()
         for line in list(self._unproved):
             self._hang_up_on(line)
         local = [member for member in self.members if member.address == member.reached]
@@ -250,12 +250,6 @@ class Hub:
             if member in local and reached:
                 # by whatever address it came (loopback, a bridge of containers), others reach it as they reach the hub
                 member.address = reached[0]
-
-
-def natural(name: str) -> tuple[object, ...]:
-    """A key that sorts node2 before node10."""
-    parts = re.split(r"([0-9]+)", name)
-    return tuple(int(part) if number % 2 else part for number, part in enumerate(parts))
 
 
 def _give_names(members: Sequence[HubMember]) -> None:
@@ -286,9 +280,5 @@ def _listening(ports: Sequence[int], loopback_only: bool) -> socket.socket:
     raise UserError(f"no port to meet the nodes on ({error}); tried {', '.join(map(str, ports))}")
 
 
-def _peer(connection: socket.socket) -> str:
-    return str(connection.getpeername()[0]).removeprefix("::ffff:")
-
-
-def _own_end(connection: socket.socket) -> str:
-    return str(connection.getsockname()[0]).removeprefix("::ffff:")
+def _host(address: tuple[object, ...]) -> str:
+    return str(address[0]).removeprefix("::ffff:")

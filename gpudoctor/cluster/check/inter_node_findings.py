@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpudoctor.checks.core.finding import (
     NODE,
@@ -20,8 +20,10 @@ from gpudoctor.checks.core.finding import (
     warn,
 )
 from gpudoctor.cluster.check.cluster_run import Backend, ClusterSession, Group
-from gpudoctor.cluster.check.pair_outliers import Pair, name_odd, slow_pairs, usual_rate
+from gpudoctor.cluster.check.pair_outliers import name_odd, slow_pairs, usual_rate
+from gpudoctor.cluster.check.report import node_subject
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.collective.merge import Pair
 from gpudoctor.units import rate_text
 
 # A pair below this share of what is usual is slow, and below the second one not fit. Both are gpudoctor's own choice:
@@ -44,8 +46,7 @@ def all_reduce_findings(exam: ClusterSession) -> Iterator[Finding]:
         if node.left_out is not None and node.lost is None and place not in group.places:
             yield unread(_of(exam, place), "took no part", node.left_out)
     if group.trouble:
-        words = "; ".join(f"{exam.nodes[place].name}: {text}" for place, text in group.trouble.items())
-        yield unknown(NODE, f"all_reduce over {len(group.places)} nodes gave no figure; {words}")
+        yield unknown(NODE, f"all_reduce over {len(group.places)} nodes gave no figure; {_trouble(exam, group)}")
         return
     if group.wrong:
         for place in group.wrong:
@@ -87,22 +88,13 @@ def pair_findings(exam: ClusterSession, floor_gb_s: float | None) -> Iterator[Fi
     for pair in (*slow, *below):
         if pair not in confirmed:
             yield unknown(_link(exam, pair), f"{rate_text(rates[pair])}, and there was no time to measure it once more")
-    yield from _slow(exam, rates, confirmed, floor_gb_s)
+    for subject, pairs in _odd_subjects(exam, rates, confirmed):
+        yield _slow(exam, subject, pairs, rates, floor_gb_s)
     if rates and not (slow or below or in_vain or wrong):
         yield _fine(rates, floor_gb_s, SLOW_SHARE[backend])
 
 
 def _slow(
-    exam: ClusterSession, rates: Mapping[Pair, float], slow: Sequence[Pair], floor_gb_s: float | None
-) -> Iterator[Finding]:
-    named = name_odd(rates, slow)
-    for place in named.nodes:
-        yield _told(exam, _of(exam, place), [pair for pair in slow if place in pair], rates, floor_gb_s)
-    for pair in named.links:
-        yield _told(exam, _link(exam, pair), [pair], rates, floor_gb_s)
-
-
-def _told(
     exam: ClusterSession, subject: Subject, pairs: Sequence[Pair], rates: Mapping[Pair, float], floor_gb_s: float | None
 ) -> Finding:
     assert exam.backend is not None
@@ -153,12 +145,20 @@ _GROUP_STEPS = (
 )
 
 
+def _odd_subjects(
+    exam: ClusterSession, measured: Iterable[Pair], odd: Sequence[Pair]
+) -> Iterator[tuple[Subject, list[Pair]]]:
+    """The nodes, then the links, that explain the odd ones of the pairs, each with its odd pairs."""
+    named = name_odd(measured, odd)
+    for place in named.nodes:
+        yield _of(exam, place), [pair for pair in odd if place in pair]
+    for pair in named.links:
+        yield _link(exam, pair), [pair]
+
+
 def _cut_off(exam: ClusterSession, there: Mapping[Pair, Group], in_vain: Sequence[Pair]) -> Iterator[Finding]:
     """Nodes and links that could not even form a group, while others could."""
-    named = name_odd(there, in_vain)
-    subjects = [(_of(exam, place), [p for p in in_vain if place in p]) for place in named.nodes]
-    subjects += [(_link(exam, pair), [pair]) for pair in named.links]
-    for subject, pairs in subjects:
+    for subject, pairs in _odd_subjects(exam, there, in_vain):
         what = "no other node could form a group with it" if subject.kind == "node" else "the two could form no group"
         yield fail(
             subject,
@@ -216,7 +216,7 @@ def _not_measured(exam: ClusterSession) -> Finding:
 
 
 def _of(exam: ClusterSession, place: int) -> Subject:
-    return Subject(kind="node", name=exam.nodes[place].name)
+    return node_subject(exam.nodes[place].name)
 
 
 def _link(exam: ClusterSession, pair: Pair) -> Subject:

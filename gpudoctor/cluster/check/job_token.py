@@ -7,21 +7,19 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, MutableMapping
-from pathlib import Path
 
 from gpudoctor.cluster.check.channel import new_secret
 from gpudoctor.cluster.check.placement import JobPlacement
 from gpudoctor.cluster.check.request import ClusterCheckRequest
 from gpudoctor.errors import UserError
-from gpudoctor.exits import printable, say
-from gpudoctor.http.address import is_loopback
+from gpudoctor.exits import printable
+from gpudoctor.http.address import TOKEN_BYTES_MAX, is_loopback, read_token
 from gpudoctor.process.pipes import write_all
 
 TOKEN_VARIABLE = "GPUDOCTOR_CLUSTER_TOKEN"
 # 64 bits where it is random: it can be tried out offline by who has seen one connection
 _LENGTH_MIN = 16
 _LENGTH_MAX = 1024  # all of it has to fit into a pipe that nobody reads yet
-_BYTES_MAX = 4096
 _ADVICE = "openssl rand -hex 16 makes one"
 
 
@@ -35,7 +33,7 @@ def given_token(request: ClusterCheckRequest, environ: MutableMapping[str, str])
     if request.token_fd is not None:
         return _checked(_from_pipe(request.token_fd), "the inherited pipe")
     if request.token_file is not None:
-        return _checked(_from_file(request.token_file), f"--token-file {request.token_file}")
+        return _checked(read_token(request.token_file, proves_us=True), f"--token-file {request.token_file}")
     return _checked(variable, TOKEN_VARIABLE) if variable else None
 
 
@@ -90,22 +88,6 @@ def _checked(token: str, where: str) -> str:
 def _from_pipe(fd: int) -> str:
     try:
         with os.fdopen(fd, "rb") as stream:
-            return stream.read(_BYTES_MAX).decode("ascii")
+            return stream.read(TOKEN_BYTES_MAX).decode("ascii")
     except (OSError, ValueError) as error:
         raise UserError(f"--token-fd {fd}: no token came ({getattr(error, 'strerror', None) or error})") from None
-
-
-def _from_file(file: Path) -> str:
-    try:
-        with file.open("rb") as stream:
-            status = os.fstat(stream.fileno())
-            text = stream.read(_BYTES_MAX).decode("ascii")
-    except OSError as error:
-        raise UserError(f"--token-file {file}: cannot be read: {error.strerror or error}") from None
-    except ValueError:
-        raise UserError(f"--token-file {file}: it is not text") from None
-    if status.st_mode & 0o022:
-        raise UserError(f"--token-file {file}: others may write to it, so it proves nothing: chmod 600 {file}")
-    if status.st_mode & 0o004:
-        say(f"--token-file {file}: every user of this machine can read it (chmod 600 keeps it)")
-    return text.strip()

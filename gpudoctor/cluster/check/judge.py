@@ -7,7 +7,7 @@ from shlex import quote
 from typing import Literal
 
 from gpudoctor.checks.core.causes import Fault
-from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Finding, Found, Subject, fail, ok, skip, unknown, warn
+from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.cluster.check.cluster_run import ClusterSession, Group, NodeProgress
 from gpudoctor.cluster.check.inter_node_findings import all_reduce_findings, pair_findings
 from gpudoctor.cluster.check.network_findings import network_findings
@@ -20,6 +20,7 @@ from gpudoctor.cluster.check.report import (
     Judged,
     NodeResult,
     judged,
+    node_subject,
     verdict_of,
 )
 from gpudoctor.exits import FAILED, OK, UNKNOWN
@@ -71,7 +72,7 @@ def _came(exam: ClusterSession, launcher_words: str | None) -> Iterator[Finding]
     evidence = (Evidence("launcher", launcher_words),) if launcher_words else ()
     for name in exam.missing:
         yield unknown(
-            _subject(name),
+            node_subject(name),
             f"did not come within {exam.plan.join_limit_s:g} s",
             *evidence,
             advice=(Advice("See whether it runs, and whether this host can be reached from it."),),
@@ -79,7 +80,7 @@ def _came(exam: ClusterSession, launcher_words: str | None) -> Iterator[Finding]
     for node in exam.nodes:
         if node.lost is not None:
             yield unknown(
-                _subject(node.name),
+                node_subject(node.name),
                 f"{node.lost}, during: {node.phase}",
                 Evidence("connection", f"{node.address}: {node.lost}"),
                 advice=(
@@ -95,7 +96,7 @@ def _came(exam: ClusterSession, launcher_words: str | None) -> Iterator[Finding]
     for (hostname, _), same in machines.items():
         if len(same) > 1:
             yield warn(
-                _subject(hostname),
+                node_subject(hostname),
                 f"{len(same)} of the nodes are one machine: {', '.join(node.name for node in same)}",
                 "one process of the check a machine",
                 likely="the launcher put several on it, or it plays several nodes: they share GPUs and links",
@@ -104,7 +105,7 @@ def _came(exam: ClusterSession, launcher_words: str | None) -> Iterator[Finding]
     apart = {name for name, _ in machines if sum(host == name for host, _ in machines) > 1}
     for name in sorted(apart):
         yield warn(
-            _subject(name),
+            node_subject(name),
             f"{names.count(name)} machines have this hostname",
             "a name of its own for each machine",
             likely="made of one image, and not named since",
@@ -116,7 +117,7 @@ def _came(exam: ClusterSession, launcher_words: str | None) -> Iterator[Finding]
 def _own_checks(nodes: Sequence[NodeProgress], files: Mapping[str, str]) -> Iterator[Finding]:
     passed = 0
     for node in nodes:
-        subject, report = _subject(node.name), node.report
+        subject, report = node_subject(node.name), node.report
         if report is None:
             if node.lost is None or node.no_report is not None:
                 yield unknown(subject, f"no report: {node.no_report or node.lost}")
@@ -201,7 +202,3 @@ def _reason(verdict: Verdict, checks: Sequence[Judged]) -> str:
             words.append(check.id.partition(".")[2] + (f" {','.join(dict.fromkeys(names))}" if names else ""))
     line = f"{words[0]} {'; '.join(words[1:])}".strip().replace('"', "").replace("'", "")
     return line if len(line) <= REASON_LENGTH else line[: REASON_LENGTH - 3] + "..."
-
-
-def _subject(name: str) -> Subject:
-    return Subject(kind="node", name=name)

@@ -17,6 +17,7 @@ from gpudoctor.cluster.check.request import ClusterCheckRequest, Launcher
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.command import run_command
+from gpudoctor.probes.runner.launch_engine import number_of
 
 _ASK_LIMIT_S = 10.0
 _TORCHRUN = (
@@ -96,7 +97,7 @@ def _slurm(request: ClusterCheckRequest, environment: Mapping[str, str]) -> Memb
     if inside:
         names = _hostnames(environment.get("SLURM_JOB_NODELIST", ""))
         if nodes is None or nodes == len(names):
-            nodes = len(names) or _told_by_slurm(environment)
+            nodes = len(names) or _slurm_nodes(environment)
         else:
             names = ()  # which of them srun takes is its own affair
     prefix = ["srun", "-N", str(nodes), "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--export=ALL", "--mpi=none"]
@@ -106,18 +107,21 @@ def _slurm(request: ClusterCheckRequest, environment: Mapping[str, str]) -> Memb
     return MemberLaunch("slurm", (*prefix, "--cpu-bind=none", *_own(request)), nodes, names)
 
 
-def _told_by_slurm(environment: Mapping[str, str]) -> int:
-    told = environment.get("SLURM_JOB_NUM_NODES", "")
-    if not told.isascii() or not told.isdecimal() or not int(told):
+def _slurm_nodes(environment: Mapping[str, str]) -> int:
+    count = environment.get("SLURM_JOB_NUM_NODES", "")
+    nodes = number_of(count)
+    if not nodes:
         raise UserError(
-            f"Slurm does not tell how many nodes this job has (SLURM_JOB_NUM_NODES={told!r}): give -N NODES"
+            f"Slurm does not tell how many nodes this job has (SLURM_JOB_NUM_NODES={count!r}): give -N NODES"
         )
-    return int(told)
+    return nodes
 
 
 def _hostnames(nodelist: str) -> tuple[str, ...]:
-    told = run_command(["scontrol", "show", "hostnames", nodelist], _ASK_LIMIT_S) if nodelist else Missing("", "absent")
-    return () if isinstance(told, Missing) or told.returncode else tuple(told.stdout.split())
+    if not nodelist:
+        return ()
+    done = run_command(["scontrol", "show", "hostnames", nodelist], _ASK_LIMIT_S)
+    return () if isinstance(done, Missing) or done.returncode else tuple(done.stdout.split())
 
 
 def _mpi(request: ClusterCheckRequest, environment: Mapping[str, str]) -> MemberLaunch:

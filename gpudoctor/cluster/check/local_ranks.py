@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 
 from gpudoctor.cluster.check.messages import JoinGroup, MemberFailure, Times
-from gpudoctor.probes.inter_node.messages import AllReduceTimes, Answer, InterNodeFailure, Opened, Rendezvous
+from gpudoctor.probes.inter_node.rank import AllReduceTimes, Answer, InterNodeFailure, Opened, RankGroup, Rendezvous
 from gpudoctor.process.die_with_parent import dependent_python
 from gpudoctor.process.ending import kill_all, signal_name
 from gpudoctor.process.pipes import DisturbedError, LineReader, pipe_with_child, ready, write_all
@@ -53,10 +53,10 @@ class LocalRanks:
 
     def meet(self, order: JoinGroup, open_limit_s: float) -> Times | MemberFailure:
         """Have all ranks join the group; where that fails they are started anew, and the answer has their new port."""
-        fields = {name: getattr(order, name) for name in Rendezvous.__struct_fields__ if name != "rank"}
+        group = {name: getattr(order, name) for name in RankGroup.__struct_fields__}
         try:
             for number, process in enumerate(self._processes):
-                meeting = Rendezvous(rank=order.first_rank + number, **fields)
+                meeting = Rendezvous(rank=order.first_rank + number, **group)
                 write_all(process.stdin, msgspec.json.encode(meeting) + b"\n")
         except OSError:
             pass  # it is dead: the end of its pipe says so below

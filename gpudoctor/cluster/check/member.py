@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from gpudoctor.cluster.check import messages
 from gpudoctor.cluster.check.channel import (
-    GUEST_LINE_BYTES,
     MAX_LINE_BYTES,
+    UNPROVED_LINE_BYTES,
     Line,
     LineError,
     TamperedError,
@@ -21,23 +22,6 @@ from gpudoctor.cluster.check.channel import (
     notice_silence,
 )
 from gpudoctor.cluster.check.local_ranks import LocalRanks
-from gpudoctor.cluster.check.messages import (
-    Answer,
-    Answered,
-    Asked,
-    Challenge,
-    Checked,
-    CheckOrder,
-    End,
-    JoinGroup,
-    MemberFailure,
-    Open,
-    Ping,
-    Pong,
-    Ready,
-    Tampered,
-    Welcome,
-)
 from gpudoctor.cluster.check.network_findings import interface_for_gloo
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import Missing
@@ -84,7 +68,7 @@ class Member:
             raise HubGoneError(error.strerror or str(error)) from None
         except TamperedError as error:
             with contextlib.suppress(OSError):
-                line.send(Answered(0, Tampered()))
+                line.send(messages.Answered(0, messages.Tampered()))
             raise HubGoneError(str(error)) from None
         except LineError as error:
             raise HubGoneError(f"it sent what is no order: {error}") from None
@@ -98,8 +82,8 @@ class Member:
         if lines is None:
             raise HubGoneError("it ended")
         for text in lines:
-            asked = decoded(text, Asked)
-            if isinstance(asked.order, End):
+            asked = decoded(text, messages.Asked)
+            if isinstance(asked.order, messages.End):
                 return False
             try:
                 answer = self._answer(asked, line.socket)
@@ -107,23 +91,23 @@ class Member:
                 if line.take() is None:
                     raise HubGoneError("it ended, or lost patience") from None
                 return False  # all that it says while this node is at work is End
-            line.send(Answered(asked.number, answer))
+            line.send(messages.Answered(asked.number, answer))
         return True
 
-    def _answer(self, asked: Asked, hub: socket.socket) -> Answer:
+    def _answer(self, asked: messages.Asked, hub: socket.socket) -> messages.Answer:
         order = asked.order
-        if isinstance(order, CheckOrder):
+        if isinstance(order, messages.CheckOrder):
             return self._check(order, hub)
-        if isinstance(order, Open):
+        if isinstance(order, messages.Open):
             return self._open(order, hub)
-        if isinstance(order, JoinGroup):
+        if isinstance(order, messages.JoinGroup):
             if self._ranks is None:
-                return MemberFailure("it was asked to measure before it was opened")
+                return messages.MemberFailure("it was asked to measure before it was opened")
             return self._ranks.meet(order, self._open_limit_s)
-        assert isinstance(order, Ping)
-        return Pong(time.time())
+        assert isinstance(order, messages.Ping)
+        return messages.Pong(time.time())
 
-    def _check(self, order: CheckOrder, hub: socket.socket) -> Checked:
+    def _check(self, order: messages.CheckOrder, hub: socket.socket) -> messages.Checked:
         reach = msgspec.structs.replace(read_here(), hostname=self._hostname)
         self._reach = reach
         environment = {name: value for name, value in os.environ.items() if name not in _ENGINE}
@@ -131,12 +115,14 @@ class Member:
         try:
             process = Child(command, stdout=PIPE, stderr=PIPE, env=environment)
         except OSError as error:
-            return Checked(reach, Missing(f"its check could not be started: {error.strerror or error}", "failed"))
+            return messages.Checked(
+                reach, Missing(f"its check could not be started: {error.strerror or error}", "failed")
+            )
         out, err = Bounded(MAX_LINE_BYTES), Bounded(MAX_LINE_BYTES)
         takers = {process.stdout: out.take, process.stderr: err.take}
         try:
             if not read_to_end(takers, time.monotonic() + order.limit_s, watched=hub.fileno()):
-                return Checked(reach, Missing(f"its check took longer than {order.limit_s:g} s", "failed"))
+                return messages.Checked(reach, Missing(f"its check took longer than {order.limit_s:g} s", "failed"))
         finally:
             process.close()
             process.end(_TERM_GRACE_S, group=False)  # a check ends its ranks on SIGTERM
@@ -144,21 +130,23 @@ class Member:
             self._report = msgspec.json.decode(out, type=Report)
         except msgspec.DecodeError:
             words = err.decode("utf-8", "replace").strip().splitlines() or [f"it ended with code {process.returncode}"]
-            return Checked(reach, Missing(f"its check gave no report: {words[-1][:300]}", "failed"))
-        return Checked(reach, out.decode("utf-8", "replace"))
+            return messages.Checked(reach, Missing(f"its check gave no report: {words[-1][:300]}", "failed"))
+        return messages.Checked(reach, out.decode("utf-8", "replace"))
 
-    def _open(self, order: Open, hub: socket.socket) -> Ready | MemberFailure:
+    def _open(self, order: messages.Open, hub: socket.socket) -> messages.Ready | messages.MemberFailure:
         uuids = [""] * self._cpu_ranks
         if order.backend == "nccl":
             launch = self._report.measurements.launch if self._report is not None else None
             uuids = [rank.uuid for rank in launch.ranks if rank.uuid] if launch and launch.backend == "nccl" else []
             if not uuids:
-                return MemberFailure("its own check put no load on its GPUs", absent=True)
+                return messages.MemberFailure("its own check put no load on its GPUs", absent=True)
         interface = interface_for_gloo(self._reach, order.address) if self._reach and order.backend == "gloo" else None
         self._open_limit_s = order.limit_s
         self._ranks = LocalRanks(order.backend, uuids, order.address, interface, hub)
         opened = self._ranks.open(order.limit_s)
-        return opened if isinstance(opened, MemberFailure) else Ready(len(uuids), opened.port, interface)
+        return (
+            opened if isinstance(opened, messages.MemberFailure) else messages.Ready(len(uuids), opened.port, interface)
+        )
 
     def _connect(self, meet: Sequence[tuple[str, int]], token: str, index: int | None, limit_s: float) -> Line:
         deadline = time.monotonic() + limit_s
@@ -177,12 +165,12 @@ class Member:
         connection = None
         try:
             connection = socket.create_connection(address, _TRY_S)
-            line = Line(connection, GUEST_LINE_BYTES)
-            challenge = decoded(line.one(_TRY_S), Challenge)
+            line = Line(connection, UNPROVED_LINE_BYTES)
+            challenge = decoded(line.one(_TRY_S), messages.Challenge)
             hello = hello_of(token, challenge, self._hostname, index)
             line.send(hello)
             line.sign("member", token, challenge.nonce, hello.nonce)
-            welcome = decoded(line.one(_TRY_S), Welcome)
+            welcome = decoded(line.one(_TRY_S), messages.Welcome)
             line.most_bytes = MAX_LINE_BYTES
             notice_silence(connection, welcome.silence_s)
             connection.settimeout(None)

@@ -10,6 +10,7 @@ import msgspec
 
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.network_reach import Reach
+from gpudoctor.probes.inter_node.rank import RankGroup
 
 PROTOCOL = "gpudoctor-cluster/2"
 DEFAULT_SILENCE_S = 15.0
@@ -55,17 +56,10 @@ class Open(msgspec.Struct, frozen=True, tag=True):
     limit_s: float
 
 
-class JoinGroup(msgspec.Struct, frozen=True, tag=True):
-    """Have your ranks, from number `first_rank` on, measure in a group (see probes/inter_node/messages.py)."""
+class JoinGroup(RankGroup, frozen=True, tag=True, kw_only=True):
+    """Have your ranks, from number `first_rank` on, measure in this group."""
 
-    key: str
     first_rank: int
-    size: int
-    host: str
-    port: int
-    size_bytes: int
-    box_s: float
-    limit_s: float
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
@@ -89,7 +83,7 @@ class Checked(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """`ranks` ranks wait; the node's store listens on `port`. `interface`: what gloo was told to use, if anything."""
+    """`ranks` ranks wait; the node's store listens on `port`. `interface`: what gloo is to use, if anything."""
 
     ranks: int
     port: int

@@ -11,7 +11,6 @@ from gpudoctor.checks.core.finding import (
     Expected,
     Finding,
     Found,
-    Subject,
     fail,
     ok,
     skip,
@@ -19,6 +18,7 @@ from gpudoctor.checks.core.finding import (
     warn,
 )
 from gpudoctor.cluster.check.cluster_run import Backend, NodeProgress
+from gpudoctor.cluster.check.report import node_subject
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.network_reach import Reach
 from gpudoctor.profiles.peers import majority
@@ -98,7 +98,7 @@ def _gloo(seen: Sequence[tuple[NodeProgress, Reach]], backend: Backend | None) -
         named = "GLOO_SOCKET_IFNAME" in reach.settings
         judge = fail if backend == "gloo" or named else warn
         yield judge(
-            _subject(node),
+            node_subject(node.name),
             Found(text),
             "an interface that the other nodes can reach: "
             + (f"one of {_names(reach)}" if named else "a hostname that resolves to the node's own address"),
@@ -129,7 +129,7 @@ def _nccl_interfaces(seen: Sequence[tuple[NodeProgress, Reach]]) -> Iterator[Fin
         names = [interface.name for interface in reach.interfaces]
         if not nccl_keeps(value, names):
             yield fail(
-                _subject(node),
+                node_subject(node.name),
                 Found(f"NCCL_SOCKET_IFNAME={value}, which fits no interface there"),
                 f"one of {_names(reach)}: a name that fits on every node",
                 Evidence("environment", f"NCCL_SOCKET_IFNAME={value}"),
@@ -166,21 +166,21 @@ def _unlike(
     command: str,
 ) -> Iterator[Finding]:
     """Nodes that are not as most are; where there is no majority, which of them are how."""
-    told = [(node, text) for node, reach in seen if (text := of(node, reach)) is not None]
-    values = [text for _, text in told]
+    read = [(node, text) for node, reach in seen if (text := of(node, reach)) is not None]
+    values = [text for _, text in read]
     if len(set(values)) < 2:
         return
     usual = majority(values)
     if usual is None:
-        groups = [f"{text} on {', '.join(n.name for n, t in told if t == text)}" for text in dict.fromkeys(values)]
-        yield warn(NODE, f"{what} differs: {'; '.join(groups)}", f"the same on all {len(told)} nodes", likely=likely)
+        groups = [f"{text} on {', '.join(n.name for n, t in read if t == text)}" for text in dict.fromkeys(values)]
+        yield warn(NODE, f"{what} differs: {'; '.join(groups)}", f"the same on all {len(read)} nodes", likely=likely)
         return
-    for node, text in told:
+    for node, text in read:
         if text != usual:
             yield warn(
-                _subject(node),
+                node_subject(node.name),
                 Found(f"{what}: {text}"),
-                Expected(f"{usual}, as on {values.count(usual)} of {len(told)} nodes", source="peers"),
+                Expected(f"{usual}, as on {values.count(usual)} of {len(read)} nodes", source="peers"),
                 likely=likely,
                 advice=(Advice("Look at it on that node and on another one.", command.replace("eth0", _device(node))),),
             )
@@ -204,36 +204,32 @@ def _rdma(_: NodeProgress, reach: Reach) -> str | None:
 
 def _clocks(nodes: Sequence[NodeProgress]) -> Iterator[Finding]:
     """Each node's clock against the middle of all: the hub's own may be the one that is wrong."""
-    told = sorted(node.offset_s for node in nodes if node.offset_s is not None)
-    if len(told) < 2:
+    offsets = sorted(node.offset_s for node in nodes if node.offset_s is not None)
+    if len(offsets) < 2:
         return
-    if len(told) == 2:
-        apart_s = told[1] - told[0] - sum(node.error_s or 0.0 for node in nodes)
+    if len(offsets) == 2:
+        apart_s = offsets[1] - offsets[0] - sum(node.error_s or 0.0 for node in nodes)
         if apart_s > CLOCK_WARN_S:
-            text = f"the clocks of the two nodes are {told[1] - told[0]:.1f} s apart"
+            text = f"the clocks of the two nodes are {offsets[1] - offsets[0]:.1f} s apart"
             yield warn(NODE, Found(text, apart_s, "s"), _CLOCKS, likely=_CLOCK_LIKELY, advice=_CLOCK_STEPS)
         return
-    middle = told[len(told) // 2]
+    middle = offsets[len(offsets) // 2]
     for node in nodes:
         if node.offset_s is None or node.error_s is None:
             if node.lost is None:
-                yield unknown(_subject(node), "its clock was not read")
+                yield unknown(node_subject(node.name), "its clock was not read")
             continue
         apart_s = abs(node.offset_s - middle) - node.error_s
         if apart_s > CLOCK_WARN_S:
             ahead = "ahead of" if node.offset_s > middle else "behind"
             yield warn(
-                _subject(node),
+                node_subject(node.name),
                 Found(f"its clock is {abs(node.offset_s - middle):.1f} s {ahead} the other nodes'", apart_s, "s"),
                 _CLOCKS,
                 Evidence("messages between hub and node", f"{node.offset_s:+.3f} s, right to {node.error_s:.3f} s"),
                 likely=_CLOCK_LIKELY,
                 advice=_CLOCK_STEPS,
             )
-
-
-def _subject(node: NodeProgress) -> Subject:
-    return Subject(kind="node", name=node.name)
 
 
 def _names(reach: Reach) -> str:

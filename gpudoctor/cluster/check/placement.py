@@ -11,13 +11,13 @@ import msgspec
 
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.sagemaker import sagemaker_hosts
+from gpudoctor.probes.runner.launch_engine import SLURM_SPECIAL_STEPS, number_of
 
 Engine = Literal["torchrun", "slurm", "mpi", "kubernetes", "environment", "sagemaker"]
 
 _PORTS = 8  # where one of them is another job's, the next one is tried
 # below the kernel's ephemeral ports (32768 and up), so that no outgoing connection holds one
 _FIRST_PORT, _PORT_SPAN = 20000, 12000
-_SLURM_SPECIAL_STEPS = 0xFFFF0000  # from here on the numbers mean batch, interactive, extern
 _FIRST_HOST = re.compile(r"([^,\[\]]+)(?:\[(\d+))?")
 
 
@@ -86,7 +86,7 @@ def _mpirun(environment: Mapping[str, str], _: int | None) -> JobPlacement | Non
 def _srun(environment: Mapping[str, str], _: int | None) -> JobPlacement | None:
     step, node = _number(environment, "SLURM_STEP_ID"), _number(environment, "SLURM_NODEID")
     local = _number(environment, "SLURM_LOCALID")
-    if step is None or step >= _SLURM_SPECIAL_STEPS or node is None or local is None:
+    if step is None or step >= SLURM_SPECIAL_STEPS or node is None or local is None:
         return None
     nodes = _number(environment, "SLURM_STEP_NUM_NODES") or 1
     job = f"slurm/{environment.get('SLURM_CLUSTER_NAME')}/{environment.get('SLURM_JOB_ID')}/{step}"
@@ -137,5 +137,4 @@ def first_host(nodelist: str) -> str | None:
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:
-    text = environment.get(name)
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= 10 else None
+    return number_of(environment.get(name))

@@ -28,7 +28,7 @@ def run_on_every_node(argv: Sequence[str], token_fd: int, nodes_wanted: int | No
     """
     with os.fdopen(token_fd) as stream:
         token = stream.read()
-    told = os.dup(1)
+    stdout = os.dup(1)
     os.dup2(2, 1)  # what Ray prints must not come before the line
     import logging
 
@@ -39,7 +39,7 @@ def run_on_every_node(argv: Sequence[str], token_fd: int, nodes_wanted: int | No
     ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), logging_level=logging.ERROR, log_to_driver=False)
     alive: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]
     nodes = ([node for node in alive if node["Resources"].get("GPU")] or alive)[:nodes_wanted]
-    write_all(told, json.dumps([node["NodeManagerHostname"] for node in nodes]).encode() + b"\n")
+    write_all(stdout, json.dumps([node["NodeManagerHostname"] for node in nodes]).encode() + b"\n")
     root = PACKAGE_ROOT
 
     def member(token: str) -> int:

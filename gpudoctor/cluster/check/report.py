@@ -7,11 +7,10 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.checks.core.causes import Fault
-from gpudoctor.checks.core.finding import Finding, Status, worst
+from gpudoctor.checks.core.finding import Finding, Status, Subject, worst
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.network_reach import Reach
-from gpudoctor.json_text import json_line
 from gpudoctor.report.model import Tool, Verdict
 
 SCHEMA: Literal["gpudoctor.cluster/1"] = "gpudoctor.cluster/1"
@@ -118,6 +117,11 @@ class ClusterReport(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
+def node_subject(name: str) -> Subject:
+    """The node of this name, as what a finding is about."""
+    return Subject(kind="node", name=name)
+
+
 def judged(id: str, findings: tuple[Finding, ...]) -> Judged:
     """The findings under their id."""
     return Judged(id, TITLES[id], worst(f.status for f in findings), findings)
@@ -130,8 +134,3 @@ def verdict_of(checks: tuple[Judged, ...]) -> Verdict:
         if status in statuses:
             return verdict  # type: ignore[return-value]
     return "pass" if Status.PASS in statuses else "unknown"
-
-
-def render_cluster_json(report: ClusterReport) -> str:
-    """One line of JSON, ending in a newline."""
-    return json_line(report)

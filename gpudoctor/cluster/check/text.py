@@ -98,8 +98,7 @@ def _figures(between: InterNodeResult, verbose: bool) -> Iterator[str]:
             f"all_reduce of {mib_text(everyone.size_bytes)} over {everyone.ranks} ranks on "
             f"{len(everyone.nodes)} nodes: {rate_text(everyone.busbw_gb_s)} bus bandwidth"
         )
-    told = [pair for pair in between.pairs if pair.busbw_gb_s is not None]
-    rates = [pair.busbw_gb_s for pair in told if pair.busbw_gb_s is not None]
+    rates = [pair.busbw_gb_s for pair in between.pairs if pair.busbw_gb_s is not None]
     if len(rates) == between.pairs_planned == 1:
         yield f"the pair of nodes: {rate_text(rates[0])}"
     elif rates:

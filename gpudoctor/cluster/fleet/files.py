@@ -80,11 +80,7 @@ def stdin_documents(stdin: BinaryIO | None) -> Iterator[Document]:
     """What comes on stdin, each document when its line is there."""
     if stdin is None:
         raise UserError("-: there is no stdin to read reports from")
-    peek = getattr(stdin, "peek", None)  # only what is buffered has it, and stdin is
-    if peek is not None and peek(len(_GZIP)).startswith(_GZIP):
-        yield from _unpacked(stdin, "stdin", None, None)
-    else:
-        yield from _split(stdin, "stdin", None, None)
+    yield from _documents(stdin, "stdin", None, None)
 
 
 def _walk(folder: str, found: FoundFiles) -> Iterator[str | Document]:
@@ -131,7 +127,7 @@ def documents_of(file: Listed) -> Iterator[Document]:
                 yield Document(place, stem, trouble="not a regular file; - reads stdin")
                 return
             if info.st_size > _READ_AT_ONCE:
-                yield from _of_large(io.BufferedReader(opened), place, stem, info.st_mtime)
+                yield from _documents(io.BufferedReader(opened), place, stem, info.st_mtime)
                 return
             data = opened.read(_READ_AT_ONCE + 1) or b""
     except OSError as error:
@@ -152,14 +148,11 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _of_large(file: BinaryIO, path: str, stem: str, modified: float) -> Iterator[Document]:
-    """Many reports in one file: never all of them at once."""
-    head = file.read(len(_GZIP))
-    file.seek(0)
-    if head == _GZIP:
-        yield from _unpacked(file, path, stem, modified)
-    else:
-        yield from _split(file, path, stem, modified)
+def _documents(stream: BinaryIO, place: str, stem: str | None, modified: float | None) -> Iterator[Document]:
+    """Those of a stream that may be packed: never all of them at once."""
+    peek = getattr(stream, "peek", None)  # only what is buffered has it, and stdin is
+    packed = peek is not None and peek(len(_GZIP)).startswith(_GZIP)
+    yield from (_unpacked if packed else _split)(stream, place, stem, modified)
 
 
 def _unpacked(file: BinaryIO, path: str, stem: str | None, modified: float | None) -> Iterator[Document]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from xml.etree.ElementTree import Element
 
 from gpudoctor.checks.core.finding import Status
@@ -11,11 +10,8 @@ from gpudoctor.cluster.fleet.judge import outlier_words
 from gpudoctor.cluster.fleet.model import WORST_FIRST, FigureRow, Fleet, FleetReading, NodeRow, Outlier
 from gpudoctor.cluster.fleet.reading import Refused
 from gpudoctor.cluster.hostlist import hostlist
-from gpudoctor.report import html
-from gpudoctor.report.html.elements import Child, append, banner, chip, document, element, section, table, tally
+from gpudoctor.report.html.elements import Child, append, banner, chip, element, page, section, table, tally
 
-# nothing is loaded, nothing runs, nothing is sent: a browser holds to it whatever stands in the page
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 # a page of ten thousand nodes must still open; --json has all of them
 MOST_ROWS = 1000
 _STRIP_WIDTH, _STRIP_HEIGHT = 220, 18
@@ -34,23 +30,9 @@ _CSS = """
 
 def render_fleet_html(fleet: Fleet) -> str:
     """One page: no script, nothing loaded from anywhere; the same fleet gives the same bytes."""
-    return document(element("html", _head(fleet), element("body", *_body(fleet)), lang="en"))
-
-
-def _head(fleet: Fleet) -> Element:
-    style = element("style")
-    style.text = "\n" + (Path(html.__file__).parent / "page.css").read_text(encoding="utf-8") + _CSS
     simulated = " (SIMULATED)" if fleet.simulated else ""
-    return element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("meta", name="referrer", content="no-referrer"),
-        element("title", f"{fleet.verdict.upper()}{simulated} {fleet.counts.nodes} nodes: gpudoctor fleet"),
-        style,
-    )
+    title = f"{fleet.verdict.upper()}{simulated} {fleet.counts.nodes} nodes: gpudoctor fleet"
+    return page(title, *_body(fleet), css=_CSS)
 
 
 def _body(fleet: Fleet) -> Iterator[Child]:
@@ -77,29 +59,16 @@ def _header(fleet: Fleet) -> Iterator[Child]:
     counts = fleet.counts
     yield element("p", f"gpudoctor {fleet.version} fleet", class_="kicker")
     yield element("h1", f"{counts.nodes} node{'' if counts.nodes == 1 else 's'}")
-    words = {
-        "fail": f"{counts.fail} not fit to train on",
-        "unknown": "none fails, but not all are known: what got no answer is not a pass",
-        "warn": "no node fails; look at the warnings",
-        "pass": "nothing wrong in what the reports looked at",
-    }
-    yield element("p", element("strong", fleet.verdict.upper(), class_="word"), f" {words[fleet.verdict]}")
+    words = fleet.verdict_words or f"{counts.fail} not fit to train on"
+    yield element("p", element("strong", fleet.verdict.upper(), class_="word"), f" {words}")
     if fleet.first_at and fleet.last_at:
         yield element("p", f"checked between {fleet.first_at} and {fleet.last_at}", class_="node")
-    tiles = (
-        ("fail", "fail", counts.fail),
-        ("unknown", "unknown", counts.unknown),
-        ("unknown", "unread", counts.unread),
-        ("warn", "warn", counts.warn),
-        ("pass", "pass", counts.passed),
-    )
-    yield tally(tiles)
+    yield tally(("unknown" if word == "unread" else word, word, number) for word, number in counts.worst_first)
 
 
 def _banners(fleet: Fleet) -> Iterator[Element]:
-    if fleet.simulated:
-        which = "all nodes are" if fleet.simulated == len(fleet.nodes) else f"{fleet.simulated} nodes are"
-        yield banner("SIMULATED", f"{which} made up, no verdict on real machines", "loud")
+    if fleet.simulated_words:
+        yield banner("SIMULATED", fleet.simulated_words, "loud")
     if fleet.reading.interrupted:
         yield banner("INTERRUPTED", f"by {fleet.reading.interrupted}: what was read until then", "loud")
     for note in fleet.notes:
@@ -137,10 +106,8 @@ def _nodes(title: str, fleet: Fleet, verdicts: Sequence[str], *, folded: bool = 
 
 
 def _node(row: NodeRow, fleet: Fleet) -> tuple[Child, ...]:
-    marks = (["SIMULATED"] if row.simulated and fleet.simulated < len(fleet.nodes) else []) + (
-        ["INJECTED"] if row.injected else []
-    )
-    name = element("span", element("b", row.name), f" {', '.join(marks)}" if marks else None)
+    marks = fleet.marks_of(row)
+    name = element("span", element("b", row.name), f" {marks}" if marks else None)
     faults = [f"{fault.check}: {fault.headline}" for fault in row.faults]
     why: Child = row.reason
     if faults and row.verdict == "fail":
@@ -150,9 +117,7 @@ def _node(row: NodeRow, fleet: Fleet) -> tuple[Child, ...]:
 
 def _outliers(fleet: Fleet) -> Element | None:
     """A row for each node with its worst figure; the others folded under it."""
-    by_node: dict[str, list[Outlier]] = {}
-    for outlier in fleet.outliers:
-        by_node.setdefault(outlier.node, []).append(outlier)
+    by_node = fleet.outliers_by_node
     if not by_node:
         return None
     rows = [_outlier(found) for found in list(by_node.values())[:MOST_ROWS]]
@@ -261,16 +226,7 @@ def _strip(row: FigureRow, outliers: Sequence[float]) -> Element:
 
 
 def _not_read(fleet: Fleet) -> Element | None:
-    readings = (fleet.reading, *([fleet.against] if fleet.against else []))
-    parts = [
-        part
-        for reading in readings
-        for part in (
-            _refused("cannot be read", reading.broken),
-            _refused("no report", reading.foreign),
-            _refused("the same report again", reading.duplicates),
-        )
-    ]
+    parts = [_refused(what, refused) for reading in fleet.read for what, refused in reading.refused]
     return section("Not read", *parts, id_="unread")
 
 

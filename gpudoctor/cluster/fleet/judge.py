@@ -19,14 +19,13 @@ from gpudoctor.cluster.fleet.model import (
     Fleet,
     FleetReading,
     NodeCounts,
-    NodeFault,
     NodeRow,
     Outlier,
     drifts,
 )
 from gpudoctor.cluster.fleet.nodes import CLOCK_TOLERANCE_S, FleetNode, nodes_of
 from gpudoctor.cluster.fleet.reading import Gathered
-from gpudoctor.cluster.fleet.records import NO_GPU
+from gpudoctor.cluster.fleet.records import NO_GPU, NodeFault
 from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.cluster.fleet.spreads import by_kind, compare
 from gpudoctor.cluster.fleet.trends import trends
@@ -125,7 +124,7 @@ def _job_notes(gathered: Gathered, jobs: Sequence[NodeJobs]) -> Iterator[str]:
 def _row(node: FleetNode, outliers: list[Outlier]) -> NodeRow:
     newest = node.newest
     verdict, reason = newest.verdict, newest.reason
-    faults = [NodeFault(fault.check, fault.headline) for fault in newest.faults]
+    faults = list(newest.faults)
     if node.standing and verdict != "fail":
         verdict, reason = "unknown", f"UNKNOWN {_standing_words(node)}"
     slow = [outlier for outlier in outliers if outlier.status == "fail"]

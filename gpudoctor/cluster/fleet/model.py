@@ -9,6 +9,7 @@ import msgspec
 
 from gpudoctor.cluster.fleet.jobs import NodeJobs
 from gpudoctor.cluster.fleet.reading import Refused
+from gpudoctor.cluster.fleet.records import NodeFault
 from gpudoctor.cluster.fleet.shapes import Verdict
 from gpudoctor.cluster.hostlist import is_host_name
 
@@ -68,11 +69,6 @@ OUTLIER = "fleet.outlier"
 WORST_FIRST: tuple[Verdict, ...] = ("fail", "unknown", "warn", "pass")
 
 
-class NodeFault(msgspec.Struct, frozen=True):
-    check: str
-    headline: str
-
-
 class NodeRow(msgspec.Struct, frozen=True):
     """One node. `verdict` is that of its newest report, or worse by comparison with the fleet.
 
@@ -106,6 +102,17 @@ class NodeCounts(msgspec.Struct, frozen=True):
     fail: int = 0
     unknown: int = 0
     unread: int = 0
+
+    @property
+    def worst_first(self) -> tuple[tuple[str, int], ...]:
+        """Each count with its word."""
+        return (
+            ("fail", self.fail),
+            ("unknown", self.unknown),
+            ("unread", self.unread),
+            ("warn", self.warn),
+            ("pass", self.passed),
+        )
 
 
 class FaultKind(msgspec.Struct, frozen=True):
@@ -176,6 +183,15 @@ class FleetReading(msgspec.Struct, frozen=True):
     duplicates: tuple[Refused, ...] = ()
     interrupted: str | None = None
 
+    @property
+    def refused(self) -> tuple[tuple[str, tuple[Refused, ...]], ...]:
+        """What does not count, by why, in words."""
+        return (
+            ("cannot be read", self.broken),
+            ("no report", self.foreign),
+            ("the same report again", self.duplicates),
+        )
+
 
 class Fleet(msgspec.Struct, frozen=True):
     """The whole. `notes` are said to the reader; `error` is set where nothing could be read (exit 2)."""
@@ -199,6 +215,41 @@ class Fleet(msgspec.Struct, frozen=True):
     trends: tuple[Trend, ...] = ()
     notes: tuple[str, ...] = ()
     error: str | None = None
+
+    @property
+    def verdict_words(self) -> str | None:
+        """What the verdict means; None for fail, which the number of nodes says."""
+        return {
+            "unknown": "none fails, but not all are known: what got no answer is not a pass",
+            "warn": "no node fails; look at the warnings",
+            "pass": "nothing wrong in what the reports looked at",
+        }.get(self.verdict)
+
+    @property
+    def simulated_words(self) -> str | None:
+        """Which nodes are made up, if any."""
+        if not self.simulated:
+            return None
+        which = "all nodes are" if self.simulated == len(self.nodes) else f"{self.simulated} nodes are"
+        return f"{which} made up, no verdict on real machines"
+
+    @property
+    def read(self) -> tuple[FleetReading, ...]:
+        """What was read: of this set, and of the older one."""
+        return (self.reading,) if self.against is None else (self.reading, self.against)
+
+    @property
+    def outliers_by_node(self) -> dict[str, list[Outlier]]:
+        """The outliers by the name of the node, in the same order."""
+        by_node: dict[str, list[Outlier]] = {}
+        for outlier in self.outliers:
+            by_node.setdefault(outlier.node, []).append(outlier)
+        return by_node
+
+    def marks_of(self, row: NodeRow) -> str:
+        """What must not be overlooked about a node; if all are simulated, the head says so."""
+        simulated = ["SIMULATED"] if row.simulated and self.simulated < len(self.nodes) else []
+        return ", ".join([*simulated, *(["INJECTED"] if row.injected else [])])
 
 
 def good_names(fleet: Fleet) -> list[str]:

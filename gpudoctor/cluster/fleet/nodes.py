@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from gpudoctor.cluster.fleet.records import RecordedFault, ReportRecord, judged_of
+from gpudoctor.cluster.fleet.records import NodeFault, ReportRecord, judged_of
+from gpudoctor.cluster.hostlist import natural
 
 CLOCK_TOLERANCE_S = 60.0
-_DIGITS = re.compile(r"([0-9]+)")
 
 
 class OpenFault(msgspec.Struct, frozen=True):
@@ -20,7 +19,7 @@ class OpenFault(msgspec.Struct, frozen=True):
     as on two machines of one name, one of which shows no GPU.
     """
 
-    fault: RecordedFault
+    fault: NodeFault
     record: ReportRecord
     unsure: bool = False
 
@@ -53,12 +52,6 @@ def nodes_of(records: Iterable[ReportRecord], now_s: float) -> list[FleetNode]:
     for (name, _), group in by_name.items():
         nodes += [FleetNode(name, name, (group[0],))] if len(group) == 1 else _apart(name, group, now_s)
     return sorted(nodes, key=lambda node: natural(node.name))
-
-
-def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """A key that puts node2 before node10."""
-    words = _DIGITS.split(name)
-    return tuple((1, int(word[:18]), word) if word.isdecimal() else (0, 0, word) for word in words)
 
 
 def _apart(name: str, records: list[ReportRecord], now_s: float) -> list[FleetNode]:

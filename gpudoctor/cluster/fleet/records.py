@@ -36,7 +36,7 @@ class ForeignError(Exception):
     """The document is no report at all, and no node is missed with it."""
 
 
-class RecordedFault(msgspec.Struct, frozen=True):
+class NodeFault(msgspec.Struct, frozen=True):
     """A fault of one node: the check that found it, and what it found, in one line."""
 
     check: str
@@ -66,7 +66,7 @@ class ReportRecord(msgspec.Struct, frozen=True, gc=False):
     simulated: bool
     injected: tuple[str, ...]
     boards: tuple[tuple[str, str], ...]
-    faults: tuple[RecordedFault, ...]
+    faults: tuple[NodeFault, ...]
     judged: frozenset[str] | None
     unknown: tuple[str, ...]
     warned: tuple[str, ...]
@@ -109,7 +109,7 @@ class Recorder:
             simulated=report.simulated,
             injected=injected,
             boards=tuple((gpu.bus_id, gpu.uuid) for gpu in report.gpus if gpu.uuid),
-            faults=tuple(RecordedFault(fault.check, fault.headline[:300]) for fault in report.faults),
+            faults=tuple(NodeFault(fault.check, fault.headline[:300]) for fault in report.faults),
             judged=self._once(_judged(report)) if report.checks else None,
             unknown=self._once(_unexplained(report, "unknown")),
             warned=self._once(_unexplained(report, "warn")),

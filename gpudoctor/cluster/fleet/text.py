@@ -11,7 +11,7 @@ from rich.text import Text
 
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.cluster.fleet.judge import outlier_words
-from gpudoctor.cluster.fleet.model import OUTLIER, WORST_FIRST, FigureRow, Fleet, FleetReading, NodeRow, Outlier
+from gpudoctor.cluster.fleet.model import OUTLIER, WORST_FIRST, FigureRow, Fleet, FleetReading, NodeRow
 from gpudoctor.cluster.fleet.reading import Refused
 from gpudoctor.cluster.hostlist import hostlist
 from gpudoctor.cluster.text_rows import TextRows
@@ -49,9 +49,8 @@ def _parts(fleet: Fleet, verbose: bool) -> Iterator[RenderableType]:
 
 
 def _head(fleet: Fleet) -> Iterator[Text]:
-    if fleet.simulated:
-        which = "all nodes are" if fleet.simulated == len(fleet.nodes) else f"{fleet.simulated} nodes are"
-        yield plain(f"SIMULATED: {which} made up, no verdict on real machines", "bold yellow")
+    if fleet.simulated_words:
+        yield plain(f"SIMULATED: {fleet.simulated_words}", "bold yellow")
     if fleet.reading.interrupted:
         yield plain(f"INTERRUPTED by {fleet.reading.interrupted}: what was read until then", "bold yellow")
     nodes, reports = fleet.counts.nodes, fleet.reading.reports
@@ -101,17 +100,12 @@ def _what(row: NodeRow) -> Text:
 
 
 def _called(row: NodeRow, fleet: Fleet) -> str:
-    """Its name, with what must not be overlooked; where all are simulated, the head says so."""
-    marks = (["SIMULATED"] if row.simulated and fleet.simulated < len(fleet.nodes) else []) + (
-        ["INJECTED"] if row.injected else []
-    )
-    return f"{row.name} ({', '.join(marks)})" if marks else row.name
+    marks = fleet.marks_of(row)
+    return f"{row.name} ({marks})" if marks else row.name
 
 
 def _outliers(fleet: Fleet, most: int) -> Iterator[RenderableType]:
-    by_node: dict[str, list[Outlier]] = {}
-    for outlier in fleet.outliers:
-        by_node.setdefault(outlier.node, []).append(outlier)
+    by_node = fleet.outliers_by_node
     table = TextRows(2)
     ordered = sorted(by_node.items(), key=lambda item: item[1][0].status)
     for name, found in ordered[:most]:
@@ -181,10 +175,9 @@ def _not_compared(fleet: Fleet) -> Iterator[str]:
 
 def _not_read(fleet: Fleet, most: int) -> Iterator[RenderableType]:
     shown = most if most > MOST_ROWS else MOST_TROUBLES
-    for reading in (fleet.reading, *([fleet.against] if fleet.against else [])):
-        yield from _refused("cannot be read", reading.broken, shown)
-        yield from _refused("no report", reading.foreign, shown)
-        yield from _refused("the same report again", reading.duplicates, shown)
+    for reading in fleet.read:
+        for what, refused in reading.refused:
+            yield from _refused(what, refused, shown)
         yield from _counted(reading)
 
 
@@ -209,26 +202,10 @@ def _counted(reading: FleetReading) -> Iterator[RenderableType]:
 
 
 def _tail(fleet: Fleet) -> Iterator[Text]:
-    counts = fleet.counts
-    tally = ", ".join(
-        f"{number} {word}"
-        for number, word in (
-            (counts.fail, "fail"),
-            (counts.unknown, "unknown"),
-            (counts.unread, "unread"),
-            (counts.warn, "warn"),
-            (counts.passed, "pass"),
-        )
-        if number
-    )
-    words = {
-        "fail": f"{_count(counts.fail, 'node')} not fit to train on",
-        "unknown": "none fails, but not all are known: what got no answer is not a pass",
-        "warn": "no node fails; look at the warnings",
-        "pass": "nothing wrong in what the reports looked at",
-    }
+    tally = ", ".join(f"{number} {word}" for word, number in fleet.counts.worst_first if number)
+    words = fleet.verdict_words or f"{_count(fleet.counts.fail, 'node')} not fit to train on"
     status = Status(fleet.verdict)
-    yield Text.assemble(status_word(status), "  ", plain(f"{words[fleet.verdict]}  ({tally})", STYLES[status]))
+    yield Text.assemble(status_word(status), "  ", plain(f"{words}  ({tally})", STYLES[status]))
     if fleet.counts.fail:
         named = next((kind.check for kind in fleet.faults if kind.status == "fail" and kind.check != OUTLIER), None)
         sources = " ".join(quote(source) if source != "-" else "REPORTS" for source in fleet.reading.sources)

@@ -25,7 +25,6 @@ from gpudoctor.plan.verification.reduced_size import CPU_SIZE, GPU_SIZE, least_r
 from gpudoctor.probes.plan_verification.messages import VerificationOrder
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.messages import AnyMessage, UnusableTorch, VerificationSample
-from gpudoctor.probes.strategies.transformer_shape import TransformerShape
 from gpudoctor.profiles.profile import NO_PROFILE
 from gpudoctor.units import MIB
 
@@ -54,7 +53,7 @@ def devices_of(node: Node, request: PlanRequest) -> Devices:
 
 
 def verify_plan(job: PlanJob, split: RankSplit, devices: Devices) -> PlanVerification:
-    """Try a plan's job and split, made smaller, on these devices. Raise UserError for what no rank can be told."""
+    """Try a plan's job and split, made smaller, on these devices. Raise UserError for what no rank can run."""
     on_gpu = devices.backend == "nccl"
     ranks = devices.ranks or least_ranks(split, CPU_RANKS)
     small_split = reduced_split(split, ranks, job.shape.layers)
@@ -138,34 +137,14 @@ def compared(
 
 
 def order_of(job: PlanJob, split: RankSplit) -> VerificationOrder:
-    """The same as the ranks are told it."""
-    shape = job.shape
-    model = TransformerShape(
-        layers=shape.layers,
-        hidden=shape.hidden,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        ffn=shape.ffn,
-        vocab=shape.vocab,
-        positions=shape.positions,
-        gated=shape.gated,
-        tied=shape.tied,
-        norm_bias=shape.norm_bias,
-        qkv_bias=shape.qkv_bias,
-        out_bias=shape.out_bias,
-        mlp_bias=shape.mlp_bias,
-        head_bias=shape.head_bias,
-        more_norms=shape.norms > 2,
-        qk_norm=shape.qk_norm,
-    )
+    """The job and its split as the ranks receive them."""
     assert job.optimizer in ("adamw", "momentum", "sgd")
     return VerificationOrder(
-        model=model,
+        model=job.shape,
         data=split.data,
         tensor=split.tensor,
         pipeline=split.pipeline,
-        layers_of_stages=layers_of_stages(shape.layers, split.pipeline),
+        layers_of_stages=layers_of_stages(job.shape.layers, split.pipeline),
         sharded=split.sharding == "parameters",
         offload=split.offload,
         precision=job.precision,

@@ -1,4 +1,4 @@
-"""The ranks' samples of the collectives, put together: pure functions, without torch."""
+"""Which ranks exchange data with which, and the samples of the collectives put together: no torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,29 @@ from collections.abc import Mapping, Sequence
 from gpudoctor.facts.model.measurements import Collective, PairBandwidth
 from gpudoctor.probes.runner.merge import median_deviation
 from gpudoctor.probes.runner.messages import CollectiveSample, PairSample
+
+Pair = tuple[int, int]
+
+
+def rounds_of(count: int) -> list[list[Pair]]:
+    """Every two of `count` ranks or nodes once, in rounds in which nobody is twice: a round-robin tournament.
+
+    Circle method: count - 1 rounds of count / 2 pairs; with an odd count as many rounds, in each of which another one
+    pauses. Pairs one after the other: whenever time is up, each rank had as many as the others, or one less.
+
+    >>> rounds_of(4)
+    [[(0, 3), (1, 2)], [(0, 2), (1, 3)], [(0, 1), (2, 3)]]
+    >>> rounds_of(3)
+    [[(1, 2)], [(0, 2)], [(0, 1)]]
+    """
+    places = list(range(count + count % 2))
+    half = len(places) // 2
+    rounds: list[list[Pair]] = []
+    for _ in range(len(places) - 1):
+        facing = zip(places[:half], reversed(places[half:]), strict=True)
+        rounds.append([(min(pair), max(pair)) for pair in facing if max(pair) < count])
+        places = [places[0], places[-1], *places[1:-1]]
+    return rounds
 
 
 def busbw_factor(op: str, world_size: int) -> float:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from itertools import chain
 
 import msgspec
 import torch
 import torch.distributed as dist
 
+from gpudoctor.probes.collective.merge import Pair, rounds_of
 from gpudoctor.probes.collective.operations import (
     FLOAT_BYTES,
     AllGather,
@@ -19,8 +21,7 @@ from gpudoctor.probes.collective.operations import (
     ReduceScatter,
     SendRecv,
 )
-from gpudoctor.probes.collective.pairs import run_pairs
-from gpudoctor.probes.runner.messages import CollectiveSample, NotOffered
+from gpudoctor.probes.runner.messages import CollectiveSample, NotOffered, PairSample
 from gpudoctor.probes.runner.plan import FULL_LEVELS
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.units import GIB, MIB, size_text
@@ -50,7 +51,23 @@ _CPU_OTHER = Sweep((_SMALL, MIB, 16 * MIB), size_s=0.05, batch_s=0.01, box_s=1.0
 _GPU_SUM = Sweep((_SMALL, 8 * MIB, 64 * MIB, 256 * MIB), size_s=1.2, batch_s=0.05, box_s=10.0)
 _GPU_SUM_FULL = Sweep((*_GPU_SUM.sizes, GIB), size_s=1.2, batch_s=0.05, box_s=15.0)
 _GPU_OTHER = Sweep((_SMALL, 64 * MIB, 256 * MIB), size_s=0.4, batch_s=0.05, box_s=3.0)
-_CPU_PAIR_BYTES, _GPU_PAIR_BYTES = 1 * MIB, 64 * MIB
+
+
+class _PairSweep(msgspec.Struct, frozen=True):
+    """How every two ranks are measured; after `box_s` no pair is begun.
+
+    `passes` over all pairs: what disturbed one pass does not disturb the other, and the better one counts.
+    """
+
+    size_bytes: int
+    passes: int
+    batch_s: float
+    box_s: float
+
+
+_CPU_PAIRS = _PairSweep(MIB, passes=1, batch_s=0.005, box_s=1.5)
+_GPU_PAIRS = _PairSweep(64 * MIB, passes=2, batch_s=0.02, box_s=10.0)
+_PAIR_BATCHES = 3
 
 
 class Contributions(msgspec.Struct, frozen=True):
@@ -92,7 +109,7 @@ def _run_others(rank: Rank, largest: int) -> None:
             _run_sweep(rank, operation, _GPU_OTHER if rank.on_gpu else _CPU_OTHER, largest)
         except NotOfferedError as error:
             rank.send(NotOffered(operation.name, str(error)))
-    run_pairs(rank, min(largest, _GPU_PAIR_BYTES) if rank.on_gpu else _CPU_PAIR_BYTES)
+    _run_pairs(rank, _GPU_PAIRS if rank.on_gpu else _CPU_PAIRS, largest)
 
 
 def contributions_to_the_sum(rank: Rank) -> Contributions | None:
@@ -132,7 +149,7 @@ def _run_sweep(rank: Rank, kind: type[Operation], sweep: Sweep, largest: int) ->
         pace = _measure(rank, kind(rank, size), sweep, contributions)
         left_s = sweep.box_s - (time.monotonic() - began)
         if size != sizes[-1] and not rank.from_rank_zero(left_s > 0 and (pace.once_s < _SLOW_S or not rank.on_gpu)):
-            rank.stumble(kind.name)  # told to do so in the largest size, which this one turned out to be
+            rank.stumble(kind.name)  # injected in the largest size, which this one turned out to be
             return
 
 
@@ -170,3 +187,51 @@ def _batch_s(rank: Rank, operation: Operation, operations: int) -> float:
     rank.synchronize()
     rank.barrier()
     return operation.timed_s(operations)
+
+
+def _run_pairs(rank: Rank, sweep: _PairSweep, largest: int) -> None:
+    """Send and receive between two ranks while all others idle, one pair after the other until time is up."""
+    began = time.monotonic()
+    stumbled = False
+    for pair in sweep.passes * list(chain.from_iterable(rounds_of(rank.world_size))):
+        rank.phase(f"sendrecv of ranks {pair[0]} and {pair[1]}")
+        if rank.number in pair and not stumbled:
+            rank.stumble("pairs")
+            stumbled = True
+        _measure_pair(rank, pair, min(sweep.size_bytes, largest), sweep.batch_s)
+        if not rank.from_rank_zero(time.monotonic() - began < sweep.box_s):
+            return
+
+
+def _measure_pair(rank: Rank, pair: Pair, size_bytes: int, batch_s: float) -> None:
+    once_ns = 0
+    if rank.number in pair:
+        other = pair[1] if rank.number == pair[0] else pair[0]
+        operation = SendRecv(rank, size_bytes, target=other, source=other)
+        wrong = operation.wrong_elements()
+        once_ns = int(operation.timed_s(2) / 2 * 1e9)
+    else:
+        _stand_by(rank, 2)
+    # the slower of the two decides, and everybody must know: moves are counted
+    operations = max(1, min(_OPERATIONS_MAX, int(batch_s * 1e9 / max(1, -rank.smallest(-once_ns)))))
+    if rank.number not in pair:
+        _stand_by(rank, _PAIR_BATCHES + 1)
+        return
+    batches = [operation.timed_s(operations) for _ in range(_PAIR_BATCHES)]
+    rank.send(
+        PairSample(
+            a=pair[0],
+            b=pair[1],
+            size_bytes=operation.size_bytes,
+            batch_us=tuple(seconds / operations * 1e6 for seconds in batches),
+            operations_per_batch=operations,
+            wrong_elements=max(wrong, operation.wrong_elements()),
+        )
+    )
+
+
+def _stand_by(rank: Rank, moves: int) -> None:
+    """Be ahead by the moves that the pair makes: where the two hang, they must be the ones that are behind."""
+    for _ in range(moves):
+        with rank.blocked():
+            pass

@@ -1,19 +1,18 @@
 """The same train step, repeated: equal work on equal devices must give equal bits.
 
 A device that computes wrong without an error corrupts a training unseen. The step needs no other
-rank, its data come from the CPU, and torch is told to use deterministic algorithms only.
+rank, its data come from the CPU, and torch is set to use deterministic algorithms only.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 
 import msgspec
 import torch
 from torch.nn.functional import gelu, mse_loss
 
-from gpudoctor.probes.runner.device_memory import free_bytes
+from gpudoctor.probes.runner.device import add_bytes, free_bytes
 from gpudoctor.probes.runner.rank import Rank
 
 REPEATS = 5
@@ -76,9 +75,7 @@ def _train_once(rank: Rank, task: _Task, start: list[torch.Tensor], data: torch.
             for weight, gradient in zip(weights, gradients, strict=True):
                 weight -= _LEARNING_RATE * gradient
         for tensor in (output.detach(), loss.detach(), *gradients):
-            values = tensor.cpu().contiguous()
-            # straight from memory: torch gives out bytes only through numpy, which may be missing
-            digest.update((ctypes.c_char * values.nbytes).from_address(values.data_ptr()))
+            add_bytes(digest, tensor)
     if rank.injected("wrong-bits"):
         digest.update(b"wrong")
     return digest.hexdigest()

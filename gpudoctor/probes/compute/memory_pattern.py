@@ -8,10 +8,10 @@ from collections.abc import Callable
 import msgspec
 import torch
 
-from gpudoctor.probes.runner.device_memory import free_bytes
+from gpudoctor.probes.runner.device import free_bytes
 from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.units import MIB
 
-MIB = 1 << 20
 _SHARE_OF_FREE = 0.85
 _TIME_BOX_S = 6.0
 _CPU_BYTES, _CPU_CHUNK = 64 * MIB, 16 * MIB

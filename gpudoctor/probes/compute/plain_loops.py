@@ -1,7 +1,7 @@
 """The loops that anyone would write by hand to measure a GPU with torch: what the probes' figures are compared with.
 
-A process of its own; `main` gets the order as JSON. On purpose it shares no code with
-the probes: a mistake of theirs must not be made here again.
+A process of its own, started by the acceptance run; `main` gets the order as JSON. On purpose it shares no code with
+the probes: a mistake of theirs must not be made here again. torch is imported in that process only.
 """
 
 from __future__ import annotations
@@ -16,19 +16,49 @@ from typing import Any
 
 import msgspec
 
-from gpudoctor.probes.compute.plain_loops_messages import (
-    NOTHING_TO_RUN_ON,
-    HostCopies,
-    LoadOrder,
-    LoopOrder,
-    PlainFigures,
-)
-
+LOOPS = __name__
+NOTHING_TO_RUN_ON = 3  # their exit code where there is no torch, or it sees none of the GPUs; all others are failures
 _BATCH_S = 0.05
 _WARM_UP, _TIMED = 4, 16
 _LOAD_SIZE = 4096
 _COPY_BYTES = 1 << 30
 _CPU_COPY_BYTES = 8 << 20
+
+
+class LoadOrder(msgspec.Struct, frozen=True, tag="load"):
+    """Matrix products without end on these GPUs (none: on one CPU thread), until stdin ends."""
+
+    uuids: tuple[str, ...]
+
+
+class HostCopies(msgspec.Struct, frozen=True):
+    """Pinned copies of so many bytes on one GPU, from these CPUs (none: any)."""
+
+    gpu: int
+    size_bytes: int
+    cpus: tuple[int, ...] = ()
+
+
+class LoopOrder(msgspec.Struct, frozen=True, tag="loops"):
+    """Figures of these GPUs (none: of the CPU): square products of `size`, copies in device memory, host copies.
+
+    `gpu` of the host copies counts in `uuids`.
+    """
+
+    uuids: tuple[str, ...]
+    dtype: str
+    size: int
+    seconds: float
+    host: tuple[HostCopies, ...] = ()
+
+
+class PlainFigures(msgspec.Struct, frozen=True):
+    """What the loops measured, in the order of `uuids`; medians."""
+
+    gemm_tflops: tuple[float, ...]
+    copy_gb_s: tuple[float, ...]
+    h2d_gb_s: tuple[float, ...] = ()
+    d2h_gb_s: tuple[float, ...] = ()
 
 
 def main(argument: str) -> None:

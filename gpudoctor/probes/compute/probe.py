@@ -12,13 +12,12 @@ from gpudoctor.facts.model.measured_compute import ComputeRank, Gemm
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.compute.exactness import fingerprints
 from gpudoctor.probes.compute.memory_pattern import check_memory
-from gpudoctor.probes.runner.device_memory import free_bytes, give_back, power_of_two
+from gpudoctor.probes.runner.device import Stopwatch, free_bytes, give_back, power_of_two
 from gpudoctor.probes.runner.merge import median_deviation
 from gpudoctor.probes.runner.messages import ComputeSample
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.runner.stopwatch import Stopwatch
+from gpudoctor.units import MIB
 
-MIB = 1 << 20
 _SEED = 30
 _TENSOR_CORES, _BFLOAT16 = 70, 80  # the compute capability that they came with, times 10
 

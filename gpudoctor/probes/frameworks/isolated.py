@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.frameworks.isolated_messages import AnyAnswer, Doing, Done, IsolatedFailure, IsolatedOrder, Task
+from gpudoctor.probes.frameworks.isolated_child import AnyAnswer, Doing, Done, IsolatedFailure, IsolatedOrder, Task
 from gpudoctor.process.anonymous_file import anonymous_file, tail
 from gpudoctor.process.die_with_parent import dependent_python
 from gpudoctor.process.ending import kill_all, send_signal, signal_name

@@ -26,10 +26,10 @@ from gpudoctor.facts.model.measured_strategies import (
     StrategyRun,
     StrategyShape,
 )
-from gpudoctor.facts.model.measurements import Device, Measurements
+from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.frameworks.isolated import ENDED_WITH_OTHERS, IsolatedProcess, IsolatedResult, run_isolated
-from gpudoctor.probes.frameworks.isolated_messages import FrameworkDevices, Reference, TensorflowTask, Trained, ViewTask
+from gpudoctor.probes.frameworks.isolated_child import FrameworkDevices, Reference, TensorflowTask, Trained, ViewTask
 from gpudoctor.probes.runner.launch import run_probes
 from gpudoctor.probes.runner.plan import ProbePlan, injections_of
 
@@ -229,6 +229,5 @@ def _merged(plan: ProbePlan, shape: StrategyShape, results: Mapping[str, Sequenc
     if not runs or not references:
         return Measurements(not_run={"tensorflow": next(iter(not_run.values()))})
     reference: StrategyReference = references[0].reference
-    device: Device = "cuda" if plan.backend == "nccl" else "cpu"
-    found = Strategies(device, plan.ranks, shape, STEPS, reference, tuple(runs), not_run)
+    found = Strategies(plan.device, plan.ranks, shape, STEPS, reference, tuple(runs), not_run)
     return Measurements(tensorflow=LibraryStrategies("TensorFlow", references[0].version, found))

@@ -15,8 +15,8 @@ from typing import Any
 
 from gpudoctor.facts.model.measured_strategies import StrategyMemory, StrategyRank, StrategyReference
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.frameworks.isolated_child import AnswerWriter
-from gpudoctor.probes.frameworks.isolated_messages import Reference, TensorflowTask, Trained
+from gpudoctor.probes.frameworks.isolated_child import AnswerWriter, Reference, TensorflowTask, Trained
+from gpudoctor.probes.runner.merge import finite
 
 MIRRORED, MULTI_WORKER = "mirrored", "multi-worker"
 DRIFT = 0.01  # what --inject desync adds to a weight of one replica
@@ -92,7 +92,7 @@ def _alone(tf: Any, task: TensorflowTask) -> tuple[dict[str, Any], StrategyRefer
         for number in range(task.steps):
             began = time.perf_counter()
             batch = batch_of(task.shape, number)
-            losses.append(_finite(step(*map(tf.constant, batch), tf.constant(number + 1.0))))
+            losses.append(finite(float(step(*map(tf.constant, batch), tf.constant(number + 1.0)))))
             times_ms.append((time.perf_counter() - began) * 1e3)
     held = _bytes(weights)
     reference = StrategyReference(
@@ -145,7 +145,7 @@ def _under(tf: Any, task: TensorflowTask, strategy: Any, replicas: int, expected
     for number in range(task.steps):
         began = time.perf_counter()
         found = strategy.experimental_local_results(step(own(number, 0), own(number, 1), tf.constant(number + 1.0)))
-        losses.append([_finite(loss) for loss in found])
+        losses.append([finite(float(loss)) for loss in found])
         times_ms.append((time.perf_counter() - began) * 1e3)
         drifting = None if task.desync is None else task.desync - task.worker
         if drifting is not None and number == task.steps // 2 and 0 <= drifting < len(found):
@@ -187,8 +187,3 @@ def _weights_error(found: dict[str, Any], expected: dict[str, Any]) -> tuple[flo
 
 def _bytes(tensors: dict[str, Any]) -> int:
     return sum(4 * math.prod(tensor.shape) for tensor in tensors.values())
-
-
-def _finite(loss: Any) -> float | None:
-    value = float(loss)
-    return value if math.isfinite(value) else None

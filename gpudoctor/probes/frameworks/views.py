@@ -8,8 +8,7 @@ from typing import Any
 
 from gpudoctor.facts.model.measured_strategies import Framework, FrameworkView
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.frameworks.isolated_child import AnswerWriter
-from gpudoctor.probes.frameworks.isolated_messages import FrameworkDevices
+from gpudoctor.probes.frameworks.isolated_child import AnswerWriter, FrameworkDevices
 
 _NO_UUIDS = Missing("it does not tell UUIDs", "unsupported")
 _CPU_BUILD = Missing("this build is for the CPU")

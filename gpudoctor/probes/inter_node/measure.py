@@ -10,10 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpudoctor.probes.inter_node.messages import AllReduceTimes, InterNodeFailure, Opened, Rendezvous
-from gpudoctor.probes.runner.torch_errors import FAILURES, in_one_line
+from gpudoctor.probes.inter_node.rank import AllReduceTimes, InterNodeFailure, Opened, Rendezvous
+from gpudoctor.probes.runner.torch_errors import FAILURES, in_one_line, too_old
 
-_OLDEST_TORCH = (2, 4)
 _OPERATIONS = {"nccl": 4, "gloo": 1}  # a time: launching and waiting for a GPU is then a small part of it
 _FEWEST_TIMES, _MOST_TIMES = 2, 20
 _dist: Any = dist
@@ -33,11 +32,9 @@ class InterNodeRank:
 
     def open(self) -> Opened | InterNodeFailure:
         """Look whether this torch can do it, and open the store on a port that is free."""
-        version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-        if version < _OLDEST_TORCH:
-            return InterNodeFailure(
-                f"torch {torch.__version__} is too old for the probes: 2.4 or newer is needed", absent=True
-            )
+        why_old = too_old(str(torch.__version__))
+        if why_old is not None:
+            return InterNodeFailure(why_old, absent=True)
         if not dist.is_available() or (self._backend == "nccl" and not dist.is_nccl_available()):
             return InterNodeFailure(f"this torch ({torch.__version__}) was built without {self._backend}", absent=True)
         try:

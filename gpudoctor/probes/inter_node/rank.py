@@ -8,9 +8,55 @@ from typing import NoReturn
 
 import msgspec
 
-from gpudoctor.probes.inter_node.messages import Answer, InterNodeFailure, Rendezvous
 from gpudoctor.process.ending import leave
 from gpudoctor.process.pipes import write_all
+
+
+class RankGroup(msgspec.Struct, frozen=True):
+    """A process group of `size` ranks that measures all_reduce.
+
+    `key` is the group's own, `host` and `port` where its store is. `box_s` is how long to
+    measure, `limit_s` how long anything in it may take.
+    """
+
+    key: str
+    size: int
+    host: str
+    port: int
+    size_bytes: int
+    box_s: float
+    limit_s: float
+
+
+class Rendezvous(RankGroup, frozen=True, kw_only=True):
+    """Join the group as number `rank`, and all_reduce in it."""
+
+    rank: int
+
+
+class Opened(msgspec.Struct, frozen=True, tag=True):
+    """torch is there, and a store for rendezvous listens on `port` of this node."""
+
+    port: int
+    torch: str
+
+
+class AllReduceTimes(msgspec.Struct, frozen=True, tag=True):
+    """One rank's time of each all_reduce, in seconds; `size_bytes` of each; `right`: the sums were, exactly."""
+
+    seconds: tuple[float, ...]
+    size_bytes: int
+    right: bool
+
+
+class InterNodeFailure(msgspec.Struct, frozen=True, tag=True):
+    """It could not be done; one line. `absent`: torch is not there or unusable, which is no fault of the node."""
+
+    text: str
+    absent: bool = False
+
+
+Answer = Opened | AllReduceTimes | InterNodeFailure
 
 
 def run_inter_node_rank(answers: str) -> NoReturn:

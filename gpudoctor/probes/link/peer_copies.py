@@ -6,7 +6,6 @@ takes a context of every rank on every GPU, some hundred MiB each, which stay un
 
 from __future__ import annotations
 
-from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -15,11 +14,11 @@ import torch
 
 from gpudoctor.facts.model.measured_links import PeerLink
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.runner.device_memory import free_bytes, numbered, out_of_memory, power_of_two
+from gpudoctor.probes.runner.device import copies_ms, free_bytes, numbered, out_of_memory, power_of_two, timing_event
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.runner.torch_errors import in_one_line
+from gpudoctor.units import MIB
 
-MIB = 1 << 20
 _LARGEST = 256 * MIB
 _LARGEST_BY_HOST = 64 * MIB  # without peer-to-peer, where each copy takes several ms
 _WARM_UP, _MOST, _FEWEST = 2, 16, 3
@@ -139,19 +138,9 @@ def _wait(rank: Rank, there: torch.device) -> None:
 
 def _one_way(pair: _Pair, give_s: float) -> tuple[float, int]:
     """GB/s, the median of the copies, and how many there were; torch copies on the source's current stream."""
-    trial_ms = _copies_ms(pair, _WARM_UP)
+    trial_ms = copies_ms(pair.there, pair.here, _WARM_UP)
     copies = max(_FEWEST, min(_MOST, int(give_s * 1e3 / max(trial_ms[-1], 1e-3))))
-    return float(pair.size_bytes / median(_copies_ms(pair, copies)) / 1e6), copies
-
-
-def _copies_ms(pair: _Pair, copies: int) -> list[float]:
-    marks = [_cuda.Event(enable_timing=True) for _ in range(copies + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        pair.there.copy_(pair.here, non_blocking=True)
-        mark.record()
-    marks[-1].synchronize()
-    return [start.elapsed_time(end) for start, end in pairwise(marks)]
+    return float(pair.size_bytes / median(copies_ms(pair.there, pair.here, copies)) / 1e6), copies
 
 
 def _both_ways(rank: Rank, pair: _Pair, there: torch.device, copies: int) -> float | Missing:
@@ -189,6 +178,6 @@ def _both_ways(rank: Rank, pair: _Pair, there: torch.device, copies: int) -> flo
 
 
 def _mark() -> Any:
-    event = _cuda.Event(enable_timing=True)
+    event = timing_event()
     event.record()
     return event

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import msgspec
 import torch
@@ -17,17 +15,16 @@ from gpudoctor.facts.model.measured_links import HostLink
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.sysfs import parse_cpu_list
 from gpudoctor.probes.link.peer_copies import measure_peers
-from gpudoctor.probes.runner.device_memory import free_bytes, give_back, numbered, out_of_memory, power_of_two
+from gpudoctor.probes.runner.device import copies_ms, free_bytes, give_back, numbered, out_of_memory, power_of_two
 from gpudoctor.probes.runner.messages import LinkSample
 from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.units import MIB
 
-MIB = 1 << 20
 # nvbandwidth's method: some copies to warm up, then as many as are timed, and their median
 _WARM_UP, _TIMED = 4, 16
 _LARGEST, _SMALLEST = 256 * MIB, 16 * MIB
 
 _DEVICES = Path("/sys/bus/pci/devices")
-_cuda: Any = torch.cuda  # not annotated everywhere
 
 
 def run_links(rank: Rank) -> None:
@@ -126,17 +123,9 @@ def _rates(buffers: _Buffers) -> _Rates:
 
 
 def _copy_gb_s(target: torch.Tensor, source: torch.Tensor) -> float:
-    """Median over the copies, all given out at once, with an event between any two."""
     for _ in range(_WARM_UP):
         target.copy_(source, non_blocking=True)
-    marks = [_cuda.Event(enable_timing=True) for _ in range(_TIMED + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        target.copy_(source, non_blocking=True)
-        mark.record()
-    marks[-1].synchronize()
-    times_ms = [start.elapsed_time(end) for start, end in pairwise(marks)]
-    return float(source.nbytes / median(times_ms) / 1e6)
+    return float(source.nbytes / median(copies_ms(target, source, _TIMED)) / 1e6)
 
 
 @contextmanager

@@ -3,94 +3,22 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import math
 import time
-import weakref
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from gpudoctor.probes.plan_verification.messages import VerificationFigures, VerificationOrder
-from gpudoctor.probes.plan_verification.split import Built, RankPosition, stored_bytes
+from gpudoctor.probes.plan_verification.split import DTYPES, Built, RankPosition, stored_bytes
+from gpudoctor.probes.runner.merge import finite
 from gpudoctor.probes.runner.messages import VerificationSample
 from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.strategies.memory import LiveBytes, optimizer_tensors
 from gpudoctor.probes.strategies.pipeline_steps import SendRecvPipeline
 from gpudoctor.probes.strategies.transformer import loss_of
-
-# How many bytes the tensors of this process hold, and the most they ever held: torch counts that for GPUs only.
-
-_Storage: Any = torch.UntypedStorage
-
-
-def _dtensor() -> type:
-    try:
-        from torch.distributed.tensor import DTensor
-    except ImportError:  # torch 2.4
-        return importlib.import_module("torch.distributed._tensor").DTensor  # type: ignore[no-any-return]
-    return DTensor
-
-
-class LiveBytes(TorchDispatchMode):
-    """Inside `with`: counts every storage that an operation of this thread makes, until it is freed or made smaller.
-
-    What a kernel takes and gives back within one operation is not seen; nor is what C++ holds aside.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._live: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self.now_bytes = self.peak_bytes = 0
-        self._resize = _Storage.resize_
-        self._wrapper = _dtensor()
-
-    def __enter__(self) -> LiveBytes:
-        def resize(storage: Any, size: int) -> Any:  # FSDP frees what it gathered by this, which is no operation
-            resized = self._resize(storage, size)
-            self._note(storage)
-            return resized
-
-        _Storage.resize_ = resize
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        _Storage.resize_ = self._resize
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if self._wrapper in types:  # it holds nothing itself: when it is unwrapped, what is within comes by here
-            return NotImplemented
-        made = func(*args, **(kwargs or {}))
-        for value in tree_iter(made):
-            if type(value) in (torch.Tensor, torch.nn.Parameter):  # no fake ones, and no wrappers
-                self._note(value.untyped_storage())
-        return made
-
-    def _note(self, storage: Any) -> None:
-        """Count a storage; again where its size has changed."""
-        key, size = storage._cdata, storage.nbytes()
-        before = self._live.get(key)
-        if before is None or before[0]() is None:
-            self._live[key] = (weakref.ref(storage, partial(self._gone, key)), size)
-        else:
-            self._live[key] = (before[0], size)
-        self.now_bytes += size - (before[1] if before else 0)
-        self.peak_bytes = max(self.peak_bytes, self.now_bytes)
-
-    def _gone(self, key: int, _: object) -> None:
-        _, size = self._live.pop(key)
-        self.now_bytes -= size
-
 
 _SETTLED = 2  # steps until optimizer states are there and DDP has ordered its buckets
 _PRODUCTS = 8
@@ -142,12 +70,11 @@ def _measured(rank: Rank, order: VerificationOrder, position: RankPosition) -> V
             rank.synchronize()
         times.append(time.monotonic() - began)
     parameters = list(built.inner.parameters())
-    states = built.optimizer.state.values()
     return VerificationFigures(
         parameters=sum(p.numel() for p in parameters),
         weights_bytes=stored_bytes(iter(parameters)),
         gradients_bytes=gradients,
-        optimizer_bytes=stored_bytes(v for s in states for v in s.values() if isinstance(v, torch.Tensor)),
+        optimizer_bytes=stored_bytes(optimizer_tensors(built.optimizer)),
         peak_bytes=peak,
         step_s=tuple(times),
         losses=tuple(train.losses),
@@ -190,8 +117,7 @@ class _Train:
         self._built.zero_grad()
         mean_loss = self._pipeline(self._tokens, self._targets)
         if mean_loss is not None:
-            loss = float(mean_loss)
-            self.losses.append(loss if math.isfinite(loss) else None)
+            self.losses.append(finite(float(mean_loss)))
         self._exchange()
         gradients = stored_bytes(p.grad for p in self._built.inner.parameters())
         self._built.optimizer.step()
@@ -214,10 +140,9 @@ class _Train:
 def _gflops(rank: Rank, order: VerificationOrder) -> float:
     """The speed of products as large as those of the model's layers, while every rank does the same: 1e9 FLOP/s."""
     model, tokens = order.model, order.micro_batch * order.seq
-    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(order.precision, torch.bfloat16)
     width = max(model.ffn // order.tensor, 1)
-    left = torch.ones(tokens, model.hidden, device=rank.device, dtype=dtype)
-    right = torch.ones(model.hidden, width, device=rank.device, dtype=dtype)
+    left = torch.ones(tokens, model.hidden, device=rank.device, dtype=DTYPES[order.precision])
+    right = torch.ones(model.hidden, width, device=rank.device, dtype=DTYPES[order.precision])
     left @ right
     rank.synchronize()
     rank.barrier()

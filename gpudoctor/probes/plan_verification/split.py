@@ -10,13 +10,15 @@ import torch
 from torch import nn
 
 from gpudoctor.probes.plan_verification.messages import VerificationOrder
-from gpudoctor.probes.runner.rank import Rank, UnusableTorchError
+from gpudoctor.probes.runner.rank import Rank
+from gpudoctor.probes.runner.torch_errors import UnusableTorchError
+from gpudoctor.probes.strategies.ddp import wrapped
 from gpudoctor.probes.strategies.memory import local_part
 from gpudoctor.probes.strategies.pipeline_steps import Stages
 from gpudoctor.probes.strategies.tensor_matmuls import TensorParallelRanks
 from gpudoctor.probes.strategies.transformer import Transformer
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "bf16-true": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "bf16-true": torch.bfloat16, "fp32": torch.float32}
 _SEED = 47
 
 
@@ -48,7 +50,7 @@ class Built:
         torch.manual_seed(_SEED + 1000 * stage + position.tp.number)
         first = sum(order.layers_of_stages[:stage])
         self.inner = Transformer(order.model, range(first, first + order.layers_of_stages[stage]), position.tp)
-        dtype = _DTYPES[order.precision]
+        dtype = DTYPES[order.precision]
         self.inner.compute_dtype = dtype
         self.inner.recompute = _recomputation(order)
         if order.precision == "bf16-true":
@@ -60,10 +62,7 @@ class Built:
         if order.sharded:
             _shard(self.inner, order, position.mesh["data"])
         elif order.data > 1 and order.tensor * order.pipeline == 1:
-            from torch.nn.parallel import DistributedDataParallel
-
-            devices = [0] if rank.on_gpu else None
-            self.model = DistributedDataParallel(self.inner, device_ids=devices, gradient_as_bucket_view=True)
+            self.model = wrapped(rank, self.inner)
         else:
             self.by_hand = order.data > 1
         self.optimizer = _optimizer(order, self.inner, on_gpu=rank.on_gpu and not order.offload)
@@ -81,7 +80,7 @@ class Built:
             if self.model is not self.inner and microbatch < order.micro_batches - 1:
                 contexts.enter_context(self.model.no_sync())
             if order.precision in ("bf16", "fp16") and not order.sharded:
-                contexts.enter_context(torch.autocast(self._device.type, _DTYPES[order.precision]))
+                contexts.enter_context(torch.autocast(self._device.type, DTYPES[order.precision]))
             yield
 
 
@@ -99,7 +98,7 @@ def _shard(model: Transformer, order: VerificationOrder, mesh: Any) -> None:
         raise UnusableTorchError(text) from None
     options: dict[str, Any] = {"mesh": mesh}
     if order.precision in ("bf16", "fp16"):
-        options["mp_policy"] = MixedPrecisionPolicy(_DTYPES[order.precision], torch.float32)
+        options["mp_policy"] = MixedPrecisionPolicy(DTYPES[order.precision], torch.float32)
     if order.offload:
         options["offload_policy"] = CPUOffloadPolicy()
     # embedding and head by themselves, as torchtitan does: else both would be whole all the time; tied, they are one

@@ -78,50 +78,41 @@ def run_probes(
             who = f"{'processes' if len(workers.missing) > 1 else 'process'} {', '.join(map(str, workers.missing))}"
             raise _CannotStartError(f"{workers.engine} started {workers.ranks} processes here, and {who} did not come")
         limits = Limits(plan, deadline_s, probe_deadline_s)
-        return _run(plan, limits, progress, on_interrupt, python, workers, on_message, on_wait)
+        with _private_folder() as (folder, life):
+            job = _job_of(plan, folder, limits)
+            with _needed():
+                board = ProgressBoard(folder / "board", plan.ranks)
+            collector = RunCollector(plan, folder, board, progress)
+            with closing(board), _started(job, life, python, workers) as children:
+                try:
+                    _watch(children, collector, limits, on_message, on_wait)
+                except BaseException:
+                    if on_interrupt is not None:
+                        on_interrupt(collector.measurements())
+                    raise
+                collector.conclude()
+            collector.note_stuck(children.stuck)
+            return collector.measurements()
     except _CannotStartError as error:
         return nothing_started(plan, str(error))
 
 
-def _run(
-    plan: ProbePlan,
-    limits: Limits,
-    progress: Callable[[str], None] | None,
-    on_interrupt: Callable[[Measurements], None] | None,
-    python: str | None,
-    workers: LocalWorkers | None,
-    on_message: OnMessage | None,
-    on_wait: Callable[[str], None] | None,
-) -> Measurements:
-    with _private_folder() as (folder, life):
-        job = RankJob(
-            backend=plan.backend,
-            world_size=plan.ranks,
-            probes=plan.probes,
-            folder=str(folder),
-            group_timeout_s=limits.whole_s + 10.0,
-            gpu_uuids=tuple(uuid for _, uuid, _ in plan.gpus),
-            gpu_bus_ids=tuple(bus_id for _, _, bus_id in plan.gpus),
-            level=plan.level,
-            duration_s=plan.duration_s,
-            injections=injections_of(plan),
-            verification=plan.verification,
-            strategies=plan.strategies,
-            data=plan.data,
-        )
-        with _needed():
-            board = ProgressBoard(folder / "board", plan.ranks)
-        collector = RunCollector(plan, folder, board, progress)
-        with closing(board), _started(job, life, python, workers) as children:
-            try:
-                _watch(children, collector, limits, on_message, on_wait)
-            except BaseException:
-                if on_interrupt is not None:
-                    on_interrupt(collector.measurements())
-                raise
-            collector.conclude()
-        collector.note_stuck(children.stuck)
-        return collector.measurements()
+def _job_of(plan: ProbePlan, folder: Path, limits: Limits) -> RankJob:
+    return RankJob(
+        backend=plan.backend,
+        world_size=plan.ranks,
+        probes=plan.probes,
+        folder=str(folder),
+        group_timeout_s=limits.whole_s + 10.0,
+        gpu_uuids=tuple(uuid for _, uuid, _ in plan.gpus),
+        gpu_bus_ids=tuple(bus_id for _, _, bus_id in plan.gpus),
+        level=plan.level,
+        duration_s=plan.duration_s,
+        injections=injections_of(plan),
+        verification=plan.verification,
+        strategies=plan.strategies,
+        data=plan.data,
+    )
 
 
 @contextmanager

@@ -16,7 +16,7 @@ Engine = Literal["torchrun", "mpirun", "srun"]
 
 MAX_RANKS = 64  # that may be asked for
 _MAX_RANKS = 1024  # far more than a node has GPUs; more is no number of processes
-_SLURM_SPECIAL_STEPS = 0xFFFF0000  # from here on the numbers mean batch, interactive, extern
+SLURM_SPECIAL_STEPS = 0xFFFF0000  # from here on the numbers mean batch, interactive, extern
 _SLURM_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
@@ -52,9 +52,9 @@ def _mpirun(environment: Mapping[str, str]) -> LocalPlacement | None:
 
 
 def _srun(environment: Mapping[str, str]) -> LocalPlacement | None:
-    step, node = _number(environment.get("SLURM_STEP_ID")), _number(environment.get("SLURM_NODEID"))
-    rank = _number(environment.get("SLURM_LOCALID"))
-    if step is None or step >= _SLURM_SPECIAL_STEPS or node is None or rank is None:
+    step, node = number_of(environment.get("SLURM_STEP_ID")), number_of(environment.get("SLURM_NODEID"))
+    rank = number_of(environment.get("SLURM_LOCALID"))
+    if step is None or step >= SLURM_SPECIAL_STEPS or node is None or rank is None:
         return None
     counts = _tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if node >= len(counts):
@@ -65,7 +65,7 @@ def _srun(environment: Mapping[str, str]) -> LocalPlacement | None:
 def _place(
     environment: Mapping[str, str], engine: Engine, rank: str, ranks: str, marks: tuple[str, ...]
 ) -> LocalPlacement | None:
-    number, count = _number(environment.get(rank)), _number(environment.get(ranks))
+    number, count = number_of(environment.get(rank)), number_of(environment.get(ranks))
     if number is None or count is None:
         return None
     return LocalPlacement(engine, number, count, "/".join(environment.get(name, "") for name in marks))
@@ -86,5 +86,6 @@ def _tasks_per_node(text: str) -> list[int]:
     return counts
 
 
-def _number(text: str | None) -> int | None:
+def number_of(text: str | None) -> int | None:
+    """The number in a variable of an engine; None for what is none, or too long to be one."""
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= 10 else None

@@ -142,3 +142,8 @@ def median_deviation(values: Sequence[float]) -> float:
     """Median absolute deviation from the median, in the unit of the values."""
     middle = statistics.median(values)
     return statistics.median(abs(value - middle) for value in values)
+
+
+def finite(value: float) -> float | None:
+    """The value as JSON can hold it: None for infinity and NaN."""
+    return value if math.isfinite(value) else None

@@ -97,7 +97,11 @@ class RankFailure(RankMessage, frozen=True):
     blocked: bool
 
 
-class CollectiveSample(RankMessage, frozen=True):
+class ProbeSample(RankMessage, frozen=True):
+    """What a rank has measured in this repetition, or why it has not."""
+
+
+class CollectiveSample(ProbeSample, frozen=True):
     """One rank's figures of one collective at one size: time of one operation in each batch, in us."""
 
     op: str
@@ -109,7 +113,7 @@ class CollectiveSample(RankMessage, frozen=True):
     missing_ranks: tuple[int, ...]
 
 
-class PairSample(RankMessage, frozen=True):
+class PairSample(ProbeSample, frozen=True):
     """One rank's figures of send and receive with another, as in CollectiveSample; `a` < `b`, one is this rank."""
 
     a: int
@@ -138,7 +142,7 @@ class StepBlock(msgspec.Struct, frozen=True):
     step_ms: tuple[float, ...]
 
 
-class TrainSample(RankMessage, frozen=True):
+class TrainSample(ProbeSample, frozen=True):
     """One rank's DDP train. `losses` holds every real step; None where the loss was not finite.
 
     `cycles_ms`, `rotated` and the further times as in TrainRank and Training.
@@ -162,7 +166,7 @@ class TrainSample(RankMessage, frozen=True):
     swap: Swap | None = None
 
 
-class LinkSample(RankMessage, frozen=True):
+class LinkSample(ProbeSample, frozen=True):
     """What one rank measured of its GPU's links; nothing on a CPU rank, which has none.
 
     `no_peers`: why there are no copies to other GPUs.
@@ -173,13 +177,13 @@ class LinkSample(RankMessage, frozen=True):
     no_peers: Missing | None = None
 
 
-class ComputeSample(RankMessage, frozen=True):
+class ComputeSample(ProbeSample, frozen=True):
     """What one rank's device computed."""
 
     compute: ComputeRank
 
 
-class StrategyShared(RankMessage, frozen=True):
+class StrategyShared(ProbeSample, frozen=True):
     """What all strategies have in common, from rank 0: the model, and the same steps there alone."""
 
     shape: StrategyShape
@@ -187,7 +191,7 @@ class StrategyShared(RankMessage, frozen=True):
     reference: StrategyReference
 
 
-class StrategySample(RankMessage, frozen=True):
+class StrategySample(ProbeSample, frozen=True):
     """One rank under one variant of a strategy, as in StrategyRun."""
 
     strategy: str
@@ -198,20 +202,20 @@ class StrategySample(RankMessage, frozen=True):
     figures: dict[str, float] = {}
 
 
-class StrategyLeftOut(RankMessage, frozen=True):
+class StrategyLeftOut(ProbeSample, frozen=True):
     """Why a strategy did not run on a rank, or not to its end."""
 
     strategy: str
     why: Missing
 
 
-class LoaderSample(RankMessage, frozen=True):
+class LoaderSample(ProbeSample, frozen=True):
     """What the loader of one rank gave, as in DataLoading: there its ranks are put together."""
 
     loading: DataLoading
 
 
-class LoaderLeftOut(RankMessage, frozen=True):
+class LoaderLeftOut(ProbeSample, frozen=True):
     """Why there is nothing to load."""
 
     why: Missing

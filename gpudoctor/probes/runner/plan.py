@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.errors import UserError
-from gpudoctor.facts.model.measurements import Probe
+from gpudoctor.facts.model.measurements import Device, Probe
 from gpudoctor.probes.plan_verification.messages import VerificationOrder
 from gpudoctor.probes.runner.launch_engine import Engine
 
@@ -102,6 +102,10 @@ class ProbePlan(msgspec.Struct, frozen=True):
     verification: VerificationOrder | None = None
     strategies: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
+
+    @property
+    def device(self) -> Device:
+        return "cuda" if self.backend == "nccl" else "cpu"
 
 
 class Injection(msgspec.Struct, frozen=True):

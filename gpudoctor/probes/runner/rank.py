@@ -9,7 +9,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,26 +18,18 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from gpudoctor.facts.model.measurements import ONCE, TorchView
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.measurements import ONCE
 from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.messages import RankJob, Where
 from gpudoctor.probes.runner.plan import Injection, InjectionKind
 from gpudoctor.probes.runner.progress_board import ProgressBoard
-from gpudoctor.probes.runner.rank_starter import visible_gpus
-from gpudoctor.probes.runner.torch_errors import FAILURES, in_one_line, trouble
+from gpudoctor.probes.runner.torch_errors import FAILURES, UnusableTorchError, require_usable, torch_view, trouble
 from gpudoctor.process.ending import leave, send_signal
 from gpudoctor.process.pipes import write_all
 
-OLDEST_TORCH = (2, 4)
 _SHORTEST_REPETITION_S = 0.1
 _MORE_THAN_ANY_MEMORY = 1 << 50  # bytes: also more than a process can address
-_cuda: Any = torch.cuda  # not annotated everywhere
 _dist: Any = dist
-
-
-class UnusableTorchError(Exception):
-    """This torch cannot run the probes; the text says why and what to install."""
 
 
 class Rank:
@@ -120,6 +112,14 @@ class Rank:
         with self.blocked():
             dist.all_reduce(shared, op=dist.ReduceOp.MIN)
         return int(shared.item())
+
+    def gathered(self, values: Sequence[float]) -> list[list[float]]:
+        """What each rank gives, in the order of the ranks: as many values from each."""
+        mine = torch.tensor(values, dtype=torch.float64)
+        everybody = [torch.zeros_like(mine) for _ in range(self.world_size)]
+        with self.blocked():
+            dist.all_gather(everybody, mine)
+        return [theirs.tolist() for theirs in everybody]
 
     def injected(self, kind: InjectionKind) -> Injection | None:
         """The fault of that kind that this rank is to play, if any."""
@@ -241,75 +241,6 @@ def _join(rank: Rank) -> None:
         rank.synchronize()
     rank.barrier()
     rank.phase("joined")
-
-
-def torch_view(rank: Rank) -> TorchView:
-    """What torch reports of itself and, on a GPU rank, of the GPUs that CUDA opens for it."""
-    cuda = torch.version.cuda
-    uuids: tuple[str, ...] | Missing = () if cuda is None else Missing("CPU ranks do not open the GPUs")
-    error: str | None = None
-    if rank.on_gpu and cuda is not None:
-        try:
-            _cuda.init()  # where CUDA does not start, device_count() answers 0 and does not say why
-            uuids = _opened_uuids()
-        except (RuntimeError, torch.cuda.DeferredCudaCallError) as failure:
-            error = in_one_line(failure)
-            uuids = Missing(error, "failed")
-    nccl = None
-    if cuda is not None and dist.is_available() and dist.is_nccl_available():
-        nccl = ".".join(str(part) for part in _cuda.nccl.version())
-    return TorchView(
-        torch=str(torch.__version__),
-        cuda=cuda,
-        nccl=nccl,
-        cuda_available=torch.cuda.is_available(),
-        device_count=torch.cuda.device_count(),
-        visible_uuids=uuids,
-        error=error,
-    )
-
-
-def _opened_uuids() -> tuple[str, ...] | Missing:
-    found = []
-    for index in range(torch.cuda.device_count()):
-        uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
-        if uuid is None:
-            return Missing("this torch does not tell UUIDs", "unsupported")
-        found.append(str(uuid) if str(uuid).startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
-    return tuple(found)
-
-
-def require_usable(rank: Rank, view: TorchView) -> None:
-    """Raise if this torch cannot do the job, or not on this rank's GPU."""
-    version = tuple(int(part) for part in view.torch.split("+")[0].split(".")[:2])
-    if version < OLDEST_TORCH:
-        raise UnusableTorchError(f"torch {view.torch} is too old for the probes: 2.4 or newer is needed")
-    if not dist.is_available():
-        raise UnusableTorchError(f"this torch ({view.torch}) was built without torch.distributed")
-    if not rank.on_gpu:
-        return
-    if view.cuda is None:
-        raise UnusableTorchError(f"this torch ({view.torch}) has no CUDA: install a CUDA build of torch")
-    if not dist.is_nccl_available():
-        raise UnusableTorchError(f"this torch ({view.torch}) was built without NCCL")
-    wanted = rank.job.gpu_uuids[rank.number]
-    given = len(visible_gpus(rank.number, rank.job.gpu_uuids, rank.job.probes))
-    if view.error is not None:
-        raise RuntimeError(view.error)
-    if not 1 <= view.device_count <= given:  # a device cgroup may hide the others' GPUs from this process
-        raise RuntimeError(f"torch sees {view.device_count} GPUs where CUDA_VISIBLE_DEVICES names {given} ({wanted})")
-    if isinstance(view.visible_uuids, tuple) and wanted.startswith("GPU-") and view.visible_uuids[0] != wanted:
-        raise RuntimeError(f"torch opened {view.visible_uuids[0]} where {wanted} was asked for")
-    try:
-        # Makes the context, where a GPU in exclusive mode refuses, and runs a kernel.
-        float(torch.ones(1, device=rank.device).add(1))
-    except RuntimeError as error:
-        if "no kernel image" not in str(error):
-            raise
-        major, minor = torch.cuda.get_device_capability()
-        text = f"this torch ({view.torch}) has no code for a GPU of compute capability {major}.{minor}"
-        rank.send(messages.TorchSeen(msgspec.structs.replace(view, error=text)))
-        raise UnusableTorchError(text) from error
 
 
 def _leave(rank: Rank) -> NoReturn:

@@ -72,14 +72,6 @@ class RunCollector:
         return self._run_progress.running
 
     @property
-    def backend(self) -> str:
-        return self._plan.backend
-
-    @property
-    def probes(self) -> tuple[Probe, ...]:
-        return self._plan.probes
-
-    @property
     def stage(self) -> Stage:
         """What all ranks have not yet behind them: torch, the others, or the rest."""
         if self._method is None or any(state.phase in ("start", "import torch") for state in self._states):
@@ -116,18 +108,7 @@ class RunCollector:
                 self._enter(self._states[rank], probe, text)
             case messages.TorchSeen(view=view):
                 self._views[rank] = view
-            case (
-                messages.CollectiveSample()
-                | messages.PairSample()
-                | messages.LinkSample()
-                | messages.ComputeSample()
-                | messages.TrainSample()
-                | messages.StrategyShared()
-                | messages.StrategySample()
-                | messages.StrategyLeftOut()
-                | messages.LoaderSample()
-                | messages.LoaderLeftOut()
-            ):
+            case messages.ProbeSample():
                 self._run_progress.take(rank, message)
             case messages.NotOffered(op=op, text=text):
                 self._not_offered[op] = Missing(text, "unsupported")
@@ -289,23 +270,21 @@ class RunCollector:
         )
 
     def _not_run(self, have: dict[Probe, bool]) -> dict[str, Missing]:
-        reasons: dict[str, Missing] = {}
+        reasons: dict[str, Missing] = {probe: self._reason(probe) for probe, done in have.items() if not done}
         if self._no_torch is not None:
-            text = INSTALL_TORCH if self._no_torch.kind == "absent" else self._no_torch.text
-            reasons["torch"] = Missing(text, self._no_torch.kind)
-        elif self._torch_view() is None:
-            reasons["torch"] = Missing(self._why(None), "failed")
-        for probe, done in have.items():
-            if not done:
-                reasons[probe] = self._reason(probe)
+            return {"torch": self._lack_of_torch(self._no_torch), **reasons}
+        if self._torch_view() is None:
+            return {"torch": Missing(self._why(None), "failed"), **reasons}
         return reasons
+
+    def _lack_of_torch(self, said: messages.NoTorch) -> Missing:
+        return Missing(INSTALL_TORCH if said.kind == "absent" else said.text, said.kind)
 
     def _reason(self, probe: Probe) -> Missing:
         if probe not in self._plan.probes:
             return Missing("not asked for")
         if self._no_torch is not None:
-            text = INSTALL_TORCH if self._no_torch.kind == "absent" else self._no_torch.text
-            return Missing(text, self._no_torch.kind)
+            return self._lack_of_torch(self._no_torch)
         if self._cannot_run is not None:
             return Missing(self._cannot_run)
         if probe == "collective" and self._plan.ranks == 1 and not self._problems:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
 from gpudoctor.facts.model.measured_burn import Burn
-from gpudoctor.facts.model.measured_data import DataLoading
-from gpudoctor.facts.model.measurements import Device, Measurements, Probe
+from gpudoctor.facts.model.measurements import Measurements, Probe
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.collective.merge import merged_collectives, merged_pairs
 from gpudoctor.probes.data.merge import merged_loading
@@ -17,38 +17,32 @@ from gpudoctor.probes.runner import messages
 from gpudoctor.probes.runner.merge import merged_training
 from gpudoctor.probes.runner.plan import ProbePlan
 from gpudoctor.probes.runner.repetitions import Repetition, over_repetitions, series_of, wrong_results
-from gpudoctor.probes.strategies.merge import StrategySamples, merged_strategies
+from gpudoctor.probes.strategies.merge import merged_strategies
 
 WRONG_KEPT = 50
 
-Sample = (
-    messages.CollectiveSample
-    | messages.PairSample
-    | messages.LinkSample
-    | messages.ComputeSample
-    | messages.TrainSample
-    | messages.StrategyShared
-    | messages.StrategySample
-    | messages.StrategyLeftOut
-    | messages.LoaderSample
-    | messages.LoaderLeftOut
-)
+S = TypeVar("S", bound=messages.ProbeSample)
 
 
 class _Samples(msgspec.Struct):
-    """All samples of one repetition that is not over, by rank."""
+    """All samples of one repetition that is not over, each with its rank, in the order in which they came."""
 
-    collectives: dict[int, list[messages.CollectiveSample]] = {}
-    pairs: dict[int, list[messages.PairSample]] = {}
-    links: dict[int, messages.LinkSample] = {}
-    computes: dict[int, messages.ComputeSample] = {}
-    trains: dict[int, messages.TrainSample] = {}
-    loadings: dict[int, DataLoading] = {}
-    no_data: Missing | None = None
-    strategies: StrategySamples = msgspec.field(default_factory=StrategySamples)
+    taken: list[tuple[int, messages.ProbeSample]] = []
     begun: list[Probe] = []
     finished: dict[Probe, set[int]] = {}
     ended_s: dict[Probe, float] = {}
+
+    def by_rank(self, kind: type[S]) -> dict[int, list[S]]:
+        """The samples of one kind, by rank in ascending order."""
+        found: dict[int, list[S]] = {}
+        for rank, sample in sorted(self.taken, key=lambda entry: entry[0]):
+            if isinstance(sample, kind):
+                found.setdefault(rank, []).append(sample)
+        return found
+
+    def last(self, kind: type[S]) -> dict[int, S]:
+        """Of each rank, in ascending order, the one sample of a kind that a repetition brings."""
+        return {rank: samples[-1] for rank, samples in self.by_rank(kind).items()}
 
 
 class RunProgress:
@@ -95,25 +89,9 @@ class RunProgress:
         if probe not in samples.begun:
             samples.begun.append(probe)
 
-    def take(self, rank: int, sample: Sample) -> None:
+    def take(self, rank: int, sample: messages.ProbeSample) -> None:
         """A rank has measured something."""
-        samples = self._samples_of(rank)
-        if isinstance(sample, messages.CollectiveSample):
-            samples.collectives.setdefault(rank, []).append(sample)
-        elif isinstance(sample, messages.PairSample):
-            samples.pairs.setdefault(rank, []).append(sample)
-        elif isinstance(sample, messages.LinkSample):
-            samples.links[rank] = sample
-        elif isinstance(sample, messages.ComputeSample):
-            samples.computes[rank] = sample
-        elif isinstance(sample, messages.TrainSample):
-            samples.trains[rank] = sample
-        elif isinstance(sample, messages.LoaderSample):
-            samples.loadings[rank] = sample.loading
-        elif isinstance(sample, messages.LoaderLeftOut):
-            samples.no_data = sample.why
-        else:
-            samples.strategies.take(rank, sample)
+        self._samples_of(rank).taken.append((rank, sample))
 
     def finish(self, rank: int, probe: Probe) -> None:
         """A rank is through with a probe; with the last one of the plan it goes on to the next repetition."""
@@ -158,20 +136,20 @@ class RunProgress:
         return [*self._over, *under_way] or [self._merged(_Samples())]
 
     def _merged(self, samples: _Samples) -> Repetition:
-        ranks = self._plan.ranks
-        device: Device = "cuda" if self._plan.backend == "nccl" else "cpu"
-        links = [samples.links[rank] for rank in sorted(samples.links)]
+        ranks, device = self._plan.ranks, self._plan.device
+        links = list(samples.last(messages.LinkSample).values())
         no_peers = [link.no_peers for link in links if link.no_peers is not None]
+        no_data = [left_out.why for left_out in samples.last(messages.LoaderLeftOut).values()]
+        loadings = {rank: sample.loading for rank, sample in samples.last(messages.LoaderSample).items()}
         measured = Measurements(
-            collectives=merged_collectives(samples.collectives, ranks),
-            pairs=merged_pairs(samples.pairs),
+            collectives=merged_collectives(samples.by_rank(messages.CollectiveSample), ranks),
+            pairs=merged_pairs(samples.by_rank(messages.PairSample)),
             host_links=tuple(link.host for link in links if link.host is not None),
             peer_links=tuple(peer for link in links for peer in link.peers),
-            compute=tuple(samples.computes[rank].compute for rank in sorted(samples.computes)),
-            training=merged_training(samples.trains, ranks, device),
-            strategies=merged_strategies(samples.strategies, ranks, device),
-            data_loading=merged_loading(samples.loadings, ranks),
-            not_run=({"peer": no_peers[0]} if no_peers else {})
-            | ({"data": samples.no_data} if samples.no_data else {}),
+            compute=tuple(sample.compute for sample in samples.last(messages.ComputeSample).values()),
+            training=merged_training(samples.last(messages.TrainSample), ranks, device),
+            strategies=merged_strategies(samples.taken, ranks, device),
+            data_loading=merged_loading(loadings, ranks),
+            not_run=({"peer": no_peers[0]} if no_peers else {}) | ({"data": no_data[-1]} if no_data else {}),
         )
         return Repetition(measured, samples.ended_s)

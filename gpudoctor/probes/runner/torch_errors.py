@@ -1,15 +1,113 @@
-"""What an error of torch means and what to do about it."""
+"""Whether this torch can run the probes, and what its errors mean."""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
+import torch.distributed as dist
 
+from gpudoctor.facts.model.measurements import TorchView
+from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.error_texts import Kind, meaning_of
-from gpudoctor.probes.runner.messages import RankFailure
+from gpudoctor.probes.runner.messages import RankFailure, TorchSeen
+from gpudoctor.probes.runner.rank_starter import visible_gpus
 
-# What torch raises; and what we raise where a torch is not as those that we know. All of it is told
+if TYPE_CHECKING:
+    from gpudoctor.probes.runner.rank import Rank
+
+OLDEST_TORCH = (2, 4)
+_cuda: Any = torch.cuda  # not annotated everywhere
+
+
+class UnusableTorchError(Exception):
+    """This torch cannot run the probes; the text says why and what to install."""
+
+
+def torch_version(version: str = str(torch.__version__)) -> tuple[int, ...]:
+    """The first two numbers of a version of torch, else of this one's."""
+    return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+
+
+def too_old(version: str) -> str | None:
+    """Why a torch of this version cannot run the probes; None if it is new enough."""
+    if torch_version(version) >= OLDEST_TORCH:
+        return None
+    return f"torch {version} is too old for the probes: 2.4 or newer is needed"
+
+
+def torch_view(rank: Rank) -> TorchView:
+    """What torch reports of itself and, on a GPU rank, of the GPUs that CUDA opens for it."""
+    cuda = torch.version.cuda
+    uuids: tuple[str, ...] | Missing = () if cuda is None else Missing("CPU ranks do not open the GPUs")
+    error: str | None = None
+    if rank.on_gpu and cuda is not None:
+        try:
+            _cuda.init()  # where CUDA does not start, device_count() answers 0 and does not say why
+            uuids = _opened_uuids()
+        except (RuntimeError, torch.cuda.DeferredCudaCallError) as failure:
+            error = in_one_line(failure)
+            uuids = Missing(error, "failed")
+    nccl = None
+    if cuda is not None and dist.is_available() and dist.is_nccl_available():
+        nccl = ".".join(str(part) for part in _cuda.nccl.version())
+    return TorchView(
+        torch=str(torch.__version__),
+        cuda=cuda,
+        nccl=nccl,
+        cuda_available=torch.cuda.is_available(),
+        device_count=torch.cuda.device_count(),
+        visible_uuids=uuids,
+        error=error,
+    )
+
+
+def _opened_uuids() -> tuple[str, ...] | Missing:
+    found = []
+    for index in range(torch.cuda.device_count()):
+        uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+        if uuid is None:
+            return Missing("this torch does not tell UUIDs", "unsupported")
+        found.append(str(uuid) if str(uuid).startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+    return tuple(found)
+
+
+def require_usable(rank: Rank, view: TorchView) -> None:
+    """Raise if this torch cannot do the job, or not on this rank's GPU."""
+    why_old = too_old(view.torch)
+    if why_old is not None:
+        raise UnusableTorchError(why_old)
+    if not dist.is_available():
+        raise UnusableTorchError(f"this torch ({view.torch}) was built without torch.distributed")
+    if not rank.on_gpu:
+        return
+    if view.cuda is None:
+        raise UnusableTorchError(f"this torch ({view.torch}) has no CUDA: install a CUDA build of torch")
+    if not dist.is_nccl_available():
+        raise UnusableTorchError(f"this torch ({view.torch}) was built without NCCL")
+    wanted = rank.job.gpu_uuids[rank.number]
+    given = len(visible_gpus(rank.number, rank.job.gpu_uuids, rank.job.probes))
+    if view.error is not None:
+        raise RuntimeError(view.error)
+    if not 1 <= view.device_count <= given:  # a device cgroup may hide the others' GPUs from this process
+        raise RuntimeError(f"torch sees {view.device_count} GPUs where CUDA_VISIBLE_DEVICES names {given} ({wanted})")
+    if isinstance(view.visible_uuids, tuple) and wanted.startswith("GPU-") and view.visible_uuids[0] != wanted:
+        raise RuntimeError(f"torch opened {view.visible_uuids[0]} where {wanted} was asked for")
+    try:
+        # Makes the context, where a GPU in exclusive mode refuses, and runs a kernel.
+        float(torch.ones(1, device=rank.device).add(1))
+    except RuntimeError as error:
+        if "no kernel image" not in str(error):
+            raise
+        major, minor = torch.cuda.get_device_capability()
+        text = f"this torch ({view.torch}) has no code for a GPU of compute capability {major}.{minor}"
+        rank.send(TorchSeen(msgspec.structs.replace(view, error=text)))
+        raise UnusableTorchError(text) from error
+
+
+# What torch raises; and what we raise where a torch is not as those that we know. All of it is sent
 # to the parent, since a rank that just dies would be taken for the work of a GPU.
 FAILURES = (
     RuntimeError,

@@ -1,32 +1,34 @@
-"""Where a strategy trains: it gives the step; the bench takes the steps, measures them and compares the results."""
+"""Where a strategy trains: it gives the step; the bench takes the steps, measures them and compares the results.
+
+They are compared with those of the same steps taken by one rank alone.
+"""
 
 from __future__ import annotations
 
-import gc
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from gpudoctor.facts.model.measured_strategies import StrategyMemory, StrategyRank, StrategyReference, StrategyShape
 from gpudoctor.facts.model.missing import Missing
+from gpudoctor.probes.runner.device import give_back
+from gpudoctor.probes.runner.merge import finite
 from gpudoctor.probes.runner.messages import StrategySample
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.strategies.memory import KeptForBackward
-from gpudoctor.probes.strategies.model import STEPS, batch_of, build_optimizer, build_transformer
-from gpudoctor.probes.strategies.reference import Alone, memory_of
-from gpudoctor.probes.strategies.traffic import TrafficCounter
-from gpudoctor.probes.strategies.transformer import Transformer
+from gpudoctor.probes.strategies.memory import KeptForBackward, TrafficCounter, memory_of, whole_weights
+from gpudoctor.probes.strategies.model import STEPS, Batch, batch_of, build_optimizer, build_transformer
+from gpudoctor.probes.strategies.transformer import Transformer, loss_of
 
 Step = Callable[[int], "torch.Tensor | None"]
-Holds = Callable[[], "tuple[Iterable[torch.Tensor], Any]"]
-Weights = Callable[[], "Mapping[str, torch.Tensor]"]
 
 _STUMBLES_AT = 5
 _ONE_PROCESS = Missing("one process does it all")
@@ -67,52 +69,56 @@ class Bench:
     def reference(self) -> StrategyReference:
         """The steps on this rank alone, as the parent receives them."""
         alone = self._alone["fp32"]
-        losses = tuple(map(_finite, alone.losses))
-        losses_bf16 = tuple(map(_finite, self._alone["bf16"].losses)) if self.has_bf16 else ()
+        losses = tuple(map(finite, alone.losses))
+        losses_bf16 = tuple(map(finite, self._alone["bf16"].losses)) if self.has_bf16 else ()
         return StrategyReference(alone.parameters, losses, losses_bf16, alone.step_ms, alone.memory)
 
     def begin_variant(self) -> None:
         """Let go of what the variant before has left, and note what is there all the same: no part of this one's."""
-        gc.collect()  # DDP keeps itself alive in circles
+        give_back(self._rank)
         if self._rank.on_gpu:
-            torch.cuda.empty_cache()
             self.at_first_bytes = torch.cuda.memory_allocated()
 
     def model(self) -> Transformer:
         """A fresh model on this rank's device, with the weights that all ranks begin with."""
         return build_transformer(self.shape, self._rank.device)
 
-    def optimizer(self, parameters: Any, *, fused: bool = False) -> torch.optim.AdamW:
-        """The optimizer of every strategy.
-
-        `fused`: in one operation for all parameters of a group, for DTensors, whose handling one by one takes as
-        long on a CPU as the rest of the step.
-        """
-        return build_optimizer(parameters, fused=fused)
-
-    def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, step: int) -> Batch:
         """Tokens and targets of all ranks together."""
         return batch_of(self.shape, step, self._rank.device)
 
-    def part(self, step: int, index: int, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def part(self, step: int, index: int, parts: int) -> Batch:
         """One of `parts` equal parts of the batch."""
         tokens, targets = self.batch(step)
         size = self.shape.batch // parts
         return tokens[index * size : (index + 1) * size], targets[index * size : (index + 1) * size]
 
+    def own_part(self, step: int) -> Batch:
+        """This rank's part of the batch, of as many as there are ranks."""
+        return self.part(step, self._rank.number, self._rank.world_size)
+
     def train(
-        self, variant: Variant, step: Step, *, holds: Holds, weights: Weights, alone: bool = False
+        self,
+        variant: Variant,
+        step: Step,
+        model: nn.Module,
+        optimizer: Any,
+        *,
+        parameters: Callable[[], Iterable[torch.Tensor]] | None = None,
+        weights: Callable[[], Mapping[str, torch.Tensor]] | None = None,
+        alone: bool = False,
     ) -> StrategyRank:
         """Take the steps, compare the results, send them to the parent, and return them.
 
-        `step` begins with zero_grad, ends with the optimizer's step and gives the loss of its part of the batch;
-        `holds` gives parameters and optimizer; `weights` gives, by the model's names, each tensor that this rank
-        has, whole. `alone`: no other rank takes part.
+        `step` begins with zero_grad, ends with the optimizer's step and gives the loss of its part of the batch.
+        `optimizer`: anything with a `state`, or None. `parameters`: what this rank holds of them, if not those of
+        `model`; `weights`: by the model's names, each tensor that this rank has, whole, if `whole_weights` does not
+        give them. `alone`: no other rank takes part.
         """
-        rank = self._rank
+        rank, parameters = self._rank, parameters or model.parameters
         rank.phase(f"{variant.name} step", "strategy")
         losses, times_ms = [], []
-        kept, traffic = KeptForBackward(holds()[0]), TrafficCounter()
+        kept, traffic = KeptForBackward(parameters()), TrafficCounter()
         if rank.on_gpu:
             torch.cuda.reset_peak_memory_stats()
         for number in range(STEPS):
@@ -130,13 +136,13 @@ class Bench:
                 losses.append(step(number))
                 rank.synchronize()
             times_ms.append((time.monotonic_ns() - began_ns) / 1e6)
-        memory = self._memory(memory_of(*holds(), _OF_THREADS if alone else kept.most_bytes))
+        memory = self._memory(memory_of(parameters(), optimizer, _OF_THREADS if alone else kept.most_bytes))
         with nullcontext() if alone else rank.blocked():
-            found = dict(weights())
+            found = dict((weights or partial(whole_weights, model))())
         error, worst, compared = self._compared(found, variant.dtype)
         result = StrategyRank(
             rank=rank.number,
-            losses=tuple(_finite(float(loss)) for loss in losses if loss is not None),
+            losses=tuple(finite(float(loss)) for loss in losses if loss is not None),
             weights_error=error,
             compared=compared,
             memory=memory,
@@ -152,7 +158,7 @@ class Bench:
     def _expected_losses(self, variant: Variant) -> tuple[float | None, ...]:
         if not variant.own_part:
             return ()
-        return tuple(_finite(losses[self._rank.number]) for losses in self._alone[variant.dtype].part_losses)
+        return tuple(finite(losses[self._rank.number]) for losses in self._alone[variant.dtype].part_losses)
 
     def _memory(self, counted: StrategyMemory) -> StrategyMemory:
         if not self._rank.on_gpu:
@@ -174,7 +180,7 @@ class Bench:
                 worst, name_of_worst = error, name
             if not math.isfinite(error):
                 break
-        return _finite(worst), name_of_worst, compared
+        return finite(worst), name_of_worst, compared
 
     def _missing(self, found: Mapping[str, torch.Tensor], *, alone: bool) -> tuple[str, ...]:
         """The names that no rank has given."""
@@ -186,5 +192,79 @@ class Bench:
         return tuple(name for name, has in zip(names, given.tolist(), strict=True) if not has)
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+class Alone:
+    """The result of the steps on one device: `losses`, `weights` by name (on the CPU), time and memory.
+
+    `part_losses`: for each step the loss of each of `parts` equal parts of the batch.
+    `bf16`: forward and backward in bf16 on a copy of the weights, which themselves stay fp32; what FSDP's mixed
+    precision does, so that a strategy is compared with equal work and not with other rounding.
+    """
+
+    def __init__(self, shape: StrategyShape, device: torch.device, *, parts: int, bf16: bool = False) -> None:
+        at_first_bytes = _begin_peak(device)
+        model = build_transformer(shape, device)
+        worker = build_transformer(shape, device).to(torch.bfloat16) if bf16 else model
+        optimizer = build_optimizer(model.parameters())
+        losses: list[torch.Tensor] = []
+        part_losses: list[list[torch.Tensor]] = []
+        times_ms: list[float] = []
+        kept = KeptForBackward(worker.parameters())
+        for step in range(STEPS):
+            began_ns = time.monotonic_ns()
+            optimizer.zero_grad()
+            if step == STEPS - 1:
+                with kept.counting():
+                    logits, targets, loss = _gradients(shape, device, step, worker)
+            else:
+                logits, targets, loss = _gradients(shape, device, step, worker)
+            losses.append(loss)
+            if worker is not model:
+                _hand_over_gradients(worker, model)
+            optimizer.step()
+            if worker is not model:
+                _hand_over_weights(model, worker)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            times_ms.append((time.monotonic_ns() - began_ns) / 1e6)
+            part_losses.append([loss_of(*part) for part in zip(logits.chunk(parts), targets.chunk(parts), strict=True)])
+        self.losses = [float(loss) for loss in losses]
+        self.part_losses = [[float(loss) for loss in step_losses] for step_losses in part_losses]
+        self.weights = {name: weight.detach().cpu() for name, weight in model.named_parameters()}
+        self.parameters = sum(weight.numel() for weight in model.parameters())
+        self.step_ms = statistics.median(times_ms[1:-1])
+        self.memory = memory_of(model.parameters(), optimizer, kept.most_bytes)
+        if device.type == "cuda":
+            peak_bytes = torch.cuda.max_memory_allocated() - at_first_bytes
+            self.memory = msgspec.structs.replace(self.memory, peak_bytes=peak_bytes)
+
+
+def _begin_peak(device: torch.device) -> int:
+    """Begin to look for the peak of a GPU's memory; gives what is allocated before."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def _gradients(
+    shape: StrategyShape, device: torch.device, step: int, model: nn.Module
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits, targets and loss of a step whose gradients are there now."""
+    tokens, targets = batch_of(shape, step, device)
+    logits = model(tokens)
+    loss = loss_of(logits, targets)
+    torch.autograd.backward(loss)
+    return logits.detach(), targets, loss.detach()
+
+
+def _hand_over_gradients(worker: nn.Module, model: nn.Module) -> None:
+    for low, full in zip(worker.parameters(), model.parameters(), strict=True):
+        assert low.grad is not None
+        full.grad = low.grad.float()
+        low.grad = None
+
+
+def _hand_over_weights(model: nn.Module, worker: nn.Module) -> None:
+    with torch.no_grad():
+        for low, full in zip(worker.parameters(), model.parameters(), strict=True):
+            low.copy_(full)

@@ -13,7 +13,7 @@ from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
 from gpudoctor.probes.strategies.ddp import wrapped
 from gpudoctor.probes.strategies.memory import KeptForBackward
-from gpudoctor.probes.strategies.model import train_step
+from gpudoctor.probes.strategies.model import build_optimizer, train_step
 from gpudoctor.probes.strategies.transformer import Transformer, loss_of
 
 
@@ -25,12 +25,12 @@ def run_checkpointing(rank: Rank, bench: Bench) -> None:
     model.recompute = _recomputed(rank)
     with rank.blocked():
         ddp = wrapped(rank, model)
-    optimizer = bench.optimizer(model.parameters())
+    optimizer = build_optimizer(model.parameters())
     bench.train(
         Variant("checkpointing", figures=figures, own_part=True),
-        lambda number: train_step(ddp, optimizer, bench.part(number, rank.number, rank.world_size)),
-        holds=lambda: (model.parameters(), optimizer),
-        weights=lambda: dict(model.named_parameters()),
+        lambda number: train_step(ddp, optimizer, bench.own_part(number)),
+        model,
+        optimizer,
     )
 
 
@@ -47,18 +47,18 @@ def _compared_once(rank: Rank, bench: Bench) -> dict[str, float]:
         bench.begin_variant()
         model = bench.model()
         model.recompute = recompute
-        _pass(model, bench, rank)  # what is allocated once, by a library, belongs to neither
+        _pass(model, bench)  # what is allocated once, by a library, belongs to neither
         model.zero_grad()
         if rank.on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        losses.append(_pass(model, bench, rank))
+        losses.append(_pass(model, bench))
         if rank.on_gpu:
             figures[f"{name}_peak_bytes"] = float(torch.cuda.max_memory_allocated() - bench.at_first_bytes)
         gradients.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
         model.zero_grad()
         kept = KeptForBackward(model.parameters())
         with kept.counting():
-            _pass(model, bench, rank)
+            _pass(model, bench)
         figures[f"{name}_kept_bytes"] = float(kept.most_bytes)
     plain, again = gradients
     errors = [abs(losses[1] - losses[0]) / abs(losses[0])]
@@ -69,8 +69,8 @@ def _compared_once(rank: Rank, bench: Bench) -> dict[str, float]:
     return figures
 
 
-def _pass(model: Transformer, bench: Bench, rank: Rank) -> float:
-    tokens, targets = bench.part(0, rank.number, rank.world_size)
+def _pass(model: Transformer, bench: Bench) -> float:
+    tokens, targets = bench.own_part(0)
     loss = loss_of(model(tokens), targets)
     torch.autograd.backward(loss)
     return float(loss.detach())

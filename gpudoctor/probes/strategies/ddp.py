@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
-from gpudoctor.probes.strategies.model import MICRO_BATCHES, OPTIMIZER_OPTIONS, train_step
+from gpudoctor.probes.strategies.model import MICRO_BATCHES, OPTIMIZER_OPTIONS, build_optimizer, train_step
 from gpudoctor.probes.strategies.transformer import loss_of
 
 _SPOILT_BEFORE = 4
@@ -26,7 +26,7 @@ def _train(rank: Rank, bench: Bench, name: str, micro_batches: int) -> None:
     model = bench.model()
     with rank.blocked():
         ddp = wrapped(rank, model)
-    optimizer = bench.optimizer(model.parameters())
+    optimizer = build_optimizer(model.parameters())
 
     def step(number: int) -> torch.Tensor:
         if number == _SPOILT_BEFORE and rank.injected("desync"):
@@ -44,12 +44,7 @@ def _train(rank: Rank, bench: Bench, name: str, micro_batches: int) -> None:
         optimizer.step()
         return loss
 
-    bench.train(
-        Variant(name, figures={"micro_batches": float(micro_batches)}, own_part=True),
-        step,
-        holds=lambda: (model.parameters(), optimizer),
-        weights=lambda: dict(model.named_parameters()),
-    )
+    bench.train(Variant(name, figures={"micro_batches": float(micro_batches)}, own_part=True), step, model, optimizer)
 
 
 def run_zero1(rank: Rank, bench: Bench) -> None:
@@ -63,9 +58,9 @@ def run_zero1(rank: Rank, bench: Bench) -> None:
 
     bench.train(
         Variant("zero1", own_part=True),
-        lambda number: train_step(ddp, optimizer, bench.part(number, rank.number, rank.world_size)),
-        holds=lambda: (model.parameters(), optimizer.optim),
-        weights=lambda: dict(model.named_parameters()),
+        lambda number: train_step(ddp, optimizer, bench.own_part(number)),
+        model,
+        optimizer.optim,
     )
 
 

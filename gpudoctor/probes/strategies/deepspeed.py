@@ -12,6 +12,7 @@ from torch import nn
 
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
+from gpudoctor.probes.strategies.model import build_optimizer
 from gpudoctor.probes.strategies.transformer import loss_of
 
 STAGES = (1, 2, 3)
@@ -25,14 +26,16 @@ def run_deepspeed(rank: Rank, bench: Bench) -> None:
         bench.begin_variant()
         engine, *_ = deepspeed.initialize(
             model=bench.model(),
-            optimizer=bench.optimizer,  # it is called with the parameters as DeepSpeed divides them
+            optimizer=build_optimizer,  # it is called with the parameters as DeepSpeed divides them
             config=_settings(stage, bench.shape.batch // rank.world_size),
             dist_init_required=False,
         )
         bench.train(
             Variant(f"zero-{stage}", own_part=True),
             functools.partial(_step, rank, bench, engine, stage),
-            holds=functools.partial(_kept, engine, stage),
+            engine.module,
+            engine.optimizer.optimizer,
+            parameters=functools.partial(_held, engine, stage),
             weights=functools.partial(_whole_weights, deepspeed, engine, stage),
         )
         engine.destroy()
@@ -72,23 +75,21 @@ def _settings(stage: int, batch: int) -> dict[str, Any]:
 
 
 def _step(rank: Rank, bench: Bench, engine: Any, stage: int, number: int) -> torch.Tensor:
-    tokens, targets = bench.part(number, rank.number, rank.world_size)
+    tokens, targets = bench.own_part(number)
     loss = loss_of(engine(tokens), targets)
     engine.backward(loss)
     engine.step()  # clears the gradients itself
     if rank.injected("desync"):
-        drift = next(iter(_kept(engine, stage)[0]))
+        drift = next(iter(_held(engine, stage)))
         with torch.no_grad():
             drift.add_(_DRIFT)  # after every step: DeepSpeed gathers the weights anew in each
     return loss.detach()
 
 
-def _kept(engine: Any, stage: int) -> tuple[Iterable[torch.Tensor], Any]:
-    """What this rank holds between two steps: of stage 3 its parts of the parameters."""
+def _held(engine: Any, stage: int) -> Iterable[torch.Tensor]:
+    """The parameters that this rank holds between two steps: of stage 3 its parts of them."""
     parameters: list[Any] = list(engine.module.parameters())
-    if stage == 3:
-        parameters = [parameter.ds_tensor for parameter in parameters]
-    return parameters, engine.optimizer.optimizer
+    return [parameter.ds_tensor for parameter in parameters] if stage == 3 else parameters
 
 
 def _whole_weights(deepspeed: Any, engine: Any, stage: int) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner.messages import StrategyLeftOut
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
-from gpudoctor.probes.strategies.model import train_step
+from gpudoctor.probes.strategies.model import build_optimizer, train_step
 
 
 def run_dp(rank: Rank, bench: Bench) -> None:
@@ -33,7 +33,7 @@ def run_dp(rank: Rank, bench: Bench) -> None:
 def _train(rank: Rank, bench: Bench, devices: list[int]) -> None:
     model = bench.model()
     parallel = nn.DataParallel(model, device_ids=devices)
-    optimizer = bench.optimizer(model.parameters())
+    optimizer = build_optimizer(model.parameters())
     figures: dict[str, float] = {}
 
     def step(number: int) -> torch.Tensor:
@@ -45,10 +45,4 @@ def _train(rank: Rank, bench: Bench, devices: list[int]) -> None:
         figures["first_gpu_extra_bytes"] = float(peaks[0] - bench.at_first_bytes - max(peaks[1:]))
         return loss
 
-    bench.train(
-        Variant("dp", figures=figures),
-        step,
-        holds=lambda: (model.parameters(), optimizer),
-        weights=lambda: dict(model.named_parameters()),
-        alone=True,
-    )
+    bench.train(Variant("dp", figures=figures), step, model, optimizer, alone=True)

@@ -18,7 +18,7 @@ from gpudoctor.probes.runner.messages import StrategyLeftOut
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
 from gpudoctor.probes.strategies.memory import whole_weights
-from gpudoctor.probes.strategies.model import train_step
+from gpudoctor.probes.strategies.model import build_optimizer, train_step
 from gpudoctor.probes.strategies.transformer import TransformerBlock
 
 _Dtype = Literal["fp32", "bf16"]
@@ -79,7 +79,7 @@ def _fully_shard(rank: Rank, bench: Bench, dtype: _Dtype) -> _Sharded:
     for block in model.blocks.values():
         fully_shard(block, **options)
     fully_shard(model, **options)
-    return model, bench.optimizer(model.parameters(), fused=True), lambda: whole_weights(model)
+    return model, build_optimizer(model.parameters(), fused=True), lambda: whole_weights(model)
 
 
 def _wrap(rank: Rank, bench: Bench, dtype: _Dtype) -> _Sharded:
@@ -104,7 +104,7 @@ def _wrap(rank: Rank, bench: Bench, dtype: _Dtype) -> _Sharded:
         with FullyShardedDataParallel.summon_full_params(model, writeback=False):
             return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
-    return model, bench.optimizer(model.parameters()), weights
+    return model, build_optimizer(model.parameters()), weights
 
 
 def _train(rank: Rank, bench: Bench, name: str, dtype: _Dtype, shard: _Shard) -> None:
@@ -113,14 +113,9 @@ def _train(rank: Rank, bench: Bench, name: str, dtype: _Dtype, shard: _Shard) ->
 
     def step(number: int) -> torch.Tensor:
         with _one_gather_skipped() if skips and number == _SKIPS_AT else nullcontext():
-            return train_step(model, optimizer, bench.part(number, rank.number, rank.world_size))
+            return train_step(model, optimizer, bench.own_part(number))
 
-    bench.train(
-        Variant(name, dtype, own_part=True),
-        step,
-        holds=lambda: (model.parameters(), optimizer),
-        weights=weights,
-    )
+    bench.train(Variant(name, dtype, own_part=True), step, model, optimizer, weights=weights)
 
 
 @contextmanager

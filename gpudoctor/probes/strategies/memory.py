@@ -1,12 +1,29 @@
-"""What a train holds, in bytes: counted from the storages of its tensors, since a CPU has no count of its own."""
+"""What a train holds and gives to others, in bytes: counted here, since a CPU has no counters of its own."""
 
 from __future__ import annotations
 
+import importlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from gpudoctor.facts.model.measured_strategies import StrategyMemory
+from gpudoctor.facts.model.missing import Missing
+
+_Storage: Any = torch.UntypedStorage
+_NAMESPACES = ("c10d", "_c10d_functional")
+_NO_TRAFFIC = (
+    *("wait_tensor", "_wrap_tensor_autograd", "recv_", "recv_any_source_"),
+    *("barrier", "monitored_barrier_"),
+)
+# What DTensor sends, it sends inside its own handling, which sees the mode only if that handling comes first.
+_HANDLED_FIRST = ("DTensor", "AsyncCollectiveTensor")
 
 
 def held_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
@@ -39,6 +56,18 @@ def optimizer_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
     if optimizer is not None:
         for state in optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+
+def memory_of(parameters: Any, optimizer: Any, activations_bytes: int | Missing) -> StrategyMemory:
+    """What a train holds when the gradients are still there; `optimizer`: anything with a `state`, or None."""
+    parameters = list(parameters)
+    return StrategyMemory(
+        parameters_bytes=held_bytes(parameters),
+        gradients_bytes=held_bytes(parameter.grad for parameter in parameters),
+        optimizer_bytes=held_bytes(optimizer_tensors(optimizer)),
+        activations_bytes=activations_bytes,
+        peak_bytes=Missing("CPU ranks have no memory of their own"),
+    )
 
 
 class KeptForBackward:
@@ -93,3 +122,102 @@ class _Kept:
 def _taken_out(kept: Any) -> torch.Tensor:
     tensor: torch.Tensor = kept.tensor if isinstance(kept, _Kept) else kept
     return tensor
+
+
+class TrafficCounter(TorchDispatchMode):
+    """While it is active, `sent_bytes` grows by the size of each collective and send.
+
+    The size is that of the larger of input and output, as nccl-tests count it; what is received was counted where
+    it was sent.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sent_bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(kind.__name__ in _HANDLED_FIRST for kind in types):
+            return NotImplemented
+        found = func(*args, **(kwargs or {}))
+        if func.namespace in _NAMESPACES and _name_of(func) not in _NO_TRAFFIC:
+            self.sent_bytes += max(_bytes_in(args), _bytes_in(found))
+        return found
+
+
+def _name_of(func: Callable[..., Any]) -> str:
+    return str(func).split(".")[1]
+
+
+def _bytes_in(values: Any) -> int:
+    """Bytes of the largest of the tensors and lists of tensors among these."""
+    if isinstance(values, torch.Tensor):
+        return values.numel() * values.element_size()
+    if isinstance(values, (list, tuple)):
+        if values and all(isinstance(value, torch.Tensor) for value in values):
+            return sum(_bytes_in(value) for value in values)
+        return max((_bytes_in(value) for value in values), default=0)
+    return 0
+
+
+def _dtensor() -> type:
+    try:
+        from torch.distributed.tensor import DTensor
+    except ImportError:  # torch 2.4
+        return importlib.import_module("torch.distributed._tensor").DTensor  # type: ignore[no-any-return]
+    return DTensor
+
+
+class LiveBytes(TorchDispatchMode):
+    """Inside `with`: counts every storage that an operation of this thread makes, until it is freed or made smaller.
+
+    What a kernel takes and gives back within one operation is not seen; nor is what C++ holds aside.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._live: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self.now_bytes = self.peak_bytes = 0
+        self._resize = _Storage.resize_
+        self._wrapper = _dtensor()
+
+    def __enter__(self) -> LiveBytes:
+        def resize(storage: Any, size: int) -> Any:  # FSDP frees what it gathered by this, which is no operation
+            resized = self._resize(storage, size)
+            self._note(storage)
+            return resized
+
+        _Storage.resize_ = resize
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _Storage.resize_ = self._resize
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self._wrapper in types:  # it holds nothing itself: when it is unwrapped, what is within comes by here
+            return NotImplemented
+        made = func(*args, **(kwargs or {}))
+        for value in tree_iter(made):
+            if type(value) in (torch.Tensor, torch.nn.Parameter):  # no fake ones, and no wrappers
+                self._note(value.untyped_storage())
+        return made
+
+    def _note(self, storage: Any) -> None:
+        """Count a storage; again where its size has changed."""
+        key, size = storage._cdata, storage.nbytes()
+        before = self._live.get(key)
+        if before is None or before[0]() is None:
+            self._live[key] = (weakref.ref(storage, partial(self._gone, key)), size)
+        else:
+            self._live[key] = (before[0], size)
+        self.now_bytes += size - (before[1] if before else 0)
+        self.peak_bytes = max(self.peak_bytes, self.now_bytes)
+
+    def _gone(self, key: int, _: object) -> None:
+        _, size = self._live.pop(key)
+        self.now_bytes -= size

@@ -4,46 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import msgspec
-
 from gpudoctor.facts.model.measured_strategies import Strategies, StrategyRun
 from gpudoctor.facts.model.measurements import Device
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.runner import messages
 
-_Message = messages.StrategyShared | messages.StrategySample | messages.StrategyLeftOut
 
+def merged_strategies(
+    samples: Iterable[tuple[int, messages.ProbeSample]], world_size: int, device: Device
+) -> Strategies | None:
+    """Every variant that any rank came through; None if the strategies were not begun.
 
-class StrategySamples(msgspec.Struct):
-    """All messages about strategies: samples by variant and rank, in the order in which they came."""
-
+    `samples` are those of all probes, each with its rank; variants follow in the order in which they came.
+    """
     shared: messages.StrategyShared | None = None
-    samples: dict[tuple[str, str], dict[int, messages.StrategySample]] = {}
-    left_out: dict[str, Missing] = {}
-
-    def take(self, rank: int, message: _Message) -> None:
-        """A rank has come through a variant, or not."""
-        if isinstance(message, messages.StrategyShared):
-            self.shared = message
-        elif isinstance(message, messages.StrategySample):
-            self.samples.setdefault((message.strategy, message.variant), {})[rank] = message
-        elif message.strategy not in self.left_out or message.why.kind == "failed":
+    variants: dict[tuple[str, str], dict[int, messages.StrategySample]] = {}
+    not_run: dict[str, Missing] = {}
+    for rank, sample in samples:
+        if isinstance(sample, messages.StrategyShared):
+            shared = sample
+        elif isinstance(sample, messages.StrategySample):
+            variants.setdefault((sample.strategy, sample.variant), {})[rank] = sample
+        elif isinstance(sample, messages.StrategyLeftOut) and (
             # of several reasons, one that was an attempt
-            self.left_out[message.strategy] = message.why
-
-
-def merged_strategies(samples: StrategySamples, world_size: int, device: Device) -> Strategies | None:
-    """Every variant that any rank came through; None if the strategies were not begun."""
-    if samples.shared is None:
+            sample.strategy not in not_run or sample.why.kind == "failed"
+        ):
+            not_run[sample.strategy] = sample.why
+    if shared is None:
         return None
     return Strategies(
         device=device,
         world_size=world_size,
-        shape=samples.shared.shape,
-        steps=samples.shared.steps,
-        reference=samples.shared.reference,
-        runs=tuple(_run(strategy, variant, row) for (strategy, variant), row in samples.samples.items()),
-        not_run=dict(samples.left_out),
+        shape=shared.shape,
+        steps=shared.steps,
+        reference=shared.reference,
+        runs=tuple(_run(strategy, variant, row) for (strategy, variant), row in variants.items()),
+        not_run=not_run,
     )
 
 

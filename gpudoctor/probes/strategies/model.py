@@ -70,7 +70,11 @@ def build_transformer(shape: StrategyShape, device: torch.device) -> Transformer
 
 
 def build_optimizer(parameters: Any, *, fused: bool = False) -> torch.optim.AdamW:
-    """AdamW as every strategy uses it; `parameters` as any optimizer takes them."""
+    """AdamW as every strategy uses it; `parameters` as any optimizer takes them.
+
+    `fused`: in one operation for all parameters of a group, for DTensors, whose handling one by one takes as
+    long on a CPU as the rest of the step.
+    """
     return torch.optim.AdamW(parameters, **OPTIMIZER_OPTIONS, fused=fused)
 
 

@@ -1,14 +1,18 @@
-"""Pipeline parallelism: each rank a stage of the layers, a batch in microbatches, by GPipe and by 1F1B."""
+"""Pipeline parallelism: each rank a stage of the layers, a batch in microbatches, by GPipe and by 1F1B; its bubble."""
 
 from __future__ import annotations
 
-import functools
+import time
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
+from gpudoctor.probes.runner.device import ms_since, timing_event
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
-from gpudoctor.probes.strategies.pipeline_bubble import measured_bubble
+from gpudoctor.probes.strategies.model import build_optimizer
 from gpudoctor.probes.strategies.pipeline_schedule import (
     SCHEDULES,
     ScheduleName,
@@ -17,16 +21,16 @@ from gpudoctor.probes.strategies.pipeline_schedule import (
     layers_of_stage,
     most_held,
 )
-from gpudoctor.probes.strategies.pipeline_steps import (
-    PipelineStep,
-    SendRecvPipeline,
-    Stages,
-    TorchPipeline,
-    torch_runs_schedules,
-)
+from gpudoctor.probes.strategies.pipeline_steps import Stages, pipeline_step, torch_runs_schedules
 from gpudoctor.probes.strategies.transformer import loss_of
 
 _MICROBATCHES_A_STAGE = 2
+_FORWARD_MS = 5.0  # long against a transfer of some bytes; the backward takes twice that, as matrices do
+_BACKWARD_TIMES = 2
+_REPEATS = 2
+_WIDTH = 64
+_SIDE = 2048  # of the matrices that keep a GPU at work
+_TRIED_PRODUCTS = 20
 
 
 def run_pipeline(rank: Rank, bench: Bench) -> None:
@@ -41,31 +45,125 @@ def _train(rank: Rank, bench: Bench, stages: Stages, schedule: ScheduleName, *, 
     microbatches = _MICROBATCHES_A_STAGE * stages.count
     module = bench.model()
     module.keep_layers(layers_of_stage(bench.shape.layers, stages.index, stages.count))
-    optimizer = bench.optimizer(module.parameters())
-    play: PipelineStep
-    if torchs_own:
-        play = TorchPipeline(stages, module, schedule, microbatches, loss_of)
-    else:
-        boundary = (bench.shape.sequence, bench.shape.width)
-        play = SendRecvPipeline(stages, module, schedule, microbatches, loss_of, boundary)
+    optimizer = build_optimizer(module.parameters())
+    boundary = (bench.shape.sequence, bench.shape.width)
+    play = pipeline_step(stages, module, schedule, microbatches, loss_of, boundary, torchs_own=torchs_own)
     figures = {
         "stages": float(stages.count),
         "microbatches": float(microbatches),
         "microbatches_held": float(most_held(actions_of(schedule, 0, stages.count, microbatches))),
         "bubble_share_expected": bubble_share(stages.count, microbatches),
-        "bubble_share": measured_bubble(rank, stages, schedule, microbatches, torchs_own=torchs_own),
+        "bubble_share": _measured_bubble(rank, stages, schedule, microbatches, torchs_own=torchs_own),
         "torch_schedule": float(torchs_own),
     }
-    bench.train(
-        Variant(schedule, figures=figures),
-        functools.partial(_step, bench, optimizer, play),
-        holds=lambda: (module.parameters(), optimizer),
-        weights=lambda: dict(module.named_parameters()),
-    )
+
+    def step(number: int) -> torch.Tensor | None:
+        optimizer.zero_grad()
+        loss = play(*bench.batch(number))
+        optimizer.step()
+        return loss
+
+    bench.train(Variant(schedule, figures=figures), step, module, optimizer)
 
 
-def _step(bench: Bench, optimizer: torch.optim.Optimizer, play: PipelineStep, number: int) -> torch.Tensor | None:
-    optimizer.zero_grad()
-    loss = play(*bench.batch(number))
-    optimizer.step()
-    return loss
+def _measured_bubble(
+    rank: Rank, stages: Stages, schedule: ScheduleName, microbatches: int, *, torchs_own: bool
+) -> float:
+    """The share of a step in which the stages have nothing to do: 1 - work / step, of the best of a few steps.
+
+    Measured with stages that all take the same time. Those of a small model do not: the first embeds, the last has the
+    head, and CPU ranks share cores. Here each stage works for a fixed time instead (a CPU rank sleeps, which needs no
+    core), so that what is left is schedule and transfers.
+    """
+    pace = _Pace(rank)
+    play = pipeline_step(stages, _Paced(pace), schedule, microbatches, _mean, (_WIDTH,), torchs_own=torchs_own)
+    batch = torch.ones(microbatches, _WIDTH, device=rank.device)
+    shares = []
+    for _ in range(1 + _REPEATS):
+        pace.forget()
+        rank.barrier()
+        start_ns = time.monotonic_ns()
+        with rank.blocked():
+            play(batch, batch)
+            rank.synchronize()
+        work_ms = torch.tensor([pace.passed_ms()])
+        # A step is over when the last stage is; in whole microseconds, since ranks agree on integers.
+        step_ms = -rank.smallest(-round(ms_since(start_ns) * 1e3)) / 1e3
+        with rank.blocked():
+            dist.all_reduce(work_ms)
+        shares.append(max(0.0, 1 - float(work_ms) / stages.count / step_ms))
+    return min(shares[1:])  # the first sets the transfers up
+
+
+def _mean(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return output.mean()
+
+
+class _Pace:
+    """Takes a fixed time, and notes how long that was: the same products on each GPU, a sleep on a CPU rank."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._matrix = torch.ones(_SIDE, _SIDE, device=rank.device) / _SIDE if rank.on_gpu else None
+        self._slept_ms: list[float] = []
+        self._events: list[tuple[Any, Any]] = []
+        self._products = _TRIED_PRODUCTS
+        if rank.on_gpu:
+            self._products = rank.from_rank_zero(self._products_for_pace())
+
+    def __call__(self, times: int) -> None:
+        if self._matrix is None:
+            start_ns = time.monotonic_ns()
+            time.sleep(times * _FORWARD_MS / 1e3)
+            self._slept_ms.append(ms_since(start_ns))
+            return
+        began, ended = timing_event(), timing_event()
+        began.record()
+        for _ in range(times * self._products):
+            torch.mm(self._matrix, self._matrix)
+        ended.record()
+        self._events.append((began, ended))
+
+    def forget(self) -> None:
+        self._slept_ms.clear()
+        self._events.clear()
+
+    def passed_ms(self) -> float:
+        """How long all calls took since `forget`; on a GPU only once it has done them."""
+        return sum(self._slept_ms) + sum(float(began.elapsed_time(ended)) for began, ended in self._events)
+
+    def _products_for_pace(self) -> int:
+        for _ in range(2):  # the first sets the library up
+            self.forget()
+            self(1)
+            torch.cuda.synchronize()
+        return max(1, round(_TRIED_PRODUCTS * _FORWARD_MS / self.passed_ms()))
+
+
+class _Paced(nn.Module):
+    """Gives its input on, after a while; so does its backward."""
+
+    def __init__(self, pace: _Pace) -> None:
+        super().__init__()
+        self._pace = pace
+        self.factor = nn.Parameter(torch.ones(()))  # a stage without weights would have nothing to do backward
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The input, unchanged."""
+        slowed: torch.Tensor = _slowed(hidden * self.factor, self._pace)
+        return slowed
+
+
+class _Slowed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, pace: _Pace) -> torch.Tensor:
+        ctx.pace = pace
+        pace(1)
+        return hidden.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.pace(_BACKWARD_TIMES)
+        return gradient, None
+
+
+_slowed: Any = _Slowed.apply  # not annotated

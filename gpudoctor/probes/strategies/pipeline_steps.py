@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from gpudoctor.probes.runner.torch_errors import torch_version
 from gpudoctor.probes.strategies.pipeline_schedule import Action, ScheduleName, actions_of, transfers_before
 
 # On gloo 2.13 runs it; 2.9 sends 8 bytes where it receives 4, and aborts the process. Nothing in between was tried.
@@ -128,7 +129,7 @@ class SendRecvPipeline:
 
 def _gradient_edge(output: torch.Tensor) -> Any:
     """What a backward pass can begin at without the tensor's values; the tensor itself in torch before 2.6."""
-    if _torch_version() < (2, 6):
+    if torch_version() < (2, 6):
         return output
     from torch.autograd.graph import get_gradient_edge
 
@@ -161,10 +162,22 @@ class TorchPipeline:
         return None
 
 
+def pipeline_step(
+    stages: Stages,
+    module: nn.Module,
+    schedule: ScheduleName,
+    microbatches: int,
+    loss: Loss,
+    boundary: tuple[int, ...],
+    *,
+    torchs_own: bool,
+) -> PipelineStep:
+    """This rank's stage in a schedule, by torch's own implementation if `torchs_own`; the rest as SendRecvPipeline."""
+    if torchs_own:
+        return TorchPipeline(stages, module, schedule, microbatches, loss)
+    return SendRecvPipeline(stages, module, schedule, microbatches, loss, boundary)
+
+
 def torch_runs_schedules() -> bool:
     """Whether this torch's own schedules are known to come to their end on CPU ranks and GPUs."""
-    return _torch_version() >= TORCH_SCHEDULES_SINCE
-
-
-def _torch_version() -> tuple[int, ...]:
-    return tuple(int(part) for part in str(torch.__version__).split("+")[0].split(".")[:2])
+    return torch_version() >= TORCH_SCHEDULES_SINCE

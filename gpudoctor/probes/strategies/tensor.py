@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -10,8 +9,8 @@ from torch import nn
 
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
-from gpudoctor.probes.strategies.memory import local_part, whole_weights
-from gpudoctor.probes.strategies.model import train_step
+from gpudoctor.probes.strategies.memory import local_part
+from gpudoctor.probes.strategies.model import build_optimizer, train_step
 from gpudoctor.probes.strategies.transformer import Transformer
 
 # What is split by columns (its outputs) and what by rows (its inputs): one sum over the ranks for each pair.
@@ -31,7 +30,7 @@ def run_tensor(rank: Rank, bench: Bench) -> None:
         split_head(model, mesh)
     if rank.injected("wrong-shard"):
         spoil_shard(model, bench.model(), rank.number, rank.world_size)
-    optimizer = bench.optimizer(split_and_whole(model), fused=True)
+    optimizer = build_optimizer(split_and_whole(model), fused=True)
     figures = {"shards": float(rank.world_size)}
     wrong = wrong_shards(model, bench.model(), rank.number, rank.world_size)
     if wrong:
@@ -39,8 +38,8 @@ def run_tensor(rank: Rank, bench: Bench) -> None:
     bench.train(
         Variant("tensor", figures=figures),
         lambda number: train_step(model, optimizer, bench.batch(number)),
-        holds=lambda: (model.parameters(), optimizer),
-        weights=functools.partial(whole_weights, model),
+        model,
+        optimizer,
     )
 
 

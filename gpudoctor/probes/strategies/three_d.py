@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.strategies.bench import Bench, Variant
-from gpudoctor.probes.strategies.memory import whole_weights
+from gpudoctor.probes.strategies.model import build_optimizer
 from gpudoctor.probes.strategies.pipeline_schedule import bubble_share, layers_of_stage
 from gpudoctor.probes.strategies.pipeline_steps import SendRecvPipeline, Stages
 from gpudoctor.probes.strategies.tensor import split_and_whole, split_blocks, split_head
@@ -47,7 +46,7 @@ def run_3d(rank: Rank, bench: Bench) -> None:
     with rank.blocked():
         split_blocks(model, mesh["tensor"])
         split_head(model, mesh["tensor"])
-    optimizer = bench.optimizer(split_and_whole(model), fused=True)
+    optimizer = build_optimizer(split_and_whole(model), fused=True)
     boundary = (bench.shape.sequence, bench.shape.width)
     play = SendRecvPipeline(stages, model, "1f1b", _MICROBATCHES, loss_of, boundary)
 
@@ -65,12 +64,7 @@ def run_3d(rank: Rank, bench: Bench) -> None:
         "microbatches": float(_MICROBATCHES),
         "bubble_share_expected": bubble_share(_STAGES, _MICROBATCHES),
     }
-    bench.train(
-        Variant("3d", figures=figures),
-        step,
-        holds=lambda: (model.parameters(), optimizer),
-        weights=functools.partial(whole_weights, model),
-    )
+    bench.train(Variant("3d", figures=figures), step, model, optimizer)
 
 
 def _average(model: nn.Module, group: Any, copies: int) -> None:

@@ -116,8 +116,8 @@ class TransformerBlock(nn.Module):
         super().__init__()
         self.attention_norm, self.mlp_norm = _hidden_norm(shape), _hidden_norm(shape)
         self.attention, self.mlp = Attention(shape, tp), Mlp(shape, tp)
-        self.after_attention = _hidden_norm(shape) if shape.more_norms else nn.Identity()
-        self.after_mlp = _hidden_norm(shape) if shape.more_norms else nn.Identity()
+        self.after_attention = _hidden_norm(shape) if shape.norms > 2 else nn.Identity()
+        self.after_mlp = _hidden_norm(shape) if shape.norms > 2 else nn.Identity()
 
     def forward(self, x: torch.Tensor, rotary: _Rotary | None) -> torch.Tensor:
         x = x + self.after_attention(self.attention(self.attention_norm(x), rotary))

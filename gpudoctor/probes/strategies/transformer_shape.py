@@ -1,4 +1,4 @@
-"""The dimensions of the transformer that strategies and plan verification train. No torch."""
+"""The dimensions of a decoder-only transformer, as strategies, plan and plan verification know it. No torch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import msgspec
 
 
 class TransformerShape(msgspec.Struct, frozen=True):
-    """The dimensions of a decoder-only transformer, named as in the plan's ModelShape; always one expert.
+    """`heads` and `kv_heads` of `head_dim` each; `ffn` is the inner width of the MLP.
 
-    `positions`: learned positions; rotary ones if 0. Norms are RMSNorm unless they have a bias or `layer_norm`.
-    `more_norms`: norms after attention and MLP too. `embedding_std`: of the token embedding at the start.
+    `gated`: the MLP has three matrices (SwiGLU, GeGLU) and not two. `tied`: the head is the embedding. `positions`:
+    learned positions; rotary ones if 0. `norms` a layer: four if attention and MLP have one behind them too. They are
+    RMSNorm unless they have a bias or `layer_norm`. `embedding_std`: of the token embedding at the start.
     """
 
     layers: int
@@ -22,12 +23,12 @@ class TransformerShape(msgspec.Struct, frozen=True):
     positions: int = 0
     gated: bool = True
     tied: bool = False
+    norms: int = 2
     norm_bias: bool = False
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
     head_bias: bool = False
-    more_norms: bool = False
     qk_norm: bool = False
     layer_norm: bool = False
     embedding_std: float = 0.02

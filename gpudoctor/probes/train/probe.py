@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import hashlib
-import math
 import statistics
 from contextlib import suppress
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from gpudoctor.facts.model.measurements import BucketStep, Swap
 from gpudoctor.probes.collective.probe import contributions_to_the_sum
-from gpudoctor.probes.compute.core_turns import CoreTurns, take_turns
 from gpudoctor.probes.link.peer_copies import device_of
+from gpudoctor.probes.runner.device import add_bytes, timing_event
+from gpudoctor.probes.runner.merge import finite
 from gpudoctor.probes.runner.messages import TrainSample
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.train.sanity_model import Data, Shape, build_model, shape_for
+from gpudoctor.probes.train.core_turns import CoreTurns, take_turns
+from gpudoctor.probes.train.sanity_model import Data, Shape, Work, build_model, calibrated_batch, shape_for
 from gpudoctor.probes.train.steps import BLOCKS, DEFAULT_BUCKET_MB, STEPS_PER_BLOCK, Train, solo_step_ms
-from gpudoctor.probes.train.work import Work, calibrated_batch
 
 # Two ranks change their GPUs: does slowness stay with the GPU, or with the process and its CPUs?
 
@@ -41,7 +39,7 @@ def swap_suspect(rank: Rank, shape: Shape, model: nn.Module, batch: int, own_ms:
         return None
     if rank.smallest(torch.cuda.device_count()) < rank.world_size:
         return None
-    times_ms = _gathered(rank, own_ms)
+    times_ms = [theirs for [theirs] in rank.gathered([own_ms])]
     order = sorted(range(rank.world_size), key=times_ms.__getitem__)
     suspect, partner = order[-1], order[(len(order) - 1) // 2]
     if times_ms[suspect] < _SUSPICIOUS * times_ms[partner]:
@@ -55,7 +53,7 @@ def swap_suspect(rank: Rank, shape: Shape, model: nn.Module, batch: int, own_ms:
         with suppress(RuntimeError):
             swapped_ms = _compute_ms(rank, shape, model, batch, device_of(rank.number, other))
     rank.barrier()
-    found = _gathered(rank, swapped_ms)
+    found = [theirs for [theirs] in rank.gathered([swapped_ms])]
     if not (found[suspect] and found[partner]):
         return None
     return Swap(
@@ -75,7 +73,7 @@ def _compute_ms(rank: Rank, shape: Shape, model: nn.Module, batch: int, device: 
         data = Data(shape, batch, rank.world_size, device).first_batch_of(rank.number)
         work, times_ms = Work(rank, shape), []
         for _ in range(_WARM_UP + _STEPS):
-            start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+            start, end = timing_event(), timing_event()
             start.record()
             work(there, data)
             end.record()
@@ -85,13 +83,6 @@ def _compute_ms(rank: Rank, shape: Shape, model: nn.Module, batch: int, device: 
         del there, data
         torch.cuda.empty_cache()
     return statistics.median(times_ms[_WARM_UP:])
-
-
-def _gathered(rank: Rank, value: float) -> list[float]:
-    everybody = [torch.zeros(1, dtype=torch.float64) for _ in range(rank.world_size)]
-    with rank.blocked():
-        dist.all_gather(everybody, torch.tensor([value], dtype=torch.float64))
-    return [float(theirs) for theirs in everybody]
 
 
 _WARM_UP_GPU, _WARM_UP_CPU = 8, 3  # DDP rebuilds its buckets, libraries set themselves up
@@ -139,7 +130,7 @@ def run_training(rank: Rank) -> None:
             blocks=blocks,
             cycles_ms=turns.cycles_ms,
             rotated=turns.rotated,
-            losses=tuple(_finite(loss) for loss in train.losses),
+            losses=tuple(finite(float(loss)) for loss in train.losses),
             weights_sha256=_sha256(parameters),
             contribution_ok=None if contributions is None else contributions.ok,
             gradient_error=gradient_error,
@@ -178,12 +169,5 @@ def _bucket_steps(rank: Rank, shape: Shape, model: nn.Module, data: Data) -> tup
 def _sha256(parameters: list[nn.Parameter]) -> str:
     digest = hashlib.sha256()
     for parameter in parameters:
-        values = parameter.detach().cpu().contiguous()
-        # Straight from memory: torch gives out bytes only through numpy, which may be missing.
-        digest.update((ctypes.c_char * (values.numel() * values.element_size())).from_address(values.data_ptr()))
+        add_bytes(digest, parameter.detach())
     return digest.hexdigest()
-
-
-def _finite(loss: torch.Tensor) -> float | None:
-    value = float(loss)
-    return value if math.isfinite(value) else None

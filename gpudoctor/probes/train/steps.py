@@ -18,11 +18,10 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
+from gpudoctor.probes.runner.device import Stopwatch, ms_since
 from gpudoctor.probes.runner.messages import StepBlock
 from gpudoctor.probes.runner.rank import Rank
-from gpudoctor.probes.runner.stopwatch import Stopwatch, ms_since
-from gpudoctor.probes.train.sanity_model import Batch, Data, Shape
-from gpudoctor.probes.train.work import Work, flat_gradient
+from gpudoctor.probes.train.sanity_model import Batch, Data, Shape, Work, flat_gradient
 
 BLOCKS = 2
 STEPS_PER_BLOCK = 15

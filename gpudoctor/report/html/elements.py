@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from xml.etree.ElementTree import Element, tostring
 
 from gpudoctor.checks.core.finding import Status
@@ -10,6 +11,9 @@ from gpudoctor.exits import printable
 
 Child = Element | str | None
 Value = str | int | float | bool | None
+
+# nothing is loaded, nothing runs, nothing is sent: a browser holds to it whatever stands in the page
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 # what stands within a sentence; all else gets a line of its own, so that the difference of two pages can be read
 _WITHIN = frozenset(("b", "code", "i", "span", "strong"))
@@ -54,6 +58,23 @@ def lines(text: str, **attributes: Value) -> Element:
     # the parser drops a line end right after the tag
     made.text = "\n" + "\n".join(printable(line) for line in text.split("\n"))
     return made
+
+
+def page(title: str, *body: Child, css: str = "") -> str:
+    """A page of ours, with the style of all of them and `css` behind it: no script, nothing loaded from anywhere."""
+    style = element("style")
+    style.text = "\n" + (Path(__file__).parent / "page.css").read_text(encoding="utf-8") + css
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("meta", name="referrer", content="no-referrer"),
+        element("title", title),
+        style,
+    )
+    return document(element("html", head, element("body", *body), lang="en"))
 
 
 def document(root: Element) -> str:

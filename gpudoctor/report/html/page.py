@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from pathlib import Path
 from shlex import join
 from xml.etree.ElementTree import Element
 
 from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status, worst
 from gpudoctor.checks.core.runner import CheckResult
-from gpudoctor.report.html.elements import Child, append, banner, chip, document, element, section, tally
+from gpudoctor.report.html.elements import Child, append, banner, chip, element, page, section, tally
 from gpudoctor.report.html.facts import facts_part
 from gpudoctor.report.html.figures import figures_part
 from gpudoctor.report.html.matrices import topology
@@ -118,31 +117,12 @@ def _words(finding: Finding) -> str:
     return f"{words} (explained by {finding.explained_by})" if finding.explained_by else words
 
 
-# nothing is loaded, nothing runs, nothing is sent: a browser holds to it whatever stands in the page
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-
-
 def render_html(report: Report, *, raw_facts: bool = True) -> str:
     """One self-contained page: no script, nothing loaded from anywhere; the same report gives the same bytes.
 
     `raw_facts`: also the facts as JSON, where the report has them. Text from outside stays text.
     """
-    return document(element("html", _head(report), element("body", *_body(report, raw_facts)), lang="en"))
-
-
-def _head(report: Report) -> Element:
-    style = element("style")
-    style.text = "\n" + (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
-    return element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("meta", name="referrer", content="no-referrer"),
-        element("title", f"{_word(report)} {_host(report)}: gpudoctor report"),
-        style,
-    )
+    return page(f"{_word(report)} {_host(report)}: gpudoctor report", *_body(report, raw_facts))
 
 
 def _body(report: Report, raw_facts: bool) -> Iterator[Child]:

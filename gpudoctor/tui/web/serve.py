@@ -11,8 +11,7 @@ from pathlib import Path
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable, say
 from gpudoctor.http.address import ListenAddress, is_host, listen_address
-from gpudoctor.http.listener import BoundedListener
-from gpudoctor.process.ending import ENDING_SIGNALS
+from gpudoctor.http.listener import BoundedListener, ended_by_signal
 from gpudoctor.process.own_program import own_gpudoctor
 from gpudoctor.tui.start import TuiRequest, opened
 from gpudoctor.tui.web.session import DEFAULT_ADDRESS, BrowserAccess, token_of
@@ -72,15 +71,7 @@ def run_server(command: Sequence[str], where: ListenAddress, gate: BrowserAccess
 
 
 async def _serve(server: ScreenServer, where: ListenAddress) -> int:
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[int] = loop.create_future()
-
-    def end(number: int) -> None:
-        if not ended.done():
-            ended.set_result(128 + number)
-
-    for number in ENDING_SIGNALS:
-        loop.add_signal_handler(number, end, number)
+    ended = ended_by_signal()
     sockets = where.listening_sockets()
     runner = web.AppRunner(server.app(), shutdown_timeout=_SHUTDOWN_S)
     async with serving(runner, sockets, server.connections):

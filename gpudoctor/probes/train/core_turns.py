@@ -17,8 +17,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
-import torch
-import torch.distributed as dist
 
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.train.steps import Train
@@ -49,7 +47,7 @@ def take_turns(rank: Rank, train: Train) -> CoreTurns:
             for _ in range(max(6, _BLOCKS // layouts)):
                 cycles.append(_cycle(rank, train, cores))
             late = rank.from_rank_zero(int(time.monotonic() - began > _BUDGET_S))
-            if late or precise_enough(_of_all_ranks(rank, cycles)):
+            if late or precise_enough(rank.gathered(cycles)):
                 break
     return CoreTurns(tuple(cycles), rotated=bool(cores))
 
@@ -103,11 +101,3 @@ def _own_affinity() -> Iterator[None]:
     finally:
         if before:
             os.sched_setaffinity(0, before)
-
-
-def _of_all_ranks(rank: Rank, cycles: list[float]) -> list[list[float]]:
-    mine = torch.tensor(cycles, dtype=torch.float64)
-    everybody = [torch.zeros_like(mine) for _ in range(rank.world_size)]
-    with rank.blocked():
-        dist.all_gather(everybody, mine)
-    return [[float(value) for value in theirs] for theirs in everybody]
