@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpudoctor.exits import OK, write_stdout
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor.report import json
-else:
-    json = lazy("gpudoctor.report.json")
 
 # the documents beside the report, and their types
 _TYPES = {

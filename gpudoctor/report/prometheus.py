@@ -6,8 +6,9 @@ import datetime
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, get_args
 
-from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status, Subject, worst
+from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status, worst
 from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.checks.core.subject import Subject
 from gpudoctor.report.metric_units import metric_unit
 from gpudoctor.report.model import Report, Verdict, suppressed_in
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from io import StringIO
 from itertools import groupby, zip_longest
 from shlex import quote
@@ -16,10 +16,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gpudoctor.checks.core.finding import WORST_FIRST, Status, worst
+from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Status, worst
 from gpudoctor.checks.core.registry import LEVELS
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.driver.responsive import WAKING
+from gpudoctor.exits import is_terminal
 from gpudoctor.facts.captures import ABSENT
 from gpudoctor.report.model import Report, held_words, is_above, suppressed_in
 from gpudoctor.report.text_blocks import STYLES, grouped_label, plain, problems, status_word
@@ -193,9 +194,7 @@ def _tail(report: Report) -> Iterator[Text]:
     yield Text.assemble(word, plain(f"  {verdict_words(report)}{aside}"))
     if more := also_paste(report):
         yield plain(more)
-    worst_check = next(
-        (r.id for status in (Status.FAIL, Status.UNKNOWN, Status.WARN) for r in report.checks if r.status is status), ""
-    )
+    worst_check = next((r.id for status in PROBLEMS for r in report.checks if r.status is status), "")
     if worst_check:
         again = f"gpudoctor check {worst_check.partition('.')[0]} -v{_same_node(report.run.argv)}"
         yield plain(f"Next:  gpudoctor explain {worst_check}  |  {again}")
@@ -274,18 +273,12 @@ def terminal_width() -> int:
     return get_terminal_size((100, 24)).columns
 
 
-def wants_color(asked: str, environ: Mapping[str, str], *, is_terminal: bool) -> bool:
-    """--color, then NO_COLOR and FORCE_COLOR, then whether a terminal reads it."""
+def output_color(asked: str, *, to_file: bool) -> bool:
+    """--color, then NO_COLOR and FORCE_COLOR, then whether a terminal shows it; for a file --color alone."""
     if asked != "auto":
         return asked == "always"
-    if environ.get("NO_COLOR"):
+    if to_file or os.environ.get("NO_COLOR"):
         return False
-    if environ.get("FORCE_COLOR"):
+    if os.environ.get("FORCE_COLOR"):
         return True
-    return is_terminal and environ.get("TERM") != "dumb"
-
-
-def output_color(asked: str, *, to_file: bool) -> bool:
-    """The same for what goes to stdout, or into a file, which no terminal's variable concerns."""
-    is_terminal = not to_file and sys.stdout is not None and sys.stdout.isatty()
-    return wants_color(asked, {} if to_file else os.environ, is_terminal=is_terminal)
+    return is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb"

@@ -9,14 +9,7 @@ from gpudoctor.exits import printable
 from gpudoctor.units import rate_number
 
 # what the health words look like; the word itself always stands there
-STYLE_OF = {
-    "FAIL": "fail",
-    "LOST": "fail",
-    "warn": "warn",
-    "unknown": "unknown",
-    "ok": "ok",
-    "-": "dim",
-}
+STYLE_OF = {"FAIL": "fail", "LOST": "fail", "warn": "warn", "unknown": "unknown", "ok": "ok", "-": "dim"}
 
 # why clocks are held, the most telling first; what a healthy GPU shows at rest comes last
 _HELD = {

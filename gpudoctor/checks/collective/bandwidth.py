@@ -7,22 +7,11 @@ from collections.abc import Iterator
 from gpudoctor.checks.collective.correct import CORRECT, rank_count
 from gpudoctor.checks.collective.expected_busbw import LIMITS, Bound, expected_busbw
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.gpu_use import use_of_gpu
 from gpudoctor.checks.core.probe_outcome import absent, not_judged, on_gpus, problems_of, rank_gpu, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.measurements import Collective
 from gpudoctor.facts.model.missing import known
 from gpudoctor.units import short_size

@@ -8,7 +8,7 @@ import msgspec
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Expected, Finding, fail, ok, skip, unread
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, fail, ok, skip, unread
 from gpudoctor.checks.core.probe_outcome import (
     absent,
     judged_problems,
@@ -18,6 +18,7 @@ from gpudoctor.checks.core.probe_outcome import (
     ranks_in_words,
 )
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.units import short_size
 
 # nccl-tests' names

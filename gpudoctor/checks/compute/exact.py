@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Finding, Found, fail, ok, unknown
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, unknown
 from gpudoctor.checks.core.peer_ranks import by_model, silent
 from gpudoctor.checks.core.probe_outcome import (
     absent,
@@ -18,6 +18,7 @@ from gpudoctor.checks.core.probe_outcome import (
     ranks_in_words,
 )
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.measured_compute import ComputeRank
 from gpudoctor.facts.model.missing import known
 from gpudoctor.profiles.peers import majority

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from gpudoctor.checks.compute.exact import EXACT
 from gpudoctor.checks.compute.rates import MeasuredRate, Yardstick, judged_rate, not_measured
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import NODE, Evidence, Finding, skip
+from gpudoctor.checks.core.finding import Evidence, Finding, skip
 from gpudoctor.checks.core.peer_ranks import against_others, by_model, silent
 from gpudoctor.checks.core.probe_outcome import not_judged, on_gpus, rank_gpu, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.measured_compute import ComputeRank
 
@@ -37,17 +38,8 @@ _PEAK_WARN_SHARE = Limit(
     impact="slow-gpu",
     level="full",
     needs_gpu=False,
-    limits=(
-        _PEER_WARN_SHARE,
-        _PEER_FAIL_SHARE,
-        _ACHIEVED_WARN_SHARE,
-        _ACHIEVED_FAIL_SHARE,
-        _PEAK_WARN_SHARE,
-    ),
-    explains=(
-        "train.balance",
-        "burn.drift",
-    ),
+    limits=(_PEER_WARN_SHARE, _PEER_FAIL_SHARE, _ACHIEVED_WARN_SHARE, _ACHIEVED_FAIL_SHARE, _PEAK_WARN_SHARE),
+    explains=("train.balance", "burn.drift"),
 )
 def gemm(case: Case) -> Iterator[Finding]:
     """Judge the first type measured (bf16, or fp16 before Ampere) by the siblings and by what is known of the model."""

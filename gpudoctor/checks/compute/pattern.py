@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.compute.exact import EXACT, corruption_steps
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import NODE, Evidence, Finding, Found, fail, ok, unknown, unread
+from gpudoctor.checks.core.finding import Evidence, Finding, Found, fail, ok, unknown, unread
 from gpudoctor.checks.core.peer_ranks import silent
 from gpudoctor.checks.core.probe_outcome import absent, not_judged, on_gpus, problems_of, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.units import short_size
 

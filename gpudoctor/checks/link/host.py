@@ -57,10 +57,7 @@ _PEER_FAIL_SHARE = Limit(0.60, "of the others' median", "gpudoctor's own choice"
     level="full",
     needs_gpu=False,
     limits=(_WARN_SHARE, _FAIL_SHARE, _VM_FAIL_SHARE, _PEER_WARN_SHARE, _PEER_FAIL_SHARE),
-    explains=(
-        "link.peer",
-        Explains(("link.*", "compute.*", "train.*", "burn.*"), anywhere=True, gaps=True),
-    ),
+    explains=("link.peer", Explains(("link.*", "compute.*", "train.*", "burn.*"), anywhere=True, gaps=True)),
 )
 def host(case: Case) -> Iterator[Finding]:
     """Judge the slower direction of each GPU, copying alone, by its link and by its peers on equal links."""

@@ -6,19 +6,7 @@ from collections.abc import Iterable, Iterator
 from math import isfinite
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    Status,
-    fail,
-    ok,
-    unknown,
-    unread,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, fail, ok, unknown, unread
 from gpudoctor.checks.core.probe_outcome import (
     absent,
     judged_problems,
@@ -28,6 +16,7 @@ from gpudoctor.checks.core.probe_outcome import (
     rank_subject,
     ranks_in_words,
 )
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.measured_strategies import Strategies, StrategyRank, StrategyRun
 from gpudoctor.units import seconds_text, short_mib
 

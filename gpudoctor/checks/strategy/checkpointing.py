@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import NODE, Evidence, Expected, Finding, Found, Status, fail, ok, warn
+from gpudoctor.checks.core.finding import Evidence, Expected, Finding, Found, Status, fail, ok, warn
 from gpudoctor.checks.core.probe_outcome import rank_subject
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.strategy.agreement import ADVICE, FP32_ERROR, judged_strategy, runs_of
 from gpudoctor.facts.model.measured_strategies import StrategyRun
 from gpudoctor.units import short_mib

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import NODE, Finding, unknown
+from gpudoctor.checks.core.finding import Finding, unknown
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.strategy.agreement import BF16_ERROR, FP32_ERROR, judged_strategy, runs_of
 from gpudoctor.checks.strategy.library import library_absent, library_case
 from gpudoctor.checks.strategy.memory_shares import judged_shares

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import NODE, Finding, ok
+from gpudoctor.checks.core.finding import Finding, ok
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, runs_of
 from gpudoctor.units import short_mib
 

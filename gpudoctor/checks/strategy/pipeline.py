@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, warn
 from gpudoctor.checks.core.probe_outcome import on_gpus, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, runs_of
 from gpudoctor.facts.model.measured_strategies import StrategyRun
 from gpudoctor.units import short_mib

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import NODE, Finding, unread
+from gpudoctor.checks.core.finding import Finding, unread
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.strategy.agreement import BF16_ERROR, FP32_ERROR, judged_strategy
 from gpudoctor.checks.strategy.library import library_absent, library_case
 

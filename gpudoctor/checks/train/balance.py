@@ -5,21 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.probe_outcome import not_judged, rank_gpu, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.under_load import load_of
 from gpudoctor.checks.train.straggler import Deviation, SlowData, Thresholds, causes, deviations, shared_with, slow_data
 from gpudoctor.checks.train.sync import SYNC, no_training
@@ -50,10 +39,7 @@ _LIMITS = (_WARN_RATIO, _FAIL_RATIO, _EXCESS_MS, _LAST_IN_SHARE, _DATA_EXCESS_MS
     level="standard",
     needs_gpu=False,
     limits=_LIMITS,
-    explains=(
-        "train.scaling",
-        "train.utilization",
-    ),
+    explains=("train.scaling", "train.utilization"),
 )
 def balance(case: Case) -> Iterator[Finding]:
     """Name the rank whose compute or data time stands out, with its cause if facts show one."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import NODE, Finding, Found, ok, skip
+from gpudoctor.checks.core.finding import Finding, Found, ok, skip
 from gpudoctor.checks.core.probe_outcome import not_judged, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.train.sync import SYNC, no_training
 
 BUCKET = "train.bucket"

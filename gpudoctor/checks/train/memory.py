@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
 from gpudoctor.checks.core.probe_outcome import not_judged, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.under_load import median
 from gpudoctor.checks.train.sync import SYNC, no_training
 from gpudoctor.facts.model.missing import Missing

@@ -7,7 +7,7 @@ from math import isfinite
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Expected, Finding, Found, fail, ok, unknown, unread
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unknown, unread
 from gpudoctor.checks.core.probe_outcome import (
     absent,
     judged_problems,
@@ -17,6 +17,7 @@ from gpudoctor.checks.core.probe_outcome import (
     ranks_in_words,
 )
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.measurements import Training
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import majority
@@ -43,10 +44,7 @@ _GRADIENT_ERROR = Limit(
     level="standard",
     needs_gpu=False,
     limits=(_GRADIENT_ERROR,),
-    explains=(
-        Explains(("train.*", "burn.*"), anywhere=True, gaps=True),
-        Explains(("strategy.*",), anywhere=True),
-    ),
+    explains=(Explains(("train.*", "burn.*"), anywhere=True, gaps=True), Explains(("strategy.*",), anywhere=True)),
 )
 def sync(case: Case) -> Iterator[Finding]:
     """Fail if weights differ between ranks, a gradient is wrong, or the loss did not fall."""

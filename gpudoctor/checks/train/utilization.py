@@ -5,22 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    of_gpu,
-    ok,
-    skip,
-    unknown,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, warn
 from gpudoctor.checks.core.finding import unread as not_read
 from gpudoctor.checks.core.probe_outcome import absent, not_judged, on_gpus, problems_of, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.core.under_load import highest_of, median, median_of, telemetry_of
 from gpudoctor.checks.train.sync import SYNC
 from gpudoctor.facts.model.gpu import Gpu

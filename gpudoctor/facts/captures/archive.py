@@ -5,19 +5,15 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.bundle import FACTS, MANIFEST
 from gpudoctor.facts.captures.opened import unpacked
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     import tarfile
     import zipfile
-else:
-    tarfile = lazy("tarfile")
-    zipfile = lazy("zipfile")
 
 MAX_MEMBERS = 1000
 MAX_BYTES = 512 * 1024 * 1024  # of all members, unpacked

@@ -7,16 +7,13 @@ import hashlib
 import io
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.facts_file import Loaded, load_json, load_measurements
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     import tarfile
-else:
-    tarfile = lazy("tarfile")
 
 FOLDER = "gpudoctor-bundle"
 FACTS, REPORT, KERNEL, VERSIONS, MANIFEST = "facts.json", "report.json", "kernel.log", "versions.json", "MANIFEST"

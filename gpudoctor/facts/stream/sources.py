@@ -15,9 +15,9 @@ from gpudoctor.facts.kernel_log.tail import KernelTail
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import KernelEvent, Node
 from gpudoctor.facts.stream.messages import Opening, Tick
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor.facts import collect
     from gpudoctor.facts.captures import source
     from gpudoctor.facts.simulated import live, load
@@ -25,17 +25,10 @@ if TYPE_CHECKING:
     from gpudoctor.facts.stream import host as live_host
     from gpudoctor.facts.stream import processes as live_processes
     from gpudoctor.facts.stream import recording
+
+if TYPE_CHECKING:
     from gpudoctor.facts.stream.driver import DriverWatch
     from gpudoctor.facts.stream.recording import Recording
-else:
-    source = lazy("gpudoctor.facts.captures.source")
-    collect = lazy("gpudoctor.facts.collect")
-    live = lazy("gpudoctor.facts.simulated.live")
-    load = lazy("gpudoctor.facts.simulated.load")
-    live_driver = lazy("gpudoctor.facts.stream.driver")
-    live_host = lazy("gpudoctor.facts.stream.host")
-    live_processes = lazy("gpudoctor.facts.stream.processes")
-    recording = lazy("gpudoctor.facts.stream.recording")
 
 
 class StreamSource(Protocol):

@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import join
 from xml.etree.ElementTree import Element
 
-from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status, worst
+from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Finding, Status, worst
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.report.html.elements import Child, append, banner, chip, document, element, section, tally
 from gpudoctor.report.html.facts import facts_part
@@ -19,8 +19,6 @@ from gpudoctor.report.text import domain_words, verdict_words
 from gpudoctor.report.text_blocks import expected_words, explained_by, grouped_label, problem_groups
 
 # What is wrong, as cards, and every check with its findings, by domain.
-
-_OPEN = (Status.FAIL, Status.UNKNOWN, Status.WARN)
 
 
 def problem_cards(report: Report) -> Element | None:
@@ -80,7 +78,7 @@ def _fold(status: Status, name: str, words: str, results: Iterable[CheckResult])
     title = element("summary", chip(status), " ", element("b", name), " ", element("span", words, class_="words"))
     rows = (_check_row(result) for result in results)
     body = element("table", element("tbody", *rows), class_="checks")
-    return element("details", title, body, class_="domain", open=status in _OPEN)
+    return element("details", title, body, class_="domain", open=status in PROBLEMS)
 
 
 def _check_row(result: CheckResult) -> Element:

@@ -7,14 +7,7 @@ from gpudoctor.facts.model.missing import known
 from gpudoctor.report.tables.table import Column, Table, cell
 from gpudoctor.units import MIB, seconds_text, short_size, three_digits
 
-_TITLES = (
-    "workers",
-    "samples/s",
-    "GB/s",
-    "slowest rank",
-    "first batch",
-    "shm, MiB",
-)  # 80 columns hold them
+_TITLES = ("workers", "samples/s", "GB/s", "slowest rank", "first batch", "shm, MiB")  # 80 columns hold them
 
 
 def loading_tables(measured: Measurements) -> list[Table]:

@@ -39,13 +39,10 @@ class LinksPane(DrawnPane):
     LinksPane.-beside #links-body { layout: horizontal; }
     LinksPane.-beside #links-details { margin: 0 0 0 2; }
     """
-    BINDINGS = [
-        Binding("m", "next_metric", "Metric"),
-        Binding("r", "measure", "Measure links"),
-    ]
+    BINDINGS = [Binding("m", "next_metric", "Metric"), Binding("r", "measure", "Measure links")]
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self._metric: Metric | None = None  # None: the best there is
         self._drawn: Drawn | None = None
         self._drawn_from: tuple[Metric, Node | None, Report | None] = ("topology", None, None)

@@ -10,7 +10,7 @@ from textual.content import Content
 from textual.widgets import DataTable, Static
 
 from gpudoctor.facts.stream.messages import ProcessTick
-from gpudoctor.tui.panes.pane import DrawnPane, put
+from gpudoctor.tui.panes.pane import FILTER_KEYS, FilteredPane, put
 from gpudoctor.tui.panes.process_rows import (
     CYCLE,
     HEADINGS,
@@ -30,7 +30,7 @@ _COMMAND_WIDTH_MIN = 12
 _PADDING = 1
 
 
-class ProcessesPane(DrawnPane):
+class ProcessesPane(FilteredPane):
     """A table that keeps its cursor on the same process while others come and go; the whole command stands below."""
 
     DEFAULT_CSS = """
@@ -44,12 +44,11 @@ class ProcessesPane(DrawnPane):
     """
     BINDINGS = [
         Binding("o", "next_order", "Sort"),
-        Binding("slash", "filter", "Filter", key_display="/"),
-        Binding("escape", "drop_filter", "Clear filter", show=False),
+        *FILTER_KEYS,
     ]
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self._order: Column = "gpu"
         self._rows: dict[str, ProcessTick] = {}  # by row key, in the order shown
         self._drawn: dict[tuple[str, Column], str] = {}
@@ -63,7 +62,7 @@ class ProcessesPane(DrawnPane):
 
     def on_resize(self, event: events.Resize) -> None:
         # the columns' widths are fixed but for the last, which takes the rest
-        self._table.clear(columns=True)
+        self._listed.clear(columns=True)
         self._rows, self._drawn = {}, {}
         self._draw()
 
@@ -71,19 +70,6 @@ class ProcessesPane(DrawnPane):
         """Sort by the next of GPU, memory, CPU and user."""
         place = CYCLE.index(self._order) + 1 if self._order in CYCLE else 0
         self._sort_by(CYCLE[place % len(CYCLE)])
-
-    def action_filter(self) -> None:
-        self.query_one(FilterLine).open()
-
-    def action_drop_filter(self) -> None:
-        self.query_one(FilterLine).drop()
-
-    @on(FilterLine.Filtered)
-    def _filtered(self, event: FilterLine.Filtered) -> None:
-        event.stop()
-        if event.done:
-            self._table.focus()
-        self._draw()
 
     @on(DataTable.HeaderSelected)
     def _heading(self, event: DataTable.HeaderSelected) -> None:
@@ -98,7 +84,7 @@ class ProcessesPane(DrawnPane):
         self._draw_command()
 
     @property
-    def _table(self) -> DataTable[Text]:
+    def _listed(self) -> DataTable[Text]:
         return self.query_one(DataTable)
 
     def _sort_by(self, column: Column) -> None:
@@ -129,7 +115,7 @@ class ProcessesPane(DrawnPane):
         put(self.query_one("#processes-title", Static), Content("\n").join(lines))
 
     def _draw_rows(self, rows: dict[str, ProcessTick]) -> None:
-        table = self._table
+        table = self._listed
         if not table.columns:
             self._add_columns()
         if list(rows) != list(self._rows):
@@ -143,7 +129,7 @@ class ProcessesPane(DrawnPane):
 
     def _replace_rows(self, rows: dict[str, ProcessTick]) -> None:
         """Other rows or another order: the cursor stays on its process, or else on its line."""
-        table, chosen = self._table, self._chosen()
+        table, chosen = self._listed, self._chosen()
         line, scrolled = table.cursor_row, table.scroll_y
         table.clear()
         self._drawn = {}
@@ -157,7 +143,7 @@ class ProcessesPane(DrawnPane):
             table.scroll_to(y=scrolled, animate=False)
 
     def _chosen(self) -> str | None:
-        line = self._table.cursor_row
+        line = self._listed.cursor_row
         return list(self._rows)[line] if 0 <= line < len(self._rows) else None
 
     def _draw_command(self) -> None:
@@ -171,7 +157,7 @@ class ProcessesPane(DrawnPane):
         rest = max(self.size.width - taken - 2, _COMMAND_WIDTH_MIN)
         for name, heading in HEADINGS.items():
             width = heading.width or rest
-            self._table.add_column(
+            self._listed.add_column(
                 Text(heading.title.rjust(width) if heading.right else heading.title), width=width, key=name
             )
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from textual.content import Content
 
-from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.checks.core.finding import PROBLEMS, Finding
 from gpudoctor.exits import printable
 from gpudoctor.facts.model.measurements import Measurements, Training, TrainRank
 from gpudoctor.facts.model.missing import Missing, known
@@ -20,7 +20,6 @@ from gpudoctor.tui.widgets.lines import hanging
 from gpudoctor.tui.widgets.status_style import WORDS, style_of, worst_first
 from gpudoctor.units import exact_time_text, short_figure, size_text
 
-_BAD = (Status.FAIL, Status.WARN, Status.UNKNOWN)
 _SIGNS = {"compute": "█", "wait": "░", "data": "▒"}
 _PLOT_HEIGHT, _PLOT_WIDTH_MAX = 9, 100  # an odd height has a middle
 _BAR_WIDTH_MAX = 80
@@ -95,7 +94,7 @@ def _training(
         f"{training.parameters / 1e6:.2f} M parameters, {training.steps} steps"
     )
     yield from _scaling(training, report, width)
-    findings = sorted((f for f in findings_of(report, "train.balance") if f.status in _BAD), key=worst_first)
+    findings = sorted((f for f in findings_of(report, "train.balance") if f.status in PROBLEMS), key=worst_first)
     yield Content("")
     yield from _bars(measurements, training, findings, node, width, no_color)
     for finding in findings:

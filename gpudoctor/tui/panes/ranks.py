@@ -20,13 +20,10 @@ class RanksPane(DrawnPane):
     RanksPane { height: 1fr; }
     RanksPane #ranks-figures { height: auto; width: 1fr; }
     """
-    BINDINGS = [
-        Binding("m", "next_operation", "Operation"),
-        Binding("r", "measure", "Measure ranks"),
-    ]
+    BINDINGS = [Binding("m", "next_operation", "Operation"), Binding("r", "measure", "Measure ranks")]
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self._operation: str | None = None
 
     def compose(self) -> ComposeResult:

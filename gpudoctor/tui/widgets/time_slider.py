@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from textual import events
 from textual.message import Message
 
@@ -10,19 +12,18 @@ from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import Lines, row
 
 
+@dataclass
 class Sought(Message):
     """The user wants this moment (Unix time)."""
 
-    def __init__(self, at_s: float) -> None:
-        super().__init__()
-        self.at_s = at_s
+    at_s: float
 
 
 class TimeSlider(Lines):
     """Shown while a recording plays; a click turns to the time under it."""
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self._line = (0, 0)
         self._times = (0.0, 0.0)
 
