@@ -62,6 +62,21 @@ def not_judged(case: Case, probe: str, what: str, told_by: str) -> Iterator[Find
             yield unknown(_subject(case, problem), f"{what}: not measured, {problem.text} (see {told_by})")
 
 
+def not_measured(case: Case, probe: str, what: str, told_by: str) -> Iterator[Finding]:
+    """Why a check has no figure at all: the problems of the probe, told by another check, else why it did not run."""
+    if problems_of(case, probe):
+        yield from not_judged(case, probe, what, told_by)
+    else:
+        yield absent(case, probe, what)
+
+
+def judged_outcome(case: Case, probe: str, what: str, *, measured: bool) -> Iterator[Finding]:
+    """For the check that answers whether the probe worked: each problem, else why nothing was `measured`."""
+    yield from judged_problems(case, probe)
+    if not measured and not problems_of(case, probe):
+        yield absent(case, probe, what)
+
+
 def on_gpus(case: Case) -> bool:
     """Whether the ranks sat on GPUs."""
     launch = case.measurements.launch
