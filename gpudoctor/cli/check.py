@@ -30,18 +30,7 @@ with lazy_imports():
     from gpudoctor.facts.redaction import redact
     from gpudoctor.facts.system import node_exporter
     from gpudoctor.probes.runner import local_workers
-    from gpudoctor.report import (
-        error_report,
-        html,
-        json,
-        junit,
-        model,
-        nagios,
-        output_files,
-        prometheus,
-        text,
-        textfile_folder,
-    )
+    from gpudoctor.report import html, junit, model, nagios, output_files, prometheus, text
 
 LEVELS = ("quick", "standard", "full", "burn")
 FORMATS = ("text", "json", "nagios", "prometheus", "junit", "html")
@@ -159,7 +148,7 @@ def write_error(args: argparse.Namespace, message: str, code: int) -> int:
     source = model.SourceSummary(nothing.source.kind, nothing.source.name)
     started_at = api.rfc3339(time.time())
     begun = model.Run(api.run_id(), started_at, 0.0, args.level or "standard", source, tuple(args.argv))
-    report = error_report.error_report(begun, message, code)
+    report = model.error_report(begun, message, code)
     if args.redact:
         report = redact.Redaction(nothing).of(report)
     return _write_report(report, args)
@@ -174,7 +163,7 @@ def _write_report(report: model.Report, args: argparse.Namespace) -> int:
         return COULD_NOT
     if args.format == "prometheus" and to_file(args) and args.output.is_file():
         # metrics in a folder that nobody reads look like a node that tells nothing
-        why_not = textfile_folder.why_not_read(args.output, node_exporter.read_node_exporters(Path("/")))
+        why_not = prometheus.why_not_read(args.output, node_exporter.read_node_exporters(Path("/")))
         if why_not is not None:
             say(why_not)
     return code
@@ -182,7 +171,7 @@ def _write_report(report: model.Report, args: argparse.Namespace) -> int:
 
 def _rendered(report: model.Report, args: argparse.Namespace, *, to_file: bool) -> str:
     if args.format == "json":
-        return json.render_json(report)
+        return model.render_json(report)
     if args.format == "nagios":
         return nagios.render_nagios(report)
     if args.format == "prometheus":

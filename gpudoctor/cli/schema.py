@@ -11,7 +11,7 @@ from gpudoctor.exits import OK, write_stdout
 from gpudoctor.lazy_import import lazy_imports
 
 with lazy_imports():
-    from gpudoctor.report import json
+    from gpudoctor.report import model
 
 # the documents beside the report, and their types
 _TYPES = {
@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the schema."""
     if args.of == "report":
-        write_stdout(json.report_schema())
+        write_stdout(model.report_schema())
         return OK
     module, name = _TYPES[args.of]
     schema = msgspec.json.schema(getattr(import_module(module), name))

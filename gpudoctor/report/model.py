@@ -1,4 +1,4 @@
-"""The report: everything about one run, as data (`gpudoctor.report/1`)."""
+"""The report: everything about one run, as data (`gpudoctor.report/1`), as JSON, and as JSON Schema."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from gpudoctor.checks.core.causes import Fault
 from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.registry import LEVELS, Level
 from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.exits import printable
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node, SourceKind
 from gpudoctor.json_text import json_line
@@ -159,3 +160,40 @@ def counts_of(results: tuple[CheckResult, ...]) -> Counts:
         skip=statuses.count(Status.SKIP),
         unknown=statuses.count(Status.UNKNOWN),
     )
+
+
+COULD_NOT_REASON = "UNKNOWN gpudoctor could not do its work"
+
+
+def error_report(
+    run: Run, error: str, exit_code: int, *, reason: str = COULD_NOT_REASON, hostname: str | None = None
+) -> Report:
+    """A report with the verdict unknown and no checks; `error` is one line that says why."""
+    return Report(
+        schema="gpudoctor.report/1",
+        tool=Tool(),
+        run=run,
+        host=HostSummary(hostname, None, None),
+        gpus=(),
+        profile=ProfileSummary("none", "nothing was judged"),
+        verdict="unknown",
+        exit_code=exit_code,
+        reason=reason,
+        counts=Counts(),
+        checks=(),
+        faults=(),
+        measurements=Measurements(),
+        simulated=run.source.kind == "simulated",
+        error=printable(error),
+    )
+
+
+def render_json(report: Report) -> str:
+    """One line of JSON, ending in a newline."""
+    return json_line(report)
+
+
+def report_schema() -> str:
+    """JSON Schema of the report, made of the structs that it is written from."""
+    schema = {"$id": "gpudoctor.report/1", **msgspec.json.schema(Report)}
+    return msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n"

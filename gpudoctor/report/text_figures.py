@@ -16,9 +16,8 @@ from gpudoctor.report.tables.links import (
     pair_matrix,
     peer_matrix,
 )
-from gpudoctor.report.tables.loading import loading_tables
+from gpudoctor.report.tables.loading import loading_tables, storage_table
 from gpudoctor.report.tables.ranks import plain_name, training_table
-from gpudoctor.report.tables.storage import storage_table
 from gpudoctor.report.tables.strategies import library_tables, strategy_tables
 from gpudoctor.report.tables.table import Table, aligned, cell
 from gpudoctor.report.tables.telemetry import growth_text, sample_count, telemetry_table, wrong_text

@@ -21,24 +21,23 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.stream.messages import Opening, Tick
 from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.report.output_files import write_file
-from gpudoctor.tui.bindings import KEYS, MAIN_ACTIONS, PLAYBACK_ACTIONS, palette_commands
+from gpudoctor.tui.bindings import KEYS, MAIN_ACTIONS, PLAYBACK_ACTIONS, HelpScreen, groups_of, palette_commands
 from gpudoctor.tui.feeds.check_runner import Checker
 from gpudoctor.tui.feeds.feed import Feed, FeedFailure
 from gpudoctor.tui.feeds.playback import STEP_S, PlaybackFeed
 from gpudoctor.tui.labels import clock as clock_words
 from gpudoctor.tui.messages import CancelWanted, ComparedReportWanted, GpuChosen, PageWanted, RunWanted, SaveWanted
 from gpudoctor.tui.panes.check_list import CheckList
-from gpudoctor.tui.panes.header import AlertLine, HeaderLine
+from gpudoctor.tui.panes.header import AlertLine, HeaderLine, Sought, TimeSlider
 from gpudoctor.tui.panes.overview import OverviewPane
 from gpudoctor.tui.panes.pane import TABS, Pane, pane_class
 from gpudoctor.tui.run_control import RunControl
 from gpudoctor.tui.state import LogLine, State
 from gpudoctor.tui.themes import THEMES, next_theme
-from gpudoctor.tui.widgets.printable_text import PrintableText
-from gpudoctor.tui.widgets.time_slider import Sought, TimeSlider
+from gpudoctor.tui.widgets.lines import PrintableText
 
 with lazy_imports():
-    from gpudoctor.tui import help_screen, screens
+    from gpudoctor.tui import screens
 
 
 class Doctor(App[int]):
@@ -278,7 +277,7 @@ class Doctor(App[int]):
         self.query_one("#tabs", TabbedContent).active = name
 
     def action_help(self) -> None:
-        self.push_screen(help_screen.HelpScreen(help_screen.groups_of(self)))
+        self.push_screen(HelpScreen(groups_of(self)))
 
     def action_run_one(self) -> None:
         self._in_checks(CheckList.action_run_one)

@@ -20,8 +20,7 @@ from gpudoctor.exits import printable
 from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.plugins import all_checks
 from gpudoctor.report.check_docs import page_text
-from gpudoctor.report.json import render_json
-from gpudoctor.report.model import Report
+from gpudoctor.report.model import Report, render_json
 from gpudoctor.report.output_files import write_file
 
 with lazy_imports():

@@ -16,11 +16,11 @@ from textual.widgets import Input, Static
 from gpudoctor.checks.core.finding import PROBLEMS
 from gpudoctor.checks.core.registry import LEVELS
 from gpudoctor.report.model import Report
+from gpudoctor.tui.labels import WORDS
 from gpudoctor.tui.messages import PageWanted, RunWanted
 from gpudoctor.tui.panes.check_lines import CheckLines
 from gpudoctor.tui.panes.check_rows import CheckRow, level_of, rows_of
 from gpudoctor.tui.state import State
-from gpudoctor.tui.widgets.status_style import WORDS
 
 _PROBLEM_WORDS = tuple(WORDS[status] for status in PROBLEMS)
 

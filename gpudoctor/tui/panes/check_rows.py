@@ -13,8 +13,8 @@ from gpudoctor.checks.core.registry import DOMAINS, LEVELS, Level
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.report.model import Report
 from gpudoctor.report.text_blocks import grouped_label
+from gpudoctor.tui.labels import WORDS
 from gpudoctor.tui.state import Running, State
-from gpudoctor.tui.widgets.status_style import WORDS
 
 RUN = "RUN"
 _COUNTED = {"PASS": "ok", "FAIL": "fail"}

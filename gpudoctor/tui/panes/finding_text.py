@@ -19,10 +19,9 @@ from gpudoctor.checks.core.subject import Subject
 from gpudoctor.exits import printable
 from gpudoctor.report.model import Report
 from gpudoctor.report.text_blocks import block_rows, explained_by, grouped_label
-from gpudoctor.tui.labels import clock
+from gpudoctor.tui.labels import WORDS, clock, style_of
 from gpudoctor.tui.messages import PageWanted
 from gpudoctor.tui.state import FinishedRun, State
-from gpudoctor.tui.widgets.status_style import WORDS, style_of
 
 _LABEL_WIDTH = 10
 _NARROWEST = 24

@@ -17,10 +17,10 @@ from gpudoctor.facts.model.pcie_generations import generation_of
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.links import host_table, way_of
 from gpudoctor.report.tables.ranks import gpu_of_rank, on_cpus, screen_name
+from gpudoctor.tui.labels import WORDS, style_of, worst_first
 from gpudoctor.tui.panes.link_matrices import pair_of
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import hanging
-from gpudoctor.tui.widgets.status_style import WORDS, style_of, worst_first
 from gpudoctor.units import ranges, short_figure
 
 _LINK_DOMAINS = ("nvlink", "pcie", "topology", "link", "network")

@@ -12,12 +12,12 @@ from textual.widgets import Static
 from gpudoctor.exits import printable
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.model import Report
+from gpudoctor.tui.labels import style_of
 from gpudoctor.tui.messages import GpuChosen, RunWanted
 from gpudoctor.tui.panes.link_details import details, pair_line, rank_of_gpu
 from gpudoctor.tui.panes.link_matrices import METRICS, Drawn, Metric, best_metric, draw
 from gpudoctor.tui.panes.pane import DrawnPane, put
 from gpudoctor.tui.widgets.matrix import Matrix
-from gpudoctor.tui.widgets.status_style import style_of
 
 _BESIDE_WIDTH = 56  # what the details need to stand beside the matrix
 

@@ -17,11 +17,10 @@ from textual.widgets import Static
 
 from gpudoctor.exits import printable
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.tui.labels import clock
+from gpudoctor.tui.labels import clock, style_of
 from gpudoctor.tui.panes.pane import FILTER_KEYS, FilteredPane, put
 from gpudoctor.tui.state import LogLine
 from gpudoctor.tui.widgets.filter_line import FilterLine
-from gpudoctor.tui.widgets.status_style import style_of
 
 # Lines that grow at the end: drawn one by one where they are seen, and followed unless scrolled up.
 

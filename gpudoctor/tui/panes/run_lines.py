@@ -10,9 +10,8 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.exits import printable
 from gpudoctor.report.difference import Difference, differences
 from gpudoctor.report.model import Report
-from gpudoctor.tui.labels import clock
+from gpudoctor.tui.labels import Tone, clock, style_of
 from gpudoctor.tui.state import FinishedRun, Running, State
-from gpudoctor.tui.widgets.status_style import Tone, style_of
 from gpudoctor.units import duration_text
 
 RUNS_SHOWN = 20
