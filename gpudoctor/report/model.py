@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -115,6 +116,32 @@ class Report(msgspec.Struct, frozen=True):
     def to_json(self) -> str:
         """The document that `gpudoctor check --json` writes, on one line without its end."""
         return json_line(self).rstrip("\n")
+
+
+def alarms(report: Report) -> Iterator[tuple[str, str]]:
+    """What must not be mistaken for this machine as it is: a loud word, and what follows it."""
+    source = report.run.source
+    if report.simulated:
+        what = f"node {source.name}" + (f" with {', '.join(source.faults)}" if source.faults else "")
+        yield "SIMULATED", f"{what}: made up, no verdict on a real machine"
+    if report.run.injected:
+        yield "INJECTED", f"{', '.join(report.run.injected)}: the probes were made to go wrong"
+    if report.run.interrupted:
+        yield "INTERRUPTED", f"by {report.run.interrupted}: what was known until then"
+
+
+def node_words(report: Report, times: str) -> Iterator[str]:
+    """ "8 x NVIDIA H100", driver and CUDA, as far as they are known; `times` is the sign after a number."""
+    models = Counter(sorted(gpu.name or "unnamed GPU" for gpu in report.gpus))
+    yield ", ".join(f"{count} {times} {name}" for name, count in models.items()) or "no GPU"
+    yield from (
+        f"{what} {version}" for what, version in (("driver", report.host.driver), ("CUDA", report.host.cuda)) if version
+    )
+
+
+def profile_words(profile: ProfileSummary) -> str:
+    """What the node was judged against; why there was no profile, if none fitted."""
+    return profile.matched_by if profile.name == "none" else f"profile {profile.name} (matched by {profile.matched_by})"
 
 
 def findings_of(report: Report | None, check_id: str) -> tuple[Finding, ...]:

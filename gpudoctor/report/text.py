@@ -22,7 +22,7 @@ from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.driver.responsive import WAKING
 from gpudoctor.exits import is_terminal
 from gpudoctor.facts.captures import ABSENT
-from gpudoctor.report.model import Report, held_words, is_above, suppressed_in
+from gpudoctor.report.model import Report, alarms, held_words, is_above, node_words, profile_words, suppressed_in
 from gpudoctor.report.text_blocks import STYLES, grouped_label, plain, problems, status_word
 from gpudoctor.report.text_figures import figure_lines
 
@@ -68,32 +68,16 @@ def _parts(report: Report, verbose: bool) -> Iterator[RenderableType]:
 
 
 def _head(report: Report) -> Iterator[Text]:
-    names = [gpu.name or "unnamed GPU" for gpu in report.gpus]
-    models = [f"{len(list(group))} x {name}" for name, group in groupby(sorted(names))]
-    parts = [
-        f"gpudoctor {report.tool.version}",
-        report.host.name or report.run.source.name,
-        ", ".join(models) or "no GPU",
-    ]
-    if report.host.driver:
-        parts.append(f"driver {report.host.driver}")
-    if report.host.cuda:
-        parts.append(f"CUDA {report.host.cuda}")
-    if report.simulated:
-        faults = report.run.source.faults
-        what = f"SIMULATED node {report.run.source.name}" + (f" with {', '.join(faults)}" if faults else "")
-        yield plain(f"{what}: made up, no verdict on a real machine", "bold yellow")
-    elif report.run.source.kind != "live":
-        yield plain(f"Read from {report.run.source.kind} {report.run.source.name}: that machine, not this one")
-    if report.run.injected:
-        yield plain(f"INJECTED {', '.join(report.run.injected)}: the probes were made to go wrong", "bold yellow")
-    if report.run.interrupted:
-        yield plain(f"INTERRUPTED by {report.run.interrupted}: what was known until then", "bold yellow")
+    source = report.run.source
+    if not report.simulated and source.kind != "live":
+        yield plain(f"Read from {source.kind} {source.name}: that machine, not this one")
+    for word, text in alarms(report):
+        yield plain(f"{word} {text}", "bold yellow")
+    parts = (f"gpudoctor {report.tool.version}", report.host.name or source.name, *node_words(report, "x"))
     yield plain(" | ".join(parts), "bold")
-    against = report.profile.matched_by
-    if report.profile.name != "none":
-        against = f"Judged against profile {report.profile.name} (matched by {against})"
-    yield plain(f"{against[:1].upper()}{against[1:]}. {len(report.checks)} checks, level {report.run.level}.")
+    against = profile_words(report.profile)
+    against = f"{against[:1].upper()}{against[1:]}" if report.profile.name == "none" else f"Judged against {against}"
+    yield plain(f"{against}. {len(report.checks)} checks, level {report.run.level}.")
     for note in report.run.notes:
         yield plain(f"Note: {note}")
 
