@@ -1,4 +1,4 @@
-"""Reports of made-up fleets: of thousands of nodes for `benchmarks/fleet.py`, and the dozen in `examples/`.
+"""Reports of made-up fleets: of thousands of nodes for `benchmarks/fleet.py`, and the dozen in `docs/examples/`.
 
 Each is a report of the product on a simulated node, healthy or with a fault, with figures of a full run put in and
 varied; names, UUIDs, versions and times differ from node to node.
@@ -294,4 +294,4 @@ def _write_packed(path: Path, data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    write_examples(Path(sys.argv[1] if len(sys.argv) > 1 else "examples"))
+    write_examples(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/examples"))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from gpudoctor.facts.model.measured_burn import Burn, Series
 from gpudoctor.facts.model.measured_compute import ComputeRank
 from gpudoctor.facts.model.measurements import Measurements, Training
-from gpudoctor.facts.model.missing import Missing
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.report.tables.links import (
     RateMatrix,
     both_ways_matrix,
@@ -21,7 +21,7 @@ from gpudoctor.report.tables.ranks import compute_table, plain_name, training_ta
 from gpudoctor.report.tables.strategies import library_tables, strategy_tables
 from gpudoctor.report.tables.table import NOT_KNOWN, Table, aligned, cell
 from gpudoctor.report.tables.telemetry import growth_text, sample_count, telemetry_table, wrong_text
-from gpudoctor.units import figure_text, mib_text, size_text
+from gpudoctor.units import figure_text, mib_text, size_text, whole_mib_text
 
 _WRONG_SHOWN = 5
 _MATRIX_RANKS_MAX = 8
