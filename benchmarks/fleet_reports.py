@@ -1,4 +1,4 @@
-"""Reports of made-up fleets: of thousands of nodes for `benchmarks/fleet.py`, and the dozen in `examples/`.
+"""Reports of made-up fleets: of thousands of nodes for `benchmarks/fleet.py`, and the dozen in `docs/examples/`.
 
 Each is a report of the product on a simulated node, healthy or with a fault, with figures of a full run put in and
 varied; names, UUIDs, versions and times differ from node to node.
@@ -35,9 +35,8 @@ from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.plugins import all_checks
-from gpudoctor.report.json import render_json
 from gpudoctor.report.judge import Question, judge
-from gpudoctor.report.model import Run, SourceSummary
+from gpudoctor.report.model import Run, SourceSummary, render_json
 
 FAULTS = ("pcie-width-x8@3", "nvlink-link-down@5", "ecc-uncorrected@1", "thermal@6", "row-remap-failed@2", "gpu-lost@4")
 _OPERATIONS = {"all_reduce": 478.0, "all_gather": 360.0, "reduce_scatter": 362.0, "alltoall": 330.0}
@@ -295,4 +294,4 @@ def _write_packed(path: Path, data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    write_examples(Path(sys.argv[1] if len(sys.argv) > 1 else "examples"))
+    write_examples(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/examples"))

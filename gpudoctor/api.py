@@ -23,7 +23,7 @@ from gpudoctor.exits import InterruptedBySignal, printable
 from gpudoctor.facts.model.measurements import Measurements, ProbeProblem
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node, Source
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.load.burn import burn_duration_s, count_again
 from gpudoctor.load.devices import Backend, LoadRequest
 from gpudoctor.load.measure import measure, puts_load
@@ -31,7 +31,7 @@ from gpudoctor.load.storage import absolute_paths, need_gb_s, refuse_unreadable,
 from gpudoctor.plugins import all_checks
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor.checks.env import cuda_device_list
     from gpudoctor.facts import collect
     from gpudoctor.facts.captures import source as capture
@@ -40,17 +40,10 @@ if TYPE_CHECKING:
     from gpudoctor.probes.runner import local_workers
     from gpudoctor.report import judge
     from gpudoctor.report import model as report_model
+
+if TYPE_CHECKING:
     from gpudoctor.report.judge import FailOn
     from gpudoctor.report.model import Report, Run
-else:
-    cuda_device_list = lazy("gpudoctor.checks.env.cuda_device_list")
-    capture = lazy("gpudoctor.facts.captures.source")
-    collect = lazy("gpudoctor.facts.collect")
-    redact = lazy("gpudoctor.facts.redaction.redact")
-    simulated_nodes = lazy("gpudoctor.facts.simulated.load")
-    local_workers = lazy("gpudoctor.probes.runner.local_workers")
-    judge = lazy("gpudoctor.report.judge")
-    report_model = lazy("gpudoctor.report.model")
 
 HoldSignals = Callable[[InterruptedBySignal | None], list[int]]
 

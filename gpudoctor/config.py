@@ -18,16 +18,15 @@ from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.mounts import may_hang, read_mounts
 from gpudoctor.facts.system.path_status import ask_paths
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     import yaml
 
     from gpudoctor import yaml_file
+
+if TYPE_CHECKING:
     from gpudoctor.yaml_file import Place
-else:
-    yaml_file = lazy("gpudoctor.yaml_file")
-    yaml = lazy("yaml")
 
 SYSTEM_FILE = Path("/etc/gpudoctor/config.yaml")
 
@@ -59,8 +58,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
     expect: Annotated[Expect, Meta(description="What this node must have")] = Expect()
     thresholds: Annotated[
-        Thresholds,
-        Meta(description="Limits by check id and name; below `models`, by a part of a GPU's name"),
+        Thresholds, Meta(description="Limits by check id and name; below `models`, by a part of a GPU's name")
     ] = {}
     suppress: Annotated[
         tuple[Suppression, ...], Meta(description="Known problems, set aside with a reason and a last day")

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     import json
-else:
-    json = lazy("json")
 
 # said by what it is not: a range over all planes takes 10 ms to compile, which every start would pay
 _ABOVE_ASCII = re.compile(r"[^\x00-\x7e]")

@@ -1,19 +1,24 @@
 """Modules that are imported when a name of theirs is first used, as `lazy import` will do it (PEP 810, Python 3.15).
 
 For what would cost every start and only some runs need: a command's work while its options are parsed, the writers of
-the formats that were not asked for. All of a file's imports then stand at its top, and type checkers and import-linter
-see them:
+the formats that were not asked for. All of a file's imports then stand at its top, each once, and type checkers and
+import-linter read them as they read any other:
 
-    if TYPE_CHECKING:
+    with lazy_imports():
         from gpudoctor.report import html
-    else:
-        html = lazy("gpudoctor.report.html")
 """
 
 from __future__ import annotations
 
+import builtins
 import sys
+from _thread import RLock
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from types import SimpleNamespace
+
+# a second thread that enters while the first is inside would put back the wrong function when it leaves
+_one_at_a_time = RLock()
 
 
 class _LazyModule:
@@ -24,6 +29,32 @@ class _LazyModule:
         return getattr(sys.modules.get(self._name) or import_module(self._name), attribute)
 
 
-def lazy(name: str) -> _LazyModule:
-    """The module of that full name, imported when an attribute is first read. Raise ImportError then."""
-    return _LazyModule(name)
+class lazy_imports:  # noqa: N801 - used as a statement, as contextlib.suppress is
+    """Within it, imports of the module that says `with` name modules, and load none until a name of theirs is read.
+
+    For whole modules, by `import yaml` or `from package import module`; ImportError comes when the name is read.
+    """
+
+    def __enter__(self) -> None:
+        _one_at_a_time.acquire()
+        self._eager = builtins.__import__
+        self._importer = sys._getframe(1).f_globals
+        builtins.__import__ = self._import  # type: ignore[assignment]
+
+    def __exit__(self, *exc: object) -> None:
+        builtins.__import__ = self._eager
+        _one_at_a_time.release()
+
+    def _import(
+        self,
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> object:
+        if globals is not self._importer:  # of another thread
+            return self._eager(name, globals, locals, fromlist, level)
+        if not fromlist:
+            return _LazyModule(name)
+        return SimpleNamespace(**{each: _LazyModule(f"{name}.{each}") for each in fromlist})

@@ -8,22 +8,18 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpudoctor.exits import is_terminal, printable
 from gpudoctor.json_text import terminal_safe
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.process.ending import send_signal
 
-if TYPE_CHECKING:
+with lazy_imports():
     import threading
 
     from gpudoctor.probes.runner import messages as rank_messages
-else:
-    rank_messages = lazy("gpudoctor.probes.runner.messages")
-    threading = lazy("threading")
 
 # README: a standard check of this machine's GPUs takes about half a minute
 USUAL_STANDARD_S = 30.0

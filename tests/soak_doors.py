@@ -32,9 +32,8 @@ from gpudoctor.facts.model.node import Node, to_json
 from gpudoctor.facts.nvml.fake_driver_context import VARIABLE, stand_in, write_stand_in
 from gpudoctor.fakes.fake_nvml import FakeNvml, Script, write_script
 from gpudoctor.report.bundle_files import files_of
-from gpudoctor.report.json import render_json
 from gpudoctor.report.judge import FailOn, Question, judge
-from gpudoctor.report.model import Report
+from gpudoctor.report.model import Report, render_json
 from gpudoctor.tui.run_control import load_report
 from tests.facts.nvml_nodes import Heard
 from tests.fuzz.seeds import as_yaml

@@ -17,7 +17,7 @@ from gpudoctor.facts.model.node import to_json
 from gpudoctor.facts.redaction.redact import Redaction
 from gpudoctor.json_text import terminal_safe
 from gpudoctor.report.bundle_files import kernel_lines, versions
-from gpudoctor.report.json import render_json
+from gpudoctor.report.model import render_json
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
 from gpudoctor.http.address import HttpAccess
 from gpudoctor.http.listener import BoundedListener
-from gpudoctor.report.json import render_json
+from gpudoctor.report.model import render_json
 
 try:
     from aiohttp import web

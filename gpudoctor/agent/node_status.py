@@ -11,8 +11,7 @@ import msgspec
 from gpudoctor.agent.consecutive_failures import Alarm, FailureStreak, alarms
 from gpudoctor.agent.state import Last, Moment
 from gpudoctor.exits import COULD_NOT
-from gpudoctor.report.error_report import error_report
-from gpudoctor.report.model import Report, Run, SourceSummary, Verdict
+from gpudoctor.report.model import Report, Run, SourceSummary, Verdict, error_report
 
 # a run may begin late on a busy machine, but one that does not begin at all must be seen
 LATE_SHARE = 0.5

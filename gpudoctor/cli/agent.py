@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpudoctor.agent import DEFAULT_LISTEN
-from gpudoctor.cli.options import fault_option, node_option, seconds_between, up_to
+from gpudoctor.cli.options import fault_option, node_option, request_from, seconds_between, up_to
 from gpudoctor.exits import FAILED, OK, UNKNOWN, printable, write_stdout
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor.agent import run_agent
-else:
-    run_agent = lazy("gpudoctor.agent.run_agent")
 
 _EXIT_OF = {"pass": OK, "warn": OK, "fail": FAILED, "unknown": UNKNOWN}
 
@@ -27,7 +24,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "a job of its own. SIGTERM, SIGINT and SIGHUP end it with 128 + their number; 2: it could not start."
     )
     parser.add_argument(
-        "--interval", type=_interval, default=600.0, metavar="SECONDS", help="between starts of runs: 1 to 86400 (600)"
+        "--interval",
+        type=seconds_between(1, 86400),
+        default=600.0,
+        metavar="SECONDS",
+        help="between starts of runs: 1 to 86400 (600)",
     )
     parser.add_argument(
         "--once",
@@ -55,14 +56,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--jitter",
-        type=_jitter,
+        type=seconds_between(0, 86400),
         metavar="SECONDS",
         help="the first run waits up to so long, by chance, so that many agents do not run at once "
         "(default: a tenth of the interval, at most 60)",
     )
     parser.add_argument(
         "--deadline",
-        type=_deadline,
+        type=seconds_between(1, 3600),
         default=90.0,
         metavar="SECONDS",
         help="for a run: 1 to 3600 (90); then it is ended",
@@ -81,17 +82,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run until a signal comes, or once; give the exit code. Raise UserError if it cannot start."""
-    request = run_agent.AgentRequest(
-        node=args.node,
-        faults=tuple(args.fault),
+    request = request_from(
+        args,
+        run_agent.AgentRequest,
+        faults=args.fault,
         interval_s=args.interval,
-        listen=args.listen,
-        token_file=args.token_file,
-        strikes=args.strikes,
         jitter_s=args.jitter,
         deadline_s=args.deadline,
-        state=args.state,
-        config=args.config,
     )
     if not args.once:
         return run_agent.run_agent(request)
@@ -101,15 +98,3 @@ def run(args: argparse.Namespace) -> int:
     standing, mark = ended
     write_stdout(f"{mark}{printable(standing.line)}\n")
     return _EXIT_OF[standing.verdict]
-
-
-def _interval(text: str) -> float:
-    return seconds_between(text, 1, 86400)
-
-
-def _deadline(text: str) -> float:
-    return seconds_between(text, 1, 3600)
-
-
-def _jitter(text: str) -> float:
-    return seconds_between(text, 0, 86400)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpudoctor import __version__
 from gpudoctor.cli.options import (
@@ -13,23 +12,19 @@ from gpudoctor.cli.options import (
     format_options,
     node_option,
     output_option,
+    request_from,
     to_file,
     write_output,
 )
 from gpudoctor.errors import UserError
 from gpudoctor.exits import COULD_NOT, OK, printable, write_stdout
 from gpudoctor.json_text import json_line
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor.cluster.baseline import compare, runs
     from gpudoctor.cluster.baseline import text as baseline_text
     from gpudoctor.report import text as report_text
-else:
-    compare = lazy("gpudoctor.cluster.baseline.compare")
-    runs = lazy("gpudoctor.cluster.baseline.runs")
-    baseline_text = lazy("gpudoctor.cluster.baseline.text")
-    report_text = lazy("gpudoctor.report.text")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -87,13 +82,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> runs.BaselineRequest:
-    return runs.BaselineRequest(
-        action=args.baseline_command,
-        report=args.report,
-        node=args.node,
-        faults=tuple(args.fault),
-        argv=tuple(args.argv),
-    )
+    return request_from(args, runs.BaselineRequest, action=args.baseline_command, faults=args.fault)
 
 
 def _write(comparison: compare.Comparison, args: argparse.Namespace) -> None:

@@ -13,16 +13,14 @@ from gpudoctor.cli.options import facts_deadline_option, output_option, read_sou
 from gpudoctor.errors import UserError
 from gpudoctor.exits import OK, is_terminal, printable, write_stdout
 from gpudoctor.facts.model.missing import known
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
+
+with lazy_imports():
+    from gpudoctor.facts.captures import archives
+    from gpudoctor.report import bundle_files, output_files
 
 if TYPE_CHECKING:
-    from gpudoctor.facts.captures import archives
     from gpudoctor.facts.model.node import Node
-    from gpudoctor.report import bundle_files, output_files
-else:
-    archives = lazy("gpudoctor.facts.captures.archives")
-    bundle_files = lazy("gpudoctor.report.bundle_files")
-    output_files = lazy("gpudoctor.report.output_files")
 
 _NO_FILE_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_HOST = 64

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import msgspec
 
 from gpudoctor.cli.options import (
     color_option,
@@ -17,62 +13,24 @@ from gpudoctor.cli.options import (
     format_options,
     output_option,
     redact_option,
+    request_from,
     source_options,
     to_file,
     up_to,
+    write_as_asked,
 )
-from gpudoctor.exits import (
-    COULD_NOT,
-    OK,
-    ClosedStdoutError,
-    InterruptedBySignal,
-    hold_signals,
-    is_terminal,
-    printable,
-    say,
-    write_stdout,
-)
-from gpudoctor.lazy_import import lazy
+from gpudoctor.exits import COULD_NOT, OK, InterruptedBySignal, hold_signals, printable, say
+from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.probes.runner.launch_engine import MAX_RANKS, LocalPlacement, place_of
 
-if TYPE_CHECKING:
+with lazy_imports():
+    # the checks are imported while the driver is asked: both take as long; no format imports what another draws with
     from gpudoctor import api, progress
     from gpudoctor.facts.nvml import collector_ahead, fake_driver_context
     from gpudoctor.facts.redaction import redact
     from gpudoctor.facts.system import node_exporter
     from gpudoctor.probes.runner import local_workers
-    from gpudoctor.report import (
-        error_report,
-        html,
-        json,
-        junit,
-        model,
-        nagios,
-        output_files,
-        prometheus,
-        text,
-        textfile_folder,
-    )
-else:
-    # the checks are imported while the driver is asked: both take as long
-    api = lazy("gpudoctor.api")
-    progress = lazy("gpudoctor.progress")
-    collector_ahead = lazy("gpudoctor.facts.nvml.collector_ahead")
-    fake_driver_context = lazy("gpudoctor.facts.nvml.fake_driver_context")
-    redact = lazy("gpudoctor.facts.redaction.redact")
-    local_workers = lazy("gpudoctor.probes.runner.local_workers")
-    node_exporter = lazy("gpudoctor.facts.system.node_exporter")
-    textfile_folder = lazy("gpudoctor.report.textfile_folder")
-    error_report = lazy("gpudoctor.report.error_report")
-    model = lazy("gpudoctor.report.model")
-    output_files = lazy("gpudoctor.report.output_files")
-    # no format imports what another draws with
-    html = lazy("gpudoctor.report.html")
-    json = lazy("gpudoctor.report.json")
-    junit = lazy("gpudoctor.report.junit")
-    nagios = lazy("gpudoctor.report.nagios")
-    prometheus = lazy("gpudoctor.report.prometheus")
-    text = lazy("gpudoctor.report.text")
+    from gpudoctor.report import html, junit, model, nagios, output_files, prometheus, text
 
 LEVELS = ("quick", "standard", "full", "burn")
 FORMATS = ("text", "json", "nagios", "prometheus", "junit", "html")
@@ -100,11 +58,7 @@ def add_options(check: argparse.ArgumentParser) -> None:
     )
     check.add_argument("--force", action="store_true", help="load GPUs that another process uses")
     check.add_argument(
-        "--data",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="a folder or file that training reads",
+        "--data", action="append", default=[], metavar="PATH", help="a folder or file that training reads"
     )
     check.add_argument("--need", metavar="RATE", help="what each GPU must be fed: 400MB/s, 1.5GB/s")
     check.add_argument("--profile", metavar="NAME|FILE", help="judge against this profile (default: matched)")
@@ -157,28 +111,14 @@ def _have_driver_read(args: argparse.Namespace, place: LocalPlacement | None) ->
 
 
 def _request(args: argparse.Namespace) -> api.CheckRequest:
-    return api.CheckRequest(
-        node=args.node,
-        faults=tuple(args.fault),
-        only=tuple(args.ids),
-        skip=tuple(args.skip),
-        require=tuple(args.require),
-        level=args.level,
-        duration=args.duration,
-        gpu=args.gpu,
-        backend=args.backend,
-        ranks=args.ranks,
-        inject=tuple(args.inject),
-        force=args.force,
-        data=tuple(args.data),
-        need=args.need,
-        profile=args.profile,
-        config=args.config,
+    return request_from(
+        args,
+        api.CheckRequest,
+        faults=args.fault,
+        only=args.ids,
         deadline_s=args.deadline,
-        fail_on=args.fail_on,
         # the page's tables of GPUs and of the topology are facts
         include_facts=args.include_facts or args.format == "html",
-        redact=args.redact,
     )
 
 
@@ -208,7 +148,7 @@ def write_error(args: argparse.Namespace, message: str, code: int) -> int:
     source = model.SourceSummary(nothing.source.kind, nothing.source.name)
     started_at = api.rfc3339(time.time())
     begun = model.Run(api.run_id(), started_at, 0.0, args.level or "standard", source, tuple(args.argv))
-    report = error_report.error_report(begun, message, code)
+    report = model.error_report(begun, message, code)
     if args.redact:
         report = redact.Redaction(nothing).of(report)
     return _write_report(report, args)
@@ -219,36 +159,19 @@ def _write_report(report: model.Report, args: argparse.Namespace) -> int:
     code = report.exit_code
     if args.format == "nagios" and report.run.interrupted is None:
         code = nagios.nagios_code(report)
-    if to_file(args):
-        try:
-            output_files.write_file(args.output, _rendered(report, args, to_file=True))
-            if args.format == "prometheus" and args.output.is_file():
-                _say_if_not_read(args.output)
-            return code
-        except output_files.OutputError as error:
-            if report.error is None:
-                say(f"error: {error}; the report goes to stdout instead")
-            report, code = msgspec.structs.replace(report, exit_code=COULD_NOT), COULD_NOT
-    try:
-        write_stdout(_rendered(report, args, to_file=False))
-    except ClosedStdoutError as error:
-        if report.error is None:
-            say(f"error: {error}")
+    if not write_as_asked(report, args, lambda report, to_file: _rendered(report, args, to_file=to_file)):
         return COULD_NOT
+    if args.format == "prometheus" and to_file(args) and args.output.is_file():
+        # metrics in a folder that nobody reads look like a node that tells nothing
+        why_not = prometheus.why_not_read(args.output, node_exporter.read_node_exporters(Path("/")))
+        if why_not is not None:
+            say(why_not)
     return code
 
 
-def _say_if_not_read(file: Path) -> None:
-    """Metrics in a folder that nobody reads look like a node that tells nothing."""
-    why_not = textfile_folder.why_not_read(file, node_exporter.read_node_exporters(Path("/")))
-    if why_not is not None:
-        say(why_not)
-
-
 def _rendered(report: model.Report, args: argparse.Namespace, *, to_file: bool) -> str:
-    """The report in its format; no format imports what another draws with."""
     if args.format == "json":
-        return json.render_json(report)
+        return model.render_json(report)
     if args.format == "nagios":
         return nagios.render_nagios(report)
     if args.format == "prometheus":
@@ -257,7 +180,5 @@ def _rendered(report: model.Report, args: argparse.Namespace, *, to_file: bool) 
         return junit.render_junit(report)
     if args.format == "html":
         return html.render_html(report, raw_facts=args.include_facts)
-    # FORCE_COLOR is about what a person watches: a file gets colour on --color always only
-    seen = not to_file and is_terminal(sys.stdout)
-    color = text.wants_color(args.color, {} if to_file else os.environ, is_terminal=seen)
+    color = text.output_color(args.color, to_file=to_file)
     return text.render_text(report, width=text.terminal_width(), color=color, verbose=args.verbose)

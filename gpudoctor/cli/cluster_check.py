@@ -6,30 +6,28 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import msgspec
-
-from gpudoctor.cli.options import color_option, format_options, output_option, rate, seconds, to_file, up_to
+from gpudoctor.cli.options import (
+    color_option,
+    format_options,
+    output_option,
+    rate,
+    request_from,
+    seconds,
+    up_to,
+    write_as_asked,
+)
 from gpudoctor.cluster.check import LAUNCHERS
-from gpudoctor.exits import COULD_NOT, ClosedStdoutError, is_terminal, printable, say, write_stdout
+from gpudoctor.exits import COULD_NOT, is_terminal, printable
 from gpudoctor.json_text import json_line
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor.cluster.check import launch_members, rank, report, request
-    from gpudoctor.cluster.check import text as cluster_text
-    from gpudoctor.report import output_files
-    from gpudoctor.report import text as report_text
-else:
-    launch_members = lazy("gpudoctor.cluster.check.launch_members")
-    rank = lazy("gpudoctor.cluster.check.rank")
-    report = lazy("gpudoctor.cluster.check.report")
-    request = lazy("gpudoctor.cluster.check.request")
-    output_files = lazy("gpudoctor.report.output_files")
+
     # every rank gets here, and only one of them draws
-    cluster_text = lazy("gpudoctor.cluster.check.text")
-    report_text = lazy("gpudoctor.report.text")
+    from gpudoctor.cluster.check import text as cluster_text
+    from gpudoctor.report import text as report_text
 
 LEVELS = ("quick", "standard", "full")
 _nodes = up_to(100_000, "a number of nodes")
@@ -40,13 +38,7 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--launcher", choices=("auto", *LAUNCHERS), default="auto", help="what places one process on each node"
     )
-    parser.add_argument(
-        "-N",
-        "--nodes",
-        type=_nodes,
-        metavar="NODES",
-        help="how many (default: the whole allocation)",
-    )
+    parser.add_argument("-N", "--nodes", type=_nodes, metavar="NODES", help="how many (default: the whole allocation)")
     parser.add_argument("--hosts", metavar="HOST,...", help="for mpirun")
     parser.add_argument("--hostfile", metavar="FILE", help="for mpirun")
     parser.add_argument(
@@ -57,13 +49,7 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
 
 def add_rank_options(parser: argparse.ArgumentParser) -> None:
     """Add those of rank: where the processes meet, and what all of them are to do."""
-    parser.add_argument(
-        "-N",
-        "--nodes",
-        type=_nodes,
-        metavar="NODES",
-        help="where the engine does not tell (k8s)",
-    )
+    parser.add_argument("-N", "--nodes", type=_nodes, metavar="NODES", help="where the engine does not tell (k8s)")
     parser.add_argument(
         "--meet", metavar="HOST", help="where the first process runs, if neither the engine nor MASTER_ADDR tells"
     )
@@ -149,16 +135,14 @@ def _output(args: argparse.Namespace) -> request.ClusterOutput:
 
 def request_of(args: argparse.Namespace) -> request.ClusterCheckRequest:
     """The request that the options of one of both commands make; the other's keep their defaults."""
-    named = {
-        "faults": tuple(args.fault),
-        "skip": tuple(args.skip),
-        "argv": tuple(args.argv),
-        "deadline_s": args.deadline,
-        "at_least_gbit_s": args.at_least,
-        "rendezvous_host": getattr(args, "meet", None),
-    }
-    same = {name: value for name, value in vars(args).items() if name in request.ClusterCheckRequest.__struct_fields__}
-    return request.ClusterCheckRequest(**{**same, **named})
+    return request_from(
+        args,
+        request.ClusterCheckRequest,
+        faults=args.fault,
+        deadline_s=args.deadline,
+        at_least_gbit_s=args.at_least,
+        rendezvous_host=getattr(args, "meet", None),
+    )
 
 
 def write_report(made: report.ClusterReport, args: argparse.Namespace) -> int:
@@ -168,27 +152,15 @@ def write_report(made: report.ClusterReport, args: argparse.Namespace) -> int:
     """
     if made.error is not None and args.format != "json":
         return made.exit_code
-    if to_file(args):
-        try:
-            output_files.write_file(args.output, _rendered(made, args, to_file=True))
-            return made.exit_code
-        except output_files.OutputError as error:
-            say(f"error: {error}; the report goes to stdout instead")
-            made = msgspec.structs.replace(made, exit_code=COULD_NOT)
-    try:
-        write_stdout(_rendered(made, args, to_file=False))
-    except ClosedStdoutError as error:
-        say(f"error: {error}")
-        return COULD_NOT
-    return made.exit_code
 
+    def rendered(made: report.ClusterReport, to_file: bool) -> str:
+        if args.format == "json":
+            return json_line(made)
+        color = report_text.output_color(args.color, to_file=to_file)
+        width = report_text.terminal_width()
+        return cluster_text.render_cluster_text(made, width=width, color=color, verbose=args.verbose)
 
-def _rendered(made: report.ClusterReport, args: argparse.Namespace, *, to_file: bool) -> str:
-    if args.format == "json":
-        return json_line(made)
-    color = report_text.output_color(args.color, to_file=to_file)
-    width = report_text.terminal_width()
-    return cluster_text.render_cluster_text(made, width=width, color=color, verbose=args.verbose)
+    return made.exit_code if write_as_asked(made, args, rendered) else COULD_NOT
 
 
 def _show(text: str, args: argparse.Namespace) -> None:

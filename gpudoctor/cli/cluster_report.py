@@ -8,32 +8,19 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import msgspec
-
-from gpudoctor.cli.options import color_option, format_options, output_option, to_file
+from gpudoctor.cli.options import color_option, format_options, output_option, write_as_asked
 from gpudoctor.errors import UserError
 from gpudoctor.exits import COULD_NOT, ClosedStdoutError, is_terminal, printable, say, write_stdout
 from gpudoctor.json_text import json_line
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
+    # what draws for people costs a JSON report of many nodes more than half of its start
     from gpudoctor.cluster import hostlist
     from gpudoctor.cluster.fleet import html, judge, model, read_fleet, reading, records, text
     from gpudoctor.report import output_files
     from gpudoctor.report import text as report_text
-else:
-    hostlist = lazy("gpudoctor.cluster.hostlist")
-    judge = lazy("gpudoctor.cluster.fleet.judge")
-    model = lazy("gpudoctor.cluster.fleet.model")
-    read_fleet = lazy("gpudoctor.cluster.fleet.read_fleet")
-    reading = lazy("gpudoctor.cluster.fleet.reading")
-    output_files = lazy("gpudoctor.report.output_files")
-    # what draws for people costs a JSON report of many nodes more than half of its start
-    html = lazy("gpudoctor.cluster.fleet.html")
-    text = lazy("gpudoctor.cluster.fleet.text")
-    report_text = lazy("gpudoctor.report.text")
 
 _SHOW_EVERY_S = 0.2
 
@@ -154,21 +141,12 @@ def _short(name: str) -> str:
 
 
 def _write(fleet: model.Fleet, args: argparse.Namespace) -> int:
-    if to_file(args):
-        try:
-            output_files.write_file(args.output, _rendered(fleet, args, to_file=True))
-            return fleet.exit_code
-        except output_files.OutputError as error:
-            say(f"error: {error}; the report goes to stdout instead")
-            fleet = msgspec.structs.replace(fleet, exit_code=COULD_NOT)
-    write_stdout(_rendered(fleet, args, to_file=False))
-    return fleet.exit_code
+    def rendered(fleet: model.Fleet, to_file: bool) -> str:
+        if args.format == "json":
+            return json_line(fleet)
+        if args.format == "html":
+            return html.render_fleet_html(fleet)
+        color = report_text.output_color(args.color, to_file=to_file)
+        return text.render_fleet_text(fleet, width=report_text.terminal_width(), color=color, verbose=args.verbose)
 
-
-def _rendered(fleet: model.Fleet, args: argparse.Namespace, *, to_file: bool) -> str:
-    if args.format == "json":
-        return json_line(fleet)
-    if args.format == "html":
-        return html.render_fleet_html(fleet)
-    color = report_text.output_color(args.color, to_file=to_file)
-    return text.render_fleet_text(fleet, width=report_text.terminal_width(), color=color, verbose=args.verbose)
+    return fleet.exit_code if write_as_asked(fleet, args, rendered) else COULD_NOT

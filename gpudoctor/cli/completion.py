@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the script for the shell. Raise UserError for a plugin that cannot be loaded."""
     import shtab
 
-    from gpudoctor.cli.parsers import parser_of_all_commands
+    from gpudoctor.cli.main import parser_of_all_commands
 
     parser = parser_of_all_commands()
     _offer_names(parser)

@@ -5,16 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpudoctor.exits import OK, write_stdout
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor import config, plugins
-else:
-    config = lazy("gpudoctor.config")
-    plugins = lazy("gpudoctor.plugins")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -23,20 +23,13 @@ from gpudoctor.cli.options import (
 from gpudoctor.errors import UserError
 from gpudoctor.exits import FAILED, OK, UNKNOWN, is_terminal, say
 from gpudoctor.json_text import terminal_safe
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
+
+with lazy_imports():
+    from gpudoctor.diagnose import build, follow, gather, html, node_reports, redacted, sources, text
 
 if TYPE_CHECKING:
-    from gpudoctor.diagnose import build, follow, gather, html, node_reports, redacted, sources, text
     from gpudoctor.diagnose.diagnosis import Diagnosis
-else:
-    build = lazy("gpudoctor.diagnose.build")
-    follow = lazy("gpudoctor.diagnose.follow")
-    gather = lazy("gpudoctor.diagnose.gather")
-    html = lazy("gpudoctor.diagnose.html")
-    node_reports = lazy("gpudoctor.diagnose.node_reports")
-    redacted = lazy("gpudoctor.diagnose.redacted")
-    sources = lazy("gpudoctor.diagnose.sources")
-    text = lazy("gpudoctor.diagnose.text")
 
 _CODES = {"cause": FAILED, "unknown": UNKNOWN, "nothing": OK}
 _FILE_WIDTH = 110

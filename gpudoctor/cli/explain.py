@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from gpudoctor.errors import UserError
 from gpudoctor.exits import OK, write_stdout
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor import plugins
     from gpudoctor.checks.core import registry
     from gpudoctor.diagnose import causes
     from gpudoctor.report import check_docs
-else:
-    plugins = lazy("gpudoctor.plugins")
-    registry = lazy("gpudoctor.checks.core.registry")
-    causes = lazy("gpudoctor.diagnose.causes")
-    check_docs = lazy("gpudoctor.report.check_docs")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,14 +16,11 @@ from gpudoctor.cli.options import (
 )
 from gpudoctor.exits import OK
 from gpudoctor.json_text import terminal_safe
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor.facts.model import node
     from gpudoctor.facts.redaction import redact
-else:
-    node = lazy("gpudoctor.facts.model.node")
-    redact = lazy("gpudoctor.facts.redaction.redact")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from gpudoctor.cli.options import source_options
 from gpudoctor.errors import UserError
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor.fakes import run_program
-else:
-    run_program = lazy("gpudoctor.fakes.run_program")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpudoctor.exits import OK, write_stdout
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor import plugins
-else:
-    plugins = lazy("gpudoctor.plugins")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

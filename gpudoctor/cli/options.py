@@ -5,19 +5,34 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeVar
 
-from gpudoctor.exits import write_stdout
+import msgspec
+
+from gpudoctor.exits import COULD_NOT, ClosedStdoutError, say, write_stdout
 from gpudoctor.facts.deadlines import COLLECTION
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor import api, progress
     from gpudoctor.report import output_files
-else:
-    api = lazy("gpudoctor.api")
-    progress = lazy("gpudoctor.progress")
-    output_files = lazy("gpudoctor.report.output_files")
+
+
+class _Document(Protocol):
+    """A report of any kind."""
+
+    @property
+    def error(self) -> str | None: ...
+
+
+_R = TypeVar("_R", bound=msgspec.Struct)
+_D = TypeVar("_D", bound=_Document)
+
+
+def request_from(args: argparse.Namespace, kind: type[_R], **given: object) -> _R:
+    """A request: each field that is not `given` from the option of its name, else its default; lists as tuples."""
+    values = {name: value for name, value in {**vars(args), **given}.items() if name in kind.__struct_fields__}
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 class _Once(argparse.Action):
@@ -102,19 +117,43 @@ def write_output(text: str, args: argparse.Namespace) -> None:
         write_stdout(text)
 
 
+def write_as_asked(report: _D, args: argparse.Namespace, render: Callable[[_D, bool], str]) -> bool:
+    """Write to the file that `-o` names, else to stdout; whether it stands where it was asked for.
+
+    If the file cannot be written the report goes to stdout, with the exit code in it that says so. `render` is given
+    the report, and whether it goes to a file. Of a report that has an error stderr has heard already.
+    """
+    as_asked = True
+    try:
+        if to_file(args):
+            try:
+                output_files.write_file(args.output, render(report, True))
+                return True
+            except output_files.OutputError as error:
+                as_asked = False
+                _say_unless_told(report, f"{error}; the report goes to stdout instead")
+                report = msgspec.structs.replace(report, exit_code=COULD_NOT)  # type: ignore[type-var]
+        write_stdout(render(report, False))
+    except ClosedStdoutError as error:
+        as_asked = False
+        _say_unless_told(report, str(error))
+    return as_asked
+
+
+def _say_unless_told(report: _Document, what: str) -> None:
+    if report.error is None:
+        say(f"error: {what}")
+
+
 def seconds(text: str) -> float:
     """A time limit."""
     return _number(text, lambda value: 0 < value < 86400, "a number of seconds above 0 and below 86400")
 
 
-def interval(text: str) -> float:
-    """Seconds between samples."""
-    return seconds_between(text, 0.2, 3600)
-
-
-def seconds_between(text: str, least: float, most: float) -> float:
-    """Seconds of a range, its ends included."""
-    return _number(text, lambda value: least <= value <= most, f"a number of seconds from {least:g} to {most:g}")
+def seconds_between(least: float, most: float) -> Callable[[str], float]:
+    """A reader of seconds of a range, its ends included."""
+    wanted = f"a number of seconds from {least:g} to {most:g}"
+    return lambda text: _number(text, lambda value: least <= value <= most, wanted)
 
 
 def rate(text: str) -> float:

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING
 
 from gpudoctor.cli.options import (
     facts_deadline_option,
@@ -15,21 +14,17 @@ from gpudoctor.cli.options import (
     node_option,
     output_option,
     read_source,
+    request_from,
     up_to,
     write_output,
 )
 from gpudoctor.exits import FAILED, OK, UNKNOWN, printable
 from gpudoctor.json_text import json_line
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.plan import MAX_BATCH
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor.plan import make_plan, model, plan_text, request
-else:
-    make_plan = lazy("gpudoctor.plan.make_plan")
-    model = lazy("gpudoctor.plan.model")
-    plan_text = lazy("gpudoctor.plan.plan_text")
-    request = lazy("gpudoctor.plan.request")
 
 PRECISIONS = ("bf16", "fp16", "fp32", "bf16-true")
 OPTIMIZERS = ("adamw", "adamw-8bit", "momentum", "lion", "sgd")
@@ -95,7 +90,7 @@ def write_error(args: argparse.Namespace, message: str, code: int) -> int:
 
 
 def _request(args: argparse.Namespace) -> request.PlanRequest:
-    return request.PlanRequest(**{name: getattr(args, name) for name in request.PlanRequest.__struct_fields__})
+    return request_from(args, request.PlanRequest)
 
 
 def _write(made: model.Plan, args: argparse.Namespace) -> None:

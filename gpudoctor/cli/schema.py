@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpudoctor.exits import OK, write_stdout
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
-    from gpudoctor.report import json
-else:
-    json = lazy("gpudoctor.report.json")
+with lazy_imports():
+    from gpudoctor.report import model
 
 # the documents beside the report, and their types
 _TYPES = {
@@ -36,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the schema."""
     if args.of == "report":
-        write_stdout(json.report_schema())
+        write_stdout(model.report_schema())
         return OK
     module, name = _TYPES[args.of]
     schema = msgspec.json.schema(getattr(import_module(module), name))

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpudoctor.cli.options import fault_option, node_option
 from gpudoctor.cli.watch import interval_option
 from gpudoctor.errors import UserError
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor.tui import start
     from gpudoctor.tui.web import serve
-else:
-    start = lazy("gpudoctor.tui.start")
-    serve = lazy("gpudoctor.tui.web.serve")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -14,24 +14,23 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from gpudoctor.cli.options import interval, source_options
+from gpudoctor.cli.options import seconds_between, source_options
 from gpudoctor.errors import UserError
 from gpudoctor.exits import OK
 from gpudoctor.json_text import terminal_safe
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
+
+with lazy_imports():
+    from gpudoctor.facts.stream import sources
 
 if TYPE_CHECKING:
-    from gpudoctor.facts.stream import sources
     from gpudoctor.facts.stream.messages import Opening, Tick
-else:
-    sources = lazy("gpudoctor.facts.stream.sources")
 
 
 def interval_option(parser: argparse.ArgumentParser) -> None:
     """`--interval SECONDS`, of what shows live values."""
-    parser.add_argument(
-        "--interval", type=interval, default=1.0, metavar="SECONDS", help="between samples: 0.2 to 3600 (default 1)"
-    )
+    text = "between samples: 0.2 to 3600 (default 1)"
+    parser.add_argument("--interval", type=seconds_between(0.2, 3600), default=1.0, metavar="SECONDS", help=text)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

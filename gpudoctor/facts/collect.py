@@ -18,24 +18,16 @@ from gpudoctor.facts.model.node import Driver, Node, Source
 from gpudoctor.facts.nvml.collector_ahead import dismiss_ahead
 from gpudoctor.facts.nvml.fake_driver_context import AROUND, stand_in
 from gpudoctor.facts.nvml.kernel_module import read_kernel_module
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor.facts.kernel_log import live as kernel_log
     from gpudoctor.facts.nvml import collector as nvml_collector
-    from gpudoctor.facts.nvml.collector import CollectorResult
     from gpudoctor.facts.system import environment, fabric_manager, network, pci, software, storage
     from gpudoctor.facts.system import host as live_host
-else:
-    kernel_log = lazy("gpudoctor.facts.kernel_log.live")
-    nvml_collector = lazy("gpudoctor.facts.nvml.collector")
-    environment = lazy("gpudoctor.facts.system.environment")
-    fabric_manager = lazy("gpudoctor.facts.system.fabric_manager")
-    live_host = lazy("gpudoctor.facts.system.host")
-    network = lazy("gpudoctor.facts.system.network")
-    pci = lazy("gpudoctor.facts.system.pci")
-    software = lazy("gpudoctor.facts.system.software")
-    storage = lazy("gpudoctor.facts.system.storage")
+
+if TYPE_CHECKING:
+    from gpudoctor.facts.nvml.collector import CollectorResult
 
 F = TypeVar("F", bound=Fact)
 _Told = tuple[Driver, tuple[Gpu, ...], "tuple[GpuPair, ...] | Missing"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,12 +17,10 @@ from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import KernelEvent, KernelLog, Node
 from gpudoctor.facts.nvml.error_cost import condemning
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor.facts import collect
-else:
-    collect = lazy("gpudoctor.facts.collect")
 
 # What grew between two readings of one node: pure functions, no verdicts.
 

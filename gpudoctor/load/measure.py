@@ -10,7 +10,7 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.model.measurements import ONCE, PROBES, Measurements, Probe
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.load.devices import (
     CPU_RANKS,
     Backend,
@@ -22,20 +22,15 @@ from gpudoctor.load.devices import (
 )
 from gpudoctor.load.frameworks import DESYNCED, PARTS, parts_wanted, with_parts, without_parts
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor import progress as progress_lines
     from gpudoctor.probes.runner import deadlines as rank_deadlines
     from gpudoctor.probes.runner import launch, messages, telemetry
     from gpudoctor.probes.runner import plan as probe_plan
+
+if TYPE_CHECKING:
     from gpudoctor.probes.runner.local_workers import LocalWorkers
     from gpudoctor.probes.runner.plan import ProbePlan
-else:
-    rank_deadlines = lazy("gpudoctor.probes.runner.deadlines")
-    launch = lazy("gpudoctor.probes.runner.launch")
-    messages = lazy("gpudoctor.probes.runner.messages")
-    probe_plan = lazy("gpudoctor.probes.runner.plan")
-    telemetry = lazy("gpudoctor.probes.runner.telemetry")
-    progress_lines = lazy("gpudoctor.progress")
 
 # From when all ranks have met (what comes before: probes/runner/deadlines.py). A healthy standard run ends in about
 # half a minute, a full one in about one, so that a few times as long means that something hangs. A burn adds its

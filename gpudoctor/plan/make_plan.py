@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,7 +15,7 @@ from gpudoctor.exits import printable
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.plan import megatron
 from gpudoctor.plan.choose import Choice, choose, choose_forced
 from gpudoctor.plan.communication import StepTime, step_time
@@ -39,12 +38,9 @@ from gpudoctor.profiles.profile import Profile
 from gpudoctor.report.model import SourceSummary
 from gpudoctor.units import gib_text
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor.plan import cpu_ranks
     from gpudoctor.plan.verification import run as verification
-else:
-    cpu_ranks = lazy("gpudoctor.plan.cpu_ranks")
-    verification = lazy("gpudoctor.plan.verification.run")
 
 
 def planned(request: PlanRequest, shape: ModelShape, sourced: Sourced) -> Plan:

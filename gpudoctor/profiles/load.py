@@ -6,21 +6,18 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpudoctor.errors import UserError, nearest_names
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.profiles.peers import compute_gpus, majority
 from gpudoctor.profiles.profile import NO_PROFILE, GpuModel, NodeProfile, Profile
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor import yaml_file
-else:
-    yaml_file = lazy("gpudoctor.yaml_file")
 
 # The packaged profiles as the program reads them: one JSON document, made of the YAML files that people edit.
 #

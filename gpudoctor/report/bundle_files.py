@@ -15,9 +15,8 @@ from gpudoctor.facts.model.node import Node, to_json
 from gpudoctor.facts.redaction.redact import Redaction
 from gpudoctor.json_text import terminal_safe
 from gpudoctor.plugins import all_checks
-from gpudoctor.report.json import render_json
 from gpudoctor.report.judge import Question, judge
-from gpudoctor.report.model import Report, Run, SourceSummary
+from gpudoctor.report.model import Report, Run, SourceSummary, render_json
 
 
 def files_of(node: Node, *, redact: bool, made_s: float, argv: tuple[str, ...] = ()) -> dict[str, bytes]:

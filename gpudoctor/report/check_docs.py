@@ -6,22 +6,17 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING
 
 from gpudoctor.checks.core.case import Limit
 from gpudoctor.checks.core.driver_messages import MEANINGS
 from gpudoctor.checks.core.registry import Check
 from gpudoctor.checks.driver.load_causes import LOAD_CAUSES
 from gpudoctor.checks.gpu.xid_judged import NVLINK5_UNITS, XID_74_BITS
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor.facts.captures.host import module
     from gpudoctor.facts.kernel_log import driver_messages, host_messages
-else:
-    module = lazy("gpudoctor.facts.captures.host.module")
-    driver_messages = lazy("gpudoctor.facts.kernel_log.driver_messages")
-    host_messages = lazy("gpudoctor.facts.kernel_log.host_messages")
 
 # The word lists behind a check, as its page shows them: what is looked for, what it means, and who prints it.
 

@@ -7,8 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status, Subject, worst
+from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Finding, Status, worst
 from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.checks.core.subject import Subject
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.report.model import Report
@@ -18,7 +19,6 @@ from gpudoctor.units import size_text
 FIGURE_CHANGE_MIN = 0.05
 
 Kind = Literal["new", "changed", "gone", "figure"]
-_BAD = (Status.FAIL, Status.UNKNOWN, Status.WARN)
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -68,12 +68,12 @@ def _of_check(old: CheckResult, new: CheckResult, gpus_gone: frozenset[int]) -> 
     for key, finding in after.items():
         earlier = before.get(key)
         if earlier is None:
-            if finding.status in _BAD:
+            if finding.status in PROBLEMS:
                 yield _difference("new", new.id, finding, None, finding.status)
         elif earlier.status is not finding.status:
             yield _difference("changed", new.id, finding, earlier.status, finding.status)
     for key, finding in before.items():
-        if key in after or finding.status not in _BAD:
+        if key in after or finding.status not in PROBLEMS:
             continue
         # not a word on this subject is good news only where the check looked
         unseen = worst(f.status for f in new.findings if f.subject.kind == "node")

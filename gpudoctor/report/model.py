@@ -1,8 +1,9 @@
-"""The report: everything about one run, as data (`gpudoctor.report/1`)."""
+"""The report: everything about one run, as data (`gpudoctor.report/1`), as JSON, and as JSON Schema."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -12,6 +13,7 @@ from gpudoctor.checks.core.causes import Fault
 from gpudoctor.checks.core.finding import Finding, Status
 from gpudoctor.checks.core.registry import LEVELS, Level
 from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.exits import printable
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node, SourceKind
 from gpudoctor.json_text import json_line
@@ -116,6 +118,32 @@ class Report(msgspec.Struct, frozen=True):
         return json_line(self).rstrip("\n")
 
 
+def alarms(report: Report) -> Iterator[tuple[str, str]]:
+    """What must not be mistaken for this machine as it is: a loud word, and what follows it."""
+    source = report.run.source
+    if report.simulated:
+        what = f"node {source.name}" + (f" with {', '.join(source.faults)}" if source.faults else "")
+        yield "SIMULATED", f"{what}: made up, no verdict on a real machine"
+    if report.run.injected:
+        yield "INJECTED", f"{', '.join(report.run.injected)}: the probes were made to go wrong"
+    if report.run.interrupted:
+        yield "INTERRUPTED", f"by {report.run.interrupted}: what was known until then"
+
+
+def node_words(report: Report, times: str) -> Iterator[str]:
+    """ "8 x NVIDIA H100", driver and CUDA, as far as they are known; `times` is the sign after a number."""
+    models = Counter(sorted(gpu.name or "unnamed GPU" for gpu in report.gpus))
+    yield ", ".join(f"{count} {times} {name}" for name, count in models.items()) or "no GPU"
+    yield from (
+        f"{what} {version}" for what, version in (("driver", report.host.driver), ("CUDA", report.host.cuda)) if version
+    )
+
+
+def profile_words(profile: ProfileSummary) -> str:
+    """What the node was judged against; why there was no profile, if none fitted."""
+    return profile.matched_by if profile.name == "none" else f"profile {profile.name} (matched by {profile.matched_by})"
+
+
 def findings_of(report: Report | None, check_id: str) -> tuple[Finding, ...]:
     """The findings of one check, none if it did not run."""
     return next((check.findings for check in report.checks if check.id == check_id), ()) if report is not None else ()
@@ -159,3 +187,40 @@ def counts_of(results: tuple[CheckResult, ...]) -> Counts:
         skip=statuses.count(Status.SKIP),
         unknown=statuses.count(Status.UNKNOWN),
     )
+
+
+COULD_NOT_REASON = "UNKNOWN gpudoctor could not do its work"
+
+
+def error_report(
+    run: Run, error: str, exit_code: int, *, reason: str = COULD_NOT_REASON, hostname: str | None = None
+) -> Report:
+    """A report with the verdict unknown and no checks; `error` is one line that says why."""
+    return Report(
+        schema="gpudoctor.report/1",
+        tool=Tool(),
+        run=run,
+        host=HostSummary(hostname, None, None),
+        gpus=(),
+        profile=ProfileSummary("none", "nothing was judged"),
+        verdict="unknown",
+        exit_code=exit_code,
+        reason=reason,
+        counts=Counts(),
+        checks=(),
+        faults=(),
+        measurements=Measurements(),
+        simulated=run.source.kind == "simulated",
+        error=printable(error),
+    )
+
+
+def render_json(report: Report) -> str:
+    """One line of JSON, ending in a newline."""
+    return json_line(report)
+
+
+def report_schema() -> str:
+    """JSON Schema of the report, made of the structs that it is written from."""
+    schema = {"$id": "gpudoctor.report/1", **msgspec.json.schema(Report)}
+    return msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n"

@@ -1,13 +1,17 @@
-"""The report as a Prometheus text file for node_exporter's textfile collector."""
+"""The report as a Prometheus text file for node_exporter's textfile collector, and whether that will see the file."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import NamedTuple, get_args
 
-from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status, Subject, worst
+from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status, worst
 from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.checks.core.subject import Subject
+from gpudoctor.facts.system.node_exporter import NodeExporter
 from gpudoctor.report.metric_units import metric_unit
 from gpudoctor.report.model import Report, Verdict, suppressed_in
 
@@ -220,3 +224,20 @@ def _escaped(value: str) -> str:
 
 def _number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+def why_not_read(file: Path, exporters: Sequence[NodeExporter]) -> str | None:
+    """One line if node_exporter runs and does not read that file; None if it does, or if none runs."""
+    if not exporters:
+        return None
+    folder = os.path.realpath(file.parent)
+    read = [place for exporter in exporters for place in exporter.folders]
+    who = f"node_exporter (process {exporters[0].pid})"
+    if not read:
+        return f"{who} reads no folder: start it with --collector.textfile.directory={folder} for it to see {file}"
+    if not any(PurePath(folder).match(os.path.realpath(place)) for place in read):
+        folders = ", ".join(place[:200] for place in read[:3])
+        return f"{who} reads {folders}: it does not see {file}; write there, or give it this folder"
+    if file.suffix != ".prom":
+        return f"{who} reads files that end in .prom: it does not see {file}"
+    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from io import StringIO
 from itertools import groupby, zip_longest
 from shlex import quote
@@ -16,12 +16,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gpudoctor.checks.core.finding import WORST_FIRST, Status, worst
+from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Status, worst
 from gpudoctor.checks.core.registry import LEVELS
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.checks.driver.responsive import WAKING
+from gpudoctor.exits import is_terminal
 from gpudoctor.facts.captures import ABSENT
-from gpudoctor.report.model import Report, held_words, is_above, suppressed_in
+from gpudoctor.report.model import Report, alarms, held_words, is_above, node_words, profile_words, suppressed_in
 from gpudoctor.report.text_blocks import STYLES, grouped_label, plain, problems, status_word
 from gpudoctor.report.text_figures import figure_lines
 
@@ -67,32 +68,16 @@ def _parts(report: Report, verbose: bool) -> Iterator[RenderableType]:
 
 
 def _head(report: Report) -> Iterator[Text]:
-    names = [gpu.name or "unnamed GPU" for gpu in report.gpus]
-    models = [f"{len(list(group))} x {name}" for name, group in groupby(sorted(names))]
-    parts = [
-        f"gpudoctor {report.tool.version}",
-        report.host.name or report.run.source.name,
-        ", ".join(models) or "no GPU",
-    ]
-    if report.host.driver:
-        parts.append(f"driver {report.host.driver}")
-    if report.host.cuda:
-        parts.append(f"CUDA {report.host.cuda}")
-    if report.simulated:
-        faults = report.run.source.faults
-        what = f"SIMULATED node {report.run.source.name}" + (f" with {', '.join(faults)}" if faults else "")
-        yield plain(f"{what}: made up, no verdict on a real machine", "bold yellow")
-    elif report.run.source.kind != "live":
-        yield plain(f"Read from {report.run.source.kind} {report.run.source.name}: that machine, not this one")
-    if report.run.injected:
-        yield plain(f"INJECTED {', '.join(report.run.injected)}: the probes were made to go wrong", "bold yellow")
-    if report.run.interrupted:
-        yield plain(f"INTERRUPTED by {report.run.interrupted}: what was known until then", "bold yellow")
+    source = report.run.source
+    if not report.simulated and source.kind != "live":
+        yield plain(f"Read from {source.kind} {source.name}: that machine, not this one")
+    for word, text in alarms(report):
+        yield plain(f"{word} {text}", "bold yellow")
+    parts = (f"gpudoctor {report.tool.version}", report.host.name or source.name, *node_words(report, "x"))
     yield plain(" | ".join(parts), "bold")
-    against = report.profile.matched_by
-    if report.profile.name != "none":
-        against = f"Judged against profile {report.profile.name} (matched by {against})"
-    yield plain(f"{against[:1].upper()}{against[1:]}. {len(report.checks)} checks, level {report.run.level}.")
+    against = profile_words(report.profile)
+    against = f"{against[:1].upper()}{against[1:]}" if report.profile.name == "none" else f"Judged against {against}"
+    yield plain(f"{against}. {len(report.checks)} checks, level {report.run.level}.")
     for note in report.run.notes:
         yield plain(f"Note: {note}")
 
@@ -193,9 +178,7 @@ def _tail(report: Report) -> Iterator[Text]:
     yield Text.assemble(word, plain(f"  {verdict_words(report)}{aside}"))
     if more := also_paste(report):
         yield plain(more)
-    worst_check = next(
-        (r.id for status in (Status.FAIL, Status.UNKNOWN, Status.WARN) for r in report.checks if r.status is status), ""
-    )
+    worst_check = next((r.id for status in PROBLEMS for r in report.checks if r.status is status), "")
     if worst_check:
         again = f"gpudoctor check {worst_check.partition('.')[0]} -v{_same_node(report.run.argv)}"
         yield plain(f"Next:  gpudoctor explain {worst_check}  |  {again}")
@@ -274,18 +257,12 @@ def terminal_width() -> int:
     return get_terminal_size((100, 24)).columns
 
 
-def wants_color(asked: str, environ: Mapping[str, str], *, is_terminal: bool) -> bool:
-    """--color, then NO_COLOR and FORCE_COLOR, then whether a terminal reads it."""
+def output_color(asked: str, *, to_file: bool) -> bool:
+    """--color, then NO_COLOR and FORCE_COLOR, then whether a terminal shows it; for a file --color alone."""
     if asked != "auto":
         return asked == "always"
-    if environ.get("NO_COLOR"):
+    if to_file or os.environ.get("NO_COLOR"):
         return False
-    if environ.get("FORCE_COLOR"):
+    if os.environ.get("FORCE_COLOR"):
         return True
-    return is_terminal and environ.get("TERM") != "dumb"
-
-
-def output_color(asked: str, *, to_file: bool) -> bool:
-    """The same for what goes to stdout, or into a file, which no terminal's variable concerns."""
-    is_terminal = not to_file and sys.stdout is not None and sys.stdout.isatty()
-    return wants_color(asked, {} if to_file else os.environ, is_terminal=is_terminal)
+    return is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb"

@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gpudoctor.checks.core.causes import headline
-from gpudoctor.checks.core.finding import Evidence, Expected, Finding, Status, Subject
+from gpudoctor.checks.core.finding import PROBLEMS, Evidence, Expected, Finding, Status
 from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.checks.core.subject import Subject
 from gpudoctor.exits import printable
 from gpudoctor.report.model import Report
 from gpudoctor.units import ranges
@@ -34,7 +35,7 @@ def problems(report: Report) -> Iterator[RenderableType]:
 
 def problem_groups(report: Report) -> Iterator[tuple[CheckResult, list[Finding]]]:
     """Faults first, then what is unknown, then warnings; the same words on several GPUs make one group."""
-    for status in (Status.FAIL, Status.UNKNOWN, Status.WARN):
+    for status in PROBLEMS:
         for result in report.checks:
             roots = [f for f in result.findings if f.status is status and f.explained_by is None]
             groups: dict[object, list[Finding]] = {}

@@ -16,11 +16,10 @@ from gpudoctor.report.tables.links import (
     pair_matrix,
     peer_matrix,
 )
-from gpudoctor.report.tables.loading import loading_tables
-from gpudoctor.report.tables.ranks import plain_name, training_table
-from gpudoctor.report.tables.storage import storage_table
+from gpudoctor.report.tables.loading import loading_tables, storage_table
+from gpudoctor.report.tables.ranks import compute_table, plain_name, training_table
 from gpudoctor.report.tables.strategies import library_tables, strategy_tables
-from gpudoctor.report.tables.table import Table, aligned, cell
+from gpudoctor.report.tables.table import NOT_KNOWN, Table, aligned, cell
 from gpudoctor.report.tables.telemetry import growth_text, sample_count, telemetry_table, wrong_text
 from gpudoctor.units import figure_text, mib_text, size_text, whole_mib_text
 
@@ -129,20 +128,19 @@ def _peer_lines(measurements: Measurements) -> list[str]:
     return [f"{title}:", *_square(ranks, ranks, lambda a, b: cell(rates.get((a, b)), ".1f"))]
 
 
-def _compute_lines(ranks: Iterable[ComputeRank]) -> list[str]:
+def _compute_lines(ranks: Sequence[ComputeRank]) -> list[str]:
     lines = []
-    for each in ranks:
+    rows = compute_table(ranks, plain_name, ".2f").rows
+    for each, (who, products, copy, triad, repeats, bits, _) in zip(ranks, rows, strict=True):
         if each.gemms:
-            rates = ", ".join(f"{gemm.dtype} {gemm.tflops:.3g}" for gemm in each.gemms)
-            lines.append(f"    rank {each.rank}: products of {each.gemms[0].size}^3 in TFLOP/s: {rates}")
-        parts = [f"copy {cell(each.copy_gb_s, '.2f')}, triad {cell(each.triad_gb_s, '.2f')} GB/s"]
+            lines.append(f"    {who}: products of {each.gemms[0].size}^3 in TFLOP/s: {products}")
+        parts = [f"copy {copy}, triad {triad} GB/s"]
         covered = known(each.pattern_bytes)
         if covered is not None:
             parts.append(f"{each.pattern_passes} patterns over {whole_mib_text(covered)}")
-        if each.fingerprints:
-            steady = "" if len(set(each.fingerprints)) == 1 else " (not steady)"
-            parts.append(f"bits {each.fingerprints[0][:8]}{steady}")
-        lines.append(f"    rank {each.rank}: {'; '.join(parts)}")
+        if bits != NOT_KNOWN:
+            parts.append(f"bits {bits}{'' if repeats == 'same' else ' (not steady)'}")
+        lines.append(f"    {who}: {'; '.join(parts)}")
     return ["  compute, all at the same time:", *lines] if lines else []
 
 

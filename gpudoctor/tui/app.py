@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual import on
 from textual.app import App, ComposeResult, SystemCommand
@@ -19,29 +19,25 @@ from textual.widgets import Footer, Input, TabbedContent, TabPane
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.errors import UserError
 from gpudoctor.facts.stream.messages import Opening, Tick
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.report.output_files import write_file
-from gpudoctor.tui.bindings import KEYS, MAIN_ACTIONS, PLAYBACK_ACTIONS, palette_commands
+from gpudoctor.tui.bindings import KEYS, MAIN_ACTIONS, PLAYBACK_ACTIONS, HelpScreen, groups_of, palette_commands
 from gpudoctor.tui.feeds.check_runner import Checker
 from gpudoctor.tui.feeds.feed import Feed, FeedFailure
 from gpudoctor.tui.feeds.playback import STEP_S, PlaybackFeed
 from gpudoctor.tui.labels import clock as clock_words
 from gpudoctor.tui.messages import CancelWanted, ComparedReportWanted, GpuChosen, PageWanted, RunWanted, SaveWanted
 from gpudoctor.tui.panes.check_list import CheckList
-from gpudoctor.tui.panes.header import AlertLine, HeaderLine
+from gpudoctor.tui.panes.header import AlertLine, HeaderLine, Sought, TimeSlider
 from gpudoctor.tui.panes.overview import OverviewPane
 from gpudoctor.tui.panes.pane import TABS, Pane, pane_class
 from gpudoctor.tui.run_control import RunControl
 from gpudoctor.tui.state import LogLine, State
 from gpudoctor.tui.themes import THEMES, next_theme
-from gpudoctor.tui.widgets.printable_text import PrintableText
-from gpudoctor.tui.widgets.time_slider import Sought, TimeSlider
+from gpudoctor.tui.widgets.lines import PrintableText
 
-if TYPE_CHECKING:
-    from gpudoctor.tui import help_screen, screens
-else:
-    help_screen = lazy("gpudoctor.tui.help_screen")
-    screens = lazy("gpudoctor.tui.screens")
+with lazy_imports():
+    from gpudoctor.tui import screens
 
 
 class Doctor(App[int]):
@@ -281,12 +277,10 @@ class Doctor(App[int]):
         self.query_one("#tabs", TabbedContent).active = name
 
     def action_help(self) -> None:
-        self.push_screen(help_screen.HelpScreen(help_screen.groups_of(self)))
+        self.push_screen(HelpScreen(groups_of(self)))
 
     def action_run_one(self) -> None:
-        checks = self._checks()
-        if checks is not None:
-            checks.action_run_one()
+        self._in_checks(CheckList.action_run_one)
 
     def action_run_all(self) -> None:
         self.runs.want((), self.level)
@@ -308,14 +302,10 @@ class Doctor(App[int]):
         self.runs.cancel()
 
     def action_problems(self) -> None:
-        checks = self._checks()
-        if checks is not None:
-            checks.action_problems()
+        self._in_checks(CheckList.action_problems)
 
     def action_filter(self) -> None:
-        checks = self._checks()
-        if checks is not None:
-            checks.action_filter()
+        self._in_checks(CheckList.action_filter)
 
     def action_save(self) -> None:
         self.runs.save()
@@ -369,14 +359,15 @@ class Doctor(App[int]):
             self.state.take(tick)
         self.changed()
 
-    def _checks(self) -> CheckList | None:
-        """The check list of this tab, else that of the overview, which is turned to."""
+    def _in_checks(self, action: Callable[[CheckList], None]) -> None:
+        """Do this in the check list of this tab, else in that of the overview, which is turned to."""
         pane = self._panes.get(self._tab)
         found = list(pane.query(CheckList)) if pane is not None else []
         if not found:
             self.action_tab("overview")
             found = list(self._panes["overview"].query(CheckList))
-        return found[0] if found else None
+        for checks in found[:1]:
+            action(checks)
 
     def say(self, text: str, severity: SeverityLevel = "warning") -> None:
         self.notify(text, severity=severity, markup=False)

@@ -1,22 +1,17 @@
-"""Short words and signs of the screen: statuses, reasons of clocks, bars and histories on fixed scales."""
+"""Short words, signs and styles of the screen: statuses, reasons of clocks, bars and histories on fixed scales."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Literal
 
+from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status
 from gpudoctor.exits import printable
 from gpudoctor.units import rate_number
 
 # what the health words look like; the word itself always stands there
-STYLE_OF = {
-    "FAIL": "fail",
-    "LOST": "fail",
-    "warn": "warn",
-    "unknown": "unknown",
-    "ok": "ok",
-    "-": "dim",
-}
+STYLE_OF = {"FAIL": "fail", "LOST": "fail", "warn": "warn", "unknown": "unknown", "ok": "ok", "-": "dim"}
 
 # why clocks are held, the most telling first; what a healthy GPU shows at rest comes last
 _HELD = {
@@ -89,3 +84,32 @@ def whole(value: float | None) -> str:
 def clock(at_s: float) -> str:
     """HH:MM:SS of this machine's time zone."""
     return time.strftime("%H:%M:%S", time.localtime(at_s))
+
+
+# "low" is a figure far below the others that nobody has judged
+Tone = Literal["fail", "unknown", "warn", "pass", "skip", "low", "head", "quiet"]
+
+WORDS = {Status.FAIL: "FAIL", Status.UNKNOWN: "unknown", Status.WARN: "warn", Status.PASS: "PASS", Status.SKIP: "skip"}
+_COLOURED: dict[str, str] = {
+    "fail": "bold $text-error",
+    "unknown": "bold $text-accent",
+    "warn": "$text-warning",
+    "pass": "$text-success",
+    "skip": "$text-muted",
+    "low": "$text-error",
+    "head": "bold",
+    "quiet": "$text-muted",
+}
+# Textual's grey of an error colour is darker than that of plain text
+_PLAIN: dict[str, str] = {"fail": "bold reverse", "unknown": "bold underline", "warn": "bold", "head": "bold"}
+
+
+def style_of(tone: Tone | Status, no_color: bool) -> str:
+    """A style for textual.content; `no_color` is the App's."""
+    name = tone.value if isinstance(tone, Status) else tone
+    return (_PLAIN if no_color else _COLOURED).get(name, "")
+
+
+def worst_first(finding: Finding) -> int:
+    """For sorting: FAIL first."""
+    return WORST_FIRST.index(finding.status)

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from textual.message import Message
 
 from gpudoctor.checks.core.registry import Level
 
 
+@dataclass
 class RunWanted(Message):
     """Run these checks (ids or domains; none: all) at a level."""
 
-    def __init__(self, words: tuple[str, ...], level: Level) -> None:
-        super().__init__()
-        self.words = words
-        self.level = level
+    words: tuple[str, ...]
+    level: Level
 
 
 class CancelWanted(Message):
     """End the check that runs now."""
 
 
+@dataclass
 class GpuChosen(Message):
     """The user turned to this GPU (NVML index)."""
 
-    def __init__(self, index: int) -> None:
-        super().__init__()
-        self.index = index
+    index: int
 
 
+@dataclass
 class PageWanted(Message):
     """Show the page of this check."""
 
-    def __init__(self, check_id: str) -> None:
-        super().__init__()
-        self.check_id = check_id
+    check_id: str
 
 
 class ComparedReportWanted(Message):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from textual.app import App
@@ -26,7 +26,7 @@ from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.facts_file import checked
 from gpudoctor.facts.captures.opened import read_file
 from gpudoctor.facts.model.node import Node
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.progress import ProgressLine
 from gpudoctor.report.joined import joined
 from gpudoctor.report.model import Report
@@ -34,10 +34,8 @@ from gpudoctor.tui.busy import puts_load, users_of_gpus
 from gpudoctor.tui.feeds.check_runner import Checker
 from gpudoctor.tui.state import FinishedRun, LogLine, Running, State
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor.tui import screens
-else:
-    screens = lazy("gpudoctor.tui.screens")
 
 # Reads a report that was saved as JSON.
 

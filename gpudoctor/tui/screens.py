@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, TypeVar
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -17,17 +17,14 @@ from textual.widgets.option_list import Option
 from gpudoctor.checks.core.registry import LEVELS, Level
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.plugins import all_checks
 from gpudoctor.report.check_docs import page_text
-from gpudoctor.report.json import render_json
-from gpudoctor.report.model import Report
+from gpudoctor.report.model import Report, render_json
 from gpudoctor.report.output_files import write_file
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor.report import html
-else:
-    html = lazy("gpudoctor.report.html")
 
 # the README's words and times; where it gives none, none is made up
 LEVEL_COSTS: dict[Level, str] = {
@@ -36,31 +33,39 @@ LEVEL_COSTS: dict[Level, str] = {
     "full": "loads the GPUs: all collectives, every pair, copies, compute and memory",
     "burn": "loads the GPUs: repeats full for 10 minutes, for drift and errors under load",
 }
-_MODAL_CSS = """
-{name} {{
-    align: center middle;
-    & > ModalBox {{
-        width: 90%; max-width: 100; height: auto; max-height: 90%;
-        border: round $primary; background: $surface; padding: 0 1;
-        border-title-color: $text-primary; border-title-style: bold;
-    }}
-    .message {{ color: $text-warning; height: auto; text-style: bold; }}
-    .buttons {{ height: 1; margin-top: 1; }}
-    Button {{ margin-right: 2; }}
-}}
-"""
+_Answer = TypeVar("_Answer")
 
 
 class ModalBox(Vertical):
     """The frame in the middle of the screen."""
 
 
-class ConfirmScreen(ModalScreen[bool]):
+class BoxScreen(ModalScreen[_Answer]):
+    """A frame over the middle of the screen."""
+
+    DEFAULT_CSS = """
+    BoxScreen {
+        align: center middle;
+        & > ModalBox {
+            width: 90%; max-width: 100; height: auto; max-height: 90%;
+            border: round $primary; background: $surface; padding: 0 1;
+            border-title-color: $text-primary; border-title-style: bold;
+        }
+        .message { color: $text-warning; height: auto; text-style: bold; }
+        .buttons { height: 1; margin-top: 1; }
+        Button { margin-right: 2; }
+    }
+    """
+
+    def action_back(self) -> None:
+        """Go back without an answer."""
+        self.dismiss(None)
+
+
+class ConfirmScreen(BoxScreen[bool]):
     """A question with its reasons; True only for an outright yes. "No" has the focus."""
 
-    DEFAULT_CSS = (
-        _MODAL_CSS.format(name="ConfirmScreen") + "ConfirmScreen VerticalScroll { height: auto; max-height: 14; }"
-    )
+    DEFAULT_CSS = "ConfirmScreen VerticalScroll { height: auto; max-height: 14; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         ("escape,n", "answer(False)", "No"),
         ("y", "answer(True)", "Yes"),
@@ -95,10 +100,9 @@ class ConfirmScreen(ModalScreen[bool]):
         self.focus_next()
 
 
-class PathScreen(ModalScreen[str | None]):
-    """Asks for a path; None where the user went back."""
+class PathScreen(BoxScreen[str]):
+    """Asks for a path; None if the user went back."""
 
-    DEFAULT_CSS = _MODAL_CSS.format(name="PathScreen")
     BINDINGS: ClassVar[list[BindingType]] = [("escape", "back", "Back")]
 
     def __init__(self, title: str) -> None:
@@ -114,17 +118,14 @@ class PathScreen(ModalScreen[str | None]):
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.dismiss(event.value.strip())
 
-    def action_back(self) -> None:
-        self.dismiss(None)
 
-
-class SaveScreen(ModalScreen[str | None]):
+class SaveScreen(BoxScreen[str]):
     """Saves a report, as JSON (all of it, with facts) or as a page in HTML; gives the path, or None.
 
     What is wrong (no permission, a full disk) is one line on the screen, to try again.
     """
 
-    DEFAULT_CSS = _MODAL_CSS.format(name="SaveScreen") + "SaveScreen RadioSet { height: auto; layout: horizontal; }"
+    DEFAULT_CSS = "SaveScreen RadioSet { height: auto; layout: horizontal; }"
     BINDINGS: ClassVar[list[BindingType]] = [("escape", "back", "Back")]
 
     def __init__(self, report: Report) -> None:
@@ -194,14 +195,11 @@ class SaveScreen(ModalScreen[str | None]):
         said.add_class("message")
         said.update(Content(printable(text)))
 
-    def action_back(self) -> None:
-        self.dismiss(None)
 
-
-class LevelScreen(ModalScreen[Level | None]):
+class LevelScreen(BoxScreen[Level]):
     """Chooses a level, each with what it costs."""
 
-    DEFAULT_CSS = _MODAL_CSS.format(name="LevelScreen") + "LevelScreen OptionList { height: auto; border: none; }"
+    DEFAULT_CSS = "LevelScreen OptionList { height: auto; border: none; }"
     BINDINGS: ClassVar[list[BindingType]] = [("escape", "back", "Back")]
 
     def __init__(self, level: Level, *, loads_gpus: bool = True) -> None:
@@ -230,14 +228,11 @@ class LevelScreen(ModalScreen[Level | None]):
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(LEVELS[event.option_index])
 
-    def action_back(self) -> None:
-        self.dismiss(None)
 
-
-class PageScreen(ModalScreen[None]):
+class PageScreen(BoxScreen[None]):
     """The page of a check: what, why, thresholds, false alarms, fix."""
 
-    DEFAULT_CSS = _MODAL_CSS.format(name="PageScreen") + "PageScreen > ModalBox { height: 90%; }"
+    DEFAULT_CSS = "PageScreen > ModalBox { height: 90%; }"
     BINDINGS: ClassVar[list[BindingType]] = [("escape,q,e,enter", "back", "Back")]
 
     def __init__(self, check_id: str) -> None:
@@ -250,9 +245,6 @@ class PageScreen(ModalScreen[None]):
             box.border_subtitle = Content("escape: back")
             with VerticalScroll():
                 yield Markdown(page_of(self._check_id), open_links=False)
-
-    def action_back(self) -> None:
-        self.dismiss(None)
 
 
 def page_of(check_id: str) -> str:

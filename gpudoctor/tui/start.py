@@ -14,26 +14,19 @@ import msgspec
 from gpudoctor.errors import UserError
 from gpudoctor.exits import printable
 from gpudoctor.facts.system.environment import node_name
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.own_program import own_gpudoctor
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor import api, progress
     from gpudoctor.facts.stream import recording
     from gpudoctor.tui import app as screen
     from gpudoctor.tui import themes
     from gpudoctor.tui.feeds import check_runner, child, playback
+
+if TYPE_CHECKING:
     from gpudoctor.tui.feeds.feed import Feed
-else:
-    api = lazy("gpudoctor.api")
-    recording = lazy("gpudoctor.facts.stream.recording")
-    progress = lazy("gpudoctor.progress")
-    screen = lazy("gpudoctor.tui.app")
-    check_runner = lazy("gpudoctor.tui.feeds.check_runner")
-    child = lazy("gpudoctor.tui.feeds.child")
-    playback = lazy("gpudoctor.tui.feeds.playback")
-    themes = lazy("gpudoctor.tui.themes")
 
 _SSH = "ssh:"
 # user@host, an address, or a Host of the user's own ssh_config; never an option

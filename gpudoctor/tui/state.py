@@ -6,8 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status
 from gpudoctor.checks.core.registry import Level
+from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.stream.messages import WATCHED, GpuTick, HostTick, Opening, ProcessTick, Tick
 from gpudoctor.report.model import Report
@@ -98,6 +99,10 @@ class State:
     def node(self) -> Node | None:
         return self.opening.node if self.opening is not None else None
 
+    def gpu(self, index: int | None) -> Gpu | None:
+        """The facts of this GPU (NVML index)."""
+        return next((gpu for gpu in self.node.gpus if gpu.index == index), None) if self.node is not None else None
+
     def open(self, opening: Opening) -> None:
         """Take the facts; of another node than before nothing is kept."""
         self.opening = opening
@@ -163,9 +168,9 @@ class State:
             (check.id, finding)
             for check in self.report.checks
             for finding in check.findings
-            if finding.status in _BAD and gpu in (finding.subject.gpu, *(finding.subject.gpus or ()))
+            if finding.status in PROBLEMS and gpu in (finding.subject.gpu, *(finding.subject.gpus or ()))
         ]
-        return sorted(found, key=lambda row: (_BAD.index(row[1].status), row[1].explained_by is not None))
+        return sorted(found, key=lambda row: (PROBLEMS.index(row[1].status), row[1].explained_by is not None))
 
     def health_of(self, gpu: int) -> str:
         """One word: FAIL, unknown, warn, ok; LOST where the driver no longer tells of it; "-" where none judged it.
@@ -185,9 +190,6 @@ class State:
         """Whether any check looked at this GPU and found it fine."""
         checks = self.report.checks if self.report is not None else ()
         return any(f.status is Status.PASS and f.subject.gpu == gpu for check in checks for f in check.findings)
-
-
-_BAD = (Status.FAIL, Status.UNKNOWN, Status.WARN)
 
 
 def _merged(before: GpuTick | None, now: GpuTick) -> GpuTick:

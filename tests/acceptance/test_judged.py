@@ -26,7 +26,8 @@ from gpudoctor.acceptance.run import AcceptanceRequest, AcceptanceRun, Step
 from gpudoctor.acceptance.settings_step import judged as judged_settings
 from gpudoctor.acceptance.smi_step import compare, compared
 from gpudoctor.acceptance.steps import level_items, wanted_steps
-from gpudoctor.checks.core.finding import Status, of_rank, unknown
+from gpudoctor.checks.core.finding import Status, unknown
+from gpudoctor.checks.core.subject import of_rank
 from gpudoctor.errors import UserError
 from gpudoctor.facts.captures.nvidia_smi.query_xml import parse_smi_xml
 from gpudoctor.facts.model.gpu import Clocks, Gpu, Power, Thermal

@@ -22,9 +22,8 @@ from gpudoctor.agent.state import STATE_FILE, Last, Moment, StateDirectory, Watc
 from gpudoctor.checks.core.finding import Status
 from gpudoctor.errors import UserError
 from gpudoctor.facts.simulated.load import apply_faults, load_node, node_names
-from gpudoctor.report.json import render_json
 from gpudoctor.report.judge import judge
-from gpudoctor.report.model import Report, SourceSummary
+from gpudoctor.report.model import Report, SourceSummary, render_json
 from gpudoctor.report.prometheus import families
 from tests.agent.running import DEADLINE_S, FAULTY, command, environ, wait_for
 from tests.conftest import ROOT

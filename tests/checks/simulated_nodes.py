@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from gpudoctor.checks.core.finding import Finding, Status, Subject
+from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.checks.core.subject import Subject
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.load import load_node
 from gpudoctor.report.judge import judge

@@ -11,9 +11,10 @@ from gpudoctor.checks.core import registry as check_registry
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.causes import explain, rules
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import NODE, Finding, Found, Status, Subject, fail, of_pair, ok, unknown, warn, worst
+from gpudoctor.checks.core.finding import Finding, Found, Status, fail, ok, unknown, warn, worst
 from gpudoctor.checks.core.registry import check, matches, registry
 from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.checks.core.subject import NODE, Subject, of_pair
 from gpudoctor.facts.simulated.load import apply_faults
 from gpudoctor.report.judge import judge
 from gpudoctor.report.model import Report

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import NODE, Finding, Status, ok
+from gpudoctor.checks.core.finding import Finding, Status, ok
 from gpudoctor.checks.core.registry import DOMAINS, Check, DuplicateCheckError, check, registry, select
 from gpudoctor.checks.core.runner import run_checks
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.errors import UserError
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.simulated.load import load_node

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime
 
-from gpudoctor.checks.core.finding import Status, Subject, fail, ok, unknown
+from gpudoctor.checks.core.finding import Status, fail, ok, unknown
 from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.checks.core.subject import Subject
 from gpudoctor.checks.core.suppressions import Suppression, apply_suppressions
 
 TODAY = datetime.date(2026, 5, 1)

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import gpudoctor.cli
-from gpudoctor.cli.parsers import COMMANDS
+from gpudoctor.cli.main import COMMANDS
 
 OPTIONS = """
 import argparse, sys
-from gpudoctor.cli.parsers import COMMANDS, module_of
+from gpudoctor.cli.main import COMMANDS, module_of
 for name in COMMANDS:
     module_of(name).add_options(argparse.ArgumentParser())
 print(*sys.modules)

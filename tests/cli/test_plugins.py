@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 PLUGIN = """
-from gpudoctor.checks.core.finding import NODE, ok
+from gpudoctor.checks.core.finding import ok
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.registry import check
 
 
@@ -21,7 +22,8 @@ def motd(case):
 
 LIMITED = """
 from gpudoctor.checks.core.case import Limit
-from gpudoctor.checks.core.finding import NODE, ok
+from gpudoctor.checks.core.finding import ok
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.registry import check
 
 ROOM = Limit(20, "GiB", "ours", name="room_gib")
@@ -34,7 +36,8 @@ def scratch(case):
 """
 
 SLOW = """
-from gpudoctor.checks.core.finding import of_gpu, warn
+from gpudoctor.checks.core.finding import warn
+from gpudoctor.checks.core.subject import of_gpu
 from gpudoctor.checks.core.registry import check
 
 

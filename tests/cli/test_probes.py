@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from gpudoctor.load import measure
-from gpudoctor.report.json import report_schema
+from gpudoctor.report.model import report_schema
 from tests.cli.conftest import Gpudoctor
 
 pytest.importorskip("torch", reason="PyTorch is not installed")

@@ -1,4 +1,4 @@
-"""Reports of made-up nodes for the tests of fleets, made of the product's own in examples/."""
+"""Reports of made-up nodes for the tests of fleets, made of the product's own in docs/examples/."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+EXAMPLES = Path(__file__).parent.parent.parent / "docs" / "examples"
 Report = dict[str, Any]
 
 

@@ -43,9 +43,8 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.simulated.load import apply_faults
 from gpudoctor.facts.system.network_reach import LocalInterface, Reach
 from gpudoctor.plugins import all_checks
-from gpudoctor.report.json import render_json
 from gpudoctor.report.judge import Question, judge
-from gpudoctor.report.model import Report
+from gpudoctor.report.model import Report, render_json
 
 TOKEN = "of the test"
 SIZE_BYTES = 1 << 20

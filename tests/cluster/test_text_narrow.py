@@ -19,7 +19,7 @@ def test_in_40_columns_what_a_fault_is_stands_in_words_below_its_check(
     gpudoctor: Gpudoctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    lines = gpudoctor("cluster", "report", str(ROOT / "examples" / "fleet")).out.splitlines()
+    lines = gpudoctor("cluster", "report", str(ROOT / "docs" / "examples" / "fleet")).out.splitlines()
     assert max(map(len, lines)) <= 40
     assert "      gpu-04: all_reduce 1 GiB float32," in lines
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.cli.parsers import COMMANDS, parsed
+from gpudoctor.cli.main import COMMANDS, parsed
 from gpudoctor.errors import UserError
 
 ROOT = Path(__file__).parent.parent.parent

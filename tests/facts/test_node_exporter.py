@@ -8,7 +8,7 @@ import pytest
 
 from gpudoctor.facts.system import node_exporter
 from gpudoctor.facts.system.node_exporter import NodeExporter, read_node_exporters, textfile_folders
-from gpudoctor.report.textfile_folder import why_not_read
+from gpudoctor.report.prometheus import why_not_read
 
 DEBIAN = "/var/lib/prometheus/node-exporter"
 DIRECTORY = "--collector.textfile.directory"

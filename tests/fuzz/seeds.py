@@ -15,9 +15,8 @@ from gpudoctor.facts.model.node import DkmsBuild, Host, Node, to_json
 from gpudoctor.facts.simulated.load import apply_faults, load_node
 from gpudoctor.facts.stream.messages import GpuTick, HostTick, Opening, ProcessTick, Tick
 from gpudoctor.report.bundle_files import files_of
-from gpudoctor.report.json import render_json
 from gpudoctor.report.judge import Question, judge
-from gpudoctor.report.model import Report
+from gpudoctor.report.model import Report, render_json
 from tests.conftest import ROOT
 from tests.facts.host_texts import PORTS, dkms_status, ibstat, ibstatus, ibv_devinfo, proc_limits, ulimit_a
 from tests.facts.kernel_words import DRIVER_LINES, HOST_LINES

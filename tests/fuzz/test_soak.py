@@ -8,8 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import NODE, Finding, Status, fail, of_gpu, ok, unknown
+from gpudoctor.checks.core.finding import Finding, Status, fail, ok, unknown
 from gpudoctor.checks.core.registry import Check, registry
+from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.facts.simulated.load import faults, node_names
 from gpudoctor.report.judge import FailOn
 from tests import soak

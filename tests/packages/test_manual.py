@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.cli.parsers import COMMANDS, parser_of_all_commands
+from gpudoctor.cli.main import COMMANDS, parser_of_all_commands
 
 WRITER = Path(__file__).parents[2] / "contrib" / "packages" / "man_pages.py"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.cli.parsers import parsed
+from gpudoctor.cli.main import parsed
 from gpudoctor.facts.system.node_exporter import BUILT_IN_BY_COMM
 from tests.agent.running import DEADLINE_S
 from tests.prometheus.running import CONTRIB, program

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from gpudoctor.checks.core.finding import NODE, Finding, Status, Subject, fail, ok, skip, unknown, warn, worst
+from gpudoctor.checks.core.finding import Finding, Status, fail, ok, skip, unknown, warn, worst
 from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.facts.model.measurements import Collective, Launch, Measurements, Training
 from gpudoctor.report.difference import differences
 from gpudoctor.report.model import Report

@@ -15,7 +15,7 @@ from tests.testing.user_project import ROOT, project, run_pytest
 
 @pytest.fixture
 def example(tmp_path: Path) -> Path:
-    folder = ROOT / "docs" / "example"
+    folder = ROOT / "docs" / "examples" / "pick_gpus"
     if not folder.is_dir():
         pytest.skip("the documentation is not here")
     return Path(shutil.copytree(folder, tmp_path / "mine", ignore=shutil.ignore_patterns("__pycache__")))

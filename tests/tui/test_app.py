@@ -20,9 +20,8 @@ from gpudoctor.tui.app import Doctor
 from gpudoctor.tui.feeds.child import ChildFeed
 from gpudoctor.tui.feeds.feed import FeedFailure
 from gpudoctor.tui.feeds.playback import PlaybackFeed
-from gpudoctor.tui.panes.header import header_runs, report_runs
+from gpudoctor.tui.panes.header import TimeSlider, header_runs, report_runs
 from gpudoctor.tui.widgets.lines import Run, length
-from gpudoctor.tui.widgets.time_slider import TimeSlider
 from tests.tui.doctor_app import (
     AT_S,
     HandChecker,

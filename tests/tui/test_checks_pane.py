@@ -16,8 +16,7 @@ from textual.widgets import Input, Markdown
 from gpudoctor.checks.core.registry import Level
 from gpudoctor.facts.stream.messages import GpuTick, Opening, ProcessTick, Tick
 from gpudoctor.progress import ProgressLine
-from gpudoctor.report.json import render_json
-from gpudoctor.report.model import Report
+from gpudoctor.report.model import Report, render_json
 from gpudoctor.tui.busy import puts_load, users_of_gpus
 from gpudoctor.tui.feeds.check_runner import Checker, OnProgress
 from gpudoctor.tui.panes.run_lines import running_words

@@ -20,7 +20,7 @@ from gpudoctor.facts.stream.messages import GpuTick, ProcessTick, Silence, Tick
 from gpudoctor.tui.app import Doctor
 from gpudoctor.tui.labels import held
 from gpudoctor.tui.panes.pane import TABS
-from gpudoctor.tui.widgets.printable_text import PrintableText
+from gpudoctor.tui.widgets.lines import PrintableText
 from tests.tui.doctor_app import HandChecker, doctor, node_of, opening_of, put, tick_of, until
 
 CLIPBOARD = "\x1b]52;c;cHduZWQ=\x07"

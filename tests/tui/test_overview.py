@@ -19,7 +19,7 @@ from gpudoctor.tui.labels import bar, graph, held
 from gpudoctor.tui.panes import host_text as host_words
 from gpudoctor.tui.panes.gpu_rows import columns_for, gpu_row, heading
 from gpudoctor.tui.panes.history import history_rows, step_for
-from gpudoctor.tui.panes.host_text import host_rows, numbers
+from gpudoctor.tui.panes.host_text import host_rows
 from gpudoctor.tui.panes.overview import arrange
 from gpudoctor.tui.widgets.lines import Row, length
 from tests.tui.doctor_app import doctor, gpu_tick, node_of, opening_of, state_of, tick_of, torchrun, until
@@ -180,10 +180,6 @@ def test_hostile_names_of_jobs_stay_data() -> None:
 @pytest.mark.parametrize("module", [words, host_words])
 def test_examples_of_the_docstrings_hold(module: ModuleType) -> None:
     assert doctest.testmod(module).failed == 0
-
-
-def test_indices_are_written_as_people_do() -> None:
-    assert numbers([0, 1, 2, 3, 5, 7, 8]) == "0-3,5,7-8"
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)])

@@ -10,7 +10,6 @@ import msgspec
 from gpudoctor.checks.burn.drift import ended_early, length_in_words
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import (
-    NODE,
     Advice,
     Evidence,
     Expected,
@@ -18,7 +17,6 @@ from gpudoctor.checks.core.finding import (
     Found,
     Status,
     fail,
-    of_gpu,
     ok,
     unknown,
     unread,
@@ -26,6 +24,7 @@ from gpudoctor.checks.core.finding import (
 )
 from gpudoctor.checks.core.probe_outcome import absent, rank_gpu
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.gpu.xid import xids
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measured_burn import Burn, GpuCounters

@@ -7,21 +7,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.probe_outcome import absent, closed_by, on_gpus, rank_gpu, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.under_load import load_of, median, percent
 from gpudoctor.checks.train.straggler import causes, shared_with
 from gpudoctor.facts.model.measured_burn import Burn, Series

@@ -7,22 +7,11 @@ from collections.abc import Iterator
 from gpudoctor.checks.collective.correct import CORRECT, rank_count
 from gpudoctor.checks.collective.expected_busbw import LIMITS, Bound, expected_busbw
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.gpu_use import use_of_gpu
-from gpudoctor.checks.core.probe_outcome import absent, not_judged, on_gpus, problems_of, rank_gpu, ranks_in_words
+from gpudoctor.checks.core.probe_outcome import not_judged, not_measured, on_gpus, rank_gpu, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.measurements import Collective
 from gpudoctor.facts.model.missing import known
 from gpudoctor.units import short_size
@@ -41,10 +30,7 @@ def bandwidth(case: Case) -> Iterator[Finding]:
     """Judge the largest all_reduce against the profile, else against the slowest link in the way."""
     done = [c for c in case.measurements.collectives if c.op == "all_reduce"]
     if not done:
-        if problems_of(case, "collective"):
-            yield from not_judged(case, "collective", "all_reduce bandwidth", CORRECT)
-        else:
-            yield absent(case, "collective", "all_reduce bandwidth")
+        yield from not_measured(case, "collective", "all_reduce bandwidth", CORRECT)
         return
     yield from not_judged(case, "collective", "all_reduce at larger sizes", CORRECT)
     largest = max(done, key=lambda c: c.size_bytes)

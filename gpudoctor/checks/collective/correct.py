@@ -8,16 +8,10 @@ import msgspec
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Expected, Finding, fail, ok, skip, unread
-from gpudoctor.checks.core.probe_outcome import (
-    absent,
-    judged_problems,
-    on_gpus,
-    problems_of,
-    rank_subject,
-    ranks_in_words,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, fail, ok, skip, unread
+from gpudoctor.checks.core.probe_outcome import judged_outcome, on_gpus, problems_of, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.units import short_size
 
 # nccl-tests' names
@@ -53,11 +47,9 @@ class _Wrong(msgspec.Struct, frozen=True):
 )
 def correct(case: Case) -> Iterator[Finding]:
     """Fail every rank whose result is wrong or whose part is missing; a hung or dead rank too."""
-    yield from judged_problems(case, "collective")
     done = case.measurements.collectives
+    yield from judged_outcome(case, "collective", "collectives", measured=bool(done))
     if not done:
-        if not problems_of(case, "collective"):
-            yield absent(case, "collective", "collectives")
         return
     wrong = [_Wrong(c.op, c.size_bytes, c.wrong_ranks, c.missing_ranks) for c in done]
     wrong += [

@@ -8,26 +8,12 @@ import msgspec
 
 from gpudoctor.checks.collective.correct import CORRECT
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    Subject,
-    fail,
-    of_gpu,
-    of_pair,
-    ok,
-    skip,
-    unknown,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.peer_pairs import Joined, joined_pairs
 from gpudoctor.checks.core.peer_ranks import strangers
-from gpudoctor.checks.core.probe_outcome import absent, not_judged, on_gpus, problems_of, rank_gpu, ranks_in_words
+from gpudoctor.checks.core.probe_outcome import not_judged, not_measured, on_gpus, problems_of, rank_gpu, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
 from gpudoctor.checks.core.under_load import median
 from gpudoctor.facts.model.measured_links import PeerLink
 from gpudoctor.facts.model.measurements import PairBandwidth
@@ -84,12 +70,10 @@ _FAIL_SHARE = Limit(
 def pairs(case: Case) -> Iterator[Finding]:
     """Compare pairs of one kind (NVLinks or PCIe path, models); name the odd pair, or the GPU that they share."""
     measured = case.measurements.pairs
-    if problems_of(case, "collective"):
-        yield from not_judged(case, "collective", _WHAT, CORRECT)
-    elif not measured:
-        yield absent(case, "collective", _WHAT)
     if not measured:
+        yield from not_measured(case, "collective", _WHAT, CORRECT)
         return
+    yield from not_judged(case, "collective", _WHAT, CORRECT)
     launch = case.measurements.launch
     count = launch.world_size if launch else len({rank for pair in measured for rank in (pair.a, pair.b)})
     who, every = ranks_in_words(case, count), count * (count - 1) // 2

@@ -7,17 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Finding, Found, fail, ok, unknown
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, unknown
 from gpudoctor.checks.core.peer_ranks import by_model, silent
-from gpudoctor.checks.core.probe_outcome import (
-    absent,
-    judged_problems,
-    on_gpus,
-    problems_of,
-    rank_subject,
-    ranks_in_words,
-)
+from gpudoctor.checks.core.probe_outcome import judged_outcome, on_gpus, problems_of, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.measured_compute import ComputeRank
 from gpudoctor.facts.model.missing import known
 from gpudoctor.profiles.peers import majority
@@ -49,11 +43,9 @@ _ON_CPUS = (
 )
 def exact(case: Case) -> Iterator[Finding]:
     """Fail the rank whose repeats differ, and the one that differs from most of its model; a dead or hung rank too."""
-    yield from judged_problems(case, "compute")
     done = case.measurements.compute
+    yield from judged_outcome(case, "compute", "bit-exactness", measured=bool(done))
     if not done:
-        if not problems_of(case, "compute"):
-            yield absent(case, "compute", "bit-exactness")
         return
     told = [each for each in done if each.fingerprints]
     yield from silent(case, "compute", (each.rank for each in told), "bit-exactness")

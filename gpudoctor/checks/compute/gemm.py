@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpudoctor.checks.compute.exact import EXACT
-from gpudoctor.checks.compute.rates import MeasuredRate, Yardstick, judged_rate, not_measured
+from gpudoctor.checks.compute.rates import MeasuredRate, Yardstick, compute_gaps, judged_rate
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import NODE, Evidence, Finding, skip
-from gpudoctor.checks.core.peer_ranks import against_others, by_model, silent
-from gpudoctor.checks.core.probe_outcome import not_judged, on_gpus, rank_gpu, ranks_in_words
+from gpudoctor.checks.core.finding import Evidence, Finding, skip
+from gpudoctor.checks.core.peer_ranks import against_others, by_model
+from gpudoctor.checks.core.probe_outcome import on_gpus, rank_gpu, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.measured_compute import ComputeRank
 
@@ -37,27 +37,14 @@ _PEAK_WARN_SHARE = Limit(
     impact="slow-gpu",
     level="full",
     needs_gpu=False,
-    limits=(
-        _PEER_WARN_SHARE,
-        _PEER_FAIL_SHARE,
-        _ACHIEVED_WARN_SHARE,
-        _ACHIEVED_FAIL_SHARE,
-        _PEAK_WARN_SHARE,
-    ),
-    explains=(
-        "train.balance",
-        "burn.drift",
-    ),
+    limits=(_PEER_WARN_SHARE, _PEER_FAIL_SHARE, _ACHIEVED_WARN_SHARE, _ACHIEVED_FAIL_SHARE, _PEAK_WARN_SHARE),
+    explains=("train.balance", "burn.drift"),
 )
 def gemm(case: Case) -> Iterator[Finding]:
     """Judge the first type measured (bf16, or fp16 before Ampere) by the siblings and by what is known of the model."""
     done = [each for each in case.measurements.compute if each.gemms]
-    if not done:
-        yield from not_measured(case, "matrix products")
-        return
-    yield from not_judged(case, "compute", "matrix products", EXACT)
-    yield from silent(case, "compute", (each.rank for each in done), "matrix products")
-    if not on_gpus(case):
+    yield from compute_gaps(case, "matrix products", done)
+    if done and not on_gpus(case):
         yield skip(NODE, f"{ranks_in_words(case, len(done))}: {_gemm_text(done[0])}, not judged")
         return
     figures = {each.rank: each.gemms[0].tflops for each in done}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.compute.exact import EXACT
-from gpudoctor.checks.compute.rates import MeasuredRate, Yardstick, judged_rate, not_measured
+from gpudoctor.checks.compute.rates import MeasuredRate, Yardstick, compute_gaps, judged_rate
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import NODE, Evidence, Finding, skip, unread
-from gpudoctor.checks.core.peer_ranks import against_others, by_model, silent
-from gpudoctor.checks.core.probe_outcome import not_judged, on_gpus, rank_gpu, rank_subject, ranks_in_words
+from gpudoctor.checks.core.finding import Evidence, Finding, skip, unread
+from gpudoctor.checks.core.peer_ranks import against_others, by_model
+from gpudoctor.checks.core.probe_outcome import on_gpus, rank_gpu, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.nvlink.link_state import model_of
 from gpudoctor.facts.model.missing import Missing, known
 
@@ -38,22 +38,12 @@ _PEER_FAIL_SHARE = Limit(
     title="Every GPU moves its own memory as fast as its model should",
     level="full",
     needs_gpu=False,
-    limits=(
-        _PEAK_WARN_SHARE,
-        _PEAK_FAIL_SHARE,
-        _INLINE_ECC_SHARE,
-        _PEER_WARN_SHARE,
-        _PEER_FAIL_SHARE,
-    ),
+    limits=(_PEAK_WARN_SHARE, _PEAK_FAIL_SHARE, _INLINE_ECC_SHARE, _PEER_WARN_SHARE, _PEER_FAIL_SHARE),
 )
 def memory(case: Case) -> Iterator[Finding]:
     """Judge the better of copy and triad, since what slows memory down slows both."""
     done = case.measurements.compute
-    if not done:
-        yield from not_measured(case, "memory bandwidth")
-        return
-    yield from not_judged(case, "compute", "memory bandwidth", EXACT)
-    yield from silent(case, "compute", (each.rank for each in done), "memory bandwidth")
+    yield from compute_gaps(case, "memory bandwidth", done)
     rates: dict[int, tuple[float, float]] = {}
     for each in done:
         if isinstance(each.copy_gb_s, Missing):

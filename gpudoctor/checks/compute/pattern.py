@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.checks.compute.exact import EXACT, corruption_steps
+from gpudoctor.checks.compute.exact import corruption_steps
+from gpudoctor.checks.compute.rates import compute_gaps
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import NODE, Evidence, Finding, Found, fail, ok, unknown, unread
-from gpudoctor.checks.core.peer_ranks import silent
-from gpudoctor.checks.core.probe_outcome import absent, not_judged, on_gpus, problems_of, rank_subject, ranks_in_words
+from gpudoctor.checks.core.finding import Evidence, Finding, Found, fail, ok, unknown, unread
+from gpudoctor.checks.core.probe_outcome import on_gpus, problems_of, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.units import short_size
 
@@ -20,14 +21,7 @@ PATTERN = "compute.pattern"
 def pattern(case: Case) -> Iterator[Finding]:
     """Fail a rank with any byte that came back changed."""
     done = case.measurements.compute
-    if not done:
-        if problems_of(case, "compute"):
-            yield from not_judged(case, "compute", "memory pattern", EXACT)
-        else:
-            yield absent(case, "compute", "memory pattern")
-        return
-    yield from not_judged(case, "compute", "memory pattern", EXACT)
-    yield from silent(case, "compute", (each.rank for each in done), "memory pattern")
+    yield from compute_gaps(case, "memory pattern", done)
     sound = []
     for each in done:
         subject = rank_subject(case, each.rank)
@@ -49,7 +43,7 @@ def pattern(case: Case) -> Iterator[Finding]:
             yield unknown(subject, "memory pattern: nothing was compared")
         else:
             sound.append(each)
-    if len(sound) == len(done) and not problems_of(case, "compute"):
+    if sound and len(sound) == len(done) and not problems_of(case, "compute"):
         least = min(known(each.pattern_bytes) or 0 for each in sound)
         passes = min(each.pattern_passes for each in sound)
         text = f"{ranks_in_words(case, len(sound))}: {passes} patterns over {short_size(least)} each, every byte right"

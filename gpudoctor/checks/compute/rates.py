@@ -10,8 +10,9 @@ import msgspec
 from gpudoctor.checks.compute.exact import EXACT
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
-from gpudoctor.checks.core.peer_ranks import reasons, set_slower, strangers
-from gpudoctor.checks.core.probe_outcome import absent, not_judged, problems_of, rank_gpu, rank_subject
+from gpudoctor.checks.core.peer_ranks import reasons, set_slower, silent, strangers
+from gpudoctor.checks.core.probe_outcome import not_judged, not_measured, rank_gpu, rank_subject
+from gpudoctor.facts.model.measured_compute import ComputeRank
 
 _LOOK = (
     Advice("Look at its clocks, temperature and power.", "gpudoctor check gpu -v"),
@@ -45,12 +46,13 @@ class MeasuredRate(msgspec.Struct, frozen=True):
     noise: float = 0.0
 
 
-def not_measured(case: Case, what: str) -> Iterator[Finding]:
-    """Why the compute probe has no figure of this kind."""
-    if problems_of(case, "compute"):
-        yield from not_judged(case, "compute", what, EXACT)
-    else:
-        yield absent(case, "compute", what)
+def compute_gaps(case: Case, what: str, done: Sequence[ComputeRank]) -> Iterator[Finding]:
+    """Why the compute probe has no figure of this kind, or none of some ranks."""
+    if not done:
+        yield from not_measured(case, "compute", what, EXACT)
+        return
+    yield from not_judged(case, "compute", what, EXACT)
+    yield from silent(case, "compute", (each.rank for each in done), what)
 
 
 def judged_rate(case: Case, rate: MeasuredRate, group: Sequence[int], unit: str) -> Finding:

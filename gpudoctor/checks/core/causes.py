@@ -8,9 +8,10 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from gpudoctor.checks.core.explains import PROBES, Explains
-from gpudoctor.checks.core.finding import NODE, WORST_FIRST, Finding, Status, Subject, worst
+from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Finding, Status, worst
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.checks.core.subject import NODE, Subject
 
 # Checks of the whole node that add up single GPUs, so that one bad GPU may be all there is to them
 SUMS = ("env.*", *PROBES, "pcie.balance", "nvlink.topology")
@@ -67,7 +68,7 @@ def explain(results: Iterable[CheckResult]) -> tuple[tuple[CheckResult, ...], tu
     A cause explains only what is no worse than itself: a warn never hides a fail.
     """
     results = tuple(results)
-    bad = [(r.id, f) for r in results for f in r.findings if f.status in (Status.FAIL, Status.UNKNOWN, Status.WARN)]
+    bad = [(r.id, f) for r in results for f in r.findings if f.status in PROBLEMS]
     causes: dict[int, tuple[str, Finding]] = {}
     declared = rules() if len(bad) > 1 else ()
     for check_id, finding in bad:

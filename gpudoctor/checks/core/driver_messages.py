@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,14 +12,11 @@ from gpudoctor.checks.gpu.xid_codes import OWN_ADVICE, Bucket
 from gpudoctor.facts.model.kernel_log import KernelEvent
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import HostEvent, Node
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor.facts.kernel_log import driver_messages as driver_log
     from gpudoctor.facts.kernel_log import lines as kernel_lines
-else:
-    driver_log = lazy("gpudoctor.facts.kernel_log.driver_messages")
-    kernel_lines = lazy("gpudoctor.facts.kernel_log.lines")
 
 _RESET = "Drain the node and reset the GPU; if it does not start then, power-cycle the node (off for 30 s)."
 # what makes a timeout or heartbeat of the GSP a fault; the rest is chatter that healthy nodes log too

@@ -8,12 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudoctor.checks.core.subject import NODE as NODE
-from gpudoctor.checks.core.subject import Subject as Subject
-from gpudoctor.checks.core.subject import of_gpu as of_gpu
-from gpudoctor.checks.core.subject import of_nic as of_nic
-from gpudoctor.checks.core.subject import of_pair as of_pair
-from gpudoctor.checks.core.subject import of_rank as of_rank
+from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.facts.model.missing import Missing
 
 
@@ -28,6 +23,8 @@ class Status(str, Enum):
 
 
 WORST_FIRST = (Status.FAIL, Status.UNKNOWN, Status.WARN, Status.PASS, Status.SKIP)
+# what somebody has to look at, worst first
+PROBLEMS = WORST_FIRST[:3]
 
 
 def worst(statuses: Iterable[Status]) -> Status:

@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Finding,
-    Found,
-    Subject,
-    fail,
-    of_rank,
-    skip,
-    unknown,
-    unread,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, skip, unknown, unread
 from gpudoctor.checks.core.gpu_use import UNSEEN_MIB, use_of_gpu
+from gpudoctor.checks.core.subject import NODE, Subject, of_rank
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import ProbeProblem, RankInfo
 from gpudoctor.facts.model.missing import Missing, known
@@ -71,6 +60,21 @@ def not_judged(case: Case, probe: str, what: str, told_by: str) -> Iterator[Find
             yield skip(_subject(case, problem), f"{what}: {problem.text}: {mode}")
         else:
             yield unknown(_subject(case, problem), f"{what}: not measured, {problem.text} (see {told_by})")
+
+
+def not_measured(case: Case, probe: str, what: str, told_by: str) -> Iterator[Finding]:
+    """Why a check has no figure at all: the problems of the probe, told by another check, else why it did not run."""
+    if problems_of(case, probe):
+        yield from not_judged(case, probe, what, told_by)
+    else:
+        yield absent(case, probe, what)
+
+
+def judged_outcome(case: Case, probe: str, what: str, *, measured: bool) -> Iterator[Finding]:
+    """For the check that answers whether the probe worked: each problem, else why nothing was `measured`."""
+    yield from judged_problems(case, probe)
+    if not measured and not problems_of(case, probe):
+        yield absent(case, probe, what)
 
 
 def on_gpus(case: Case) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import NODE as NODE_SUBJECT
 from gpudoctor.checks.core.finding import Finding, Status, skip, unknown, worst
 from gpudoctor.checks.core.registry import LEVELS, Check, Level
+from gpudoctor.checks.core.subject import NODE as NODE_SUBJECT
 
 NO_GPU = "no GPU in scope to look at"
 
@@ -30,12 +30,7 @@ class CheckResult(msgspec.Struct, frozen=True):
 
 
 def run_checks(
-    case: Case,
-    checks: Iterable[Check],
-    *,
-    level: Level,
-    clock: Callable[[], float],
-    left_out: Iterable[Check] = (),
+    case: Case, checks: Iterable[Check], *, level: Level, clock: Callable[[], float], left_out: Iterable[Check] = ()
 ) -> tuple[CheckResult, ...]:
     """One result per check, in the order given; `left_out` (by --skip) come as skip.
 

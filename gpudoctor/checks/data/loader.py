@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import (
-    NODE,
     Advice,
     Evidence,
     Expected,
@@ -28,6 +27,7 @@ from gpudoctor.checks.core.probe_outcome import (
     ranks_in_words,
 )
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.data.worker_cpus import bound_by_openmp, few_cpus
 from gpudoctor.facts.model.measured_data import DataLoading, LoaderRates
 from gpudoctor.facts.model.missing import Missing

@@ -128,8 +128,7 @@ def _other_version(case: Case) -> Iterator[Finding]:
                 f"apt-get install nvidia-fabricmanager-{module.partition('.')[0]}={module}-1",
             ),
             Advice(
-                "Then start it, and see that the GPUs join.",
-                f"systemctl restart {_SERVICE}; nvidia-smi -q -d FABRIC",
+                "Then start it, and see that the GPUs join.", f"systemctl restart {_SERVICE}; nvidia-smi -q -d FABRIC"
             ),
         ),
     )
@@ -161,10 +160,7 @@ def _state(case: Case, needed: bool | None) -> Iterator[Finding]:
         advice=(
             Advice("Read why.", f"systemctl status {_SERVICE}; tail -n 50 /var/log/fabricmanager.log"),
             Advice("Start it, now and at every boot.", f"systemctl enable --now {_SERVICE}"),
-            Advice(
-                "It fails again: its version must be the driver's; else look for SXids.",
-                "dmesg | grep -i sxid",
-            ),
+            Advice("It fails again: its version must be the driver's; else look for SXids.", "dmesg | grep -i sxid"),
         ),
     )
 

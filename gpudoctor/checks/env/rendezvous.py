@@ -67,8 +67,7 @@ def _elsewhere(environment: Environment, address: Variable, job: str, names: Ite
         advice=(
             Advice("Name the first node.", f"export MASTER_ADDR={first}"),
             Advice(
-                "Or let torchrun find it.",
-                "torchrun --nnodes=N --rdzv-backend=c10d --rdzv-endpoint=FIRST:29500 ...",
+                "Or let torchrun find it.", "torchrun --nnodes=N --rdzv-backend=c10d --rdzv-endpoint=FIRST:29500 ..."
             ),
             Advice("A job on this node alone: clear what the allocation left behind.", "unset MASTER_ADDR"),
         ),

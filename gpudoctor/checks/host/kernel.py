@@ -41,11 +41,7 @@ _STORAGE = (
 # Source of the kinds: the table of kernel lines (gpudoctor explain host.kernel); of the weights: the page beside this
 _RULES: dict[HostEventKind, _Rule] = {
     "machine-check-fatal": _Rule(
-        Status.FAIL,
-        "a machine check that could not be corrected",
-        "a CPU, memory or the board failed",
-        _MEMORY,
-        True,
+        Status.FAIL, "a machine check that could not be corrected", "a CPU, memory or the board failed", _MEMORY, True
     ),
     "memory-uncorrected": _Rule(
         Status.FAIL, "an uncorrectable error of the host's memory", "a DIMM, or a memory channel, failed", _MEMORY, True
@@ -55,19 +51,13 @@ _RULES: dict[HostEventKind, _Rule] = {
     ),
     "memory-corrected": _Rule(Status.WARN, "corrected errors of the host's memory", "a DIMM that wears out", _MEMORY),
     "soft-lockup": _Rule(
-        Status.WARN,
-        "a CPU was stuck in the kernel (soft lockup)",
-        "a driver, a file system, or no CPU time",
-        _STUCK,
+        Status.WARN, "a CPU was stuck in the kernel (soft lockup)", "a driver, a file system, or no CPU time", _STUCK
     ),
     "hard-lockup": _Rule(
         Status.WARN, "a CPU did not even take interrupts (hard lockup)", "firmware, hardware or a driver", _STUCK
     ),
     "rcu-stall": _Rule(
-        Status.WARN,
-        "a CPU did not come to a rest (RCU stall)",
-        "a driver, a hypervisor, or no CPU time",
-        _STUCK,
+        Status.WARN, "a CPU did not come to a rest (RCU stall)", "a driver, a hypervisor, or no CPU time", _STUCK
     ),
     "hung-task": _Rule(
         Status.WARN, "a process waited in the kernel for more than two minutes", "storage, NFS or a driver", _STUCK

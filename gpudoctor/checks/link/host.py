@@ -10,7 +10,7 @@ from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
 from gpudoctor.checks.core.peer_ranks import against_others, by_model, silent, strangers
-from gpudoctor.checks.core.probe_outcome import absent, judged_problems, problems_of, rank_gpu, rank_subject
+from gpudoctor.checks.core.probe_outcome import judged_outcome, rank_gpu, rank_subject
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.under_load import highest_of, load_of
 from gpudoctor.checks.pcie.link_state import describe, generation_reachable, hidden_bridges, names_of, on_c2c
@@ -57,18 +57,13 @@ _PEER_FAIL_SHARE = Limit(0.60, "of the others' median", "gpudoctor's own choice"
     level="full",
     needs_gpu=False,
     limits=(_WARN_SHARE, _FAIL_SHARE, _VM_FAIL_SHARE, _PEER_WARN_SHARE, _PEER_FAIL_SHARE),
-    explains=(
-        "link.peer",
-        Explains(("link.*", "compute.*", "train.*", "burn.*"), anywhere=True, gaps=True),
-    ),
+    explains=("link.peer", Explains(("link.*", "compute.*", "train.*", "burn.*"), anywhere=True, gaps=True)),
 )
 def host(case: Case) -> Iterator[Finding]:
     """Judge the slower direction of each GPU, copying alone, by its link and by its peers on equal links."""
-    yield from judged_problems(case, "link")
     links = case.measurements.host_links
+    yield from judged_outcome(case, "link", "copies between host and GPU", measured=bool(links))
     if not links:
-        if not problems_of(case, "link"):
-            yield absent(case, "link", "copies between host and GPU")
         return
     for link in links:
         yield _judged(case, link, links)

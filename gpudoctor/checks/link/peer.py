@@ -8,17 +8,13 @@ import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.finding import (
-    NODE,
     Advice,
     Evidence,
     Expected,
     Finding,
     Found,
     Status,
-    Subject,
     fail,
-    of_gpu,
-    of_pair,
     ok,
     skip,
     unknown,
@@ -29,6 +25,7 @@ from gpudoctor.checks.core.peer_pairs import Joined, joined_pairs
 from gpudoctor.checks.core.peer_ranks import strangers
 from gpudoctor.checks.core.probe_outcome import absent, not_judged, problems_of, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE, Subject, of_gpu, of_pair
 from gpudoctor.checks.core.under_load import median
 from gpudoctor.checks.link.host import HOST
 from gpudoctor.facts.model.gpu import Gpu
@@ -73,10 +70,7 @@ _CLASS_FAIL_SHARE = Limit(
     level="full",
     needs_gpu=False,
     limits=(_NVLINK_WARN_SHARE, _NVLINK_FAIL_SHARE, _CLASS_WARN_SHARE, _CLASS_FAIL_SHARE),
-    explains=(
-        "collective.pairs",
-        "collective.bandwidth",
-    ),
+    explains=("collective.pairs", "collective.bandwidth"),
 )
 def peer(case: Case) -> Iterator[Finding]:
     """Fail wrong data and closed NVLink paths; judge the rate by the NVLinks' line rate and by alike pairs."""

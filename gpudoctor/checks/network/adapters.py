@@ -20,10 +20,7 @@ _FLAPS = Limit(5, "times a day", "AzureHPC node health checks: 5 link losses in 
 _BURST = Limit(3, "times in 3 hours", "Azure healthagent: 3 link losses in 3 hours", name="burst", status="warn")
 _ERRORS = Limit(10, "errors", "ibqueryerrors' default threshold", name="errors", status="warn")
 _ERRORS_PER_HOUR = Limit(
-    10,
-    "errors an hour",
-    "100 Gbit/s at the bit error ratio of 10^-15 that IBTA allows has 0.4",
-    name="errors_per_hour",
+    10, "errors an hour", "100 Gbit/s at the bit error ratio of 10^-15 that IBTA allows has 0.4", name="errors_per_hour"
 )
 
 
@@ -191,11 +188,7 @@ def _link_losses(case: Case) -> Iterator[Finding]:
             continue
         yield warn(
             of_nic(port.device),
-            Found(
-                f"port {port.port} lost its link {lost_times} times, {per_day:.0f} a day",
-                lost_times,
-                "times",
-            ),
+            Found(f"port {port.port} lost its link {lost_times} times, {per_day:.0f} a day", lost_times, "times"),
             Expected(f"fewer than {case.limit(_FLAPS):g} a day", "<", case.limit(_FLAPS), "times a day", _FLAPS.source),
             Evidence(f"/sys/class/infiniband/{port.device}/ports/{port.port}/counters/link_downed", str(lost_times)),
             likely="a cable, transceiver or switch port at its end: every loss ends the collectives that run over it",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Finding, Found, fail, ok, unknown, unread, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.core.subject import of_path
+from gpudoctor.checks.core.subject import NODE, of_path
 from gpudoctor.checks.storage.paths import class_words, is_data, mount_evidence, subject_of, used_for
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.storage import StorageDevice, StorageMount
@@ -22,12 +22,7 @@ _SERVER = (
 )
 
 
-@check(
-    "storage.mount",
-    title="What training reads and writes is mounted, and answers",
-    impact="costs",
-    needs_gpu=False,
-)
+@check("storage.mount", title="What training reads and writes is mounted, and answers", impact="costs", needs_gpu=False)
 def mounted(case: Case) -> Iterator[Finding]:
     """Fail for a mount that answers with errors, or that the kernel shut; warn of what is odd or narrow."""
     mounts = case.node.storage.mounts

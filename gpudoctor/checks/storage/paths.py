@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpudoctor.checks.core.finding import Evidence, Subject
-from gpudoctor.checks.core.subject import of_path
+from gpudoctor.checks.core.finding import Evidence
+from gpudoctor.checks.core.subject import Subject, of_path
 from gpudoctor.facts.model.storage import StorageMount
 from gpudoctor.units import GIB, MIB, gib_text, mib_text
 

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import isfinite
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    Status,
-    fail,
-    ok,
-    unknown,
-    unread,
-)
+from gpudoctor.checks.core.explains import Explains
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, fail, ok, unknown, unread
 from gpudoctor.checks.core.probe_outcome import (
     absent,
     judged_problems,
@@ -28,6 +17,9 @@ from gpudoctor.checks.core.probe_outcome import (
     rank_subject,
     ranks_in_words,
 )
+from gpudoctor.checks.core.registry import CheckFunction, check
+from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.strategy.memory_shares import SHARE_EXCESS, judged_shares
 from gpudoctor.facts.model.measured_strategies import Strategies, StrategyRank, StrategyRun
 from gpudoctor.units import seconds_text, short_mib
 
@@ -46,18 +38,45 @@ BF16_ERROR = Limit(
 _TOLERANCES = {"fp32": FP32_ERROR, "bf16": BF16_ERROR}
 
 
+def strategy_check(
+    strategy: str, title: str, limits: tuple[Limit, ...], explains: Iterable[Explains] = ()
+) -> Callable[[CheckFunction], CheckFunction]:
+    """Register the check of a parallel strategy: it runs at level full, on CPU ranks too."""
+    return check(f"strategy.{strategy}", title=title, level="full", needs_gpu=False, limits=limits, explains=explains)
+
+
 def runs_of(case: Case, strategy: str) -> tuple[StrategyRun, ...]:
     """The variants of one strategy that any rank came through."""
     tried = case.measurements.strategies
     return tuple(run for run in tried.runs if run.strategy == strategy) if tried is not None else ()
 
 
-def judged_strategy(case: Case, strategy: str, what: str, *, likely: str, who: str | None = None) -> Iterator[Finding]:
+def judged_strategy(
+    case: Case,
+    strategy: str,
+    what: str,
+    *,
+    likely: str,
+    who: str | None = None,
+    wrong: Sequence[Finding] = (),
+    divided: tuple[str, ...] = (),
+) -> Iterator[Finding]:
     """The findings that every strategy has; one pass for each variant that is wholly right.
 
     `what` names it for people ("tensor parallelism"), `likely` says where a deviation comes from, `who` trained
-    if it was not the ranks of torch. The check that calls has the error of each dtype among its limits.
+    if it was not the ranks of torch. `wrong` are findings that name a rank at fault: what a rank has wrong makes every
+    rank's weights wrong, so that other fails are left out beside them. `divided` are the parts of memory of which
+    each rank has its share. The check that calls has the limits of all that among its own.
     """
+    yield from wrong
+    for finding in _judged(case, strategy, what, likely, who):
+        if not wrong or finding.status is not Status.FAIL:
+            yield finding
+    for run in runs_of(case, strategy) if divided else ():
+        yield from judged_shares(case, SHARE_EXCESS, run, divided)
+
+
+def _judged(case: Case, strategy: str, what: str, likely: str, who: str | None) -> Iterator[Finding]:
     check_id = f"strategy.{strategy}"
     tried, runs = case.measurements.strategies, runs_of(case, strategy)
     if check_id == TOLD_BY:

@@ -5,36 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import NODE, Evidence, Expected, Finding, Found, Status, fail, ok, warn
+from gpudoctor.checks.core.finding import Evidence, Expected, Finding, Found, fail, ok, warn
 from gpudoctor.checks.core.probe_outcome import rank_subject
-from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.strategy.agreement import ADVICE, FP32_ERROR, judged_strategy, runs_of
+from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.strategy.agreement import ADVICE, FP32_ERROR, judged_strategy, runs_of, strategy_check
 from gpudoctor.facts.model.measured_strategies import StrategyRun
 from gpudoctor.units import short_mib
 
 _ERROR = "error_rank_"
 
 
-@check(
-    "strategy.checkpointing",
-    title="Activation checkpointing changes memory and time, not loss or gradients",
-    level="full",
-    needs_gpu=False,
-    limits=(FP32_ERROR,),
+@strategy_check(
+    "checkpointing", "Activation checkpointing changes memory and time, not loss or gradients", (FP32_ERROR,)
 )
 def checkpointing(case: Case) -> Iterator[Finding]:
     """Fail if loss or gradients differ from those without it; warn if no less is kept for the backward pass."""
     wrong = [finding for run in runs_of(case, "checkpointing") for finding in _wrong_when_repeated(case, run)]
-    yield from wrong
-    for finding in judged_strategy(
-        case,
-        "checkpointing",
-        "activation checkpointing",
-        likely="a forward pass that gives other numbers when repeated",
-    ):
-        # what a rank computes wrongly makes every rank's weights wrong: that rank is the one to name
-        if not wrong or finding.status is not Status.FAIL:
-            yield finding
+    likely = "a forward pass that gives other numbers when repeated"
+    yield from judged_strategy(case, "checkpointing", "activation checkpointing", likely=likely, wrong=wrong)
     for run in runs_of(case, "checkpointing"):
         yield from _memory(run)
 

@@ -7,16 +7,13 @@ from collections.abc import Iterator
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.explains import Explains
 from gpudoctor.checks.core.finding import Finding
-from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy
+from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, strategy_check
 
 
-@check(
-    "strategy.ddp",
-    title="DistributedDataParallel trains what one rank alone trains",
-    level="full",
-    needs_gpu=False,
-    limits=(FP32_ERROR,),
+@strategy_check(
+    "ddp",
+    "DistributedDataParallel trains what one rank alone trains",
+    (FP32_ERROR,),
     explains=(Explains(("strategy.*",), anywhere=True, gaps=True),),
 )
 def ddp(case: Case) -> Iterator[Finding]:

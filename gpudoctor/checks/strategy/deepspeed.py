@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import NODE, Finding, unknown
-from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.strategy.agreement import BF16_ERROR, FP32_ERROR, judged_strategy, runs_of
+from gpudoctor.checks.core.finding import Finding, unknown
+from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.strategy.agreement import BF16_ERROR, FP32_ERROR, judged_strategy, runs_of, strategy_check
 from gpudoctor.checks.strategy.library import library_absent, library_case
 from gpudoctor.checks.strategy.memory_shares import judged_shares
 
@@ -18,12 +18,8 @@ _SHARE_EXCESS = Limit(
 )
 
 
-@check(
-    "strategy.deepspeed",
-    title="DeepSpeed's ZeRO 1, 2 and 3 train what one rank alone trains",
-    level="full",
-    needs_gpu=False,
-    limits=(FP32_ERROR, BF16_ERROR, _SHARE_EXCESS),
+@strategy_check(
+    "deepspeed", "DeepSpeed's ZeRO 1, 2 and 3 train what one rank alone trains", (FP32_ERROR, BF16_ERROR, _SHARE_EXCESS)
 )
 def deepspeed(case: Case) -> Iterator[Finding]:
     """Fail if losses or weights deviate in a stage, or a rank holds more than its share."""

@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import NODE, Finding, ok
-from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, runs_of
+from gpudoctor.checks.core.finding import Finding, ok
+from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, runs_of, strategy_check
 from gpudoctor.units import short_mib
 
 
-@check(
-    "strategy.dp",
-    title="DataParallel trains what one GPU alone trains",
-    level="full",
-    needs_gpu=False,
-    limits=(FP32_ERROR,),
-)
+@strategy_check("dp", "DataParallel trains what one GPU alone trains", (FP32_ERROR,))
 def dp(case: Case) -> Iterator[Finding]:
     """Fail if losses or weights deviate; say how much slower and less balanced it is than DDP."""
     yield from judged_strategy(case, "dp", "DataParallel", likely="copies between GPUs that arrive changed")

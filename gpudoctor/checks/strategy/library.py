@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import NODE, Finding, skip, unread
+from gpudoctor.checks.core.finding import Finding, skip, unread
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.measured_strategies import LibraryStrategies
 from gpudoctor.facts.model.measurements import Launch
 

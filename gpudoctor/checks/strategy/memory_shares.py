@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Expected, Finding, Found, fail, ok
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.measured_strategies import StrategyRun
 from gpudoctor.units import short_mib
 

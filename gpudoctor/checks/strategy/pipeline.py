@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, warn
 from gpudoctor.checks.core.probe_outcome import on_gpus, ranks_in_words
-from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, runs_of
+from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, runs_of, strategy_check
 from gpudoctor.facts.model.measured_strategies import StrategyRun
 from gpudoctor.units import short_mib
 
@@ -21,12 +21,10 @@ _BUBBLE_EXCESS = Limit(
 )
 
 
-@check(
-    "strategy.pipeline",
-    title="Pipeline parallelism trains what one rank alone trains, with the bubble that it must have",
-    level="full",
-    needs_gpu=False,
-    limits=(FP32_ERROR, _BUBBLE_EXCESS),
+@strategy_check(
+    "pipeline",
+    "Pipeline parallelism trains what one rank alone trains, with the bubble that it must have",
+    (FP32_ERROR, _BUBBLE_EXCESS),
 )
 def pipeline(case: Case) -> Iterator[Finding]:
     """Fail if losses or weights deviate under GPipe or 1F1B; warn if stages of GPUs idle for too long."""

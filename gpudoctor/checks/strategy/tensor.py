@@ -5,32 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, Status, fail
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail
 from gpudoctor.checks.core.probe_outcome import rank_subject
-from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, runs_of
+from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, runs_of, strategy_check
 from gpudoctor.facts.model.measured_strategies import StrategyRun
 
 _WRONG_SHARDS = "wrong_shards_rank_"
 
 
-@check(
-    "strategy.tensor",
-    title="Tensor parallelism trains what one rank alone trains",
-    level="full",
-    needs_gpu=False,
-    limits=(FP32_ERROR,),
-)
+@strategy_check("tensor", "Tensor parallelism trains what one rank alone trains", (FP32_ERROR,))
 def tensor(case: Case) -> Iterator[Finding]:
     """Fail a rank that held a wrong part of a weight, and if losses or weights deviate without one."""
     wrong = [finding for run in runs_of(case, "tensor") for finding in _wrong_shards(case, run)]
-    yield from wrong
-    for finding in judged_strategy(
-        case, "tensor", "tensor parallelism", likely="a sum over the ranks that is wrong, or a rank's arithmetic"
-    ):
-        # a wrong part makes everything after it wrong: the rank that has it is the one to name
-        if not wrong or finding.status is not Status.FAIL:
-            yield finding
+    likely = "a sum over the ranks that is wrong, or a rank's arithmetic"
+    yield from judged_strategy(case, "tensor", "tensor parallelism", likely=likely, wrong=wrong)
 
 
 def _wrong_shards(case: Case, run: StrategyRun) -> Iterator[Finding]:

@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import NODE, Finding, unread
-from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.strategy.agreement import BF16_ERROR, FP32_ERROR, judged_strategy
+from gpudoctor.checks.core.finding import Finding, unread
+from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.strategy.agreement import BF16_ERROR, FP32_ERROR, judged_strategy, strategy_check
 from gpudoctor.checks.strategy.library import library_absent, library_case
 
 _NAMES = {"mirrored": "MirroredStrategy", "multi-worker": "MultiWorkerMirroredStrategy"}
 
 
-@check(
-    "strategy.tensorflow",
-    title="TensorFlow's mirrored strategies train what one device alone trains",
-    level="full",
-    needs_gpu=False,
-    limits=(FP32_ERROR, BF16_ERROR),
+@strategy_check(
+    "tensorflow", "TensorFlow's mirrored strategies train what one device alone trains", (FP32_ERROR, BF16_ERROR)
 )
 def tensorflow(case: Case) -> Iterator[Finding]:
     """Fail if losses or weights deviate, between devices of one process or between processes."""

@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
-from gpudoctor.checks.core.finding import NODE, Finding, ok, skip
+from gpudoctor.checks.core.finding import Finding, ok, skip
 from gpudoctor.checks.core.probe_outcome import ranks_in_words
-from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, runs_of
+from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, runs_of, strategy_check
 
 
-@check(
-    "strategy.3d",
-    title="Data, tensor and pipeline parallelism together train what one rank alone trains",
-    level="full",
-    needs_gpu=False,
-    limits=(FP32_ERROR,),
-)
+@strategy_check("3d", "Data, tensor and pipeline parallelism together train what one rank alone trains", (FP32_ERROR,))
 def three_d(case: Case) -> Iterator[Finding]:
     """Fail if losses or weights deviate under data x tensor x pipeline; say which split it was."""
     yield from judged_strategy(

@@ -6,22 +6,21 @@ from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import Finding
-from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, runs_of
-from gpudoctor.checks.strategy.memory_shares import SHARE_EXCESS, judged_shares
+from gpudoctor.checks.strategy.agreement import FP32_ERROR, judged_strategy, strategy_check
+from gpudoctor.checks.strategy.memory_shares import SHARE_EXCESS
 
 
-@check(
-    "strategy.zero1",
-    title="ZeroRedundancyOptimizer trains as one rank does, and divides the optimizer's state",
-    level="full",
-    needs_gpu=False,
-    limits=(FP32_ERROR, SHARE_EXCESS),
+@strategy_check(
+    "zero1",
+    "ZeroRedundancyOptimizer trains as one rank does, and divides the optimizer's state",
+    (FP32_ERROR, SHARE_EXCESS),
 )
 def zero1(case: Case) -> Iterator[Finding]:
     """Fail if losses or weights deviate, or a rank holds more than its share of the optimizer's state."""
     yield from judged_strategy(
-        case, "zero1", "ZeRO stage 1", likely="updated weights that were not handed to every rank"
+        case,
+        "zero1",
+        "ZeRO stage 1",
+        likely="updated weights that were not handed to every rank",
+        divided=("optimizer",),
     )
-    for run in runs_of(case, "zero1"):
-        yield from judged_shares(case, SHARE_EXCESS, run, ("optimizer",))

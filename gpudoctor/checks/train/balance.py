@@ -5,24 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    warn,
-)
-from gpudoctor.checks.core.probe_outcome import not_judged, rank_gpu, rank_subject, ranks_in_words
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.core.probe_outcome import rank_gpu, rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.under_load import load_of
 from gpudoctor.checks.train.straggler import Deviation, SlowData, Thresholds, causes, deviations, shared_with, slow_data
-from gpudoctor.checks.train.sync import SYNC, no_training
+from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.measurements import Training, TrainRank
 from gpudoctor.facts.model.missing import known
@@ -50,18 +39,11 @@ _LIMITS = (_WARN_RATIO, _FAIL_RATIO, _EXCESS_MS, _LAST_IN_SHARE, _DATA_EXCESS_MS
     level="standard",
     needs_gpu=False,
     limits=_LIMITS,
-    explains=(
-        "train.scaling",
-        "train.utilization",
-    ),
+    explains=("train.scaling", "train.utilization"),
 )
-def balance(case: Case) -> Iterator[Finding]:
+@judges_training("balance of the ranks")
+def balance(case: Case, training: Training) -> Iterator[Finding]:
     """Name the rank whose compute or data time stands out, with its cause if facts show one."""
-    training = case.measurements.training
-    if training is None:
-        yield from no_training(case, "balance of the ranks")
-        return
-    yield from not_judged(case, "train", "balance of the ranks", SYNC)
     if len(training.ranks) < 2:
         yield skip(NODE, f"{ranks_in_words(case, len(training.ranks))}: nothing to compare with")
         return

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import NODE, Finding, Found, ok, skip
-from gpudoctor.checks.core.probe_outcome import not_judged, ranks_in_words
+from gpudoctor.checks.core.finding import Finding, Found, ok, skip
+from gpudoctor.checks.core.probe_outcome import ranks_in_words
 from gpudoctor.checks.core.registry import check
-from gpudoctor.checks.train.sync import SYNC, no_training
+from gpudoctor.checks.core.subject import NODE
+from gpudoctor.checks.train.sync import judges_training
+from gpudoctor.facts.model.measurements import Training
 
 BUCKET = "train.bucket"
 _DEFAULT_BUCKET_MB = 25
@@ -22,13 +24,9 @@ _GAIN = Limit(0.05, "of the step", "gpudoctor's own choice: less is not worth a 
     needs_gpu=False,
     limits=(_GAIN,),
 )
-def bucket(case: Case) -> Iterator[Finding]:
+@judges_training("bucket size")
+def bucket(case: Case, training: Training) -> Iterator[Finding]:
     """Say which bucket_cap_mb is fastest, and by how much; it is advice, never a fault."""
-    training = case.measurements.training
-    if training is None:
-        yield from no_training(case, "bucket size")
-        return
-    yield from not_judged(case, "train", "bucket size", SYNC)
     steps_ms = {step.bucket_cap_mb: step.step_ms for step in training.buckets}
     if training.world_size < 2 or len(steps_ms) < 2 or _DEFAULT_BUCKET_MB not in steps_ms:
         yield skip(NODE, "bucket sizes were not tried in this run")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
-from gpudoctor.checks.core.probe_outcome import not_judged, rank_subject, ranks_in_words
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unread, warn
+from gpudoctor.checks.core.probe_outcome import rank_subject, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.under_load import median
-from gpudoctor.checks.train.sync import SYNC, no_training
+from gpudoctor.checks.train.sync import judges_training
+from gpudoctor.facts.model.measurements import Training
 from gpudoctor.facts.model.missing import Missing
 
 MEMORY = "train.memory"
@@ -30,13 +32,9 @@ _SPREAD_MIB = Limit(
     needs_gpu=False,
     limits=(_SPREAD_SHARE, _SPREAD_MIB),
 )
-def memory(case: Case) -> Iterator[Finding]:
+@judges_training("memory of the ranks")
+def memory(case: Case, training: Training) -> Iterator[Finding]:
     """Warn if a rank's peak is off the others' median by more than the larger of the two limits."""
-    training = case.measurements.training
-    if training is None:
-        yield from no_training(case, "memory of the ranks")
-        return
-    yield from not_judged(case, "train", "memory of the ranks", SYNC)
     if training.device == "cpu":
         yield skip(NODE, f"{ranks_in_words(case, training.world_size)}: no GPU memory to compare")
         return

@@ -8,23 +8,12 @@ from math import log2
 import msgspec
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    ok,
-    skip,
-    unknown,
-    unread,
-    warn,
-)
-from gpudoctor.checks.core.probe_outcome import not_judged, rank_gpu, ranks_in_words
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, unread, warn
+from gpudoctor.checks.core.probe_outcome import rank_gpu, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.checks.core.under_load import median
-from gpudoctor.checks.train.sync import SYNC, no_training
+from gpudoctor.checks.train.sync import judges_training
 from gpudoctor.facts.model.measurements import Training
 from gpudoctor.facts.model.missing import Missing, known
 
@@ -73,13 +62,9 @@ _EFFICIENCY_8 = Limit(0.81, "efficiency", "rule of thumb: 8 GPUs 6.5 x", name="e
     needs_gpu=False,
     limits=(_EFFICIENCY_2, _EFFICIENCY_4, _EFFICIENCY_8),
 )
-def scaling(case: Case) -> Iterator[Finding]:
+@judges_training("scaling")
+def scaling(case: Case, training: Training) -> Iterator[Finding]:
     """Warn if a step with all ranks takes much longer than the same step on one rank alone."""
-    training = case.measurements.training
-    if training is None:
-        yield from no_training(case, "scaling")
-        return
-    yield from not_judged(case, "train", "scaling", SYNC)
     who = ranks_in_words(case, training.world_size)
     if training.world_size < 2 or not training.ranks:
         yield skip(NODE, f"{who}: nothing to scale")

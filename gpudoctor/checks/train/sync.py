@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
 from math import isfinite
 
 from gpudoctor.checks.core.case import Case, Limit
 from gpudoctor.checks.core.explains import Explains
-from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Expected, Finding, Found, fail, ok, unknown, unread
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, unknown, unread
 from gpudoctor.checks.core.probe_outcome import (
-    absent,
-    judged_problems,
+    judged_outcome,
     not_judged,
+    not_measured,
     problems_of,
     rank_subject,
     ranks_in_words,
 )
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.facts.model.measurements import Training
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.profiles.peers import majority
@@ -24,12 +26,27 @@ from gpudoctor.profiles.peers import majority
 SYNC = "train.sync"
 
 
-def no_training(case: Case, what: str) -> Iterator[Finding]:
-    """Why there is no training to look at, for the checks other than train.sync."""
-    if problems_of(case, "train"):
-        yield from not_judged(case, "train", what, SYNC)
-    else:
-        yield absent(case, "train", what)
+def judges_training(
+    what: str,
+) -> Callable[[Callable[[Case, Training], Iterator[Finding]]], Callable[[Case], Iterator[Finding]]]:
+    """Make a check of a function that judges the DDP train, in which `what` is looked at.
+
+    Without a train, and for each problem of it, the check's findings say so; train.sync answers for them.
+    """
+
+    def check_of(judge: Callable[[Case, Training], Iterator[Finding]]) -> Callable[[Case], Iterator[Finding]]:
+        @wraps(judge)
+        def check_training(case: Case) -> Iterator[Finding]:
+            training = case.measurements.training
+            if training is None:
+                yield from not_measured(case, "train", what, SYNC)
+                return
+            yield from not_judged(case, "train", what, SYNC)
+            yield from judge(case, training)
+
+        return check_training
+
+    return check_of
 
 
 _GRADIENT_ERROR = Limit(
@@ -43,18 +60,13 @@ _GRADIENT_ERROR = Limit(
     level="standard",
     needs_gpu=False,
     limits=(_GRADIENT_ERROR,),
-    explains=(
-        Explains(("train.*", "burn.*"), anywhere=True, gaps=True),
-        Explains(("strategy.*",), anywhere=True),
-    ),
+    explains=(Explains(("train.*", "burn.*"), anywhere=True, gaps=True), Explains(("strategy.*",), anywhere=True)),
 )
 def sync(case: Case) -> Iterator[Finding]:
     """Fail if weights differ between ranks, a gradient is wrong, or the loss did not fall."""
-    yield from judged_problems(case, "train")
     training = case.measurements.training
+    yield from judged_outcome(case, "train", "DDP train", measured=training is not None)
     if training is None:
-        if not problems_of(case, "train"):
-            yield absent(case, "train", "DDP train")
         return
     if not training.ranks:
         yield unknown(NODE, "DDP train: no rank reported a result")

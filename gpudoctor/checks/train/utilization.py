@@ -5,22 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpudoctor.checks.core.case import Case, Limit
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    of_gpu,
-    ok,
-    skip,
-    unknown,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, ok, skip, unknown, warn
 from gpudoctor.checks.core.finding import unread as not_read
-from gpudoctor.checks.core.probe_outcome import absent, not_judged, on_gpus, problems_of, ranks_in_words
+from gpudoctor.checks.core.probe_outcome import not_measured, on_gpus, problems_of, ranks_in_words
 from gpudoctor.checks.core.registry import check
+from gpudoctor.checks.core.subject import NODE, of_gpu
 from gpudoctor.checks.core.under_load import highest_of, median, median_of, telemetry_of
 from gpudoctor.checks.train.sync import SYNC
 from gpudoctor.facts.model.gpu import Gpu
@@ -79,14 +68,13 @@ def _is(gpu: Gpu, load: GpuUnderLoad) -> bool:
 def _nothing_watched(case: Case) -> Iterator[Finding]:
     what = "utilisation of the GPUs"
     launch = case.measurements.launch
-    if problems_of(case, "train"):
-        yield from not_judged(case, "train", what, SYNC)
-    elif launch is not None and not on_gpus(case):
+    unbroken = not problems_of(case, "train")
+    if unbroken and launch is not None and not on_gpus(case):
         yield skip(NODE, f"{ranks_in_words(case, launch.world_size)}: no GPU was under load")
-    elif "telemetry" in case.measurements.not_run:
+    elif unbroken and "telemetry" in case.measurements.not_run:
         yield not_read(NODE, what, case.measurements.not_run["telemetry"])
     else:
-        yield absent(case, "train", what)
+        yield from not_measured(case, "train", what, SYNC)
 
 
 def _gap(case: Case, gpu: Gpu, load: GpuUnderLoad) -> Finding | None:

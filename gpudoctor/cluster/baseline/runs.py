@@ -23,9 +23,8 @@ from gpudoctor.exits import FAILED, OK, UNKNOWN, printable
 from gpudoctor.json_text import json_line
 from gpudoctor.plugins import all_checks
 from gpudoctor.progress import terminal_progress
-from gpudoctor.report.json import render_json
 from gpudoctor.report.judge import Question, judge
-from gpudoctor.report.model import Run, SourceSummary
+from gpudoctor.report.model import Run, SourceSummary, render_json
 from gpudoctor.report.output_files import write_file
 
 _EXITS: dict[Verdict, int] = {"pass": OK, "warn": OK, "fail": FAILED, "unknown": UNKNOWN}

@@ -29,8 +29,7 @@ from gpudoctor.exits import (
 from gpudoctor.facts.deadlines import COLLECTION
 from gpudoctor.load.measure import run_limit_s
 from gpudoctor.private_folder import make_private_folder, why_not_private
-from gpudoctor.report.error_report import COULD_NOT_REASON
-from gpudoctor.report.model import Tool
+from gpudoctor.report.model import COULD_NOT_REASON, Tool
 from gpudoctor.report.output_files import OutputError, write_file
 
 _JOIN_S = 60.0

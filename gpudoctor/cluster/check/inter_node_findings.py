@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpudoctor.checks.core.finding import (
-    NODE,
     Advice,
     Evidence,
     Expected,
     Finding,
     Found,
-    Subject,
     fail,
     ok,
     skip,
@@ -19,6 +17,7 @@ from gpudoctor.checks.core.finding import (
     unread,
     warn,
 )
+from gpudoctor.checks.core.subject import NODE, Subject
 from gpudoctor.cluster.check.cluster_run import Backend, ClusterSession, Group
 from gpudoctor.cluster.check.pair_outliers import name_odd, slow_pairs, usual_rate
 from gpudoctor.cluster.check.report import node_subject

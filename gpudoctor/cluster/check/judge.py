@@ -7,7 +7,8 @@ from shlex import quote
 from typing import Literal
 
 from gpudoctor.checks.core.causes import Fault
-from gpudoctor.checks.core.finding import NODE, Advice, Evidence, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.cluster.check.cluster_run import ClusterSession, Group, NodeProgress
 from gpudoctor.cluster.check.inter_node_findings import all_reduce_findings, pair_findings
 from gpudoctor.cluster.check.network_findings import network_findings

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from gpudoctor.checks.core.finding import (
-    NODE,
-    Advice,
-    Evidence,
-    Expected,
-    Finding,
-    Found,
-    fail,
-    ok,
-    skip,
-    unknown,
-    warn,
-)
+from gpudoctor.checks.core.finding import Advice, Evidence, Expected, Finding, Found, fail, ok, skip, unknown, warn
+from gpudoctor.checks.core.subject import NODE
 from gpudoctor.cluster.check.cluster_run import Backend, NodeProgress
 from gpudoctor.cluster.check.report import node_subject
 from gpudoctor.facts.model.missing import Missing, known

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.checks.core.finding import PROBLEMS, Finding, Status
 from gpudoctor.cluster.check.report import ClusterReport, InterNodeResult, Judged
 from gpudoctor.cluster.text_rows import TextRows
 from gpudoctor.report.text import laid_out
@@ -48,7 +48,7 @@ def _parts(report: ClusterReport, verbose: bool) -> Iterator[RenderableType]:
     yield _nodes(report)
     yield Text("")
     yield from (Padding(plain(line), (0, 0, 0, 2)) for line in _figures(report.between, verbose))
-    for status in (Status.FAIL, Status.UNKNOWN, Status.WARN):
+    for status in PROBLEMS:
         for check in report.checks:
             for finding in check.findings:
                 if finding.status is status and not _said_above(check, finding):

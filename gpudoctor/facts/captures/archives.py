@@ -8,19 +8,15 @@ import io
 import re
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from gpudoctor.facts.captures import SourceError
 from gpudoctor.facts.captures.facts_file import Loaded, load_json, load_measurements
 from gpudoctor.facts.captures.opened import GZIP, unpacked
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     import tarfile
     import zipfile
-else:
-    tarfile = lazy("tarfile")
-    zipfile = lazy("zipfile")
 
 FOLDER = "gpudoctor-bundle"
 FACTS, REPORT, KERNEL, VERSIONS, MANIFEST = "facts.json", "report.json", "kernel.log", "versions.json", "MANIFEST"

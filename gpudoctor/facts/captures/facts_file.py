@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -11,12 +11,10 @@ from gpudoctor.facts.captures import MOST_GPUS, SourceError
 from gpudoctor.facts.captures.plausible import plausible
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     import yaml
-else:
-    yaml = lazy("yaml")
 
 FACTS = "gpudoctor.facts/1"
 REPORT = "gpudoctor.report/1"

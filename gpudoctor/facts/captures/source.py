@@ -10,7 +10,7 @@ import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
@@ -18,20 +18,12 @@ from gpudoctor.errors import nearest_names
 from gpudoctor.facts.captures import SourceError, printable
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.node import Node
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor.facts.captures import archives, directory, facts_file, opened, recognise
     from gpudoctor.facts.simulated import load as simulated_nodes
     from gpudoctor.facts.stream import recording
-else:
-    archives = lazy("gpudoctor.facts.captures.archives")
-    directory = lazy("gpudoctor.facts.captures.directory")
-    facts_file = lazy("gpudoctor.facts.captures.facts_file")
-    opened = lazy("gpudoctor.facts.captures.opened")
-    recognise = lazy("gpudoctor.facts.captures.recognise")
-    simulated_nodes = lazy("gpudoctor.facts.simulated.load")
-    recording = lazy("gpudoctor.facts.stream.recording")
 
 __all__ = ["Loaded", "SourceError", "load_source"]
 

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,14 +21,11 @@ from gpudoctor.facts.kernel_log.records import LogRecord, first_of_kmsg, kmsg_re
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import KernelLog
 from gpudoctor.facts.system.sysfs import missing_from
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor.facts.system import command
     from gpudoctor.process import ending
-else:
-    command = lazy("gpudoctor.facts.system.command")
-    ending = lazy("gpudoctor.process.ending")
 
 from gpudoctor.facts.kernel_log.lines import kmsg_events
 from gpudoctor.facts.model.node import KernelEvent

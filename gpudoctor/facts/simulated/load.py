@@ -13,15 +13,14 @@ from gpudoctor.errors import UserError
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Environment, Node, Source, Variable
 from gpudoctor.facts.simulated.wiring import Wired, wire
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
+
+with lazy_imports():
+    from gpudoctor.facts.simulated import fault_kit
+    from gpudoctor.facts.system import environment
 
 if TYPE_CHECKING:
-    from gpudoctor.facts.simulated import fault_kit
     from gpudoctor.facts.simulated.fault_kit import SimulatedFault
-    from gpudoctor.facts.system import environment
-else:
-    fault_kit = lazy("gpudoctor.facts.simulated.fault_kit")
-    environment = lazy("gpudoctor.facts.system.environment")
 
 FOLDER = Path(__file__).parent / "nodes"
 CALLER_PREFIXES = ("CUDA_", "FI_", "NCCL_", "SLURM_")

@@ -15,24 +15,18 @@ from gpudoctor.facts.kernel_log.live import KernelTail
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import KernelEvent, Node
 from gpudoctor.facts.stream.messages import Opening, Tick
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     from gpudoctor.facts import collect
     from gpudoctor.facts.captures import source
     from gpudoctor.facts.simulated import live, load
     from gpudoctor.facts.stream import driver as live_driver
     from gpudoctor.facts.stream import host_readers, recording
+
+if TYPE_CHECKING:
     from gpudoctor.facts.stream.driver import DriverWatch
     from gpudoctor.facts.stream.recording import Recording
-else:
-    source = lazy("gpudoctor.facts.captures.source")
-    collect = lazy("gpudoctor.facts.collect")
-    live = lazy("gpudoctor.facts.simulated.live")
-    load = lazy("gpudoctor.facts.simulated.load")
-    live_driver = lazy("gpudoctor.facts.stream.driver")
-    host_readers = lazy("gpudoctor.facts.stream.host_readers")
-    recording = lazy("gpudoctor.facts.stream.recording")
 
 
 class StreamSource(Protocol):

@@ -7,19 +7,16 @@ import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpudoctor.facts.model.gpu import Fact
 from gpudoctor.facts.model.missing import NOT_READ, Missing, known
 from gpudoctor.facts.model.node import RdmaPort
 from gpudoctor.facts.system.network import read_network
 from gpudoctor.facts.system.sysfs import read_text
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     import psutil
-else:
-    psutil = lazy("psutil")
 
 _RESOLVER_LIMIT_S = 5.0  # a name server that does not answer is tried for half a minute and longer
 SETTINGS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE")

@@ -17,11 +17,11 @@ from gpudoctor.report.html.matrices import bandwidths
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.links import collective_table, host_table
 from gpudoctor.report.tables.loading import loading_tables
-from gpudoctor.report.tables.ranks import RankName, rank_name, training_table
+from gpudoctor.report.tables.ranks import RankName, compute_table, rank_name, training_table
 from gpudoctor.report.tables.strategies import library_tables, strategy_tables
-from gpudoctor.report.tables.table import Table, aligned, cell
+from gpudoctor.report.tables.table import Table, aligned
 from gpudoctor.report.tables.telemetry import growth_text, sample_count, telemetry_table, wrong_text
-from gpudoctor.units import size_text, whole_mib_text
+from gpudoctor.units import size_text
 
 
 def figures_part(report: Report) -> Iterator[Child]:
@@ -44,7 +44,7 @@ def figures_part(report: Report) -> Iterator[Child]:
     yield section("Ranks of the DDP train", *_training(report, name), id_="ranks")
     yield section("Collectives", *_collectives(measured.collectives, kind), id_="collectives")
     yield section("Bandwidth", *bandwidths(measured), _host_links(measured, name), id_="bandwidth")
-    yield section("Compute", *_compute(measured, name), id_="compute")
+    yield section("Compute", _compute(measured, name), id_="compute")
     yield section("Strategies", _side_by_side(strategy_tables(measured)), id_="strategies")
     yield section("Data loading", _side_by_side(loading_tables(measured)), id_="data-loading")
     yield libraries
@@ -57,6 +57,10 @@ def _side_by_side(tables: Sequence[Table]) -> Child:
     """Tables as lines: they are read across, and copied into a terminal."""
     each = (line for made in tables for line in (made.title, *aligned(made, "  ")))
     return lines("\n".join(each)) if tables else None
+
+
+def _drawn(figures: Table, caption: str) -> Element:
+    return table(figures.head, figures.rows, caption=caption)
 
 
 def _problem(problem: ProbeProblem) -> Element:
@@ -124,8 +128,7 @@ def _collectives(done: tuple[Collective, ...], kind: str) -> Iterator[Child]:
         label = f"Bus bandwidth by message size on {kind}"
         yield element("figure", lines_by_size(series, "GB/s", label))
     caption = f"Busbw in GB/s in {done[0].dtype}, and median time of the slowest rank"
-    figures = collective_table(done).turned("size")
-    yield table(figures.head, figures.rows, caption=caption)
+    yield _drawn(collective_table(done).turned("size"), caption)
     wrong = [element("li", f"{row.op} of {size_text(row.size_bytes)}: {_wrong(row)}") for row in done if _wrong(row)]
     yield (
         element("ul", *wrong, class_="wrong")
@@ -144,41 +147,20 @@ def _host_links(measured: Measurements, name: RankName) -> Child:
     if not measured.host_links:
         return None
     size = size_text(measured.host_links[0].size_bytes)
-    figures = host_table(measured, name, ".2f")
-    return table(figures.head, figures.rows, caption=f"Pinned copies of {size} between host and GPU, GB/s")
+    return _drawn(host_table(measured, name, ".2f"), f"Pinned copies of {size} between host and GPU, GB/s")
 
 
-def _compute(measured: Measurements, name: RankName) -> Iterator[Child]:
+def _compute(measured: Measurements, name: RankName) -> Child:
     if not measured.compute:
-        return
-    rows = [
-        (
-            name(each.rank),
-            ", ".join(f"{gemm.dtype} {gemm.tflops:.3g}" for gemm in each.gemms) or "-",
-            cell(each.copy_gb_s, ".0f"),
-            cell(each.triad_gb_s, ".0f"),
-            "-" if not each.fingerprints else "same" if len(set(each.fingerprints)) == 1 else "NOT STEADY",
-            each.fingerprints[0][:8] if each.fingerprints else "-",
-            _pattern(known(each.pattern_bytes), known(each.pattern_wrong_bytes)),
-        )
-        for each in measured.compute
-    ]
-    head = ("rank", "products TFLOP/s", "copy GB/s", "triad GB/s", "repeats", "bits", "memory pattern")
-    yield table(head, rows, caption="All ranks at the same time")
-
-
-def _pattern(covered: int | None, wrong: int | None) -> str:
-    if covered is None:
-        return "-"
-    return f"{whole_mib_text(covered)}, " + ("not compared" if wrong is None else f"{wrong} bytes wrong")
+        return None
+    return _drawn(compute_table(measured.compute, name, ".0f"), "All ranks at the same time")
 
 
 def _telemetry(telemetry: Telemetry) -> Element:
     samples = sample_count(telemetry)
     ended = "" if telemetry.ended is None else f"; not sampled to the end: {telemetry.ended}"
     caption = f"During {telemetry.during}: medians of {samples} samples in {telemetry.duration_s:.1f} s{ended}"
-    figures = telemetry_table(telemetry)
-    return table(figures.head, figures.rows, caption=caption)
+    return _drawn(telemetry_table(telemetry), caption)
 
 
 def _burn(burn: Burn, name: RankName) -> Iterator[Child]:

@@ -7,19 +7,17 @@ from itertools import groupby
 from shlex import join
 from xml.etree.ElementTree import Element
 
-from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status, worst
+from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Finding, Status, worst
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.report.html.elements import Child, append, banner, chip, element, page, section, tally
 from gpudoctor.report.html.facts import facts_part
 from gpudoctor.report.html.figures import figures_part
 from gpudoctor.report.html.matrices import topology
-from gpudoctor.report.model import Report, is_above
+from gpudoctor.report.model import Report, alarms, is_above, node_words, profile_words
 from gpudoctor.report.text import domain_words, verdict_words
 from gpudoctor.report.text_blocks import expected_words, explained_by, grouped_label, problem_groups
 
 # What is wrong, as cards, and every check with its findings, by domain.
-
-_OPEN = (Status.FAIL, Status.UNKNOWN, Status.WARN)
 
 
 def problem_cards(report: Report) -> Element | None:
@@ -79,7 +77,7 @@ def _fold(status: Status, name: str, words: str, results: Iterable[CheckResult])
     title = element("summary", chip(status), " ", element("b", name), " ", element("span", words, class_="words"))
     rows = (_check_row(result) for result in results)
     body = element("table", element("tbody", *rows), class_="checks")
-    return element("details", title, body, class_="domain", open=status in _OPEN)
+    return element("details", title, body, class_="domain", open=status in PROBLEMS)
 
 
 def _check_row(result: CheckResult) -> Element:
@@ -153,12 +151,7 @@ def _header(report: Report) -> Iterator[Child]:
     yield element("p", element("strong", report.verdict.upper(), class_="word"), f" {verdict_words(report)}")
     if report.verdict != "pass":
         yield element("p", report.reason, class_="reason")
-    names = [gpu.name or "unnamed GPU" for gpu in report.gpus]
-    models = [f"{len(list(group))} × {name}" for name, group in groupby(sorted(names))]
-    node = [", ".join(models) or "no GPU"]
-    node += [f"driver {report.host.driver}"] if report.host.driver else []
-    node += [f"CUDA {report.host.cuda}"] if report.host.cuda else []
-    node += [f"kernel {report.host.kernel}"] if report.host.kernel else []
+    node = [*node_words(report, "×"), *([f"kernel {report.host.kernel}"] if report.host.kernel else [])]
     yield element("p", " · ".join(node), class_="node")
     yield _tally(report)
 
@@ -178,15 +171,9 @@ def _tally(report: Report) -> Element:
 
 def _banners(report: Report) -> Iterator[Element]:
     source = report.run.source
-    if report.simulated:
-        what = f"node {source.name}" + (f" with {', '.join(source.faults)}" if source.faults else "")
-        yield banner("SIMULATED", f"{what}: made up, no verdict on a real machine", "loud")
-    elif report.error is None and source.kind != "live":
+    if not report.simulated and report.error is None and source.kind != "live":
         yield banner("READ", f"from {source.kind} {source.name}: that machine, not the one that judged", "quiet")
-    if report.run.injected:
-        yield banner("INJECTED", f"{', '.join(report.run.injected)}: the probes were made to go wrong", "loud")
-    if report.run.interrupted:
-        yield banner("INTERRUPTED", f"by {report.run.interrupted}: what was known until then", "loud")
+    yield from (banner(word, text, "loud") for word, text in alarms(report))
     if report.error is not None:
         yield banner("ERROR", report.error, "loud")
     for note in report.run.notes:
@@ -194,14 +181,11 @@ def _banners(report: Report) -> Iterator[Element]:
 
 
 def _footer(report: Report) -> Element:
-    run, profile = report.run, report.profile
-    against = profile.matched_by
-    if profile.name != "none":
-        against = f"profile {profile.name} (matched by {against})"
+    run = report.run
     command = join(("gpudoctor", *run.argv)) if run.argv else None
     said = (
         ("Command", element("code", command) if command else None),
-        ("Judged against", against),
+        ("Judged against", profile_words(report.profile)),
         ("Level", run.level),
         ("Source", f"{run.source.kind} {run.source.name}".strip()),
         ("Started", run.started_at or None),

@@ -1,20 +1,14 @@
-"""What data loaders gave, a row for each number of workers."""
+"""What data loaders gave, a row for each number of workers, and what was read from storage, a table a path."""
 
 from __future__ import annotations
 
+from gpudoctor.facts.model.measured_storage import StorageRead
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import known
 from gpudoctor.report.tables.table import Column, Table, cell
-from gpudoctor.units import MIB, seconds_text, short_size, three_digits
+from gpudoctor.units import MIB, figure_text, seconds_text, short_size, three_digits, time_text
 
-_TITLES = (
-    "workers",
-    "samples/s",
-    "GB/s",
-    "slowest rank",
-    "first batch",
-    "shm, MiB",
-)  # 80 columns hold them
+_TITLES = ("workers", "samples/s", "GB/s", "slowest rank", "first batch", "shm, MiB")  # 80 columns hold them
 
 
 def loading_tables(measured: Measurements) -> list[Table]:
@@ -40,3 +34,20 @@ def loading_tables(measured: Measurements) -> list[Table]:
     size = short_size(round(loading.sample_bytes))
     title = f"data loader: batches of {loading.batch} samples of {size}, {files} {whence}"
     return [Table(tuple(map(Column, _TITLES)), tuple(rows), title)]
+
+
+def storage_table(read: StorageRead) -> Table:
+    """A row for each pattern and number of readers: what they got together, and the time of one read."""
+    columns = (Column("pattern", left=True), *(Column(name) for name in ("readers", "a read", "MB/s", "p50", "p99")))
+    rows = tuple(
+        (
+            rate.pattern,
+            str(rate.readers),
+            short_size(rate.block_bytes),
+            figure_text(rate.gb_s * 1e3),
+            time_text(rate.p50_us),
+            time_text(rate.p99_us),
+        )
+        for rate in read.rates
+    )
+    return Table(columns, rows, title=f"read from {read.path}")

@@ -1,12 +1,15 @@
-"""What a rank is called, and the figures of the ranks of the DDP train."""
+"""What a rank is called, and the figures of the ranks: of the DDP train, and of compute."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from gpudoctor.facts.model.measured_compute import ComputeRank
 from gpudoctor.facts.model.measurements import Measurements, Training
+from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
-from gpudoctor.report.tables.table import Column, Table, cell
+from gpudoctor.report.tables.table import NOT_KNOWN, Column, Table, cell
+from gpudoctor.units import whole_mib_text
 
 RankName = Callable[[int], str]
 
@@ -68,3 +71,27 @@ def training_table(training: Training, name: RankName, not_finite: str = "not fi
         for rank in training.ranks
     )
     return Table(tuple(map(Column, titles)), tuple(rows))
+
+
+def compute_table(ranks: Iterable[ComputeRank], name: RankName, rate: str) -> Table:
+    """Products in TFLOP/s, copy and triad in GB/s, whether repeats gave the same bits, and what memory kept."""
+    titles = ("rank", "products TFLOP/s", "copy GB/s", "triad GB/s", "repeats", "bits", "memory pattern")
+    rows = (
+        (
+            name(each.rank),
+            ", ".join(f"{gemm.dtype} {gemm.tflops:.3g}" for gemm in each.gemms) or NOT_KNOWN,
+            cell(each.copy_gb_s, rate),
+            cell(each.triad_gb_s, rate),
+            NOT_KNOWN if not each.fingerprints else "same" if len(set(each.fingerprints)) == 1 else "NOT STEADY",
+            each.fingerprints[0][:8] if each.fingerprints else NOT_KNOWN,
+            _pattern(known(each.pattern_bytes), known(each.pattern_wrong_bytes)),
+        )
+        for each in ranks
+    )
+    return Table(tuple(map(Column, titles)), tuple(rows))
+
+
+def _pattern(covered: int | None, wrong: int | None) -> str:
+    if covered is None:
+        return NOT_KNOWN
+    return f"{whole_mib_text(covered)}, " + ("not compared" if wrong is None else f"{wrong} bytes wrong")

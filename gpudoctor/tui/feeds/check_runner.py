@@ -94,12 +94,7 @@ class Checker:
         return self._prefix + ([shlex.quote(word) for word in asked] if self.is_remote else asked)
 
     async def run(
-        self,
-        words: Sequence[str],
-        level: Level,
-        *,
-        force: bool = False,
-        on_progress: OnProgress | None = None,
+        self, words: Sequence[str], level: Level, *, force: bool = False, on_progress: OnProgress | None = None
     ) -> FinishedRun:
         """Run these checks (ids or domains; none: all) and give what came of it; a failure is its `error`.
 

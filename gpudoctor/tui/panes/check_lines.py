@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -68,27 +69,24 @@ class CheckLines(ScrollView, can_focus=True):
         Binding("enter,space", "enter", "Page / fold", show=False),
     ]
 
+    @dataclass
     class Moved(Message):
         """The user put the cursor on this row."""
 
-        def __init__(self, row: CheckRow) -> None:
-            super().__init__()
-            self.row = row
+        row: CheckRow
 
+    @dataclass
     class Entered(Message):
         """The user pressed enter, or clicked twice, on this row."""
 
-        def __init__(self, row: CheckRow) -> None:
-            super().__init__()
-            self.row = row
+        row: CheckRow
 
+    @dataclass
     class Folded(Message):
         """The user wants this row's domain shut, or opened."""
 
-        def __init__(self, row: CheckRow, shut: bool) -> None:
-            super().__init__()
-            self.row = row
-            self.shut = shut
+        row: CheckRow
+        shut: bool
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from textual import events, on
@@ -12,24 +13,24 @@ from textual.content import Content
 from textual.message import Message
 from textual.widgets import Input, Static
 
+from gpudoctor.checks.core.finding import PROBLEMS
 from gpudoctor.checks.core.registry import LEVELS
 from gpudoctor.report.model import Report
+from gpudoctor.tui.labels import WORDS
 from gpudoctor.tui.messages import PageWanted, RunWanted
 from gpudoctor.tui.panes.check_lines import CheckLines
-from gpudoctor.tui.panes.check_rows import PROBLEMS, CheckRow, level_of, rows_of
+from gpudoctor.tui.panes.check_rows import CheckRow, level_of, rows_of
 from gpudoctor.tui.state import State
-from gpudoctor.tui.widgets.status_style import WORDS
 
 _PROBLEM_WORDS = tuple(WORDS[status] for status in PROBLEMS)
 
 
+@dataclass
 class CheckChosen(Message):
     """The cursor came to this check; `gpu` is the first GPU (NVML index) that its worst finding names."""
 
-    def __init__(self, check_id: str, gpu: int | None = None) -> None:
-        super().__init__()
-        self.check_id = check_id
-        self.gpu = gpu
+    check_id: str
+    gpu: int | None = None
 
 
 class CheckList(Vertical):

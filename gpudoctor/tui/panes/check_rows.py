@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import groupby
 
-from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status
+from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Finding, Status
 from gpudoctor.checks.core.registry import DOMAINS, LEVELS, Level
 from gpudoctor.checks.core.runner import CheckResult
 from gpudoctor.report.model import Report
 from gpudoctor.report.text_blocks import grouped_label
+from gpudoctor.tui.labels import WORDS
 from gpudoctor.tui.state import Running, State
-from gpudoctor.tui.widgets.status_style import WORDS
 
 RUN = "RUN"
-PROBLEMS = (Status.FAIL, Status.UNKNOWN, Status.WARN)
 _COUNTED = {"PASS": "ok", "FAIL": "fail"}
 
 

@@ -48,13 +48,10 @@ class ChecksPane(Pane):
         .history Static { height: auto; width: 100%; }
     }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        ("d", "run_domain", "Run domain"),
-        ("b", "base", "Compare"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [("d", "run_domain", "Run domain"), ("b", "base", "Compare")]
 
-    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(id=id, classes=classes)
+    def __init__(self) -> None:
+        super().__init__()
         self._state = State()
         self._check_id: str | None = None
         self._gpu: int | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-import time
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
@@ -14,18 +13,18 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
-from gpudoctor.checks.core.finding import WORST_FIRST, Finding, Status, Subject
+from gpudoctor.checks.core.finding import PROBLEMS, WORST_FIRST, Finding, Status
 from gpudoctor.checks.core.runner import CheckResult
+from gpudoctor.checks.core.subject import Subject
 from gpudoctor.exits import printable
 from gpudoctor.report.model import Report
 from gpudoctor.report.text_blocks import block_rows, explained_by, grouped_label
+from gpudoctor.tui.labels import WORDS, clock, style_of
 from gpudoctor.tui.messages import PageWanted
 from gpudoctor.tui.state import FinishedRun, State
-from gpudoctor.tui.widgets.status_style import WORDS, style_of
 
 _LABEL_WIDTH = 10
 _NARROWEST = 24
-_PROBLEMS = (Status.FAIL, Status.UNKNOWN, Status.WARN)
 
 
 def finding_content(state: State, check_id: str, gpu: int | None, width: int, no_color: bool) -> Content:
@@ -41,10 +40,10 @@ def finding_content(state: State, check_id: str, gpu: int | None, width: int, no
     lines: list[Content] = []
     findings = sorted(result.findings, key=lambda f: (not _is_of(f.subject, gpu), WORST_FIRST.index(f.status)))
     for finding in findings:
-        if finding.status in _PROBLEMS:
+        if finding.status in PROBLEMS:
             lines += [Content("")] if lines else []
             lines += _problem(state, state.report, result, finding, width, no_color)
-    quiet = [finding for finding in findings if finding.status not in _PROBLEMS]
+    quiet = [finding for finding in findings if finding.status not in PROBLEMS]
     if quiet:
         lines += [Content("")] if lines else [_title(result, width)]
         lines += _quiet(quiet, width, no_color)
@@ -109,7 +108,7 @@ def _since(runs: Sequence[FinishedRun], check_id: str, finding: Finding) -> str:
     if found is None or len(runs) < 2:
         return ""
     in_a_row = f"{found[1]} runs in a row" if found[1] > 1 else "new in the last run"
-    return f"first seen {time.strftime('%H:%M:%S', time.localtime(found[0]))}, {in_a_row}"
+    return f"first seen {clock(found[0])}, {in_a_row}"
 
 
 def _quiet(findings: list[Finding], width: int, no_color: bool) -> Iterator[Content]:

@@ -12,8 +12,9 @@ from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.stream.messages import GpuTick
 from gpudoctor.tui.labels import STYLE_OF, bar, both, held, whole
 from gpudoctor.tui.messages import GpuChosen
+from gpudoctor.tui.panes.pane import DrawnLines
 from gpudoctor.tui.state import State
-from gpudoctor.tui.widgets.lines import Lines, Row, Run, row
+from gpudoctor.tui.widgets.lines import Row, Run, row
 from gpudoctor.units import MIB, gib_number
 
 # Which columns the table of GPUs has at a width, and what stands in them.
@@ -144,7 +145,7 @@ def _joined(cells: list[str], gap: int) -> str:
     return (" " * gap).join(cells)
 
 
-class GpuRows(Lines, can_focus=True):
+class GpuRows(DrawnLines, can_focus=True):
     """Keys and mouse choose a GPU (posts GpuChosen). Where they are more than fit, the chosen one stays in sight."""
 
     BINDINGS = [
@@ -155,14 +156,9 @@ class GpuRows(Lines, can_focus=True):
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
-        self._state: State | None = None
         self._first = 0
 
-    def show(self, state: State) -> None:
-        self._state = state
-        width, height = self.size
-        if not width or not height:
-            return
+    def _draw(self, state: State, width: int, height: int) -> None:
         gpus = self._gpus
         columns = columns_for(width, nvlink=any(_has_nvlink(gpu, state) for gpu in gpus))
         if not gpus:
@@ -182,10 +178,6 @@ class GpuRows(Lines, can_focus=True):
         self.show_rows(rows)
         hidden = len(gpus) - seen
         self.border_subtitle = f"{hidden} more: up/down" if hidden > 0 else "GB/s received/sent"
-
-    def on_resize(self) -> None:
-        if self._state is not None:
-            self.show(self._state)
 
     def action_choose(self, step: int) -> None:
         self._choose(self._place() + step)

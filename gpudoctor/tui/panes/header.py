@@ -1,9 +1,13 @@
-"""The top line: what is looked at and the verdict in words; and the line of alarm below it."""
+"""The lines around the panes: what is looked at and the verdict, alarms below it, and where a recording is."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+
+from textual import events
+from textual.message import Message
 
 from gpudoctor import __version__
 from gpudoctor.exits import printable
@@ -159,3 +163,43 @@ def alert(state: State, hint: str | None) -> tuple[str, str]:
         progress = f": {printable(state.running.progress)}" if state.running.progress else ""
         return f"running {what}, level {state.running.level}{progress}   c cancels", "run"
     return (hint, "hint") if hint else ("", "")
+
+
+@dataclass
+class Sought(Message):
+    """The user wants this moment (Unix time)."""
+
+    at_s: float
+
+
+class TimeSlider(Lines):
+    """Shown while a recording plays; a click turns to the time under it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._line = (0, 0)
+        self._times = (0.0, 0.0)
+
+    def show(self, state: State) -> None:
+        playback = state.playback
+        self.set_class(playback is not None, "-shown")
+        if playback is None or not self.size.width:
+            return
+        sign = "paused " if playback.paused else "playing"
+        left = f" {sign} {clock(playback.at_s)} "
+        right = f" {clock(playback.end_s)}  x{playback.speed:g}  space -/+ left/right "
+        if self.size.width < 70:
+            right = f" x{playback.speed:g} "
+        width = max(1, self.size.width - len(left) - len(right))
+        length_s = playback.end_s - playback.begin_s
+        share = (playback.at_s - playback.begin_s) / length_s if length_s > 0 else 1.0
+        place = round(share * (width - 1))
+        self._line, self._times = (len(left), width), (playback.begin_s, playback.end_s)
+        done, rest = "━" * place, "─" * (width - 1 - place)
+        self.show_rows([row((left, "strong"), (done, "bar"), ("█", "strong"), (rest, "rest"), (right, "dim"))])
+
+    def on_click(self, event: events.Click) -> None:
+        start, width = self._line
+        if width > 1 and start <= event.x < start + width:
+            begin_s, end_s = self._times
+            self.post_message(Sought(begin_s + (end_s - begin_s) * (event.x - start) / (width - 1)))

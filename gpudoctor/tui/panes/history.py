@@ -9,9 +9,9 @@ from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.pcie_generations import LANE_GB_S
 from gpudoctor.tui.labels import both, graph, whole
-from gpudoctor.tui.panes.host_text import gpu_of
+from gpudoctor.tui.panes.pane import DrawnLines
 from gpudoctor.tui.state import State
-from gpudoctor.tui.widgets.lines import Lines, Row, row
+from gpudoctor.tui.widgets.lines import Row, row
 from gpudoctor.units import rate_number, rounded_duration_text
 
 SPAN_S = 300  # what the graph reaches back at least, where it was watched for so long
@@ -35,19 +35,11 @@ class _Line:
     now: str
 
 
-class HistoryGraph(Lines):
-    """The chosen GPU's history; taller where there is room, without its last readings where there is none."""
+class HistoryGraph(DrawnLines):
+    """The chosen GPU's history; taller if there is room, without its last readings if there is none."""
 
-    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(id=id, classes=classes)
-        self._state: State | None = None
-
-    def show(self, state: State) -> None:
-        self._state = state
-        width, height = self.size
-        gpu = gpu_of(state, state.selected_gpu)
-        if not width or not height:
-            return
+    def _draw(self, state: State, width: int, height: int) -> None:
+        gpu = state.gpu(state.selected_gpu)
         if gpu is None or state.opening is None:
             self.border_title, self.border_subtitle = "History", ""
             self.show_rows([])
@@ -57,10 +49,6 @@ class HistoryGraph(Lines):
         self.border_title = f"GPU {gpu.index}: last {rounded_duration_text(step_s * columns)}"
         self.border_subtitle = "fixed scales"
         self.show_rows(history_rows(state, gpu, columns, height, step_s))
-
-    def on_resize(self) -> None:
-        if self._state is not None:
-            self.show(self._state)
 
 
 def history_rows(state: State, gpu: Gpu, columns: int, height: int, step_s: float) -> list[Row]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpudoctor.exits import printable
-from gpudoctor.facts.model.gpu import Gpu
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.stream.messages import ProcessTick
+from gpudoctor.tui.panes.pane import DrawnLines
 from gpudoctor.tui.state import State
-from gpudoctor.tui.widgets.lines import Lines, Row, Run, length, row
-from gpudoctor.units import MIB, gib_number, gib_text, rounded_duration_text
+from gpudoctor.tui.widgets.lines import Row, Run, length, row
+from gpudoctor.units import MIB, gib_number, gib_text, option_ranges, rounded_duration_text
 
 # what train.utilization and train.memory call alike, so that screen and verdict agree
 APART_PCT = 20.0
@@ -20,21 +20,11 @@ LOOKED_BACK_S = 60.0
 _LEAST_SAMPLES = 5
 
 
-class HostLines(Lines):
+class HostLines(DrawnLines):
     """The machine and the job."""
 
-    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(id=id, classes=classes)
-        self._state: State | None = None
-
-    def show(self, state: State) -> None:
-        self._state = state
-        width, height = self.size
+    def _draw(self, state: State, width: int, height: int) -> None:
         self.show_rows(host_rows(state, width)[:height])
-
-    def on_resize(self) -> None:
-        if self._state is not None:
-            self.show(self._state)
 
 
 def host_rows(state: State, width: int) -> list[Row]:
@@ -85,7 +75,7 @@ def _job(state: State, *, short: bool) -> Row:
     by = f" by {printable(user)}" if user else ""
     many = f", {ranks} ranks" if ranks > 1 else f", {len(held)} processes" if len(held) > 1 else ""
     more = f" (and {len(jobs) - 1} more)" if len(jobs) > 1 else ""
-    runs: list[Run | str] = [" ", (f"{name}{by}", "strong"), f"{many} on GPU {numbers(gpus)}{more}"]
+    runs: list[Run | str] = [" ", (f"{name}{by}", "strong"), f"{many} on GPU {option_ranges(gpus)}{more}"]
     if len(gpus) > 1:
         runs += [": ", *_balance(state, gpus, short=short)]
     return row(*runs)
@@ -175,24 +165,3 @@ def _middle(read: dict[int, float]) -> float:
 
 def _range(low: float, high: float, unit: str) -> str:
     return f"{low:.0f} {unit}" if round(low) == round(high) else f"{low:.0f}-{high:.0f} {unit}"
-
-
-def numbers(indices: list[int]) -> str:
-    """Sorted indices as people write them.
-
-    >>> numbers([0, 1, 2, 5, 7, 8]), numbers([3])
-    ('0-2,5,7-8', '3')
-    """
-    runs: list[list[int]] = []
-    for index in indices:
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1].append(index)
-        else:
-            runs.append([index])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
-def gpu_of(state: State, index: int) -> Gpu | None:
-    """The facts of this GPU (NVML index)."""
-    node = state.node
-    return next((gpu for gpu in node.gpus if gpu.index == index), None) if node is not None else None

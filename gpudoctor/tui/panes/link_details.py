@@ -8,7 +8,7 @@ from functools import partial
 from textual.content import Content
 
 from gpudoctor.checks.core.causes import headline
-from gpudoctor.checks.core.finding import Finding, Status
+from gpudoctor.checks.core.finding import PROBLEMS, Finding
 from gpudoctor.exits import printable
 from gpudoctor.facts.model.gpu import Gpu, PcieHop
 from gpudoctor.facts.model.missing import Missing, known
@@ -17,14 +17,13 @@ from gpudoctor.facts.model.pcie_generations import generation_of
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.links import host_table, way_of
 from gpudoctor.report.tables.ranks import gpu_of_rank, on_cpus, screen_name
+from gpudoctor.tui.labels import WORDS, style_of, worst_first
 from gpudoctor.tui.panes.link_matrices import pair_of
 from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.lines import hanging
-from gpudoctor.tui.widgets.status_style import WORDS, style_of, worst_first
 from gpudoctor.units import ranges, short_figure
 
 _LINK_DOMAINS = ("nvlink", "pcie", "topology", "link", "network")
-_BAD = (Status.FAIL, Status.WARN, Status.UNKNOWN)
 _MATRICES = ("link.peer", "collective.pairs")
 _FINDINGS_MAX = 6
 
@@ -35,7 +34,7 @@ def details(state: State, gpu_index: int | None, width: int, no_color: bool) -> 
     if node is None:
         return Content("")
     lines: list[Content] = [*_told(state.report, width, no_color)]
-    gpu = next((gpu for gpu in node.gpus if gpu.index == gpu_index), None)
+    gpu = state.gpu(gpu_index)
     if gpu is not None:
         lines += [Content(""), *_path(gpu, state.report, no_color)]
     lines += _headed("NVLink", _nvlinks(state, node), width, no_color)
@@ -52,7 +51,7 @@ def pair_line(state: State, a: int | None, b: int | None, ranks: tuple[int, int]
     """What is known of one pair in a line: the way, NVLinks, peer-to-peer, what was measured."""
     node, report = state.node, state.report
     if a is not None and a == b:
-        gpu = next((gpu for gpu in node.gpus if gpu.index == a), None) if node is not None else None
+        gpu = state.gpu(a)
         return printable(f"{gpu.label}: {known(gpu.name) or '-'}") if gpu is not None else f"GPU {a}"
     pair = pair_of(node, a, b)
     parts = []
@@ -102,7 +101,7 @@ def _told(report: Report | None, width: int, no_color: bool) -> Iterator[Content
         (check.id, finding)
         for check in checks
         for finding in check.findings
-        if (finding.status in _BAD and (check.domain in _LINK_DOMAINS or check.id in _MATRICES))
+        if (finding.status in PROBLEMS and (check.domain in _LINK_DOMAINS or check.id in _MATRICES))
         or (measured and check.id in _MATRICES)
     ]
     found.sort(key=lambda one: (worst_first(one[1]), one[1].explained_by is not None))
@@ -150,7 +149,7 @@ def _path_findings(gpu: Gpu, report: Report | None) -> list[tuple[str, Finding]]
         for check in (report.checks if report is not None else ())
         if check.domain == "pcie"
         for finding in check.findings
-        if finding.status in _BAD and finding.subject.gpu == gpu.index
+        if finding.status in PROBLEMS and finding.subject.gpu == gpu.index
     ]
 
 
@@ -233,7 +232,7 @@ def _host_links(node: Node, report: Report | None) -> Iterator[str]:
     links = report.measurements.host_links if report is not None else ()
     if report is None or not links:
         return
-    told = {f.subject.rank: f.status for f in findings_of(report, "link.host") if f.status in _BAD}
+    told = {f.subject.rank: f.status for f in findings_of(report, "link.host") if f.status in PROBLEMS}
     yield (
         "GB/s"
         + f"{'to GPU':>14}{'to host':>9}"

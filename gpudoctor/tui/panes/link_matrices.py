@@ -15,9 +15,9 @@ from gpudoctor.facts.model.node import Node
 from gpudoctor.report.model import Report, findings_of
 from gpudoctor.report.tables.links import RateMatrix, both_ways_matrix, pair_matrix, peer_matrix, way_of
 from gpudoctor.report.tables.ranks import gpu_of_rank, on_cpus
+from gpudoctor.tui.labels import Tone
 from gpudoctor.tui.widgets.bars import heat_sign
 from gpudoctor.tui.widgets.matrix import DIAGONAL, Cell, Grid
-from gpudoctor.tui.widgets.status_style import Tone
 from gpudoctor.units import short_figure
 
 Metric = Literal["topology", "nvlinks", "p2p", "peer", "both", "pairs"]

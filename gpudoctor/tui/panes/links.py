@@ -12,12 +12,12 @@ from textual.widgets import Static
 from gpudoctor.exits import printable
 from gpudoctor.facts.model.node import Node
 from gpudoctor.report.model import Report
+from gpudoctor.tui.labels import style_of
 from gpudoctor.tui.messages import GpuChosen, RunWanted
 from gpudoctor.tui.panes.link_details import details, pair_line, rank_of_gpu
 from gpudoctor.tui.panes.link_matrices import METRICS, Drawn, Metric, best_metric, draw
 from gpudoctor.tui.panes.pane import DrawnPane, put
 from gpudoctor.tui.widgets.matrix import Matrix
-from gpudoctor.tui.widgets.status_style import style_of
 
 _BESIDE_WIDTH = 56  # what the details need to stand beside the matrix
 
@@ -39,13 +39,10 @@ class LinksPane(DrawnPane):
     LinksPane.-beside #links-body { layout: horizontal; }
     LinksPane.-beside #links-details { margin: 0 0 0 2; }
     """
-    BINDINGS = [
-        Binding("m", "next_metric", "Metric"),
-        Binding("r", "measure", "Measure links"),
-    ]
+    BINDINGS = [Binding("m", "next_metric", "Metric"), Binding("r", "measure", "Measure links")]
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self._metric: Metric | None = None  # None: the best there is
         self._drawn: Drawn | None = None
         self._drawn_from: tuple[Metric, Node | None, Report | None] = ("topology", None, None)

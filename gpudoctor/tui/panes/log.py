@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from rich.cells import cell_len
 from rich.segment import Segment
-from textual import events, on
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.content import Content
@@ -18,10 +17,10 @@ from textual.widgets import Static
 
 from gpudoctor.exits import printable
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.tui.panes.pane import DrawnPane, put
+from gpudoctor.tui.labels import clock, style_of
+from gpudoctor.tui.panes.pane import FILTER_KEYS, FilteredPane, put
 from gpudoctor.tui.state import LogLine
 from gpudoctor.tui.widgets.filter_line import FilterLine
-from gpudoctor.tui.widgets.status_style import style_of
 
 # Lines that grow at the end: drawn one by one where they are seen, and followed unless scrolled up.
 
@@ -118,7 +117,7 @@ class LogView(ScrollView, can_focus=True):
 _BEFORE = "before"
 
 
-class LogPane(DrawnPane):
+class LogPane(FilteredPane):
     """First the kernel's lines that the facts held already, marked "before"; then events, the newest at the bottom."""
 
     DEFAULT_CSS = """
@@ -127,12 +126,11 @@ class LogPane(DrawnPane):
     """
     BINDINGS = [
         Binding("f", "only_kernel", "Only kernel"),
-        Binding("slash", "filter", "Filter", key_display="/"),
-        Binding("escape", "drop_filter", "Clear filter", show=False),
+        *FILTER_KEYS,
     ]
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self._only_kernel = False
         self._drawn: list[LogLine] = []  # of the state's log, as far as it was looked at
         self._before: tuple[str, ...] | None = None
@@ -145,23 +143,10 @@ class LogPane(DrawnPane):
     def action_only_kernel(self) -> None:
         """Show only the kernel's lines, or all again."""
         self._only_kernel = not self._only_kernel
-        self._draw_anew()
-
-    def action_filter(self) -> None:
-        self.query_one(FilterLine).open()
-
-    def action_drop_filter(self) -> None:
-        self.query_one(FilterLine).drop()
-
-    @on(FilterLine.Filtered)
-    def _filtered(self, event: FilterLine.Filtered) -> None:
-        event.stop()
-        if event.done:
-            self._view.focus()
-        self._draw_anew()
+        self._draw_filtered()
 
     @property
-    def _view(self) -> LogView:
+    def _listed(self) -> LogView:
         return self.query_one(LogView)
 
     def _draw(self) -> None:
@@ -169,26 +154,26 @@ class LogPane(DrawnPane):
         log = list(self._state.log)
         gone = _gone(self._drawn, log)
         if gone is None or self._earlier() != self._before:
-            self._draw_anew()
+            self._draw_filtered()
             return
         came = log[len(self._drawn) - gone :]
         if came:
             dropped = sum(self._wanted(line) for line in self._drawn[:gone])
             if dropped and self._before_rows():
                 # the facts' lines stand above those that went
-                self._draw_anew()
+                self._draw_filtered()
                 return
             self._drawn = log
-            self._view.append([_row(line) for line in came if self._wanted(line)], dropped)
+            self._listed.append([_row(line) for line in came if self._wanted(line)], dropped)
         self._draw_title()
 
-    def _draw_anew(self) -> None:
+    def _draw_filtered(self) -> None:
         self._drawn, self._before = list(self._state.log), self._earlier()
-        self._view.replace([*self._before_rows(), *(_row(line) for line in self._drawn if self._wanted(line))])
+        self._listed.replace([*self._before_rows(), *(_row(line) for line in self._drawn if self._wanted(line))])
         self._draw_title()
 
     def _draw_title(self) -> None:
-        shown, every = len(self._view.rows), len(self._drawn) + len(self._before or ())
+        shown, every = len(self._listed.rows), len(self._drawn) + len(self._before or ())
         parts = [f"Log: {every} lines" if every else "Log: nothing yet"]
         if self._only_kernel:
             parts.append("only the kernel's (f shows all)")
@@ -244,7 +229,7 @@ def _gone(drawn: list[LogLine], log: list[LogLine]) -> int | None:
 
 
 def _row(line: LogLine) -> tuple[Run, ...]:
-    return _runs(time.strftime("%H:%M:%S", time.localtime(line.at_s)), line.kind, line.text)
+    return _runs(clock(line.at_s), line.kind, line.text)
 
 
 def _runs(when: str, kind: str, text: str) -> tuple[Run, ...]:

@@ -122,8 +122,8 @@ class OverviewPane(Pane):
     }
     """
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self._gpus = GpuRows(id="gpus", classes="panel")
         self._checks = CheckList(id="check-list", classes="panel")
         self._history = HistoryGraph(id="history", classes="panel")

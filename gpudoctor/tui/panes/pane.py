@@ -5,11 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import cast
 
+from textual import on
+from textual.binding import Binding
 from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
 from gpudoctor.tui.state import State
+from gpudoctor.tui.widgets.filter_line import FilterLine
+from gpudoctor.tui.widgets.lines import Lines
 
 
 class Pane(Widget):
@@ -26,8 +30,8 @@ class Pane(Widget):
 class DrawnPane(Pane):
     """A pane that keeps the state, and draws itself from it."""
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self._state = State()
 
     def show(self, state: State) -> None:
@@ -39,6 +43,58 @@ class DrawnPane(Pane):
         self._draw()
 
     def _draw(self) -> None:
+        raise NotImplementedError
+
+
+FILTER_KEYS = (
+    Binding("slash", "filter", "Filter", key_display="/"),
+    Binding("escape", "drop_filter", "Clear filter", show=False),
+)
+
+
+class FilteredPane(DrawnPane):
+    """A drawn pane with a line in which a filter is typed, and `FILTER_KEYS` among its own keys."""
+
+    def action_filter(self) -> None:
+        self.query_one(FilterLine).open()
+
+    def action_drop_filter(self) -> None:
+        self.query_one(FilterLine).action_drop()
+
+    @on(FilterLine.Filtered)
+    def _filtered(self, event: FilterLine.Filtered) -> None:
+        event.stop()
+        if event.done:
+            self._listed.focus()
+        self._draw_filtered()
+
+    @property
+    def _listed(self) -> Widget:
+        """What is filtered."""
+        raise NotImplementedError
+
+    def _draw_filtered(self) -> None:
+        """Draw it with another filter."""
+        self._draw()
+
+
+class DrawnLines(Lines):
+    """Rows that are drawn from the state: after each change of it, and when there is more room or less."""
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._state: State | None = None
+
+    def show(self, state: State) -> None:
+        self._state = state
+        self.on_resize()
+
+    def on_resize(self) -> None:
+        width, height = self.size
+        if self._state is not None and width and height:
+            self._draw(self._state, width, height)
+
+    def _draw(self, state: State, width: int, height: int) -> None:
         raise NotImplementedError
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
 from rich.text import Text
 from textual import events, on
 from textual.app import ComposeResult
@@ -9,28 +13,124 @@ from textual.binding import Binding
 from textual.content import Content
 from textual.widgets import DataTable, Static
 
+from gpudoctor.exits import printable
+from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.stream.messages import ProcessTick
-from gpudoctor.tui.panes.pane import DrawnPane, put
-from gpudoctor.tui.panes.process_rows import (
-    CYCLE,
-    HEADINGS,
-    TITLES,
-    Column,
-    cells,
-    filtered,
-    ordered,
-    processes_of,
-    unread,
-    why_empty,
-)
+from gpudoctor.tui.labels import style_of
+from gpudoctor.tui.panes.pane import FILTER_KEYS, FilteredPane, put
+from gpudoctor.tui.state import State
 from gpudoctor.tui.widgets.filter_line import FilterLine
-from gpudoctor.tui.widgets.status_style import style_of
+
+Column = Literal["gpu", "pid", "user", "job", "memory", "cpu", "command"]
+CYCLE: tuple[Column, ...] = ("gpu", "memory", "cpu", "user")
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A column: its title with the unit, its width, and whether figures stand at its right edge."""
+
+    title: str
+    width: int
+    right: bool = False
+
+
+HEADINGS: dict[Column, Heading] = {
+    "gpu": Heading("GPU", 4, right=True),
+    "pid": Heading("PID", 8, right=True),
+    "user": Heading("user", 9),
+    "job": Heading("job", 15),
+    "memory": Heading("MiB", 8, right=True),
+    "cpu": Heading("CPU %", 7, right=True),
+    "command": Heading("command", 0),
+}
+TITLES: dict[Column, str] = {"gpu": "GPU", "pid": "PID", "memory": "GPU memory", "cpu": "CPU"}
+
+
+def processes_of(state: State) -> tuple[ProcessTick, ...] | None:
+    """What the stream told last; before that, what the facts hold; None where neither tells."""
+    if state.processes is not None or state.node is None:
+        return state.processes
+    if all(isinstance(gpu.processes, Missing) for gpu in state.node.gpus):
+        return None
+    return tuple(
+        ProcessTick(gpu.index, p.pid, known(p.name), p.kind, known(p.user), known(p.memory_mib))
+        for gpu in state.node.gpus
+        for p in known(gpu.processes) or ()
+    )
+
+
+def cells(process: ProcessTick) -> dict[Column, str]:
+    """What stands in each column; "-" is what could not be read."""
+    job = process.job or ("-" if process.rank is None else "")
+    rank = "" if process.rank is None else f"rank {process.rank}"
+    command = process.command or process.name or "-"
+    kind = "" if process.kind == "C" else f"[{process.kind}] "
+    return {
+        "gpu": str(process.gpu),
+        "pid": str(process.pid),
+        "user": printable(process.user or "-"),
+        "job": printable(" ".join(word for word in (job, rank) if word)),
+        "memory": "-" if process.memory_mib is None else f"{process.memory_mib:.0f}",
+        "cpu": "-" if process.cpu_pct is None else f"{process.cpu_pct:.0f}",
+        "command": printable(kind + command),
+    }
+
+
+def ordered(processes: Iterable[ProcessTick], by: Column) -> list[ProcessTick]:
+    """Figures of use: the highest first, what is not known last; all else ascending."""
+
+    def key(process: ProcessTick) -> tuple[bool, float, str, int, int]:
+        tail = (process.gpu, process.pid)
+        if by in ("memory", "cpu"):
+            value = process.memory_mib if by == "memory" else process.cpu_pct
+            return (value is None, -(value or 0.0), "", *tail)
+        if by in ("gpu", "pid"):
+            return (False, float(process.gpu if by == "gpu" else process.pid), "", *tail)
+        text = cells(process)[by]
+        return (text == "-", 0.0, text.lower(), *tail)
+
+    return sorted(processes, key=key)
+
+
+def filtered(processes: Iterable[ProcessTick], words: str) -> list[ProcessTick]:
+    """Those with these words (lower case) in any column."""
+    return [one for one in processes if not words or any(words in text.lower() for text in cells(one).values())]
+
+
+def unread(state: State) -> list[str]:
+    """GPUs whose processes could not be read, and why; a line for each reason."""
+    reasons: dict[str, list[int]] = {}
+    for gpu in state.node.gpus if state.node is not None else ():
+        live = state.latest.get(gpu.index)
+        why = live.unread.get("processes") if live is not None else None
+        if why is None and state.processes is None and isinstance(gpu.processes, Missing):
+            why = gpu.processes
+        if why is not None:
+            reasons.setdefault(why.reason, []).append(gpu.index)
+    return [
+        f"GPU {', '.join(str(index) for index in indices)}: processes could not be read: {printable(reason)}"
+        for reason, indices in reasons.items()
+    ]
+
+
+def why_empty(state: State) -> str:
+    """What an empty table means: nothing runs, or nothing could be read."""
+    if state.node is None:
+        return "No facts yet."
+    if not state.node.gpus:
+        return "No GPU is known here, so there are no processes on one."
+    said = unread(state)
+    if processes_of(state) is None:
+        return "\n".join(said) or "The processes were not read yet."
+    every = len(said) == 0
+    return "No process runs on any GPU." if every else "\n".join(["No process is seen on the other GPUs.", *said])
+
 
 _COMMAND_WIDTH_MIN = 12
 _PADDING = 1
 
 
-class ProcessesPane(DrawnPane):
+class ProcessesPane(FilteredPane):
     """A table that keeps its cursor on the same process while others come and go; the whole command stands below."""
 
     DEFAULT_CSS = """
@@ -44,12 +144,11 @@ class ProcessesPane(DrawnPane):
     """
     BINDINGS = [
         Binding("o", "next_order", "Sort"),
-        Binding("slash", "filter", "Filter", key_display="/"),
-        Binding("escape", "drop_filter", "Clear filter", show=False),
+        *FILTER_KEYS,
     ]
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self._order: Column = "gpu"
         self._rows: dict[str, ProcessTick] = {}  # by row key, in the order shown
         self._drawn: dict[tuple[str, Column], str] = {}
@@ -63,7 +162,7 @@ class ProcessesPane(DrawnPane):
 
     def on_resize(self, event: events.Resize) -> None:
         # the columns' widths are fixed but for the last, which takes the rest
-        self._table.clear(columns=True)
+        self._listed.clear(columns=True)
         self._rows, self._drawn = {}, {}
         self._draw()
 
@@ -71,19 +170,6 @@ class ProcessesPane(DrawnPane):
         """Sort by the next of GPU, memory, CPU and user."""
         place = CYCLE.index(self._order) + 1 if self._order in CYCLE else 0
         self._sort_by(CYCLE[place % len(CYCLE)])
-
-    def action_filter(self) -> None:
-        self.query_one(FilterLine).open()
-
-    def action_drop_filter(self) -> None:
-        self.query_one(FilterLine).drop()
-
-    @on(FilterLine.Filtered)
-    def _filtered(self, event: FilterLine.Filtered) -> None:
-        event.stop()
-        if event.done:
-            self._table.focus()
-        self._draw()
 
     @on(DataTable.HeaderSelected)
     def _heading(self, event: DataTable.HeaderSelected) -> None:
@@ -98,7 +184,7 @@ class ProcessesPane(DrawnPane):
         self._draw_command()
 
     @property
-    def _table(self) -> DataTable[Text]:
+    def _listed(self) -> DataTable[Text]:
         return self.query_one(DataTable)
 
     def _sort_by(self, column: Column) -> None:
@@ -129,7 +215,7 @@ class ProcessesPane(DrawnPane):
         put(self.query_one("#processes-title", Static), Content("\n").join(lines))
 
     def _draw_rows(self, rows: dict[str, ProcessTick]) -> None:
-        table = self._table
+        table = self._listed
         if not table.columns:
             self._add_columns()
         if list(rows) != list(self._rows):
@@ -143,7 +229,7 @@ class ProcessesPane(DrawnPane):
 
     def _replace_rows(self, rows: dict[str, ProcessTick]) -> None:
         """Other rows or another order: the cursor stays on its process, or else on its line."""
-        table, chosen = self._table, self._chosen()
+        table, chosen = self._listed, self._chosen()
         line, scrolled = table.cursor_row, table.scroll_y
         table.clear()
         self._drawn = {}
@@ -157,7 +243,7 @@ class ProcessesPane(DrawnPane):
             table.scroll_to(y=scrolled, animate=False)
 
     def _chosen(self) -> str | None:
-        line = self._table.cursor_row
+        line = self._listed.cursor_row
         return list(self._rows)[line] if 0 <= line < len(self._rows) else None
 
     def _draw_command(self) -> None:
@@ -171,7 +257,7 @@ class ProcessesPane(DrawnPane):
         rest = max(self.size.width - taken - 2, _COMMAND_WIDTH_MIN)
         for name, heading in HEADINGS.items():
             width = heading.width or rest
-            self._table.add_column(
+            self._listed.add_column(
                 Text(heading.title.rjust(width) if heading.right else heading.title), width=width, key=name
             )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 from textual.content import Content
@@ -11,8 +10,8 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.exits import printable
 from gpudoctor.report.difference import Difference, differences
 from gpudoctor.report.model import Report
+from gpudoctor.tui.labels import Tone, clock, style_of
 from gpudoctor.tui.state import FinishedRun, Running, State
-from gpudoctor.tui.widgets.status_style import Tone, style_of
 from gpudoctor.units import duration_text
 
 RUNS_SHOWN = 20
@@ -58,7 +57,7 @@ def compared(state: State) -> tuple[str, Report, Report] | None:
     ids = {check.id for check in new.checks}
     for at_s, old in reversed(reports[:-1]):
         if any(check.id in ids for check in old.checks):
-            return f"the run of {_clock(at_s)}", old, new
+            return f"the run of {clock(at_s)}", old, new
     return None
 
 
@@ -89,7 +88,7 @@ def _difference_line(difference: Difference, no_color: bool) -> Content:
 
 def _run_line(run: FinishedRun, no_color: bool) -> Content:
     what = printable(", ".join(run.words) or "all")
-    head = f"{_clock(run.at_s)}  {run.level:<8}  {what:<12}  "
+    head = f"{clock(run.at_s)}  {run.level:<8}  {what:<12}  "
     if run.report is None:
         return Content.assemble(head, ("no verdict ", style_of("unknown", no_color)), printable(run.error or ""))
     report = run.report
@@ -104,7 +103,3 @@ def _run_line(run: FinishedRun, no_color: bool) -> Content:
         (f"{word:<8}", style_of(_TONES[report.verdict], no_color)),
         f" {faults}  {report.run.duration_s:.1f} s{on}{partial}",
     )
-
-
-def _clock(at_s: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(at_s))

@@ -38,11 +38,7 @@ def index_page(title: str, websocket_url: str, font_size: str) -> str:
         element("script", src="/page.js"),
     )
     terminal = element(
-        "div",
-        id="terminal",
-        class_="textual-terminal",
-        data_session_websocket_url=websocket_url,
-        data_font_size=size,
+        "div", id="terminal", class_="textual-terminal", data_session_websocket_url=websocket_url, data_font_size=size
     )
     body = element(
         "body",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from textual import on
 from textual.binding import Binding
 from textual.message import Message
@@ -18,13 +20,11 @@ class FilterLine(Input):
     """
     BINDINGS = [Binding("escape", "drop", "Clear filter")]
 
+    @dataclass
     class Filtered(Message):
         """The filter is another; `done`: the focus goes back to what is filtered."""
 
-        def __init__(self, words: str, done: bool) -> None:
-            super().__init__()
-            self.words = words
-            self.done = done
+        done: bool
 
     def __init__(self) -> None:
         super().__init__(placeholder="filter: a part of any column", compact=True)
@@ -39,26 +39,23 @@ class FilterLine(Input):
         self.add_class("-open")
         self.focus()
 
-    def drop(self) -> None:
+    def action_drop(self) -> None:
         """Clear the filter and close the line."""
         self.value = ""
         self._close()
-        self.post_message(self.Filtered("", done=True))
-
-    def action_drop(self) -> None:
-        self.drop()
+        self.post_message(self.Filtered(done=True))
 
     @on(Input.Changed)
     def _typed(self, event: Input.Changed) -> None:
         event.stop()
-        self.post_message(self.Filtered(self.words, done=False))
+        self.post_message(self.Filtered(done=False))
 
     @on(Input.Submitted)
     def _entered(self, event: Input.Submitted) -> None:
         event.stop()
         if not self.words:
             self._close()
-        self.post_message(self.Filtered(self.words, done=True))
+        self.post_message(self.Filtered(done=True))
 
     def _close(self) -> None:
         self.remove_class("-open")

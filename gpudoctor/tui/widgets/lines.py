@@ -1,4 +1,4 @@
-"""Rows of styled text: the widget behind everything that changes every second."""
+"""Rows of styled text, behind everything that changes every second; and the filter that makes all text harmless."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import NamedTuple
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
+from textual.color import Color
 from textual.content import Content
+from textual.filter import LineFilter
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
@@ -145,3 +147,25 @@ def hanging(name: str, text: str, style: str, width: int) -> Iterator[Content]:
     room = max(width - len(name), _TEXT_WIDTH_MIN)
     for place, line in enumerate(wrap(printable(text), room) or [""]):
         yield Content.assemble((name if place == 0 else " " * len(name), style), line)
+
+
+class PrintableText(LineFilter):
+    """Puts blanks, as wide as it, in the place of what is no printable character.
+
+    Facts and streams come from strangers: names, reasons and lines may hold escape sequences (OSC 52
+    writes the clipboard), and characters that turn the direction of what follows. Every line of every
+    widget goes through here, whoever made its text.
+    """
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        """The same segments, each as wide as it was."""
+        if all(segment.text.isprintable() for segment in segments):
+            return segments
+        return [
+            segment if segment.text.isprintable() else Segment(_blanked(segment.text), segment.style, segment.control)
+            for segment in segments
+        ]
+
+
+def _blanked(text: str) -> str:
+    return "".join(each if each.isprintable() else " " * cell_len(each) for each in text)

@@ -12,7 +12,7 @@ from textual.geometry import Region, Size
 from textual.message import Message
 from textual.widget import Widget
 
-from gpudoctor.tui.widgets.status_style import Tone, style_of
+from gpudoctor.tui.labels import Tone, style_of
 
 _LABEL_WIDTH = 4
 _HEAD_LINES = 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from xml.parsers.expat import ErrorString, errors
 
 import msgspec
@@ -11,13 +10,10 @@ from gpudoctor.facts.captures import MOST_GPUS, SourceError, clipped
 from gpudoctor.facts.captures.nvidia_smi.query_dump import SmiDump, smi_dump
 from gpudoctor.facts.captures.nvidia_smi.query_gpu import GpuDump
 from gpudoctor.facts.captures.nvidia_smi.values import normal_name
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     from defusedxml import ElementTree, common
-else:
-    ElementTree = lazy("defusedxml.ElementTree")
-    common = lazy("defusedxml.common")
 
 _ROOT = "nvidia_smi_log"
 _DEEPEST = 32  # nvidia-smi nests 7 levels; a stranger's file may nest a million
