@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -18,9 +20,9 @@ from gpudoctor.facts.model.measured_storage import StorageRead
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.mounts import Mount
 from gpudoctor.probes.storage import page_cache
+from gpudoctor.probes.storage.cold import cold
 from gpudoctor.probes.storage.files import DataFile, NothingToReadError, listed, made_in
 from gpudoctor.probes.storage.measure import PathToRead, read_paths
-from gpudoctor.probes.storage.read_child import _cold
 from gpudoctor.probes.storage.readers import pieces_of, read_at_once
 from gpudoctor.process.leftovers import marked_processes
 
@@ -202,6 +204,10 @@ def test_the_page_cache_is_seen_and_dropped(tmp_path: Path) -> None:
         ("btrfs", "direct", True, [], None),
         ("ext4 data=journal", "direct", None, [], "may go through the page cache"),
         ("zfs", "direct", True, [], "a cache of its own"),
+        ("fuse.sshfs", "direct", True, [], "a process of this machine answers"),
+        ("overlay", "direct", True, [], None),
+        ("overlay", "direct", None, [], "may go through the page cache"),
+        ("overlay", "dropped", None, [0.0], "what lies below the layers"),
         ("squashfs", "dropped", None, [0.0, 0.01], None),
         ("squashfs", "dropped", None, [0.0, 0.5], "50% of a file stayed"),
         ("squashfs", "dropped", None, [None], "another user's files"),
@@ -212,34 +218,71 @@ def test_what_may_have_come_from_ram_is_never_called_cold(
     fs_type: str, method: Any, goes_past: bool | None, stayed: list[float | None], word: str | None
 ) -> None:
     name, *options = fs_type.split()
-    cold = _cold(Mount("/data", name, "none", ("rw",), tuple(options), "0:99"), method, goes_past, stayed)
+    found = cold(Mount("/data", name, "none", ("rw",), tuple(options), "0:99"), method, goes_past, stayed)
     if word is None:
-        assert cold is True
+        assert found is True
     else:
-        assert isinstance(cold, Missing)
-        assert (cold.kind, word in cold.reason) == ("failed", True)
+        assert isinstance(found, Missing)
+        assert (found.kind, word in found.reason) == ("failed", True)
+
+
+@contextmanager
+def mounted(point: Path, *commands: list[str]) -> Iterator[None]:
+    """What these commands mount at a place; skips where one does not work."""
+    point.mkdir()
+    try:
+        for command in commands:
+            if shutil.which(command[0]) is None or subprocess.run(command, check=False, capture_output=True).returncode:
+                pytest.skip(f"{' '.join(command)} does not work here")
+        yield
+    finally:
+        subprocess.run(["umount", "-R", str(point)], check=False, capture_output=True)
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    with (tmp_path / "image").open("wb") as opened:
+        opened.truncate(32 * MIB)
+    return tmp_path / "image"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 @pytest.mark.parametrize(("options", "word"), [("loop", "is a file"), ("loop,data=journal", "is a file")])
-def test_a_loop_device_is_not_taken_for_a_disk(options: str, word: str, tmp_path: Path) -> None:
-    image, point = tmp_path / "image", tmp_path / "point"
-    point.mkdir()
-    with image.open("wb") as opened:
-        opened.truncate(32 * MIB)
-    for command in (["mkfs.ext4", "-q", "-F", str(image)], ["mount", "-o", options, str(image), str(point)]):
-        if shutil.which(command[0]) is None or subprocess.run(command, check=False, capture_output=True).returncode:
-            pytest.skip(f"{command[0]} does not work here")
-    try:
+def test_a_loop_device_is_not_taken_for_a_disk(options: str, word: str, image: Path, tmp_path: Path) -> None:
+    point = tmp_path / "point"
+    with mounted(point, ["mkfs.ext4", "-qF", str(image)], ["mount", "-o", options, str(image), str(point)]):
         (point / "shard.bin").write_bytes(os.urandom(4 * MIB))
         os.sync()
         read = read_one(point / "shard.bin", readers=(1,))
         past = page_cache.goes_past(str(point / "shard.bin"))
-    finally:
-        subprocess.run(["umount", str(point)], check=True)
     assert isinstance(read.cold, Missing)
     assert word in read.cold.reason
     assert past is ("data=journal" not in options)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_layers_and_loop_devices_in_ram_are_not_taken_for_a_disk(tmp_path: Path) -> None:
+    ram = tmp_path / "ram"
+    layers = ",".join(f"{name}dir={ram}/{name}" for name in ("lower", "upper", "work"))
+    with mounted(ram, ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(ram)]):
+        for name in ("lower", "upper", "work"):
+            (ram / name).mkdir()
+        with mounted(ram / "over", ["mount", "-t", "overlay", "overlay", "-o", layers, str(ram / "over")]):
+            (ram / "over" / "shard.bin").write_bytes(os.urandom(4 * MIB))
+            over = read_one(ram / "over", readers=(1,))
+        with (ram / "image").open("wb") as opened:
+            opened.truncate(32 * MIB)
+        point, image = str(ram / "loop"), str(ram / "image")
+        attach = (
+            f'mount "$(losetup --direct-io=on -f --show {image})" {point} && losetup -d "$(findmnt -no SOURCE {point})"'
+        )
+        with mounted(ram / "loop", ["mkfs.ext4", "-qF", image], ["sh", "-c", attach]):
+            (ram / "loop" / "shard.bin").write_bytes(os.urandom(4 * MIB))
+            os.sync()
+            loop = read_one(ram / "loop", readers=(1,))
+    assert isinstance(over.cold, Missing)
+    assert isinstance(loop.cold, Missing)
+    assert ("is a file" in loop.cold.reason, loop.failure) == (True, None)
 
 
 def test_listing_is_bounded_and_stays_on_its_file_system(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

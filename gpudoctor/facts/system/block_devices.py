@@ -18,6 +18,7 @@ from gpudoctor.facts.system.sysfs import list_names, present, read_int, read_tex
 _DEVICE = re.compile(r"[1-9]\d{0,5}:\d{1,7}")  # 0:N is of no block device: the file system made it up
 _NAME = re.compile(r"/dev/([\w!.-]{1,64})")
 _CONTROLLER = re.compile(r"nvme\d+")
+RAM_DISK = re.compile(r"z?ram\d{1,7}")  # by name
 _MAX_DEPTH = 6  # partition, LVM, dm-crypt, md, multipath: nobody has more
 
 
