@@ -21,8 +21,10 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.mounts import Mount
 from gpudoctor.probes.storage import page_cache
 from gpudoctor.probes.storage.cold import cold
-from gpudoctor.probes.storage.files import DataFile, NothingToReadError, listed, made_in
+from gpudoctor.probes.storage.extents import mostly_holes
+from gpudoctor.probes.storage.listing import DataFile, listed
 from gpudoctor.probes.storage.measure import PathToRead, read_paths
+from gpudoctor.probes.storage.own_file import NothingToReadError, made_in
 from gpudoctor.probes.storage.readers import pieces_of, read_at_once
 from gpudoctor.process.leftovers import marked_processes
 
@@ -81,7 +83,7 @@ def test_a_file_is_read_to_its_end_in_pieces_that_fit() -> None:
     ("make", "kind", "word"),
     [
         (lambda folder: folder / "nothing", "failed", "No such file"),
-        (lambda folder: folder, "absent", "no file of 4 KiB"),
+        (lambda folder: folder, "absent", "there is no file"),
     ],
 )
 def test_where_nothing_can_be_read_the_reason_stands(make: object, kind: str, word: str, tmp_path: Path) -> None:
@@ -96,34 +98,52 @@ def test_a_file_of_several_names_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(os.urandom(5000))
     os.link(tmp_path / "a", tmp_path / "b")
     (tmp_path / "c").symlink_to("a")
-    assert [file.path for file in listed(str(tmp_path))] == [str(tmp_path / "a")]
+    assert [file.path for file in listed([str(tmp_path)]).files] == [str(tmp_path / "a")]
 
 
-def test_holes_are_not_taken_for_a_disk(tmp_path: Path) -> None:
-    sparse = tmp_path / "sparse"
+def test_holes_and_room_set_aside_are_not_taken_for_a_disk(tmp_path: Path) -> None:
+    sparse, aside = tmp_path / "sparse", tmp_path / "aside"
     with sparse.open("wb") as file:
         file.write(os.urandom(64 << 10))
         file.truncate(MIB)
+    with aside.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 4 * MIB)
     if sparse.stat().st_blocks * 512 > MIB // 2:
         pytest.skip("this file system makes no holes")
-    for path, word in ((sparse, "most of the file is holes"), (tmp_path, "not mostly holes")):
+    aside.read_bytes()  # lseek takes what is in the page cache for data
+    for path in (sparse, aside, tmp_path):
+        read = read_one(path)
+        assert read.failure is not None
+        assert "most of a file is holes, or room set aside" in read.failure.reason
+    (tmp_path / "whole").write_bytes(os.urandom(MIB))
+    assert [file.path for file in listed([str(tmp_path)]).files] == [str(tmp_path / "whole")]
+
+
+def test_where_no_extents_are_told_holes_are_asked_for_by_lseek(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpudoctor.probes.storage.extents._FIEMAP", 0)
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(MIB)
+    (tmp_path / "whole").write_bytes(os.urandom(MIB))
+    assert mostly_holes(str(tmp_path / "sparse"), (tmp_path / "sparse").stat())
+    assert not mostly_holes(str(tmp_path / "whole"), (tmp_path / "whole").stat())
+
+
+@pytest.mark.parametrize(("size", "word"), [(1, "smaller than 4 KiB"), (8192, "8 KiB of files in all: too little")])
+def test_too_little_to_measure_is_no_rate(size: int, word: str, tmp_path: Path) -> None:
+    (tmp_path / "tiny").write_bytes(os.urandom(size))
+    for path in (tmp_path, tmp_path / "tiny"):
         read = read_one(path)
         assert read.failure is not None
         assert word in read.failure.reason
-    (tmp_path / "whole").write_bytes(os.urandom(MIB))
-    assert [file.path for file in listed(str(tmp_path))] == [str(tmp_path / "whole")]
-
-
-def test_a_file_below_a_page_is_nothing_to_read(tmp_path: Path) -> None:
-    (tmp_path / "tiny").write_bytes(b"1")
-    with pytest.raises(NothingToReadError, match="a file of 1 bytes is too small"):
-        listed(str(tmp_path / "tiny"))
+        assert read.rates == ()
 
 
 @pytest.mark.parametrize(("method", "reads"), [("dropped", 1), ("direct", 3)])
 def test_no_reader_gets_from_the_page_cache_what_another_has_read(method: Any, reads: int, tmp_path: Path) -> None:
     (tmp_path / "small").write_bytes(os.urandom(8192))
-    files = listed(str(tmp_path))
+    files = listed([str(tmp_path)]).files
     rate = read_at_once(files, pieces_of(files, "random"), "random", 3, method, seconds=0.0, most_bytes=1 << 20)
     assert (rate.reads, rate.block_bytes) == (reads, 8192)
 
@@ -140,7 +160,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_file_of_our_own_has_no_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpudoctor.probes.storage.files._OWN_BYTES", 64 * MIB)
+    monkeypatch.setattr("gpudoctor.probes.storage.own_file._OWN_BYTES", 64 * MIB)
     own = made_in(str(folder))
     try:
         assert own.size_bytes == 64 * MIB
@@ -289,8 +309,19 @@ def test_listing_is_bounded_and_stays_on_its_file_system(folder: Path, monkeypat
     for number in range(9):
         (folder / f"{number}").write_bytes(bytes(5000))
     (folder / "0-proc").symlink_to("/proc/self/status")
-    monkeypatch.setattr("gpudoctor.probes.storage.files.MOST_FILES", 5)
-    assert [Path(file.path).name for file in listed(str(folder))] == ["0", "1", "2", "3", "4"]
+    monkeypatch.setattr("gpudoctor.probes.storage.listing._MOST_FILES", 5)
+    found = listed([str(folder)])
+    assert [Path(file.path).name for file in found.files] == ["0", "1", "3", "5", "7"]
+
+
+def test_linked_folders_are_followed_once_and_loops_of_links_are_passed_over(folder: Path) -> None:
+    (folder / "real" / "back").parent.mkdir()
+    (folder / "real" / "back").symlink_to(folder)
+    (folder / "real" / "image").write_bytes(b"x")
+    (folder / "top").mkdir()
+    for name, target in (("train", "../real"), ("loop", "loop"), ("gone", "nothing")):
+        (folder / "top" / name).symlink_to(target)
+    assert [Path(file.path).name for file in listed([str(folder / "top")]).files] == ["image"]
 
 
 def test_sigkill_in_the_middle_leaves_no_file_and_no_process(folder: Path, tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from gpudoctor.facts.model.measured_storage import ReadMethod, ReadPattern
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.storage import page_cache
 from gpudoctor.probes.storage.cold import cold, held_in_ram, mount_below
-from gpudoctor.probes.storage.files import DataFile, NothingToReadError, listed, made_in
+from gpudoctor.probes.storage.listing import DataFile, listed
 from gpudoctor.probes.storage.messages import (
+    SEQUENTIAL_BYTES,
     FilesFound,
     RateMeasured,
     ReadAnswer,
@@ -28,12 +29,15 @@ from gpudoctor.probes.storage.messages import (
     ReadOrder,
     ReadStep,
 )
+from gpudoctor.probes.storage.own_file import NothingToReadError, made_in
 from gpudoctor.probes.storage.readers import ReadersStuckError, pieces_of, read_at_once
 from gpudoctor.process.ending import leave
 from gpudoctor.process.pipes import write_all
+from gpudoctor.units import short_size
 
 _PATTERNS: tuple[ReadPattern, ...] = ("sequential", "random")
 _MOST_WAIT_S = 3.0  # for one read of each of the readers, if they share what one reader got
+_LEAST_FILE_BYTES = 4096  # below a page there is nothing to read
 _CACHED_BYTES = 64 << 20
 _OPENS_S = 0.3
 
@@ -73,7 +77,7 @@ def _read(order: ReadOrder, say: Callable[[ReadAnswer], None]) -> None:
         files = [made_in(path)]
     else:
         say(ReadStep("list files"))
-        files = listed(path)
+        files = _to_read(path)
     method = _method(files[0])
     say(FilesFound(len(files), sum(file.size_bytes for file in files), method))
     witness = max(files, key=lambda file: file.size_bytes).path
@@ -100,6 +104,16 @@ def _read(order: ReadOrder, say: Callable[[ReadAnswer], None]) -> None:
     say(ReadStep("open files, read from the page cache"))
     opens_per_s, p99_us = _opens(files, own_file=order.own_file)
     say(ReadEnd(is_cold, _cached_gb_s(witness), opens_per_s, p99_us))
+
+
+def _to_read(path: str) -> list[DataFile]:
+    found = listed([path], _LEAST_FILE_BYTES)
+    if not found.files:
+        raise NothingToReadError(found.why_none(_LEAST_FILE_BYTES))
+    whole = sum(file.size_bytes for file in found.files)
+    if whole < SEQUENTIAL_BYTES:
+        raise NothingToReadError(f"{short_size(whole)} of files in all: too little to measure; 1 MiB or more is wanted")
+    return found.files
 
 
 def _method(file: DataFile) -> ReadMethod:
