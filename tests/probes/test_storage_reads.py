@@ -25,7 +25,7 @@ from gpudoctor.probes.storage.extents import mostly_holes
 from gpudoctor.probes.storage.listing import DataFile, listed
 from gpudoctor.probes.storage.measure import PathToRead, read_paths
 from gpudoctor.probes.storage.own_file import NothingToReadError, made_in
-from gpudoctor.probes.storage.readers import pieces_of, read_at_once
+from gpudoctor.probes.storage.readers import ReadersStuckError, pieces_of, read_at_once
 from gpudoctor.process.leftovers import marked_processes
 
 MIB = 1 << 20
@@ -138,6 +138,19 @@ def test_too_little_to_measure_is_no_rate(size: int, word: str, tmp_path: Path) 
         assert read.failure is not None
         assert word in read.failure.reason
         assert read.rates == ()
+
+
+def test_files_that_vanish_or_are_cut_short_are_no_reads_and_no_end(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).write_bytes(os.urandom(MIB))
+    files = listed([str(tmp_path)]).files
+    (tmp_path / "a").unlink()
+    (tmp_path / "b").write_bytes(b"")
+    rate = read_at_once(files, pieces_of(files, "sequential"), "sequential", 1, "dropped", 9.0, 1 << 30)
+    assert (rate.reads, rate.lost_reads, rate.block_bytes) == (1, 2, MIB)
+    (tmp_path / "c").unlink()
+    with pytest.raises(ReadersStuckError, match="not one byte"):
+        read_at_once(files, pieces_of(files, "sequential"), "sequential", 1, "dropped", 9.0, 1 << 30)
 
 
 @pytest.mark.parametrize(("method", "reads"), [("dropped", 1), ("direct", 3)])

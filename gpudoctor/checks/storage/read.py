@@ -143,6 +143,9 @@ def _evidence(each: StorageRead) -> tuple[Evidence, ...]:
         rows.append(Evidence("from the page cache, by 1 reader", _gb_s(each.cached_gb_s)))
     if not isinstance(each.opens_per_s, Missing) and not isinstance(each.open_p99_us, Missing):
         rows.append(Evidence("opened and closed", f"{each.opens_per_s:.0f} files/s, p99 {time_text(each.open_p99_us)}"))
+    lost = sum(rate.lost_reads for rate in each.rates)
+    if lost:
+        rows.append(Evidence("read nothing", f"{lost} reads, of files that vanished or were cut short meanwhile"))
     return (*rows, *(Evidence("left out", text) for text in each.left_out))
 
 

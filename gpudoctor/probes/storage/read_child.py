@@ -135,7 +135,10 @@ def _method(file: DataFile) -> ReadMethod:
 
 def _cached_gb_s(path: str) -> float | Missing:
     """One reader's rate for what it has just read: what a second epoch gets if the data fits into RAM."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:  # it vanished
+        return Missing(f"opening it again: {error.strerror or error}", "failed")
     try:
         size = min(os.fstat(descriptor).st_size, _CACHED_BYTES)
         buffer = bytearray(min(size, 1 << 20))
