@@ -165,7 +165,8 @@ def test_the_last_mount_on_the_way_to_a_path_wins(root: Path) -> None:
     table = read_mounts(root)
     assert not isinstance(table, Missing)
     for path, source in (("/a/sub/x", "over-the-first"), ("/given/by/a/container/x", "given"),
-                         ("/given", "/dev/nvme0n1p1"), ("/deep/inner", "/dev/md1"), ("/odd\x0cname", "odd")):  # fmt: skip
+                         ("/given", "/dev/nvme0n1p1"), ("/deep/inner", "/dev/md1"),
+                         ("/odd\x0cname", "odd")):  # fmt: skip
         found = mount_of(path, table)
         assert found is not None
         assert found.source == source, path
