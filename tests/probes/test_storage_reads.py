@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import resource
 import shutil
@@ -20,7 +21,7 @@ from gpudoctor.facts.model.measured_storage import StorageRead
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.mounts import Mount
 from gpudoctor.probes.storage import page_cache
-from gpudoctor.probes.storage.cold import cold
+from gpudoctor.probes.storage.cold import cold, may_stay_in_ram
 from gpudoctor.probes.storage.extents import mostly_holes
 from gpudoctor.probes.storage.listing import DataFile, listed
 from gpudoctor.probes.storage.measure import PathToRead, read_paths
@@ -206,6 +207,7 @@ def test_storage_in_ram_is_not_taken_for_a_disk() -> None:
         read = read_one(file, readers=(1,))
         assert isinstance(read.cold, Missing)
         assert (read.cold.kind, read.cold.reason) == ("unsupported", "tmpfs is in RAM")
+        assert may_stay_in_ram(str(file)) == read.cold
     finally:
         file.unlink()
     own = read_one(Path("/dev/shm"), own_file=True)
@@ -222,7 +224,12 @@ def test_the_page_cache_is_seen_and_dropped(tmp_path: Path) -> None:
     share = page_cache.resident_share(str(file))
     if share != 1.0:
         pytest.skip(f"this file system or kernel does not tell the page cache: {share}")
-    page_cache.drop([str(file)])
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert mapped[0::4096], "its pages are in use, and stay"
+        why = may_stay_in_ram(str(file))
+        assert why is not None
+        assert "100% of a file stayed in the page cache" in why.reason
+    assert may_stay_in_ram(str(file)) is None
     assert (page_cache.resident_share(str(file)) or 0.0) < 0.02
     assert page_cache.resident_share(str(tmp_path / "nothing")) is None
 

@@ -27,6 +27,7 @@ from gpudoctor.probes.data.loader import (
 from gpudoctor.probes.runner.messages import LoaderLeftOut, LoaderSample
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.runner.torch_errors import in_one_line
+from gpudoctor.probes.storage.cold import may_stay_in_ram
 from gpudoctor.units import short_size
 
 _FOR_S_GPU, _FOR_S_CPU = 1.5, 0.5
@@ -60,6 +61,8 @@ def _loading(rank: Rank, files: DataFiles) -> DataLoading | Missing:
     for_s = _FOR_S_GPU if rank.on_gpu else _FOR_S_CPU
     if (why := _first_batch(rank, files)) is not None:
         return why
+    largest = max(files.files, key=lambda file: file[1])[0]
+    perhaps_in_ram = may_stay_in_ram(largest) if rank.number == 0 and not files.made else None
     steps = []
     for workers in _worker_counts(rank):
         needed = round(workers * PREFETCH * BATCH * files.mean_sample_bytes) * rank.world_size
@@ -91,6 +94,7 @@ def _loading(rank: Rank, files: DataFiles) -> DataLoading | Missing:
         unreadable=seen.unreadable,
         unreadable_why=seen.why,
         empty_files=files.empty,
+        perhaps_in_ram=perhaps_in_ram,
         socket_name_bytes=socket_name_bytes(Path(rank.job.folder).parent),
     )
 

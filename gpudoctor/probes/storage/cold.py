@@ -11,6 +11,7 @@ from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.system.block_devices import RAM_DISK, read_devices
 from gpudoctor.facts.system.mounts import Mount, mount_of, read_mounts
 from gpudoctor.facts.system.sysfs import read_int, read_text
+from gpudoctor.probes.storage import page_cache
 
 _STAYED = 0.02  # of the pages: what others have open or mapped
 _IN_RAM = ("tmpfs", "ramfs")
@@ -46,6 +47,16 @@ def held_in_ram(mount: Mount) -> Missing | None:
     return None
 
 
+def may_stay_in_ram(file: str) -> Missing | None:
+    """Why a file may come from RAM although the page cache is asked to drop it; None if nothing tells so."""
+    mount = mount_below(file)
+    if mount is not None and (why := held_in_ram(mount)) is not None:
+        return why
+    page_cache.drop([file])
+    share = page_cache.resident_share(file)
+    return None if share is None or share <= _STAYED else Missing(_stayed_words(share), "failed")
+
+
 def cold(
     mount: Mount | None, method: ReadMethod, goes_past: bool | None, stayed: Sequence[float | None]
 ) -> bool | Missing:
@@ -69,8 +80,12 @@ def cold(
         return Missing("no O_DIRECT there, and of another user's files the kernel tells not what is cached", "failed")
     most = max(share for share in stayed if share is not None)
     if most > _STAYED:
-        return Missing(f"no O_DIRECT there, and {most:.0%} of a file stayed in the page cache", "failed")
+        return Missing(f"no O_DIRECT there, and {_stayed_words(most)}", "failed")
     return True
+
+
+def _stayed_words(share: float) -> str:
+    return f"{share:.0%} of a file stayed in the page cache"
 
 
 def _of_loop(name: str) -> Missing | None:

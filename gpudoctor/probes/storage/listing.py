@@ -40,8 +40,8 @@ class Listing(msgspec.Struct):
     elsewhere: bool = False
     refused: str | None = None
 
-    def why_none(self, least_bytes: int) -> str:
-        """Why there is no file to read."""
+    def left_out(self, least_bytes: int) -> tuple[str, ...]:
+        """What was met that is not read, and why."""
         reasons = (
             (self.small, f"files there are smaller than {short_size(least_bytes)}"),
             (self.empty > 0, "files there have 0 bytes"),
@@ -49,7 +49,11 @@ class Listing(msgspec.Struct):
             (self.refused is not None, f"files there cannot be read: {self.refused}"),
             (self.elsewhere, "what lies on other file systems below is to be named by a --data of its own"),
         )
-        return "; ".join(words for met, words in reasons if met) or "there is no file"
+        return tuple(words for met, words in reasons if met)
+
+    def why_none(self, least_bytes: int) -> str:
+        """Why there is no file to read."""
+        return "; ".join(self.left_out(least_bytes)) or "there is no file"
 
 
 def listed(paths: Iterable[str], least_bytes: int = 1) -> Listing:

@@ -77,7 +77,7 @@ def _read(order: ReadOrder, say: Callable[[ReadAnswer], None]) -> None:
         files = [made_in(path)]
     else:
         say(ReadStep("list files"))
-        files = _to_read(path)
+        files = _to_read(path, say)
     method = _method(files[0])
     say(FilesFound(len(files), sum(file.size_bytes for file in files), method))
     witness = max(files, key=lambda file: file.size_bytes).path
@@ -106,13 +106,15 @@ def _read(order: ReadOrder, say: Callable[[ReadAnswer], None]) -> None:
     say(ReadEnd(is_cold, _cached_gb_s(witness), opens_per_s, p99_us))
 
 
-def _to_read(path: str) -> list[DataFile]:
+def _to_read(path: str, say: Callable[[ReadAnswer], None]) -> list[DataFile]:
     found = listed([path], _LEAST_FILE_BYTES)
     if not found.files:
         raise NothingToReadError(found.why_none(_LEAST_FILE_BYTES))
     whole = sum(file.size_bytes for file in found.files)
     if whole < SEQUENTIAL_BYTES:
         raise NothingToReadError(f"{short_size(whole)} of files in all: too little to measure; 1 MiB or more is wanted")
+    for words in found.left_out(_LEAST_FILE_BYTES):
+        say(ReadLeftOut(words))
     return found.files
 
 
