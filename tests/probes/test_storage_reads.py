@@ -224,7 +224,7 @@ def test_the_page_cache_is_seen_and_dropped(tmp_path: Path) -> None:
     share = page_cache.resident_share(str(file))
     if share != 1.0:
         pytest.skip(f"this file system or kernel does not tell the page cache: {share}")
-    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+    with file.open("rb") as held, mmap.mmap(held.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert mapped[0::4096], "its pages are in use, and stay"
         why = may_stay_in_ram(str(file))
         assert why is not None
