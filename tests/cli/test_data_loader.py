@@ -48,14 +48,18 @@ def test_files_are_loaded_by_workers_and_a_core_that_they_all_share_is_named_wit
     data = tmp_path / "data"
     data.mkdir()
     for number in range(40):
-        (data / f"{number}.jpg").write_bytes(os.urandom(10_000))
+        with (data / f"{number}.jpg").open("wb") as file:
+            file.write(os.urandom(10_000))
+            os.fsync(file.fileno())  # what is not on the disk yet comes from RAM, and feeds no GPU
     (data / "empty.jpg").touch()
     (data / "closed.jpg").symlink_to("/proc/self/mem")  # of another file system
     cpu = str(min(os.sched_getaffinity(0)))
     command = (*CHECK, "--ranks", "2", "--data", str(data), "--need", "1kB/s")
     code, check, measured = checked("taskset", "-c", cpu, *command)
-    assert (code, check["status"]) == (0, "warn")
     loading = measured["data_loading"]
+    if "perhaps_in_ram" in loading:
+        pytest.skip(f"on this file system no rate is known: {loading['perhaps_in_ram']}")
+    assert (code, check["status"]) == (0, "warn")
     assert loading["paths"] == [str(data)]
     assert (loading["files"], loading["empty_files"]) == (40, 1)
     assert "unreadable" not in loading, "0, which is left out"

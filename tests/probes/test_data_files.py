@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from gpudoctor.probes.data.files import PIECE_BYTES, DataFiles, chosen_files, ma
 from gpudoctor.probes.data.loader import BATCH, LoaderRate, Seen, batches, loader_rate, short_sockets
 from gpudoctor.probes.data.merge import merged_loading
 from gpudoctor.probes.storage import listing, page_cache
+from tests.probes.test_storage_slow import fuse_mount
 
 
 def chosen(*paths: Path) -> DataFiles:
@@ -56,6 +58,17 @@ def test_where_there_is_nothing_to_read_the_reason_is_given(tmp_path: Path) -> N
     (tmp_path / "only").mkdir()
     (tmp_path / "only" / "proc").symlink_to("/proc")
     assert "on other file systems" in reason(tmp_path / "only")
+
+
+def test_a_mount_that_hangs_is_given_up_by_the_rank_that_looks(tmp_path: Path) -> None:
+    (tmp_path / "sound").write_bytes(b"x" * 100)
+    with fuse_mount(tmp_path / "silent", 0.0) as server:
+        server.send_signal(signal.SIGSTOP)
+        lost = probe.look_in_time([str(tmp_path / "silent")], limit_s=1.0)
+        sound = probe.look_in_time([str(tmp_path / "sound")])
+        assert server.poll() is None
+    assert lost.why == Missing("what --data names did not answer within 1 s", "failed")
+    assert sound.files == DataFiles(((str(tmp_path / "sound"), 100),))
 
 
 def reason(path: Path) -> str:
