@@ -48,16 +48,20 @@ def test_files_are_loaded_by_workers_and_a_core_that_they_all_share_is_named_wit
     data = tmp_path / "data"
     data.mkdir()
     for number in range(40):
-        (data / f"{number}.jpg").write_bytes(os.urandom(10_000))
+        with (data / f"{number}.jpg").open("wb") as file:
+            file.write(os.urandom(10_000))
+            os.fsync(file.fileno())  # what is not on the disk yet comes from RAM, and feeds no GPU
     (data / "empty.jpg").touch()
-    (data / "closed.jpg").symlink_to("/proc/self/mem")  # 0 bytes, as the kernel says
+    (data / "closed.jpg").symlink_to("/proc/self/mem")  # of another file system
     cpu = str(min(os.sched_getaffinity(0)))
     command = (*CHECK, "--ranks", "2", "--data", str(data), "--need", "1kB/s")
     code, check, measured = checked("taskset", "-c", cpu, *command)
-    assert (code, check["status"]) == (0, "warn")
     loading = measured["data_loading"]
+    if "perhaps_in_ram" in loading:
+        pytest.skip(f"on this file system no rate is known: {loading['perhaps_in_ram']}")
+    assert (code, check["status"]) == (0, "warn")
     assert loading["paths"] == [str(data)]
-    assert (loading["files"], loading["empty_files"]) == (40, 2)
+    assert (loading["files"], loading["empty_files"]) == (40, 1)
     assert "unreadable" not in loading, "0, which is left out"
     assert loading["cpus"] == [1, 1]
     assert [step["workers"] for step in loading["steps"]] == [0, 2]
@@ -100,7 +104,7 @@ def test_data_in_which_there_is_nothing_to_read_is_no_pass(temporary: Path, tmp_
     code, check, _ = checked(*CHECK, "--ranks", "2", "--data", str(data))
     assert (code, check["status"]) == (3, "unknown")
     [finding] = check["findings"]
-    assert "all files of what --data names have 0 bytes" in finding["reason"]
+    assert "files there have 0 bytes" in finding["reason"]
     assert list(temporary.iterdir()) == []
 
 

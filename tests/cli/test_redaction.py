@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpudoctor.checks.storage.paths import mount_evidence
 from gpudoctor.facts.kernel_log.lines import parse_kernel_lines
 from gpudoctor.facts.model.gpu import GpuProcess
 from gpudoctor.facts.model.missing import Missing, known
@@ -258,3 +259,25 @@ def test_a_folder_of_a_persons_name_is_hidden_in_facts_and_findings() -> None:
     assert not [name for name in (b"amelie", b"bernd", b"carla", b"filer7") if name in shown]
     assert b"ESTALE" in shown
     assert redaction.text("/amelie and /amelie/x of bernd") == "redacted and /redacted of redacted"
+
+
+@pytest.mark.parametrize(
+    ("source", "fs_type", "options", "kept"),
+    [
+        ("//winfiler/share", "cifs", ("rw", "username=amelie", "domain=CARLAS", "vers=3.1.1"), "vers=3.1.1"),
+        ("bucket-of-amelie", "fuse.gcsfuse", ("rw", "user_id=1000"), "user_id=1000"),
+        ("tank/amelie", "zfs", ("rw", "xattr", "noacl"), "noacl"),
+        ("10.50.1.1@o2ib:/carlafs", "lustre", ("rw", "flock"), "flock"),
+        ("/dev/mapper/amelie-data", "ext4", ("rw", "data=ordered"), "data=ordered"),
+        ("/dev/nvme0n1p1", "xfs", ("rw", "logbsize=32k"), "/dev/nvme0n1p1 on /mnt"),
+    ],
+)
+def test_what_was_mounted_and_for_whom_is_not_shown(
+    source: str, fs_type: str, options: tuple[str, ...], kept: str
+) -> None:
+    mount = StorageMount("/mnt", fs_type, "other", source, options, error=None, paths=(StoragePath("/mnt", ("HOME",)),))
+    redaction = Redaction(Node(storage=Storage(mounts=(mount,))))
+    evidence = redaction.text(mount_evidence(mount).value)
+    shown = msgspec.json.encode(redaction.node).decode() + evidence
+    assert not [name for name in ("amelie", "CARLAS", "carla", "winfiler", "10.50") if name in shown]
+    assert kept in evidence

@@ -154,9 +154,22 @@ def test_gpudirect_storage_is_told(root: Path, config: str, expected: bool | Non
     assert (None if isinstance(storage.cufile_compat_mode, Missing) else storage.cufile_compat_mode) is expected
 
 
-def test_the_longest_mount_above_a_path_wins_and_the_last_of_equals(root: Path) -> None:
+def test_the_last_mount_on_the_way_to_a_path_wins(root: Path) -> None:
+    hidden = """
+40 27 0:60 / /a rw - tmpfs first rw
+41 40 0:61 / /a/sub rw - tmpfs hidden rw
+42 40 0:62 / /a rw - tmpfs over-the-first rw
+50 99 0:63 / /given/by/a/container rw - xfs given rw
+60 27 0:64 / /odd\x0cname rw - tmpfs odd rw"""
+    write(root, {"/proc/self/mountinfo": MOUNTINFO + hidden})
     table = read_mounts(root)
     assert not isinstance(table, Missing)
+    for path, source in (("/a/sub/x", "over-the-first"), ("/given/by/a/container/x", "given"),
+                         ("/given", "/dev/nvme0n1p1"), ("/deep/inner", "/dev/md1"),
+                         ("/odd\x0cname", "odd")):  # fmt: skip
+        found = mount_of(path, table)
+        assert found is not None
+        assert found.source == source, path
     over = Mount("/raid", "tmpfs", "tmpfs", ("rw",), (), "0:99")
     assert (mount_of("/raidx", table) or over).point == "/"
     assert mount_of("/raid/x", (*table, over)) is over

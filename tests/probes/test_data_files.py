@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,11 +14,12 @@ import torch
 from gpudoctor.facts.model.measured_data import DataLoading, LoaderCopies, LoaderRates, LoaderStep
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.cgroups import read_cpuset
-from gpudoctor.probes.data import files as data_files
 from gpudoctor.probes.data import probe
 from gpudoctor.probes.data.files import PIECE_BYTES, DataFiles, chosen_files, made_files
 from gpudoctor.probes.data.loader import BATCH, LoaderRate, Seen, batches, loader_rate, short_sockets
 from gpudoctor.probes.data.merge import merged_loading
+from gpudoctor.probes.storage import listing, page_cache
+from tests.probes.test_storage_slow import fuse_mount
 
 
 def chosen(*paths: Path) -> DataFiles:
@@ -34,34 +36,51 @@ def test_regular_files_below_a_folder_and_files_by_name_are_chosen(tmp_path: Pat
     (tmp_path / "gone").symlink_to(tmp_path / "nothing")
     (tmp_path / "loop").symlink_to(tmp_path)
     (tmp_path / "blob").symlink_to(tmp_path / "a" / "b" / "deep.jpg")  # as in a Hugging Face cache
-    os.close(os.open(os.fsencode(tmp_path) + b"/\xff.jpg", os.O_CREAT))
+    (tmp_path / os.fsdecode(b"\xff.jpg")).write_bytes(b"x")
     shard = tmp_path / "a" / "shard.tar"
     shard.write_bytes(bytes(8 << 20))
+    (tmp_path / "proc").symlink_to("/proc/self")  # another file system: the kernel's
     found = chosen(tmp_path)
-    assert {Path(path).name: size for path, size in found.files} == {"deep.jpg": 10, "blob": 10, "shard.tar": 8 << 20}
+    assert {Path(path).name: size for path, size in found.files} == {"deep.jpg": 10, "shard.tar": 8 << 20}
     assert found.empty == 1
     assert chosen(shard).mean_sample_bytes == PIECE_BYTES
 
 
 def test_where_there_is_nothing_to_read_the_reason_is_given(tmp_path: Path) -> None:
-    assert chosen_files([str(tmp_path)]) == Missing("there is no file in what --data names", "failed")
+    assert reason(tmp_path).endswith("there is no file")
     (tmp_path / "empty").touch()
-    assert chosen_files([str(tmp_path)]) == Missing("all files of what --data names have 0 bytes", "failed")
+    assert reason(tmp_path).endswith("files there have 0 bytes")
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(8 << 20)
     if (tmp_path / "sparse").stat().st_blocks == 0:
-        found = chosen_files([str(tmp_path / "sparse")])
-        assert isinstance(found, Missing)
-        assert "most of it is holes" in found.reason
-    gone = chosen_files([str(tmp_path / "gone")])
-    assert isinstance(gone, Missing)
-    assert "No such file" in gone.reason
+        assert "most of a file is holes" in reason(tmp_path / "sparse")
+    assert "No such file" in reason(tmp_path / "gone")
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only" / "proc").symlink_to("/proc")
+    assert "on other file systems" in reason(tmp_path / "only")
+
+
+def test_a_mount_that_hangs_is_given_up_by_the_rank_that_looks(tmp_path: Path) -> None:
+    (tmp_path / "sound").write_bytes(b"x" * 100)
+    with fuse_mount(tmp_path / "silent", 0.0) as server:
+        server.send_signal(signal.SIGSTOP)
+        lost = probe.look_in_time([str(tmp_path / "silent")], limit_s=1.0)
+        sound = probe.look_in_time([str(tmp_path / "sound")])
+        assert server.poll() is None
+    assert lost.why == Missing("what --data names did not answer within 1 s", "failed")
+    assert sound.files == DataFiles(((str(tmp_path / "sound"), 100),))
+
+
+def reason(path: Path) -> str:
+    found = chosen_files([str(path)])
+    assert isinstance(found, Missing)
+    return found.reason
 
 
 def test_many_files_are_represented_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(10):
         (tmp_path / f"{number}").write_bytes(b"x")
-    monkeypatch.setattr(data_files, "_MOST_FILES", 4)
+    monkeypatch.setattr(listing, "_MOST_FILES", 4)
     assert [Path(path).name for path, _ in chosen(tmp_path).files] == ["0", "3", "6", "9"]
 
 
@@ -85,6 +104,21 @@ def test_made_files_come_whole_and_bytes_are_counted(tmp_path: Path) -> None:
     assert used == [BATCH * 110_000] * 2
     assert rate.bytes_per_s == pytest.approx(rate.samples_per_s * 110_000)
     assert (seen.samples, seen.unreadable) == (3 * BATCH, 0)
+
+
+def test_a_piece_of_a_large_file_does_not_come_from_the_page_cache(tmp_path: Path) -> None:
+    shard = tmp_path / "shard.tar"
+    with shard.open("wb") as file:
+        file.write(os.urandom(32 << 20))
+        os.fsync(file.fileno())
+    shard.read_bytes()
+    if page_cache.resident_share(str(shard)) != 1.0:
+        pytest.skip("this file system or kernel does not tell the page cache")
+    with batches(chosen(shard), 0, 0) as given:
+        next(given)
+    share = page_cache.resident_share(str(shard))
+    assert share is not None
+    assert share < 0.9, "pieces of the cache that lie half outside a sample were not dropped"
 
 
 @pytest.mark.parametrize("workers", [0, 1])

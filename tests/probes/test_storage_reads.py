@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -18,10 +21,12 @@ from gpudoctor.facts.model.measured_storage import StorageRead
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.mounts import Mount
 from gpudoctor.probes.storage import page_cache
-from gpudoctor.probes.storage.files import DataFile, NothingToReadError, listed, made_in
+from gpudoctor.probes.storage.cold import cold, may_stay_in_ram
+from gpudoctor.probes.storage.extents import mostly_holes
+from gpudoctor.probes.storage.listing import DataFile, listed
 from gpudoctor.probes.storage.measure import PathToRead, read_paths
-from gpudoctor.probes.storage.read_child import _cold
-from gpudoctor.probes.storage.readers import pieces_of, read_at_once
+from gpudoctor.probes.storage.own_file import NothingToReadError, made_in
+from gpudoctor.probes.storage.readers import ReadersStuckError, pieces_of, read_at_once
 from gpudoctor.process.leftovers import marked_processes
 
 MIB = 1 << 20
@@ -79,7 +84,7 @@ def test_a_file_is_read_to_its_end_in_pieces_that_fit() -> None:
     ("make", "kind", "word"),
     [
         (lambda folder: folder / "nothing", "failed", "No such file"),
-        (lambda folder: folder, "absent", "no file of 4 KiB"),
+        (lambda folder: folder, "absent", "there is no file"),
     ],
 )
 def test_where_nothing_can_be_read_the_reason_stands(make: object, kind: str, word: str, tmp_path: Path) -> None:
@@ -94,34 +99,65 @@ def test_a_file_of_several_names_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(os.urandom(5000))
     os.link(tmp_path / "a", tmp_path / "b")
     (tmp_path / "c").symlink_to("a")
-    assert [file.path for file in listed(str(tmp_path))] == [str(tmp_path / "a")]
+    assert [file.path for file in listed([str(tmp_path)]).files] == [str(tmp_path / "a")]
 
 
-def test_holes_are_not_taken_for_a_disk(tmp_path: Path) -> None:
-    sparse = tmp_path / "sparse"
+def test_holes_and_room_set_aside_are_not_taken_for_a_disk(tmp_path: Path) -> None:
+    sparse, aside = tmp_path / "sparse", tmp_path / "aside"
     with sparse.open("wb") as file:
         file.write(os.urandom(64 << 10))
         file.truncate(MIB)
+    with aside.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 4 * MIB)
     if sparse.stat().st_blocks * 512 > MIB // 2:
         pytest.skip("this file system makes no holes")
-    for path, word in ((sparse, "most of the file is holes"), (tmp_path, "not mostly holes")):
+    aside.read_bytes()  # lseek takes what is in the page cache for data
+    for path in (sparse, aside, tmp_path):
+        read = read_one(path)
+        assert read.failure is not None
+        assert "most of a file is holes, or room set aside" in read.failure.reason
+    (tmp_path / "whole").write_bytes(os.urandom(MIB))
+    assert [file.path for file in listed([str(tmp_path)]).files] == [str(tmp_path / "whole")]
+
+
+def test_where_no_extents_are_told_holes_are_asked_for_by_lseek(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpudoctor.probes.storage.extents._FIEMAP", 0)
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(MIB)
+    (tmp_path / "whole").write_bytes(os.urandom(MIB))
+    assert mostly_holes(str(tmp_path / "sparse"), (tmp_path / "sparse").stat())
+    assert not mostly_holes(str(tmp_path / "whole"), (tmp_path / "whole").stat())
+
+
+@pytest.mark.parametrize(("size", "word"), [(1, "smaller than 4 KiB"), (8192, "8 KiB of files in all: too little")])
+def test_too_little_to_measure_is_no_rate(size: int, word: str, tmp_path: Path) -> None:
+    (tmp_path / "tiny").write_bytes(os.urandom(size))
+    for path in (tmp_path, tmp_path / "tiny"):
         read = read_one(path)
         assert read.failure is not None
         assert word in read.failure.reason
-    (tmp_path / "whole").write_bytes(os.urandom(MIB))
-    assert [file.path for file in listed(str(tmp_path))] == [str(tmp_path / "whole")]
+        assert read.rates == ()
 
 
-def test_a_file_below_a_page_is_nothing_to_read(tmp_path: Path) -> None:
-    (tmp_path / "tiny").write_bytes(b"1")
-    with pytest.raises(NothingToReadError, match="a file of 1 bytes is too small"):
-        listed(str(tmp_path / "tiny"))
+def test_files_that_vanish_or_are_cut_short_are_no_reads_and_no_end(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).write_bytes(os.urandom(MIB))
+    files = listed([str(tmp_path)]).files
+    (tmp_path / "a").unlink()
+    (tmp_path / "b").write_bytes(b"")
+    rate = read_at_once(files, pieces_of(files, "sequential"), "sequential", 1, "dropped", 9.0, 1 << 30)
+    assert (rate.reads, rate.lost_reads, rate.block_bytes) == (1, 2, MIB)
+    (tmp_path / "c").unlink()
+    with pytest.raises(ReadersStuckError, match="not one byte"):
+        read_at_once(files, pieces_of(files, "sequential"), "sequential", 1, "dropped", 9.0, 1 << 30)
 
 
 @pytest.mark.parametrize(("method", "reads"), [("dropped", 1), ("direct", 3)])
 def test_no_reader_gets_from_the_page_cache_what_another_has_read(method: Any, reads: int, tmp_path: Path) -> None:
     (tmp_path / "small").write_bytes(os.urandom(8192))
-    files = listed(str(tmp_path))
+    files = listed([str(tmp_path)]).files
     rate = read_at_once(files, pieces_of(files, "random"), "random", 3, method, seconds=0.0, most_bytes=1 << 20)
     assert (rate.reads, rate.block_bytes) == (reads, 8192)
 
@@ -138,7 +174,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_file_of_our_own_has_no_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpudoctor.probes.storage.files._OWN_BYTES", 64 * MIB)
+    monkeypatch.setattr("gpudoctor.probes.storage.own_file._OWN_BYTES", 64 * MIB)
     own = made_in(str(folder))
     try:
         assert own.size_bytes == 64 * MIB
@@ -171,6 +207,7 @@ def test_storage_in_ram_is_not_taken_for_a_disk() -> None:
         read = read_one(file, readers=(1,))
         assert isinstance(read.cold, Missing)
         assert (read.cold.kind, read.cold.reason) == ("unsupported", "tmpfs is in RAM")
+        assert may_stay_in_ram(str(file)) == read.cold
     finally:
         file.unlink()
     own = read_one(Path("/dev/shm"), own_file=True)
@@ -187,7 +224,12 @@ def test_the_page_cache_is_seen_and_dropped(tmp_path: Path) -> None:
     share = page_cache.resident_share(str(file))
     if share != 1.0:
         pytest.skip(f"this file system or kernel does not tell the page cache: {share}")
-    page_cache.drop([str(file)])
+    with file.open("rb") as held, mmap.mmap(held.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert mapped[0::4096], "its pages are in use, and stay"
+        why = may_stay_in_ram(str(file))
+        assert why is not None
+        assert "100% of a file stayed in the page cache" in why.reason
+    assert may_stay_in_ram(str(file)) is None
     assert (page_cache.resident_share(str(file)) or 0.0) < 0.02
     assert page_cache.resident_share(str(tmp_path / "nothing")) is None
 
@@ -202,6 +244,10 @@ def test_the_page_cache_is_seen_and_dropped(tmp_path: Path) -> None:
         ("btrfs", "direct", True, [], None),
         ("ext4 data=journal", "direct", None, [], "may go through the page cache"),
         ("zfs", "direct", True, [], "a cache of its own"),
+        ("fuse.sshfs", "direct", True, [], "a process of this machine answers"),
+        ("overlay", "direct", True, [], None),
+        ("overlay", "direct", None, [], "may go through the page cache"),
+        ("overlay", "dropped", None, [0.0], "what lies below the layers"),
         ("squashfs", "dropped", None, [0.0, 0.01], None),
         ("squashfs", "dropped", None, [0.0, 0.5], "50% of a file stayed"),
         ("squashfs", "dropped", None, [None], "another user's files"),
@@ -212,42 +258,90 @@ def test_what_may_have_come_from_ram_is_never_called_cold(
     fs_type: str, method: Any, goes_past: bool | None, stayed: list[float | None], word: str | None
 ) -> None:
     name, *options = fs_type.split()
-    cold = _cold(Mount("/data", name, "none", ("rw",), tuple(options), "0:99"), method, goes_past, stayed)
+    found = cold(Mount("/data", name, "none", ("rw",), tuple(options), "0:99"), method, goes_past, stayed)
     if word is None:
-        assert cold is True
+        assert found is True
     else:
-        assert isinstance(cold, Missing)
-        assert (cold.kind, word in cold.reason) == ("failed", True)
+        assert isinstance(found, Missing)
+        assert (found.kind, word in found.reason) == ("failed", True)
+
+
+@contextmanager
+def mounted(point: Path, *commands: list[str]) -> Iterator[None]:
+    """What these commands mount at a place; skips where one does not work."""
+    point.mkdir()
+    try:
+        for command in commands:
+            if shutil.which(command[0]) is None or subprocess.run(command, check=False, capture_output=True).returncode:
+                pytest.skip(f"{' '.join(command)} does not work here")
+        yield
+    finally:
+        subprocess.run(["umount", "-R", str(point)], check=False, capture_output=True)
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    with (tmp_path / "image").open("wb") as opened:
+        opened.truncate(32 * MIB)
+    return tmp_path / "image"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 @pytest.mark.parametrize(("options", "word"), [("loop", "is a file"), ("loop,data=journal", "is a file")])
-def test_a_loop_device_is_not_taken_for_a_disk(options: str, word: str, tmp_path: Path) -> None:
-    image, point = tmp_path / "image", tmp_path / "point"
-    point.mkdir()
-    with image.open("wb") as opened:
-        opened.truncate(32 * MIB)
-    for command in (["mkfs.ext4", "-q", "-F", str(image)], ["mount", "-o", options, str(image), str(point)]):
-        if shutil.which(command[0]) is None or subprocess.run(command, check=False, capture_output=True).returncode:
-            pytest.skip(f"{command[0]} does not work here")
-    try:
+def test_a_loop_device_is_not_taken_for_a_disk(options: str, word: str, image: Path, tmp_path: Path) -> None:
+    point = tmp_path / "point"
+    with mounted(point, ["mkfs.ext4", "-qF", str(image)], ["mount", "-o", options, str(image), str(point)]):
         (point / "shard.bin").write_bytes(os.urandom(4 * MIB))
         os.sync()
         read = read_one(point / "shard.bin", readers=(1,))
         past = page_cache.goes_past(str(point / "shard.bin"))
-    finally:
-        subprocess.run(["umount", str(point)], check=True)
     assert isinstance(read.cold, Missing)
     assert word in read.cold.reason
     assert past is ("data=journal" not in options)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_layers_and_loop_devices_in_ram_are_not_taken_for_a_disk(tmp_path: Path) -> None:
+    ram = tmp_path / "ram"
+    layers = ",".join(f"{name}dir={ram}/{name}" for name in ("lower", "upper", "work"))
+    with mounted(ram, ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(ram)]):
+        for name in ("lower", "upper", "work"):
+            (ram / name).mkdir()
+        with mounted(ram / "over", ["mount", "-t", "overlay", "overlay", "-o", layers, str(ram / "over")]):
+            (ram / "over" / "shard.bin").write_bytes(os.urandom(4 * MIB))
+            over = read_one(ram / "over", readers=(1,))
+        with (ram / "image").open("wb") as opened:
+            opened.truncate(32 * MIB)
+        point, image = str(ram / "loop"), str(ram / "image")
+        attach = (
+            f'mount "$(losetup --direct-io=on -f --show {image})" {point} && losetup -d "$(findmnt -no SOURCE {point})"'
+        )
+        with mounted(ram / "loop", ["mkfs.ext4", "-qF", image], ["sh", "-c", attach]):
+            (ram / "loop" / "shard.bin").write_bytes(os.urandom(4 * MIB))
+            os.sync()
+            loop = read_one(ram / "loop", readers=(1,))
+    assert isinstance(over.cold, Missing)
+    assert isinstance(loop.cold, Missing)
+    assert ("is a file" in loop.cold.reason, loop.failure) == (True, None)
 
 
 def test_listing_is_bounded_and_stays_on_its_file_system(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(9):
         (folder / f"{number}").write_bytes(bytes(5000))
     (folder / "0-proc").symlink_to("/proc/self/status")
-    monkeypatch.setattr("gpudoctor.probes.storage.files.MOST_FILES", 5)
-    assert [Path(file.path).name for file in listed(str(folder))] == ["0", "1", "2", "3", "4"]
+    monkeypatch.setattr("gpudoctor.probes.storage.listing._MOST_FILES", 5)
+    found = listed([str(folder)])
+    assert [Path(file.path).name for file in found.files] == ["0", "1", "3", "5", "7"]
+
+
+def test_linked_folders_are_followed_once_and_loops_of_links_are_passed_over(folder: Path) -> None:
+    (folder / "real" / "back").parent.mkdir()
+    (folder / "real" / "back").symlink_to(folder)
+    (folder / "real" / "image").write_bytes(b"x")
+    (folder / "top").mkdir()
+    for name, target in (("train", "../real"), ("loop", "loop"), ("gone", "nothing")):
+        (folder / "top" / name).symlink_to(target)
+    assert [Path(file.path).name for file in listed([str(folder / "top")]).files] == ["image"]
 
 
 def test_sigkill_in_the_middle_leaves_no_file_and_no_process(folder: Path, tmp_path: Path) -> None:

@@ -154,6 +154,7 @@ def test_a_tmpdir_that_hangs_keeps_no_run_waiting(tmp_path: Path, monkeypatch: p
     [
         ("259:1", "ext4", False), ("0:40", "btrfs", False), ("0:41", "overlay", False), ("0:5", "proc", False),
         ("0:50", "nfs4", True), ("0:51", "fuse.s3fs", True), ("0:52", "autofs", True), ("0:53", "gpfs", True),
+        ("8:1", "fuseblk", True),
     ],
 )  # fmt: skip
 def test_a_mount_of_a_server_or_a_process_may_hang(device: str, fs_type: str, *, hangs: bool) -> None:

@@ -8,7 +8,7 @@ from gpudoctor.checks.core.case import Case
 from gpudoctor.checks.core.finding import Advice, Evidence, Finding, Found, fail, ok, unknown, unread, warn
 from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, of_path
-from gpudoctor.checks.storage.paths import class_words, is_data, mount_evidence, subject_of, used_for
+from gpudoctor.checks.storage.paths import LOCAL, class_words, is_data, mount_evidence, subject_of, used_for
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.storage import StorageDevice, StorageMount
 
@@ -42,9 +42,12 @@ def _of_mount(mount: StorageMount) -> Iterator[Finding]:
         hung = mount.error.kind == "failed"
         yield unknown(subject, finding.reason or "", evidence, advice=_SERVER) if hung else finding
     elif mount.error is not None:
-        words = "a stale handle: the server has lost the folder" if "ESTALE" in mount.error else "its server is gone"
-        broken = Found(f"it answers {mount.error}", mount.error)
-        yield fail(subject, broken, "files can be looked up", evidence, likely=words, advice=_SERVER)
+        broken, likely, advice = Found(f"it answers {mount.error}", mount.error), "its server is gone", _SERVER
+        if "ESTALE" in mount.error:
+            likely = "a stale handle: the server has lost the folder"
+        elif mount.storage_class in LOCAL:
+            likely, advice = "the disk has failed, or the file system shut itself down after an error", _DISK
+        yield fail(subject, broken, "files can be looked up", evidence, likely=likely, advice=advice)
     elif set(mount.options) & set(_GIVEN_UP):
         what = Found("the file system has shut itself down after an error", "shutdown")
         yield fail(subject, what, "writable, as it was mounted", evidence, advice=_DISK)
@@ -76,7 +79,7 @@ _DISK = (
 
 def _of_paths(mount: StorageMount) -> Iterator[Finding]:
     for path in mount.paths:
-        if "TMPDIR" in path.roles and path.writable is False:
+        if "TMPDIR" in path.roles and path.writable is False and mount.error is None:
             yield warn(
                 of_path(path.path),
                 Found("TMPDIR may not be written to by this user", "not writable"),

@@ -91,7 +91,9 @@ def _judged(case: Case, each: StorageRead) -> Finding:
         likely = f"a training whose reads are {slow} waits for data"
         return warn(subject, found, expected, *evidence, likely=likely, advice=advice)
     if isinstance(each.cold, Missing):  # fast enough, unless it came from RAM
-        return unknown(subject, f"{found.text}, perhaps from RAM: {each.cold.reason}", *evidence)
+        words = f"{found.text}, perhaps from RAM: {each.cold.reason}"
+        # nobody asked for TMPDIR: a node whose disks cannot be told from RAM there lacks no answer
+        return skip(subject, words) if each.own_file else unknown(subject, words, *evidence)
     return ok(subject, Found(f"{found.text}: {_means(low, case)}", found.value, found.unit), expected, *evidence)
 
 
@@ -141,6 +143,9 @@ def _evidence(each: StorageRead) -> tuple[Evidence, ...]:
         rows.append(Evidence("from the page cache, by 1 reader", _gb_s(each.cached_gb_s)))
     if not isinstance(each.opens_per_s, Missing) and not isinstance(each.open_p99_us, Missing):
         rows.append(Evidence("opened and closed", f"{each.opens_per_s:.0f} files/s, p99 {time_text(each.open_p99_us)}"))
+    lost = sum(rate.lost_reads for rate in each.rates)
+    if lost:
+        rows.append(Evidence("read nothing", f"{lost} reads, of files that vanished or were cut short meanwhile"))
     return (*rows, *(Evidence("left out", text) for text in each.left_out))
 
 

@@ -50,7 +50,8 @@ class DataLoading(Fact, frozen=True):
     machine has; `cpuset_cpus`: how many the cgroup lets its processes have. `shm_bytes` and `shm_free_bytes`: /dev/shm
     before the first step. Of `samples` that were asked for, `unreadable` could not be read; `unreadable_why`: one of
     the reasons, without a name. `empty_files`: files of 0 bytes, which were left out. `no_copies` says why there are
-    no `copies`. `socket_name_bytes`: how long the name of the socket is that a training's workers make in TMPDIR.
+    no `copies`. `perhaps_in_ram`: why what was read may have come from RAM, Missing (unsupported) if it did; None if
+    nothing tells so. `socket_name_bytes`: how long the name of the socket is that a training's workers make in TMPDIR.
     """
 
     device: Literal["cuda", "cpu"]
@@ -71,4 +72,5 @@ class DataLoading(Fact, frozen=True):
     unreadable: int = 0
     unreadable_why: str | None = None
     empty_files: int = 0
+    perhaps_in_ram: Missing | None = None
     socket_name_bytes: int | Missing = NOT_READ

@@ -13,7 +13,10 @@ ReadMethod = Literal["direct", "dropped"]
 
 
 class StorageRate(Fact, frozen=True):
-    """What so many readers got together, each with one read at a time. `p50_us`, `p99_us`: of one read."""
+    """What so many readers got together, each with one read at a time. `p50_us`, `p99_us`: of one read.
+
+    `lost_reads`: reads that gave nothing, of files that vanished or were cut short meanwhile.
+    """
 
     pattern: ReadPattern
     readers: int
@@ -23,6 +26,7 @@ class StorageRate(Fact, frozen=True):
     seconds: float
     p50_us: float
     p99_us: float
+    lost_reads: int = 0
 
 
 class StorageRead(Fact, frozen=True):

@@ -38,6 +38,15 @@ _SYSTEM_FOLDERS = frozenset(
 _SERVER = re.compile(
     r"(?://)?\[?([A-Za-z][\w.-]{0,253})(?:@\w+)?[:/]"
 )  # filer:/export, 10.0.0.1@tcp:/fs, //filer/share
+# what was mounted, if it names nobody: /dev/mapper/vg-lv has a name that somebody gave
+_PLAIN_SOURCE = re.compile(
+    r"|/dev/[\w-]+|none|tmpfs|shm|overlay|rootfs|fuse|systemd-1|mountpoint-s3|s3fs|gcsfuse|JuiceFS|blobfuse2|goofys"
+)
+_PUBLIC_OPTIONS = frozenset((
+    "alloc_mode", "cache", "compress", "compress-force", "data", "discard", "errors", "fsync_mode", "iocharset",
+    "local_lock", "lookupcache", "mountproto", "nfsvers", "proto", "redirect_dir", "sec", "space_cache", "vers", "xino",
+))  # fmt: skip
+_PLAIN_VALUE = re.compile(r"[\d.]{1,12}[kKmMgGtT%]?|on|off|none|yes|no|<hidden>")
 _LONGEST_HOST = 1024  # a list of hosts; what is longer is none, and would take its time
 _SHORTEST_SECRET = 4
 _NOTHING = re.compile(r"(?!)")
@@ -51,6 +60,11 @@ def hidden_variables(node: Node) -> list[Variable]:
     return [variable for variable in held if not is_public(variable.name, variable.value, devices)]
 
 
+def is_public_source(source: str, fs_type: str) -> bool:
+    """Whether what was mounted names nobody: a disk, or a word that its file system always has."""
+    return source == fs_type or _PLAIN_SOURCE.fullmatch(source) is not None
+
+
 class PrivateNames:
     """What to take out of texts about one node: its own words, and what looks like an address or a path."""
 
@@ -60,7 +74,8 @@ class PrivateNames:
         self._stand_ins = {word: REDACTED for word in words if not _is_harmless(word)}
         for place, name in enumerate(node.source.files, 1):
             self._stand_ins[name] = f"dump-{place}"
-        self._settings = {f"{variable.name}={variable.value}": variable.name for variable in hidden_variables(node)}
+        self._settings = {f"{v.name}={v.value}": f"{v.name}={REDACTED}" for v in hidden_variables(node)}
+        self._settings |= dict(_of_mounts(node))
         self._lowered = {word: word.lower() for word in self._stand_ins}
         self._hosts = _hosts_like(hosts)
         self._cards: dict[str, str] = {}
@@ -72,9 +87,8 @@ class PrivateNames:
 
     def taken_out(self, text: str) -> str:
         """The text without them."""
-        for setting, name in self._settings.items():
-            if setting in text:
-                text = text.replace(setting, f"{name}={REDACTED}")
+        for setting, stand_in in self._settings.items():
+            text = text.replace(setting, stand_in)
         text = shapes_taken_out(_LOG_HOST.sub(rf"\1{REDACTED}", text))
         text = self.cards_taken_out(text)
         return self._hosts.sub(REDACTED, self._own_words_replaced(text))
@@ -105,6 +119,17 @@ class PrivateNames:
 def _is_harmless(word: str) -> bool:
     # a serial has many digits; fewer are any number
     return not word.strip() or word.lower() in _HARMLESS or (word.isdecimal() and len(word) <= 6)
+
+
+def _of_mounts(node: Node) -> Iterator[tuple[str, str]]:
+    """What a line of the mount table says of shares, buckets and users, and its stand-ins."""
+    for mount in known(node.storage.mounts) or ():
+        if not is_public_source(mount.source, mount.fs_type):
+            yield f"{mount.source} on {mount.point}", f"{REDACTED} on {mount.point}"
+        for option in mount.options:
+            name, _, value = option.partition("=")
+            if value and name not in _PUBLIC_OPTIONS and not _PLAIN_VALUE.fullmatch(value):
+                yield option, f"{name}={REDACTED}"
 
 
 def _words_of(node: Node) -> Iterator[str]:

@@ -11,7 +11,7 @@ from gpudoctor.facts.model.gpu import system_program
 from gpudoctor.facts.model.missing import known
 from gpudoctor.facts.model.node import Node
 from gpudoctor.facts.redaction.private_shapes import REDACTED, shapes_taken_out
-from gpudoctor.facts.redaction.private_words import PrivateNames, hidden_variables
+from gpudoctor.facts.redaction.private_words import PrivateNames, hidden_variables, is_public_source
 from gpudoctor.facts.redaction.public_settings import is_public
 
 T = TypeVar("T")
@@ -133,6 +133,8 @@ class Redaction:
             made = {name: self.text(value) if name == "missing" else value for name, value in raw.items()}
         elif key == "host_events" and raw["kind"].startswith("nfs"):
             made["device"] = REDACTED if raw.get("device") else None
+        elif key == "mounts" and not is_public_source(raw.get("source", ""), raw.get("fs_type", "")):
+            made["source"] = REDACTED
         elif key == "variables":
             made = self._variable(raw)
         elif self._names_someone(raw, key) and isinstance(raw.get("name"), str):

@@ -19,6 +19,7 @@ _DEVICE = re.compile(r"[1-9]\d{0,5}:\d{1,7}")  # 0:N is of no block device: the 
 _NAME = re.compile(r"/dev/([\w!.-]{1,64})")
 _CONTROLLER = re.compile(r"nvme\d+")
 _CHOSEN = re.compile(r"\[([\w-]{1,32})\]")  # none [mq-deadline] kyber
+RAM_DISK = re.compile(r"z?ram\d{1,7}")  # by name
 _MAX_DEPTH = 6  # partition, LVM, dm-crypt, md, multipath: nobody has more
 
 

@@ -17,7 +17,7 @@ PSEUDO = frozenset((
     "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "smackfs",
     "sysfs", "tracefs",
 ))  # fmt: skip
-# those that are no block device's, and answer without a server or a user's process: of the others any may be silent
+# those that answer without a server or a user's process; of others that are no block device's any may be silent
 _OWN = frozenset((
     *(PSEUDO - {"autofs"}), "aufs", "bcachefs", "btrfs", "overlay", "ramfs", "rootfs", "tmpfs", "zfs",
 ))  # fmt: skip
@@ -31,6 +31,7 @@ class Mount(msgspec.Struct, frozen=True):
     `options` are those of this mount, `system_options` those of the file system, whatever mounts of it there are.
 
     `top` is the folder of the file system that is seen at `point`: not "/" of a bind mount or a btrfs subvolume.
+    `number` is the mount's own, `below` that of the mount which `point` lies on; 0 if they are not known.
     """
 
     point: str
@@ -40,6 +41,8 @@ class Mount(msgspec.Struct, frozen=True):
     system_options: tuple[str, ...]
     device: str
     top: str = "/"
+    number: int = 0
+    below: int = 0
 
 
 def read_mounts(root: Path = Path("/")) -> tuple[Mount, ...] | Missing:
@@ -47,16 +50,26 @@ def read_mounts(root: Path = Path("/")) -> tuple[Mount, ...] | Missing:
     text = read_text(root / "proc/self/mountinfo", _MAX_BYTES)
     if isinstance(text, Missing):
         return text
-    return tuple(mount for line in text.splitlines() if (mount := _parsed(line)) is not None)
+    return tuple(mount for line in text.split("\n") if (mount := _parsed(line)) is not None)
 
 
 def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
-    """The mount that an absolute path without links lies on: the longest point above it, the last one of equals."""
-    found: Mount | None = None
-    for mount in mounts:
-        inside = mount.point == "/" or path == mount.point or path.startswith(f"{mount.point}/")
-        if inside and (found is None or len(mount.point) >= len(found.point)):
-            found = mount
+    """The mount that an absolute path without links lies on; None if the table has none.
+
+    A walk down from the root, as the kernel walks: a mount below a folder that something else was mounted over later
+    is in the table, and not on the way.
+    """
+    above = [mount for mount in mounts if _lies_in(path, mount.point)]
+    numbers = {mount.number for mount in above}
+    # what they lie on is not seen by this process: its root, and what a container was given
+    begins = [mount for mount in above if mount.below not in numbers or mount.below == mount.number]
+    found, ways = None, begins
+    while ways:
+        # the one that the walk meets first, of equals the last made
+        found = min(reversed(ways), key=lambda mount: len(mount.point))
+        above.remove(found)
+        further = len(found.point)
+        ways = [m for m in above if m.below == found.number or (m in begins and len(m.point) > further)]
     return found
 
 
@@ -64,7 +77,13 @@ def may_hang(mounts: Sequence[Mount] | Missing) -> bool:
     """Whether a look at some path may never return: a server, a user's process or the automounter answers for it."""
     if isinstance(mounts, Missing):
         return True
-    return any(mount.device.startswith("0:") and mount.fs_type not in _OWN for mount in mounts)
+    return any(
+        mount.fs_type == "fuseblk" or (mount.device.startswith("0:") and mount.fs_type not in _OWN) for mount in mounts
+    )
+
+
+def _lies_in(path: str, point: str) -> bool:
+    return point == "/" or path == point or path.startswith(f"{point}/")
 
 
 def _parsed(line: str) -> Mount | None:
@@ -81,6 +100,8 @@ def _parsed(line: str) -> Mount | None:
         system_options=_options(kind[2] if len(kind) > 2 else ""),
         device=fields[2],
         top=_plain(fields[3]),
+        number=int(fields[0]) if fields[0].isdecimal() else 0,
+        below=int(fields[1]) if fields[1].isdecimal() else 0,
     )
 
 

@@ -55,7 +55,8 @@ class PathQuestion:
         self._failure: Missing | None = None
         self._process: Child | None = None
         self._found: dict[int, PathStatus] = {}
-        if not may_hang(read_mounts()):  # all disks are this machine's own: a process would cost more than the answer
+        # if all disks are this machine's own, a process would cost more than the answer
+        if not paths or not may_hang(read_mounts()):
             every = enumerate(self._paths)
             self._found = {
                 place: msgspec.convert({"place": place, **status_of(path)}, PathStatus) for place, path in every

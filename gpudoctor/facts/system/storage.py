@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import Storage, StorageMount, StoragePath
 from gpudoctor.facts.model.storage import StorageClass, StorageDevice
-from gpudoctor.facts.system.block_devices import read_devices
+from gpudoctor.facts.system.block_devices import RAM_DISK, read_devices
 from gpudoctor.facts.system.mounts import Mount, mount_of, read_mounts
 from gpudoctor.facts.system.path_status import PathQuestion, PathStatus
 from gpudoctor.facts.system.sysfs import key_values, present, read_text
@@ -183,6 +183,8 @@ def _storage_class(mount: Mount, devices: Sequence[StorageDevice]) -> StorageCla
         return "object" if _OBJECT_SOURCES.search(mount.source) else "fuse"
     if len(devices) > 1:
         return "raid"
+    if devices and RAM_DISK.fullmatch(devices[0].name):
+        return "memory"
     if devices:
         return "nvme" if devices[0].name.startswith("nvme") else "disk"
     return "other"

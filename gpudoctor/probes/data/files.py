@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from time import monotonic
 
 import msgspec
 
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.probes.storage.files import mostly_holes
+from gpudoctor.probes.storage.listing import listed
 from gpudoctor.units import short_size
 
 WHOLE_FILE_BYTES = 1 << 20  # up to this size a file is one sample, as images are
 PIECE_BYTES = 128 << 10  # of a larger one, as of a shard
-_MOST_FILES = 4096
-_MOST_LISTED = 50_000
-_LIST_S = 5.0
 _MADE_FILES, _MADE_BYTES = 256, 110_000  # the mean size of ImageNet's JPEGs
 _SEED = 19
 
@@ -42,40 +38,15 @@ def sample_bytes(file_bytes: int) -> int:
 
 
 def chosen_files(paths: Iterable[str]) -> DataFiles | Missing:
-    """Some of the regular files at and below these paths, evenly over the list; Missing if there is nothing to read.
-
-    Looks at so many names only, for so many seconds; links to folders are not followed.
-    """
-    found: list[str] = []
-    give_up_s = monotonic() + _LIST_S
-    for path in _below(paths):
-        found.append(path)
-        if len(found) >= _MOST_LISTED or monotonic() > give_up_s:
-            break
-    step = max(1, -(-len(found) // _MOST_FILES))
-    chosen, empty, refused = [], 0, ""
-    for path in sorted(found)[::step]:
-        try:
-            seen = Path(path).stat()
-            holes = mostly_holes(path, seen)
-        except OSError as error:
-            refused = error.strerror or str(error)
-            continue
-        size = seen.st_size
-        if holes and size:
-            refused = "most of it is holes, which come from no disk"
-        elif size:
-            chosen.append((path, size))
-        else:
-            empty += 1
+    """Some of the regular files at and below these paths, evenly over the list; Missing if there is nothing to read."""
+    try:
+        found = listed(paths)
+    except OSError as error:
+        return Missing(f"what --data names cannot be read: {error.strerror or error}", "failed")
+    chosen = tuple((file.path, file.size_bytes) for file in found.files if _is_text(file.path))
     if chosen:
-        return DataFiles(tuple(chosen), empty=empty)
-    where = "what --data names"
-    if empty:
-        return Missing(f"all files of {where} have 0 bytes", "failed")
-    return Missing(
-        f"no file of {where} can be read: {refused}" if refused else f"there is no file in {where}", "failed"
-    )
+        return DataFiles(chosen, empty=found.empty)
+    return Missing(f"what --data names holds nothing to load: {found.why_none(1)}", "failed")
 
 
 def made_files(folder: Path) -> DataFiles | Missing:
@@ -97,29 +68,6 @@ def made_files(folder: Path) -> DataFiles | Missing:
     return DataFiles(tuple(made), made=True)
 
 
-def _is_text(name: str) -> bool:
+def _is_text(path: str) -> bool:
     """Whether a name can be told to other ranks: one that is not UTF-8 is left out."""
-    return not any("\ud800" <= sign <= "\udfff" for sign in name)
-
-
-def _below(paths: Iterable[str]) -> Iterator[str]:
-    """Regular files at and below paths, breadth first, so that a limit leaves out what lies deepest."""
-    folders = []
-    for path in paths:
-        if os.path.isdir(path):  # noqa: PTH112 - the names come as text and go as text
-            folders.append(path)
-        else:
-            yield path
-    while folders:
-        below: list[str] = []
-        for folder in folders:
-            try:
-                with os.scandir(folder) as entries:
-                    for entry in entries:
-                        if entry.is_dir(follow_symlinks=False):
-                            below.append(entry.path)
-                        elif entry.is_file() and _is_text(entry.name):
-                            yield entry.path
-            except OSError:  # a folder that is gone or closed to this user; its files are nobody's samples
-                continue
-        folders = below
+    return not any("\ud800" <= sign <= "\udfff" for sign in path)

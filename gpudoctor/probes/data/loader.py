@@ -20,6 +20,7 @@ from torch.utils import data as torchs
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.data.files import DataFiles, sample_bytes
 from gpudoctor.probes.runner.torch_errors import in_one_line
+from gpudoctor.probes.storage import page_cache
 from gpudoctor.process.die_with_parent import die_with_parent
 
 BATCH = 32
@@ -88,7 +89,7 @@ class _Samples(_torchs.Dataset):  # type: ignore[misc]
         try:
             with open(path, "rb") as file:  # noqa: PTH123 - the name is text
                 if not self._files.made:  # what another step has read is to come from storage again
-                    os.posix_fadvise(file.fileno(), begin, length, os.POSIX_FADV_DONTNEED)
+                    page_cache.drop_range(file.fileno(), begin, length)
                 file.seek(begin)
                 if file.readinto(found) != length:
                     return "it became shorter"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from time import monotonic
 
 import msgspec
 import torch
@@ -27,34 +29,43 @@ from gpudoctor.probes.data.loader import (
 from gpudoctor.probes.runner.messages import LoaderLeftOut, LoaderSample
 from gpudoctor.probes.runner.rank import Rank
 from gpudoctor.probes.runner.torch_errors import in_one_line
+from gpudoctor.probes.storage.cold import may_stay_in_ram
+from gpudoctor.process.die_with_parent import die_with_parent
+from gpudoctor.process.ending import kill_all
+from gpudoctor.process.forked import ForkedProcess
+from gpudoctor.process.pipes import Bounded, pipe_with_child, read_to_end, write_all
 from gpudoctor.units import short_size
 
 _FOR_S_GPU, _FOR_S_CPU = 1.5, 0.5
 _MOST_WORKERS = 32
+_KILL_GRACE_S = 1.0
+_MOST_ANSWER_BYTES = 64 << 20  # 4096 names
 _SHM_SHARE = 0.5  # of what is free: others on the node use it too
 _CPU_RANKS = Missing("CPU ranks have no GPU to copy to")
 
 
 class _SharedFiles(msgspec.Struct, frozen=True):
-    """What rank 0 has found for all ranks: the files, or why there are none."""
+    """What rank 0 has found for all ranks: the files, or why there are none; why they may come from RAM."""
 
     files: DataFiles | None = None
     why: Missing | None = None
+    perhaps_in_ram: Missing | None = None
 
 
 def run_data(rank: Rank) -> None:
     """Measure the loaders of all ranks together, and send one LoaderSample; or rank 0 says why there is nothing."""
     rank.phase("look for files to load", "data")
-    files = _shared_files(rank)
+    shared = _shared_files(rank)
     with short_sockets(Path(rank.job.folder)):
-        found = files if isinstance(files, Missing) else _loading(rank, files)
+        found = shared.why if shared.files is None else _loading(rank, shared.files, shared.perhaps_in_ram)
+    found = found or Missing("rank 0 found no files", "failed")
     if not isinstance(found, Missing):
         rank.send(LoaderSample(found))
     elif rank.number == 0:
         rank.send(LoaderLeftOut(found))
 
 
-def _loading(rank: Rank, files: DataFiles) -> DataLoading | Missing:
+def _loading(rank: Rank, files: DataFiles, perhaps_in_ram: Missing | None) -> DataLoading | Missing:
     shm_bytes, shm_free_bytes = _shm()
     seen = Seen()
     for_s = _FOR_S_GPU if rank.on_gpu else _FOR_S_CPU
@@ -91,21 +102,50 @@ def _loading(rank: Rank, files: DataFiles) -> DataLoading | Missing:
         unreadable=seen.unreadable,
         unreadable_why=seen.why,
         empty_files=files.empty,
+        perhaps_in_ram=perhaps_in_ram,
         socket_name_bytes=socket_name_bytes(Path(rank.job.folder).parent),
     )
 
 
-def _shared_files(rank: Rank) -> DataFiles | Missing:
+def _shared_files(rank: Rank) -> _SharedFiles:
     """The files that rank 0 has found or made, on every rank the same."""
     shared = Path(rank.job.folder) / "data.json"
     if rank.number == 0:
-        found = chosen_files(rank.job.data) if rank.job.data else made_files(Path(rank.job.folder) / "data")
-        shared.write_bytes(
-            msgspec.json.encode(_SharedFiles(why=found) if isinstance(found, Missing) else _SharedFiles(found))
-        )
+        found = look_in_time(rank.job.data) if rank.job.data else _as_shared(made_files(Path(rank.job.folder) / "data"))
+        shared.write_bytes(msgspec.json.encode(found))
     rank.barrier()
-    decoded = msgspec.json.decode(shared.read_bytes(), type=_SharedFiles)
-    return decoded.files or decoded.why or Missing("rank 0 found no files", "failed")
+    return msgspec.json.decode(shared.read_bytes(), type=_SharedFiles)
+
+
+def look_in_time(paths: Sequence[str], limit_s: float = 20.0) -> _SharedFiles:
+    """What a forked process finds there: one that a dead mount holds is given up, as this one could not be."""
+    answer = Bounded(_MOST_ANSWER_BYTES)
+    with pipe_with_child("writes") as (ours, theirs):
+        process = ForkedProcess(partial(_look, theirs, paths))
+    try:
+        in_time = read_to_end({ours: answer.take}, monotonic() + limit_s)
+    finally:
+        kill_all([process], _KILL_GRACE_S, group=False)
+        os.close(ours)
+    if not in_time:
+        return _SharedFiles(why=Missing(f"what --data names did not answer within {limit_s:g} s", "failed"))
+    try:
+        return msgspec.json.decode(bytes(answer), type=_SharedFiles)
+    except msgspec.DecodeError:
+        return _SharedFiles(why=Missing("the process that looked for files ended without an answer", "failed"))
+
+
+def _look(pipe: int, paths: Sequence[str]) -> None:
+    die_with_parent()
+    found = _as_shared(chosen_files(paths))
+    if found.files is not None:  # the largest tells most
+        largest, _ = max(found.files.files, key=lambda file: file[1])
+        found = msgspec.structs.replace(found, perhaps_in_ram=may_stay_in_ram(largest))
+    write_all(pipe, msgspec.json.encode(found))
+
+
+def _as_shared(found: DataFiles | Missing) -> _SharedFiles:
+    return _SharedFiles(why=found) if isinstance(found, Missing) else _SharedFiles(found)
 
 
 def _first_batch(rank: Rank, files: DataFiles) -> Missing | None:

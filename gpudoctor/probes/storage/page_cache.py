@@ -10,7 +10,7 @@ from contextlib import suppress
 
 _MOST_BYTES = 1 << 30  # of one file: one byte a page is asked for
 _PROBED_BYTES = 1 << 20
-_DROPPED_BYTES = 8 << 20  # a piece of the cache (2 MiB at most) is dropped as a whole or not at all
+_FOLIO_BYTES = 512 * mmap.PAGESIZE  # the largest piece of the cache: it is dropped as a whole or not at all
 
 
 def drop(paths: Iterable[str]) -> None:
@@ -24,6 +24,16 @@ def drop(paths: Iterable[str]) -> None:
                 os.close(descriptor)
 
 
+def drop_range(descriptor: int, begin: int, length: int) -> None:
+    """Ask the kernel to forget a range of a file, and so much around it that no piece of its cache lies half outside.
+
+    Raise OSError.
+    """
+    first = begin // _FOLIO_BYTES * _FOLIO_BYTES
+    end = -(-(begin + length) // _FOLIO_BYTES) * _FOLIO_BYTES
+    os.posix_fadvise(descriptor, first, end - first, os.POSIX_FADV_DONTNEED)
+
+
 def goes_past(path: str) -> bool | None:
     """Whether a read with O_DIRECT leaves the page cache as it was; None if the kernel does not tell this user.
 
@@ -33,7 +43,7 @@ def goes_past(path: str) -> bool | None:
     descriptor = None
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-        os.posix_fadvise(descriptor, 0, _DROPPED_BYTES, os.POSIX_FADV_DONTNEED)
+        drop_range(descriptor, 0, _PROBED_BYTES)
         if resident_share(path, _PROBED_BYTES) != 0.0:  # somebody has it mapped
             return None
         with mmap.mmap(-1, _PROBED_BYTES) as buffer:

@@ -9,19 +9,17 @@ import mmap
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from time import monotonic
 
 import msgspec
 
 from gpudoctor.facts.model.measured_storage import ReadMethod, ReadPattern
-from gpudoctor.facts.model.missing import Missing, known
-from gpudoctor.facts.system.block_devices import read_devices
-from gpudoctor.facts.system.mounts import Mount, mount_of, read_mounts
-from gpudoctor.facts.system.sysfs import read_int
+from gpudoctor.facts.model.missing import Missing
 from gpudoctor.probes.storage import page_cache
-from gpudoctor.probes.storage.files import DataFile, NothingToReadError, listed, made_in
+from gpudoctor.probes.storage.cold import cold, held_in_ram, mount_below
+from gpudoctor.probes.storage.listing import DataFile, listed
 from gpudoctor.probes.storage.messages import (
+    SEQUENTIAL_BYTES,
     FilesFound,
     RateMeasured,
     ReadAnswer,
@@ -31,20 +29,17 @@ from gpudoctor.probes.storage.messages import (
     ReadOrder,
     ReadStep,
 )
+from gpudoctor.probes.storage.own_file import NothingToReadError, made_in
 from gpudoctor.probes.storage.readers import ReadersStuckError, pieces_of, read_at_once
 from gpudoctor.process.ending import leave
 from gpudoctor.process.pipes import write_all
+from gpudoctor.units import short_size
 
 _PATTERNS: tuple[ReadPattern, ...] = ("sequential", "random")
 _MOST_WAIT_S = 3.0  # for one read of each of the readers, if they share what one reader got
-_STAYED = 0.02  # of the pages: what others have open or mapped
+_LEAST_FILE_BYTES = 4096  # below a page there is nothing to read
 _CACHED_BYTES = 64 << 20
 _OPENS_S = 0.3
-# file systems that take O_DIRECT and keep a cache of their own (the ARC), which mincore does not tell
-_OWN_CACHE = ("zfs",)
-_IN_RAM = ("tmpfs", "ramfs")
-# those that read compressed or inline data through the page cache, whatever was asked for
-_MAY_BUFFER = ("btrfs", "bcachefs", "f2fs", "ntfs3", "9p")
 
 
 def begin(descriptor: str, order: str) -> None:
@@ -59,11 +54,11 @@ def begin(descriptor: str, order: str) -> None:
 
     try:
         _read(asked, say)
-    except NothingToReadError as error:
-        say(ReadFailure(Missing(str(error), "failed" if error.tried else "absent")))
-    except ReadersStuckError as error:
+    except (NothingToReadError, ReadersStuckError) as error:
         # a name that is not UTF-8 has lone surrogates, which no JSON takes
-        say(ReadFailure(Missing(str(error).encode("utf-8", "replace").decode(), "failed")))
+        words = str(error).encode("utf-8", "replace").decode()
+        untried = isinstance(error, NothingToReadError) and not error.tried
+        say(ReadFailure(Missing(words, "absent" if untried else "failed")))
     except OSError as error:
         denied = isinstance(error, PermissionError)
         say(ReadFailure(Missing(f"it answers {error.strerror or error}", "denied" if denied else "failed")))
@@ -73,16 +68,16 @@ def begin(descriptor: str, order: str) -> None:
 def _read(order: ReadOrder, say: Callable[[ReadAnswer], None]) -> None:
     path = os.fsdecode(bytes.fromhex(order.path_hex))
     say(ReadStep("look the path up"))
-    mount = _mount(path)
-    fs_type = mount.fs_type if mount is not None else ""
+    mount = mount_below(path)
     if order.own_file:
-        if fs_type in _IN_RAM:
-            raise NothingToReadError(f"{path} is in RAM ({fs_type}): no storage to measure; name data by --data")
+        why = None if mount is None else held_in_ram(mount)
+        if why is not None and why.kind == "unsupported":
+            raise NothingToReadError(f"{path}: {why.reason}, no storage to measure; name data by --data")
         say(ReadStep("write a file to read"))
         files = [made_in(path)]
     else:
         say(ReadStep("list files"))
-        files = listed(path)
+        files = _to_read(path, say)
     method = _method(files[0])
     say(FilesFound(len(files), sum(file.size_bytes for file in files), method))
     witness = max(files, key=lambda file: file.size_bytes).path
@@ -105,23 +100,22 @@ def _read(order: ReadOrder, say: Callable[[ReadAnswer], None]) -> None:
             rate = read_at_once(files, shifted, pattern, readers, method, order.seconds, order.most_bytes)
             alone_gb_s = alone_gb_s or rate.gb_s
             say(RateMeasured(rate))
-    cold = _cold(mount, method, page_cache.goes_past(witness) if method == "direct" else None, stayed)
+    is_cold = cold(mount, method, page_cache.goes_past(witness) if method == "direct" else None, stayed)
     say(ReadStep("open files, read from the page cache"))
     opens_per_s, p99_us = _opens(files, own_file=order.own_file)
-    say(ReadEnd(cold, _cached_gb_s(witness), opens_per_s, p99_us))
+    say(ReadEnd(is_cold, _cached_gb_s(witness), opens_per_s, p99_us))
 
 
-def _mount(path: str) -> Mount | None:
-    mounts = read_mounts()
-    return None if isinstance(mounts, Missing) else mount_of(os.path.realpath(path), mounts)
-
-
-def _buffered_loop(mount: Mount) -> str | None:
-    """The loop device below a mount whose file is read through the page cache, by name."""
-    for disk in known(read_devices(mount, Path("/"))) or ():
-        if disk.name.startswith("loop") and read_int(Path("/sys/block") / disk.name / "loop/dio") != 1:
-            return disk.name
-    return None
+def _to_read(path: str, say: Callable[[ReadAnswer], None]) -> list[DataFile]:
+    found = listed([path], _LEAST_FILE_BYTES)
+    if not found.files:
+        raise NothingToReadError(found.why_none(_LEAST_FILE_BYTES))
+    whole = sum(file.size_bytes for file in found.files)
+    if whole < SEQUENTIAL_BYTES:
+        raise NothingToReadError(f"{short_size(whole)} of files in all: too little to measure; 1 MiB or more is wanted")
+    for words in found.left_out(_LEAST_FILE_BYTES):
+        say(ReadLeftOut(words))
+    return found.files
 
 
 def _method(file: DataFile) -> ReadMethod:
@@ -141,35 +135,12 @@ def _method(file: DataFile) -> ReadMethod:
         os.close(descriptor)
 
 
-def _cold(
-    mount: Mount | None, method: ReadMethod, goes_past: bool | None, stayed: Sequence[float | None]
-) -> bool | Missing:
-    """True if no cache in this machine's RAM answered, by what is known of it; else why that cannot be said."""
-    fs_type = mount.fs_type if mount is not None else "its file system"
-    if fs_type in _IN_RAM:
-        return Missing(f"{fs_type} is in RAM", "unsupported")
-    if fs_type in _OWN_CACHE:
-        return Missing(f"{fs_type} reads through a cache of its own in RAM, O_DIRECT or not", "failed")
-    if mount is not None and (loop := _buffered_loop(mount)) is not None:
-        return Missing(f"{loop} is a file, which the kernel reads through the page cache", "failed")
-    if method == "direct":
-        if goes_past is False:
-            return Missing(f"{fs_type} went through the page cache in spite of O_DIRECT", "failed")
-        options = mount.system_options if mount is not None else ()
-        if goes_past is None and (fs_type in _MAY_BUFFER or "data=journal" in options):
-            return Missing(f"{fs_type} may go through the page cache in spite of O_DIRECT", "failed")
-        return True
-    if not stayed or None in stayed:
-        return Missing("no O_DIRECT there, and of another user's files the kernel tells not what is cached", "failed")
-    most = max(share for share in stayed if share is not None)
-    if most > _STAYED:
-        return Missing(f"no O_DIRECT there, and {most:.0%} of a file stayed in the page cache", "failed")
-    return True
-
-
 def _cached_gb_s(path: str) -> float | Missing:
     """One reader's rate for what it has just read: what a second epoch gets if the data fits into RAM."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:  # it vanished
+        return Missing(f"opening it again: {error.strerror or error}", "failed")
     try:
         size = min(os.fstat(descriptor).st_size, _CACHED_BYTES)
         buffer = bytearray(min(size, 1 << 20))

@@ -14,7 +14,7 @@ from time import monotonic
 import msgspec
 
 from gpudoctor.facts.model.measured_storage import ReadMethod, ReadPattern, StorageRate
-from gpudoctor.probes.storage.files import DataFile
+from gpudoctor.probes.storage.listing import DataFile
 from gpudoctor.probes.storage.messages import RANDOM_BYTES, SEQUENTIAL_BYTES
 from gpudoctor.process.die_with_parent import die_with_parent
 from gpudoctor.process.ending import kill_all
@@ -81,7 +81,8 @@ def read_at_once(
     """Have so many processes read their shares of the pieces, each one read at a time, and add up what they got.
 
     With O_DIRECT pieces are read again if they run out, and by several readers if there are few; else never, since the
-    page cache would answer. Raise ReadersStuckError, OSError.
+    page cache would answer. A file that vanished or was cut short meanwhile is a read less. Raise ReadersStuckError,
+    OSError.
     """
     task = _Task(files, pattern, method, seconds, most_bytes // readers)
     processes: list[ForkedProcess] = []
@@ -117,6 +118,7 @@ class _Told(msgspec.Struct, frozen=True):
     read_bytes: int = 0
     times_us: tuple[float, ...] = ()
     reads: int = 0
+    lost: int = 0
     error: str | None = None
 
 
@@ -144,6 +146,7 @@ def _added_up(told: Sequence[_Told], pattern: ReadPattern, readers: int) -> Stor
         block_bytes=min(block, -(-total // reads)),
         gb_s=total / seconds / 1e9,
         reads=reads,
+        lost_reads=sum(each.lost for each in told),
         seconds=seconds,
         p50_us=times[len(times) // 2],
         p99_us=times[min(len(times) - 1, len(times) * 99 // 100)],
@@ -156,23 +159,31 @@ def _be_reader(pipe: int, go: int, task: _Task, pieces: Sequence[Piece]) -> None
     buffer = mmap.mmap(-1, SEQUENTIAL_BYTES)  # O_DIRECT wants it aligned to pages
     os.read(go, 1)
     times: list[float] = []
-    read_bytes = reads = 0
+    read_bytes = reads = lost = 0
     begin_s = now_s = monotonic()
     error = None
     try:
         for piece in _again(pieces) if task.method == "direct" else pieces:
             was_s = now_s
-            read_bytes += opened.read(piece, buffer)
+            try:
+                got = opened.read(piece, buffer)
+            except FileNotFoundError:
+                got = 0
             now_s = monotonic()
-            reads += 1
-            if len(times) < _MOST_TIMES:
-                times.append(round((now_s - was_s) * 1e6, 1))
+            if got:
+                read_bytes += got
+                reads += 1
+                if len(times) < _MOST_TIMES:
+                    times.append(round((now_s - was_s) * 1e6, 1))
+            else:
+                lost += 1
             if now_s - begin_s >= task.seconds or read_bytes >= task.most_bytes:
                 break
     except OSError as failed:
         error = f"reading {task.files[piece.file].path}: {failed.strerror or failed}"
     told = {
-        "begin_s": begin_s, "end_s": now_s, "read_bytes": read_bytes, "times_us": times, "reads": reads, "error": error,
+        "begin_s": begin_s, "end_s": now_s, "read_bytes": read_bytes, "times_us": times, "reads": reads, "lost": lost,
+        "error": error,
     }  # fmt: skip
     # json: a path that is not UTF-8 has lone surrogates, which msgspec does not write
     write_all(pipe, json.dumps(told).encode())

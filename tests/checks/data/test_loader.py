@@ -53,6 +53,20 @@ def texts(result: CheckResult) -> str:
     return "\n".join(finding.found.text for finding in result.findings if finding.found is not None)
 
 
+@pytest.mark.parametrize(
+    ("kind", "need", "status"),
+    [
+        ("failed", 0.4, Status.UNKNOWN),
+        ("failed", None, Status.PASS),
+        ("failed", 5.0, Status.FAIL),
+        ("unsupported", 0.4, Status.PASS),
+    ],
+)
+def test_what_may_have_come_from_ram_feeds_no_gpu(kind: Any, need: float | None, status: Status) -> None:
+    in_ram = Missing("fuse: a process of this machine answers", kind)
+    assert judged(loading(perhaps_in_ram=in_ram), need).status is status
+
+
 def test_without_a_need_the_fewest_workers_are_told_beyond_which_more_bring_little() -> None:
     result = judged()
     assert result.status is Status.PASS

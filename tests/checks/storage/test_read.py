@@ -42,6 +42,7 @@ def reading(sequential: float, at_random: float, **leaves: Any) -> StorageRead:
         (reading(2.0, 1.0, cold=NOT_KNOWN), None, Status.UNKNOWN, "cache of its own"),
         (reading(20.0, 20.0, cold=IN_RAM), 0.1, Status.SKIP, "in RAM"),
         (reading(2.0, 1.0, own_file=True), 9.0, Status.WARN, "written for it just now"),
+        (reading(2.0, 1.0, own_file=True, cold=NOT_KNOWN), None, Status.SKIP, "cache of its own"),
         (reading(2.0, 0.011, own_file=True), None, Status.PASS, "written for it just now"),
         (reading(2.0, 1.0, rates=(rate("sequential", 2.0),)), 0.1, Status.UNKNOWN, "not every pattern"),
         (reading(2.0, 1.0, failure=Missing("stuck", "failed")), 0.1, Status.UNKNOWN, "stuck"),
@@ -49,6 +50,12 @@ def reading(sequential: float, at_random: float, **leaves: Any) -> StorageRead:
         (reading(2.0, 1.0, failure=Missing("no room", "absent"), own_file=True), 0.1, Status.SKIP, "no room"),
         (reading(2.0, 1.0, failure=Missing("full", "failed"), own_file=True), 0.1, Status.UNKNOWN, "full"),
         (reading(2.0, 1.0, failure=Missing("denied", "denied")), 0.1, Status.SKIP, "denied"),
+        (
+            reading(2.0, 1.0, rates=(*reading(2.0, 1.0).rates, replace(rate("random", 0.1), lost_reads=3))),
+            None,
+            Status.PASS,
+            "3 reads, of files that vanished",
+        ),
         (reading(2.0, 1.0, left_out=("random, 64 readers: too slow",)), None, Status.PASS, "64 readers"),
     ],
 )

@@ -22,6 +22,7 @@ NVME = StorageDevice(
     *("nvme0n1", False, "none", "0000:41:00.0", "live"), width=4, max_width=4, speed_gt_s=16.0, max_speed_gt_s=16.0,
     slot_max_width=4, slot_max_speed_gt_s=16.0,
 )  # fmt: skip
+CHANCE = StoragePath("/mnt/usb", ("working directory",), is_mount=True, writable=True)
 HUNG = Missing("did not answer within 5 s", "failed")
 
 
@@ -41,6 +42,8 @@ def of(check: str, **leaves: Any) -> CheckResult:
         ({"free_bytes": 2 * GIB, "total_bytes": 2 * GIB, "storage_class": "memory"}, Status.PASS),
         ({"free_bytes": 30 << 20, "total_bytes": 32 << 20, "storage_class": "memory"}, Status.WARN),
         ({"free_bytes": 0, "total_bytes": 32 << 20, "storage_class": "memory"}, Status.FAIL),
+        ({"free_bytes": 0, "total_bytes": 88 << 20, "paths": (CHANCE,)}, Status.WARN),
+        ({"free_bytes": 0, "paths": (CHANCE,)}, Status.FAIL),
         ({"free_bytes": 0, "fs_type": "nfs4", "storage_class": "network"}, Status.WARN),
         ({"inodes_free": 0}, Status.FAIL),
         ({"inodes_free": 9_999}, Status.WARN),
@@ -64,7 +67,12 @@ def test_room_is_judged_where_something_is_written(leaves: dict[str, Any], statu
     [
         ({}, Status.PASS, "ext4"),
         ({"error": "Stale file handle (ESTALE)", "fs_type": "nfs4"}, Status.FAIL, "stale handle"),
-        ({"error": "Transport endpoint is not connected (ENOTCONN)"}, Status.FAIL, "server is gone"),
+        (
+            {"error": "Transport endpoint is not connected (ENOTCONN)", "storage_class": "fuse"},
+            Status.FAIL,
+            "server is gone",
+        ),
+        ({"error": "Input/output error (EIO)"}, Status.FAIL, "the disk has failed"),
         ({"error": HUNG}, Status.UNKNOWN, "within 5 s"),
         ({"error": Missing("Permission denied (EACCES)", "denied")}, Status.SKIP, "Permission"),
         ({"options": ("rw", "emergency_ro")}, Status.FAIL, "shut itself down"),
@@ -91,6 +99,12 @@ def test_a_mount_is_judged_by_what_it_answers_and_what_lies_behind_it(
     result = of("mount", **leaves)
     assert result.status is status
     assert word in words(result)
+
+
+def test_a_tmpdir_on_a_broken_mount_is_one_finding() -> None:
+    lost = replace(HOME, roles=("TMPDIR",), writable=False)
+    [finding] = of("mount", error="Input/output error (EIO)", paths=(lost,)).findings
+    assert finding.status is Status.FAIL
 
 
 @pytest.mark.parametrize("check", ["storage.mount", "storage.space"])

@@ -1,0 +1,99 @@
+"""Whether what was read came from disks and servers, or may have come from this machine's RAM."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpudoctor.facts.model.measured_storage import ReadMethod
+from gpudoctor.facts.model.missing import Missing, known
+from gpudoctor.facts.system.block_devices import RAM_DISK, read_devices
+from gpudoctor.facts.system.mounts import Mount, mount_of, read_mounts
+from gpudoctor.facts.system.sysfs import read_int, read_text
+from gpudoctor.probes.storage import page_cache
+
+_STAYED = 0.02  # of the pages: what others have open or mapped
+_IN_RAM = ("tmpfs", "ramfs")
+# file systems that take O_DIRECT and keep a cache of their own (the ARC), which mincore does not tell
+_OWN_CACHE = ("zfs",)
+# those that read compressed or inline data through the page cache, or pass the flag to layers that may lie in RAM
+_MAY_BUFFER = ("btrfs", "bcachefs", "f2fs", "ntfs3", "9p", "overlay")
+
+
+def mount_below(path: str) -> Mount | None:
+    """The mount that a path lies on; None if the mount table does not tell."""
+    mounts = read_mounts()
+    return None if isinstance(mounts, Missing) else mount_of(os.path.realpath(path), mounts)
+
+
+def held_in_ram(mount: Mount) -> Missing | None:
+    """Why what lies on a mount may come from RAM however it is read; None if disks or servers answer.
+
+    Missing (unsupported) if it is in RAM, (failed) if that cannot be known.
+    """
+    fs_type = mount.fs_type
+    if fs_type in _IN_RAM:
+        return Missing(f"{fs_type} is in RAM", "unsupported")
+    if fs_type in _OWN_CACHE:
+        return Missing(f"{fs_type} reads through a cache of its own in RAM, O_DIRECT or not", "failed")
+    if fs_type.startswith("fuse"):
+        return Missing(f"{fs_type}: a process of this machine answers, which may hold files in RAM", "failed")
+    for disk in known(read_devices(mount, Path("/"))) or ():
+        if RAM_DISK.fullmatch(disk.name):
+            return Missing(f"{disk.name} is in RAM", "unsupported")
+        if disk.name.startswith("loop") and (why := _of_loop(disk.name)) is not None:
+            return why
+    return None
+
+
+def may_stay_in_ram(file: str) -> Missing | None:
+    """Why a file may come from RAM although the page cache is asked to drop it; None if nothing tells so."""
+    mount = mount_below(file)
+    if mount is not None and (why := held_in_ram(mount)) is not None:
+        return why
+    page_cache.drop([file])
+    share = page_cache.resident_share(file)
+    return None if share is None or share <= _STAYED else Missing(_stayed_words(share), "failed")
+
+
+def cold(
+    mount: Mount | None, method: ReadMethod, goes_past: bool | None, stayed: Sequence[float | None]
+) -> bool | Missing:
+    """True if no cache in this machine's RAM answered, by what is known of it; else why that cannot be said.
+
+    `goes_past` is what `page_cache.goes_past` found, `stayed` the shares of a file that could not be dropped.
+    """
+    if mount is not None and (why := held_in_ram(mount)) is not None:
+        return why
+    fs_type = mount.fs_type if mount is not None else "its file system"
+    if method == "direct":
+        if goes_past is False:
+            return Missing(f"{fs_type} went through the page cache in spite of O_DIRECT", "failed")
+        doubtful = mount is None or fs_type in _MAY_BUFFER or "data=journal" in mount.system_options
+        if goes_past is None and doubtful:
+            return Missing(f"{fs_type} may go through the page cache in spite of O_DIRECT", "failed")
+        return True
+    if fs_type == "overlay":
+        return Missing("no O_DIRECT there, and it is not known what lies below the layers", "failed")
+    if not stayed or None in stayed:
+        return Missing("no O_DIRECT there, and of another user's files the kernel tells not what is cached", "failed")
+    most = max(share for share in stayed if share is not None)
+    if most > _STAYED:
+        return Missing(f"no O_DIRECT there, and {_stayed_words(most)}", "failed")
+    return True
+
+
+def _stayed_words(share: float) -> str:
+    return f"{share:.0%} of a file stayed in the page cache"
+
+
+def _of_loop(name: str) -> Missing | None:
+    """Why a loop device may answer from RAM: its file is cached, or lies in RAM or where it is not seen."""
+    folder = Path("/sys/block") / name / "loop"
+    if read_int(folder / "dio") != 1:
+        return Missing(f"{name} is a file, which the kernel reads through the page cache", "failed")
+    file = read_text(folder / "backing_file")
+    below = mount_below(file) if not isinstance(file, Missing) and os.path.exists(file) else None  # noqa: PTH110
+    why = Missing("it is not known where that lies", "failed") if below is None else held_in_ram(below)
+    return None if why is None else Missing(f"{name} is a file: {why.reason}", why.kind)

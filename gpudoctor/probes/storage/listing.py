@@ -1,0 +1,138 @@
+"""The user's own files below a path: which of them are read. Nothing is opened for writing."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import deque
+from collections.abc import Iterable
+from time import monotonic
+
+import msgspec
+
+from gpudoctor.probes.storage.extents import mostly_holes
+from gpudoctor.units import short_size
+
+_MOST_FILES = 4096
+_MOST_NAMES = 50_000
+_NAMES_S = 2.0
+_FILES_S = 3.0
+
+
+class DataFile(msgspec.Struct, frozen=True):
+    """A file as readers open it, and its size."""
+
+    path: str
+    size_bytes: int
+
+
+class Listing(msgspec.Struct):
+    """Files to read, and what was met beside them.
+
+    `empty`: files of 0 bytes. `small`, `holes`, `elsewhere`: whether there were files too small, files that are mostly
+    holes, or folders and files of other file systems. `refused`: what one answered that may not be read.
+    """
+
+    files: list[DataFile] = msgspec.field(default_factory=list)
+    empty: int = 0
+    small: bool = False
+    holes: bool = False
+    elsewhere: bool = False
+    refused: str | None = None
+
+    def left_out(self, least_bytes: int) -> tuple[str, ...]:
+        """What was met that is not read, and why."""
+        reasons = (
+            (self.small, f"files there are smaller than {short_size(least_bytes)}"),
+            (self.empty > 0, "files there have 0 bytes"),
+            (self.holes, "most of a file is holes, or room set aside, which come from no disk"),
+            (self.refused is not None, f"files there cannot be read: {self.refused}"),
+            (self.elsewhere, "what lies on other file systems below is to be named by a --data of its own"),
+        )
+        return tuple(words for met, words in reasons if met)
+
+    def why_none(self, least_bytes: int) -> str:
+        """Why there is no file to read."""
+        return "; ".join(self.left_out(least_bytes)) or "there is no file"
+
+
+def listed(paths: Iterable[str], least_bytes: int = 1) -> Listing:
+    """Regular files at and below these paths, each on its path's own file system, evenly over at most 50 000 names.
+
+    Looks for 5 seconds and gives 4096 files at most. Links are followed, since caches of models and data sets are made
+    of them; a file of several names counts once: read by its second name it would come from the page cache. Raise
+    OSError if a path cannot be looked up.
+    """
+    found = Listing()
+    names = _names(paths, found)
+    seen: set[tuple[int, int]] = set()
+    give_up_s = monotonic() + _FILES_S
+    for path, device in sorted(names)[:: max(1, -(-len(names) // _MOST_FILES))]:
+        if monotonic() > give_up_s:
+            break
+        try:
+            _take(path, device, least_bytes, seen, found)
+        except OSError as error:
+            found.refused = error.strerror or str(error)
+    return found
+
+
+def _names(paths: Iterable[str], found: Listing) -> list[tuple[str, int]]:
+    """Names and devices, breadth first, so that a limit leaves out what lies deepest."""
+    names: list[tuple[str, int]] = []
+    folders: deque[tuple[str, int]] = deque()
+    seen: set[tuple[int, int]] = set()
+    for path in paths:
+        top = os.stat(path)  # noqa: PTH116 - many of them: as plain as can be
+        (folders if stat.S_ISDIR(top.st_mode) else names).append((path, top.st_dev))
+        seen.add((top.st_dev, top.st_ino))
+    give_up_s = monotonic() + _NAMES_S
+    while folders:
+        folder, device = folders.popleft()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if len(names) >= _MOST_NAMES or monotonic() > give_up_s:
+                        return names
+                    below = _folder(entry)
+                    if below is None:
+                        names.append((entry.path, device))
+                    elif below[0] != device:
+                        found.elsewhere = True
+                    elif below not in seen:
+                        seen.add(below)
+                        folders.append((entry.path, device))
+        except OSError as error:  # this folder is not for us, or gone; others may be
+            found.refused = error.strerror or str(error)
+    return names
+
+
+def _folder(entry: os.DirEntry[str]) -> tuple[int, int] | None:
+    """Device and inode of a folder; None of anything else, links that lead nowhere included."""
+    try:
+        if not entry.is_dir():
+            return None
+        below = entry.stat()
+    except OSError:  # a loop of links
+        return None
+    return below.st_dev, below.st_ino
+
+
+def _take(path: str, device: int, least_bytes: int, seen: set[tuple[int, int]], found: Listing) -> None:
+    """Add a file to what was found, or why it is not read. Raise OSError."""
+    file = os.stat(path)  # noqa: PTH116
+    if not stat.S_ISREG(file.st_mode):
+        return
+    if file.st_dev != device:
+        found.elsewhere = True
+    elif file.st_size == 0:
+        found.empty += 1
+    elif file.st_size < least_bytes:
+        found.small = True
+    elif (file.st_dev, file.st_ino) in seen:
+        return
+    elif mostly_holes(path, file):
+        found.holes = True
+    else:
+        seen.add((file.st_dev, file.st_ino))
+        found.files.append(DataFile(path, file.st_size))
