@@ -20,7 +20,8 @@ from gpudoctor.diagnose.rules.outside import (
     signals_and_cancels,
 )
 from gpudoctor.diagnose.rules.silence import only_a_launcher, only_victims, silent_places
-from gpudoctor.diagnose.rules.waiting import gloo_timeouts, missing_ranks, nccl_timeouts, watchdogs_stuck
+from gpudoctor.diagnose.rules.collective_timeouts import gloo_timeouts, missing_ranks, nccl_timeouts, watchdogs_stuck
+from gpudoctor.diagnose.rules.stalled_tensors import stalled_tensors
 from gpudoctor.diagnose.stacks import Stack
 
 _FATAL = ("exit", "ending", "wait", "stuck", "victim", "wrapper", "closed")
@@ -41,7 +42,7 @@ def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothe
     dead = [h for h in exits if not h.unknown and h.what != "silent_exit"]
     quiet = [h for h in exits if h.what == "silent_exit"]
     died = _said_dead(job, at)
-    waits = [*from_dumps(dumps), *from_stacks(job, by_rank), *_ras_behind(job, at), *nccl_timeouts(job, at)]
+    waits = [*from_dumps(dumps), *from_stacks(job, by_rank), *_ras_behind(job, at), *nccl_timeouts(job, at), *stalled_tensors(job, at)]
     tiers: list[list[Hypothesis]] = [
         hardware,
         scheduler_endings(job, at),
@@ -103,7 +104,9 @@ def recovered(job: Job) -> Hypothesis | None:
 
 def went_on(job: Job) -> bool:
     """Whether the job went on behind everything that looks like an error, and nothing says that a process ended."""
-    if any(e.role in ("exit", "wait", "stuck", "ending", "closed") for e in job.events):
+    if any(
+        e.role in ("exit", "wait", "stuck", "ending", "closed") and e.what != "stalled_tensor" for e in job.events
+    ):
         return False
     finished = any(e.role == "done" for e in job.events)
     worked = finished or any(e.role == "progress" for e in job.events)

@@ -10,6 +10,7 @@ import msgspec
 from gpudoctor.diagnose.events import Event
 from gpudoctor.diagnose.patterns import facts
 from gpudoctor.diagnose.patterns.catalogue import meaning_of
+from gpudoctor.diagnose.patterns.horovod import StallReader
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_launcher
 from gpudoctor.diagnose.patterns.ray import RayReader
 from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES, read_watchdog
@@ -43,6 +44,7 @@ class LogReader:
         self._traces = Tracebacks()
         self._table = ElasticTable()
         self._ray = RayReader()
+        self._stalls = StallReader()
         self._held: _Held | None = None
         self._spawned: int | None = None
         self._begun = False
@@ -130,6 +132,9 @@ class LogReader:
                 return
         if ray := self._ray.read(text):
             yield ray
+            return
+        if stalls := self._stalls.read(text):
+            yield from stalls
             return
         nccl = (facts.NCCL.match(text) or facts.NCCL_BARE.search(text)) if "NCCL " in text else None
         if nccl is not None:

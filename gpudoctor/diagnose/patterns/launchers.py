@@ -135,7 +135,8 @@ class ElasticTable:
             self.rank = None
         elif _BLOCK.match(text):
             self._fields, self._inside, self.rank = {}, True, None
-        elif self._inside and (field := _FIELD.match(text)):
+        elif (field := _FIELD.match(text)) and (self._inside or _TABLE_RANK.fullmatch(field["value"].strip())):
+            self._inside = True  # also where a cut left the head out: no other line has a rank of this form
             self._fields[field["name"]] = field["value"].strip()
             if field["name"] == "rank" and (rank := _TABLE_RANK.match(field["value"].strip())):
                 self.rank = int(rank[1])

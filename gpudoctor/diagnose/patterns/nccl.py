@@ -23,6 +23,8 @@ NCCL = rows(
     ("ib_completion_error", "async", r"NET/IB : .{0,80}(?:[Gg]ot async (?:fatal )?event|async fatal event)", "echo", 2, False),
     ("ib_qp_setup_failed", "ibv_modify_qp", r"ibv_modify_qp failed"),
     ("ib_qp_setup_failed", "ibv_create_qp", r"ibv_create_qp failed"),
+    ("ib_qp_setup_failed", "nvshmem", r"nvshmem.{0,200}(?:Error in mlx5dv_devx_obj_modify|ibgda_\w+ failed|ep_connect failed|connect EPS failed|setup connections failed)"),
+    ("ib_qp_setup_failed", "init2r", r"Error in mlx5dv_devx_obj_modify for (?:INIT2RTR|RTR2RTS)"),
     ("ib_memlock", "ibv_", r"ibv_(?:reg_mr\w*|create_cq|create_qp) failed.{0,60}Cannot allocate memory"),
     ("ib_registration_failed", "ibv_reg", r"ibv_reg_\w*mr\w* failed.{0,40}(?:Bad address|Invalid argument|Operation not permitted|Input/output)"),
     ("ofi_error", "net/ofi", r"NET/OFI .{0,200}(?:RC: |[Uu]nable to|[Ff]ailed|err(?:or|no)?\b|Request .{0,40}completed with error)",
@@ -64,7 +66,7 @@ NCCL = rows(
 NCCL_WRAPPERS = rows(
     ("nccl_invalid_usage", "invalid usage", r"NCCL error.{0,200}invalid usage|ncclInvalidUsage", "cause", 1, False),
     ("nccl_invalid_usage", "invalid argument", r"NCCL error.{0,200}invalid argument|ncclInvalidArgument", "cause", 1, False),
-    ("nccl_cuda_unknown", "unhandled cuda error", r"unhandled cuda error|ncclUnhandledCudaError", "wrapper", 1),
+    ("nccl_cuda_unknown", "unhandled cuda error", r"unhandled cuda error|ncclUnhandledCudaError", "wrapper", 1, False),
     ("nccl_cuda_unknown", "cuda failure", r"NCCL WARN (?:.{0,60})?Cuda failure", "cause", 1),
     ("nccl_unknown", "attaching", r"Error while attaching to shared memory segment", "wrapper", 1),
     ("nccl_unknown", "ncclsystemerror", r"ncclSystemError|unhandled system error", "wrapper", 1),

@@ -54,6 +54,8 @@ def echoes(job: Job, attempt: int, least: int) -> list[Hypothesis]:
     """Causes that a peer's end brings about as well: a refused connection, an unanswered request."""
     found = _grouped(job, attempt, [e for e in job.of("echo", attempt=attempt) if e.strength >= least])
     for hypothesis in found:
+        if hypothesis.what == "connect_stale" and attempt == 0:  # no earlier attempt that could have left an address
+            hypothesis.what = "bootstrap_connect_failed"
         hypothesis.unknown = hypothesis.what == "connect_stale" or all(
             e.detail.get("warning") for e in hypothesis.events
         )

@@ -41,7 +41,7 @@ def nccl_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
 
 def groups_of(job: Job, attempt: int) -> dict[Group, dict[int, Waiting]]:
     """Per process group the ranks that timed out or told their counts. None: the old formats, which name no group."""
-    status = [e for e in job.of("fact", attempt=attempt) if e.what == "group_status" and e.rank is not None]
+    status = [e for e in job.of("wait", attempt=attempt) if e.what == "group_status" and e.rank is not None]
     timeouts = [e for e in job.of("wait", attempt=attempt) if e.what == "nccl_timeout"]
     keys = {_key(e) for e in status}
     only = next(iter(keys)) if len(keys) == 1 else None
@@ -284,7 +284,7 @@ def ranks_of_set(events: list[Event]) -> set[int]:
 
 def gloo_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
     """Gloo has no numbers: a rank without an error among peers that timed out is the one that hangs."""
-    waits = [e for e in job.of("wait", attempt=attempt) if e.what in ("gloo_timeout", "barrier_waits")]
+    waits = [e for e in job.of("wait", attempt=attempt) if e.what in ("gloo_timeout", "barrier_waits", "peer_timeout")]
     if not waits:
         return []
     exits = job.exits(attempt)
