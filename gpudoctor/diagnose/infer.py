@@ -6,7 +6,7 @@ Facts come before times: clocks differ between hosts, and who speaks first is se
 from __future__ import annotations
 
 from gpudoctor.diagnose.flight_recorder import Dump
-from gpudoctor.diagnose.job import TROUBLE, Job
+from gpudoctor.diagnose.job import REQUEUED, TROUBLE, Job
 from gpudoctor.diagnose.rules.direct import direct_causes, echoes, mismatches, weak_causes
 from gpudoctor.diagnose.rules.dumps import from_dumps, from_stacks
 from gpudoctor.diagnose.rules.ends import early_exit, unexplained_exits
@@ -76,7 +76,9 @@ def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothe
 def first_failed_attempt(job: Job) -> int | None:
     """The number of the first attempt with a sign of failure; later ones may follow from it."""
     attempts = sorted({e.attempt for e in job.of(*_FATAL, *TROUBLE)})
-    return attempts[0] if attempts else None
+    requeued = {e.attempt for e in job.of("ending") if e.what in REQUEUED}
+    failed = [a for a in attempts if a not in requeued or a == job.attempts - 1]
+    return (failed or attempts or [None])[0]
 
 
 def recovered(job: Job) -> Hypothesis | None:

@@ -17,6 +17,8 @@ _RANK_FILE = re.compile(r"(?:^|[._-])(?:rank|worker_?rank|global_rank)[._-]?(\d{
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
 _NO_HOST = {"bogon", "localhost", "ubuntu", "0.0.0.0", "::1", "127.0.0.1", "?UNKNOWN?"}
 _ADDRESS = re.compile(r"[0-9.:]+|.*:.*:.*")
+REQUEUED = ("preempted", "time_limit", "cancelled")  # by a scheduler, and no failure if the job went on later
+_STEPS_OF_WORK = 3
 TROUBLE = ("cause", "echo", "wait", "stuck", "victim")
 
 
@@ -295,7 +297,17 @@ def _restarts(events: list[Event]) -> list[int]:
                 lines.append(exit_told.line)
         if exits and not lines and len(agents) == 1 and _goes_on_well(events, exits[-1].line):
             lines.append(exits[-1].line)
+    lines += [e.line for e in events if e.what in REQUEUED and e.role == "ending" and _works_again(events, e.line)]
     return sorted(set(lines))
+
+
+def _works_again(events: list[Event], line: int) -> bool:
+    """Whether a job that a scheduler ended came further after that: it was requeued, and this is the same file."""
+    after = [e for e in events if e.line > line]
+    steps = [e.number("step") or 0 for e in after if e.role == "progress"]
+    before = [e.number("step") or 0 for e in events if e.line < line and e.role == "progress"]
+    anew = any(e.role == "done" or _begins_again(e) for e in after)
+    return anew and len(steps) >= _STEPS_OF_WORK and bool(before) and max(steps) > max(before)
 
 
 def _begins_again(event: Event) -> bool:

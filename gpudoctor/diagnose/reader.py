@@ -270,7 +270,7 @@ class LogReader:
             yield Event(role="fact", what="world", detail={"world": int(world[1])})
         if any(word in lowered for word in ("stopp", "exhausted", "no more")) and facts.EARLY.search(text):
             yield Event(role="fact", what="early_stop")
-        if any(word in lowered for word in facts.WORDS_OF_AN_END) and facts.DONE.search(text):
+        if any(word in lowered for word in facts.WORDS_OF_AN_END) and facts.is_done(text):
             yield Event(role="done", what="done")
         elif step := facts.PROGRESS.search(text):
             yield Event(role="progress", what="progress", detail={"step": int(step[1])})

@@ -39,6 +39,10 @@ DONE = re.compile(
     r"(?i)^\W*(?:done|finished|completed?)\b|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
     r"|max_(?:steps|epochs)\S* reached|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED"
 )
+# before the word of an end: "Timed out waiting for job step to complete", "training was not finished"
+_NOT_DONE = re.compile(
+    r"(?i)\b(?:error|exception|fail(?:ed|ure|s)?|timed out|timeout|not|never|abort(?:ed)?|unable|cannot|could|waiting|until|to)\b"
+)
 EARLY = re.compile(
     r"(?i)(?<![\w-])early stopp(?:ing|ed)\b(?!\s*[=:]\s*(?:true|false|none|null|\d|[{<\[]))|stopp(?:ing|ed) early\b|data(?:set)? (?:is )?exhausted"
     r"|no more (?:data|batches)\b"
@@ -51,3 +55,13 @@ MISMATCH = re.compile(
 SRUN_OOM = re.compile(r"error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): Out Of Memory")
 STEPD = re.compile(r"^slurmstepd-(?P<host>[\w.-]+?): ")
 KERNEL = re.compile(r"NVRM: |AER: |PCIe Bus Error|oom-kill:|Killed process|segfault at|SXid")
+
+
+def is_done(text: str) -> bool:
+    """Whether the line says that the job came to its end.
+
+    >>> is_done("Training finished after 3 epochs"), is_done("srun: error: Timed out waiting for job step to complete")
+    (True, False)
+    """
+    found = DONE.search(text)
+    return found is not None and not _NOT_DONE.search(text, 0, found.end())
