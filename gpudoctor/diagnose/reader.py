@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.events import Event, Role
 from gpudoctor.diagnose.patterns import facts
 from gpudoctor.diagnose.patterns.catalogue import meaning_of
 from gpudoctor.diagnose.patterns.horovod import StallReader
@@ -23,6 +23,13 @@ _MOST_WRAPPED = 9
 # a line of a traceback, or its exception: what came before is missing
 _INSIDE = re.compile(r"  File |    |\^|(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): |(?P<begin>Traceback \(most recent)")
 _MOST_WRITERS = 100_000
+
+
+_RETURNED: dict[str, tuple[str, Role]] = {
+    "1": ("nccl_cuda_unknown", "wrapper"),
+    "2": ("nccl_unknown", "wrapper"),
+    "6": ("peer_lost", "victim"),
+}
 
 
 class _Held(msgspec.Struct):
@@ -147,7 +154,7 @@ class LogReader:
         if spawned := re.match(r"-- Process (\d+) terminated with the following error", text):
             self._spawned = int(spawned[1])
         stream = (origin.stream, self._table.rank)
-        inside, exception = self._traces.read(stream, number, text)
+        inside, exception = self._traces.read(stream, number, text, origin.rank)
         if exception is not None:
             if exception.rank is None:
                 exception.rank = self._table.rank
@@ -237,6 +244,9 @@ class LogReader:
             event = Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank)
             event.detail = {key: value for key, value in found.groupdict().items() if value is not None}
             yield event
+        elif returned := facts.RETURNED.search(words):
+            what, role = _RETURNED[returned["code"]]
+            yield Event(role=role, what=what, strength=1, names_rank=False)
         elif "Call to connect returned" in words and "retrying" not in words:
             yield Event(role="echo", what="bootstrap_connect_failed", strength=1)
 

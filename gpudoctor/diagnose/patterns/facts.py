@@ -21,6 +21,8 @@ CHANNEL = re.compile(
     r"(?:Channel|Ring) \d+(?:/\d+)? : (?P<src>\d+)\[\w+\] -> (?P<dst>\d+)\[\w+\] (?P<way>\[receive\]|\[send\]|via)"
 )
 INTERFACE = re.compile(r"NET/Socket ?: Using |Call to connect returned [^,]{1,60}, retrying")
+# the call of the program returned this code; its reason was not printed
+RETURNED = re.compile(r"(?:^|/)(?:init|group)\.cc:\d+ -> (?P<code>[126])\b")
 PROXY = re.compile(r"Failed to execute operation \w+ from rank (?P<rank>\d+)")
 SEGMENT = re.compile(r"nccl-shm-(?P<way>recv|send)-[0-9a-f]+-\d+-(?P<src>\d+)-(?P<dst>\d+)")
 GLOO = re.compile(r"\[Gloo\] Rank (?P<rank>\d{1,5}) is connected to (?P<peers>\d{1,5}) peer ranks\. Expected")

@@ -69,6 +69,6 @@ NCCL_WRAPPERS = rows(
     ("nccl_cuda_unknown", "unhandled cuda error", r"unhandled cuda error|ncclUnhandledCudaError", "wrapper", 1, False),
     ("nccl_cuda_unknown", "cuda failure", r"NCCL WARN (?:.{0,60})?Cuda failure", "cause", 1),
     ("nccl_unknown", "attaching", r"Error while attaching to shared memory segment", "wrapper", 1),
-    ("nccl_unknown", "ncclsystemerror", r"ncclSystemError|unhandled system error", "wrapper", 1),
+    ("nccl_unknown", "system", r"ncclSystemError|unhandled system error", "wrapper", 1),
     ("nccl_unknown", "internal", r"ncclInternalError|NCCL (?:error|failure).{0,200}internal error", "wrapper", 1),
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpudoctor.diagnose.patterns.model import rows
 
 TORCH = rows(
+    ("bootstrap_no_interface", "unable to find", r"Unable to find (?:address|interface) for: \S+"),
     # gloo: the address is that of the peer which went first
     ("connect_stale", "connectfullmesh", r"connectFullMesh failed|\] ERROR failed to connect, willRetry", "echo", 1, False),
     ("peer_lost", "connection closed by peer", r"Connection closed by peer \[(?P<peer>[^\]]{1,80})\]", "victim"),
@@ -23,6 +24,7 @@ TORCH = rows(
     ("store_timeout", "wait timeout", r"wait timeout after \d+ms, keys: (?:\S*/(?:cpu|cuda)//\d+/(?P<key_rank>\d+))?", "wait"),
     ("store_timeout", "store based barrier", r"store based barrier on rank.{0,120}?world_size=(?P<world>\d+), (?:worker_count|num_workers_joined)=(?P<joined>\d+)", "wait"),
     ("store_timeout", "uniqueid", r"ret(?:rie|rei)ving ncclUniqueId from \[(?P<key_rank>\d+)\].{0,200}got error: (?:[Ww]ait timeout|Socket Timeout|Timeout)", "wait"),
+    ("store_timeout", "other ranks", r"there are other ranks that didn't finish", "wait"),
     ("store_timeout", "socket timeout", r"(?:RuntimeError|DistStoreError|DistNetworkError|c10d\S*): (?:Socket Timeout|Timed out|Wait timeout)\b", "wait"),
     ("store_lost", "store->get", r"store->get\('.{0,80}got error", "victim"),
     # Horovod: one of its processes ended, which told why before this
