@@ -10,6 +10,7 @@ import msgspec
 from gpudoctor.diagnose.events import Event, Role
 from gpudoctor.diagnose.patterns import facts
 from gpudoctor.diagnose.patterns.catalogue import meaning_of
+from gpudoctor.diagnose.patterns.harmless import is_harmless
 from gpudoctor.diagnose.patterns.horovod import StallReader
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_launcher
 from gpudoctor.diagnose.patterns.ray import RayReader
@@ -36,6 +37,7 @@ class _Held(msgspec.Struct):
     """A line that a terminal may have cut into pieces; `decisive` is the piece with the words that matter."""
 
     origin: Origin
+    label: str
     text: str
     first: int
     last: int
@@ -87,7 +89,7 @@ class LogReader:
                 return
             yield from self._flush()
         if origin.source and "ProcessGroupNCCL" in origin.source and CONTINUES.search(text):
-            self._held = _Held(origin, text, number, number, number)
+            self._held = _Held(origin, raw.removesuffix(text), text, number, number, number)
             return
         if not self._begun and text.strip():
             self._begun = True
@@ -99,7 +101,7 @@ class LogReader:
     def _flush(self) -> Iterator[Event]:
         if self._held is not None:
             held, self._held = self._held, None
-            yield from self._whole(held.decisive, held.origin, held.text, held.text)
+            yield from self._whole(held.decisive, held.origin, held.text, held.label + held.text)
 
     def _whole(self, number: int, origin: Origin, text: str, raw: str) -> Iterator[Event]:
         if (origin.rank is not None or origin.local_rank is not None or origin.task is not None) and (
@@ -219,7 +221,7 @@ class LogReader:
                     "comm_rank": int(init["rank"]),
                     "world": int(init["world"]),
                     "dev": int(init["dev"]),
-                    "bus": bus_id(init["bus"]),
+                    "bus": facts.bus_id(init["bus"]),
                     "complete": int("COMPLETE" in words),
                 },
             )
@@ -284,18 +286,10 @@ class LogReader:
             yield Event(role="done", what="done")
         elif step := facts.PROGRESS.search(text):
             yield Event(role="progress", what="progress", detail={"step": int(step[1])})
+        elif facts.ERROR_WORDS.search(text) and not is_harmless(text):
+            yield Event(role="fact", what="error_words")
 
 
 def _goes_on(text: str) -> bool:
     starts = ("Exception raised", "frame #", "terminate called", "Traceback", "  File", "srun:", "slurmstepd")
     return bool(text) and "NCCL " not in text[:200] and not text.startswith(starts)
-
-
-def bus_id(hexed: str) -> str:
-    """NCCL's bus id without punctuation, read from the right.
-
-    >>> bus_id("1a000"), bus_id("f000"), bus_id("1901000")
-    ('0000:1a:00.0', '0000:0f:00.0', '0019:01:00.0')
-    """
-    digits = hexed.rjust(9, "0")
-    return f"{digits[:-5].rjust(4, '0')[-4:]}:{digits[-5:-3]}:{digits[-3:-1]}.{digits[-1]}"

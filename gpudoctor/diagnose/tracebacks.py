@@ -22,6 +22,8 @@ _CLASS = re.compile(r"(?:^|\.)_?(?:[A-Z]\w*|error|timeout|gaierror|herror)$")
 _CUT = re.compile(r"\s{4,}(?:raise\s|[\^~]+\s*$)")
 # torch puts `[rank3]: ` before the lines of an uncaught exception
 _UNCAUGHT = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): \S")
+# the margin of an exception group
+_GROUPED = re.compile(r"^ {0,40}\| ")
 # Python prints these where nothing ends by them
 _IGNORED = ("Exception ignored in", "--- Logging error ---")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
@@ -76,6 +78,8 @@ _WRAPPERS = {
     "WorkerCrashedError",
     "NodeDiedError",
     "EngineGenerateError",
+    "ExceptionGroup",
+    "BaseExceptionGroup",
 }
 _MOVED = {
     "ConnectionResetError",
@@ -119,13 +123,12 @@ class Tracebacks:
         self._ignored: set[object] = set()
         self._logged: tuple[int, object, int | None] | None = None
 
-    def read(
-        self, stream: object, number: int, text: str, writer: int | None = None
-    ) -> tuple[bool, Event | None]:
+    def read(self, stream: object, number: int, text: str, writer: int | None = None) -> tuple[bool, Event | None]:
         """Whether the line belongs to a traceback, and the exception if it ends with this line.
 
         `writer`: the rank that the line's own label tells.
         """
+        text = _GROUPED.sub("", text)
         if text.startswith(_IGNORED):
             self._ignored.add(stream)
             return True, None

@@ -54,6 +54,10 @@ MISMATCH = re.compile(
     r"(?:, TensorShape=\[(?P<a_shape>[\d, ]*)\])?.*?but Rank (?P<b>\d+) is running (?:inconsistent )?collective: "
     r"CollectiveFingerPrint\(SequenceNumber=(?P<b_seq>\d+),? ?OpType=(?P<b_op>\w+)(?:, TensorShape=\[(?P<b_shape>[\d, ]*)\])?"
 )
+# said of an end, where nothing else here knows the line
+ERROR_WORDS = re.compile(
+    r"(?i)^(?!.*\b(?:retry|retrying|ignored)\b).*(?<![\w-])(?:error|exception|fatal|crashed|aborted|core dumped)(?![\w=-])"
+)
 SRUN_OOM = re.compile(r"error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): Out Of Memory")
 STEPD = re.compile(r"^slurmstepd-(?P<host>[\w.-]+?): ")
 KERNEL = re.compile(r"NVRM: |AER: |PCIe Bus Error|oom-kill:|Killed process|segfault at|SXid")
@@ -67,3 +71,13 @@ def is_done(text: str) -> bool:
     """
     found = DONE.search(text)
     return found is not None and not _NOT_DONE.search(text, 0, found.end())
+
+
+def bus_id(hexed: str) -> str:
+    """NCCL's bus id without punctuation, read from the right.
+
+    >>> bus_id("1a000"), bus_id("f000"), bus_id("1901000")
+    ('0000:1a:00.0', '0000:0f:00.0', '0019:01:00.0')
+    """
+    digits = hexed.rjust(9, "0")
+    return f"{digits[:-5].rjust(4, '0')[-4:]}:{digits[-5:-3]}:{digits[-3:-1]}.{digits[-1]}"

@@ -32,7 +32,9 @@ CONTINUES = re.compile(
 )
 DECIDES = re.compile(r"got stuck|Watchdog caught|Heartbeat monitor|work sequence id|at work:")
 # one of them in each line that is read here: most lines are thrown away by this alone
-_WORDS = re.compile(r"imeout|atchdog|eartbeat|blocking wait|NCCL operations|data inconsistency|failed collective|debug info")
+_WORDS = re.compile(
+    r"imeout|atchdog|eartbeat|blocking wait|NCCL operations|data inconsistency|failed collective|debug info"
+)
 _CONSEQUENCE = re.compile(
     r"Some NCCL operations have failed or timed out|To avoid data inconsistency|watchdog thread terminated with exception: "
     r"NCCL|Stack trace of the failed collective|preparing to dump debug info"

@@ -21,10 +21,10 @@ def stalled_tensors(job: Job, attempt: int) -> list[Hypothesis]:
         for said, of in (("missing", missing), ("ready", ready)):
             of.setdefault(event.word("op") or "", set()).update(map(int, _NUMBER.findall(event.word(said) or "")))
     heard = set[int]().union(*ready.values())
-    for op, ranks in ready.items():
-        if ranks:
-            missing.setdefault(op, set()).update(heard - ranks)
-    sets = {frozenset(ranks) for ranks in missing.values() if ranks}
+    for op, there in ready.items():
+        if there:
+            missing.setdefault(op, set()).update(heard - there)
+    sets = {frozenset(absent) for absent in missing.values() if absent}
     if len(sets) == 1:
         ranks = tuple(sorted(next(iter(sets))))
         return [
@@ -37,7 +37,7 @@ def stalled_tensors(job: Job, attempt: int) -> list[Hypothesis]:
             )
         ]
     if sets:
-        words = "; ".join(f"{named(ranks)} not {op}" for op, ranks in list(missing.items())[:3] if ranks)
+        words = "; ".join(f"{named(absent)} not {op}" for op, absent in list(missing.items())[:3] if absent)
         return [
             Hypothesis(
                 what="collective_mismatch",
