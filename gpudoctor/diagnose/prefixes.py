@@ -116,6 +116,7 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("", r"(?P<label>[\w.-]{1,64}/\d{1,5}) (?=\[)"),
         ("", r"(?P<host>[A-Za-z][\w.-]{1,80}|\d{1,3}(?:\.\d{1,3}){3}): (?=\[(?:rank|default)\d{1,6}\]:)"),
         ("", r"\d{1,7}\.\d{1,3}s\t\d{1,8}\t"),
+        ("", r"- (?P<label>[\w.-]{1,64}) - (?:DEBUG|INFO|WARNING|ERROR|CRITICAL) - (?=\[(?:rank|default)\d)"),
         ("", r"\[\d{2,10}\] (?=\[)"),
         ("", r"(?:\[(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\]|(?:INFO|WARNING|ERROR|CRITICAL):) (?=\[|\()"),
     )
@@ -123,7 +124,7 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 # by first letter, since most prefixes can begin with one or two only
 _PREFIXES: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
     letter: tuple((name, pattern) for name, pattern in _PATTERNS if _may_begin(pattern.pattern, letter))
-    for letter in "[(s0123456789" + "abcdefghijklmnopqrtuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
+    for letter in "[(-s0123456789" + "abcdefghijklmnopqrtuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
 }
 _MARGIN = re.compile(r"[ \t>]{0,40}")
 _INDENTED = re.compile(r"[ \t]+\[(?:rank|default|[IWEF]\d{3,4} )")  # a log that was quoted

@@ -16,7 +16,7 @@ from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_l
 from gpudoctor.diagnose.patterns.ray import RayReader
 from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES, read_watchdog
 from gpudoctor.diagnose.prefixes import Labels, Origin, stripped
-from gpudoctor.diagnose.tracebacks import Tracebacks
+from gpudoctor.diagnose.tracebacks import Tracebacks, exception_event
 from gpudoctor.facts.kernel_log.messages import parse_message
 from gpudoctor.facts.kernel_log.records import read_line
 
@@ -142,6 +142,9 @@ class LogReader:
         if ray := self._ray.read(text):
             yield ray
             return
+        if handed := facts.ERROR_HANDLER.match(text):  # torchelastic's error handler prints what error.json holds
+            yield from self._detailed(exception_event(handed[1]), text)
+            return
         if stalls := self._stalls.read(text):
             yield from stalls
             return
@@ -241,6 +244,8 @@ class LogReader:
         if head["level"] == "WARN":
             meaning = meaning_of(text)
             if meaning is None:
+                if facts.NCCL_FAILS.search(words) and not is_harmless(text):
+                    yield Event(role="wrapper", what="nccl_unknown", strength=1, names_rank=False)
                 return
             row, found = meaning
             event = Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank)

@@ -186,6 +186,33 @@ CASES: dict[str, tuple[str, int | None, str]] = {
             for n in range(5)
         ),
     ),
+    "an application's logger before torch's label": (
+        "user_exception",
+        7,
+        "2025-10-31 03:11:02,473 - Tuner - INFO - [rank7]: Traceback (most recent call last):\n"
+        '2025-10-31 03:11:02,474 - Tuner - INFO - [rank7]:   File "/w/t.py", line 250, in step\n'
+        "2025-10-31 03:11:02,474 - Tuner - INFO - [rank7]: AssertionError\n",
+    ),
+    "torchelastic's error handler": (
+        "user_exception",
+        None,
+        'ERROR:torch.distributed.elastic.multiprocessing.errors.error_handler:{\n  "message": {\n'
+        '    "message": "RuntimeError: Permission denied",\n',
+    ),
+    "a warning of NCCL that is not known": (
+        "nccl_unknown",
+        None,
+        "201: :41367:41367 [1] enqueue.cc:422 NCCL WARN Error : no algorithm/protocol available\n",
+    ),
+    "old watchdogs in different collectives": (
+        "timeout_undecidable",
+        None,
+        "".join(
+            f"[E ProcessGroupNCCL.cpp:828] [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=80, "
+            f"OpType={op}, Timeout(ms)=1800000) ran for 1805926 milliseconds before timing out.\n"
+            for rank, op in ((0, "ALLGATHER"), (1, "BROADCAST"))
+        ),
+    ),
     "Ray's monitor, wrapped by a terminal": (
         "host_oom",
         None,

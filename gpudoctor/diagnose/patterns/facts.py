@@ -23,6 +23,9 @@ CHANNEL = re.compile(
 INTERFACE = re.compile(r"NET/Socket ?: Using |Call to connect returned [^,]{1,60}, retrying")
 # the call of the program returned this code; its reason was not printed
 RETURNED = re.compile(r"(?:^|/)(?:init|group)\.cc:\d+ -> (?P<code>[126])\b")
+# a warning that is not known here, of something that did not work
+NCCL_FAILS = re.compile(r"(?i)^error\b|\bfailed\b|\bno algorithm")
+ERROR_HANDLER = re.compile(r'\s*"message": "([\w.]*(?:Error|Exception): [^"]*)",?\s*$')
 PROXY = re.compile(r"Failed to execute operation \w+ from rank (?P<rank>\d+)")
 SEGMENT = re.compile(r"nccl-shm-(?P<way>recv|send)-[0-9a-f]+-\d+-(?P<src>\d+)-(?P<dst>\d+)")
 GLOO = re.compile(r"\[Gloo\] Rank (?P<rank>\d{1,5}) is connected to (?P<peers>\d{1,5}) peer ranks\. Expected")

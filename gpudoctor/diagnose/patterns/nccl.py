@@ -57,6 +57,7 @@ NCCL = rows(
     ("peer_lost", "socket recv", r"Socket recv failed while polling|recv failed with .{0,80}(?:reset|closed)", "victim"),
     ("peer_lost", "connection reset", r"NCCL WARN .{0,120}Connection reset by peer", "victim"),
     ("peer_lost", "failed to execute operation", r"\[Proxy Service\D{0,12}\d*\] Failed to execute operation .{0,80}", "victim"),
+    ("peer_lost", "proxy call", r"Proxy Call to rank \d+ failed", "victim"),
     ("peer_lost", "attempt to use communicator", r"Attempt to use communicator before the previous operation", "victim"),
     ("peer_lost", "encountered error", r"communicator encountered error set by ProcessGroupNCCL", "victim"),
     ("peer_lost", "aborted", r"NCCL communicator (?:was|is) aborted|communicator was aborted on rank", "victim"),

@@ -143,7 +143,8 @@ def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiti
     first = waiting[0]
     silent, size = _silent(job, attempt, waiting, heard)
     known = [key for key in groups if key is not None]
-    one_place = len({w.seq for w in waiting}) == 1 and len(known) <= 1
+    one_call = len({w.op for w in waiting if w.op}) <= 1 or bool(known)  # where a group is named, others were compared
+    one_place = len({w.seq for w in waiting}) == 1 and len(known) <= 1 and one_call
     started = any(e.role == "progress" and (e.number("step") or 0) > 0 for e in job.of("progress", attempt=attempt))
     never = all(w.seq is not None and w.seq <= 1 for w in waiting) or all(
         w.completed is not None and w.completed <= 0 for w in waiting
@@ -176,6 +177,8 @@ def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiti
         why = (
             "one rank alone cannot show who is missing"
             if len(heard) < 2
+            else "the ranks wait in different collectives, of one group or of several: these lines name no group"
+            if not one_call
             else ("the ranks wait in different groups" if len(seqs) > 1 else "most ranks are not heard of")
         )
         return [
