@@ -29,6 +29,7 @@ from gpudoctor.diagnose.rules.model import Hypothesis
 
 _MOST_VICTIMS = 64
 _MOST_OTHERS = 5
+_MOST_LAST_WORDS = 4
 _MOST_TIMELINE = 2000
 
 
@@ -42,7 +43,8 @@ def diagnose(gathered: GatheredLogs, reports: Iterable[NodeReport] = ()) -> Diag
     unread = tuple(Unread(s.name, s.reason) for s in gathered.skipped)
     common = {"files": len(gathered.files), "unread": unread, "world_size": job.world, "timeline": _timeline(job)}
     if not found:
-        return Diagnosis(verdict="nothing", cause=None, reason=_nothing_reason(gathered), **common)  # type: ignore[arg-type]
+        reason, last_words = _nothing_reason(gathered), tuple(_last_words(gathered))
+        return Diagnosis(verdict="nothing", cause=None, reason=reason, unexplained=last_words, **common)  # type: ignore[arg-type]
     nodes = list(reports)
     best, confidence, notes = weigh(found[0], nodes)
     cause = _cause(job, best, confidence, gathered)
@@ -83,6 +85,19 @@ def _nothing_reason(gathered: GatheredLogs) -> str:
     return "nothing in it says that something failed"
 
 
+def _last_words(gathered: GatheredLogs) -> Iterable[EvidenceLine]:
+    """Of each log of a job the last line that speaks of an error in unknown words, if no work comes behind it."""
+    spoken: dict[int, Event] = {}
+    for event in gathered.log:
+        if event.what == "error_words":
+            spoken[event.file] = event
+        elif event.role in ("progress", "done"):
+            spoken.pop(event.file, None)
+    for number, event in list(spoken.items())[:_MOST_LAST_WORDS]:
+        if gathered.files[number].like_a_job:
+            yield EvidenceLine(gathered.files[number].name, event.line, event.text.strip())
+
+
 def _cause(job: Job, found: Hypothesis, confidence: Confidence, gathered: GatheredLogs) -> Cause:
     return Cause(
         what=found.what,
@@ -103,7 +118,7 @@ def _evidence(found: Hypothesis, gathered: GatheredLogs) -> Iterable[EvidenceLin
     for number, event in enumerate(found.events[:6]):
         name = gathered.files[event.file].name if event.file < len(gathered.files) else "?"
         raised = event.number("raised")
-        if number == 0 and raised:
+        if number == 0 and raised and not (event.word("raised_text") or "").endswith("("):
             yield EvidenceLine(name, raised, event.word("raised_text") or "")
         yield EvidenceLine(name, event.line, event.text.strip())
 
@@ -140,15 +155,20 @@ def _of_rank(best: Hypothesis, rank: int) -> Hypothesis:
 def _victims(job: Job, attempt: int, best: Hypothesis) -> Iterable[Victim]:
     told: set[object] = set()
     proof = {(e.file, e.line) for e in best.events} if not best.unknown else set()
+    shown = {e.rank for e in best.events if e.rank is not None} if proof else set()
     for event in job.of("victim", "wait", attempt=attempt):
         key = event.rank if event.rank is not None else (event.host, event.file)
         if key in told or len(told) >= _MOST_VICTIMS or (event.rank is not None and event.rank in best.ranks):
             continue
-        if (event.file, event.line) in proof and best.what not in ("rank_hung", "rank_behind", "node_lost"):
+        if ((event.file, event.line) in proof or event.rank in shown) and best.what not in (
+            "rank_hung",
+            "rank_behind",
+            "node_lost",
+        ):
             continue
         told.add(key)
         name = job.files[event.file].name if event.file < len(job.files) else "?"
-        why = "waited for a peer" if event.role == "wait" else "lost its connection to a peer or to the store"
+        why = "waited for a peer" if event.role == "wait" else "lost the connection to a peer or to the store"
         yield Victim(event.rank, event.host, why, (EvidenceLine(name, event.line, event.text.strip()),))
 
 

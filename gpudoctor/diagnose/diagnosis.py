@@ -92,7 +92,10 @@ class Unread(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened first, where, and why. `others` are the hypotheses that remain."""
+    """What happened first, where, and why. `others` are the hypotheses that remain.
+
+    `unexplained`: where nothing is found, last lines that speak of an error in words that are not known here.
+    """
 
     schema: str = SCHEMA
     verdict: Verdict
@@ -108,3 +111,4 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     unread: tuple[Unread, ...] = ()
     clocks: tuple[ClockSkew, ...] = ()
     timeline: tuple[TimelineEntry, ...] = ()
+    unexplained: tuple[EvidenceLine, ...] = ()

@@ -14,6 +14,7 @@ Role = Literal[
     "cause", "echo", "wait", "stuck", "victim", "exit", "ending", "closed", "wrapper", "progress", "done", "fact"
 ]
 
+TROUBLE = ("cause", "echo", "wait", "stuck", "victim")
 MAX_TEXT = 400
 _MAX_OF_A_KIND = 64
 _MAX_EVENTS = 50_000

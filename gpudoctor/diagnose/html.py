@@ -47,6 +47,9 @@ def _body(answer: Diagnosis) -> Iterator[Child]:
 def _parts(answer: Diagnosis) -> Iterator[Child]:
     if answer.cause is None:
         yield element("p", answer.reason)
+        if answer.unexplained:
+            last = [(f"{line.file}:{line.line}", line.text) for line in answer.unexplained]
+            yield section("Last words", table(("line", "text"), last), id_="last-words")
     else:
         words = text_of_cause(answer.cause.what)
         yield section("Cause", _cause(answer.cause), id_="cause")

@@ -5,11 +5,15 @@ Facts come before times: clocks differ between hosts, and who speaks first is se
 
 from __future__ import annotations
 
+from gpudoctor.diagnose.attempts import REQUEUED
+from gpudoctor.diagnose.events import TROUBLE
 from gpudoctor.diagnose.flight_recorder import Dump
-from gpudoctor.diagnose.job import TROUBLE, Job
+from gpudoctor.diagnose.job import Job
+from gpudoctor.diagnose.rules.collective_timeouts import nccl_timeouts, watchdogs_stuck
 from gpudoctor.diagnose.rules.direct import direct_causes, echoes, mismatches, weak_causes
 from gpudoctor.diagnose.rules.dumps import from_dumps, from_stacks
 from gpudoctor.diagnose.rules.ends import early_exit, unexplained_exits
+from gpudoctor.diagnose.rules.missing_peers import gloo_timeouts, missing_ranks
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, ranks_of
 from gpudoctor.diagnose.rules.outside import (
     gpu_faults,
@@ -20,7 +24,7 @@ from gpudoctor.diagnose.rules.outside import (
     signals_and_cancels,
 )
 from gpudoctor.diagnose.rules.silence import only_a_launcher, only_victims, silent_places
-from gpudoctor.diagnose.rules.waiting import gloo_timeouts, missing_ranks, nccl_timeouts, watchdogs_stuck
+from gpudoctor.diagnose.rules.stalled_tensors import stalled_tensors
 from gpudoctor.diagnose.stacks import Stack
 
 _FATAL = ("exit", "ending", "wait", "stuck", "victim", "wrapper", "closed")
@@ -41,7 +45,13 @@ def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothe
     dead = [h for h in exits if not h.unknown and h.what != "silent_exit"]
     quiet = [h for h in exits if h.what == "silent_exit"]
     died = _said_dead(job, at)
-    waits = [*from_dumps(dumps), *from_stacks(job, by_rank), *_ras_behind(job, at), *nccl_timeouts(job, at)]
+    waits = [
+        *from_dumps(dumps),
+        *from_stacks(job, by_rank),
+        *_ras_behind(job, at),
+        *nccl_timeouts(job, at),
+        *stalled_tensors(job, at),
+    ]
     tiers: list[list[Hypothesis]] = [
         hardware,
         scheduler_endings(job, at),
@@ -75,7 +85,9 @@ def hypotheses(job: Job, dumps: list[Dump], stacks: list[Stack]) -> list[Hypothe
 def first_failed_attempt(job: Job) -> int | None:
     """The number of the first attempt with a sign of failure; later ones may follow from it."""
     attempts = sorted({e.attempt for e in job.of(*_FATAL, *TROUBLE)})
-    return attempts[0] if attempts else None
+    requeued = {e.attempt for e in job.of("ending") if e.what in REQUEUED}
+    failed = [a for a in attempts if a not in requeued or a == job.attempts - 1]
+    return next(iter(failed or attempts), None)
 
 
 def recovered(job: Job) -> Hypothesis | None:
@@ -103,7 +115,7 @@ def recovered(job: Job) -> Hypothesis | None:
 
 def went_on(job: Job) -> bool:
     """Whether the job went on behind everything that looks like an error, and nothing says that a process ended."""
-    if any(e.role in ("exit", "wait", "stuck", "ending", "closed") for e in job.events):
+    if any(e.role in ("exit", "wait", "stuck", "ending", "closed") and e.what != "stalled_tensor" for e in job.events):
         return False
     finished = any(e.role == "done" for e in job.events)
     worked = finished or any(e.role == "progress" for e in job.events)

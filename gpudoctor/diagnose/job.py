@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -10,14 +9,14 @@ from pathlib import PurePath
 
 import msgspec
 
-from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.attempts import restarts
+from gpudoctor.diagnose.events import TROUBLE, Event
 
 _ATTEMPT = re.compile(r"attempt_(\d+)/(\d+)/(?:std(?:out|err)\.log|error\.json)$")
 _RANK_FILE = re.compile(r"(?:^|[._-])(?:rank|worker_?rank|global_rank)[._-]?(\d{1,6})(?:\D|$)")
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
 _NO_HOST = {"bogon", "localhost", "ubuntu", "0.0.0.0", "::1", "127.0.0.1", "?UNKNOWN?"}
 _ADDRESS = re.compile(r"[0-9.:]+|.*:.*:.*")
-TROUBLE = ("cause", "echo", "wait", "stuck", "victim")
 
 
 class LogFile(msgspec.Struct):
@@ -114,7 +113,7 @@ class Job:
             file = self.files[number] if number < len(self.files) else None
             if file is not None and file.attempt is not None:
                 continue
-            for line in _restarts(events):
+            for line in restarts(events):
                 for event in events:
                     if event.line > line:
                         event.attempt += 1
@@ -277,37 +276,3 @@ def _tasks_are_ranks(tasks: dict[int, set[int]], events: list[Event]) -> bool:
         if event.task is not None and event.host and event.detail.get("by") == "srun":
             by_host.setdefault(event.host, set()).add(event.task)
     return any(len(found) > 1 for found in by_host.values())
-
-
-def _restarts(events: list[Event]) -> list[int]:
-    """The lines of one file behind which another attempt goes on."""
-    agents: dict[str | int, list[Event]] = {}
-    for event in events:
-        if event.role == "exit" and event.detail.get("by") == "agent":
-            agents.setdefault(event.detail.get("agent", 0), []).append(event)
-    lines = [e.line for e in events if e.what == "restart"]
-    for agent, exits in agents.items():
-        for exit_told, next_told in itertools.pairwise(exits):
-            new_pid = exit_told.pid != next_told.pid
-            later = (next_told.time_s or 0) - (exit_told.time_s or 0) > 0.5
-            again = any(_begins_again(e) for e in events if exit_told.line < e.line < next_told.line)
-            if new_pid and ((later and agent != 0) or again):
-                lines.append(exit_told.line)
-        if exits and not lines and len(agents) == 1 and _goes_on_well(events, exits[-1].line):
-            lines.append(exits[-1].line)
-    return sorted(set(lines))
-
-
-def _begins_again(event: Event) -> bool:
-    return event.what in ("member", "connect_stale", "comm", "world")
-
-
-def _goes_on_well(events: list[Event], line: int) -> bool:
-    """Whether work is done behind this line that was not done before it, and nothing fails."""
-    after = [e for e in events if e.line > line]
-    if any(e.role in ("wrapper", "exit", "closed", *TROUBLE) for e in after):
-        return False
-    steps = [e.number("step") or 0 for e in after if e.role == "progress"]
-    before = [e.number("step") or 0 for e in events if e.line <= line and e.role == "progress"]
-    finished = any(e.role == "done" for e in after)
-    return bool(steps) and bool(before) and len(steps) >= 2 and (max(steps) > max(before) or finished)

@@ -51,10 +51,10 @@ class Labels(msgspec.Struct, frozen=True):
 NO_LABELS = Labels()
 
 _TASK = re.compile(r" {0,5}(\d{1,6}): ?(?=\S|$)")
-_HOST_LABEL = re.compile(r"([A-Za-z][\w.-]{1,80}):(?: |$)")
+_HOST_LABEL = re.compile(r"([A-Za-z][\w.-]{1,80}|\d{1,3}(?:\.\d{1,3}){3}):(?: |$)")
 _NO_HOSTS = re.compile(
     r"(?i)(?:srun|slurmstepd.*|warning|info|error|debug|critical|traceback|torchrun|mpirun|prterun|step|loss|epoch|iter\w*|"
-    r"rank\d*|gpu\d*|note|usage|file|train|val|eval|nccl|kernel|python\d*|bash|sh|critical|fatal|.*error|.*exception)"
+    r"rank\d*|gpu\d*|nvrm|nvidia-nvswitch\d*|audit|note|usage|file|train|val|eval|nccl|kernel|python\d*|bash|sh|critical|fatal|std(?:out|err)|.*error|.*exception)"
 )
 _COLOURS = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _TIME = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
@@ -93,7 +93,7 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("in group", r"\[(?:rank|Rank|RANK) ?(?P<rank>\d{1,6})\]:? ?"),
         ("local", r"\[(?P<role>[A-Za-z_]\w{0,30}?)(?P<local_rank>\d{1,5})\]: ?"),
         ("", r"\[(?P<role>\w{1,40})\|(?P<replica>\d{1,5})\]: ?"),
-        ("", r"\[\d{1,6},(?P<rank>\d{1,6})\]<std(?:out|err|diag)>: ?"),
+        ("", r"\[(?:\d{1,6},)?(?P<rank>\d{1,6})\]<std(?:out|err|diag)>: ?"),
         ("", r"\[pod/(?P<host>[^/\]\s]{1,253})(?:/[^\]\s]{1,253})?\] ?"),
         (
             "",
@@ -108,11 +108,15 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         (
             "",
             rf"(?:\[?(?:[A-Z][a-z]{{2}} )?(?P<month>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) (?P<clock>{_TIME})"
-            r"(?: \d{4})?\]? )"
+            r"(?: \d{4})?(?:\]? |(?=\[\d{1,6}\]<std)))"
             r"(?:(?P<host>(?!kernel)[\w.-]{1,253}) (?:(?=kernel|slurm|srun)|[\w./-]{1,64}(?:\[\d+\])?: ))?",
         ),
         ("", r"(?P<host>[\w.-]{1,253}) \[std(?:out|err)\] ?"),
         ("", r"(?P<label>[\w.-]{1,64}) {0,40}\| "),
+        ("", r"(?P<label>[\w.-]{1,64}/\d{1,5}) (?=\[)"),
+        ("", r"(?P<host>[A-Za-z][\w.-]{1,80}|\d{1,3}(?:\.\d{1,3}){3}): (?=\[(?:rank|default)\d{1,6}\]:)"),
+        ("", r"\d{1,7}\.\d{1,3}s\t\d{1,8}\t"),
+        ("", r"- (?P<label>[\w.-]{1,64}) - (?:DEBUG|INFO|WARNING|ERROR|CRITICAL) - (?=\[(?:rank|default)\d)"),
         ("", r"\[\d{2,10}\] (?=\[)"),
         ("", r"(?:\[(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\]|(?:INFO|WARNING|ERROR|CRITICAL):) (?=\[|\()"),
     )
@@ -120,7 +124,7 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 # by first letter, since most prefixes can begin with one or two only
 _PREFIXES: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
     letter: tuple((name, pattern) for name, pattern in _PATTERNS if _may_begin(pattern.pattern, letter))
-    for letter in "[(s0123456789" + "abcdefghijklmnopqrtuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
+    for letter in "[(-s0123456789" + "abcdefghijklmnopqrtuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
 }
 _MARGIN = re.compile(r"[ \t>]{0,40}")
 _INDENTED = re.compile(r"[ \t]+\[(?:rank|default|[IWEF]\d{3,4} )")  # a log that was quoted
@@ -230,7 +234,8 @@ def _take(origin: Origin, name: str, found: re.Match[str]) -> bool:
         host = said["host"]
         if name == "" and found.re.pattern.endswith(r"\[std(?:out|err)\] ?"):
             host = host.rpartition(".")[2] or host
-        origin.host = host
+        if not _NO_HOSTS.fullmatch(host):  # `stderr: [rank0]: `
+            origin.host = host
     if said.get("label") is not None:
         origin.label = said["label"]
     if said.get("clock") is not None and origin.time_s is None:

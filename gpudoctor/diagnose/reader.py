@@ -7,14 +7,16 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.events import Event, Role
 from gpudoctor.diagnose.patterns import facts
 from gpudoctor.diagnose.patterns.catalogue import meaning_of
+from gpudoctor.diagnose.patterns.harmless import is_harmless
+from gpudoctor.diagnose.patterns.horovod import StallReader
 from gpudoctor.diagnose.patterns.launchers import ElasticTable, expanded, read_launcher
 from gpudoctor.diagnose.patterns.ray import RayReader
 from gpudoctor.diagnose.patterns.watchdog import CONTINUES, DECIDES, read_watchdog
 from gpudoctor.diagnose.prefixes import Labels, Origin, stripped
-from gpudoctor.diagnose.tracebacks import Tracebacks
+from gpudoctor.diagnose.tracebacks import Tracebacks, exception_event
 from gpudoctor.facts.kernel_log.messages import parse_message
 from gpudoctor.facts.kernel_log.records import read_line
 
@@ -24,10 +26,18 @@ _INSIDE = re.compile(r"  File |    |\^|(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception)
 _MOST_WRITERS = 100_000
 
 
+_RETURNED: dict[str, tuple[str, Role]] = {
+    "1": ("nccl_cuda_unknown", "wrapper"),
+    "2": ("nccl_unknown", "wrapper"),
+    "6": ("peer_lost", "victim"),
+}
+
+
 class _Held(msgspec.Struct):
     """A line that a terminal may have cut into pieces; `decisive` is the piece with the words that matter."""
 
     origin: Origin
+    label: str
     text: str
     first: int
     last: int
@@ -43,6 +53,7 @@ class LogReader:
         self._traces = Tracebacks()
         self._table = ElasticTable()
         self._ray = RayReader()
+        self._stalls = StallReader()
         self._held: _Held | None = None
         self._spawned: int | None = None
         self._begun = False
@@ -78,7 +89,7 @@ class LogReader:
                 return
             yield from self._flush()
         if origin.source and "ProcessGroupNCCL" in origin.source and CONTINUES.search(text):
-            self._held = _Held(origin, text, number, number, number)
+            self._held = _Held(origin, raw.removesuffix(text), text, number, number, number)
             return
         if not self._begun and text.strip():
             self._begun = True
@@ -90,7 +101,7 @@ class LogReader:
     def _flush(self) -> Iterator[Event]:
         if self._held is not None:
             held, self._held = self._held, None
-            yield from self._whole(held.decisive, held.origin, held.text, held.text)
+            yield from self._whole(held.decisive, held.origin, held.text, held.label + held.text)
 
     def _whole(self, number: int, origin: Origin, text: str, raw: str) -> Iterator[Event]:
         if (origin.rank is not None or origin.local_rank is not None or origin.task is not None) and (
@@ -131,6 +142,12 @@ class LogReader:
         if ray := self._ray.read(text):
             yield ray
             return
+        if handed := facts.ERROR_HANDLER.match(text):  # torchelastic's error handler prints what error.json holds
+            yield from self._detailed(exception_event(handed[1]), text)
+            return
+        if stalls := self._stalls.read(text):
+            yield from stalls
+            return
         nccl = (facts.NCCL.match(text) or facts.NCCL_BARE.search(text)) if "NCCL " in text else None
         if nccl is not None:
             yield from self._nccl(nccl, origin, text)
@@ -142,7 +159,7 @@ class LogReader:
         if spawned := re.match(r"-- Process (\d+) terminated with the following error", text):
             self._spawned = int(spawned[1])
         stream = (origin.stream, self._table.rank)
-        inside, exception = self._traces.read(stream, number, text)
+        inside, exception = self._traces.read(stream, number, text, origin.rank)
         if exception is not None:
             if exception.rank is None:
                 exception.rank = self._table.rank
@@ -207,7 +224,7 @@ class LogReader:
                     "comm_rank": int(init["rank"]),
                     "world": int(init["world"]),
                     "dev": int(init["dev"]),
-                    "bus": bus_id(init["bus"]),
+                    "bus": facts.bus_id(init["bus"]),
                     "complete": int("COMPLETE" in words),
                 },
             )
@@ -227,11 +244,16 @@ class LogReader:
         if head["level"] == "WARN":
             meaning = meaning_of(text)
             if meaning is None:
+                if facts.NCCL_FAILS.search(words) and not is_harmless(text):
+                    yield Event(role="wrapper", what="nccl_unknown", strength=1, names_rank=False)
                 return
             row, found = meaning
             event = Event(role=row.role, what=row.what, strength=row.strength, names_rank=row.names_rank)
             event.detail = {key: value for key, value in found.groupdict().items() if value is not None}
             yield event
+        elif returned := facts.RETURNED.search(words):
+            what, role = _RETURNED[returned["code"]]
+            yield Event(role=role, what=what, strength=1, names_rank=False)
         elif "Call to connect returned" in words and "retrying" not in words:
             yield Event(role="echo", what="bootstrap_connect_failed", strength=1)
 
@@ -265,22 +287,14 @@ class LogReader:
             yield Event(role="fact", what="world", detail={"world": int(world[1])})
         if any(word in lowered for word in ("stopp", "exhausted", "no more")) and facts.EARLY.search(text):
             yield Event(role="fact", what="early_stop")
-        if any(word in lowered for word in facts.WORDS_OF_AN_END) and facts.DONE.search(text):
+        if any(word in lowered for word in facts.WORDS_OF_AN_END) and facts.is_done(text):
             yield Event(role="done", what="done")
         elif step := facts.PROGRESS.search(text):
             yield Event(role="progress", what="progress", detail={"step": int(step[1])})
+        elif facts.ERROR_WORDS.search(text) and not is_harmless(text):
+            yield Event(role="fact", what="error_words")
 
 
 def _goes_on(text: str) -> bool:
     starts = ("Exception raised", "frame #", "terminate called", "Traceback", "  File", "srun:", "slurmstepd")
     return bool(text) and "NCCL " not in text[:200] and not text.startswith(starts)
-
-
-def bus_id(hexed: str) -> str:
-    """NCCL's bus id without punctuation, read from the right.
-
-    >>> bus_id("1a000"), bus_id("f000"), bus_id("1901000")
-    ('0000:1a:00.0', '0000:0f:00.0', '0019:01:00.0')
-    """
-    digits = hexed.rjust(9, "0")
-    return f"{digits[:-5].rjust(4, '0')[-4:]}:{digits[-5:-3]}:{digits[-3:-1]}.{digits[-1]}"

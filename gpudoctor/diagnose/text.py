@@ -26,6 +26,7 @@ def _lines(answer: Diagnosis, width: int, color: bool, verbose: bool) -> Iterato
     if cause is None:
         yield _painted("NOTHING FOUND", _GREEN, color)
         yield from _row("read", f"{_files(answer.files)}: {answer.reason}", width)
+        yield from _rows("last words", [_line_of(line) for line in answer.unexplained], width)
     elif answer.verdict == "nothing":
         yield f"{_painted('RECOVERED', _GREEN, color)}  {text_of_cause(cause.what).title}"
         yield from _of_cause(cause, width)

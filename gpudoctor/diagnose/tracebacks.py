@@ -16,6 +16,14 @@ _EXCEPTION = re.compile(
 )
 # without a traceback before it, only what is named like an exception is one
 _NAMED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout)$")
+# a class; the standard library has these few in lower case. `self.comm: ncclComm_t = f(` is a statement
+_CLASS = re.compile(r"(?:^|\.)_?(?:[A-Z]\w*|error|timeout|gaierror|herror)$")
+# the last line of a frame, or the marks below it, behind a head that is missing
+_CUT = re.compile(r"\s{4,}(?:raise\s|[\^~]+\s*$)")
+# torch puts `[rank3]: ` before the lines of an uncaught exception
+_UNCAUGHT = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): \S")
+# the margin of an exception group
+_GROUPED = re.compile(r"^ {0,40}\| ")
 # Python prints these where nothing ends by them
 _IGNORED = ("Exception ignored in", "--- Logging error ---")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
@@ -70,6 +78,8 @@ _WRAPPERS = {
     "WorkerCrashedError",
     "NodeDiedError",
     "EngineGenerateError",
+    "ExceptionGroup",
+    "BaseExceptionGroup",
 }
 _MOVED = {
     "ConnectionResetError",
@@ -111,9 +121,14 @@ class Tracebacks:
         self._last: dict[object, Event] = {}
         self._chain: set[object] = set()
         self._ignored: set[object] = set()
+        self._logged: tuple[int, object, int | None] | None = None
 
-    def read(self, stream: object, number: int, text: str) -> tuple[bool, Event | None]:
-        """Whether the line belongs to a traceback, and the exception if it ends with this line."""
+    def read(self, stream: object, number: int, text: str, writer: int | None = None) -> tuple[bool, Event | None]:
+        """Whether the line belongs to a traceback, and the exception if it ends with this line.
+
+        `writer`: the rank that the line's own label tells.
+        """
+        text = _GROUPED.sub("", text)
         if text.startswith(_IGNORED):
             self._ignored.add(stream)
             return True, None
@@ -125,18 +140,22 @@ class Tracebacks:
             reraised = "Original Traceback" in text
             self._open[stream] = _Open(number, rank, chained=stream in self._chain, reraised=reraised, functions=set())
             self._open[stream].ignored = stream in self._ignored
+            self._logged = (number, stream, writer) if begin.start() else None
             self._chain.discard(stream)
             self._ignored.discard(stream)
             return True, None
         trace = self._open.get(stream)
         if frame := _FRAME.match(text):
             if trace is None:
-                trace = self._open[stream] = _Open(number, functions=set())
+                trace = self._open[stream] = self._taken_over(number) or _Open(number, functions=set())
             self._frame(trace, frame)
             return True, None
         if text.startswith(_CHAINED):
             self._chain.add(stream)
             return True, None
+        if trace is None and (_CUT.match(text) or (writer is not None and _UNCAUGHT.match(text))):
+            # its head is missing: no frame was seen, only what stands right before the exception, or that itself
+            trace = self._open[stream] = _Open(number, functions=set())
         if trace is None:
             return False, None
         if not text.strip() or text[0] in " \t|+^~" or trace.frames > _MOST_FRAMES:
@@ -145,12 +164,22 @@ class Tracebacks:
             return True, None
         found = _EXCEPTION.match(text)
         # interleaved lines of another writer stand between, where no prefix tells writers apart
-        if found is None or (trace.frames == 0 and not _NAMED.match(found["type"])):
+        if found is None or (trace.frames == 0 and not _NAMED.match(found["type"])) or not _CLASS.search(found["type"]):
             return False, None
         if " " in found["type"] or (not found["message"] and not _NAMED.match(found["type"]) and text != found["type"]):
             return False, None
         del self._open[stream]
         return True, self._event(stream, trace, found, text)
+
+    def _taken_over(self, number: int) -> _Open | None:
+        """The traceback that a logger's line began, whose further lines have no label: `[... TP2] ... Traceback`."""
+        if self._logged is None or self._logged[0] != number - 1:
+            return None
+        _, stream, writer = self._logged
+        trace = self._open.pop(stream, None)
+        if trace is not None and trace.rank is None:
+            trace.rank = writer
+        return trace
 
     def _frame(self, trace: _Open, frame: re.Match[str]) -> None:
         trace.frames += 1

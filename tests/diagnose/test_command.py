@@ -53,6 +53,30 @@ def test_text_names_what_where_and_the_line(log: Path, capsys: pytest.CaptureFix
     assert "gpudoctor explain diagnose.user-exception" in text
 
 
+def test_the_line_of_a_timeout_is_shown_with_its_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.log"
+    path.write_text(
+        "[rank2]:[E816 02:52:53.1 ProcessGroupNCCL.cpp:632] [Rank 2] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=44, OpType=ALLREDUCE, NumelIn=5, NumelOut=5, Timeout(ms)=600000) ran for 600026 milliseconds.\n"
+    )
+    main(["diagnose", str(path), "--json"])
+    evidence = json.loads(capsys.readouterr().out)["cause"]["evidence"]
+    assert [line["text"][:9] for line in evidence] == ["[rank2]:["]
+
+
+@pytest.mark.parametrize("form", ["text", "json", "html"])
+def test_last_words_that_are_not_understood_are_shown(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.log"
+    path.write_text("".join(f"step {n} loss 2\n" for n in range(5)) + "fatal: the flux capacitor is empty\n")
+    assert main(["diagnose", str(path), "--format", form]) == 0
+    assert "the flux capacitor is empty" in capsys.readouterr().out
+    path.write_text(path.read_text() + "step 6 loss 2\n")
+    assert main(["diagnose", str(path), "--format", form]) == 0
+    assert "the flux capacitor is empty" not in capsys.readouterr().out
+
+
 def test_json_has_the_shape_that_was_promised(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["diagnose", str(log), "--json"])
     answer = json.loads(capsys.readouterr().out)

@@ -80,3 +80,11 @@ def test_an_xid_of_some_program_does_not_matter_to_a_job_that_ended_well(tmp_pat
         "[Fri Aug 16 02:43:00 2024] NVRM: Xid (PCI:0000:dc:00): 31, pid=7, name=demo, Ch 8, MMU Fault\n"
     )
     assert said(answer_of(tmp_path)) == ("healthy", None)
+
+
+def test_a_stall_that_was_overcome_is_nothing(tmp_path: Path) -> None:
+    stall = "[2020-12-30 16:35:15.18: W horovod/common/stall_inspector.cc:107] waiting for remainder of ranks\n"
+    text = f"{stall}Missing ranks:\n2: [broadcast.noname.1]\n" + "".join(
+        f"Epoch {n}/40 - loss: 1.2\n" for n in range(40)
+    )
+    assert said(answer_to(text, tmp_path)) == ("healthy", None)

@@ -8,6 +8,7 @@ CUDA = rows(
     ("gpu_ecc", "uncorrectable", r"[Uu]ncorrectable (?:ECC|NVLink) error (?:encountered|was detected)"),
     ("cuda_device_assert", "assert", r"device-side assert triggered|:\d+: \S+: block: \[\d.{0,60}Assertion `.{0,300}failed"),
     ("cuda_illegal_access", "illegal", r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS"),
+    ("cuda_illegal_access", "memory access fault", r"Memory access fault by GPU node-\d+"),
     ("cuda_illegal_access", "illegal", r"an illegal instruction was encountered", "cause", 2),
     ("cuda_launch_failure", "launch", r"unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED", "cause", 2),
     ("cuda_launch_failure", "misaligned", r"misaligned address", "cause", 2),

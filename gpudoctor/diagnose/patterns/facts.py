@@ -21,6 +21,11 @@ CHANNEL = re.compile(
     r"(?:Channel|Ring) \d+(?:/\d+)? : (?P<src>\d+)\[\w+\] -> (?P<dst>\d+)\[\w+\] (?P<way>\[receive\]|\[send\]|via)"
 )
 INTERFACE = re.compile(r"NET/Socket ?: Using |Call to connect returned [^,]{1,60}, retrying")
+# the call of the program returned this code; its reason was not printed
+RETURNED = re.compile(r"(?:^|/)(?:init|group)\.cc:\d+ -> (?P<code>[126])\b")
+# a warning that is not known here, of something that did not work
+NCCL_FAILS = re.compile(r"(?i)^error\b|\bfailed\b|\bno algorithm")
+ERROR_HANDLER = re.compile(r'\s*"message": "([\w.]*(?:Error|Exception): [^"]*)",?\s*$')
 PROXY = re.compile(r"Failed to execute operation \w+ from rank (?P<rank>\d+)")
 SEGMENT = re.compile(r"nccl-shm-(?P<way>recv|send)-[0-9a-f]+-\d+-(?P<src>\d+)-(?P<dst>\d+)")
 GLOO = re.compile(r"\[Gloo\] Rank (?P<rank>\d{1,5}) is connected to (?P<peers>\d{1,5}) peer ranks\. Expected")
@@ -39,6 +44,10 @@ DONE = re.compile(
     r"(?i)^\W*(?:done|finished|completed?)\b|\b(?:train(?:ing)?|job|run|fit|epochs?)\b.{0,40}\b(?:finished|completed?|done|succeeded)\b"
     r"|max_(?:steps|epochs)\S* reached|srun exit code 0\b|exit(?:ed with)? (?:code|status) 0\b|state=COMPLETED"
 )
+# before the word of an end: "Timed out waiting for job step to complete", "training was not finished"
+_NOT_DONE = re.compile(
+    r"(?i)\b(?:error|exception|fail(?:ed|ure|s)?|timed out|timeout|not|never|abort(?:ed)?|unable|cannot|could|waiting|until|to)\b"
+)
 EARLY = re.compile(
     r"(?i)(?<![\w-])early stopp(?:ing|ed)\b(?!\s*[=:]\s*(?:true|false|none|null|\d|[{<\[]))|stopp(?:ing|ed) early\b|data(?:set)? (?:is )?exhausted"
     r"|no more (?:data|batches)\b"
@@ -48,6 +57,30 @@ MISMATCH = re.compile(
     r"(?:, TensorShape=\[(?P<a_shape>[\d, ]*)\])?.*?but Rank (?P<b>\d+) is running (?:inconsistent )?collective: "
     r"CollectiveFingerPrint\(SequenceNumber=(?P<b_seq>\d+),? ?OpType=(?P<b_op>\w+)(?:, TensorShape=\[(?P<b_shape>[\d, ]*)\])?"
 )
+# said of an end, where nothing else here knows the line
+ERROR_WORDS = re.compile(
+    r"(?i)^(?!.*\b(?:retry|retrying|ignored)\b).*(?<![\w-])(?:error|exception|fatal|crashed|aborted|core dumped)(?![\w=-])"
+)
 SRUN_OOM = re.compile(r"error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): Out Of Memory")
 STEPD = re.compile(r"^slurmstepd-(?P<host>[\w.-]+?): ")
 KERNEL = re.compile(r"NVRM: |AER: |PCIe Bus Error|oom-kill:|Killed process|segfault at|SXid")
+
+
+def is_done(text: str) -> bool:
+    """Whether the line says that the job came to its end.
+
+    >>> is_done("Training finished after 3 epochs"), is_done("srun: error: Timed out waiting for job step to complete")
+    (True, False)
+    """
+    found = DONE.search(text)
+    return found is not None and not _NOT_DONE.search(text, 0, found.end())
+
+
+def bus_id(hexed: str) -> str:
+    """NCCL's bus id without punctuation, read from the right.
+
+    >>> bus_id("1a000"), bus_id("f000"), bus_id("1901000")
+    ('0000:1a:00.0', '0000:0f:00.0', '0019:01:00.0')
+    """
+    digits = hexed.rjust(9, "0")
+    return f"{digits[:-5].rjust(4, '0')[-4:]}:{digits[-5:-3]}:{digits[-3:-1]}.{digits[-1]}"

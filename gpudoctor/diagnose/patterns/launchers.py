@@ -50,7 +50,14 @@ _SRUN = re.compile(
 _MPIRUN = re.compile(
     r"noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>[\w.-]+) exited on signal (?P<signal>\d+)"
 )
-_ABORT = re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator .{0,80}?errorcode (?P<code>\d+)")
+# Open MPI writes the code on the next line
+_ABORT = re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator(?:.{0,80}?errorcode (?P<code>\d+))?")
+_COMPOSER = re.compile(
+    r"Rank (?P<rank>\d+) crashed with exit code (?P<code>-?\d+)|Global rank (?P<global>\d+) \(PID (?P<pid>\d+)\) exited with code (?P<other>-?\d+)"
+)
+_LAUNCH_FAILED = re.compile(
+    r"srun: error: (?:Task launch for \S+ failed|Application launch failed)|(?:exited with|returned)(?: non-?zero)?(?: exit)? (?:code|status) -?[1-9]\d*\b"
+)
 _SPAWN = re.compile(r"process (?P<rank>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))")
 _SPAWNED = re.compile(r"process (?P<pid>\d+) spawned with command: .{0,2000}--local_rank=(?P<local_rank>\d+)")
 _LIGHTNING = re.compile(r"Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)\. Forcefully")
@@ -86,7 +93,10 @@ def read_launcher(text: str) -> list[Event]:
     if found := _MPIRUN.search(text):
         return [_exit(-int(found["signal"]), "mpirun", rank=int(found["rank"]), host=found["host"])]
     if found := _ABORT.search(text):
-        return [_exit(int(found["code"]) or 1, "mpirun", rank=int(found["rank"]))]
+        return [_exit(int(found["code"] or 1) or 1, "mpirun", rank=int(found["rank"]))]
+    if found := _COMPOSER.search(text):
+        code, pid = int(found["code"] or found["other"]), int(found["pid"]) if found["pid"] else None
+        return [_exit(code, "spawn", rank=int(found["rank"] or found["global"]), pid=pid)] if code else []
     if found := _SPAWN.search(text):
         code = -SIGNALS.get(found["signal"], 9) if found["signal"] else int(found["code"])
         return [_exit(code, "spawn", rank=int(found["rank"]))]
@@ -113,6 +123,8 @@ def read_launcher(text: str) -> list[Event]:
         return [] if number == "0" else [Event(role="fact", what="restart", detail={"count": int(number or 1)})]
     if "ChildFailedError" in text:
         return [Event(role="wrapper", what="child_failed")]
+    if _LAUNCH_FAILED.search(text):
+        return [Event(role="wrapper", what="launcher_exit")]
     return []
 
 
@@ -135,7 +147,8 @@ class ElasticTable:
             self.rank = None
         elif _BLOCK.match(text):
             self._fields, self._inside, self.rank = {}, True, None
-        elif self._inside and (field := _FIELD.match(text)):
+        elif (field := _FIELD.match(text)) and (self._inside or _TABLE_RANK.fullmatch(field["value"].strip())):
+            self._inside = True  # also where a cut left the head out: no other line has a rank of this form
             self._fields[field["name"]] = field["value"].strip()
             if field["name"] == "rank" and (rank := _TABLE_RANK.match(field["value"].strip())):
                 self.rank = int(rank[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpudoctor.diagnose.patterns.model import rows
 
 TORCH = rows(
+    ("bootstrap_no_interface", "unable to find", r"Unable to find (?:address|interface) for: \S+"),
     # gloo: the address is that of the peer which went first
     ("connect_stale", "connectfullmesh", r"connectFullMesh failed|\] ERROR failed to connect, willRetry", "echo", 1, False),
     ("peer_lost", "connection closed by peer", r"Connection closed by peer \[(?P<peer>[^\]]{1,80})\]", "victim"),
@@ -23,13 +24,19 @@ TORCH = rows(
     ("store_timeout", "wait timeout", r"wait timeout after \d+ms, keys: (?:\S*/(?:cpu|cuda)//\d+/(?P<key_rank>\d+))?", "wait"),
     ("store_timeout", "store based barrier", r"store based barrier on rank.{0,120}?world_size=(?P<world>\d+), (?:worker_count|num_workers_joined)=(?P<joined>\d+)", "wait"),
     ("store_timeout", "uniqueid", r"ret(?:rie|rei)ving ncclUniqueId from \[(?P<key_rank>\d+)\].{0,200}got error: (?:[Ww]ait timeout|Socket Timeout|Timeout)", "wait"),
+    ("store_timeout", "other ranks", r"there are other ranks that didn't finish", "wait"),
     ("store_timeout", "socket timeout", r"(?:RuntimeError|DistStoreError|DistNetworkError|c10d\S*): (?:Socket Timeout|Timed out|Wait timeout)\b", "wait"),
     ("store_lost", "store->get", r"store->get\('.{0,80}got error", "victim"),
+    # Horovod: one of its processes ended, which told why before this
+    ("peer_lost", "horovod", r"Horovod has been shut down|HorovodInternalError", "victim"),
+    ("peer_lost", "mpi communication peer", r"MPI communication peer process has unexpectedly disconnected", "victim"),
+    ("peer_timeout", "deepep", r"DeepEP\b.{0,80}\btimeout", "wait"),
     # JAX's coordination service
     ("store_lost", "coordination", r"(?:UNAVAILABLE|ABORTED|INTERNAL): .{0,300}[Cc]oordination", "victim"),
     ("store_timeout", "deadline_exceeded", r"DEADLINE_EXCEEDED: .{0,200}[Bb]arrier", "wait"),
     ("rendezvous_unreachable", "stop_waiting", r"[Ss]top_waiting response is (?:expected|required)"),
     ("rendezvous_unreachable", "client socket has", r"client socket has (?:timed out|failed).{0,120}(?:while trying to connect|connect to)"),
+    ("rendezvous_unreachable", "connect() timed out", r"connect\(\) timed out\. Original timeout was \d+ ms"),
     ("rendezvous_unreachable", "rendezvousconnectionerror", r"RendezvousConnectionError", "echo", 2, False),
     ("rendezvous_unreachable", "hostname", r"(?:Name or service not known|Temporary failure in name resolution|"
      r"The IPv[46] network addresses of \([^)]*\) cannot be retrieved)", "echo", 2, False),
@@ -64,7 +71,9 @@ TORCH = rows(
     ("fs_error", "remote i/o", r"Errno 121\] Remote I/O error|Errno 110\] Connection timed out: '/", "cause", 2),
     ("host_alloc_failed", "allocat", r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory).{0,40}(?:allocate )?(?P<bytes>\d+)? ?|Unable to allocate [\d.]+ [KMGTPE]iB for an array"),
     ("host_alloc_failed", "cannot allocate memory", r"OSError: \[Errno 12\] Cannot allocate memory|^MemoryError"),
-    ("nan", "nan", r"found NaN in local (?:grad|forward)|Unexpected result nan|[Ll]oss is (?:nan|NaN|inf|not finite)"
+    ("nan", "in local", r"found (?:NaN|Inf) in local (?:grad|forward)"),
+    ("nan", "unexpected result", r"Unexpected result (?:nan|inf)"),
+    ("nan", "nan", r"[Ll]oss is (?:nan|NaN|inf|not finite)"
      r"|(?:FloatingPointError|AssertionError|ValueError|RuntimeError|\.NaN\w*).{0,120}\b(?:nan|NaN|NaNs)\b|contains? NaN"
      r"|Function '\w+' returned nan values"),
     ("nan", "nan", r"(?i)\bgrad(?:ient)? ?norm[:= ]+(?:nan|inf)\b|\bloss[:= ]+nan\b", "cause", 2),

@@ -31,6 +31,10 @@ CONTINUES = re.compile(
     r"Watchdog caught|Exception \(either|failure detected|ProcessGroupNCCL|Heartbeat|Timeout at NCCL"
 )
 DECIDES = re.compile(r"got stuck|Watchdog caught|Heartbeat monitor|work sequence id|at work:")
+# one of them in each line that is read here: most lines are thrown away by this alone
+_WORDS = re.compile(
+    r"imeout|atchdog|eartbeat|blocking wait|NCCL operations|data inconsistency|failed collective|debug info"
+)
 _CONSEQUENCE = re.compile(
     r"Some NCCL operations have failed or timed out|To avoid data inconsistency|watchdog thread terminated with exception: "
     r"NCCL|Stack trace of the failed collective|preparing to dump debug info"
@@ -45,7 +49,7 @@ def read_watchdog(text: str) -> Event | None:
     >>> event.what, event.number("seq"), event.word("op")
     ('nccl_timeout', 44, 'ALLREDUCE')
     """
-    if "imeout" not in text and "atchdog" not in text and "eartbeat" not in text and "blocking wait" not in text:
+    if not _WORDS.search(text):
         return None
     group = _details(_GROUP.search(text))
     if _TIMED_OUT.search(text):
@@ -55,7 +59,7 @@ def read_watchdog(text: str) -> Event | None:
             event.rank = int(named[1])
         return event
     if (status := _STATUS.search(text)) or (status := _AT_TIMEOUT.search(text)):
-        return Event(role="fact", what="group_status", detail={**_details(status), **group})
+        return Event(role="wait", what="group_status", detail={**_details(status), **group})
     if (heart := _HEARTBEAT.search(text)) is not None:
         return Event(role="stuck", what="watchdog_stuck", detail={**_details(heart), **group})
     if (stuck := _STUCK.search(text)) is not None:

@@ -23,6 +23,7 @@ _OUTSIDE = {
     "rank_behind",
 }
 _STEPS_BEHIND = 3
+_LAST_ERROR_LINES = 4
 _NUMBER = re.compile(r"\d+")
 _ALL = {"user_exception": "user_exception_all"}
 
@@ -54,6 +55,8 @@ def echoes(job: Job, attempt: int, least: int) -> list[Hypothesis]:
     """Causes that a peer's end brings about as well: a refused connection, an unanswered request."""
     found = _grouped(job, attempt, [e for e in job.of("echo", attempt=attempt) if e.strength >= least])
     for hypothesis in found:
+        if hypothesis.what == "connect_stale" and attempt == 0:  # no earlier attempt that could have left an address
+            hypothesis.what = "bootstrap_connect_failed"
         hypothesis.unknown = hypothesis.what == "connect_stale" or all(
             e.detail.get("warning") for e in hypothesis.events
         )
@@ -63,7 +66,12 @@ def echoes(job: Job, attempt: int, least: int) -> list[Hypothesis]:
 
 def weak_causes(job: Job, attempt: int) -> list[Hypothesis]:
     """Words that say what failed in general: the wrapper of an error that is not in the text."""
-    events = [e for e in job.of("cause", "wrapper", attempt=attempt) if e.strength == 1 and e.what.startswith("nccl_")]
+    lost = [e for e in job.of("victim", attempt=attempt) if e.what == "peer_lost"]
+    events = [
+        e
+        for e in job.of("cause", "wrapper", attempt=attempt)
+        if e.strength == 1 and e.what.startswith("nccl_") and not _told_below(e, lost)
+    ]
     events += [
         e
         for e in job.of("cause", attempt=attempt)
@@ -74,6 +82,14 @@ def weak_causes(job: Job, attempt: int) -> list[Hypothesis]:
         hypothesis.confidence = "possible"
         hypothesis.unknown = hypothesis.what in ("nccl_unknown", "nccl_cuda_unknown")
     return found
+
+
+def _told_below(event: Event, lost: list[Event]) -> bool:
+    """Whether the "Last error:" of this wrapper says that a peer went."""
+    return any(
+        e.file == event.file and e.rank == event.rank and event.line < e.line <= event.line + _LAST_ERROR_LINES
+        for e in lost
+    )
 
 
 def mismatches(job: Job, attempt: int) -> list[Hypothesis]:

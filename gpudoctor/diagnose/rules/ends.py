@@ -8,6 +8,7 @@ from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
 
 _CLASS = {-9: "killed_sigkill", -11: "segfault", -7: "sigbus"}
+_WHOLE_NODES = (4, 8, 16)
 _CRASHES = (-11, -7, -9, -8, -4, -6, 1)
 
 
@@ -93,6 +94,8 @@ def _others_gone(job: Job, attempt: int, events: list[Event]) -> bool:
     before = {other for other in pids if other < pid}
     if len(pids) < 2 or len(before) > number:
         return False
+    if len(pids) in _WHOLE_NODES and 2 * (max(pids) - min(pids) + 1) <= 3 * len(pids):
+        return False  # all of a node's: a gap between two ids is a process of another program
     in_a_row = pid - number <= min(pids)
     return len(before) < number or (in_a_row and pids != set(range(pid - number, max(pids) + 1)))
 

@@ -18,7 +18,7 @@ def scheduler_endings(job: Job, attempt: int) -> list[Hypothesis]:
     """Time limit, preemption, eviction, a lost node: said by the scheduler itself, and nothing failed before."""
     found: list[Hypothesis] = []
     for what in ("node_lost", "preempted", "time_limit", "evicted"):
-        events = [e for e in job.events if e.what == what and e.role == "ending"]
+        events = [e for e in job.of("ending") if e.what == what and e.attempt >= attempt]
         if not events or _failed_before(job, attempt, events[0], lost_peers_count=False):
             continue
         hosts = {e.host for e in events if e.host}
@@ -31,7 +31,7 @@ def signals_and_cancels(job: Job, attempt: int) -> list[Hypothesis]:
     """A signal to the launcher, Ctrl-C, scancel: only if nothing failed before it."""
     found: list[Hypothesis] = []
     for what in ("terminated_signal", "cancelled"):
-        events = [e for e in job.events if e.what == what and e.role == "ending"]
+        events = [e for e in job.of("ending") if e.what == what and e.attempt >= attempt]
         if not events or _failed_before(job, attempt, events[0], lost_peers_count=True):
             continue
         strongest = max(e.strength for e in events)

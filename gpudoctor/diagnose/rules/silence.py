@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpudoctor.diagnose.job import TROUBLE, Job
+from gpudoctor.diagnose.events import TROUBLE
+from gpudoctor.diagnose.job import Job
 from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
 
 

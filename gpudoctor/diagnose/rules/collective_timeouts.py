@@ -41,7 +41,7 @@ def nccl_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
 
 def groups_of(job: Job, attempt: int) -> dict[Group, dict[int, Waiting]]:
     """Per process group the ranks that timed out or told their counts. None: the old formats, which name no group."""
-    status = [e for e in job.of("fact", attempt=attempt) if e.what == "group_status" and e.rank is not None]
+    status = [e for e in job.of("wait", attempt=attempt) if e.what == "group_status" and e.rank is not None]
     timeouts = [e for e in job.of("wait", attempt=attempt) if e.what == "nccl_timeout"]
     keys = {_key(e) for e in status}
     only = next(iter(keys)) if len(keys) == 1 else None
@@ -143,7 +143,8 @@ def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiti
     first = waiting[0]
     silent, size = _silent(job, attempt, waiting, heard)
     known = [key for key in groups if key is not None]
-    one_place = len({w.seq for w in waiting}) == 1 and len(known) <= 1
+    one_call = len({w.op for w in waiting if w.op}) <= 1 or bool(known)  # where a group is named, others were compared
+    one_place = len({w.seq for w in waiting}) == 1 and len(known) <= 1 and one_call
     started = any(e.role == "progress" and (e.number("step") or 0) > 0 for e in job.of("progress", attempt=attempt))
     never = all(w.seq is not None and w.seq <= 1 for w in waiting) or all(
         w.completed is not None and w.completed <= 0 for w in waiting
@@ -155,7 +156,8 @@ def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiti
                 host=host_of(events),
                 confidence="likely",
                 events=events[:4],
-                text="the very first collective never ended: these GPUs have never exchanged anything",
+                text="the very first collective never ended: these GPUs have never exchanged anything, or a rank that "
+                "is not heard of never came",
             )
         ]
     if one_place and silent is not None and len(silent) == 1 and len(heard) >= 2:
@@ -175,6 +177,8 @@ def _same_everywhere(job: Job, attempt: int, groups: dict[Group, dict[int, Waiti
         why = (
             "one rank alone cannot show who is missing"
             if len(heard) < 2
+            else "the ranks wait in different collectives, of one group or of several: these lines name no group"
+            if not one_call
             else ("the ranks wait in different groups" if len(seqs) > 1 else "most ranks are not heard of")
         )
         return [
@@ -253,89 +257,4 @@ def _stuck(ranks: tuple[int, ...], events: list[Event]) -> Hypothesis:
         confidence="likely" if ranks else "possible",
         text=f"the watchdog of {who} made no progress: a CUDA or NCCL call, or whoever holds the GIL, hangs there",
         events=events[:3],
-    )
-
-
-def missing_ranks(job: Job, attempt: int) -> list[Hypothesis]:
-    """Ranks that wait for a key of the store wait for the rank that never wrote it, most often at the start."""
-    waits = [e for e in job.of("wait", attempt=attempt) if e.what == "store_timeout"]
-    if not waits:
-        return []
-    keys = {e.detail["key_rank"] for e in waits if e.detail.get("key_rank") is not None}
-    named_ranks = {int(key) for key in keys} - ranks_of_set(waits)
-    silent = job.members - job.ranks_in_trouble(attempt)
-    ranks = tuple(sorted(named_ranks or (silent if len(silent) < len(job.members) / 2 else set())))
-    who = named(ranks) if ranks else "a rank"
-    return [
-        Hypothesis(
-            what="missing_rank",
-            ranks=ranks if len(ranks) == 1 else (),
-            confidence="likely" if ranks else "possible",
-            text=f"the others waited in vain for what {who} was to write to the store: it never came that far",
-            events=waits[:3],
-        )
-    ]
-
-
-def ranks_of_set(events: list[Event]) -> set[int]:
-    """The ranks of events, as a set."""
-    return set(ranks_of(events))
-
-
-def gloo_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
-    """Gloo has no numbers: a rank without an error among peers that timed out is the one that hangs."""
-    waits = [e for e in job.of("wait", attempt=attempt) if e.what in ("gloo_timeout", "barrier_waits")]
-    if not waits:
-        return []
-    exits = job.exits(attempt)
-    ended = {e.rank for e in job.of("closed", attempt=attempt) if e.rank is not None}
-    silent = job.members - job.ranks_in_trouble(attempt)
-    silent = {rank for rank in silent if rank not in exits or (exits[rank].number("code") or 0) in (-15, -9)}
-    forced = {e.rank for e in job.of("closed", attempt=attempt) if e.what == "forced"} & silent
-    if len(silent) > 1 and len(forced) == 1:  # it did not even heed the order to end
-        silent = {rank for rank in forced if rank is not None}
-    alive = silent <= ended | set(exits)
-    if silent and (len(silent) < len(job.members) / 2 or (alive and len(silent) == 1)):
-        ranks = tuple(sorted(silent))
-        shown = waits[:2] + [e for e in exits.values() if e.rank in silent][:2]
-        hosts = {e.host for e in job.events if e.rank in silent and e.host}
-        return [
-            Hypothesis(
-                what="rank_hung",
-                ranks=ranks if len(ranks) == 1 else (),
-                host=hosts.pop() if len(hosts) == 1 else None,
-                confidence="likely" if len(ranks) == 1 else "possible",
-                events=shown,
-                text=f"the others timed out waiting; {named(ranks)} told of no error and was still there: it hangs",
-            )
-        ]
-    if not silent and (different := _other_calls(job, attempt)):
-        return [different]
-    return [
-        Hypothesis(
-            what="timeout_undecidable",
-            confidence="possible",
-            unknown=True,
-            events=waits[:3],
-            text=f"{named(ranks_of(waits)) if ranks_of(waits) else 'a rank'} waited in vain for a peer; "
-            "which one is not in these logs",
-        )
-    ]
-
-
-def _other_calls(job: Job, attempt: int) -> Hypothesis | None:
-    """All ranks wait, and by their tracebacks in different collectives."""
-    waits = [e for e in job.of("wait", "victim", attempt=attempt) if e.rank is not None and e.word("collective")]
-    values = {e.rank: e.word("collective") or "" for e in waits if e.rank is not None}
-    if len(set(values.values())) < 2 or set(values) != job.members:
-        return None
-    words = "; ".join(f"rank {rank} in {value}" for rank, value in sorted(values.items())[:6])
-    odd = minority(values) if len(values) > 2 else ()
-    return Hypothesis(
-        what="collective_mismatch",
-        ranks=odd if len(odd) == 1 else (),
-        host=host_of(waits),
-        confidence="likely",
-        events=waits[:4],
-        text=f"all ranks wait, but in different collectives: {words}",
     )

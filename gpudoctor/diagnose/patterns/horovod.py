@@ -1,0 +1,35 @@
+"""Horovod's stall inspector: which ranks did not submit a tensor that others wait for. Source: Horovod 0.11 to 0.28."""
+
+from __future__ import annotations
+
+import re
+
+from gpudoctor.diagnose.events import Event
+
+_MISSING = re.compile(r"(?P<op>[\w./-]{1,200}) \[missing ranks: ?(?P<ranks>\d[\d, ]{0,400})\]")
+_READY = re.compile(r"(?P<op>[\w./-]{1,200}) \[ready ranks: ?(?P<ranks>\d[\d, ]{0,400})\]")
+_HEADER = re.compile(r"Missing ranks: ?$")
+_ROW = re.compile(r"(?P<ranks>\d{1,6}): \[(?P<op>[^\s,\]]{1,200})")
+_MOST_OPS = 16
+
+
+class StallReader:
+    """Keeps whether rows of ranks follow: those of newer versions stand below a header of their own."""
+
+    def __init__(self) -> None:
+        self._rows = False
+
+    def read(self, text: str) -> list[Event]:
+        """One event for each tensor, as far as 16 of a line. A warning: training may go on after it."""
+        if self._rows and (row := _ROW.match(text)):
+            return [_stalled("missing", row)]
+        self._rows = bool(_HEADER.search(text))
+        if " ranks:" not in text:
+            return []
+        found = [_stalled("missing", match) for match in _MISSING.finditer(text)]
+        found += [_stalled("ready", match) for match in _READY.finditer(text)]
+        return found[:_MOST_OPS]
+
+
+def _stalled(said: str, found: re.Match[str]) -> Event:
+    return Event(role="wait", what="stalled_tensor", detail={"op": found["op"], said: found["ranks"], "warning": 1})

@@ -1,0 +1,93 @@
+"""Waits that have no numbers: for a key of the store, for a peer of gloo. Who never came, who says nothing."""
+
+from __future__ import annotations
+
+from gpudoctor.diagnose.events import Event
+from gpudoctor.diagnose.job import Job
+from gpudoctor.diagnose.rules.direct import minority
+from gpudoctor.diagnose.rules.model import Hypothesis, host_of, named, ranks_of
+
+
+def missing_ranks(job: Job, attempt: int) -> list[Hypothesis]:
+    """Ranks that wait for a key of the store wait for the rank that never wrote it, most often at the start."""
+    waits = [e for e in job.of("wait", attempt=attempt) if e.what == "store_timeout"]
+    if not waits:
+        return []
+    keys = {e.detail["key_rank"] for e in waits if e.detail.get("key_rank") is not None}
+    named_ranks = {int(key) for key in keys} - ranks_of_set(waits)
+    silent = job.members - job.ranks_in_trouble(attempt)
+    ranks = tuple(sorted(named_ranks or (silent if len(silent) < len(job.members) / 2 else set())))
+    who = named(ranks) if ranks else "a rank"
+    return [
+        Hypothesis(
+            what="missing_rank",
+            ranks=ranks if len(ranks) == 1 else (),
+            confidence="likely" if ranks else "possible",
+            text=f"the others waited in vain for {who}: it never came that far",
+            events=waits[:3],
+        )
+    ]
+
+
+def ranks_of_set(events: list[Event]) -> set[int]:
+    """The ranks of events, as a set."""
+    return set(ranks_of(events))
+
+
+def gloo_timeouts(job: Job, attempt: int) -> list[Hypothesis]:
+    """Gloo has no numbers: a rank without an error among peers that timed out is the one that hangs."""
+    waits = [e for e in job.of("wait", attempt=attempt) if e.what in ("gloo_timeout", "barrier_waits", "peer_timeout")]
+    if not waits:
+        return []
+    exits = job.exits(attempt)
+    ended = {e.rank for e in job.of("closed", attempt=attempt) if e.rank is not None}
+    silent = job.members - job.ranks_in_trouble(attempt)
+    silent = {rank for rank in silent if rank not in exits or (exits[rank].number("code") or 0) in (-15, -9)}
+    forced = {e.rank for e in job.of("closed", attempt=attempt) if e.what == "forced"} & silent
+    if len(silent) > 1 and len(forced) == 1:  # it did not even heed the order to end
+        silent = {rank for rank in forced if rank is not None}
+    alive = silent <= ended | set(exits)
+    if silent and (len(silent) < len(job.members) / 2 or (alive and len(silent) == 1)):
+        ranks = tuple(sorted(silent))
+        shown = waits[:2] + [e for e in exits.values() if e.rank in silent][:2]
+        hosts = {e.host for e in job.events if e.rank in silent and e.host}
+        return [
+            Hypothesis(
+                what="rank_hung",
+                ranks=ranks if len(ranks) == 1 else (),
+                host=hosts.pop() if len(hosts) == 1 else None,
+                confidence="likely" if len(ranks) == 1 else "possible",
+                events=shown,
+                text=f"the others timed out waiting; {named(ranks)} told of no error and was still there: it hangs",
+            )
+        ]
+    if not silent and (different := _other_calls(job, attempt)):
+        return [different]
+    return [
+        Hypothesis(
+            what="timeout_undecidable",
+            confidence="possible",
+            unknown=True,
+            events=waits[:3],
+            text=f"{named(ranks_of(waits)) if ranks_of(waits) else 'a rank'} waited in vain for a peer; "
+            "which one is not in these logs",
+        )
+    ]
+
+
+def _other_calls(job: Job, attempt: int) -> Hypothesis | None:
+    """All ranks wait, and by their tracebacks in different collectives."""
+    waits = [e for e in job.of("wait", "victim", attempt=attempt) if e.rank is not None and e.word("collective")]
+    values = {e.rank: e.word("collective") or "" for e in waits if e.rank is not None}
+    if len(set(values.values())) < 2 or set(values) != job.members:
+        return None
+    words = "; ".join(f"rank {rank} in {value}" for rank, value in sorted(values.items())[:6])
+    odd = minority(values) if len(values) > 2 else ()
+    return Hypothesis(
+        what="collective_mismatch",
+        ranks=odd if len(odd) == 1 else (),
+        host=host_of(waits),
+        confidence="likely",
+        events=waits[:4],
+        text=f"all ranks wait, but in different collectives: {words}",
+    )

@@ -1,0 +1,255 @@
+"""Excerpts of frameworks and launchers, as people paste them -> the word, and the rank where the text names one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.diagnose.asking import answer_to, said
+
+_STALL = (
+    "[2020-12-30 16:35:15.18: W horovod/common/stall_inspector.cc:105] One or more tensors were submitted to be "
+    "reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of ranks for more than 60 seconds. "
+)
+_GONE = "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce"
+_WATCHDOG = "[rank5]:[E626 16:48:25.44 ProcessGroupNCCL.cpp:2268] [PG ID 0 PG GUID 0(default_pg) Rank 5]  "
+
+CASES: dict[str, tuple[str, int | None, str]] = {
+    "horovod, ranks in each line": (
+        "rank_behind",
+        1,
+        f"[1,0]<stderr>:{_STALL}\n[1,0]<stderr>:Stalled ops:HorovodBroadcast_dense_1 [missing ranks: 1]\n"
+        "[1,0]<stderr>:HorovodBroadcast_dense_2 [missing ranks: 1]\n",
+    ),
+    "horovod, ranks below a header": (
+        "rank_behind",
+        2,
+        f"{_STALL}\nMissing ranks:\n2: [allreduce.conv1.weight, allreduce.bn1.bias ...]\n",
+    ),
+    "horovod, another tensor on one rank": (
+        "collective_mismatch",
+        None,
+        f"WARNING: {_STALL}Stalled ops: Allreduce_loss_0 [ready ranks: 3], Allreduce_grad_0 [ready ranks: 2, 0, 1]\n",
+    ),
+    "horovodrun": (
+        "victims_only",
+        None,
+        f"Fri Sep 25 16:52:53 2020[0]<stderr>:2020-09-25 16:52:53.6: W tensorflow/core/op_kernel.cc:1651] Unknown: {_GONE}\n",
+    ),
+    "a peer of MPI": (
+        "victims_only",
+        None,
+        "An MPI communication peer process has unexpectedly disconnected.  This\nusually indicates a failure in the peer\n",
+    ),
+    "mpirun's abort over two lines": (
+        "launcher_table_only",
+        None,
+        "MPI_ABORT was invoked on rank 2 in communicator MPI COMMUNICATOR 5 DUP FROM 0\nwith errorcode 1.\n",
+    ),
+    "composer": (
+        "segfault",
+        0,
+        "2024-08-30 11:06:12,928: rank0[208865][MainThread]: INFO: trainer: Run name: llm\n"
+        "ERROR:composer.cli.launcher:Rank 0 crashed with exit code -11.\n",
+    ),
+    "srun could not launch": (
+        "launcher_table_only",
+        None,
+        "srun: error: Task launch for 36.0 failed on node cn131: Job credential expired\n"
+        "srun: error: Timed out waiting for job step to complete\n",
+    ),
+    "nccl-tests": (
+        "nccl_unknown",
+        None,
+        "gpu01: Test NCCL failure common.cu:959 'internal error - please report this issue to the NCCL developers / '\n",
+    ),
+    "DeepEP": (
+        "timeout_undecidable",
+        None,
+        "DeepEP dispatch NVL receiver timeout, channel: 0, RDMA: 0, nvl: 7, src RDMA: 1, src nvl: 1, start: 0, end: 0\n",
+    ),
+    "NVSHMEM": (
+        "ib_qp_setup_failed",
+        None,
+        "/w/nvshmem_src/src/modules/transport/ibgda/ibgda.cpp:3005: non-zero status: 7 ibgda_rc_init2rtr failed on RC #0.\n",
+    ),
+    "gloo without an interface": (
+        "bootstrap_no_interface",
+        None,
+        "Traceback (most recent call last):\n  File \"/w/t.py\", line 5, in <module>\n    dist.init_process_group('gloo')\n"
+        "RuntimeError: [enforce fail at /p/gloo/transport/tcp/device.cc:83] ifa != nullptr. Unable to find address for: bond1\n",
+    ),
+    "gloo's mesh in the first attempt": (
+        "bootstrap_connect_failed",
+        None,
+        "[rank1]: RuntimeError: Gloo connectFullMesh failed with [../gloo/transport/tcp/pair.cc:144] no error\n",
+    ),
+    "an infinite gradient norm, TorchX": (
+        "nan",
+        4,
+        'i.pretrain/0 [rank4]:   File "/w/t.py", line 319, in step\ni.pretrain/0 [rank4]: RuntimeError: Unexpected result '
+        "inf (message='found Inf in local grad norm for bucket #6 in backward pass')\n",
+    ),
+    "an old rendezvous": (
+        "rendezvous_unreachable",
+        None,
+        'Traceback (most recent call last):\n  File "/l/c10d_rendezvous_backend.py", line 155, in _create_tcp_store\n'
+        "    store = TCPStore(\nRuntimeError: connect() timed out. Original timeout was 60000 ms.\n",
+    ),
+    "pdsh with addresses": (
+        "cuda_launch_failure",
+        19,
+        "10.8.12.21: {'loss': 0.24, 'epoch': 0.4}\n10.8.12.21: {'loss': 0.23, 'epoch': 0.4}\n"
+        "10.8.13.81: [rank19]:[E808 10:31:07.4 ProcessGroupNCCL.cpp:1895] [PG ID 1 PG GUID 1 Rank 19] Process group watchdog "
+        "thread terminated with exception: CUDA error: unspecified launch failure\n",
+    ),
+    "SGLang: a logger's line begins the traceback": (
+        "cuda_device_assert",
+        2,
+        "[2025-04-23 21:31:41 TP2] Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "/w/driver.py", line 444, in __call__\n    self.launch(*args, **kwargs)\n'
+        "RuntimeError: Triton Error [CUDA]: device-side assert triggered\n",
+    ),
+    "SGLang: the others did not finish": (
+        "missing_rank",
+        None,
+        '[2025-03-17 17:15:55 TP1] Scheduler hit an exception: Traceback (most recent call last):\n  File "/w/r.py", line 4, '
+        "in load\n    raise ValueError(\nValueError: TP rank 1 could finish the model loading, but there are other ranks that "
+        "didn't finish loading.\n",
+    ),
+    "a statement is no exception": (
+        "nccl_unknown",
+        None,
+        'File "/w/pynccl.py", line 110, in __init__\nself.comm: ncclComm_t = self.nccl.ncclCommInitRank(\n'
+        'File "/w/pynccl_wrapper.py", line 350, in NCCL_CHECK\nraise RuntimeError(f"NCCL error: {error_str}")\n'
+        "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)\n",
+    ),
+    "the head is cut before raise": (
+        "user_exception",
+        None,
+        "    raise RuntimeError(\nRuntimeError: Failed to import transformers.models.bloom.modeling_bloom\n",
+    ),
+    "an exception group": (
+        "user_exception",
+        1,
+        '[rank1]:   + Exception Group Traceback (most recent call last):\n[rank1]:   |   File "/w/t.py", line 3, in f\n'
+        "[rank1]:   | ExceptionGroup: unhandled errors (1 sub-exception)\n[rank1]:   +-+---------------- 1 -----\n"
+        '[rank1]:     | Traceback (most recent call last):\n[rank1]:     |   File "/w/t.py", line 8, in g\n'
+        "[rank1]:     | ValueError: bad sample\n[rank1]:     +-----------\n",
+    ),
+    "a watchdog without its first line": (
+        "timeout_undecidable",
+        None,
+        f"{_WATCHDOG}failure detected by watchdog at work sequence id: 120049 PG status: last enqueued work: 120051, "
+        "last completed work: 120048\n",
+    ),
+    "an internal error below which a peer is gone": (
+        "victims_only",
+        None,
+        "torch.distributed.DistBackendError: NCCL error in: x.cpp:1275, internal error, NCCL version 2.14.3\n"
+        "ncclInternalError: Internal check failed.\nLast error:\nNet : Connection closed by remote peer n2<50260>\n",
+    ),
+    "the code that NCCL returned, without a warning": (
+        "nccl_unknown",
+        None,
+        "n1:191:219 [0] NCCL INFO bootstrap.cc:270 -> 2\nn1:191:219 [0] NCCL INFO init.cc:1303 -> 2\n"
+        "n1:191:191 [0] NCCL INFO group.cc:106 -> 2\n",
+    ),
+    "a wrapper names no rank": (
+        "nccl_cuda_unknown",
+        None,
+        "(VllmWorker rank=1 pid=77) ERROR 06-29 19:19:58 [multiproc_executor.py:488]     raise RuntimeError(e)\n"
+        "(VllmWorker rank=1 pid=77) ERROR 06-29 19:19:58 [multiproc_executor.py:488] RuntimeError: NCCL error: unhandled "
+        "cuda error (run with NCCL_DEBUG=INFO for details)\n",
+    ),
+    "a table whose head is cut": (
+        "segfault",
+        None,
+        " iteration 2/ 100 | lm loss: 1.2\n  rank      : 0 (local_rank: 0)\n  exitcode  : -11 (pid: 6421)\n"
+        "  error_file: <N/A>\n",
+    ),
+    "a node's eight processes, their numbers not in a row": (
+        "killed_sigkill",
+        0,
+        "".join(
+            f"WARNING:torch.distributed.elastic.multiprocessing.api:Sending process {pid} closing signal SIGTERM\n"
+            for pid in (376, 378, 379, 380, 381, 383, 384)
+        )
+        + "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 0 (pid: 375) of binary: x\n",
+    ),
+    "a kernel log of one driver": (
+        "gpu_xid",
+        None,
+        "".join(
+            f"> [Fri Aug 30 11:43:0{n} 2024] NVRM: Xid (PCI:0000:cb:00): 13, pid='<unknown>', name=<unknown>, Graphics\n"
+            for n in range(5)
+        ),
+    ),
+    "an application's logger before torch's label": (
+        "user_exception",
+        7,
+        "2025-10-31 03:11:02,473 - Tuner - INFO - [rank7]: Traceback (most recent call last):\n"
+        '2025-10-31 03:11:02,474 - Tuner - INFO - [rank7]:   File "/w/t.py", line 250, in step\n'
+        "2025-10-31 03:11:02,474 - Tuner - INFO - [rank7]: AssertionError\n",
+    ),
+    "torchelastic's error handler": (
+        "user_exception",
+        None,
+        'ERROR:torch.distributed.elastic.multiprocessing.errors.error_handler:{\n  "message": {\n'
+        '    "message": "RuntimeError: Permission denied",\n',
+    ),
+    "a warning of NCCL that is not known": (
+        "nccl_unknown",
+        None,
+        "201: :41367:41367 [1] enqueue.cc:422 NCCL WARN Error : no algorithm/protocol available\n",
+    ),
+    "old watchdogs in different collectives": (
+        "timeout_undecidable",
+        None,
+        "".join(
+            f"[E ProcessGroupNCCL.cpp:828] [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=80, "
+            f"OpType={op}, Timeout(ms)=1800000) ran for 1805926 milliseconds before timing out.\n"
+            for rank, op in ((0, "ALLGATHER"), (1, "BROADCAST"))
+        ),
+    ),
+    "Ray's monitor, wrapped by a terminal": (
+        "host_oom",
+        None,
+        "(raylet) node_manager.cc:3007: 2 Workers (tasks /\n actors) killed due to memory pressure (OOM), 0 Workers crashed\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(("what", "rank", "text"), CASES.values(), ids=list(CASES))
+def test_an_excerpt_of_a_framework_gets_its_word_and_rank(
+    what: str, rank: int | None, text: str, tmp_path: Path
+) -> None:
+    assert said(answer_to(text, tmp_path)) == (what, rank)
+
+
+_PREEMPTED = (
+    "".join(f"step {n} loss 2.1\n" for n in range(20))
+    + "slurmstepd: error: *** JOB 7 ON gpu01 CANCELLED AT 2025-01-01T00:00:00 DUE TO PREEMPTION ***\n"
+    + "node1:1:2 [0] NCCL INFO ncclCommInitRank comm 0x5 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1000 - Init COMPLETE\n"
+    + "".join(f"step {n} loss 2.0\n" for n in range(18, 40))
+)
+
+
+@pytest.mark.parametrize(
+    ("end", "what", "rank"),
+    [
+        ("Training finished\n", "recovered", None),
+        ('[rank1]: Traceback (most recent call last):\n[rank1]:   File "/w/t.py", line 9, in f\n[rank1]: KeyError: 3\n', "user_exception", 1),
+    ],
+    ids=["finished", "failed later"],
+)  # fmt: skip
+def test_a_requeued_job_is_judged_by_what_came_after(end: str, what: str, rank: int | None, tmp_path: Path) -> None:
+    assert said(answer_to(_PREEMPTED + end, tmp_path)) == (what, rank)
+
+
+def test_a_time_limit_is_no_requeue_where_no_new_start_follows(tmp_path: Path) -> None:
+    """Standard error before standard output in one file: steps come behind the scheduler's line."""
+    text = "Epoch 3: step 9\nslurmstepd: error: *** JOB 7 ON gpu01 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
+    text += "".join(f"step {n} loss 2.1\n" for n in range(12))
+    assert said(answer_to(text, tmp_path)) == ("time_limit", None)
