@@ -120,6 +120,14 @@ def test_an_operator_may_have_no_answer_hold_the_job_off_the_node(bench: Bench, 
     assert [bench.run(script).returncode for script in _HOOK_OF] == [1, 1, 0]
 
 
+def test_where_only_logs_are_wanted_no_answer_holds_no_job_either(bench: Bench) -> None:
+    bench.setting("GPUDOCTOR_ON_ERROR=hold\nGPUDOCTOR_ACTION=log")
+    bench.gpudoctor(_NO_ANSWER["no Python"])
+    done = [bench.run(script) for script in _HOOK_OF]
+    assert [each.returncode for each in done] == [0, 0, 0]
+    assert all("no verdict: " in each.stderr for each in done)
+
+
 def test_the_log_that_an_operator_names_gets_the_line(bench: Bench) -> None:
     bench.setting(f"GPUDOCTOR_LOG={bench.folder}/logs/slurmd.log")
     bench.gpudoctor("exit 4")
@@ -166,6 +174,28 @@ def test_a_gpudoctor_that_hangs_is_ended_in_time(bench: Bench) -> None:
     file.write_text(file.read_text().replace('exec timeout -k 2 "$limit"', "exec timeout -k 1 1"))
     done = bench.run("prolog.sh")
     assert (done.returncode, "no answer in 40 s" in done.stderr) == (0, True)
+
+
+def test_a_gpudoctor_that_nothing_ends_is_not_waited_for(bench: Bench) -> None:
+    """In the kernel's uninterruptible sleep, SIGKILL ends it as little as `timeout`, which waits for it."""
+    fifo = bench.folder / "go"
+    bench.gpudoctor(f"mkfifo {fifo}; exec 2>/dev/null; read line < {fifo}")
+    file = bench.hooks / "gpudoctor-hooks.sh"
+    file.write_text(file.read_text().replace('exec timeout -k 2 "$limit"', "exec").replace("limit + 5", "limit - 39"))
+
+    done = bench.run("prolog.sh")  # gpudoctor is still there: it waits for its line
+
+    fifo.write_text("go\n")
+    assert (done.returncode, "no answer in 40 s" in done.stderr) == (0, True)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_metric_that_cannot_be_written_leaves_no_part_of_it(bench: Bench) -> None:
+    bench.gpudoctor("exit 4")
+    file = bench.hooks / "gpudoctor-hooks.sh"
+    file.write_text(file.read_text().replace("cat >", 'cp /dev/null "$file.$$"; cat >/dev/full #'))
+    assert bench.run("prolog.sh").returncode == 0
+    assert [path.name for path in (bench.folder / "state").glob("*.prom*")] == []
 
 
 @SCRIPTS
