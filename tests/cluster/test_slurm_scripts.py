@@ -28,6 +28,13 @@ _NO_ANSWER = {
     "crash": "kill -SEGV $$",
     "killed": "echo 'go on: PASS'; kill -KILL $$",
 }
+_JOB_OUTPUT = """\
+[rank3]: Traceback (most recent call last):
+[rank3]:   File "/w/train.py", line 9, in <module>
+[rank3]:     loss.backward()
+[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB. \
+GPU 3 has a total capacity of 79.10 GiB of which 1.20 GiB is free. Process 1 has 77.90 GiB memory in use.
+"""
 _JOB_SCRIPTS = ("prolog.sh", "epilog.sh")
 SCRIPTS = pytest.mark.parametrize("script", [*_JOB_SCRIPTS, "gpudoctor-healthcheck.sh"])
 _HOOK_OF = {"prolog.sh": "prolog", "epilog.sh": "epilog", "gpudoctor-healthcheck.sh": "health"}
@@ -273,6 +280,33 @@ def test_another_health_check_runs_before_ours_and_its_failure_takes_nothing_awa
 
     assert bench.run("health-check-all.sh").returncode == 0
     assert bench.calls() == ["nhc", "slurm health"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "field"), [("", "comment"), (" Comment=(null)", "comment"), (" Comment=my sweep 7", "admincomment")]
+)
+def test_a_failed_jobs_cause_is_written_where_the_user_wrote_nothing(bench: Bench, shown: str, field: str) -> None:
+    output = bench.folder / "job.out"
+    output.write_text(_JOB_OUTPUT)
+    scontrol = bench.folder / "scontrol"
+    scontrol.write_text(
+        f'#!/bin/sh\n[ $1 = update ] && echo "$*" > {bench.folder}/updated\n'
+        f"[ $1 = update ] || echo 'JobId=7 JobName=x{shown} StdErr={output} StdIn=/dev/null StdOut={output} Power='\n"
+    )
+    scontrol.chmod(0o755)
+    bench.gpudoctor(f'PYTHONPATH={ROOT} exec {sys.executable} -m gpudoctor "$@"')
+    bench.setting(f"PATH={bench.folder}:$PATH")
+
+    done = bench.run("diagnose-failed-job.sh", SLURM_JOB_EXIT_CODE="256")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    updated = (bench.folder / "updated").read_text()
+    assert updated == f"update job=7 {field}=gpudoctor: cuda_oom (certain) rank 3 gpu 3\n"
+
+
+def test_a_job_that_ended_well_is_not_diagnosed(bench: Bench) -> None:
+    assert bench.run("diagnose-failed-job.sh", SLURM_JOB_EXIT_CODE="0").returncode == 0
+    assert bench.calls() == []
 
 
 def test_shellcheck_finds_nothing() -> None:
