@@ -1,5 +1,6 @@
 #!/bin/bash
-# EpilogSlurmctld: when a job failed, diagnose its output and write the cause into the job's comment (squeue -o %k, sacct -o comment).
+# EpilogSlurmctld: when a job failed, diagnose its output and write the cause into the job's comment (squeue -o %k, sacct -o comment),
+# or, if the user gave it one, into its admin comment (scontrol show job, sacct -o admincomment).
 # It runs on the controller, as SlurmUser; the job's output must be readable there. Nothing it does changes the job's result.
 #
 #   slurm.conf:  EpilogSlurmctld=/opt/gpudoctor/slurm/diagnose-failed-job.sh
@@ -31,5 +32,8 @@ cause = json.load(sys.stdin)["cause"]
 place = "".join(f" {name} {cause[name]}" for name in ("rank", "host", "gpu") if cause[name] is not None)
 print(f"gpudoctor: {cause['"'what'"']} ({cause['"'confidence'"']}){place}"[:250])
 ' <<<"$answer") || exit 0
-timeout 10 scontrol update job="$job" comment="$cause" || true
+# a comment that the user gave the job stays
+field=comment
+if [[ $shown == *" Comment="* && $shown != *" Comment=(null)"* ]]; then field=admincomment; fi
+timeout 10 scontrol update job="$job" "$field=$cause" || true
 exit 0

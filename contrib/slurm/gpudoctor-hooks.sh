@@ -35,7 +35,7 @@ say() {
 # run_hook prolog|epilog|health SECONDS: fails if Slurm must not go on. The word of the answer must agree with its exit
 # code: a Python that cannot start exits with 1, too.
 run_hook() {
-  local hook=$1 limit=$2 gpudoctor=$GPUDOCTOR answer='' code
+  local hook=$1 limit=$2 gpudoctor=$GPUDOCTOR answer='' code=0
   if [ -n "$settings_error" ]; then
     no_verdict "$hook" "$settings_error"
     return
@@ -45,18 +45,22 @@ run_hook() {
     return
   fi
   # one line, and not the end of the pipe: a child that hangs in the driver may keep that open
-  read -r -t "$((limit + 5))" answer < <(exec timeout -k 2 "$limit" "$gpudoctor" slurm "$hook" </dev/null)
-  wait "$!"
-  code=$?
+  read -r -t "$((limit + 5))" answer < <(exec timeout -k 2 "$limit" "$gpudoctor" slurm "$hook" </dev/null) || code=$?
+  # above 128: nothing came in time, not even an end. What the kernel does not let go is not waited for
+  if [ "$code" -le 128 ]; then
+    wait "$!"
+    code=$?
+  fi
   case "$code $answer" in
     "0 go on: "*) return 0 ;;
     "1 refuse: "*) return 1 ;;
-    124* | 137* | 143*) no_verdict "$hook" "no answer in $limit s" ;;
+    124* | 137* | 14[23]*) no_verdict "$hook" "no answer in $limit s" ;;
     *) no_verdict "$hook" "gpudoctor slurm $hook ended with exit code $code${answer:+: $answer}" ;;
   esac
 }
 
-# Nothing is known of the node: seen in the logs and in the metric, and GPUDOCTOR_ON_ERROR decides about the job
+# Nothing is known of the node: seen in the logs and in the metric, and GPUDOCTOR_ON_ERROR decides about the job;
+# GPUDOCTOR_ACTION=log stops none
 no_verdict() {
   local folder=${GPUDOCTOR_TEXTFILE:-${GPUDOCTOR_STATE:-/run/gpudoctor}} file mark
   # one slurm.conf serves nodes without GPUs, too
@@ -76,5 +80,6 @@ gpudoctor_slurm_verdict{$mark,verdict="unknown"} 1
 # TYPE gpudoctor_slurm_timestamp_seconds gauge
 gpudoctor_slurm_timestamp_seconds{$mark} $(date +%s)
 EOF
-  [ "${GPUDOCTOR_ON_ERROR:-run}" != hold ]
+  rm -f -- "$file.$$" # a full disk has left a part
+  [ "${GPUDOCTOR_ON_ERROR:-run}" != hold ] || [ "${GPUDOCTOR_ACTION:-drain}" = log ]
 }

@@ -84,6 +84,7 @@ class _Run:
         except BlockingIOError:
             return HookResult(True, "another one runs, and will give the answer")
         finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # a child that hangs in the driver may hold a copy of it
             os.close(lock)
 
     def _health(self, wrong: HookVerdict | None) -> str:
@@ -104,7 +105,7 @@ class _Run:
         _, withheld = self._drained(judged, "health check")
         self._record(verdict, withheld=withheld)
         if verdict.verdict != "unknown" and judged.drains is None:
-            self._take_back()
+            self._take_back(node)
         elif self._settings.state.is_dir():
             forget_healthy(self._settings.state)
         return judged.why
@@ -144,14 +145,19 @@ class _Run:
             return HookVerdict("unknown", verdict.why, f"no verdict: {verdict.why}")
         return verdict
 
-    def _take_back(self) -> None:
-        """Give the node back to Slurm once it has been healthy for long enough, if it was drained by us."""
-        # the check took its time: somebody may have drained the node meanwhile
-        node = read_node(self._node)
-        if node is None:
+    def _take_back(self, before: NodeRecord | None) -> None:
+        """Give the node back to Slurm once it has been healthy for long enough, if it was drained by us.
+
+        `before` is the node before the check, which says nothing about what a drain since then was for.
+        """
+        if before is not None and not before.is_ours:
+            return
+        node = read_node(self._node) if before is not None else None
+        if before is None or node is None:
             self._say("slurmctld does not answer: state of the node not changed")
             return
-        if not node.is_ours or "DRAIN" not in node.state:
+        # the check took its time: somebody, or an epilog of ours, may have drained the node meanwhile
+        if not node.is_ours or "DRAIN" not in node.state or (node.reason, node.since) != (before.reason, before.since):
             return
         if self._settings.action == "log":
             self._say(f"healthy, and left drained, GPUDOCTOR_ACTION=log (reason: {node.reason})")

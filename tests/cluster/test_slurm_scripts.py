@@ -28,6 +28,13 @@ _NO_ANSWER = {
     "crash": "kill -SEGV $$",
     "killed": "echo 'go on: PASS'; kill -KILL $$",
 }
+_JOB_OUTPUT = """\
+[rank3]: Traceback (most recent call last):
+[rank3]:   File "/w/train.py", line 9, in <module>
+[rank3]:     loss.backward()
+[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB. \
+GPU 3 has a total capacity of 79.10 GiB of which 1.20 GiB is free. Process 1 has 77.90 GiB memory in use.
+"""
 _JOB_SCRIPTS = ("prolog.sh", "epilog.sh")
 SCRIPTS = pytest.mark.parametrize("script", [*_JOB_SCRIPTS, "gpudoctor-healthcheck.sh"])
 _HOOK_OF = {"prolog.sh": "prolog", "epilog.sh": "epilog", "gpudoctor-healthcheck.sh": "health"}
@@ -120,6 +127,14 @@ def test_an_operator_may_have_no_answer_hold_the_job_off_the_node(bench: Bench, 
     assert [bench.run(script).returncode for script in _HOOK_OF] == [1, 1, 0]
 
 
+def test_where_only_logs_are_wanted_no_answer_holds_no_job_either(bench: Bench) -> None:
+    bench.setting("GPUDOCTOR_ON_ERROR=hold\nGPUDOCTOR_ACTION=log")
+    bench.gpudoctor(_NO_ANSWER["no Python"])
+    done = [bench.run(script) for script in _HOOK_OF]
+    assert [each.returncode for each in done] == [0, 0, 0]
+    assert all("no verdict: " in each.stderr for each in done)
+
+
 def test_the_log_that_an_operator_names_gets_the_line(bench: Bench) -> None:
     bench.setting(f"GPUDOCTOR_LOG={bench.folder}/logs/slurmd.log")
     bench.gpudoctor("exit 4")
@@ -166,6 +181,28 @@ def test_a_gpudoctor_that_hangs_is_ended_in_time(bench: Bench) -> None:
     file.write_text(file.read_text().replace('exec timeout -k 2 "$limit"', "exec timeout -k 1 1"))
     done = bench.run("prolog.sh")
     assert (done.returncode, "no answer in 40 s" in done.stderr) == (0, True)
+
+
+def test_a_gpudoctor_that_nothing_ends_is_not_waited_for(bench: Bench) -> None:
+    """In the kernel's uninterruptible sleep, SIGKILL ends it as little as `timeout`, which waits for it."""
+    fifo = bench.folder / "go"
+    bench.gpudoctor(f"mkfifo {fifo}; exec 2>/dev/null; read line < {fifo}")
+    file = bench.hooks / "gpudoctor-hooks.sh"
+    file.write_text(file.read_text().replace('exec timeout -k 2 "$limit"', "exec").replace("limit + 5", "limit - 39"))
+
+    done = bench.run("prolog.sh")  # gpudoctor is still there: it waits for its line
+
+    fifo.write_text("go\n")
+    assert (done.returncode, "no answer in 40 s" in done.stderr) == (0, True)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_metric_that_cannot_be_written_leaves_no_part_of_it(bench: Bench) -> None:
+    bench.gpudoctor("exit 4")
+    file = bench.hooks / "gpudoctor-hooks.sh"
+    file.write_text(file.read_text().replace("cat >", 'cp /dev/null "$file.$$"; cat >/dev/full #'))
+    assert bench.run("prolog.sh").returncode == 0
+    assert [path.name for path in (bench.folder / "state").glob("*.prom*")] == []
 
 
 @SCRIPTS
@@ -243,6 +280,33 @@ def test_another_health_check_runs_before_ours_and_its_failure_takes_nothing_awa
 
     assert bench.run("health-check-all.sh").returncode == 0
     assert bench.calls() == ["nhc", "slurm health"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "field"), [("", "comment"), (" Comment=(null)", "comment"), (" Comment=my sweep 7", "admincomment")]
+)
+def test_a_failed_jobs_cause_is_written_where_the_user_wrote_nothing(bench: Bench, shown: str, field: str) -> None:
+    output = bench.folder / "job.out"
+    output.write_text(_JOB_OUTPUT)
+    scontrol = bench.folder / "scontrol"
+    scontrol.write_text(
+        f'#!/bin/sh\n[ $1 = update ] && echo "$*" > {bench.folder}/updated\n'
+        f"[ $1 = update ] || echo 'JobId=7 JobName=x{shown} StdErr={output} StdIn=/dev/null StdOut={output} Power='\n"
+    )
+    scontrol.chmod(0o755)
+    bench.gpudoctor(f'PYTHONPATH={ROOT} exec {sys.executable} -m gpudoctor "$@"')
+    bench.setting(f"PATH={bench.folder}:$PATH")
+
+    done = bench.run("diagnose-failed-job.sh", SLURM_JOB_EXIT_CODE="256")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    updated = (bench.folder / "updated").read_text()
+    assert updated == f"update job=7 {field}=gpudoctor: cuda_oom (certain) rank 3 gpu 3\n"
+
+
+def test_a_job_that_ended_well_is_not_diagnosed(bench: Bench) -> None:
+    assert bench.run("diagnose-failed-job.sh", SLURM_JOB_EXIT_CODE="0").returncode == 0
+    assert bench.calls() == []
 
 
 def test_shellcheck_finds_nothing() -> None:

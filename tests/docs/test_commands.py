@@ -50,3 +50,18 @@ def test_a_command_that_a_page_shows_is_understood(page: str, words: list[str]) 
     except (SystemExit, UserError) as error:
         pytest.fail(f"{page}: gpudoctor {shlex.join(words)}: {error}")
     assert args.command == words[0]
+
+
+def test_a_file_of_the_checkout_that_a_command_takes_is_there() -> None:
+    """Commands are for the top of a checkout, as `pip install .` is."""
+    named: list[tuple[str, str]] = []
+    for page in PAGES:
+        for line in re.findall(r"^(?:\$ | {4})(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+            words = line.partition(" # ")[0].split()
+            # install -m MODE SOURCE... TARGET, install -D -t TARGET SOURCE...
+            sources = (
+                [w for w in words[1:-1] if not re.fullmatch(r"-\w|\d+|/.*", w)] if words[:1] == ["install"] else []
+            )
+            named += [(page.name, w) for w in {*sources, *words} if w in sources or w.startswith("contrib/")]
+    assert {"contrib/slurm/*.sh", "contrib/prometheus/gpudoctor-agent.service"} <= {word for _, word in named}
+    assert [each for each in named if not list(ROOT.glob(each[1])) and "/site" not in each[1]] == []

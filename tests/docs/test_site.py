@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import yaml
 
 from gpudoctor.checks.core.registry import registry
 from gpudoctor.diagnose.causes import page_names
+from tests.tui.chromium import browsing, chromium
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed")
 ROOT = Path(__file__).parent.parent.parent
@@ -100,3 +102,28 @@ def test_no_link_leads_nowhere_and_nothing_is_fetched_from_elsewhere(site: Path)
     assert wrong == []
     loaded = [page.read_text(encoding="utf-8") for page in pages]
     assert not any('<script src="http' in text or 'rel="stylesheet" href="http' in text for text in loaded)
+
+
+# as the button of the theme does it
+_COPIED = """[...document.querySelectorAll(".highlight code")].map(code => {
+  code.setAttribute("data-md-copying", "");
+  const text = code.innerText;
+  code.removeAttribute("data-md-copying");
+  return text.trim();
+})"""
+
+
+def test_what_is_copied_can_be_pasted_into_a_shell(site: Path, tmp_path: Path) -> None:
+    path = chromium()
+    if path is None:
+        pytest.skip("no Chromium is installed: apt install chromium, or set GPUDOCTOR_CHROMIUM")
+
+    async def body() -> None:
+        async with browsing(path, tmp_path / "profile") as page:
+            for name in ("install", "slurm", "kubernetes", "prometheus"):
+                await page.open(f"{site.as_uri()}/{name}.html")
+                copied = await page.evaluate(_COPIED)
+                assert copied, name
+                assert [text for text in copied if not text or text.startswith("$ ") or "\n$ " in text] == [], name
+
+    asyncio.run(body())

@@ -158,7 +158,37 @@ def test_a_tmpdir_that_hangs_keeps_no_run_waiting(tmp_path: Path, monkeypatch: p
     ],
 )  # fmt: skip
 def test_a_mount_of_a_server_or_a_process_may_hang(device: str, fs_type: str, *, hangs: bool) -> None:
-    assert may_hang([Mount("/x", fs_type, "x", ("rw",), ("rw",), device)]) is hangs
+    assert may_hang("/x/y", [Mount("/x", fs_type, "x", ("rw",), ("rw",), device)]) is hangs
+
+
+@pytest.mark.parametrize(
+    ("path", "hangs"),
+    [
+        ("here/file", False), ("silent", True), ("silent/file", True), ("silent2", False), ("here/../silent/x", True),
+        ("link", True), ("link/../here", True), ("relative/file", True), ("chain", True), ("loop/file", False),
+        ("nothing/file", False), ("here\0/file", False),
+    ],
+)  # fmt: skip
+def test_only_a_path_that_leads_through_such_a_mount_may_hang(tmp_path: Path, path: str, *, hangs: bool) -> None:
+    """Every node with systemd has an automounter somewhere; what does not lead there needs no child process."""
+    for folder in ("here", "silent", "silent2"):
+        (tmp_path / folder).mkdir()
+    for name, target in (
+        ("link", tmp_path / "silent"),
+        ("relative", "here/../silent"),
+        ("chain", "link"),
+        ("loop",) * 2,
+    ):
+        (tmp_path / name).symlink_to(target)
+    own = Mount("/", "ext4", "x", ("rw",), ("rw",), "259:1")
+    over = Mount(str(tmp_path / "here"), "tmpfs", "x", ("rw",), ("rw",), "0:44")
+    silent = [Mount(str(tmp_path / name), "nfs4", "x", ("rw",), ("rw",), "0:50") for name in ("here", "silent")]
+    assert may_hang(f"{tmp_path}/{path}", [own, *silent, over]) is hangs
+
+
+def test_a_path_hangs_with_the_root_or_without_a_mount_table(tmp_path: Path) -> None:
+    assert may_hang("/etc", [Mount("/", "nfs4", "x", ("rw",), ("rw",), "0:50")])
+    assert may_hang("/etc", Missing("unread", "failed"))
 
 
 def test_a_mount_that_falls_silent_while_it_is_read_keeps_what_was_measured(tmp_path: Path) -> None:

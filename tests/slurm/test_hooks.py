@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import os
 
 import pytest
 
 from gpudoctor.slurm import HOOKS, Hook
 from gpudoctor.slurm.node_records import drain_reason
+from gpudoctor.slurm.quick_check import HookVerdict
 from tests.slurm.conftest import Node
 
 _JOB_HOOKS: tuple[Hook, ...] = ("prolog", "epilog")
@@ -102,6 +104,34 @@ def test_healthy_checks_count_for_one_drain_only(node: Node) -> None:
     records.write_text(records.read_text().replace("T12:00:00]", "T12:00:07]"))
     node.run("health")
     assert node.updates() == []
+
+
+def test_a_drain_that_came_during_a_health_check_is_not_taken_back_by_it(node: Node) -> None:
+    """An epilog drains for what the health check, which began before, has not seen."""
+    node.trial()
+    node.settings["GPUDOCTOR_UNDRAIN_AFTER"] = "1"
+    for before in (("IDLE", ""), ("IDLE+DRAIN", "gpudoctor: SIMULATED FAIL gpu.ecc GPU 1")):
+        node.node("IDLE+DRAIN", _REASON)
+        records = node.folder / "nodes"
+        records.rename(node.folder / "later")
+        node.node(*before)
+        node.scontrol(f'if [ "$3" = show ]; then cat {records}; cp {node.folder}/later {records}; fi')
+        node.run("health")
+        assert node.updates() == []
+
+    node.run("health")
+    assert node.updates() == ["update nodename=n1 state=undrain"]
+
+
+def test_the_health_check_of_a_healthy_node_asks_slurm_once(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.trial()
+    node.run("health")
+    assert node.calls() == ["-a -o show node n1"]
+
+    node.scontrol("exit 1")
+    node.run("health")
+    assert "slurmctld does not answer: state of the node not changed" in capsys.readouterr().err
+    assert node.calls()[1:] == ["-a -o show node n1"]
 
 
 def test_log_changes_nothing_and_says_what_drain_would_do(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,6 +261,35 @@ def test_a_health_check_that_still_runs_keeps_a_second_one_out(node: Node) -> No
         fcntl.flock(lock, fcntl.LOCK_EX)
         result = node.run("health")
     assert (result.go_on, len(node.calls())) == (True, before)
+
+
+def test_a_child_that_outlives_a_health_check_keeps_none_after_it_out(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forked process that hangs in the driver has a copy of every file that was open."""
+    node.trial()
+    ends: list[int] = []
+
+    def check_with_a_child(*_: object) -> HookVerdict:
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            for end in (*ends, writer):
+                os.close(end)
+            os.read(reader, 1)  # until the test is over
+            os._exit(0)
+        os.close(reader)
+        ends.append(writer)
+        return HookVerdict("pass", "PASS")
+
+    monkeypatch.setattr("gpudoctor.slurm.hooks.check", check_with_a_child)
+    try:
+        whys = [node.run("health").why for _ in range(2)]
+    finally:
+        for end in ends:
+            os.close(end)
+        for _ in ends:
+            os.wait()
+    assert whys == ["PASS", "PASS"]
 
 
 def test_a_health_check_that_cannot_keep_its_state_is_no_verdict(

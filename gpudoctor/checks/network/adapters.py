@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import median
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,6 +14,12 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_nic
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import HostEvent, HostEventKind, RdmaPort
+from gpudoctor.lazy_import import lazy
+
+if TYPE_CHECKING:
+    import statistics
+else:
+    statistics = lazy("statistics")
 
 _HOUR_S = 3600.0
 _FLAPS = Limit(5, "times a day", "AzureHPC node health checks: 5 link losses in 24 hours", name="flaps", status="warn")
@@ -236,4 +242,4 @@ def _is_high(case: Case, port: RdmaPort, leaf: str, count: int, ports: tuple[Rdm
     if up_s is not None:
         return count / max(up_s / _HOUR_S, 1.0) > case.limit(_ERRORS_PER_HOUR)
     peers = [n for p in ports if p is not port and (n := known(getattr(p, leaf))) is not None]
-    return bool(peers) and count > 10 * max(median(peers), 1)
+    return bool(peers) and count > 10 * max(statistics.median(peers), 1)

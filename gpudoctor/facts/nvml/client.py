@@ -5,17 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
-from importlib.metadata import PackageNotFoundError, distribution, version
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpudoctor.facts.deadlines import START_CALLS
 from gpudoctor.facts.model.gpu import CallError
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.nvml.error_cost import UNKNOWN, is_kept
 from gpudoctor.facts.nvml.labels import FUNCTION_NOT_FOUND, error_word, missing_for
+from gpudoctor.lazy_import import lazy
+
+if TYPE_CHECKING:
+    from importlib import metadata
+else:
+    # half as many modules again as reading the driver takes, and only a pynvml that hides another one asks for them
+    metadata = lazy("importlib.metadata")
 
 # NVML_VALUE_TYPE_* -> the member of the union that holds the value
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
@@ -272,8 +278,8 @@ def unhidden() -> Any:
     if _NAME in sys.modules:
         return sys.modules[_NAME]
     try:
-        path = Path(str(distribution("nvidia-ml-py").locate_file("pynvml.py")))
-    except PackageNotFoundError:
+        path = Path(str(metadata.distribution("nvidia-ml-py").locate_file("pynvml.py")))
+    except metadata.PackageNotFoundError:
         return None
     spec = spec_from_file_location(_NAME, path) if path.is_file() else None
     if spec is None or spec.loader is None:
@@ -288,6 +294,6 @@ def unhidden() -> Any:
 def hider() -> str:
     """The package that is in front, as "pynvml 11.5.0"."""
     try:
-        return f"pynvml {version('pynvml')}"
-    except PackageNotFoundError:
+        return f"pynvml {metadata.version('pynvml')}"
+    except metadata.PackageNotFoundError:
         return "a folder pynvml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ _OWN = frozenset((
     *(PSEUDO - {"autofs"}), "aufs", "bcachefs", "btrfs", "overlay", "ramfs", "rootfs", "tmpfs", "zfs",
 ))  # fmt: skip
 _OCTAL = re.compile(r"\\([0-7]{3})")
+_MOST_LINKS = 40  # as many as the kernel follows
 _MAX_BYTES = 16 << 20  # a node of many containers has thousands of mounts
 
 
@@ -73,13 +75,40 @@ def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
     return found
 
 
-def may_hang(mounts: Sequence[Mount] | Missing) -> bool:
-    """Whether a look at some path may never return: a server, a user's process or the automounter answers for it."""
-    if isinstance(mounts, Missing):
+def may_hang(path: str, mounts: Sequence[Mount] | Missing) -> bool:
+    """Whether a look at `path` may never return: a server, a user's process or the automounter answers on the way.
+
+    Goes there step by step, along symbolic links, and stops before the first mount that may be silent.
+    """
+    if isinstance(mounts, Missing) or not path.startswith("/"):
         return True
-    return any(
-        mount.fs_type == "fuseblk" or (mount.device.startswith("0:") and mount.fs_type not in _OWN) for mount in mounts
-    )
+    # of two at one point the last one is seen
+    silent = {mount.point: _answers_for_itself(mount) for mount in mounts}
+    here, links = "", 0
+    ahead = path.split("/")[::-1]
+    while ahead:
+        if silent.get(here or "/"):
+            return True
+        name = ahead.pop()
+        if name in ("", "."):
+            continue
+        above, here = here, here.rpartition("/")[0] if name == ".." else f"{here}/{name}"
+        if name == ".." or silent.get(here):
+            continue
+        try:
+            link = os.readlink(here)  # noqa: PTH115 - a path of bytes that are no text stays what it is
+        except (OSError, ValueError):  # no link, or nothing there; ValueError: a NUL in the path
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            return False
+        here = "" if link.startswith("/") else above
+        ahead += link.split("/")[::-1]
+    return bool(silent.get(here or "/"))
+
+
+def _answers_for_itself(mount: Mount) -> bool:
+    return mount.fs_type == "fuseblk" or (mount.device.startswith("0:") and mount.fs_type not in _OWN)
 
 
 def _lies_in(path: str, point: str) -> bool:

@@ -1,4 +1,4 @@
-"""What the kernel says of paths of the user, asked in a child with a deadline: a dead mount blocks whoever looks."""
+"""What the kernel says of paths of the user. A dead mount blocks whoever looks: a child with a deadline asks there."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ class PathQuestion:
         self._failure: Missing | None = None
         self._process: Child | None = None
         self._found: dict[int, PathStatus] = {}
-        # if all disks are this machine's own, a process would cost more than the answer
-        if not paths or not may_hang(read_mounts()):
+        mounts = read_mounts()
+        # this machine's own disks answer: a process would cost more than the answer
+        if not any(may_hang(path, mounts) for path in self._paths):
             every = enumerate(self._paths)
             self._found = {
                 place: msgspec.convert({"place": place, **status_of(path)}, PathStatus) for place, path in every

@@ -19,7 +19,6 @@ import msgspec
 
 from gpudoctor.facts.model.measurements import Measurements
 from gpudoctor.facts.model.missing import Missing
-from gpudoctor.facts.system.mounts import may_hang, read_mounts
 from gpudoctor.facts.system.path_status import ask_paths
 from gpudoctor.probes.runner.deadlines import Limits
 from gpudoctor.probes.runner.local_workers import LocalWorkers
@@ -141,11 +140,10 @@ def _private_folder() -> Iterator[tuple[Path, int]]:
 
 def _refuse_silent_tmpdir() -> None:
     """Raise OSError if TMPDIR lies on a mount that does not answer: to make a folder there would never return."""
-    if may_hang(read_mounts()):
-        path = os.environ.get("TMPDIR") or "/tmp"
-        [status] = ask_paths([path])
-        if isinstance(status, Missing):
-            raise OSError(f"TMPDIR, {path}, {status.reason}")
+    path = os.environ.get("TMPDIR") or "/tmp"
+    [status] = ask_paths([path])
+    if isinstance(status, Missing):
+        raise OSError(f"TMPDIR, {path}, {status.reason}")
 
 
 @contextmanager
