@@ -73,10 +73,14 @@ def test_one_that_has_ended_gets_no_signal() -> None:
 
 
 def test_its_whole_group_is_ended() -> None:
-    process = python(f"import os, sys\nos.fork()\nprint(os.getpid(), flush=True)\n{DEAF}")
+    # not print: unbuffered, Python writes the end of the line by itself, and the other's number comes between
+    said = "os.write(1, b'%d\\n' % os.getpid())"
+    process = python(f"import os, signal\nsignal.signal(15, signal.SIG_IGN)\nos.fork()\n{said}\nsignal.pause()")
     reader, pids = LineReader(process.stdout), set[int]()
     while len(pids) < 2:
-        pids |= {int(line) for line in reader.lines(PATIENT_S) or () if line.isdigit()}
+        lines = reader.lines(PATIENT_S)
+        assert lines, f"only {pids} have begun"
+        pids |= {int(line) for line in lines}
     left = [psutil.Process(pid) for pid in pids - {process.pid}]
     process.end(0.1)
     process.close()
@@ -97,13 +101,15 @@ def test_a_signals_exception_meanwhile_leaves_nothing_behind(deaf: Child) -> Non
         raise StopError
 
     before = signal.signal(signal.SIGALRM, stop)
+    limit = signal.getitimer(signal.ITIMER_REAL)  # of the test itself
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(StopError):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
             deaf.end(PATIENT_S)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *limit)
     assert deaf.ends_within(PATIENT_S) == -signal.SIGKILL
 
 
