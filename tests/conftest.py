@@ -58,7 +58,7 @@ def pytest_runtest_teardown() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def own_signals() -> Iterator[None]:
-    """What main() does with signals it does to its whole process: the next test, and what it starts, get them as new."""
+    """main() changes signals for its whole process: the next test, and what that starts, have them as they were."""
     numbers = signal.valid_signals() - {signal.SIGALRM}  # that is the limit's
     before = {number: signal.getsignal(number) for number in numbers}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -1,9 +1,11 @@
-"""What holds for every test: none waits for ever, not at its end either, and none leaves signals changed."""
+"""What holds for every test: none waits for ever, not at its end either, and none leaves changed signals behind."""
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
+from tests.conftest import ROOT
 from tests.testing.user_project import project, run_pytest
 
 CONFTEST = """
@@ -74,3 +76,16 @@ def test_a_test_or_a_fixture_that_waits_for_ever_fails_and_says_where(tmp_path: 
 def test_what_a_test_did_to_the_signals_is_undone(tmp_path: Path) -> None:
     code, said = _ran(tmp_path, CHANGING)
     assert code == 0, said
+
+
+def test_no_thread_of_a_test_keeps_its_process_from_ending() -> None:
+    """Python waits for those that are no daemons after the last test, beyond every limit."""
+    found = {
+        f"{path.relative_to(ROOT)}:{node.lineno}": "daemon=True" in ast.unparse(node)
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if "Thread(" in (text := path.read_text(encoding="utf-8"))
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("threading.Thread", "Thread")
+    }
+    assert len(found) > 10
+    assert [place for place, daemon in found.items() if not daemon] == []

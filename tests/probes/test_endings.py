@@ -287,7 +287,7 @@ def test_two_runs_at_once_do_not_meet(private_folders: Path) -> None:
         plan = ProbePlan("gloo", 2, probes=("collective",))
         found.append(run_probes(plan, deadline_s=DEADLINE_S, probe_deadline_s=DEADLINE_S))
 
-    threads = [threading.Thread(target=one_run) for _ in range(2)]
+    threads = [threading.Thread(target=one_run, daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
