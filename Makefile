@@ -32,16 +32,18 @@ ALONE := $(patsubst %,tests/probes/test_%.py,collectives injections two_ranks) t
   $(patsubst %,tests/cluster/test_%.py,whole_job ray_job slurm slurm_job)
 RANKS := tests/probes tests/cli tests/acceptance tests/plan/test_verification.py
 TWO_A_CORE = $(shell echo $$(( 2 * $$(nproc) )))
+# of a worker that was ended the file would be begun again, and end the next one: the others finish theirs instead
+BY_FILE := --dist=loadfile --max-worker-restart=0
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 --dist=loadfile $(RANKS:%=--ignore=%) $(ALONE:%=--ignore=%)
-	$(BIN)/python -m pytest -n 2 --dist=loadfile $(RANKS) $(ALONE:%=--ignore=%)
+	$(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) $(RANKS:%=--ignore=%) $(ALONE:%=--ignore=%)
+	$(BIN)/python -m pytest -n 2 $(BY_FILE) $(RANKS) $(ALONE:%=--ignore=%)
 	$(BIN)/python -m pytest $(ALONE)
 
 # by what a test imports or calls, so that a new one that starts a process is left out by itself
 STARTS := subprocess|Popen|multiprocessing|Sampler\(|DriverWatch\(|collect_live\(|live_nodes
 test-fast: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist=loadfile $$(grep -rLE --include='test_*.py' '$(STARTS)' tests/facts tests/checks tests/report)
+	$(BIN)/python -m pytest -n 2 $(BY_FILE) $$(grep -rLE --include='test_*.py' '$(STARTS)' tests/facts tests/checks tests/report)
 
 accept: $(VENV)/.installed-dev
 	-GPUDOCTOR_ACCEPT=1 $(BIN)/python -m pytest $$(grep -rlE --include='test_*.py' 'golden_files import' tests)
@@ -123,7 +125,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)
-	$(FRAMEWORKS)/bin/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[torch,deepspeed]' tensorflow-cpu pytest hypothesis
+	$(FRAMEWORKS)/bin/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[torch,deepspeed]' tensorflow-cpu pytest pytest-timeout hypothesis
 	touch $@
 
 clean:

@@ -57,6 +57,9 @@ def catch_signals() -> None:
             signal.signal(number, handle)
     # whoever blocked them for itself handed that down: nothing but SIGKILL would end this process
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
+    # the same: the kernel would keep no exit status, and whatever is started here would seem to have ended well
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _overhear_all() -> None:

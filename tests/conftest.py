@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,47 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # the same inputs each time, and as long as it takes: make fuzz is where new ones are tried
 settings.register_profile("gpudoctor", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("gpudoctor")
+
+# more than the slowest fixture takes to end what it has started
+CLEAR_UP_S = 120.0
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    """A test that was ended at its limit (`timeout` in pyproject.toml) may wait again in a `finally`: ended as well."""
+    left_s, _ = signal.getitimer(signal.ITIMER_REAL)
+    if left_s:
+        signal.setitimer(signal.ITIMER_REAL, left_s, CLEAR_UP_S)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """What fixtures wait for at the end has a limit of its own: of a test that has failed, its limit was taken away."""
+
+    def late(*_: object) -> None:
+        pytest.fail(f"to clear up after it took more than {CLEAR_UP_S:g} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, CLEAR_UP_S, CLEAR_UP_S)
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """main() changes signals for its whole process: the next test, and what that starts, have them as they were."""
+    numbers = signal.valid_signals() - {signal.SIGALRM}  # that is the limit's
+    before = {number: signal.getsignal(number) for number in numbers}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @pytest.fixture(scope="session")

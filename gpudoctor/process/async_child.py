@@ -15,6 +15,7 @@ from gpudoctor.process.spawn import DEVNULL, PIPE, Child
 
 _POLL_S = 0.02
 _DEATH_S = 0.05  # what a killed process is waited for; the screen must not stand still for longer
+_REST_S = 1.0  # what it wrote last lies in its pipes already
 
 
 class AsyncChild(Child):
@@ -31,11 +32,16 @@ class AsyncChild(Child):
             await self._connect(asyncio.get_running_loop().connect_read_pipe, protocol, pipe)
 
     async def hear(self, out: Callable[[bytes], None], err: Callable[[bytes], None]) -> None:
-        """Have both takers hear what comes, until both pipes have ended."""
+        """Have both takers hear what comes until it has ended, and then what is left.
+
+        Not until the pipes end: what it started may run on and hold them.
+        """
         heard = asyncio.Event(), asyncio.Event()
         await self.read_into(Taker(out, heard[0].set), Taker(err, heard[1].set))
+        await self.exit_status()
         for one in heard:
-            await one.wait()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(one.wait(), _REST_S)
 
     async def writer(self) -> asyncio.StreamWriter:
         """A stream to its standard input."""

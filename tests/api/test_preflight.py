@@ -147,7 +147,7 @@ def test_a_first_process_that_falls_silent_is_no_pass(place: LocalPlacement) -> 
         first.gather()
         first.tell(msgspec.json.encode(local_verdict._Wait(0.05)))
 
-    thread = threading.Thread(target=be_silent)
+    thread = threading.Thread(target=be_silent, daemon=True)
     thread.start()
     with pytest.raises(gpudoctor.NotFitError, match="fell silent while it checked") as error:
         local_verdict.report_of_first(place)
@@ -185,7 +185,7 @@ def test_processes_that_are_confined_to_gpus_of_their_own_are_not_passed_by_the_
             first.send(msgspec.json.encode(WorkerHello(1, "0", ("nvidia1",))))
             told.append(first.recv(1 << 16))
 
-    thread = threading.Thread(target=other)
+    thread = threading.Thread(target=other, daemon=True)
     thread.start()
     leader = msgspec.structs.replace(place, rank=0)
     with pytest.raises(gpudoctor.UserError, match="confined each process of this node to GPUs of its own"):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -29,14 +28,12 @@ Gpudoctor = Callable[..., Outcome]
 @pytest.fixture
 def gpudoctor(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Gpudoctor]:
+) -> Gpudoctor:
     """Run `gpudoctor ...` without the user's own configuration and CUDA variables."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
     for name in ("CUDA_VISIBLE_DEVICES", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "100")
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
     def run(*argv: str) -> Outcome:
         try:
@@ -46,7 +43,4 @@ def gpudoctor(
         captured = capsys.readouterr()
         return Outcome(code, captured.out, captured.err)
 
-    yield run
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return run

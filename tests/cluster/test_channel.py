@@ -458,7 +458,7 @@ def test_nodes_with_the_same_token_meet_and_no_process_of_theirs_shows_it(tmp_pa
     def run(rank: str) -> None:
         results[rank] = rank_of({**place, "RANK": rank}, "--token-file", str(file), "--json", "--skip", "host")
 
-    ranks = [threading.Thread(target=run, args=(rank,)) for rank in "01"]
+    ranks = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in "01"]
     for thread in ranks:
         thread.start()
     for thread in ranks:

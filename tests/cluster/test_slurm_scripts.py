@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -174,7 +175,6 @@ def test_a_node_without_gpus_needs_no_gpudoctor(bench: Bench, script: str) -> No
 
 
 def test_a_gpudoctor_that_hangs_is_ended_in_time(bench: Bench) -> None:
-
     bench.gpudoctor("trap '' TERM; exec sleep 600")
     # `exec` in the script passes by functions: the limit is changed in the text
     file = bench.hooks / "gpudoctor-hooks.sh"
@@ -207,18 +207,22 @@ def test_a_metric_that_cannot_be_written_leaves_no_part_of_it(bench: Bench) -> N
 
 @SCRIPTS
 def test_a_child_that_hangs_in_the_driver_does_not_keep_the_answer(bench: Bench, script: str) -> None:
-    fifo = bench.folder / "go"
-    bench.gpudoctor(f"mkfifo {fifo}; (read line < {fifo}) & {_REFUSE}")
+    pipe = bench.folder / "pipe"
+    os.mkfifo(pipe)
+    bench.gpudoctor(f"exec 3< {pipe}; (read line <&3) & {_REFUSE}")
 
-    done = subprocess.Popen(
-        [bench.hooks / script],
-        env={"SLURMD_NODENAME": "n1", "SLURM_JOB_GPUS": "0"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    code = done.wait(timeout=30)  # the child is still there: it waits for its line
+    held = os.open(pipe, os.O_RDWR)  # the child waits until this is closed; nobody waits for the other to open it
+    try:
+        done = subprocess.Popen(
+            [bench.hooks / script],
+            env={"SLURMD_NODENAME": "n1", "SLURM_JOB_GPUS": "0"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        code = done.wait(timeout=30)
+    finally:
+        os.close(held)
 
-    fifo.write_text("go\n")
     assert code == (0 if script.startswith("gpudoctor") else 1)
 
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -19,6 +20,7 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.collect import collect_live
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Host
+from gpudoctor.facts.nvml.spawn import DriverProcess
 from gpudoctor.fakes import fake_nvml
 from gpudoctor.fakes.fake_nvml import FakeNvml, Script, ScriptedFault, from_file, write_script
 from tests.checks.one_check import judge
@@ -132,8 +134,15 @@ def test_a_collector_that_somebody_asked_to_end_is_no_fault_of_the_driver(root: 
 def test_a_collector_that_the_kernel_does_not_let_go_is_never_waited_for(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    start = DriverProcess.start
     with monkeypatch.context() as patched:
-        patched.setattr("gpudoctor.facts.nvml.spawn.os.killpg", lambda group, number: None)  # as in state D
+
+        def deaf(*asked: Any) -> DriverProcess:
+            process = start(*asked)
+            patched.setattr(process._process, "send", lambda number, group: True)  # as in state D
+            return process
+
+        patched.setattr(DriverProcess, "start", deaf)
         node = collect(root, make_node(2), ScriptedFault(DRAW, gpu=1, hang=True), call_deadline_s=0.5)
     [stuck] = psutil.Process().children()
     assert stuck.is_running()

@@ -70,7 +70,7 @@ def test_the_collector_says_every_fact_and_then_the_end(tmp_path: Path) -> None:
         with os.fdopen(read_end, "rb") as pipe:
             said.extend(msgspec.json.decode(line, type=CollectorMessage) for line in pipe)
 
-    listener = threading.Thread(target=listen)
+    listener = threading.Thread(target=listen, daemon=True)
     listener.start()
     serve(CollectorOrder(write_end, memory, os.getpid(), str(root), spec))
     os.close(write_end)

@@ -158,6 +158,13 @@ def test_a_program_can_answer_the_signal_itself(environ: dict[str, str]) -> None
         assert process.wait(30) == 5
 
 
+def test_a_parent_that_ignores_the_end_of_children_hides_no_exit_code(environ: dict[str, str]) -> None:
+    """It hands that down; then the kernel keeps no exit status and sends no SIGCHLD: the command waited for ever."""
+    words = [*COMMAND, "--node", "t4-cloud-4", "--", "sh", "-c", "exit 5"]
+    ignoring = ["bash", "-c", 'trap "" CHLD; exec "$@"', "bash", *words]
+    assert subprocess.run(ignoring, env=environ, timeout=60, check=False).returncode == 5
+
+
 def test_the_sources_of_the_library_are_beside_the_package(environ: dict[str, str]) -> None:
     from gpudoctor.fakes.library_build import SOURCES
 

@@ -75,7 +75,7 @@ def api_server(nodes: list[dict[str, Any]], kubeconfig: Path) -> Iterator[None]:
             """Say nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}
     context = {"name": "c", "context": {"cluster": "c", "user": ""}}

@@ -118,7 +118,7 @@ def wrong_by_rank(
         network.me.rank = number
         found[number] = kind(cast(Rank, FakeRank(number)), 4 * 8 * 1003).wrong_elements()
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(WORLD)]
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(WORLD)]
     for thread in threads:
         thread.start()
     for thread in threads:

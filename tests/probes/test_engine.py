@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -43,13 +42,9 @@ _HANGS = (*_CHECK, "--inject", "hang-rank=1:all_reduce")
 
 
 @pytest.fixture(autouse=True)
-def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """No configuration of the user's; and the signals that main() takes are given back."""
+def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No configuration of the user's."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 def _variables(engine: str, rank: int, ranks: int) -> dict[str, str]:

@@ -75,7 +75,7 @@ def test_strangers_who_come_first_and_say_nothing_keep_no_rank_out(place: LocalP
         came[0].send(msgspec.json.encode(WorkerHello(1)))
 
     with stranger(lambda: [connected(address) for _ in range(3)]):
-        thread = threading.Thread(target=guest)
+        thread = threading.Thread(target=guest, daemon=True)
         thread.start()
         assert leader.gather()
         thread.join()

@@ -93,24 +93,23 @@ def test_one_that_cannot_be_killed_is_abandoned() -> None:
     assert (process.sent, process.abandoned) == ([signal.SIGTERM, signal.SIGKILL], True)
 
 
-def test_a_signals_exception_meanwhile_leaves_nothing_behind(deaf: Child) -> None:
+def test_a_signals_exception_meanwhile_leaves_nothing_behind(deaf: Child, monkeypatch: pytest.MonkeyPatch) -> None:
     class StopError(Exception):
         pass
 
     def stop(*_: object) -> None:
         raise StopError
 
-    before = signal.signal(signal.SIGALRM, stop)
-    limit = signal.getitimer(signal.ITIMER_REAL)  # of the test itself
-    try:
-        with pytest.raises(StopError):
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
-            deaf.end(PATIENT_S)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
-        signal.setitimer(signal.ITIMER_REAL, *limit)
-    assert deaf.ends_within(PATIENT_S) == -signal.SIGKILL
+    def interrupted(limit_s: float) -> int | None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return waits(limit_s)
+
+    waits = deaf.ends_within
+    monkeypatch.setattr(deaf, "ends_within", interrupted)
+    signal.signal(signal.SIGUSR1, stop)
+    with pytest.raises(StopError):
+        deaf.end(PATIENT_S)
+    assert waits(PATIENT_S) == -signal.SIGKILL
 
 
 def test_many_are_killed_at_once_and_those_that_stay_are_abandoned(deaf: Child) -> None:

@@ -52,7 +52,7 @@ def test_everything_is_written_even_to_a_full_pipe_that_does_not_block(pipe: tup
         while len(came) < len(data):
             came.extend(os.read(reader, 1 << 16))
 
-    thread = threading.Thread(target=read)
+    thread = threading.Thread(target=read, daemon=True)
     thread.start()
     write_all(writer, data)
     thread.join(PATIENT_S)

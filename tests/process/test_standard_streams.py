@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.agent.running import environ
+from tests.agent.running import environ, wait_for
 
 GPUDOCTOR = f"{sys.executable} -m gpudoctor"
 
 
 def test_no_file_of_the_agents_takes_the_number_of_a_closed_stream(tmp_path: Path) -> None:
     """What the C library or the driver prints would go into a socket, or into the state."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = f"exec {GPUDOCTOR} agent --node hgx-h100-8 --listen 127.0.0.1:{port} --state {tmp_path / 'state'}"
+    command = f"exec {GPUDOCTOR} agent --node hgx-h100-8 --listen 127.0.0.1:0 --state {tmp_path / 'state'}"
     agent = subprocess.Popen(["sh", "-c", f"{command} <&- >&- 2>&-"], env=environ(tmp_path))
     try:
-        while True:
-            assert agent.poll() is None
-            try:
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            except ConnectionRefusedError:
-                time.sleep(0.05)
+        wait_for(lambda: any(at.status == "LISTEN" for at in psutil.Process(agent.pid).net_connections("tcp")), agent)
         assert [str(Path(f"/proc/{agent.pid}/fd/{number}").readlink()) for number in range(3)] == ["/dev/null"] * 3
     finally:
         agent.terminate()

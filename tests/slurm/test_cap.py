@@ -121,7 +121,7 @@ def test_of_nodes_that_drain_at_the_same_moment_as_many_stay_as_the_cap_allows(m
     def run(name: str) -> None:
         results[name] = drain(name, "FAIL gpu.xid", 25, lambda line: None)
 
-    threads = [threading.Thread(target=run, args=(name,)) for name in names]
+    threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in names]
     for thread in threads:
         thread.start()
     for thread in threads:

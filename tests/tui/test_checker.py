@@ -9,6 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gpudoctor.errors import UserError
@@ -112,6 +113,22 @@ def test_a_report_without_end_is_cut_off() -> None:
     assert run.report is None
     assert run.error is not None
     assert "larger than can be" in run.error
+
+
+def test_what_runs_on_with_the_pipes_of_a_check_does_not_hold_up_its_report(tmp_path: Path) -> None:
+    """A daemon that a plugin's check started: the screen showed the check as running for as long as that ran."""
+    left = tmp_path / "left"
+    code = (
+        "import subprocess, sys; from gpudoctor.__main__ import run; "
+        f"open({str(left)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid)); sys.exit(run())"
+    )
+    checker = Checker(stands_for_gpudoctor(code), NARROW)
+    try:
+        run = asyncio.run(asyncio.wait_for(checker.run(("pcie",), "quick"), 60))
+    finally:
+        psutil.Process(int(left.read_text())).kill()
+    assert run.error is None
+    assert run.report is not None
 
 
 def test_a_program_that_is_not_there_is_one_line() -> None:

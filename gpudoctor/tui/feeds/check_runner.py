@@ -150,11 +150,10 @@ class _Child(AsyncChild):
         self._decoder = msgspec.json.Decoder(ProgressLine)
 
     async def to_its_end(self) -> None:
-        """Until both pipes have ended and the process too."""
+        """Until it has ended and all that it wrote is heard."""
         await self.hear(self._take_report, self._take_words)
         if self._words.rest:
             self._hear(self._words.rest)
-        await self.exit_status()
 
     def cancel(self) -> None:
         if self.cancelled:

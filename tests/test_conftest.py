@@ -1,0 +1,91 @@
+"""What holds for every test: none waits for ever, not at its end either, and none leaves changed signals behind."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from tests.conftest import ROOT
+from tests.testing.user_project import project, run_pytest
+
+CONFTEST = """
+from tests import conftest
+from tests.conftest import own_signals, pytest_runtest_protocol, pytest_runtest_teardown
+
+conftest.CLEAR_UP_S = 0.5
+"""
+WAITING = """
+import threading
+import pytest
+
+never = threading.Event()
+
+
+@pytest.fixture
+def waits():
+    yield
+    never.wait()
+
+
+def test_waits_and_waits_again():
+    try:
+        never.wait()
+    finally:
+        never.wait()
+
+
+def test_fails_and_its_fixture_waits(waits):
+    raise AssertionError
+
+
+def test_passes_and_its_fixture_waits(waits):
+    pass
+
+
+def test_runs_after_them():
+    pass
+"""
+CHANGING = """
+import signal
+
+
+def test_is_an_own_process():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+
+
+def test_begins_as_new():
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    assert signal.SIGHUP not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+"""
+
+
+def _ran(folder: Path, tests: str) -> tuple[int, str]:
+    (project(folder, tests) / "conftest.py").write_text(CONFTEST)
+    return run_pytest(folder, "-o", "timeout=0.5")
+
+
+def test_a_test_or_a_fixture_that_waits_for_ever_fails_and_says_where(tmp_path: Path) -> None:
+    _, said = _ran(tmp_path, WAITING)
+    assert "2 failed, 2 passed, 2 errors" in said
+    assert said.count("to clear up after it took more than 0.5 s") >= 2
+
+
+def test_what_a_test_did_to_the_signals_is_undone(tmp_path: Path) -> None:
+    code, said = _ran(tmp_path, CHANGING)
+    assert code == 0, said
+
+
+def test_no_thread_of_a_test_keeps_its_process_from_ending() -> None:
+    """Python waits for those that are no daemons after the last test, beyond every limit."""
+    found = {
+        f"{path.relative_to(ROOT)}:{node.lineno}": "daemon=True" in ast.unparse(node)
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if "Thread(" in (text := path.read_text(encoding="utf-8"))
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("threading.Thread", "Thread")
+    }
+    assert len(found) > 10
+    assert [place for place, daemon in found.items() if not daemon] == []
