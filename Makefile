@@ -33,7 +33,12 @@ ALONE := $(patsubst %,tests/probes/test_%.py,collectives injections two_ranks) t
 RANKS := tests/probes tests/cli tests/acceptance tests/plan/test_verification.py
 TWO_A_CORE = $(shell echo $$(( 2 * $$(nproc) )))
 
+# once, instead of in each worker and each of thousands of processes (tests/conftest.py); what fails here is told below
+COMPILED = $(BIN)/python -m compileall -q gpudoctor && \
+  { ls -d tests/*/ | xargs -n 12 -P 2 $(BIN)/python -m pytest --collect-only -qq -p no:cacheprovider >/dev/null || true; }
+
 test: $(VENV)/.installed-dev
+	@$(COMPILED)
 	$(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 --dist=loadfile $(RANKS:%=--ignore=%) $(ALONE:%=--ignore=%)
 	$(BIN)/python -m pytest -n 2 --dist=loadfile $(RANKS) $(ALONE:%=--ignore=%)
 	$(BIN)/python -m pytest $(ALONE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,10 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # the same for a test run in the background of a shell script
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# containers often forbid to keep what is compiled: each of thousands of processes would compile gpudoctor anew
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # the same inputs each time, and as long as it takes: make fuzz is where new ones are tried
 settings.register_profile("gpudoctor", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
