@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -35,3 +38,32 @@ def measure(plan: ProbePlan, *, deadline_s: float = DEADLINE_S, probe_deadline_s
     assert not left, f"processes left behind: {left}"
     assert me.num_fds() == files_before, "pipes left open"
     return measurements
+
+
+# Forked from one process that has imported what both need, as the starter of the ranks does
+_TWO_RANKS = """
+import os, sys, torch, torch._dynamo
+from gpudoctor.probes.strategies import run
+from gpudoctor.process.die_with_parent import die_with_parent
+code, folder = sys.argv[1:3]
+parent, children = os.getpid(), []
+for number in (0, 1):
+    children.append(os.fork())
+    if children[-1] == 0:
+        die_with_parent(parent)
+        os.dup2(os.open(f"{folder}/said-{number}", os.O_CREAT | os.O_WRONLY, 0o600), 1)
+        sys.argv = ["", str(number), *sys.argv[2:]]
+        exec(code, {"__name__": "__main__"})
+        sys.stdout.flush()
+        os._exit(0)
+sys.exit(max(os.waitpid(child, 0)[1] for child in children) > 0)
+"""
+
+
+def two_ranks(code: str, folder: Path, *arguments: str, limit_s: float) -> list[list[str]]:
+    """Run `code` as two ranks without a launcher; its arguments are its number, `folder` and these. Their lines."""
+    command = [sys.executable, "-c", _TWO_RANKS, code, str(folder), *arguments]
+    alone = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, env=alone, stderr=subprocess.PIPE, text=True, timeout=limit_s, check=False)
+    assert done.returncode == 0, done.stderr
+    return [(folder / f"said-{number}").read_text().splitlines() for number in (0, 1)]
