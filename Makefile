@@ -26,19 +26,22 @@ BACKEND ?= auto
 demo: $(VENV)/.installed
 	$(BIN)/gpudoctor check --node hgx-h100-8 --backend gloo --ranks 2
 
-# Tests that compare ranks with each other, or start engines, want the machine for themselves; others that start ranks
-# share it with one of their kind; the rest waits more than it computes: two for each core
-ALONE := $(patsubst %,tests/probes/test_%.py,collectives injections two_ranks) tests/cli/test_probes.py \
-  $(patsubst %,tests/cluster/test_%.py,whole_job ray_job slurm slurm_job)
-RANKS := tests/probes tests/cli tests/acceptance tests/plan/test_verification.py
+# Tests that start ranks or engines: three at a time, since each waits now and then, those that wait longest first. The
+# rest waits more than it computes: two for each core
+RANKS := $(patsubst %,tests/cluster/test_%.py,slurm whole_job ray_job) tests/acceptance tests/plan/test_verification.py \
+  tests/probes tests/cli
 TWO_A_CORE = $(shell echo $$(( 2 * $$(nproc) )))
 # of a worker that was ended the file would be begun again, and end the next one: the others finish theirs instead
 BY_FILE := --dist=loadfile --max-worker-restart=0
 
+# once, instead of in each worker and each of thousands of processes (tests/conftest.py); what fails here is told below
+COMPILED = $(BIN)/python -m compileall -q gpudoctor && \
+  { ls -d tests/*/ | xargs -n 12 -P 2 $(BIN)/python -m pytest --collect-only -qq -p no:cacheprovider >/dev/null || true; }
+
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) $(RANKS:%=--ignore=%) $(ALONE:%=--ignore=%)
-	$(BIN)/python -m pytest -n 2 $(BY_FILE) $(RANKS) $(ALONE:%=--ignore=%)
-	$(BIN)/python -m pytest $(ALONE)
+	@$(COMPILED)
+	$(BIN)/python -m pytest -n $(TWO_A_CORE) --maxprocesses=8 $(BY_FILE) $(RANKS:%=--ignore=%)
+	$(BIN)/python -m pytest -n 3 $(BY_FILE) --no-loadscope-reorder $(RANKS)
 
 # by what a test imports or calls, so that a new one that starts a process is left out by itself
 STARTS := subprocess|Popen|multiprocessing|Sampler\(|DriverWatch\(|collect_live\(|live_nodes

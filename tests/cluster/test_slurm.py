@@ -1,16 +1,21 @@
-"""The hooks in contrib/slurm under a real Slurm: who is drained, and who is not."""
+"""Under a real Slurm: whom the hooks in contrib/slurm drain, and `gpudoctor cluster check` in an allocation."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
+from gpudoctor.checks.core.finding import Status
+from gpudoctor.cluster.check.report import ClusterReport
 from tests.cluster.hosts import Hosts
 from tests.cluster.slurm import HOOKS, Slurm, SlurmError
 
 _REASON = "gpudoctor: SIMULATED FAIL gpu.xid GPU 3 (0000:4b:00.0): Xid 79: GPU has fallen off the bus"
+_CHECK = [sys.executable, "-m", "gpudoctor", "cluster", "check", "--level", "quick", "--node", "hgx-h100-8"]
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +189,37 @@ def test_the_batch_script_leaves_a_report_a_node_and_names_the_node_without_one(
     assert sorted(reports) == ["node1", "node3", "node4"]
     assert {report["run"]["level"] for report in reports.values()} == {"standard"}
     assert "no report from node2" in (slurm.folder / "batch.out").read_text()
+
+
+def test_srun_checks_every_node_of_the_allocation_and_names_the_one_with_the_fault(slurm: Slurm) -> None:
+    done = slurm.run(
+        "salloc", "--nodes=4", "--gpus-per-node=8", *_CHECK, "--json", "--fault", "node3:xid-79@3", timeout=240
+    )
+
+    report = msgspec.json.decode(done.stdout, type=ClusterReport)
+    assert (report.run.launcher, report.run.nodes_expected, report.exit_code) == ("slurm", 4, 1), done.stderr
+    assert {node.name: node.verdict for node in report.nodes} == {
+        "node1": "pass",
+        "node2": "pass",
+        "node3": "fail",
+        "node4": "pass",
+    }
+    named = {f.subject.name for c in report.checks for f in c.findings if f.status in (Status.FAIL, Status.UNKNOWN)}
+    assert named == {"node3"}
+    assert done.returncode == 1
+    assert "Xid 79" in report.nodes[2].reason
+    slurm.wait(slurm.is_free)  # no step, and nothing of it, is left
+
+
+def test_without_an_allocation_srun_makes_one_and_nodes_that_do_not_exist_end_it(slurm: Slurm) -> None:
+    done = slurm.run(*_CHECK, "-N", "2", "--launcher-args=--gpus-per-node=8", timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "2 nodes by slurm, level quick" in done.stdout
+
+    done = slurm.run(*_CHECK, "-N", "9", "--launcher-args=--immediate=2", timeout=240)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no node came" in done.stderr
+    assert "srun: error" in done.stderr
 
 
 def _let_a_round_pass(slurm: Slurm, *nodes: str) -> None:

@@ -11,12 +11,14 @@ from gpudoctor.checks.core.finding import Status
 from gpudoctor.facts.model.measurements import Launch, Measurements, RankInfo, TorchView
 from gpudoctor.facts.model.node import Driver, Node, Source
 from gpudoctor.load.measure import PROBE_DEADLINE_S, RUN_DEADLINE_S
+from gpudoctor.probes.plan_verification.messages import VerificationOrder
 from gpudoctor.probes.runner import deadlines, launch
 from gpudoctor.probes.runner.deadlines import Limits
 from gpudoctor.probes.runner.messages import Phase, Started
 from gpudoctor.probes.runner.plan import ProbePlan
 from gpudoctor.probes.runner.progress_board import ProgressBoard
 from gpudoctor.probes.runner.run_collector import RunCollector
+from gpudoctor.probes.strategies.transformer_shape import TransformerShape
 from tests.checks.one_check import gpus, judge, uuid_of, words
 from tests.probes.conftest import measure
 
@@ -53,6 +55,10 @@ def test_fifty_six_contexts_have_their_time_and_no_other_probe_gets_more() -> No
 
 def test_a_strategys_modules_are_more_to_read() -> None:
     assert limits(FULL).at(0.0, "import", [])[1] > limits().at(0.0, "import", [])[1]
+    shape = TransformerShape(1, 8, 1, 1, 8, 8, 8)
+    order = VerificationOrder(shape, 1, 1, 1, (1,), False, False, "fp32", "sgd", "none", 8, 1, 1)
+    plain, planned = (ProbePlan("gloo", 1, probes=(), verification=each) for each in (None, order))
+    assert Limits(planned, 1.0, 1.0).at(0.0, "import", [])[1] > Limits(plain, 1.0, 1.0).at(0.0, "import", [])[1]
 
 
 def test_cpu_ranks_have_no_context_to_make() -> None:

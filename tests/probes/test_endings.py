@@ -253,8 +253,8 @@ def test_settings_of_openmp_do_not_put_all_ranks_on_one_core(monkeypatch: pytest
     seen: dict[str, str] = {}
     start: Any = subprocess.Popen
 
-    def noted(*arguments: object, env: dict[str, str], **options: object) -> object:
-        seen.update(env)
+    def noted(*arguments: object, env: dict[str, str] | None = None, **options: object) -> object:
+        seen.update(env or {})  # one without its own asks after a mount of this machine
         return start(*arguments, env=env, **options)
 
     monkeypatch.setattr(subprocess, "Popen", noted)
@@ -270,7 +270,11 @@ def test_a_rank_that_sticks_in_nccl_dies_by_itself_whatever_the_user_has_set(mon
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     seen: dict[str, str] = {}
 
-    def no_process(*_: object, env: dict[str, str], **__: object) -> None:
+    start: Any = subprocess.Popen
+
+    def no_process(*arguments: object, env: dict[str, str] | None = None, **options: object) -> object:
+        if env is None:  # it asks after a mount of this machine
+            return start(*arguments, **options)
         seen.update(env)
         raise BlockingIOError(11, "Resource temporarily unavailable")
 

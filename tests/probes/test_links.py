@@ -134,6 +134,7 @@ def test_the_copies_run_near_the_gpu_where_that_is_allowed(
     if cpulist is not None:
         (folder / "local_cpulist").write_text(cpulist.format(own=first) + "\n")
     monkeypatch.setattr(links, "_DEVICES", tmp_path)
+    monkeypatch.setattr(links, "_copy_gb_s", lambda *_: 1.0)
     during: list[set[int]] = []
     rates = links._rates
 

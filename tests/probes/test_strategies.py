@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 import weakref
 from pathlib import Path
@@ -31,7 +28,7 @@ from gpudoctor.probes.strategies.bench import Bench
 from gpudoctor.probes.strategies.fsdp import why_not_fsdp
 from gpudoctor.probes.strategies.memory import TrafficCounter
 from gpudoctor.probes.strategies.model import shape_for
-from tests.probes.conftest import measure
+from tests.probes.conftest import measure, two_ranks
 
 # What fp32 rounds in ten steps was measured at 3e-7, what bf16 does at 1e-3: the checks allow ten times more and more.
 ROUNDING, ROUNDING_BF16 = 5e-6, 5e-3
@@ -276,17 +273,10 @@ RANKS = """
 def said(tmp_path: Path, sequence: str, patience_s: float = ENOUGH_S) -> list[list[dict[str, Any]]]:
     """What each of two ranks said of these strategies; one that failed waits so long for the other."""
     board = ProgressBoard(tmp_path / "board", 2)
-    alone = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     code = textwrap.dedent(RANKS).replace("SEQUENCE", sequence)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(number), str(tmp_path), str(patience_s)], stdout=subprocess.PIPE, env=alone
-        )
-        for number in (0, 1)
-    ]
-    outputs = [process.communicate(timeout=ENOUGH_S)[0] for process in processes]
+    outputs = two_ranks(code, tmp_path, str(patience_s), limit_s=ENOUGH_S)
     board.close()
-    return [[msgspec.json.decode(line) for line in output.splitlines()] for output in outputs]
+    return [[msgspec.json.decode(line) for line in output] for output in outputs]
 
 
 def test_a_strategy_that_fails_is_told_and_the_next_one_runs(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.model.node import Node
 from gpudoctor.probes.runner.launch import ProbePlan, run_probes
 from gpudoctor.probes.runner.plan import parse_injection
-from tests.probes.conftest import measure
+from tests.probes.conftest import measure, two_ranks
 
 # A dozen trains of four ranks, on machines where other tests have the cores too.
 DEADLINE_S = 300.0
@@ -155,7 +153,7 @@ from gpudoctor.probes.strategies.pipeline_steps import SendRecvPipeline, Stages
 from gpudoctor.probes.strategies.model import StrategyShape, batch_of, build_transformer
 from gpudoctor.probes.strategies.transformer import loss_of
 rank, device = int(sys.argv[1]), torch.device("cpu")
-dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 2), rank=rank, world_size=2)
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2] + "/store", 2), rank=rank, world_size=2)
 shape = StrategyShape(layers=3, width=16, heads=2, vocabulary=32, sequence=4, batch=6)
 whole = build_transformer(shape, device)
 expected = loss_of(whole(batch_of(shape, 0, device)[0]), batch_of(shape, 0, device)[1])
@@ -177,18 +175,9 @@ dist.destroy_process_group()
 
 
 def test_hand_written_transfers_give_the_gradients_of_the_whole_batch(tmp_path: Path) -> None:
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", TWO_STAGES, str(rank), str(tmp_path / "store")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    said = [process.communicate(timeout=DEADLINE_S)[0] for process in running]
-    assert [process.returncode for process in running] == [0, 0], said
-    for of_first, of_last in zip(*(output.splitlines() for output in said), strict=True):
+    first, last = two_ranks(TWO_STAGES, tmp_path, limit_s=DEADLINE_S)
+    assert len(first) > 1, "every schedule"
+    for of_first, of_last in zip(first, last, strict=True):
         schedule, *names = of_first.split()
         assert [schedule] == of_last.split()[:1]
         assert sorted({name.split(".")[0] for name in names}) == ["blocks", "embedding"]

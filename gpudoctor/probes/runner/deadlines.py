@@ -29,7 +29,8 @@ class Limits:
 
     def __init__(self, plan: ProbePlan, run_s: float, probe_s: float) -> None:
         on_gpus = plan.backend == "nccl"
-        import_s = TORCH_IMPORT.seconds + (STRATEGY_IMPORT.seconds if "strategy" in plan.probes else 0.0)
+        strategies = "strategy" in plan.probes or plan.verification is not None
+        import_s = TORCH_IMPORT.seconds + (STRATEGY_IMPORT.seconds if strategies else 0.0)
         # every rank opens every other GPU: 56 contexts on 8 of them
         contexts = plan.ranks * (plan.ranks - 1) if on_gpus and "link" in plan.probes else 0
         self._contexts_s = PEER_CONTEXT.seconds * contexts

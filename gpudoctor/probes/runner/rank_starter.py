@@ -31,7 +31,7 @@ from gpudoctor.process.spawn import Child
 
 TERM_GRACE_S = 1.0
 _CLEARING_TRIES = 200  # 10 s: as long as a driver may take to let a process go
-# What strategies need and `import torch` leaves out: 2.5 s of work, which each rank would do again.
+# What strategies and planned ones need and `import torch` leaves out: 2.5 s of work, which each rank would do again.
 _STRATEGY_MODULES = (
     "torch._dynamo",
     "torch.distributed.fsdp",
@@ -108,7 +108,7 @@ def rank_main(argument: str) -> None:
     """Be a rank in a fresh interpreter; the argument is its order as JSON."""
     rank_job: dict[str, Any] = json.loads(argument)
     try:
-        _import_torch(rank_job["job"]["probes"])
+        _import_torch(rank_job["job"])
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         traceback.print_exc()
         text = f"torch does not load: {_first_line(error)}"
@@ -120,16 +120,18 @@ def rank_main(argument: str) -> None:
     rank.run_rank(rank_job)
 
 
-def _import_torch(probes: Sequence[str]) -> None:
+def _import_torch(job: dict[str, Any]) -> None:
     """Import all that the ranks will need; the garbage collector is off afterwards."""
+    probes: Sequence[str] = job["probes"]
+    strategies = "strategy" in probes or job["verification"] is not None
     gc.disable()  # a third of the time of importing torch is garbage collection that finds nothing
     import torch
 
     import gpudoctor.probes.runner.rank  # noqa: F401
 
-    if "train" in probes or "strategy" in probes:
+    if "train" in probes or strategies:
         import torch._dynamo  # noqa: F401 - DDP imports it at its first use, in the time of the probe
-    if "strategy" in probes:
+    if strategies:
         for name in _STRATEGY_MODULES:
             with suppress(ImportError, AttributeError):  # what an older torch lacks, the strategy itself will tell
                 importlib.import_module(name)
@@ -143,7 +145,7 @@ def _load_torch(order: dict[str, Any], control: int) -> str | None:
     if order["method"] != "fork-server":
         return str(order["method"])
     try:
-        _import_torch(order["job"]["probes"])
+        _import_torch(order["job"])
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         _send(control, {"type": "NoTorch", "text": f"torch does not load: {_first_line(error)}", "kind": "failed"})
         return None
