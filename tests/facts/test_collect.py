@@ -415,7 +415,7 @@ def test_without_the_kernel_module_no_collector_is_started(tmp_path: Path, monke
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(subprocess, "Popen", fail)
-    monkeypatch.setattr(path_status, "may_hang", lambda mounts: False)  # whatever is mounted on this machine
+    monkeypatch.setattr(path_status, "may_hang", lambda *_: False)  # whatever is mounted on this machine
     node = collect_live(tmp_path)
     assert (node.driver.module_loaded, node.driver.init_code) == (False, 9)
     assert (node.gpus, node.pairs) == ((), Missing("the driver is not loaded"))

@@ -37,7 +37,7 @@ run_probes(plan, deadline_s=120, probe_deadline_s=120, progress=lambda text: pri
 @pytest.fixture(autouse=True)
 def own_disks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Paths are asked for without a process, whatever is mounted on this machine."""
-    monkeypatch.setattr("gpudoctor.facts.system.path_status.may_hang", lambda mounts: False)
+    monkeypatch.setattr("gpudoctor.facts.system.path_status.may_hang", lambda *_: False)
 
 
 def _hung_run(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
@@ -118,7 +118,7 @@ def test_a_parent_that_is_killed_as_soon_as_it_has_a_child_leaves_nothing(privat
     for _ in range(3):
         run = subprocess.Popen([sys.executable, "-c", _HUNG_RUN, str(private_folders)], stdout=subprocess.DEVNULL)
         # the folder too: a process that asks for paths, where a mount may hang, comes before it
-        while not ((children := psutil.Process(run.pid).children()) and list(private_folders.iterdir())):
+        while not ((children := psutil.Process(run.pid).children()) and any(private_folders.iterdir())):
             assert run.poll() is None
         run.kill()
         run.wait()

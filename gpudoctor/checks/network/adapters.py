@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,12 +13,10 @@ from gpudoctor.checks.core.registry import check
 from gpudoctor.checks.core.subject import NODE, Subject, of_nic
 from gpudoctor.facts.model.missing import Missing, known
 from gpudoctor.facts.model.node import HostEvent, HostEventKind, RdmaPort
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports():
     import statistics
-else:
-    statistics = lazy("statistics")
 
 _HOUR_S = 3600.0
 _FLAPS = Limit(5, "times a day", "AzureHPC node health checks: 5 link losses in 24 hours", name="flaps", status="warn")

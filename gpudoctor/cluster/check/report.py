@@ -7,8 +7,9 @@ from typing import Literal
 import msgspec
 
 from gpudoctor.checks.core.causes import Fault
-from gpudoctor.checks.core.finding import Finding, Status, Subject, worst
+from gpudoctor.checks.core.finding import Finding, Status, worst
 from gpudoctor.checks.core.registry import Level
+from gpudoctor.checks.core.subject import Subject
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.system.network_reach import Reach
 from gpudoctor.report.model import Tool, Verdict

@@ -8,20 +8,18 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from gpudoctor.facts.deadlines import START_CALLS
 from gpudoctor.facts.model.gpu import CallError
 from gpudoctor.facts.model.missing import Missing
 from gpudoctor.facts.nvml.error_cost import UNKNOWN, is_kept
 from gpudoctor.facts.nvml.labels import FUNCTION_NOT_FOUND, error_word, missing_for
-from gpudoctor.lazy_import import lazy
+from gpudoctor.lazy_import import lazy_imports
 
-if TYPE_CHECKING:
-    from importlib import metadata
-else:
+with lazy_imports():
     # half as many modules again as reading the driver takes, and only a pynvml that hides another one asks for them
-    metadata = lazy("importlib.metadata")
+    from importlib import metadata
 
 # NVML_VALUE_TYPE_* -> the member of the union that holds the value
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
