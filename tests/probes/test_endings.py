@@ -117,8 +117,8 @@ def test_a_parent_that_is_killed_while_torch_loads_leaves_nothing(
 def test_a_parent_that_is_killed_as_soon_as_it_has_a_child_leaves_nothing(private_folders: Path) -> None:
     for _ in range(3):
         run = subprocess.Popen([sys.executable, "-c", _HUNG_RUN, str(private_folders)], stdout=subprocess.DEVNULL)
-        # the folder too: a process that asks for paths, where a mount may hang, comes before it
-        while not ((children := psutil.Process(run.pid).children()) and any(private_folders.iterdir())):
+        # the folder first: a process that asks for paths, where a mount may hang, comes and goes before it
+        while not (list(private_folders.iterdir()) and (children := psutil.Process(run.pid).children())):
             assert run.poll() is None
         run.kill()
         run.wait()
