@@ -27,7 +27,7 @@ _FIELD_VALUES = "nvmlDeviceGetFieldValues"
 # a field id that an older driver has never heard of
 _UNKNOWN_FIELD = 2
 
-# no reading goes beyond: what does is no reading
+# a reading beyond is none: NVML marks what it does not know by all bits set
 MAX_COUNT = (1 << 62) - 1
 MAX_MHZ = 20_000
 MAX_MW = 10_000_000

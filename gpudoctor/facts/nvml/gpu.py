@@ -234,8 +234,8 @@ def _thermal(client: NvmlClient, fields: Fields) -> Thermal:
         left = client.number(-200, 200, "nvmlDeviceGetMarginTemperature")
 
     def limit(kind: int) -> int | Missing:
-        told_by_margins = not isinstance(left, Missing)
-        return UNSUPPORTED if told_by_margins else client.number(1, 200, "nvmlDeviceGetTemperatureThreshold", kind)
+        has_margins = not isinstance(left, Missing)
+        return UNSUPPORTED if has_margins else client.number(1, 200, "nvmlDeviceGetTemperatureThreshold", kind)
 
     return Thermal(
         gpu_c=gpu_c,

@@ -34,7 +34,7 @@ def _of_gpu(test: Callable[[Gpu], bool]) -> Condition:
     return holds
 
 
-def _tells(leaf: str) -> Condition:
+def _knows(leaf: str) -> Condition:
     """The leaf, by its dotted path, is not Missing."""
     value_of = attrgetter(leaf)
     return _of_gpu(lambda gpu: not isinstance(value_of(gpu), Missing))
@@ -104,8 +104,8 @@ def _has_mount(strikes: Callable[[StorageMount], bool]) -> Condition:
     return lambda node, _: any(strikes(mount) for mount in known(node.storage.mounts) or ())
 
 
-# conditions that hold if the GPU tells a leaf
-_TOLD = {
+# conditions that hold if a leaf of the GPU is known
+_KNOWN_LEAVES = {
     "fabric": ("fabric.state", "these GPUs have no fabric"),
     "fabric-health": ("fabric.health_summary", "these GPUs do not tell the health of the fabric"),
     "sram-ecc": ("ecc.sram_uncorrected_volatile", "this GPU does not count SRAM errors"),
@@ -219,5 +219,5 @@ CONDITIONS: dict[str, tuple[Condition, str]] = {
     "remote-storage": (_has_mount(is_remote), "no network file system of it is told"),
     "wide-nvme": (_has_mount(has_wide_nvme), "no NVMe disk of several lanes is told"),
     "torch": (lambda n, t: bool(known(n.software.torch_cuda)), "no torch with CUDA is installed there"),
-    **{name: (_tells(leaf), reason) for name, (leaf, reason) in _TOLD.items()},
+    **{name: (_knows(leaf), reason) for name, (leaf, reason) in _KNOWN_LEAVES.items()},
 }
