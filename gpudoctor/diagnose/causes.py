@@ -88,7 +88,7 @@ CAUSES: dict[str, CauseText] = {
     "connect_stale": _c("rendezvous", "a rank could not connect to the address of another", "After a restart: old addresses in the store; diagnose the first attempt."),
     "iommu": _c("fabric", "the IOMMU stands between the GPUs", "Boot with iommu=pt; switch ACS off.", checks="pcie.acs"),
     "rendezvous_unreachable": _c("rendezvous", "the master address does not answer as a rendezvous", "Check MASTER_ADDR, port, DNS and firewall; see what listens there."),
-    "rendezvous_timeout": _c("rendezvous", "not all nodes came to the rendezvous in time", "Read the log of the node that is missing; compare --nnodes with what was started."),
+    "rendezvous_timeout": _c("rendezvous", "the rendezvous was not complete in time", "Read the log of the node that is missing; compare --nnodes with what was started; after a crash take a new port or init file."),
     "port_in_use": _c("rendezvous", "the port is taken", "ss -ltnp shows by whom: a left-over process or a second job; or choose another port."),
     "shm_too_small": _c("shared-memory", "/dev/shm is full or too small for NCCL", _SHM, checks="host.shm"),
     "shm_too_small_loader": _c("shared-memory", "/dev/shm is full or too small for the data loader", _SHM, "Or fewer data loader workers.", checks="host.shm"),

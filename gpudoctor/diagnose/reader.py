@@ -171,8 +171,6 @@ class LogReader:
             yield from self._detailed(exception, text)
             return
         if inside:
-            if not text.startswith(" ") or "raise " not in text:
-                return
             return
         yield from self._plain(text, origin)
 
@@ -254,7 +252,7 @@ class LogReader:
         elif returned := facts.RETURNED.search(words):
             what, role = _RETURNED[returned["code"]]
             yield Event(role=role, what=what, strength=1, names_rank=False)
-        elif "Call to connect returned" in words and "retrying" not in words:
+        elif facts.LAST_RETRY.search(words) or ("Call to connect returned" in words and "retrying" not in words):
             yield Event(role="echo", what="bootstrap_connect_failed", strength=1)
 
     def _kernel(self, text: str, raw: str, origin: Origin) -> Event | None:

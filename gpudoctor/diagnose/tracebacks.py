@@ -19,7 +19,7 @@ _NAMED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Ex
 # a class; the standard library has these few in lower case. `self.comm: ncclComm_t = f(` is a statement
 _CLASS = re.compile(r"(?:^|\.)_?(?:[A-Z]\w*|error|timeout|gaierror|herror)$")
 # the last line of a frame, or the marks below it, behind a head that is missing
-_CUT = re.compile(r"\s{4,}(?:raise\s|[\^~]+\s*$)")
+_CUT = re.compile(r"\s{4,}(?:raise\s|[\^~]+\s*$)|\s*│ ❱ +\d+ │")
 # torch puts `[rank3]: ` before the lines of an uncaught exception
 _UNCAUGHT = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): \S")
 # the margin of an exception group

@@ -218,6 +218,33 @@ CASES: dict[str, tuple[str, int | None, str]] = {
         None,
         "(raylet) node_manager.cc:3007: 2 Workers (tasks /\n actors) killed due to memory pressure (OOM), 0 Workers crashed\n",
     ),
+    "a bus error behind the worker's end": (
+        "shm_too_small_loader",
+        None,
+        "RuntimeError: DataLoader worker (pid(s) 18, 19) exited unexpectedly\n"
+        "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).\n",
+    ),
+    "more came than the world has": (
+        "rendezvous_timeout",
+        None,
+        "RuntimeError: Timed out initializing process group in store based barrier on rank: 2, for key: "
+        "store_based_barrier_key:1 (world_size=2, worker_count=4, timeout=0:30:00)\n",
+    ),
+    "NCCL's last try": (
+        "bootstrap_connect_failed",
+        None,
+        "".join(
+            f"gpu7:11:12 [0] NCCL INFO socketPollConnect: connect returned No route to host, retrying ({n}/34) after sleep\n"
+            for n in (33, 34)
+        ),
+    ),
+    "rich, its head cut": (
+        "user_exception",
+        0,
+        "│ ❱  88 │   │   p_mask = batch['mask']            │\n│    89 │   │   labels = batch['labels']          │\n"
+        "╰─────────────────────────────────────────────╯\nKeyError: 'mask'\nERROR:torch.distributed.elastic."
+        "multiprocessing.api:failed (exitcode: 1) local_rank: 0 (pid: 76781) of binary: /opt/conda/bin/python\n",
+    ),
 }
 
 

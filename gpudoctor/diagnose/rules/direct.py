@@ -34,6 +34,8 @@ def direct_causes(job: Job, attempt: int) -> list[Hypothesis]:
     Several ranks with the same cause are no reason to name one of them.
     """
     events = [e for e in job.of("cause", attempt=attempt) if e.what not in _OUTSIDE and e.strength >= 2]
+    if any(e.what == "shm_too_small_loader" for e in events):  # why the workers died
+        events = [e for e in events if e.what != "loader_worker_killed"]
     return _grouped(job, attempt, _deduplicated([e for e in events if not _survived(job, attempt, e, events)]))
 
 

@@ -13,6 +13,8 @@ def missing_ranks(job: Job, attempt: int) -> list[Hypothesis]:
     waits = [e for e in job.of("wait", attempt=attempt) if e.what == "store_timeout"]
     if not waits:
         return []
+    if crowded := [e for e in waits if int(e.word("joined") or 0) > int(e.word("world") or 0) > 0]:
+        return [_too_many(crowded)]
     keys = {e.detail["key_rank"] for e in waits if e.detail.get("key_rank") is not None}
     named_ranks = {int(key) for key in keys} - ranks_of_set(waits)
     silent = job.members - job.ranks_in_trouble(attempt)
@@ -27,6 +29,17 @@ def missing_ranks(job: Job, attempt: int) -> list[Hypothesis]:
             events=waits[:3],
         )
     ]
+
+
+def _too_many(waits: list[Event]) -> Hypothesis:
+    joined, world = waits[0].word("joined"), waits[0].word("world")
+    return Hypothesis(
+        what="rendezvous_timeout",
+        confidence="likely",
+        text=f"{joined} came to a barrier for {world}: the file or store of an earlier run, two jobs at one address, "
+        "or processes that were told another world size",
+        events=waits[:3],
+    )
 
 
 def ranks_of_set(events: list[Event]) -> set[int]:
